@@ -56,6 +56,15 @@ class TokenPolicy(Protocol):
         """Keeps what it needs of `frames` [N, ...], as `draw` gives them, under `keys`."""
         ...
 
+    def lengths(self, obs: Observations, tokens: Sequence[IntArray]) -> list[int]:
+        """[B] tokens that the network goes through for each stored answer, those of images and prompts included.
+
+        Args:
+            obs: [B], whose images it was shown.
+            tokens: B answers.
+        """
+        ...
+
     def log_probs(
         self,
         obs: Observations,

@@ -379,6 +379,9 @@ class PolicyGradientConfig:
     microbatch_turns: int = 64
     """Turns or chunks that go through the policy at once within a gradient step, to save memory; 0: all of the step's.
     The gradient is the same."""
+    microbatch_tokens: int = 0
+    """Tokens, those of images and prompts included, that go through it at once, in the place of `microbatch_turns`:
+    turns of like length go together, and a single longer one goes alone. 0: `microbatch_turns` decides."""
     lr: float = 1e-4
     """First step size of Adam, of the policy."""
     value_lr: float = 3e-3
@@ -430,8 +433,8 @@ class PolicyGradientConfig:
         ones = ("num_envs", "groups", "rounds", "epochs", "minibatch_turns", "max_reply_tokens", "threads")
         check_least(self, "algo", 1, *ones, "group_size")
         check_least(
-            self, "algo", 0, "rollout_turns", "minibatches", "microbatch_turns", "warm_up", "largest_kl",
-            "value_warm_up", "env_runners", "num_learners", "gpus_per_learner",
+            self, "algo", 0, "rollout_turns", "minibatches", "microbatch_turns", "microbatch_tokens", "warm_up",
+            "largest_kl", "value_warm_up", "env_runners", "num_learners", "gpus_per_learner",
         )  # fmt: skip
         check_shares(self, "algo", "final_lr", "most_unreadable", "least_range")
         if not self.final_lr > 0:

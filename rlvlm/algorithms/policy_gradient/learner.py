@@ -36,6 +36,8 @@ _LR_FACTOR = 1.3
 """By how much the step size changes after an update that moved the policy too little or too far."""
 _LR_RANGE = (1e-3, 10.0)
 """Bounds of the step size, in units of the first one."""
+_MEASURED_AT_ONCE = 64
+"""Turns whose images are held together when their tokens are counted."""
 _FIX = "lower algo.lr and algo.value_lr in the run's config.yaml, then `rlvlm resume`"
 _SUMS = (
     metrics.UPDATE_POLICY_LOSS, metrics.UPDATE_VALUE_LOSS, metrics.UPDATE_KL, metrics.UPDATE_CLIPPED,
@@ -196,10 +198,7 @@ class TokenLearner(ManualLearner):
         is_warming_up = self.num_updates < self._value_warm_up
         # Weights are of the whole update, of which a minibatch is an estimate.
         scale = len(batch.tokens) / len(rows) if algo.loss.average == "turn" else algo.minibatches or 1.0
-        own = local_shard(rows)
-        for part in own.split(algo.microbatch_turns or max(1, len(own))):
-            if not len(part):
-                continue
+        for part in self._micro_batches(batch, local_shard(rows)):
             now = self._predict(batch, part, scale)
             loss = losses.total_loss(now, algo.loss)
             value = loss.value * (len(part) / len(rows))
@@ -239,6 +238,18 @@ class TokenLearner(ManualLearner):
             metrics.UPDATE_ENTROPY: reading[metrics.UPDATE_ENTROPY] / max(reading["entropy_tokens"], 1.0),
             metrics.UPDATE_GRADIENT: norm,
         }
+
+    def _micro_batches(self, batch: Batch, rows: Tensor) -> list[Tensor]:
+        """`rows` in the parts that go through the policy at once."""
+        algo = self._algo
+        if not algo.microbatch_tokens:
+            return [part for part in rows.split(algo.microbatch_turns or max(1, len(rows))) if len(part)]
+        lengths: list[int] = []
+        for part in rows.split(_MEASURED_AT_ONCE):
+            obs = batch.obs.at(part.tolist())
+            look(self.policy, self._env, obs)  # how many tokens an image makes is known once it was looked at
+            lengths += self.policy.lengths(obs, [batch.tokens[row] for row in part.tolist()])
+        return [rows[part] for part in pack(lengths, algo.microbatch_tokens)]
 
     def _predict(self, batch: Batch, rows: Tensor, scale: float) -> Minibatch:
         """Some rows as they were sampled and as the policy sees them now."""
@@ -378,6 +389,20 @@ class TokenLearner(ManualLearner):
         self._order.bit_generator.state = tree["order"]
         self.num_updates, self._lr_scale = tree["num_updates"], tree["lr_scale"]
         self._latest = dict(tree["latest"])
+
+
+def pack(lengths: Sequence[int], room: int) -> list[list[int]]:
+    """Places in `lengths` [B], the longest first, in parts whose longest times their number is at most `room`.
+
+    That is what a part costs, for shorter rows are padded; one that is longer than `room` is a part of its own.
+    """
+    parts: list[list[int]] = []
+    for place in sorted(range(len(lengths)), key=lambda place: -lengths[place]):
+        if parts and lengths[parts[-1][0]] * (len(parts[-1]) + 1) <= room:
+            parts[-1].append(place)
+        else:
+            parts.append([place])
+    return parts
 
 
 def _plain(value: Tensor) -> Tensor:

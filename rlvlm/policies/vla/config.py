@@ -75,8 +75,9 @@ class OpenVLAConfig:
     at_once: int = 64
     """Observations that go through it at once where nothing is learned, >= 1: rollouts and evaluations hold all of
     theirs, and a smaller GPU less. Updates have `algo.microbatch_turns`."""
-    recompute: bool = False
-    """Compute the language model's layers a second time in the update and keep less in memory."""
+    recompute: bool | None = None
+    """Gradient checkpointing: compute every block of the language model and the image encoders a second time in the
+    update and keep less in memory. None: from 500 million parameters on."""
     dtype: Literal["auto", "bfloat16", "float32"] = "auto"
     """Of the weights beside an adapter. auto: bfloat16 on a GPU, float32 on a CPU."""
     device: str = "auto"

@@ -118,6 +118,10 @@ class VLAPolicy(nn.Module):
             )
         return bins.cpu().numpy(), log_probs.cpu().numpy(), values.cpu().numpy()
 
+    def lengths(self, obs: Observations, tokens: Sequence[IntArray]) -> list[int]:
+        """See `TokenPolicy`."""
+        return [len(one) for one in tokens]
+
     def log_probs(
         self,
         obs: Observations,

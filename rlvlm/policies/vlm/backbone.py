@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from rlvlm.core.errors import UsageError
 from rlvlm.core.sampling import IntArray
@@ -22,6 +23,8 @@ Grid = tuple[int, int, int]
 _NEVER = -1e9
 """Logit of a token that may not be written; finite, so that entropies and gradients stay so."""
 _REMEMBERED_PROMPTS = 4_096
+_LOGITS_AT_ONCE = 2**25
+"""Of a slice of tokens: 128 MiB in float32."""
 
 
 class Backbone:
@@ -143,6 +146,35 @@ class Backbone:
         """[..., V] float32 log-probs of the token after `hidden` [..., D]; banned tokens have none."""
         logits = self.model.get_output_embeddings()(hidden).float() / temperature
         return logits.index_fill(-1, self.banned_ids.to(logits.device), _NEVER).log_softmax(-1)
+
+    def chosen_log_probs(
+        self, hidden: Tensor, tokens: Tensor, temperature: float, *, with_entropies: bool, in_slices: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """[M] float32 log-probs of `tokens` [M], each drawn after `hidden` [M, D], and [M] entropies where asked for.
+
+        Args:
+            hidden: last states of the places before the tokens.
+            tokens: ids.
+            temperature: that they were sampled with.
+            with_entropies: whether the entropies are given, in nats.
+            in_slices: compute some tokens at a time, and again in the backward pass: what stays in memory is not
+                [M, V], of which a vocabulary of 150,000 makes 0.6 MB a token, three times over.
+        """
+
+        def compute(states: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor | None]:
+            log_probs = self.next_token_log_probs(states, temperature)  # [tokens, V]
+            entropies = -(log_probs.exp() * log_probs).sum(-1) if with_entropies else None
+            return log_probs.gather(-1, chosen[:, None])[:, 0], entropies
+
+        if not in_slices:
+            return compute(hidden, tokens)
+        size = max(1, _LOGITS_AT_ONCE // self.model.get_output_embeddings().weight.shape[0])
+        parts = [
+            checkpoint(compute, *part, use_reentrant=False) if torch.is_grad_enabled() else compute(*part)
+            for part in zip(hidden.split(size), tokens.split(size), strict=True)
+        ]
+        chosen, entropies = zip(*parts, strict=True)
+        return torch.cat(chosen), torch.cat(entropies) if with_entropies else None
 
     def _language(
         self, embedded: Tensor, positions: Tensor, attention: Tensor | None, cache: Any, deep: dict[str, Any]

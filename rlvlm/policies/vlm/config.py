@@ -46,6 +46,9 @@ class PolicyConfig(VLMConfig):
     adapter learns: the vectors belong to the model, which then stays as it is."""
     cache_mib: int = 1_024
     """Room for cached features of images, MiB."""
+    recompute: bool | None = None
+    """Gradient checkpointing: compute every block of the language model and the vision encoder a second time in the
+    update, and the log-probs of replies in slices, to keep less in memory. None: from 500 million parameters on."""
 
     def __post_init__(self) -> None:
         VLMConfig.__post_init__(self)

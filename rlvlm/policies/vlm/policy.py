@@ -22,6 +22,7 @@ from rlvlm.policies.vlm.backbone import Backbone
 from rlvlm.policies.vlm.config import PolicyConfig
 from rlvlm.policies.vlm.padding import Padded, pad
 from rlvlm.policies.vlm.spans import decode, tokens_of_span
+from rlvlm.vlms.blocks import recompute_blocks
 
 NO_REPLY: IntArray = np.zeros(0, np.int64)
 _SHOWN_AT_ONCE = 64
@@ -67,6 +68,7 @@ class VLMPolicy(nn.Module):
                 "--policy.learns all, or --policy.lora-targets that name them too",
             )
         self._looks_again = config.train_vision
+        self._recomputes = recompute_blocks(model, config.recompute)
         self.eval()
 
     def train(self, mode: bool = True) -> "VLMPolicy":  # noqa: ARG002 - there is one mode
@@ -251,14 +253,14 @@ class VLMPolicy(nn.Module):
         hidden = self.hidden(padded, [one.image for one in asked])
         before = hidden[:, padded.prompt_length - 1 : -1]  # [B, N, D] what each reply token was drawn from
         mask = padded.is_reply
-        log_probs = self.backbone.next_token_log_probs(before[mask], temperature)  # [tokens, V]
-        chosen = log_probs.gather(-1, padded.replies[mask][:, None])[:, 0]
+        chosen, entropies = self.backbone.chosen_log_probs(
+            before[mask], padded.replies[mask], temperature, with_entropies=with_entropies, in_slices=self._recomputes
+        )
         zeros = torch.zeros(mask.shape, device=self.device)
         token_values = None
         if with_token_values:
             scenes = self._scenes(hidden, padded)[:, None].expand_as(before)
             token_values = self._value(before[mask], scenes[mask], detach_values)
-        entropies = -(log_probs.exp() * log_probs).sum(-1) if with_entropies else None
         return Prediction(
             log_probs=zeros.masked_scatter(mask, chosen),
             mask=mask,
@@ -279,6 +281,11 @@ class VLMPolicy(nn.Module):
             ReplyTokens(prompt_ids=self.encode(text, image.size_px), image=key, reply_ids=ids)
             for text, image, key, ids in zip(obs.texts, seen, obs.images, answers, strict=True)
         ]
+
+    def lengths(self, obs: Observations, tokens: Sequence[IntArray]) -> list[int]:
+        """See `TokenPolicy`; an action head reads the prompt alone."""
+        asked = self.asked(obs, tokens if self.action_head is None else None)
+        return [len(one.prompt_ids) + len(one.reply_ids) for one in asked]
 
     def log_probs(
         self,

@@ -101,13 +101,21 @@ def test_every_family_is_taught_and_learns_by_an_adapter_alone(make: Any, family
 
 def test_micro_batches_give_the_gradient_of_the_whole(make: Any):
     whole, parts = make(BI_LEVEL, microbatch_turns=8), make(BI_LEVEL, microbatch_turns=3)
+    tokens = make(BI_LEVEL, microbatch_tokens=1400)
     gradients = []
-    for algorithm in (whole, parts):
+    for algorithm in (whole, parts, tokens):
         learner = algorithm._learner
-        learner._backward(learner.batches.make(played(algorithm)), torch.arange(8))
+        batch = learner.batches.make(played(algorithm))
+        learner._backward(batch, torch.arange(8))
         gradients.append([parameter.grad.clone() for parameter in learner._parameters if parameter.grad is not None])
-    for left, right in zip(*gradients, strict=True):
-        torch.testing.assert_close(left, right, rtol=1e-4, atol=1e-6)
+    for others in gradients[1:]:
+        for left, right in zip(gradients[0], others, strict=True):
+            torch.testing.assert_close(left, right, rtol=1e-4, atol=1e-6)
+    packed = learner._micro_batches(batch, torch.arange(8))
+    assert 1 < len(packed) < 8 and sorted(torch.cat(packed).tolist()) == list(range(8))
+    for part in packed:
+        asked = learner.policy.asked(batch.obs.at(part.tolist()), [batch.tokens[row] for row in part.tolist()])
+        assert learner.policy.pad(asked).ids.numel() <= 1400, "what goes through at once, padding included"
 
 
 def scorer() -> Judge:

@@ -21,6 +21,7 @@ from rlvlm.policies.vla.config import OpenVLAConfig, VLAConfig
 from rlvlm.policies.vla.openvla.network import CheckpointConfig, OpenVLANetwork
 from rlvlm.policies.vla.openvla.policy import OpenVLAPolicy
 from rlvlm.policies.vla.tokens import ActionScale
+from rlvlm.vlms.blocks import recompute_blocks
 from rlvlm.vlms.files import locate
 from rlvlm.vlms.loading import check_shards, pick_device, pick_dtype
 from rlvlm.vlms.lora import LoraConfig, add_adapter, load_adapter
@@ -145,8 +146,7 @@ def _network(folder: Path, settings: CheckpointConfig, wants: OpenVLAConfig, pro
             )
     if projector:
         network.add_proprio(projector)
-    if wants.recompute:
-        network.gradient_checkpointing_enable()
+    recompute_blocks(network, wants.recompute)
     if wants.adapter:
         network = load_adapter(network, Path(wants.adapter).expanduser(), trainable=True)
     elif wants.learns == "lora":

@@ -87,7 +87,6 @@ class OpenVLANetwork(PreTrainedModel):
     config_class = CheckpointConfig
     config: CheckpointConfig
     base_model_prefix = "model"
-    supports_gradient_checkpointing = True
     _no_split_modules = ["LlamaDecoderLayer"]  # noqa: RUF012 - as transformers declares it
     _supports_sdpa = True
     _supports_attention_backend = True

@@ -1,12 +1,15 @@
 """OpenVLA-OFT as a `VLAPolicy`: what it is shown, told, and says."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from tokenizers import Tokenizer
-from torch import Tensor, nn
+from torch import Tensor
 
+from rlvlm.core.episodes import Observations
+from rlvlm.core.sampling import IntArray
 from rlvlm.policies.vla.config import OpenVLAConfig
 from rlvlm.policies.vla.openvla.images import to_pixels
 from rlvlm.policies.vla.policy import VLAPolicy
@@ -36,7 +39,7 @@ class OpenVLAPolicy(VLAPolicy):
 
     def __init__(
         self,
-        network: nn.Module,
+        network: Any,
         tokenizer: Tokenizer,
         config: OpenVLAConfig,
         *,
@@ -62,6 +65,12 @@ class OpenVLAPolicy(VLAPolicy):
         longest = max(map(len, rows), default=1)
         filled = [[row[0], *[_PAD] * (longest - len(row)), *row[1:]] for row in rows]
         return torch.tensor(filled, dtype=torch.int64, device=self.device).view(len(rows), longest)
+
+    def lengths(self, obs: Observations, tokens: Sequence[IntArray]) -> list[int]:
+        """See `TokenPolicy`; the longest is what it costs: prompt, patches of all cameras, proprioception and chunk."""
+        side = self._encoder_px // self.network.config.towers[0].patch_px
+        others = self._config.cameras * side**2 + (self._proprio_scale is not None) + self._config.has_stop
+        return [len(self._ids(text)) + others + self._num_tokens for text in obs.texts]
 
     def _ids(self, instruction: str) -> list[int]:
         if instruction not in self._prompts:

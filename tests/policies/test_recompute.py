@@ -1,0 +1,134 @@
+"""Gradient checkpointing: what stays in memory for a backward pass by hand, and gradients that do not notice."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from benchmarks.update_memory import WIDTHS, bytes_per_token_and_layer, saved_bytes
+from rlvlm.algorithms.policy_gradient.learner import pack
+from rlvlm.policies.vlm import backbone
+from rlvlm.policies.vlm.config import PolicyConfig
+from rlvlm.policies.vlm.engine import PolicyEngine
+from rlvlm.vlms.blocks import blocks_of, recompute_blocks
+from tests.policies.vla.openvla.test_openvla import load as load_openvla
+from tests.policies.vla.openvla.test_openvla import seen
+from tests.tiny_openvla import write_openvla
+from tests.tiny_policy import FAMILIES, requests, show_images, tiny_policy
+
+
+def test_a_block_keeps_its_input_alone_by_hand() -> None:
+    values = torch.ones(5, requires_grad=True)
+    network = torch.nn.Module()
+    network.layers = torch.nn.ModuleList([torch.nn.Sequential(torch.nn.Sigmoid(), torch.nn.Sigmoid())])
+    recompute_blocks(network, wanted=True)
+    recomputed = network.layers[0]
+    assert saved_bytes(lambda: values.exp().exp()) == 2 * 5 * 4  # exp keeps what it gave, twice here
+    assert saved_bytes(lambda: (values + 1.0).sum()) == 0
+    assert saved_bytes(lambda: recomputed(values)) == 5 * 4  # what it was given, and nothing between
+
+
+def test_rows_are_packed_by_the_longest_by_hand() -> None:
+    assert pack([5, 2, 9, 3, 2], room=10) == [[2], [0, 3], [1, 4]]
+    assert pack([20, 1], room=10) == [[0], [1]] and pack([], room=10) == []
+
+
+def gradients(policy: Any, asked: Any, **settings: Any) -> tuple[Any, dict[str, Tensor]]:
+    policy.zero_grad()
+    read = policy.read(asked, with_entropies=True, with_token_values=True, **settings)
+    (read.log_probs.sum() + 0.1 * read.entropies.sum() + read.token_values.sum() + read.values.sum()).div(80).backward()
+    return read, {name: p.grad.clone() for name, p in policy.named_parameters() if p.grad is not None}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("learns", ["all", "lora"])
+def test_every_family_has_the_same_loss_and_gradient(tmp_path: Path, family: str, learns: str) -> None:
+    targets = {} if learns == "all" else {"lora_rank": 4, "lora_targets": r".*(_proj|attn\.qkv|fc1)"}
+    config = PolicyConfig(learns=learns, train_vision=True, recompute=False, **targets)  # pyright: ignore[reportArgumentType]
+    plain = tiny_policy(tmp_path, family, config)
+    with torch.no_grad():  # a fresh adapter's second matrices are zero, and so are gradients of the first
+        for number, (name, weight) in enumerate(plain.trained_state().items()):
+            if "lora_B" in name:
+                weight += 0.05 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(number))
+    saving = tiny_policy(tmp_path, family, dataclasses.replace(config, recompute=True))
+    saving.load_trained_state(plain.trained_state())
+    for policy in (plain, saving):
+        policy.images.clear()
+        show_images(policy)
+    asked = [reply.tokens for reply in PolicyEngine(saving).reply(requests(8), max_new_tokens=10, temperature=1.0)]
+    sampled = PolicyEngine(plain).reply(requests(8), max_new_tokens=10, temperature=1.0)
+    for one, other in zip(asked, sampled, strict=True):
+        assert np.array_equal(one.reply_ids, other.tokens.reply_ids), "sampling is left as it was"
+    left, expected = gradients(plain, asked, temperature=0.7)
+    right, found = gradients(saving, asked, temperature=0.7)
+    for name in ("log_probs", "entropies", "token_values", "values"):
+        value, other = getattr(left, name), getattr(right, name)
+        assert (other - value).abs().max() <= 1e-6 * max(1.0, float(value.detach().abs().max())), name
+    assert found.keys() == expected.keys() and any("vis" in name for name in found)
+    for name, gradient in expected.items():
+        scale = max(1.0, float(gradient.abs().max()))
+        assert (found[name] - gradient).abs().max() <= 1e-6 * scale, name
+    kept = [saved_bytes(lambda p=policy: p.read(asked).log_probs, policy) for policy in (plain, saving)]
+    assert kept[1] < 0.6 * kept[0], kept
+
+
+def test_log_probs_in_slices_are_those_of_all_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = tiny_policy(tmp_path)
+    head = policy.backbone.model.get_output_embeddings().weight
+    monkeypatch.setattr(backbone, "_LOGITS_AT_ONCE", 3 * len(head))  # three tokens
+    found, kept = [], []
+    for in_slices in (False, True):
+        hidden = torch.randn(11, head.shape[1], generator=torch.Generator().manual_seed(0)).requires_grad_()
+
+        def read(hidden: Tensor = hidden, in_slices: bool = in_slices) -> Any:
+            tokens = torch.arange(11)
+            return policy.backbone.chosen_log_probs(hidden, tokens, 0.7, with_entropies=True, in_slices=in_slices)
+
+        kept.append(saved_bytes(read, policy))
+        log_probs, entropies = read()
+        head.grad = None
+        (log_probs.mean() + entropies.mean()).backward()
+        found.append((log_probs, entropies, hidden.grad, head.grad.clone()))
+    for whole, part in zip(*found, strict=True):
+        torch.testing.assert_close(part, whole, atol=1e-6, rtol=1e-6)
+    assert kept[1] <= hidden.nbytes + 11 * 8 < kept[0] / 8, kept  # what it was given, and not one row of logits
+
+
+def test_a_vla_has_the_same_gradient(tmp_path: Path) -> None:
+    folder = write_openvla(tmp_path)
+    images, proprio = seen(2)
+    found, kept = [], []
+    for recompute in (False, True):
+        policy = load_openvla(folder, learns="all", recompute=recompute)
+        words = policy.read(["push", "red block onto"])
+        policy(images, words, proprio).square().mean().backward()
+        found.append({name: p.grad for name, p in policy.named_parameters() if p.grad is not None})
+        kept.append(
+            saved_bytes(lambda p=policy, w=words: p.network.vision_backbone(torch.rand(2, 2, 2, 3, 28, 28)), policy)
+        )
+    assert found[0].keys() == found[1].keys() and kept[1] < 0.6 * kept[0], kept
+    for name, gradient in found[0].items():
+        torch.testing.assert_close(found[1][name], gradient, atol=1e-6, rtol=1e-5)
+
+
+def test_large_models_are_computed_twice_and_pocket_models_are_not() -> None:
+    with torch.device("meta"):
+        small, large = (torch.nn.Module() for _ in range(2))
+        small.layers = torch.nn.ModuleList([torch.nn.Linear(8, 8)])
+        large.layers = torch.nn.ModuleList([torch.nn.Linear(2**15, 2**14)])
+    assert not recompute_blocks(small, None) and recompute_blocks(large, None) and recompute_blocks(small, True)
+    assert not recompute_blocks(large, False)
+    assert blocks_of(large) == [*large.layers]
+
+
+@pytest.mark.slow
+def test_at_real_width_a_layer_keeps_its_input() -> None:
+    width = "qwen2.5-vl-3b"
+    before = bytes_per_token_and_layer(width, recompute=False, tokens=16)
+    after = bytes_per_token_and_layer(width, recompute=True, tokens=16)
+    assert after == 4 * WIDTHS[width]["hidden_size"] and before > 20 * after, (before, after)
