@@ -62,86 +62,74 @@ _TILES = {
 
 
 def write_judge_page(folder: RunFolder, config: RunConfig) -> None:
-    """`judge_panel.html`, where anything was compared or scored."""
-    rows, samples = folder.queries.read(), folder.samples.read()
-    if rows:
-        prompt = ""
-        if config.asks_judge and config.feedback:  # the first message to the judge, with the images' places marked
-            blank = np.zeros((config.feedback.segment_steps, 1, 1, 3), np.uint8)
-            messages = compare_messages(config.judge.prompt, Query(goal=config.judge_goal, left=blank, right=blank))
-            parts = [part for message in messages for part in message["content"]]
-            prompt = "\n".join(part["text"] if part["type"] == "text" else "[picture]" for part in parts)
-        write_whole(folder.panel, comparison_page(samples, Counter(map(outcome, rows)), config.title, prompt))
-    elif samples:
-        write_whole(folder.panel, score_page(folder, config.title))
-
-
-def comparison_page(rows: Sequence[Mapping[str, Any]], counts: Mapping[str, int], heading: str, prompt: str) -> str:
-    """The page's HTML.
-
-    Args:
-        rows: of `judge_panel.jsonl`.
-        counts: of all queries of the run, by the keys of `OUTCOMES`.
-        heading: e.g. the task and the reward source.
-        prompt: the text that is put to the judge; empty for teachers that are not asked in words.
+    """`judge_panel.html`, where anything was compared or scored: examples as the judge saw them, with what it said and
+    what is true, below figures of all answers of the run.
     """
-    stride = -(-len(rows) // MAX_CARDS) or 1
-    cards = [{**row, "outcome": outcome_of(row)} for row in rows[::stride]]
+    rows, examples = folder.queries.read(), folder.samples.read()
+    if not rows and not examples:
+        return
+    shown = examples[:: -(-len(examples) // MAX_CARDS) or 1]
+    judge = examples[0]["judge"] if examples else "no judge"
+    facts = _of_comparisons(rows, shown, config) if rows else _of_scores(folder, shown)
+    found = Counter(card["outcome"] for card in facts["cards"])
+    facts["title"] += f": {config.title}"
+    facts["note"] = f"{len(shown)} of {facts['note']} by {judge}" + ("." if rows else f", prompt {shown[0]['prompt']}.")
+    facts["shown_counts"] = {name: found[name] for name in facts["colours"] if found[name]}
+    write_whole(folder.panel, render("judge_panel.html.j2", **facts))
+
+
+def _of_comparisons(
+    rows: Sequence[Mapping[str, str]], examples: Sequence[Mapping[str, Any]], config: RunConfig
+) -> dict[str, Any]:
+    """What the page says of comparisons: `rows` of the query log, and `examples` of `judge_panel.jsonl`."""
+    asked = "Nothing in words: this teacher compares numbers of the simulator."
+    if config.asks_judge and config.feedback:  # the first message to the judge, with the images' places marked
+        blank = np.zeros((config.feedback.segment_steps, 1, 1, 3), np.uint8)
+        messages = compare_messages(config.judge.prompt, Query(goal=config.judge_goal, left=blank, right=blank))
+        parts = [part for message in messages for part in message["content"]]
+        asked = "\n".join(part["text"] if part["type"] == "text" else "[picture]" for part in parts)
+    counts, total = Counter(map(outcome, rows)), len(rows)
+    decided = counts["correct"] + counts["incorrect"]
+    cards = [{**row, "outcome": outcome(row)} for row in examples]
     cards.sort(key=lambda card: FIRST.index(card["outcome"]) if card["outcome"] in FIRST else len(FIRST))
-    found = Counter(card["outcome"] for card in cards)
-    total = sum(counts.values())
-    decided = counts.get("correct", 0) + counts.get("incorrect", 0)
     tiles = {
         "queries": f"{total:,}",
-        "no preference": f"{100 * counts.get('no preference', 0) / total:.1f} %" if total else "none",
-        "right of the decided": f"{100 * counts.get('correct', 0) / decided:.1f} %" if decided else "none",
-        "unreadable": counts.get("invalid", 0),
-        "no answer": counts.get("failed", 0),
+        "no preference": f"{100 * counts['no preference'] / total:.1f} %",
+        "right of the decided": f"{100 * counts['correct'] / decided:.1f} %" if decided else "none",
+        "unreadable": counts["invalid"],
+        "no answer": counts["failed"],
     }
-    return render(
-        "judge_panel.html.j2",
-        title=f"What the judge saw: {heading}",
-        judge=rows[0]["judge"] if rows else "no judge",
-        cards=cards,
-        shown_counts={name: found[name] for name in OUTCOMES if found[name]},
-        total=total,
-        tiles=tiles,
-        shares={name: 100 * counts[name] / total for name in OUTCOMES if counts.get(name)},
-        colours=OUTCOMES,
-        prompt=prompt,
-    )
+    return {
+        "title": "What the judge saw",
+        "note": f"{total:,} queries, evenly sampled over the run. Answered",
+        "cards": cards,
+        "tiles": tiles,
+        "shares": {name: 100 * counts[name] / total for name in OUTCOMES if counts[name]},
+        "colours": OUTCOMES,
+        "asked": asked,
+        "alarm_step": None,
+        "plot": "",
+    }
 
 
-def outcome_of(row: Mapping[str, Any]) -> str:
-    """What became of a sampled query, as a key of `OUTCOMES`."""
-    if row["status"] == "ok":
-        return {True: "correct", False: "incorrect", None: "truth ties"}[row["correct"]]
-    return str(row["status"]).replace("_", " ")
-
-
-def score_page(folder: RunFolder, heading: str) -> str:
-    """The page of what was scored: examples as they were shown, their scores, and how these agree with the truth."""
-    examples, scores = folder.samples.read(), folder.scores.read()
-    cards = examples[:: -(-len(examples) // MAX_CARDS)]
-    figures = summarise_judge(folder)
+def _of_scores(folder: RunFolder, examples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What the page says of scores, and how these agree with the truth."""
+    scores, figures = folder.scores.read(), summarise_judge(folder)
     plot = folder.plots / "judge_over_training.png"
     tiles = {name: f"{figures[metric]:.2f}" for name, metric in _TILES.items() if metric in figures}
     if not tiles and (error := score_error(scores)) is not None:  # held against progress, not against success
         tiles["mean error"] = f"{error:.2f}"
-    found = Counter(card["outcome"] for card in cards)
-    return render(
-        "score_panel.html.j2",
-        title=f"What the judge scored: {heading}",
-        judge=examples[0]["judge"],
-        prompt=examples[0]["prompt"],
-        cards=cards,
-        total=len(scores),
-        shown_counts={name: found[name] for name in SCORE_COLOURS if found[name]},
-        tiles=tiles,
-        alarm_step=figures.get("alarm_step"),
-        plot=inline(plot.read_bytes(), "png") if plot.exists() else "",
-        colours=SCORE_COLOURS,
-    )
+    return {
+        "title": "What the judge scored",
+        "note": f"{len(scores):,} scores, evenly sampled over the run. Scored",
+        "cards": examples,
+        "tiles": tiles,
+        "shares": {},
+        "colours": SCORE_COLOURS,
+        "asked": "",
+        "alarm_step": figures.get("alarm_step"),
+        "plot": inline(plot) if plot.exists() else "",
+    }
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

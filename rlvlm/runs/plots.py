@@ -77,6 +77,13 @@ def write_plots(folder: RunFolder, title: str) -> list[Path]:
         return [save(figure(), folder.plots / name) for name, figure in wanted.items()]
 
 
+def titled(width: float, height: float, title: str) -> Figure:
+    """An empty figure of that size in inches, with the name of what it is about at the top."""
+    figure = Figure(figsize=(width, height), layout="constrained")
+    figure.suptitle(title, x=0.01, ha="left", fontsize=13, fontweight="bold")
+    return figure
+
+
 def save(figure: Figure, file: Path) -> Path:
     """Writes a figure as PNG in one move."""
     data = BytesIO()
@@ -103,16 +110,16 @@ def draw_learning_curve(evaluations: Rows, queries: Rows, rows: Sequence[Mapping
         (3.0, lambda axes: _draw_success(axes, evaluations)),
         (2.0, lambda axes: _draw_returns(axes, evaluations, rows)),
     ]
-    if np.isfinite(column(evaluations, "learned_return")).any():
-        panels.append((2.0, lambda axes: _draw_learned_returns(axes, evaluations)))
+    if np.isfinite(learned := column(evaluations, "learned_return")).any():
+        # in a panel of its own: on a second scale over the true ones, any two rising curves can be made to coincide
+        panels.append((2.0, lambda axes: _draw_learned_returns(axes, column(evaluations, "step"), learned)))
     if health:
         panels.append((1.6, lambda axes: _draw_health(axes, rows, health)))
     if queries:
         panels.append((1.6, lambda axes: draw_spent(axes, queries, column(evaluations, "step").max() / 1_000)))
     heights = [height for height, _ in panels]
-    figure = Figure(figsize=(8, 1.1 * sum(heights)), layout="constrained")
+    figure = titled(8, 1.1 * sum(heights), title)
     found = figure.subplots(len(panels), 1, sharex=True, height_ratios=heights)
-    figure.suptitle(title, x=0.01, ha="left", fontsize=13, fontweight="bold")
     for axes, (_, draw) in zip(found, panels, strict=True):
         draw(axes)
     last = max(float(column(evaluations, "step").max()), *(row[metrics.ENV_STEPS] for row in rows), 1.0) / 1_000
@@ -130,9 +137,8 @@ def draw_accuracy(queries: Rows, title: str) -> Figure:
     starts = np.unique(np.sort(gaps)[np.arange(NUM_BINS) * len(gaps) // NUM_BINS])
     bins, num_bins = np.searchsorted(starts, gaps, side="right") - 1, len(starts)
     outcomes = np.array([outcome(row) for row in queries])
-    figure = Figure(figsize=(8, 5.6), layout="constrained")
+    figure = titled(8, 5.6, title)
     axes, counts = figure.subplots(2, 1, sharex=True, height_ratios=(4, 1))
-    figure.suptitle(title, x=0.01, ha="left", fontsize=13, fontweight="bold")
     totals = np.bincount(bins, minlength=num_bins)
     shares = {
         name: 100 * np.bincount(bins[outcomes == name], minlength=num_bins) / np.maximum(totals, 1)
@@ -150,24 +156,18 @@ def draw_accuracy(queries: Rows, title: str) -> Figure:
 
 def draw_labels_over_time(queries: Rows, title: str) -> Figure:
     """Outcomes of each feedback session, and the accuracy of the decided ones."""
-    sessions = sorted({int(row["session"]) for row in queries})
-    steps, accuracy = [], []
-    counts = np.zeros((len(OUTCOMES), len(sessions)))
-    for place, session in enumerate(sessions):
-        rows = [row for row in queries if int(row["session"]) == session]
-        found = [outcome(row) for row in rows]
-        counts[:, place] = [found.count(name) for name in OUTCOMES]
-        steps.append(int(rows[0]["env_step"]) / 1_000)
-        judged = [row["correct"] == "1" for row in rows if row["correct"]]
-        accuracy.append(100 * float(np.mean(judged)) if judged else np.nan)
-    figure = Figure(figsize=(8, 4), layout="constrained")
+    _, firsts, places = np.unique(column(queries, "session"), return_index=True, return_inverse=True)
+    found, steps = np.array([outcome(row) for row in queries]), column(queries, "env_step")[firsts] / 1_000
+    counts = {name: np.bincount(places[found == name], minlength=len(firsts)) for name in OUTCOMES}
+    decided = counts["correct"] + counts["incorrect"]
+    accuracy = 100 * counts["correct"] / np.where(decided, decided, np.nan)
+    figure = titled(8, 4, title)
     axes = figure.add_subplot()
-    figure.suptitle(title, x=0.01, ha="left", fontsize=13, fontweight="bold")
     width = 0.8 * min(np.diff(steps), default=1.0)
-    base = np.zeros(len(sessions))
-    for (name, colour), heights in zip(OUTCOMES.items(), counts, strict=True):
+    base = np.zeros(len(firsts))
+    for name, heights in counts.items():
         if heights.any():
-            axes.bar(steps, heights, bottom=base, width=width, color=colour, label=name)
+            axes.bar(steps, heights, bottom=base, width=width, color=OUTCOMES[name], label=name)
         base += heights
     axes.set(xlabel="env steps, thousands", ylabel="queries per session", title="Answers over time")
     axes.set_ylim(0, 1.04 * base.max())
@@ -193,9 +193,8 @@ def draw_scores(scores: Rows, title: str, *, says_success: bool = False) -> Figu
     truth, said = column(given, "ground_truth_score"), column(given, "vlm_score")
     bins = np.minimum((truth * NUM_BINS).astype(int), NUM_BINS - 1)
     present = np.unique(bins)
-    figure = Figure(figsize=(6.4, 5.4), layout="constrained")
+    figure = titled(6.4, 5.4, title)
     axes = figure.add_subplot()
-    figure.suptitle(title, x=0.01, ha="left", fontsize=13, fontweight="bold")
     if not says_success:
         axes.plot((0, 100), (0, 100), color="#b9c4c9", linewidth=1, label="as it should be")
     axes.scatter(100 * truth, 100 * said, s=9, color=SCORED["scored"], alpha=0.35, linewidths=0, label="one score")
@@ -214,9 +213,8 @@ def draw_judge_over_training(rows: Sequence[Mapping[str, Any]], title: str) -> F
         title: of the run.
     """
     steps = np.array([row[metrics.ENV_STEPS] for row in rows]) / 1_000
-    figure = Figure(figsize=(10, 7.5), layout="constrained")
+    figure = titled(10, 7.5, title)
     panels = figure.subplots(3, 1, sharex=True)
-    figure.suptitle(title, x=0.01, ha="left", fontsize=13, fontweight="bold")
     lines = (
         ("The judge beside the truth, newest episodes", {
             "mean score": (metrics.JUDGE_SCORE, ACCENT),
@@ -250,13 +248,15 @@ def draw_judge_over_training(rows: Sequence[Mapping[str, Any]], title: str) -> F
     return figure
 
 
-def outcome(row: Mapping[str, str]) -> str:
-    """What became of a query, as a key of `OUTCOMES` or `SCORED`; where the truth ties there is no right label."""
-    if row["status"] == "ok" and "vlm_score" in row:
+def outcome(row: Mapping[str, Any]) -> str:
+    """What became of a query of a log, or of one kept as an example, as a key of `OUTCOMES` or `SCORED`; where the
+    truth ties there is no right label.
+    """
+    if row["status"] != "ok":
+        return row["status"].replace("_", " ")
+    if "vlm_score" in row:
         return "scored"
-    if row["status"] == "ok":
-        return {"1": "correct", "0": "incorrect", "": "truth ties"}[row["correct"]]
-    return row["status"].replace("_", " ")
+    return {"1": "correct", True: "correct", "0": "incorrect", False: "incorrect"}.get(row["correct"], "truth ties")
 
 
 def column(rows: Rows, name: str) -> FloatArray:
@@ -307,10 +307,8 @@ def _draw_returns(axes: Axes, evaluations: Rows, rows: Sequence[Mapping[str, Any
     axes.legend(loc="best")
 
 
-def _draw_learned_returns(axes: Axes, evaluations: Rows) -> None:
-    """In a panel of its own: on a second scale over the true ones, any two rising curves can be made to coincide."""
-    learned = column(evaluations, "learned_return")
-    axes.plot(column(evaluations, "step") / 1_000, learned, color=ACCENT, marker="s", markersize=3)
+def _draw_learned_returns(axes: Axes, steps: FloatArray, learned: FloatArray) -> None:
+    axes.plot(steps / 1_000, learned, color=ACCENT, marker="s", markersize=3)
     axes.set(ylabel="return", title="Episode return by the reward that is trained on, which changes as it is learned")
 
 
