@@ -9,6 +9,7 @@ from pathlib import Path
 from rlvlm.algorithms.policy_gradient.config import SFTConfig
 from rlvlm.commands.arguments import parse, task_first
 from rlvlm.core.errors import EXIT_DONE, UsageError
+from rlvlm.demonstrations.vlm_player import PlayerConfig
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.registry import check_unused, full_name, make_env, task_kind
 from rlvlm.runs.recipes import recipe
@@ -16,7 +17,7 @@ from rlvlm.runs.recipes import recipe
 
 @dataclass(frozen=True)
 class CollectArguments:
-    """Play episodes with the task's script into a folder; again: goes on, or adds to it."""
+    """Play episodes with the task's script, or with a VLM, into a folder; again: goes on, or adds to it."""
 
     out: Path = Path()
     """Folder of the demonstrations; by default `demonstrations/TASK`."""
@@ -37,6 +38,7 @@ class CollectArguments:
     p_perturb: float = 0.0
     """Of tasks in chunks: probability in [0, 1) that an earlier chunk of the episode is carried out again in place of
     the script's, which then begins again; a run learns what the script does about it, and not that chunk."""
+    player: PlayerConfig = field(default_factory=PlayerConfig)
     env: EnvConfig = field(default_factory=EnvConfig)
 
     def __post_init__(self) -> None:
@@ -63,7 +65,7 @@ def command(words: Sequence[str], prog: str) -> int:
     kind = task_kind(task)
     if kind == "steps":
         raise UsageError(f"{task} is an env in steps; those in turns or chunks can be collected", f"{prog} push_block")
-    others = ("noise", "p_perturb") if kind == "turns" else ("wrong_actions", "wrong_thoughts", "pictures")
+    others = ("noise", "p_perturb") if kind == "turns" else ("wrong_actions", "wrong_thoughts", "pictures", "player")
     if odd := [name for name in others if getattr(arguments, name) != getattr(default, name)]:
         named = ", ".join(f"--{name.replace('_', '-')}" for name in odd)
         raise UsageError(f"{named} would have no effect on {task}, an env in {kind}", f"{prog} {task} --help")
@@ -77,15 +79,23 @@ def command(words: Sequence[str], prog: str) -> int:
 
 
 def _collect_turns(task: str, arguments: CollectArguments) -> str:
-    """Plays the expert of an env in turns; what the folder holds then."""
+    """Has the expert of an env in turns play, or a VLM; what the folder holds then."""
     from rlvlm.demonstrations.card import write_card
     from rlvlm.demonstrations.collect import ScriptedExpert, collect
     from rlvlm.demonstrations.folder import create_folder
+    from rlvlm.demonstrations.vlm_player import VLMPlayer
 
     world = make_env(task, arguments.env, 0)
-    if not world.has_expert:
-        raise UsageError(f"{task} has no scripted expert", "choose a task that has one, e.g. doorkey_6x6")
-    player = ScriptedExpert(arguments.wrong_actions, arguments.wrong_thoughts)
+    if arguments.player.model:
+        if arguments.wrong_actions or arguments.wrong_thoughts:
+            raise UsageError("--wrong-actions and --wrong-thoughts are of the script's play", "leave them out")
+        player = VLMPlayer(arguments.player)
+    elif arguments.player != PlayerConfig():
+        raise UsageError("--player.* would have no effect: no player is named", "--player.model NAME")
+    elif not world.has_expert:
+        raise UsageError(f"{task} has no scripted expert", "let a VLM play: --player.model NAME")
+    else:
+        player = ScriptedExpert(arguments.wrong_actions, arguments.wrong_thoughts)
     folder = create_folder(arguments.out, task, "turns", world.action_names, asdict(arguments.env))
     num_new = collect(world, player, folder, arguments.episodes, arguments.seed, arguments.pictures)
     counts = write_card(folder)

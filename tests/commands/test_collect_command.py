@@ -2,9 +2,11 @@ import json
 from pathlib import Path
 
 import pytest
+from api_server import ApiServer, Response, completion, error
 
 from rlvlm.cli import main
 from rlvlm.demonstrations.folder import create_folder
+from rlvlm.pocket.models import weights_folder
 
 
 def test_collect_show_export_and_import(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -20,6 +22,49 @@ def test_collect_show_export_and_import(tmp_path: Path, capsys: pytest.CaptureFi
     assert "chats in" in capsys.readouterr().out and json.loads(chats.read_text().splitlines()[0])["messages"]
     assert main(["data", "import", str(chats), "--task", "number_line", "--out", str(tmp_path / "e")]) == 0
     assert "chats added" in capsys.readouterr().out
+
+
+def said_in(capsys: pytest.CaptureFixture[str]) -> str:
+    return " ".join(capsys.readouterr().err.replace("│", " ").split())
+
+
+def test_a_vlm_behind_an_api_plays(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It sees the turn's image and prompt; what it writes is kept as it is, readable or not."""
+    server = ApiServer(*(Response(completion(text)) for text in ("I go up.", '{"thoughts": "up", "action": "+"}')))
+    server.truth = lambda call: Response(completion('{"action": "+"}'))
+    folder = tmp_path / "d"
+    words = ["collect", "number_line", "--episodes", "2", "--out", str(folder), "--player.model", "big/vlm-7b"]
+    with server.running() as url:
+        remote = ["--player.backend", "openai", "--player.api.base-url", url]
+        assert main([*words, *remote]) == 0
+        assert "2 new episodes" in capsys.readouterr().out
+        assert server.calls[0].images[0].shape == (300, 300, 3) and "number line" in server.calls[0].text
+        server.script = [error(500, "down")] * 9
+        assert main([*words, "--seed", "1", *remote, "--player.api.retries", "0"]) == 3
+    assert "vlm-7b did not answer a turn" in said_in(capsys)
+    episodes = [json.loads(line) for line in (folder / "episodes.jsonl").read_text().splitlines()]
+    first, second, *_ = episodes[0]["steps"]
+    assert len(episodes) == 2 and episodes[0]["player"] == "vlm-vlm-7b"
+    assert (first["text"], first["action"], second["action"]) == ("I go up.", None, "+")
+
+
+@pytest.mark.slow
+def test_a_vlm_of_this_machine_plays(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["collect", "number_line", "--episodes", "1", "--out", str(tmp_path / "d")]
+    assert main([*words, "--player.model", str(weights_folder("policy")), "--player.max-reply-tokens", "48"]) == 0
+    assert "1 new episodes" in capsys.readouterr().out
+    [episode] = [json.loads(line) for line in (tmp_path / "d" / "episodes.jsonl").read_text().splitlines()]
+    assert any(step["action"] for step in episode["steps"]), "the pocket policy writes what can be read"
+
+
+def test_a_player_that_would_have_no_effect_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = ["--out", str(tmp_path / "d")]
+    assert main(["collect", "push_block", "--player.model", "a/b", *out]) == 2
+    assert "--player would have no effect on push_block" in said_in(capsys)
+    assert main(["collect", "number_line", "--player.temperature", "1", *out]) == 2
+    assert "no player is named" in said_in(capsys)
+    assert main(["collect", "number_line", "--player.model", "a/b", "--wrong-actions", "0.5", *out]) == 2
+    assert "are of the script's play" in said_in(capsys)
 
 
 def test_chunks_are_collected_and_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

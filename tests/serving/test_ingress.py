@@ -9,6 +9,8 @@ from rlvlm.core.errors import JudgeUnavailable, UnsupportedQuestion
 from rlvlm.core.judging import Score, Stamp, Status, Verdict
 from rlvlm.serving import client as async_client
 from rlvlm.serving.client import AsyncAppClient
+from rlvlm.serving.config import ActConfig, HttpConfig
+from rlvlm.serving.ingress import Routes
 from rlvlm.serving.refusal import Refusal
 
 DARK, LIGHT = text(png(50)), text(png(200))
@@ -294,3 +296,13 @@ def test_health_tells_who_answers_and_who_does_not_yet(tmp_path):
         answer = edge.client.get("/health").json()
         assert answer["loaded_backends"] == [name for name in ("one", "two") if name in now]
         assert answer["deploying_backends"] == waiting and answer["default_backend"] == "one"
+
+
+def test_health_of_a_served_policy_names_it(tmp_path):
+    async def names():
+        return ["policy"]
+
+    act = ActConfig(app="policy", action_names=("-", "+"), max_reply_tokens=8, temperature=1.0)
+    config = HttpConfig(judges=(), policies=(act,), token_file=str(tmp_path / "token"))
+    health = asyncio.run(Routes(config, {}, {"policy": None}, names).health())
+    assert (health.default_backend, health.loaded_backends, health.deploying_backends) == ("policy", ["policy"], [])

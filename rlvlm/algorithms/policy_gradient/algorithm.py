@@ -57,7 +57,7 @@ from rlvlm.algorithms.policy_gradient.critic import Critic
 from rlvlm.algorithms.policy_gradient.imitation import demonstrate as demonstrate_chunks
 from rlvlm.algorithms.policy_gradient.imitation import imitate, read_demonstrations
 from rlvlm.algorithms.policy_gradient.learner import PolicyModule, TokenLearner
-from rlvlm.algorithms.policy_gradient.monitors import check_readable, watch_replies
+from rlvlm.algorithms.policy_gradient.monitors import ReadableMonitor, watch_replies
 from rlvlm.algorithms.policy_gradient.player import chunk_player, policy_file, take_vla, turn_player
 from rlvlm.algorithms.policy_gradient.rewards import RewardLabeller, preflight, shown_frames
 from rlvlm.algorithms.policy_gradient.rollouts import Actor, ChunkSampler
@@ -266,6 +266,7 @@ class PolicyGradient(BaseAlgorithm):
         else:
             self._learner.watch(self._viewer)
         self._stats = TrainingStats()
+        self._readable = ReadableMonitor(algo.most_unreadable)
         self._scale: ActionScale | None = None
         self._version, self._is_prepared, self._update_s = 0, False, 0.0
         self._labeller = self._make_labeller()
@@ -471,7 +472,7 @@ class PolicyGradient(BaseAlgorithm):
         """Hands the round's numbers to RLlib; `score` is always there and always finite, as Tune requires."""
         if self.config.policy is None and self._source.newest:
             watched = watch_replies(self._source.newest, self.config.algo.max_reply_tokens)
-            check_readable(watched, self.config.algo.most_unreadable)
+            self._readable.check(watched)
             self._stats.note(watched)
         self.log_round()
 

@@ -1,5 +1,6 @@
 """Signs of a policy's collapse in what it writes: users of such methods met each of them."""
 
+import logging
 import math
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
@@ -10,6 +11,11 @@ from rlvlm.core import metrics
 from rlvlm.core.episodes import TokenEpisode
 from rlvlm.core.errors import RunError
 
+logger = logging.getLogger(__name__)
+
+_HOPELESS = 0.9
+"""Share of unreadable replies from which on a user is warned."""
+
 
 class PolicyCollapsed(RunError):  # noqa: N818 - named for what happened, as in the other rooms
     """A policy no longer writes what its env can read."""
@@ -17,14 +23,40 @@ class PolicyCollapsed(RunError):  # noqa: N818 - named for what happened, as in 
     exit_code = 4
 
 
-def check_readable(measured: Mapping[str, float], most_unreadable: float) -> None:
-    """Raises PolicyCollapsed where more of a rollout's replies cannot be read than allowed; 0 allows everything."""
-    share = measured[metrics.REPLY_INVALID]
-    if most_unreadable and share > most_unreadable:
-        raise PolicyCollapsed(
-            f"{share:.0%} of the replies of a rollout cannot be read; algo.most_unreadable is {most_unreadable:g}",
-            "go on from an older checkpoint with a smaller --algo.lr, or a larger --algo.loss.kl-weight",
-        )
+class ReadableMonitor:
+    """Looks at the share of each rollout's replies that cannot be read: almost nothing can be learned from those.
+
+    Args:
+        most_unreadable: share above which the run stops; 0 never stops.
+    """
+
+    def __init__(self, most_unreadable: float) -> None:
+        self._most = most_unreadable
+        self._was_hopeless = False
+
+    def check(self, measured: Mapping[str, float]) -> None:
+        """Warns, once until it gets better, where almost no reply of a rollout can be read.
+
+        Raises:
+            PolicyCollapsed: more of them cannot be read than is allowed.
+        """
+        share = measured[metrics.REPLY_INVALID]
+        if self._most and share > self._most:
+            raise PolicyCollapsed(
+                f"{share:.0%} of the replies of a rollout cannot be read; algo.most_unreadable is {self._most:g}",
+                "go on from an older checkpoint with a smaller --algo.lr, or a larger --algo.loss.kl-weight",
+            )
+        is_hopeless = share >= _HOPELESS
+        if is_hopeless and not self._was_hopeless:
+            cut = measured[metrics.REPLY_CUT]
+            more = "a larger --algo.max-reply-tokens" if cut > 0.5 else "more --sft.turns or --sft.updates"
+            logger.warning(
+                "%.0f%% of the replies of a rollout, which are sampled, cannot be read (%.0f%% were cut at the token "
+                "limit): hardly anything can be learned from them. Try %s or a smaller --algo.temperature; "
+                "--algo.most-unreadable 0.5 stops such runs",
+                100 * share, 100 * cut, more,
+            )  # fmt: skip
+        self._was_hopeless = is_hopeless
 
 
 def watch_replies(episodes: Sequence[TokenEpisode], max_reply_tokens: int) -> dict[str, float]:

@@ -4,12 +4,16 @@ import pytest
 
 from rlvlm.algorithms.policy_gradient.monitors import (
     PolicyCollapsed,
+    ReadableMonitor,
     action_entropy,
-    check_readable,
     repeated_pairs,
     same_thought_share,
 )
 from rlvlm.core import metrics
+
+
+def replies(unreadable: float, cut: float = 0.0) -> dict[str, float]:
+    return {metrics.REPLY_INVALID: unreadable, metrics.REPLY_CUT: cut}
 
 
 def test_repetition_by_hand():
@@ -24,11 +28,23 @@ def test_one_thought_for_three_of_four_images():
     assert same_thought_share([("", b"a"), ("", b"b")]) == 0
 
 
-def test_a_run_stops_when_told_how_much_is_too_much():
-    check_readable({metrics.REPLY_INVALID: 1.0}, 0.0)
-    check_readable({metrics.REPLY_INVALID: 0.5}, 0.5)
+def test_a_run_stops_where_a_limit_is_set(caplog: pytest.LogCaptureFixture):
+    ReadableMonitor(0.0).check(replies(0.8))
+    ReadableMonitor(0.5).check(replies(0.5))
     with pytest.raises(PolicyCollapsed, match="60% of the replies of a rollout cannot be read"):
-        check_readable({metrics.REPLY_INVALID: 0.6}, 0.5)
+        ReadableMonitor(0.5).check(replies(0.6))
+    assert not caplog.records
+
+
+def test_a_run_whose_replies_are_almost_all_unreadable_warns_once(caplog: pytest.LogCaptureFixture):
+    monitor = ReadableMonitor(0.0)
+    for share in (0.95, 1.0, 0.2, 0.93):
+        monitor.check(replies(share))
+    assert [record.getMessage()[:3] for record in caplog.records] == ["95%", "93%"], "again once it had been better"
+    assert "more --sft.turns" in caplog.text
+    monitor.check(replies(0.1))
+    monitor.check(replies(1.0, cut=0.9))
+    assert "a larger --algo.max-reply-tokens" in caplog.text
 
 
 def test_entropy_of_a_coin_and_of_nothing():

@@ -1,0 +1,113 @@
+"""A chat VLM that plays demonstrations: `rlvlm collect TASK --player.model NAME`. Imports nothing heavy at once."""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from rlvlm.core.errors import MachineError
+from rlvlm.judges.config import check_temperature
+from rlvlm.vlms.config import ApiConfig, VLMConfig
+
+if TYPE_CHECKING:  # `rlvlm collect --help` waits for neither numpy nor torch
+    from rlvlm.core.turns import Turn
+    from rlvlm.demonstrations.collect import PlayerReply
+    from rlvlm.envs.env import TurnEnv
+    from rlvlm.vlms.chats import Chat
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlayerApiConfig(ApiConfig):
+    """A player behind somebody's HTTP API."""
+
+    section: ClassVar[str] = "player.api"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlayerConfig(VLMConfig):
+    """A chat VLM that plays in place of the task's script; without a model the script plays."""
+
+    section: ClassVar[str] = "player"
+
+    backend: Literal["transformers", "openai", "gemini"] = "transformers"
+    """transformers: loaded here; openai, gemini: over HTTP, any OpenAI-compatible server by player.api.base_url."""
+    temperature: float = 0.0
+    """0 is greedy; from 0.01 to 2 replies are sampled."""
+    max_reply_tokens: int = 256
+    """A reply is cut after this many tokens, >= 1."""
+    api: PlayerApiConfig = field(default_factory=PlayerApiConfig)
+
+    def __post_init__(self) -> None:
+        check_temperature(self.temperature)
+        if self.max_reply_tokens < 1:
+            raise ValueError(f"player.max_reply_tokens must be >= 1, got {self.max_reply_tokens}")
+        VLMConfig.__post_init__(self)
+
+
+class VLMPlayer:
+    """Asks a chat VLM for the reply to each turn: the image, then the env's prompt.
+
+    Its text is untrusted and kept as it is. A reply that cannot be read passes a turn, as it would for a policy.
+
+    Args:
+        config: names the model.
+
+    Raises:
+        ModelUnavailable: it cannot be loaded, or its key is missing.
+    """
+
+    def __init__(self, config: PlayerConfig) -> None:
+        self.name = "vlm-" + re.sub(r"[^\w.-]+", "-", Path(config.model).name)
+        if config.temperature:
+            self.name += f"-temperature-{config.temperature:g}"
+        self._write = _local(config) if config.backend == "transformers" else _remote(config)
+
+    def begin(self, seed: int) -> None:
+        """Nothing depends on the seed: each turn is a chat of its own."""
+
+    def reply(self, env: "TurnEnv", turn: "Turn") -> "PlayerReply":
+        """What the model writes.
+
+        Raises:
+            ModelUnavailable: it does not answer any more.
+            MachineError: it did not answer this turn, however often it was asked.
+        """
+        from rlvlm.demonstrations.collect import PlayerReply
+        from rlvlm.vlms.chats import image_parts, text_part
+
+        content = [*image_parts(env.draw(turn.snapshot[None])), text_part(turn.prompt)]
+        return PlayerReply(self._write([{"role": "user", "content": content}]))
+
+
+def _local(config: PlayerConfig) -> "Callable[[Chat], str]":
+    from rlvlm.vlms.engines.transformers import TransformersEngine
+    from rlvlm.vlms.loading import load_vlm
+
+    engine = TransformersEngine(load_vlm(config), config)
+
+    def write(chat: "Chat") -> str:
+        replies = engine.generate([chat], max_new_tokens=config.max_reply_tokens, temperature=config.temperature)
+        return replies[0].text
+
+    return write
+
+
+def _remote(config: PlayerConfig) -> "Callable[[Chat], str]":
+    from rlvlm.vlms.chats import ChatRequest, Refused, TransientError
+    from rlvlm.vlms.engines.remote import RemoteEngine
+
+    assert config.backend != "transformers"
+    engine = RemoteEngine(config.model, config.api, config.backend, config.seed)
+
+    def write(chat: "Chat") -> str:
+        asked = engine.reply(
+            ChatRequest(chat=chat), max_new_tokens=config.max_reply_tokens, temperature=config.temperature
+        )
+        try:
+            return engine.run(asked).text
+        except (TransientError, Refused) as error:
+            what = f"{config.model} did not answer a turn: {error}"
+            raise MachineError(what, "the episodes so far are kept; the same command goes on") from error
+
+    return write
