@@ -50,7 +50,6 @@ from rlvlm.policies.vlm.loading import load_policy
 
 NUM_BINS = 10
 """Difficulty bins: equal parts of the gap in progress, 0 to 1; the last ones are the easiest."""
-_SWAPPED = {Label.LEFT: Label.RIGHT, Label.RIGHT: Label.LEFT, Label.TIE: Label.TIE, None: None}
 _FRAME_PX = 144
 
 Figures = dict[str, float]
@@ -198,7 +197,7 @@ def verdict_figures(gaps: FloatArray, verdicts: Sequence[Verdict], swapped: Sequ
     is_tie = np.array([verdict.status is Status.NO_PREFERENCE for verdict in verdicts])
     truths = [Label.RIGHT if gap > 0 else Label.LEFT for gap in gaps]
     is_right = np.array([verdict.label is truth for verdict, truth in zip(verdicts, truths, strict=True)])
-    mirrored = [_SWAPPED[one.label] is other.label for one, other in zip(verdicts, swapped, strict=True)]
+    mirrored = [(one.label and one.label.swapped) is other.label for one, other in zip(verdicts, swapped, strict=True)]
     bins = np.minimum((np.abs(gaps) * NUM_BINS).astype(int), NUM_BINS - 1)
     in_bin = [bins == number for number in range(NUM_BINS)]
 

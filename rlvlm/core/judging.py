@@ -1,6 +1,6 @@
 """What a judge is asked, and what it answers."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from rlvlm.core.steps import Frames
@@ -18,6 +18,11 @@ class Status(StrEnum):
     FAILED = "failed"
     """There was no answer: an outage, a deadline, a refused request."""
 
+    @classmethod
+    def of(cls, answer: "Label | float | None") -> "Status":
+        """How a question ended whose answer was read so; None could not be read."""
+        return cls.INVALID if answer is None else cls.NO_PREFERENCE if answer is Label.TIE else cls.OK
+
 
 class Label(StrEnum):
     """Which side of a comparison is closer to the goal."""
@@ -25,6 +30,16 @@ class Label(StrEnum):
     LEFT = "left"
     RIGHT = "right"
     TIE = "tie"
+
+    @classmethod
+    def of(cls, left: float, right: float) -> "Label":
+        """The side that is worth more."""
+        return cls.LEFT if left > right else cls.RIGHT if right > left else cls.TIE
+
+    @property
+    def swapped(self) -> "Label":
+        """The same answer where left and right are exchanged."""
+        return {Label.LEFT: Label.RIGHT, Label.RIGHT: Label.LEFT}.get(self, self)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,6 +68,11 @@ class Query:
     """[L, H, W, 3]."""
     goal_picture: Frames | None = None
     """[1, H, W, 3] the scene with the goal reached, where the judge is to be shown one."""
+
+    @property
+    def swapped(self) -> "Query":
+        """The same question with left and right exchanged."""
+        return replace(self, left=self.right, right=self.left)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

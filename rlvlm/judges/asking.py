@@ -12,10 +12,10 @@ from typing import Protocol, TypeVar
 from urllib.parse import urlsplit
 
 from rlvlm.core.errors import JudgeUnavailable, ModelUnavailable, UnsupportedQuestion
-from rlvlm.core.judging import Stamp
+from rlvlm.core.judging import Clip, Query, Stamp
 from rlvlm.core.steps import Frames
 from rlvlm.judges import prompts
-from rlvlm.judges.config import JudgeConfig
+from rlvlm.judges.config import Abilities, JudgeConfig
 from rlvlm.judges.dialogues import Dialogue, DialogueResult
 from rlvlm.vlms.chats import TOP_P, AsyncEngine, Chat, ChatEngine, ChatReply, ChatRequest, TransientError
 
@@ -23,6 +23,7 @@ logger = logging.getLogger(__name__)
 
 Item = TypeVar("Item")
 Given = TypeVar("Given")
+Question = TypeVar("Question", Query, Clip)
 
 
 class Asker(Protocol):
@@ -55,23 +56,96 @@ class Asker(Protocol):
         ...
 
 
-class BatchAsker:
-    """Puts dialogues to an engine of this process, as many at once as the config says.
+def ask_what_can_be(
+    items: Sequence[Question], abilities: Abilities, ask: Callable[[Sequence[Question]], Sequence[DialogueResult]]
+) -> list[DialogueResult]:
+    """How each item went, in order; those that a model of these abilities cannot be asked about have failed already."""
+    problems = [prompts.problem_of(item, abilities) for item in items]
+    good = [item for item, problem in zip(items, problems, strict=True) if problem is None]
+    in_order = iter(ask(good) if good else ())
+    return [
+        next(in_order) if problem is None else DialogueResult(text=problem, has_failed=True) for problem in problems
+    ]
 
-    An item on which the model breaks fails alone and leaves the rest of its batch alone; where memory runs out the
-    batch is halved and asked again.
+
+class AdaptiveBatches:
+    """Asks a model in batches, which become smaller where its memory runs out, and stay so.
+
+    Args:
+        size: items per batch at first, >= 1.
+        release_memory: gives unused memory back.
+    """
+
+    def __init__(self, size: int, release_memory: Callable[[], None]) -> None:
+        self._size = size
+        self._release_memory = release_memory
+
+    def run(
+        self,
+        items: Sequence[Item],
+        ask: Callable[[Sequence[Item]], Sequence[Given]],
+        failed: Callable[[str], Given] | None = None,
+    ) -> list[Given]:
+        """What `ask` gives for each item, in order.
+
+        Args:
+            items: any number.
+            ask: puts a batch to the model.
+            failed: what stands for an item on which the model breaks by itself; a batch that breaks is halved until
+                that one is alone. None lets errors through.
+
+        Raises:
+            MemoryError: one item alone is too much, and nothing stands for it.
+        """
+        given: list[Given] = []
+        while len(given) < len(items):
+            given += self._ask(items[len(given) : len(given) + self._size], ask, failed)
+        return given
+
+    def _ask(
+        self,
+        batch: Sequence[Item],
+        ask: Callable[[Sequence[Item]], Sequence[Given]],
+        failed: Callable[[str], Given] | None,
+    ) -> list[Given]:
+        try:
+            return list(ask(batch))
+        except (ValueError, RuntimeError, TypeError, IndexError, MemoryError) as error:
+            reason = f"{type(error).__name__}: {error}"
+            words = ("out of memory", "allocate memory", "not enough memory")
+            is_too_large = isinstance(error, MemoryError) or any(word in str(error).lower() for word in words)
+            if failed is None and not is_too_large:
+                raise
+        # outside `except`, so that the traceback holds no tensors
+        if len(batch) == 1:
+            if failed is None:
+                raise MemoryError(reason)
+            logger.warning("the judge failed on a question: %s", reason)
+            return [failed(reason)]
+        half = (len(batch) + 1) // 2
+        if is_too_large:  # later batches start smaller
+            logger.warning("out of memory with %d questions at once; going on with %d", len(batch), half)
+            self._size = half
+            self._release_memory()
+        return self._ask(batch[:half], ask, failed) + self._ask(batch[half:], ask, failed)
+
+
+class BatchAsker:
+    """Puts dialogues to an engine of this process, as many at once as the config says, see `AdaptiveBatches`.
+
+    An item on which the model breaks fails alone and leaves the rest of its batch alone.
     """
 
     def __init__(self, engine: ChatEngine, config: JudgeConfig) -> None:
         self._engine = engine
         self._config = config
-        self._batch_size = config.batch_size
+        self._batches = AdaptiveBatches(config.batch_size, engine.release_memory)
         self.stamp = _stamp(engine, config)
 
     def run(self, items: Sequence[Item], dialogue: Callable[[Item], Dialogue]) -> list[DialogueResult]:
         """See `Asker`."""
         converse = partial(self._converse, dialogue)
-        outcomes = self._in_batches(items, converse, lambda reason: DialogueResult(text=reason, has_failed=True))
+        outcomes = self._batches.run(items, converse, lambda reason: DialogueResult(text=reason, has_failed=True))
         return _some_answered(outcomes, self._config)
 
     def write(self, chats: Sequence[Chat], max_new_tokens: int, temperature: float) -> list[str]:
@@ -84,7 +158,7 @@ class BatchAsker:
         def failed(reason: str) -> str:
             raise _cannot_reply(reason)
 
-        return self._in_batches(chats, write, failed)
+        return self._batches.run(chats, write, failed)
 
     def shrink(self, frames: Frames) -> Frames:
         """See `Asker`."""
@@ -117,34 +191,6 @@ class BatchAsker:
         return self._engine.generate(
             chats, max_new_tokens=config.max_new_tokens, temperature=config.temperature, choices=choices
         )
-
-    def _in_batches(
-        self, items: Sequence[Item], ask: Callable[[Sequence[Item]], list[Given]], failed: Callable[[str], Given]
-    ) -> list[Given]:
-        given: list[Given] = []
-        while len(given) < len(items):
-            given += self._ask(items[len(given) : len(given) + self._batch_size], ask, failed)
-        return given
-
-    def _ask(
-        self, batch: Sequence[Item], ask: Callable[[Sequence[Item]], list[Given]], failed: Callable[[str], Given]
-    ) -> list[Given]:
-        """What one batch gives; one that breaks is halved until the item to blame is alone."""
-        try:
-            return ask(batch)
-        except (ValueError, RuntimeError, TypeError, IndexError, MemoryError) as error:
-            reason = f"{type(error).__name__}: {error}"
-            words = ("out of memory", "allocate memory", "not enough memory")
-            is_too_large = isinstance(error, MemoryError) or any(word in str(error).lower() for word in words)
-        if len(batch) == 1:
-            logger.warning("the judge failed on a question: %s", reason)
-            return [failed(reason)]
-        half = (len(batch) + 1) // 2
-        if is_too_large:  # later batches start smaller; outside `except`, so that the traceback holds no tensors
-            logger.warning("out of memory with %d questions at once; going on with %d", len(batch), half)
-            self._batch_size = half
-            self._engine.release_memory()
-        return self._ask(batch[:half], ask, failed) + self._ask(batch[half:], ask, failed)
 
 
 class AsyncAsker:

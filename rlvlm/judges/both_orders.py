@@ -12,7 +12,6 @@ from rlvlm.vlms.chats import Chat
 
 SEPARATOR = "\n\n--- the other order ---\n\n"
 """Between the two texts of one verdict."""
-_SWAPPED = {Label.LEFT: Label.RIGHT, Label.RIGHT: Label.LEFT, Label.TIE: Label.TIE, None: None}
 
 
 class BothOrders:
@@ -34,7 +33,7 @@ class BothOrders:
 
     def compare(self, queries: Sequence[Query]) -> list[Verdict]:
         """One verdict per query, in order."""
-        both = [one for query in queries for one in (query, _exchanged(query))]
+        both = [one for query in queries for one in (query, query.swapped)]
         verdicts = self._judge.compare(both)
         stamp = self.stamp
         return [_joined(verdicts[i], verdicts[i + 1], stamp) for i in range(0, len(verdicts), 2)]
@@ -57,7 +56,7 @@ class BothOrders:
     async def compare_one(self, query: Query) -> Verdict:
         """The verdict on one query, where the inner judge is a `ContinuousJudge`: both orders are asked at once."""
         inner = self._continuous
-        straight, swapped = await asyncio.gather(inner.compare_one(query), inner.compare_one(_exchanged(query)))
+        straight, swapped = await asyncio.gather(inner.compare_one(query), inner.compare_one(query.swapped))
         return _joined(straight, swapped, self.stamp)
 
     async def score_one(self, clip: Clip) -> Score:
@@ -73,25 +72,21 @@ class BothOrders:
         return cast(ContinuousJudge, self._judge)
 
 
-def _exchanged(query: Query) -> Query:
-    return replace(query, left=query.right, right=query.left)
-
-
 def _joined(straight: Verdict, swapped: Verdict, stamp: Stamp) -> Verdict:
     """One verdict on a query, out of one on it and one on the same with its sides exchanged."""
     pair = (straight, swapped)
-    label = straight.label if straight.label is _SWAPPED[swapped.label] else Label.TIE
     statuses = {verdict.status for verdict in pair}
     lost = next((status for status in (Status.FAILED, Status.INVALID) if status in statuses), None)
-    if lost:
-        label = None
+    label = None
+    if straight.label and swapped.label:
+        label = straight.label if straight.label is swapped.label.swapped else Label.TIE
     shares = None
     if straight.probabilities and swapped.probabilities:
         (left, right, tie), (swapped_left, swapped_right, swapped_tie) = straight.probabilities, swapped.probabilities
         shares = ((left + swapped_right) / 2, (right + swapped_left) / 2, (tie + swapped_tie) / 2)
     spent = [verdict.usage for verdict in pair if verdict.usage is not None]
     return Verdict(
-        status=lost or (Status.NO_PREFERENCE if label is Label.TIE else Status.OK),
+        status=lost or Status.of(label),
         label=label,
         stamp=stamp,
         probabilities=shares,

@@ -5,12 +5,11 @@ from dataclasses import replace
 from typing import TypeVar
 
 from rlvlm.core.errors import UnsupportedQuestion
-from rlvlm.core.judging import Clip, Label, Query, Score, Stamp, Status, Verdict
+from rlvlm.core.judging import Clip, Query, Score, Stamp, Verdict
 from rlvlm.judges import prompts
-from rlvlm.judges.asking import Asker, AsyncAsker
+from rlvlm.judges.asking import Asker, AsyncAsker, ask_what_can_be
 from rlvlm.judges.config import Abilities, JudgeConfig
 from rlvlm.judges.dialogues import Dialogue, DialogueResult, label_dialogue, score_dialogue
-from rlvlm.judges.reading import status_of
 from rlvlm.vlms.chats import Chat, checked_chat
 
 Item = TypeVar("Item", Query, Clip)
@@ -48,7 +47,7 @@ class ChatJudge:
             JudgeUnavailable: not one of those that could be asked was answered.
         """
         self._check_compares()
-        return [self._verdict(outcome) for outcome in self._ask(queries, label_dialogue(self._config.prompt))]
+        return [one.verdict(self.stamp) for one in self._ask(queries, label_dialogue(self._config.prompt))]
 
     def score(self, clips: Sequence[Clip]) -> list[Score]:
         """One score per clip, in order. Raises as `compare` does."""
@@ -67,7 +66,7 @@ class ChatJudge:
     async def compare_one(self, query: Query) -> Verdict:
         """The verdict on one query, for an asker that takes questions as they come; see `judge.ContinuousJudge`."""
         self._check_compares()
-        return self._verdict(await self._ask_one(query, label_dialogue(self._config.prompt)))
+        return (await self._ask_one(query, label_dialogue(self._config.prompt))).verdict(self.stamp)
 
     async def score_one(self, clip: Clip) -> Score:
         """The score of one clip, likewise."""
@@ -83,7 +82,7 @@ class ChatJudge:
         For whoever has time before the model has: resizing takes a quarter of a small model's answer. A query that
         cannot be asked comes back as it is.
         """
-        if self._problem(query) is not None:
+        if prompts.problem_of(query, self._abilities) is not None:
             return query
         try:
             left, right = self._asker.shrink(query.left), self._asker.shrink(query.right)
@@ -106,47 +105,15 @@ class ChatJudge:
                 "use a judge that compares, e.g. the pocket judge: leave out --judge.model",
             )
 
-    def _verdict(self, outcome: DialogueResult) -> Verdict:
-        label = outcome.value if isinstance(outcome.value, Label) else None
-        return Verdict(
-            status=Status.FAILED if outcome.has_failed else status_of(label),
-            label=label,
-            stamp=self.stamp,
-            probabilities=outcome.probabilities,
-            text=outcome.text,
-            latency_s=outcome.latency_s,
-            usage=outcome.usage,
-        )
-
     def _score(self, clip: Clip, outcome: DialogueResult) -> Score:
-        value = outcome.value if isinstance(outcome.value, float) else None
-        status = Status.INVALID if value is None else Status.OK
-        return Score(
-            status=Status.FAILED if outcome.has_failed else status,
-            value=value,
-            stamp=self.stamp,
-            text=outcome.text,
-            latency_s=outcome.latency_s,
-            usage=outcome.usage,
-            num_frames=0 if outcome.has_failed else prompts.num_shown(self._config.score, clip),
-        )
+        return outcome.score(self.stamp, 0 if outcome.has_failed else prompts.num_shown(self._config.score, clip))
 
     async def _ask_one(self, item: Item, dialogue: Callable[[Item], Dialogue]) -> DialogueResult:
-        problem = self._problem(item)
+        problem = prompts.problem_of(item, self._abilities)
         return DialogueResult(text=problem, has_failed=True) if problem else await self._async_asker.ask(dialogue(item))
 
     def _ask(self, items: Sequence[Item], dialogue: Callable[[Item], Dialogue]) -> list[DialogueResult]:
-        """How each item went; those that cannot be asked have failed already."""
-        problems = [self._problem(item) for item in items]
-        good = [item for item, problem in zip(items, problems, strict=True) if problem is None]
-        in_order = iter(self._asker.run(good, dialogue) if good else [])
-        return [
-            next(in_order) if problem is None else DialogueResult(text=problem, has_failed=True) for problem in problems
-        ]
-
-    def _problem(self, item: Query | Clip) -> str | None:
-        """Why an item cannot be asked; None where it can."""
-        return self._abilities.problem_of(item) or prompts.problem_of(item)
+        return ask_what_can_be(items, self._abilities, lambda good: self._asker.run(good, dialogue))
 
 
 def _checked(chat: Chat) -> Chat:

@@ -6,13 +6,10 @@ import re
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Literal, get_args
+from typing import ClassVar, Literal, get_args
 
 from rlvlm.core.errors import UnsupportedQuestion
 from rlvlm.vlms.config import ApiConfig, EngineConfig, VLMConfig
-
-if TYPE_CHECKING:  # records bring numpy, and --help must not wait for it
-    from rlvlm.core.judging import Clip, Query
 
 logger = logging.getLogger(__name__)
 
@@ -262,12 +259,6 @@ class Abilities:
     """Values of `JudgeConfig.score`."""
     goal_pictures: bool = True
     """Whether it may be shown an image of the goal."""
-
-    def problem_of(self, item: "Query | Clip") -> str | None:
-        """Why this model cannot be asked about an item; None where it can."""
-        if item.goal_picture is not None and not self.goal_pictures:
-            return "this judge was never shown an image of the goal in its training; leave out goal_picture"
-        return None
 
     def check(self, config: JudgeConfig) -> None:
         """Passes when the model can be asked as `config` says.

@@ -12,7 +12,7 @@ from math import fsum
 
 import numpy as np
 
-from rlvlm.core.judging import Clip, Label, Query, Usage
+from rlvlm.core.judging import Clip, Label, Query, Score, Stamp, Status, Usage, Verdict
 from rlvlm.judges import prompts
 from rlvlm.judges.config import Mode, ScoreMode
 from rlvlm.judges.reading import parse_change, parse_label, parse_rating, parse_score
@@ -55,6 +55,32 @@ class DialogueResult:
     latency_s: float = 0.0
     """Until it was there; in a batch, until all of the batch were."""
     usage: Usage | None = None
+
+    def verdict(self, stamp: Stamp) -> Verdict:
+        """As the answer to a comparison."""
+        label = self.value if isinstance(self.value, Label) else None
+        return Verdict(
+            status=Status.FAILED if self.has_failed else Status.of(label),
+            label=label,
+            stamp=stamp,
+            probabilities=self.probabilities,
+            text=self.text,
+            latency_s=self.latency_s,
+            usage=self.usage,
+        )
+
+    def score(self, stamp: Stamp, num_frames: int | None = None) -> Score:
+        """As the answer about a clip, of which so many frames were shown."""
+        value = self.value if isinstance(self.value, float) else None
+        return Score(
+            status=Status.FAILED if self.has_failed else Status.of(value),
+            value=value,
+            stamp=stamp,
+            text=self.text,
+            latency_s=self.latency_s,
+            usage=self.usage,
+            num_frames=num_frames,
+        )
 
 
 Dialogue = Generator[ChatRequest, ChatReply, DialogueResult]

@@ -8,7 +8,7 @@ both.
 import logging
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +48,6 @@ FEWEST = 20
 """Labels to learn from, and to be graded on, below which a figure would mean nothing."""
 _ANSWERS = {Label.LEFT: "0", Label.RIGHT: "1", Label.TIE: "-1"}
 """As `prompts.LABEL_TEXTS` writes them."""
-_SWAPPED = {Label.LEFT: Label.RIGHT, Label.RIGHT: Label.LEFT, Label.TIE: Label.TIE, None: None}
 _DECIDED = (Label.LEFT, Label.RIGHT)
 _BLANK = np.zeros((1, 2, 2, 3), np.uint8)
 
@@ -275,7 +274,7 @@ class LabelDataset:
         goal = list(self._by_goal)[self._rng.choice(len(self._shares), p=self._shares)]
         drawn = self._rng.integers(len(self._by_goal[goal]), size=num_pairs)
         rows = [self._by_goal[goal][place] for place in drawn]
-        rows += [(right, left, _SWAPPED[answer]) for left, right, answer in rows]
+        rows += [(right, left, answer.swapped) for left, right, answer in rows]
         shown, places = np.unique([row[:2] for row in rows], return_inverse=True)
         chat = compare_messages("direct", Query(goal=goal, left=_BLANK, right=_BLANK))
         batch = self._dialogues.build([(chat, _ANSWERS[answer]) for *_, answer in rows], places.reshape(-1, 2))
@@ -287,14 +286,14 @@ def grade(folder: Path, graded: Sequence[tuple[Labelled, Query]]) -> Grades:
     judge = build_judge(JudgeConfig(backend="pocket", model=str(folder)))
     queries = [query for _, query in graded]
     given = [verdict.label for verdict in judge.compare(queries)]
-    turned = judge.compare([replace(query, left=query.right, right=query.left) for query in queries])
+    turned = judge.compare([query.swapped for query in queries])
     teacher = [one.answer for one, _ in graded]
     same = [mine is theirs for mine, theirs in zip(given, teacher, strict=True)]
     return Grades(
         agreement=_share(same),
         agreement_decided=_share([hit for hit, theirs in zip(same, teacher, strict=True) if theirs is not Label.TIE]),
         accuracy=_accuracy([(mine, one.truth) for mine, (one, _) in zip(given, graded, strict=True)]),
-        swaps=_share([_SWAPPED[mine] is verdict.label for mine, verdict in zip(given, turned, strict=True)]),
+        swaps=_share([(mine and mine.swapped) is verdict.label for mine, verdict in zip(given, turned, strict=True)]),
     )
 
 

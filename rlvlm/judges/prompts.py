@@ -23,7 +23,7 @@ import numpy as np
 from rlvlm.core.errors import UsageError, first_line
 from rlvlm.core.judging import Clip, Query
 from rlvlm.core.steps import Frames
-from rlvlm.judges.config import JudgeConfig, Mode, ScoreMode
+from rlvlm.judges.config import Abilities, JudgeConfig, Mode, ScoreMode
 from rlvlm.vlms.chats import Chat, image_parts, tame, text_part
 
 VERSION = 1
@@ -179,8 +179,10 @@ def check_action(action: str) -> str:
         raise ValueError(f"an action is worded like a goal: {error}") from error
 
 
-def problem_of(item: Query | Clip) -> str | None:
-    """Why nobody could be asked about an item; None where somebody can."""
+def problem_of(item: Query | Clip, abilities: Abilities) -> str | None:
+    """Why a model of these abilities cannot be asked about an item; None where it can."""
+    if item.goal_picture is not None and not abilities.goal_pictures:
+        return "this judge was never shown an image of the goal in its training; leave out goal_picture"
     shown = [item.left, item.right] if isinstance(item, Query) else [item.frames]
     for frames in shown if item.goal_picture is None else [*shown, item.goal_picture]:
         if frames.ndim != 4 or frames.shape[-1] != 3 or frames.dtype != "uint8" or 0 in frames.shape:

@@ -20,7 +20,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from rlvlm.core.judging import Label, Status
+from rlvlm.core.judging import Label
 
 MAX_CHARS = 20_000
 """Only this many last characters of an answer are read."""
@@ -206,13 +206,6 @@ def parse_change(text: str) -> float | None:
     found = _CHANGE.fullmatch(lines[0]) if len(lines) == 1 else None
     value = float(found["value"]) / 100 if found else 2.0
     return value if abs(value) <= 1 else None
-
-
-def status_of(label: Label | None) -> Status:
-    """What a parsed label makes of a question: ok, no_preference or invalid."""
-    if label is None:
-        return Status.INVALID
-    return Status.NO_PREFERENCE if label is Label.TIE else Status.OK
 
 
 def answer_lines(text: str) -> list[str]:

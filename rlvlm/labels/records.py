@@ -98,8 +98,7 @@ class Truth:
     @property
     def better(self) -> Label:
         """The side nearer to the goal, tie where both are equally near."""
-        left, right = self.values
-        return Label.TIE if left == right else Label.LEFT if left > right else Label.RIGHT
+        return Label.of(*self.values)
 
     @property
     def swapped(self) -> "Truth":

@@ -111,10 +111,7 @@ def _add(session: ReferenceSession, store: LabelStore, goal: str, stamp: Stamp) 
     store.keep_images([image for _, shown in described for image in shown])
     store.add_answers(
         [
-            (
-                question,
-                Verdict(status=Status.NO_PREFERENCE if label is Label.TIE else Status.OK, label=label, stamp=stamp),
-            )
+            (question, Verdict(status=Status.of(label), label=label, stamp=stamp))
             for (question, _), label in zip(described, labels, strict=True)
         ]
     )

@@ -76,7 +76,7 @@ def is_correct(verdict: Verdict, progress_left: float, progress_right: float) ->
     """Whether a label names the side with more progress; None without a decided label or a progress gap."""
     if verdict.status is not Status.OK or abs(progress_left - progress_right) <= _SMALLEST_GAP:
         return None
-    return verdict.label is (Label.LEFT if progress_left > progress_right else Label.RIGHT)
+    return verdict.label is Label.of(progress_left, progress_right)
 
 
 def record_queries(

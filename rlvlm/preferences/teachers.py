@@ -46,9 +46,8 @@ class Teacher:
 
     def prefer(self, margin: float) -> Verdict:
         """The verdict of who finds the right side better by `margin`; at 0 there is no preference."""
-        label = Label.RIGHT if margin > 0 else Label.LEFT if margin < 0 else Label.TIE
-        status = Status.NO_PREFERENCE if label is Label.TIE else Status.OK
-        return Verdict(status=status, label=label, stamp=self._stamp)
+        label = Label.of(0.0, margin)
+        return Verdict(status=Status.of(label), label=label, stamp=self._stamp)
 
     def inform(self, recent: Sequence[Trajectory]) -> None:
         """Looks at the newest finished episodes, oldest first; called before every session."""

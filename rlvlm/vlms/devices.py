@@ -2,6 +2,7 @@
 
 import logging
 import os
+from typing import Any
 
 import torch
 
@@ -50,6 +51,19 @@ def pick_device(device: str, section: str = "vlm") -> torch.device:
             f"use --{section}.device cpu, or a CUDA build of torch where there is a GPU{_ASSIGNS.get(section, '')}",
         )
     return chosen
+
+
+def place(inputs: Any, model: Any) -> dict[str, torch.Tensor]:
+    """The tensors of `inputs` by name, on the model's device and in its precision; numbers of tokens stay whole."""
+    return {
+        name: tensor.to(model.device, model.dtype if tensor.is_floating_point() else tensor.dtype)
+        for name, tensor in inputs.items()
+    }
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """As it stands in stamps, e.g. `float32`."""
+    return str(dtype).removeprefix("torch.")
 
 
 def pick_dtype(dtype: str, device: torch.device) -> torch.dtype:

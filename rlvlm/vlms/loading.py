@@ -7,6 +7,7 @@ to mend, so it leaves as `ModelUnavailable` with the command that mends it.
 import importlib.util
 import json
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,8 +24,9 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_
 from transformers.utils.logging import disable_progress_bar
 
 from rlvlm.core.errors import ModelUnavailable, first_line
+from rlvlm.vlms.chats import Chat, images_of
 from rlvlm.vlms.config import VLMConfig
-from rlvlm.vlms.devices import pick_device, pick_dtype
+from rlvlm.vlms.devices import dtype_name, pick_device, pick_dtype, place
 from rlvlm.vlms.files import locate
 from rlvlm.vlms.lora import load_adapter
 from rlvlm.vlms.patch_embedding import flatten_patch_embedding
@@ -44,6 +46,19 @@ class LoadedVLM:
     revision: str
     """Hub commit, or a digest of a local folder."""
 
+    @property
+    def dtype(self) -> str:
+        """Precision of the weights, e.g. `float32`."""
+        return dtype_name(self.model.dtype)
+
+    def inputs(self, texts: Sequence[str], chats: Sequence[Chat]) -> dict[str, torch.Tensor]:
+        """The model's inputs [B, N] for rendered `chats`, left-padded, on its device and in its precision."""
+        return place(self.processor(texts, [images_of(chat) for chat in chats]), self.model)
+
+    def token_id(self, token: str) -> int:
+        """The id of one of the model's own tokens."""
+        return self.processor.tokenizer.convert_tokens_to_ids(token)
+
 
 def load_vlm(config: VLMConfig, *, trainable: bool = False) -> LoadedVLM:
     """The model that `config.model` names, on its device, in eval mode, with greedy defaults.
@@ -58,20 +73,17 @@ def load_vlm(config: VLMConfig, *, trainable: bool = False) -> LoadedVLM:
     """
     folder, revision = locate(config.model, config.revision, config.section)
     model_config = _vlm_config(folder)
-    device = pick_device(config.device, config.section)
     processor = load_processor(folder, model_config, config)
     quantization = None
     if config.quantization == "nf4":
         if not importlib.util.find_spec("bitsandbytes"):
             raise ModelUnavailable("4-bit weights need the package bitsandbytes", "pip install bitsandbytes")
-        quantization = _nf4(folder, pick_dtype(config.dtype, device))
+        quantization = _nf4(folder, pick_dtype(config.dtype, pick_device(config.device, config.section)))
     model = load_weights(
         AutoModelForImageTextToText,
         folder,
         config,
-        device,
         quantization_config=quantization,
-        attn_implementation=None if config.attention == "auto" else config.attention,
     )
     flatten_patch_embedding(model)
     tokenizer = processor.tokenizer
@@ -98,7 +110,6 @@ def _vlm_config(folder: Path) -> Any:
         raise ModelUnavailable(f"{folder} holds no model that transformers knows: {first_line(error)}", fix) from error
     if config.model_type not in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES:
         raise ModelUnavailable(f"{folder} holds a {config.model_type} model, which cannot look at images", fix)
-    check_weights(folder)
     return config
 
 
@@ -122,27 +133,24 @@ def check_shards(folder: Path) -> None:
 
 
 def load_weights(
-    network_class: Any,
-    folder: Path,
-    wanted: VLMConfig,
-    device: torch.device,
-    *,
-    is_exact: bool = False,
-    **settings: Any,
+    network_class: Any, folder: Path, wanted: VLMConfig, *, is_exact: bool = False, **settings: Any
 ) -> Any:
     """A network with the weights in `folder`, on its device, in eval mode.
 
     Args:
         network_class: has `from_pretrained` of transformers.
         folder: with safetensors.
-        wanted: names the precision.
-        device: where it computes.
+        wanted: names device, precision and attention.
         is_exact: whether weights that it has no place for are refused too.
         settings: further ones of `from_pretrained`.
 
     Raises:
-        ModelUnavailable: a file is torn or another model's, or there is no memory.
+        ModelUnavailable: there are no safetensors, a file is torn or another model's, or there is no memory.
     """
+    check_weights(folder)
+    device = pick_device(wanted.device, wanted.section)
+    if wanted.attention != "auto":
+        settings.setdefault("attn_implementation", wanted.attention)
     disable_progress_bar()  # it would tear the run's live panel
     try:
         network, info = network_class.from_pretrained(

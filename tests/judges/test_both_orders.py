@@ -86,7 +86,7 @@ def test_swapping_the_sides_swaps_the_verdict():
     rng = np.random.default_rng(0)
     sides = rng.integers(0, 256, (2, 40, 1, 4, 4, 3), np.uint8)
     queries = [Query(goal="open it", left=left, right=right) for left, right in zip(*sides, strict=True)]
-    swapped = [replace(query, left=query.right, right=query.left) for query in queries]
+    swapped = [query.swapped for query in queries]
 
     class ByContent(ScriptedModel):
         def choice_log_p(self, chats, choices):

@@ -58,7 +58,7 @@ def test_failed_answers_are_asked_again(tmp_path):
 
 def test_everything_that_decides_an_answer_is_in_the_key():
     query, stamp = make_query(1, 2), FakeJudge().stamp
-    swapped = Query(goal=query.goal, left=query.right, right=query.left)
+    swapped = query.swapped
     wide = replace(query, left=query.left.reshape(1, 2, 8, 3))
     shown = replace(query, goal_picture=query.right)
     others = [

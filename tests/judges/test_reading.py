@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlvlm.core.judging import Label, Status
-from rlvlm.judges.reading import parse_label, parse_rating, parse_score, status_of
+from rlvlm.judges.reading import parse_label, parse_rating, parse_score
 
 LEFT, RIGHT, TIE = Label.LEFT, Label.RIGHT, Label.TIE
 READ = {"label": parse_label, "score": parse_score, "rating": parse_rating}
@@ -19,7 +19,7 @@ TABLE = [json.loads(line) for line in (Path(__file__).parent / "answers.jsonl").
 def test_the_three_labels_and_the_four_outcomes():
     assert [parse_label(text) for text in ("0", "1", "-1", "perhaps")] == [LEFT, RIGHT, TIE, None]
     statuses = [Status.OK, Status.OK, Status.NO_PREFERENCE, Status.INVALID]
-    assert [status_of(label) for label in (LEFT, RIGHT, TIE, None)] == statuses
+    assert [Status.of(label) for label in (LEFT, RIGHT, TIE, None)] == statuses
 
 
 @pytest.mark.parametrize("kind", READ)

@@ -5,70 +5,25 @@ Qwen3-VL, with the published weight names.
 """
 
 import json
-import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
 from torch import Tensor
-from transformers import Qwen3VLConfig
 
 from rlvlm.core.errors import JudgeUnavailable, UnsupportedQuestion, first_line
 from rlvlm.judges import prompts
 from rlvlm.judges.config import JudgeConfig
-from rlvlm.vlms.chats import Chat, images_of
-from rlvlm.vlms.devices import pick_device
+from rlvlm.vlms.chats import Chat
 from rlvlm.vlms.files import locate
-from rlvlm.vlms.loading import check_weights, load_weights
+from rlvlm.vlms.loading import LoadedVLM, load_weights
 from rlvlm.vlms.processors import load_processor
-
-logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class HeadModel:
-    """A reward model ready to look."""
-
-    network: Any
-    """In eval mode, on its device."""
-    processor: Any
-    """Of `rlvlm.vlms.processors`; knows the model's own tokens."""
-    revision: str
-    """Hub commit, or a digest of a local folder."""
-
-    @property
-    def dtype(self) -> str:
-        """Precision of the weights, e.g. `float32`."""
-        return str(self.network.dtype).removeprefix("torch.")
-
-    def token_id(self, token: str) -> int:
-        """The id of one of the model's own tokens."""
-        return self.processor.tokenizer.convert_tokens_to_ids(token)
-
-    def inputs(self, chats: Sequence[Chat], *, are_counted: bool) -> dict[str, Tensor]:
-        """The network's inputs [B, N], left-padded, on its device; the chats end where the model's turn would begin.
-
-        Args:
-            chats: with images.
-            are_counted: whether `Image 1:` and so on stands before each image, as Qwen's template can write.
-        """
-        texts = [
-            self.processor.apply_chat_template(chat, add_generation_prompt=False, add_vision_id=are_counted)
-            for chat in chats
-        ]
-        inputs = self.processor(texts, [images_of(chat) for chat in chats])
-        network = self.network
-        return {
-            name: tensor.to(network.device, network.dtype if tensor.is_floating_point() else tensor.dtype)
-            for name, tensor in inputs.items()
-        }
 
 
 def load_head_model(
     config: JudgeConfig, network_class: Any, *, tokens: Sequence[str], renamed: Mapping[str, str]
-) -> HeadModel:
+) -> LoadedVLM:
     """The reward model that `config.model` names.
 
     Args:
@@ -87,33 +42,25 @@ def load_head_model(
             "leave out --judge.quantization and --judge.adapter",
         )
     folder, revision = locate(config.model, config.revision, config.section)
-    settings = _settings(folder, network_class)
-    check_weights(folder)
-    device = pick_device(config.device, config.section)
+    try:
+        settings = network_class.settings(folder, json.loads((folder / "config.json").read_text()))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, SafetensorError) as error:
+        raise JudgeUnavailable(
+            f"{folder} holds no {network_class.__name__} that can be read: {first_line(error)}",
+            "choose the model that the backend is named after",
+        ) from error
     processor = load_processor(folder, settings, config)
     _add_tokens(processor.tokenizer, tokens, settings.get_text_config().vocab_size, folder)
     network = load_weights(
         network_class,
         folder,
         config,
-        device,
         is_exact=True,
         config=settings,
-        attn_implementation=network_class.attention or (None if config.attention == "auto" else config.attention),
         key_mapping=dict(renamed),
+        **({"attn_implementation": network_class.attention} if network_class.attention else {}),
     )
-    return HeadModel(network=network, processor=processor, revision=revision)
-
-
-def _settings(folder: Path, network_class: Any) -> Qwen3VLConfig:
-    try:
-        raw = json.loads((folder / "config.json").read_text())
-        return network_class.settings(folder, raw)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, SafetensorError) as error:
-        raise JudgeUnavailable(
-            f"{folder} holds no {network_class.__name__} that can be read: {first_line(error)}",
-            "choose the model that the backend is named after",
-        ) from error
+    return LoadedVLM(model=network, processor=processor, revision=revision)
 
 
 def _add_tokens(tokenizer: Any, tokens: Sequence[str], num_rows: int, folder: Path) -> None:
@@ -129,10 +76,22 @@ def _add_tokens(tokenizer: Any, tokens: Sequence[str], num_rows: int, folder: Pa
         )
 
 
-def stamp_parts(config: JudgeConfig, model: HeadModel) -> tuple[str, str]:
+def stamp_parts(config: JudgeConfig, model: LoadedVLM) -> tuple[str, str]:
     """Prompt and decoding, as they stand in the stamp of a judge with heads."""
     prompt = f"{config.backend}_{prompts.version(config.score)}{prompts.wording_mark(config)}"
     return prompt, f"min_pixels={config.min_pixels} max_pixels={config.max_pixels} dtype={model.dtype}"
+
+
+def chat_inputs(model: LoadedVLM, chats: Sequence[Chat], *, are_counted: bool) -> dict[str, Tensor]:
+    """The network's inputs [B, N] of chats that end where the model's turn would begin, see `LoadedVLM.inputs`.
+
+    Args:
+        model: whose template renders them.
+        chats: with images.
+        are_counted: whether `Image 1:` and so on stands before each image, as Qwen's template can write.
+    """
+    render = model.processor.apply_chat_template
+    return model.inputs([render(chat, add_generation_prompt=False, add_vision_id=are_counted) for chat in chats], chats)
 
 
 def rows_where(hidden: Tensor, ids: Tensor, token_id: int) -> list[Tensor]:

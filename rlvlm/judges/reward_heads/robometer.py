@@ -21,8 +21,9 @@ from rlvlm.core.judging import Clip, Query
 from rlvlm.core.steps import Frames
 from rlvlm.judges import prompts
 from rlvlm.judges.config import Abilities, JudgeConfig
-from rlvlm.judges.reward_heads.backbone import HeadModel, load_head_model, rows_where, stamp_parts
+from rlvlm.judges.reward_heads.backbone import chat_inputs, load_head_model, rows_where, stamp_parts
 from rlvlm.vlms.chats import Chat, image_parts, text_part
+from rlvlm.vlms.loading import LoadedVLM
 
 PROGRESS, PREFERENCE, SPLIT = "<|prog_token|>", "<|pref_token|>", "<|split_token|>"
 TOKENS = (SPLIT, "<|reward_token|>", PREFERENCE, "<|sim_token|>", PROGRESS)
@@ -91,7 +92,7 @@ class Robometer:
 
     abilities = Abilities(compare=frozenset({"direct"}), score=frozenset({"progress", "success"}), goal_pictures=False)
 
-    def __init__(self, model: HeadModel, config: JudgeConfig) -> None:
+    def __init__(self, model: LoadedVLM, config: JudgeConfig) -> None:
         self._model = model
         self._sentences = prompts.sentences_of(config)
         self._column = {"progress": 0, "success": 1}[config.score]
@@ -101,8 +102,8 @@ class Robometer:
     def rate(self, clips: Sequence[Clip]) -> tuple[Tensor, list[str]]:
         """[N] in [0, 1] at the last frame, and what was seen."""
         model = self._model
-        inputs = model.inputs([self._progress_chat(clip) for clip in clips], are_counted=True)
-        hidden = model.network(inputs)
+        inputs = chat_inputs(model, [self._progress_chat(clip) for clip in clips], are_counted=True)
+        hidden = model.model(inputs)
         answers = [self._read(rows[-1:]) for rows in rows_where(hidden, inputs["input_ids"], model.token_id(PROGRESS))]
         texts = [f"progress {progress:.3f}, success {success:.3f}" for progress, success in answers]
         return torch.tensor([answer[self._column] for answer in answers]), texts
@@ -110,10 +111,10 @@ class Robometer:
     def prefer(self, queries: Sequence[Query]) -> tuple[Tensor, list[str]]:
         """[N] how much more the left clip is liked, in logits, and what was seen."""
         model = self._model
-        inputs = model.inputs([self._preference_chat(query) for query in queries], are_counted=True)
-        hidden = model.network(inputs)
+        inputs = chat_inputs(model, [self._preference_chat(query) for query in queries], are_counted=True)
+        hidden = model.model(inputs)
         rows = torch.cat(rows_where(hidden, inputs["input_ids"], model.token_id(PREFERENCE)))
-        logits = model.network.preference_head(rows)[:, 0].float()
+        logits = model.model.preference_head(rows)[:, 0].float()
         return logits, [f"left {share:.4f}" for share in torch.sigmoid(logits).tolist()]
 
     def share(self, margins: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -122,7 +123,7 @@ class Robometer:
 
     def _read(self, rows: Tensor) -> tuple[float, float]:
         """Progress and success, both in [0, 1], of one frame's hidden state [1, D]."""
-        network = self._model.network
+        network = self._model.model
         bins = network.progress_head(rows)[0].float()
         centres = torch.linspace(0, 1, len(bins), device=bins.device)
         progress = bins[0] if len(bins) == 1 else (bins.softmax(0) * centres).sum()

@@ -21,8 +21,9 @@ from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLModel, Qwen3VL
 from rlvlm.core.judging import Clip, Query
 from rlvlm.judges import prompts
 from rlvlm.judges.config import Abilities, JudgeConfig
-from rlvlm.judges.reward_heads.backbone import HeadModel, load_head_model, rows_where, stamp_parts
+from rlvlm.judges.reward_heads.backbone import chat_inputs, load_head_model, rows_where, stamp_parts
 from rlvlm.vlms.chats import Chat, image_parts, text_part
+from rlvlm.vlms.loading import LoadedVLM
 
 VALUE, RELATIVE = "<value>", "<relative_value>"
 _ACTIVATIONS = {"relu": nn.ReLU, "gelu": nn.GELU, "silu": nn.SiLU, "tanh": nn.Tanh, "leaky_relu": nn.LeakyReLU}
@@ -77,7 +78,7 @@ class RynnValueNetwork(Qwen3VLPreTrainedModel):
         """[B, N, D] hidden states behind the last norm.
 
         Args:
-            inputs: as `HeadModel.inputs` gives them.
+            inputs: as `chat_inputs` gives them.
             groups: [B, N] the group that a token belongs to, -1 for those in none.
         """
         inputs = dict(inputs)
@@ -179,10 +180,10 @@ class RynnValue:
 
     abilities = Abilities(compare=frozenset({"direct"}), score=frozenset({"progress"}), goal_pictures=False)
 
-    def __init__(self, model: HeadModel, config: JudgeConfig) -> None:
+    def __init__(self, model: LoadedVLM, config: JudgeConfig) -> None:
         self._model = model
         self._sentences = prompts.sentences_of(config)
-        self._settings: dict[str, Any] = model.network.config.rynnvalue
+        self._settings: dict[str, Any] = model.model.config.rynnvalue
         self.revision = model.revision
         self.prompt, self.decoding = stamp_parts(config, model)
 
@@ -207,12 +208,12 @@ class RynnValue:
     def _seconds(self, chats: Sequence[Chat]) -> Tensor:
         """[N] left at the last frame; the mean over the heads where there are several."""
         model, settings = self._model, self._settings
-        inputs = model.inputs(chats, are_counted=False)
+        inputs = chat_inputs(model, chats, are_counted=False)
         ids = inputs["input_ids"]
-        hidden = model.network(inputs, group_tokens(ids, [model.token_id(VALUE), model.token_id(RELATIVE)]))
+        hidden = model.model(inputs, group_tokens(ids, [model.token_id(VALUE), model.token_id(RELATIVE)]))
         repeat, scale = settings["value_token_repeat"], settings["value_tokenizer_config"]
         rows = torch.stack([one[-repeat:].flatten() for one in rows_where(hidden, ids, model.token_id(VALUE))])
-        heads = [seconds_of(head(rows), scale["min_value"], scale["max_value"]) for head in model.network.value_heads]
+        heads = [seconds_of(head(rows), scale["min_value"], scale["max_value"]) for head in model.model.value_heads]
         return torch.stack(heads).mean(dim=0)
 
     def _chat(self, goal: str, frames: NDArray[np.uint8]) -> Chat:

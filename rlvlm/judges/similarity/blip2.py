@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from transformers import Blip2ForImageTextRetrieval
 
 from rlvlm.judges.config import JudgeConfig
-from rlvlm.judges.numeric import AdaptiveBatches
 from rlvlm.judges.similarity.encoders import Encoder, load_encoder, random_blip2
 from rlvlm.judges.similarity.model import Pixels, SimilarityModel
 
@@ -45,7 +44,7 @@ class Blip2Rater:
 
     Args:
         encoder: the network.
-        config: the head and the batch size.
+        config: the head.
     """
 
     sees_goal_images = False
@@ -56,24 +55,21 @@ class Blip2Rater:
         self.traits = f"{'' if head == 'match' else f'head={head} '}dtype={encoder.dtype}"
         self._head = head
         self._encoder = encoder
-        self._batches = AdaptiveBatches(config.batch_size)
 
     def rate(self, images: Sequence[Pixels], goals: Sequence[str | Pixels]) -> NDArray[np.float64]:
-        """[N] in [0, 1]; see `model.ImageRater`."""
-        return self._batches.run(self._ask, list(zip(images, goals, strict=True))).numpy()
-
-    def _ask(self, pairs: Sequence[tuple[Pixels, str | Pixels]]) -> torch.Tensor:
-        """[N]: the probability of a match, or the cosine as a share, the nearest of the query tokens counted."""
+        """[N] in [0, 1]; see `model.ImageRater`: the probability of a match, or the cosine as a share, the nearest of
+        the query tokens counted.
+        """
         encoder = self._encoder
-        assert all(isinstance(text, str) for _, text in pairs), "goal images are refused before"
-        inputs = encoder.read([str(text) for _, text in pairs], padding_side="right")
+        assert all(isinstance(text, str) for text in goals), "goal images are refused before"
+        inputs = encoder.read(list(map(str, goals)), padding_side="right")
         is_match = self._head == "match"
         logits = encoder.model(
-            **encoder.see([image for image, _ in pairs]),
+            **encoder.see(images),
             **self._with_query_places(inputs["input_ids"], inputs["attention_mask"]),
             use_image_text_matching_head=is_match,
         ).logits_per_image.double()  # [N, 2] classes of the matching head, or [N, N] cosines
-        return logits.softmax(-1)[:, 1] if is_match else (1 + logits.diagonal()) / 2
+        return (logits.softmax(-1)[:, 1] if is_match else (1 + logits.diagonal()) / 2).cpu().numpy()
 
     def _with_query_places(self, tokens: torch.Tensor, mask: torch.Tensor) -> dict[str, torch.Tensor]:
         """Tokens and mask with places for the query tokens in front, where the checkpoint counts on them."""

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from transformers import AutoModel
 
 from rlvlm.judges.config import JudgeConfig
-from rlvlm.judges.numeric import AdaptiveBatches
 from rlvlm.judges.similarity.encoders import Encoder, load_encoder, random_clip
 from rlvlm.judges.similarity.model import (
     Pixels,
@@ -47,7 +46,7 @@ class ClipRater:
 
     Args:
         encoder: the network.
-        config: baseline, its weight and the batch size.
+        config: baseline and its weight.
     """
 
     sees_goal_images = True
@@ -56,7 +55,6 @@ class ClipRater:
         settings = config.similarity
         self.revision = encoder.revision
         self._encoder = encoder
-        self._batches = AdaptiveBatches(config.batch_size)
         # SigLIP was trained on texts of one length, padding included and unmasked.
         self._is_padded = encoder.model.config.model_type.startswith("siglip")
         self._alpha = settings.alpha
@@ -77,27 +75,22 @@ class ClipRater:
         return to_share(baseline_reward(states, towards, self._baseline, self._alpha))
 
     def _of_images(self, images: Sequence[Pixels]) -> Units:
-        def look(piece: Sequence[Pixels]) -> torch.Tensor:
-            return _pooled(self._encoder.model.get_image_features(**self._encoder.see(piece)))
-
-        return unit(self._batches.run(look, images).numpy())
+        return _units(self._encoder.model.get_image_features(**self._encoder.see(images)))
 
     def _of_text(self, text: str) -> NDArray[np.float64]:
         """[E] unit vector; remembered, since a run has one goal."""
         if text not in self._texts:
-            self._texts[text] = unit(self._batches.run(self._read, [text]).numpy())[0]
+            inputs = self._encoder.read([text], **({"padding": "max_length"} if self._is_padded else {}))
+            if self._is_padded:
+                inputs.pop("attention_mask", None)
+            with torch.inference_mode():
+                self._texts[text] = _units(self._encoder.model.get_text_features(**inputs))[0]
         return self._texts[text]
 
-    def _read(self, texts: Sequence[str]) -> torch.Tensor:
-        inputs = self._encoder.read(texts, **({"padding": "max_length"} if self._is_padded else {}))
-        if self._is_padded:
-            inputs.pop("attention_mask", None)
-        return _pooled(self._encoder.model.get_text_features(**inputs))
 
-
-def _pooled(features: torch.Tensor) -> torch.Tensor:
-    """[N, E], whether the model gives them alone or in an output record."""
-    return getattr(features, "pooler_output", features)
+def _units(features: torch.Tensor) -> Units:
+    """[N, E], whether the model gives features alone or in an output record."""
+    return unit(getattr(features, "pooler_output", features).double().cpu().numpy())
 
 
 def _key(image: Pixels) -> tuple[tuple[int, ...], bytes]:

@@ -5,7 +5,6 @@ code as trained ones and know nothing: their stamp and the names of their runs s
 since no vocabulary comes with random weights.
 """
 
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -27,11 +26,9 @@ from transformers.models.clip.image_processing_pil_clip import CLIPImageProcesso
 
 from rlvlm.core.errors import ModelUnavailable, UnsupportedQuestion, first_line
 from rlvlm.judges.config import JudgeConfig
-from rlvlm.vlms.devices import pick_device
+from rlvlm.vlms.devices import dtype_name, pick_device, place
 from rlvlm.vlms.files import locate
-from rlvlm.vlms.loading import check_weights, load_weights
-
-logger = logging.getLogger(__name__)
+from rlvlm.vlms.loading import load_weights
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,25 +46,18 @@ class Encoder:
     @property
     def dtype(self) -> str:
         """Precision of the weights, e.g. `float32`."""
-        return str(self.model.dtype).removeprefix("torch.")
+        return dtype_name(self.model.dtype)
 
     def see(self, images: Sequence[Any]) -> dict[str, torch.Tensor]:
         """The model's inputs for images [H, W, 3]."""
-        inputs = self.image_processor(images=list(images), return_tensors="pt")
-        return self._placed(inputs)
+        return place(self.image_processor(images=list(images), return_tensors="pt"), self.model)
 
     def read(self, texts: Sequence[str], **settings: Any) -> dict[str, torch.Tensor]:
         """The model's inputs for texts; what is longer than the model reads is cut."""
         longest = min(self.tokenizer.model_max_length, self.model.config.get_text_config().max_position_embeddings)
         settings = {"padding": True, "max_length": longest, **settings}
-        return self._placed(self.tokenizer(list(texts), truncation=True, return_tensors="pt", **settings))
-
-    def _placed(self, inputs: Any) -> dict[str, torch.Tensor]:
-        model = self.model
-        return {
-            name: tensor.to(model.device, model.dtype if tensor.is_floating_point() else tensor.dtype)
-            for name, tensor in inputs.items()
-        }
+        inputs = self.tokenizer(list(texts), truncation=True, return_tensors="pt", **settings)
+        return place(inputs, self.model)
 
 
 def load_encoder(config: JudgeConfig, model_class: Any, parts: Sequence[str], kind: str) -> Encoder:
@@ -89,8 +79,7 @@ def load_encoder(config: JudgeConfig, model_class: Any, parts: Sequence[str], ki
             "leave out --judge.quantization; these models are small",
         )
     folder, revision = locate(config.model, config.revision, config.section)
-    check_weights(folder)
-    model = load_weights(model_class, folder, config, pick_device(config.device, config.section))
+    model = load_weights(model_class, folder, config)
     if not all(hasattr(model, part) for part in parts):
         what = f"{folder} holds a {model.config.model_type} model, which backend {config.backend} cannot use"
         raise ModelUnavailable(what, f"choose {kind}")

@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 
 from rlvlm.core.steps import Frames
-from rlvlm.vlms.chats import TOP_P, Chat, ChatReply, images_of, whole_answer, without_thought
+from rlvlm.vlms.chats import TOP_P, Chat, ChatReply, whole_answer, without_thought
 from rlvlm.vlms.config import VLMConfig
 from rlvlm.vlms.images import can_replace, resize
 from rlvlm.vlms.loading import LoadedVLM
@@ -27,8 +27,7 @@ class TransformersEngine:
         self._vlm = vlm
         self._config = config
         self.revision = vlm.revision
-        dtype = str(vlm.model.dtype).removeprefix("torch.")
-        self.traits = f"dtype={dtype} quantization={config.quantization}{adapter_mark(config.adapter)}"
+        self.traits = f"dtype={vlm.dtype} quantization={config.quantization}{adapter_mark(config.adapter)}"
 
     @torch.inference_mode()
     def generate(
@@ -45,7 +44,7 @@ class TransformersEngine:
             return [ChatReply(text=choices[int(best)]) for best in log_p.argmax(axis=1)]
         model, tokenizer = self._vlm.model, self._vlm.processor.tokenizer
         texts = self._texts(chats)
-        inputs = self._inputs(texts, chats)
+        inputs = self._vlm.inputs(texts, chats)
         sampling = (
             {"do_sample": False}
             if temperature == 0
@@ -71,7 +70,7 @@ class TransformersEngine:
         second of `-1`.
         """
         texts = list(map(without_thought, self._texts(chats)))
-        inputs = self._inputs(texts, chats)
+        inputs = self._vlm.inputs(texts, chats)
         ids_of = [self._vlm.processor.tokenizer.encode(text, add_special_tokens=False) for text in choices]
         scores = np.full((len(chats), len(choices)), -np.inf)
         for prefix in longest_prefixes(ids_of):
@@ -95,15 +94,6 @@ class TransformersEngine:
 
     def _texts(self, chats: Sequence[Chat]) -> list[str]:
         return [self._vlm.processor.apply_chat_template(chat) for chat in chats]
-
-    def _inputs(self, texts: Sequence[str], chats: Sequence[Chat]) -> dict[str, torch.Tensor]:
-        """The model's inputs [B, N], left-padded, on its device and in its precision."""
-        model = self._vlm.model
-        inputs = self._vlm.processor(texts, [images_of(chat) for chat in chats])
-        return {
-            name: tensor.to(model.device, model.dtype if tensor.is_floating_point() else tensor.dtype)
-            for name, tensor in inputs.items()
-        }
 
 
 def longest_prefixes(texts: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:

@@ -38,7 +38,7 @@ def judge_of(folder: Path, **settings: Any) -> Any:
 def answer_always(judge: NumericJudge, **biases: list[float]) -> None:
     """Makes the heads of a Robometer say the same whatever they see."""
     for name, bias in biases.items():
-        last = getattr(judge._model._model.network, name)[4]  # pyright: ignore[reportAttributeAccessIssue]
+        last = getattr(judge._model._model.model, name)[4]  # pyright: ignore[reportAttributeAccessIssue]
         with torch.no_grad():
             last.weight.zero_()
             last.bias.copy_(torch.tensor(bias))
@@ -93,7 +93,7 @@ def test_no_value_depends_on_another_group(folders: dict[str, Path]) -> None:
     judge = judge_of(folders["rynnvalue"])
     before = judge.score([CLIP])[0].value
     model = judge._model._model
-    table = model.network.model.language_model.embed_tokens.weight
+    table = model.model.model.language_model.embed_tokens.weight
     with torch.no_grad():
         table[model.token_id(rynnvalue.RELATIVE)] += 5.0
     assert judge.score([CLIP])[0].value == pytest.approx(before, abs=1e-5)

@@ -1,6 +1,7 @@
 """The real networks at toy size, held to their own forward passes."""
 
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -10,9 +11,9 @@ from transformers import AutoImageProcessor, AutoModel, AutoTokenizer, Blip2ForI
 
 from rlvlm.core.errors import JudgeUnavailable, UnsupportedQuestion
 from rlvlm.core.judging import Clip, Label, Query, Status
+from rlvlm.judges.asking import AdaptiveBatches
 from rlvlm.judges.build import build_judge
 from rlvlm.judges.config import JudgeConfig, SimilarityConfig
-from rlvlm.judges.numeric import AdaptiveBatches
 
 FAMILIES = ("clip", "siglip", "blip2")
 BACKEND = {"clip": "clip", "siglip": "clip", "blip2": "blip2"}
@@ -184,19 +185,27 @@ def test_random_weights_are_drawn_by_the_judges_seed(images: np.ndarray) -> None
     assert same.stamp != other.stamp and not np.allclose(scores(other, images[:2]), scores(same, images[:2]))
 
 
-def test_memory_that_runs_out_makes_the_pieces_smaller_and_keeps_the_order() -> None:
-    sizes = []
+def test_memory_that_runs_out_makes_the_batches_smaller_and_keeps_the_order() -> None:
+    sizes, released = [], []
 
-    def ask(piece):
-        sizes.append(len(piece))
-        if len(piece) > 3:
-            raise torch.OutOfMemoryError("too much")
-        return torch.tensor(piece)
+    def ask(batch):
+        sizes.append(len(batch))
+        if len(batch) > 3:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return batch
 
-    batches = AdaptiveBatches(10)
-    assert batches.run(ask, list(range(7))).tolist() == list(range(7)) and sizes == [7, 4, 2, 2, 2, 1]
-    assert batches.run(ask, [1, 2, 3]).tolist() == [1, 2, 3] and sizes[-2:] == [2, 1]
-    with pytest.raises(JudgeUnavailable, match="out of memory"):
-        batches.run(lambda piece: ask([0] * 9), [1])
-    with pytest.raises(JudgeUnavailable, match="network broke"):
-        batches.run(lambda piece: torch.zeros(2) + torch.zeros(3), [1])
+    batches = AdaptiveBatches(10, lambda: released.append(1))
+    assert batches.run(list(range(7)), ask) == list(range(7)) and sizes == [7, 4, 2, 2, 3] and len(released) == 2
+    assert batches.run([1, 2, 3], ask) == [1, 2, 3] and sizes[-2:] == [2, 1]
+    with pytest.raises(MemoryError, match="out of memory"):
+        batches.run([1], lambda batch: ask([0] * 9))
+    with pytest.raises(RuntimeError, match="size of tensor"):
+        batches.run([1], lambda batch: torch.zeros(2) + torch.zeros(3))
+
+
+def test_a_network_that_breaks_is_unavailable(folders: dict[str, Path], images: np.ndarray) -> None:
+    clip = judge(folders, "clip")
+    for error, says in ((torch.OutOfMemoryError("out of memory"), "out of memory"), (ValueError("odd"), "broke: odd")):
+        with pytest.MonkeyPatch.context() as patch, pytest.raises(JudgeUnavailable, match=says):
+            patch.setattr(clip._model, "rate", Mock(side_effect=error))
+            scores(clip, images)

@@ -66,7 +66,7 @@ def test_the_last_image_counts_and_the_sides_are_symmetric() -> None:
         Query(goal="open it", left=left, right=right)
         for left, right in ((grey(0, 10), grey(255, 0)), (grey(9), grey(10)))
     ]
-    mirrored = [Query(goal="open it", left=query.right, right=query.left) for query in queries]
+    mirrored = [query.swapped for query in queries]
     assert [verdict.label for verdict in judge().compare(queries)] == [Label.LEFT, Label.RIGHT]
     assert [verdict.label for verdict in judge().compare(mirrored)] == [Label.RIGHT, Label.LEFT]
     assert judge().score([Clip(goal="open it", frames=grey(0, 255))])[0].value == 1.0
