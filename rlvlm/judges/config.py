@@ -2,13 +2,13 @@
 
 import difflib
 import logging
-import re
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import ClassVar, Literal, get_args
 
 from rlvlm.core.errors import UnsupportedQuestion
+from rlvlm.core.plugins import is_reference
 from rlvlm.vlms.config import ApiConfig, EngineConfig, VLMConfig
 
 logger = logging.getLogger(__name__)
@@ -168,7 +168,7 @@ class JudgeConfig(VLMConfig):
     @property
     def is_own(self) -> bool:
         """Whether it is the user's own function, `module:NAME`."""
-        return re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", self.backend) is not None
+        return is_reference(self.backend)
 
     @property
     def ships_weights(self) -> bool:

@@ -3,13 +3,13 @@
 import hashlib
 import inspect
 from collections.abc import Callable, Sequence
-from importlib import import_module
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rlvlm.core.errors import JudgeUnavailable
+from rlvlm.core.errors import JudgeUnavailable, UsageError
+from rlvlm.core.plugins import load_object
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.judges.judge import Judge
 from rlvlm.judges.numeric import NumericJudge
@@ -28,16 +28,17 @@ def build(config: JudgeConfig) -> Judge:
         UnsupportedQuestion: a function of images is to be asked a question that it does not get.
     """
     reference = config.backend
-    module, _, name = reference.partition(":")
     try:
-        function = getattr(import_module(module), name)
+        function = load_object(reference, "judge.backend")
         parameters = inspect.signature(function).parameters.values()
-        needed = [one.name for one in parameters if one.default is one.empty and one.kind is one.POSITIONAL_OR_KEYWORD]
-    except (ImportError, ValueError, TypeError, AttributeError) as error:
-        fix = "give it as FILE:FUNCTION, without .py, of a file in the folder where the command is started"
+    except (UsageError, TypeError, ValueError) as error:  # what inspect says of something that is no function
+        fix = error.fix if isinstance(error, UsageError) else _FIX
         raise JudgeUnavailable(f"cannot load the judge {reference!r}: {error}", fix) from error
+    needed = [one.name for one in parameters if one.default is one.empty and one.kind is one.POSITIONAL_OR_KEYWORD]
     if len(needed) == 2:
-        return NumericJudge(config, _as_model(config, function))
+        model = SimilarityModel(config, _FunctionRater(reference, function))
+        model.prompt = "function/1"
+        return NumericJudge(config, model)
     if len(needed) != 1:
         what = f"{reference!r} takes {', '.join(needed) or 'nothing'}"
         raise JudgeUnavailable(f"{what}; a judge of one's own takes a config, or images and a goal", _FIX)
@@ -46,12 +47,6 @@ def build(config: JudgeConfig) -> Judge:
         missing = [member for member in ("stamp", "compare", "score") if not hasattr(judge, member)]
         raise JudgeUnavailable(f"what {reference!r} returns is no judge: it has no {', '.join(missing)}", _FIX)
     return judge
-
-
-def _as_model(config: JudgeConfig, function: Callable[..., Any]) -> SimilarityModel:
-    model = SimilarityModel(config, _FunctionRater(config.backend, function))
-    model.prompt = "function/1"
-    return model
 
 
 class _FunctionRater:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from rlvlm.core.steps import FloatArray
+from rlvlm.core.torch_state import load_network, network_state
 from rlvlm.preferences.dataset import Examples, Steps
 from rlvlm.preferences.networks import RewardInput
 
@@ -161,14 +162,12 @@ class Ensemble:
 
     def get_state(self) -> list[dict[str, Any]]:
         """Copies of the members' weights, as arrays."""
-        return [
-            {name: np.array(weight.cpu()) for name, weight in member.state_dict().items()} for member in self.members
-        ]
+        return [network_state(member) for member in self.members]
 
     def set_state(self, state: list[dict[str, Any]]) -> None:
         """Restores what `get_state` returned."""
         for member, weights in zip(self.members, state, strict=True):
-            member.load_state_dict({name: torch.tensor(weight) for name, weight in weights.items()})
+            load_network(member, weights)
         self.forget()
 
     def _look_up(self, steps: Steps, chosen: NDArray[np.int64]) -> FloatArray:

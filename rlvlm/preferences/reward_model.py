@@ -18,6 +18,7 @@ from rlvlm.core import metrics
 from rlvlm.core.errors import NumericsError
 from rlvlm.core.finite import check_finite
 from rlvlm.core.steps import FloatArray, Transitions
+from rlvlm.core.torch_state import load_optimizer, optimizer_state
 from rlvlm.preferences.config import RewardModelConfig
 from rlvlm.preferences.dataset import Examples, Steps
 from rlvlm.preferences.ensemble import Ensemble
@@ -182,12 +183,9 @@ class RewardModel:
 
     def get_state(self) -> dict[str, Any]:
         """Weights, Adam's state and generator, as arrays and numbers."""
-        adam = self._adam.state_dict()["state"]
         return {
             "members": self.ensemble.get_state(),
-            "adam": {
-                str(at): {name: np.array(value.cpu()) for name, value in slot.items()} for at, slot in adam.items()
-            },
+            "adam": optimizer_state(self._adam),
             "rng": self._rng.get_state().numpy().copy(),
             "num_fits": self.num_fits,
             "evidence": self.evidence.get_state(),
@@ -197,10 +195,7 @@ class RewardModel:
     def set_state(self, state: dict[str, Any]) -> None:
         """Restores what `get_state` returned."""
         self.ensemble.set_state(state["members"])
-        slots = {
-            int(at): {name: torch.tensor(value) for name, value in slot.items()} for at, slot in state["adam"].items()
-        }
-        self._adam.load_state_dict({**self._adam.state_dict(), "state": slots})
+        load_optimizer(self._adam, state["adam"])
         self._rng.set_state(torch.tensor(state["rng"]))
         self.num_fits = int(state["num_fits"])
         self.evidence.set_state(state["evidence"])

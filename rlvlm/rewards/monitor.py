@@ -143,7 +143,7 @@ class JudgeMonitor:
             figures[metrics.JUDGE_OTHER_GOAL_SCORE] = other
         return {name: value for name, value in figures.items() if np.isfinite(value)}
 
-    def save_tree(self) -> dict[str, Any]:
+    def get_state(self) -> dict[str, Any]:
         """Everything, for a checkpoint."""
         return {
             "first": [list(row) for row in self._first],
@@ -152,13 +152,13 @@ class JudgeMonitor:
             "alarm": self.alarm,
         }
 
-    def load_tree(self, tree: dict[str, Any]) -> None:
-        """Restores what `save_tree` returned."""
-        self._first = [list(row) for row in tree["first"]]
-        for kept, rows in ((self._recent, tree["recent"]), (self._controls, tree["controls"])):
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Restores what `get_state` returned."""
+        self._first = [list(row) for row in state["first"]]
+        for kept, rows in ((self._recent, state["recent"]), (self._controls, state["controls"])):
             kept.clear()
             kept.extend(list(row) for row in rows)
-        self.alarm = str(tree["alarm"])
+        self.alarm = str(state["alarm"])
 
     def _found(self) -> str:
         """What is wrong now; empty where nothing is."""

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from rlvlm.core.steps import FloatArray, Frames
+from rlvlm.core.torch_state import load_network, load_optimizer, network_state, optimizer_state
 from rlvlm.core.turns import TurnEpisode
 
 _SIDE, _WIDTH = 12, 48
@@ -66,28 +67,22 @@ class TemporalNovelty:
                 torch.cat([self._network(*self._kept[row]) for row in rows.tolist()]).mean().backward()
                 self._optimizer.step()
 
-    def save_tree(self) -> dict[str, Any]:
+    def get_state(self) -> dict[str, Any]:
         """Network, optimiser, what it remembers, and its chance."""
-        states = self._optimizer.state_dict()["state"]
         return {
-            "network": {name: value.numpy() for name, value in self._network.state_dict().items()},
-            "adam": {str(place): {name: one.numpy() for name, one in state.items()} for place, state in states.items()},
+            "network": network_state(self._network),
+            "adam": optimizer_state(self._optimizer),
             "kept": [{"image": image.numpy(), "actions": actions.numpy()} for image, actions in self._kept],
             "order": self._order.get_state().numpy(),
         }
 
-    def load_tree(self, tree: dict[str, Any]) -> None:
-        """Restores what `save_tree` returned."""
-        self._network.load_state_dict({name: torch.as_tensor(value) for name, value in tree["network"].items()})
-        saved = self._optimizer.state_dict()
-        saved["state"] = {
-            int(place): {name: torch.as_tensor(one) for name, one in state.items()}
-            for place, state in tree["adam"].items()
-        }
-        self._optimizer.load_state_dict(saved)
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Restores what `get_state` returned."""
+        load_network(self._network, state["network"])
+        load_optimizer(self._optimizer, state["adam"])
         self._kept.clear()
-        self._kept.extend((torch.as_tensor(one["image"]), torch.as_tensor(one["actions"])) for one in tree["kept"])
-        self._order.set_state(torch.as_tensor(tree["order"]))
+        self._kept.extend((torch.as_tensor(one["image"]), torch.as_tensor(one["actions"])) for one in state["kept"])
+        self._order.set_state(torch.as_tensor(state["order"]))
 
     def _seen(self, episode: TurnEpisode) -> tuple[Tensor, Tensor]:
         """The first image [3 * side * side], small, and the actions [T]; one past the last for an unreadable reply."""

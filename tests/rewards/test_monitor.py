@@ -54,7 +54,7 @@ def test_a_success_that_was_undone_by_the_end_is_nobodys_error() -> None:
     assert figures[metrics.JUDGE_TRUE_SUCCESS] == pytest.approx(0.6), "they were successes, as training counts them"
     again = monitor()
     again.note([0.3], [False])  # what came meanwhile has never been
-    again.load_tree(watch.save_tree())
+    again.set_state(watch.get_state())
     assert again.report() == figures
     for value in (0.9, 0.1):
         alone = monitor()
@@ -114,7 +114,7 @@ def test_an_alarm_can_end_the_run_and_outlives_a_checkpoint() -> None:
         watch.note([0.9] * 60, [False] * 60)
     assert RewardHacked.exit_code == 5
     again = monitor()
-    again.load_tree(watch.save_tree())
+    again.set_state(watch.get_state())
     assert again.alarm == watch.alarm and again.report() == watch.report()
 
 

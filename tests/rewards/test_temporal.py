@@ -47,7 +47,7 @@ def test_it_goes_on_exactly_where_it_was() -> None:
     whole.learn(played)
     broken.learn(played)
     again = TemporalNovelty(3, draw, seed=9)
-    again.load_tree(broken.save_tree())
+    again.set_state(broken.get_state())
     for one in (whole, again):
         one.learn(played[:1])
     assert [each.tolist() for each in whole.label(played)] == [each.tolist() for each in again.label(played)]

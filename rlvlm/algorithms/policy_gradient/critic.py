@@ -19,6 +19,7 @@ from rlvlm.algorithms.policy_gradient.config import CriticConfig
 from rlvlm.core import metrics
 from rlvlm.core.episodes import TokenEpisode
 from rlvlm.core.steps import FloatArray
+from rlvlm.core.torch_state import load_network, load_optimizer, network_state, optimizer_state
 from rlvlm.envs.env import ChunkEnv
 
 _WIDE = 5.0
@@ -136,10 +137,9 @@ class Critic:
 
     def save_tree(self) -> dict[str, Any]:
         """Everything that an exact continuation needs."""
-        adam = self._optimizer.state_dict()["state"]
         return {
-            "network": {name: value.numpy() for name, value in self._network.state_dict().items()},
-            "adam": {str(place): {key: value.numpy() for key, value in own.items()} for place, own in adam.items()},
+            "network": network_state(self._network),
+            "adam": optimizer_state(self._optimizer),
             "scale": [self._middle.numpy(), self._spread.numpy()],
             "memory": [self._scores, self._lengths, self._features],
             "generator": self._generator.get_state().numpy(),
@@ -148,13 +148,8 @@ class Critic:
 
     def load_tree(self, tree: dict[str, Any]) -> None:
         """Restores what `save_tree` returned."""
-        self._network.load_state_dict({name: torch.from_numpy(value) for name, value in tree["network"].items()})
-        state = self._optimizer.state_dict()
-        state["state"] = {
-            int(place): {key: torch.as_tensor(np.array(value)) for key, value in own.items()}
-            for place, own in tree["adam"].items()
-        }
-        self._optimizer.load_state_dict(state)
+        load_network(self._network, tree["network"])
+        load_optimizer(self._optimizer, tree["adam"])
         self._middle, self._spread = (torch.from_numpy(np.array(value)) for value in tree["scale"])
         self._scores, self._lengths, self._features = (np.array(value) for value in tree["memory"])
         self._generator.set_state(torch.from_numpy(np.array(tree["generator"])))

@@ -188,9 +188,9 @@ class RewardLabeller:
         """Everything that an exact continuation needs; between rollouts only controls may be under way."""
         self._note_controls()
         return {
-            "monitor": self.monitor.save_tree(),
+            "monitor": self.monitor.get_state(),
             "scorer": None if self._scorer is None else self._scorer.get_state(),
-            "novelty": None if self._novelty is None else self._novelty.save_tree(),
+            "novelty": None if self._novelty is None else self._novelty.get_state(),
             "threshold": self._threshold,
             "claim": self.monitor.claim,
             "facts": {name: value for name, value in self._facts.items() if name != metrics.REWARD_WAIT_S},
@@ -202,13 +202,13 @@ class RewardLabeller:
         self._note_controls()
         self._waiting.clear()
         self._records = []
-        self.monitor.load_tree(tree["monitor"])
+        self.monitor.set_state(tree["monitor"])
         self._threshold, self.monitor.claim = tree["threshold"], float(tree["claim"])
         self._facts = dict(tree["facts"])
         if self._scorer is not None:
             self._scorer.set_state(tree["scorer"])
         if self._novelty is not None:
-            self._novelty.load_tree(tree["novelty"])
+            self._novelty.set_state(tree["novelty"])
 
     def _questions(self, episode: TokenEpisode) -> list[Question]:
         """What is asked about the turns of an episode, or about the whole of it once it is over."""

@@ -1,0 +1,35 @@
+"""Networks and optimisers as trees of arrays, for checkpoints."""
+
+from typing import Any
+
+import numpy as np
+import torch
+
+
+def network_state(network: torch.nn.Module) -> dict[str, Any]:
+    """Copies of its weights and buffers by name, float32 where numpy knows no such type."""
+    return {name: _array(value) for name, value in network.state_dict().items()}
+
+
+def load_network(network: torch.nn.Module, state: dict[str, Any]) -> None:
+    """Restores what `network_state` returned."""
+    network.load_state_dict({name: torch.tensor(np.asarray(value)) for name, value in state.items()})
+
+
+def optimizer_state(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """What it remembers of each parameter, by the parameter's number; step sizes are the config's."""
+    slots = optimizer.state_dict()["state"]
+    return {str(at): {name: _array(value) for name, value in slot.items()} for at, slot in slots.items()}
+
+
+def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+    """Restores what `optimizer_state` returned; copied, since the optimiser writes in place."""
+    slots = {
+        int(at): {name: torch.tensor(np.asarray(value)) for name, value in slot.items()} for at, slot in state.items()
+    }
+    optimizer.load_state_dict({**optimizer.state_dict(), "state": slots})
+
+
+def _array(value: torch.Tensor) -> np.ndarray:
+    value = value.detach().cpu()
+    return np.array(value.float() if value.dtype == torch.bfloat16 else value)
