@@ -21,20 +21,16 @@ import tyro
 
 from rlvlm.algorithms.evaluation import FIRST_SEED
 from rlvlm.algorithms.policy_gradient.algorithm import GRPOAlgorithmConfig
-from rlvlm.algorithms.policy_gradient.config import (
-    EpisodeRewardConfig,
-    PolicyGradientConfig,
-    SFTConfig,
-    TokenRewardConfig,
-)
+from rlvlm.algorithms.policy_gradient.config import EpisodeRewardConfig, PolicyGradientConfig, TokenRewardConfig
 from rlvlm.algorithms.policy_gradient.critic import Critic
-from rlvlm.algorithms.policy_gradient.imitation import demonstrate, imitate, read_demonstrations
 from rlvlm.algorithms.policy_gradient.learner import TokenLearner
 from rlvlm.algorithms.policy_gradient.player import chunk_player
 from rlvlm.algorithms.policy_gradient.rewards import RewardLabeller, known_episodes_of
 from rlvlm.algorithms.policy_gradient.rollouts import ChunkSampler
 from rlvlm.algorithms.policy_gradient.runner import ChunkRunner
 from rlvlm.algorithms.policy_gradient.source import informative_groups
+from rlvlm.algorithms.sft_chunks import demonstrate, imitate, read_demonstrations
+from rlvlm.algorithms.sft_config import ChunkSFTConfig
 from rlvlm.core import metrics
 from rlvlm.core.episodes import TokenEpisode
 from rlvlm.core.steps import FloatArray
@@ -66,12 +62,13 @@ class Trial:
     """Held-out initial states of an evaluation."""
     start: Path | None = None
     """File of the supervised start: written if it is missing, else read in place of demonstrations and imitation. For
-    starts that differ only in how they are learned, let `rlvlm collect` play, and name its folder with `--sft.data`."""
+    starts that differ only in how they are learned, let `rlvlm collect` play, and name its folder with
+    `--sft.demonstrations`."""
     end: Path | None = None
     """File for the policy as it was at the newest evaluation, in the same form."""
     env: EnvConfig
     policy: VLAConfig
-    sft: SFTConfig
+    sft: ChunkSFTConfig
     grpo: PolicyGradientConfig
     reward: TokenRewardConfig
     """Without a judge: success, or one of the simulated teachers."""
@@ -183,8 +180,8 @@ def supervised(task: str, policy: Any, world: ChunkEnv, trial: Trial) -> tuple[A
         policy.load_state_dict(kept["policy"])
         return ActionScale.read(kept["scale"], "task"), {}
     rng, began = np.random.default_rng(trial.seed), time.process_time()
-    if trial.sft.data:
-        data = Path(trial.sft.data)
+    if trial.sft.demonstrations:
+        data = Path(trial.sft.demonstrations)
         shown = read_demonstrations(data, task, trial.env, world, policy.image_px, lambda line: None)
     else:
         shown = demonstrate(world, trial.sft, trial.seed)

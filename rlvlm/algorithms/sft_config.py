@@ -1,4 +1,4 @@
-"""How a policy is taught by demonstrations; imports nothing heavy so that the command line starts at once."""
+"""How a policy is fine-tuned on demonstrations; imports nothing heavy so that the command line starts at once."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -6,25 +6,45 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SFTConfig:
-    """Supervised fine-tuning on a scripted expert's turns, in the process of the run that goes on with PPO."""
+    """The supervised start of a run: what policies that reply and policies that act in chunks have in common."""
 
-    turns: int = 256
-    """Demonstrated turns, those held out included; 0 goes without this stage."""
     demonstrations: str = ""
-    """Folder that `rlvlm collect` made, to learn from all of it; empty: the task's scripted expert plays `turns`."""
+    """Folder that `rlvlm collect` or `rlvlm data import` made, to learn from all of it; empty: the task's expert
+    plays."""
     start_from: str = ""
-    """Folder that `rlvlm sft` made: the run takes its weights and teaches nothing itself."""
-    p_wrong: float = 0.0
-    """Probability in [0, 1) that a demonstrated action is replaced by another legal one; leaves PPO something to do."""
+    """What another run or job has trained: this one begins with its weights, and nothing is demonstrated."""
     p_perturb: float = 0.0
-    """Probability in [0, 1) that another legal action is carried out than the one that is demonstrated. So states are
-    shown that the demonstrator itself never gets into, and how it goes on from there."""
+    """Probability in [0, 1) that something else is carried out than what the expert does, and not learned from. So
+    states are shown that the expert itself never gets into, and how it goes on from there."""
     updates: int = 80
     """Steps of the optimiser."""
-    batch_turns: int = 32
-    """Turns per step."""
+    batch_size: int = 32
+    """Turns, or chunks, in a step."""
     lr: float = 1e-3
-    """Largest step size of Adam; it rises over the first tenth of the updates and then falls to 0."""
+    """Largest step size of AdamW; it rises first and then falls along a cosine."""
+
+    def __post_init__(self) -> None:
+        if self.demonstrations and self.start_from:
+            raise ValueError(
+                "sft.demonstrations would have no effect beside sft.start_from, whose policy has learned; leave one out"
+            )
+        if not 0 <= self.p_perturb < 1:
+            raise ValueError(f"sft.p_perturb must be in [0, 1), got {self.p_perturb}")
+        for name in ("batch_size", "lr"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"sft.{name} must be > 0, got {getattr(self, name)}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReplySFTConfig(SFTConfig):
+    """Of a policy that replies: the demonstrated replies' tokens are made likelier. `start_from` is a folder that
+    `rlvlm sft` made.
+    """
+
+    turns: int = 256
+    """Demonstrated turns of the task's expert, those held out included; 0 goes without this stage."""
+    p_wrong: float = 0.0
+    """Probability in [0, 1) that a demonstrated action is replaced by another legal one; leaves PPO something to do."""
     reply_weight: float = 0.0
     """With an action head: weight of a demonstrated reply's likelihood beside its action's, >= 0. What the thought says
     of the image then teaches the policy to see, which an action alone hardly does."""
@@ -34,20 +54,51 @@ class SFTConfig:
     """Larger gradients are scaled down to this norm."""
 
     def __post_init__(self) -> None:
-        for name in ("p_wrong", "p_perturb", "held_out"):
+        SFTConfig.__post_init__(self)  # not super(): a class with slots is made twice, and super() knows the first
+        for name in ("p_wrong", "held_out"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"sft.{name} must be in [0, 1), got {getattr(self, name)}")
-        for name in ("updates", "batch_turns", "lr", "max_grad_norm"):
+        for name in ("updates", "max_grad_norm"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"sft.{name} must be > 0, got {getattr(self, name)}")
         if self.reply_weight < 0:
             raise ValueError(f"sft.reply_weight must be >= 0, got {self.reply_weight}")
-        if self.demonstrations and self.start_from:
-            raise ValueError(
-                "sft.demonstrations would have no effect beside sft.start_from, which teaches nothing itself"
-            )
         if self.turns < 0:
             raise ValueError(f"sft.turns must be >= 0, got {self.turns}; 0 goes without")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ChunkSFTConfig(SFTConfig):
+    """Of a policy that acts in chunks: cross-entropy of the demonstrated action tokens. `start_from` is a checkpoint,
+    e.g. `runs/push_block/TIME/checkpoints/best`.
+    """
+
+    episodes: int = 120
+    """Episodes of the task's expert, each from an initial state of its own; only successes are learned from."""
+    noise: float = 0.05
+    """Standard deviation of what is added to the expert's actions, scaled to [-1, 1]."""
+    label_width: float = 0.15
+    """Standard deviation of the bell over bins that a token is taught as, in units of the range [-1, 1] of normalised
+    actions; 0 teaches the single bin. It decides how widely the policy explores: much less and the episodes of a group
+    are all alike; much more and sampled actions miss. Dimensions that never change, and those that are not scaled, are
+    always taught as single bins."""
+    scenes: int = 0
+    """Rearranged scenes for a policy that learns to predict offsets: the robot of a demonstrated moment among the
+    things of an episode's start, each moved a little. Demonstrations show the hand where it should be, so what they
+    teach alone is lost where it is elsewhere. Each gradient step has two of them for each of its chunks."""
+    updates: int = 600
+    """Steps of the optimiser; 0 starts from the policy as it is."""
+    lr: float = 2e-3
+    """Largest step size of AdamW; it rises over 20 steps and falls along a cosine."""
+    weight_decay: float = 1e-4
+    """Of AdamW."""
+
+    def __post_init__(self) -> None:
+        SFTConfig.__post_init__(self)
+        least = {"episodes": 1, "updates": 0, "scenes": 0, "noise": 0, "label_width": 0, "weight_decay": 0}
+        for name, minimum in least.items():
+            if not getattr(self, name) >= minimum:
+                raise ValueError(f"sft.{name} must be >= {minimum}, got {getattr(self, name)}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -23,7 +23,8 @@ from torch.utils.data import DataLoader, Dataset
 from transformers import Trainer, TrainingArguments
 
 from rlvlm.algorithms.env_slots import EnvSlot
-from rlvlm.algorithms.sft import (
+from rlvlm.algorithms.sft_config import JobConfig, ReplySFTConfig
+from rlvlm.algorithms.sft_replies import (
     BODY_FILE,
     HEADS_FILE,
     Example,
@@ -35,7 +36,6 @@ from rlvlm.algorithms.sft import (
     split,
     validate,
 )
-from rlvlm.algorithms.sft_config import JobConfig, SFTConfig
 from rlvlm.core.turns import TurnEpisode
 from rlvlm.policies.vlm.config import PolicyConfig
 from rlvlm.policies.vlm.loading import load_policy
@@ -53,7 +53,7 @@ class TrainLoopConfig:
     """Draws the images of the episodes and reads replies."""
     load_episodes: Callable[[], Sequence[TurnEpisode]]
     """Loads the demonstrations, from a folder that every worker can see."""
-    sft: SFTConfig
+    sft: ReplySFTConfig
     job: JobConfig
     seed: int
 
@@ -129,7 +129,7 @@ class ImitationTrainer(Trainer):
     def get_train_dataloader(self) -> DataLoader[Any]:
         """Batches of about equal length; with several workers each takes its share of them."""
         assert isinstance(self.train_dataset, Turns)
-        batches = LengthBatches(self.train_dataset, self._loop_config.sft.batch_turns, self._loop_config.seed)
+        batches = LengthBatches(self.train_dataset, self._loop_config.sft.batch_size, self._loop_config.seed)
         loader = DataLoader(self.train_dataset, batch_sampler=batches, collate_fn=collate)
         return self.accelerator.prepare(loader)
 
@@ -140,7 +140,7 @@ class ImitationTrainer(Trainer):
             self._policy,
             loop_config.make_slot().env,
             self._held_out,
-            loop_config.sft.batch_turns,
+            loop_config.sft.batch_size,
             loop_config.job.max_reply_tokens,
         )
         self.log(measured)
@@ -207,7 +207,7 @@ def _worker(config: dict[str, Any]) -> None:
         **{
             "output_dir": own,
             "max_steps": sft.updates,
-            "per_device_train_batch_size": sft.batch_turns,
+            "per_device_train_batch_size": sft.batch_size,
             "learning_rate": sft.lr,
             "lr_scheduler_type": "cosine",
             "warmup_steps": max(sft.updates // 10, 1),

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
-from rlvlm.algorithms.policy_gradient.config import SFTConfig
+from rlvlm.algorithms.sft_config import ChunkSFTConfig
 from rlvlm.commands.arguments import parse, task_first
 from rlvlm.core.errors import EXIT_DONE, UsageError
 from rlvlm.demonstrations.vlm_player import PlayerConfig
@@ -59,8 +59,8 @@ def command(words: Sequence[str], prog: str) -> int:
     task = full_name(task)
     config = recipe(task)
     default = CollectArguments(out=Path("demonstrations") / task.replace("/", "-"), env=config.env)
-    if isinstance(sft := config.sft, SFTConfig):  # what a run of the task would have its script play
-        default = replace(default, episodes=sft.demonstrations, noise=sft.noise, p_perturb=sft.p_perturb)
+    if isinstance(sft := config.sft, ChunkSFTConfig):  # what a run of the task would have its script play
+        default = replace(default, episodes=sft.episodes, noise=sft.noise, p_perturb=sft.p_perturb)
     arguments = parse(CollectArguments, options, f"{prog} {task}", default)
     kind = task_kind(task)
     if kind == "steps":

@@ -11,7 +11,7 @@ from typing import Annotated
 import tyro
 
 from rlvlm.algorithms.policy_gradient.config import PPOConfig
-from rlvlm.algorithms.sft_config import JobConfig, SFTConfig
+from rlvlm.algorithms.sft_config import JobConfig, ReplySFTConfig
 from rlvlm.commands.arguments import parse, task_first
 from rlvlm.core.errors import EXIT_DONE, UsageError
 from rlvlm.core.turns import TurnEpisode
@@ -22,7 +22,7 @@ from rlvlm.runs.preflight import check_network
 from rlvlm.runs.recipes import recipe
 
 _OF_RUNS = ("turns", "demonstrations", "start_from", "p_wrong", "p_perturb")
-"""Settings of `SFTConfig` that say what a run's supervised start learns from."""
+"""Settings of `ReplySFTConfig` that say what a run's supervised start learns from."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +37,7 @@ class SFTArguments:
     """Of the policy's new parts and the order of the demonstrations."""
     env: EnvConfig = field(default_factory=EnvConfig)
     policy: PolicyConfig = field(default_factory=PolicyConfig)
-    sft: SFTConfig = field(default_factory=SFTConfig)
+    sft: ReplySFTConfig = field(default_factory=ReplySFTConfig)
     job: JobConfig = field(default_factory=JobConfig)
 
 
@@ -46,11 +46,11 @@ def command(words: Sequence[str], prog: str) -> int:
     task, options = task_first(words, prog, "number_line", "--from DATA")
     if (kind := task_kind(task)) != "turns":
         fixes = {"steps": f"it needs no demonstrations: rlvlm run {task}"}
-        fixes |= {"chunks": f"a VLA learns in its run: rlvlm run {task} --sft.data DIR"}
+        fixes |= {"chunks": f"a VLA learns in its run: rlvlm run {task} --sft.demonstrations DIR"}
         raise UsageError(f"{task} is an env in {kind}, not in turns", fixes[kind])
     own = recipe(task)
     default = SFTArguments(source=Path(), out=Path("sft") / task.replace("/", "-"), env=own.env)
-    if isinstance(own.algo, PPOConfig) and isinstance(own.policy, PolicyConfig) and isinstance(own.sft, SFTConfig):
+    if isinstance(own.algo, PPOConfig) and isinstance(own.policy, PolicyConfig) and isinstance(own.sft, ReplySFTConfig):
         job = JobConfig(max_reply_tokens=own.algo.max_reply_tokens)
         default = replace(default, policy=own.policy, sft=own.sft, job=job)
     arguments = parse(SFTArguments, options, f"{prog} {task}", default)
@@ -73,8 +73,14 @@ def command(words: Sequence[str], prog: str) -> int:
     where = arguments.policy.device if not os.environ.get("RAY_ADDRESS") else "auto"  # else a worker may be elsewhere
     check_network("policy", where, arguments.policy.model, arguments.policy.revision)
     from rlvlm.algorithms.policy_gradient.algorithm import make_slot
-    from rlvlm.algorithms.sft import check_actions, read_sft_manifest, sft_manifest_of, split, write_sft_manifest
     from rlvlm.algorithms.sft_job import TrainLoopConfig, make_policy, run_sft
+    from rlvlm.algorithms.sft_replies import (
+        check_actions,
+        read_sft_manifest,
+        sft_manifest_of,
+        split,
+        write_sft_manifest,
+    )
     from rlvlm.runs.ray_session import ray_session
 
     load = partial(_load, arguments.source.absolute(), task, arguments.env)
@@ -105,6 +111,6 @@ def command(words: Sequence[str], prog: str) -> int:
 
 def _load(source: Path, task: str, env: EnvConfig) -> list[TurnEpisode]:
     """What a worker learns from."""
-    from rlvlm.algorithms.sft import load_demonstrations
+    from rlvlm.algorithms.sft_replies import load_demonstrations
 
     return load_demonstrations(source, make_env(task, env, 0), env)

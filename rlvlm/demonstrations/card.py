@@ -158,7 +158,7 @@ def write_card(folder: DemonstrationFolder) -> Census:
         "`episodes.jsonl` has one episode per line; its images lie in `pictures/` under the digests of their pixels,",
         "its arrays in `arrays/` under its id. "
         + (
-            f"`python -m rlvlm.run {folder.task} --sft.data DIR` learns from them."
+            f"`python -m rlvlm.run {folder.task} --sft.demonstrations DIR` learns from them."
             if folder.kind == "chunks"
             else "`rlvlm data export` writes chat formats and Parquet."
         ),

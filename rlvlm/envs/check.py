@@ -375,8 +375,8 @@ def _check_chunk_images(env: ChunkEnv, twin: ChunkEnv, num_chunks: int) -> None:
             assert np.array_equal(images[i], images[j]), "equal keys look equal"
     places = env.landmarks(seen)
     assert places.ndim == 3 and len(places) == len(seen), f"landmarks are [N, K, D], got {places.shape}"
-    ways = env.ways(seen)
-    assert ways.shape == (len(seen), env.num_ways), f"ways are [N, {env.num_ways}], got {ways.shape}"
+    offsets = env.offsets(seen)
+    assert offsets.shape == (len(seen), env.num_offsets), f"offsets are [N, {env.num_offsets}], got {offsets.shape}"
     assert np.array_equal(places[::-1], twin.landmarks(seen[::-1])), "any instance finds the same landmarks"
     future = _drive(env, num_chunks, seed=6)
     env.set_state(state)

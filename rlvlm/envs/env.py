@@ -296,10 +296,10 @@ class ChunkEnv(Env[ChunkObs, FloatArray]):
     """A of them: whether a dimension is normalised by the demonstrations' quantiles; False for a gripper in [0, 1]."""
     proprio_size: int
     """P."""
-    num_ways: int = 0
-    """W, numbers in the ways from the hand to the other landmarks."""
-    way_unit: float = 1.0
-    """How far the hand typically is from things, in the units of `landmarks`: what ways are counted in."""
+    num_offsets: int = 0
+    """W, numbers in the offsets from the hand to the other landmarks."""
+    offset_unit: float = 1.0
+    """How far the hand typically is from things, in the units of `landmarks`: what offsets are counted in."""
     episode_steps: int
     """Env steps of the longest episode."""
     num_held_out: int | None = None
@@ -347,10 +347,10 @@ class ChunkEnv(Env[ChunkObs, FloatArray]):
         """
         return np.empty((len(snapshots), 0, 3), np.float32)
 
-    def ways(self, snapshots: FloatArray) -> FloatArray:
-        """`[N, W]` from the hand to each other landmark, one after the other, in multiples of `way_unit`."""
+    def offsets(self, snapshots: FloatArray) -> FloatArray:
+        """`[N, W]` from the hand to each other landmark, one after the other, in multiples of `offset_unit`."""
         places = self.landmarks(snapshots)
-        return (places[:, 1:] - places[:, :1]).reshape(len(places), -1) / np.float32(self.way_unit)
+        return (places[:, 1:] - places[:, :1]).reshape(len(places), -1) / np.float32(self.offset_unit)
 
     def augment_scenes(self, snapshots: FloatArray, starts: FloatArray, rng: np.random.Generator) -> FloatArray:
         """`[N, S]` scenes that nobody has played: the robot of `snapshots` `[N, S]` among the things of `starts`

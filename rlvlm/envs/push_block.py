@@ -220,7 +220,7 @@ class PushBlock(ChunkEnv):
     scaled_actions = (True,) * _GRIPPER + (False,)
     proprio_size = 2
     snapshot_size = STATE_SIZE
-    num_ways = 4
+    num_offsets = 4
 
     def __init__(self, config: EnvConfig, seed: int) -> None:
         self.episode_steps = config.episode_steps

@@ -27,7 +27,6 @@ from rlvlm.algorithms.policy_gradient.algorithm import (
     make_slot,
 )
 from rlvlm.algorithms.policy_gradient.config import EpisodeRewardConfig, GRPOConfig, PPOConfig, TokenRewardConfig
-from rlvlm.algorithms.policy_gradient.config import SFTConfig as ChunkSFTConfig
 from rlvlm.algorithms.policy_gradient.panel import CHUNK_ROWS, TURN_ROWS
 from rlvlm.algorithms.policy_gradient.player import (
     ScriptPlayer,
@@ -46,7 +45,7 @@ from rlvlm.algorithms.sac_pebble.config import SACConfig
 from rlvlm.algorithms.sac_pebble.panel import ROWS as SAC_ROWS
 from rlvlm.algorithms.sac_pebble.player import StepsPlayer
 from rlvlm.algorithms.sac_pebble.player import load_policy as load_actor
-from rlvlm.algorithms.sft_config import SFTConfig
+from rlvlm.algorithms.sft_config import ChunkSFTConfig, ReplySFTConfig
 from rlvlm.core.console.panel import PanelRow
 from rlvlm.core.disk import write_whole
 from rlvlm.core.episodes import TokenEpisode
@@ -122,7 +121,7 @@ def sac_settings(config: RunConfig, make_judge: MakeJudge | None, stack: ExitSta
 def ppo_settings(config: RunConfig, make_judge: MakeJudge | None, stack: ExitStack) -> AlgorithmConfig:
     """PPO of a policy that looks, thinks and acts in text; the Serve app of its engine lasts as long as `stack`."""
     assert isinstance(config.algo, PPOConfig) and isinstance(config.reward, TokenRewardConfig)
-    assert isinstance(config.policy, PolicyConfig) and isinstance(config.sft, SFTConfig) and config.engine
+    assert isinstance(config.policy, PolicyConfig) and isinstance(config.sft, ReplySFTConfig) and config.engine
     torch.set_num_threads(config.algo.threads)
     makes_policy = partial(make_policy, config.policy.in_run(config.seed))
     settings = (

@@ -13,9 +13,8 @@ from typing import Any, ClassVar, Literal, TypeVar
 import tyro
 
 from rlvlm.algorithms.policy_gradient.config import EpisodeRewardConfig, GRPOConfig, PPOConfig, TokenRewardConfig
-from rlvlm.algorithms.policy_gradient.config import SFTConfig as ChunkSFTConfig
 from rlvlm.algorithms.sac_pebble.config import SACConfig
-from rlvlm.algorithms.sft_config import SFTConfig
+from rlvlm.algorithms.sft_config import ChunkSFTConfig, ReplySFTConfig
 from rlvlm.core.errors import UsageError
 from rlvlm.core.plugins import is_reference, load_object
 from rlvlm.core.yaml_text import read_yaml
@@ -74,7 +73,7 @@ ALGORITHMS: dict[str, type] = {"sac": SACConfig, "ppo": PPOConfig, "grpo": GRPOC
 """By the name that stands first in `config.yaml`."""
 SECTIONS: dict[str, dict[str, type]] = {
     "sac": {"reward": RewardConfig, "feedback": FeedbackConfig, "reward_model": RewardModelConfig},
-    "ppo": {"reward": TokenRewardConfig, "policy": PolicyConfig, "engine": ServedEngineConfig, "sft": SFTConfig},
+    "ppo": {"reward": TokenRewardConfig, "policy": PolicyConfig, "engine": ServedEngineConfig, "sft": ReplySFTConfig},
     "grpo": {"reward": EpisodeRewardConfig, "policy": VLAConfig, "sft": ChunkSFTConfig},
 }
 """What a run has beside the sections of all runs, by its algorithm; those of other algorithms are None."""
@@ -114,7 +113,7 @@ class RunConfig:
     """The learned reward."""
     policy: PolicyConfig | VLAConfig | None = None
     """A VLM or a VLA; of a policy on states the algorithm's settings say everything."""
-    sft: SFTConfig | ChunkSFTConfig | None = None
+    sft: ReplySFTConfig | ChunkSFTConfig | None = None
     """The supervised start."""
     algo: SACConfig | PPOConfig | GRPOConfig = field(default_factory=SACConfig)
     """Decides which of the sections above a run has."""
@@ -255,12 +254,10 @@ class RunConfig:
         found = {}
         if isinstance(self.policy, PolicyConfig):
             found["policy.adapter"] = (self.policy.adapter, "adapter_config.json")
-        if isinstance(self.sft, SFTConfig):
+        if self.sft:
+            weights = "body.safetensors" if isinstance(self.sft, ReplySFTConfig) else "algorithm/policy.safetensors"
             found["sft.demonstrations"] = (self.sft.demonstrations, "demonstrations.json")
-            found["sft.start_from"] = (self.sft.start_from, "body.safetensors")
-        if isinstance(self.sft, ChunkSFTConfig):
-            found["sft.data"] = (self.sft.data, "demonstrations.json")
-            found["sft.start_from"] = (self.sft.start_from, "algorithm/policy.safetensors")
+            found["sft.start_from"] = (self.sft.start_from, weights)
         return {name: (path, holds) for name, (path, holds) in found.items() if path}
 
     def check_files(self) -> None:
@@ -269,10 +266,10 @@ class RunConfig:
         Raises:
             UsageError: says which cannot, and what it should hold.
         """
-        if isinstance(self.sft, ChunkSFTConfig) and self.sft.data:
+        if isinstance(self.sft, ChunkSFTConfig) and self.sft.demonstrations:
             from rlvlm.demonstrations.folder import open_folder  # numpy is not for those who only ask for help
 
-            open_folder(Path(self.sft.data).expanduser()).check_task(self.task)
+            open_folder(Path(self.sft.demonstrations).expanduser()).check_task(self.task)
         if isinstance(self.reward, RewardConfig):
             for name in ("source", "teacher"):  # an object of the user's own breaks now, and not once Ray has started
                 if is_reference(reference := getattr(self.reward, name)):
@@ -392,7 +389,7 @@ class RunConfig:
         assert isinstance(self.reward, EpisodeRewardConfig), "what GRPO goes with"
         return replace(
             at_most(self, steps=int(30_000 * share)),
-            sft=at_most(self.sft, demonstrations=int(100 * share), scenes=200, steps=300),
+            sft=at_most(self.sft, episodes=int(100 * share), scenes=200, updates=300),
             reward=replace(self.reward, monitor=at_most(self.reward.monitor, preflight=8)),
             algo=at_most(self.algo, groups=max(2, int(16 * share)), rounds=1),
             eval=at_most(self.eval, every_steps=int(10_000 * share), episodes=max(4, int(20 * share))),
@@ -402,15 +399,14 @@ class RunConfig:
         )
 
 
-def _unused_of_sft(sft: SFTConfig | ChunkSFTConfig | None) -> dict[str, str]:
+def _unused_of_sft(sft: ReplySFTConfig | ChunkSFTConfig | None) -> dict[str, str]:
     """Patterns of settings of the supervised start that others of it leave without effect, with the one that is why."""
     found = dict[str, str]()
-    if isinstance(sft, SFTConfig) and sft.demonstrations:
-        found |= dict.fromkeys(("sft.turns", "sft.p_wrong", "sft.p_perturb"), "sft.demonstrations")
-    if isinstance(sft, ChunkSFTConfig) and sft.data:
-        found |= dict.fromkeys(("sft.demonstrations", "sft.noise", "sft.p_perturb"), "sft.data")
-    if isinstance(sft, ChunkSFTConfig) and not sft.steps:
-        found |= dict.fromkeys(("sft.lr", "sft.batch_size", "sft.weight_decay", "sft.label_width"), "sft.steps 0")
+    if sft and sft.demonstrations:  # the expert does not play
+        of_expert = ("sft.turns", "sft.p_wrong", "sft.episodes", "sft.noise", "sft.p_perturb")
+        found |= dict.fromkeys(of_expert, "sft.demonstrations")
+    if sft and not sft.updates:
+        found |= dict.fromkeys(("sft.lr", "sft.batch_size", "sft.weight_decay", "sft.label_width"), "sft.updates 0")
     if sft and sft.start_from:
         found |= {f"sft.{one.name}": "sft.start_from" for one in fields(sft) if one.name != "start_from"}
     return found
@@ -455,17 +451,17 @@ def _check_grpo(run: RunConfig) -> None:
         )
     if run.goal:
         raise ValueError("goal has no effect: policy and judge take the env's own instruction; leave it out")
-    if sft.scenes and not (policy.model or policy.pocket.ways):
+    if sft.scenes and not (policy.model or policy.pocket.predicts_offsets):
         raise ValueError(
-            f"sft.scenes {sft.scenes} has no effect on a policy that does not learn to tell ways; set "
-            "--policy.pocket.ways, or --sft.scenes 0"
+            f"sft.scenes {sft.scenes} has no effect on a policy that does not learn to predict offsets; set "
+            "--policy.pocket.predicts-offsets, or --sft.scenes 0"
         )
     if reward.ahead and algo.rounds > 1:
         raise ValueError(
             f"algo.rounds {algo.rounds} has no effect with reward.ahead, which learns from one rollout at a time; set "
             "--algo.rounds 1"
         )
-    for name, value in (("data", sft.data), ("start_from", sft.start_from)):
+    for name, value in (("demonstrations", sft.demonstrations), ("start_from", sft.start_from)):
         if value and policy.model:
             raise ValueError(f"sft.{name} has no effect on policy.model, which comes trained; leave one out")
 

@@ -15,9 +15,8 @@ from rlvlm.algorithms.policy_gradient.config import (
     LossConfig,
     PPOConfig,
 )
-from rlvlm.algorithms.policy_gradient.config import SFTConfig as ChunkSFTConfig
 from rlvlm.algorithms.sac_pebble.config import SACConfig
-from rlvlm.algorithms.sft_config import SFTConfig
+from rlvlm.algorithms.sft_config import ChunkSFTConfig, ReplySFTConfig
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.libero.tasks import SUITES
 from rlvlm.envs.minigrid.ids import SHORT_NAMES
@@ -162,13 +161,13 @@ def ez_points() -> RunConfig:
     """gym-cards EZPoints: 12 from two cards. The start is noisy, so that what PPO adds can be seen."""
     return _turns(
         "ez_points", steps=12_288, gamma=0.95, reward_scale=0.1, final_lr=0.05,
-        sft=SFTConfig(turns=1_000, p_wrong=0.3, updates=200),
+        sft=ReplySFTConfig(turns=1_000, p_wrong=0.3, updates=200),
     )  # fmt: skip
 
 
 def blackjack() -> RunConfig:
     """gym-cards Blackjack, from demonstrations of basic strategy without mistakes."""
-    return _turns("blackjack", steps=10_240, sft=SFTConfig(turns=6_000, updates=400))
+    return _turns("blackjack", steps=10_240, sft=ReplySFTConfig(turns=6_000, updates=400))
 
 
 def points24() -> RunConfig:
@@ -179,7 +178,7 @@ def points24() -> RunConfig:
     base = _turns(
         "points24", steps=8_192, gamma=0.95, reward_scale=0.1,
         world=replace(task_env("points24"), split="training"),
-        sft=SFTConfig(turns=40_000, updates=2_500, batch_turns=48, lr=1.5e-3),
+        sft=ReplySFTConfig(turns=40_000, updates=2_500, batch_size=48, lr=1.5e-3),
     )  # fmt: skip
     return replace(base, algo=replace(base.algo, max_reply_tokens=640), eval=replace(base.eval, every_steps=base.steps))
 
@@ -191,7 +190,7 @@ def empty_random_6x6() -> RunConfig:
     return _turns(
         "empty_random_6x6", steps=6_144, gamma=0.97, final_lr=0.05,
         world=replace(task_env("empty_random_6x6"), episode_steps=24),
-        sft=SFTConfig(turns=1_000, p_wrong=0.5, updates=300),
+        sft=ReplySFTConfig(turns=1_000, p_wrong=0.5, updates=300),
     )  # fmt: skip
 
 
@@ -205,7 +204,7 @@ def doorkey_6x6() -> RunConfig:
     return _turns(
         "doorkey_6x6", steps=4_096, gamma=0.97, final_lr=0.05,
         world=replace(task_env("doorkey_6x6"), episode_steps=40, split="training", shows_last=True),
-        sft=SFTConfig(turns=22_000, p_perturb=0.3, updates=2_000),
+        sft=ReplySFTConfig(turns=22_000, p_perturb=0.3, updates=2_000),
     )  # fmt: skip
 
 
@@ -214,7 +213,7 @@ def doorkey_8x8() -> RunConfig:
     return _turns(
         "doorkey_8x8", steps=4_096, gamma=0.97, final_lr=0.05,
         world=replace(task_env("doorkey_8x8"), episode_steps=70, split="training", shows_last=True),
-        sft=SFTConfig(turns=40_000, p_perturb=0.3, updates=3_000),
+        sft=ReplySFTConfig(turns=40_000, p_perturb=0.3, updates=3_000),
     )  # fmt: skip
 
 
@@ -231,7 +230,7 @@ def pick_place_can() -> RunConfig:
         world=replace(
             task_env("pick_place_can"), second_view=True, view_px=96, shows_text=True, physics="fast",
         ),
-        sft=SFTConfig(turns=12_000, p_perturb=0.12, updates=800, reply_weight=0.2),
+        sft=ReplySFTConfig(turns=12_000, p_perturb=0.12, updates=800, reply_weight=0.2),
     )  # fmt: skip
     return replace(
         base,
@@ -244,7 +243,7 @@ def pick_place_can() -> RunConfig:
     )  # fmt: skip
 
 
-_SHORT_AND_NOISY = SFTConfig(turns=1_000, p_wrong=0.4, updates=100)
+_SHORT_AND_NOISY = ReplySFTConfig(turns=1_000, p_wrong=0.4, updates=100)
 
 
 def _turns(
@@ -253,7 +252,7 @@ def _turns(
     steps: int,
     gamma: float = 0.9,
     reward_scale: float = 1.0,
-    sft: SFTConfig = _SHORT_AND_NOISY,
+    sft: ReplySFTConfig = _SHORT_AND_NOISY,
     world: EnvConfig | None = None,
     final_lr: float = 0.02,
 ) -> RunConfig:
@@ -302,8 +301,8 @@ def libero(task: str) -> RunConfig:
         task=task,
         steps=600_000,
         env=replace(world, moved=0.02, physics="fast", mesh_cell=0.012, episode_steps=world.episode_steps * 4 // 5),
-        policy=VLAConfig(pocket=PocketVLAConfig(image_px=64, dilated=1, ways=True)),
-        sft=ChunkSFTConfig(demonstrations=100, noise=0.02, p_perturb=0.1, label_width=0.05, steps=800),
+        policy=VLAConfig(pocket=PocketVLAConfig(image_px=64, dilated=1, predicts_offsets=True)),
+        sft=ChunkSFTConfig(episodes=100, noise=0.02, p_perturb=0.1, label_width=0.05, updates=800),
         judge=judge,
         reward=reward,
         algo=GRPOConfig(
@@ -335,7 +334,7 @@ def libero_suite(suite: str) -> RunConfig:
         env=replace(one.env, episode_steps=task_env(suite).episode_steps * 4 // 5),
         judge=judge,
         reward=reward,
-        sft=replace(one.sft, demonstrations=30 * num_tasks, steps=2_500),
+        sft=replace(one.sft, episodes=30 * num_tasks, updates=2_500),
         eval=replace(one.eval, every_steps=200_000, episodes=200),
     )
 

@@ -15,9 +15,10 @@ from ray.rllib.callbacks.callbacks import RLlibCallback
 from ray.rllib.utils.metrics import ENV_RUNNER_RESULTS, EPISODE_RETURN_MEAN, EVALUATION_RESULTS, NUM_EPISODES
 
 from rlvlm.algorithms.policy_gradient.algorithm import GRPOAlgorithmConfig
-from rlvlm.algorithms.policy_gradient.config import GRPOConfig, SFTConfig
+from rlvlm.algorithms.policy_gradient.config import GRPOConfig
 from rlvlm.algorithms.sac_pebble.algorithm import SACPebble, SACPebbleConfig
 from rlvlm.algorithms.sac_pebble.config import SACConfig
+from rlvlm.algorithms.sft_config import ChunkSFTConfig
 from rlvlm.core.errors import UsageError
 from rlvlm.envs.config import EnvConfig
 from rlvlm.policies.vla.config import PocketVLAConfig, VLAConfig
@@ -83,7 +84,7 @@ def build_grpo(folder: Path) -> Any:
         .envs(task="push_block", env_settings=EnvConfig(episode_steps=16))
         .acting(policy=VLAConfig(pocket=PocketVLAConfig(image_px=16, hidden=32)))
         .learning(
-            sft=SFTConfig(demonstrations=4, steps=4),
+            sft=ChunkSFTConfig(episodes=4, updates=4),
             algo=GRPOConfig(groups=3, group_size=3, rounds=1),
         )
         .evaluation(evaluation_interval=1, evaluation_duration=2)

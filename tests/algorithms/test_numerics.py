@@ -11,9 +11,10 @@ import pytest
 import torch
 
 from rlvlm.algorithms.policy_gradient.algorithm import GRPOAlgorithmConfig
-from rlvlm.algorithms.policy_gradient.config import EpisodeRewardConfig, GRPOConfig, SFTConfig, TokenRewardConfig
+from rlvlm.algorithms.policy_gradient.config import EpisodeRewardConfig, GRPOConfig, TokenRewardConfig
 from rlvlm.algorithms.sac_pebble.algorithm import SACPebbleConfig
 from rlvlm.algorithms.sac_pebble.config import SACConfig
+from rlvlm.algorithms.sft_config import ChunkSFTConfig
 from rlvlm.core.errors import NumericsError
 from rlvlm.envs.config import EnvConfig
 from rlvlm.judges.config import JudgeConfig
@@ -71,7 +72,7 @@ def build_grpo(folder: Path) -> Any:
         .envs(task="push_block", env_settings=EnvConfig(episode_steps=32))
         .acting(policy=VLAConfig(pocket=PocketVLAConfig(image_px=16, hidden=32)))
         .learning(
-            sft=SFTConfig(demonstrations=4, steps=4),
+            sft=ChunkSFTConfig(episodes=4, updates=4),
             algo=GRPOConfig(groups=2, group_size=4),
         )
         .rewards(reward=EpisodeRewardConfig(source="judged", monitor=MonitorConfig(preflight=0)), make_judge=the_judge)

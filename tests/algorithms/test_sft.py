@@ -6,8 +6,16 @@ import pytest
 import torch
 
 from rlvlm.algorithms.env_slots import EnvSlot
-from rlvlm.algorithms.sft import demonstrate, examples_of, fine_tune, fit_examples, imitation_loss, split, validate
-from rlvlm.algorithms.sft_config import SFTConfig
+from rlvlm.algorithms.sft_config import ReplySFTConfig
+from rlvlm.algorithms.sft_replies import (
+    demonstrate,
+    examples_of,
+    fine_tune,
+    fit_examples,
+    imitation_loss,
+    split,
+    validate,
+)
 from rlvlm.core import metrics
 from rlvlm.core.errors import UsageError
 from rlvlm.core.turns import TurnEpisode
@@ -22,7 +30,7 @@ def slot() -> EnvSlot:
 
 def test_the_loss_of_one_turn_is_minus_the_log_prob_of_its_reply(tmp_path: Path):
     policy, place = tiny_policy(tmp_path), slot()
-    (example, *_) = examples_of(policy, place.env, demonstrate(place, SFTConfig(turns=1), 0))
+    (example, *_) = examples_of(policy, place.env, demonstrate(place, ReplySFTConfig(turns=1), 0))
     with torch.no_grad():
         loss = imitation_loss(policy, [example])
         log_probs = policy.read([example.tokens]).log_probs
@@ -32,7 +40,7 @@ def test_the_loss_of_one_turn_is_minus_the_log_prob_of_its_reply(tmp_path: Path)
 
 def test_a_head_may_learn_from_what_is_said_too(tmp_path: Path):
     policy, place = tiny_policy(tmp_path, config=PolicyConfig(learns="all", acts="head"), num_actions=2), slot()
-    examples = examples_of(policy, place.env, demonstrate(place, SFTConfig(turns=6), 0))
+    examples = examples_of(policy, place.env, demonstrate(place, ReplySFTConfig(turns=6), 0))
     with torch.no_grad():
         both, alone = (imitation_loss(policy, examples, weight) for weight in (0.5, 0.0))
         said = -policy.read([example.tokens for example in examples]).log_probs.sum(-1).mean()
@@ -40,14 +48,14 @@ def test_a_head_may_learn_from_what_is_said_too(tmp_path: Path):
 
 
 def test_an_expert_never_errs_and_a_noisy_one_does():
-    sure, noisy = (demonstrate(slot(), SFTConfig(turns=100, p_wrong=p), 1) for p in (0.0, 0.5))
+    sure, noisy = (demonstrate(slot(), ReplySFTConfig(turns=100, p_wrong=p), 1) for p in (0.0, 0.5))
     assert all(episode.success[-1] and not (episode.env_rewards < 0).any() for episode in sure)
     assert any((episode.env_rewards < 0).any() for episode in noisy)
     assert sum(map(len, sure)) >= 100
 
 
 def test_one_who_strays_shows_the_right_action_where_it_has_led():
-    perturbed = demonstrate(slot(), SFTConfig(turns=100, p_perturb=0.5), 1)
+    perturbed = demonstrate(slot(), ReplySFTConfig(turns=100, p_perturb=0.5), 1)
     assert any((episode.env_rewards < 0).any() for episode in perturbed), "wrong moves were really made"
     for episode in perturbed:
         for (current, target), reply in zip(episode.snapshots[:-1, :2], episode.replies, strict=True):
@@ -59,12 +67,12 @@ def test_without_an_expert_it_is_said_how_to_begin():
     place = slot()
     place.env.has_expert = False
     with pytest.raises(UsageError, match="no scripted expert") as caught:
-        demonstrate(place, SFTConfig(turns=4), 0)
+        demonstrate(place, ReplySFTConfig(turns=4), 0)
     assert "--sft.turns 0" in caught.value.fix
 
 
 def test_a_split_keeps_episodes_whole():
-    episodes = demonstrate(slot(), SFTConfig(turns=100), 1)
+    episodes = demonstrate(slot(), ReplySFTConfig(turns=100), 1)
     learned, held_out = split(episodes, 0.2)
     assert len(learned) + len(held_out) == len(episodes)
     assert len(held_out) == pytest.approx(len(episodes) / 5, abs=1)
@@ -79,11 +87,11 @@ def test_a_split_keeps_episodes_whole():
 @pytest.mark.slow
 def test_fine_tuning_makes_demonstrations_likelier_and_leaves_the_critic_alone(tmp_path: Path):
     policy, place = tiny_policy(tmp_path), slot()
-    examples = examples_of(policy, place.env, demonstrate(place, SFTConfig(turns=24), 0))
+    examples = examples_of(policy, place.env, demonstrate(place, ReplySFTConfig(turns=24), 0))
     critic = [parameter.clone() for parameter in policy.value_head.parameters()]
     with torch.no_grad():
         before = imitation_loss(policy, examples[:8]).item()
-    fit_examples(policy, examples, SFTConfig(updates=8, batch_turns=8, lr=3e-3), seed=0)
+    fit_examples(policy, examples, ReplySFTConfig(updates=8, batch_size=8, lr=3e-3), seed=0)
     with torch.no_grad():
         assert imitation_loss(policy, examples[:8]).item() < 0.7 * before
     assert all(torch.equal(*pair) for pair in zip(critic, policy.value_head.parameters(), strict=True))
@@ -97,8 +105,8 @@ def test_an_action_head_is_taught_the_action(tmp_path: Path):
     assert isinstance(last, torch.nn.Linear)
     torch.nn.init.zeros_(last.weight)
     place = slot()
-    config = SFTConfig(updates=12, batch_turns=16, lr=1e-3, held_out=0.0)
-    episodes = demonstrate(place, SFTConfig(turns=8), 0)
+    config = ReplySFTConfig(updates=12, batch_size=16, lr=1e-3, held_out=0.0)
+    episodes = demonstrate(place, ReplySFTConfig(turns=8), 0)
     examples = examples_of(policy, place.env, episodes)
     before = validate(policy, place.env, examples, 8, 8)
     fine_tune(policy, place, episodes, config, 0, 8)
@@ -123,10 +131,12 @@ def illegible(episodes: list[TurnEpisode], keeps: int) -> list[TurnEpisode]:
 @pytest.mark.parametrize("reply_weight", [0.0, 0.5])
 def test_a_head_is_taught_the_turns_whose_action_can_be_read_and_no_others(tmp_path: Path, reply_weight: float):
     policy, place = tiny_policy(tmp_path, config=PolicyConfig(learns="all", acts="head"), num_actions=2), slot()
-    episodes = demonstrate(place, SFTConfig(turns=12), 0)
+    episodes = demonstrate(place, ReplySFTConfig(turns=12), 0)
     readable = illegible(episodes, keeps=1)
     assert len(examples_of(policy, place.env, readable)) == len(episodes) < sum(map(len, episodes))
-    config = SFTConfig(updates=2, batch_turns=1, held_out=0.5, reply_weight=reply_weight)  # a turn alone: its own mean
+    config = ReplySFTConfig(
+        updates=2, batch_size=1, held_out=0.5, reply_weight=reply_weight
+    )  # a turn alone: its own mean
     assert np.isfinite(list(fine_tune(policy, place, readable, config, 0, 8).values())).all()
     with pytest.raises(UsageError, match="demonstrated turns to learn from none has an action that can be read"):
         fine_tune(policy, place, illegible(episodes, keeps=0), config, 0, 8)
@@ -134,7 +144,7 @@ def test_a_head_is_taught_the_turns_whose_action_can_be_read_and_no_others(tmp_p
 
 def test_garbage_counts_as_neither_valid_nor_exact(tmp_path: Path):
     policy, place = tiny_policy(tmp_path), slot()
-    examples = examples_of(policy, place.env, demonstrate(place, SFTConfig(turns=4), 0))
+    examples = examples_of(policy, place.env, demonstrate(place, ReplySFTConfig(turns=4), 0))
     measured = validate(policy, place.env, examples, 3, 6)
     assert measured[metrics.SFT_VALID] == measured[metrics.SFT_EXACT_ACTION] == 0
     assert np.isfinite(measured[metrics.SFT_HELD_OUT_LOSS])
@@ -143,8 +153,8 @@ def test_garbage_counts_as_neither_valid_nor_exact(tmp_path: Path):
 
 def test_replies_too_long_to_be_written_are_told_of(tmp_path: Path):
     policy, place = tiny_policy(tmp_path), slot()
-    episodes, told = demonstrate(place, SFTConfig(turns=4), 0), list[str]()
-    fine_tune(policy, place, episodes, SFTConfig(updates=1, batch_turns=2), 0, 8, told.append)
+    episodes, told = demonstrate(place, ReplySFTConfig(turns=4), 0), list[str]()
+    fine_tune(policy, place, episodes, ReplySFTConfig(updates=1, batch_size=2), 0, 8, told.append)
     assert told[0].startswith("100% of the demonstrated replies are longer than algo.max_reply_tokens 8")
-    fine_tune(policy, place, episodes, SFTConfig(updates=1, batch_turns=2), 0, 2_000, told.append)
+    fine_tune(policy, place, episodes, ReplySFTConfig(updates=1, batch_size=2), 0, 2_000, told.append)
     assert len(told) == 1

@@ -1,6 +1,6 @@
 import numpy as np
 
-from rlvlm.algorithms.sft import grouped_by_length
+from rlvlm.algorithms.sft_replies import grouped_by_length
 
 
 def test_four_examples_by_hand():

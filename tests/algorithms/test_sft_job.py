@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from rlvlm.algorithms.env_slots import EnvSlot
-from rlvlm.algorithms.sft import BODY_FILE, HEADS_FILE, demonstrate, load_trained
-from rlvlm.algorithms.sft_config import JobConfig, SFTConfig
+from rlvlm.algorithms.sft_config import JobConfig, ReplySFTConfig
 from rlvlm.algorithms.sft_job import TrainLoopConfig, run_sft
+from rlvlm.algorithms.sft_replies import BODY_FILE, HEADS_FILE, demonstrate, load_trained
 from rlvlm.core import metrics
 from rlvlm.envs.registry import make_env, task_env
 from rlvlm.policies.vlm.config import PolicyConfig
@@ -29,7 +29,7 @@ def make_slot() -> EnvSlot:
 
 
 def load_episodes() -> Any:
-    return demonstrate(make_slot(), SFTConfig(turns=24), 0)
+    return demonstrate(make_slot(), ReplySFTConfig(turns=24), 0)
 
 
 @pytest.mark.parametrize("learns", ["lora", "all"])
@@ -43,7 +43,7 @@ def test_a_job_learns_saves_apart_and_goes_on_where_it_stopped(local_ray: Any, t
                 make_policy=functools.partial(make_policy, folder, learns),
                 make_slot=make_slot,
                 load_episodes=load_episodes,
-                sft=SFTConfig(updates=updates, batch_turns=8, lr=3e-3, held_out=0.2),
+                sft=ReplySFTConfig(updates=updates, batch_size=8, lr=3e-3, held_out=0.2),
                 job=JobConfig(save_every=4, max_reply_tokens=4),
                 seed=0,
             ),

@@ -55,14 +55,14 @@ def test_the_task_is_a_word_and_no_option() -> None:
             "push_block --reward.source judged --reward.teacher random --reward.monitor.preflight 8",
             "reward.teacher random",
         ),
-        ("push_block --sft.steps 0 --sft.lr 0.1", "sft.steps 0"),
+        ("push_block --sft.updates 0 --sft.lr 0.1", "sft.updates 0"),
         ("push_block --algo.num-learners 1 --algo.device cpu", "algo.num_learners 1"),
-        ("push_block --sft.data shown --sft.noise 0.3", "sft.data"),
-        ("push_block --sft.start-from best --sft.demonstrations 3", "sft.start_from"),
+        ("push_block --sft.demonstrations shown --sft.noise 0.3", "sft.demonstrations"),
+        ("push_block --sft.start-from best --sft.episodes 3", "sft.start_from"),
         ("number_line --judge.batch-size 3", "the reward .*, which asks no judge"),
         ("number_line --sft.demonstrations shown --sft.turns 64", "sft.demonstrations"),
         ("number_line --sft.start-from taught --sft.updates 3", "sft.start_from"),
-        ("push_block --policy.model checkpoint --sft.steps 3", "policy.model"),
+        ("push_block --policy.model checkpoint --sft.updates 3", "policy.model"),
         ("push_block --policy.model checkpoint --policy.pocket.dilated 3", "policy.model"),
     ],
 )
@@ -73,5 +73,5 @@ def test_a_setting_that_another_leaves_without_effect_is_refused(words: str, why
 
 
 def test_what_a_recipe_has_without_effect_is_no_error() -> None:
-    config = parse_run("libero_object/0 --sft.data shown --smoke".split(), "rlvlm run").config
+    config = parse_run("libero_object/0 --sft.demonstrations shown --smoke".split(), "rlvlm run").config
     assert config.unused_settings and config.judge.model == "video"

@@ -108,7 +108,7 @@ def test_a_folder_has_one_set_of_settings_of_the_env(tmp_path: Path, capsys: pyt
         (["collect", "number_line", "--noise", "0.1"], "--noise would have no effect"),
         (["collect", "push_block", "--no-pictures"], "--pictures would have no effect"),
         (["collect", "push_block", "--env.episode-steps", "8"], "succeeded in 0 of 20 episodes"),
-        (["sft", "push_block", "--from", "d"], "--sft.data"),
+        (["sft", "push_block", "--from", "d"], "--sft.demonstrations"),
         (["sft", "drawer_open", "--from", "d"], "it needs no demonstrations: rlvlm run drawer_open"),
         (["sft", "number_line"], "name a folder of demonstrations with --from"),
         (["data", "import", "letters/none.json", "--out", "d", "--task", "number_line"], "holds no chats"),

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from rlvlm.algorithms.sft import sft_manifest_of, write_sft_manifest
+from rlvlm.algorithms.sft_replies import sft_manifest_of, write_sft_manifest
 from rlvlm.cli import run_word
 from rlvlm.core.errors import UsageError
 from rlvlm.demonstrations.folder import create_folder, open_folder

@@ -16,7 +16,8 @@ from stub_judge import StubJudge, stub
 from tiny_run import table
 
 from rlvlm.algorithms.policy_gradient.algorithm import GRPOAlgorithmConfig, PolicyGradient
-from rlvlm.algorithms.policy_gradient.config import EpisodeRewardConfig, GRPOConfig, SFTConfig
+from rlvlm.algorithms.policy_gradient.config import EpisodeRewardConfig, GRPOConfig
+from rlvlm.algorithms.sft_config import ChunkSFTConfig
 from rlvlm.core import metrics
 from rlvlm.core.judging import Clip
 from rlvlm.envs.config import EnvConfig
@@ -40,7 +41,7 @@ def build(app: str) -> PolicyGradient:
         .envs(task="push_block", env_settings=EnvConfig(episode_steps=32))
         .acting(policy=VLAConfig(pocket=PocketVLAConfig(image_px=16, hidden=32)))
         .learning(
-            sft=SFTConfig(demonstrations=8, steps=10),
+            sft=ChunkSFTConfig(episodes=8, updates=10),
             algo=GRPOConfig(groups=8, group_size=4, rounds=1),
         )
         .rewards(
@@ -76,7 +77,7 @@ def test_replicas_killed_while_they_score_leave_every_episode_one_score(local_ra
 
 
 WORDS = (
-    "push_block --steps 4000 --sft.demonstrations 8 --sft.steps 20 --algo.groups 4 --algo.group-size 4 --algo.rounds 1 "
+    "push_block --steps 4000 --sft.episodes 8 --sft.updates 20 --algo.groups 4 --algo.group-size 4 --algo.rounds 1 "
     "--policy.pocket.hidden 32 --policy.pocket.image-px 16 --eval.every-steps 2000 --eval.episodes 2 "
     "--track.checkpoint-every-steps 500 --track.log-every-steps 500 --reward.source judged --reward.num-frames 2 "
     "--reward.frame-px 16 --reward.monitor.preflight 0 --reward.monitor.controls 0 --judge.backend openai "

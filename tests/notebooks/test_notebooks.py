@@ -35,7 +35,7 @@ SMALL = {
     "train_a_policy": {"SETTINGS": {"steps": 128, "sft.turns": 32, "sft.updates": 4, "eval.episodes": 4}},
     "train_a_vla": {
         "SETTINGS": {
-            "steps": 1_000, "sft.demonstrations": 8, "sft.steps": 10, "algo.groups": 4, "algo.group_size": 4,
+            "steps": 1_000, "sft.episodes": 8, "sft.updates": 10, "algo.groups": 4, "algo.group_size": 4,
             "eval.episodes": 4,
         }
     },

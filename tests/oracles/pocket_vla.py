@@ -35,7 +35,7 @@ def _conditioned(w, name, maps, said):
     return np.maximum(maps * (1 + both[:count, None, None]) + both[count:, None, None], 0)
 
 
-def logits_and_ways(w, images, instruction, proprio):
+def logits_and_offsets(w, images, instruction, proprio):
     """[tokens, 256] and [ways] of images [cameras, H, W, 3], an instruction and proprioception [P].
 
     Args:
@@ -71,4 +71,4 @@ def logits_and_ways(w, images, instruction, proprio):
     centred = tokens - tokens.mean(1, keepdims=True)
     normed = centred / np.sqrt((centred**2).mean(1, keepdims=True) + 1e-5)
     normed = normed * w["norm.weight"] + w["norm.bias"]
-    return normed @ w["bins"].T + w["bias"], _linear(w, "ways", hidden)
+    return normed @ w["bins"].T + w["bias"], _linear(w, "offset_head", hidden)

@@ -55,7 +55,7 @@ def test_a_missing_model_folder_matters_only_to_those_who_ask_a_judge(monkeypatc
         ("number_line", "sft.start_from", "my_policy"),
         ("number_line", "policy.adapter", "my_adapter"),
         ("push_block", "policy.model", "./my_checkpoint"),
-        ("push_block", "sft.data", "my_episodes"),
+        ("push_block", "sft.demonstrations", "my_episodes"),
     ],
 )
 def test_a_folder_that_a_policy_needs_is_missed_before_anything_starts(task: str, setting: str, name: str) -> None:
@@ -88,7 +88,7 @@ def test_a_folder_that_holds_no_model_is_refused_before_anything_starts(
         ("number_line", "sft.demonstrations"),
         ("number_line", "sft.start_from"),
         ("number_line", "policy.adapter"),
-        ("push_block", "sft.data"),
+        ("push_block", "sft.demonstrations"),
         ("push_block", "sft.start_from"),
     ],
 )

@@ -14,7 +14,8 @@ from ray import serve
 from stub_judge import stub
 from tiny_run import table
 
-from rlvlm.algorithms.policy_gradient.config import EpisodeRewardConfig, SFTConfig
+from rlvlm.algorithms.policy_gradient.config import EpisodeRewardConfig
+from rlvlm.algorithms.sft_config import ChunkSFTConfig
 from rlvlm.core.errors import EXIT_PREEMPTED, JudgeUnavailable, UsageError
 from rlvlm.demonstrations.folder import create_folder
 from rlvlm.envs.config import EnvConfig
@@ -34,7 +35,7 @@ from rlvlm.serving.apps import start_judge
 from rlvlm.serving.config import PlacementConfig
 
 WORDS = (
-    "push_block --steps 6000 --seed 1 --sft.demonstrations 12 --sft.steps 40 --algo.groups 6 --algo.group-size 4 "
+    "push_block --steps 6000 --seed 1 --sft.episodes 12 --sft.updates 40 --algo.groups 6 --algo.group-size 4 "
     "--algo.rounds 1 --policy.pocket.hidden 32 --policy.pocket.image-px 16 --eval.every-steps 2000 --eval.episodes 4 "
     "--track.checkpoint-every-steps 1000 --track.log-every-steps 1000"
 ).split()
@@ -44,13 +45,13 @@ def test_the_recipe_comes_back_from_its_text_and_can_be_cut_to_minutes() -> None
     whole = recipe("push_block")
     assert read_config_text(config_text(whole)) == whole
     small = whole.smoke()
-    assert small.steps <= 30_000 and small.sft.steps < whole.sft.steps and small.smoke() == small
+    assert small.steps <= 30_000 and small.sft.updates < whole.sft.updates and small.smoke() == small
     assert small.steps // small.eval.every_steps >= 3
 
 
 def test_long_episodes_make_a_smoke_run_of_fewer() -> None:
     short, long = recipe("push_block").smoke(), recipe("libero_object/alphabet soup").smoke()
-    assert (short.sft.demonstrations, long.sft.demonstrations) == (100, 14)  # 32 env steps are a seventh of 224
+    assert (short.sft.episodes, long.sft.episodes) == (100, 14)  # 32 env steps are a seventh of 224
     assert long.steps == 4_285 and long.algo.groups == 2 and long.steps // long.eval.every_steps >= 3
 
 
@@ -78,7 +79,7 @@ def test_rounds_that_nobody_would_play_are_refused() -> None:
 
 def test_scenes_for_a_policy_that_tells_no_ways_are_refused() -> None:
     config = recipe("push_block")
-    assert not config.policy.pocket.ways
+    assert not config.policy.pocket.predicts_offsets
     with pytest.raises(ValueError, match="sft.scenes 100 has no effect"):
         replace(config, sft=replace(config.sft, scenes=100))
 
@@ -90,7 +91,7 @@ def test_settings_that_nobody_would_heed_are_refused() -> None:
         with pytest.raises(ValueError, match=f"{next(iter(odd))} goes with|have no effect unless somebody"):
             EpisodeRewardConfig(**odd)
     with pytest.raises(ValueError, match=r"in \[0, 1\), got 1.0"):
-        SFTConfig(p_perturb=1.0)
+        ChunkSFTConfig(p_perturb=1.0)
 
 
 def run(*words: str) -> subprocess.CompletedProcess[str]:
@@ -123,7 +124,7 @@ def test_an_evaluation_plays_the_policy_greedily_and_sampled(monkeypatch: pytest
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_during_demonstrations_does_not_wait_for_the_rest(number: signal.Signals, tmp_path: Path) -> None:
-    words = [*WORDS, "--sft.demonstrations", "100000", "--out", str(tmp_path / "run")]
+    words = [*WORDS, "--sft.episodes", "100000", "--out", str(tmp_path / "run")]
     process = subprocess.Popen([sys.executable, "-m", "rlvlm.run", *words], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     told = []

@@ -17,9 +17,10 @@ import numpy as np
 import torch
 
 from rlvlm.algorithms.policy_gradient.algorithm import GRPOAlgorithmConfig
-from rlvlm.algorithms.policy_gradient.config import GRPOConfig, SFTConfig
+from rlvlm.algorithms.policy_gradient.config import GRPOConfig
 from rlvlm.algorithms.sac_pebble.algorithm import SACPebbleConfig
 from rlvlm.algorithms.sac_pebble.config import SACConfig
+from rlvlm.algorithms.sft_config import ChunkSFTConfig
 from rlvlm.envs.config import EnvConfig
 from rlvlm.policies.vla.config import VLAConfig
 from rlvlm.preferences.config import FeedbackConfig, RewardModelConfig
@@ -74,7 +75,7 @@ def grpo(device: torch.device, folder: Path) -> None:
         .envs(task="push_block", env_settings=EnvConfig(episode_steps=32))
         .acting(policy=VLAConfig())
         .learning(
-            sft=SFTConfig(demonstrations=4, steps=4),
+            sft=ChunkSFTConfig(episodes=4, updates=4),
             algo=GRPOConfig(groups=2, group_size=4),
         )
         .debugging(seed=0)

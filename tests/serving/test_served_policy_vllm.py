@@ -16,7 +16,7 @@ from chaos import replica_pids
 
 from rlvlm.algorithms.policy_gradient.algorithm import PolicyGradient, PPOAlgorithmConfig
 from rlvlm.algorithms.policy_gradient.config import PPOConfig
-from rlvlm.algorithms.sft_config import SFTConfig
+from rlvlm.algorithms.sft_config import ReplySFTConfig
 from rlvlm.core import metrics
 from rlvlm.core.errors import ModelUnavailable, UsageError
 from rlvlm.core.sampling import ReplyRequest
@@ -183,7 +183,7 @@ class TestServed:
                 .acting(make_policy=partial(make_policy, config), make_engine=partial(ServedEngine, app, config=ENGINE))
                 .learning(
                     algo=PPOConfig(num_envs=8, rollout_turns=32, minibatch_turns=16, lr=3e-4),
-                    sft=SFTConfig(turns=0),
+                    sft=ReplySFTConfig(turns=0),
                     total_steps=128,
                 )
                 .debugging(seed=0)

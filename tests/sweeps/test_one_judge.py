@@ -35,7 +35,7 @@ def test_three_algorithms_learn_from_one_judge_at_the_same_time(tmp_path: Path) 
     tree |= {"tasks": list(TASKS), "task_settings": dict(zip(TASKS, own, strict=True)), "smoke": True}
     for task in TASKS[1:]:
         tree["task_settings"][task] |= {"reward.monitor.preflight": 0}  # it tells bright from dark
-    tree["task_settings"]["push_block"] |= {"steps": 2_000, "sft.demonstrations": 8, "sft.steps": 20, "algo.groups": 4}
+    tree["task_settings"]["push_block"] |= {"steps": 2_000, "sft.episodes": 8, "sft.updates": 20, "algo.groups": 4}
     store = tmp_path / "labels"
     server = ApiServer()
     with server.running() as url:

@@ -54,8 +54,6 @@ from rlvlm.algorithms.policy_gradient.config import (
     TokenRewardConfig,
 )
 from rlvlm.algorithms.policy_gradient.critic import Critic
-from rlvlm.algorithms.policy_gradient.imitation import demonstrate as demonstrate_chunks
-from rlvlm.algorithms.policy_gradient.imitation import imitate, read_demonstrations
 from rlvlm.algorithms.policy_gradient.learner import PolicyModule, TokenLearner
 from rlvlm.algorithms.policy_gradient.monitors import ReadableMonitor, watch_replies
 from rlvlm.algorithms.policy_gradient.player import chunk_player, policy_file, take_vla, turn_player
@@ -64,7 +62,9 @@ from rlvlm.algorithms.policy_gradient.rollouts import Actor, ChunkSampler
 from rlvlm.algorithms.policy_gradient.runner import ChunkRunner, TurnRunner, join
 from rlvlm.algorithms.policy_gradient.source import EpisodeSource, play_chunks_of, play_turns_of
 from rlvlm.algorithms.runner_group import LocalRunnerGroup, RemoteRunnerGroup, check_places
-from rlvlm.algorithms.sft import (
+from rlvlm.algorithms.sft_chunks import demonstrate as demonstrate_chunks
+from rlvlm.algorithms.sft_chunks import imitate, read_demonstrations
+from rlvlm.algorithms.sft_replies import (
     check_sft_manifest,
     demonstrate,
     fine_tune,
@@ -413,11 +413,11 @@ class PolicyGradient(BaseAlgorithm):
             self._scale = self._policy.scale
         else:
             rng = np.random.default_rng(np.random.SeedSequence(self.config.seed, spawn_key=(6,)))
-            if sft.data:
-                data, task, env = Path(sft.data).expanduser(), self.config.task, self.config.env_settings
+            if sft.demonstrations:
+                data, task, env = Path(sft.demonstrations).expanduser(), self.config.task, self.config.env_settings
                 shown = read_demonstrations(data, task, env, self._viewer, self._policy.image_px, log)
             else:
-                log(f"{sft.demonstrations} demonstrations by the task's script")
+                log(f"{sft.episodes} demonstrations by the task's expert")
                 shown = demonstrate_chunks(self._viewer, sft, self.config.seed, log)
             actions = shown.actions.reshape(-1, shown.actions.shape[-1])
             self._scale = ActionScale.of_actions(actions, self._viewer.scaled_actions)

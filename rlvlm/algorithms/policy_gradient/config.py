@@ -286,54 +286,6 @@ class EpisodeRewardConfig(TokenRewardConfig):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SFTConfig:
-    """The supervised start: demonstrations, learned by cross-entropy of their action tokens."""
-
-    data: str = ""
-    """Folder that `rlvlm collect` or `rlvlm data import` made, to learn from all its successes; empty: the
-    task's script plays. `demonstrations`, `noise` and `p_perturb` are for the script."""
-    start_from: str = ""
-    """Checkpoint of another run, e.g. `runs/push_block/TIME/checkpoints/best`: this one begins with its policy, and
-    nothing is demonstrated."""
-    demonstrations: int = 120
-    """Episodes of the script, each from an initial state of its own; only successes are learned from."""
-    noise: float = 0.05
-    """Standard deviation of what is added to the script's actions, scaled to [-1, 1]."""
-    p_perturb: float = 0.0
-    """Probability in [0, 1) that an earlier chunk of the episode is carried out again in place of the script's, and not
-    learned from. So a thing is missed or lost now and then, and the demonstration shows how to begin again."""
-    label_width: float = 0.15
-    """Standard deviation of the bell over bins that a token is taught as, in units of the range [-1, 1] of normalised
-    actions; 0 teaches the single bin. It decides how widely the policy tries things out: much less and the episodes of
-    a group are all alike; much more and sampled actions miss. Dimensions that never change, and those that are not
-    scaled, are always taught as single bins."""
-    scenes: int = 0
-    """Scenes that nobody has played, drawn for a policy that learns to tell ways: the robot of a demonstrated moment
-    among the things of an episode's start, each moved a little. Demonstrations show the hand where it should be, so
-    what they teach alone is lost where it is elsewhere. Each gradient step has two of them for each of its chunks."""
-    steps: int = 600
-    """Gradient steps; 0 starts from the policy as it is."""
-    batch_size: int = 32
-    """Chunks in a step."""
-    lr: float = 2e-3
-    """Largest step size of AdamW; it rises over 20 steps and falls along a cosine."""
-    weight_decay: float = 1e-4
-    """Of AdamW."""
-
-    def __post_init__(self) -> None:
-        counts = {"demonstrations": 1, "batch_size": 1, "steps": 0, "scenes": 0}
-        if self.data and self.start_from:
-            raise ValueError("sft.data has no effect beside sft.start_from, whose policy has learned; leave one out")
-        for name, least in (counts | {"noise": 0, "label_width": 0}).items():
-            if not getattr(self, name) >= least:
-                raise ValueError(f"sft.{name} must be >= {least}, got {getattr(self, name)}")
-        if not 0 <= self.p_perturb < 1:
-            raise ValueError(f"sft.p_perturb must be in [0, 1), got {self.p_perturb}")
-        if not self.weight_decay >= 0 or not self.lr > 0:
-            raise ValueError(f"need sft.weight_decay >= 0 and sft.lr > 0, got {self.weight_decay} and {self.lr}")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class PolicyGradientConfig:
     """Rollouts, advantages and updates. `PPOConfig` and `GRPOConfig` are its presets; the defaults are PPO's."""
 

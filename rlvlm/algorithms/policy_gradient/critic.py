@@ -100,7 +100,7 @@ class Critic:
         return np.concatenate([seen, episode.obs.proprio[:-1], gone, asked], axis=1, dtype=np.float32)
 
     def _seen(self, snapshots: FloatArray) -> FloatArray:
-        """[C, F] of the state: ways and distances from landmark to landmark, or all of it where there are none.
+        """[C, F] of the state: offsets and distances from landmark to landmark, or all of it where there are none.
 
         A hand that misses by a centimetre shows in the way from it to the thing, and hardly in the places of both.
         """
@@ -108,8 +108,8 @@ class Critic:
         one, other = np.triu_indices(places.shape[1], 1)
         if not len(one):
             return snapshots
-        ways = places[:, other] - places[:, one]
-        return np.concatenate([ways.reshape(len(ways), -1), np.linalg.norm(ways, axis=2)], axis=1)
+        offsets = places[:, other] - places[:, one]
+        return np.concatenate([offsets.reshape(len(offsets), -1), np.linalg.norm(offsets, axis=2)], axis=1)
 
     def _scaled(self, features: FloatArray) -> Tensor:
         return ((torch.from_numpy(features) - self._middle) / self._spread).clamp(-_WIDE, _WIDE)

@@ -145,7 +145,7 @@ class LiberoEnv(ChunkEnv):
     action_high = np.ones(ACTION_SIZE, np.float32)
     scaled_actions = (True,) * _GRIPPER + (False,)
     proprio_size = _PROPRIO_SIZE
-    way_unit = 0.1
+    offset_unit = 0.1
 
     def __init__(self, config: EnvConfig, seed: int, suite: str, number: str) -> None:
         ensure_renderer()  # before an hour of training, not after
@@ -155,7 +155,7 @@ class LiberoEnv(ChunkEnv):
         self.instructions = (self.goal,)
         self.episode_steps = config.episode_steps
         self.snapshot_size = self._scene.num_positions
-        self.num_ways = 3 * len(self._scene.named)
+        self.num_offsets = 3 * len(self._scene.named)
         self.num_held_out = None if config.moved else self._scene.num_held_out
         self._one = LiberoEnvs(self._scene, config)
         self._state_id = 0

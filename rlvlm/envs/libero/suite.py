@@ -50,8 +50,8 @@ class LiberoSuite(ChunkEnv):
     scaled_actions = LiberoEnv.scaled_actions
     proprio_size = LiberoEnv.proprio_size
     snapshot_size = 1 + _MOST_POSITIONS
-    num_ways = 3 * (_LANDMARKS - 1)
-    way_unit = LiberoEnv.way_unit
+    num_offsets = 3 * (_LANDMARKS - 1)
+    offset_unit = LiberoEnv.offset_unit
 
     def __init__(self, config: EnvConfig, seed: int, suite: str) -> None:
         self._config, self._suite = config, suite

@@ -26,5 +26,5 @@ def build_policy(config: VLAConfig, env: ChunkEnv) -> Union[PocketVLA, "OpenVLAP
         num_cameras=len(env.cameras),
         proprio_size=env.proprio_size,
         num_tokens=num_tokens,
-        num_ways=env.num_ways,
+        num_offsets=env.num_offsets,
     )

@@ -17,10 +17,10 @@ class PocketVLAConfig:
     dilated: int = 0
     """Convolutions between these two, each added to what came in, that look 2, 4, 8, ... places around: what a thing
     is shows farther off than the nine pixels that two convolutions see."""
-    ways: bool = False
-    """Whether it learns, beside its actions, to tell the ways from the hand to the things of the task (an auxiliary
-    task, Jaderberg et al. 2016, arXiv:1611.05397). The simulator gives them with the demonstrations; it acts on images
-    alone."""
+    predicts_offsets: bool = False
+    """Whether it learns, beside its actions, to predict the offsets from the hand to the things of the task (an
+    auxiliary task, Jaderberg et al. 2016, arXiv:1611.05397). The simulator gives them with the demonstrations; it acts
+    on images alone."""
     has_values: bool = False
     """Whether it has a value head, for estimators with a critic."""
     hidden: int = 256

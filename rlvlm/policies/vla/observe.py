@@ -41,6 +41,6 @@ class ObsProcessor:
         scenes = self._env.augment_scenes(obs.snapshots, starts.snapshots, rng)
         return replace(obs, snapshots=scenes)
 
-    def true_ways(self, obs: ChunkObs) -> Tensor:
-        """[N, W] as `ChunkEnv.ways` at N moments, on the policy's device."""
-        return torch.from_numpy(self._env.ways(obs.snapshots)).to(self._policy.device)
+    def true_offsets(self, obs: ChunkObs) -> Tensor:
+        """[N, W] as `ChunkEnv.offsets` at N moments, on the policy's device."""
+        return torch.from_numpy(self._env.offsets(obs.snapshots)).to(self._policy.device)

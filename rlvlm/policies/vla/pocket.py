@@ -29,13 +29,13 @@ class PocketVLA(VLAPolicy):
         num_cameras: images of each observation.
         proprio_size: P.
         num_tokens: L * A action tokens of a chunk.
-        num_ways: numbers in the ways from the hand to the things of the task, see `ChunkEnv.ways`.
+        num_offsets: numbers in the offsets from the hand to the things of the task, see `ChunkEnv.offsets`.
     """
 
     places: Tensor
 
     def __init__(
-        self, config: PocketVLAConfig, *, num_cameras: int, proprio_size: int, num_tokens: int, num_ways: int = 0
+        self, config: PocketVLAConfig, *, num_cameras: int, proprio_size: int, num_tokens: int, num_offsets: int = 0
     ) -> None:
         super().__init__()
         self.image_px = config.image_px
@@ -63,9 +63,9 @@ class PocketVLA(VLAPolicy):
             nn.Conv2d(first, first, 3, padding=2**n, dilation=2**n) for n in range(1, config.dilated + 1)
         )
         self.look_around_for = nn.ModuleList(nn.Linear(config.word_width, 2 * first) for _ in range(config.dilated))
-        self.predicts_offsets = config.ways and num_ways > 0
+        self.predicts_offsets = config.predicts_offsets and num_offsets > 0
         if self.predicts_offsets:
-            self.ways = nn.Linear(config.hidden, num_ways)
+            self.offset_head = nn.Linear(config.hidden, num_offsets)
         if config.has_values:
             self.value_head = nn.Sequential(
                 nn.Linear(config.hidden, config.hidden), nn.ReLU(), nn.Linear(config.hidden, 1)
@@ -93,13 +93,13 @@ class PocketVLA(VLAPolicy):
         return self._act(hidden), self.value_head(hidden.detach() if detach else hidden)[:, 0]
 
     def forward_with_offsets(self, images: Tensor, words: Tensor, proprio: Tensor) -> tuple[Tensor, Tensor]:
-        """The logits, and [B, num_ways] the ways from the hand to the things of the task, as it sees them."""
+        """The logits, and [B, num_offsets] the offsets from the hand to the things of the task, as it sees them."""
         hidden = self._see(images, words, proprio)
-        return self._act(hidden), self.ways(hidden)
+        return self._act(hidden), self.offset_head(hidden)
 
     def predict_offsets(self, images: Tensor, words: Tensor, proprio: Tensor) -> Tensor:
-        """[B, num_ways] the ways alone."""
-        return self.ways(self._see(images, words, proprio))
+        """[B, num_offsets] the offsets alone."""
+        return self.offset_head(self._see(images, words, proprio))
 
     def _see(self, images: Tensor, words: Tensor, proprio: Tensor) -> Tensor:
         """[B, hidden] what the trunk makes of it all."""

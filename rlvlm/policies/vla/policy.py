@@ -34,7 +34,7 @@ class VLAPolicy(nn.Module):
     image_px: int
     """Side of the square images it looks at."""
     predicts_offsets: bool = False
-    """Whether it learns to tell the ways from the hand to the things of the task, as a pocket VLA may."""
+    """Whether it learns to predict the offsets from the hand to the things of the task, as a pocket VLA may."""
     scale: ActionScale | None = None
     """Of its actions, where it comes trained; None where the run's demonstrations give it one."""
 

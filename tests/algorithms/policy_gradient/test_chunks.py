@@ -10,15 +10,10 @@ import pytest
 import torch
 
 from rlvlm.algorithms.policy_gradient.algorithm import GRPOAlgorithmConfig, PolicyGradient
-from rlvlm.algorithms.policy_gradient.config import (
-    AdvantageConfig,
-    EpisodeRewardConfig,
-    GRPOConfig,
-    SFTConfig,
-    TokenRewardConfig,
-)
+from rlvlm.algorithms.policy_gradient.config import AdvantageConfig, EpisodeRewardConfig, GRPOConfig, TokenRewardConfig
 from rlvlm.algorithms.policy_gradient.player import chunk_player, load_vla, take_vla
 from rlvlm.algorithms.policy_gradient.rollouts import ChunkSampler
+from rlvlm.algorithms.sft_config import ChunkSFTConfig
 from rlvlm.core import metrics
 from rlvlm.core.episodes import TokenEpisode
 from rlvlm.core.errors import JudgeUnavailable, UsageError
@@ -61,7 +56,7 @@ def build(local_ray: None) -> Iterator[Build]:
             .envs(task="push_block", env_settings=EnvConfig(episode_steps=32))
             .acting(policy=VLAConfig(pocket=PocketVLAConfig(image_px=16, hidden=hidden, has_values=has_values)))
             .learning(
-                sft=SFTConfig(demonstrations=20, steps=60, data=data, start_from=start_from),
+                sft=ChunkSFTConfig(episodes=20, updates=60, demonstrations=data, start_from=start_from),
                 algo=GRPOConfig(**{"groups": 6, "group_size": 4, "rounds": 2, **algo}),
             )
             .rewards(reward=scores, make_judge=make_judge if scores.asks_judge else None)
@@ -110,7 +105,7 @@ def test_a_collected_folder_teaches_what_the_run_would_have_shown_itself(build: 
     form = asdict(form_of(world))
     env = asdict(EnvConfig(episode_steps=40))
     folder = create_folder(tmp_path / "d", "push_block", "chunks", env=env, chunks=form)
-    collect_chunks(world, folder, 20, Perturbation(noise=SFTConfig().noise), seed=3)
+    collect_chunks(world, folder, 20, Perturbation(noise=ChunkSFTConfig().noise), seed=3)
     told: list[str] = []
     reading, playing = build(seed=3, data=str(tmp_path / "d")), build(seed=3)
     reading.prepare(told.append)
@@ -140,7 +135,7 @@ def test_a_run_begins_with_the_policy_of_another(build: Build, tmp_path: Path) -
     with pytest.raises(UsageError, match=r"was built with policy\.pocket\.hidden 64"):
         other.prepare(lambda line: None)
     settings = before.config.policy.pocket
-    libero = PocketVLA(settings, num_cameras=2, proprio_size=8, num_tokens=56, num_ways=6)
+    libero = PocketVLA(settings, num_cameras=2, proprio_size=8, num_tokens=56, num_offsets=6)
     was = [parameter.clone() for parameter in libero.parameters()]
     with pytest.raises(UsageError, match="made for another env: .* there and .* here"):
         take_vla(tmp_path / "step" / "algorithm", libero, before.config.policy)
@@ -154,7 +149,7 @@ def test_a_policy_learns_from_images_that_were_kept_and_refuses_others(build: Bu
     def folder_of(name: str, task: str = "push_block", **form: object) -> str:
         kept = asdict(form_of(world, image_px=16)) | form
         folder = create_folder(tmp_path / name, task, "chunks", chunks=kept)
-        perturbation = Perturbation(noise=SFTConfig().noise)
+        perturbation = Perturbation(noise=ChunkSFTConfig().noise)
         for record in scripted_episodes(world, task, wanted=20, perturbation=perturbation, seed=0):
             images = world.draw(record.arrays["snapshots"][:-1], 16)
             arrays = {key: record.arrays[key] for key in ("actions", "proprio", "steps")}

@@ -9,11 +9,12 @@ import torch
 
 from rlvlm.algorithms.checkpoint import load_policy_file
 from rlvlm.algorithms.policy_gradient.algorithm import GRPOAlgorithmConfig, PolicyGradient
-from rlvlm.algorithms.policy_gradient.config import EpisodeRewardConfig, GRPOConfig, LossConfig, SFTConfig
+from rlvlm.algorithms.policy_gradient.config import EpisodeRewardConfig, GRPOConfig, LossConfig
 from rlvlm.algorithms.policy_gradient.learner import TokenLearner
 from rlvlm.algorithms.policy_gradient.player import chunk_player, load_vla
 from rlvlm.algorithms.policy_gradient.rollouts import ChunkSampler
 from rlvlm.algorithms.policy_gradient.runner import ChunkRunner
+from rlvlm.algorithms.sft_config import ChunkSFTConfig
 from rlvlm.core import metrics
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.registry import make_env
@@ -36,7 +37,7 @@ def settings(checkpoint: Path, **algo: Any) -> GRPOAlgorithmConfig:
         GRPOAlgorithmConfig()
         .envs(task="push_block", env_settings=WORLD)
         .acting(policy=policy)
-        .learning(algo=GRPOConfig(**chosen), sft=SFTConfig())
+        .learning(algo=GRPOConfig(**chosen), sft=ChunkSFTConfig())
         .rewards(reward=EpisodeRewardConfig())
         .debugging(seed=0)
     )

@@ -8,8 +8,8 @@ from rlvlm.algorithms.env_slots import EnvSlot
 from rlvlm.algorithms.evaluation import FIRST_SEED
 from rlvlm.algorithms.policy_gradient.player import is_strict_success, stands_still, turn_player
 from rlvlm.algorithms.policy_gradient.rollouts import Actor, play_turns
-from rlvlm.algorithms.sft import demonstrate
-from rlvlm.algorithms.sft_config import SFTConfig
+from rlvlm.algorithms.sft_config import ReplySFTConfig
+from rlvlm.algorithms.sft_replies import demonstrate
 from rlvlm.core import metrics
 from rlvlm.core.episodes import Observations, TokenEpisode
 from rlvlm.envs.registry import make_env, task_env
@@ -31,7 +31,7 @@ def test_one_wrong_step_fails_the_strict_test_and_reaches_the_goal_all_the_same(
         while outcome.episode is None:
             outcome = slot.play(slot.env.action_text(slot.env.expert_action()))
         assert outcome.episode.success.any() and not is_strict_success(outcome.episode)
-    assert all(is_strict_success(episode) for episode in demonstrate(slot, SFTConfig(turns=20), 0))
+    assert all(is_strict_success(episode) for episode in demonstrate(slot, ReplySFTConfig(turns=20), 0))
 
 
 def test_an_episode_does_not_depend_on_what_is_played_beside_it(tmp_path: Path):

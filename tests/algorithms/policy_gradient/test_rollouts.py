@@ -7,10 +7,10 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from rlvlm.algorithms.policy_gradient.config import SFTConfig
-from rlvlm.algorithms.policy_gradient.imitation import demonstrate, imitate, imitation_loss, soft_targets
 from rlvlm.algorithms.policy_gradient.player import TokenPlayer, chunk_player
 from rlvlm.algorithms.policy_gradient.rollouts import ChunkSampler, play_chunks
+from rlvlm.algorithms.sft_chunks import demonstrate, imitate, imitation_loss, soft_targets
+from rlvlm.algorithms.sft_config import ChunkSFTConfig
 from rlvlm.core.chunks import ChunkObs
 from rlvlm.core.episodes import Observations, TokenEpisode
 from rlvlm.core.errors import UsageError
@@ -142,13 +142,15 @@ def test_with_shared_draws_a_chunk_leans_to_one_side() -> None:
 
 def test_imitation_learns_what_the_script_shows() -> None:
     one, net = env(32), policy()
-    config = SFTConfig(demonstrations=6, steps=60, batch_size=16, label_width=0.0)
+    config = ChunkSFTConfig(episodes=6, updates=60, batch_size=16, label_width=0.0)
     shown = demonstrate(one, config, 0)
     assert shown.num_episodes == 6 and len(shown.obs) == len(shown.actions) > 6
     scale = ActionScale.of_actions(shown.actions.reshape(-1, 7), one.scaled_actions)
     told: list[str] = []
     rng = np.random.default_rng(0)
-    before = imitate(net, ObsProcessor(net, one), shown, scale, SFTConfig(steps=1, label_width=0.0), rng, told.append)
+    before = imitate(
+        net, ObsProcessor(net, one), shown, scale, ChunkSFTConfig(updates=1, label_width=0.0), rng, told.append
+    )
     after = imitate(net, ObsProcessor(net, one), shown, scale, config, rng, told.append)
     assert after < 0.8 * before
 
@@ -157,7 +159,7 @@ def test_what_led_the_script_astray_is_not_learned_from() -> None:
     perturbation = Perturbation(p_perturb=0.4)
     records = list(scripted_episodes(env(64), "", wanted=5, perturbation=perturbation, seed=3))
     won = [record.arrays for record in records if record.success]
-    shown = demonstrate(env(64), SFTConfig(demonstrations=5, noise=0.0, p_perturb=0.4), 3)
+    shown = demonstrate(env(64), ChunkSFTConfig(episodes=5, noise=0.0, p_perturb=0.4), 3)
     perturbed = np.concatenate([arrays["perturbed"] for arrays in won])
     assert 3 < perturbed.sum() and len(shown.obs) == len(shown.actions) == (~perturbed).sum()
     assert np.array_equal(shown.actions, np.concatenate([arrays["actions"] for arrays in won])[~perturbed])
@@ -183,20 +185,20 @@ class HalfScripted(PushBlock):
 
 def test_what_has_no_script_is_not_demonstrated_and_told() -> None:
     one, told = HalfScripted(EnvConfig(episode_steps=32), seed=0), []
-    shown = demonstrate(one, SFTConfig(demonstrations=6), 0, told.append)
+    shown = demonstrate(one, ChunkSFTConfig(episodes=6), 0, told.append)
     assert shown.num_episodes == 6
     assert not any(colour in text for text in shown.obs.instructions for colour in ("red", "blue"))
     (line,) = [line for line in told if "for want of a script" in line]
     assert "red" in line or "blue" in line
     one.unscripted = ("",)
     with pytest.raises(UsageError, match="no script could demonstrate: push the"):
-        demonstrate(one, SFTConfig(demonstrations=6), 0)
+        demonstrate(one, ChunkSFTConfig(episodes=6), 0)
 
 
 def test_a_script_that_only_fails_is_told_soon() -> None:
     one = PushBlock(EnvConfig(episode_steps=8), seed=0)  # too short for anything
     with pytest.raises(UsageError, match="succeeded in 0 of 20 episodes"):
-        demonstrate(one, SFTConfig(demonstrations=1_000), 0)
+        demonstrate(one, ChunkSFTConfig(episodes=1_000), 0)
 
 
 def player(net: VLAPolicy, scale: ActionScale = SCALE, greedy: bool = True, **settings: Any) -> TokenPlayer:

@@ -11,7 +11,8 @@ import ray
 import torch
 
 from rlvlm.algorithms.policy_gradient.algorithm import GRPOAlgorithmConfig, PolicyGradient
-from rlvlm.algorithms.policy_gradient.config import GRPOConfig, LossConfig, SFTConfig
+from rlvlm.algorithms.policy_gradient.config import GRPOConfig, LossConfig
+from rlvlm.algorithms.sft_config import ChunkSFTConfig
 from rlvlm.core import metrics
 from rlvlm.core.episodes import TokenEpisode
 from rlvlm.envs.config import EnvConfig
@@ -32,7 +33,7 @@ def make(local_ray: None):
             .envs(task="push_block", env_settings=EnvConfig(episode_steps=16))
             .acting(policy=VLAConfig(pocket=PocketVLAConfig(image_px=16, hidden=32)))
             .learning(
-                sft=SFTConfig(demonstrations=8, steps=10),
+                sft=ChunkSFTConfig(episodes=8, updates=10),
                 algo=GRPOConfig(**settings),
             )
             .debugging(seed=0)

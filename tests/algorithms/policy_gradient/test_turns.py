@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from rlvlm.algorithms.policy_gradient.config import AdvantageConfig, TokenRewardConfig, rl4vlm_parity
-from rlvlm.algorithms.sft import save_trained, sft_manifest_of, write_sft_manifest
-from rlvlm.algorithms.sft_config import SFTConfig
+from rlvlm.algorithms.sft_config import ReplySFTConfig
+from rlvlm.algorithms.sft_replies import save_trained, sft_manifest_of, write_sft_manifest
 from rlvlm.core import metrics
 from rlvlm.core.errors import UsageError
 from rlvlm.envs.config import EnvConfig
@@ -84,7 +84,7 @@ def test_every_family_is_taught_and_learns_by_an_adapter_alone(make: Any, family
     algorithm = make(
         {"is_shrunk": False} | ({} if acts == "head" else KL),
         {"learns": "lora", "lora_rank": 4, "acts": acts},
-        SFTConfig(turns=8, updates=2, batch_turns=4),
+        ReplySFTConfig(turns=8, updates=2, batch_size=4),
         family=family,
         rollout_turns=8,
     )
@@ -241,7 +241,7 @@ def test_of_an_update_only_what_is_no_chance_is_kept(make: Any, pays: str, updat
 @pytest.mark.parametrize("policy", [{}, {"learns": "lora", "lora_rank": 4}], ids=["all weights", "adapter"])
 def test_the_reference_stays_where_ppo_started(make: Any, tmp_path: Path, policy: dict[str, Any]):
     """That is the policy after its supervised start, not the model that this began with."""
-    sft = SFTConfig(turns=8, updates=2, batch_turns=4, lr=1e-2)
+    sft = ReplySFTConfig(turns=8, updates=2, batch_size=4, lr=1e-2)
     algorithm, resumed = (make(KL | {"is_shrunk": False}, policy, sft) for _ in range(2))
     learner = algorithm._learner
     algorithm.prepare(lambda line: None)
@@ -265,14 +265,14 @@ def test_a_run_begins_from_what_was_taught_before(make: Any, tmp_path: Path):
     taught = make()
     taught.train()
     save_trained(taught._learner.policy, tmp_path)
-    fresh = make(sft=SFTConfig(start_from=str(tmp_path)))
+    fresh = make(sft=ReplySFTConfig(start_from=str(tmp_path)))
     fresh.prepare(lambda line: None)
     assert_equal_weights(weights(fresh), weights(taught))
     write_sft_manifest(tmp_path, sft_manifest_of("other", EnvConfig(), PolicyConfig(), ("left", "right")))
     with pytest.raises(UsageError, match="its actions are not"):
-        make(sft=SFTConfig(start_from=str(tmp_path))).prepare(lambda line: None)
+        make(sft=ReplySFTConfig(start_from=str(tmp_path))).prepare(lambda line: None)
     with pytest.raises(UsageError, match="no folder of demonstrations"):
-        make(sft=SFTConfig(demonstrations=str(tmp_path))).prepare(lambda line: None)
+        make(sft=ReplySFTConfig(demonstrations=str(tmp_path))).prepare(lambda line: None)
 
 
 def test_turns_that_are_alike_are_read_once_and_valued_alike(make: Any):

@@ -6,7 +6,7 @@ from typing import Any
 
 from rlvlm.algorithms.policy_gradient.algorithm import PolicyGradient, PPOAlgorithmConfig
 from rlvlm.algorithms.policy_gradient.config import AdvantageConfig, LossConfig, PPOConfig, TokenRewardConfig
-from rlvlm.algorithms.sft_config import SFTConfig
+from rlvlm.algorithms.sft_config import ReplySFTConfig
 from rlvlm.envs.registry import task_env
 from rlvlm.policies.vlm.config import PolicyConfig
 from rlvlm.policies.vlm.loading import load_policy
@@ -31,7 +31,7 @@ def build(
     folder: Path,
     algo: dict[str, Any] | None = None,
     policy: dict[str, Any] | None = None,
-    sft: SFTConfig | None = None,
+    sft: ReplySFTConfig | None = None,
     make_engine: Any = None,
     family: str = "qwen3_vl",
     reward: TokenRewardConfig | None = None,
@@ -58,7 +58,7 @@ def build(
         )
         .learning(
             algo=PPOConfig(**settings),
-            sft=sft or SFTConfig(turns=0),
+            sft=sft or ReplySFTConfig(turns=0),
             total_steps=100,
         )
         .rewards(reward=reward or TokenRewardConfig(), make_judge=make_judge)

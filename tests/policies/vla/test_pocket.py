@@ -32,10 +32,17 @@ def test_one_pass_gives_all_tokens_of_a_chunk() -> None:
 
 def test_the_pass_is_that_of_a_plain_program() -> None:
     config = PocketVLAConfig(
-        vocabulary=50, word_width=6, channels=(4, 5), image_px=12, hidden=16, token_width=7, dilated=2, ways=True
+        vocabulary=50,
+        word_width=6,
+        channels=(4, 5),
+        image_px=12,
+        hidden=16,
+        token_width=7,
+        dilated=2,
+        predicts_offsets=True,
     )
     torch.manual_seed(3)
-    policy = PocketVLA(config, num_cameras=2, proprio_size=3, num_tokens=10, num_ways=6)
+    policy = PocketVLA(config, num_cameras=2, proprio_size=3, num_tokens=10, num_offsets=6)
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for parameter in policy.parameters():  # what begins at zero or one would hide mistakes
@@ -45,13 +52,13 @@ def test_the_pass_is_that_of_a_plain_program() -> None:
     proprio = torch.randn(3, 3, generator=generator)
     said = ["push the red block to the pad", "", "lift"]
     found = policy(images, policy.read(said), proprio).detach()
-    same, ways = policy.forward_with_offsets(images, policy.read(said), proprio)
-    assert torch.equal(same, found) and ways.shape == (3, 6)
+    same, offsets = policy.forward_with_offsets(images, policy.read(said), proprio)
+    assert torch.equal(same, found) and offsets.shape == (3, 6)
     weights = {name: value.double().numpy() for name, value in policy.state_dict().items()}
     for row, text in enumerate(said):
-        expected, told = oracle.logits_and_ways(weights, images[row].numpy(), text, proprio[row].double().numpy())
+        expected, told = oracle.logits_and_offsets(weights, images[row].numpy(), text, proprio[row].double().numpy())
         torch.testing.assert_close(found[row].double(), torch.from_numpy(expected), atol=1e-5, rtol=1e-5)
-        torch.testing.assert_close(ways[row].detach().double(), torch.from_numpy(told), atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(offsets[row].detach().double(), torch.from_numpy(told), atol=1e-5, rtol=1e-5)
 
 
 def test_a_batch_is_its_rows_one_by_one() -> None:

@@ -1,12 +1,11 @@
-"""The ways from the hand to the things, which demonstrations teach beside actions."""
+"""The offsets from the hand to the things, which demonstrations teach beside actions."""
 
 import numpy as np
 import pytest
 import torch
 
-from rlvlm.algorithms.policy_gradient.config import SFTConfig
-from rlvlm.algorithms.policy_gradient.imitation import demonstrate, imitate
-from rlvlm.algorithms.policy_gradient.ways import augment_scenes
+from rlvlm.algorithms.sft_chunks import augment_scenes, demonstrate, imitate
+from rlvlm.algorithms.sft_config import ChunkSFTConfig
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.push_block import HAND
 from rlvlm.envs.registry import make_env
@@ -17,25 +16,25 @@ from rlvlm.policies.vla.pocket import PocketVLA
 from rlvlm.policies.vla.tokens import ActionScale
 
 WORLD = make_env("push_block", EnvConfig(), 0)
-SHOWN = demonstrate(WORLD, SFTConfig(demonstrations=6), 0)
+SHOWN = demonstrate(WORLD, ChunkSFTConfig(episodes=6), 0)
 Seen = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
-def policy(ways: bool = True) -> PocketVLA:
+def policy(offsets: bool = True) -> PocketVLA:
     torch.manual_seed(0)
-    found = build_policy(VLAConfig(pocket=PocketVLAConfig(image_px=16, hidden=32, ways=ways)), WORLD)
+    found = build_policy(VLAConfig(pocket=PocketVLAConfig(image_px=16, hidden=32, predicts_offsets=offsets)), WORLD)
     assert isinstance(found, PocketVLA)
     return found
 
 
 def seen_by(net: PocketVLA) -> tuple[Seen, torch.Tensor]:
     obs_processor = ObsProcessor(net, WORLD)
-    return obs_processor.look(SHOWN.obs), obs_processor.true_ways(SHOWN.obs)
+    return obs_processor.look(SHOWN.obs), obs_processor.true_offsets(SHOWN.obs)
 
 
 def error(net: PocketVLA) -> float:
-    seen, ways = seen_by(net)
-    return (net.forward_with_offsets(*seen)[1] - ways).square().mean().item()
+    seen, offsets = seen_by(net)
+    return (net.forward_with_offsets(*seen)[1] - offsets).square().mean().item()
 
 
 def test_scenes_that_nobody_played_have_a_hand_of_one_moment_and_things_of_a_start() -> None:
@@ -58,35 +57,35 @@ def test_such_scenes_teach_to_see_where_the_hand_should_not_be() -> None:
     for count in (0, 400):
         net = policy()
         obs_processor = ObsProcessor(net, WORLD)
-        config = SFTConfig(steps=300, batch_size=16, scenes=count)
+        config = ChunkSFTConfig(updates=300, batch_size=16, scenes=count)
         imitate(net, obs_processor, SHOWN, scale, config, np.random.default_rng(0), print)
         other = augment_scenes(SHOWN.obs, SHOWN.begins, 200, obs_processor, np.random.default_rng(1))
         with torch.no_grad():
             told = net.predict_offsets(*obs_processor.look(other))
-        errors.append((told - obs_processor.true_ways(other)).square().mean().item())
+        errors.append((told - obs_processor.true_offsets(other)).square().mean().item())
     assert errors[1] < 0.5 * errors[0]
 
 
 def test_true_ways_lead_from_the_hand_to_each_thing() -> None:
-    _, ways = seen_by(policy())
+    _, offsets = seen_by(policy())
     places = WORLD.landmarks(SHOWN.obs.snapshots)
-    assert ways.shape == (len(places), WORLD.num_ways) == (len(places), 4)
+    assert offsets.shape == (len(places), WORLD.num_offsets) == (len(places), 4)
     for thing in (1, 2):
         expected = places[:, thing] - places[:, 0]
-        np.testing.assert_allclose(ways[:, 2 * thing - 2 : 2 * thing].numpy(), expected, rtol=1e-5)
+        np.testing.assert_allclose(offsets[:, 2 * thing - 2 : 2 * thing].numpy(), expected, rtol=1e-5)
 
 
 @pytest.mark.slow
 def test_demonstrations_teach_ways_where_the_policy_tells_them() -> None:
     scale = ActionScale.of_actions(SHOWN.actions.reshape(-1, 7), WORLD.scaled_actions)
-    config = SFTConfig(steps=300, batch_size=16)
+    config = ChunkSFTConfig(updates=300, batch_size=16)
     after = []
-    for ways in (True, False):
-        net = policy(ways)
+    for offsets in (True, False):
+        net = policy(offsets)
         loss = imitate(net, ObsProcessor(net, WORLD), SHOWN, scale, config, np.random.default_rng(0), print)
         after.append((net, loss))
     (tells, told_loss), (silent, silent_loss) = after
-    _, ways = seen_by(tells)
-    assert error(tells) < 0.3 * ways.var(dim=0).mean()
-    assert not silent.predicts_offsets and "ways.weight" not in silent.state_dict()
+    _, offsets = seen_by(tells)
+    assert error(tells) < 0.3 * offsets.var(dim=0).mean()
+    assert not silent.predicts_offsets and "offset_head.weight" not in silent.state_dict()
     assert told_loss == pytest.approx(silent_loss, rel=0.2)  # the loss that is told is of actions alone

@@ -11,11 +11,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn import functional
 
-from rlvlm.algorithms.policy_gradient.config import SFTConfig
-from rlvlm.algorithms.policy_gradient.ways import WaysLessons
+from rlvlm.algorithms.sft import fit
+from rlvlm.algorithms.sft_config import ChunkSFTConfig
 from rlvlm.core.chunks import ChunkObs
-from rlvlm.core.errors import NumericsError, UsageError
+from rlvlm.core.errors import UsageError
 from rlvlm.core.steps import FloatArray, Frames
 from rlvlm.demonstrations.collect import (
     Perturbation,
@@ -35,7 +36,7 @@ from rlvlm.policies.vla.policy import VLAPolicy
 from rlvlm.policies.vla.tokens import NUM_BINS, ActionScale, encode
 
 _WARM_UP = 20
-"""Gradient steps over which the step size rises."""
+"""Updates over which the step size rises."""
 _SHAPES_PLAY = ("episode_steps", "moved")
 """Settings of an env in chunks that demonstrations depend on: physics are always exact, and they end at success."""
 
@@ -62,14 +63,14 @@ class Demonstrations:
 
 
 def demonstrate(
-    world: ChunkEnv, config: SFTConfig, seed: int, log: Callable[[str], None] = lambda line: None
+    world: ChunkEnv, config: ChunkSFTConfig, seed: int, log: Callable[[str], None] = lambda line: None
 ) -> Demonstrations:
-    """Plays the env's script until it has succeeded `config.demonstrations` times, and tells how far it is.
+    """Plays the env's script until it has succeeded `config.episodes` times, and tells how far it is.
 
     Raises:
         UsageError: the env has no script, or the script fails most of the time.
     """
-    wanted, num_failures = config.demonstrations, 0
+    wanted, num_failures = config.episodes, 0
     successes: list[EpisodeRecord] = []
     perturbation = Perturbation(noise=config.noise, p_perturb=config.p_perturb)
     for record in scripted_episodes(world, "", wanted=wanted, perturbation=perturbation, seed=seed, log=log):
@@ -148,53 +149,51 @@ def imitate(
     obs_processor: ObsProcessor,
     demonstrations: Demonstrations,
     scale: ActionScale,
-    config: SFTConfig,
+    config: ChunkSFTConfig,
     rng: np.random.Generator,
     log: Callable[[str], None],
 ) -> float:
-    """Teaches the policy the demonstrations' action tokens; returns the last ten steps' mean loss, nats per token.
+    """Teaches the policy the demonstrations' action tokens; returns the last ten updates' mean loss, in nats per token
+    where nothing is learned beside.
 
     The steps that a chunk still holds after the episode's end are learned too: they are what the script would do. A
-    policy that tells ways learns them beside, where the demonstrations have snapshots: at the demonstrated moments, and
-    in `config.scenes` that nobody has played.
+    policy that predicts offsets learns them beside, where the demonstrations have snapshots: at the demonstrated
+    moments, and in `config.scenes` that nobody has played.
 
     Raises:
         NumericsError: the loss is not finite.
         UsageError: the env cannot rearrange its scenes.
     """
     bins = torch.from_numpy(encode(scale.from_env(demonstrations.actions)))  # [N, L, A]
-    targets = soft_targets(config.label_width)
+    targets = soft_targets(config.label_width).to(policy.device)
     is_soft = torch.tensor(scale.scaled) & (torch.tensor(scale.high) > torch.tensor(scale.low))
     images, words, proprio = obs_processor.look(demonstrations.obs, demonstrations.images)
-    lessons = None
+    offsets = None
     if policy.predicts_offsets and demonstrations.images is None:
         net = cast(PocketVLA, policy)
-        lessons = WaysLessons(net, obs_processor, demonstrations.obs, demonstrations.begins, config.scenes, rng, log)
+        offsets = OffsetLoss(net, obs_processor, demonstrations.obs, demonstrations.begins, config.scenes, rng, log)
     elif policy.predicts_offsets:
-        log("the demonstrations keep images and no states: the policy does not learn to tell ways from them")
-    optimizer = torch.optim.AdamW(policy.parameters(), config.lr, weight_decay=config.weight_decay)
-    losses: list[float] = []
-    for step in range(config.steps):
-        for group in optimizer.param_groups:
-            group["lr"] = config.lr * _share_of_lr(step, config.steps)
+        log("the demonstrations keep images and no states: the policy does not learn to predict offsets from them")
+
+    def loss_of(update: int) -> Tensor:
         rows = torch.from_numpy(rng.integers(len(bins), size=config.batch_size))
-        seen, loss_of_ways = (images[rows], words[rows], proprio[rows]), 0.0
-        if lessons is None:
-            logits = policy(*seen)
+        seen = images[rows], words[rows], proprio[rows]
+        if offsets is None:
+            logits, beside = policy(*seen), 0.0
         else:
-            logits, told = lessons.policy.forward_with_offsets(*seen)
-            loss_of_ways = lessons.loss(told, rows, rng)
+            logits, predicted = offsets.policy.forward_with_offsets(*seen)
+            beside = offsets.loss(predicted, rows, rng)
         logits = logits.view(*bins[rows].shape, -1)
-        loss = imitation_loss(logits, bins[rows].to(logits.device), targets.to(logits.device), is_soft)
-        optimizer.zero_grad()
-        (loss + loss_of_ways).backward()
-        optimizer.step()
-        losses.append(loss.item())
-        if not math.isfinite(losses[-1]):
-            raise NumericsError(f"the loss of step {step + 1} of imitation is {losses[-1]}", "a smaller --sft.lr")
-        if (step + 1) % 200 == 0:
-            log(f"imitation: step {step + 1} of {config.steps}, loss {np.mean(losses[-10:]):.2f} nats per token")
-    return float(np.mean(losses[-10:])) if losses else math.nan
+        return imitation_loss(logits, bins[rows].to(logits.device), targets, is_soft) + beside
+
+    return fit(
+        torch.optim.AdamW(policy.parameters(), weight_decay=config.weight_decay),
+        loss_of,
+        updates=config.updates,
+        lr_of=lambda update: config.lr * _share_of_lr(update, config.updates),
+        log_every=200,
+        log=log,
+    )
 
 
 def soft_targets(width: float) -> Tensor:
@@ -228,3 +227,74 @@ def imitation_loss(logits: Tensor, bins: Tensor, targets: Tensor, is_soft: Tenso
 def _share_of_lr(step: int, steps: int) -> float:
     """Rises over the first steps, falls along a cosine to a fiftieth."""
     return min(1.0, (step + 1) / _WARM_UP) * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * step / steps)))
+
+
+_SCENES_PER_CHUNK = 2
+"""Scenes that nobody has played in a gradient step, for each of its demonstrated chunks."""
+
+
+class OffsetLoss:
+    """How wrong a policy is about where things are: an auxiliary loss of the supervised start.
+
+    The simulator knows the offsets from the hand to the things of the task; the policy predicts them and acts on images
+    alone. Demonstrations show the hand where it should be, so from them alone a policy predicts offsets from where its
+    hand is, and is lost where the hand is elsewhere. Scenes that nobody has played teach it to look.
+
+    Args:
+        policy: predicts offsets.
+        obs_processor: draws what it sees.
+        shown: [N] demonstrated moments.
+        begins: [E] which of them are the first of an episode.
+        num_scenes: that nobody has played; 0 leaves them out.
+        rng: of the scenes.
+        log: takes a line.
+
+    Raises:
+        UsageError: the env cannot rearrange its scenes.
+    """
+
+    def __init__(
+        self,
+        policy: PocketVLA,
+        obs_processor: ObsProcessor,
+        shown: ChunkObs,
+        begins: NDArray[np.intp],
+        num_scenes: int,
+        rng: np.random.Generator,
+        log: Callable[[str], None],
+    ) -> None:
+        self.policy = policy
+        self._true = obs_processor.true_offsets(shown)
+        self._num_scenes = num_scenes
+        if num_scenes:
+            log(f"drawing {num_scenes:,} scenes that nobody has played, to learn to see from")
+            scenes = augment_scenes(shown, begins, num_scenes, obs_processor, rng)
+            self._scenes = (*obs_processor.look(scenes), obs_processor.true_offsets(scenes))
+
+    def loss(self, predicted: Tensor, rows: Tensor, rng: np.random.Generator) -> Tensor:
+        """Mean squared error, in multiples of the env's `offset_unit`: of `predicted` [B, W] at the moments `rows` [B],
+        and of what the policy predicts in scenes drawn anew.
+        """
+        loss = functional.mse_loss(predicted, self._true[rows])
+        if self._num_scenes:
+            drawn = torch.from_numpy(rng.integers(self._num_scenes, size=_SCENES_PER_CHUNK * len(rows)))
+            *seen, offsets = (part[drawn] for part in self._scenes)
+            loss = loss + functional.mse_loss(self.policy.predict_offsets(*seen), offsets)
+        return loss
+
+
+def augment_scenes(
+    shown: ChunkObs, begins: NDArray[np.intp], num: int, obs_processor: ObsProcessor, rng: np.random.Generator
+) -> ChunkObs:
+    """`num` scenes that nobody has played: the robot of a demonstrated moment among the things of an episode's start,
+    each moved a little; both of one instruction, as it may decide which things there are.
+
+    Raises:
+        UsageError: the env cannot rearrange its scenes.
+    """
+    moments, starts = rng.integers(len(shown), size=num), np.empty(num, np.intp)
+    instructions = np.array(shown.instructions)
+    for instruction in np.unique(instructions):
+        rows = np.flatnonzero(instructions[moments] == instruction)
+        starts[rows] = rng.choice(begins[instructions[begins] == instruction], len(rows))
+    return obs_processor.augment_scenes(shown.at(moments), shown.at(starts), rng)

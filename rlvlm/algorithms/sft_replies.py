@@ -1,0 +1,471 @@
+"""The supervised start of a policy that replies: demonstrations, the fine-tuning on them, and what is kept of it.
+
+Replies are learned by raising the likelihood of their tokens and of nothing else. A run does it in its own process, in
+seconds (`fine_tune`); `rlvlm sft` does it as a job (`sft_job`). What a policy has learned from lies beside its
+weights in `sft.json`.
+"""
+
+import dataclasses
+import json
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from rlvlm.algorithms.checkpoint import write_tensors
+from rlvlm.algorithms.env_slots import EnvSlot
+from rlvlm.algorithms.sft import fit
+from rlvlm.algorithms.sft_config import ReplySFTConfig
+from rlvlm.core import metrics
+from rlvlm.core.disk import write_json
+from rlvlm.core.errors import UsageError
+from rlvlm.core.sampling import ReplyRequest, ReplyTokens
+from rlvlm.core.turns import TurnEpisode
+from rlvlm.demonstrations.collect import ScriptedExpert
+from rlvlm.demonstrations.folder import open_folder
+from rlvlm.demonstrations.records import to_turn_episode
+from rlvlm.envs.config import EnvConfig
+from rlvlm.envs.env import TurnEnv
+from rlvlm.policies.vlm.config import PolicyConfig
+from rlvlm.policies.vlm.engine import PolicyEngine
+from rlvlm.policies.vlm.policy import VLMPolicy
+
+_FIRST_DEMONSTRATION_SEED = 2**33
+"""Demonstrations start from seeds that neither training nor evaluation uses."""
+
+
+def demonstrate(slot: EnvSlot, config: ReplySFTConfig, seed: int) -> list[TurnEpisode]:
+    """Whole episodes with at least `config.turns` turns together.
+
+    Where the player was perturbed, the replies are those demonstrated, and everything else is what was really played.
+
+    Args:
+        slot: with an env that has an expert.
+        config: how many turns, with how many mistakes; the thought beside a wrong action stays the expert's.
+        seed: of starts and mistakes.
+
+    Raises:
+        UsageError: nobody knows how to play this env.
+
+    Source of perturbed: noise injected into the supervisor, Laskey et al. 2017 (DART), arXiv:1703.09327.
+    """
+    if not slot.env.has_expert:
+        raise UsageError(
+            "this env has no scripted expert to show how it is played",
+            "--sft.demonstrations DIR, --sft.start-from DIR, or --sft.turns 0 and a model that can play a little",
+        )
+    expert = ScriptedExpert(p_wrong_action=config.p_wrong)
+    noise = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(4,)))
+    episodes: list[TurnEpisode] = []
+    turns = 0
+    while turns < config.turns:
+        start = int(noise.integers(_FIRST_DEMONSTRATION_SEED, 2 * _FIRST_DEMONSTRATION_SEED))
+        slot.begin(start)
+        expert.begin(start)
+        episode, replies = None, []
+        while episode is None:
+            text = expert.reply(slot.env, slot.turn).text
+            replies.append(slot.env.read(text))
+            if config.p_perturb and noise.random() < config.p_perturb:
+                others = [action for action in slot.env.legal() if action != replies[-1].action]
+                text = slot.env.action_text(int(noise.choice(others)))
+            episode = slot.play(text).episode
+        episodes.append(dataclasses.replace(episode, replies=tuple(replies)))
+        turns += len(episode)
+    return episodes
+
+
+def check_actions(episodes: Sequence[TurnEpisode]) -> None:
+    """Passes where a policy that acts by a head would have something to learn.
+
+    Raises:
+        UsageError: no turn has an action that can be read.
+    """
+    if not any(reply.action is not None for episode in episodes for reply in episode.replies):
+        raise UsageError(
+            f"of {sum(map(len, episodes)):,} demonstrated turns to learn from none has an action that can be read, and "
+            "an action head learns nothing else",
+            "look at them with rlvlm data show DIR, and collect others with rlvlm collect",
+        )
+
+
+def split(episodes: Sequence[TurnEpisode], share: float) -> tuple[list[TurnEpisode], list[TurnEpisode]]:
+    """Episodes to learn from, and episodes held out: `share` of them, spread evenly.
+
+    Whole episodes go to one side: turns of one episode look alike. One episode at least is learned from and, where
+    there are two and the share is not 0, one at least is held out.
+
+    Args:
+        episodes: in the order in which they were played.
+        share: in [0, 1).
+    """
+    learned: list[TurnEpisode] = []
+    held_out: list[TurnEpisode] = []
+    for number, episode in enumerate(episodes):
+        is_held_out = int((number + 1) * share) > int(number * share)
+        (held_out if is_held_out else learned).append(episode)
+    if share > 0 and len(episodes) > 1 and not held_out:
+        held_out.append(learned.pop())
+    return learned, held_out
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """A turn to learn from."""
+
+    tokens: ReplyTokens
+    prompt: str
+    action: int | None
+    """Of the demonstration; None where its reply cannot be read."""
+
+    def __len__(self) -> int:
+        return len(self.tokens.prompt_ids) + len(self.tokens.reply_ids)
+
+
+def examples_of(policy: VLMPolicy, world: TurnEnv, episodes: Sequence[TurnEpisode]) -> list[Example]:
+    """The turns of `episodes` that the policy can learn from, as it would have stored them; it is shown their images.
+
+    A policy that acts by a head learns actions, so turns without one that can be read are left out.
+    """
+    examples = []
+    for episode in episodes:
+        snapshots = episode.snapshots[:-1]
+        keys = [key.tobytes() for key in world.image_key(snapshots)]
+        missing = policy.images.missing(keys)
+        if missing:
+            policy.show([keys[place] for place in missing], world.draw(snapshots[missing]))
+        for key, prompt, reply in zip(keys, episode.prompts, episode.replies, strict=True):
+            if policy.action_head is not None and reply.action is None:
+                continue
+            examples.append(Example(policy.write(prompt, key, reply.text), prompt, reply.action))
+    return examples
+
+
+def fit_examples(
+    policy: VLMPolicy,
+    examples: Sequence[Example],
+    config: ReplySFTConfig,
+    seed: int,
+    log: Callable[[str], None] = lambda line: None,
+) -> dict[str, float]:
+    """Raises the likelihood of every token of the replies, and of nothing else; returns the last loss by its name.
+
+    Args:
+        policy: is changed; what of it learns, it knows itself. The value head is left alone.
+        examples: at least one.
+        config: of the updates.
+        seed: of the order of examples.
+        log: takes a line on how it goes.
+
+    Raises:
+        NumericsError: the loss is not finite.
+    """
+    heads = [] if policy.action_head is None else list(policy.action_head.parameters())
+    batches = _batches(examples, config, seed)
+    loss = fit(
+        torch.optim.AdamW([*policy.backbone_parameters(), *heads], betas=(0.9, 0.98), weight_decay=0.01),
+        lambda update: imitation_loss(policy, next(batches), config.reply_weight),
+        updates=config.updates,
+        lr_of=lambda update: config.lr * _rate(update, config.updates),
+        max_grad_norm=config.max_grad_norm,
+        log_every=20,
+        log=log,
+    )
+    policy.forget_stale_images()
+    return {metrics.SFT_LOSS: loss}
+
+
+def imitation_loss(policy: VLMPolicy, batch: Sequence[Example], reply_weight: float = 0.0) -> Tensor:
+    """Mean over turns of -log p(reply) in nats, or of -log p(action) for a policy with an action head.
+
+    Args:
+        policy: learns.
+        batch: turns; of a policy with an action head all have an action.
+        reply_weight: with an action head, how much -log p(reply) counts beside -log p(action).
+    """
+    tokens = [example.tokens for example in batch]
+    if policy.action_head is None:
+        return -policy.read(tokens).log_probs.sum(-1).mean()
+    actions = torch.tensor([example.action for example in batch], device=policy.device)
+    if not reply_weight:
+        table, _ = policy.act_log_probs(tokens)
+        return -table.gather(-1, actions[:, None]).mean()
+    read = policy.read(tokens, with_actions=True)
+    assert read.actions is not None, "asked for"
+    wrong = -read.actions.gather(-1, actions[:, None]).mean()
+    return wrong - reply_weight * read.log_probs.sum(-1).mean()
+
+
+@torch.no_grad()
+def validate(
+    policy: VLMPolicy, world: TurnEnv, examples: Sequence[Example], batch: int, max_reply_tokens: int
+) -> dict[str, float]:
+    """Loss per turn, share of greedy replies with the demonstrated action, share that can be read; none: nothing.
+
+    Args:
+        policy: not changed.
+        world: reads the replies.
+        examples: held out; demonstrations that cannot be read are left out of the share of equal actions.
+        batch: turns that go through the model together.
+        max_reply_tokens: a longer reply is cut.
+    """
+    if not examples:
+        return {}
+    loss = exact = valid = 0.0
+    engine = PolicyEngine(policy, batch)
+    for begin in range(0, len(examples), batch):
+        part = examples[begin : begin + batch]
+        loss += imitation_loss(policy, part).item() * len(part)
+        requests = [ReplyRequest(prompt=one.prompt, image=one.tokens.image, seed=0) for one in part]
+        if policy.action_head is None:
+            replies = engine.reply(requests, max_new_tokens=max_reply_tokens, greedy=True)
+            actions = [world.read(reply.text).action for reply in replies]
+        else:
+            actions = [one.action for one in engine.act(requests, greedy=True)]
+        valid += sum(action is not None for action in actions)
+        exact += sum(action == one.action is not None for action, one in zip(actions, part, strict=True))
+    return {
+        metrics.SFT_HELD_OUT_LOSS: loss / len(examples),
+        metrics.SFT_EXACT_ACTION: exact / max(sum(one.action is not None for one in examples), 1),
+        metrics.SFT_VALID: valid / len(examples),
+    }
+
+
+def fine_tune(
+    policy: VLMPolicy,
+    slot: EnvSlot,
+    episodes: Sequence[TurnEpisode],
+    config: ReplySFTConfig,
+    seed: int,
+    max_reply_tokens: int,
+    log: Callable[[str], None] = lambda line: None,
+) -> dict[str, float]:
+    """Fine-tunes on most episodes and validates on the rest; returns what was measured by its names in `metrics`.
+
+    Tells of replies that are longer than `max_reply_tokens`: the policy would learn to write what is then cut.
+
+    Raises:
+        UsageError: the policy acts by a head, and no turn that it would learn from has an action that can be read.
+        NumericsError: the loss is not finite.
+    """
+    started = time.monotonic()
+    learned, held_out = split(episodes, config.held_out)
+    if policy.action_head is not None:
+        check_actions(learned)
+    examples = examples_of(policy, slot.env, learned)
+    lengths = np.array([len(example.tokens.reply_ids) for example in examples])
+    if policy.action_head is None and lengths.max() > max_reply_tokens:
+        log(
+            f"{np.mean(lengths > max_reply_tokens):.0%} of the demonstrated replies are longer than "
+            f"algo.max_reply_tokens {max_reply_tokens}, at which the policy's are cut; the longest has {lengths.max()}"
+        )
+    measured = fit_examples(policy, examples, config, seed, log)
+    unseen = examples_of(policy, slot.env, held_out)
+    measured |= validate(policy, slot.env, unseen, config.batch_size, max_reply_tokens)
+    return measured | {metrics.SFT_WALL_S: time.monotonic() - started}
+
+
+def _batches(examples: Sequence[Example], config: ReplySFTConfig, seed: int) -> Iterator[list[Example]]:
+    """Batches for ever, epoch after epoch."""
+    noise = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(5,)))
+    lengths = [len(example) for example in examples]
+    while True:
+        for places in grouped_by_length(lengths, config.batch_size, noise):
+            yield [examples[place] for place in places]
+
+
+def _rate(update: int, updates: int) -> float:
+    """Share of the step size: up over the first tenth, then down to 0 along half a cosine."""
+    rise = max(updates // 10, 1)
+    if update < rise:
+        return (update + 1) / rise
+    return (1 + math.cos(math.pi * (update - rise) / max(updates - rise, 1))) / 2
+
+
+_MEGA = 8
+"""Batches that are sorted by length together: more save padding, fewer mix better."""
+
+
+def grouped_by_length(
+    lengths: Sequence[int], batch: int, noise: np.random.Generator, kinds: Sequence[int] | None = None
+) -> Iterator[list[int]]:
+    """One epoch: places of examples in batches, each place once; the last batch of a kind may be smaller.
+
+    Args:
+        lengths: [M] of each example.
+        batch: examples per batch.
+        noise: shuffles the examples, and then the batches.
+        kinds: [M] kinds are never mixed in a batch, e.g. with and without an image; None: all are of one kind.
+    """
+    kinds = kinds if kinds is not None else [0] * len(lengths)
+    batches: list[list[int]] = []
+    for kind in sorted(set(kinds)):
+        places = noise.permutation([place for place, own in enumerate(kinds) if own == kind]).tolist()
+        for begin in range(0, len(places), batch * _MEGA):
+            mega = sorted(places[begin : begin + batch * _MEGA], key=lambda place: lengths[place])
+            batches += [mega[at : at + batch] for at in range(0, len(mega), batch)]
+    for index in noise.permutation(len(batches)).tolist():
+        yield batches[index]
+
+
+MANIFEST_FILE, BODY_FILE, HEADS_FILE = "sft.json", "body.safetensors", "heads.safetensors"
+"""What was learned from, and what was trained: the adapter (or all weights of the language model), and apart from it
+the heads."""
+
+
+_WHICH_EPISODES = ("split", "deals", "episode_steps", "num_envs", "physics")
+"""Settings that say which episodes there are, how long and how exact: what is right in one of them is right with any.
+What a split holds out is left out by itself. All other settings change what is seen, asked or answered."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SFTManifest:
+    """What a policy has learned from, for `sft.json` beside its weights: these alone do not tell."""
+
+    task: str
+    action_names: tuple[str, ...]
+    acts: str
+    """`text` or `head`, as the policy's."""
+    new_words: tuple[str, ...]
+    """As the policy's; a vector that was learned for one word means nothing for another."""
+    env: Mapping[str, Any]
+    """Settings of the env, by name: prompts and starts depend on them."""
+
+    def lacks(self, wanted: "SFTManifest") -> list[str]:
+        """What keeps weights that learned this from doing at all what is `wanted`, in words."""
+        lacking = [name for name in wanted.action_names if name not in self.action_names]
+        return [
+            *([f"its actions are not {', '.join(map(repr, lacking))}"] if lacking else []),
+            *([f"it acts by {self.acts}, not by {wanted.acts}"] if self.acts != wanted.acts else []),
+            *(["policy.new_words were others"] if self.new_words != wanted.new_words else []),
+        ]
+
+    def differs(self, wanted: "SFTManifest") -> list[str]:
+        """What else is not as in `wanted`, in words."""
+        before = self.env
+        changed = [key for key, value in wanted.env.items() if before.get(key, value) != value]
+        return [
+            *([f"its task was {self.task}, not {wanted.task}"] if self.task != wanted.task else []),
+            *(f"env.{key} was {before[key]}, not {wanted.env[key]}" for key in changed),
+        ]
+
+
+def sft_manifest_of(task: str, env: EnvConfig, policy: PolicyConfig, action_names: tuple[str, ...]) -> SFTManifest:
+    """What `policy` learns in an env of `task`."""
+    return SFTManifest(
+        task=task, action_names=action_names, acts=policy.acts, new_words=policy.new_words, env=asdict(env)
+    )
+
+
+def check_sft_manifest(folder: Path, wanted: SFTManifest, log: Callable[[str], None]) -> None:
+    """Passes where the weights in `folder` can do what is `wanted`, and logs what else they have learned from.
+
+    Raises:
+        UsageError: they cannot, or their manifest cannot be read.
+    """
+    manifest = read_sft_manifest(folder)
+    if manifest is None:
+        return
+    if lacking := manifest.lacks(wanted):
+        raise UsageError(f"{folder} is of no use here: {'; '.join(lacking)}", f"train it with rlvlm sft {wanted.task}")
+    for difference in manifest.differs(wanted):
+        log(f"{folder} learned something else: {difference}")
+
+
+def write_sft_manifest(folder: Path, manifest: SFTManifest) -> None:
+    """Writes `sft.json`."""
+    write_json(folder / MANIFEST_FILE, asdict(manifest))
+
+
+def read_sft_manifest(folder: Path) -> SFTManifest | None:
+    """What the weights in `folder` learned from; None where an older rlvlm did not write it down.
+
+    Raises:
+        UsageError: it cannot be read.
+    """
+    file = folder / MANIFEST_FILE
+    try:
+        found = json.loads(file.read_text())
+        words = {name: tuple(found[name]) for name in ("action_names", "new_words")}
+        return SFTManifest(task=found["task"], acts=found["acts"], env=dict(found["env"]), **words)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise UsageError(f"cannot read {file}: {error}", "restore the file, or train anew with rlvlm sft") from error
+
+
+def load_demonstrations(folder: Path, world: TurnEnv, env: EnvConfig) -> list[TurnEpisode]:
+    """The episodes of a folder that `rlvlm collect` made whose starts `env` may have: what its split holds out is not
+    learned from, whoever collected it.
+
+    Args:
+        folder: of the demonstrations.
+        world: of the task that is learned.
+        env: what `env` is made of.
+
+    Raises:
+        UsageError: it is no such folder, its episodes are of an env set up otherwise, with other actions or snapshots,
+            or keep none, or none of them is left.
+    """
+    opened = open_folder(folder)
+    if opened.kind != "turns":
+        raise UsageError(f"{folder} holds {opened.kind} of {opened.task}, not turns", "rlvlm collect number_line")
+    try:
+        episodes = [to_turn_episode(record, opened.action_names) for record in opened.episodes()]
+    except ValueError as error:
+        fix = "learn from what rlvlm collect played; imported chats can be shown, filtered and exported"
+        raise UsageError(f"{folder} cannot be learned from: {error}", fix) from error
+    sizes = {episode.snapshots.shape[1] for episode in episodes} - {world.snapshot_size}
+    if sizes or opened.action_names != world.action_names:
+        raise UsageError(
+            f"{folder} holds demonstrations of {opened.task}, whose actions or snapshots are not those of this env",
+            "collect this task's own, with the same --env options: rlvlm collect TASK",
+        )
+    wanted = {key: value for key, value in asdict(env).items() if key not in _WHICH_EPISODES}
+    if other := opened.differs(wanted):
+        raise UsageError(
+            f"{folder} holds demonstrations collected with {'; '.join(other)}",
+            f"set these as there, or rlvlm collect {opened.task} with these --env options and another --out",
+        )
+    kept = [episode for episode in episodes if world.may_start(episode.snapshots[0])]
+    if not kept:
+        raise UsageError(
+            f"{folder} has {len(episodes):,} episodes, and none on the side {world.split!r} of the split",
+            "collect more with the same --env.split",
+        )
+    return kept
+
+
+def load_trained(policy: VLMPolicy, folder: Path) -> None:
+    """Gives `policy` what `save_trained` wrote.
+
+    Raises:
+        UsageError: nothing is there, or the weights are of another policy.
+    """
+    try:
+        policy.load_trained_state(load_file(folder / BODY_FILE) | load_file(folder / HEADS_FILE))
+    except (OSError, ValueError, SafetensorError) as error:
+        raise UsageError(
+            f"{folder} holds no weights for this policy: {error}",
+            "make them with rlvlm sft and the same --policy options",
+        ) from error
+
+
+def save_trained(policy: VLMPolicy, folder: Path) -> None:
+    """Writes what is trained of `policy` into `folder`, the heads apart.
+
+    Raises:
+        OSError: the disk refused.
+    """
+    state = {name: value.cpu().contiguous() for name, value in policy.trained_state().items()}
+    heads = {name: value for name, value in state.items() if name.startswith(("value_head.", "action_head."))}
+    write_tensors(heads, folder / HEADS_FILE)
+    write_tensors({name: value for name, value in state.items() if name not in heads}, folder / BODY_FILE)
