@@ -12,7 +12,13 @@ from typing import Any, ClassVar, Literal, TypeVar
 
 import tyro
 
-from rlvlm.algorithms.policy_gradient.config import EpisodeRewardConfig, GRPOConfig, PPOConfig, TokenRewardConfig
+from rlvlm.algorithms.policy_gradient.config import (
+    EpisodeRewardConfig,
+    GRPOConfig,
+    PolicyGradientConfig,
+    PPOConfig,
+    TokenRewardConfig,
+)
 from rlvlm.algorithms.sac_pebble.config import SACConfig
 from rlvlm.algorithms.sft_config import ChunkSFTConfig, ReplySFTConfig
 from rlvlm.core.errors import UsageError
@@ -147,7 +153,7 @@ class RunConfig:
                 f"{judge.batch_size} questions, {api.concurrency} at a time, may take {longest_s:g} s, serve.timeout_s "
                 f"is {self.serve.timeout_s:g}; raise it, or judge.api.concurrency, or lower judge.api.deadline_s"
             )
-        {"sac": _check_sac, "ppo": _check_ppo, "grpo": _check_grpo}[self.algorithm](self)
+        _check_together(self)
 
     @property
     def algorithm(self) -> str:
@@ -202,32 +208,7 @@ class RunConfig:
         """Patterns of settings that have no effect in this run, with the setting that is why. A recipe may have them
         all the same; whoever sets one on the command line gets an error.
         """
-        found, reward, algo = _unused_of_sft(self.sft), self.reward, self.algo
-        if isinstance(algo, PPOConfig) and not self.asks_judge:
-            assert isinstance(reward, TokenRewardConfig), "what the algorithm goes with"
-            found |= dict.fromkeys(("judge.*", "serve.*"), f"the reward {reward.name}, which asks no judge")
-            if not reward.scores:
-                found["reward.monitor.*"] = f"the reward {reward.name}, which nobody scores"
-        if isinstance(reward, EpisodeRewardConfig) and isinstance(algo, GRPOConfig) and not reward.scores:
-            frames = ("reward.num_frames", "reward.frame_px", "reward.flip_images")
-            found |= dict.fromkeys(
-                ("judge.*", "serve.*", "reward.monitor.*", *frames), f"reward.source {reward.source}"
-            )
-            if (algo.advantage.estimator, algo.advantage.values) == ("gae", "state"):
-                found["algo.rounds"] = "a critic, to whom all groups teach something"
-        elif isinstance(algo, GRPOConfig) and not self.asks_judge:
-            why = f"reward.teacher {reward.teacher}"
-            found |= dict.fromkeys(("judge.*", "serve.*", "reward.monitor.least_auc"), why)
-            if algo.advantage.scorer_noise != "measured":
-                found["reward.monitor.preflight"] = why
-        if isinstance(algo, GRPOConfig) and algo.num_learners:
-            found["algo.device"] = f"algo.num_learners {algo.num_learners}"
-        if isinstance(self.policy, VLAConfig) and self.policy.model:
-            found |= dict.fromkeys(("sft.*", "policy.pocket.*"), "policy.model")
-        looks = {self.policy_env.look, self.judge_env.look if self.asks_judge else self.policy_env.look}
-        if looks == {"benchmark"} and is_used(self.task, "look"):
-            found["env.mesh_cell"] = f"env.look {self.env.look}, as the benchmark draws"
-        return found
+        return {pattern: why for holds, why, patterns in _without_effect(self) if holds for pattern in patterns}
 
     def why_unused(self, name: str) -> str | None:
         """The setting that leaves the one of that dotted name without effect; None where it has one."""
@@ -399,71 +380,75 @@ class RunConfig:
         )
 
 
-def _unused_of_sft(sft: ReplySFTConfig | ChunkSFTConfig | None) -> dict[str, str]:
-    """Patterns of settings of the supervised start that others of it leave without effect, with the one that is why."""
-    found = dict[str, str]()
-    if sft and sft.demonstrations:  # the expert does not play
-        of_expert = ("sft.turns", "sft.p_wrong", "sft.episodes", "sft.noise", "sft.p_perturb")
-        found |= dict.fromkeys(of_expert, "sft.demonstrations")
-    if sft and not sft.updates:
-        found |= dict.fromkeys(("sft.lr", "sft.batch_size", "sft.weight_decay", "sft.label_width"), "sft.updates 0")
-    if sft and sft.start_from:
-        found |= {f"sft.{one.name}": "sft.start_from" for one in fields(sft) if one.name != "start_from"}
-    return found
+def _without_effect(run: RunConfig) -> Iterator[tuple[Any, str, tuple[str, ...]]]:
+    """The one table of what leaves what without effect: whether it does so in `run`, the setting that is why, and
+    patterns of those that have none then.
+    """
+    reward, algo, policy, sft = run.reward, run.algo, run.policy, run.sft
+    if isinstance(reward, TokenRewardConfig) and isinstance(algo, PolicyGradientConfig):
+        advantage, unasked = algo.advantage, ("judge.*", "serve.*")
+        unscored = (*unasked, "reward.num_frames", "reward.frame_px", "reward.flip_images", "reward.monitor.*")
+        is_critic = (advantage.estimator, advantage.values) == ("gae", "state")
+        by_other, who = reward.scores and not reward.asks_judge, f"reward.teacher {reward.teacher}"
+        yield not reward.scores, f"reward.source {reward.source}", unscored
+        yield not reward.scores and is_critic, "a critic, to whom all groups teach something", ("algo.rounds",)
+        yield by_other, who, (*unasked, "reward.monitor.least_auc")
+        yield by_other and advantage.scorer_noise != "measured", who, ("reward.monitor.preflight",)
+    if isinstance(policy, VLAConfig):
+        yield algo.num_learners, f"algo.num_learners {algo.num_learners}", ("algo.device",)
+        yield policy.model, "policy.model", ("sft.*", "policy.pocket.*")
+    looks = {run.policy_env.look, run.judge_env.look if run.asks_judge else run.policy_env.look}
+    is_finest = looks == {"benchmark"} and is_used(run.task, "look")
+    yield is_finest, f"env.look {run.env.look}, as the benchmark draws", ("env.mesh_cell",)
+    if sft:
+        of_expert = ("sft.turns", "sft.p_wrong", "sft.episodes", "sft.noise", "sft.p_perturb")  # who does not play then
+        of_updates = ("sft.lr", "sft.batch_size", "sft.weight_decay", "sft.label_width")
+        yield sft.demonstrations, "sft.demonstrations", of_expert
+        yield not sft.updates, "sft.updates 0", of_updates
+        others = tuple(f"sft.{one.name}" for one in fields(sft) if one.name != "start_from")
+        yield sft.start_from, "sft.start_from", others
 
 
-def _check_sac(run: RunConfig) -> None:
-    """Raises ValueError where settings of a run on states contradict each other."""
-    assert isinstance(run.reward, RewardConfig) and run.feedback and run.reward_model, "the algorithm's sections"
-    check_learning(run.reward, run.feedback, run.reward_model)
-    if run.reward.teacher == "published":
-        published_name(run.task)
-    is_about_clips = run.reward.source == "preference" and run.feedback.segment_steps > 1
-    if run.asks_judge and not run.serve.app and not run.judge.reads_clips and is_about_clips:
-        raise ValueError(
-            "the pocket judge knows single images only, so feedback.segment_steps must be 1, "
-            f"got {run.feedback.segment_steps}; longer segments need judge.backend transformers"
-        )
-
-
-def _check_ppo(run: RunConfig) -> None:
-    """Raises ValueError where settings of a run of a VLM contradict each other."""
-    policy, algo, reward = run.policy, run.algo, run.reward
-    assert isinstance(policy, PolicyConfig) and isinstance(algo, PPOConfig) and isinstance(reward, TokenRewardConfig)
-    is_about_turns = reward.per == "turn"
-    if run.asks_judge and is_about_turns != (run.judge.score == "utility"):
-        wanted = "utility" if is_about_turns else "progress, success, rating or video"
+def _check_together(run: RunConfig) -> None:
+    """Raises ValueError where settings of two sections contradict each other, or one leaves another without effect that
+    no recipe has; see also `RunConfig.unused_settings`.
+    """
+    policy, algo, reward, sft = run.policy, run.algo, run.reward, run.sft
+    if isinstance(reward, RewardConfig):
+        assert run.feedback and run.reward_model, "the algorithm's sections"
+        check_learning(reward, run.feedback, run.reward_model)
+        if reward.teacher == "published":
+            published_name(run.task)
+        is_about_clips = reward.source == "preference" and run.feedback.segment_steps > 1
+        if run.asks_judge and not run.serve.app and not run.judge.reads_clips and is_about_clips:
+            raise ValueError(
+                "the pocket judge knows single images only, so feedback.segment_steps must be 1, "
+                f"got {run.feedback.segment_steps}; longer segments need judge.backend transformers"
+            )
+        return
+    if run.asks_judge and (run.judge.score == "utility") != (reward.per == "turn"):
+        wanted = "utility" if reward.per == "turn" else "progress, success, rating or video"
         raise ValueError(
             f"reward.per {reward.per} is asked with judge.score {wanted}, got {run.judge.score}: the utility is that "
-            "of one turn"
+            "of one turn or chunk, the others are about a whole episode"
         )
-
-
-def _check_grpo(run: RunConfig) -> None:
-    """Raises ValueError where settings of a run of a VLA contradict each other."""
-    policy, algo, reward, sft = run.policy, run.algo, run.reward, run.sft
-    assert isinstance(policy, VLAConfig) and isinstance(algo, GRPOConfig)
-    assert isinstance(reward, EpisodeRewardConfig) and isinstance(sft, ChunkSFTConfig)
-    if run.asks_judge and (run.judge.score == "utility") != (reward.per == "turn"):
-        raise ValueError(
-            "judge.score utility is that of one turn or chunk (reward.per turn); an episode's video is asked about "
-            "with judge.score success, progress, rating or video"
-        )
-    if run.goal:
-        raise ValueError("goal has no effect: policy and judge take the env's own instruction; leave it out")
-    if sft.scenes and not (policy.model or policy.pocket.predicts_offsets):
-        raise ValueError(
-            f"sft.scenes {sft.scenes} has no effect on a policy that does not learn to predict offsets; set "
-            "--policy.pocket.predicts-offsets, or --sft.scenes 0"
-        )
-    if reward.ahead and algo.rounds > 1:
-        raise ValueError(
-            f"algo.rounds {algo.rounds} has no effect with reward.ahead, which learns from one rollout at a time; set "
-            "--algo.rounds 1"
-        )
+    if not isinstance(policy, VLAConfig):
+        return
+    assert isinstance(sft, ChunkSFTConfig) and isinstance(algo, GRPOConfig), "the algorithm's sections"
+    idle = {
+        "goal has no effect: policy and judge take the env's own instruction; leave it out": run.goal,
+        f"sft.scenes {sft.scenes} has no effect on a policy that does not learn to predict offsets; set "
+        "--policy.pocket.predicts-offsets, or --sft.scenes 0": (
+            sft.scenes and not (policy.model or policy.pocket.predicts_offsets)
+        ),
+        f"algo.rounds {algo.rounds} has no effect with reward.ahead, which learns from one rollout at a time; set "
+        "--algo.rounds 1": reward.ahead and algo.rounds > 1,
+    }
     for name, value in (("demonstrations", sft.demonstrations), ("start_from", sft.start_from)):
-        if value and policy.model:
-            raise ValueError(f"sft.{name} has no effect on policy.model, which comes trained; leave one out")
+        idle[f"sft.{name} has no effect on policy.model, which comes trained; leave one out"] = value and policy.model
+    for message, holds in idle.items():
+        if holds:
+            raise ValueError(message)
 
 
 def config_text(config: RunConfig) -> str:

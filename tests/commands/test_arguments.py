@@ -59,7 +59,7 @@ def test_the_task_is_a_word_and_no_option() -> None:
         ("push_block --algo.num-learners 1 --algo.device cpu", "algo.num_learners 1"),
         ("push_block --sft.demonstrations shown --sft.noise 0.3", "sft.demonstrations"),
         ("push_block --sft.start-from best --sft.episodes 3", "sft.start_from"),
-        ("number_line --judge.batch-size 3", "the reward .*, which asks no judge"),
+        ("number_line --judge.batch-size 3", "reward.source environment"),
         ("number_line --sft.demonstrations shown --sft.turns 64", "sft.demonstrations"),
         ("number_line --sft.start-from taught --sft.updates 3", "sft.start_from"),
         ("push_block --policy.model checkpoint --sft.updates 3", "policy.model"),
