@@ -196,8 +196,8 @@ def contest(config: Config, task: str) -> dict[str, Any]:
         slot = make_slot(task, run.env)
         slot.begin(0)
         frame = slot.env.draw(slot.turn.snapshot[None])
-        policy.show([slot.obs.image], frame)
-        probe = policy.write(slot.obs.prompt, slot.obs.image, slot.env.action_text(0))
+        policy.show([slot.image], frame)
+        probe = policy.write(slot.turn.prompt, slot.image, slot.env.action_text(0))
         for count in config.replicas:
             app = stack.enter_context(
                 running_policy(

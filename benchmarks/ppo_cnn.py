@@ -75,9 +75,10 @@ class ImageObs(gym.Env[np.ndarray, int]):
         return self.look(), {}
 
     def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
-        outcome = self.slot.play(self.slot.env.action_text(self.legal[int(action)]))
-        is_cut = outcome.is_end and not outcome.is_terminated
-        return self.look(), outcome.env_reward, outcome.is_terminated, is_cut, {}
+        slot = self.slot
+        is_over = slot.play(slot.env.action_text(self.legal[int(action)]))
+        is_cut = is_over and not slot.is_terminated
+        return self.look(), slot.newest["env_reward"], slot.is_terminated, is_cut, {}
 
     def look(self) -> np.ndarray:
         """The image as the network takes it."""
@@ -92,14 +93,13 @@ def evaluate(module: Any, trial: Trial, greedy: bool) -> list[bool]:
     found = []
     for seed in range(FIRST_SEED, FIRST_SEED + trial.episodes):
         world.slot.begin(seed)
-        episode = None
-        while episode is None:
+        while not world.slot.is_over:
             with torch.no_grad():
                 logits = module.forward_inference({Columns.OBS: torch.from_numpy(world.look()[None])})
             odds = logits[Columns.ACTION_DIST_INPUTS][0].double().softmax(-1).numpy()
             action = int(odds.argmax()) if greedy else int(rng.choice(len(odds), p=odds / odds.sum()))
-            episode = world.slot.play(world.slot.env.action_text(world.legal[action])).episode
-        found.append(is_strict_success(episode))
+            world.slot.play(world.slot.env.action_text(world.legal[action]))
+        found.append(is_strict_success(world.slot.episode()))
     return found
 
 

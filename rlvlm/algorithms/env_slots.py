@@ -1,71 +1,48 @@
 """An env in turns with the episode under way in it: demonstrations, rollouts and evaluations are played here."""
 
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from rlvlm.core.episodes import Observations, TokenEpisode
 from rlvlm.core.finite import check_finite
-from rlvlm.core.steps import FloatArray
-from rlvlm.core.turns import Reply, Turn, TurnEpisode
+from rlvlm.core.sampling import SampledReply
+from rlvlm.core.turns import Reply, Turn
 from rlvlm.envs.env import TurnEnv
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TurnObs:
-    """What a player sees in a turn."""
-
-    image: bytes
-    """Key of the image: equal keys look the same."""
-    prompt: str
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TurnOutcome:
-    """What came of a reply."""
-
-    obs: TurnObs
-    """That was replied to."""
-    reply: Reply
-    """As the env read it."""
-    action: str
-    """Name of the action that was read; empty where none was."""
-    goal: str
-    """What the env asks for in this episode."""
-    snapshots: FloatArray
-    """[2, S] before the reply and after it, before any reset."""
-    env_reward: float
-    is_success: bool
-    """Whether the env's own test holds after the reply."""
-    progress: float
-    """The simulator's after the reply, in [0, 1]."""
-    gain: float
-    """By how much the reply brought success nearer, below 0 for farther: in turns of the expert where they are known,
-    in progress elsewhere."""
-    is_end: bool
-    """Whether the episode is over, for whatever reason."""
-    is_terminated: bool
-    """Whether it ended for good; a time limit only cuts it."""
-    next_obs: TurnObs
-    """What the reply led to, before any reset."""
-    episode: TurnEpisode | None
-    """The whole of it, where it is over."""
+_WHOLE = ("snapshot", "prompt", "reply", "env_reward", "success", "progress")
+"""Columns of a turn that are kept in a checkpoint: what a later piece of the episode still shows of it."""
 
 
 class EnvSlot:
     """One of the envs that are played side by side, and its running episode.
 
+    An episode may be learned from in pieces: a piece is what was played since `begin` or `begin_piece`.
+
     Args:
-        world: nobody else plays it.
+        env: nobody else plays it.
         task: its name, for the episodes.
+        place: of the slot among those side by side.
+        action_tokens: which of a reply's ids make its action, by the span of characters; None: all do.
     """
 
-    def __init__(self, world: TurnEnv, task: str) -> None:
-        self.env = world
-        self._task = task
-        self._seed = 0
+    def __init__(
+        self, env: TurnEnv, task: str, place: int = 0,
+        action_tokens: Callable[[Any, Any], NDArray[np.bool_]] | None = None,
+    ) -> None:  # fmt: skip
+        self.env, self.place, self.action_tokens = env, place, action_tokens
+        self.group = 0
+        """Of the running episode."""
+        self.is_over = self.is_terminated = False
+        """Whether the episode has ended, for whatever reason, and whether it has for good; a time limit only cuts."""
+        self._task, self._seed = task, 0
         self._turn: Turn
+        self._image = b""
         self._history: list[dict[str, Any]] = []
+        self._first = 0
 
     @property
     def turn(self) -> Turn:
@@ -73,53 +50,124 @@ class EnvSlot:
         return self._turn
 
     @property
-    def obs(self) -> TurnObs:
-        """What the player sees of it."""
-        key = self.env.image_key(self._turn.snapshot[None])[0].tobytes()
-        return TurnObs(image=key, prompt=self._turn.prompt)
+    def image(self) -> bytes:
+        """Key of its image: equal keys look the same."""
+        return self._image
 
-    def begin(self, seed: int) -> None:
-        """A new episode from a reset with `seed`."""
-        self._seed, self._history = seed, []
-        self._turn, _ = self.env.reset(seed=seed)
+    @property
+    def newest(self) -> dict[str, Any]:
+        """The turn that was played last: snapshot, prompt, reply as the env read it, env_reward, success, ..."""
+        return self._history[-1]
+
+    def begin(self, seed: int, group: int = 0) -> None:
+        """A new episode from a reset with `seed`, compared with others of its `group`."""
+        self._seed, self._history, self.is_over, self.is_terminated = seed, [], False, False
+        self.begin_piece(group)
+        self._show(self.env.reset(seed=seed)[0])
         self._check({"numbers of the observation": self._turn.snapshot})
 
-    def play(self, text: str) -> TurnOutcome:
-        """The turn with `text` as its reply."""
-        before, obs, goal, distance = self._turn, self.obs, self.env.goal, distance_of(self.env)
-        reply = self.env.read(text)
-        self._turn, env_reward, terminated, truncated, info = self.env.step(text)
-        self._check({"numbers of the observation": self._turn.snapshot, "rewards": float(env_reward)})
+    def begin_piece(self, group: int = 0) -> None:
+        """What was played so far is learned from already."""
+        self._first, self.group = len(self._history), group
+
+    @property
+    def piece_len(self) -> int:
+        """Turns of the piece."""
+        return len(self._history) - self._first
+
+    def play(self, reply: SampledReply | str, at: int = 0) -> bool:
+        """Plays a turn, in round `at` of a rollout; says whether the episode is over."""
+        before, image, goal, distance = self._turn, self._image, self.env.goal, distance_of(self.env)
+        text = reply if isinstance(reply, str) else reply.text
+        read = self.env.read(text)
+        turn, env_reward, terminated, truncated, info = self.env.step(text)
+        self._show(turn)
+        self._check({"numbers of the observation": turn.snapshot, "rewards": float(env_reward)})
         self._history.append(
             {
                 "snapshot": before.snapshot,
+                "image": image,
                 "prompt": before.prompt,
-                "reply": reply,
+                "goal": goal,
+                "reply": read,
+                "sampled": None if isinstance(reply, str) else reply,
+                "at": at,
                 "env_reward": float(env_reward),
                 "success": bool(info["success"]),
                 "progress": float(info["progress"]),
+                "gain": distance - distance_of(self.env),
             }
         )
-        is_end = bool(terminated or truncated)
-        return TurnOutcome(
-            obs=obs,
-            reply=reply,
-            action="" if reply.action is None else self.env.action_names[reply.action],
-            goal=goal,
-            snapshots=np.stack([before.snapshot, self._turn.snapshot]),
-            env_reward=float(env_reward),
-            is_success=bool(info["success"]),
-            progress=float(info["progress"]),
-            gain=distance - distance_of(self.env),
-            is_end=is_end,
-            is_terminated=bool(terminated),
-            next_obs=self.obs,
-            episode=self._episode(bool(terminated)) if is_end else None,
+        self.is_over, self.is_terminated = bool(terminated or truncated), bool(terminated)
+        return self.is_over
+
+    def episode(self, only_newest: bool = False) -> TokenEpisode:
+        """The episode as far as it has come, of which the piece is learned from, or its newest turn alone.
+
+        Turns that were not sampled, such as an expert's, have no tokens.
+        """
+        rows = self._history[-1:] if only_newest else self._history[self._first :]
+        whole = {name: [row[name] for row in self._history] for name in _WHOLE}
+        snapshots = np.stack([*whole["snapshot"], self._turn.snapshot])
+        sampled: list[SampledReply] = [row["sampled"] for row in rows if row["sampled"] is not None]
+        tokens = tuple(
+            one.tokens.reply_ids if one.action is None else np.array([one.action], np.int64) for one in sampled
+        )
+        masks = tuple(np.ones(len(ids), bool) for ids in tokens)
+        actions = masks
+        if self.action_tokens is not None and sampled and sampled[0].action is None:
+            spans = [row["reply"].action_span for row in rows]
+            actions = tuple(
+                self.action_tokens(one.tokens.reply_ids, span) for one, span in zip(sampled, spans, strict=True)
+            )
+        read: list[Reply] = [row["reply"] for row in rows]
+        return TokenEpisode(
+            task=self._task,
+            seed=self._seed,
+            group=self.group,
+            slot=self.place,
+            played_at=np.array([row["at"] for row in rows], np.int64),
+            obs=Observations(
+                images=(*(row["image"] for row in rows), self._image),
+                texts=(*(row["prompt"] for row in rows), self._turn.prompt),
+                proprio=np.zeros((len(rows) + 1, 0), np.float32),
+                snapshots=snapshots[len(self._history) - len(rows) :],
+            ),
+            snapshots=snapshots,
+            steps=np.ones(len(rows), np.int64),
+            tokens=tokens,
+            log_probs=tuple(one.log_probs for one in sampled),
+            masks=masks,
+            actions=actions,
+            values=np.array([one.value for one in sampled], np.float32),
+            versions=np.array([one.version for one in sampled], np.int64),
+            replies=tuple(whole["reply"]),
+            env_rewards=np.array(whole["env_reward"], np.float32),
+            success=np.array(whole["success"], bool),
+            progress=np.array(whole["progress"], np.float32),
+            gains=np.array([row["gain"] for row in rows], np.float32),
+            action_names=tuple("" if one.action is None else self.env.action_names[one.action] for one in read),
+            goals=tuple(row["goal"] for row in rows),
+            is_over=self.is_over,
+            terminated=self.is_terminated,
         )
 
-    def episode(self) -> TurnEpisode:
-        """The running episode as far as it has come, of one turn at least."""
-        return self._episode(terminated=False)
+    def get_state(self) -> dict[str, Any]:
+        """Env and running episode: after `set_state` the future is bit-identical. A new piece begins there."""
+        history = [{name: row[name] for name in _WHOLE} | {"reply": asdict(row["reply"])} for row in self._history]
+        return {"world": self.env.get_state(), "seed": self._seed, "turn": asdict(self._turn), "tape": history}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Restores what `get_state` returned."""
+        self.env.set_state(state["world"])
+        self._seed = state["seed"]
+        self._show(Turn(**state["turn"]))
+        self._history = [row | {"reply": _reply_of(row["reply"])} for row in state["tape"]]
+        self.begin_piece()
+
+    def _show(self, turn: Turn) -> None:
+        self._turn = turn
+        self._image = self.env.image_key(turn.snapshot[None])[0].tobytes()
 
     def _check(self, came: dict[str, Any]) -> None:
         """Passes where what came from the env is finite.
@@ -130,38 +178,11 @@ class EnvSlot:
         fix = f"mend the env; rlvlm check-task {self._task} looks at it"
         check_finite(f"the env {self._task}, {len(self._history)} turns after seed {self._seed}", fix, came)
 
-    def _episode(self, terminated: bool) -> TurnEpisode:
-        def column(name: str) -> list[Any]:
-            return [row[name] for row in self._history]
 
-        return TurnEpisode(
-            task=self._task,
-            seed=self._seed,
-            snapshots=np.stack([*column("snapshot"), self._turn.snapshot]),
-            prompts=tuple(column("prompt")),
-            replies=tuple(column("reply")),
-            env_rewards=np.array(column("env_reward"), np.float32),
-            success=np.array(column("success"), bool),
-            progress=np.array(column("progress"), np.float32),
-            terminated=terminated,
-        )
-
-    def save_tree(self) -> dict[str, Any]:
-        """Env and running episode as a state tree: after `load_tree` the future is bit-identical."""
-        history = [row | {"reply": asdict(row["reply"])} for row in self._history]
-        return {"world": self.env.get_state(), "seed": self._seed, "turn": asdict(self._turn), "tape": history}
-
-    def load_tree(self, tree: dict[str, Any]) -> None:
-        """Restores what `save_tree` returned."""
-        self.env.set_state(tree["world"])
-        self._seed, self._turn = tree["seed"], Turn(**tree["turn"])
-        self._history = [row | {"reply": _reply_of(row["reply"])} for row in tree["tape"]]
-
-
-def distance_of(world: TurnEnv) -> float:
+def distance_of(env: TurnEnv) -> float:
     """How far success is: the expert's turns to it, or what progress lacks where nobody knows these."""
-    left = world.turns_left()
-    return 1.0 - world.progress() if left is None else float(left)
+    left = env.turns_left()
+    return 1.0 - env.progress() if left is None else float(left)
 
 
 def _reply_of(columns: dict[str, Any]) -> Reply:

@@ -36,7 +36,7 @@ from rlvlm.algorithms.sft_replies import (
     split,
     validate,
 )
-from rlvlm.core.turns import TurnEpisode
+from rlvlm.core.episodes import TokenEpisode
 from rlvlm.policies.vlm.config import PolicyConfig
 from rlvlm.policies.vlm.loading import load_policy
 from rlvlm.policies.vlm.policy import VLMPolicy
@@ -51,7 +51,7 @@ class TrainLoopConfig:
     make_policy: Callable[[], VLMPolicy]
     make_slot: Callable[[], EnvSlot]
     """Draws the images of the episodes and reads replies."""
-    load_episodes: Callable[[], Sequence[TurnEpisode]]
+    load_episodes: Callable[[], Sequence[TokenEpisode]]
     """Loads the demonstrations, from a folder that every worker can see."""
     sft: ReplySFTConfig
     job: JobConfig

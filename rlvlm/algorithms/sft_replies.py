@@ -26,12 +26,12 @@ from rlvlm.algorithms.sft import fit
 from rlvlm.algorithms.sft_config import ReplySFTConfig
 from rlvlm.core import metrics
 from rlvlm.core.disk import write_json
+from rlvlm.core.episodes import TokenEpisode
 from rlvlm.core.errors import UsageError
 from rlvlm.core.sampling import ReplyRequest, ReplyTokens
-from rlvlm.core.turns import TurnEpisode
 from rlvlm.demonstrations.collect import ScriptedExpert
 from rlvlm.demonstrations.folder import open_folder
-from rlvlm.demonstrations.records import to_turn_episode
+from rlvlm.demonstrations.records import to_token_episode
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.env import TurnEnv
 from rlvlm.policies.vlm.config import PolicyConfig
@@ -42,7 +42,7 @@ _FIRST_DEMONSTRATION_SEED = 2**33
 """Demonstrations start from seeds that neither training nor evaluation uses."""
 
 
-def demonstrate(slot: EnvSlot, config: ReplySFTConfig, seed: int) -> list[TurnEpisode]:
+def demonstrate(slot: EnvSlot, config: ReplySFTConfig, seed: int) -> list[TokenEpisode]:
     """Whole episodes with at least `config.turns` turns together.
 
     Where the player was perturbed, the replies are those demonstrated, and everything else is what was really played.
@@ -64,26 +64,26 @@ def demonstrate(slot: EnvSlot, config: ReplySFTConfig, seed: int) -> list[TurnEp
         )
     expert = ScriptedExpert(p_wrong_action=config.p_wrong)
     noise = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(4,)))
-    episodes: list[TurnEpisode] = []
+    episodes: list[TokenEpisode] = []
     turns = 0
     while turns < config.turns:
         start = int(noise.integers(_FIRST_DEMONSTRATION_SEED, 2 * _FIRST_DEMONSTRATION_SEED))
         slot.begin(start)
         expert.begin(start)
-        episode, replies = None, []
-        while episode is None:
+        replies = []
+        while not slot.is_over:
             text = expert.reply(slot.env, slot.turn).text
             replies.append(slot.env.read(text))
             if config.p_perturb and noise.random() < config.p_perturb:
                 others = [action for action in slot.env.legal() if action != replies[-1].action]
                 text = slot.env.action_text(int(noise.choice(others)))
-            episode = slot.play(text).episode
-        episodes.append(dataclasses.replace(episode, replies=tuple(replies)))
-        turns += len(episode)
+            slot.play(text)
+        episodes.append(dataclasses.replace(slot.episode(), replies=tuple(replies)))
+        turns += len(replies)
     return episodes
 
 
-def check_actions(episodes: Sequence[TurnEpisode]) -> None:
+def check_actions(episodes: Sequence[TokenEpisode]) -> None:
     """Passes where a policy that acts by a head would have something to learn.
 
     Raises:
@@ -97,7 +97,7 @@ def check_actions(episodes: Sequence[TurnEpisode]) -> None:
         )
 
 
-def split(episodes: Sequence[TurnEpisode], share: float) -> tuple[list[TurnEpisode], list[TurnEpisode]]:
+def split(episodes: Sequence[TokenEpisode], share: float) -> tuple[list[TokenEpisode], list[TokenEpisode]]:
     """Episodes to learn from, and episodes held out: `share` of them, spread evenly.
 
     Whole episodes go to one side: turns of one episode look alike. One episode at least is learned from and, where
@@ -107,8 +107,8 @@ def split(episodes: Sequence[TurnEpisode], share: float) -> tuple[list[TurnEpiso
         episodes: in the order in which they were played.
         share: in [0, 1).
     """
-    learned: list[TurnEpisode] = []
-    held_out: list[TurnEpisode] = []
+    learned: list[TokenEpisode] = []
+    held_out: list[TokenEpisode] = []
     for number, episode in enumerate(episodes):
         is_held_out = int((number + 1) * share) > int(number * share)
         (held_out if is_held_out else learned).append(episode)
@@ -130,19 +130,18 @@ class Example:
         return len(self.tokens.prompt_ids) + len(self.tokens.reply_ids)
 
 
-def examples_of(policy: VLMPolicy, world: TurnEnv, episodes: Sequence[TurnEpisode]) -> list[Example]:
+def examples_of(policy: VLMPolicy, world: TurnEnv, episodes: Sequence[TokenEpisode]) -> list[Example]:
     """The turns of `episodes` that the policy can learn from, as it would have stored them; it is shown their images.
 
     A policy that acts by a head learns actions, so turns without one that can be read are left out.
     """
     examples = []
     for episode in episodes:
-        snapshots = episode.snapshots[:-1]
-        keys = [key.tobytes() for key in world.image_key(snapshots)]
+        *keys, _ = episode.obs.images
         missing = policy.images.missing(keys)
         if missing:
-            policy.show([keys[place] for place in missing], world.draw(snapshots[missing]))
-        for key, prompt, reply in zip(keys, episode.prompts, episode.replies, strict=True):
+            policy.show([keys[place] for place in missing], world.draw(episode.snapshots[missing]))
+        for key, prompt, reply in zip(keys, episode.obs.texts[:-1], episode.replies, strict=True):
             if policy.action_head is not None and reply.action is None:
                 continue
             examples.append(Example(policy.write(prompt, key, reply.text), prompt, reply.action))
@@ -242,7 +241,7 @@ def validate(
 def fine_tune(
     policy: VLMPolicy,
     slot: EnvSlot,
-    episodes: Sequence[TurnEpisode],
+    episodes: Sequence[TokenEpisode],
     config: ReplySFTConfig,
     seed: int,
     max_reply_tokens: int,
@@ -402,7 +401,7 @@ def read_sft_manifest(folder: Path) -> SFTManifest | None:
         raise UsageError(f"cannot read {file}: {error}", "restore the file, or train anew with rlvlm sft") from error
 
 
-def load_demonstrations(folder: Path, world: TurnEnv, env: EnvConfig) -> list[TurnEpisode]:
+def load_demonstrations(folder: Path, world: TurnEnv, env: EnvConfig) -> list[TokenEpisode]:
     """The episodes of a folder that `rlvlm collect` made whose starts `env` may have: what its split holds out is not
     learned from, whoever collected it.
 
@@ -418,17 +417,18 @@ def load_demonstrations(folder: Path, world: TurnEnv, env: EnvConfig) -> list[Tu
     opened = open_folder(folder)
     if opened.kind != "turns":
         raise UsageError(f"{folder} holds {opened.kind} of {opened.task}, not turns", "rlvlm collect number_line")
-    try:
-        episodes = [to_turn_episode(record, opened.action_names) for record in opened.episodes()]
-    except ValueError as error:
-        fix = "learn from what rlvlm collect played; imported chats can be shown, filtered and exported"
-        raise UsageError(f"{folder} cannot be learned from: {error}", fix) from error
-    sizes = {episode.snapshots.shape[1] for episode in episodes} - {world.snapshot_size}
-    if sizes or opened.action_names != world.action_names:
+    records = list(opened.episodes())
+    sizes = {record.arrays["snapshots"].shape[1] for record in records if "snapshots" in record.arrays}
+    if sizes - {world.snapshot_size} or opened.action_names != world.action_names:
         raise UsageError(
             f"{folder} holds demonstrations of {opened.task}, whose actions or snapshots are not those of this env",
             "collect this task's own, with the same --env options: rlvlm collect TASK",
         )
+    try:
+        episodes = [to_token_episode(record, world) for record in records]
+    except ValueError as error:
+        fix = "learn from what rlvlm collect played; imported chats can be shown, filtered and exported"
+        raise UsageError(f"{folder} cannot be learned from: {error}", fix) from error
     wanted = {key: value for key, value in asdict(env).items() if key not in _WHICH_EPISODES}
     if other := opened.differs(wanted):
         raise UsageError(

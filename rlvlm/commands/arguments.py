@@ -45,8 +45,9 @@ def parse(kind: type[T], words: Sequence[str], prog: str, default: T | None = No
         UsageError: a value breaks a rule.
         SystemExit: an option is wrong (code 2, shown in a box), or help was asked for (code 0).
     """
+    settings: dict[str, Any] = look if default is None else look | {"default": default}
     try:
-        return tyro.cli(kind, args=words, prog=prog, **look, **({} if default is None else {"default": default}))
+        return tyro.cli(kind, args=words, prog=prog, **settings)
     except ValueError as error:  # a rule of `kind` itself; those of its parts are shown by the parser
         raise UsageError(str(error), f"{prog} --help") from error
 

@@ -311,7 +311,7 @@ def run_app(path: Path, replicas: int, num_gpus: float, trust: bool) -> AppFile:
     slot.begin(0)
     stream = io.BytesIO()
     Image.fromarray(slot.env.draw(slot.turn.snapshot[None])[0]).save(stream, "PNG", optimize=True)
-    turn = stream.getvalue(), slot.obs.prompt
+    turn = stream.getvalue(), slot.turn.prompt
     slot.env.close()
     entry = PolicyEntry(
         app=_POLICY_APP,

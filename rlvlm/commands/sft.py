@@ -13,8 +13,8 @@ import tyro
 from rlvlm.algorithms.policy_gradient.config import PPOConfig
 from rlvlm.algorithms.sft_config import JobConfig, ReplySFTConfig
 from rlvlm.commands.arguments import parse, task_first
+from rlvlm.core.episodes import TokenEpisode
 from rlvlm.core.errors import EXIT_DONE, UsageError
-from rlvlm.core.turns import TurnEpisode
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.registry import check_unused, make_env, task_kind
 from rlvlm.policies.vlm.config import PolicyConfig
@@ -109,7 +109,7 @@ def command(words: Sequence[str], prog: str) -> int:
     return EXIT_DONE
 
 
-def _load(source: Path, task: str, env: EnvConfig) -> list[TurnEpisode]:
+def _load(source: Path, task: str, env: EnvConfig) -> list[TokenEpisode]:
     """What a worker learns from."""
     from rlvlm.algorithms.sft_replies import load_demonstrations
 

@@ -59,7 +59,8 @@ class TokenEpisode:
     """A whole episode, or the piece of one that was played between two updates.
 
     What an env shows (`snapshots`, `env_rewards`, `replies`) is of the whole episode so far; what is learned from is of
-    the T turns of this piece. `T = 0` is an episode that nobody's policy played, such as a demonstration.
+    the T turns of this piece. A demonstration, which nobody's policy played, has no tokens, log-probs, values and
+    versions.
     """
 
     task: str

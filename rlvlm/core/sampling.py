@@ -50,16 +50,5 @@ class SampledReply:
     version: int
     """Of the weights that gave it."""
     action: int | None = None
-    """What an action head picked, in place of a reply; None where the action is read in the text."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SampledAction:
-    """An action as a policy with an action head drew it."""
-
-    tokens: ReplyTokens
-    action: int
-    """Index into the env's action names."""
-    log_prob: float
-    value: float
-    version: int
+    """What an action head picked, in place of a reply: its log-prob is the only one, and there are no words; None where
+    the action is read in the text."""

@@ -1,14 +1,16 @@
 """What a folder of demonstrations keeps of an episode, whatever kind of env it was played in."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rlvlm.core.turns import Reply, TurnEpisode
+from rlvlm.core.episodes import Observations, TokenEpisode
+from rlvlm.core.turns import Reply
+from rlvlm.envs.env import TurnEnv
 from rlvlm.envs.replies import read_reply
 
 
@@ -113,32 +115,52 @@ def _check(record: EpisodeRecord) -> None:
         raise ValueError("a finite number is wanted")
 
 
-def to_turn_episode(record: EpisodeRecord, action_names: Sequence[str]) -> TurnEpisode:
-    """The episode as players of envs in turns know it.
+def to_token_episode(record: EpisodeRecord, env: TurnEnv) -> TokenEpisode:
+    """The episode as those know it who learn from it.
 
     Args:
         record: of kind `turns`, with its snapshots.
-        action_names: of its env.
+        env: of its task.
 
     Raises:
         ValueError: it has no snapshots, as after an import of chats.
     """
     if "snapshots" not in record.arrays:
         raise ValueError(f"the episode {record.id} keeps no snapshots, so nothing can be drawn again")
-    places = {name: place for place, name in enumerate(action_names)}
+    names = env.action_names
+    places = {name: place for place, name in enumerate(names)}
     replies = []
     for step in record.steps:
-        read = read_reply(step.text, action_names, range(len(action_names)))
+        read = read_reply(step.text, names, range(len(names)))
         action = None if step.action is None else places[step.action]
         replies.append(Reply(text=step.text, thought=read.thought, action=action, action_span=read.action_span))
-    return TurnEpisode(
+    snapshots = np.asarray(record.arrays["snapshots"], np.float32)
+    progress = np.array([step.progress for step in record.steps], np.float32)
+    count = len(record.steps)
+    return TokenEpisode(
         task=record.task,
         seed=record.seed,
-        snapshots=np.asarray(record.arrays["snapshots"], np.float32),
-        prompts=tuple(step.prompt for step in record.steps),
+        played_at=np.arange(count),
+        obs=Observations(
+            images=tuple(key.tobytes() for key in env.image_key(snapshots)),
+            texts=(*(step.prompt for step in record.steps), ""),  # nobody was asked about the last state
+            proprio=np.zeros((count + 1, 0), np.float32),
+            snapshots=snapshots,
+        ),
+        snapshots=snapshots,
+        steps=np.ones(count, np.int64),
+        tokens=(),
+        log_probs=(),
+        masks=(),
+        values=np.zeros(0, np.float32),
+        versions=np.zeros(0, np.int64),
         replies=tuple(replies),
         env_rewards=np.array([step.env_reward for step in record.steps], np.float32),
         success=np.array([step.success for step in record.steps], bool),
-        progress=np.array([step.progress for step in record.steps], np.float32),
+        progress=progress,
+        gains=np.diff(progress, prepend=0.0).astype(np.float32),
+        action_names=tuple(step.action or "" for step in record.steps),
+        goals=(record.goal,) * count,
+        is_over=True,
         terminated=record.terminated,
     )

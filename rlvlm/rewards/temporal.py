@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from rlvlm.core.episodes import TokenEpisode
 from rlvlm.core.steps import FloatArray, Frames
 from rlvlm.core.torch_state import load_network, load_optimizer, network_state, optimizer_state
-from rlvlm.core.turns import TurnEpisode
 
 _SIDE, _WIDTH = 12, 48
 """Pixels per side of the image that the network sees, and its width."""
@@ -45,7 +45,7 @@ class TemporalNovelty:
         self._kept: deque[tuple[Tensor, Tensor]] = deque(maxlen=_KEPT)
 
     @torch.no_grad()
-    def label(self, episodes: Sequence[TurnEpisode]) -> list[FloatArray]:
+    def label(self, episodes: Sequence[TokenEpisode]) -> list[FloatArray]:
         """[T] of each episode's actions; the least surprising of all is 0, the most surprising 1."""
         if not episodes:
             return []
@@ -58,7 +58,7 @@ class TemporalNovelty:
             for each, can in zip(surprises, readable, strict=True)
         ]
 
-    def learn(self, episodes: Sequence[TurnEpisode]) -> None:
+    def learn(self, episodes: Sequence[TokenEpisode]) -> None:
         """Learns to predict `episodes` and those kept of earlier ones."""
         self._kept.extend(self._seen(episode) for episode in episodes)
         for _ in range(_EPOCHS if self._kept else 0):
@@ -84,7 +84,7 @@ class TemporalNovelty:
         self._kept.extend((torch.as_tensor(one["image"]), torch.as_tensor(one["actions"])) for one in state["kept"])
         self._order.set_state(torch.as_tensor(state["order"]))
 
-    def _seen(self, episode: TurnEpisode) -> tuple[Tensor, Tensor]:
+    def _seen(self, episode: TokenEpisode) -> tuple[Tensor, Tensor]:
         """The first image [3 * side * side], small, and the actions [T]; one past the last for an unreadable reply."""
         image = torch.from_numpy(self._draw(episode.snapshots[:1])).permute(0, 3, 1, 2).float() / 255
         actions = [self._num_actions if reply.action is None else reply.action for reply in episode.replies]

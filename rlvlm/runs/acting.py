@@ -89,7 +89,9 @@ class TurnPolicy:
             self._engine.show([key], pixels[None])
         request = ReplyRequest(prompt=prompt, image=key, seed=seed)
         if self._engine.acts == "head":
-            return self._env.action_text(self._engine.act([request], greedy=greedy)[0].action)
+            [reply] = self._engine.act([request], greedy=greedy)
+            assert reply.action is not None, "a head picks one"
+            return self._env.action_text(reply.action)
         [reply] = self._engine.reply(
             [request], max_new_tokens=self._max_reply_tokens, temperature=self._temperature, greedy=greedy
         )

@@ -11,7 +11,7 @@ import torch
 
 from rlvlm.core import metrics
 from rlvlm.core.errors import MachineError, ModelUnavailable
-from rlvlm.core.sampling import ReplyRequest, ReplyTokens, SampledAction, SampledReply
+from rlvlm.core.sampling import ReplyRequest, ReplyTokens, SampledReply
 from rlvlm.core.steps import Frames
 from rlvlm.policies.vlm.engine import asked_tokens
 from rlvlm.policies.vlm.policy import VLMPolicy
@@ -114,7 +114,7 @@ class ServedEngine:
         """
         return self._asked(requests, Sampling(max_new_tokens=max_new_tokens, temperature=temperature, greedy=greedy))
 
-    def act(self, requests: Sequence[ReplyRequest], *, greedy: bool = False) -> list[SampledAction]:
+    def act(self, requests: Sequence[ReplyRequest], *, greedy: bool = False) -> list[SampledReply]:
         """Actions of a policy with an action head, in the order of `requests`."""
         return self._asked(requests, Sampling(max_new_tokens=1, temperature=1.0, greedy=greedy))
 

@@ -33,7 +33,7 @@ from starlette.types import ASGIApp
 import rlvlm
 from rlvlm.core.errors import MachineError
 from rlvlm.core.judging import Clip, Query, Status
-from rlvlm.core.sampling import ReplyRequest, SampledAction
+from rlvlm.core.sampling import ReplyRequest
 from rlvlm.core.steps import Frames
 from rlvlm.envs.replies import read_reply
 from rlvlm.judges.prompts import check_goal
@@ -188,17 +188,15 @@ class Routes:
             "ask", ReplyCall(key="", requests=(asked,), frames=(frames[0],), sampling=sampling, weights=None)
         )
         [answer] = receipt.answers
-        if isinstance(answer, SampledAction):
-            text, action, log_prob, is_complete = "", answer.action, answer.log_prob, True
-        else:
-            text, is_complete, log_prob = answer.text, answer.is_complete, float(answer.log_probs.sum())
-            action = read_reply(text, config.action_names, range(len(config.action_names))).action
+        action = answer.action
+        if action is None:
+            action = read_reply(answer.text, config.action_names, range(len(config.action_names))).action
         return wire.ActAnswer(
-            text=text,
+            text=answer.text,
             action=None if action is None else config.action_names[action],
-            log_prob=log_prob,
+            log_prob=float(answer.log_probs.sum()),
             value=answer.value,
-            is_complete=is_complete,
+            is_complete=answer.is_complete,
             seed=seed,
             policy=name,
             latency_s=time.perf_counter() - start,

@@ -12,7 +12,7 @@ import numpy as np
 
 from rlvlm.core.disk import claim, clear_abandoned
 from rlvlm.core.errors import RunError
-from rlvlm.core.sampling import ReplyRequest, ReplyTokens, SampledAction, SampledReply
+from rlvlm.core.sampling import ReplyRequest, ReplyTokens, SampledReply
 from rlvlm.core.steps import Frames
 from rlvlm.policies.vlm.config import PolicyConfig
 from rlvlm.policies.vlm.engine import PolicyEngine
@@ -32,7 +32,6 @@ _PREFIX = "rlvlm-weights-"
 
 PolicyBuilder = Callable[[PolicyConfig, int], VLMPolicy]
 """Makes the policy of a config for so many actions; it must pickle."""
-Sampled = SampledReply | SampledAction
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,7 +78,7 @@ class TokenCall:
 class ReplyReceipt:
     """The answers to one call, in its order."""
 
-    answers: list[Sampled]
+    answers: list[SampledReply]
     sync_error: float
     """How far this replica's log-probs of the fixed reply were off when it took the weights over, nats per token."""
 
@@ -124,7 +123,7 @@ class PolicyReplica(Replica):
     async def _ask_batch(self, items: list[Any]) -> list[Any]:
         return await self._run(self._answers, items)
 
-    def _answers(self, items: Sequence[tuple[ReplyCall, int]]) -> list[Sampled | RunError]:
+    def _answers(self, items: Sequence[tuple[ReplyCall, int]]) -> list[SampledReply | RunError]:
         """An answer to each turn, or why there is none; turns that are sampled alike go through the model together."""
         alike: dict[tuple[int, str, Sampling], list[int]] = {}
         for place, (call, _) in enumerate(items):
@@ -132,7 +131,7 @@ class PolicyReplica(Replica):
             alike.setdefault((version, digest, call.sampling), []).append(place)
         answers: list[Any] = [None] * len(items)
         for (version, digest, sampling), places in alike.items():
-            outcome: Sequence[Sampled | RunError]
+            outcome: Sequence[SampledReply | RunError]
             try:
                 weights = items[places[0]][0].weights
                 if weights is not None and (version, digest) != (self._engine.version, self._sha256):
@@ -146,7 +145,7 @@ class PolicyReplica(Replica):
                 answers[place] = answer
         return answers
 
-    def _sample(self, items: Sequence[tuple[ReplyCall, int]], sampling: Sampling) -> Sequence[Sampled]:
+    def _sample(self, items: Sequence[tuple[ReplyCall, int]], sampling: Sampling) -> Sequence[SampledReply]:
         requests = [call.requests[place] for call, place in items]
         for index in self._engine.missing([request.image for request in requests]):
             call, place = items[index]

@@ -17,8 +17,8 @@ from rlvlm.algorithms.sft_replies import (
     validate,
 )
 from rlvlm.core import metrics
+from rlvlm.core.episodes import TokenEpisode
 from rlvlm.core.errors import UsageError
-from rlvlm.core.turns import TurnEpisode
 from rlvlm.envs.registry import make_env, task_env
 from rlvlm.policies.vlm.config import PolicyConfig
 from tests.tiny_policy import tiny_policy
@@ -115,7 +115,7 @@ def test_an_action_head_is_taught_the_action(tmp_path: Path):
     assert after[metrics.SFT_VALID] == 1
 
 
-def illegible(episodes: list[TurnEpisode], keeps: int) -> list[TurnEpisode]:
+def illegible(episodes: list[TokenEpisode], keeps: int) -> list[TokenEpisode]:
     """Of all turns but the first `keeps` of each episode nobody can read the action."""
     return [
         replace(

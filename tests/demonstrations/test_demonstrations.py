@@ -11,7 +11,7 @@ from rlvlm.demonstrations.card import FilterConfig, census, select, split, write
 from rlvlm.demonstrations.collect import FIRST_SEED, PlayerReply, ScriptedExpert, collect, play
 from rlvlm.demonstrations.exchange import export_chats, export_parquet, import_chats
 from rlvlm.demonstrations.folder import DemonstrationFolder, create_folder, open_folder
-from rlvlm.demonstrations.records import EpisodeRecord, StepRecord, to_turn_episode
+from rlvlm.demonstrations.records import EpisodeRecord, StepRecord, to_token_episode
 from rlvlm.envs.registry import make_env, task_env
 
 
@@ -50,10 +50,10 @@ def test_what_is_kept_is_what_happened(tmp_path: Path) -> None:
     folder = folder_of(tmp_path / "d", "ez_points", 3)
     record = next(iter(open_folder(tmp_path / "d").episodes()))
     assert record.seed == FIRST_SEED and record.success and record.env_return == 10.0 and record.terminated
-    whole = to_turn_episode(record, folder.action_names)
+    whole = to_token_episode(record, env)
     turn, _ = env.reset(seed=record.seed)
     for t, reply in enumerate(whole.replies):
-        assert np.array_equal(turn.snapshot, whole.snapshots[t]) and turn.prompt == whole.prompts[t]
+        assert np.array_equal(turn.snapshot, whole.snapshots[t]) and turn.prompt == whole.obs.texts[t]
         (digest,) = record.steps[t].pictures
         assert np.array_equal(folder.picture_store.load(digest), env.draw(turn.snapshot[None])[0])
         assert reply.action_span is not None and reply.action is not None

@@ -35,17 +35,18 @@ def test_garbage_is_flagged_and_never_becomes_an_action(task: str) -> None:
     names = slot.env.action_names
     unread = written = 0
     for number, text in enumerate(nearly(names, SEED)):
-        before, image = slot.turn.snapshot, slot.obs.image
-        outcome = slot.play(text)
-        assert np.isfinite(outcome.env_reward)
-        if outcome.reply.action is None:
+        before, image = slot.turn.snapshot, slot.image
+        slot.play(text)
+        reply = slot.newest["reply"]
+        assert np.isfinite(slot.newest["env_reward"])
+        if reply.action is None:
             unread += 1
-            assert np.array_equal(slot.turn.snapshot, before) and outcome.next_obs.image == image, text
-            assert not outcome.is_terminated, "an unreadable reply ends nothing for good"
+            assert np.array_equal(slot.turn.snapshot, before) and slot.image == image, text
+            assert not slot.is_terminated, "an unreadable reply ends nothing for good"
         else:
             written += 1
-            begin, end = outcome.reply.action_span or (0, 0)
-            assert text[begin:end].strip().casefold() == names[outcome.reply.action].casefold(), text
-        if outcome.is_end:
+            begin, end = reply.action_span or (0, 0)
+            assert text[begin:end].strip().casefold() == names[reply.action].casefold(), text
+        if slot.is_over:
             slot.begin(number)
     assert unread + written == COUNT and unread > COUNT / 2 and written > 10, "both kinds must occur"

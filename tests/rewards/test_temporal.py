@@ -1,8 +1,9 @@
 import numpy as np
 import pytest
 
+from rlvlm.core.episodes import Observations, TokenEpisode
 from rlvlm.core.steps import FloatArray, Frames
-from rlvlm.core.turns import Reply, TurnEpisode
+from rlvlm.core.turns import Reply
 from rlvlm.rewards.temporal import TemporalNovelty
 
 
@@ -11,10 +12,16 @@ def draw(snapshots: FloatArray) -> Frames:
     return np.broadcast_to(255 * snapshots[:, :1, None, None], (len(snapshots), 12, 12, 3)).astype(np.uint8)
 
 
-def episode(white: bool, *actions: int | None) -> TurnEpisode:
-    count = len(actions)
-    return TurnEpisode(
-        task="", seed=0, snapshots=np.full((count + 1, 1), float(white), np.float32), prompts=("",) * count,
+def episode(white: bool, *actions: int | None) -> TokenEpisode:
+    count, none = len(actions), np.zeros(0, np.float32)
+    snapshots = np.full((count + 1, 1), float(white), np.float32)
+    seen = Observations(
+        images=(b"",) * (count + 1), texts=("",) * (count + 1), proprio=snapshots[:, :0], snapshots=snapshots
+    )
+    return TokenEpisode(
+        task="", seed=0, snapshots=snapshots, obs=seen, played_at=np.arange(count), steps=np.ones(count, np.int64),
+        tokens=(), log_probs=(), masks=(), values=none, versions=np.zeros(0, np.int64), gains=none,
+        goals=("",) * count, is_over=True,
         replies=tuple(Reply(text="", thought="", action=action, action_span=None) for action in actions),
         env_rewards=np.zeros(count, np.float32), success=np.zeros(count, bool), progress=np.zeros(count, np.float32),
         terminated=True,

@@ -93,7 +93,7 @@ def assert_served(run: Path, token_file: Path) -> None:
     assert json.loads(tried.stdout)["action"] in ("-", "+"), "it is shown a turn that it knows"
     slot = make_slot("number_line", task_env("number_line"))
     slot.begin(5)
-    frame, prompt = slot.env.draw(slot.turn.snapshot[None]), slot.obs.prompt
+    frame, prompt = slot.env.draw(slot.turn.snapshot[None]), slot.turn.prompt
     stream = io.BytesIO()
     Image.fromarray(frame[0]).save(stream, "PNG")
     turn = {"image": base64.b64encode(stream.getvalue()).decode(), "prompt": prompt}

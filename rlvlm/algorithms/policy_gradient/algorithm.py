@@ -284,7 +284,8 @@ class PolicyGradient(BaseAlgorithm):
             self._runner_group: Any = runner
             self._engine = self._make_engine()
             runner.actor = Actor(self._engine, algo.max_reply_tokens, algo.temperature)
-            runner.action_tokens = self._policy.action_tokens
+            for slot in runner.slots:
+                slot.action_tokens = self._policy.action_tokens
             self._player = turn_player(
                 runner.actor, partial(make_slot, self.config.task, self._held_out), algo.num_envs,
                 milestones=self._viewer.milestones,
@@ -314,8 +315,8 @@ class PolicyGradient(BaseAlgorithm):
         slot = make_slot(self.config.task, self.config.env_settings)
         slot.begin(self.config.seed)
         frame = slot.env.draw(slot.turn.snapshot[None])
-        self._policy.show([slot.obs.image], frame)
-        probe = self._policy.write(slot.obs.prompt, slot.obs.image, slot.env.action_text(0))
+        self._policy.show([slot.image], frame)
+        probe = self._policy.write(slot.turn.prompt, slot.image, slot.env.action_text(0))
         engine = self.config.make_engine(self._policy, probe, frame)
         engine.take(0)
         return engine

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -154,32 +154,16 @@ class ScriptPlayer:
         for seed in seeds:
             self._slot.begin(seed)
             self._script.begin(seed)
-            episode = None
-            while episode is None:
-                episode = self._slot.play(self._script.reply(self._slot.env, self._slot.turn).text).episode
-            played.append(as_played(episode))
+            while not self._slot.play(self._script.reply(self._slot.env, self._slot.turn).text):
+                pass
+            played.append(as_played(self._slot.episode()))
         return played
 
 
-class Shown(Protocol):
-    """What `as_played` needs of an episode."""
-
-    @property
-    def snapshots(self) -> Any: ...
-    @property
-    def env_rewards(self) -> Any: ...
-    @property
-    def success(self) -> Any: ...
-    @property
-    def progress(self) -> Any: ...
-    @property
-    def replies(self) -> Any: ...
-
-
-def as_played(episode: Shown) -> PlayedEpisode:
+def as_played(episode: TokenEpisode) -> PlayedEpisode:
     """An episode in env steps, as every pipeline's pages take it; the captions are the replies, or the instruction."""
     steps = len(episode.env_rewards)
-    captions = tuple(reply.text for reply in episode.replies) or (getattr(episode, "goals", ("",))[0],) * steps
+    captions = tuple(reply.text for reply in episode.replies) or episode.goals[:1] * steps
     return PlayedEpisode(
         snapshots=episode.snapshots[1:],
         env_rewards=episode.env_rewards,

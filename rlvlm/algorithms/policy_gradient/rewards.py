@@ -122,7 +122,7 @@ class RewardLabeller:
         if given:
             self._watch_judge(episodes, given)
         if self._novelty is not None:
-            self._novelty.learn([episode for episode in episodes if episode.is_over])  # pyright: ignore[reportArgumentType]
+            self._novelty.learn([episode for episode in episodes if episode.is_over])
         return labelled
 
     def preflight_on(self, known: Sequence[ScoringItem]) -> Preflight:
@@ -279,7 +279,7 @@ class RewardLabeller:
         if self._novelty is None:
             return found
         over = [place for place, one in enumerate(episodes) if one.is_over]
-        values = self._novelty.label([episodes[place] for place in over])  # pyright: ignore[reportArgumentType]
+        values = self._novelty.label([episodes[place] for place in over])
         for place, own in zip(over, values, strict=True):
             found[place] = own[len(own) - len(found[place]) :]  # it may have begun in an earlier rollout
         return found

@@ -4,14 +4,14 @@ Rollouts, evaluations and `rlvlm eval` are made of these. Whoever plays gives `T
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from rlvlm.algorithms.env_slots import EnvSlot, TurnOutcome
+from rlvlm.algorithms.env_slots import EnvSlot
 from rlvlm.core.chunks import ChunkObs, ChunkStep
 from rlvlm.core.episodes import Observations, TokenEpisode
 from rlvlm.core.finite import check_finite
@@ -48,113 +48,28 @@ class Actor:
             seeds: of each reply alone.
             greedy: the likeliest token each time.
         """
-        observations = [slot.obs for slot in slots]
         self.show(slots)
         requests = [
-            ReplyRequest(prompt=obs.prompt, image=obs.image, seed=seed)
-            for obs, seed in zip(observations, seeds, strict=True)
+            ReplyRequest(prompt=slot.turn.prompt, image=slot.image, seed=seed)
+            for slot, seed in zip(slots, seeds, strict=True)
         ]
-        if self._engine.acts == "head":
-            return [
-                slot_reply(slot, one)
-                for slot, one in zip(slots, self._engine.act(requests, greedy=greedy), strict=True)
-            ]  # fmt: skip
+        if self._engine.acts == "head":  # in the words that the env reads
+            replies = []
+            for slot, one in zip(slots, self._engine.act(requests, greedy=greedy), strict=True):
+                assert one.action is not None, "a head picks one"
+                replies.append(replace(one, text=slot.env.action_text(one.action)))
+            return replies
         return self._engine.reply(
             requests, max_new_tokens=self._max_reply_tokens, temperature=self._temperature, greedy=greedy
         )
 
     def show(self, slots: Sequence[EnvSlot]) -> None:
         """Draws and encodes what `slots` show now and the engine does not have."""
-        keys = [slot.obs.image for slot in slots]
+        keys = [slot.image for slot in slots]
         missing = self._engine.missing(keys)
         if missing:
             frames = slots[0].env.draw(np.stack([slots[place].turn.snapshot for place in missing]))
             self._engine.show([keys[place] for place in missing], frames)
-
-
-def slot_reply(slot: EnvSlot, action: Any) -> SampledReply:
-    """An action head's action as a reply of one token, in the words that the slot's env reads."""
-    return SampledReply(
-        tokens=action.tokens,
-        text=slot.env.action_text(action.action),
-        log_probs=np.array([action.log_prob], np.float32),
-        value=action.value,
-        is_complete=True,
-        version=action.version,
-        action=action.action,
-    )
-
-
-class TurnPlay:
-    """The turns of one slot since the last update, as they are played.
-
-    Args:
-        slot: whose episode it is.
-        place: of the slot among those side by side.
-        group: of its episode.
-        action_tokens: which of a reply's ids make its action, by the span of characters.
-    """
-
-    def __init__(
-        self, slot: EnvSlot, place: int, group: int = 0,
-        action_tokens: Callable[[Any, Any], NDArray[np.bool_]] | None = None,
-    ) -> None:  # fmt: skip
-        self.slot, self.place, self.group, self._action_tokens = slot, place, group, action_tokens
-        self._turns: list[tuple[int, SampledReply, TurnOutcome]] = []
-
-    def __len__(self) -> int:
-        return len(self._turns)
-
-    def play(self, at: int, reply: SampledReply) -> TurnOutcome:
-        """Plays a turn in round `at` of the rollout."""
-        outcome = self.slot.play(reply.text)
-        self._turns.append((at, reply, outcome))
-        return outcome
-
-    def episode(self, last: bool = False) -> TokenEpisode:
-        """The piece since the last update as a record; `last`: its newest turn alone."""
-        turns = self._turns[-1:] if last else self._turns
-        outcome = turns[-1][2]
-        whole = outcome.episode or self.slot.episode()
-        replies = [reply for _, reply, _ in turns]
-        tokens = tuple(
-            one.tokens.reply_ids if one.action is None else np.array([one.action], np.int64) for one in replies
-        )
-        snapshots = whole.snapshots[len(whole) - len(turns) :]
-        masks = tuple(np.ones(len(ids), bool) for ids in tokens)
-        spans = self._action_tokens
-        return TokenEpisode(
-            task=whole.task,
-            seed=whole.seed,
-            group=self.group,
-            slot=self.place,
-            played_at=np.array([at for at, _, _ in turns]),
-            obs=Observations(
-                images=(*(one.obs.image for _, _, one in turns), outcome.next_obs.image),
-                texts=(*(one.obs.prompt for _, _, one in turns), outcome.next_obs.prompt),
-                proprio=np.zeros((len(turns) + 1, 0), np.float32),
-                snapshots=snapshots,
-            ),
-            snapshots=whole.snapshots,
-            steps=np.ones(len(turns), np.int64),
-            tokens=tokens,
-            log_probs=tuple(one.log_probs for one in replies),
-            masks=masks,
-            actions=masks
-            if spans is None or replies[0].action is not None
-            else tuple(spans(one.tokens.reply_ids, then.reply.action_span) for _, one, then in turns),
-            values=np.array([one.value for one in replies], np.float32),
-            versions=np.array([one.version for one in replies]),
-            replies=whole.replies,
-            env_rewards=whole.env_rewards,
-            success=whole.success,
-            progress=whole.progress,
-            gains=np.array([one.gain for _, _, one in turns], np.float32),
-            action_names=tuple(one.action for _, _, one in turns),
-            goals=tuple(one.goal for _, _, one in turns),
-            is_over=outcome.is_end,
-            terminated=outcome.is_terminated,
-        )
 
 
 def play_turns(
@@ -175,20 +90,20 @@ def play_turns(
     waiting = list(enumerate(seeds))[::-1]
     done: dict[int, TokenEpisode] = {}
     free = [make_slot() for _ in range(min(num_slots, len(seeds)))]
-    running: list[tuple[TurnPlay, np.random.Generator]] = []
+    running: list[tuple[EnvSlot, np.random.Generator]] = []
     while waiting or running:
         while free and waiting:
-            number, seed = waiting.pop()
             slot = free.pop()
+            slot.place, seed = waiting.pop()
             slot.begin(seed)
-            running.append((TurnPlay(slot, number), np.random.default_rng(seed)))
+            running.append((slot, np.random.default_rng(seed)))
         noise = [int(rng.integers(2**63)) for _, rng in running]
-        replies = actor.act([play.slot for play, _ in running], noise, greedy)
-        for (play, rng), reply in zip(list(running), replies, strict=True):
-            if play.play(len(play), reply).is_end:
-                done[play.place] = play.episode()
-                running.remove((play, rng))
-                free.append(play.slot)
+        replies = actor.act([slot for slot, _ in running], noise, greedy)
+        for (slot, rng), reply in zip(list(running), replies, strict=True):
+            if slot.play(reply, slot.piece_len):
+                done[slot.place] = slot.episode()
+                running.remove((slot, rng))
+                free.append(slot)
     return [done[index] for index in range(len(seeds))]
 
 

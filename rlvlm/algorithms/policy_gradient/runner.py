@@ -10,7 +10,7 @@ from ray.rllib.core import DEFAULT_MODULE_ID
 
 from rlvlm.algorithms.base import BaseRunner
 from rlvlm.algorithms.env_slots import EnvSlot
-from rlvlm.algorithms.policy_gradient.rollouts import Actor, ChunkSampler, TurnPlay, play_chunks
+from rlvlm.algorithms.policy_gradient.rollouts import Actor, ChunkSampler, play_chunks
 from rlvlm.core.episodes import TokenEpisode
 from rlvlm.core.steps import FloatArray, Frames
 from rlvlm.envs.env import FIRST_HELD_OUT_STATE, ChunkEnv
@@ -63,8 +63,6 @@ class TurnRunner(TokenRunner):
 
     actor: Actor
     """Set by the algorithm: plays with the learner's policy."""
-    action_tokens: Callable[[Any, Any], Any] | None = None
-    """Set by the algorithm: which of a reply's ids make its action."""
     show: Callable[[Sequence[TokenEpisode]], None] | None = None
     """Set by the algorithm: told of each row of turns as soon as it was played."""
 
@@ -72,7 +70,9 @@ class TurnRunner(TokenRunner):
         super().__init__(config=config, worker_index=worker_index)
         self._noise = np.random.default_rng(np.random.SeedSequence(config.seed, spawn_key=(3,)))
         task, settings = config.task, config.env_settings
-        self.slots = [EnvSlot(make_env(task, settings, config.seed), task) for _ in range(config.algo.num_envs)]
+        self.slots = [
+            EnvSlot(make_env(task, settings, config.seed), task, place) for place in range(config.algo.num_envs)
+        ]
         self._next_group = 0
         for slot in self.slots:
             slot.begin(self._fresh_seed())
@@ -81,49 +81,43 @@ class TurnRunner(TokenRunner):
         self, *, num_turns: int
     ) -> list[TokenEpisode]:
         """The pieces of `num_turns` turns of every env; an episode that ends is followed by the next at once."""
-        plays = [self._play(place) for place in range(len(self.slots))]
+        for slot in self.slots:
+            slot.begin_piece(self._new_group())
         episodes: list[TokenEpisode] = []
         for at in range(num_turns):
-            for place in self._row(at, plays):
-                episodes.append(plays[place].episode())
-                self.slots[place].begin(self._fresh_seed())
-                plays[place] = self._play(place)
+            for slot in self._play_row(at, self.slots):
+                episodes.append(slot.episode())
+                slot.begin(self._fresh_seed(), self._new_group())
         self.actor.show(self.slots)  # the critic is asked about the last states
-        return episodes + [play.episode() for play in plays if len(play)]
+        return episodes + [slot.episode() for slot in self.slots if slot.piece_len]
 
     def sample_groups(self, *, group_size: int) -> list[TokenEpisode]:
         """One whole episode of every env; `group_size` neighbours start from the same seed."""
-        seeds = [self._fresh_seed() for _ in range(len(self.slots) // group_size)]
+        starts = [(self._fresh_seed(), self._new_group()) for _ in range(len(self.slots) // group_size)]
         for place, slot in enumerate(self.slots):
-            slot.begin(seeds[place // group_size])
-        first, self._next_group = self._next_group, self._next_group + len(seeds)
-        plays = [self._play(place, first + place // group_size) for place in range(len(self.slots))]
-        running, at = list(plays), 0
+            slot.begin(*starts[place // group_size])
+        running, at = list(self.slots), 0
         while running:
-            ended = set(self._row(at, running))
-            running, at = [play for place, play in enumerate(running) if place not in ended], at + 1
-        return [play.episode() for play in plays]
+            ended = self._play_row(at, running)
+            running, at = [slot for slot in running if slot not in ended], at + 1
+        return [slot.episode() for slot in self.slots]
 
-    def _play(self, place: int, group: int | None = None) -> TurnPlay:
-        if group is None:  # compared with nobody
-            group, self._next_group = self._next_group, self._next_group + 1
-        return TurnPlay(self.slots[place], place, group, self.action_tokens)
+    def _new_group(self) -> int:
+        self._next_group += 1
+        return self._next_group - 1
 
-    def _row(self, at: int, plays: Sequence[TurnPlay]) -> list[int]:
-        """A turn of each of `plays`; the places of those whose episode ended with it.
+    def _play_row(self, at: int, slots: Sequence[EnvSlot]) -> list[EnvSlot]:
+        """A turn of each of `slots`; those whose episode ended with it.
 
         States that a time limit cut off are shown to the policy: its critic is asked about them next.
         """
-        replies = self.actor.act([play.slot for play in plays], [int(self._noise.integers(2**63)) for _ in plays])
-        ended: list[int] = []
-        for place, (play, reply) in enumerate(zip(plays, replies, strict=True)):
-            outcome = play.play(at, reply)
-            if outcome.is_end:
-                ended.append(place)
-                if not outcome.is_terminated:
-                    self.actor.show([play.slot])
+        replies = self.actor.act(slots, [int(self._noise.integers(2**63)) for _ in slots])
+        ended = [slot for slot, reply in zip(slots, replies, strict=True) if slot.play(reply, at)]
+        for slot in ended:
+            if not slot.is_terminated:
+                self.actor.show([slot])
         if self.show is not None:
-            self.show([play.episode(last=True) for play in plays])
+            self.show([slot.episode(only_newest=True) for slot in slots])
         return ended
 
     def _fresh_seed(self) -> int:
@@ -137,12 +131,12 @@ class TurnRunner(TokenRunner):
 
     def save_tree(self) -> dict[str, Any]:
         """Envs, running episodes and seeds to come: after `load_tree` the future is bit-identical."""
-        return {"seats": [slot.save_tree() for slot in self.slots], "noise": self._noise.bit_generator.state}
+        return {"seats": [slot.get_state() for slot in self.slots], "noise": self._noise.bit_generator.state}
 
     def load_tree(self, tree: dict[str, Any]) -> None:
         """Restores what `save_tree` returned."""
         for slot, saved in zip(self.slots, tree["seats"], strict=True):
-            slot.load_tree(saved)
+            slot.set_state(saved)
         self._noise.bit_generator.state = tree["noise"]
 
     def stop(self) -> None:

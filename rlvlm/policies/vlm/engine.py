@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from rlvlm.core.errors import UsageError
-from rlvlm.core.sampling import ReplyRequest, ReplyTokens, SampledAction, SampledReply
+from rlvlm.core.sampling import ReplyRequest, ReplyTokens, SampledReply
 from rlvlm.core.steps import Frames
 from rlvlm.policies.vlm.padding import Padded
 from rlvlm.policies.vlm.policy import NO_REPLY, VLMPolicy
@@ -49,7 +49,7 @@ class Engine(Protocol):
         """Replies to `requests`, in their order; see `PolicyEngine.reply`."""
         ...
 
-    def act(self, requests: Sequence[ReplyRequest], *, greedy: bool = False) -> list[SampledAction]:
+    def act(self, requests: Sequence[ReplyRequest], *, greedy: bool = False) -> list[SampledReply]:
         """Actions of a policy with an action head, in the order of `requests`."""
         ...
 
@@ -126,7 +126,7 @@ class PolicyEngine:
         return [reply for chunk in chunks for reply in self._reply(chunk, max_new_tokens, temperature, greedy)]
 
     @torch.no_grad()
-    def act(self, requests: Sequence[ReplyRequest], *, greedy: bool = False) -> list[SampledAction]:
+    def act(self, requests: Sequence[ReplyRequest], *, greedy: bool = False) -> list[SampledReply]:
         """Actions of a policy with an action head, in the order of `requests`."""
         actions = []
         for begin in range(0, len(requests), self.max_batch):
@@ -137,7 +137,15 @@ class PolicyEngine:
             chosen = _draw(log_probs, noise)
             picked = log_probs.gather(-1, chosen[:, None])[:, 0]
             actions += [
-                SampledAction(tokens=tokens, action=action, log_prob=log_prob, value=value, version=self.version)
+                SampledReply(
+                    tokens=tokens,
+                    text="",
+                    log_probs=np.array([log_prob], np.float32),
+                    value=value,
+                    is_complete=True,
+                    version=self.version,
+                    action=action,
+                )
                 for tokens, action, log_prob, value in zip(
                     asked, chosen.tolist(), picked.tolist(), values.tolist(), strict=True
                 )

@@ -22,7 +22,6 @@ from rlvlm.algorithms.policy_gradient.rewards import (
     preflight,
     shown_frames,
 )
-from rlvlm.algorithms.policy_gradient.rollouts import TurnPlay
 from rlvlm.core import metrics
 from rlvlm.core.chunks import ChunkObs
 from rlvlm.core.episodes import TokenEpisode
@@ -89,19 +88,21 @@ def play(
             slot.begin(seed)
             if tuple(slot.turn.snapshot.astype(int)) == (current, target):
                 break
-        plays.append(TurnPlay(slot, place, groups[place] if groups else place))
+        slot.place = place
+        slot.begin_piece(groups[place] if groups else place)
+        plays.append(slot)
     running = list(plays)
     for number in range(turns):
         ended = []
         for one in running:
-            action = one.slot.env.expert_action()
-            text = "well" if number == unreadable else one.slot.env.action_text(action if right else 1 - action)
+            action = one.env.expert_action()
+            text = "well" if number == unreadable else one.env.action_text(action if right else 1 - action)
             reply = SampledReply(
                 tokens=NO_TOKENS, text=text, log_probs=np.zeros(1, np.float32), value=0, is_complete=True, version=0
             )  # fmt: skip
-            if one.play(number, reply).is_end:
+            if one.play(reply, number):
                 ended.append(one)
-        rows.append([one.episode(last=True) for one in running])
+        rows.append([one.episode(only_newest=True) for one in running])
         running = [one for one in running if one not in ended]
     return rows, [one.episode() for one in plays]
 
