@@ -10,7 +10,7 @@ import pytest
 from rlvlm.core.judging import Label, Score, Stamp, Status, Verdict
 from rlvlm.core.steps import Pair, Segment
 from rlvlm.envs.env import StepEnv
-from rlvlm.preferences.records import QueryRecord, ScoreRecord, record_queries, record_scores
+from rlvlm.preferences.records import QueryRecord, ScoreRecord, record_answers
 from rlvlm.runs.config import RunConfig
 from rlvlm.runs.folder import RunFolder, create_folder
 from rlvlm.runs.records import compared_examples, query_row
@@ -53,7 +53,7 @@ def make_records() -> Callable[..., list[QueryRecord]]:
             Verdict(status=status, label=label, stamp=STAMP, text=text, probabilities=(0.6, 0.3, 0.1))
             for status, label in ends
         ]
-        return record_queries(pairs, verdicts, env_step=env_step, session=session, timestamp=1_700_000_000.5)
+        return record_answers(pairs, verdicts, env_step=env_step, session=session, timestamp=1_700_000_000.5)
 
     return make
 
@@ -67,7 +67,7 @@ def make_scores() -> Callable[[int], list[ScoreRecord]]:
         segments = [make_segment(env, progress) for progress in (0.0, 0.5, 0.9, 0.3, 0.4)]
         said = [(Status.OK, 0.1), (Status.OK, 0.8), (Status.OK, 0.7), (Status.INVALID, None), (Status.FAILED, None)]
         scores = [Score(status=status, value=value, stamp=STAMP, text="10") for status, value in said]
-        return record_scores(segments, scores, env_step=env_step, session=0, timestamp=1_700_000_000.5)
+        return record_answers(segments, scores, env_step=env_step, session=0, timestamp=1_700_000_000.5)
 
     return make
 

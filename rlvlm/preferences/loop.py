@@ -20,7 +20,7 @@ from rlvlm.preferences.dataset import sides_of
 from rlvlm.preferences.losses import PREFERENCE, SCORE
 from rlvlm.preferences.networks import reward_input
 from rlvlm.preferences.queries import PairQueries, ScoreQueries
-from rlvlm.preferences.records import FeedbackCounts, Record
+from rlvlm.preferences.records import FeedbackCounts, Record, record_answers
 from rlvlm.preferences.reward_model import Disagreement, LearnedReward, RewardModel
 from rlvlm.preferences.teachers import Teacher
 from rlvlm.rewards.config import RewardConfig
@@ -52,44 +52,21 @@ class Session:
     """How long the agent stood still for them, seconds."""
 
 
-class SyncLabelling:
-    """Every session is answered before the agent takes its next step."""
+class TeacherQueue:
+    """Has sessions answered: before the agent takes its next step, or while it learns on.
 
-    num_pending = 0
+    Images are drawn at once, in the thread that owns the renderer; ahead, only the wait for a judge moves to another
+    one, and a session is handed back when the next one is put. Answers are used at a fixed step, whenever they came,
+    so a run does not depend on how fast the judge was.
 
-    def __init__(self, teacher: Teacher) -> None:
-        self._teacher = teacher
-
-    def put(self, session: Session) -> list[Session]:
-        """This session, answered.
-
-        Raises:
-            JudgeUnavailable: the teacher answers nothing at all.
-        """
-        started = time.perf_counter()
-        answers = self._teacher.answer(session.questions) if session.questions else []
-        return [replace(session, answers=answers, wait_s=time.perf_counter() - started)]
-
-    def finish(self) -> list[Session]:
-        """Nothing is ever pending."""
-        return []
-
-    def get_state(self) -> dict[str, Any]:
-        return {"teacher": self._teacher.get_state()}
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        self._teacher.set_state(state["teacher"])
-
-
-class AsyncLabelling:
-    """A session is answered while the agent learns on, and handed back when the next one is put.
-
-    Images are drawn at once, in the thread that owns the renderer; only the wait for a judge moves to another one.
-    Answers are used at a fixed step, whenever they came, so a run does not depend on how fast the judge was.
+    Args:
+        teacher: answers.
+        ahead: whether the agent learns on meanwhile.
     """
 
-    def __init__(self, teacher: Teacher) -> None:
+    def __init__(self, teacher: Teacher, *, ahead: bool) -> None:
         self._teacher = teacher
+        self._ahead = ahead
         self._state_before = teacher.get_state()
         self._pending: tuple[Session, Future[list[Any]]] | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="teacher")
@@ -100,14 +77,17 @@ class AsyncLabelling:
         return 0 if self._pending is None else len(self._pending[0].questions)
 
     def put(self, session: Session) -> list[Session]:
-        """Asks; returns the session before this one, answered.
+        """Asks; returns this session, answered, or where it is asked ahead the one before it.
 
         Raises:
             JudgeUnavailable: the teacher answered nothing at all.
         """
         answered = self.finish()
+        started = time.perf_counter()
         self._state_before = self._teacher.get_state()
-        prepared = self._teacher.prepare(session.questions) if session.questions else lambda: []
+        prepared = self._teacher.prepare(session.questions) if session.questions else list
+        if not self._ahead:
+            return [replace(session, answers=prepared(), wait_s=time.perf_counter() - started)]
         self._pending = session, self._thread.submit(prepared)
         return answered
 
@@ -186,7 +166,7 @@ class FeedbackLoop:
         total_steps: int | None = None,
     ) -> None:
         self._teacher = teacher
-        self._labelling = AsyncLabelling(teacher) if config.ahead else SyncLabelling(teacher)
+        self._asking = TeacherQueue(teacher, ahead=config.ahead)
         self._queries: Any = queries
         self._model = model
         self._config = config
@@ -231,12 +211,12 @@ class FeedbackLoop:
         session = Session(
             number=self.num_sessions, env_steps=env_steps, questions=questions, num_look_alike=num_look_alike
         )
-        answered = self._labelling.put(session)
+        answered = self._asking.put(session)
         # The first point of the schedule after now: points that went by without a session are not made up for.
         periods = (env_steps - config.first_step) // config.every_steps + 1
         next_step = config.first_step + periods * config.every_steps
         if next_step >= self._end or self._num_asked >= config.max_queries:
-            answered += self._labelling.finish()  # no later session could use what this one asked ahead
+            answered += self._asking.finish()  # no later session could use what this one asked ahead
         fitted: dict[str, float] = {}
         if self._store(answered):
             started = time.perf_counter()
@@ -259,7 +239,7 @@ class FeedbackLoop:
         Raises:
             JudgeUnavailable: as in `run_session`.
         """
-        self._store(self._labelling.finish())
+        self._store(self._asking.finish())
 
     def drain_records(self) -> list[Record]:
         """The records since the last call. They are not part of the state: write them before saving it."""
@@ -278,7 +258,7 @@ class FeedbackLoop:
         }
         return {
             "rng": self._rng.bit_generator.state,
-            "asking": self._labelling.get_state(),
+            "asking": self._asking.get_state(),
             "model": self._model.get_state(),
             "subject": self._queries.get_state(),
             "recent": recent,
@@ -290,7 +270,7 @@ class FeedbackLoop:
     def set_state(self, state: dict[str, Any]) -> None:
         """Restores what `get_state` returned, in a loop built from the same configs; undrained records are gone."""
         self._rng.bit_generator.state = state["rng"]
-        self._labelling.set_state(state["asking"])
+        self._asking.set_state(state["asking"])
         self._model.set_state(state["model"])
         self._queries.set_state(state["subject"])
         ends = np.cumsum(state["recent"]["lengths"])[:-1].astype(int)
@@ -307,7 +287,7 @@ class FeedbackLoop:
     @property
     def _num_asked(self) -> int:
         """Queries of the whole run, those still unanswered among them."""
-        return self._counts.num_asked + self._labelling.num_pending
+        return self._counts.num_asked + self._asking.num_pending
 
     def _store(self, answered: Sequence[Session]) -> int:
         """Records and stores answers; returns how many of them train."""
@@ -315,7 +295,7 @@ class FeedbackLoop:
         for session in answered:
             num, num_asked = len(session.answers), len(session.questions)
             assert num == num_asked, f"a teacher owes one answer per question, got {num} of {num_asked}"
-            records = self._queries.make_records(
+            records = record_answers(
                 session.questions, session.answers, env_step=session.env_steps, session=session.number,
                 timestamp=time.time(),
             )  # fmt: skip

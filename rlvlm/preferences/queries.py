@@ -21,7 +21,6 @@ from rlvlm.envs.images import FrameStore
 from rlvlm.preferences.config import FeedbackConfig, Sampling
 from rlvlm.preferences.dataset import Examples, Steps, decided, scored, sides_of
 from rlvlm.preferences.ensemble import Ensemble
-from rlvlm.preferences.records import record_queries, record_scores
 from rlvlm.preferences.reward_model import RewardModel
 
 Question = TypeVar("Question", Pair, Segment)
@@ -171,7 +170,6 @@ class PairQueries:
     """
 
     count = metrics.COMPARISONS
-    make_records = staticmethod(record_queries)
 
     def __init__(self, frames: FrameStore, model: RewardModel, config: FeedbackConfig) -> None:
         self._frames = frames
@@ -218,7 +216,6 @@ class ScoreQueries:
     """
 
     count = metrics.SCORES
-    make_records = staticmethod(record_scores)
 
     def __init__(self, frames: FrameStore, model: RewardModel, config: FeedbackConfig) -> None:
         self._frames = frames

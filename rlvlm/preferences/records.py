@@ -27,7 +27,7 @@ _METRIC = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class QueryRecord:
-    """One query of the run, with the truth beside the answer."""
+    """One query of the run; the truth beside the answer is that of its segments."""
 
     env_step: int
     """Env steps done when it was asked."""
@@ -38,35 +38,55 @@ class QueryRecord:
     timestamp: float
     """Unix time of the answer, seconds."""
     pair: Pair
-    progress_left: float
-    """Mean true progress of the segment, in [0, 1]."""
-    progress_right: float
-    return_left: float
-    """Sum of the env's true rewards over the segment."""
-    return_right: float
     verdict: Verdict
-    correct: bool | None
-    """Whether the label names the side with more true progress; None when nothing was decided or the truth is a tie."""
+
+    @property
+    def progress_left(self) -> float:
+        """Mean true progress of the segment, in [0, 1]."""
+        return float(self.pair.left.progress.mean())
+
+    @property
+    def progress_right(self) -> float:
+        return float(self.pair.right.progress.mean())
+
+    @property
+    def return_left(self) -> float:
+        """Sum of the env's true rewards over the segment."""
+        return float(self.pair.left.env_rewards.sum())
+
+    @property
+    def return_right(self) -> float:
+        return float(self.pair.right.env_rewards.sum())
+
+    @property
+    def correct(self) -> bool | None:
+        """Whether the label names the side with more true progress; None when nothing was decided or the truth is a
+        tie.
+        """
+        return is_correct(self.verdict, self.progress_left, self.progress_right)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ScoreRecord:
-    """One score of the run, with the truth beside it."""
+    """One score of the run, likewise."""
 
     env_step: int
-    """Env steps done when it was asked for."""
     session: int
-    """From 0."""
     index: int
-    """Within the session, from 0."""
     timestamp: float
-    """Unix time of the answer, seconds."""
+    """As of a `QueryRecord`."""
     segment: Segment
-    progress: float
-    """True progress at the segment's end, in [0, 1]."""
-    env_return: float
-    """Sum of the env's true rewards over the segment."""
     score: Score
+
+    @property
+    def progress(self) -> float:
+        """True progress at the segment's end, in [0, 1]."""
+        return float(self.segment.progress[-1])
+
+    @property
+    def env_return(self) -> float:
+        """Sum of the env's true rewards over the segment."""
+        return float(self.segment.env_rewards.sum())
 
 
 Record = QueryRecord | ScoreRecord
@@ -79,52 +99,22 @@ def is_correct(verdict: Verdict, progress_left: float, progress_right: float) ->
     return verdict.label is Label.of(progress_left, progress_right)
 
 
-def record_queries(
-    pairs: Sequence[Pair], verdicts: Sequence[Verdict], *, env_step: int, session: int, timestamp: float
-) -> list[QueryRecord]:
-    """The records of one session, in order."""
-    records = []
-    for index, (pair, verdict) in enumerate(zip(pairs, verdicts, strict=True)):
-        progress_left, progress_right = float(pair.left.progress.mean()), float(pair.right.progress.mean())
-        record = QueryRecord(
-            env_step=env_step,
-            session=session,
-            index=index,
-            timestamp=timestamp,
-            pair=pair,
-            progress_left=progress_left,
-            progress_right=progress_right,
-            return_left=float(pair.left.env_rewards.sum()),
-            return_right=float(pair.right.env_rewards.sum()),
-            verdict=verdict,
-            correct=is_correct(verdict, progress_left, progress_right),
-        )
-        records.append(record)
-    return records
-
-
-def record_scores(
-    segments: Sequence[Segment],
-    scores: Sequence[Score],
+def record_answers(
+    questions: Sequence[Pair | Segment],
+    answers: Sequence[Any],
     *,
     env_step: int,
     session: int,
     timestamp: float,
     first_index: int = 0,
-) -> list[ScoreRecord]:
-    """The records of one session of scoring, in order, counted from `first_index`."""
+) -> list[Any]:
+    """The records of one session in order, counted from `first_index`: of pairs with verdicts, segments with scores."""
+    about = {"env_step": env_step, "session": session, "timestamp": timestamp}
     return [
-        ScoreRecord(
-            env_step=env_step,
-            session=session,
-            index=index,
-            timestamp=timestamp,
-            segment=segment,
-            progress=float(segment.progress[-1]),
-            env_return=float(segment.env_rewards.sum()),
-            score=score,
-        )
-        for index, (segment, score) in enumerate(zip(segments, scores, strict=True), first_index)
+        QueryRecord(**about, index=index, pair=question, verdict=answer)
+        if isinstance(question, Pair)
+        else ScoreRecord(**about, index=index, segment=question, score=answer)
+        for index, (question, answer) in enumerate(zip(questions, answers, strict=True), first_index)
     ]
 
 
@@ -204,7 +194,7 @@ class ScoreLog:
             for step, key in enumerate(self._frames.keys(episode.snapshots)):
                 if key in self._waiting:
                     score, timestamp = self._waiting.pop(key)
-                    records += record_scores(
+                    records += record_answers(
                         [episode.segment(step, 1)], [score], env_step=env_steps, session=0, timestamp=timestamp,
                         first_index=len(records),
                     )  # fmt: skip

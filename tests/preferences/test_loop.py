@@ -14,7 +14,7 @@ from rlvlm.core.errors import JudgeUnavailable
 from rlvlm.core.judging import Label, Verdict
 from rlvlm.core.steps import Pair, Transitions
 from rlvlm.envs.images import FrameStore
-from rlvlm.preferences.loop import AsyncLabelling, FeedbackLoop, Session, SyncLabelling
+from rlvlm.preferences.loop import FeedbackLoop, Session, TeacherQueue
 from rlvlm.preferences.queries import draw_pairs, look_alike
 from rlvlm.preferences.teachers import OracleTeacher, RandomTeacher, Teacher
 from rlvlm.rewards.source import Labelling
@@ -242,7 +242,7 @@ class SlowTeacher(Teacher):
 
 
 def test_sessions_come_back_at_once_or_one_later() -> None:
-    at_once, ahead = SyncLabelling(OracleTeacher()), AsyncLabelling(OracleTeacher())
+    at_once, ahead = (TeacherQueue(OracleTeacher(), ahead=ahead) for ahead in (False, True))
     sessions = [session(number) for number in range(3)]
     assert [[one.number for one in at_once.put(each)] for each in sessions] == [[0], [1], [2]]
     assert [[one.number for one in ahead.put(each)] for each in sessions] == [[], [0], [1]]
@@ -254,7 +254,7 @@ def test_sessions_come_back_at_once_or_one_later() -> None:
 
 def test_asking_ahead_does_not_wait_and_draws_in_its_own_thread() -> None:
     teacher = SlowTeacher()
-    ahead = AsyncLabelling(teacher)
+    ahead = TeacherQueue(teacher, ahead=True)
     assert ahead.put(session(0)) == []  # returns although no answer can have come
     assert teacher.drawn_in == [threading.get_ident()]
     teacher.may_answer.set()
@@ -262,10 +262,10 @@ def test_asking_ahead_does_not_wait_and_draws_in_its_own_thread() -> None:
 
 
 def test_what_is_pending_is_asked_again_after_a_restart_with_the_same_answers() -> None:
-    ahead = AsyncLabelling(RandomTeacher(seed=0))
+    ahead = TeacherQueue(RandomTeacher(seed=0), ahead=True)
     ahead.put(session(0))
     ahead.put(session(1))
-    restored = AsyncLabelling(RandomTeacher(seed=99))
+    restored = TeacherQueue(RandomTeacher(seed=99), ahead=True)
     restored.set_state(ahead.get_state())
     (mine,), (theirs,) = ahead.finish(), restored.finish()
     assert mine.answers == theirs.answers

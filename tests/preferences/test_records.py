@@ -8,14 +8,14 @@ from rlvlm.core.errors import JudgeUnavailable
 from rlvlm.core.judging import Clip, Label, Status, Verdict
 from rlvlm.core.steps import Pair, Trajectory, Transitions
 from rlvlm.envs.images import FrameStore
-from rlvlm.preferences.records import FeedbackCounts, QueryRecord, ScoreLog, is_correct, record_queries
+from rlvlm.preferences.records import FeedbackCounts, QueryRecord, ScoreLog, is_correct, record_answers
 from rlvlm.rewards.judged import JudgedReward
 from rlvlm.testing import TinyEnv
 
 
 def records_of(verdicts: list[Verdict]) -> list[QueryRecord]:
     pairs = [pair_of(0.0, 1.0)] * len(verdicts)
-    return record_queries(pairs, verdicts, env_step=7, session=2, timestamp=1.5)
+    return record_answers(pairs, verdicts, env_step=7, session=2, timestamp=1.5)
 
 
 def test_correctness_by_hand() -> None:
@@ -29,7 +29,7 @@ def test_correctness_by_hand() -> None:
 def test_a_record_holds_the_truth_beside_the_answer() -> None:
     left, right = (numbered_trajectory(4, first).segment(1, 2) for first in (0.0, 10.0))
     answer = verdict(Label.RIGHT, text="1")
-    (record,) = record_queries([Pair(left=left, right=right)], [answer], env_step=7, session=2, timestamp=1.5)
+    (record,) = record_answers([Pair(left=left, right=right)], [answer], env_step=7, session=2, timestamp=1.5)
     assert (record.progress_left, record.progress_right) == (1.5, 11.5)
     assert (record.return_left, record.return_right) == (3.0, 23.0)
     assert (record.env_step, record.session, record.index, record.timestamp) == (7, 2, 0, 1.5)
@@ -64,7 +64,7 @@ def test_without_a_decided_label_there_is_no_accuracy() -> None:
     counts = FeedbackCounts()
     counts.count(records_of([verdict(Label.TIE)]), num_look_alike=0)
     pairs = [Pair(left=one_step(0.5), right=one_step(0.5, block=0.6))]
-    counts.count(record_queries(pairs, [verdict(Label.LEFT)], env_step=0, session=0, timestamp=0), 0)
+    counts.count(record_answers(pairs, [verdict(Label.LEFT)], env_step=0, session=0, timestamp=0), 0)
     assert metrics.LABEL_ACCURACY not in counts.metrics()
 
 
