@@ -1,7 +1,11 @@
-"""A whole run that costs seconds, and what it means that two runs are the same."""
+"""A whole run that costs seconds, commands in processes of their own, and what it means that two runs are the same."""
 
 import csv
 import json
+import os
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +17,29 @@ WORDS = (
     "--eval.every-steps 100 --eval.episodes 2 --track.checkpoint-every-steps 60 "
     "--track.log-every-steps 40"
 ).split()
+
+
+def start(*words: str, **variables: str) -> "subprocess.Popen[str]":
+    """`rlvlm WORDS` in a process of its own, which imports what test files define."""
+    paths = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    environment = os.environ | {"MUJOCO_GL": "egl", "PYTHONPATH": paths} | variables
+    command = [sys.executable, "-m", "rlvlm.cli", *words]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+
+
+def finish(child: "subprocess.Popen[str]", code: int = 0) -> tuple[str, str]:
+    """What a command wrote to its two streams, once it has ended with that code."""
+    out, err = child.communicate(timeout=500)
+    assert child.returncode == code, (child.returncode, out, err)
+    return out, err
+
+
+def interrupted(run: Path, copy: Path) -> Path:
+    """A copy of a finished run as a kill before its last checkpoint would have left it: its logs go further."""
+    shutil.copytree(run, copy, symlinks=True)
+    shutil.rmtree(max(copy.glob("checkpoints/step_*")))
+    (copy / "summary.json").unlink()
+    return copy
 
 
 def table(path: Path, *unsteady: str) -> list[dict[str, str]]:

@@ -3,18 +3,15 @@
 import base64
 import io
 import json
-import os
 import signal
 import socket
 import subprocess
-import sys
-import time
 from pathlib import Path
 
 import httpx
 import pytest
 from PIL import Image
-from tiny_run import table
+from tiny_run import finish, interrupted, start, table
 
 from rlvlm.algorithms.policy_gradient.algorithm import make_slot
 from rlvlm.algorithms.policy_gradient.player import load_vlm
@@ -33,28 +30,12 @@ WORDS = (
 )  # fmt: skip
 
 
-def start(*words: str) -> "subprocess.Popen[str]":
-    command = [sys.executable, "-m", "rlvlm.cli", *words]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ)
-
-
-def finish(child: "subprocess.Popen[str]") -> str:
-    out, err = child.communicate(timeout=500)
-    said = [line for line in err.splitlines() if "30 different starts" not in line]  # what a user should hear, once
-    assert (child.returncode, said) == (0, []), (out, err)
-    return out
-
-
-def test_a_run_is_killed_goes_on_to_the_bit_and_is_played(tmp_path: Path) -> None:
-    whole, broken = tmp_path / "whole", tmp_path / "broken"
-    said = finish(start("run", *WORDS, "--out", str(whole)))
+def test_a_run_goes_on_to_the_bit_and_is_played_and_served(tmp_path: Path) -> None:
+    whole = tmp_path / "whole"
+    said, err = finish(start("run", *WORDS, "--out", str(whole)))
     assert "step       0/512" in said and "judge" not in said
-    child = start("run", *WORDS, "--out", str(broken))
-    while not list(broken.glob("checkpoints/step_*256/run.json")):
-        assert child.poll() is None, child.communicate()
-        time.sleep(0.05)
-    child.kill()
-    child.communicate()
+    assert all("30 different starts" in line for line in err.splitlines()), "what a user should hear, once"
+    broken = interrupted(whole, tmp_path / "broken")
     finish(start("resume", str(broken)))
     weights = [(run / "checkpoints/last/algorithm/policy.safetensors").read_bytes() for run in (whole, broken)]
     assert weights[0] == weights[1]
@@ -70,7 +51,7 @@ def test_a_run_is_killed_goes_on_to_the_bit_and_is_played(tmp_path: Path) -> Non
     assert rows[-1]["eval/sampled_strict_success_low"] <= rows[-1]["eval/sampled_strict_success"]
     page = (whole / "episodes.html").read_text()
     assert "current number" in page and "data:image" in page
-    assert "success" in finish(start("eval", str(whole), "--episodes", "3"))
+    assert "success" in finish(start("eval", str(whole), "--episodes", "3"))[0]
     compared = json.loads((whole / "evaluation.json").read_text())["compared"]
     names = ["policy, greedy", "policy, sampled", "seen starts, greedy", "seen starts, sampled", "before PPO, greedy"]
     assert list(compared) == [*names, "before PPO, sampled", "scripted expert", "random actions"]

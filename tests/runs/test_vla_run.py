@@ -2,8 +2,6 @@
 
 import json
 import signal
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +10,7 @@ import numpy as np
 import pytest
 from ray import serve
 from stub_judge import stub
-from tiny_run import table
+from tiny_run import finish, interrupted, start, table
 
 from rlvlm.algorithms.policy_gradient.config import EpisodeRewardConfig
 from rlvlm.algorithms.sft_config import ChunkSFTConfig
@@ -94,10 +92,6 @@ def test_settings_that_nobody_would_heed_are_refused() -> None:
         ChunkSFTConfig(p_perturb=1.0)
 
 
-def run(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", *words], capture_output=True, text=True, timeout=300, check=False)
-
-
 def test_an_evaluation_plays_the_policy_greedily_and_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
     config = recipe("push_block")
     world = make_env("push_block", config.env, 0)
@@ -122,65 +116,41 @@ def test_an_evaluation_plays_the_policy_greedily_and_sampled(monkeypatch: pytest
 
 @pytest.mark.ray
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_during_demonstrations_does_not_wait_for_the_rest(number: signal.Signals, tmp_path: Path) -> None:
-    words = [*WORDS, "--sft.episodes", "100000", "--out", str(tmp_path / "run")]
-    process = subprocess.Popen([sys.executable, "-m", "rlvlm.run", *words], stdout=subprocess.PIPE, text=True)
+def test_a_signal_during_demonstrations_does_not_wait_for_the_rest(tmp_path: Path) -> None:
+    process = start("run", *WORDS, "--sft.episodes", "100000", "--out", str(tmp_path / "run"))
     assert process.stdout is not None
     told = []
     for line in process.stdout:
         told.append(line)
         if "demonstrations: 50 of 100000" in line:
-            process.send_signal(number)
+            process.send_signal(signal.SIGINT)
     assert process.wait(60) == EXIT_PREEMPTED
     assert "before there was anything to save" in told[-1] and "rlvlm resume" in told[-1]
     assert not list((tmp_path / "run").glob("checkpoints/step_*"))
 
 
-def has_scores_beyond_a_checkpoint(folder: Path) -> bool:
-    """Whether an episode was scored after the newest checkpoint, which a run that is killed now takes back."""
-    steps = [int(one.name.removeprefix("step_")) for one in folder.glob("checkpoints/step_*[0-9]")]
-    scores = folder / "vlm_score_log.csv"
-    return bool(steps) and scores.exists() and any(int(row["env_step"]) > max(steps) for row in table(scores))
-
-
 @pytest.mark.ray
 @pytest.mark.slow
-def test_a_killed_run_ends_as_one_that_was_not(tmp_path: Path) -> None:
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
-    words = [*WORDS, "--reward.source", "judged", "--reward.teacher", "biased"]
-    assert run("rlvlm.run", *words, "--out", str(whole)).returncode == 0
-    for name in (
-        "episodes.html",
-        "success_by_instruction.csv",
-        "summary.json",
-        "README.md",
-        "plots/learning_curve.png",
-        "videos",
-    ):
-        assert (whole / name).exists(), name
+def test_a_run_that_was_interrupted_ends_as_one_that_was_not(tmp_path: Path) -> None:
+    whole = tmp_path / "whole"
+    words = ["run", *WORDS, "--reward.source", "judged", "--reward.teacher", "biased"]
+    finish(start(*words, "--out", str(whole)))
+    names = "episodes.html success_by_instruction.csv summary.json README.md plots/learning_curve.png videos".split()
+    assert all((whole / name).exists() for name in names)
     rows, (last, *_) = table(whole / "success_by_instruction.csv"), table(whole / "eval.csv")[::-1]
     assert sum(int(row["episodes"]) for row in rows) == 4
     assert sum(int(row["successes"]) for row in rows) / 4 == float(last["success_rate"])
     page = (whole / "episodes.html").read_text()
     assert all(row["instruction"] in page for row in rows)
     assert "32 steps, seed" in page, "env steps, not the images that are shown"
-    process = subprocess.Popen([sys.executable, "-m", "rlvlm.run", *words, "--out", str(killed)])
-    while process.poll() is None and not has_scores_beyond_a_checkpoint(killed):
-        try:
-            process.wait(0.1)
-        except subprocess.TimeoutExpired:
-            continue
-    process.kill()
-    process.wait()
-    assert run("rlvlm.cli", "resume", str(killed)).returncode == 0
+    killed = interrupted(whole, tmp_path / "killed")
+    finish(start("resume", str(killed)))
     assert table(whole / "eval.csv", "wall_s") == table(killed / "eval.csv", "wall_s")
     scores = [table(one / "vlm_score_log.csv", "timestamp", "latency_s") for one in (whole, killed)]
     assert scores[0] == scores[1] and scores[0], "what was scored after the checkpoint is not there twice"
     weights = [(one / "checkpoints/last/algorithm/policy.safetensors").read_bytes() for one in (whole, killed)]
     assert weights[0] == weights[1]
-    evaluated = run("rlvlm.cli", "eval", str(killed), "--episodes", "3")
-    assert evaluated.returncode == 0 and "success" in evaluated.stdout
+    assert "success" in finish(start("eval", str(killed), "--episodes", "3"))[0]
     compared = json.loads((killed / "evaluation.json").read_text())["compared"]
     assert {name: one["episodes"] for name, one in compared.items()} == {"policy, greedy": 3, "policy, sampled": 3}
 
