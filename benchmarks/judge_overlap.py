@@ -26,7 +26,7 @@ from rlvlm.envs.images import FrameStore
 from rlvlm.envs.registry import make_env
 from rlvlm.judges.cache import CachedJudge
 from rlvlm.labels.store import LabelStore
-from rlvlm.preferences.loop import AsyncLabelling, Session, SyncLabelling
+from rlvlm.preferences.loop import Session, TeacherQueue
 from rlvlm.preferences.queries import draw_pairs
 from rlvlm.preferences.teachers import JudgeTeacher
 from rlvlm.runs.ray_session import ray_session
@@ -58,7 +58,7 @@ def judge_s(answered: Session) -> float:
     return sum({verdict.latency_s for verdict in answered.answers})
 
 
-def hold_ahead(asking: AsyncLabelling, found: list[Trajectory], size: int, rounds: int) -> list[Session]:
+def hold_ahead(asking: TeacherQueue, found: list[Trajectory], size: int, rounds: int) -> list[Session]:
     """Holds `rounds` sessions with other work after each; two more at either end are left out."""
     answered: list[Session] = []
     for session in sessions(found, size, rounds + 2):
@@ -88,12 +88,14 @@ def main() -> None:
             return JudgeTeacher(judge, FrameStore(viewer, run.judge.picture_px, capacity=256), viewer.goal)
 
         for size in SIZES:
-            held = [SyncLabelling(teacher()).put(session)[0] for session in sessions(found, size, rounds + 1)][1:]
+            held = [
+                TeacherQueue(teacher(), ahead=False).put(session)[0] for session in sessions(found, size, rounds + 1)
+            ][1:]
             result[f"{size} queries"] = {
                 "wait_s": round(statistics.median(one.wait_s for one in held), 3),
                 "judge_busy": round(statistics.median(judge_s(one) / one.wait_s for one in held), 3),
             }
-        held = hold_ahead(AsyncLabelling(teacher()), found, 100, rounds)
+        held = hold_ahead(TeacherQueue(teacher(), ahead=True), found, 100, rounds)
         result["100 queries, one session late"] = {"wait_s": round(statistics.median(one.wait_s for one in held), 4)}
     print(json.dumps(result, indent=2))
 
