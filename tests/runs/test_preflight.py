@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from rlvlm.commands.arguments import parse_run
-from rlvlm.core.errors import JudgeUnavailable, MachineError, UsageError
-from rlvlm.judges.config import JudgeConfig
+from rlvlm.core.errors import JudgeUnavailable, MachineError, RunError, UsageError
 from rlvlm.pocket.models import weights_folder
 from rlvlm.rewards.config import RewardConfig
 from rlvlm.runs import preflight
@@ -39,49 +38,6 @@ def test_a_taken_port_is_found_before_the_run() -> None:
     assert port_is_free(port)
 
 
-def test_a_missing_model_folder_matters_only_to_those_who_ask_a_judge(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preflight, "try_renderer", lambda _: None)
-    lost = JudgeConfig(backend="transformers", model="/no/such/folder")
-    with pytest.raises(UsageError, match="/no/such/folder is not a folder"):
-        check_before_run(RunConfig(task="drawer_open", judge=lost))
-    check_before_run(replace(ORACLE, judge=lost))
-
-
-@pytest.mark.parametrize(
-    ("task", "setting", "name"),
-    [
-        ("number_line", "policy.model", "/no/such/folder"),
-        ("number_line", "sft.demonstrations", "my_episodes"),
-        ("number_line", "sft.start_from", "my_policy"),
-        ("number_line", "policy.adapter", "my_adapter"),
-        ("push_block", "policy.model", "./my_checkpoint"),
-        ("push_block", "sft.demonstrations", "my_episodes"),
-    ],
-)
-def test_a_folder_that_a_policy_needs_is_missed_before_anything_starts(task: str, setting: str, name: str) -> None:
-    section, _, field = setting.partition(".")
-    config = recipe(task)
-    wrong = replace(config, **{section: replace(getattr(config, section), **{field: name})})
-    with pytest.raises(UsageError, match=f"{setting} {name} is not a folder"):
-        check_before_run(wrong)
-
-
-@pytest.mark.parametrize(
-    ("task", "setting"), [("number_line", "policy"), ("push_block", "policy"), ("soccer", "judge")]
-)
-def test_a_folder_that_holds_no_model_is_refused_before_anything_starts(
-    task: str, setting: str, tmp_path: Path
-) -> None:
-    config = recipe(task)
-    wrong = replace(config, **{setting: replace(getattr(config, setting), model=str(tmp_path))})
-    with pytest.raises(UsageError, match=rf"{setting}.model {tmp_path} holds no model: there is no config.json"):
-        check_before_run(wrong)
-    (tmp_path / "config.json").write_text("{}")
-    (tmp_path / "pytorch_model.bin").write_bytes(b"pickled")
-    with pytest.raises(UsageError, match=r"there is no \*.safetensors in it"):
-        check_before_run(wrong)
-
-
 @pytest.mark.parametrize(
     ("task", "setting"),
     [
@@ -92,12 +48,30 @@ def test_a_folder_that_holds_no_model_is_refused_before_anything_starts(
         ("push_block", "sft.start_from"),
     ],
 )
-def test_a_folder_of_another_kind_is_refused_before_anything_starts(task: str, setting: str, tmp_path: Path) -> None:
-    section, _, field = setting.partition(".")
-    config = recipe(task)
-    wrong = replace(config, **{section: replace(getattr(config, section), **{field: str(tmp_path)})})
+def test_a_folder_that_is_not_there_or_holds_something_else_is_refused(task: str, setting: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=f"{setting} my_folder is not a folder"):
+        check_before_run(override(recipe(task), {setting: "my_folder"}))
     with pytest.raises(UsageError, match=f"{setting} {tmp_path} is none: there is no .* in it"):
+        check_before_run(override(recipe(task), {setting: str(tmp_path)}))
+
+
+@pytest.mark.parametrize(
+    ("task", "setting"),
+    [("number_line", "policy.model"), ("push_block", "policy.model"), ("soccer", "judge.model")],
+)
+def test_a_folder_that_is_not_there_or_holds_no_model_is_refused(task: str, setting: str, tmp_path: Path) -> None:
+    for lost in ("/no/such/folder", "./my_checkpoint"):
+        with pytest.raises(UsageError, match=f"{setting} {lost} is not a folder"):
+            check_before_run(override(recipe(task), {setting: lost}))
+    wrong = override(recipe(task), {setting: str(tmp_path)})
+    with pytest.raises(UsageError, match=rf"{setting} {tmp_path} holds no model: there is no config.json"):
         check_before_run(wrong)
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "pytorch_model.bin").write_bytes(b"pickled")
+    with pytest.raises(UsageError, match=r"there is no \*.safetensors in it"):
+        check_before_run(wrong)
+    if setting == "judge.model":
+        check_before_run(replace(ORACLE, judge=wrong.judge))  # it matters only to those who ask a judge
 
 
 @pytest.mark.parametrize("content", [None, "not,a,report\n1,2,3\n"])
@@ -110,31 +84,6 @@ def test_a_table_of_a_judge_that_cannot_be_read_is_refused_before_anything_start
     words = ["drawer_open", "--reward.teacher", "measured", "--feedback.measured", str(table)]
     with pytest.raises(UsageError, match="is no table of a judge"):
         check_before_run(parse_run(words, "run").config)
-
-
-@pytest.mark.parametrize(
-    ("task", "options", "told", "fix"),
-    [
-        ("number_line", ["--policy.device", "cuda:63"], "the policy wants cuda:63", "--algo.gpus-per-learner"),
-        ("number_line", ["--policy.device", "gpu"], "'gpu' is no device", "--policy.device auto"),
-        ("drawer_open", ["--algo.device", "cuda"], "the algo wants cuda", "use --algo.device cpu, or a CUDA build"),
-        ("drawer_open", ["--reward-model.device", "cuda"], "the reward-model wants cuda", "--reward-model.device cpu"),
-        ("push_block", ["--algo.device", "cuda"], "the algo wants cuda", "--algo.device cpu"),
-        (
-            "libero_goal/8",
-            ["--policy.model", "a/b", "--policy.openvla.device", "cuda"],
-            "wants cuda",
-            "gpus-per-learner",
-        ),
-    ],
-)
-def test_a_gpu_that_is_not_there_is_missed_before_anything_starts(
-    task: str, options: list[str], told: str, fix: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    with pytest.raises(MachineError, match=told) as caught:
-        check_before_run(parse_run([task, *options], "run").config)
-    assert fix in caught.value.fix and "--serve.num-gpus" not in caught.value.fix
 
 
 @pytest.mark.parametrize("task", ["number_line", "push_block"])
@@ -177,27 +126,37 @@ def test_the_pocket_judge_is_not_asked_about_a_task_it_has_never_seen(monkeypatc
 
 
 @pytest.mark.parametrize(
-    ("words", "kind", "what"),
+    ("words", "kind", "what", "fix"),
     [
-        ("drawer_open --judge.device cuda", MachineError, "the judge wants cuda"),
-        ("drawer_open --serve.num-gpus 1", MachineError, "this machine has none"),
-        ("drawer_open --judge.backend openai --judge.model m", JudgeUnavailable, "needs a key"),
-        ("drawer_open --judge.backend gemini --judge.model m", JudgeUnavailable, "needs a key"),
+        ("number_line --policy.device cuda:63", MachineError, "the policy wants cuda:63", "--algo.gpus-per-learner"),
+        ("number_line --policy.device gpu", MachineError, "'gpu' is no device", "--policy.device auto"),
+        ("drawer_open --algo.device cuda", MachineError, "the algo wants cuda", "--algo.device cpu, or a CUDA build"),
+        ("drawer_open --reward-model.device cuda", MachineError, "the reward-model wants", "--reward-model.device cpu"),
+        ("push_block --algo.device cuda", MachineError, "the algo wants cuda", "--algo.device cpu"),
+        (
+            "libero_goal/8 --policy.model a/b --policy.openvla.device cuda",
+            *(MachineError, "wants cuda", "gpus-per-learner"),
+        ),
+        ("drawer_open --judge.device cuda", MachineError, "the judge wants cuda", ""),
+        ("drawer_open --serve.num-gpus 1", MachineError, "this machine has none", "RAY_ADDRESS"),
+        ("drawer_open --judge.backend openai --judge.model m", JudgeUnavailable, "needs a key", ""),
+        ("drawer_open --judge.backend gemini --judge.model m", JudgeUnavailable, "needs a key", ""),
         (
             "drawer_open --judge.backend vllm --judge.model a/b --judge.engine.python /no/python",
-            JudgeUnavailable,
-            "missing",
+            *(JudgeUnavailable, "missing", "make vllm"),
         ),
-        ("gym:CartPole-v1 --reward.source environment", UsageError, "gym:CartPole-v1"),
-        ("gym:NoSuchEnv-v0 --reward.source environment", UsageError, "NoSuchEnv"),
+        ("gym:CartPole-v1 --reward.source environment", UsageError, "gym:CartPole-v1", ""),
+        ("gym:NoSuchEnv-v0 --reward.source environment", UsageError, "NoSuchEnv", ""),
     ],
 )
 def test_what_can_be_known_before_ray_starts_is_said_before(
-    words: str, kind: type[Exception], what: str, monkeypatch: pytest.MonkeyPatch
+    words: str, kind: type[RunError], what: str, fix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     monkeypatch.setattr(preflight, "gpu_names", list)
     for name in ("RAY_ADDRESS", "OPENAI_API_KEY", "GEMINI_API_KEY", "GOOGLE_API_KEY"):
         monkeypatch.delenv(name, raising=False)
-    with pytest.raises(kind, match=what):
+    with pytest.raises(kind, match=what) as caught:
         check_before_run(parse_run(words.split(), "run").config)
+    assert fix in caught.value.fix
+    assert "--judge" in words or "--serve" in words or "--serve.num-gpus" not in caught.value.fix
