@@ -112,7 +112,7 @@ def test_a_collected_folder_teaches_what_the_run_would_have_shown_itself(build: 
     playing.prepare(told.append)
     assert "was collected with env.episode_steps 40, not 32" in told[0]
     assert "20 demonstrations from" in told[1] and " by script-noise-0.05; left out" in told[1]
-    assert "20 demonstrations by the task's script" in " ".join(told)
+    assert "20 demonstrations by the task's expert" in " ".join(told)
     for mine, theirs in zip(reading._policy.parameters(), playing._policy.parameters(), strict=True):
         assert torch.equal(mine, theirs)
     assert reading.report()[metrics.SFT_DEMONSTRATIONS] == 20
