@@ -394,6 +394,8 @@ def _without_effect(run: RunConfig) -> Iterator[tuple[Any, str, tuple[str, ...]]
         yield not reward.scores and is_critic, "a critic, to whom all groups teach something", ("algo.rounds",)
         yield by_other, who, (*unasked, "reward.monitor.least_auc")
         yield by_other and advantage.scorer_noise != "measured", who, ("reward.monitor.preflight",)
+    if isinstance(algo, PolicyGradientConfig):
+        yield algo.loss.correction == "none", "algo.loss.correction none", ("algo.loss.correction_cap",)
     if isinstance(policy, VLAConfig):
         yield algo.num_learners, f"algo.num_learners {algo.num_learners}", ("algo.device",)
         yield policy.model, "policy.model", ("sft.*", "policy.pocket.*")

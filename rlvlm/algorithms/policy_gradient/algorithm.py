@@ -92,6 +92,9 @@ from rlvlm.rewards.temporal import TemporalNovelty
 
 logger = logging.getLogger(__name__)
 
+_MOST_OFF = 0.05
+"""Mean of |trainer / engine - 1| over sampled tokens before any step; above it the two are taken for two policies."""
+
 MakePolicy = Callable[[Any], Any]
 """Makes a policy for an env, in the process that trains it; it must pickle."""
 MakeEngine = Callable[[VLMPolicy, ReplyTokens, Frames], Engine]
@@ -268,7 +271,7 @@ class PolicyGradient(BaseAlgorithm):
         self._stats = TrainingStats()
         self._readable = ReadableMonitor(algo.most_unreadable)
         self._scale: ActionScale | None = None
-        self._version, self._is_prepared, self._update_s = 0, False, 0.0
+        self._version, self._is_prepared, self._is_warned, self._update_s = 0, False, False, 0.0
         self._labeller = self._make_labeller()
         estimator = find_estimator(algo.advantage.estimator)
         self._is_compared = "groups" in estimator.needs
@@ -443,9 +446,20 @@ class PolicyGradient(BaseAlgorithm):
         learned = list(episodes) if self._critic is None else self._critic.fill(episodes)
         if learned:
             self._learners.call_all("learn", learned, done / self.config.total_steps)
+            self._warn_of_mismatch()
             self._sync_weights()
             self._next_version()
             self._update_s = time.monotonic() - began
+
+    def _warn_of_mismatch(self) -> None:
+        """Says once that the engine is not quite the policy that is trained."""
+        off = self._learners.call("report").get(metrics.UPDATE_FIRST_RATIO, 0.0)
+        if off > _MOST_OFF and not self._is_warned:
+            self._is_warned = True
+            logger.warning(
+                "the engine's probabilities are %.0f %% off the trainer's, so clipping leaves out what it should not: "
+                "--algo.loss.correction token, or an engine of the trainer's precision", 100 * off
+            )  # fmt: skip
 
     def _weights(self) -> FloatArray:
         """[P] those of the policy that learn, as `ChunkRunner.act` takes them."""

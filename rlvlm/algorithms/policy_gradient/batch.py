@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from rlvlm.algorithms.base import map_sharded
 from rlvlm.algorithms.policy_gradient.advantages import Trajectories, estimate, find_estimator
 from rlvlm.algorithms.policy_gradient.config import PolicyGradientConfig
-from rlvlm.algorithms.policy_gradient.losses import token_weights
+from rlvlm.algorithms.policy_gradient.losses import k3, token_weights, truncated_importance
+from rlvlm.core import metrics
 from rlvlm.core.episodes import Observations, TokenEpisode
 from rlvlm.core.sampling import IntArray
 from rlvlm.core.steps import FloatArray
@@ -31,7 +32,7 @@ class Batch:
     tokens: tuple[IntArray, ...]
     """M answers."""
     log_probs: Tensor
-    """[M, N] when they were sampled."""
+    """[M, N] when they were sampled; the trainer's own where the engine's are corrected."""
     weights: Tensor
     """[M, N] as `losses.token_weights` gives them; 0 for tokens that teach nothing."""
     is_action: Tensor
@@ -52,6 +53,8 @@ class Batch:
     """Tokens of an action, of chunks; 1 of replies."""
     chunk_tokens: int
     """Tokens that teach of a chunk that is played whole; 0 of replies, each of which is whole."""
+    mismatch: Mapping[str, float]
+    """How far the engine is from the trainer, by names of `rlvlm.core.metrics`; empty where nobody looked."""
 
     @property
     def explained(self) -> float:
@@ -111,6 +114,13 @@ class BatchMaker:
             is_run, torch.tensor([e for _, e in rows]), len(episodes), algo.loss.average,
             action_size=self._action_size or 1, longest_steps=self._longest or algo.max_reply_tokens,
         )  # fmt: skip
+        mismatch: dict[str, float] = {}
+        if algo.loss.correction != "none":
+            sampled = is_run & mask
+            own = _padded(self._each_once(obs, tokens, self._log_probs))
+            counts = truncated_importance(own, old, sampled, algo.loss)
+            mismatch = mismatch_of(own[sampled], old[sampled], counts[sampled], algo.loss.correction_cap)
+            weights, old = weights * counts, own
         token_values = None
         if self.has_token_values:
             token_values = _padded(self._each_once(obs, tokens, self._token_values))
@@ -136,6 +146,7 @@ class BatchMaker:
             chosen=self._chosen(episodes, rows),
             action_size=self._action_size or 1,
             chunk_tokens=int((weights * mask > 0).sum(dim=1).amax()) if self._action_size else 0,
+            mismatch=mismatch,
         )
 
     def _trajectories(
@@ -241,6 +252,25 @@ class BatchMaker:
     def _log_probs(self, obs: Observations, tokens: Sequence[IntArray]) -> list[Tensor]:
         table = self.policy.log_probs(obs, tokens, temperature=self._algo.temperature).log_probs
         return [row[: len(one)].cpu() for row, one in zip(table, tokens, strict=True)]
+
+
+def mismatch_of(trainer: Tensor, engine: Tensor, counts: Tensor, cap: float) -> dict[str, float]:
+    """How far the engine that sampled K tokens is from the trainer, by names of `rlvlm.core.metrics`.
+
+    Args:
+        trainer: [K] log-probabilities under the weights that are trained.
+        engine: [K] those that came with the tokens.
+        counts: [K] as `truncated_importance` gives them.
+        cap: the largest of these.
+    """
+    if not len(trainer):
+        return {}
+    log_ratio = trainer - engine
+    return {
+        metrics.ENGINE_KL: float(k3(engine, trainer).mean()),  # of the engine from the trainer: its tokens are its own
+        metrics.ENGINE_LARGEST_RATIO: float(log_ratio.abs().max().exp()),
+        metrics.ENGINE_TRUNCATED: float((counts >= cap).float().mean()),
+    }
 
 
 def differences(answers: Sequence[Sequence[IntArray]], advantages: FloatArray) -> NDArray[np.float32]:

@@ -121,6 +121,12 @@ class LossConfig:
     """A ratio below 1 - clip_low no longer pays; in (0, 1)."""
     clip_high: float = 0.2
     """A ratio above 1 + clip_high no longer pays; > 0."""
+    correction: Literal["none", "token", "sequence"] = "none"
+    """Whether an answer counts by how likely the trainer finds what the engine sampled, over how likely the engine did
+    (truncated importance sampling), for each token or each answer as a whole. An engine in 16 bits, or with kernels of
+    its own, is not quite the policy that is trained. It costs a pass through the policy before each update."""
+    correction_cap: float = 2.0
+    """No answer counts more than this many times, >= 1."""
     dual_clip: float | None = None
     """At negative advantages the loss is at most dual_clip * |advantage|; > 1, or None for no such bound."""
     largest_ratio: float = 10.0
@@ -148,6 +154,7 @@ class LossConfig:
             raise ValueError(f"{section}.value_clip must be > 0 or None, got {self.value_clip}")
         check_shares(self, section, "thought_weight")
         check_positive(self, section, "largest_ratio")
+        check_least(self, section, 1, "correction_cap")
         check_least(self, section, 0, "kl_weight", "entropy_weight", "value_weight")
 
 

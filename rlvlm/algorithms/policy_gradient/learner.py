@@ -329,6 +329,7 @@ class TokenLearner(ManualLearner):
             metrics.UPDATE_LR: self._optimizer.param_groups[0]["lr"],
             metrics.UPDATE_TURNS: float(len(batch.chosen)),
         }
+        self._latest |= batch.mismatch
         if follows:  # what was aimed at is the last
             self._latest |= {name: readings[-1][name] for name in (metrics.UPDATE_KL, metrics.UPDATE_CLIPPED)}
         if self._has_critic:

@@ -202,6 +202,28 @@ def token_weights(
     return weights / action_size
 
 
+def truncated_importance(trainer: Tensor, engine: Tensor, is_token: Tensor, config: LossConfig) -> Tensor:
+    """What each token counts, as it came from another policy than the one that learns: min(cap, trainer / engine).
+
+    Args:
+        trainer: [B, N] log-probabilities of the sampled tokens under the weights that are trained, before the update.
+        engine: [B, N] those that the engine gave with them.
+        is_token: [B, N] tokens that were sampled.
+        config: `correction` and `correction_cap`.
+
+    Returns:
+        [B, N] in (0, cap]; 1 where there is no token. With `sequence` all tokens of an answer count the same.
+
+    Source: truncation of importance weights, Ionides 2008, J. Comput. Graph. Stat. 17(2); in reinforcement learning
+    Espeholt et al. 2018 (IMPALA), arXiv:1802.01561. Departure: the trainer's and the engine's weights are of one
+    version, so what is corrected is the difference of two programs, and PPO's ratio starts from the trainer's.
+    """
+    log_ratio = torch.where(is_token, trainer - engine, 0.0)
+    if config.correction == "sequence":
+        log_ratio = log_ratio.sum(-1, keepdim=True).expand_as(log_ratio)
+    return torch.where(is_token, log_ratio.clamp(-_LARGEST_LOG_RATIO, math.log(config.correction_cap)).exp(), 1.0)
+
+
 def k3(log_probs: Tensor, reference: Tensor) -> Tensor:
     """Estimate of KL(policy || reference) at each sampled token, >= 0, nats: r - 1 - log r with r = reference / policy.
 

@@ -19,6 +19,7 @@ from rlvlm.algorithms.policy_gradient.losses import (
     surrogate_gain,
     token_weights,
     total_loss,
+    truncated_importance,
     value_loss,
 )
 from rlvlm.core.errors import UsageError
@@ -225,3 +226,46 @@ def test_impossible_settings_are_refused() -> None:
         total_loss(batch, LossConfig(kl_weight=1.0))
     with pytest.raises(UsageError, match="no policy loss 'linear'"):
         total_loss(batch, LossConfig(policy="linear"))
+
+
+def expected_gradient(config: LossConfig, trainer: Tensor, engine: Tensor, advantages: Tensor) -> Tensor:
+    """Of the loss with respect to the trainer's logits, over all single-token answers that the engine may give."""
+    logits = trainer.clone().requires_grad_()
+    now, sampled_by = logits.log_softmax(0)[:, None], engine.log_softmax(0)[:, None]
+    old, weights = sampled_by, sampled_by.exp()  # each answer weighs as often as it comes
+    if config.correction != "none":
+        old = now.detach()
+        weights = weights * truncated_importance(old, sampled_by, torch.ones_like(old, dtype=torch.bool), config)
+    batch = Minibatch(
+        log_probs=now, old_log_probs=old, weights=weights, is_action=torch.ones_like(old, dtype=torch.bool),
+        advantages=advantages,
+    )  # fmt: skip
+    total_loss(batch, config).policy.backward()
+    assert logits.grad is not None
+    return logits.grad
+
+
+@pytest.mark.parametrize("correction", ["token", "sequence"])
+def test_an_engine_that_differs_is_learned_from_as_if_it_did_not(correction: Any) -> None:
+    """The policy gradient itself, where no weight is cut off; clipping from the engine's ratio misses it."""
+    trainer, engine = torch.tensor([0.0, 1.0, -0.5, 0.3]), torch.tensor([0.6, 0.2, 0.1, 0.0])
+    advantages = torch.tensor([1.0, 2.0, -1.0, 0.5])
+    odds = trainer.softmax(0)
+    truth = -odds * (advantages - (odds * advantages).sum())
+    corrected = LossConfig(correction=correction, correction_cap=10.0)
+    torch.testing.assert_close(expected_gradient(corrected, trainer, engine, advantages), truth, **CLOSE)
+    torch.testing.assert_close(expected_gradient(LossConfig(), trainer, trainer, advantages), truth, **CLOSE)
+    without = expected_gradient(LossConfig(), trainer, engine, advantages)
+    assert (without - truth).abs().max() > 0.1, "the best answer is clipped before anything was learned"
+
+
+def test_importance_weights_by_hand() -> None:
+    trainer = torch.log(torch.tensor([[0.5, 0.2], [0.9, 0.5]]))
+    engine = torch.log(torch.tensor([[0.25, 0.4], [0.1, 0.5]]))
+    is_token = torch.tensor([[True, True], [True, False]])
+    by_token = truncated_importance(trainer, engine, is_token, LossConfig(correction="token", correction_cap=3.0))
+    torch.testing.assert_close(by_token, torch.tensor([[2.0, 0.5], [3.0, 1.0]]), **CLOSE)
+    whole = truncated_importance(trainer, engine, is_token, LossConfig(correction="sequence", correction_cap=3.0))
+    torch.testing.assert_close(whole, torch.tensor([[1.0, 1.0], [3.0, 1.0]]), **CLOSE)
+    with pytest.raises(ValueError, match="correction_cap"):
+        LossConfig(correction="token", correction_cap=0.5)

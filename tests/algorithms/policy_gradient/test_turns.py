@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from rlvlm.algorithms.policy_gradient.config import AdvantageConfig, TokenRewardConfig, rl4vlm_parity
+from rlvlm.algorithms.policy_gradient.config import AdvantageConfig, LossConfig, TokenRewardConfig, rl4vlm_parity
 from rlvlm.algorithms.sft_config import ReplySFTConfig
 from rlvlm.algorithms.sft_replies import save_trained, sft_manifest_of, write_sft_manifest
 from rlvlm.core import metrics
@@ -16,6 +16,7 @@ from rlvlm.judges.build import build_judge
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.judges.judge import Judge
 from rlvlm.policies.vlm.config import PolicyConfig
+from rlvlm.policies.vlm.engine import PolicyEngine
 from tests.algorithms.policy_gradient.tiny_runs import BI_LEVEL, KL, KL_AND_ENTROPY, build, grouped
 from tests.tiny_policy import FAMILIES
 
@@ -291,3 +292,42 @@ def test_turns_that_are_alike_are_read_once_and_valued_alike(make: Any):
     own = doubled.slots < 4
     torch.testing.assert_close(doubled.reference[own], once.reference, rtol=0, atol=1e-5)
     torch.testing.assert_close(doubled.values[own], once.values, rtol=0, atol=1e-5)
+
+
+class RoundedEngine(PolicyEngine):
+    """Samples with weights of fewer bits than the trainer's, as an engine in 8 bits does, and says with what odds."""
+
+    def reply(self, requests: Any, **settings: Any) -> Any:
+        exact = {name: value.clone() for name, value in self.policy.trained_state().items()}
+        noise = torch.Generator().manual_seed(0)
+        rounded = {
+            name: value + 0.15 * value.std() * torch.randn(value.shape, generator=noise) if value.ndim > 1 else value
+            for name, value in exact.items()
+        }
+        with self.policy.with_weights(rounded):
+            return super().reply(requests, **settings)
+
+
+def rounded_engine(policy: Any, probe: Any, frame: Any) -> RoundedEngine:
+    return RoundedEngine(policy)
+
+
+def test_what_another_engine_sampled_is_corrected_and_the_difference_reported(
+    make: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    plain, corrected = (
+        make({"loss": LossConfig(correction=name)}, make_engine=rounded_engine) for name in ("none", "token")
+    )
+    with caplog.at_level("WARNING"):
+        plain.train()
+    assert plain.report()[metrics.UPDATE_FIRST_RATIO] > 0.05 and metrics.ENGINE_KL not in plain.report()
+    assert "--algo.loss.correction token" in caplog.text
+    caplog.clear()
+    corrected.train()
+    found = corrected.report()
+    assert found[metrics.UPDATE_FIRST_RATIO] < 1e-4, "ratios begin at the trainer's"
+    assert found[metrics.ENGINE_KL] > 1e-4 and found[metrics.ENGINE_LARGEST_RATIO] > 1.1
+    assert "off the trainer's" not in caplog.text
+    same = make({"loss": LossConfig(correction="token")})
+    same.train()
+    assert same.report()[metrics.ENGINE_KL] < 1e-8 and same.report()[metrics.ENGINE_TRUNCATED] == 0
