@@ -41,6 +41,7 @@ from ray.rllib.utils.metrics import (
 from torch import Tensor, distributed, nn
 
 from rlvlm.algorithms.evaluation import Evaluation, PlayedEpisode
+from rlvlm.algorithms.sharding import is_sharded, local
 from rlvlm.core import metrics
 from rlvlm.core.errors import MachineError, UsageError
 from rlvlm.core.finite import check_finite
@@ -530,8 +531,8 @@ class Learners(Generic[Learner]):
             torch.set_num_threads(threads)
         self.call_all("configure_torch", threads)
 
-    def call_all(self, method: str, *arguments: Any) -> list[Any]:
-        """What `method` returned to each learner, the first's first.
+    def call_all(self, method: str, *arguments: Any, first_alone: bool = False) -> list[Any]:
+        """What `method` returned to each learner, the first's first; with `first_alone` None for all others.
 
         Raises:
             MachineError: a learner is gone.
@@ -540,7 +541,9 @@ class Learners(Generic[Learner]):
         if self.local is not None:
             return [getattr(self.local, method)(*arguments)]
         sent = [ray.put(argument) for argument in arguments]  # once, however many learners read it
-        called = self._group.foreach_learner(_call, healthy_only=False, method=method, arguments=sent)
+        called = self._group.foreach_learner(
+            _call, healthy_only=False, method=method, arguments=sent, first_alone=first_alone
+        )
         answers = [answer.get() for answer in called]
         if lost := [answer for answer in answers if not isinstance(answer, tuple)]:
             raise MachineError(
@@ -552,8 +555,8 @@ class Learners(Generic[Learner]):
         return [outcome for _, _, outcome in sorted(answers, key=lambda answer: answer[0])]
 
     def call(self, method: str, *arguments: Any) -> Any:
-        """What `method` returned to the first learner; all of them run it."""
-        return self.call_all(method, *arguments)[0]
+        """What `method` returned to the first learner; all of them run it, and the others' answers go nowhere."""
+        return self.call_all(method, *arguments, first_alone=True)[0]
 
 
 def check_learners(config: AlgorithmConfig, wanted: int, gpus_each: float, env_runners: int = 0) -> None:
@@ -606,8 +609,12 @@ def all_reduce(numbers: Tensor) -> Tensor:
 
 
 def add_up_gradients(parameters: Sequence[nn.Parameter]) -> None:
-    """Sums the gradients of `parameters` over all learners, in place; where nobody has one there is 0."""
-    if not _are_several():
+    """Sums the gradients of `parameters` over all learners, in place; where nobody has one there is 0.
+
+    Those of slices have been summed in the backward pass.
+    """
+    parameters = [one for one in parameters if not is_sharded([one])]
+    if not (_are_several() and parameters):
         return
     parts = [torch.zeros_like(one) if one.grad is None else one.grad for one in parameters]
     summed = all_reduce(torch.cat([part.float().reshape(-1) for part in parts]))
@@ -622,8 +629,17 @@ def check_weights(parameters: Sequence[nn.Parameter], fix: str) -> None:
     Raises:
         NumericsError: says how many are not.
     """
-    sums = torch.stack([parameter.detach().float().sum() for parameter in parameters])
+    sums = torch.stack([local(parameter.detach()).float().sum() for parameter in parameters])
     check_finite("after an update", fix, {"parameters' sums": sums})
+
+
+def largest(count: int) -> int:
+    """The largest of all learners' `count`."""
+    if not _are_several():
+        return count
+    counts: list[Any] = [None] * distributed.get_world_size()
+    distributed.all_gather_object(counts, count)
+    return max(counts)
 
 
 def map_sharded(rows: Sequence[Row], compute: Callable[[Sequence[Row]], list[Answer]]) -> list[Answer]:
@@ -631,18 +647,19 @@ def map_sharded(rows: Sequence[Row], compute: Callable[[Sequence[Row]], list[Ans
     if not _are_several():
         return compute(rows)
     count, rank = distributed.get_world_size(), distributed.get_rank()
-    bounds = [len(rows) * place // count for place in range(count + 1)]
-    own = compute(rows[bounds[rank] : bounds[rank + 1]]) if bounds[rank] < bounds[rank + 1] else []
+    # Shares are equally long, so that learners who gather weights together call the policy equally often: some rows
+    # are computed twice, and the last share's surplus is cut off.
+    size = -(-len(rows) // count)
     parts: list[Any] = [None] * count
-    distributed.all_gather_object(parts, own)
-    return [answer for part in parts for answer in part]
+    distributed.all_gather_object(parts, compute([rows[(rank * size + k) % len(rows)] for k in range(size)]))
+    return [answer for part in parts for answer in part][: len(rows)]
 
 
 def _are_several() -> bool:
     return distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1
 
 
-def _call(learner: Any, method: str, arguments: Sequence[Any]) -> tuple[int, float, Any]:
+def _call(learner: Any, method: str, arguments: Sequence[Any], first_alone: bool = False) -> tuple[int, float, Any]:
     """Runs in a learner's actor: its rank, the wall clock's time at the end, and what the method returned or raised.
 
     Raised there, an exception would end the actor without saying why. The others may be waiting for this learner in the
@@ -652,6 +669,8 @@ def _call(learner: Any, method: str, arguments: Sequence[Any]) -> tuple[int, flo
     outcome: Any
     try:
         outcome = getattr(learner, method)(*ray.get(list(arguments)))
+        if first_alone and rank:
+            outcome = None  # weights of billions of parameters would travel once for each learner
     except Exception as error:
         error.add_note(f"in learner {rank}:\n{traceback.format_exc()}")
         outcome = error

@@ -12,6 +12,7 @@ from rlvlm.core.episodes import Observations
 from rlvlm.core.sampling import IntArray
 from rlvlm.core.steps import FloatArray, Frames
 from rlvlm.policies.images import SeenImages
+from rlvlm.policies.weights import Shardable
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -113,6 +114,14 @@ class TokenPolicy(Protocol):
 
     def with_weights(self, state: Mapping[str, Any]) -> AbstractContextManager[None]:
         """Within, the policy has the weights that `trained_state` gave at another time: the reference is read so."""
+        ...
+
+    def shardable(self) -> Shardable:
+        """How its weights may be spread over several learners.
+
+        Raises:
+            UsageError: they may not.
+        """
         ...
 
     def forget_stale_images(self) -> None:

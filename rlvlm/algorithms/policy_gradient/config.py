@@ -381,6 +381,12 @@ class PolicyGradientConfig:
     num_learners: int = 0
     """Processes that take each step together, with the gradient of one; 0: one, in the run's own process. Of the loss
     guarded each judges by itself whether a ratio exceeds `largest_ratio`, as micro-batches do."""
+    shard: bool = False
+    """Whether the learners of `num_learners` share out the policy's weights, gradients and Adam's averages (FSDP2), so
+    that a policy fits that no single GPU holds. The gradient is the same; every pass gathers the weights anew."""
+    compute_dtype: Literal["same", "bfloat16"] = "same"
+    """Of sharded learners. bfloat16: weights are gathered and computed in it, and Adam changes the slices as they are,
+    float32 where all weights learn; same: all as it is."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where a VLA learns in the run's own process. auto: a GPU that Ray or SLURM has assigned to it, else the CPU;
     cuda: the first that is visible. A VLM lies where policy.device says."""
@@ -400,6 +406,10 @@ class PolicyGradientConfig:
             raise ValueError(f"algo.final_lr must be in (0, 1], got {self.final_lr}")
         if self.gpus_per_learner and not self.num_learners:
             raise ValueError("algo.gpus_per_learner has no effect without algo.num_learners; set both or neither")
+        if self.shard and self.num_learners < 2:
+            raise ValueError("algo.shard has no effect without algo.num_learners >= 2; set both or neither")
+        if self.compute_dtype != "same" and not self.shard:
+            raise ValueError("algo.compute_dtype is of sharded learners; set algo.shard, or policy.dtype for others")
         if self.num_learners > self.minibatch_turns:
             raise ValueError(
                 f"algo.minibatch_turns must be >= algo.num_learners, got {self.minibatch_turns} and "

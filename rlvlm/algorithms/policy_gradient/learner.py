@@ -14,19 +14,21 @@ import numpy as np
 import torch
 from ray.rllib.core import DEFAULT_MODULE_ID
 from ray.rllib.core.rl_module.torch import TorchRLModule
-from torch import Tensor, nn
+from torch import Tensor
 
-from rlvlm.algorithms.base import ManualLearner, add_up_gradients, all_reduce, check_weights, local_shard
+from rlvlm.algorithms.base import ManualLearner, add_up_gradients, all_reduce, check_weights, largest, local_shard
 from rlvlm.algorithms.policy_gradient import losses
 from rlvlm.algorithms.policy_gradient.advantages import find_estimator
 from rlvlm.algorithms.policy_gradient.batch import Batch, BatchMaker
 from rlvlm.algorithms.policy_gradient.config import PolicyGradientConfig
 from rlvlm.algorithms.policy_gradient.losses import Minibatch
+from rlvlm.algorithms.sharding import clip_gradients, gathered, is_sharded, local, shard, sliced_state
 from rlvlm.core import metrics
 from rlvlm.core.episodes import TokenEpisode
 from rlvlm.core.errors import NumericsError
 from rlvlm.envs.registry import make_env
 from rlvlm.policies.protocol import TokenPolicy, look
+from rlvlm.policies.weights import slice_like
 
 _LOG_RATIO_BOUND = 2.0
 """Of replies: log-ratios beyond count as this when an update's divergence is measured, or one rare token decides."""
@@ -59,8 +61,11 @@ class PolicyModule(TorchRLModule):
         self.policy = self.model_config["make_policy"]()
 
     def get_state(self, *args: Any, **unused: Any) -> dict[str, Any]:
-        """What is trained, as float32 arrays by name; RLlib's own way would copy a frozen base too."""
-        return {name: value.cpu().float().numpy().copy() for name, value in self.policy.trained_state().items()}
+        """What is trained, as float32 arrays by name; RLlib's own way would copy a frozen base too.
+
+        Sharded, it answers only where all learners are asked at once, as RLlib does not once they play.
+        """
+        return {name: gathered(value).float().numpy().copy() for name, value in self.policy.trained_state().items()}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Restores what `get_state` returned.
@@ -95,7 +100,13 @@ class TokenLearner(ManualLearner):
         self._start_optimizer()
 
     def watch(self, env: Any = None) -> None:
-        """Takes an env of the task, to draw what the policy has not seen, or makes one; called before all else."""
+        """Takes an env of the task, to draw what the policy has not seen, or makes one; called before all else.
+
+        Weights are shared out here and not in `build`, after which RLlib asks the first learner alone for all of them.
+        """
+        if self._algo.shard:
+            shard(self.policy, torch.bfloat16 if self._algo.compute_dtype == "bfloat16" else None)
+            self._start_optimizer()
         self._env = make_env(self.config.task, self.config.env_settings, self.config.seed or 0) if env is None else env
         self.batches = BatchMaker(self.policy, self._env, self._algo)
 
@@ -104,7 +115,10 @@ class TokenLearner(ManualLearner):
         if self._algo.keeps_vision and hasattr(self.policy, "stop_training_vision"):
             self.policy.stop_training_vision()
         self._start_optimizer()
-        self.batches.start = {name: _plain(value).clone() for name, value in self.policy.trained_state().items()}
+        self.batches.start = {
+            name: value.clone() if is_sharded([value]) else _plain(value).clone()
+            for name, value in self.policy.trained_state().items()
+        }
 
     def _start_optimizer(self) -> None:
         algo = self._algo
@@ -112,8 +126,9 @@ class TokenLearner(ManualLearner):
         self._parameters = [*self._acting, *own_values]
         groups = [{"params": self._acting, "lr": algo.lr}, {"params": own_values, "lr": algo.value_lr}]
         self._optimizer = torch.optim.Adam(
-            [one for one in groups if one["params"]], betas=algo.betas, eps=algo.adam_eps
-        )
+            [one for one in groups if one["params"]], betas=algo.betas, eps=algo.adam_eps,
+            foreach=False if is_sharded(self._parameters) else None,  # one call cannot take slices and whole tensors
+        )  # fmt: skip
         self.num_updates, self._lr_scale = 0, 1.0
 
     def learn(self, episodes: Sequence[TokenEpisode], progress: float) -> None:
@@ -138,7 +153,7 @@ class TokenLearner(ManualLearner):
             target *= share * fall**2
         for group, lr in zip(self._optimizer.param_groups, (algo.lr, algo.value_lr), strict=False):
             group["lr"] = lr * self._lr_scale * warmth * fall * share**0.5
-        before = [parameter.detach().clone() for parameter in self._acting] if self.is_shrunk else []
+        before = [local(parameter.detach()).clone() for parameter in self._acting] if self.is_shrunk else []
         gains = torch.zeros(int(batch.slots.max()) + 1, device=self.policy.device)  # of each env
         is_tested = torch.zeros_like(gains, dtype=torch.bool)
         readings: list[dict[str, float]] = []
@@ -198,11 +213,18 @@ class TokenLearner(ManualLearner):
         is_warming_up = self.num_updates < self._value_warm_up
         # Weights are of the whole update, of which a minibatch is an estimate.
         scale = len(batch.tokens) / len(rows) if algo.loss.average == "turn" else algo.minibatches or 1.0
-        for part in self._micro_batches(batch, local_shard(rows)):
+        parts = self._micro_batches(batch, local_shard(rows))
+        num_parts = largest(len(parts)) if algo.shard else len(parts)
+        for number in range(num_parts):
+            # Learners who gather weights together make equally many passes: the last of some count for nothing.
+            part = parts[number] if number < len(parts) else rows[:1]
             now = self._predict(batch, part, scale)
             loss = losses.total_loss(now, algo.loss)
             value = loss.value * (len(part) / len(rows))
             total = value if is_warming_up else loss.policy + value + loss.rest
+            if number >= len(parts):
+                (total * 0.0).backward()
+                continue
             total.backward()
             with torch.no_grad():
                 is_token = now.weights > 0
@@ -222,7 +244,7 @@ class TokenLearner(ManualLearner):
                 sums += torch.stack([torch.as_tensor(one, device=sums.device).double() for one in found])
         add_up_gradients(self._parameters)
         reading = dict(zip(_SUMS, all_reduce(sums).tolist(), strict=True))
-        norm = float(nn.utils.clip_grad_norm_(self._parameters, algo.max_grad_norm))
+        norm = clip_gradients(self._parameters, algo.max_grad_norm)
         if not (math.isfinite(reading["loss"]) and math.isfinite(norm)):
             raise NumericsError(
                 f"the loss ({reading['loss']}) or its gradient ({norm}) is not finite after {self.num_updates} updates",
@@ -297,7 +319,7 @@ class TokenLearner(ManualLearner):
             return 1.0
         kept = losses.kept_share(gains)
         for parameter, old in zip(self._acting, before, strict=True):
-            parameter.copy_(torch.lerp(old, parameter, kept))
+            local(parameter).copy_(torch.lerp(old, local(parameter), kept))
         return kept
 
     def _follow(self, divergences: list[float], target: float | None) -> None:
@@ -337,7 +359,7 @@ class TokenLearner(ManualLearner):
 
     def weights(self) -> dict[str, Tensor]:
         """Everything that learns, on the CPU: what others act with."""
-        return {name: value.cpu() for name, value in self.policy.trained_state().items()}
+        return {name: gathered(value) for name, value in self.policy.trained_state().items()}
 
     def take_weights(self, weights: Mapping[str, Tensor]) -> None:
         """Takes over what `weights` of an equal policy gave: all learners begin alike."""
@@ -364,7 +386,7 @@ class TokenLearner(ManualLearner):
             "adam": {
                 str(number): {name: _plain(value) for name, value in state.items()} for number, state in states.items()
             },
-            "start": dict(self.batches.start),
+            "start": {name: _plain(value) for name, value in self.batches.start.items()},
             "generator": self._generator.get_state().numpy(),
             "order": self._order.bit_generator.state,
             "num_updates": self.num_updates,
@@ -380,12 +402,15 @@ class TokenLearner(ManualLearner):
         )
         self.begin()
         saved = self._optimizer.state_dict()
-        saved["state"] = {  # copied: the tree may lie in memory that other learners read too, and Adam writes in place
+        states = {  # copied: the tree may lie in memory that other learners read too, and Adam writes in place
             int(number): {name: torch.as_tensor(value).clone() for name, value in state.items()}
             for number, state in tree["adam"].items()
         }
+        saved["state"] = sliced_state(states, self._parameters)
         self._optimizer.load_state_dict(saved)
-        self.batches.start = {name: torch.tensor(np.array(value)) for name, value in tree["start"].items()}
+        self.batches.start = {
+            name: slice_like(torch.tensor(np.array(value)), own[name]) for name, value in tree["start"].items()
+        }
         self._generator.set_state(torch.as_tensor(tree["generator"]))
         self._order.bit_generator.state = tree["order"]
         self.num_updates, self._lr_scale = tree["num_updates"], tree["lr_scale"]
@@ -407,5 +432,6 @@ def pack(lengths: Sequence[int], room: int) -> list[list[int]]:
 
 
 def _plain(value: Tensor) -> Tensor:
-    """A copy that a state tree can hold: numpy knows no bfloat16, and float32 holds it exactly."""
-    return value.detach().cpu().float() if value.dtype == torch.bfloat16 else value.detach().cpu()
+    """The whole of `value` as a state tree can hold it: numpy knows no bfloat16, and float32 holds it exactly."""
+    whole = gathered(value)
+    return whole.float() if whole.dtype == torch.bfloat16 else whole

@@ -1,7 +1,7 @@
 """What all VLAs have in common: images, an instruction and proprioception in, the action tokens of a chunk out."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from rlvlm.core.episodes import Observations
+from rlvlm.core.errors import UsageError
 from rlvlm.core.finite import check_finite
 from rlvlm.core.sampling import IntArray
 from rlvlm.core.steps import FloatArray, Frames
@@ -17,6 +18,7 @@ from rlvlm.policies.images import SeenImages
 from rlvlm.policies.protocol import Prediction
 from rlvlm.policies.vla.sampling import draw_bins, entropy, likeliest_bins, log_probs_of
 from rlvlm.policies.vla.tokens import ActionScale
+from rlvlm.policies.weights import Shardable, fill, lent, trained
 
 _IMAGE_BYTES = 256 * 2**20
 """Of the images that a rollout looked at, kept for its update."""
@@ -165,28 +167,24 @@ class VLAPolicy(nn.Module):
 
     def trained_state(self) -> dict[str, Tensor]:
         """The weights that learn, by name: all of a pocket VLA, the adapter of a large one."""
-        return {name: value.detach() for name, value in self.named_parameters() if value.requires_grad}
+        return trained(self)
 
-    @torch.no_grad()
     def load_trained_state(self, state: Mapping[str, Any]) -> None:
         """Takes over what `trained_state` of an equal policy gave, as tensors or arrays.
 
         Raises:
             ValueError: they belong to another policy.
         """
-        own = self.trained_state()
-        if odd := sorted(own.keys() ^ state.keys()):
-            raise ValueError(f"the weights are another policy's: {len(odd)} names differ, such as {odd[0]}")
-        for name, value in own.items():
-            given = state[name]
-            value.copy_(given if isinstance(given, Tensor) else torch.from_numpy(np.array(given)))  # may be read-only
+        fill(self.trained_state(), state)
 
-    @contextmanager
-    def with_weights(self, state: Mapping[str, Any]) -> Iterator[None]:
+    def with_weights(self, state: Mapping[str, Any]) -> AbstractContextManager[None]:
         """See `TokenPolicy`."""
-        now = {name: value.clone() for name, value in self.trained_state().items()}
-        self.load_trained_state(state)
-        try:
-            yield
-        finally:
-            self.load_trained_state(now)
+        return lent(self.trained_state(), state)
+
+    def shardable(self) -> Shardable:
+        """See `TokenPolicy`.
+
+        Raises:
+            UsageError: it is too small for that.
+        """
+        raise UsageError("only a large VLA is worth sharding", "leave out --algo.shard, or name a --policy.model")

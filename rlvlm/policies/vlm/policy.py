@@ -3,8 +3,8 @@
 Algorithms train it; `engine` samples from it.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,7 @@ from rlvlm.policies.vlm.backbone import Backbone
 from rlvlm.policies.vlm.config import PolicyConfig
 from rlvlm.policies.vlm.padding import Padded, pad
 from rlvlm.policies.vlm.spans import decode, tokens_of_span
+from rlvlm.policies.weights import Shardable, fill, lent, trained
 from rlvlm.vlms.blocks import recompute_blocks
 
 NO_REPLY: IntArray = np.zeros(0, np.int64)
@@ -128,7 +129,7 @@ class VLMPolicy(nn.Module):
 
     def trained_state(self) -> dict[str, Tensor]:
         """Name and value of everything that learns, detached: what a checkpoint and a sync of weights carry."""
-        return {name: p.detach() for name, p in self.named_parameters() if p.requires_grad}
+        return trained(self)
 
     def load_trained_state(self, state: Mapping[str, Any]) -> None:
         """Takes over what `trained_state` of a policy of the same kind gave.
@@ -136,12 +137,11 @@ class VLMPolicy(nn.Module):
         Raises:
             ValueError: a name or a shape is not that of this policy.
         """
-        self._fill(state)
+        fill(self.trained_state(), state)
         if self.config.train_vision:
             self.images.clear()
 
-    @contextmanager
-    def with_weights(self, state: Mapping[str, Any]) -> Iterator[None]:
+    def with_weights(self, state: Mapping[str, Any]) -> AbstractContextManager[None]:
         """Within, the policy has the weights that `trained_state` gave at another time: PPO's reference is read so.
 
         Images keep the features they have, also where the vision encoder learns.
@@ -149,22 +149,13 @@ class VLMPolicy(nn.Module):
         Raises:
             ValueError: a name or a shape is not that of this policy.
         """
-        now = {name: value.clone() for name, value in self.trained_state().items()}
-        self._fill(state)
-        try:
-            yield
-        finally:
-            self._fill(now)
+        return lent(self.trained_state(), state)
 
-    def _fill(self, state: Mapping[str, Any]) -> None:
-        own = self.trained_state()
-        odd = sorted(own.keys() ^ state.keys()) + sorted(
-            name for name in own.keys() & state.keys() if tuple(own[name].shape) != tuple(state[name].shape)
-        )
-        if odd:
-            raise ValueError(f"these weights are of another policy: {len(odd)} tensors differ, such as {odd[0]}")
-        for name, value in state.items():
-            own[name].copy_(torch.as_tensor(value))
+    def shardable(self) -> Shardable:
+        """See `TokenPolicy`: the vision encoder stays whole, for each learner looks at the images it has not seen."""
+        heads = [self.value_head] if self.action_head is None else [self.value_head, self.action_head]
+        seen = tuple(parameter for name, parameter in self.model.named_parameters() if _is_vision(name))
+        return Shardable(root=self, methods=("log_probs", "values"), heads=tuple(heads), whole=seen)
 
     def forget_stale_images(self) -> None:
         """Forgets the features of all images where the vision encoder learns: call it after it has changed."""
@@ -380,7 +371,8 @@ class VLMPolicy(nn.Module):
     def _value(self, states: Tensor, scenes: Tensor, detach: bool) -> Tensor:
         """The value head at `states` [..., D] beside the scenes [..., D] they belong to."""
         seen = torch.cat((states, scenes), -1)
-        return self.value_head((seen.detach() if detach else seen).float())[..., 0]
+        # the sum over one number is that number, and no view: sharded learners need an output of its own
+        return self.value_head((seen.detach() if detach else seen).float()).sum(-1)
 
     def _features(self, keys: Sequence[bytes]) -> list[SeenImage]:
         """The images of `keys`; a vision encoder that is trained looks again, once at each."""

@@ -78,6 +78,25 @@ def test_a_round_a_checkpoint_and_on(make: Any, tmp_path: Path) -> None:
     assert all(torch.equal(value, right[name]) for name, value in left.items())
 
 
+def test_learners_that_share_out_the_weights_play_save_and_go_on(make: Any, tmp_path: Path) -> None:
+    first = make(KL, num_learners=2, shard=True)
+    first.train()
+    assert first.report()[metrics.UPDATE_FIRST_RATIO] <= 1e-4, "the learners must see what was sampled here"
+    sizes = of_all(first, lambda learner: sum(p.to_local().nbytes for p in learner.policy.value_head.parameters()))
+    whole = sum(parameter.nbytes for parameter in first._policy.value_head.parameters())
+    assert sum(sizes) == whole and max(sizes) < 0.6 * whole
+    weights = first._learners.call("weights")
+    for name, value in first._policy.trained_state().items():
+        assert torch.equal(value.cpu(), weights[name]), name
+    first.save_checkpoint(str(tmp_path / "saved"))
+    first.train()
+    alone = make(KL)
+    alone.load_checkpoint(str(tmp_path / "saved"))
+    alone.train()
+    for name, value in alone._policy.trained_state().items():
+        torch.testing.assert_close(first._policy.trained_state()[name], value, atol=1e-4, rtol=1e-4, msg=name)
+
+
 def test_what_one_learner_meets_is_told_and_a_lost_one_ends_the_run(make: Any) -> None:
     algorithm = make(num_learners=2)
     algorithm.prepare(lambda line: None)

@@ -14,6 +14,7 @@ from rlvlm.policies.vla.config import OpenVLAConfig
 from rlvlm.policies.vla.openvla.images import to_pixels
 from rlvlm.policies.vla.policy import VLAPolicy
 from rlvlm.policies.vla.tokens import ActionScale
+from rlvlm.policies.weights import Shardable
 
 PROMPT = "In: What action should the robot take to {instruction}?\nOut:"
 START_ID = 1
@@ -58,6 +59,10 @@ class OpenVLAPolicy(VLAPolicy):
         self._encoder_px = encoder_px
         self._num_tokens = num_tokens
         self._prompts: dict[str, list[int]] = {}
+
+    def shardable(self) -> Shardable:
+        """See `TokenPolicy`: all of the network, for each pass goes through all of it."""
+        return Shardable(root=self.network)
 
     def read(self, instructions: Sequence[str]) -> Tensor:
         """[B, W] ids of the prompts, the start token first; shorter ones are filled up behind it with -1."""

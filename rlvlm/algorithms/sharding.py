@@ -1,0 +1,115 @@
+"""A policy that no single GPU holds: its weights, gradients and Adam's averages are spread over the learners (FSDP2).
+
+Each learner keeps a slice of every weight. A block is gathered when it is computed, forwards and backwards, and let go
+again; its gradient is summed over the learners on the way into the slices. Loss, gradient and step are those of one
+learner that holds everything.
+
+Sources: Zhao et al. 2023, arXiv:2304.11277 (FSDP); Rajbhandari et al. 2020, arXiv:1910.02054 (ZeRO, stage 3).
+Departure: gradients are summed, not averaged, because shares of a minibatch may be uneven and are weighted by what they
+count.
+
+Gathering is a collective call, so every learner must go through the policy equally often, in the same order. What is
+looked at once and then kept, a VLM's vision encoder, is therefore held whole by each.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, distributed, nn
+
+from rlvlm.core.errors import UsageError
+from rlvlm.policies.weights import slice_like
+from rlvlm.vlms.blocks import blocks_of
+
+
+def shard(policy: Any, compute_dtype: torch.dtype | None) -> None:
+    """Leaves each learner its slice of `policy`'s weights; all learners call it, with equal policies.
+
+    Args:
+        policy: a `TokenPolicy` on its device; changed in place, and from then on called by all learners together.
+        compute_dtype: that weights are gathered and computed in, the slices stay what they are; None: their own.
+
+    Raises:
+        UsageError: its weights are quantised, or it is too small to have blocks.
+    """
+    # slow to import, and most learners are not sharded
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
+
+    parts = policy.shardable()
+    if any(not one.is_floating_point() for one in parts.root.parameters()):
+        raise UsageError("4-bit weights cannot be sharded", "leave out --algo.shard or --policy.quantization nf4")
+    mesh = init_device_mesh(policy.device.type, (distributed.get_world_size(),))
+    whole = set(parts.whole)
+    # An adapter is float32 beside bfloat16: without a compute type each is gathered as it is.
+    precision = MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=torch.float32)
+    # Weights are let go after every pass, the outermost too: in between, names lead to the slices, which are changed.
+    settings: dict[str, Any] = {"mesh": mesh, "ignored_params": whole, "reshard_after_forward": True}
+    for block in blocks_of(parts.root):
+        if not whole.issuperset(block.parameters()):
+            fully_shard(block, mp_policy=precision, **settings)
+    for head in parts.heads:  # in float32, whatever the rest computes in
+        fully_shard(head, **settings)
+    fully_shard(parts.root, mp_policy=replace(precision, cast_forward_inputs=False), **settings)
+    for method in parts.methods:
+        register_fsdp_forward_method(parts.root, method)
+    for outer in (parts.root, *parts.heads):
+        for module in outer.modules():
+            if isinstance(module, FSDPModule):
+                module.set_gradient_divide_factor(1.0)
+                module.set_force_sum_reduction_for_comms(True)  # gloo knows no other
+
+
+def is_sharded(parameters: Iterable[Tensor]) -> bool:
+    """Whether any of `parameters` is a slice."""
+    return any(hasattr(one, "to_local") for one in parameters)  # of DTensor, whose module is slow to import
+
+
+def local(tensor: Any) -> Tensor:
+    """What of `tensor` lies in this process, sharing its memory."""
+    return tensor.to_local() if is_sharded([tensor]) else tensor
+
+
+def gathered(tensor: Any) -> Tensor:
+    """The whole of `tensor` on the CPU, detached; slices are gathered by all learners together.
+
+    Only the first learner's answers are read, so the others let go of what they gathered, tensor by tensor, and return
+    an empty one.
+    """
+    if not is_sharded([tensor]):
+        return tensor.detach().cpu()
+    full = tensor.detach().full_tensor()
+    return full.cpu() if distributed.get_rank() == 0 else full.new_empty(0, device="cpu")
+
+
+def clip_gradients(parameters: Sequence[nn.Parameter], max_norm: float) -> float:
+    """Scales the gradients of `parameters` to a norm of `max_norm` at most; returns the norm before, the same in all
+    learners.
+    """
+    if not is_sharded(parameters):
+        return float(nn.utils.clip_grad_norm_(parameters, max_norm))
+    gradients = [one.grad for one in parameters if one.grad is not None]
+    # of the slices of all learners, and of what each learner holds whole
+    spread, own = (torch.zeros((), device=local(parameters[0]).device) for _ in range(2))
+    for gradient in gradients:
+        part = spread if is_sharded([gradient]) else own
+        part += local(gradient).float().square().sum()
+    distributed.all_reduce(spread)
+    norm = (spread + own).sqrt()
+    factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)  # as torch.nn.utils.clip_grad_norm_ does
+    for gradient in gradients:
+        local(gradient).mul_(factor)
+    return float(norm)
+
+
+def sliced_state(states: Mapping[int, Mapping[str, Any]], parameters: Sequence[nn.Parameter]) -> dict[int, Any]:
+    """An optimiser's state, whole, by number of its parameter: cut as the parameters are."""
+    return {
+        number: {
+            name: slice_like(value, parameters[number]) if value.shape == parameters[number].shape else value
+            for name, value in state.items()
+        }
+        for number, state in states.items()
+    }

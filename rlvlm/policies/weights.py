@@ -1,0 +1,80 @@
+"""Names and values of what a policy learns: given out, taken over, and lent for a while. All policies use it.
+
+A weight may be a slice of one that is spread over several processes (`algorithms.sharding`); it then has the shape of
+the whole, and takes its own part of what it is given.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Shardable:
+    """How a policy's weights may be spread over several learners."""
+
+    root: nn.Module
+    """What holds the blocks, and is called as one."""
+    methods: tuple[str, ...] = ()
+    """Of the root, by which it is called beside `forward`; none calls another."""
+    heads: tuple[nn.Module, ...] = ()
+    """Small networks in float32, called by themselves."""
+    whole: tuple[nn.Parameter, ...] = ()
+    """What every learner holds whole: it is called as often as each needs it."""
+
+
+def trained(policy: nn.Module) -> dict[str, Tensor]:
+    """Name and value of everything that learns, detached: it shares their memory."""
+    return {name: value.detach() for name, value in policy.named_parameters() if value.requires_grad}
+
+
+@torch.no_grad()
+def fill(own: Mapping[str, Any], state: Mapping[str, Any]) -> None:
+    """Writes what `state` has under each name into the tensor that `own` has there.
+
+    Args:
+        own: as `trained` gives it.
+        state: tensors or arrays, whole or cut as `own` is.
+
+    Raises:
+        ValueError: a name or a shape differs.
+    """
+    odd = sorted(own.keys() ^ state.keys()) or sorted(n for n in own if tuple(own[n].shape) != tuple(state[n].shape))
+    if odd:
+        raise ValueError(f"the weights are another policy's: {len(odd)} tensors differ, such as {odd[0]}")
+    for name, value in own.items():
+        given = state[name]
+        given = given if isinstance(given, Tensor) else torch.from_numpy(np.array(given))  # may be read-only
+        if hasattr(value, "to_local"):
+            given, value = slice_like(given, value).to_local(), value.to_local()
+        value.copy_(given)
+
+
+def slice_like(value: Tensor, like: Any) -> Any:
+    """The part of `value` that belongs into `like`, a slice or not, without asking other processes for theirs."""
+    if hasattr(value, "to_local") or not hasattr(like, "to_local"):
+        return value
+    from torch.distributed.tensor import distribute_tensor  # slow to import, and only sharded learners come here
+
+    there = value.to(like.device, like.dtype)
+    return distribute_tensor(there, like.device_mesh, like.placements, src_data_rank=None)
+
+
+@contextmanager
+def lent(own: Mapping[str, Tensor], state: Mapping[str, Any]) -> Iterator[None]:
+    """Within, `own` has the values of `state`; afterwards its own again.
+
+    Raises:
+        ValueError: a name or a shape differs.
+    """
+    now = {name: value.clone() for name, value in own.items()}
+    fill(own, state)
+    try:
+        yield
+    finally:
+        fill(own, now)

@@ -1,0 +1,183 @@
+"""Learners that share out a policy's weights against one that holds them all, on one update of real models' classes."""
+
+import functools
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from rlvlm.algorithms.policy_gradient.algorithm import GRPOAlgorithmConfig, PPOAlgorithmConfig
+from rlvlm.algorithms.policy_gradient.config import EpisodeRewardConfig, GRPOConfig, LossConfig, PPOConfig
+from rlvlm.algorithms.policy_gradient.learner import TokenLearner
+from rlvlm.algorithms.policy_gradient.rollouts import Actor
+from rlvlm.algorithms.policy_gradient.runner import ChunkRunner, TurnRunner
+from rlvlm.algorithms.sharding import local
+from rlvlm.core import metrics
+from rlvlm.envs.config import EnvConfig
+from rlvlm.envs.registry import make_env, task_env
+from rlvlm.policies.vla.config import OpenVLAConfig, VLAConfig
+from rlvlm.policies.vlm.engine import PolicyEngine
+from tests.algorithms.policy_gradient.side_by_side import side_by_side
+from tests.algorithms.policy_gradient.tiny_runs import make_policy
+from tests.tiny_openvla import write_openvla
+from tests.tiny_vlm import save_tiny_vlm
+
+STEPS = (metrics.UPDATE_POLICY_LOSS, metrics.UPDATE_VALUE_LOSS, metrics.UPDATE_GRADIENT, metrics.UPDATE_KL)
+
+
+def vlm(folder: str, learns: str, algo: dict[str, Any]) -> tuple[TokenLearner, list[Any]]:
+    """A learner of the tiny Qwen2.5-VL in `folder`, and 9 turns by the same policy."""
+    settings = {"num_envs": 3, "rollout_turns": 9, "minibatch_turns": 9, "epochs": 2, "max_reply_tokens": 12}
+    settings |= {"loss": LossConfig(kl_weight=0.05, entropy_weight=0.01), "max_grad_norm": 0.5, "microbatch_turns": 2}
+    config = (
+        PPOAlgorithmConfig()
+        .envs(task="number_line", env_settings=task_env("number_line"))
+        .acting(make_policy=functools.partial(make_policy, folder=folder, learns=learns, recompute=True))
+        .learning(algo=PPOConfig(**(settings | algo)), total_steps=100)
+        .debugging(seed=0)
+    )
+    runner = TurnRunner(config=config)
+    policy = config.make_policy(make_env(config.task, config.env_settings, 0))
+    policy.value_head[-1].weight.data.normal_(generator=torch.Generator().manual_seed(2))
+    runner.actor = Actor(PolicyEngine(policy, 3), 12, 1.0)
+    runner.action_tokens = policy.action_tokens
+    learner = begun(config, runner, policy)
+    return learner, paid(runner.sample(num_turns=3))
+
+
+def vla(folder: str, learns: str, algo: dict[str, Any]) -> tuple[TokenLearner, list[Any]]:
+    """A learner of the tiny OpenVLA-OFT in `folder`, and two groups by the same policy."""
+    settings = {"warm_up": 0, "lr": 1e-2, "rounds": 1, "groups": 2, "group_size": 3, "minibatches": 2}
+    settings |= {"loss": LossConfig(average="trajectory", kl_weight=0.1), "kl_target": None, "microbatch_turns": 2}
+    settings |= {"adam_eps": 1e-3}  # the gradient of a key bias is rounding errors, of which Adam takes the sign
+    config = (
+        GRPOAlgorithmConfig()
+        .envs(task="push_block", env_settings=EnvConfig(episode_steps=16))
+        .acting(policy=VLAConfig(model=folder, openvla=OpenVLAConfig(image_px=40, lora_rank=2, learns=learns)))  # pyright: ignore[reportArgumentType]
+        .learning(algo=GRPOConfig(**(settings | algo)))
+        .rewards(reward=EpisodeRewardConfig())
+        .debugging(seed=0)
+    )
+    runner = ChunkRunner(config=config)
+    torch.manual_seed(0)
+    policy = config.make_policy(runner.chunk_env)
+    runner.policy, learner = policy, begun(config, runner, policy)
+    episodes, _ = runner.sample(num_groups=2, scale=policy.scale)
+    return learner, paid(episodes)
+
+
+def begun(config: Any, runner: Any, policy: Any) -> TokenLearner:
+    """A learner of `config` that begins as `policy`."""
+    learner = TokenLearner(config=config, module_spec=config.get_multi_rl_module_spec(spaces=runner.get_spaces()))
+    learner.build()
+    learner.watch(getattr(runner, "chunk_env", None))
+    with torch.no_grad():
+        for number, (name, weight) in enumerate(policy.trained_state().items()):
+            if "lora_B" in name:  # a fresh adapter's are zero, and the others' gradients with them
+                weight += 0.05 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(number))
+    learner.take_weights(policy.trained_state())
+    learner.begin()
+    return learner
+
+
+def paid(episodes: list[Any]) -> list[Any]:
+    rng = np.random.default_rng(0)
+    return [replace(one, rewards=rng.normal(size=len(one)).astype(np.float32)) for one in episodes]
+
+
+def updated(make: Any, *arguments: Any) -> dict[str, Any]:
+    """What one learner of several says after an update: its numbers, its weights, and the bytes that it holds."""
+    learner, episodes = make(*arguments)
+    learner.learn(episodes, 0.0)
+    held = [*learner.policy.parameters()]
+    held += [one.grad for one in held if one.grad is not None]
+    held += [value for state in learner._optimizer.state.values() for value in state.values() if value.ndim]
+    return {
+        "report": learner.report(),
+        "weights": learner.weights(),
+        "bytes": sum(local(one).nbytes for one in held),
+        "whole": sum(p.nbytes for p in learner.policy.parameters() if not hasattr(p, "to_local")),
+    }
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("models")
+    save_tiny_vlm(root / "vlm", "qwen2_5_vl")
+    write_openvla(root / "vla")
+    return root
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("make", "model"), [(vlm, "vlm"), (vla, "vla")], ids=["qwen2_5_vl", "openvla"])
+@pytest.mark.parametrize("learns", ["all", "lora"])
+def test_shared_out_learners_take_the_step_of_one(folder: Path, make: Any, model: str, learns: str) -> None:
+    path = str(folder / model)
+    (alone,) = side_by_side(1, updated, make, path, learns, {})
+    assert alone["report"][metrics.UPDATE_FIRST_RATIO] <= 1e-4 and alone["report"][metrics.UPDATE_GRADIENT] > 1e-2
+    for count in (2, 4):
+        several = side_by_side(count, updated, make, path, learns, {"num_learners": count, "shard": True})
+        for one in several:
+            for name in STEPS:
+                if name in alone["report"]:
+                    assert one["report"][name] == pytest.approx(alone["report"][name], rel=1e-5, abs=1e-5), name
+        weights = several[0]["weights"]
+        assert weights.keys() == alone["weights"].keys()
+        for name, value in alone["weights"].items():
+            torch.testing.assert_close(weights[name], value, atol=1e-5, rtol=1e-5, msg=name)
+        assert not any(value.numel() for one in several[1:] for value in one["weights"].values())
+        # what each holds: its share of all that is spread, and the vision encoder
+        whole = several[0]["whole"]
+        predicted = whole + (alone["bytes"] - whole) / count
+        for one in several:
+            assert one["bytes"] == pytest.approx(predicted, rel=0.15), (count, one["bytes"], predicted)
+
+
+def continued(make: Any, folder: str, learns: str, algo: dict[str, Any], tree: Any) -> tuple[dict[str, float], Any]:
+    """An update from where `tree` stopped: its numbers, and where it stops; of the first learner alone."""
+    learner, episodes = make(folder, learns, algo)
+    if tree is not None:
+        learner.load_tree(tree)
+    learner.learn(episodes, 0.0)
+    return learner.report(), learner.save_tree()
+
+
+@pytest.mark.slow
+def test_four_learners_go_on_as_two_and_then_as_one(folder: Path) -> None:
+    one, several = None, None
+    for count in (4, 2, 1):
+        path = str(folder / "vlm")
+        ((expected, one),) = side_by_side(1, continued, vlm, path, "all", {}, one)
+        algo = {"num_learners": count, "shard": True} if count > 1 else {}
+        (report, several), *others = side_by_side(count, continued, vlm, path, "all", algo, several)
+        assert len(others) == count - 1
+        for name in (*STEPS, metrics.UPDATES):
+            assert report[name] == pytest.approx(expected[name], rel=1e-4, abs=1e-4), (count, name)
+        assert {value.shape for value in several["trained"].values()} == {v.shape for v in one["trained"].values()}
+    assert expected[metrics.UPDATES] == 3
+
+
+@pytest.mark.slow
+def test_slices_stay_float32_where_weights_are_computed_in_bfloat16(folder: Path) -> None:
+    algo = {"num_learners": 2, "shard": True}
+    exact, coarse = (
+        side_by_side(2, updated, vlm, str(folder / "vlm"), "all", algo | {"compute_dtype": dtype})[0]
+        for dtype in ("same", "bfloat16")
+    )
+    assert {value.dtype for value in coarse["weights"].values()} == {torch.float32}
+    assert coarse["bytes"] == exact["bytes"]
+    norms = [one["report"][metrics.UPDATE_GRADIENT] for one in (exact, coarse)]
+    assert norms[0] != norms[1] and norms[1] == pytest.approx(norms[0], rel=0.2)
+    # Adam's steps are of 1e-4 and less, which bfloat16 would round away
+    moved = [value for value in coarse["weights"].values() if not torch.equal(value, value.bfloat16().float())]
+    assert len(moved) > 10
+
+
+def test_what_cannot_be_shared_out_is_refused() -> None:
+    with pytest.raises(ValueError, match="num_learners >= 2"):
+        PPOConfig(shard=True, num_learners=1)
+    with pytest.raises(ValueError, match="sharded learners"):
+        PPOConfig(compute_dtype="bfloat16", num_learners=2)
