@@ -72,6 +72,13 @@ def png(level: int = 128, size: tuple[int, int] = (32, 32), kind: str = "PNG", *
     return stream.getvalue()
 
 
+def noise(rng: np.random.Generator, side: int) -> bytes:
+    """A PNG as large as one of that side can be."""
+    stream = io.BytesIO()
+    Image.fromarray(rng.integers(0, 256, (side, side, 3), np.uint8)).save(stream, "PNG")
+    return stream.getvalue()
+
+
 def text(data: bytes) -> str:
     """As it goes into JSON."""
     return base64.b64encode(data).decode()

@@ -26,6 +26,8 @@ MAX_MARKS = 20_000
 MIN_TOKEN_CHARS = 32
 _QUICK = 0.25
 """Share of its deadline within which a body comes to a server that is not busy."""
+_STOOD_STILL = 1.25
+"""A deadline that fires after this many times its length says that the event loop itself was held up."""
 _MANY = 16
 """More bodies than this under way are a crowd."""
 _HEALTH, _DOCS = "/health", "/docs"
@@ -137,10 +139,10 @@ class Guard:
                     pieces.append(piece)
                     is_whole = not message.get("more_body", False)
             now = asyncio.get_running_loop().time()
-            if now - begun < self._config.body_deadline_s * _QUICK:
-                self._last_quick = now
-            else:
+            if now - begun >= self._config.body_deadline_s * _QUICK:
                 self._last_slow = now
+            elif num_bytes:  # a request without a body is read at once however busy the proxy in front is
+                self._last_quick = now
             body = b"".join(pieces)
             check_marks(body)
         except TimeoutError:
@@ -154,9 +156,15 @@ class Guard:
         return body
 
     def _too_late(self, begun: float) -> Refusal:
-        """Whose fault a late body is: the server's where others take long too, or where many wait and none is read."""
-        is_busy = self._last_slow > begun or (self._num_reading > _MANY and self._last_quick < begun)
-        if is_busy:
+        """Whose fault a late body is: the server's where others take long too, where many wait and none is read, or
+        where this very deadline comes late.
+        """
+        now, deadline_s = asyncio.get_running_loop().time(), self._config.body_deadline_s
+        is_crowded = self._num_reading > _MANY and self._last_quick < begun
+        if self._last_slow > begun or is_crowded or now - begun > deadline_s * _STOOD_STILL:
+            self._last_slow = (
+                now  # a crowd runs out of time one by one, and its last few are no slower
+            )
             return overloaded("this server is too busy to read bodies in time")
         return Refusal(
             408,

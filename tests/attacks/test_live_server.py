@@ -10,14 +10,17 @@ import socket
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+import aiohttp
 import httpx
+import numpy as np
 import psutil
 import pytest
 import yaml
-from http_edge import png, text
+from http_edge import noise, png, text
 
 from rlvlm.runs.preflight import free_port
 from rlvlm.serving.app_file import GATEWAY_APP, JUDGE_APP
@@ -166,12 +169,12 @@ def half_sent(server: Server, count: int) -> list[socket.socket]:
 
 
 async def ask_often(server: Server, count: int) -> list[tuple[int, float]]:
-    """Status and seconds of normal requests to the gateway, one after another."""
+    """Status and seconds of small requests to the gateway, one after another, of which it refuses what they ask."""
     figures = []
     async with httpx.AsyncClient(base_url=server.url, headers=server.headers, timeout=60) as client:
         for _ in range(count):
             start = time.perf_counter()
-            answer = await client.get("/health")
+            answer = await client.post("/v1/score", json={})
             figures.append((answer.status_code, time.perf_counter() - start))
     return figures
 
@@ -181,7 +184,9 @@ def slow_bodies(server: Server, num_slow: int, num_normal: int) -> list[float]:
     lines = half_sent(server, num_slow)
     try:
         figures = asyncio.run(ask_often(server, num_normal))
-        assert {status for status, _ in figures} == {200}
+        assert {status for status, _ in figures} == {422}, (
+            "read at once: the others are slow"
+        )
         for line in lines:
             line.settimeout(60)
             assert line.recv(20).startswith(b"HTTP/1.1 408")
@@ -193,6 +198,31 @@ def slow_bodies(server: Server, num_slow: int, num_normal: int) -> list[float]:
 
 def test_half_sent_bodies_stop_nobody(server):
     slow_bodies(server, num_slow=40, num_normal=20)
+
+
+def test_a_hundred_requests_at_once_blame_no_caller(server):
+    """More than the judge takes: each is answered, or told to come back, and the server goes on."""
+    rng = np.random.default_rng(0)
+    sides = [text(noise(rng, 300)) for _ in range(2)]
+    question = {"goal": "open the drawer", "left": [sides[0]], "right": [sides[1]]}
+
+    async def flood() -> list[tuple[int, bool]]:
+        connector = aiohttp.TCPConnector(limit=0)
+        async with aiohttp.ClientSession(connector=connector, headers=server.headers) as client:
+
+            async def post() -> tuple[int, bool]:
+                async with client.post(f"{server.url}/v1/preference", json=question) as answer:
+                    return answer.status, "Retry-After" in answer.headers
+
+            return await asyncio.gather(*(post() for _ in range(100)))
+
+    answers = asyncio.run(flood())
+    statuses = [status for status, _ in answers]
+    assert set(statuses) <= {200, 429, 503} and 200 in statuses, Counter(statuses)
+    assert all(says_when for status, says_when in answers if status != 200)
+    time.sleep(2.0)
+    assert server.process.poll() is None and "please report" not in server.shown
+    assert httpx.post(f"{server.url}/v1/preference", json=question, headers=server.headers, timeout=60).is_success
 
 
 def test_an_endless_header_is_cut_off_and_the_proxy_lives(server):

@@ -1,6 +1,7 @@
 import asyncio
 import json
 import os
+import time
 
 import pytest
 from http_edge import JSON, Edge, FakeLine, png, text
@@ -164,12 +165,6 @@ def test_a_slow_body_ends_at_the_deadline_whatever_trickles():
 def test_a_late_body_is_the_servers_fault_where_others_are_read_slowly_too():
     async def test():
         busy, sent = guard(body_deadline_s=0.2), []
-        scope = {
-            "type": "http",
-            "method": "POST",
-            "path": "/v1/score",
-            "headers": [(b"host", b"127.0.0.1"), (b"authorization", b"Bearer " + TOKEN)],
-        }
 
         def receive_after(seconds):
             async def receive():
@@ -181,12 +176,63 @@ def test_a_late_body_is_the_servers_fault_where_others_are_read_slowly_too():
         async def send(message):
             sent.append(message)
 
-        await asyncio.gather(*(busy(scope, receive_after(seconds), send) for seconds in (0.15, 5.0)))
+        await asyncio.gather(*(busy(POST, receive_after(seconds), send) for seconds in (0.15, 5.0)))
         [served, late] = [message for message in sent if message["type"] == "http.response.start"]
         assert (served["status"], late["status"]) == (200, 429) and (b"retry-after", b"2") in late["headers"]
         sent.clear()
-        await asyncio.gather(*(busy(scope, receive_after(seconds), send) for seconds in (0.0, 5.0)))
+        await asyncio.gather(*(busy(POST, receive_after(seconds), send) for seconds in (0.0, 5.0)))
         assert [message["status"] for message in sent if "status" in message] == [200, 408], "the caller's alone"
+
+    asyncio.run(test())
+
+
+POST = {
+    "type": "http",
+    "method": "POST",
+    "path": "/v1/score",
+    "headers": [(b"host", b"127.0.0.1"), (b"authorization", b"Bearer " + TOKEN)],
+}
+
+
+def statuses_of(sent: list[dict]) -> list[int]:
+    return [message["status"] for message in sent if "status" in message]
+
+
+def test_no_one_of_a_crowd_that_is_never_read_is_blamed():
+    """They run out of time one after the other: the last ones are few by then, and no less honest."""
+
+    async def test():
+        busy, sent = guard(body_deadline_s=0.2), []
+
+        async def never():
+            await asyncio.sleep(60)
+
+        async def send(message):
+            sent.append(message)
+
+        await asyncio.gather(*(busy(POST, never, send) for _ in range(40)))
+        assert statuses_of(sent) == [429] * 40
+        sent.clear()
+        await busy(POST, never, send)
+        assert statuses_of(sent) == [408], "who comes later, alone, is slow"
+
+    asyncio.run(test())
+
+
+def test_a_server_that_stood_still_past_the_deadline_blames_nobody():
+    async def test():
+        busy, sent = guard(body_deadline_s=0.2), []
+
+        async def soon():
+            asyncio.get_running_loop().call_soon(time.sleep, 0.6)  # as a decoder that holds the interpreter does
+            await asyncio.sleep(0.1)
+            return parts(b"1")[0]
+
+        async def send(message):
+            sent.append(message)
+
+        await busy(POST, soon, send)
+        assert statuses_of(sent) == [429]
 
     asyncio.run(test())
 
