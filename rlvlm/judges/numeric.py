@@ -25,6 +25,8 @@ class NumericModel(Protocol):
     """Commit or digest of the weights."""
     abilities: Abilities
     """What it has an answer to."""
+    max_frames: int
+    """Frames of a longer clip that it is shown."""
     prompt: str
     """Stands in the stamp for what is asked."""
     decoding: str
@@ -92,7 +94,11 @@ class NumericJudge:
             rated = zip(values.double().cpu().tolist(), texts, strict=True)
             return [DialogueResult(value=value, text=text) for value, text in rated]
 
-        return [one.score(self.stamp) for one in self._ask(clips, rate)]
+        most = self._model.max_frames
+        return [
+            one.score(self.stamp, 0 if one.has_failed else min(len(clip.frames), most))
+            for clip, one in zip(clips, self._ask(clips, rate), strict=True)
+        ]
 
     def _ask(
         self, items: Sequence[Item], answer: Callable[[Sequence[Item]], list[DialogueResult]]

@@ -162,9 +162,7 @@ class Guard:
         now, deadline_s = asyncio.get_running_loop().time(), self._config.body_deadline_s
         is_crowded = self._num_reading > _MANY and self._last_quick < begun
         if self._last_slow > begun or is_crowded or now - begun > deadline_s * _STOOD_STILL:
-            self._last_slow = (
-                now  # a crowd runs out of time one by one, and its last few are no slower
-            )
+            self._last_slow = now  # a crowd runs out of time one by one, and its last few are no slower
             return overloaded("this server is too busy to read bodies in time")
         return Refusal(
             408,

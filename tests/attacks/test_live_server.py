@@ -184,9 +184,7 @@ def slow_bodies(server: Server, num_slow: int, num_normal: int) -> list[float]:
     lines = half_sent(server, num_slow)
     try:
         figures = asyncio.run(ask_often(server, num_normal))
-        assert {status for status, _ in figures} == {422}, (
-            "read at once: the others are slow"
-        )
+        assert {status for status, _ in figures} == {422}, "read at once: the others are slow"
         for line in lines:
             line.settimeout(60)
             assert line.recv(20).startswith(b"HTTP/1.1 408")

@@ -61,11 +61,21 @@ JUDGES: dict[str, Make] = {
 }
 
 
+FRAMES_SHOWN = {
+    **{"fake": None, "clip": 1, "siglip": 1, "blip2": 1},
+    **{"qwen3_vl_video": 20, "statement": 16, "rubric": 16},
+}
+"""Of a clip of 20; of the others 8."""
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", JUDGES)
 def test_every_judge_keeps_the_contract(tiny_vlms, tmp_path, name):
     judge = JUDGES[name](tiny_vlms, tmp_path)
     check_judge(judge)
+    frames = np.random.default_rng(0).integers(0, 256, (20, 32, 32, 3), np.uint8)
+    [score] = judge.score([Clip(goal="open the drawer", frames=frames)])
+    assert score.num_frames == (0 if score.status is Status.FAILED else FRAMES_SHOWN.get(name, 8)), score
     if isinstance(judge, Generator) and name != "both_orders":
         image = {"type": "image", "image": np.zeros((32, 32, 3), np.uint8)}
         turn = {"role": "user", "content": [{"type": "text", "text": "open the drawer"}, image]}

@@ -91,6 +91,7 @@ class Robometer:
     """
 
     abilities = Abilities(compare=frozenset({"direct"}), score=frozenset({"progress", "success"}), goal_pictures=False)
+    max_frames = prompts.MAX_FRAMES
 
     def __init__(self, model: LoadedVLM, config: JudgeConfig) -> None:
         self._model = model

@@ -179,6 +179,7 @@ class RynnValue:
     """
 
     abilities = Abilities(compare=frozenset({"direct"}), score=frozenset({"progress"}), goal_pictures=False)
+    max_frames = prompts.MAX_FRAMES
 
     def __init__(self, model: LoadedVLM, config: JudgeConfig) -> None:
         self._model = model

@@ -52,6 +52,7 @@ class SimilarityModel:
     """
 
     prompt = "likeness/1"  # the name that stored answers have
+    max_frames = 1
 
     def __init__(self, config: JudgeConfig, rater: ImageRater) -> None:
         self._settings = config.similarity
