@@ -1,6 +1,6 @@
 """What a run's configuration becomes: RLlib's settings of its algorithm, its players, and the pages of its episodes.
 
-One function per algorithm for each; everything else of a run is the same for all.
+What differs by policy or algorithm stands here; everything else of a run is the same for all.
 """
 
 import shutil
@@ -26,11 +26,15 @@ from rlvlm.algorithms.policy_gradient.algorithm import (
     PPOAlgorithmConfig,
     make_slot,
 )
-from rlvlm.algorithms.policy_gradient.config import EpisodeRewardConfig, GRPOConfig, PPOConfig, TokenRewardConfig
+from rlvlm.algorithms.policy_gradient.config import (
+    EpisodeRewardConfig,
+    PolicyGradientConfig,
+    PPOConfig,
+    TokenRewardConfig,
+)
 from rlvlm.algorithms.policy_gradient.panel import CHUNK_ROWS, TURN_ROWS
 from rlvlm.algorithms.policy_gradient.player import (
     ScriptPlayer,
-    TokenPlayer,
     chunk_player,
     load_start,
     load_vla,
@@ -45,7 +49,6 @@ from rlvlm.algorithms.sac_pebble.config import SACConfig
 from rlvlm.algorithms.sac_pebble.panel import ROWS as SAC_ROWS
 from rlvlm.algorithms.sac_pebble.player import StepsPlayer
 from rlvlm.algorithms.sac_pebble.player import load_policy as load_actor
-from rlvlm.algorithms.sft_config import ChunkSFTConfig, ReplySFTConfig
 from rlvlm.core.console.panel import PanelRow
 from rlvlm.core.disk import write_whole
 from rlvlm.core.episodes import TokenEpisode
@@ -83,8 +86,11 @@ _PAGE_EPISODES, _PAGE_PX = 24, 128
 def open_algorithm(config: RunConfig, make_judge: MakeJudge | None) -> Iterator[RunAlgorithm]:
     """The algorithm of a run, ready to train or to be restored; it is stopped when the context closes."""
     with ExitStack() as stack:
-        settings = {"sac": sac_settings, "ppo": ppo_settings, "grpo": grpo_settings}[config.algorithm]
-        yield stack.enter_context(built(settings(config, make_judge, stack)))
+        if isinstance(config.algo, SACConfig):
+            settings = sac_settings(config, make_judge)
+        else:
+            settings = token_settings(config, make_judge, stack)
+        yield stack.enter_context(built(settings))
 
 
 @contextmanager
@@ -100,7 +106,7 @@ def built(settings: AlgorithmConfig) -> Iterator[Any]:
         shutil.rmtree(str(algorithm.logdir), ignore_errors=True)
 
 
-def sac_settings(config: RunConfig, make_judge: MakeJudge | None, stack: ExitStack) -> AlgorithmConfig:
+def sac_settings(config: RunConfig, make_judge: MakeJudge | None) -> AlgorithmConfig:
     """SAC with a reward that is learned, judged or the env's own."""
     assert isinstance(config.algo, SACConfig) and isinstance(config.reward, RewardConfig)
     assert config.feedback and config.reward_model
@@ -118,62 +124,43 @@ def sac_settings(config: RunConfig, make_judge: MakeJudge | None, stack: ExitSta
     return settings.debugging(seed=config.seed)
 
 
-def ppo_settings(config: RunConfig, make_judge: MakeJudge | None, stack: ExitStack) -> AlgorithmConfig:
-    """PPO of a policy that looks, thinks and acts in text; the Serve app of its engine lasts as long as `stack`."""
-    assert isinstance(config.algo, PPOConfig) and isinstance(config.reward, TokenRewardConfig)
-    assert isinstance(config.policy, PolicyConfig) and isinstance(config.sft, ReplySFTConfig) and config.engine
-    torch.set_num_threads(config.algo.threads)
-    makes_policy = partial(make_policy, config.policy.in_run(config.seed))
-    settings = (
-        PPOAlgorithmConfig()
-        .envs(task=config.task, env_settings=config.env)
-        .acting(make_policy=makes_policy)
-        .rewards(
-            reward=config.reward,
-            goal=config.goal,
-            make_judge=make_judge,
-            make_fallback_judge=fallback_judge(config.reward.fallback_judge),
-        )
-        .learning(algo=config.algo, sft=config.sft, total_steps=config.steps)
-        .debugging(seed=config.seed)
-    )
-    engine = config.engine
-    if engine.num_replicas:
-        slot = make_slot(config.task, config.env)
-        num_actions = len(slot.env.action_names)
-        slot.env.close()
-        app = stack.enter_context(
-            running_policy(
-                config.policy,
-                num_actions,
-                engine.placement,
-                config.task,
-                batch_size=-(-config.algo.num_envs // engine.num_replicas),
-                vllm=engine.vllm if engine.backend == "vllm" else None,
+def token_settings(config: RunConfig, make_judge: MakeJudge | None, stack: ExitStack) -> AlgorithmConfig:
+    """PPO or GRPO of a policy that answers in text or acts in chunks; the Serve app of its engine lasts as long as
+    `stack`.
+    """
+    algo, reward, policy = config.algo, config.reward, config.policy
+    assert isinstance(algo, PolicyGradientConfig) and isinstance(reward, TokenRewardConfig)
+    torch.set_num_threads(algo.threads)
+    settings = PPOAlgorithmConfig() if isinstance(algo, PPOConfig) else GRPOAlgorithmConfig()
+    settings.envs(task=config.task, env_settings=config.policy_env if isinstance(policy, VLAConfig) else config.env)
+    if isinstance(policy, VLAConfig):
+        settings.acting(policy=policy).rewards(judge_env=config.judge_env)
+    else:
+        assert isinstance(policy, PolicyConfig) and config.engine
+        settings.acting(make_policy=partial(make_policy, policy.in_run(config.seed)))
+        engine = config.engine
+        if engine.num_replicas:
+            slot = make_slot(config.task, config.env)
+            num_actions = len(slot.env.action_names)
+            slot.env.close()
+            app = stack.enter_context(
+                running_policy(
+                    policy,
+                    num_actions,
+                    engine.placement,
+                    config.task,
+                    batch_size=-(-algo.num_envs // engine.num_replicas),
+                    vllm=engine.vllm if engine.backend == "vllm" else None,
+                )
             )
-        )
-        settings.acting(make_policy=makes_policy, make_engine=partial(ServedEngine, app, config=engine))
-    return settings
-
-
-def grpo_settings(config: RunConfig, make_judge: MakeJudge | None, stack: ExitStack) -> AlgorithmConfig:
-    """GRPO of a policy that acts in chunks."""
-    assert isinstance(config.algo, GRPOConfig) and isinstance(config.reward, EpisodeRewardConfig)
-    assert isinstance(config.policy, VLAConfig) and isinstance(config.sft, ChunkSFTConfig)
-    torch.set_num_threads(config.algo.threads)
-    return (
-        GRPOAlgorithmConfig()
-        .envs(task=config.task, env_settings=config.policy_env)
-        .acting(policy=config.policy)
-        .learning(algo=config.algo, sft=config.sft, total_steps=config.steps)
-        .rewards(
-            reward=config.reward,
-            make_judge=make_judge,
-            make_fallback_judge=fallback_judge(config.reward.fallback_judge),
-            judge_env=config.judge_env,
-        )
-        .debugging(seed=config.seed)
+            settings.acting(make_engine=partial(ServedEngine, app, config=engine))
+    settings.rewards(
+        reward=reward,
+        goal=config.goal,
+        make_judge=make_judge,
+        make_fallback_judge=fallback_judge(reward.fallback_judge),
     )
+    return settings.learning(algo=algo, sft=config.sft, total_steps=config.steps).debugging(seed=config.seed)
 
 
 def make_policy(config: PolicyConfig, env: TurnEnv) -> VLMPolicy:
@@ -183,7 +170,7 @@ def make_policy(config: PolicyConfig, env: TurnEnv) -> VLMPolicy:
 
 def fallback_judge(app: str) -> MakeJudge | None:
     """What makes the client of a running Serve app of that name; None where there is no name."""
-    return partial(_answering, app) if app else None
+    return partial(_answering, app) if app else None  # a partial pickles
 
 
 def _answering(app: str) -> Judge:
@@ -228,10 +215,16 @@ class Players:
 
 def open_players(config: RunConfig, checkpoint: Path) -> Players:
     """The policy in a checkpoint's folder, and what it is compared with."""
-    return {"sac": sac_players, "ppo": ppo_players, "grpo": grpo_players}[config.algorithm](config, checkpoint)
+    match config.policy:
+        case PolicyConfig():
+            return turn_players(config, checkpoint)
+        case VLAConfig():
+            return chunk_players(config, checkpoint)
+        case None:
+            return step_players(config, checkpoint)
 
 
-def sac_players(config: RunConfig, checkpoint: Path) -> Players:
+def step_players(config: RunConfig, checkpoint: Path) -> Players:
     """The deterministic policy in an env of its own; where that has one start, also from the random ones of its task,
     of which training saw none.
     """
@@ -250,30 +243,30 @@ def sac_players(config: RunConfig, checkpoint: Path) -> Players:
     return Players(own=StepsPlayer(policy, env), draw=draw, others=others)
 
 
-def ppo_players(config: RunConfig, checkpoint: Path) -> Players:
+def turn_players(config: RunConfig, checkpoint: Path) -> Players:
     """The policy and what PPO started from, greedy and sampled; the env's expert, where it has one; random actions.
 
     Where starts were held out from training, the policy is also played on those that were not.
     """
-    algo, policy_config = config.algo, config.policy
-    assert isinstance(algo, PPOConfig) and isinstance(policy_config, PolicyConfig)
+    algo = config.algo
+    assert isinstance(algo, PolicyGradientConfig) and isinstance(config.policy, PolicyConfig)
     torch.set_num_threads(algo.threads)
     held_out = config.env.for_evaluation()
     slots = partial(make_slot, config.task, held_out)
     world = slots().env
-    policy, start = (make_policy(policy_config, world) for _ in range(2))
+    policy, start = (make_policy(config.policy, world) for _ in range(2))
     load_vlm(policy, checkpoint)
 
-    def plays(who: VLMPolicy, greedy: bool, slots: Callable[[], EnvSlot] = slots) -> TokenPlayer:
+    def plays(who: VLMPolicy, slots: Callable[[], EnvSlot] = slots) -> dict[str, Player]:
         actor = Actor(PolicyEngine(who, algo.num_envs), algo.max_reply_tokens, algo.temperature)
-        return turn_player(actor, slots, algo.num_envs, greedy)
+        return {how: turn_player(actor, slots, algo.num_envs, how == "greedy") for how in ("greedy", "sampled")}
 
-    others: dict[str, Player] = {"policy, sampled": plays(policy, False)}
+    who = {"policy": plays(policy)}
     if config.env.split != held_out.split:
-        seen = partial(make_slot, config.task, replace(held_out, split=config.env.split))
-        others |= {f"seen starts, {how}": plays(policy, how == "greedy", seen) for how in ("greedy", "sampled")}
+        who["seen starts"] = plays(policy, partial(make_slot, config.task, replace(held_out, split=config.env.split)))
     if load_start(start, checkpoint):
-        others |= {"before PPO, greedy": plays(start, True), "before PPO, sampled": plays(start, False)}
+        who["before PPO"] = plays(start)
+    others = {f"{name}, {how}": player for name, both in who.items() for how, player in both.items()}
     if world.has_expert:
         others["scripted expert"] = ScriptPlayer(ScriptedExpert(), slots())
     others["random actions"] = ScriptPlayer(RandomPlayer(), slots())
@@ -281,15 +274,14 @@ def ppo_players(config: RunConfig, checkpoint: Path) -> Players:
     def draw(snapshots: FloatArray, size_px: int) -> Frames:
         return world.draw(snapshots)  # its images have a size of their own
 
-    return Players(
-        own=plays(policy, True), name="policy, greedy", draw=draw, others=others, milestones=world.milestones
-    )
+    name = "policy, greedy"
+    return Players(own=others.pop(name), name=name, draw=draw, others=others, milestones=world.milestones)
 
 
-def grpo_players(config: RunConfig, checkpoint: Path) -> Players:
+def chunk_players(config: RunConfig, checkpoint: Path) -> Players:
     """The policy, greedy and sampled as in training, in envs of its own."""
     algo = config.algo
-    assert isinstance(algo, GRPOConfig)
+    assert isinstance(algo, PolicyGradientConfig)
     torch.set_num_threads(algo.threads)
     world = make_env(config.task, config.policy_env.for_evaluation(), config.seed)
     policy, scale = load_vla(checkpoint, world)
@@ -304,58 +296,63 @@ def write_episodes_page(folder: RunFolder, config: RunConfig, algorithm: RunAlgo
     """`episodes.html`: the last evaluation's episodes with what the policy said or did, where it says or plans; of
     chunks also `success_by_instruction.csv`.
     """
-    rows: list[dict[str, str | int]] = []
-    if not isinstance(algorithm, PolicyGradient) or not algorithm.last_played:
+    if not isinstance(algorithm, PolicyGradient) or not (played := algorithm.last_played):
         return
-    if config.algorithm == "ppo":
-        shown, note = turn_episodes(config, algorithm)
+    scale = algorithm.config.algo.reward_scale
+    shown = [shown_episode(episode, algorithm, config.task, scale) for episode in played[:_PAGE_EPISODES]]
+    rows: list[dict[str, str | int]] = []
+    note = f"The first {len(shown)} of {len(played)} greedy episodes of the last evaluation"
+    if played[0].replies:
+        note += "; the thought is everything that the reply says before its action."
+        if still := [episode for episode in played if stands_still(episode)]:
+            unreadable = sum(episode.replies[-1].action is None for episode in still)
+            note += (
+                f" In {len(still)} of all {len(played)} the policy was stuck at the end: it saw the same image again "
+                f"and gave the same reply again, in {unreadable} one that cannot be read. Sampled play may get out."
+            )
     else:
-        played, rows = algorithm.last_played, success_by_instruction(algorithm.last_played)
+        note += ", from initial states that training never saw. The table counts all of them, with intervals of 95 %."
+        rows = success_by_instruction(played)
         CsvTable(folder.path / "success_by_instruction.csv", list(rows[0]), "").write(rows)
-        shown = [chunk_episode(episode, algorithm.draw_all) for episode in played[:_PAGE_EPISODES]]
-        note = (
-            f"The first {len(shown)} of {len(played)} greedy episodes of the last evaluation, from initial states that "
-            "training never saw. The table counts all of them, with intervals of 95 %."
-        )
     write_whole(folder.path / "episodes.html", episodes_page(shown, config.title, note, rows))
 
 
-def turn_episodes(config: RunConfig, algorithm: PolicyGradient) -> tuple[list[ShownEpisode], str]:
-    """The episodes of the page, image by image, and the sentence above them."""
-    assert isinstance(config.algo, PPOConfig)
-    scale = config.algo.reward_scale
-    played = algorithm.last_played
-    shown = [
-        ShownEpisode(
-            title=config.task,
-            frames=algorithm.draw(episode.snapshots[:-1], 0),
-            captions=[
-                Caption(
-                    thought=reply.thought,
-                    action=reply.text[slice(*reply.action_span)] if reply.action_span else reply.text,
-                    reward=float(reward),
-                    value=float(value) / scale,
-                )
-                for reply, reward, value in zip(episode.replies, episode.env_rewards, episode.values, strict=True)
-            ],
-            is_success=bool(episode.success.any()),
-            episode_return=float(episode.env_rewards.sum()),
-            steps=len(episode.env_rewards),
-            seed=episode.seed,
-        )
-        for episode in played[:_PAGE_EPISODES]
-    ]
-    note = (
-        f"The first {len(shown)} of {len(played)} greedy episodes of the last evaluation; the thought is everything "
-        "that the reply says before its action."
+def shown_episode(episode: TokenEpisode, algorithm: PolicyGradient, task: str, reward_scale: float) -> ShownEpisode:
+    """An episode for people: what the policy saw before each reply or chunk, by all cameras, and what came of it.
+
+    Args:
+        episode: of the last evaluation.
+        algorithm: draws it.
+        task: heads episodes without an instruction of their own.
+        reward_scale: what the policy's values are multiples of.
+    """
+    if episode.replies:
+        title, frames = task, algorithm.draw(episode.snapshots[:-1], 0)
+        captions = [
+            Caption(
+                thought=reply.thought,
+                action=reply.text[slice(*reply.action_span)] if reply.action_span else reply.text,
+                reward=float(reward),
+                value=float(value) / reward_scale,
+            )
+            for reply, reward, value in zip(episode.replies, episode.env_rewards, episode.values, strict=True)
+        ]
+    else:
+        title, frames = episode.goals[0], algorithm.draw_all(episode.snapshots[[0, *episode.ends]], _PAGE_PX)
+        captions = [
+            Caption(action=f"chunk {number}: {steps} steps", reward=float(reward))
+            for number, (steps, reward) in enumerate(zip(episode.steps, episode.turn_rewards, strict=True), start=1)
+        ]
+        captions.append(Caption(action="the end"))
+    return ShownEpisode(
+        title=title,
+        frames=frames,
+        captions=captions,
+        is_success=episode.is_success,
+        episode_return=episode.env_return,
+        steps=episode.num_steps,
+        seed=episode.seed,
     )
-    if still := [episode for episode in played if stands_still(episode)]:
-        unreadable = sum(episode.replies[-1].action is None for episode in still)
-        note += (
-            f" In {len(still)} of all {len(played)} the policy was stuck at the end: it saw the same image again and "
-            f"gave the same reply again, in {unreadable} one that cannot be read. Sampled play may get out."
-        )
-    return shown, note
 
 
 def success_by_instruction(episodes: Sequence[TokenEpisode]) -> list[dict[str, str | int]]:
@@ -368,20 +365,3 @@ def success_by_instruction(episodes: Sequence[TokenEpisode]) -> list[dict[str, s
         counts = {"instruction": instruction, "episodes": len(outcomes), "successes": sum(outcomes)}
         rows.append(counts | {name: f"{rate:.2f}" for name, rate in rates.items()})
     return rows
-
-
-def chunk_episode(episode: TokenEpisode, draw: Draw) -> ShownEpisode:
-    """An episode for people: what the policy saw before each chunk, by all cameras, and how it ended."""
-    captions = [
-        Caption(action=f"chunk {number}: {steps} steps", reward=float(reward))
-        for number, (steps, reward) in enumerate(zip(episode.steps, episode.turn_rewards, strict=True), start=1)
-    ]
-    return ShownEpisode(
-        title=episode.goals[0],
-        frames=draw(episode.snapshots[[0, *episode.ends]], _PAGE_PX),
-        captions=[*captions, Caption(action="the end")],
-        is_success=episode.is_success,
-        episode_return=episode.env_return,
-        steps=episode.num_steps,
-        seed=episode.seed,
-    )

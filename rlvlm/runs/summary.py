@@ -177,48 +177,47 @@ def run_card(  # one page, one argument per source of facts
         command: the command line that started it.
         files: paths inside the folder that exist, for the links.
     """
-    parts = [
-        f"# {config.task}, {summary['reward']}, seed {config.seed}",
-        _verdict(summary),
-        _decodings(summary.get("decodings") or {}),
-        _results(summary),
-        _images(files),
-        "## How it was made\n",
-        f"```\n{command}\n```\n",
-        _setting(config, environment, summary.get("changes") or []),
-        "Go on, if it was stopped: `rlvlm resume .`  Play the policy: `rlvlm eval . --video`\n",
-    ]
-    return "\n".join(part for part in parts if part)
-
-
-def _verdict(summary: Mapping[str, Any]) -> str:
     end = "Finished" if summary["exit_reason"] == "done" else f"Stopped early ({summary['exit_reason']})"
-    rate = summary["success"]
-    success = "was not evaluated yet" if rate is None else f"ends {_percent(rate)} of episodes in success"
-    success += "" if rate is None else " (last evaluation)"
-    return f"\n{end} after {summary['env_steps']:,} env steps; the policy {success}.\n"
+    rate, measured = summary["success"], summary.get("decodings") or {}
+    success = f"ends {_percent(rate)} of episodes in success (last evaluation)"
+    lines = [
+        f"# {config.task}, {summary['reward']}, seed {config.seed}\n",
+        f"{end} after {summary['env_steps']:,} env steps; the policy "
+        f"{success if rate is not None else 'was not evaluated yet'}.\n",
+    ]
+    if measured:  # greedy and sampled play before and after training, each share with its interval in brackets
+        episodes = int(next(iter(measured.values()))["episodes"])
+        lines += [f"| {episodes} episodes each | greedy | sampled |", "|---|---|---|"]
+        for what, names in DECODINGS.items():
+            for when, shares in measured.items():
+                cells = []
+                for share in (shares[name] for name in names if names[0] in shares):
+                    low, high = wilson_interval(round(share * episodes), episodes)
+                    cells.append(f"{_percent(share)} ({100 * low:.0f} to {100 * high:.0f})")
+                lines += [f"| {what}, {_WHEN[when]} | {' | '.join(cells)} |"] if cells else []
+        lines.append("")
+    lines += ["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in _results(summary).items()), ""]
+    lines += [f"![{title}](plots/{name})\n" for name, title in _TITLES.items() if f"plots/{name}" in files]
+    lines += [f"- video: [{file}]({file})" for file in files if file.endswith(".mp4")]
+    lines += [f"- {text}: [{name}]({name})" for name, text in _PAGES.items() if name in files]
+    lines += ["", "## How it was made\n", f"```\n{command}\n```\n"]
+    packages = ", ".join(f"{name} {version}" for name, version in environment["packages"].items())
+    lines += [
+        f"- commit {environment['commit'] or 'unknown'}; {packages}; Python {environment['python']}",
+        f"- {environment['cpu']}, {environment['cpu_cores']} cores; {', '.join(environment['gpus']) or 'no GPU'}",
+    ]
+    if config.asks_judge:
+        judge = f"{config.judge.backend} {config.judge.model}".rstrip()
+        own = f"{judge}, prompt {config.judge.prompt}, score {config.judge.score}"
+        lines.append(f"- judge: {f'Serve app {config.serve.app}' if config.serve.app else own}")
+    lines.append(f"- every setting: [config.yaml](config.yaml); {config.env_name}")
+    lines += [f"- changed on the way: {change}" for change in summary.get("changes") or []]
+    lines.append("\nGo on, if it was stopped: `rlvlm resume .`  Play the policy: `rlvlm eval . --video`\n")
+    return "\n".join(lines)
 
 
-def _decodings(measured: Mapping[str, Mapping[str, float]]) -> str:
-    """Greedy and sampled play before and after training, each share with what it may well be in brackets."""
-    if not measured:
-        return ""
-    episodes = int(next(iter(measured.values()))["episodes"])
-    lines = [f"| {episodes} episodes each | greedy | sampled |", "|---|---|---|"]
-    for what, names in DECODINGS.items():
-        for when, shares in measured.items():
-            if names[0] in shares:
-                cells = (_share(shares[name], episodes) for name in names)
-                lines.append(f"| {what}, {_WHEN[when]} | {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
-
-
-def _share(share: float, count: int) -> str:
-    low, high = wilson_interval(round(share * count), count)
-    return f"{_percent(share)} ({100 * low:.0f} to {100 * high:.0f})"
-
-
-def _results(summary: Mapping[str, Any]) -> str:
+def _results(summary: Mapping[str, Any]) -> dict[str, str]:
+    """The rows of the card's table."""
     labels, count = summary["labels"], min(summary["evaluations"], FINAL_EVALUATIONS)
     mean = f"mean of the last {count} evaluations" if count > 1 else "last evaluation"
     rows = {
@@ -238,7 +237,11 @@ def _results(summary: Mapping[str, Any]) -> str:
         if summary["label_accuracy"] is not None:  # scores are neither right nor wrong, nor are ties of the truth
             rows[f"right, of the {labels['ok']:,} that decide"] = _percent(summary["label_accuracy"])
     if trust := summary.get("learned_reward"):
-        rows["learned reward"] = _trust(trust)
+        since, count = trust["in_force_from_step"], trust["predicted"] or 0
+        share = f"{trust['foretold_right']:,} of {count:,} answers predicted" if count else "no answer was predicted"
+        rows["learned reward"] = f"not used, the agent explored: {share}, no better than chance"
+        if since is not None:
+            rows["learned reward"] = f"used from step {since:,} on, {f'{share} by then' if count else 'untested'}"
     watched = summary.get("judge") or {}
     if metrics.JUDGE_ALARM in watched:
         since = watched.get("alarm_step")
@@ -248,37 +251,7 @@ def _results(summary: Mapping[str, Any]) -> str:
                 rows[name] = f"{watched[metric]:.2f}" if metric == metrics.JUDGE_AUC else _percent(watched[metric])
     if summary.get("score_error") is not None and metrics.JUDGE_ALARM not in watched:  # that one says who succeeded
         rows["mean error of scores, of the whole scale"] = _percent(summary["score_error"])
-    return "| | |\n|---|---|\n" + "".join(f"| {name} | {value} |\n" for name, value in rows.items())
-
-
-def _trust(trust: Mapping[str, int | None]) -> str:
-    since, count = trust["in_force_from_step"], trust["predicted"] or 0
-    share = f"{trust['foretold_right']:,} of {count:,} answers predicted" if count else "no answer was predicted"
-    if since is not None:
-        return f"used from step {since:,} on" + (f", {share} by then" if count else ", untested")
-    return f"not used, the agent explored: {share}, no better than chance"
-
-
-def _images(files: list[str]) -> str:
-    plots = [f"![{_TITLES[name]}](plots/{name})\n" for name in _TITLES if f"plots/{name}" in files]
-    videos = [f"- video: [{file}]({file})" for file in files if file.endswith(".mp4")]
-    links = "\n".join(videos + [f"- {text}: [{name}]({name})" for name, text in _PAGES.items() if name in files])
-    return "\n".join(plots) + (f"\n{links}\n" if links else "")
-
-
-def _setting(config: RunConfig, environment: Mapping[str, Any], changes: Sequence[str]) -> str:
-    packages = ", ".join(f"{name} {version}" for name, version in environment["packages"].items())
-    judge = f"- judge: {config.judge.backend} {config.judge.model}".rstrip()
-    judge += f", prompt {config.judge.prompt}, score {config.judge.score}\n"
-    if config.serve.app:
-        judge = f"- judge: Serve app {config.serve.app}\n"
-    return (
-        f"- commit {environment['commit'] or 'unknown'}; {packages}; Python {environment['python']}\n"
-        f"- {environment['cpu']}, {environment['cpu_cores']} cores; {', '.join(environment['gpus']) or 'no GPU'}\n"
-        f"{judge if config.asks_judge else ''}"
-        f"- every setting: [config.yaml](config.yaml); {config.env_name}\n"
-        + "".join(f"- changed on the way: {change}\n" for change in changes)
-    )
+    return rows
 
 
 def _percent(rate: float | None) -> str:

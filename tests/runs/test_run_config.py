@@ -5,10 +5,10 @@ from fnmatch import fnmatchcase
 
 import pytest
 
-from rlvlm.commands.arguments import parse_run
 from rlvlm.core.errors import UsageError
-from rlvlm.envs.registry import check_unused, task_env, task_names
+from rlvlm.envs.registry import check_unused, task_env
 from rlvlm.runs.checkpoints import RunState
+from rlvlm.runs.config import config_text, read_config_text
 from rlvlm.runs.folder import check_settings
 from rlvlm.runs.recipes import recipe
 from rlvlm.runs.settings import flat, override
@@ -34,45 +34,69 @@ def test_what_errors_tell_to_change_may_be_changed_and_what_a_run_is_may_not(tas
         check_settings(state, replace(config, seed=9, steps=7))
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        "drawer_open --algo.actor-lr nan",
-        "drawer_open --reward-model.lr nan",
-        "number_line --algo.lr nan",
-        "number_line --reward.unreadable nan",
-        "number_line --reward.source mixture --reward.mixture.environment nan",
-        "push_block --algo.loss.kl-weight nan",
-        "push_block --algo.lr nan",
-    ],
-)
-def test_a_setting_that_is_no_number_is_refused(words: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises((UsageError, SystemExit)) as end:
-        parse_run(words.split(), "run")
-    assert "nan" in str(end.value) + capsys.readouterr().err
-
-
-def test_infinity_is_a_setting() -> None:
-    assert parse_run(["drawer_open", "--feedback.simulated.beta", "inf"], "run")
+NAN = float("nan")
+JUDGED = {"reward.source": "judged"}
 
 
 @pytest.mark.parametrize(
-    ("words", "name"),
+    ("task", "settings", "said"),
     [
-        ("drawer_open --env.split training", "env.split"),
-        ("drawer_open --env.rules legacy", "env.rules"),
-        ("push_block --env.physics fast", "env.physics"),
-        ("push_block --env.split training", "env.split"),
-        ("number_line --env.start random", "env.start"),
-        ("number_line --env.shows-last", "env.shows_last"),
-        ("doorkey_6x6 --env.deals solvable", "env.deals"),
-        ("libero_goal/8 --env.num-envs 2", "env.num_envs"),
-        ("cartpole --env.robot visible", "env.robot"),
+        # no comparison with a bound finds what is no number
+        ("drawer_open", {"algo.actor_lr": NAN}, "nan"),
+        ("drawer_open", {"reward_model.lr": NAN}, "nan"),
+        ("number_line", {"reward.unreadable": NAN}, "nan"),
+        ("number_line", {"reward.source": "mixture", "reward.mixture.environment": NAN}, "nan"),
+        ("push_block", {"algo.loss.kl_weight": NAN}, "nan"),
+        # an env's settings are for all envs, and each has some of them
+        ("drawer_open", {"env.split": "training"}, "env.split would have no effect"),
+        ("drawer_open", {"env.rules": "legacy"}, "env.rules would have no effect"),
+        ("push_block", {"env.physics": "fast"}, "env.physics would have no effect"),
+        ("push_block", {"env.split": "training"}, "env.split would have no effect"),
+        ("number_line", {"env.start": "random"}, "env.start would have no effect"),
+        ("number_line", {"env.shows_last": True}, "env.shows_last would have no effect"),
+        ("doorkey_6x6", {"env.deals": "solvable"}, "env.deals would have no effect"),
+        ("libero_goal/8", {"env.num_envs": 2}, "env.num_envs would have no effect"),
+        ("cartpole", {"env.robot": "visible"}, "env.robot would have no effect"),
+        # settings of a scorer go with one
+        ("number_line", {"reward.teacher": "random"}, "have no effect unless somebody scores"),
+        ("number_line", {"reward.without_answer": "stop"}, "have no effect unless somebody scores"),
+        ("number_line", {"reward.per": "episode"}, "have no effect unless somebody scores"),
+        ("push_block", {"reward.parts": 9}, "have no effect unless somebody scores"),
+        ("push_block", {"reward.false_positives": 0.5}, "goes with the teacher biased"),
+        ("drawer_open", {"reward.source": "environment", "reward.teacher": "oracle"}, "has no effect with"),
+        ("drawer_open", JUDGED | {"reward.teacher": "oracle"}, "has no effect with"),
+        # what is asked about, and how
+        ("drawer_open", {"feedback.segment_steps": 4}, "knows single images only"),
+        ("push_block", JUDGED | {"judge.model": "scorer", "judge.score": "utility"}, "utility is that of one turn"),
+        ("number_line", JUDGED | {"reward.per": "episode"}, "progress, success, rating or video, got utility"),
+        ("number_line", JUDGED | {"judge.score": "progress"}, "judge.score utility, got progress"),
+        # what nobody would heed
+        ("push_block", {"goal": "eat the cake"}, "goal has no effect"),
+        ("push_block", {"sft.scenes": 100}, "sft.scenes 100 has no effect"),
+        ("push_block", {"sft.p_perturb": 1.0}, r"in \[0, 1\), got 1.0"),
+        ("push_block", JUDGED | {"reward.ahead": True}, "algo.rounds 3 has no effect with reward.ahead"),
+        ("number_line", {"policy.lora_rank": 0}, "lora_rank >= 1"),
+        ("number_line", {"policy.lora_alpha": -1.0}, "lora_alpha > 0"),
+        ("number_line", {"policy.lora_targets": "["}, "lora_targets must be a regular expression"),
     ],
 )
-def test_what_a_env_does_not_heed_is_refused(words: str, name: str) -> None:
-    with pytest.raises(UsageError, match=f"{name} would have no effect"):
-        parse_run(words.split(), "run")
+def test_what_makes_no_sense_is_refused(task: str, settings: dict[str, object], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        override(recipe(task), settings)
+
+
+@pytest.mark.parametrize(
+    ("task", "settings"),
+    [
+        ("drawer_open", {"feedback.simulated.beta": float("inf")}),
+        ("drawer_open", {"feedback.segment_steps": 4, "serve.app": "qwen3vl-8b"}),  # an attached judge may read clips
+        ("points24", {"env.split": "training", "env.deals": "solvable"}),
+        ("libero_goal/8", {"env.moved": 0.01}),
+    ],
+)
+def test_what_makes_sense_is_taken_and_comes_back_from_its_text(task: str, settings: dict[str, object]) -> None:
+    config = override(recipe(task), settings)
+    assert read_config_text(config_text(config)) == config
 
 
 @pytest.mark.parametrize(
@@ -87,33 +111,55 @@ def test_what_a_env_does_not_heed_is_refused(words: str, name: str) -> None:
 )
 def test_episodes_cannot_be_longer_than_the_rules_of_the_task_let_them(task: str, limit: int) -> None:
     with pytest.raises(UsageError, match=rf"env.episode_steps must be <= {limit}, got {limit + 1}"):
-        parse_run([task, "--env.episode-steps", str(limit + 1)], "run")
-    assert parse_run([task, "--env.episode-steps", str(limit)], "run").config.env.episode_steps == limit
-
-
-def test_what_a_env_heeds_is_taken_and_so_is_every_recipe() -> None:
-    for words in ("points24 --env.split training --env.deals solvable", "libero_goal/8 --env.moved 0.01"):
-        parse_run(words.split(), "run")
-    for task in task_names():
-        check_unused(task, recipe(task).env)
+        override(recipe(task), {"env.episode_steps": limit + 1})
+    assert override(recipe(task), {"env.episode_steps": limit}).env.episode_steps == limit
 
 
 def test_of_a_task_of_ones_own_nobody_knows_and_none_is_imported() -> None:
     check_unused("no_such_module:TASK", replace(task_env("number_line"), start="random"))
 
 
-@pytest.mark.parametrize("words", ["--reward.teacher random", "--reward.without-answer stop", "--reward.per episode"])
-def test_settings_of_a_scorer_go_with_one(words: str) -> None:
-    with pytest.raises((UsageError, SystemExit)):
-        parse_run(["number_line", *words.split()], "run")
-    assert parse_run(["number_line", "--reward.source", "judged", "--reward.teacher", "random"], "run")
-    for source in ("environment", "judged", "success"):
-        with pytest.raises((UsageError, SystemExit)):
-            parse_run(["drawer_open", "--reward.source", source, "--reward.teacher", "oracle"], "run")
+@pytest.mark.parametrize(
+    ("task", "settings", "name", "is_asked"),
+    [
+        ("drawer_open", {}, "judge labels, image reward", True),
+        ("drawer_open", {"reward.teacher": "oracle", "reward.model": "state"}, "oracle labels, state reward", False),
+        ("drawer_open", {"reward.source": "score"}, "judge scores, image reward", True),
+        ("drawer_open", JUDGED, "pocket score", True),
+        ("drawer_open", {"reward.source": "environment"}, "environment reward", False),
+        (
+            "drawer_open",
+            {"judge.backend": "clip", "judge.model": "random"},
+            *("judge (random weights) labels, image reward", True),
+        ),
+        (
+            "drawer_open",
+            JUDGED | {"judge.backend": "clip", "judge.model": "random"},
+            *("clip score (random weights)", True),
+        ),
+        (
+            "drawer_open",
+            {"reward.teacher": "oracle", "judge.backend": "clip", "judge.model": "random"},
+            *("oracle labels, image reward", False),
+        ),
+        ("number_line", JUDGED, "gae, judge per turn", True),
+        ("number_line", JUDGED | {"reward.teacher": "random"}, "gae, random per turn", False),
+        ("push_block", JUDGED | {"reward.teacher": "biased"}, "biased score of the video", False),
+    ],
+)
+def test_a_reward_has_a_name_and_says_whether_a_judge_is_asked(
+    task: str, settings: dict[str, object], name: str, is_asked: bool
+) -> None:
+    config = override(recipe(task), settings)
+    assert (config.reward_name, config.asks_judge) == (name, is_asked)
+    assert config.title == f"{task}: {name}, seed 0"
+    assert read_config_text(config_text(config)) == config
 
 
-def test_segments_are_for_judges_that_read_clips_and_an_attached_one_may() -> None:
-    longer = {"feedback.segment_steps": 4}
-    with pytest.raises(UsageError, match="knows single images only"):
-        override(recipe("drawer_open"), longer)
-    assert override(recipe("drawer_open"), longer | {"serve.app": "qwen3vl-8b"}).serve.app == "qwen3vl-8b"
+def test_judges_by_likeness_are_told_a_state() -> None:
+    random = {"judge.model": "random"}
+    config = recipe("drawer_open")
+    assert config.judge_goal == "open the drawer"
+    for backend in ("clip", "blip2"):
+        assert override(config, random | {"judge.backend": backend}).judge_goal == "the drawer is open"
+    assert override(config, random | {"judge.backend": "clip", "goal": "shut it"}).judge_goal == "shut it"

@@ -2,9 +2,7 @@ from collections.abc import Callable
 
 import pytest
 
-from rlvlm.judges.config import JudgeConfig
 from rlvlm.preferences.records import ScoreRecord
-from rlvlm.rewards.config import RewardConfig
 from rlvlm.runs.checkpoints import RunState
 from rlvlm.runs.config import RunConfig
 from rlvlm.runs.folder import RunFolder
@@ -32,35 +30,6 @@ def test_a_run_that_never_got_anywhere_has_no_rates(folder: RunFolder, config: R
     assert summary["queries"] == 0
 
 
-@pytest.mark.parametrize(
-    ("reward", "name"),
-    [
-        (RewardConfig(), "judge labels, image reward"),
-        (RewardConfig(teacher="oracle", model="state"), "oracle labels, state reward"),
-        (RewardConfig(source="score"), "judge scores, image reward"),
-        (RewardConfig(source="judged"), "pocket score"),
-        (RewardConfig(source="environment"), "environment reward"),
-    ],
-)
-def test_a_reward_has_a_name(reward: RewardConfig, name: str) -> None:
-    config = RunConfig(task="t", reward=reward)
-    assert config.reward_name == name
-    assert config.title == f"t: {name}, seed 0"
-
-
-@pytest.mark.parametrize(
-    ("reward", "name"),
-    [
-        (RewardConfig(source="judged"), "clip score (random weights)"),
-        (RewardConfig(), "judge (random weights) labels, image reward"),
-        (RewardConfig(teacher="oracle"), "oracle labels, image reward"),
-    ],
-)
-def test_random_weights_are_named_where_they_are_asked(reward: RewardConfig, name: str) -> None:
-    config = RunConfig(task="t", reward=reward, judge=JudgeConfig(backend="clip", model="random"))
-    assert config.reward_name == name
-
-
 def test_scores_count_as_queries_and_are_measured_against_the_truth(
     folder: RunFolder, config: RunConfig, make_scores: Callable[..., list[ScoreRecord]]
 ) -> None:
@@ -73,15 +42,3 @@ def test_scores_count_as_queries_and_are_measured_against_the_truth(
     assert (row["ground_truth_score"], row["vlm_score"], row["env_step"], row["return"]) == ("0", "0.1", "2000", "0")
     folder.cut(1_999)
     assert folder.scores.read() == []
-
-
-def test_judges_by_likeness_are_told_a_state() -> None:
-    told = {
-        backend: RunConfig(task="drawer_open", judge=JudgeConfig(backend=backend, model=model)).judge_goal
-        for backend, model in (("pocket", ""), ("clip", "random"), ("blip2", "random"))
-    }
-    assert told == {"pocket": "open the drawer", "clip": "the drawer is open", "blip2": "the drawer is open"}
-    assert (
-        RunConfig(task="drawer_open", goal="shut it", judge=JudgeConfig(backend="clip", model="random")).judge_goal
-        == "shut it"
-    )

@@ -12,8 +12,6 @@ from ray import serve
 from stub_judge import stub
 from tiny_run import finish, interrupted, start, table
 
-from rlvlm.algorithms.policy_gradient.config import EpisodeRewardConfig
-from rlvlm.algorithms.sft_config import ChunkSFTConfig
 from rlvlm.core.errors import EXIT_PREEMPTED, JudgeUnavailable, UsageError
 from rlvlm.demonstrations.folder import create_folder
 from rlvlm.envs.config import EnvConfig
@@ -24,7 +22,6 @@ from rlvlm.policies.vla.build import build_policy
 from rlvlm.policies.vla.tokens import ActionScale
 from rlvlm.runs import build
 from rlvlm.runs.build import fallback_judge
-from rlvlm.runs.config import config_text, read_config_text
 from rlvlm.runs.preflight import check_before_run
 from rlvlm.runs.recipes import recipe
 from rlvlm.runs.settings import override
@@ -37,59 +34,6 @@ WORDS = (
     "--algo.rounds 1 --policy.pocket.hidden 32 --policy.pocket.image-px 16 --eval.every-steps 2000 --eval.episodes 4 "
     "--track.checkpoint-every-steps 1000 --track.log-every-steps 1000"
 ).split()
-
-
-def test_the_recipe_comes_back_from_its_text_and_can_be_cut_to_minutes() -> None:
-    whole = recipe("push_block")
-    assert read_config_text(config_text(whole)) == whole
-    small = whole.smoke()
-    assert small.steps <= 30_000 and small.sft.updates < whole.sft.updates and small.smoke() == small
-    assert small.steps // small.eval.every_steps >= 3
-
-
-def test_long_episodes_make_a_smoke_run_of_fewer() -> None:
-    short, long = recipe("push_block").smoke(), recipe("libero_object/alphabet soup").smoke()
-    assert (short.sft.episodes, long.sft.episodes) == (100, 14)  # 32 env steps are a seventh of 224
-    assert long.steps == 4_285 and long.algo.groups == 2 and long.steps // long.eval.every_steps >= 3
-
-
-def test_a_video_is_not_asked_about_as_a_turn() -> None:
-    judged = replace(recipe("push_block"), reward=EpisodeRewardConfig(source="judged"))
-    assert judged.asks_judge
-    with pytest.raises(ValueError, match="utility is that of one turn"):
-        replace(judged, judge=JudgeConfig(model="scorer", score="utility"))
-    biased = replace(judged, reward=EpisodeRewardConfig(source="judged", teacher="biased"))
-    assert not biased.asks_judge and biased.reward_name == "biased score of the video"
-
-
-def test_only_the_judge_that_learned_mirrored_images_is_shown_them() -> None:
-    for task, is_flipped in (("libero_10/4", True), ("libero_10", True), ("libero_object/0", False)):
-        config = recipe(task)
-        assert config.reward.flip_images == is_flipped
-
-
-def test_rounds_that_nobody_would_play_are_refused() -> None:
-    judged = replace(recipe("push_block"), reward=EpisodeRewardConfig(source="judged"))
-    assert judged.algo.rounds == 3
-    with pytest.raises(ValueError, match="algo.rounds 3 has no effect with reward.ahead"):
-        replace(judged, reward=replace(judged.reward, ahead=True))
-
-
-def test_scenes_for_a_policy_that_tells_no_ways_are_refused() -> None:
-    config = recipe("push_block")
-    assert not config.policy.pocket.predicts_offsets
-    with pytest.raises(ValueError, match="sft.scenes 100 has no effect"):
-        replace(config, sft=replace(config.sft, scenes=100))
-
-
-def test_settings_that_nobody_would_heed_are_refused() -> None:
-    with pytest.raises(ValueError, match="goal has no effect"):
-        replace(recipe("push_block"), goal="eat the cake")
-    for odd in ({"false_positives": 0.5}, {"parts": 9}):
-        with pytest.raises(ValueError, match=f"{next(iter(odd))} goes with|have no effect unless somebody"):
-            EpisodeRewardConfig(**odd)
-    with pytest.raises(ValueError, match=r"in \[0, 1\), got 1.0"):
-        ChunkSFTConfig(p_perturb=1.0)
 
 
 def test_an_evaluation_plays_the_policy_greedily_and_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,7 +112,7 @@ def test_demonstrations_of_another_task_are_refused_before_anything_starts(tmp_p
     create_folder(tmp_path / "d", "libero_object/0", "chunks", chunks={})
     config = recipe("push_block")
     with pytest.raises(UsageError, match="demonstrations of libero_object/0, not of push_block"):
-        replace(config, sft=replace(config.sft, data=str(tmp_path / "d"))).check_files()
+        replace(config, sft=replace(config.sft, demonstrations=str(tmp_path / "d"))).check_files()
 
 
 def test_another_judge_than_the_pocket_ones_is_not_shown_their_frames_without_a_word() -> None:
