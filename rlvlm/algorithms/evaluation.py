@@ -66,6 +66,8 @@ class Evaluation:
     episodes: Sequence[PlayedEpisode]
     metrics: Mapping[str, float] = field(default_factory=dict)
     """Whatever else was measured, by names of `rlvlm.core.metrics`, e.g. success under the other decoding."""
+    has_success: bool = True
+    """Whether the env can tell success; where it cannot, returns are what is compared."""
 
 
 class Player(Protocol):
@@ -74,6 +76,15 @@ class Player(Protocol):
     def play(self, seeds: Sequence[int]) -> list[PlayedEpisode]:
         """A whole episode from a reset with each seed, in their order."""
         ...
+
+
+def num_distinct(episodes: Sequence[PlayedEpisode]) -> int:
+    """How many of `episodes` differ.
+
+    Those that are equal to the bit are one episode: a deterministic policy from one start plays it again and again, and
+    that says nothing more. So an interval is that of as many episodes as are distinct.
+    """
+    return len({each.snapshots.tobytes() + each.env_rewards.tobytes() for each in episodes})
 
 
 def evaluate(player: Player, num_episodes: int) -> list[PlayedEpisode]:

@@ -223,7 +223,7 @@ def run_rows(results: Results) -> list[dict[str, Any]]:
             "state": run.state,
             "env_steps": int(run.steps[-1]) if len(run.steps) else 0,
             "final_score": run.final if run.is_finished else None,
-            "final_success_rate": run.mean_of_last(run.success) if run.is_finished else None,
+            "final_success_rate": mean_known([run.mean_of_last(run.success)]) if run.is_finished else None,
             "success_at_end": mean_known([run.mean_of_last(run.at_end)]) if run.is_finished else None,
             "final_return": run.mean_of_last(run.returns) if run.is_finished else None,
             "first_solved": run.first_solved,

@@ -57,7 +57,7 @@ from rlvlm.core.steps import FloatArray, Frames
 from rlvlm.demonstrations.collect import RandomPlayer, ScriptedExpert
 from rlvlm.envs.env import TurnEnv
 from rlvlm.envs.images import FrameStore
-from rlvlm.envs.registry import check_unused, make_env
+from rlvlm.envs.registry import check_unused, is_used, make_env
 from rlvlm.judges.agreement import wilson_interval
 from rlvlm.judges.judge import Judge
 from rlvlm.policies.vla.config import VLAConfig
@@ -209,6 +209,8 @@ class Players:
     """Of the snapshots of its episodes."""
     others: Mapping[str, Player] = field(default_factory=dict)
     """What it is compared with, by the name shown: another decoding, the policy before its training, baselines."""
+    has_success: bool = True
+    """Whether the env can tell success."""
     milestones: Mapping[str, float] = field(default_factory=dict)
     """What lies on the way to success, by its name, and the progress at which it is reached."""
 
@@ -240,7 +242,7 @@ def step_players(config: RunConfig, checkpoint: Path) -> Players:
     def draw(snapshots: FloatArray, size_px: int) -> Frames:
         return FrameStore(env, size_px).frames(snapshots)
 
-    return Players(own=StepsPlayer(policy, env), draw=draw, others=others)
+    return Players(own=StepsPlayer(policy, env), draw=draw, others=others, has_success=env.has_success)
 
 
 def turn_players(config: RunConfig, checkpoint: Path) -> Players:
@@ -290,6 +292,19 @@ def chunk_players(config: RunConfig, checkpoint: Path) -> Players:
     )  # fmt: skip
     others = {"policy, sampled": chunk_player(sampler, greedy=False)}
     return Players(own=chunk_player(sampler), name="policy, greedy", draw=world.draw, others=others)
+
+
+@contextmanager
+def film_draw(config: RunConfig, draw: Draw) -> Iterator[Draw]:
+    """Draws for people what `draw` does for policy and judge: with the robot, where that is hidden from them."""
+    if config.env.robot == "visible" or not is_used(config.task, "robot"):
+        yield draw
+        return
+    env = make_env(config.task, replace(config.env, robot="visible"), config.seed)
+    try:
+        yield env.draw
+    finally:
+        env.close()
 
 
 def write_episodes_page(folder: RunFolder, config: RunConfig, algorithm: RunAlgorithm) -> None:

@@ -7,17 +7,19 @@ from pathlib import Path
 import numpy as np
 from rich.table import Table
 
-from rlvlm.algorithms.evaluation import Evaluation, PlayedEpisode, evaluate
+from rlvlm.algorithms.evaluation import Evaluation, PlayedEpisode, evaluate, num_distinct
 from rlvlm.core.console.tables import plain_console, plain_table
 from rlvlm.core.disk import write_json
 from rlvlm.core.errors import EXIT_DONE, MachineError, UsageError
 from rlvlm.judges.agreement import wilson_interval
-from rlvlm.runs.build import open_players
+from rlvlm.runs.build import film_draw, open_players
 from rlvlm.runs.checkpoints import Checkpoint, newest_sound
 from rlvlm.runs.folder import RunFolder
 from rlvlm.runs.scores import evaluation_row
 from rlvlm.runs.video import write_videos
 
+_UNTOLD = "-"
+"""In place of success, where the env has no test of it."""
 _MOST_SHOWN = 20
 """With more episodes than this no single one is listed."""
 
@@ -64,23 +66,27 @@ def evaluate_run(folder: RunFolder, path: Path, episodes: int, with_video: bool,
         heads = ("episode", "success at the end", "at any step", "true return", "progress at the end")
         rows = []
         for number, one in enumerate(each, start=1):
-            at_end, success = ("yes" if one[what] else "no" for what in ("success_at_end", "success"))
+            known = {True: "yes", False: "no"} if players.has_success else dict.fromkeys((True, False), _UNTOLD)
+            at_end, success = (known[one[what]] for what in ("success_at_end", "success"))
             rows.append((str(number), at_end, success, f"{one['return']:.1f}", f"{one['final_progress']:.0%}"))
         console.print(plain_table(heads, rows))
-    console.print(_table_of_players(compared, list(players.milestones)))
+    console.print(_table_of_players(compared, list(players.milestones), players.has_success))
+    if not players.has_success:
+        console.print("this env has no test of success: returns are what is compared")
     if alike := [name for name, one in compared.items() if one["distinct"] < one["episodes"]]:
         console.print(
             f"{', '.join(alike)}: fewer starts than episodes, so some episodes are the same one again; the last column "
             "counts the distinct ones, and intervals are of those"
         )
-    row = evaluation_row(Evaluation(episodes=played), checkpoint.step, 0.0)
+    row = evaluation_row(Evaluation(episodes=played, has_success=players.has_success), checkpoint.step, 0.0)
     result = {key: value for key, value in row.items() if value is not None and key != "wall_s"}
     out = out or folder.path
     try:
         write_json(out / "evaluation.json", result | {"each": each, "compared": compared})
         if with_video:
-            for file in write_videos(out / "videos", played, checkpoint.step, players.draw):
-                console.print(f"video {file}")
+            with film_draw(config, players.draw) as draw:
+                for file in write_videos(out / "videos", played, checkpoint.step, draw):
+                    console.print(f"video {file}")
     except OSError as error:
         fix = f"rlvlm eval {shlex.quote(str(path))} --out DIR writes elsewhere"
         raise MachineError(f"the figures above could not be written to {out}: {error.strerror}", fix) from error
@@ -107,12 +113,10 @@ def choose_checkpoint(folder: RunFolder, path: Path, log: Callable[[str], None])
 
 
 def _measured(played: Sequence[PlayedEpisode], milestones: Mapping[str, float]) -> dict[str, float]:
-    """Shares of episodes with their intervals, and means; a milestone counts once reached, at any step.
-
-    Episodes that are equal to the bit are one episode: a deterministic policy from one start plays it again and again,
-    and that says nothing more. So an interval is that of as many episodes as are distinct.
+    """Shares of episodes with their intervals, as many as are distinct, and means; a milestone counts once reached, at
+    any step.
     """
-    distinct = len({each.snapshots.tobytes() + each.env_rewards.tobytes() for each in played})
+    distinct = num_distinct(played)
     counted = {
         "success_at_end": sum(each.ends_in_success for each in played),
         "success": sum(each.is_success for each in played),
@@ -129,7 +133,9 @@ def _measured(played: Sequence[PlayedEpisode], milestones: Mapping[str, float]) 
     }
 
 
-def _table_of_players(compared: Mapping[str, Mapping[str, float]], milestones: Sequence[str]) -> Table:
+def _table_of_players(
+    compared: Mapping[str, Mapping[str, float]], milestones: Sequence[str], has_success: bool
+) -> Table:
     """Who played how well; in brackets a share's interval at 95 %, where more than one distinct episode was played."""
     reached = [f"{name}, %" for name in milestones]
     heads = ("who", "success at end, %", "at any step, %", *reached, "return > 0, %", "return", "length", "distinct")
@@ -137,6 +143,9 @@ def _table_of_players(compared: Mapping[str, Mapping[str, float]], milestones: S
     for name, one in compared.items():
         cells = []
         for what in ("success_at_end", "success", *milestones, "above_zero"):
+            if not has_success and what.startswith("success"):
+                cells.append(_UNTOLD)
+                continue
             interval = f" ({100 * one[what + '_low']:.0f} to {100 * one[what + '_high']:.0f})"
             cells.append(f"{100 * one[what]:.1f}{interval if one['distinct'] > 1 else ''}")
         means = (f"{one['episode_return']:.2f}", f"{one['length']:.1f}")

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 EVAL_COLUMNS = (
     "step success_rate episode_return learned_return final_progress episodes wall_s sampled_success_rate "
-    "strict_success_rate sampled_strict_success_rate success_at_end"
+    "strict_success_rate sampled_strict_success_rate success_at_end distinct_episodes"
 ).split()
 QUERY_COLUMNS = (
     "ground_truth_score_1 ground_truth_score_2 vlm_predicted_label timestamp train_iter "

@@ -267,7 +267,12 @@ def column(rows: Rows, name: str) -> FloatArray:
 def _draw_success(axes: Axes, evaluations: Rows) -> None:
     """Greedy success, and sampled success and returns above 0 where they were measured and differ."""
     steps, counts = column(evaluations, "step") / 1_000, column(evaluations, "episodes").astype(int)
+    distinct = [int(row.get("distinct_episodes") or row["episodes"]) for row in evaluations]
     is_sampled = bool(evaluations[-1].get("sampled_success_rate"))
+    if not evaluations[-1]["success_rate"]:
+        axes.set(xticks=[], yticks=[])
+        axes.set_title("The env has no test of success")
+        return
     axes.set(ylabel="episodes, %", ylim=(-4, 104))
     axes.set_title(
         f"Success in {counts[-1]} episodes of each decoding" if is_sampled else "Success of the deterministic policy"
@@ -279,7 +284,8 @@ def _draw_success(axes: Axes, evaluations: Rows) -> None:
         axes.plot(steps, 100 * success, color=colour, marker="o", markersize=4, linewidth=2, label=label)
         low, high = np.zeros(len(success)), success
         if is_sampled:
-            bounds = [wilson_interval(round(one * count), count) for one, count in zip(success, counts, strict=True)]
+            told = counts if place else distinct  # a greedy episode that is played again says nothing new
+            bounds = [wilson_interval(round(one * count), count) for one, count in zip(success, told, strict=True)]
             low, high = np.array(bounds).T
         axes.fill_between(steps, 100 * low, 100 * high, color=colour, alpha=0.12, linewidth=0)
         if not place and all(row.get("success_at_end") for row in evaluations):

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rlvlm.algorithms.evaluation import Evaluation
+from rlvlm.algorithms.evaluation import Evaluation, num_distinct
 from rlvlm.core import metrics
 from rlvlm.envs.registry import return_range
 
@@ -52,12 +52,16 @@ DECODINGS = {
 
 
 def evaluation_row(evaluation: Evaluation, env_steps: int, wall_s: float) -> dict[str, Any]:
-    """A row of `eval.csv`: means over the episodes of one evaluation."""
+    """A row of `eval.csv`: means over the episodes of one evaluation; None of success that the env cannot tell."""
     episodes = evaluation.episodes
+
+    def rate(succeeded: list[bool]) -> float | None:
+        return float(np.mean(succeeded)) if evaluation.has_success else None
+
     learned = float(np.mean([episode.learned_return for episode in episodes]))
     return {
         "step": env_steps,
-        "success_rate": float(np.mean([episode.is_success for episode in episodes])),
+        "success_rate": rate([episode.is_success for episode in episodes]),
         "episode_return": float(np.mean([episode.env_return for episode in episodes])),
         "learned_return": learned if np.isfinite(learned) else None,
         "final_progress": float(np.mean([episode.progress[-1] for episode in episodes])),
@@ -66,7 +70,8 @@ def evaluation_row(evaluation: Evaluation, env_steps: int, wall_s: float) -> dic
         "sampled_success_rate": evaluation.metrics.get(metrics.EVAL_SAMPLED_SUCCESS),
         "strict_success_rate": evaluation.metrics.get(metrics.EVAL_STRICT_SUCCESS),
         "sampled_strict_success_rate": evaluation.metrics.get(metrics.EVAL_SAMPLED_STRICT_SUCCESS),
-        "success_at_end": float(np.mean([episode.ends_in_success for episode in episodes])),
+        "success_at_end": rate([episode.ends_in_success for episode in episodes]),
+        "distinct_episodes": num_distinct(episodes),
     }
 
 
@@ -76,7 +81,7 @@ def evaluation_rank(row: Mapping[str, Any]) -> tuple[float, float]:
 
 
 def true_success(row: Mapping[str, Any]) -> float:
-    """The share of successful episodes in a row of `eval.csv`.
+    """The share of successful episodes in a row of `eval.csv`; 0 where the env has no test of success.
 
     Where sampled play was evaluated too, it counts as much as greedy play: a greedy policy that went round in circles
     may sample well, and the other way round. In envs in turns no more count than have a return above 0: chance
@@ -86,4 +91,4 @@ def true_success(row: Mapping[str, Any]) -> float:
         [float(row[name]) for name in names if row.get(name) not in (None, "")]
         for names in zip(*DECODINGS.values(), strict=True)
     ]
-    return float(np.mean([min(shares) for shares in measured if shares]))
+    return float(np.mean([min(shares) for shares in measured if shares] or [0.0]))

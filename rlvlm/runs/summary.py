@@ -30,10 +30,12 @@ def summarise(folder: RunFolder, config: RunConfig, state: RunState, exit_reason
     Returns:
         Rates in [0, 1], None where nothing was measured; seconds; MiB; counts. `success` is the headline everywhere:
         the share of the last evaluation's episodes that end in success; the others say in their names what they count.
+        All are None where the env has no test of success.
     """
     evaluations = folder.evaluations.read()
     trained = [row for row in evaluations if int(row["step"])]
-    success = [float(row["success_rate"]) for row in trained]
+    has_success = all(row["success_rate"] for row in evaluations)
+    success = [float(row["success_rate"]) for row in trained if has_success]
     returns = [float(row["episode_return"]) for row in trained]
     at_end = [float(row["success_at_end"]) for row in trained[-FINAL_EVALUATIONS:] if row.get("success_at_end")]
     return {
@@ -41,12 +43,14 @@ def summarise(folder: RunFolder, config: RunConfig, state: RunState, exit_reason
         "seed": config.seed,
         "reward": config.reward_name,
         "exit_reason": exit_reason,
-        "success": float(trained[-1].get("success_at_end") or success[-1]) if trained else None,
+        "success": float(trained[-1].get("success_at_end") or success[-1]) if success else None,
         "final_success_rate": _mean(success[-FINAL_EVALUATIONS:]),
         "final_success_at_end": _mean(at_end),
-        "best_success_rate": max((float(row["success_rate"]) for row in evaluations), default=None),
+        "best_success_rate": max((float(row["success_rate"]) for row in evaluations if has_success), default=None),
         "final_episode_return": _mean(returns[-FINAL_EVALUATIONS:]),
         "evaluations": len(trained),
+        "has_success": has_success,
+        **(_counted(trained[-1]) if trained else {}),
         "env_steps": state.env_steps,
         "wall_s": round(state.wall_s, 1),
         "steps_per_s": round(state.env_steps / state.wall_s, 1) if state.wall_s else None,
@@ -59,6 +63,12 @@ def summarise(folder: RunFolder, config: RunConfig, state: RunState, exit_reason
     }
 
 
+def _counted(row: Mapping[str, str]) -> dict[str, int]:
+    """Episodes of an evaluation, and how many of the greedy ones differ."""
+    played = int(row["episodes"])
+    return {"episodes": played, "distinct": int(row.get("distinct_episodes") or played)}
+
+
 def summarise_decodings(evaluations: Sequence[dict[str, str]]) -> dict[str, dict[str, float]]:
     """Success of greedy and of sampled play, before training and at its end; empty where play is not sampled.
 
@@ -66,17 +76,15 @@ def summarise_decodings(evaluations: Sequence[dict[str, str]]) -> dict[str, dict
         evaluations: rows of `eval.csv`; that of step 0 was measured before training.
 
     Returns:
-        By `before training` and `at the end`: the columns of `DECODINGS`, and the number of episodes of each decoding.
+        By `before training` and `at the end`: the columns of `DECODINGS`, the number of episodes of each decoding, and
+        how many greedy ones differ.
     """
     if not evaluations or not evaluations[-1]["sampled_success_rate"]:
         return {}
     first, last = evaluations[0], evaluations[-1]
     chosen = ({} if int(first["step"]) else {"before training": first}) | {"at the end": last}
     wanted = [name for pair in DECODINGS.values() for name in pair if last[name]]
-    return {
-        when: {name: float(row[name]) for name in wanted} | {"episodes": int(row["episodes"])}
-        for when, row in chosen.items()
-    }
+    return {when: {name: float(row[name]) for name in wanted} | _counted(row) for when, row in chosen.items()}
 
 
 def summarise_judge(folder: RunFolder) -> dict[str, float | int | None]:
@@ -179,11 +187,16 @@ def run_card(  # one page, one argument per source of facts
     """
     end = "Finished" if summary["exit_reason"] == "done" else f"Stopped early ({summary['exit_reason']})"
     rate, measured = summary["success"], summary.get("decodings") or {}
-    success = f"ends {_percent(rate)} of episodes in success (last evaluation)"
+    success = "was not evaluated yet" if rate is None else f"ends {_percent(rate)} of episodes in success"
+    if not summary.get("has_success", True):
+        success = "was judged by its return: the env has no test of success"
+    elif rate is not None and summary.get("distinct", 0) == 1 < summary["episodes"]:
+        success += f" (last evaluation: {summary['episodes']} times the same episode, from one start)"
+    elif rate is not None:
+        success += " (last evaluation)"
     lines = [
         f"# {config.task}, {summary['reward']}, seed {config.seed}\n",
-        f"{end} after {summary['env_steps']:,} env steps; the policy "
-        f"{success if rate is not None else 'was not evaluated yet'}.\n",
+        f"{end} after {summary['env_steps']:,} env steps; the policy {success}.\n",
     ]
     if measured:  # greedy and sampled play before and after training, each share with its interval in brackets
         episodes = int(next(iter(measured.values()))["episodes"])
@@ -191,8 +204,10 @@ def run_card(  # one page, one argument per source of facts
         for what, names in DECODINGS.items():
             for when, shares in measured.items():
                 cells = []
-                for share in (shares[name] for name in names if names[0] in shares):
-                    low, high = wilson_interval(round(share * episodes), episodes)
+                told = (int(shares["distinct"]), episodes)  # a greedy episode that is played again says nothing new
+                for name, count in zip(names, told, strict=True) if names[0] in shares else ():
+                    share = shares[name]
+                    low, high = wilson_interval(round(share * count), count)
                     cells.append(f"{_percent(share)} ({100 * low:.0f} to {100 * high:.0f})")
                 lines += [f"| {what}, {_WHEN[when]} | {' | '.join(cells)} |"] if cells else []
         lines.append("")
@@ -216,15 +231,28 @@ def run_card(  # one page, one argument per source of facts
     return "\n".join(lines)
 
 
-def _results(summary: Mapping[str, Any]) -> dict[str, str]:
-    """The rows of the card's table."""
-    labels, count = summary["labels"], min(summary["evaluations"], FINAL_EVALUATIONS)
+def _evaluated(summary: Mapping[str, Any]) -> dict[str, str]:
+    """The rows of the card's table on evaluations: success, or the return where the env has no test of it."""
+    count = min(summary["evaluations"], FINAL_EVALUATIONS)
     mean = f"mean of the last {count} evaluations" if count > 1 else "last evaluation"
     rows = {
         "success at the end of the episode, last evaluation": _percent(summary["success"]),
         f"the same, {mean}": _percent(summary.get("final_success_at_end")),
         f"success at any step, {mean}": _percent(summary["final_success_rate"]),
         "success at any step, best evaluation": _percent(summary["best_success_rate"]),
+    }
+    if not summary.get("has_success", True):
+        final = summary["final_episode_return"]
+        rows = {f"true return, {mean}": "not measured" if final is None else f"{final:.4g}"}
+    if "distinct" in summary:
+        rows["distinct episodes of the last evaluation"] = f"{summary['distinct']:,} of {summary['episodes']:,}"
+    return rows
+
+
+def _results(summary: Mapping[str, Any]) -> dict[str, str]:
+    """The rows of the card's table."""
+    labels = summary["labels"]
+    rows = _evaluated(summary) | {
         "env steps": f"{summary['env_steps']:,}",
         "wall time": f"{summary['wall_s'] / 60:.1f} min",
         "peak memory, all processes": f"{summary['peak_rss_mb']:,} MiB",

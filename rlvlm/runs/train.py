@@ -18,10 +18,11 @@ from rlvlm.core.console.quiet import quiet_output
 from rlvlm.core.console.signals import StopRequest
 from rlvlm.core.disk import write_whole
 from rlvlm.core.errors import EXIT_DONE, EXIT_PREEMPTED, JudgeUnavailable, MachineError, NumericsError, RunError
+from rlvlm.envs.registry import few_starts
 from rlvlm.judges.cache import CachedJudge
 from rlvlm.judges.judge import Judge
 from rlvlm.labels.store import LabelStore
-from rlvlm.runs.build import PANEL_ROWS, draw_examples, open_algorithm, write_episodes_page
+from rlvlm.runs.build import PANEL_ROWS, draw_examples, film_draw, open_algorithm, write_episodes_page
 from rlvlm.runs.checkpoints import Checkpoint, RunState, newest_sound
 from rlvlm.runs.config import RunConfig
 from rlvlm.runs.folder import RunFolder, check_settings, label_store
@@ -90,7 +91,7 @@ class Training:
         self._changes = list(before.changes)
         self._started = time.monotonic()
         self._trackers = Trackers(folder, config)
-        for note in (self._trackers.trouble, *config.notes):
+        for note in (self._trackers.trouble, *config.notes, _note_of_starts(config)):
             if note:
                 console.line(note)
         for name, change in differences(before.settings, self._settings).items():
@@ -188,7 +189,9 @@ class Training:
         summary = summarise(folder, config, state, exit_reason)
         folder.write_summary(summary)
         write_plots(folder, config.title)
-        write_videos(folder.videos, films, state.env_steps, self._algorithm.draw)
+        if films:
+            with film_draw(config, self._algorithm.draw) as draw:
+                write_videos(folder.videos, films, state.env_steps, draw)
         write_judge_page(folder, config)
         write_episodes_page(folder, config, self._algorithm)
         files = sorted(str(file.relative_to(folder.path)) for file in folder.path.rglob("*") if file.is_file())
@@ -418,11 +421,24 @@ def _train(training: Training, stop: StopRequest) -> bool:
     return training.is_over
 
 
+def _note_of_starts(config: RunConfig) -> str:
+    """That evaluations play starts which training has met; empty where there are many, or some are held out."""
+    few = few_starts(config.task) if config.env.split == "all" else None
+    if few is None:
+        return ""
+    return (
+        f"{config.task} has {few} different starts: evaluations play seeds that training never uses, and meet the same "
+        "starts all the same; --env.split training holds a fifth of them out"
+    )
+
+
 def _print_summary(folder: RunFolder, console: RunConsole) -> None:
     summary = folder.summary()
     rate, at_any = summary["success"], summary["final_success_rate"]
     success = "not evaluated"
-    if rate is not None:
+    if not summary["has_success"]:
+        success = f"return {summary['final_episode_return']:.4g} (the env has no test of success)"
+    elif rate is not None:
         success = f"success {rate:.0%} (at the end of episodes, last evaluation; at any step {at_any:.0%})"
     if shares := (summary.get("decodings") or {}).get("at the end"):
         measured = {what: names for what, names in DECODINGS.items() if names[0] in shares}

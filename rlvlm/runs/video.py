@@ -29,7 +29,9 @@ PAPER, INK, FAINT, ACCENT = (250, 250, 248), (38, 70, 83), (200, 206, 208), (231
 
 
 VIDEO_PX = 300
-"""Side of the images."""
+"""Least width of the images: less has no room for the words. Smaller ones are shown as many times as large."""
+_REWARD_PX = 56
+"""Room for the present reward, to the right of the title's second line."""
 
 
 def write_videos(folder: Path, episodes: Sequence[PlayedEpisode], env_steps: int, draw: Draw) -> list[Path]:
@@ -44,6 +46,8 @@ def write_videos(folder: Path, episodes: Sequence[PlayedEpisode], env_steps: int
         file = folder / f"step_{env_steps:08d}_episode_{number}.mp4"
         bounds = episode.reward_range if is_learned else None
         frames = draw(episode.snapshots, VIDEO_PX)
+        times = -(-VIDEO_PX // frames.shape[2])
+        frames = frames.repeat(times, axis=1).repeat(times, axis=2)
         files.append(write_mp4(file, compose_frames(frames, rewards, title, episode.progress, bounds)))
     return files
 
@@ -68,6 +72,22 @@ def write_mp4(file: Path, images: Sequence[NDArray[np.uint8]]) -> Path:
     return file
 
 
+def _lines(title: str, small: Any, width: int) -> list[str]:
+    """A title on one line, or on two that leave room for the reward; what does not fit is cut off."""
+
+    def cut(words: str, room: int) -> str:
+        if small.getlength(words) <= room:
+            return words
+        while words and small.getlength(words + "...") > room:
+            words = words[:-1]
+        return words + "..."
+
+    parts = title.split(", ")
+    first = next((n for n in range(len(parts), 0, -1) if small.getlength(", ".join(parts[:n])) <= width), 1)
+    lines = [cut(", ".join(parts[:first]), width)]
+    return lines + ([cut(", ".join(parts[first:]), width - _REWARD_PX)] if parts[first:] else [])
+
+
 def compose_frames(
     frames: Frames,
     rewards: FloatArray,
@@ -80,7 +100,7 @@ def compose_frames(
     Args:
         frames: [T, H, W, 3] images, one per step.
         rewards: [T] the reward the agent saw at each step.
-        title: one line for the top of the strip.
+        title: for the top of the strip; where it is too long for one line it goes on behind a comma on a second.
         progress: [T] the true progress in [0, 1], written where it is known; None leaves it out.
         bounds: rewards at the bottom and at the top of the strip; None: the episode's own.
 
@@ -98,7 +118,8 @@ def compose_frames(
     small = ImageFont.load_default(size=11)
     base = Image.new("RGB", (width, TRACE_PX), PAPER)
     draw = ImageDraw.Draw(base)
-    draw.text((MARGIN_PX, 6), title, fill=INK, font=small)
+    for row, words in enumerate(_lines(title, small, width - 2 * MARGIN_PX)):
+        draw.text((MARGIN_PX, 6 + 16 * row), words, fill=INK, font=small)
     draw.line(points, fill=FAINT, **line)
     if bounds is not None:
         draw.text((MARGIN_PX, TRACE_PX - 4), f"{low:g} to {high:g}", fill=INK, font=small, anchor="ls")

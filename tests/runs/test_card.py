@@ -3,6 +3,7 @@ from rlvlm.rewards.config import RewardConfig
 from rlvlm.runs.checkpoints import RunState
 from rlvlm.runs.config import RunConfig
 from rlvlm.runs.folder import RunFolder
+from rlvlm.runs.plots import write_plots
 from rlvlm.runs.summary import run_card, summarise
 
 
@@ -59,3 +60,27 @@ def test_a_stopped_run_says_so_and_one_without_a_judge_names_none(folder: RunFol
     text = card(folder, config, "SIGTERM", ["episodes.html"])
     assert "Stopped early (SIGTERM)" in text and "not evaluated yet" in text
     assert "judge:" not in text and "queries" not in text and "(episodes.html)" in text
+
+
+def test_one_episode_played_five_times_is_called_one(folder: RunFolder, config: RunConfig) -> None:
+    row = {"step": 4_000, "success_rate": 1.0, "success_at_end": 1.0, "episode_return": 1.0, "final_progress": 1.0}
+    folder.evaluations.append([row | {"episodes": 5, "wall_s": 1.0, "distinct_episodes": 1}])
+    text = card(folder, config, "done", [])
+    assert "in success (last evaluation: 5 times the same episode, from one start)" in text
+    assert "| distinct episodes of the last evaluation | 1 of 5 |" in text
+
+
+def test_greedy_episodes_that_repeat_make_no_interval_narrower(folder: RunFolder, config: RunConfig) -> None:
+    row = {"step": 4_000, "success_rate": 1.0, "sampled_success_rate": 1.0, "episode_return": 1.0}
+    folder.evaluations.append([row | {"final_progress": 1.0, "episodes": 200, "wall_s": 1.0, "distinct_episodes": 30}])
+    assert "| 100.0 % (89 to 100) | 100.0 % (98 to 100) |" in card(folder, config, "done", [])
+
+
+def test_a_card_speaks_of_no_success_where_the_env_has_no_test_of_it(folder: RunFolder, config: RunConfig) -> None:
+    row = {"step": 4_000, "episode_return": -7.25, "final_progress": 0.0, "episodes": 5, "wall_s": 1.0}
+    folder.evaluations.append([row])
+    text = card(folder, config, "done", [])
+    assert "the policy was judged by its return: the env has no test of success" in text
+    assert "| true return, last evaluation | -7.25 |" in text
+    assert "success at" not in text and "in success" not in text
+    assert write_plots(folder, config.title)

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 
 from rlvlm.algorithms.evaluation import Evaluation, PlayedEpisode
@@ -58,3 +60,12 @@ def test_a_success_that_is_undone_counts_at_any_step_and_not_at_the_end() -> Non
     ]
     row = evaluation_row(Evaluation(episodes=episodes), 0, 0.0)
     assert (row["success_rate"], row["success_at_end"]) == (0.75, 0.5)
+
+
+def test_what_is_equal_to_the_bit_is_one_episode_and_success_that_no_env_tells_is_none() -> None:
+    played = evaluation(0, None)
+    row = evaluation_row(played, 0, 0.0)
+    assert (row["episodes"], row["distinct_episodes"], row["success_rate"]) == (4, 1, 0.0)
+    untold = evaluation_row(replace(played, has_success=False), 0, 0.0)
+    assert untold["success_rate"] is untold["success_at_end"] is None
+    assert evaluation_rank(untold) == (0.0, 1.0), "the return is what is left to choose by"

@@ -6,7 +6,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from rlvlm.runs.video import FPS, HEADER_PX, LEAST_S, TRACE_PX, compose_frames, write_mp4
+from rlvlm.algorithms.evaluation import PlayedEpisode
+from rlvlm.envs.registry import make_env
+from rlvlm.runs.build import film_draw
+from rlvlm.runs.recipes import recipe
+from rlvlm.runs.video import FPS, HEADER_PX, LEAST_S, TRACE_PX, compose_frames, write_mp4, write_videos
 
 
 def compose(rewards: list[float], width: int = 128, title: str = "t", **more: Any) -> list[NDArray[np.uint8]]:
@@ -41,6 +45,43 @@ def test_title_reward_and_true_progress_stand_on_lines_of_their_own() -> None:
     changed = [np.argwhere((one != other).any(-1)) for one, other in zip(plain, told, strict=True)]
     assert all(len(pixels) > 50 and pixels[:, 0].min() > 64 + 70 for pixels in changed), "in the last line of the strip"
     assert not np.array_equal(told[0], told[1])
+
+
+def test_a_long_title_goes_on_beside_the_reward_and_does_not_run_into_it() -> None:
+    title = "step 20,000, success, undone at the end, judge's score so far"
+    plain, titled = (compose([-123.45], 300, words)[0] for words in ("", title))
+    written = np.argwhere((plain != titled).any(-1))
+    reward = np.argwhere((plain[64:86] != plain[64, 0]).any(-1))  # above the trace stands nothing else
+    assert written[:, 0].max() > 64 + 20, "on two lines"
+    assert written[:, 1].max() < 300 - 10
+    second = written[written[:, 0] >= 64 + 20]
+    assert second[:, 1].max() < 300 - 10 - 50 and len(reward) >= 0
+
+
+@pytest.mark.parametrize("width", [96, 192, 300])
+def test_small_images_are_enlarged_until_there_is_room_for_words(width: int, tmp_path: Path) -> None:
+    ones = np.ones(3, np.float32)
+    played = PlayedEpisode(
+        snapshots=ones[:, None], env_rewards=ones, learned_rewards=ones, success=ones > 0, progress=ones
+    )
+    (file,) = write_videos(tmp_path, [played], 0, lambda rows, _: np.zeros((len(rows), 64, width, 3), np.uint8))
+    with av.open(str(file)) as container:
+        assert container.streams.video[0].width == {96: 384, 192: 384, 300: 300}[width]
+
+
+@pytest.mark.slow
+def test_films_show_the_robot_that_policy_and_judge_do_not_see() -> None:
+    config = recipe("drawer_open")
+    env = make_env(config.task, config.env, 0)
+    env.reset(seed=0)
+    hidden = env.draw(env.snapshot()[None], 120)[0].astype(int)
+    with film_draw(config, env.draw) as draw:
+        shown = draw(env.snapshot()[None], 120)[0].astype(int)
+    assert (np.abs(shown - hidden).max(-1) > 30).mean() > 0.03
+    env.close()
+    turns = recipe("number_line")
+    with film_draw(turns, env.draw) as draw:
+        assert draw == env.draw, "there is no robot"
 
 
 @pytest.mark.parametrize(("steps", "fps", "num_images"), [(1, 1, 5), (10, 2, 10), (40, 8, 40), (250, FPS, 250)])

@@ -210,7 +210,7 @@ class SACPebble(BaseAlgorithm):
         before = source.get_state()
         episodes = evaluate(player, num_episodes)
         source.set_state(before)  # a judge's answers here would be remembered by training, which then asks less
-        return Evaluation(episodes=episodes)
+        return Evaluation(episodes=episodes, has_success=self._viewer.has_success)
 
     def draw(self, snapshots: FloatArray, size_px: int) -> Frames:
         """Images of the task's snapshots, `size_px` wide and high."""
