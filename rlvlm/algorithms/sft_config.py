@@ -3,6 +3,9 @@
 from dataclasses import dataclass, field
 from typing import Any
 
+NO_EXPERT_FIX = "--sft.demonstrations DIR, --sft.start-from DIR, or --sft.turns 0 and a model that can play a little"
+"""What helps where no script plays an env."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SFTConfig:
@@ -65,6 +68,11 @@ class ReplySFTConfig(SFTConfig):
             raise ValueError(f"sft.reply_weight must be >= 0, got {self.reply_weight}")
         if self.turns < 0:
             raise ValueError(f"sft.turns must be >= 0, got {self.turns}; 0 goes without")
+
+    @property
+    def plays_expert(self) -> bool:
+        """Whether the task's scripted expert plays the demonstrations."""
+        return bool(self.turns) and not self.demonstrations and not self.start_from
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

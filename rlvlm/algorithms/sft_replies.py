@@ -23,7 +23,7 @@ from torch import Tensor
 from rlvlm.algorithms.checkpoint import write_tensors
 from rlvlm.algorithms.env_slots import EnvSlot
 from rlvlm.algorithms.sft import fit
-from rlvlm.algorithms.sft_config import ReplySFTConfig
+from rlvlm.algorithms.sft_config import NO_EXPERT_FIX, ReplySFTConfig
 from rlvlm.core import metrics
 from rlvlm.core.disk import write_json
 from rlvlm.core.episodes import TokenEpisode
@@ -58,10 +58,7 @@ def demonstrate(slot: EnvSlot, config: ReplySFTConfig, seed: int) -> list[TokenE
     Source of perturbed: noise injected into the supervisor, Laskey et al. 2017 (DART), arXiv:1703.09327.
     """
     if not slot.env.has_expert:
-        raise UsageError(
-            "this env has no scripted expert to show how it is played",
-            "--sft.demonstrations DIR, --sft.start-from DIR, or --sft.turns 0 and a model that can play a little",
-        )
+        raise UsageError("this env has no scripted expert to show how it is played", NO_EXPERT_FIX)
     expert = ScriptedExpert(p_wrong_action=config.p_wrong)
     noise = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(4,)))
     episodes: list[TokenEpisode] = []

@@ -24,6 +24,10 @@ class EnvConfig:
     split: Literal["all", "training", "held_out"] = "all"
     """Of envs in turns: which starts (hands of cards, layouts of grids) episodes may have. A fifth of them is held
     out, always the same ones. A run of training plays the others, and its evaluations those that were held out."""
+    prompt: str = ""
+    """Of envs in turns: file with the words of the prompt, for instance a reference's; empty: the env's own. In it
+    $prompt stands for the env's own, $actions for the legal words, $goal for the goal and, in games of points, $formula
+    for the formula so far; $$ is a dollar sign."""
     shows_text: bool = False
     """Of MiniGrid: whether the prompt tells the mission, the direction and what is carried, which no image shows. Of
     robosuite: where the hand is."""

@@ -11,6 +11,7 @@ import inspect
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from string import Template
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal, Self, TypeVar
 
@@ -150,6 +151,8 @@ class TurnEnv(Env[Turn, str]):
     """Different starts that there are, where they are so few that evaluations meet them again; None: nobody counted."""
     milestones: Mapping[str, float] = MappingProxyType({})
     """What lies on the way to success, by its name: reached as soon as `progress` is at least so much."""
+    template: Template | None = None
+    """Words in place of the env's own prompt, `EnvConfig.prompt`'s; None: the env's own."""
     has_expert: bool = True
     """Whether `expert_action` and `expert_thought` know what to do."""
 
@@ -195,7 +198,13 @@ class TurnEnv(Env[Turn, str]):
 
     def turn(self) -> Turn:
         """What the player is given now."""
-        return Turn(snapshot=self.snapshot(), prompt=self.prompt())
+        words = self.prompt() if self.template is None else self.template.substitute(self.prompt_fields())
+        return Turn(snapshot=self.snapshot(), prompt=words)
+
+    def prompt_fields(self) -> dict[str, str]:
+        """What a prompt of the user's own may name, by its name behind the dollar sign."""
+        actions = ", ".join(f'"{self.action_names[index]}"' for index in self.legal())
+        return {"prompt": self.prompt(), "actions": actions, "goal": self.goal}
 
     def info(self) -> dict[str, Any]:
         """What `reset` and `step` tell besides."""
@@ -212,6 +221,10 @@ class TurnEnv(Env[Turn, str]):
     def start_key(self, first: FloatArray) -> bytes:
         """What makes a start a different one from others, by its snapshot [S]."""
         return first.tobytes()
+
+    def count_starts(self, seeds: int) -> int:
+        """How many different starts the first so many seeds have; the episode under way ends."""
+        return len({self.start_key(self.reset(seed=seed)[0].snapshot) for seed in range(seeds)})
 
     @abstractmethod
     def begin(self) -> None:

@@ -10,8 +10,10 @@ import importlib
 import importlib.util
 import logging
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cache, partial
+from pathlib import Path
+from string import Template
 from typing import TYPE_CHECKING, Any, Literal
 
 from rlvlm.core.errors import UsageError
@@ -20,7 +22,7 @@ from rlvlm.envs.deformables.goals import DEFORMABLE_ENVS, DEFORMABLE_GOALS, RETU
 from rlvlm.envs.gym_cards.games import GAMES
 from rlvlm.envs.libero.tasks import EPISODE_STEPS, SUITES, instruction_of
 from rlvlm.envs.metaworld.goals import PAPER_GOALS, STOCK_GOALS
-from rlvlm.envs.minigrid.ids import IDS, SHORT_NAMES, family
+from rlvlm.envs.minigrid.ids import IDS, SHORT_NAMES, WITHOUT_EXPERT, family
 
 if TYPE_CHECKING:
     import gymnasium as gym
@@ -60,6 +62,8 @@ class Task:
     kind: Kind = "steps"
     """What its envs are: stepped with numbers (`StepEnv`), talked to in turns (`TurnEnv`), or driven by chunks of
     actions (`ChunkEnv`)."""
+    has_expert: bool = True
+    """Of envs in turns: whether a script plays them, which a run's demonstrations come from."""
 
 
 def shipped_tasks() -> Iterator[Task]:
@@ -119,7 +123,7 @@ def shipped_tasks() -> Iterator[Task]:
             maker=f"rlvlm.envs.gym_cards.{maker}",
             env=EnvConfig(episode_steps=turns),
             most_steps=turns,
-            used_settings=("rules", "deals", "split"),
+            used_settings=("rules", "deals", "split", "prompt"),
             kind="turns",
         )
     yield Task(
@@ -172,8 +176,9 @@ def shipped_tasks() -> Iterator[Task]:
             maker="rlvlm.envs.minigrid.env:MiniGridTurnEnv",
             env=EnvConfig(episode_steps=turns),
             most_steps=IDS[env_id],
-            used_settings=("rules", "split", "shows_text", "shows_last"),
+            used_settings=("rules", "split", "prompt", "shows_text", "shows_last"),
             kind="turns",
+            has_expert=env_id not in WITHOUT_EXPERT,
         )
 
 
@@ -240,6 +245,20 @@ def task_goal(name: str) -> str:
         UsageError: there is no such task.
     """
     return _find(name).goal
+
+
+def task_has_expert(name: str) -> bool:
+    """Whether a script plays a task in turns; True for one that is not registered, of which nobody knows yet.
+
+    Raises:
+        UsageError: there is no such task.
+    """
+    return _find(name).has_expert
+
+
+def tasks_without_expert() -> list[str]:
+    """The registered tasks in turns that no script plays, sorted."""
+    return sorted(name for name, task in _TASKS.items() if not task.has_expert)
 
 
 def task_recipe(name: str) -> str:
@@ -336,9 +355,46 @@ def make_env(task: str, config: EnvConfig, seed: int) -> Any:
     if lacking := [name for name in getattr(env, "promised", ()) if not hasattr(env, name)]:
         what = f"the env {type(env).__name__} of {task} ({found.maker}) has no {', '.join(lacking)}"
         raise UsageError(what, "set it in the class, or in __init__: rlvlm/envs/env.py says what it is")
-    if config.split != "all" and (few := getattr(env, "num_starts", None)) is not None:
+    if config.prompt:
+        _set_template(env, config.prompt)
+    if config.split != "all" and (few := few_starts(task)) is not None:
         _warn_once(f"{task} has {few} different starts; --env.split holds out about a fifth of them, {few / 5:.0f}")
     return env
+
+
+def _set_template(env: Any, file: str) -> None:
+    """Has an env in turns ask with the words of a file.
+
+    Raises:
+        UsageError: it cannot be read, or names what there is not.
+    """
+    try:
+        env.template = Template(Path(file).expanduser().read_text())
+        env.turn()
+    except OSError as error:
+        raise UsageError(f"env.prompt {file} cannot be read: {error.strerror}", "name a text file") from error
+    except (KeyError, ValueError) as error:
+        known = ", ".join(f"${name}" for name in env.prompt_fields())
+        raise UsageError(f"env.prompt {file} names what there is not: {error}", f"known: {known}, $$") from error
+
+
+_SEEDS = 40
+"""Of which starts are counted, where the env itself says nothing."""
+
+
+@cache
+def few_starts(task: str) -> int | None:
+    """How many different starts an env in turns has, where they are so few that evaluations meet them again; else None.
+
+    An env counts them itself, or those of some seeds are counted: fewer than half as many are few.
+    """
+    if not is_used(task, "split"):
+        return None
+    env = make_env(task, replace(task_env(task), split="all"), 0)
+    count = env.num_starts or env.count_starts(_SEEDS)
+    is_few = env.num_starts is not None or count < _SEEDS / 2
+    env.close()
+    return count if is_few else None
 
 
 @cache

@@ -14,6 +14,7 @@ import numpy as np
 from PIL import Image
 from rich.console import Console
 
+from rlvlm.algorithms.sft_config import NO_EXPERT_FIX
 from rlvlm.core.errors import EXIT_DONE, UsageError
 from rlvlm.core.steps import FloatArray, Frames
 from rlvlm.demonstrations.collect import Demonstrator, RandomPlayer, ScriptedExpert
@@ -100,13 +101,12 @@ def check_task(task: str, out: Path, num_episodes: int, seed: int) -> int:
         console.print(f"observation {shapes[0]}, action {shapes[1]}, snapshot ({env.snapshot_size},)")
     console.print(_drawing_costs(env, next(iter(plays.values()))[0].snapshots[:20]))
     if isinstance(env, TurnEnv):
+        if not env.has_expert:
+            console.print(f"{'script':<12} there is none, so a run needs {NO_EXPERT_FIX}")
         console.print(f"prompt: {env.reset(seed=seed)[0].prompt}")
-        starts = {env.start_key(env.reset(seed=other)[0].snapshot) for other in range(_STARTS)}
-        console.print(
-            f"{len(starts)} different starts in {_STARTS} seeds: evaluations on other seeds meet them again"
-            if len(starts) < _STARTS / 2
-            else f"{len(starts)} different starts in {_STARTS} seeds"
-        )
+        count = env.count_starts(_STARTS)
+        again = ": evaluations on other seeds meet them again" if count < _STARTS / 2 else ""
+        console.print(f"{count} different starts in {_STARTS} seeds{again}")
         console.print(f"e.g. {next(iter(plays.values()))[0].actions[0]}")
     out.parent.mkdir(parents=True, exist_ok=True)
     contact_sheet(f"{task}: {task_goal(task)}", _rows(env, plays)).save(out)

@@ -4,8 +4,9 @@ import os
 import socket
 from pathlib import Path
 
+from rlvlm.algorithms.sft_config import NO_EXPERT_FIX, ReplySFTConfig
 from rlvlm.core.errors import JudgeUnavailable, MachineError, ModelUnavailable, UsageError, first_line
-from rlvlm.envs.registry import make_env
+from rlvlm.envs.registry import make_env, task_has_expert, tasks_without_expert
 from rlvlm.envs.rendering import FIX, ensure_renderer, try_renderer
 from rlvlm.pocket.models import shipped_folder, weights_folder
 from rlvlm.runs.config import RunConfig
@@ -22,9 +23,9 @@ def check_before_run(config: RunConfig) -> None:
     """Raises what would otherwise stop the run after it has begun.
 
     Raises:
-        UsageError: the judge knows nothing of this task, a model's folder is missing or holds none, another folder is
-            missing, a file cannot be read, the hub does not have a policy's model or cannot be reached, or the judge's
-            store is none that can be used.
+        UsageError: the judge knows nothing of this task, nobody plays the demonstrations that are wanted, a model's
+            folder is missing or holds none, another folder is missing, a file cannot be read, the hub does not have a
+            policy's model or cannot be reached, or the judge's store is none that can be used.
         JudgeUnavailable: the judge's weights, key, client or environment are missing.
         MachineError: no renderer, a GPU is named that is not there, the dashboard's port is taken, or nothing answers
             at RAY_ADDRESS.
@@ -36,8 +37,16 @@ def check_before_run(config: RunConfig) -> None:
     config.check_files()
     for section, network in config.networks.items():
         check_network(section, *network)
+    has_expert = task_has_expert(config.task)
     if ":" in config.task:  # an env that is not ours: what does not fit is said now, and by its own words
-        make_env(config.task, config.env, config.seed).close()
+        env = make_env(config.task, config.env, config.seed)
+        has_expert = getattr(env, "has_expert", True)
+        env.close()
+    if isinstance(config.sft, ReplySFTConfig) and config.sft.plays_expert and not has_expert:
+        what = f"{config.task} has no scripted expert to show how it is played"
+        raise UsageError(
+            f"{what}; of the tasks that ship, those have none: {', '.join(tasks_without_expert())}", NO_EXPERT_FIX
+        )
     if config.track.dashboard and not port_is_free(config.track.dashboard_port):
         what = f"port {config.track.dashboard_port} for the Ray dashboard is taken"
         raise MachineError(what, f"choose another: --track.dashboard-port {free_port()}")

@@ -5,7 +5,7 @@ import pytest
 
 from rlvlm.core.errors import UsageError
 from rlvlm.envs.config import EnvConfig
-from rlvlm.envs.registry import _warn_once, make_env, task_env
+from rlvlm.envs.registry import _warn_once, few_starts, make_env, task_env
 
 
 def starts(task: str, split, count: int = 120) -> list[bytes]:
@@ -46,10 +46,18 @@ def test_a_env_with_one_start_says_so() -> None:
     assert len(sides) == 1
 
 
+def test_rooms_that_are_all_alike_are_told_apart_by_where_the_agent_starts(caplog: pytest.LogCaptureFixture) -> None:
+    learned, held_out = (set(starts("empty_random_5x5", split, 60)) for split in ("training", "held_out"))
+    assert learned and held_out and not learned & held_out
+    assert "empty_random_5x5 has" in caplog.text or few_starts("empty_random_5x5") is None
+    assert few_starts("minigrid/MiniGrid-Empty-5x5-v0") == 1, "always the same"
+    assert few_starts("doorkey_6x6") is few_starts("points24") is few_starts("drawer_open") is None
+
+
 @pytest.mark.parametrize(("task", "count"), [("number_line", 30), ("ez_points", 7)])
 def test_games_with_few_starts_say_how_many(task: str, count: int, caplog: pytest.LogCaptureFixture) -> None:
     env = make_env(task, task_env(task), 0)
-    assert len({env.start_key(env.reset(seed=seed)[0].snapshot) for seed in range(600)}) == count == env.num_starts
+    assert env.count_starts(600) == count == env.num_starts == few_starts(task)
     _warn_once.cache_clear()
     with caplog.at_level(logging.WARNING):
         make_env(task, replace(task_env(task), split="training"), 0)

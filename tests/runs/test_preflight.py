@@ -38,6 +38,14 @@ def test_a_taken_port_is_found_before_the_run() -> None:
     assert port_is_free(port)
 
 
+def test_demonstrations_that_nobody_can_play_are_refused_before_anything_starts() -> None:
+    task = "minigrid/MiniGrid-Playground-v0"
+    with pytest.raises(UsageError, match=f"no scripted expert.* those have none: {task}") as caught:
+        check_before_run(recipe(task))
+    assert "--sft.turns 0" in caught.value.fix
+    check_before_run(override(recipe(task), {"sft.turns": 0}))
+
+
 @pytest.mark.parametrize(
     ("task", "setting"),
     [

@@ -1,9 +1,10 @@
 """`ez_points` and `points24`: write a formula of the cards' numbers, one symbol a turn, that has the wanted value.
 
-Source: Zhai et al. 2024 (RL4VLM), arXiv:2405.10292, app. B. Deals, symbols, rewards, turns and image are the paper's.
-Departures, each given back by `rules="legacy"`: formulas are read token by token over exact fractions, so that digits
-do not join, `**` is no power, `//` no floor division and 8 / (3 - 8 / 3) is 24; a reply that cannot be read appends
-nothing; a long formula is continued on a second line instead of leaving the image. Seeds work under both.
+Source: Zhai et al. 2024 (RL4VLM), arXiv:2405.10292, app. B. Deals, symbols, rewards, turns and the image's layout are
+the paper's; card faces and words are ours. Departures, each given back by `rules="legacy"`: formulas are read token by
+token over exact fractions, so that digits do not join, `**` is no power, `//` no floor division, signs join two numbers
+and 8 / (3 - 8 / 3) is 24; a reply that cannot be read appends nothing; a long formula is continued on a second line
+instead of leaving the image. Seeds work under both.
 """
 
 import json
@@ -106,6 +107,10 @@ class PointsGame(TurnEnv):
             f'"cards" (the {cards} numbers), "current formula", "thoughts" (is it complete? if so "=", else what comes '
             'next) and "action".'
         )
+
+    def prompt_fields(self) -> dict[str, str]:
+        """The formula so far, too."""
+        return super().prompt_fields() | {"formula": self.formula_text()}
 
     def is_success(self) -> bool:
         """Whether the formula was ended and has the wanted value."""

@@ -5,6 +5,7 @@ names of the actions are those of the VLM_PPO repository. Departures from the la
 conversion turned green into pink and red into cyan), and a reply that cannot be read lets a turn pass and costs 0.1.
 """
 
+from functools import cache
 from itertools import takewhile
 from typing import Any
 
@@ -19,9 +20,11 @@ from rlvlm.core.errors import UsageError
 from rlvlm.core.steps import FloatArray, Frames
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.env import Outcome, TurnEnv
-from rlvlm.envs.minigrid.ids import OTHERS, family
+from rlvlm.envs.minigrid.ids import OTHERS, WITHOUT_EXPERT, family
+from rlvlm.envs.minigrid.missions import read_mission
 from rlvlm.envs.minigrid.planner import LEFT, RIGHT, STEPS, Layout, Plan, find_plan
 from rlvlm.envs.minigrid.renderer import TILE_PX, paint
+from rlvlm.envs.minigrid.subgoals import SubgoalPlanner
 
 _INVALID = -0.1
 _PASSED = -1
@@ -46,7 +49,7 @@ class MiniGridTurnEnv(TurnEnv):
     def __init__(self, config: EnvConfig, seed: int, name: str) -> None:
         env = gym.make(name, disable_env_checker=True).unwrapped
         assert isinstance(env, MiniGridEnv)
-        self._env = env
+        self._env, self._name = env, name
         self.rules, self.split = config.rules, config.split
         self._max_turns = config.episode_steps
         self._shows_text, self._shows_last = config.shows_text, config.shows_last
@@ -57,7 +60,10 @@ class MiniGridTurnEnv(TurnEnv):
         self._wants_door = name.startswith("MiniGrid-Unlock-")
         self.picture_px = (env.height * TILE_PX, env.width * TILE_PX)
         self.snapshot_size = env.width * env.height * 3 + 3
-        self.has_expert = not self._has_mission and "Dynamic" not in name
+        self.has_expert = name not in WITHOUT_EXPERT
+        self._is_still = "Dynamic" not in name
+        self._is_exact = not self._has_mission and self._is_still
+        """Whether the search for a shortest way knows the mission; else subgoals are planned for."""
         self.reset(seed=seed)
 
     def begin(self) -> None:
@@ -84,8 +90,9 @@ class MiniGridTurnEnv(TurnEnv):
         return self._legal
 
     def start_key(self, first: FloatArray) -> bytes:
-        """The grid, wherever the agent starts in it."""
-        return np.rint(first[:-3]).astype(np.int64).tobytes()
+        """The grid, wherever the agent starts in it; where there is but one grid, where it starts."""
+        seen = first if _has_one_grid(self._name) else first[:-3]
+        return np.rint(seen).astype(np.int64).tobytes()
 
     def prompt(self) -> str:
         """The task; the mission, direction and hand where text is wanted or the mission changes; the last action where
@@ -145,14 +152,14 @@ class MiniGridTurnEnv(TurnEnv):
         self.set_generator(str(state["generator"]))
 
     def expert_action(self) -> int:
-        """The first step of a shortest way.
+        """The first step of a way to success, a shortest one where the mission is a goal square or a locked door.
 
         Raises:
             UsageError: nobody has written down what this env's missions ask for.
         """
         if not self.has_expert:
             raise UsageError("the missions of this env are not known to the scripted expert; see has_expert")
-        return self._plan.actions[0] if self._plan is not None else self._legal[0]
+        return self._plan.actions[0] if self._plan is not None else self._legal[0]  # a turn: it waits
 
     def expert_thought(self) -> str:
         """Where the agent stands and faces, what it goes for, and the next cell on the way.
@@ -183,15 +190,19 @@ class MiniGridTurnEnv(TurnEnv):
         self._first_length = len(self._plan.actions) if self._plan is not None else 0
 
     def _next_plan(self, action: int) -> Plan | None:
-        """The plan after `action`: its rest where the action followed it, otherwise a new one."""
-        if self._plan is not None and self._plan.actions[0] == action and len(self._plan.actions) > 1:
-            if action in self._legal[:3]:  # what comes next beyond walking stays the same
-                return Plan(self._plan.actions[1:], self._plan.target)
+        """The plan after `action`: its rest where the action followed it and nothing else moves; else a new one."""
+        if self._is_still and self._plan is not None and self._plan.actions[0] == action:
+            return self._plan.rest() or self._new_plan()
+        if self._is_still and self._plan is None and action in self._legal[:3]:
+            return None  # no walk makes a way where there was none
         return self._new_plan()
 
     def _new_plan(self) -> Plan | None:
         if not self.has_expert:
             return None
+        if not self._is_exact:
+            mission = read_mission(self._env)
+            return None if mission is None else SubgoalPlanner(self._env, mission).plan()
         thing = self._env.carrying
         carried = None if thing is None else (OBJECT_TO_IDX[thing.type], COLOR_TO_IDX[thing.color])
         layout = Layout(self._grid(), carried, self._wants_door)
@@ -206,3 +217,18 @@ class MiniGridTurnEnv(TurnEnv):
 
     def _facing(self) -> int:
         return int(self._env.agent_dir)
+
+
+_GRIDS = 8
+"""Of which an env's are compared."""
+
+
+@cache
+def _has_one_grid(name: str) -> bool:
+    """Whether the env with that id has the same grid in every episode, as far as some seeds show."""
+    env: Any = gym.make(name, disable_env_checker=True).unwrapped
+    grids = set()
+    for seed in range(_GRIDS):
+        env.reset(seed=seed)
+        grids.add(env.grid.encode().tobytes())
+    return len(grids) == 1

@@ -46,6 +46,9 @@ IDS = {
 turns after which MiniGrid ends an episode; None where that depends on the mission. A test compares them with the
 installed package."""
 
+WITHOUT_EXPERT = frozenset({"MiniGrid-Playground-v0"})
+"""Ids that no script plays."""
+
 _TURNS = ("turn left", "turn right", "move forward")
 _SQUARE = "the red triangle is on the green goal square"
 FAMILIES = {

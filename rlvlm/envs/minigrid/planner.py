@@ -1,7 +1,7 @@
-"""The shortest way through a grid: what an exact player of MiniGrid does. Used by `env`.
+"""The shortest way through a grid, where the mission is a goal square or a locked door. Used by `env`.
 
 It moves, picks up, and opens doors; it never puts anything down, which no shortest way to a goal square or through a
-locked door needs as long as nothing but the key lies in the way.
+locked door needs as long as nothing but the key lies in the way. `subgoals` plans for all other missions.
 """
 
 from collections import deque
@@ -29,11 +29,20 @@ NOTHING, OTHER = -1, -2
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A shortest way to success."""
+    """A way to success."""
 
     actions: tuple[int, ...]
-    target: tuple[str, Cell]
-    """What is acted on next, beyond walking: `key`, `door` or `goal`, and where."""
+    targets: tuple[tuple[str, Cell], ...]
+    """For each action, what is acted on next, beyond walking: `key`, `door`, `goal`, ... and where."""
+
+    @property
+    def target(self) -> tuple[str, Cell]:
+        """What is acted on next."""
+        return self.targets[0]
+
+    def rest(self) -> "Plan | None":
+        """The plan without its first action; None where that was the last one."""
+        return Plan(self.actions[1:], self.targets[1:]) if len(self.actions) > 1 else None
 
 
 class Layout:
@@ -91,14 +100,15 @@ class Layout:
             return any(state[4] >> self.doors.index(cell) & 1 for cell in self._locked)
         return state[0] in self._goals
 
-    def target(self, state: State, actions: tuple[int, ...]) -> tuple[str, Cell]:
-        """What the first action beyond walking acts on, or the last cell of the way."""
-        for action in actions:
-            ahead = self._ahead(*state[:2])
+    def targets(self, state: State, actions: tuple[int, ...]) -> tuple[tuple[str, Cell], ...]:
+        """For each action of a way, what the next one beyond walking acts on, or the last cell of the way."""
+        found: list[tuple[str, Cell]] = []
+        for number, action in enumerate(actions, start=1):
             if action in (PICK_UP, TOGGLE):
-                return ("door" if action == TOGGLE else "key"), ahead
+                target = "door" if action == TOGGLE else "key", self._ahead(*state[:2])
+                found += [target] * (number - len(found))
             state = dict(self.moves(state))[action]
-        return "goal", state[0]
+        return (*found, *[("goal", state[0])] * (len(actions) - len(found)))
 
     def _held(self, hand: int) -> tuple[int, int] | None:
         return self._carried if hand == OTHER else self._kinds[self.things[hand]][:2] if hand >= 0 else None
@@ -121,7 +131,7 @@ def find_plan(layout: Layout, start: State) -> Plan | None:
             came_from[after] = state, action
             if layout.is_success(after):
                 actions = _retraced(came_from, start, after)
-                return Plan(actions, layout.target(start, actions))
+                return Plan(actions, layout.targets(start, actions))
             queue.append(after)
     return None
 
