@@ -148,7 +148,7 @@ class TurnEnv(Env[Turn, str]):
     split: Literal["all", "training", "held_out"] = "all"
     """Which starts episodes may have; see `EnvConfig`."""
     num_starts: int | None = None
-    """Different starts that there are, where they are so few that evaluations meet them again; None: nobody counted."""
+    """Different starts that there are; None: nobody counted."""
     milestones: Mapping[str, float] = MappingProxyType({})
     """What lies on the way to success, by its name: reached as soon as `progress` is at least so much."""
     template: Template | None = None

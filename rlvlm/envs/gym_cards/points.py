@@ -245,6 +245,8 @@ class Points24(PointsGame):
 
     goal = "write a formula of all four cards that makes 24"
     num_cards, target, max_entries = 4, 24, 20
+    num_starts = 715
+    """Four of ten numbers, in any order, each as often as may be."""
     action_names = (*_NUMBERS, "+", "-", "*", "/", "(", ")", "=")
 
     def deal(self) -> NDArray[np.int64]:
