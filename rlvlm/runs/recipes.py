@@ -59,14 +59,9 @@ def general(task: str) -> RunConfig:
     return RunConfig(task=task, env=task_env(task), algo=GRPOConfig() if kind == "chunks" else SACConfig())
 
 
-def drawer_open() -> RunConfig:
-    """MetaWorld drawer-open in the paper's set-up: hidden robot, fixed start near the drawer, 250-step episodes."""
-    return RunConfig(task="drawer_open")
-
-
-def soccer() -> RunConfig:
-    """MetaWorld soccer in the paper's set-up: hidden robot, fixed start behind the ball, 250-step episodes."""
-    return RunConfig(task="soccer")
+def paper_scene(task: str) -> RunConfig:
+    """A MetaWorld task in the paper's set-up: hidden robot, fixed start near what is to be moved, 250-step episodes."""
+    return RunConfig(task=task)
 
 
 def sweep_into() -> RunConfig:
@@ -142,13 +137,10 @@ def fold_cloth() -> RunConfig:
     )
 
 
-def metaworld(task: str) -> RunConfig:
-    """Any stock MetaWorld task, not tuned. The robot is shown: it starts far away, and in some tasks it is judged."""
-    return RunConfig(task=task, steps=100_000, env=task_env(task))
-
-
-def softgym(task: str) -> RunConfig:
-    """Any of SoftGym's own tasks, not tuned."""
+def stock(task: str) -> RunConfig:
+    """Any task of MetaWorld or SoftGym as it comes, not tuned. MetaWorld's robot is shown: it starts far away, and in
+    some tasks it is judged.
+    """
     return RunConfig(task=task, steps=100_000, env=task_env(task))
 
 
@@ -194,26 +186,17 @@ def empty_random_6x6() -> RunConfig:
     )  # fmt: skip
 
 
-def doorkey_6x6() -> RunConfig:
+def doorkey(task: str, episode_steps: int, turns: int, updates: int) -> RunConfig:
     """MiniGrid's key, door and goal; evaluated on layouts that were never met, in a bit more than three times the
-    expert's turns.
+    expert's turns. Larger rooms take more demonstrations, and more steps to learn them.
 
-    A greedy policy that is wrong in one state stays there. So the expert perturbed, that many states be shown, and the
-    prompt tells the last action and whether it changed anything.
+    A greedy policy that is wrong in one state stays there. So the expert is perturbed, that many states be shown, and
+    the prompt has the last action and whether it changed anything.
     """
     return _turns(
-        "doorkey_6x6", steps=4_096, gamma=0.97, final_lr=0.05,
-        world=replace(task_env("doorkey_6x6"), episode_steps=40, split="training", shows_last=True),
-        sft=ReplySFTConfig(turns=22_000, p_perturb=0.3, updates=2_000),
-    )  # fmt: skip
-
-
-def doorkey_8x8() -> RunConfig:
-    """As doorkey_6x6, with larger rooms: more demonstrations, and more steps to learn them."""
-    return _turns(
-        "doorkey_8x8", steps=4_096, gamma=0.97, final_lr=0.05,
-        world=replace(task_env("doorkey_8x8"), episode_steps=70, split="training", shows_last=True),
-        sft=ReplySFTConfig(turns=40_000, p_perturb=0.3, updates=3_000),
+        task, steps=4_096, gamma=0.97, final_lr=0.05,
+        world=replace(task_env(task), episode_steps=episode_steps, split="training", shows_last=True),
+        sft=ReplySFTConfig(turns=turns, p_perturb=0.3, updates=updates),
     )  # fmt: skip
 
 
@@ -362,29 +345,19 @@ def _judged(task: str) -> tuple[JudgeConfig, EpisodeRewardConfig]:
 
 
 RECIPES: dict[str, Callable[[], RunConfig]] = {
-    "drawer_open": drawer_open,
-    "soccer": soccer,
-    "sweep_into": sweep_into,
-    "cartpole": cartpole,
-    "straighten_rope": straighten_rope,
-    "pass_water": pass_water,
-    "fold_cloth": fold_cloth,
+    **{task: partial(paper_scene, task) for task in ("drawer_open", "soccer")},
+    **{make.__name__: make for make in (sweep_into, cartpole, straighten_rope, pass_water, fold_cloth)},
     **{task: partial(general, task) for task in SHORT_NAMES},
-    "number_line": number_line,
-    "ez_points": ez_points,
-    "blackjack": blackjack,
-    "points24": points24,
-    "pick_place_can": pick_place_can,
+    **{make.__name__: make for make in (number_line, ez_points, blackjack, points24, pick_place_can)},
     "empty_random_6x6": empty_random_6x6,
-    "doorkey_6x6": doorkey_6x6,
-    "doorkey_8x8": doorkey_8x8,
+    "doorkey_6x6": partial(doorkey, "doorkey_6x6", episode_steps=40, turns=22_000, updates=2_000),
+    "doorkey_8x8": partial(doorkey, "doorkey_8x8", episode_steps=70, turns=40_000, updates=3_000),
     "push_block": push_block,
     **{suite: partial(libero_suite, suite) for suite in SUITES},
 }
 """By task."""
 FAMILY_RECIPES: dict[str, Callable[[str], RunConfig]] = {
-    "metaworld": metaworld,
-    "softgym": softgym,
+    **dict.fromkeys(("metaworld", "softgym"), stock),
     "minigrid": general,
     **dict.fromkeys(SUITES, libero),
 }

@@ -175,11 +175,11 @@ def scored_examples(records: Sequence[ScoreRecord | ScoredItem], draw: Draw, goa
             snapshots, size_px, progress, truth = item.snapshots, SCORED_PX, item.progress, record.truth
             ending = "a success that was undone" if item.is_undone else "a success" if item.is_success else "no success"
             about = {"goal": item.goal, "action": item.action, "ending": ending}
-            outcome = outcome_of(score.value, str(score.status), item, record.claim)
+            outcome = str(score.status) if score.value is None else outcome_of(score.value, item, record.claim)
         else:
             snapshots, size_px, progress, truth = record.segment.snapshots, PAIR_PX, record.progress, record.progress
             about = {"goal": goal, "action": "", "ending": ""}
-            outcome = nearness(score.value, str(score.status), record.progress)
+            outcome = str(score.status) if score.value is None else nearness(score.value, record.progress)
         row = {
             ENV_STEPS: record.env_step,
             "frames": [encode_png(frame) for frame in draw(spread(snapshots, MAX_FRAMES), size_px)],
@@ -195,19 +195,15 @@ def scored_examples(records: Sequence[ScoreRecord | ScoredItem], draw: Draw, goa
     return rows
 
 
-def nearness(value: float | None, status: str, progress: float) -> str:
+def nearness(value: float, progress: float) -> str:
     """What became of a score of progress, as a key of `pages.SCORE_COLOURS`."""
-    if value is None:
-        return status
     if abs(value - progress) <= NEAR:
         return "near the truth"
     return "above the truth" if value > progress else "below the truth"
 
 
-def outcome_of(value: float | None, status: str, item: ScoringItem, claim: float) -> str:
+def outcome_of(value: float, item: ScoringItem, claim: float) -> str:
     """What became of a score that claims a success from `claim` on, as a key of `pages.SCORE_COLOURS`."""
-    if value is None:
-        return status
     if item.is_undone:
         return "success, undone at the end"
     if value >= claim:

@@ -1,4 +1,5 @@
 import random
+from datetime import datetime
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +9,9 @@ from damaged import damage
 
 from rlvlm.algorithms.checkpoint import CorruptCheckpoint, PolicyFile, save_tree
 from rlvlm.core.errors import MachineError
-from rlvlm.runs.checkpoints import CheckpointStore, RunState, newest_sound
+from rlvlm.runs.checkpoints import CheckpointStore, RunState, checkpoint_store, newest_sound
+from rlvlm.runs.config import RunConfig
+from rlvlm.runs.folder import create_folder, find_folder
 
 
 def state(step: int) -> RunState:
@@ -117,3 +120,80 @@ def test_a_step_folder_of_before_there_were_manifests_of_it_is_taken(three: Chec
 
 def test_where_there_is_none_yet_none_is_taken(tmp_path: Path) -> None:
     assert newest_sound(CheckpointStore(tmp_path / "checkpoints", keep=3).newest_first()) is None
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("RLVLM_SCRATCH", str(tmp_path / "scratch"))
+    return tmp_path / "run" / "checkpoints"
+
+
+def names(root: Path) -> list[str]:
+    return sorted(path.name for path in root.rglob("step_*"))
+
+
+def test_scratch_keeps_the_newest_and_home_the_last_and_the_best(home: Path, tmp_path: Path) -> None:
+    store = checkpoint_store(home, keep=3)
+    for step in (100, 200, 300, 400, 500):
+        assert store.save(state(step), write, is_best=step == 100).parent == home
+    assert names(tmp_path / "scratch") == ["step_00000100", "step_00000300", "step_00000400", "step_00000500"]
+    assert names(home) == ["step_00000100", "step_00000500"]
+    assert (home / "last" / "algorithm" / "weights").is_file()
+    best = store.best()
+    assert best is not None and best.state == state(100) and best.path.parent == home
+    assert [checkpoint.state.env_steps for checkpoint in store.all()] == [100, 300, 400, 500]
+
+
+def test_a_purged_scratch_loses_nothing_that_a_run_needs(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = checkpoint_store(home, keep=2)
+    for step in (100, 200):
+        store.save(state(step), write, is_best=step == 100)
+    monkeypatch.setenv("RLVLM_SCRATCH", str(tmp_path / "another"))
+    again = checkpoint_store(home, keep=2)
+    newest = again.all()[-1]
+    assert newest.state == state(200) and (newest.algorithm / "weights").is_file()
+    assert again.save(state(300), write, is_best=False).is_dir()
+
+
+def test_the_copy_on_scratch_stands_in_for_a_damaged_one_at_home(home: Path, tmp_path: Path) -> None:
+    store = checkpoint_store(home, keep=2)
+    for step in (100, 200):
+        store.save(state(step), write, is_best=False)
+    damage(home / "step_00000200" / "algorithm" / "weights", at=0)
+    sound = newest_sound(store.newest_first())
+    assert sound is not None and sound.state == state(200) and tmp_path / "scratch" in sound.path.parents
+
+
+def test_later_checkpoints_go_from_both(home: Path, tmp_path: Path) -> None:
+    store = checkpoint_store(home, keep=3)
+    for step in (100, 200, 300):
+        store.save(state(step), write, is_best=False)
+    store.discard_after(200)
+    assert names(tmp_path / "scratch") == ["step_00000100", "step_00000200"]
+    assert names(home) == []
+    assert store.all()[-1].state == state(200)
+
+
+def test_a_scratch_that_refuses_is_passed_over(home: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "scratch").touch()  # no folder, so nothing can be put into it
+    store = checkpoint_store(home, keep=3)
+    assert store.save(state(100), write, is_best=True) == home / "step_00000100"
+    assert "scratch refuses" in caplog.text
+
+
+def test_a_new_run_does_not_inherit_what_an_old_one_left_on_scratch(home: Path, tmp_path: Path) -> None:
+    config = RunConfig(task="drawer_open", out=home.parent)
+    folder = create_folder(config, ["rlvlm"], datetime(2026, 1, 2))
+    folder.checkpoints.save(state(100), write, is_best=True)
+    folder.remove()
+    assert names(tmp_path / "scratch") == ["step_00000100"]
+    create_folder(config, ["rlvlm"], datetime(2026, 1, 2))
+    assert names(tmp_path / "scratch") == [] and find_folder(home.parent).checkpoints.all() == []
+
+
+def test_runs_of_one_name_in_two_places_share_no_folder(home: Path, tmp_path: Path) -> None:
+    for place in ("a", "b"):
+        checkpoint_store(tmp_path / place / "run" / "checkpoints", keep=2).save(state(100), write, is_best=False)
+    assert len(list((tmp_path / "scratch").iterdir())) == 2

@@ -9,6 +9,7 @@ from PIL import Image
 from rlvlm.preferences.records import ScoreRecord
 from rlvlm.runs.folder import RunFolder
 from rlvlm.runs.plots import (
+    OUTCOMES,
     column,
     draw_accuracy,
     draw_learning_curve,
@@ -29,14 +30,11 @@ def rows_of(*gaps_and_ends: tuple[float, str, str]) -> list[dict[str, str]]:
 
 def test_every_answer_has_one_outcome() -> None:
     ends = [("ok", "1"), ("ok", "0"), ("ok", ""), ("no_preference", ""), ("invalid", ""), ("failed", "")]
-    assert [outcome({"status": status, "correct": correct}) for status, correct in ends] == [
-        "correct",
-        "incorrect",
-        "truth ties",
-        "no preference",
-        "invalid",
-        "failed",
-    ]
+    assert [outcome({"status": status, "correct": correct}) for status, correct in ends] == list(OUTCOMES)
+    kept = [("ok", True), ("ok", False), ("ok", None)]  # of an example, which is no line of a table
+    assert [outcome({"status": status, "correct": correct}) for status, correct in kept] == list(OUTCOMES)[:3]
+    values = column([{"x": "1.5"}, {"x": ""}], "x")
+    assert values[0] == 1.5 and values[1] != values[1], "an empty cell is no number"
 
 
 def test_bars_are_shares_of_their_difficulty_bin() -> None:
@@ -57,11 +55,6 @@ def test_no_bar_of_difficulty_holds_much_more_than_a_tenth() -> None:
     assert len(counts) == 10 and max(counts) <= 101
 
 
-def test_an_empty_cell_is_no_number() -> None:
-    values = column([{"x": "1.5"}, {"x": ""}], "x")
-    assert values[0] == 1.5 and values[1] != values[1]
-
-
 @pytest.mark.slow
 def test_the_queries_so_far_end_at_all_of_them(filled: RunFolder) -> None:
     axes = Figure().subplots()
@@ -71,13 +64,17 @@ def test_the_queries_so_far_end_at_all_of_them(filled: RunFolder) -> None:
     assert corners[:, 1].max() == 12 and corners[corners[:, 1] == 12, 0].max() == 4.0, "up to the end of the run"
 
 
-def test_all_plots_are_written(filled: RunFolder) -> None:
+def test_the_plots_that_there_is_data_for_are_written(filled: RunFolder) -> None:
     files = write_plots(filled, "t")
     assert [file.name for file in files] == ["learning_curve.png", "vlm_accuracy.png", "labels_over_time.png"]
     for file in files:
         with Image.open(file) as image:
             assert min(image.size) > 300
     assert sorted(file.name for file in filled.plots.iterdir()) == sorted(file.name for file in files)
+    filled.queries.path.unlink()
+    assert [file.name for file in write_plots(filled, "t")] == ["learning_curve.png"]
+    filled.evaluations.path.unlink()
+    assert write_plots(filled, "t") == []
 
 
 def test_a_policy_is_drawn_under_both_decodings_from_before_its_training_on() -> None:
@@ -101,11 +98,6 @@ def test_a_policy_is_drawn_under_both_decodings_from_before_its_training_on() ->
     assert len(draw_learning_curve(evaluations, [], rows, "t").axes) == 2, "shares that are always none or all"
 
 
-def test_without_queries_there_is_the_curve_alone(filled: RunFolder) -> None:
-    filled.queries.path.unlink()
-    assert [file.name for file in write_plots(filled, "t")] == ["learning_curve.png"]
-
-
 def test_scores_have_a_plot_of_their_own(filled: RunFolder, make_scores: Callable[[int], list[ScoreRecord]]) -> None:
     filled.queries.path.unlink()
     filled.scores.append(map(score_row, make_scores(2_000), range(9)))
@@ -116,15 +108,6 @@ def test_scores_have_a_plot_of_their_own(filled: RunFolder, make_scores: Callabl
     np.testing.assert_allclose(points, [[0, 10], [50, 80], [90, 70]], atol=1e-4)
     np.testing.assert_allclose(means, points)
     assert {outcome(row) for row in filled.scores.read()} == {"scored", "invalid", "failed"}
-
-
-@pytest.mark.slow
-def test_unreadable_scores_alone_make_no_plot(
-    filled: RunFolder, make_scores: Callable[[int], list[ScoreRecord]]
-) -> None:
+    filled.scores.path.unlink()
     filled.scores.append(map(score_row, make_scores(2_000)[3:], range(9)))
-    assert "vlm_scores.png" not in [file.name for file in write_plots(filled, "t")]
-
-
-def test_without_anything_there_is_nothing(folder: RunFolder) -> None:
-    assert write_plots(folder, "t") == []
+    assert "vlm_scores.png" not in [file.name for file in write_plots(filled, "t")], "none of them can be read"

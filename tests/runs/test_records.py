@@ -50,12 +50,14 @@ def empty(tmp_path: Path) -> RunFolder:
 
 def test_outcomes_by_hand() -> None:
     cases = [(0.9, True), (0.9, False), (0.5, True), (0.5, False)]
-    assert [outcome_of(value, "ok", told(value, success, 0).item, 0.875) for value, success in cases] == [
+    assert [outcome_of(value, told(value, success, 0).item, 0.875) for value, success in cases] == [
         "true positive", "false positive", "false negative", "true negative",
     ]  # fmt: skip
-    success = told(0.5, True, 0).item
-    assert outcome_of(None, "invalid", success, 0.875) == "invalid"
-    assert outcome_of(0.5, "ok", replace(success, is_undone=True), 0.875) == "success, undone at the end"
+    undone = replace(told(0.5, True, 0).item, is_undone=True)
+    assert outcome_of(0.5, undone, 0.875) == "success, undone at the end"
+    assert [nearness(value, 0.5) for value in (0.45, 0.9, 0.1)] == [
+        "near the truth", "above the truth", "below the truth",
+    ]  # fmt: skip
 
 
 def test_every_score_is_in_the_log_and_some_on_the_page(empty: RunFolder) -> None:
@@ -72,12 +74,6 @@ def test_every_score_is_in_the_log_and_some_on_the_page(empty: RunFolder) -> Non
     assert "Alarm from step 9 on" in page and page.count("<article") == 5 and "5 of 10 scores" in page
     assert "<b>on</b>" not in page and "<i>" not in page.split("<main")[-1], "untrusted words stay words"
     assert summarise_judge(empty)["alarm_step"] == 9
-
-
-def test_scores_of_progress_worked_by_hand() -> None:
-    assert nearness(0.45, "ok", 0.5) == "near the truth"
-    assert (nearness(0.9, "ok", 0.5), nearness(0.1, "ok", 0.5)) == ("above the truth", "below the truth")
-    assert nearness(None, "failed", 0.5) == "failed"
 
 
 def test_a_run_of_judged_images_has_a_page(
@@ -119,13 +115,8 @@ def test_the_four_ends_of_a_query_stay_apart(folder: RunFolder, make_records: Ca
     assert [row["vlm_predicted_label"] for row in rows] == ["0", "0", "-1", "-1", "-1", "1"]
     assert [row["status"] for row in rows] == ["ok", "ok", "no_preference", "invalid", "failed", "ok"]
     assert [row["correct"] for row in rows] == ["1", "0", "", "", "", ""]
-    assert list(rows[0])[:5] == [
-        "ground_truth_score_1",
-        "ground_truth_score_2",
-        "vlm_predicted_label",
-        "timestamp",
-        "train_iter",
-    ]
+    of_reference = "ground_truth_score_1 ground_truth_score_2 vlm_predicted_label timestamp train_iter"
+    assert " ".join(list(rows[0])[:5]) == of_reference
     first = rows[0]
     assert (first["ground_truth_score_1"], first["ground_truth_score_2"], first["p_left"]) == ("0.9", "0.1", "0.6")
     assert first["timestamp"] == "2023-11-14T22:13:20.500+00:00"

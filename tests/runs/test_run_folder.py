@@ -46,11 +46,6 @@ def test_a_job_may_not_leave_its_run_where_ray_cleans_up(tmp_path: Path, monkeyp
     assert create_folder(RunConfig(task="drawer_open", out=tmp_path / "run"), ["rlvlm"], NOW).path.is_dir()
 
 
-def test_a_folder_that_moved_knows_where_it_is(folder: RunFolder, tmp_path: Path) -> None:
-    shutil.move(folder.path, tmp_path / "elsewhere")
-    assert find_folder(tmp_path / "elsewhere").config().out == tmp_path / "elsewhere"
-
-
 def test_a_used_folder_is_refused_with_the_way_on(folder: RunFolder, config: RunConfig, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="already holds a run") as caught:
         create_folder(config, ["rlvlm"], NOW)
@@ -84,12 +79,6 @@ def test_removing_takes_the_parents_that_were_made_and_no_others(config: RunConf
 
 def save(folder: RunFolder, step: int) -> Path:
     return folder.checkpoints.save(RunState(env_steps=step, wall_s=0.0, peak_rss_mb=0.0), Path.mkdir, is_best=False)
-
-
-def test_a_folder_in_which_something_was_paid_for_is_kept(folder: RunFolder) -> None:
-    assert not folder.has_begun()
-    folder.ledger.write_text("{}")
-    assert folder.has_begun()
 
 
 def test_a_run_is_found_from_any_path_in_it(filled: RunFolder, tmp_path: Path) -> None:
@@ -131,23 +120,22 @@ def test_a_cut_takes_everything_back_to_one_step(filled: RunFolder) -> None:
     assert filled.summary() == {}
 
 
-def test_two_processes_cannot_write_to_one_run(folder: RunFolder) -> None:
+def test_a_folder_is_held_by_one_process_and_says_what_became_of_the_run(folder: RunFolder, tmp_path: Path) -> None:
     with folder.locked():
         with pytest.raises(UsageError, match="another process"), folder.locked():
             pass
     with folder.locked():
         pass
-
-
-def test_a_summary_is_replaced_whole(folder: RunFolder) -> None:
+    assert not folder.has_begun()
+    folder.ledger.write_text("{}")
+    assert folder.has_begun(), "something was paid for"
     folder.write_summary({"a": 1})
     folder.write_summary({"a": 2})
     assert json.loads((folder.path / "summary.json").read_text()) == folder.summary() == {"a": 2}
-
-
-def test_a_config_that_cannot_be_read_is_named(folder: RunFolder) -> None:
-    file = folder.path / "config.yaml"
+    file = shutil.move(folder.path, tmp_path / "elsewhere") / "config.yaml"
+    moved = find_folder(tmp_path / "elsewhere")
+    assert moved.config().out == tmp_path / "elsewhere"
     file.write_text(f"{file.read_text()}sede: 1\n")
     with pytest.raises(UsageError, match=f"{re.escape(str(file))}: unknown key sede") as caught:
-        folder.config()
+        moved.config()
     assert caught.value.fix == "did you mean seed?"

@@ -2,12 +2,15 @@ from collections.abc import Callable
 
 import pytest
 
+from rlvlm.core import metrics
 from rlvlm.preferences.records import ScoreRecord
+from rlvlm.rewards.config import RewardConfig
 from rlvlm.runs.checkpoints import RunState
 from rlvlm.runs.config import RunConfig
 from rlvlm.runs.folder import RunFolder
+from rlvlm.runs.plots import write_plots
 from rlvlm.runs.records import score_row
-from rlvlm.runs.summary import summarise
+from rlvlm.runs.summary import run_card, summarise
 
 STATE = RunState(env_steps=4_000, wall_s=240.0, peak_rss_mb=1234.4)
 
@@ -42,3 +45,77 @@ def test_scores_count_as_queries_and_are_measured_against_the_truth(
     assert (row["ground_truth_score"], row["vlm_score"], row["env_step"], row["return"]) == ("0", "0.1", "2000", "0")
     folder.cut(1_999)
     assert folder.scores.read() == []
+
+
+def card(folder: RunFolder, config: RunConfig, reason: str, files: list[str]) -> str:
+    summary = summarise(folder, config, STATE, reason)
+    return run_card(config, summary, folder.environment(), folder.command(), files)
+
+
+def test_the_card_says_what_came_of_the_run_and_how_to_do_it_again(filled: RunFolder, config: RunConfig) -> None:
+    text = card(filled, config, "done", ["plots/learning_curve.png", "judge_panel.html", "videos/a.mp4"])
+    assert "# drawer_open, judge labels, image reward, seed 3" in text
+    assert "Finished after 4,000 env steps; the policy ends 90.0 % of episodes in success (last evaluation)" in text
+    assert "| no preference / unreadable / no answer | 2 / 2 / 2 |" in text
+    assert "rlvlm run drawer_open --seed 3" in text
+    assert "![Learning curve](plots/learning_curve.png)" in text and "vlm_accuracy.png" not in text
+    assert "[videos/a.mp4](videos/a.mp4)" in text and "judge_panel.html" in text
+    assert "- judge: pocket, prompt direct" in text
+
+
+def test_the_card_says_when_and_why_the_learned_reward_counted(filled: RunFolder, config: RunConfig) -> None:
+    assert "learned reward" not in card(filled, config, "done", []), "nothing was fitted"
+    names = (metrics.REWARD_IS_TRUSTED, metrics.REWARD_NUM_FORETOLD, metrics.REWARD_NUM_FORETOLD_RIGHT)
+    for step, numbers in ((5_000, (0, 50, 26)), (6_000, (1, 150, 112)), (7_000, (1, 250, 190))):
+        filled.metrics.append([{metrics.ENV_STEPS: step, **dict(zip(names, numbers, strict=True))}])
+        if step == 5_000:
+            unused = "not used, the agent explored: 26 of 50 answers predicted, no better than chance"
+            assert f"| learned reward | {unused} |" in card(filled, config, "done", [])
+    text = card(filled, config, "done", [])
+    assert "| learned reward | used from step 6,000 on, 112 of 150 answers predicted by then |" in text
+
+
+def test_greedy_and_sampled_play_stand_beside_each_other_before_and_after(folder: RunFolder, config: RunConfig) -> None:
+    row = {"episode_return": 1.0, "final_progress": 1.0, "episodes": 200, "wall_s": 1.0}
+    start = {"step": 0, "success_rate": 1.0, "sampled_success_rate": 0.8}
+    end = {"step": 4_000, "success_rate": 1.0, "sampled_success_rate": 0.98}
+    folder.evaluations.append([row | start])
+    text = card(folder, config, "SIGTERM", [])
+    assert "success at the end of the episode, last evaluation | not measured" in text, "only the start was measured"
+    assert "success at any step, best evaluation | 100.0 %" in text, "its checkpoint is the best there is"
+    folder.evaluations.append([row | end])
+    text = card(folder, config, "done", [])
+    assert "| 200 episodes each | greedy | sampled |" in text and "return above 0" not in text
+    assert "| success, at step 0, before training | 100.0 % (98 to 100) | 80.0 % (74 to 85) |" in text
+    assert "| success, at the last evaluation | 100.0 % (98 to 100) | 98.0 % (95 to 99) |" in text
+
+
+def test_a_stopped_run_says_so_and_one_without_a_judge_names_none(folder: RunFolder) -> None:
+    config = RunConfig(task="drawer_open", reward=RewardConfig(source="environment"))
+    text = card(folder, config, "SIGTERM", ["episodes.html"])
+    assert "Stopped early (SIGTERM)" in text and "not evaluated yet" in text
+    assert "judge:" not in text and "queries" not in text and "(episodes.html)" in text
+
+
+def test_one_episode_played_five_times_is_called_one(folder: RunFolder, config: RunConfig) -> None:
+    row = {"step": 4_000, "success_rate": 1.0, "success_at_end": 1.0, "episode_return": 1.0, "final_progress": 1.0}
+    folder.evaluations.append([row | {"episodes": 5, "wall_s": 1.0, "distinct_episodes": 1}])
+    text = card(folder, config, "done", [])
+    assert "in success (last evaluation: 5 times the same episode, from one start)" in text
+    assert "| distinct episodes of the last evaluation | 1 of 5 |" in text
+
+
+def test_greedy_episodes_that_repeat_make_no_interval_narrower(folder: RunFolder, config: RunConfig) -> None:
+    row = {"step": 4_000, "success_rate": 1.0, "sampled_success_rate": 1.0, "episode_return": 1.0}
+    folder.evaluations.append([row | {"final_progress": 1.0, "episodes": 200, "wall_s": 1.0, "distinct_episodes": 30}])
+    assert "| 100.0 % (89 to 100) | 100.0 % (98 to 100) |" in card(folder, config, "done", [])
+
+
+def test_a_card_speaks_of_no_success_where_the_env_has_no_test_of_it(folder: RunFolder, config: RunConfig) -> None:
+    row = {"step": 4_000, "episode_return": -7.25, "final_progress": 0.0, "episodes": 5, "wall_s": 1.0}
+    folder.evaluations.append([row])
+    text = card(folder, config, "done", [])
+    assert "the policy was judged by its return: the env has no test of success" in text
+    assert "| true return, last evaluation | -7.25 |" in text
+    assert "success at" not in text and "in success" not in text
+    assert write_plots(folder, config.title)
