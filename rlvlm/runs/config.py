@@ -221,7 +221,9 @@ class RunConfig:
             return list(known_tasks()) if self.judge.knows_few_tasks else []
         if isinstance(self.algo, PPOConfig) or not self.judge.ships_weights:
             return []
-        return list(known_tasks(self.judge.model or "judge"))
+        if not self.judge.model:  # that of pairs scores no episode, the others do
+            return [*known_tasks("scorer"), *known_tasks("video")]
+        return list(known_tasks(self.judge.model))
 
     @property
     def models(self) -> dict[str, str]:

@@ -115,5 +115,9 @@ def test_all_that_goes_into_an_image_is_there() -> None:
     assert all((ROOT / source).exists() for source in sources)
     kept = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
     assert kept == sources
-    packed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
-    assert {"README.md", *packed["packages"], *packed["force-include"]} <= sources
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    project, packed = settings["project"], settings["tool"]["hatch"]["build"]["targets"]["wheel"]
+    needed = {project["readme"], *project["license-files"], *packed["packages"], *packed["force-include"]}
+    assert needed <= sources, "what the build reads is in the image, the licence too"
+    for name in ("Dockerfile", "rlvlm.def"):
+        assert set(re.findall(r"rlvlm:(\d\S+)", (CLUSTER / name).read_text())) == {project["version"]}
