@@ -1,4 +1,4 @@
-"""A MuJoCo task of one's own in one file: an arm with two links is to touch the green ball. See docs/tasks.md."""
+"""A MuJoCo task of one's own in one file: a two-link arm is to touch the green ball. See docs/mujoco_tasks.md."""
 
 import numpy as np
 

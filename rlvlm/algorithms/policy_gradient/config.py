@@ -469,7 +469,7 @@ class GRPOConfig(PolicyGradientConfig):
 
 
 def rl4vlm_parity() -> PPOConfig:
-    """The flags of RL4VLM's scripts for NumberLine; what its engine made of them differs (docs/policies.md)."""
+    """The flags of RL4VLM's scripts for NumberLine; what its engine made of them differs (docs/turn_envs.md)."""
     return PPOConfig(
         loss=LossConfig(policy="guarded", ratio="weighted", clip_low=0.1, clip_high=0.1, value_clip=0.1),
         is_shrunk=False, num_envs=1, rollout_turns=512, epochs=4, minibatch_turns=128, microbatch_turns=1,
