@@ -3,7 +3,7 @@
 import numpy as np
 
 from rlvlm.core.judging import Label, Query, Score, Stamp, Status, Verdict
-from rlvlm.core.steps import Pair, Segment, Trajectory
+from rlvlm.core.steps import Pair, Segment, Trajectory, Transitions
 from rlvlm.envs.config import EnvConfig
 from rlvlm.testing import FakeJudge, TinyEnv
 
@@ -29,6 +29,14 @@ def tiny_episode(seed: int, env: TinyEnv | None = None, num_steps: int = 20) -> 
 
 def tiny_episodes(num: int) -> list[Trajectory]:
     return [tiny_episode(seed) for seed in range(num)]
+
+
+def transitions_of(*episodes: Trajectory) -> Transitions:
+    """All steps of some episodes, one after the other; none ends for good or is a success."""
+    names = ("obs", "actions", "next_obs", "env_rewards", "snapshots")
+    columns = {name: np.concatenate([getattr(episode, name) for episode in episodes]) for name in names}
+    flat = np.zeros(len(columns["obs"]), np.float32)
+    return Transitions(**columns, terminated=flat, success=flat)
 
 
 def numbered_trajectory(num_steps: int, first: float = 0.0) -> Trajectory:
@@ -80,16 +88,14 @@ def pair_of(left: float, right: float) -> Pair:
 
 
 def verdict(label: Label | None, status: Status | None = None, text: str = "") -> Verdict:
-    status = status or {Label.TIE: Status.NO_PREFERENCE, None: Status.INVALID}.get(label, Status.OK)
-    return Verdict(status=status, label=label, stamp=STAMP, text=text)
+    return Verdict(status=status or Status.of(label), label=label, stamp=STAMP, text=text)
 
 
 def score(value: float | None, status: Status | None = None) -> Score:
     """A score, or an answer that could not be read."""
-    return Score(status=status or (Status.INVALID if value is None else Status.OK), value=value, stamp=STAMP)
+    return Score(status=status or Status.of(value), value=value, stamp=STAMP)
 
 
 def truth(pairs: list[Pair]) -> list[Verdict]:
     """What somebody who sees the true progress answers."""
-    gains = [float(pair.right.progress.mean() - pair.left.progress.mean()) for pair in pairs]
-    return [verdict(Label.RIGHT if gain > 0 else Label.LEFT if gain < 0 else Label.TIE) for gain in gains]
+    return [verdict(Label.of(pair.left.progress.mean(), pair.right.progress.mean())) for pair in pairs]

@@ -23,14 +23,8 @@ class FilterConfig:
     """Leaves out episodes that did not end in success."""
     noise: bool = True
     """Keeps replies that were spoilt on purpose."""
-    min_quality: float | None = None
-    """Least score of a judge, in [0, 1]; steps without one are left out. None: scores are not looked at."""
     min_return: float | None = None
     """Least true return of an episode; None: returns are not looked at."""
-
-    def __post_init__(self) -> None:
-        if self.min_quality is not None and not 0 <= self.min_quality <= 1:
-            raise ValueError(f"min_quality must be in [0, 1], got {self.min_quality}")
 
 
 Kept = list[tuple[EpisodeRecord, tuple[int, ...]]]
@@ -88,16 +82,11 @@ def _reason_against_step(step: StepRecord, config: FilterConfig) -> str:
         return "unreadable reply"
     if not config.noise and step.is_noise:
         return "spoilt on purpose"
-    if config.min_quality is not None and step.quality is None:
-        return "no quality score"
-    if config.min_quality is not None and (step.quality or 0.0) < config.min_quality:
-        return "quality too low"
     return ""
 
 
 SHEET = "episodes.png"
 """A contact sheet beside the card, where one was drawn."""
-_BINS = 5
 
 
 @dataclass(slots=True)
@@ -116,7 +105,6 @@ class Census:
     """Episodes by instruction, of tasks in chunks."""
     won: Counter[str] = field(default_factory=Counter)
     """Those that succeeded."""
-    qualities: Counter[int] = field(default_factory=Counter)
     rejected: Counter[str] = field(default_factory=Counter)
     pictures: set[str] = field(default_factory=set)
 
@@ -140,8 +128,6 @@ def census(records: Iterable[EpisodeRecord], config: FilterConfig | None = None)
         for step in record.steps:
             counts.noisy += step.is_noise
             counts.actions[step.action or "(none)"] += 1
-            if step.quality is not None:
-                counts.qualities[min(int(step.quality * _BINS), _BINS - 1)] += 1
     return counts
 
 
@@ -179,9 +165,6 @@ def _of_turns(counts: Census) -> list[str]:
         "",
         *_table("left out by the default filter", "steps", counts.rejected),
     ]
-    if counts.qualities:
-        named = {f"{bin / _BINS:.1f} to {(bin + 1) / _BINS:.1f}": counts.qualities[bin] for bin in range(_BINS)}
-        lines += _table("judge's score", "steps", Counter(named))
     return lines
 
 

@@ -103,8 +103,6 @@ class RandomPlayer:
 
 FIRST_SEED = 2**33
 """Demonstrations start from seeds from here on, which neither training nor evaluation uses."""
-Rating = Callable[[NDArray[np.uint8], str, NDArray[np.uint8]], float | None]
-"""Scores a step in [0, 1] by the image before it, the reply, and the image after it."""
 
 
 def collect(
@@ -114,7 +112,6 @@ def collect(
     episodes: int,
     seed: int,
     keeps_pictures: bool = True,
-    rate: Rating | None = None,
 ) -> int:
     """Plays until the folder has `episodes` episodes of this player from this seed on, and returns how many were new.
 
@@ -125,7 +122,6 @@ def collect(
         episodes: wanted in all.
         seed: of the collection, 0 to 999; episode i starts from `FIRST_SEED + 10**7 * seed + i`.
         keeps_pictures: whether each turn's image is written beside its snapshot; chat formats need them.
-        rate: a judge of steps, where there is one.
 
     Raises:
         ValueError: the seed is out of range.
@@ -137,10 +133,7 @@ def collect(
     num_new = 0
     for start in range(FIRST_SEED + 10**7 * seed, FIRST_SEED + 10**7 * seed + episodes):
         if f"{player.name}-{start}" not in known:
-            record, frames = play(env, player, folder.task, start, rate is not None or keeps_pictures)
-            if rate is not None:
-                record = _rated(record, frames, rate)
-            folder.add(record if keeps_pictures else _without_pictures(record), frames if keeps_pictures else ())
+            folder.add(*play(env, player, folder.task, start, keeps_pictures))
             num_new += 1
     return num_new
 
@@ -172,6 +165,8 @@ def play(
         )
     shots = np.stack(snapshots)
     frames = env.draw(shots) if draws else np.empty((0, *env.picture_px, 3), np.uint8)
+    digests = [(image_digest(frame),) for frame in frames] or [()] * len(shots)
+    shown = zip(steps, digests[:-1], strict=True)
     record = EpisodeRecord(
         id=f"{player.name}-{seed}",
         task=task,
@@ -182,27 +177,11 @@ def play(
         env_return=float(sum(step.env_reward for step in steps)),
         success=steps[-1].success,
         terminated=terminated,
-        steps=tuple(steps),
+        steps=tuple(replace(step, pictures=digest) for step, digest in shown),
+        last_pictures=digests[-1],
         arrays={"snapshots": shots},
     )
-    return (_with_pictures(record, frames) if draws else record), frames
-
-
-def _with_pictures(record: EpisodeRecord, frames: NDArray[np.uint8]) -> EpisodeRecord:
-    *before, last = (image_digest(frame) for frame in frames)
-    steps = tuple(replace(step, pictures=(digest,)) for step, digest in zip(record.steps, before, strict=True))
-    return replace(record, steps=steps, last_pictures=(last,))
-
-
-def _without_pictures(record: EpisodeRecord) -> EpisodeRecord:
-    return replace(record, steps=tuple(replace(step, pictures=()) for step in record.steps), last_pictures=())
-
-
-def _rated(record: EpisodeRecord, frames: NDArray[np.uint8], rate: Rating) -> EpisodeRecord:
-    """The record with a judge's score of every step."""
-    scores = [rate(frames[t], step.text, frames[t + 1]) for t, step in enumerate(record.steps)]
-    steps = tuple(replace(step, quality=score) for step, score in zip(record.steps, scores, strict=True))
-    return replace(record, steps=steps)
+    return record, frames
 
 
 Log = Callable[[str], None]

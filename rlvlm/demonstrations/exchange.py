@@ -24,7 +24,7 @@ from rlvlm.demonstrations.folder import DemonstrationFolder
 from rlvlm.demonstrations.records import EpisodeRecord, StepRecord
 from rlvlm.envs.replies import read_reply
 from rlvlm.labels.images import MAX_PIXELS, image_digest
-from rlvlm.vlms.stills import to_rgb
+from rlvlm.vlms.stills import read_rgb
 
 ChatFormat = Literal["llava", "qwen"]
 _IMAGE = "<image>"
@@ -171,10 +171,7 @@ def _load(root: Path, name: str) -> NDArray[np.uint8]:
     path = (root / name).resolve()
     if not path.is_relative_to(root) or not path.is_file():
         raise OSError(f"{name!r} is no file below {root}")
-    with Image.open(path, formats=["PNG", "JPEG", "WEBP"]) as image:
-        if image.width * image.height > MAX_PIXELS:
-            raise OSError(f"{name!r} has more than {MAX_PIXELS} pixels")
-        return np.asarray(to_rgb(image))
+    return read_rgb(path, ("PNG", "JPEG", "WEBP"), MAX_PIXELS)
 
 
 def _record(

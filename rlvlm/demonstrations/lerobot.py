@@ -102,8 +102,6 @@ class _LeRobotDataset:
         number = episode["episode_index"]
         table = self._rows(episode)
         data = self.file
-        late = bool(self._config.late)
-        done, seen = _numbers(table[self._actions]), _numbers(table[self._states])
         success = bool(np.any(_numbers(table["next.success"]))) if "next.success" in table.column_names else True
         tasks = episode.get("tasks") or [self._task_of(table)]
         looks: list[Any] = []
@@ -117,34 +115,28 @@ class _LeRobotDataset:
             begins_s = float(place.get("from_timestamp", 0.0))
             looks.append(_Film(file=self.file, begins_s=begins_s, fps=float(self._info["fps"])))
         self.file = data
-        return RobotTrajectory(
+        return RobotTrajectory.recorded(
+            _numbers(table[self._actions]),
+            _numbers(table[self._states]),
+            is_late=bool(self._config.late),
             name=f"{number}",
             file=data,
             instruction=str(tasks[0]),
-            actions=done[1:] if late else done,
-            proprio=seen[:-1] if late else seen,
             look=partial(_look, looks),
             success=success,
-            is_late=late,
         )
 
     def _rows(self, episode: Mapping[str, Any]) -> pa.Table:
         """The rows of an episode, from the file that `meta/` names or from the one that has them."""
-        number, length = episode["episode_index"], episode["length"]
-        self.file = named = self._source / self._info["data_path"].format(**episode)
-        rows = 0
-        if named.exists() or number not in self._files:
-            table = pq.read_table(named, filters=[("episode_index", "=", number)])
-            if table.num_rows == length:
-                return table
-            rows = table.num_rows
-        elsewhere = self._files[number] if number in self._files else named
-        if elsewhere != named:
-            self.file = elsewhere
-            table = pq.read_table(elsewhere, filters=[("episode_index", "=", number)])
-            if table.num_rows == length:
-                return table
-            rows = table.num_rows
+        number, length, rows = episode["episode_index"], episode["length"], 0
+        named = self._source / self._info["data_path"].format(**episode)
+        for place in (lambda: named, lambda: self._files.get(number, named)):  # all files are only read where need be
+            self.file = place()
+            if self.file.exists() or number not in self._files:
+                table = pq.read_table(self.file, filters=[("episode_index", "=", number)])
+                if table.num_rows == length:
+                    return table
+                rows = table.num_rows
         raise ValueError(f"{rows} of {length} steps of episode {number}")
 
     @cached_property

@@ -69,16 +69,15 @@ def _trajectory(path: Path, name: str, demo: Any, instruction: str, is_own: bool
     counts = [len(actions), len(proprio), *map(len, cameras)]
     if len(set(counts)) > 1:
         raise ValueError(f"{name} has {' and '.join(map(str, counts))} actions, states and images of each camera")
-    is_late = is_own if config.late is None else config.late
-    return RobotTrajectory(
+    return RobotTrajectory.recorded(
+        actions,
+        proprio,
+        is_late=is_own if config.late is None else config.late,
         name=name,
         file=path,
         instruction=instruction,
-        actions=actions[1:] if is_late else actions,
-        proprio=proprio[:-1] if is_late else proprio,
         look=partial(_look, cameras),
         success=bool(np.max(demo["rewards"][()]) > 0) if "rewards" in demo else True,
-        is_late=is_late,
     )
 
 

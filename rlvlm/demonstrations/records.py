@@ -38,7 +38,7 @@ class StepRecord:
     is_noise: bool = False
     """Whether the player was made to write something else than it would have."""
     quality: float | None = None
-    """A judge's score of the step in [0, 1]; None where nobody was asked, or could tell."""
+    """Somebody's score of the step in [0, 1], kept with it; None where there is none."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

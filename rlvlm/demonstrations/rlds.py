@@ -15,12 +15,12 @@ import numpy as np
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
-from PIL import Image
 
 from rlvlm.core.errors import UsageError
 from rlvlm.core.steps import Frames
 from rlvlm.demonstrations.trajectory import CutConfig, RobotTrajectory, Torn
 from rlvlm.labels.images import MAX_PIXELS
+from rlvlm.vlms.stills import read_rgb
 
 _POLYNOMIAL = 0x82F63B78
 """Of CRC-32C, bits reversed."""
@@ -93,15 +93,15 @@ def _trajectory(path: Path, number: int, record: bytes, config: CutConfig) -> Ro
         raise ValueError(f"{num} steps have {', '.join(str(len(shelf)) for shelf in shelves)} images")
     actions, proprio = numbers("steps/action"), numbers(f"{_OBSERVED}state")
     rewards = list(features["steps/reward"].float_list.value) if "steps/reward" in features else []
-    return RobotTrajectory(
+    return RobotTrajectory.recorded(
+        actions,
+        proprio,
+        is_late=bool(config.late),
         name=f"{number}",
         file=path,
         instruction=instruction,
-        actions=actions[1:] if config.late else actions,
-        proprio=proprio[:-1] if config.late else proprio,
         look=partial(_look, shelves),
         success=max(rewards, default=1.0) > 0,
-        is_late=bool(config.late),
     )
 
 
@@ -127,10 +127,7 @@ def decoded(data: bytes) -> NDArray[np.uint8]:
     Raises:
         OSError: it is none, or too large.
     """
-    with Image.open(BytesIO(data), formats=["PNG", "JPEG"]) as image:
-        if image.width * image.height > MAX_PIXELS:
-            raise OSError(f"an image has more than {MAX_PIXELS} pixels")
-        return np.asarray(image.convert("RGB"))
+    return read_rgb(BytesIO(data), ("PNG", "JPEG"), MAX_PIXELS)
 
 
 @cache

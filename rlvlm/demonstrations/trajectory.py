@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -63,6 +63,13 @@ class RobotTrajectory:
     success: bool = True
     is_late: bool = False
     """Whether the file had what was seen after an action beside it; it has been put right."""
+
+    @classmethod
+    def recorded(cls, actions: FloatArray, proprio: FloatArray, *, is_late: bool, **rest: Any) -> Self:
+        """Of what a file has beside one another; of its first action nobody saw what was before, where it is late."""
+        if is_late:
+            actions, proprio = actions[1:], proprio[:-1]
+        return cls(actions=actions, proprio=proprio, is_late=is_late, **rest)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import TypeVar
 from urllib.parse import urlsplit
 
 from rlvlm.core.errors import JudgeUnavailable, ModelUnavailable, UnsupportedQuestion
@@ -24,36 +24,6 @@ logger = logging.getLogger(__name__)
 Item = TypeVar("Item")
 Given = TypeVar("Given")
 Question = TypeVar("Question", Query, Clip)
-
-
-class Asker(Protocol):
-    """A model that dialogues can be put to."""
-
-    @property
-    def stamp(self) -> Stamp:
-        """Where the answers come from."""
-        ...
-
-    def run(self, items: Sequence[Item], dialogue: Callable[[Item], Dialogue]) -> list[DialogueResult]:
-        """How the dialogue about each item went, in order.
-
-        Raises:
-            JudgeUnavailable: not one of them was answered.
-        """
-        ...
-
-    def write(self, chats: Sequence[Chat], max_new_tokens: int, temperature: float) -> list[str]:
-        """The model's reply to each chat, in order.
-
-        Raises:
-            UnsupportedQuestion: one of them cannot be replied to.
-            JudgeUnavailable: the model does not reply at all.
-        """
-        ...
-
-    def shrink(self, frames: Frames) -> Frames:
-        """The frames [L, H, W, 3] at the size at which the model will see them, where that is known."""
-        ...
 
 
 def ask_what_can_be(
@@ -143,13 +113,21 @@ class BatchAsker:
         self.stamp = _stamp(engine, config)
 
     def run(self, items: Sequence[Item], dialogue: Callable[[Item], Dialogue]) -> list[DialogueResult]:
-        """See `Asker`."""
+        """How the dialogue about each item went, in order.
+
+        Raises:
+            JudgeUnavailable: not one of them was answered.
+        """
         converse = partial(self._converse, dialogue)
         outcomes = self._batches.run(items, converse, lambda reason: DialogueResult(text=reason, has_failed=True))
         return _some_answered(outcomes, self._config)
 
     def write(self, chats: Sequence[Chat], max_new_tokens: int, temperature: float) -> list[str]:
-        """See `Asker`."""
+        """The model's reply to each chat, in order.
+
+        Raises:
+            UnsupportedQuestion: one of them cannot be replied to.
+        """
 
         def write(batch: Sequence[Chat]) -> list[str]:
             replies = self._engine.generate(batch, max_new_tokens=max_new_tokens, temperature=temperature)
@@ -161,7 +139,7 @@ class BatchAsker:
         return self._batches.run(chats, write, failed)
 
     def shrink(self, frames: Frames) -> Frames:
-        """See `Asker`."""
+        """The frames [L, H, W, 3] at the size at which the model will see them, where that is known."""
         shrink = getattr(self._engine, "shrink", None)
         return frames if shrink is None else shrink(frames)
 
@@ -236,7 +214,7 @@ class AsyncAsker:
             return DialogueResult(text=str(error) or type(error).__name__, has_failed=True)
 
     def run(self, items: Sequence[Item], dialogue: Callable[[Item], Dialogue]) -> list[DialogueResult]:
-        """See `Asker`. Once it is known that nobody is answered the rest stays unsent; what was paid for is kept."""
+        """As of `BatchAsker`. Once it is known that nobody is answered the rest stays unsent; paid answers are kept."""
         fatal: list[JudgeUnavailable] = []
 
         async def ask(item: Item) -> DialogueResult:
@@ -260,7 +238,7 @@ class AsyncAsker:
         return _some_answered(asked, self._config)
 
     def write(self, chats: Sequence[Chat], max_new_tokens: int, temperature: float) -> list[str]:
-        """See `Asker`; texts have no status, so there is none without all."""
+        """As of `BatchAsker`; JudgeUnavailable where one does not come: texts have no status."""
 
         async def write(chat: Chat) -> str:
             async with self._gate:
@@ -287,6 +265,9 @@ class AsyncAsker:
     def shrink(self, frames: Frames) -> Frames:
         """The frames as they are: the engine resizes them beside its own work, or a provider as it likes."""
         return frames
+
+
+Asker = BatchAsker | AsyncAsker
 
 
 def _some_answered(asked: list[DialogueResult], config: JudgeConfig) -> list[DialogueResult]:

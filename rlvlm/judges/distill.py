@@ -65,18 +65,9 @@ class Labelled:
     """The side with more true progress, tie where they are equal; None where nobody knows."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Grades:
-    """How a judge does on held-out labels; NaN where there is nothing to divide by."""
-
-    agreement: float
-    """Share of the teacher's labels that it gives too, ties among them."""
-    agreement_decided: float
-    """The same among labels that are left or right for the teacher."""
-    accuracy: float
-    """Share of its own decided labels that name the side with more true progress."""
-    swaps: float
-    """Share of pairs whose label swaps when the images swap."""
+AGREES = "agrees with the teacher"
+Grades = dict[str, float]
+"""Shares by what they are of, as the card's table has them; NaN where there is nothing to divide by."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -289,25 +280,22 @@ def grade(folder: Path, graded: Sequence[tuple[Labelled, Query]]) -> Grades:
     turned = judge.compare([query.swapped for query in queries])
     teacher = [one.answer for one, _ in graded]
     same = [mine is theirs for mine, theirs in zip(given, teacher, strict=True)]
-    return Grades(
-        agreement=_share(same),
-        agreement_decided=_share([hit for hit, theirs in zip(same, teacher, strict=True) if theirs is not Label.TIE]),
-        accuracy=_accuracy([(mine, one.truth) for mine, (one, _) in zip(given, graded, strict=True)]),
-        swaps=_share([(mine and mine.swapped) is verdict.label for mine, verdict in zip(given, turned, strict=True)]),
-    )
+    decided = [hit for hit, theirs in zip(same, teacher, strict=True) if theirs is not Label.TIE]
+    swaps = [(mine and mine.swapped) is verdict.label for mine, verdict in zip(given, turned, strict=True)]
+    return {
+        AGREES: _share(same),
+        "agrees where the teacher decided": _share(decided),
+        "decided labels right, by the simulator": _accuracy(
+            [(mine, one.truth) for mine, (one, _) in zip(given, graded, strict=True)]
+        ),
+        "label swaps with the order": _share(swaps),
+    }
 
 
 def graded_table(made: Distillation) -> str:
     """Before and after, as a Markdown table."""
-    lines = (
-        ("agrees with the teacher", "agreement"),
-        ("agrees where the teacher decided", "agreement_decided"),
-        ("decided labels right, by the simulator", "accuracy"),
-        ("label swaps with the order", "swaps"),
-    )
-    grades = (made.before, made.after)
     rows = "".join(
-        f"| {name} | {' | '.join(_percent(getattr(each, figure)) for each in grades)} |\n" for name, figure in lines
+        f"| {name} | {_percent(made.before[name])} | {_percent(made.after[name])} |\n" for name in made.after
     )
     return f"| on {made.num_graded:,} held-out labels | before | after |\n|---|---|---|\n{rows}"
 

@@ -7,7 +7,6 @@ import math
 from collections.abc import Callable
 from functools import partial
 from hashlib import blake2b
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -44,31 +43,6 @@ class RewardNetwork(nn.Module):
     def features(self, rows: Tensor, /) -> Tensor:
         """`[M, E]` what it makes of them: the space in which rows are near or far."""
         raise NotImplementedError
-
-
-class RewardInput(Protocol):
-    """Turns steps into rows that a network reads; steps that look the same share one row."""
-
-    affordable_kinds: int
-    """Rows that an ensemble of three reads in about half a second on one core, drawn images included."""
-    rows_per_pass: int
-    """Rows of every pass, filled up where there are fewer: more suit many rows, fewer the handful after a turn."""
-
-    def distinct(self, steps: Steps) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """`[U]` the first step of each kind, ascending, and `[N]` the kind of every step."""
-        ...
-
-    def names(self, steps: Steps, chosen: NDArray[np.int64]) -> list[bytes] | None:
-        """Equal names, equal rows: one for each of the chosen steps `[M]`. None where hardly a row comes twice."""
-        ...
-
-    def rows(self, steps: Steps, chosen: NDArray[np.int64]) -> Tensor:
-        """`[M, ...]` what the network reads of the chosen steps `[M]`."""
-        ...
-
-    def build_network(self, rng: torch.Generator) -> RewardNetwork:
-        """A fresh network."""
-        ...
 
 
 def spread(layer: nn.Module, bound: float | None, rng: torch.Generator) -> nn.Module:
@@ -187,13 +161,14 @@ class StateNetwork(RewardNetwork):
 
 
 class ImageInput:
-    """The image after a step; steps whose images look the same are read once.
+    """Turns steps into rows that a network reads: the image after each; those that look the same share one row.
 
     Args:
         frames: draws and remembers images.
         build: makes a network that reads them.
-        affordable_kinds: as in `RewardInput`.
-        rows_per_pass: likewise.
+        affordable_kinds: rows that an ensemble of three reads in about half a second on one core, with the drawing.
+        rows_per_pass: of every pass, filled up where there are fewer: more suit many rows, fewer the handful after a
+            turn.
     """
 
     def __init__(
@@ -209,21 +184,25 @@ class ImageInput:
         self.rows_per_pass = rows_per_pass
 
     def distinct(self, steps: Steps) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """`[U]` the first step of each kind, ascending, and `[N]` the kind of every step."""
         return self._frames.distinct(steps.snapshots)
 
     def names(self, steps: Steps, chosen: NDArray[np.int64]) -> list[bytes]:
+        """Equal names, equal rows: one for each of the chosen steps `[M]`; none where hardly a row comes twice."""
         # The key of a cloth has thousands of bytes; a digest does as well.
         return [blake2b(key, digest_size=16).digest() for key in self._frames.keys(steps.snapshots[chosen])]
 
     def rows(self, steps: Steps, chosen: NDArray[np.int64]) -> Tensor:
+        """`[M, ...]` what the network reads of the chosen steps `[M]`."""
         return torch.from_numpy(self._frames.frames(steps.snapshots[chosen]))
 
     def build_network(self, rng: torch.Generator) -> RewardNetwork:
+        """A fresh network."""
         return self._build(rng)
 
 
 class StateInput:
-    """Observation after a step, and the action that led to it.
+    """The same of the observation after a step and the action that led to it, each a row of its own.
 
     Departure from PEBBLE, which takes the observation before the step: a judge is shown the image after it, and the
     reward should see what was judged.
@@ -251,6 +230,9 @@ class StateInput:
 
     def build_network(self, rng: torch.Generator) -> StateNetwork:
         return StateNetwork(self._num_inputs, rng)
+
+
+RewardInput = ImageInput | StateInput
 
 
 def affordable_pictures(picture_px: int) -> int:

@@ -1,8 +1,12 @@
 """An image file as people see it: upright, on white, in 8-bit RGB. For whoever opens files that others made."""
 
 import warnings
+from collections.abc import Sequence
+from io import BytesIO
+from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 from PIL import Image
 
 _ORIENTATION = 0x0112
@@ -16,6 +20,23 @@ _UPRIGHT = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
+
+
+def read_rgb(file: Path | BytesIO, formats: Sequence[str], max_pixels: int) -> NDArray[np.uint8]:
+    """[H, W, 3] of an image file.
+
+    Args:
+        file: untrusted.
+        formats: that it may have, as Pillow calls them.
+        max_pixels: more are not decoded.
+
+    Raises:
+        OSError: it is missing, of another format or too large; and whatever else the decoder says about a damaged one.
+    """
+    with Image.open(file, formats=list(formats)) as image:
+        if image.width * image.height > max_pixels:
+            raise OSError(f"an image has more than {max_pixels} pixels")
+        return np.asarray(to_rgb(image))
 
 
 def to_rgb(image: Image.Image) -> Image.Image:

@@ -1,10 +1,16 @@
+"""Judges that answer from memory or from a label store."""
+
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pytest
 
+from rlvlm.core.errors import JudgeUnavailable
 from rlvlm.core.judging import Clip, Query, Stamp, Status, Verdict
+from rlvlm.judges.build import build_judge
 from rlvlm.judges.cache import CachedJudge
+from rlvlm.judges.config import CachedConfig, JudgeConfig
 from rlvlm.labels.records import answer_key, describe
 from rlvlm.labels.store import LabelStore
 from rlvlm.testing import FakeJudge, check_judge
@@ -41,10 +47,11 @@ def test_a_question_is_asked_once():
     assert (judge.calls, cached.hits, cached.misses) == ([2, 1], 4, 3)
 
 
-def test_the_cached_judge_keeps_the_contract(tmp_path):
+def test_judges_with_a_memory_keep_the_contract(tmp_path):
     check_judge(CachedJudge(FakeJudge()))
     check_judge(CachedJudge(FakeJudge(), LabelStore(tmp_path / "store")))
     check_judge(CachedJudge(FakeJudge(), LabelStore(tmp_path / "store")))  # from the disk alone
+    check_judge(stored(tmp_path / "store"))
 
 
 def test_failed_answers_are_asked_again(tmp_path):
@@ -103,3 +110,37 @@ def test_another_stamp_is_another_question(tmp_path):
     for margin, label in ((0.0, "right"), (20.0, "tie")):
         cached = CachedJudge(FakeJudge(margin), LabelStore(tmp_path / "store"))
         assert cached.compare([make_query(0, 9)])[0].label == label
+
+
+def stored(folder: Path, **names: str):
+    return build_judge(JudgeConfig(backend="cached", cached=CachedConfig(store=str(folder), **names)))
+
+
+def test_the_stored_judge_answers_what_was_answered_and_refuses_the_rest_by_key(tmp_path):
+    fake = FakeJudge()
+    queries = [make_query(0, 9), make_query(9, 0)]
+    told = CachedJudge(fake, LabelStore(tmp_path / "s")).compare(queries)
+    judge = stored(tmp_path / "s")
+    assert judge.stamp == fake.stamp
+    answers = judge.compare([*queries, make_query(1, 2)])
+    assert answers[:2] == told
+    assert answers[2].status is Status.FAILED and "no answer under key" in answers[2].text
+    with pytest.raises(JudgeUnavailable, match="none of 1 answers"):
+        judge.compare([make_query(1, 2)])
+    with pytest.raises(JudgeUnavailable, match="none of 1 answers"):
+        judge.score([Clip(goal="open it", frames=queries[0].left)])
+
+
+def test_among_several_judges_one_is_named(tmp_path):
+    for margin in (0.0, 5.0):
+        CachedJudge(FakeJudge(margin), LabelStore(tmp_path / "s")).compare([make_query(0, 9)])
+    for names, told in (({}, "2 judges"), ({"judge": "nobody"}, "no judge"), ({"prompt": "two_stage"}, "no judge")):
+        with pytest.raises(JudgeUnavailable, match=told):
+            stored(tmp_path / "s", **names)
+
+
+def test_a_store_that_is_none_is_named(tmp_path):
+    with pytest.raises(JudgeUnavailable, match="no label store"):
+        stored(tmp_path / "s")
+    with pytest.raises(ValueError, match="needs judge.cached.store"):
+        JudgeConfig(backend="cached")

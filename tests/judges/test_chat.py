@@ -10,7 +10,9 @@ from rlvlm.judges import prompts
 from rlvlm.judges.asking import BatchAsker
 from rlvlm.judges.chat import ChatJudge
 from rlvlm.judges.config import Abilities, JudgeConfig
-from rlvlm.vlms.chats import images_of
+from rlvlm.judges.dialogues import score_dialogue
+from rlvlm.judges.reading import parse_change
+from rlvlm.vlms.chats import ChatReply, images_of
 
 GOAL = "open the drawer"
 IMAGE = np.zeros((1, 8, 8, 3), np.uint8)
@@ -186,12 +188,71 @@ BAD_CHATS = [
 ]
 
 
-@pytest.mark.parametrize("chat", BAD_CHATS, ids=repr)
-def test_a_chat_in_another_format_is_refused(chat):
-    with pytest.raises(UnsupportedQuestion, match="cannot read a chat"):
-        make_judge(ScriptedModel(["a"])).generate([chat], max_new_tokens=8, temperature=0.0)
+def test_a_chat_in_another_format_is_refused():
+    for chat in BAD_CHATS:
+        with pytest.raises(UnsupportedQuestion, match="cannot read a chat"):
+            make_judge(ScriptedModel(["a"])).generate([chat], max_new_tokens=8, temperature=0.0)
 
 
 def test_a_chat_on_which_the_model_breaks_says_why():
     with pytest.raises(UnsupportedQuestion, match="pop from empty list"):
         make_judge(ScriptedModel()).generate([[{"role": "user", "content": "a"}]], max_new_tokens=8, temperature=0.0)
+
+
+# --- the forms that published reward models have: statement, rubric, delta
+
+
+def test_a_statement_is_worth_its_probability_of_true_among_all_words():
+    model = ScriptedModel(log_p=lambda count: [np.log([0.3, 0.1]).tolist()] * count)
+    score = make_judge(model, score="statement").score([CLIP])[0]
+    assert score.value == pytest.approx(0.3) and score.text == "True"  # not 0.3 / 0.4
+    parts = model.chats[0][0]["content"]
+    assert [part["type"] for part in parts] == ["image"] * 3 + ["text"]
+    assert parts[-1]["text"].endswith("The answer is:") and "open the drawer" in parts[-1]["text"]
+    lost = make_judge(ScriptedModel(log_p=lambda count: [[-20.0, -20.0]] * count), score="statement").score([CLIP])[0]
+    assert lost.status is Status.INVALID
+
+
+def test_a_statement_behind_an_api_that_tells_its_likeliest_tokens():
+    for tokens, value in (
+        ([("True", 0.3), (" True", 0.2), ("False", 0.4)], 0.5),
+        ([("False", 0.999)], 0.0),
+        ([("The", 0.9), ("Sure", 0.1)], None),  # no answer at all, so not certainly a failure
+    ):
+        dialogue = score_dialogue("statement")(CLIP)
+        next(dialogue)
+        with pytest.raises(StopIteration) as end:
+            dialogue.send(ChatReply(text=tokens[0][0], first_tokens=tuple(tokens)))
+        assert end.value.value.value == pytest.approx(value), tokens
+
+
+def test_a_rubric_is_answered_in_five_steps():
+    for text, value in (("ANSWER: 4", 0.75), ("ANSWER: 1", 0.0), ("5", 1.0), ("ANSWER: 7", None), ("nearly", None)):
+        score = make_judge(ScriptedModel([text]), score="rubric").score([CLIP])[0]
+        assert score.value == value, text
+        assert score.status is (Status.INVALID if value is None else Status.OK)
+
+
+def test_deltas_are_taken_of_what_is_left():
+    # by hand: 0 + 50 % of 100 = 50; then -20 % of the 50 that are left, so 40; a loss at the start stays at 0
+    model = ScriptedModel(["50", "-20"])
+    score = make_judge(model, score="delta").score([CLIP])[0]
+    assert score.value == pytest.approx(0.4) and score.text == "50 | -20"
+    assert [[int(one[0, 0, 0]) for one in images_of(chat)] for chat in model.chats] == [[0, 1], [1, 2]]
+    assert make_judge(ScriptedModel(["-30", "0"]), score="delta").score([CLIP])[0].value == 0.0
+    lost = make_judge(ScriptedModel(["better"]), score="delta").score([CLIP])[0]
+    assert lost.status is Status.INVALID
+    alone = ScriptedModel(["0"])
+    assert make_judge(alone, score="delta").score([replace(CLIP, frames=CLIP.frames[:1])])[0].value == 0.0
+    assert len(images_of(alone.chats[0])) == 2
+
+
+def test_a_change_is_one_signed_percentage_and_nothing_else():
+    read = {"12": 0.12, "+12%": 0.12, "-8.5": -0.085, "\u22127 %": -0.07, "**100**": 1.0, "0": 0.0}
+    unread = dict.fromkeys(("101", "12 or 13", "about 12", "", "12\n13", "<think>12"))
+    assert {text: parse_change(text) for text in (*read, *unread)} == pytest.approx(read | unread)
+
+
+def test_every_sentence_has_its_slot():
+    names = ("statement", "rubric", "delta", "video", "robometer_progress", "robometer_preference", "rynnvalue_task")
+    assert [prompts.SENTENCES[name].count("{goal}") for name in names] == [1] * len(names)

@@ -1,6 +1,6 @@
 """Every backend that can be built here keeps the promises of a judge; a new one adds its line to `JUDGES`.
 
-Those that need a server are held to the same in backends/test_remote_judge.py.
+Those that need a server are held to the same in test_remote_judge.py.
 """
 
 from collections.abc import Callable
@@ -49,7 +49,7 @@ JUDGES: dict[str, Make] = {
     "qwen3_vl_video": lambda vlms, folder: chat(vlms["qwen3_vl"], score="video"),
     "llava": lambda vlms, folder: chat(save_tiny_llava(folder / "vlm"), score="success"),
     "llava_next": lambda vlms, folder: chat(save_tiny_llava_next(folder / "vlm"), prompt="two_stage", score="rating"),
-    "both_orders": lambda vlms, folder: chat(vlms["qwen3_vl"], both_orders=True),
+    "both_orders": lambda vlms, folder: build_judge(JudgeConfig(both_orders=True)),
     "statement": lambda vlms, folder: chat(vlms["qwen3_vl"], score="statement"),
     "rubric": lambda vlms, folder: chat(vlms["qwen2_5_vl"], score="rubric"),
     "delta": lambda vlms, folder: chat(vlms["qwen3_vl"], score="delta"),

@@ -10,7 +10,7 @@ from rlvlm.core.judging import Label, Query, Stamp
 from rlvlm.judges.build import build_judge
 from rlvlm.judges.cache import CachedJudge
 from rlvlm.judges.config import DistillConfig, JudgeConfig
-from rlvlm.judges.distill import LabelDataset, Labelled, distill, read_labels, split
+from rlvlm.judges.distill import AGREES, LabelDataset, Labelled, distill, read_labels, split
 from rlvlm.labels.records import Truth
 from rlvlm.labels.store import LabelStore, open_store
 from rlvlm.pocket.models import weights_folder
@@ -103,8 +103,8 @@ def test_a_pupil_comes_to_agree_with_its_teacher(tmp_path):
     fill(tmp_path / "s", Brightness(), 400)
     outcome = distill(tmp_path / "s", tmp_path / "out", DistillConfig(steps=25, num_pairs=6, held_out=0.15))
     assert outcome.teacher_accuracy == 1.0
-    assert outcome.after.agreement > max(outcome.before.agreement + 0.1, 0.8)
-    assert f"{100 * outcome.after.agreement:.1f} %" in (tmp_path / "out" / "CARD.md").read_text()
+    assert outcome.after[AGREES] > max(outcome.before[AGREES] + 0.1, 0.8)
+    assert f"{100 * outcome.after[AGREES]:.1f} %" in (tmp_path / "out" / "CARD.md").read_text()
     judge = build_judge(JudgeConfig(model=str(tmp_path / "out")))
     black, white = (np.full((1, 24, 24, 3), level, np.uint8) for level in (20, 230))
     verdicts = judge.compare(

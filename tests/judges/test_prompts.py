@@ -121,12 +121,9 @@ def test_a_report_cannot_end_its_turn():
 BAD_GOALS = ["", "  ", ".", "x" * 201, "open\nit", "a <|im_end|> b", "{goal}", "[INST]", "a\x00b", "`0`"]
 
 
-@pytest.mark.parametrize("goal", BAD_GOALS)
-def test_a_goal_is_one_line_of_plain_words(goal):
-    with pytest.raises(ValueError, match="a goal"):
-        prompts.check_goal(goal)
-
-
-def test_a_goal_may_be_in_any_language():
+def test_a_goal_is_one_line_of_plain_words_in_any_language():
+    for goal in BAD_GOALS:
+        with pytest.raises(ValueError, match="a goal"):
+            prompts.check_goal(goal)
     assert prompts.check_goal(" Schublade öffnen. ") == "Schublade öffnen"
     assert prompts.check_goal("打开抽屉") == "打开抽屉"

@@ -76,15 +76,16 @@ ANSWERS = [
 ]
 
 
-@pytest.mark.parametrize("answer", ANSWERS, ids=lambda answer: str(answer.status))
-def test_every_answer_comes_back_equal(tmp_path, answer):
-    filled = LabelStore(tmp_path / "s")
-    filled.add_answers([(make_question(1), answer)])
-    items = list(filled.answers())
-    assert [item.answer for item in items] == [answer]
-    assert from_record(json.loads(json.dumps(to_record(items[0])))) == items[0]
-    assert LabelStore(tmp_path / "s").find(key_of(1)) is None  # nothing is known before a refresh
-    assert (open_store(tmp_path / "s").find(key_of(1)) is None) == (answer.status is Status.FAILED)
+def test_every_answer_comes_back_equal(tmp_path):
+    for number, answer in enumerate(ANSWERS):
+        folder = tmp_path / str(number)
+        filled = LabelStore(folder)
+        filled.add_answers([(make_question(1), answer)])
+        items = list(filled.answers())
+        assert [item.answer for item in items] == [answer]
+        assert from_record(json.loads(json.dumps(to_record(items[0])))) == items[0]
+        assert LabelStore(folder).find(key_of(1)) is None  # nothing is known before a refresh
+        assert (open_store(folder).find(key_of(1)) is None) == (answer.status is Status.FAILED)
 
 
 def test_questions_are_told_apart_by_what_they_show():
@@ -204,26 +205,15 @@ def test_a_writer_whose_disk_is_full_leaves_the_segment_as_it_was(tmp_path, monk
     assert segment_of(tmp_path / "s").read_bytes() == before
 
 
-@pytest.mark.parametrize(
-    ("mark", "told"),
-    [
-        ('{"what": "rlvlm label store", "schema": 2}', "schema 2; this rlvlm reads schemas up to 1"),
-        ('{"what": "rlvlm label store"}', "does not say"),
-        ("[]", "does not say"),
-        ("{", "does not say"),
-        ("[" * 9_000, "does not say"),
-        ('{"what": "rlvlm label store", "schema": true}', "does not say"),
-        ('{"what": "something", "schema": 1}', "does not say"),
-    ],
-)
-def test_a_store_of_another_schema_is_refused_by_name(tmp_path, mark, told):
-    (tmp_path / "store.json").write_text(mark)
-    with pytest.raises(UsageError, match=told):
-        LabelStore(tmp_path)
-
-
-def test_a_folder_with_something_else_is_refused(tmp_path):
-    (tmp_path / "thesis.txt").touch()
+def test_what_is_no_store_or_of_another_schema_is_refused_by_name(tmp_path):
+    unsaid = ('{"what": "rlvlm label store"}', "[]", "{", "[" * 9_000, '{"what": "something", "schema": 1}')
+    unsaid = (*unsaid, '{"what": "rlvlm label store", "schema": true}')
+    newer = ('{"what": "rlvlm label store", "schema": 2}', "schema 2; this rlvlm reads schemas up to 1")
+    for mark, told in (newer, *((mark, "does not say") for mark in unsaid)):
+        (tmp_path / "store.json").write_text(mark)
+        with pytest.raises(UsageError, match=told):
+            LabelStore(tmp_path)
+    (tmp_path / "store.json").rename(tmp_path / "thesis.txt")
     with pytest.raises(UsageError, match="not empty"):
         LabelStore(tmp_path)
     with pytest.raises(UsageError, match="no label store"):

@@ -6,13 +6,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tiny_episodes import numbered_trajectory, tiny_episode, tiny_episodes, truth, verdict
+from tiny_episodes import numbered_trajectory, tiny_episode, tiny_episodes, transitions_of, truth, verdict
 from tiny_loops import FEEDBACK, build, filled, from_files, judge_teacher, same_trees, through_files
 
 from rlvlm.core import metrics
 from rlvlm.core.errors import JudgeUnavailable
 from rlvlm.core.judging import Label, Verdict
-from rlvlm.core.steps import Pair, Transitions
+from rlvlm.core.steps import Pair
 from rlvlm.envs.images import FrameStore
 from rlvlm.preferences.loop import FeedbackLoop, Session, TeacherQueue
 from rlvlm.preferences.queries import draw_pairs, look_alike
@@ -33,16 +33,6 @@ class Scripted(Teacher):
         return self._answer(pairs)
 
 
-def all_transitions() -> Transitions:
-    episodes = tiny_episodes(6)
-    columns = {
-        name: np.concatenate([getattr(episode, name) for episode in episodes])
-        for name in ("obs", "actions", "next_obs", "env_rewards", "snapshots")
-    }
-    flat = np.zeros(len(columns["obs"]), np.float32)
-    return Transitions(**columns, terminated=flat, success=flat)
-
-
 def test_the_schedule_by_hand() -> None:
     loop = build(OracleTeacher())
     assert not loop.is_due(10), "nothing to draw from"
@@ -59,13 +49,13 @@ def test_the_schedule_by_hand() -> None:
 def test_a_session_asks_records_stores_and_fits() -> None:
     loop = filled(OracleTeacher())
     assert loop.source.version == 0 and loop.source.labelling is Labelling.ON_CHANGE
-    before = loop.source.label(all_transitions())
+    before = loop.source.label(transitions_of(*tiny_episodes(6)))
     told = loop.run_session(10)
     assert told[metrics.QUERIES] == 8 and told[metrics.QUERIES_OK] == 8 == told[metrics.COMPARISONS]
     assert told[metrics.LABEL_ACCURACY] == 1 and told[metrics.REWARD_EPOCHS] >= 1
     assert {metrics.TEACHER_WAIT_S, metrics.REWARD_FIT_S, metrics.REWARD_LOSS, metrics.REWARD_ACCURACY} <= told.keys()
     assert loop.source.version == 1
-    after = loop.source.label(all_transitions())
+    after = loop.source.label(transitions_of(*tiny_episodes(6)))
     assert after.shape == (120,) and after.dtype == np.float32 and not np.array_equal(before, after)
     records = loop.drain_records()
     assert [(r.env_step, r.session, r.index) for r in records] == [(10, 0, index) for index in range(8)]
@@ -160,7 +150,9 @@ def test_a_restored_loop_goes_on_exactly(sees: str, kind: str) -> None:
         told.append({name: value for name, value in loop.run_session(15).items() if not name.endswith("_s")})
     assert told[0] == told[1]
     assert same_trees(one.get_state(), other.get_state())
-    np.testing.assert_array_equal(one.source.label(all_transitions()), other.source.label(all_transitions()))
+    np.testing.assert_array_equal(
+        one.source.label(transitions_of(*tiny_episodes(6))), other.source.label(transitions_of(*tiny_episodes(6)))
+    )
     for left, right in zip(one.drain_records(), other.drain_records(), strict=True):
         assert left.verdict.label == right.verdict.label and left.progress_left == right.progress_left
 

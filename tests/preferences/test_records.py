@@ -1,12 +1,12 @@
 import numpy as np
 import pytest
 from stub_judge import StubJudge
-from tiny_episodes import numbered_trajectory, one_step, pair_of, tiny_episodes, verdict
+from tiny_episodes import numbered_trajectory, one_step, pair_of, tiny_episodes, transitions_of, verdict
 
 from rlvlm.core import metrics
 from rlvlm.core.errors import JudgeUnavailable
 from rlvlm.core.judging import Clip, Label, Status, Verdict
-from rlvlm.core.steps import Pair, Trajectory, Transitions
+from rlvlm.core.steps import Pair
 from rlvlm.envs.images import FrameStore
 from rlvlm.preferences.records import FeedbackCounts, QueryRecord, ScoreLog, is_correct, record_answers
 from rlvlm.rewards.judged import JudgedReward
@@ -88,25 +88,12 @@ def test_a_restored_tally_goes_on() -> None:
     assert np.all([isinstance(count, int) for count in one.get_state()["counts"].values()])
 
 
-def transitions(episode: Trajectory) -> Transitions:
-    flat = np.zeros(len(episode), np.float32)
-    return Transitions(
-        obs=episode.obs,
-        actions=episode.actions,
-        next_obs=episode.next_obs,
-        terminated=flat,
-        env_rewards=episode.env_rewards,
-        success=flat,
-        snapshots=episode.snapshots,
-    )
-
-
 def test_every_image_is_recorded_once_with_its_truth_when_an_episode_has_shown_it() -> None:
     frames = FrameStore(TinyEnv(), 16)
     source = JudgedReward(StubJudge(), frames, "push")
     log, (one, other) = ScoreLog(source, frames), tiny_episodes(2)
-    source.label(transitions(one))
-    source.label(transitions(other))
+    source.label(transitions_of(one))
+    source.label(transitions_of(other))
     assert log.drain(20) == [], "no episode has ended"
     log.add(one)
     records = log.drain(40)

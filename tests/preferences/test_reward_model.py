@@ -7,16 +7,16 @@ import numpy as np
 import pytest
 import torch
 from oracles import bradley_terry
-from tiny_episodes import score, tiny_episode, tiny_episodes, truth, verdict
+from tiny_episodes import score, tiny_episode, tiny_episodes, transitions_of, truth, verdict
 
 from rlvlm.core import metrics
 from rlvlm.core.errors import NumericsError
 from rlvlm.core.judging import Label
-from rlvlm.core.steps import Pair, Segment, Transitions
+from rlvlm.core.steps import Pair, Segment
 from rlvlm.envs.images import FrameStore
 from rlvlm.preferences.config import RewardModelConfig
 from rlvlm.preferences.dataset import Examples, Steps, decided, scored
-from rlvlm.preferences.losses import SCORE
+from rlvlm.preferences.losses import PREFERENCE, SCORE, Objective
 from rlvlm.preferences.networks import BOUND, ImageInput, ImageNetwork, RewardInput, StateInput
 from rlvlm.preferences.queries import draw_pairs, look_alike
 from rlvlm.preferences.reward_model import Evidence, LearnedReward, RewardModel, log_odds
@@ -69,24 +69,31 @@ def part(steps: Steps, which: slice) -> Steps:
     return Steps(actions=steps.actions[which], next_obs=steps.next_obs[which], snapshots=steps.snapshots[which])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("sees", "segment_steps"), [("image", 1), ("state", 3)])
-def test_the_ensemble_does_what_the_plain_oracle_does(sees: str, segment_steps: int) -> None:
-    pairs = telling_pairs(10, segment_steps)
-    comparisons = comparisons_of(pairs)
-    num = len(comparisons)
+@pytest.mark.parametrize(
+    ("sees", "segment_steps", "objective"),
+    [
+        pytest.param("image", 1, PREFERENCE, marks=pytest.mark.slow),
+        pytest.param("state", 3, PREFERENCE, marks=pytest.mark.slow),
+        ("image", 1, SCORE),
+        ("state", 1, SCORE),
+    ],
+)
+def test_the_ensemble_does_what_the_plain_oracle_does(sees: str, segment_steps: int, objective: Objective) -> None:
+    is_scored = objective is SCORE
+    examples = scores_of(telling_frames(10)) if is_scored else comparisons_of(telling_pairs(10, segment_steps))
+    num = len(examples)
     config = RewardModelConfig(
         picture_px=16, batch_size=4, max_epochs=1, min_updates=0, stop_accuracy=1.0, lr=3e-4, hold_out_every=0
     )
-    model = RewardModel(build_input(sees), config, seed=5)
+    model = RewardModel(build_input(sees), config, 5, objective)
     start, rng = model.get_state(), torch.Generator()
     rng.set_state(torch.tensor(start["rng"]))
     orders = [[torch.randperm(num, generator=rng).tolist() for _ in range(3)] for _ in range(6)]  # epoch, member
-    told = [model.fit(comparisons)[metrics.REWARD_LOSS] for _ in range(6)]
+    told = [model.fit(examples)[metrics.REWARD_LOSS] for _ in range(6)]
 
-    inputs, steps = build_input(sees), comparisons.steps()
+    inputs, steps = build_input(sees), examples.steps()
     rows = inputs.rows(steps, np.arange(len(steps))).float()
-    rows = rows.reshape(num, 2, segment_steps, *rows.shape[1:])
+    rows = rows.reshape(num, examples.num_sides, segment_steps, *rows.shape[1:])
     losses = []
     for member in range(3):
         weights = {name: torch.tensor(value) for name, value in start["members"][member].items()}
@@ -94,8 +101,9 @@ def test_the_ensemble_does_what_the_plain_oracle_does(sees: str, segment_steps: 
             weights["centre"] = rows.flatten(0, 2).mean(0)
             weights["scale"] = ((rows.flatten(0, 2) - weights["centre"]) ** 2).mean(0).sqrt().clamp(min=0.1)
         reward = bradley_terry.picture_reward if sees == "image" else bradley_terry.state_reward
-        members_orders = [epoch[member] for epoch in orders]
-        losses.append(bradley_terry.train(reward, weights, rows, comparisons.targets, members_orders, 4, 3e-4))
+        orders_of_member = [epoch[member] for epoch in orders]
+        loss = (bradley_terry.score_loss,) if is_scored else ()
+        losses.append(bradley_terry.train(reward, weights, rows, examples.targets, orders_of_member, 4, 3e-4, *loss))
     np.testing.assert_allclose(told, np.mean(losses, axis=0), atol=1e-5)
 
 
@@ -193,43 +201,6 @@ def test_a_judge_who_looks_at_places_alone_is_never_trusted() -> None:
         comparisons.add(decided(pairs, [verdict(Label.LEFT)] * len(pairs), "drop"))
         model.fit(comparisons)
     assert model.evidence.num == 50 + 300 and not model.is_trusted
-
-
-@pytest.mark.parametrize("sees", ["image", "state"])
-def test_the_ensemble_learns_scores_as_the_plain_oracle_does(sees: str) -> None:
-    frames = telling_frames(10)
-    examples = scores_of(frames)
-    num = len(examples)
-    config = RewardModelConfig(picture_px=16, batch_size=4, max_epochs=1, min_updates=0, hold_out_every=0)
-    model = RewardModel(build_input(sees), config, 5, SCORE)
-    start, rng = model.get_state(), torch.Generator()
-    rng.set_state(torch.tensor(start["rng"]))
-    orders = [[torch.randperm(num, generator=rng).tolist() for _ in range(3)] for _ in range(6)]  # epoch, member
-    told = [model.fit(examples)[metrics.REWARD_LOSS] for _ in range(6)]
-
-    inputs, steps = build_input(sees), examples.steps()
-    rows = inputs.rows(steps, np.arange(num)).float()
-    losses = []
-    for member in range(3):
-        weights = {name: torch.tensor(value) for name, value in start["members"][member].items()}
-        if sees == "state":
-            weights["centre"] = rows.mean(0)
-            weights["scale"] = ((rows - weights["centre"]) ** 2).mean(0).sqrt().clamp(min=0.1)
-        reward = bradley_terry.picture_reward if sees == "image" else bradley_terry.state_reward
-        members_orders = [epoch[member] for epoch in orders]
-        losses.append(
-            bradley_terry.train(
-                reward,
-                weights,
-                rows[:, None, None],
-                examples.targets,
-                members_orders,
-                4,
-                3e-4,
-                bradley_terry.score_loss,
-            )
-        )
-    np.testing.assert_allclose(told, np.mean(losses, axis=0), atol=1e-5)
 
 
 @pytest.mark.slow
@@ -399,16 +370,7 @@ def test_a_good_teacher_passes_at_once_a_poor_one_in_time_and_what_was_enough_st
 def test_the_reward_is_the_mean_of_the_members_and_its_version_counts_fits() -> None:
     model = RewardModel(StateInput(4, 2), RewardModelConfig(max_epochs=2, hold_out_every=0), seed=0)
     source = LearnedReward(model)
-    episode, flat = tiny_episode(0), np.zeros(20, np.float32)
-    batch = Transitions(
-        obs=episode.obs,
-        actions=episode.actions,
-        next_obs=episode.next_obs,
-        terminated=flat,
-        env_rewards=episode.env_rewards,
-        success=flat,
-        snapshots=episode.snapshots,
-    )
+    batch = transitions_of(tiny_episode(0))
     assert not source.is_trusted, "nothing has been fitted"
     assert (source.labelling, source.version) == (Labelling.ON_CHANGE, 0)
     pairs = draw_pairs(tiny_episodes(4), 12, 1, np.random.default_rng(0))
@@ -425,16 +387,7 @@ def test_the_reward_is_the_mean_of_the_members_and_its_version_counts_fits() -> 
 def test_what_can_be_afforded_is_counted_in_what_looks_different() -> None:
     inputs = StateInput(4, 2)
     inputs.affordable_kinds = 7
-    source, episode = LearnedReward(RewardModel(inputs, RewardModelConfig(), seed=0)), tiny_episode(0)
-    batch = Transitions(
-        obs=episode.obs,
-        actions=episode.actions,
-        next_obs=episode.next_obs,
-        terminated=np.zeros(20, np.float32),
-        env_rewards=episode.env_rewards,
-        success=np.zeros(20, np.float32),
-        snapshots=episode.snapshots,
-    )
+    source, batch = LearnedReward(RewardModel(inputs, RewardModelConfig(), seed=0)), transitions_of(tiny_episode(0))
     assert len(source.label_leading(batch)) == 7
     inputs.affordable_kinds = 20
     assert len(source.label_leading(batch)) == 20

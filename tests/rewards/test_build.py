@@ -6,12 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from stub_judge import StubJudge
-from tiny_episodes import pair_of, tiny_episode
+from tiny_episodes import pair_of, tiny_episode, transitions_of
 
 from rlvlm.core.errors import UsageError
 from rlvlm.core.judging import Label
 from rlvlm.core.plugins import load_object
-from rlvlm.core.steps import Transitions
 from rlvlm.envs.images import FrameStore
 from rlvlm.preferences.teachers import build_teacher
 from rlvlm.rewards.build import build_source
@@ -67,12 +66,6 @@ def context() -> SourceContext:
     return SourceContext(env=TinyEnv(), frames=frames, goal="push", judge=StubJudge())
 
 
-def transitions() -> Transitions:
-    episode, flat = tiny_episode(0), np.zeros(20, np.float32)
-    columns = {name: getattr(episode, name) for name in ("obs", "actions", "next_obs", "env_rewards", "snapshots")}
-    return Transitions(**columns, terminated=flat, success=flat)
-
-
 @pytest.fixture
 def own(tmp_path: Path) -> str:
     (tmp_path / "my_rewards.py").write_text(OWN)
@@ -84,14 +77,14 @@ def test_every_source_that_ships_is_made_by_its_name() -> None:
     for name in direct:
         source = build_source(name, context())
         if source.labelling is Labelling.ON_DRAW:
-            source.observe(transitions().obs)  # pyright: ignore[reportAttributeAccessIssue]
-        rewards = source.label(transitions())
+            source.observe(transitions_of(tiny_episode(0)).obs)  # pyright: ignore[reportAttributeAccessIssue]
+        rewards = source.label(transitions_of(tiny_episode(0)))
         assert rewards.shape == (20,) and rewards.dtype == np.float32 and source.version >= 0
     assert direct == ["judged", "environment", "success", "novelty"]
 
 
 def test_a_class_of_ones_own_needs_nothing_but_label(own: str) -> None:
-    source, batch = build_source(f"{own}:Still", context()), transitions()
+    source, batch = build_source(f"{own}:Still", context()), transitions_of(tiny_episode(0))
     np.testing.assert_allclose(source.label(batch), -np.abs(batch.actions).sum(axis=1))
     assert source.labelling is Labelling.ON_ARRIVAL and source.version == 0
     assert build_source(f"{own}:ByGoal", context()).goal == "push"  # pyright: ignore[reportAttributeAccessIssue]
@@ -99,7 +92,7 @@ def test_a_class_of_ones_own_needs_nothing_but_label(own: str) -> None:
 
 
 def test_a_plain_function_of_images_is_asked_once_about_each_that_looks_new(own: str) -> None:
-    source, batch = build_source(f"{own}:brightness", context()), transitions()
+    source, batch = build_source(f"{own}:brightness", context()), transitions_of(tiny_episode(0))
     rewards = source.label(batch)
     images = TinyEnv().draw(batch.snapshots, 16)
     np.testing.assert_allclose(rewards, images.mean(axis=(1, 2, 3)) / 255 + 4, rtol=1e-5)
@@ -111,7 +104,7 @@ def test_a_plain_function_of_images_is_asked_once_about_each_that_looks_new(own:
 def test_a_file_of_the_working_directory_is_found_by_its_name(own: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(Path(own).parent)
     monkeypatch.setattr("sys.path", [entry for entry in __import__("sys").path if entry])
-    assert build_source("my_rewards:Still", context()).label(transitions()).shape == (20,)
+    assert build_source("my_rewards:Still", context()).label(transitions_of(tiny_episode(0))).shape == (20,)
 
 
 def test_a_teacher_of_ones_own_answers(own: str) -> None:
@@ -140,7 +133,7 @@ def test_what_is_no_source_is_refused_by_name(own: str, name: str, says: str) ->
     with pytest.raises(UsageError, match="ZeroDivisionError"):
         build_source(f"{Path(own).parent / 'broken.py'}:Thing", context())
     with pytest.raises(UsageError, match=r"wrong gave rewards of shape .* for \d+ images"):
-        build_source(f"{own}:wrong", context()).label(transitions())
+        build_source(f"{own}:wrong", context()).label(transitions_of(tiny_episode(0)))
 
 
 def test_a_name_that_does_not_exist_is_told_which_was_meant() -> None:

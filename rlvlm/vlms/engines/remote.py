@@ -13,7 +13,6 @@ import base64
 import logging
 import math
 import random
-import threading
 import time
 from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -40,6 +39,7 @@ from rlvlm.core.judging import Usage
 from rlvlm.vlms.chats import TOP_P, Chat, ChatReply, ChatRequest, Message, Refused, TransientError, images_of
 from rlvlm.vlms.config import ApiConfig
 from rlvlm.vlms.engines.budget import Budget
+from rlvlm.vlms.engines.loop import LoopThread
 from rlvlm.vlms.engines.secret import read_key
 
 logger = logging.getLogger(__name__)
@@ -115,17 +115,11 @@ class RemoteEngine:
         self.budget = Budget(api)
         for name in _TALKATIVE:
             logging.getLogger(name).setLevel(logging.WARNING)
-        self._loop = asyncio.new_event_loop()
-        threading.Thread(target=self._loop.run_forever, name="remote-vlm", daemon=True).start()
+        self._loop = LoopThread("remote-vlm")
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """What `work` returns, run beside all other requests of this model; safe in any thread."""
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
-        try:
-            return future.result()
-        except BaseException:  # also on Ctrl-C: no request goes on behind our back
-            future.cancel()
-            raise
+        return self._loop.run(work)
 
     async def reply(
         self, request: ChatRequest, *, max_new_tokens: int, temperature: float, deadline: float = math.inf

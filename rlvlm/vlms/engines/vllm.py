@@ -6,14 +6,12 @@ vLLM pins its own torch and transformers, so this file is used in an environment
 them, so that none outlives the replica and goes on holding a GPU.
 """
 
-import asyncio
 import ctypes
 import itertools
 import math
 import multiprocessing
 import os
 import signal
-import threading
 from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -25,6 +23,7 @@ from PIL import Image
 from rlvlm.core.errors import ModelUnavailable
 from rlvlm.vlms.chats import TOP_P, Chat, ChatReply, ChatRequest, Pixels, images_of, whole_answer, without_thought
 from rlvlm.vlms.config import EngineConfig, VLMConfig
+from rlvlm.vlms.engines.loop import LoopThread
 from rlvlm.vlms.files import locate
 from rlvlm.vlms.images import resize
 from rlvlm.vlms.lora import adapter_mark, check_adapter
@@ -62,9 +61,8 @@ class VllmCore:
     ) -> None:
         folder, self.revision = locate(config.model, config.revision, config.section)
         self.vllm = _import_vllm(settings)
-        self._loop = asyncio.new_event_loop()
+        self._loop = LoopThread("vllm")
         self._numbers = itertools.count()
-        threading.Thread(target=self._loop.run_forever, name="vllm", daemon=True).start()
         words = _engine_words(config, settings, folder, max_requests, max_images) | words
         try:
             self._engine = self.run(self._start(words))
@@ -89,16 +87,7 @@ class VllmCore:
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """What `work` returns; for callers without an event loop, in any thread."""
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
-        try:
-            return future.result()
-        except BaseException:  # also on Ctrl-C: nothing is computed behind our back
-            future.cancel()
-            raise
-
-    async def on_loop(self, work: Coroutine[Any, Any, T]) -> T:
-        """What `work`, which runs on the engine's own loop, returns; cancelled with who awaits it."""
-        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
+        return self._loop.run(work)
 
     async def ask(
         self, prompt_ids: Sequence[int], images: Sequence[Pixels], sampling: dict[str, Any], lora: Any = None
@@ -116,7 +105,7 @@ class VllmCore:
             RuntimeError: it failed on this request.
             ModelUnavailable: it is dead.
         """
-        return await self.on_loop(self._ask(prompt_ids, images, sampling, lora))
+        return await self._loop.on_loop(self._ask(prompt_ids, images, sampling, lora))
 
     async def _ask(
         self, prompt_ids: Sequence[int], images: Sequence[Pixels], sampling: dict[str, Any], lora: Any
@@ -155,22 +144,22 @@ class VllmCore:
 
     async def add_lora(self, lora: Any) -> None:
         """Loads an adapter, a `LoRARequest`, beside those that are loaded; raises what the engine raises."""
-        await self.on_loop(self._engine.add_lora(lora))
+        await self._loop.on_loop(self._engine.add_lora(lora))
 
     async def remove_lora(self, lora: Any) -> None:
         """Forgets an adapter."""
-        await self.on_loop(self._engine.remove_lora(lora.lora_int_id))
+        await self._loop.on_loop(self._engine.remove_lora(lora.lora_int_id))
 
     async def reload(self, folder: Path) -> None:
         """Puts the weights in `folder` in the place of the model's own; raises what the engine raises."""
-        await self.on_loop(self._engine.collective_rpc("reload_weights", kwargs={"weights_path": str(folder)}))
+        await self._loop.on_loop(self._engine.collective_rpc("reload_weights", kwargs={"weights_path": str(folder)}))
         # it empties its caches of images and does not tell the scheduler, which would count on them and die
-        await self.on_loop(self._engine.reset_mm_cache())
-        await self.on_loop(self._engine.reset_encoder_cache())
+        await self._loop.on_loop(self._engine.reset_mm_cache())
+        await self._loop.on_loop(self._engine.reset_encoder_cache())
 
     async def forget_prefixes(self) -> None:
         """Empties the cache of computed beginnings: those of other weights must not be used again."""
-        await self.on_loop(self._engine.reset_prefix_cache())
+        await self._loop.on_loop(self._engine.reset_prefix_cache())
 
     def shutdown(self) -> None:
         """Ends the engine's processes."""
