@@ -4,11 +4,13 @@ import os
 import socket
 from pathlib import Path
 
+from rlvlm.algorithms.sac_pebble.config import SACConfig
 from rlvlm.algorithms.sft_config import NO_EXPERT_FIX, ReplySFTConfig
 from rlvlm.core.errors import JudgeUnavailable, MachineError, ModelUnavailable, UsageError, first_line
 from rlvlm.envs.registry import make_env, task_has_expert, tasks_without_expert
 from rlvlm.envs.rendering import FIX, ensure_renderer, try_renderer
 from rlvlm.pocket.models import shipped_folder, weights_folder
+from rlvlm.policies.vla.config import VLAConfig
 from rlvlm.runs.config import RunConfig
 from rlvlm.runs.environment import gpu_names
 
@@ -27,8 +29,8 @@ def check_before_run(config: RunConfig) -> None:
             folder is missing or holds none, another folder is missing, a file cannot be read, the hub does not have a
             policy's model or cannot be reached, or the judge's store is none that can be used.
         JudgeUnavailable: the judge's weights, key, client or environment are missing.
-        MachineError: no renderer, a GPU is named that is not there, the dashboard's port is taken, or nothing answers
-            at RAY_ADDRESS.
+        MachineError: no renderer, a GPU is named that is not there or is too small for the policy, the dashboard's port
+            is taken, or nothing answers at RAY_ADDRESS.
     """
     if config.asks_judge:
         _check_judge(config)
@@ -37,6 +39,7 @@ def check_before_run(config: RunConfig) -> None:
     config.check_files()
     for section, network in config.networks.items():
         check_network(section, *network)
+    _check_memory(config)
     has_expert = task_has_expert(config.task)
     if ":" in config.task:  # an env that is not ours: what does not fit is said now, and by its own words
         env = make_env(config.task, config.env, config.seed)
@@ -54,6 +57,35 @@ def check_before_run(config: RunConfig) -> None:
     failure = try_renderer(backend)
     if failure is not None:
         raise MachineError(f"drawing with {backend} does not work: {failure}", FIX)
+
+
+def _check_memory(config: RunConfig) -> None:
+    """Passes where a learner of the policy fits its GPU, by the rule in `memory_plan`.
+
+    Raises:
+        MachineError: it does not, with the setting to change.
+    """
+    policy, algo = config.policy, config.algo
+    if policy is None or not policy.model or isinstance(algo, SACConfig) or os.environ.get("RAY_ADDRESS"):
+        return  # without a model of one's own everything is small; a cluster's cards are not seen from here
+    if not gpu_names():
+        return
+    from rlvlm.algorithms.policy_gradient.memory_plan import fix_of, plan, size_of, words_of
+    from rlvlm.vlms import devices, files
+
+    wants = policy.openvla if isinstance(policy, VLAConfig) else policy
+    has_gpu = algo.gpus_per_learner if algo.num_learners else devices.pick_device(wants.device).type == "cuda"
+    card = devices.card_bytes()
+    if not has_gpu or card is None:
+        return
+    room = card * min(1.0, float(has_gpu))
+    folder = Path(policy.model).expanduser()
+    if not folder.is_dir():
+        folder = files.fetched(policy.model, policy.revision, ("config.json",), "policy")
+    size = size_of(policy, folder)
+    if fix := fix_of(size, policy, algo, room):
+        needs = words_of(plan(size, policy, algo, on_gpu=True))
+        raise MachineError(f"a learner of {policy.model} takes {needs}, and its GPU has {room / 2**30:.0f} GiB", fix)
 
 
 def cluster_address() -> str:

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-_LARGE = 500_000_000
+LARGE = 500_000_000
 """Parameters from which on activations, and not time, are what there is too little of."""
 
 
@@ -33,7 +33,7 @@ def recompute_blocks(network: nn.Module, wanted: bool | None) -> bool:
         wanted: None means yes where it has 500 million parameters or more.
     """
     if wanted is None:
-        wanted = sum(parameter.numel() for parameter in network.parameters()) >= _LARGE
+        wanted = sum(parameter.numel() for parameter in network.parameters()) >= LARGE
     if wanted:
         for block in blocks_of(network):
             # On the block itself, so that names of weights stay; transformers' own switch needs training mode, in

@@ -66,6 +66,13 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
+def card_bytes() -> int | None:
+    """Memory of the smallest GPU that torch sees here, in bytes; None where it sees none."""
+    if not torch.cuda.is_available():
+        return None
+    return min(torch.cuda.get_device_properties(number).total_memory for number in range(torch.cuda.device_count()))
+
+
 def pick_dtype(dtype: str, device: torch.device) -> torch.dtype:
     """The precision that `VLMConfig.dtype` means: `auto` is bfloat16 on a GPU, float32 elsewhere."""
     named = {"bfloat16": torch.bfloat16, "float32": torch.float32}

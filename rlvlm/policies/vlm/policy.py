@@ -61,9 +61,9 @@ class VLMPolicy(nn.Module):
             _head(width, config.head_width, num_actions).to(self.device) if config.acts == "head" else None
         )
         for name, parameter in model.named_parameters():
-            if not config.train_vision and _is_vision(name):
+            if not config.train_vision and is_vision(name):
                 parameter.requires_grad_(False)
-        if config.train_vision and not any(p.requires_grad for name, p in model.named_parameters() if _is_vision(name)):
+        if config.train_vision and not any(p.requires_grad for name, p in model.named_parameters() if is_vision(name)):
             raise UsageError(
                 "policy.train_vision has no effect: no adapter lies beside the vision encoder's layers",
                 "--policy.learns all, or --policy.lora-targets that name them too",
@@ -154,7 +154,7 @@ class VLMPolicy(nn.Module):
     def shardable(self) -> Shardable:
         """See `TokenPolicy`: the vision encoder stays whole, for each learner looks at the images it has not seen."""
         heads = [self.value_head] if self.action_head is None else [self.value_head, self.action_head]
-        seen = tuple(parameter for name, parameter in self.model.named_parameters() if _is_vision(name))
+        seen = tuple(parameter for name, parameter in self.model.named_parameters() if is_vision(name))
         return Shardable(root=self, methods=("log_probs", "values"), heads=tuple(heads), whole=seen)
 
     def forget_stale_images(self) -> None:
@@ -388,7 +388,8 @@ class VLMPolicy(nn.Module):
         return [again[key] for key in keys]
 
 
-def _is_vision(name: str) -> bool:
+def is_vision(name: str) -> bool:
+    """Whether the parameter of that name is of a vision encoder, or of what leads from it to the language model."""
     return any(part in ("visual", "vision_tower", "multi_modal_projector") for part in name.split("."))
 
 

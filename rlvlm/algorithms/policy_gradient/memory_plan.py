@@ -1,0 +1,234 @@
+"""What a learner takes of its GPU, by the shapes of a model alone: no weight is loaded. `runs.preflight` asks.
+
+With P parameters that learn, F that are frozen, N learners that share them out (1 where each holds all), H and I a
+layer's widths, L layers and T tokens at once:
+
+    weights    (w P + f F) / N        w 4 in float32; f 2 beside an adapter, 4 in float32, 0.52 of a block in NF4
+    gradients  4 P / N
+    Adam       8 P / N
+    copies     4 P / N                each of: before an update that may be taken back; the start and the weights it
+                                      changes places with, where divergence from it is charged for
+    passing    what is gathered of a sharded policy at once, its embeddings and two blocks, and its gradient; of whole
+               learners that are several, the vector in which gradients are summed, twice
+    activations  T a (L H + 4 I + 8.3 H) with gradient checkpointing, T a L (4 I + 8.3 H) without; a 4 or 2
+               and three slices of log-probs
+
+Before it keeps its slice a learner loads the whole model, which may be more than all of this.
+
+The bytes of a block, 4 I + 8.3 H numbers a token, are those that `benchmarks/update_memory.py` counts at the widths of
+Qwen2.5-VL-3B and 7B, within 1 %. What the allocator loses and CUDA takes for itself is `MARGIN`.
+"""
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from rlvlm.algorithms.policy_gradient.config import PolicyGradientConfig
+from rlvlm.policies.vla.config import VLAConfig
+from rlvlm.policies.vla.openvla.network import CheckpointConfig, OpenVLANetwork
+from rlvlm.policies.vlm.config import PolicyConfig
+from rlvlm.policies.vlm.policy import is_vision
+from rlvlm.vlms.blocks import LARGE, blocks_of
+from rlvlm.vlms.lora import LoraConfig, add_adapter
+
+MARGIN = 0.1
+"""Share of a card that a plan leaves free."""
+_NF4_BYTES = 0.52
+"""A weight of 4 bits, with its part of doubly quantised constants."""
+_SLICES_BYTES = 3 * 2**27
+"""Logits of a slice of tokens, their log-softmax and its gradient."""
+_LEARNERS = (2, 4, 8, 16)
+_GIB = 2**30
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelSize:
+    """Parameters of a model by what becomes of them, and what its activations take."""
+
+    learned: int
+    """That learn, and may be shared out."""
+    frozen: int
+    """That do not, likewise."""
+    frozen_in_blocks: int
+    """Of these the ones that NF4 may hold in 4 bits."""
+    whole_learned: int
+    """That learn, and that each learner holds whole."""
+    whole_frozen: int
+    """Likewise frozen."""
+    block: int
+    """Of the largest block."""
+    outside: int
+    """Outside of all blocks: embeddings and the output head."""
+    layers: int
+    """Of the language model."""
+    width: int
+    """H of a layer."""
+    inner_width: int
+    """I of a layer."""
+
+    @property
+    def total(self) -> int:
+        """All parameters."""
+        return self.learned + self.frozen + self.whole_learned + self.whole_frozen
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MemoryPlan:
+    """Bytes on the GPU of one learner."""
+
+    weights: float
+    gradients: float
+    adam: float
+    copies: float
+    passing: float
+    activations: float
+    loading: float
+    """All weights, before they are shared out; what is listed above comes later."""
+
+    @property
+    def total(self) -> float:
+        """The most at one time."""
+        return max(self.loading, sum(asdict(self).values()) - self.loading)
+
+
+def size_of(policy: PolicyConfig | VLAConfig, folder: Path) -> ModelSize:
+    """The size of the model in `folder`, with what `policy` has learn of it; reads its `config.json` alone."""
+    if isinstance(policy, VLAConfig):
+        settings = CheckpointConfig.from_pretrained(folder)
+        assert isinstance(settings, CheckpointConfig)
+        wants = policy.openvla
+        shape = LoraConfig(rank=wants.lora_rank, alpha=wants.lora_alpha, targets=wants.lora_targets)
+        with torch.device("meta"):
+            network = OpenVLANetwork(settings)
+            return measured(
+                network if wants.learns == "all" else add_adapter(network, shape), settings.text_config, _nothing
+            )
+    from transformers import AutoConfig, AutoModelForImageTextToText
+
+    settings = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    shape = LoraConfig(rank=policy.lora_rank, alpha=policy.lora_alpha, targets=policy.lora_targets)
+    with torch.device("meta"):
+        network = AutoModelForImageTextToText.from_config(settings)
+        network = add_adapter(network, shape) if policy.has_adapter else network
+    for name, parameter in network.named_parameters():
+        if not policy.train_vision and is_vision(name):
+            parameter.requires_grad_(False)
+    return measured(network, settings.get_text_config(), is_vision)
+
+
+def measured(network: nn.Module, text: Any, is_whole: Callable[[str], bool]) -> ModelSize:
+    """The size of `network`, whose language model has the config `text`, and whose parameters named so stay whole."""
+    counts = dict.fromkeys(((learns, whole) for learns in (True, False) for whole in (True, False)), 0)
+    spread: set[int] = set()
+    for name, parameter in network.named_parameters():
+        counts[parameter.requires_grad, is_whole(name)] += parameter.numel()
+        if not is_whole(name):
+            spread.add(id(parameter))
+    blocks = [[one for one in block.parameters() if id(one) in spread] for block in blocks_of(network)]
+    inside = [sum(one.numel() for one in block) for block in blocks]
+    return ModelSize(
+        learned=counts[True, False],
+        frozen=counts[False, False],
+        frozen_in_blocks=sum(one.numel() for block in blocks for one in block if not one.requires_grad),
+        whole_learned=counts[True, True],
+        whole_frozen=counts[False, True],
+        block=max(inside, default=0),
+        outside=counts[True, False] + counts[False, False] - sum(inside),
+        layers=text.num_hidden_layers,
+        width=text.hidden_size,
+        inner_width=text.intermediate_size,
+    )
+
+
+def _nothing(name: str) -> bool:
+    return False
+
+
+def plan(size: ModelSize, policy: PolicyConfig | VLAConfig, algo: PolicyGradientConfig, *, on_gpu: bool) -> MemoryPlan:
+    """What one learner takes at most.
+
+    Activations count where `algo.microbatch_tokens` bounds the tokens at once; else they are left out, and the plan is
+    a lower bound.
+
+    Args:
+        size: of the policy's model.
+        policy: how it is loaded.
+        algo: how it learns.
+        on_gpu: whether weights beside an adapter are bfloat16 where nothing else is said.
+    """
+    wants: Any = policy.openvla if isinstance(policy, VLAConfig) else policy
+    has_adapter = wants.learns == "lora" if isinstance(policy, VLAConfig) else policy.has_adapter
+    is_coarse = wants.dtype == "bfloat16" or (wants.dtype == "auto" and has_adapter and on_gpu)
+    base = 2 if is_coarse else 4
+    learned_bytes = 4 if has_adapter else base
+    spread = algo.num_learners if algo.shard else 1
+    in_common = learned_bytes * size.learned + base * size.frozen
+    if getattr(policy, "quantization", "none") == "nf4":
+        in_common -= (base - _NF4_BYTES) * size.frozen_in_blocks
+    whole = learned_bytes * size.whole_learned + base * size.whole_frozen
+    own = size.learned / spread + size.whole_learned
+    copies = 4 * own * (algo.is_shrunk and algo.advantage.values == "policy")
+    if algo.loss.kl_weight:
+        copies += 4 * own * (2 if algo.shard else 1)  # the start lies in main memory where it is no slice
+    compute = 2 if algo.compute_dtype == "bfloat16" or is_coarse else 4
+    passing = 0.0
+    if algo.shard:
+        learns = size.learned / max(1, size.learned + size.frozen)
+        passing = compute * (size.outside + 2 * size.block) + (compute + 4) * learns * (size.outside + size.block)
+    elif algo.num_learners > 1:
+        passing = 8 * own
+    recomputes = size.total >= LARGE if wants.recompute is None else wants.recompute
+    block = 4 * size.inner_width + 8.3 * size.width
+    kept = size.layers * size.width + block if recomputes else size.layers * block
+    activations = algo.microbatch_tokens * compute * kept + (_SLICES_BYTES if recomputes else 0)
+    return MemoryPlan(
+        weights=in_common / spread + whole,
+        gradients=4 * own,
+        adam=8 * own,
+        copies=copies,
+        passing=passing,
+        activations=activations,
+        loading=in_common + whole,
+    )
+
+
+def fix_of(
+    size: ModelSize, policy: PolicyConfig | VLAConfig, algo: PolicyGradientConfig, card_bytes: float
+) -> str | None:
+    """The setting to change so that a learner fits a card of `card_bytes`; None where it fits as it is."""
+
+    def fits(policy: PolicyConfig | VLAConfig, algo: PolicyGradientConfig) -> bool:
+        return plan(size, policy, algo, on_gpu=True).total <= (1 - MARGIN) * card_bytes
+
+    if fits(policy, algo):
+        return None
+    fewer = algo.microbatch_tokens // 2
+    while fewer >= 512:
+        if fits(policy, replace(algo, microbatch_tokens=fewer)):
+            return f"--algo.microbatch-tokens {fewer}"
+        fewer //= 2
+    otherwise = "a smaller --policy.model, or a larger card"
+    if getattr(policy, "quantization", "") == "nf4":  # which is not shared out
+        return otherwise
+    for count in _LEARNERS:
+        if count > algo.num_learners * algo.shard and count <= algo.minibatch_turns:
+            wider = replace(algo, num_learners=count, shard=True, gpus_per_learner=1.0)
+            if fits(policy, wider):
+                return f"--algo.shard --algo.num-learners {count} --algo.gpus-per-learner 1"
+    if isinstance(policy, VLAConfig):
+        return otherwise if policy.openvla.learns == "lora" else f"--policy.openvla.learns lora, {otherwise}"
+    setting = "--policy.quantization nf4" if policy.has_adapter else "--policy.learns lora"
+    return f"{setting}, {otherwise}"
+
+
+def words_of(plan: MemoryPlan) -> str:
+    """The plan in one line, GiB."""
+    if plan.total == plan.loading:
+        return f"{plan.total / _GIB:.1f} GiB while it is loaded"
+    named = {name: value / _GIB for name, value in asdict(replace(plan, loading=0)).items()}
+    parts = ", ".join(f"{name} {value:.1f}" for name, value in named.items() if value >= 0.05)
+    return f"{plan.total / _GIB:.1f} GiB ({parts})"
