@@ -1,7 +1,6 @@
 """How a policy is fine-tuned on demonstrations; imports nothing heavy so that the command line starts at once."""
 
 from dataclasses import dataclass, field
-from typing import Any
 
 NO_EXPERT_FIX = "--sft.demonstrations DIR, --sft.start-from DIR, or --sft.turns 0 and a model that can play a little"
 """What helps where no script plays an env."""
@@ -123,8 +122,9 @@ class JobConfig:
     """Updates between checkpoints."""
     max_reply_tokens: int = 256
     """A reply is cut after so many tokens when it is validated."""
-    arguments: dict[str, Any] = field(default_factory=dict)
-    """Passed on to Hugging Face's `TrainingArguments`, e.g. bf16, gradient_checkpointing, fsdp, deepspeed."""
+    arguments: dict[str, str] = field(default_factory=dict)
+    """Passed on to Hugging Face's `TrainingArguments`: names and values by turns, e.g. `--job.arguments bf16 true fsdp
+    full_shard`."""
 
     def __post_init__(self) -> None:
         for name in ("num_workers", "save_every", "max_reply_tokens"):

@@ -8,13 +8,14 @@ import json
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import ray.train
 import torch
+import yaml
 from ray.train import Checkpoint, CheckpointConfig, RunConfig, ScalingConfig
 from ray.train.huggingface.transformers import RayTrainReportCallback, prepare_trainer
 from ray.train.torch import TorchTrainer
@@ -37,6 +38,7 @@ from rlvlm.algorithms.sft_replies import (
     validate,
 )
 from rlvlm.core.episodes import TokenEpisode
+from rlvlm.core.errors import UsageError
 from rlvlm.policies.vlm.config import PolicyConfig
 from rlvlm.policies.vlm.loading import load_policy
 from rlvlm.policies.vlm.policy import VLMPolicy
@@ -64,9 +66,15 @@ def run_sft(loop_config: TrainLoopConfig, folder: Path) -> dict[str, float]:
     `folder` then holds `body.safetensors`, `heads.safetensors` and, in `job/`, the checkpoints.
 
     Raises:
+        UsageError: `job.arguments` names nothing of Hugging Face's trainer.
         Exception: whatever a worker raised.
     """
     job = loop_config.job
+    if unknown := sorted(job.arguments.keys() - {one.name for one in fields(TrainingArguments)}):
+        raise UsageError(
+            f"Hugging Face's trainer has no arguments {', '.join(unknown)}",
+            "--job.arguments takes names and values of transformers.TrainingArguments, e.g. bf16 true",
+        )
     trainer = TorchTrainer(
         _worker,
         train_loop_config={"loop_config": loop_config},
@@ -201,11 +209,35 @@ def _worker(config: dict[str, Any]) -> None:
     policy, slot = loop_config.make_policy(), loop_config.make_slot()
     learned, held_out = split(loop_config.load_episodes(), loop_config.sft.held_out)
     examples = examples_of(policy, slot.env, learned)
-    sft, job = loop_config.sft, loop_config.job
     own = tempfile.mkdtemp(prefix="rlvlm-sft-")  # of this process alone; Ray Train keeps the checkpoints
-    arguments = TrainingArguments(
+    trainer = ImitationTrainer(
+        loop_config=loop_config,
+        held_out=examples_of(policy, slot.env, held_out),
+        model=Imitation(policy, loop_config.sft.reply_weight),
+        args=training_arguments(loop_config, own),
+        train_dataset=Turns(examples),
+        eval_dataset=Turns([]),  # asked for by the trainer; `evaluate` has its own
+        data_collator=collate,
+        callbacks=[RayTrainReportCallback()],
+    )
+    trainer = prepare_trainer(trainer)
+    checkpoint: Checkpoint | None = ray.train.get_checkpoint()
+    try:
+        if checkpoint is None:
+            trainer.train()
+            return
+        with checkpoint.as_directory() as saved:
+            trainer.train(resume_from_checkpoint=str(Path(saved) / RayTrainReportCallback.CHECKPOINT_NAME))
+    finally:
+        shutil.rmtree(own, ignore_errors=True)
+
+
+def training_arguments(loop_config: TrainLoopConfig, folder: str) -> TrainingArguments:
+    """Hugging Face's, by the job's config; what `job.arguments` says goes before."""
+    sft, job = loop_config.sft, loop_config.job
+    return TrainingArguments(
         **{
-            "output_dir": own,
+            "output_dir": folder,
             "max_steps": sft.updates,
             "per_device_train_batch_size": sft.batch_size,
             "learning_rate": sft.lr,
@@ -227,25 +259,5 @@ def _worker(config: dict[str, Any]) -> None:
             "use_cpu": job.gpus_per_worker == 0,
             "seed": loop_config.seed,
         }
-        | job.arguments
+        | {name: yaml.safe_load(value) for name, value in job.arguments.items()}
     )
-    trainer = ImitationTrainer(
-        loop_config=loop_config,
-        held_out=examples_of(policy, slot.env, held_out),
-        model=Imitation(policy, sft.reply_weight),
-        args=arguments,
-        train_dataset=Turns(examples),
-        eval_dataset=Turns([]),  # asked for by the trainer; `evaluate` has its own
-        data_collator=collate,
-        callbacks=[RayTrainReportCallback()],
-    )
-    trainer = prepare_trainer(trainer)
-    checkpoint: Checkpoint | None = ray.train.get_checkpoint()
-    try:
-        if checkpoint is None:
-            trainer.train()
-            return
-        with checkpoint.as_directory() as saved:
-            trainer.train(resume_from_checkpoint=str(Path(saved) / RayTrainReportCallback.CHECKPOINT_NAME))
-    finally:
-        shutil.rmtree(own, ignore_errors=True)

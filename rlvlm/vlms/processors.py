@@ -84,13 +84,16 @@ class AutoProcessorAdapter:
     def __call__(self, text: Sequence[str], images: Sequence[Images]) -> dict[str, torch.Tensor]:
         """Left-padded inputs [B, N] for `text`, each with its images in order."""
         has_images = any(len(shown) > 0 for shown in images)
+        # Llama's tokenizer begins a text with <s>, which LLaVA's chat template leaves to it and Gemma's writes itself.
+        begin = self.tokenizer.bos_token
+        is_begun = bool(begin) and all(chat.startswith(begin) for chat in text)
         return dict(
             self._processor(
                 text=list(text),
                 images=[list(shown) for shown in images] if has_images else None,
                 padding=True,
                 padding_side="left",
-                add_special_tokens=False,
+                add_special_tokens=not is_begun,
                 return_tensors="pt",
             )
         )

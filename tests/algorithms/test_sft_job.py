@@ -11,6 +11,7 @@ from rlvlm.algorithms.sft_config import JobConfig, ReplySFTConfig
 from rlvlm.algorithms.sft_job import TrainLoopConfig, run_sft
 from rlvlm.algorithms.sft_replies import BODY_FILE, HEADS_FILE, demonstrate, load_trained
 from rlvlm.core import metrics
+from rlvlm.core.errors import UsageError
 from rlvlm.envs.registry import make_env, task_env
 from rlvlm.policies.vlm.config import PolicyConfig
 from rlvlm.policies.vlm.loading import load_policy
@@ -37,6 +38,8 @@ def test_a_job_learns_saves_apart_and_goes_on_where_it_stopped(local_ray: Any, t
     folder = str(save_tiny_vlm(tmp_path / "model", "qwen3_vl"))
     out = tmp_path / "out"
 
+    arguments = {"logging_steps": "1"}
+
     def job(updates: int) -> dict[str, float]:
         return run_sft(
             TrainLoopConfig(
@@ -44,7 +47,7 @@ def test_a_job_learns_saves_apart_and_goes_on_where_it_stopped(local_ray: Any, t
                 make_slot=make_slot,
                 load_episodes=load_episodes,
                 sft=ReplySFTConfig(updates=updates, batch_size=8, lr=3e-3, held_out=0.2),
-                job=JobConfig(save_every=4, max_reply_tokens=4),
+                job=JobConfig(save_every=4, max_reply_tokens=4, arguments=arguments),
                 seed=0,
             ),
             out,
@@ -54,6 +57,10 @@ def test_a_job_learns_saves_apart_and_goes_on_where_it_stopped(local_ray: Any, t
     assert second[metrics.SFT_HELD_OUT_LOSS] < first[metrics.SFT_HELD_OUT_LOSS]
     states = [json.loads(file.read_text()) for file in out.glob("job/*/checkpoint/trainer_state.json")]
     assert sorted(state["global_step"] for state in states) == [4, 8], "the second job went on from the first's fourth"
+    assert {state["logging_steps"] for state in states} == {1}, "as job.arguments says"
+    arguments = {"learning_rat": "1"}
+    with pytest.raises(UsageError, match="has no arguments learning_rat"):
+        job(9)
     fresh = make_policy(folder, learns)
     before = {name: value.clone() for name, value in fresh.trained_state().items()}
     load_trained(fresh, out)

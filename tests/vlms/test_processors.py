@@ -1,9 +1,13 @@
+from pathlib import Path
+
 import numpy as np
 import pytest
-from transformers import AutoConfig
+from tokenizers.processors import TemplateProcessing
+from transformers import AutoConfig, PreTrainedTokenizerFast
 
 from rlvlm.vlms.config import VLMConfig
 from rlvlm.vlms.processors import load_processor
+from tests.tiny_vlm import save_tiny_llava
 
 
 def load(folder, **changes):
@@ -39,3 +43,22 @@ def test_pixel_bounds_come_from_the_config(tiny_vlms):
     assert num_patches() == 16  # the folder's own bound is 64 x 64 px
     assert num_patches(max_pixels=128 * 128) == 64
     assert num_patches(min_pixels=96 * 96) == 36
+
+
+@pytest.mark.parametrize("is_in_template", [False, True])
+def test_a_chat_begins_with_one_bos_token_where_the_tokenizer_has_one(tmp_path: Path, is_in_template: bool) -> None:
+    """LLaVA's template leaves it to Llama's tokenizer, as its published processor does; Gemma's template writes it."""
+    folder = save_tiny_llava(tmp_path)
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
+    tokenizer.add_special_tokens({"bos_token": "<s>"})
+    bos = tokenizer.convert_tokens_to_ids("<s>")
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single="<s> $A", special_tokens=[("<s>", bos)])
+    tokenizer.save_pretrained(folder)
+    template = folder / "chat_template.jinja"
+    if is_in_template:
+        template.write_text("{{ bos_token }}" + template.read_text())
+    processor = load(folder)
+    content = [{"type": "image"}, {"type": "text", "text": "a"}]
+    chat = processor.apply_chat_template([{"role": "user", "content": content}])
+    ids = processor([chat], [[np.zeros((28, 28, 3), np.uint8)]])["input_ids"][0].tolist()
+    assert ids[0] == bos and ids.count(bos) == 1
