@@ -277,7 +277,10 @@ def turn_players(config: RunConfig, checkpoint: Path) -> Players:
         return world.draw(snapshots)  # its images have a size of their own
 
     name = "policy, greedy"
-    return Players(own=others.pop(name), name=name, draw=draw, others=others, milestones=world.milestones)
+    return Players(
+        own=others.pop(name), name=name, draw=draw, others=others, has_success=world.has_success,
+        milestones=world.milestones,
+    )  # fmt: skip
 
 
 def chunk_players(config: RunConfig, checkpoint: Path) -> Players:
@@ -291,7 +294,9 @@ def chunk_players(config: RunConfig, checkpoint: Path) -> Players:
         policy=policy, env=world, scale=scale, temperature=algo.temperature, least_range=algo.least_range
     )  # fmt: skip
     others = {"policy, sampled": chunk_player(sampler, greedy=False)}
-    return Players(own=chunk_player(sampler), name="policy, greedy", draw=world.draw, others=others)
+    return Players(
+        own=chunk_player(sampler), name="policy, greedy", draw=world.draw, others=others, has_success=world.has_success
+    )
 
 
 @contextmanager

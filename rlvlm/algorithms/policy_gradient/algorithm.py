@@ -523,7 +523,7 @@ class PolicyGradient(BaseAlgorithm):
         self._flush_pending()
         player = self._player if self.config.policy is None else chunk_player(self._sampler())
         evaluation, self.last_played = player.evaluate(num_episodes)
-        return evaluation
+        return replace(evaluation, has_success=self._viewer.has_success)
 
     def rewarded(self, episodes: Sequence[PlayedEpisode]) -> list[PlayedEpisode]:
         """`episodes` with what the judge says of each as it goes; as they are where no judge is asked.

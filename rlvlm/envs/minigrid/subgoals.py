@@ -19,6 +19,9 @@ _TRIES, _DEPTH = 30, 12
 """Things done for one goal, and goals within goals, after which there is no way."""
 
 Pose = tuple[Cell, int]
+"""Where the agent stands, and which way it faces."""
+Entry = tuple[int, tuple[tuple[int, bool], ...]]
+"""Cost of a step to another pose; its actions, each with whether nothing has to be cleared for it."""
 
 
 class NoWay(Exception):
@@ -237,17 +240,22 @@ class SubgoalPlanner:
             if is_end(pose):
                 return _retraced(came_from, start, pose)
             cell, facing = pose
-            edges = [((cell, (facing - 1) % 4), 1, ((LEFT, True),)), ((cell, (facing + 1) % 4), 1, ((RIGHT, True),))]
-            if (entered := self._entering(_ahead(pose), clears)) is not None:
-                edges.append(((_ahead(pose), facing), *entered))
-            for after, step_cost, actions in edges:
+            edges: dict[Pose, Entry | None] = {
+                (cell, (facing - 1) % 4): (1, ((LEFT, True),)),
+                (cell, (facing + 1) % 4): (1, ((RIGHT, True),)),
+                (_ahead(pose), facing): self._entering(_ahead(pose), clears),
+            }
+            for after, entry in edges.items():
+                if entry is None:
+                    continue
+                step_cost, actions = entry
                 if cost + step_cost < costs.get(after, cost + step_cost + 1):
                     costs[after] = cost + step_cost
                     came_from[after] = pose, actions
                     heapq.heappush(queue, (cost + step_cost, len(costs), after))
         raise NoWay
 
-    def _entering(self, cell: Cell, clears: bool) -> tuple[int, tuple[tuple[int, bool], ...]] | None:
+    def _entering(self, cell: Cell, clears: bool) -> Entry | None:
         """What it costs to enter a cell from beside it, and by which actions; None where nobody can."""
         if cell not in self._cells or cell in self._mission.never:
             return None
