@@ -5,6 +5,7 @@
 #   make check                  style and types
 #   make test                   check, then all tests;  make fast: the tests without Ray and long ones
 #   make hooks                  check at every commit, by pre-commit
+#   make docs                   the docs as plain files in build/site; a link that leads nowhere fails
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV   := .venv
 BIN    := $(VENV)/bin
@@ -14,7 +15,7 @@ DEV    := $(VENV)/.installed-dev
 UV     := $(shell command -v uv)
 INSTALL = $(if $(UV),$(UV) pip install --quiet --python $(BIN)/python,$(BIN)/python -m pip install --quiet --disable-pip-version-check) --constraint constraints.txt --editable
 
-.PHONY: setup dev run test fast check hooks clean
+.PHONY: setup dev run test fast check hooks docs clean
 setup: $(STAMP) rendering
 
 dev: $(DEV) rendering
@@ -68,6 +69,15 @@ check: dev
 
 hooks: dev
 	$(BIN)/pre-commit install
+
+DOCS := $(VENV)/.installed-docs
+
+$(DOCS): $(STAMP)
+	$(INSTALL) ".[docs]"
+	touch $@
+
+docs: $(DOCS)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 clean:
 	rm -rf $(VENV) .pytest_cache .ruff_cache
