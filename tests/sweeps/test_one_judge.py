@@ -1,17 +1,15 @@
 """One judge that three algorithms ask at the same time."""
 
-import csv
 import json
-import os
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
 import pytest
 import yaml
 from api_server import ApiServer
+from tiny_run import finish, start, table
 
+from rlvlm.cli import main
 from rlvlm.labels.store import LabelStore
 from rlvlm.sweeps.config import read_sweep
 from rlvlm.sweeps.plan import expand, shared_judges
@@ -48,12 +46,10 @@ def test_three_algorithms_learn_from_one_judge_at_the_same_time(tmp_path: Path) 
         }
         file = tmp_path / "sweep.yaml"
         file.write_text(yaml.safe_dump(tree))
-        command = [sys.executable, "-m", "rlvlm.cli", "sweep", str(file), "--out", str(tmp_path / "sweep")]
-        done = subprocess.run(command, capture_output=True, text=True, env=os.environ, timeout=600)
-    assert (done.returncode, done.stderr) == (0, ""), (done.stdout, done.stderr)
-    assert done.stdout.count("loading the judge") == 1
-    with open(tmp_path / "sweep" / "trials.csv") as stream:
-        assert {row["task"]: row["state"] for row in csv.DictReader(stream)} == dict.fromkeys(TASKS, "done")
+        said, err = finish(start("sweep", str(file), "--out", str(tmp_path / "sweep")))
+    assert said.count("loading the judge") == 1 and not err
+    states = {row["task"]: row["state"] for row in table(tmp_path / "sweep" / "trials.csv")}
+    assert states == dict.fromkeys(TASKS, "done")
 
     told = Counter(answer.origin.task for answer in LabelStore(store).answers())
     assert set(told) == set(TASKS), "all answers lie in one store"
@@ -61,10 +57,8 @@ def test_three_algorithms_learn_from_one_judge_at_the_same_time(tmp_path: Path) 
     summaries = [json.loads(run.read_text()) for run in (tmp_path / "sweep").glob("*/judge/seed_0/summary.json")]
     assert len(summaries) == len(TASKS) and all(summary["queries"] > 0 for summary in summaries)
 
-    command = [sys.executable, "-m", "rlvlm.cli", "report", str(tmp_path / "sweep")]
-    done = subprocess.run(command, capture_output=True, text=True, env=os.environ, timeout=120)
-    assert done.returncode == 0, (done.stdout, done.stderr)
-    with open(tmp_path / "sweep" / "report_runs.csv") as stream:
-        assert {row["task"] for row in csv.DictReader(stream)} == set(TASKS), "one report has all three"
+    assert main(["report", str(tmp_path / "sweep")]) == 0
+    rows = table(tmp_path / "sweep" / "report_runs.csv")
+    assert {row["task"] for row in rows} == set(TASKS), "one report has all three"
     page = (tmp_path / "sweep" / "report.html").read_text()
     assert all(task in page for task in TASKS)

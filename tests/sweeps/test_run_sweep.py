@@ -1,18 +1,15 @@
 """A whole sweep in a process of its own: real Ray Tune, real runs, an env that costs microseconds, and real kills."""
 
-import csv
-import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
+from tiny_run import finish, start, table
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.full]
 
-TESTS = Path(__file__).parents[1]
 SWEEP = """
 title: one that works
 tasks: ["rlvlm.testing:TINY"]
@@ -35,23 +32,12 @@ BROKEN = ("tasks: [", 'tasks: ["broken_env:BROKEN", ')
 WORKS = Path("rlvlm-testing-TINY/environment/seed_0")
 
 
-def start(*words: str) -> subprocess.Popen[str]:
-    environment = os.environ | {"MUJOCO_GL": "egl", "PYTHONPATH": f"{os.environ.get('PYTHONPATH', '')}:{TESTS}"}
-    command = [sys.executable, "-m", "rlvlm.cli", *words]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
-
-
-def wait_for_rows(table: Path, count: int, child: subprocess.Popen[str]) -> None:
+def wait_for_rows(file: Path, count: int, child: subprocess.Popen[str]) -> None:
     """Until a CSV has more than `count` rows."""
     deadline = time.monotonic() + 400
-    while not table.exists() or len(table.read_text().splitlines()) <= count:
+    while not file.exists() or len(file.read_text().splitlines()) <= count:
         assert child.poll() is None and time.monotonic() < deadline, child.communicate()
         time.sleep(0.02)
-
-
-def rows(file: Path) -> list[dict[str, str]]:
-    with open(file) as stream:
-        return list(csv.DictReader(stream))
 
 
 def test_a_sweep_has_room_for_the_env_runners_of_its_runs(tmp_path: Path) -> None:
@@ -59,10 +45,9 @@ def test_a_sweep_has_room_for_the_env_runners_of_its_runs(tmp_path: Path) -> Non
     file.write_text(
         SWEEP.replace("steps: 3000", "steps: 500").replace("settings:", "settings:\n  algo.env_runners: 1", 1)
     )
-    said, err = (child := start("sweep", str(file), "--out", str(out))).communicate(timeout=500)
-    assert child.returncode == 0, (said, err)
-    assert [row["state"] for row in rows(out / "trials.csv")] == ["done"]
-    assert [int(row["step"]) for row in rows(out / WORKS / "eval.csv")][-1] >= 500
+    finish(start("sweep", str(file), "--out", str(out)))
+    assert [row["state"] for row in table(out / "trials.csv")] == ["done"]
+    assert [int(row["step"]) for row in table(out / WORKS / "eval.csv")][-1] >= 500
 
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
@@ -73,19 +58,18 @@ def test_a_sweep_that_was_ended_goes_on_with_what_is_left(tmp_path: Path, how: s
     wait_for_rows(out / WORKS / "eval.csv", 1, child)
     child.send_signal(how)
     said = child.communicate(timeout=500)[0]
-    assert 1 <= len(rows(out / WORKS / "eval.csv")) < 6
+    assert 1 <= len(table(out / WORKS / "eval.csv")) < 6
     if how is signal.SIGTERM:
         assert child.returncode == 75 and f"rlvlm resume {out}" in said
-        assert [row["state"] for row in rows(out / "trials.csv")] == ["saved"]
+        assert [row["state"] for row in table(out / "trials.csv")] == ["saved"]
 
     file.write_text(SWEEP.replace(*BROKEN))  # a task more, whose env breaks
-    child = start("sweep", str(file), "--out", str(out))
-    said = child.communicate(timeout=500)[0]
-    assert child.returncode == 1 and "the table has collapsed" in said
-    assert {row["task"]: row["state"] for row in rows(out / "trials.csv")} == {
+    said, _ = finish(start("sweep", str(file), "--out", str(out)), 1)
+    assert "the table has collapsed" in said
+    assert {row["task"]: row["state"] for row in table(out / "trials.csv")} == {
         "rlvlm.testing:TINY": "done",
         "broken_env:BROKEN": "failed",  # one run fails, the other does not
     }
-    steps = [int(row["step"]) for row in rows(out / WORKS / "eval.csv")]
+    steps = [int(row["step"]) for row in table(out / WORKS / "eval.csv")]
     assert steps == [500, 1_000, 1_500, 2_000, 2_500, 3_000]  # nothing is repeated, nothing is left out
     assert (out / WORKS / "run.log").read_text().count("training in") == 2
