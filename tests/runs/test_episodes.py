@@ -33,11 +33,8 @@ def test_each_frame_stands_above_its_caption() -> None:
 
 def test_the_filter_knows_how_each_episode_ended() -> None:
     page = episodes_page([make_episode(seed=seed) for seed in (1, 2, 3)], "tiny")
-    assert [re.match(r'<article class="(\w+)"', card).group(1) for card in articles(page)] == [
-        "success",
-        "failure",
-        "success",
-    ]
+    ends = [re.match(r'<article class="(\w+)"', card).group(1) for card in articles(page)]
+    assert ends == ["success", "failure", "success"]
     assert "success <small>2</small>" in page and "failure <small>1</small>" in page and "all <small>3</small>" in page
     assert "body:has(#show-failure:checked) article:not(.failure) { display: none }" in page
     assert "<b>67%</b><span>success</span>" in page
@@ -56,6 +53,8 @@ def test_what_is_not_known_is_left_out() -> None:
     page = episodes_page([make_episode(2, captions=[Caption(), Caption(reward=0.0)])], "tiny")
     assert 'class="action"' not in page and 'class="thought"' not in page and "value <b>" not in page
     assert page.count("+0.00</b>") == 1
+    with pytest.raises(ValueError, match="2 captions for 3 frames"):
+        make_episode(3, captions=[Caption()] * 2)
 
 
 def test_long_plays_are_thinned_and_the_page_says_so() -> None:
@@ -67,8 +66,3 @@ def test_long_plays_are_thinned_and_the_page_says_so() -> None:
     assert len(articles(page)) == MAX_EPISODES and f"{MAX_EPISODES} more episodes" in page
     assert f"<b>{2 * MAX_EPISODES}</b><span>episodes</span>" in page
     assert "No episode was played" in episodes_page([], "tiny")
-
-
-def test_an_episode_needs_a_caption_per_frame() -> None:
-    with pytest.raises(ValueError, match="2 captions for 3 frames"):
-        make_episode(3, captions=[Caption()] * 2)

@@ -5,7 +5,7 @@ import pytest
 
 from rlvlm.cli import main
 from rlvlm.core.errors import UsageError
-from rlvlm.runs.folder import check_trust, is_foreign
+from rlvlm.runs.folder import check_trust
 
 EVIL = "import pathlib\npathlib.Path(__file__).with_name('ran').touch()\n"
 
@@ -32,6 +32,8 @@ def test_a_folder_from_elsewhere_imports_nothing_without_trust(command, tmp_path
         ("config.yaml", "task: gym:CartPole-v1", False),
         ("config.yaml", "task: gym:mine:CartPole-v1", True),
         ("config.yaml", "task: metaworld/door-open-v3", False),
+        ("config.yaml", "task: rlvlm.testing:TINY", False),
+        ("config.yaml", "task: rlvlm_mine:TASK", True),
         ("sweep.yaml", "tasks: [drawer_open, 'mine:TASK']", True),
         ("sweep.yaml", "tasks: [drawer_open, soccer]", False),
         ("config.yaml", "- a list", False),
@@ -48,8 +50,3 @@ def test_what_counts_as_code(file: str, text: str, is_code: bool, tmp_path: Path
             continue
         with pytest.raises(UsageError, match="mine:"):
             check_trust([path], trust=False)
-
-
-def test_what_is_ours_is_no_foreign_code() -> None:
-    assert not any(map(is_foreign, ("drawer_open", "metaworld/door-open-v3", "gym:Reacher-v5", "rlvlm.testing:TINY")))
-    assert all(map(is_foreign, ("slide_ball:TASK", "gym:my_envs:Mine-v0", "rlvlm_like.testing:TINY")))
