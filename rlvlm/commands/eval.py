@@ -23,7 +23,7 @@ class EvalArguments:
     out: Path | None = None
     """Folder of evaluation.json and the videos; by default the run's own."""
     trust: bool = False
-    """Import the task or the pipeline that the folder names as MODULE:NAME, which runs its code."""
+    """Import the task that the folder names as MODULE:NAME, which runs its code."""
 
 
 def command(words: Sequence[str], prog: str) -> int:

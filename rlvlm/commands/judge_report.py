@@ -20,7 +20,7 @@ class JudgeReportArguments:
     ask_swapped: int = 0
     """Questions of each run that are put to its judge again in the other order; loads the judge here."""
     trust: bool = False
-    """Import the task or the pipeline that the folder names as MODULE:NAME, which runs its code."""
+    """Import the task that the folder names as MODULE:NAME, which runs its code."""
 
     def __post_init__(self) -> None:
         if self.ask_swapped < 0:

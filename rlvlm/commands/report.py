@@ -18,7 +18,7 @@ class ReportArguments:
     out: Path | None = None
     """Folder for the page, the tables and the images; by default `report`, or the sweep's own folder."""
     trust: bool = False
-    """Import the task or the pipeline that the folder names as MODULE:NAME, which runs its code."""
+    """Import the task that the folder names as MODULE:NAME, which runs its code."""
 
 
 def command(words: Sequence[str], prog: str) -> int:
