@@ -179,24 +179,25 @@ def list_tasks(which: str = "") -> int:
 def players(env: Env[Any, Any]) -> dict[str, Callable[[int], Episode | None]]:
     """Who can play `env`: at random, and by its script; each plays one episode of a seed, None where there is none."""
     if isinstance(env, StepEnv):
+
+        def scripted(obs: FloatArray) -> FloatArray | None:
+            action = env.scripted_action(obs)
+            return None if action is None else np.clip(action, -1, 1).astype(np.float32)
+
         return {
             "random play": lambda seed: play(env, seed, _wandering(env, seed)),
-            "its script": lambda seed: play(env, seed, lambda obs: _clipped(env.scripted_action(obs))),
+            "its script": lambda seed: play(env, seed, scripted),
         }
     if isinstance(env, ChunkEnv):
         shape = (env.chunk_steps, len(env.action_low))
 
-        def random_chunk(rng: np.random.Generator) -> FloatArray:
-            return rng.uniform(env.action_low, env.action_high, shape).astype(np.float32)
+        def chunks(seed: int, is_scripted: bool) -> Episode | None:
+            rng = np.random.default_rng(seed)
+            if is_scripted:
+                return play(env, seed, lambda _: env.scripted_chunk(_NOISE, rng))
+            return play(env, seed, lambda _: rng.uniform(env.action_low, env.action_high, shape).astype(np.float32))
 
-        def chunks(choose: Callable[[np.random.Generator], FloatArray | None]) -> Callable[[int], Episode | None]:
-            def play_one(seed: int) -> Episode | None:
-                rng = np.random.default_rng(seed)
-                return play(env, seed, lambda _: choose(rng))
-
-            return play_one
-
-        return {"random": chunks(random_chunk), "script": chunks(lambda rng: env.scripted_chunk(_NOISE, rng))}
+        return {"random": lambda seed: chunks(seed, False), "script": lambda seed: chunks(seed, True)}
     assert isinstance(env, TurnEnv), "there are three kinds"
     found: dict[str, Callable[[int], Episode | None]] = {}
     for player in (RandomPlayer(), *([ScriptedExpert()] if env.has_expert else [])):
@@ -234,10 +235,6 @@ def play(env: Env[Any, Any], seed: int, choose: Choose) -> Episode | None:
         is_success=bool(is_success),
         actions=tuple(actions),
     )
-
-
-def _clipped(action: FloatArray | None) -> FloatArray | None:
-    return None if action is None else np.clip(action, -1, 1).astype(np.float32)
 
 
 def _wandering(env: StepEnv, seed: int) -> Choose:

@@ -100,6 +100,31 @@ def test_what_makes_sense_is_taken_and_comes_back_from_its_text(task: str, setti
 
 
 @pytest.mark.parametrize(
+    ("task", "settings", "idle", "why"),
+    [
+        ("push_block", {}, "judge.model serve.num_gpus reward.monitor.controls", "reward.source success"),
+        ("libero_object/0", {}, "reward.num_frames reward.frame_px", "reward.source success"),
+        ("number_line", {}, "judge.batch_size reward.frame_px", "reward.source environment"),
+        ("push_block", JUDGED | {"reward.teacher": "random"}, "judge.score reward.monitor.preflight", "reward.teacher"),
+        ("number_line", JUDGED | {"reward.teacher": "random"}, "serve.app reward.monitor.least_auc", "reward.teacher"),
+        ("push_block", {"algo.num_learners": 1}, "algo.device", "algo.num_learners 1"),
+        ("push_block", {"sft.updates": 0}, "sft.lr sft.label_width", "sft.updates 0"),
+        ("push_block", {"sft.demonstrations": "shown"}, "sft.noise sft.episodes", "sft.demonstrations"),
+        ("number_line", {"sft.demonstrations": "shown"}, "sft.turns sft.p_wrong", "sft.demonstrations"),
+        ("push_block", {"sft.start_from": "best"}, "sft.episodes sft.lr", "sft.start_from"),
+        ("push_block", {"policy.model": "checkpoint"}, "sft.updates policy.pocket.dilated", "policy.model"),
+    ],
+)
+def test_what_another_setting_leaves_without_effect_is_known_and_the_rest_is_not(
+    task: str, settings: dict[str, object], idle: str, why: str
+) -> None:
+    config = override(recipe(task), settings)
+    assert all(why in (config.why_unused(name) or "") for name in idle.split())
+    assert not any(map(config.why_unused, ("task", "steps", "seed", "reward.source", "algo.lr", "eval.episodes")))
+    assert not any(config.why_unused(name) for name in settings)
+
+
+@pytest.mark.parametrize(
     ("task", "limit"),
     [
         ("number_line", 10),
