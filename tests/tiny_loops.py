@@ -17,10 +17,15 @@ SMALL = RewardModelConfig(picture_px=16, max_epochs=3, min_updates=0, hold_out_e
 FEEDBACK = FeedbackConfig(first_step=10, every_steps=5, queries=8)
 
 
-def build(teacher: Teacher, feedback: FeedbackConfig = FEEDBACK, sees: str = "image", seed: int = 0) -> FeedbackLoop:
-    return build_loop(
-        TinyEnv(), teacher, reward=RewardConfig(model=sees), feedback=feedback, reward_model=SMALL, seed=seed
-    )
+def build(
+    teacher: Teacher,
+    feedback: FeedbackConfig = FEEDBACK,
+    sees: str = "image",
+    seed: int = 0,
+    source: str = "preference",
+) -> FeedbackLoop:
+    reward = RewardConfig(model=sees, source=source)
+    return build_loop(TinyEnv(), teacher, reward=reward, feedback=feedback, reward_model=SMALL, seed=seed)
 
 
 def judge_teacher(failing: int = 0) -> JudgeTeacher:

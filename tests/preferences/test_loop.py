@@ -126,35 +126,45 @@ def test_only_the_newest_episodes_are_asked_about() -> None:
     assert all(row.tobytes() in known for pair in teacher.asked for row in (pair.left.obs[0], pair.right.obs[0]))
 
 
-@pytest.mark.parametrize("sees", ["image", "state"])
+OF_PAIRS = {"segment_steps": 2, "recent_episodes": 5}
+OF_SCORES = [{}, {"sampling": "disagreement"}, {"sampling": "k_center"}, {"ahead": True}]
+
+
 @pytest.mark.parametrize("kind", ["random", "judge"])
-def test_a_restored_loop_goes_on_exactly(sees: str, kind: str) -> None:
+@pytest.mark.parametrize(
+    ("source", "sees", "change"),
+    [
+        ("preference", "image", OF_PAIRS),
+        ("preference", "state", OF_PAIRS),
+        *(pytest.param("score", "image", {"queries": 20, **one}, marks=pytest.mark.slow) for one in OF_SCORES),
+    ],
+)
+def test_a_restored_loop_goes_on_exactly(kind: str, source: str, sees: str, change: dict[str, Any]) -> None:
     def loop_of(seed: int) -> FeedbackLoop:
         teacher = RandomTeacher(seed) if kind == "random" else judge_teacher()
-        return build(teacher, dataclasses.replace(FEEDBACK, segment_steps=2, recent_episodes=5), sees, seed)
+        return build(teacher, dataclasses.replace(FEEDBACK, **change), sees, seed, source)
 
     one, other = loop_of(0), loop_of(99)
-    for episode in tiny_episodes(6):
+    for episode in tiny_episodes(12):
         one.add(episode)
     one.run_session(10)
-    assert one.source.version == 1
+    assert one.source.version == int("ahead" not in change)
     one.drain_records()
     arrays: dict[str, np.ndarray] = {}
     text = json.dumps(through_files(one.get_state(), arrays))
     other.set_state(from_files(json.loads(text), arrays))
     assert same_trees(one.get_state(), other.get_state())
-    told = []
+    told, said = [], []
     for loop in (one, other):
         loop.add(tiny_episode(50))
         assert loop.is_due(15) and not loop.is_due(14)
         told.append({name: value for name, value in loop.run_session(15).items() if not name.endswith("_s")})
-    assert told[0] == told[1]
+        records: list[Any] = loop.drain_records()
+        said.append([record.score.value if source == "score" else record.verdict.label for record in records])
+    assert told[0] == told[1] and said[0] == said[1] != []
     assert same_trees(one.get_state(), other.get_state())
-    np.testing.assert_array_equal(
-        one.source.label(transitions_of(*tiny_episodes(6))), other.source.label(transitions_of(*tiny_episodes(6)))
-    )
-    for left, right in zip(one.drain_records(), other.drain_records(), strict=True):
-        assert left.verdict.label == right.verdict.label and left.progress_left == right.progress_left
+    steps = transitions_of(*tiny_episodes(6))
+    np.testing.assert_array_equal(one.source.label(steps), other.source.label(steps))
 
 
 @pytest.mark.parametrize("sampling", ["disagreement", "entropy", "k_center"])
@@ -174,8 +184,9 @@ def test_informed_sampling_starts_after_the_first_fit_and_survives_a_restart(sam
     assert asked["uniform"][8:] != asked[sampling][8:]
 
 
-def test_an_empty_loop_can_be_saved_and_restored() -> None:
-    one, other = build(OracleTeacher()), build(OracleTeacher(), seed=1)
+@pytest.mark.parametrize("source", ["preference", "score"])
+def test_an_empty_loop_can_be_saved_and_restored(source: str) -> None:
+    one, other = build(OracleTeacher(), source=source), build(OracleTeacher(), seed=1, source=source)
     other.set_state(one.get_state())
     assert same_trees(one.get_state(), other.get_state())
 

@@ -5,16 +5,15 @@ from typing import Any
 import numpy as np
 import pytest
 from tiny_episodes import score, tiny_episode, tiny_episodes
-from tiny_loops import FEEDBACK, SMALL, same_trees
+from tiny_loops import FEEDBACK, filled, same_trees
 
 from rlvlm.core import metrics
 from rlvlm.core.errors import JudgeUnavailable
 from rlvlm.core.judging import Score, Status
 from rlvlm.core.steps import Segment
 from rlvlm.envs.images import FrameStore
-from rlvlm.preferences.loop import FeedbackLoop, build_loop
-from rlvlm.preferences.teachers import JudgeTeacher, OracleTeacher, RandomTeacher, Teacher
-from rlvlm.rewards.config import RewardConfig
+from rlvlm.preferences.loop import FeedbackLoop
+from rlvlm.preferences.teachers import JudgeTeacher, OracleTeacher, Teacher
 from rlvlm.testing import FakeJudge, TinyEnv
 
 
@@ -31,17 +30,7 @@ class Scripted(OracleTeacher):
 
 
 def loop_of(scorer: Teacher, seed: int = 0, num_episodes: int = 12, **feedback: Any) -> FeedbackLoop:
-    loop = build_loop(
-        TinyEnv(),
-        scorer,
-        reward=RewardConfig(source="score"),
-        feedback=dataclasses.replace(FEEDBACK, **feedback),
-        reward_model=SMALL,
-        seed=seed,
-    )
-    for episode in tiny_episodes(num_episodes):
-        loop.add(episode)
-    return loop
+    return filled(scorer, num_episodes, feedback=dataclasses.replace(FEEDBACK, **feedback), seed=seed, source="score")
 
 
 def block(segment: Segment) -> int:
@@ -107,42 +96,6 @@ def test_an_outage_leaves_the_session_due() -> None:
         loop.run_session(10)
     assert loop.is_due(10) and len(loop.drain_records()) == 8
     assert loop.run_session(10)[metrics.SCORES] == 8
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("scorer", ["judge", "random"])
-@pytest.mark.parametrize(
-    "change",
-    [{}, {"sampling": "disagreement"}, {"sampling": "k_center"}, {"ahead": True}],
-    ids=lambda change: str(next(iter(change.values()), "plain")),
-)
-def test_a_restored_loop_goes_on_exactly(scorer: str, change: dict[str, Any]) -> None:
-    def build(seed: int, num_episodes: int) -> FeedbackLoop:
-        judge = JudgeTeacher(FakeJudge(), FrameStore(TinyEnv(), 16), "push")
-        return loop_of(judge if scorer == "judge" else RandomTeacher(seed), seed, num_episodes, queries=20, **change)
-
-    one, other = build(0, 12), build(99, 0)
-    one.run_session(10)
-    one.drain_records()
-    other.set_state(one.get_state())
-    assert same_trees(one.get_state(), other.get_state())
-    told = []
-    for loop in (one, other):
-        loop.add(tiny_episode(50))
-        told.append({name: value for name, value in loop.run_session(15).items() if not name.endswith("_s")})
-    assert told[0] == told[1] and same_trees(one.get_state(), other.get_state())
-    for left, right in zip(one.drain_records(), other.drain_records(), strict=True):
-        assert left.score == right.score and block(left.segment) == block(right.segment)
-
-
-def test_a_loop_that_has_not_asked_yet_can_be_saved_and_restored() -> None:
-    one, other = loop_of(OracleTeacher()), loop_of(OracleTeacher(), seed=5, num_episodes=0)
-    other.set_state(one.get_state())
-    told = [
-        {name: value for name, value in loop.run_session(10).items() if not name.endswith("_s")}
-        for loop in (one, other)
-    ]
-    assert told[0] == told[1] and same_trees(one.get_state(), other.get_state())
 
 
 def test_informed_frames_are_chosen_among_ten_times_as_many() -> None:
