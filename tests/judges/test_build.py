@@ -18,10 +18,10 @@ def test_a_model_that_is_missing_is_a_judge_that_is_missing():
     assert "--judge.model" in caught.value.fix
 
 
-@pytest.mark.parametrize("temperature", [1e-300, 0.009, 3.0, -1.0, float("nan")])
-def test_a_temperature_is_zero_or_one_that_models_can_sample_with(temperature) -> None:
-    with pytest.raises(ValueError, match=r"temperature must be 0 \(greedy\) or 0.01 to 2"):
-        JudgeConfig(temperature=temperature)
+def test_a_temperature_is_zero_or_one_that_models_can_sample_with():
+    for temperature in (1e-300, 0.009, 3.0, -1.0, float("nan")):
+        with pytest.raises(ValueError, match=r"temperature must be 0 \(greedy\) or 0.01 to 2"):
+            JudgeConfig(temperature=temperature)
     assert JudgeConfig(temperature=0.01).temperature == 0.01
 
 
@@ -37,17 +37,10 @@ def test_a_model_without_a_backend_is_what_its_name_or_its_size_says(tmp_path, c
     assert "could not be fetched" in str(caught.value) and "rlvlm fetch no-such-lab/no-such-model" in caught.value.fix
 
 
-@pytest.mark.parametrize(
-    ("backend", "hint"),
-    [
-        ("transformer", "did you mean transformers?"),
-        ("gemeni", "did you mean gemini?"),
-        ("qwen", "--judge.backend transformers --judge.model Qwen/"),
-        ("gpt-4o", "--judge.backend openai --judge.model NAME"),
-        ("my_judge.py", "my_judge:make_judge"),
-    ],
-)
-def test_an_unknown_backend_is_answered_with_what_was_meant(backend, hint):
-    with pytest.raises(ValueError, match="judge.backend is one of pocket") as caught:
-        JudgeConfig(backend=backend)
-    assert hint in str(caught.value)
+def test_an_unknown_backend_is_answered_with_what_was_meant():
+    hints = {"transformer": "did you mean transformers?", "gemeni": "did you mean gemini?"}
+    hints |= {"qwen": "--judge.backend transformers --judge.model Qwen/", "my_judge.py": "my_judge:make_judge"}
+    for backend, hint in (hints | {"gpt-4o": "--judge.backend openai --judge.model NAME"}).items():
+        with pytest.raises(ValueError, match="judge.backend is one of pocket") as caught:
+            JudgeConfig(backend=backend)
+        assert hint in str(caught.value)

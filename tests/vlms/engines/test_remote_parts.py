@@ -17,6 +17,7 @@ from rlvlm.judges.config import JudgeConfig
 from rlvlm.judges.dialogues import LABEL_TOKENS, YES_AND_NO, token_shares
 from rlvlm.runs.config import RunConfig
 from rlvlm.serving.config import PlacementConfig
+from rlvlm.vlms.chats import Refused, TransientError
 from rlvlm.vlms.config import ApiConfig
 from rlvlm.vlms.engines.budget import Budget, BudgetSpent, Spent
 from rlvlm.vlms.engines.remote import encode_png, failure_of, retry_after_s
@@ -32,9 +33,9 @@ def test_label_odds_are_shares_of_the_first_tokens() -> None:
     assert known is not None and known[0][0] == pytest.approx(0.75 / 0.95)
 
 
-@pytest.mark.parametrize("tokens", [[], [("The", 0.9), ("1", 0.1)], [("10", 1.0)], [("0", float("nan"))], [("1", 7.0)]])
-def test_what_hardly_begins_with_a_label_has_no_odds(tokens: list[tuple[str, float]]) -> None:
-    assert token_shares(tokens, LABEL_TOKENS) is None and token_shares(tokens, YES_AND_NO) is None
+def test_what_hardly_begins_with_a_label_has_no_odds() -> None:
+    for tokens in ([], [("The", 0.9), ("1", 0.1)], [("10", 1.0)], [("0", float("nan"))], [("1", 7.0)]):
+        assert token_shares(tokens, LABEL_TOKENS) is None and token_shares(tokens, YES_AND_NO) is None
 
 
 def test_a_image_survives_the_wire_to_the_bit() -> None:
@@ -46,45 +47,19 @@ def test_a_image_survives_the_wire_to_the_bit() -> None:
     np.testing.assert_array_equal(np.asarray(Image.open(BytesIO(encode_png(image)))), image)
 
 
-@pytest.mark.parametrize(
-    ("headers", "seconds"),
-    [
-        ({}, None),
-        ({"retry-after": "3"}, 3.0),
-        ({"retry-after": "0.5"}, 0.5),
-        ({"retry-after-ms": "250"}, 0.25),
-        ({"retry-after": "soon"}, None),
-        ({"retry-after": "-1"}, None),
-        ({"retry-after": "inf"}, None),
-        ({"retry-after": "nan"}, None),
-    ],
-)
-def test_a_servers_wish_to_be_left_alone_is_read(headers: dict[str, str], seconds: float | None) -> None:
-    assert retry_after_s(headers) == seconds
+def test_a_servers_wish_to_be_left_alone_is_read() -> None:
+    read = {"3": 3.0, "0.5": 0.5, "soon": None, "-1": None, "inf": None, "nan": None}
+    assert {text: retry_after_s({"retry-after": text}) for text in read} == read
+    assert retry_after_s({}) is None and retry_after_s({"retry-after-ms": "250"}) == 0.25
     date = email.utils.formatdate(time.time() + 100, usegmt=True)
     assert retry_after_s({"retry-after": date}) == pytest.approx(100, abs=2)
 
 
-@pytest.mark.parametrize(
-    ("status", "kind"),
-    [
-        (400, "Refused"),
-        (413, "Refused"),
-        (307, "Refused"),
-        (401, "ModelUnavailable"),
-        (403, "ModelUnavailable"),
-        (404, "ModelUnavailable"),
-        (402, "ModelUnavailable"),
-        (408, "TransientError"),
-        (409, "TransientError"),
-        (429, "TransientError"),
-        (500, "TransientError"),
-        (503, "TransientError"),
-        (529, "TransientError"),
-    ],
-)
-def test_every_status_has_its_meaning(status: int, kind: str) -> None:
-    assert type(failure_of(status, "x")).__name__ == kind
+def test_every_status_has_its_meaning() -> None:
+    meant = {Refused: (400, 413, 307), ModelUnavailable: (401, 403, 404, 402)}
+    meant |= {TransientError: (408, 409, 429, 500, 503, 529)}
+    for kind, statuses in meant.items():
+        assert {type(failure_of(status, "x")) for status in statuses} == {kind}
 
 
 # --- the key ----------------------------------------------------------------------------------------------------------
@@ -99,25 +74,25 @@ def test_a_secret_shows_itself_only_to_who_asks() -> None:
         pickle.dumps(secret)
 
 
-@pytest.mark.parametrize("mode", [0o644, 0o640, 0o604, 0o660])
-def test_a_key_that_others_can_read_is_refused(tmp_path: Path, mode: int) -> None:
+def test_a_key_that_others_can_read_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "key"
     file.write_text("sk-secret")
-    file.chmod(mode)
-    with pytest.raises(ModelUnavailable, match=f"mode {mode:o}") as caught:
-        read_key(ApiConfig(key_file=str(file)), usual=(), is_needed=True)
-    assert caught.value.fix == f"chmod 600 {file}" and "sk-secret" not in str(caught.value)
+    for mode in (0o644, 0o640, 0o604, 0o660):
+        file.chmod(mode)
+        with pytest.raises(ModelUnavailable, match=f"mode {mode:o}") as caught:
+            read_key(ApiConfig(key_file=str(file)), usual=(), is_needed=True)
+        assert caught.value.fix == f"chmod 600 {file}" and "sk-secret" not in str(caught.value)
     file.chmod(0o600)
     assert read_key(ApiConfig(key_file=str(file)), usual=(), is_needed=True).reveal() == "sk-secret"
 
 
-@pytest.mark.parametrize("content", [b"", b"  \n", b"two words", b"k\x00ey", b"\xff\xfe", b"x" * 5_000])
-def test_a_file_that_holds_no_key_is_refused_without_showing_it(tmp_path: Path, content: bytes) -> None:
+def test_a_file_that_holds_no_key_is_refused_without_showing_it(tmp_path: Path) -> None:
     file = tmp_path / "key"
-    file.write_bytes(content)
-    file.chmod(0o600)
-    with pytest.raises(ModelUnavailable, match="does not hold a key"):
-        read_key(ApiConfig(key_file=str(file)), usual=(), is_needed=True)
+    for content in (b"", b"  \n", b"two words", b"k\x00ey", b"\xff\xfe", b"x" * 5_000):
+        file.write_bytes(content)
+        file.chmod(0o600)
+        with pytest.raises(ModelUnavailable, match="does not hold a key"):
+            read_key(ApiConfig(key_file=str(file)), usual=(), is_needed=True)
     with pytest.raises(ModelUnavailable, match="cannot be read"):
         read_key(ApiConfig(key_file=str(tmp_path / "none")), usual=(), is_needed=True)
 
@@ -132,22 +107,13 @@ def test_keys_come_from_the_named_place_alone(monkeypatch: pytest.MonkeyPatch) -
         read_key(ApiConfig(key_env="NOT_THERE"), usual=("USUAL",), is_needed=False)
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"key_env": "sk-abc"},
-        {"key_file": "sk-abc"},
-        {"key_file": "AIzaabc"},
-        {"base_url": "https://sk-abc@host/v1"},
-        {"base_url": "https://host/v1?key=sk-abc"},
-        {"base_url": "sk-abc"},
-        {"base_url": "file:///sk-abc"},
-    ],
-)
-def test_a_key_in_the_wrong_setting_is_refused_and_not_repeated(wrong: dict[str, str]) -> None:
-    with pytest.raises(ValueError, match="judge.api") as caught:
-        ApiConfig(**wrong)
-    assert "sk-abc" not in str(caught.value) and "AIzaabc" not in str(caught.value)
+def test_a_key_in_the_wrong_setting_is_refused_and_not_repeated() -> None:
+    urls = ("https://sk-abc@host/v1", "https://host/v1?key=sk-abc", "sk-abc", "file:///sk-abc")
+    keys = (("key_env", "sk-abc"), ("key_file", "sk-abc"), ("key_file", "AIzaabc"))
+    for name, value in (*keys, *(("base_url", url) for url in urls)):
+        with pytest.raises(ValueError, match="judge.api") as caught:
+            ApiConfig(**{name: value})
+        assert "sk-abc" not in str(caught.value) and "AIzaabc" not in str(caught.value)
 
 
 # --- budget -----------------------------------------------------------------------------------------------------------
@@ -202,20 +168,11 @@ def test_a_damaged_ledger_is_not_taken_for_an_empty_one(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["ledger"]
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"concurrency": 0},
-        {"timeout_s": 0.0},
-        {"deadline_s": -1.0},
-        {"retries": -1},
-        {"max_requests": -1},
-        {"max_cost_usd": 1.0},
-    ],
-)
-def test_impossible_limits_are_refused_by_name(wrong: dict[str, float]) -> None:
-    with pytest.raises(ValueError, match=f"judge.api.{next(iter(wrong))}"):
-        ApiConfig(**wrong)
+def test_impossible_limits_are_refused_by_name() -> None:
+    wrong = {"concurrency": 0, "timeout_s": 0.0, "deadline_s": -1.0, "retries": -1, "max_requests": -1}
+    for name, value in (wrong | {"max_cost_usd": 1.0}).items():  # a cap without prices
+        with pytest.raises(ValueError, match=f"judge.api.{name}"):
+            ApiConfig(**{name: value})
 
 
 def test_a_batch_may_not_take_longer_than_its_caller_waits() -> None:
