@@ -113,12 +113,13 @@ def command(words: Sequence[str], prog: str) -> int:
 
 
 def _check_machine(job: SlurmConfig, config: RunConfig) -> None:
-    """Raises UsageError where the run's judge wants GPUs, or judge or policy weights, that the job will not have."""
+    """Raises UsageError where the run wants GPUs, or judge or policy weights, that the job will not have."""
     has_judge = config.asks_judge and not config.serve.app
-    wanted, there = config.serve.num_gpus * config.serve.num_replicas, job.gpus_per_node * job.nodes
-    if has_judge and wanted > there:
+    wanted, there = sum(config.wanted_gpus.values()), job.gpus_per_node * job.nodes
+    if wanted > there:
         fix = f"--gpus-per-node {math.ceil(wanted / job.nodes)}, before the --"
-        raise UsageError(f"the judge asks for {wanted:g} GPUs, the job for {there}", fix)
+        parts = " and ".join(f"{name} {count:g}" for name, count in config.wanted_gpus.items())
+        raise UsageError(f"the run asks for {wanted:g} GPUs ({parts}), the job for {there}", fix)
     named = [(model, revision) for _, model, revision in config.networks.values() if model]
     if has_judge and config.judge.wants_weights:
         named.append((config.judge.model, config.judge.revision))

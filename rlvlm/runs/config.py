@@ -96,6 +96,7 @@ class RunConfig:
         *("serve.*", "engine.*", "judge.store", "judge.device", "judge.attention", "judge.batch_size", "judge.api.*"),
         *("judge.engine.python", "judge.engine.tensor_parallel", "judge.engine.memory_share", "judge.engine.cache_gib"),
         *("*.device", "*.threads", "*.env_runners", "*.num_learners", "*.gpus_per_learner", "*.cache_mib"),
+        *("*.shard", "*.compute_dtype", "*.recompute", "*.microbatch_tokens"),
         *("algo.*lr", "reward_model.lr", "*.kl_weight"),
         *("*.without_answer", "*.fallback_judge", "*.on_alarm", "*.most_unreadable"),
     )
@@ -179,9 +180,28 @@ class RunConfig:
     @property
     def num_workers(self) -> int:
         """Processes beside the learner's for which the run needs a place: env runners, learners, engines."""
+        return len(self.worker_places)
+
+    @property
+    def worker_places(self) -> tuple[dict[str, float], ...]:
+        """What Ray has to set aside for each of them: a core, or a learner's GPU, with which RLlib asks for no core."""
         replicas = self.engine.num_replicas if self.engine else 0
-        others = (getattr(self.algo, name, 0) for name in ("env_runners", "num_learners"))
-        return sum(others) + replicas + bool(replicas)  # Serve's own actors need a place too
+        cores = self.algo.env_runners + replicas + bool(replicas)  # Serve's own actors need a place too
+        if isinstance(self.algo, SACConfig):
+            return ({"CPU": 1.0},) * cores
+        gpus = self.algo.gpus_per_learner
+        learner = {"GPU": float(gpus)} if gpus else {"CPU": 1.0}
+        return ({"CPU": 1.0},) * cores + (learner,) * self.algo.num_learners
+
+    @property
+    def wanted_gpus(self) -> dict[str, float]:
+        """GPUs that settings set aside, by what they are for; of the judge only where it is the run's own."""
+        found = {"the learners": sum(place.get("GPU", 0.0) for place in self.worker_places)}
+        if self.asks_judge and not self.serve.app:
+            found["the judge"] = self.serve.num_gpus * self.serve.num_replicas
+        if self.engine:
+            found["the policy's replicas"] = self.engine.num_gpus * self.engine.num_replicas
+        return {name: count for name, count in found.items() if count}
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -435,6 +455,12 @@ def _check_together(run: RunConfig) -> None:
         raise ValueError(
             f"reward.per {reward.per} is asked with judge.score {wanted}, got {run.judge.score}: the utility is that "
             "of one turn or chunk, the others are about a whole episode"
+        )
+    device = policy.openvla.device if isinstance(policy, VLAConfig) else policy.device if policy else "auto"
+    if device.startswith("cuda:") and ((run.engine and run.engine.num_replicas) or getattr(algo, "num_learners", 0)):
+        raise ValueError(
+            f"{device} is a GPU as the run's own process counts them; learners and replicas each see the one that Ray "
+            "assigns to them: set the policy's device to cuda, and CUDA_VISIBLE_DEVICES for the run's own process"
         )
     if not isinstance(policy, VLAConfig):
         return

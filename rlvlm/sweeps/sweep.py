@@ -61,6 +61,12 @@ def run_sweep(path: Path, sweep: SweepConfig) -> int:
         return _print_summary(table, callback, folder, stop)
 
 
+def largest_places(runs: Sequence[Sequence[dict[str, float]]]) -> list[dict[str, float]]:
+    """Places in which the workers of each of `runs` find room: of every kind as many as the run with most of it has."""
+    kinds = {tuple(place.items()): dict(place) for places in runs for place in places}
+    return [kind for kind in kinds.values() for _ in range(max(list(places).count(kind) for places in runs))]
+
+
 def _tune(folder: SweepFolder, sweep: SweepConfig, waiting: Sequence[str], callback: SweepCallback) -> None:
     """One sitting: a Tuner over the runs that are not finished.
 
@@ -73,8 +79,9 @@ def _tune(folder: SweepFolder, sweep: SweepConfig, waiting: Sequence[str], callb
     logging.getLogger("ray.tune").setLevel(logging.ERROR)
     shutil.rmtree(folder.path / _TUNE, ignore_errors=True)
     resources = sweep.resources
-    workers = max(plan.config.num_workers for plan in expand(sweep))  # a core each, as RLlib asks for
-    places = tune.PlacementGroupFactory([{"CPU": resources.cpus, "GPU": resources.gpus}, *[{"CPU": 1.0}] * workers])
+    # Learners and env runners are placed in what the trial has reserved, and wait without end where nothing of it fits.
+    workers = largest_places([plan.config.worker_places for plan in expand(sweep)])
+    places = tune.PlacementGroupFactory([{"CPU": resources.cpus, "GPU": resources.gpus}, *workers])
     tune.Tuner(
         tune.with_resources(SweepTrial, places),
         param_space={"sweep": str(folder.path), "trial": tune.grid_search(list(waiting))},

@@ -87,6 +87,16 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("drawer_open --nodes 0", 2, "nodes >= 1"),
         ("drawer_open -- --out x", 2, "before the --"),
         ("drawer_open -- --serve.num-gpus 0.5", 2, "--gpus-per-node 1"),
+        (
+            "number_line -- --algo.num-learners 4 --algo.gpus-per-learner 1",
+            2,
+            "the run asks for 4 GPUs (the learners 4)",
+        ),
+        (
+            "number_line --nodes 2 -- --algo.num-learners 2 --algo.gpus-per-learner 1 --engine.num-replicas 2 "
+            "--engine.num-gpus 0.5",
+            *(2, "--gpus-per-node 2"),
+        ),
         ("drawer_open -- --judge.backend clip --judge.model owner/none", 2, "rlvlm fetch owner/none"),
         ("push_block -- --policy.model owner/none", 2, "hf download owner/none"),
         ("drawer_open --out runs/there", 2, "is there already"),

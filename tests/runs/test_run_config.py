@@ -18,7 +18,10 @@ from rlvlm.runs.settings import flat, override
     ("task", "names"),
     [
         ("drawer_open", "steps algo.actor_lr algo.critic_lr reward_model.lr judge.api.max_cost_usd serve.num_gpus"),
-        ("number_line", "algo.lr algo.value_lr algo.loss.kl_weight engine.num_replicas reward.without_answer"),
+        (
+            "number_line",
+            "algo.lr algo.shard policy.recompute algo.loss.kl_weight engine.num_replicas reward.without_answer",
+        ),
         ("push_block", "algo.lr algo.device algo.env_runners reward.monitor.on_alarm eval.episodes"),
     ],
 )

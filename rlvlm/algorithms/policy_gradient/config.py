@@ -406,6 +406,12 @@ class PolicyGradientConfig:
             raise ValueError(f"algo.final_lr must be in (0, 1], got {self.final_lr}")
         if self.gpus_per_learner and not self.num_learners:
             raise ValueError("algo.gpus_per_learner has no effect without algo.num_learners; set both or neither")
+        gpus = self.gpus_per_learner
+        if gpus > 1 or (self.num_learners > 1 and gpus not in (0, 1)):
+            raise ValueError(
+                f"algo.gpus_per_learner must be 1, or 0 for a CPU, got {gpus:g}: a learner computes on one GPU, and "
+                "NCCL refuses two learners on the same; a single learner may share its own (0 to 1)"
+            )
         if self.shard and self.num_learners < 2:
             raise ValueError("algo.shard has no effect without algo.num_learners >= 2; set both or neither")
         if self.compute_dtype != "same" and not self.shard:

@@ -177,6 +177,10 @@ def test_slices_stay_float32_where_weights_are_computed_in_bfloat16(folder: Path
 
 
 def test_what_cannot_be_shared_out_is_refused() -> None:
+    for count, gpus in ((2, 0.5), (2, 2.0), (1, 1.5)):
+        with pytest.raises(ValueError, match="gpus_per_learner must be 1"):
+            PPOConfig(num_learners=count, gpus_per_learner=gpus)
+    assert PPOConfig(num_learners=1, gpus_per_learner=0.5).gpus_per_learner == 0.5
     with pytest.raises(ValueError, match="num_learners >= 2"):
         PPOConfig(shard=True, num_learners=1)
     with pytest.raises(ValueError, match="sharded learners"):
