@@ -100,7 +100,7 @@ def test_a_folder_has_one_set_of_settings_of_the_env(tmp_path: Path, capsys: pyt
         (["collect"], "name a task first"),
         (["collect", "numberline"], "did you mean"),
         (["collect", "drawer_open"], "an env in steps"),
-        (["collect", "minigrid/BabyAI-GoToLocal-v0"], "no scripted expert"),
+        (["collect", "minigrid/MiniGrid-Playground-v0"], "no scripted expert"),
         (["collect", "number_line", "--wrong-actions", "2"], "--wrong-actions must be in [0, 1], got 2"),
         (["collect", "push_block", "--noise", "-1"], "--noise must be >= 0, got -1"),
         (["collect", "number_line", "--out", "letters"], "name a new or an empty folder with --out"),

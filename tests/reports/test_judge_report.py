@@ -110,10 +110,7 @@ def test_a_run_finds_its_images_and_prices_in_its_store(folder, make_records, tm
     verdicts = CachedJudge(Liar(), store).compare(
         [Query(goal="open it", left=frames[2 * n], right=frames[2 * n + 1]) for n in range(6)]
     )
-    records = [
-        replace(record, verdict=verdict, correct=None)
-        for record, verdict in zip(make_records(100, 0), verdicts, strict=True)
-    ]
+    records = [replace(record, verdict=verdict) for record, verdict in zip(make_records(100, 0), verdicts, strict=True)]
     folder.queries.append(map(query_row, records))
     truths = list(truths_of(records))
     store.add_truths(truths)
