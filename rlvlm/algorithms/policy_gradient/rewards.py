@@ -94,7 +94,7 @@ class RewardLabeller:
             RewardHacked: the judge is being fooled, and the config says to stop then.
         """
         began = time.monotonic()
-        wanted = {key for episode in episodes for key, _ in self._questions(episode)}
+        wanted = {key for episode in episodes for key, _ in self._questions(episode)} if self._waiting else set()
         given: dict[Hashable, tuple[ScoringItem, Score]] = {}
         while self._waiting and any(key in wanted for key, _ in self._waiting[0][0]):
             questions, answers = self._waiting.pop(0)
@@ -245,7 +245,7 @@ class RewardLabeller:
         """[T] the judge's rewards, NaN where there is none to be had; and notes what was said of what."""
         config, per_turn = self._config, self._config.per == "turn"
         rewards = np.full(len(episode), config.unreadable if per_turn and self._scorer is not None else 0.0)
-        for t in range(len(episode)):
+        for t in range(len(episode) if given else 0):
             asked = given.get(_key(episode, t))
             if asked is None:
                 continue

@@ -224,13 +224,20 @@ def _chunk_episode(  # noqa: PLR0913 - what an episode is of
     log_probs = tuple(choice[1][at] for at, _, choice, _ in parts)
     is_run = np.arange(len(bins[0])) < (steps * len(sampler.env.action_low))[:, None]
     known = progress[ends - 1]
+    after = last.obs.snapshots[place]  # thousands of episodes a round are cut out of the same arrays: no array twice
+    seen = Observations(
+        images=(*(obs.images[at] for at, obs, *_ in parts), after.tobytes()),
+        texts=(*(obs.texts[at] for at, obs, *_ in parts), last.obs.instructions[place]),
+        proprio=np.stack([*(obs.proprio[at] for at, obs, *_ in parts), last.obs.proprio[place]]),
+        snapshots=np.stack([*(obs.snapshots[at] for at, obs, *_ in parts), after]),
+    )
     return TokenEpisode(
         task=task,
         seed=state_id,
         group=group,
         slot=slot,
         played_at=np.zeros(len(parts), np.int64),
-        obs=Observations.joined([*(obs.at([at]) for at, obs, *_ in parts), _observed(last.obs).at([place])]),
+        obs=seen,
         snapshots=snapshots,
         steps=steps,
         tokens=bins,
