@@ -85,7 +85,7 @@ def evaluate_run(folder: RunFolder, path: Path, episodes: int, with_video: bool,
         write_json(out / "evaluation.json", result | {"each": each, "compared": compared})
         if with_video:
             with film_draw(config, players.draw) as draw:
-                for file in write_videos(out / "videos", played, checkpoint.step, draw):
+                for file in write_videos(out / "videos", played, checkpoint.step, draw, players.has_success):
                     console.print(f"video {file}")
     except OSError as error:
         fix = f"rlvlm eval {shlex.quote(str(path))} --out DIR writes elsewhere"

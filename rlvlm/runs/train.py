@@ -191,7 +191,7 @@ class Training:
         write_plots(folder, config.title)
         if films:
             with film_draw(config, self._algorithm.draw) as draw:
-                write_videos(folder.videos, films, state.env_steps, draw)
+                write_videos(folder.videos, films, state.env_steps, draw, self._last_evaluation.has_success)
         write_judge_page(folder, config)
         write_episodes_page(folder, config, self._algorithm)
         files = sorted(str(file.relative_to(folder.path)) for file in folder.path.rglob("*") if file.is_file())

@@ -34,15 +34,20 @@ _REWARD_PX = 56
 """Room for the present reward, to the right of the title's second line."""
 
 
-def write_videos(folder: Path, episodes: Sequence[PlayedEpisode], env_steps: int, draw: Draw) -> list[Path]:
-    """Films episodes of the policy after `env_steps` into `folder`, and returns the files."""
+def write_videos(
+    folder: Path, episodes: Sequence[PlayedEpisode], env_steps: int, draw: Draw, has_success: bool = True
+) -> list[Path]:
+    """Films episodes of the policy after `env_steps` into `folder`, and returns the files; their titles tell success
+    where the env does.
+    """
     files = []
     for number, episode in enumerate(episodes, start=1):
         is_learned = bool(np.isfinite(episode.learned_rewards).all())
         rewards = episode.learned_rewards if is_learned else episode.env_rewards
         lost = "success, undone at the end" if episode.is_success else "no success"
         end = "success" if episode.ends_in_success else lost
-        title = f"step {env_steps:,}, {end}, {episode.reward_name if is_learned else 'true reward'}"
+        end = f", {end}" if has_success else ""
+        title = f"step {env_steps:,}{end}, {episode.reward_name if is_learned else 'true reward'}"
         file = folder / f"step_{env_steps:08d}_episode_{number}.mp4"
         bounds = episode.reward_range if is_learned else None
         frames = draw(episode.snapshots, VIDEO_PX)

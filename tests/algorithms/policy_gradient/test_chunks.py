@@ -349,3 +349,27 @@ def test_chunks_may_be_judged_one_by_one(build: Build) -> None:
     episodes, records = algorithm._source.newest, algorithm.drain_records()
     assert len(records) == sum(map(len, episodes)) and all(len(one.item.snapshots) == 2 for one in records)
     assert [one.score.value for one in records] == pytest.approx(np.concatenate([one.rewards for one in episodes]))
+
+
+@pytest.mark.slow
+def test_judge_and_policy_each_see_their_own_look(local_ray: None) -> None:
+    """A pocket policy plays what is drawn lightly, and a large judge is shown the shadows that it knows."""
+    light = EnvConfig(episode_steps=16, look="light", mesh_cell=0.012)
+    config = (
+        GRPOAlgorithmConfig()
+        .envs(task="libero_object/0", env_settings=light)
+        .acting(policy=VLAConfig())
+        .rewards(
+            reward=EpisodeRewardConfig(source="judged"),
+            make_judge=FakeJudge,
+            judge_env=replace(light, look="benchmark"),
+        )
+    )
+    algorithm = config.build_algo()
+    assert isinstance(algorithm, PolicyGradient)
+    env = make_env("libero_object/0", replace(light, look="benchmark"), 0)
+    start = env.snapshot()[None]
+    np.testing.assert_array_equal(algorithm.draw_for_judge(start, 64), env.draw(start, 64))
+    apart = np.abs(algorithm.draw(start, 64).astype(int) - env.draw(start, 64)).mean()
+    assert apart > 2, apart
+    algorithm.stop()
