@@ -204,7 +204,8 @@ def imitation_loss(policy: VLMPolicy, batch: Sequence[Example], reply_weight: fl
 def validate(
     policy: VLMPolicy, world: TurnEnv, examples: Sequence[Example], batch: int, max_reply_tokens: int
 ) -> dict[str, float]:
-    """Loss per turn, share of greedy replies with the demonstrated action, share that can be read; none: nothing.
+    """Loss per turn, and of greedy and of sampled replies (at temperature 1) the share with the demonstrated action and
+    the share that can be read; of no examples nothing. Rollouts sample, so training starts from the second kind.
 
     Args:
         policy: not changed.
@@ -215,23 +216,32 @@ def validate(
     """
     if not examples:
         return {}
-    loss = exact = valid = 0.0
+    loss = 0.0
+    exact, valid = np.zeros(2), np.zeros(2)  # greedy, sampled
     engine = PolicyEngine(policy, batch)
     for begin in range(0, len(examples), batch):
         part = examples[begin : begin + batch]
         loss += imitation_loss(policy, part).item() * len(part)
-        requests = [ReplyRequest(prompt=one.prompt, image=one.tokens.image, seed=0) for one in part]
-        if policy.action_head is None:
-            replies = engine.reply(requests, max_new_tokens=max_reply_tokens, greedy=True)
-            actions = [world.read(reply.text).action for reply in replies]
-        else:
-            actions = [one.action for one in engine.act(requests, greedy=True)]
-        valid += sum(action is not None for action in actions)
-        exact += sum(action == one.action is not None for action, one in zip(actions, part, strict=True))
+        requests = [
+            ReplyRequest(prompt=one.prompt, image=one.tokens.image, seed=begin + place)
+            for place, one in enumerate(part)
+        ]
+        for how, greedy in enumerate((True, False)):
+            if policy.action_head is None:
+                replies = engine.reply(requests, max_new_tokens=max_reply_tokens, greedy=greedy)
+                actions = [world.read(reply.text).action for reply in replies]
+            else:
+                actions = [one.action for one in engine.act(requests, greedy=greedy)]
+            valid[how] += sum(action is not None for action in actions)
+            exact[how] += sum(action == one.action is not None for action, one in zip(actions, part, strict=True))
+    exact /= max(sum(one.action is not None for one in examples), 1)
+    valid /= len(examples)
     return {
         metrics.SFT_HELD_OUT_LOSS: loss / len(examples),
-        metrics.SFT_EXACT_ACTION: exact / max(sum(one.action is not None for one in examples), 1),
-        metrics.SFT_VALID: valid / len(examples),
+        metrics.SFT_EXACT_ACTION: float(exact[0]),
+        metrics.SFT_VALID: float(valid[0]),
+        metrics.SFT_SAMPLED_EXACT_ACTION: float(exact[1]),
+        metrics.SFT_SAMPLED_VALID: float(valid[1]),
     }
 
 

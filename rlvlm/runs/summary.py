@@ -76,7 +76,8 @@ def summarise_decodings(evaluations: Sequence[dict[str, str]]) -> dict[str, dict
         evaluations: rows of `eval.csv`; that of step 0 was measured before training.
 
     Returns:
-        By `before training` and `at the end`: the columns of `DECODINGS`, the number of episodes of each decoding, and
+        By `before training`, `at the end` and, of three evaluations or more, `at worst` (column by column, after the
+        start): the columns of `DECODINGS`, the number of episodes of each decoding, and
         how many greedy ones differ.
     """
     if not evaluations or not evaluations[-1]["sampled_success_rate"]:
@@ -84,7 +85,11 @@ def summarise_decodings(evaluations: Sequence[dict[str, str]]) -> dict[str, dict
     first, last = evaluations[0], evaluations[-1]
     chosen = ({} if int(first["step"]) else {"before training": first}) | {"at the end": last}
     wanted = [name for pair in DECODINGS.values() for name in pair if last[name]]
-    return {when: {name: float(row[name]) for name in wanted} | _counted(row) for when, row in chosen.items()}
+    measured = {when: {name: float(row[name]) for name in wanted} | _counted(row) for when, row in chosen.items()}
+    later = [row for row in evaluations if int(row["step"])]
+    if len(later) > 1:
+        measured["at worst"] = {name: min(float(row[name]) for row in later) for name in wanted} | _counted(last)
+    return measured
 
 
 def summarise_judge(folder: RunFolder) -> dict[str, float | int | None]:
@@ -165,7 +170,11 @@ _WATCHED = {
     "area under its curve": metrics.JUDGE_AUC,
 }
 """Of the newest episodes."""
-_WHEN = {"before training": "at step 0, before training", "at the end": "at the last evaluation"}
+_WHEN = {
+    "before training": "at step 0, before training",
+    "at the end": "at the last evaluation",
+    "at worst": "at the worst evaluation after the start",
+}
 _PAGES = {
     "judge_panel.html": "the judge's answers, with images",
     "episodes.html": "episodes of the last evaluation, image by image",

@@ -113,6 +113,7 @@ def test_an_action_head_is_taught_the_action(tmp_path: Path):
     after = validate(policy, place.env, examples, 8, 8)
     assert after[metrics.SFT_HELD_OUT_LOSS] < before[metrics.SFT_HELD_OUT_LOSS]
     assert after[metrics.SFT_VALID] == 1
+    assert before[metrics.SFT_SAMPLED_EXACT_ACTION] < 1, "a head that starts even draws wrong actions, greedy or not"
 
 
 def illegible(episodes: list[TokenEpisode], keeps: int) -> list[TokenEpisode]:
@@ -147,6 +148,7 @@ def test_garbage_counts_as_neither_valid_nor_exact(tmp_path: Path):
     examples = examples_of(policy, place.env, demonstrate(place, ReplySFTConfig(turns=4), 0))
     measured = validate(policy, place.env, examples, 3, 6)
     assert measured[metrics.SFT_VALID] == measured[metrics.SFT_EXACT_ACTION] == 0
+    assert measured[metrics.SFT_SAMPLED_VALID] == measured[metrics.SFT_SAMPLED_EXACT_ACTION] == 0
     assert np.isfinite(measured[metrics.SFT_HELD_OUT_LOSS])
     assert validate(policy, place.env, [], 3, 6) == {}
 

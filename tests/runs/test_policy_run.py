@@ -46,6 +46,8 @@ def test_a_run_goes_on_to_the_bit_and_is_played_and_served(tmp_path: Path) -> No
     assert all(row["strict_success_rate"] and row["sampled_strict_success_rate"] for row in evaluations)
     card = (whole / "README.md").read_text()
     assert "| 2 episodes each | greedy | sampled |" in card and "| return above 0, at step 0, before training |" in card
+    assert "| return above 0, at the worst evaluation after the start |" in card
+    assert "held-out turns, greedy:" in said and "sampled, as rollouts are:" in said
     rows = [json.loads(line) for line in open(whole / "metrics.jsonl")]
     assert rows[-1]["update/first_ratio_error"] <= 1e-4
     assert rows[-1]["eval/sampled_strict_success_low"] <= rows[-1]["eval/sampled_strict_success"]

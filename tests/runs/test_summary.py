@@ -10,7 +10,8 @@ from rlvlm.runs.config import RunConfig
 from rlvlm.runs.folder import RunFolder
 from rlvlm.runs.plots import write_plots
 from rlvlm.runs.records import score_row
-from rlvlm.runs.summary import run_card, summarise
+from rlvlm.runs.scores import DECODINGS
+from rlvlm.runs.summary import run_card, summarise, summarise_decodings
 
 STATE = RunState(env_steps=4_000, wall_s=240.0, peak_rss_mb=1234.4)
 
@@ -119,3 +120,17 @@ def test_a_card_speaks_of_no_success_where_the_env_has_no_test_of_it(folder: Run
     assert "| true return, last evaluation | -7.25 |" in text
     assert "success at" not in text and "in success" not in text
     assert write_plots(folder, config.title)
+
+
+def test_the_worst_evaluation_after_the_start_is_told_beside_the_last_one() -> None:
+    """By hand: the start counts as no dip, and greedy and sampled play may be worst at different times."""
+    played = [(0, "0.1", "0.0"), (10, "0.9", "0.4"), (20, "0.3", "0.8"), (30, "1.0", "0.9")]
+    rows = [
+        dict.fromkeys([name for pair in DECODINGS.values() for name in pair], "") | {"step": str(step), "episodes": "8"}
+        for step, *_ in played
+    ]
+    for row, (_, greedy, sampled) in zip(rows, played, strict=True):
+        row |= {"success_rate": greedy, "sampled_success_rate": sampled}
+    worst = summarise_decodings(rows)["at worst"]
+    assert (worst["success_rate"], worst["sampled_success_rate"], worst["episodes"]) == (0.3, 0.4, 8)
+    assert "at worst" not in summarise_decodings(rows[:2]), "one evaluation after the start is the last one"

@@ -399,11 +399,15 @@ class PolicyGradient(BaseAlgorithm):
         longest = self.config.algo.max_reply_tokens
         measured = fine_tune(self._policy, slot, episodes, sft, self.config.seed, longest, log)
         self._stats.note(measured)
-        exact = measured.get(metrics.SFT_EXACT_ACTION)
-        log(
-            f"supervised start: {sft.updates} updates in {measured[metrics.SFT_WALL_S]:.0f} s, held-out turns: "
-            + ("none" if exact is None else f"{exact:.0%} with the demonstrated action")
-        )
+        held_out = "no held-out turns"
+        if metrics.SFT_VALID in measured:
+            exact, valid = (measured[name] for name in (metrics.SFT_EXACT_ACTION, metrics.SFT_VALID))
+            held_out = (
+                f"held-out turns, greedy: {exact:.0%} with the demonstrated action, {valid:.0%} readable; sampled, as "
+                f"rollouts are: {measured[metrics.SFT_SAMPLED_EXACT_ACTION]:.0%}, "
+                f"{measured[metrics.SFT_SAMPLED_VALID]:.0%}"
+            )
+        log(f"supervised start: {sft.updates} updates in {measured[metrics.SFT_WALL_S]:.0f} s, {held_out}")
 
     def _start_vla(self, log: Callable[[str], None]) -> None:
         """The policy imitates the env's script or a folder; not one that comes trained, or is another run's."""

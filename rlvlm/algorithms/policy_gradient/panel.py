@@ -21,7 +21,7 @@ TURN_ROWS = (
     PanelRow(
         label="return above 0, sampled", metric=metrics.EVAL_SAMPLED_STRICT_SUCCESS, format=".0%", word="sampled>0"
     ),
-    PanelRow(label="replies nobody can read", metric=metrics.REPLY_INVALID, format=".1%", word="unreadable"),
+    PanelRow(label="unreadable replies, sampled", metric=metrics.REPLY_INVALID, format=".1%", word="unreadable"),
     PanelRow(label="tokens of a reply", metric=metrics.REPLY_TOKENS, format=".0f"),
     PanelRow(label="change per update, nats", metric=metrics.UPDATE_KL, format=".3f", word="kl"),
     PanelRow(label="same thought for other images", metric=metrics.REPLY_SAME_THOUGHT, format=".0%"),

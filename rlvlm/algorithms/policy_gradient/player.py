@@ -131,6 +131,7 @@ def _of_replies(greedy: Sequence[TokenEpisode], sampled: Sequence[TokenEpisode])
         metrics.EVAL_SAMPLED_STRICT_LOW: sampled_low,
         metrics.EVAL_SAMPLED_STRICT_HIGH: sampled_high,
         metrics.EVAL_INVALID: share(reply.action is None for episode in greedy for reply in episode.replies),
+        metrics.EVAL_SAMPLED_INVALID: share(reply.action is None for episode in sampled for reply in episode.replies),
         metrics.EVAL_STANDS_STILL: share(map(stands_still, greedy)),
         metrics.EVAL_REPLY_TOKENS: float(np.mean(lengths)) if lengths else 0.0,
     }

@@ -48,6 +48,7 @@ def test_an_evaluation_counts_both_decodings(tmp_path: Path):
     evaluation, played = turn_player(actor, make_slot, 2).evaluate(2)
     assert len(evaluation.episodes) == len(played) == 2
     assert evaluation.metrics[metrics.EVAL_INVALID] == 1  # four random tokens are no reply
+    assert evaluation.metrics[metrics.EVAL_SAMPLED_INVALID] == 1
     assert evaluation.metrics[metrics.EVAL_STANDS_STILL] == 1, "so nothing ever changes, nor does the reply"
     assert evaluation.metrics[metrics.EVAL_SAMPLED_STRICT_SUCCESS] == 0
     assert evaluation.metrics[metrics.EVAL_SAMPLED_STRICT_HIGH] == pytest.approx(0.6576, abs=1e-3)
