@@ -8,12 +8,12 @@ import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from PIL import Image
 
@@ -23,6 +23,7 @@ from rlvlm.demonstrations.card import FilterConfig, select
 from rlvlm.demonstrations.folder import DemonstrationFolder
 from rlvlm.demonstrations.records import EpisodeRecord, StepRecord
 from rlvlm.envs.replies import read_reply
+from rlvlm.labels.export import write_parquet
 from rlvlm.labels.images import MAX_PIXELS, image_digest
 from rlvlm.vlms.stills import read_rgb
 
@@ -240,25 +241,11 @@ def export_parquet(folder: DemonstrationFolder, file: Path) -> int:
     Raises:
         OSError: the disk refused.
     """
-    count = 0
-    with replacing(file) as partial, pq.ParquetWriter(partial, SCHEMA, compression="zstd") as writer:
-        for record in folder.episodes():
-            episode = {name: getattr(record, name) for name in ("task", "seed", "player", "goal", "env_return")}
-            episode |= {"episode": record.id, "episode_success": record.success}
-            rows = [
-                episode
-                | {name: getattr(step, name) for name in _STEP_COLUMNS}
-                | {"step": place, "text": _utf8(step.text)}
-                for place, step in enumerate(record.steps)
-            ]
-            writer.write_table(pa.Table.from_pylist(rows or [episode], SCHEMA))
-            count += len(rows) or 1
-    return count
+    return write_parquet(file, SCHEMA, (row for record in folder.episodes() for row in _rows(record)))
 
 
-_STEP_COLUMNS = ("prompt", "action", "is_noise", "env_reward", "success", "progress", "quality", "pictures")
-
-
-def _utf8(text: str) -> str:
-    """Parquet's text is UTF-8; a player's need not be."""
-    return text.encode(errors="replace").decode()
+def _rows(record: EpisodeRecord) -> list[dict[str, Any]]:
+    """Those of an episode's steps; columns that are none of the schema's are left out."""
+    episode = {name: getattr(record, name) for name in ("task", "seed", "player", "goal", "env_return")}
+    episode |= {"episode": record.id, "episode_success": record.success}
+    return [episode | {"step": place, **asdict(step)} for place, step in enumerate(record.steps)] or [episode]

@@ -1,5 +1,6 @@
 """A store as one Parquet file, one row per answer with the truth beside it: for DuckDB, pandas, or a colleague."""
 
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
@@ -54,20 +55,33 @@ SCHEMA = pa.schema(
 """Images are named by digest, as in the store. `correct` is null without a decided label or a truth that decides."""
 
 
-def export_parquet(store: LabelStore, file: Path) -> int:
-    """Writes every answer of the store, failed ones too, and returns how many. The file appears whole or not at all.
+def write_parquet(file: Path, schema: pa.Schema, rows: Iterable[Mapping[str, Any]]) -> int:
+    """Writes rows and returns how many, in constant memory. The file appears whole or not at all.
+
+    Args:
+        file: replaced where there is one.
+        schema: names and types of the columns; what a row lacks is null.
+        rows: by the columns' names. Parquet's text is UTF-8, what a model wrote need not be: its `text` is made so.
 
     Raises:
         OSError: the disk refused.
     """
-    truths = store.truths()
-    rows = (_row(item, truth_about(item.question, truths)) for item in store.answers())
-    count = 0
-    with replacing(file) as partial, pq.ParquetWriter(partial, SCHEMA, compression="zstd") as writer:
-        while part := list(islice(rows, ROWS_AT_ONCE)):
-            writer.write_table(pa.Table.from_pylist(part, SCHEMA))
+    count, left = 0, iter(rows)
+    with replacing(file) as partial, pq.ParquetWriter(partial, schema, compression="zstd") as writer:
+        while part := [_in_utf8(row) for row in islice(left, ROWS_AT_ONCE)]:
+            writer.write_table(pa.Table.from_pylist(part, schema))
             count += len(part)
     return count
+
+
+def export_parquet(store: LabelStore, file: Path) -> int:
+    """Writes every answer of the store, failed ones too; returns and raises as `write_parquet` does."""
+    truths = store.truths()
+    return write_parquet(file, SCHEMA, (_row(item, truth_about(item.question, truths)) for item in store.answers()))
+
+
+def _in_utf8(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {**row, "text": row["text"].encode(errors="replace").decode()} if "text" in row else dict(row)
 
 
 def _row(item: StoredAnswer, truth: Truth | None) -> dict[str, Any]:
@@ -96,7 +110,7 @@ def _row(item: StoredAnswer, truth: Truth | None) -> dict[str, Any]:
         "p_left": p_left,
         "p_right": p_right,
         "p_tie": p_tie,
-        "text": answer.text.encode(errors="replace").decode(),  # Parquet's text is UTF-8, a judge's need not be
+        "text": answer.text,
         "latency_s": answer.latency_s,
         "tokens_in": usage.tokens_in if usage else None,
         "tokens_out": usage.tokens_out if usage else None,
