@@ -112,8 +112,8 @@ def read_run(folder: RunFolder) -> Answers:
             "text": row["text"],
         }
         _append(columns, facts, items.get(row.get("question", "")), store)
-    about = {"name": folder.path.name, "about": judge + config.title, "task": config.task}
-    return _to_answers(columns, about, scale=1.0, store=store)
+    name, about = folder.path.name, judge + config.title
+    return _to_answers(columns, name=name, about=about, task=config.task, scale=1.0, store=store)
 
 
 def read_store(folder: Path) -> list[Answers]:
@@ -149,7 +149,7 @@ def read_store(folder: Path) -> list[Answers]:
         scale = 1.0 if has_progress else max(*gaps, 1e-6) if gaps else 1.0
         goals = sorted({item.question.goal for item in items})
         name, about = f"{stamp.judge} {stamp.prompt}".strip(), f"{_describe(stamp)}; goal {', '.join(goals[:3])}"
-        found.append(_to_answers(columns, {"name": name, "about": about, "task": task}, scale=scale, store=store))
+        found.append(_to_answers(columns, name=name, about=about, task=task, scale=scale, store=store))
     return found
 
 
@@ -174,13 +174,25 @@ def _append(
 
 
 def _to_answers(
-    columns: Mapping[str, list[Any]], about: Mapping[str, str], *, scale: float, store: LabelStore | None
+    columns: Mapping[str, list[Any]], *, name: str, about: str, task: str, scale: float, store: LabelStore | None
 ) -> Answers:
-    words = {name: np.array(columns[name], np.str_) for name in ("status", "label", "swapped")}
-    numbers = {name: np.array(columns[name], np.float64) for name in ("p", "truth", "latency_s", "tokens", "cost_usd")}
-    numbers |= {"p": numbers["p"].reshape(-1, 3), "truth": numbers["truth"].reshape(-1, 2)}
-    text = [one[:MAX_TEXT] for one in columns["text"]]
-    return Answers(**about, **words, **numbers, images=columns["images"], text=text, scale=scale, store=store)
+    return Answers(
+        name=name,
+        about=about,
+        task=task,
+        status=np.array(columns["status"], np.str_),
+        label=np.array(columns["label"], np.str_),
+        swapped=np.array(columns["swapped"], np.str_),
+        p=np.array(columns["p"], np.float64).reshape(-1, 3),
+        truth=np.array(columns["truth"], np.float64).reshape(-1, 2),
+        scale=scale,
+        latency_s=np.array(columns["latency_s"], np.float64),
+        tokens=np.array(columns["tokens"], np.float64),
+        cost_usd=np.array(columns["cost_usd"], np.float64),
+        images=columns["images"],
+        text=[text[:MAX_TEXT] for text in columns["text"]],
+        store=store,
+    )
 
 
 def _describe(stamp: Stamp) -> str:

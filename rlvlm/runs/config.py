@@ -418,7 +418,7 @@ def _without_effect(run: RunConfig) -> Iterator[tuple[Any, str, tuple[str, ...]]
         yield by_other and advantage.scorer_noise != "measured", who, ("reward.monitor.preflight",)
     if isinstance(algo, PolicyGradientConfig):
         yield algo.loss.correction == "none", "algo.loss.correction none", ("algo.loss.correction_cap",)
-    if isinstance(policy, VLAConfig):
+    if isinstance(policy, VLAConfig) and isinstance(algo, PolicyGradientConfig):
         yield algo.num_learners, f"algo.num_learners {algo.num_learners}", ("algo.device",)
         yield policy.model, "policy.model", ("sft.*", "policy.pocket.*")
     looks = {run.policy_env.look, run.judge_env.look if run.asks_judge else run.policy_env.look}
