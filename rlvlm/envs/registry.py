@@ -380,6 +380,8 @@ def _set_template(env: Any, file: str) -> None:
 
 _SEEDS = 40
 """Of which starts are counted, where the env itself says nothing."""
+_REPEATED = 0.8
+"""Less different ones than this share of the seeds, and starts are counted again in ten times as many."""
 _FEW = 200
 """Starts that are fewer are few: recipes evaluate on so many episodes."""
 
@@ -388,15 +390,16 @@ _FEW = 200
 def few_starts(task: str) -> int | None:
     """How many different starts an env in turns has, where they are so few that evaluations meet them again; else None.
 
-    An env counts them itself, or those of some seeds are counted: fewer than half as many are few.
+    An env counts them itself, or those of some seeds are counted.
     """
     if not is_used(task, "split"):
         return None
     env = make_env(task, replace(task_env(task), split="all"), 0)
-    count = env.num_starts or env.count_starts(_SEEDS)
-    is_few = count < (_SEEDS / 2 if env.num_starts is None else _FEW)
+    count = env.num_starts
+    if count is None and env.count_starts(_SEEDS) < _REPEATED * _SEEDS:
+        count = env.count_starts(10 * _SEEDS)
     env.close()
-    return count if is_few else None
+    return count if count is not None and count < _FEW else None
 
 
 @cache
