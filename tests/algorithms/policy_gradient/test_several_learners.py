@@ -85,7 +85,8 @@ def test_learners_that_share_out_the_weights_play_save_and_go_on(make: Any, tmp_
     sizes = of_all(first, lambda learner: sum(p.to_local().nbytes for p in learner.policy.value_head.parameters()))
     whole = sum(parameter.nbytes for parameter in first._policy.value_head.parameters())
     assert sum(sizes) == whole and max(sizes) < 0.6 * whole
-    weights = first._learners.call("weights")
+    weights, nothing = first._learners.call_all("weights", first_alone=True)
+    assert nothing is None, "weights travel once, however many learners there are"
     for name, value in first._policy.trained_state().items():
         assert torch.equal(value.cpu(), weights[name]), name
     first.save_checkpoint(str(tmp_path / "saved"))
