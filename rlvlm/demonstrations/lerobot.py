@@ -129,7 +129,7 @@ class _LeRobotDataset:
     def _rows(self, episode: Mapping[str, Any]) -> pa.Table:
         """The rows of an episode, from the file that `meta/` names or from the one that has them."""
         number, length, rows = episode["episode_index"], episode["length"], 0
-        named = self._source / self._info["data_path"].format(**episode)
+        named: Path = self._source / self._info["data_path"].format(**episode)
         for place in (lambda: named, lambda: self._files.get(number, named)):  # all files are only read where need be
             self.file = place()
             if self.file.exists() or number not in self._files:

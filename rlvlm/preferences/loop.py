@@ -85,7 +85,7 @@ class TeacherQueue:
         answered = self.finish()
         started = time.perf_counter()
         self._state_before = self._teacher.get_state()
-        prepared = self._teacher.prepare(session.questions) if session.questions else list
+        prepared = self._teacher.prepare(session.questions) if session.questions else lambda: []
         if not self._ahead:
             return [replace(session, answers=prepared(), wait_s=time.perf_counter() - started)]
         self._pending = session, self._thread.submit(prepared)
