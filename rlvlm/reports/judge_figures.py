@@ -69,8 +69,8 @@ def draw_difficulty(sources: Sequence[Answers]) -> Figure:
             axes.text(place, 102, f"{total:,}", ha="center", va="bottom", fontsize=8, color="#6b7a80")
         axes.set_title(f"{_short(source.name)}: {totals.sum():,} answers", pad=18)
     for axes, task in zip(rows[len(known) :, 0], tasks, strict=True):
-        names: tuple[str, ...] = ("correct", "incorrect", "no preference")
-        theirs = dict(zip(names, SHARES[task].T, strict=True))
+        known_shares = zip(("correct", "incorrect", "no preference"), SHARES[task].T, strict=True)
+        theirs: dict[str, FloatArray] = dict(known_shares)
         stack_shares(axes, theirs, COLOURS, alpha=0.5, hatch="///", edgecolor="white")
         axes.set_title(f"theirs, for comparison: {task}, {REFERENCE}", color="#6b7a80")
     for axes in rows[:, 0]:
