@@ -287,8 +287,9 @@ class PolicyGradient(BaseAlgorithm):
             self._runner_group: Any = runner
             self._engine = self._make_engine()
             runner.actor = Actor(self._engine, algo.max_reply_tokens, algo.temperature)
-            for slot in runner.slots:
-                slot.action_tokens = self._policy.action_tokens
+            if algo.loss.entropy_weight or algo.loss.ratio == "weighted":  # else no token differs from the others
+                for slot in runner.slots:
+                    slot.action_tokens = self._policy.action_tokens
             self._player = turn_player(
                 runner.actor, partial(make_slot, self.config.task, self._held_out), algo.num_envs,
                 milestones=self._viewer.milestones,

@@ -70,6 +70,11 @@ class RewardLabeller:
         claim = _TURN_CLAIM if config.per == "turn" else self._threshold or _EPISODE_CLAIM
         self.monitor = JudgeMonitor(config.monitor, claim)
 
+    @property
+    def asks(self) -> bool:
+        """Whether anybody is asked about what is shown."""
+        return self._scorer is not None
+
     def show(self, episodes: Sequence[TokenEpisode]) -> None:
         """Begins to ask about the last turn of each of `episodes`, or about those that are over as a whole.
 

@@ -127,7 +127,8 @@ class EpisodeSource:
 
 def play_turns_of(runner: TurnRunner, labeller: RewardLabeller, algo: PolicyGradientConfig, is_compared: bool) -> Play:
     """Plays envs that are talked to; the runner shows each row of turns to the labeller."""
-    runner.show = labeller.show
+    if labeller.asks:
+        runner.show = labeller.show
 
     def play() -> list[TokenEpisode]:
         if algo.rollout_turns and not is_compared:
