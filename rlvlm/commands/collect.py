@@ -71,10 +71,10 @@ def command(words: Sequence[str], prog: str) -> int:
         raise UsageError(f"{named} would have no effect on {task}, an env in {kind}", f"{prog} {task} --help")
     try:
         check_unused(task, arguments.env)
-        told = _collect_chunks(task, arguments) if kind == "chunks" else _collect_turns(task, arguments)
+        done = _collect_chunks(task, arguments) if kind == "chunks" else _collect_turns(task, arguments)
     except ValueError as error:
         raise UsageError(str(error), f"{prog} {task} --help") from error
-    sys.stdout.write(told)
+    sys.stdout.write(done)
     return EXIT_DONE
 
 

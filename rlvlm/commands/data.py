@@ -137,7 +137,7 @@ def _import_trajectories(arguments: ImportArguments) -> str:
         raise UsageError("--player and --images are for chats, and have no effect on trajectories", "leave them out")
     if not arguments.file.exists():
         raise UsageError(f"{arguments.file} is not there", "name a file, or the folder of a data set")
-    assert form != "chats", "told apart by who calls"
+    assert form != "chats", "callers choose the form"
     world = make_env(task, task_env(task), 0)
 
     def log(line: str) -> None:

@@ -68,7 +68,7 @@ def command(words: Sequence[str], prog: str) -> int:
         )
     from rlvlm.demonstrations.folder import open_folder
 
-    folder = open_folder(arguments.source)  # a wrong name is told before anything heavy is imported
+    folder = open_folder(arguments.source)  # a wrong name is reported before anything heavy is imported
     folder.check_task(task)
     where = arguments.policy.device if not os.environ.get("RAY_ADDRESS") else "auto"  # else a worker may be elsewhere
     check_network("policy", where, arguments.policy.model, arguments.policy.revision)
@@ -84,16 +84,16 @@ def command(words: Sequence[str], prog: str) -> int:
     from rlvlm.runs.ray_session import ray_session
 
     load = partial(_load, arguments.source.absolute(), task, arguments.env)
-    taught = sft_manifest_of(task, arguments.env, arguments.policy, folder.action_names)
+    manifest = sft_manifest_of(task, arguments.env, arguments.policy, folder.action_names)
     if (before := read_sft_manifest(arguments.out)) is not None and (
-        odd := before.lacks(taught) + before.differs(taught)
+        odd := before.lacks(manifest) + before.differs(manifest)
     ):
         raise UsageError(f"{arguments.out} holds a policy that learned otherwise: {'; '.join(odd)}", "--out another")
-    episodes = load()  # what cannot be learned from is told here: a worker's error comes with all of Ray's frames
+    episodes = load()  # what cannot be learned from is reported here: a worker's error comes with all of Ray's frames
     if arguments.policy.acts == "head":
         check_actions(split(episodes, arguments.sft.held_out)[0])
     arguments.out.mkdir(parents=True, exist_ok=True)
-    write_sft_manifest(arguments.out, taught)
+    write_sft_manifest(arguments.out, manifest)
     loop_config = TrainLoopConfig(
         make_policy=partial(make_policy, arguments.policy.in_run(arguments.seed), folder.action_names),
         make_slot=partial(make_slot, task, arguments.env),

@@ -104,7 +104,7 @@ class TokenEpisode:
     action_names: tuple[str, ...] = ()
     """[T] name of the action that was read in each reply, empty where none was; empty of chunks."""
     goals: tuple[str, ...]
-    """[T] what a judge is told that each turn was for."""
+    """[T] the goal of each turn, for a judge."""
     is_over: bool
     """Whether the episode ended, for whatever reason, with this piece."""
     terminated: bool

@@ -238,8 +238,8 @@ def folder_form(folder: DemonstrationFolder) -> ChunkForm:
         UsageError: it holds no chunks.
     """
     try:
-        told: dict[str, Any] = {name: folder.chunks[name] for name in ChunkForm.__slots__}
-        return ChunkForm(**{**told, "cameras": tuple(told["cameras"])})
+        form: dict[str, Any] = {name: folder.chunks[name] for name in ChunkForm.__slots__}
+        return ChunkForm(**{**form, "cameras": tuple(form["cameras"])})
     except (KeyError, TypeError) as error:
         raise UsageError(
             f"{folder.path} holds {folder.kind} of {folder.task}, and no chunks",
@@ -274,9 +274,9 @@ def scripted_episodes(
     known: Mapping[str, bool] | None = None,
     log: Log = lambda line: None,
 ) -> Iterator[EpisodeRecord]:
-    """Episodes by the env's script, failures too, until `wanted` of them have succeeded; tells how far it is.
+    """Episodes by the env's script, failures too, until `wanted` of them have succeeded; logs its progress.
 
-    An env of several tasks may have a script for some of them; the others are not demonstrated, which is told.
+    An env of several tasks may have a script for some of them; the others are not demonstrated, which is logged.
 
     Args:
         env: with exact physics, whose episodes end at success.

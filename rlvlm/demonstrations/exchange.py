@@ -76,7 +76,7 @@ def import_chats(file: Path, folder: DemonstrationFolder, player: str, images: P
     system message is put before the first question.
 
     Args:
-        file: a JSON array, or one JSON object per line; of either form, told by its keys. Untrusted.
+        file: a JSON array, or one JSON object per line; of either form, recognised by its keys. Untrusted.
         folder: of a task in turns; answers are read with the words of its actions.
         player: who gave the answers.
         images: what image files are named relative to, and must lie in; by default the file's own folder.

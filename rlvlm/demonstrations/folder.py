@@ -42,7 +42,7 @@ class DemonstrationFolder:
         self.action_names: tuple[str, ...] = tuple(about["action_names"])
         """Words of the actions of an env in turns; empty for chunks."""
         self.env: Mapping[str, Any] = about.get("env", {})
-        """Settings of the env that the episodes were collected in, by name; empty where nobody told."""
+        """Settings of the env that the episodes were collected in, by name; empty where they are not known."""
         self.chunks: Mapping[str, Any] = about.get("chunks", {})
         """Of a task in chunks: what these look like, and how they were made of others' data, by name."""
         self.picture_store = ImageStore(path / "pictures")
@@ -60,7 +60,7 @@ class DemonstrationFolder:
             raise UsageError(what, f"rlvlm collect {task}, or run {self.task} with these")
 
     def differs(self, env: Mapping[str, Any]) -> list[str]:
-        """Which settings of `env` the episodes were not collected with, in words; none that nobody told."""
+        """Which settings of `env` the episodes were not collected with, in words; none that are not known."""
         return [f"env.{text}" for text in _changed(self.env, env)]
 
     def add(self, record: EpisodeRecord, pictures: Iterable[NDArray[np.uint8]] = ()) -> None:
@@ -159,7 +159,7 @@ def create_folder(
         task: whose episodes it is for.
         kind: `turns` or `chunks`, as the task's.
         action_names: words of the actions of an env in turns.
-        env: settings of the env, by name. An episode tells its player and its start, and not these, so a folder has
+        env: settings of the env, by name. An episode records its player and its start, but not these, so a folder has
             one set of them. None, as of chats that others made, goes with any.
         chunks: of a task in chunks: what these look like and how they were made, by name; a folder has one set.
 

@@ -2,7 +2,7 @@
 
 What people publish is not always what `meta/` says. Of version 3 an episode may lie in another file than is written
 (`file_index` is stale after data sets were merged): it is looked for. Where an episode has no `tasks`, its rows'
-`task_index` tells them. JSON objects of `episodes.jsonl` may go over several lines.
+`task_index` names them. JSON objects of `episodes.jsonl` may go over several lines.
 """
 
 import json

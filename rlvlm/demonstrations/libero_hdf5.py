@@ -2,7 +2,7 @@
 
 `data/demo_i` holds `actions` [T, 7], `rewards` [T] and `obs`: `agentview_rgb` and `eye_in_hand_rgb` [T, H, W, 3],
 upside down, `ee_states` [T, 6] (or `ee_pos` and `ee_ori`) and `gripper_states` [T, 2]. LIBERO's script looked after
-each action; OpenVLA's looked before. The file's name tells the task; the sentence that LIBERO's script put into
+each action; OpenVLA's looked before. The file's name is that of the task; the sentence that LIBERO's script put into
 `data`'s attributes is another for a third of the tasks, and counts only where the file has a name of its own.
 """
 
@@ -51,7 +51,7 @@ def read_libero(source: Path, config: CutConfig) -> Iterator[RobotTrajectory | T
 
 
 def _instruction(path: Path, data: Any) -> str:
-    """What the robot was told, from the file's name where it is that of a task, else from the attributes."""
+    """The instruction, from the file's name where it is that of a task, else from the attributes."""
     stem = path.stem.removesuffix("_demo")
     if "problem_info" not in data.attrs or any(stem in names for names in SUITES.values()):
         return instruction_of(stem)

@@ -23,7 +23,7 @@ class StepRecord:
     """One step of an episode in words. Episodes in chunks have none: theirs are arrays."""
 
     prompt: str
-    """What the player was told."""
+    """The prompt of the turn."""
     text: str
     """What it wrote; untrusted."""
     action: str | None

@@ -29,11 +29,11 @@ class EnvConfig:
     $prompt stands for the env's own, $actions for the legal words, $goal for the goal and, in games of points, $formula
     for the formula so far; $$ is a dollar sign."""
     shows_text: bool = False
-    """Of MiniGrid: whether the prompt tells the mission, the direction and what is carried, which no image shows. Of
+    """Of MiniGrid: whether the prompt states the mission, the direction and what is carried, which no image shows. Of
     robosuite: where the hand is."""
     shows_last: bool = False
-    """Of MiniGrid: whether the prompt tells the last action, and whether it changed anything. A greedy policy that is
-    not told repeats for ever what changes nothing."""
+    """Of MiniGrid: whether the prompt states the last action, and whether it changed anything. A greedy policy that is
+    not given it repeats for ever what changes nothing."""
     move_ticks: int = 4
     """Of robosuite's envs in turns: control ticks, of 50 ms, that a move of the hand goes on for, >= 1. The reference
     has 1, and episodes of hundreds of turns."""
@@ -45,7 +45,7 @@ class EnvConfig:
     takes two thirds of the time to draw."""
     plays_on: bool = False
     """Of envs in chunks, while training: whether an episode goes on to its time limit after its success, which counts
-    all the same. Where a judge rewards, an end at success tells the truth by the episode's length. Evaluations and
+    all the same. Where a judge rewards, an end at success shows the truth in the episode's length. Evaluations and
     demonstrations always end at success."""
     moved: float = 0.0
     """Of LIBERO's envs: things are moved by up to so much, metres, along both sides of the table, from where the

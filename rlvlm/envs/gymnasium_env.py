@@ -12,7 +12,7 @@ What it adds to the env, and where that has limits:
    before. `rlvlm check-task` finds out.
 4. Snapshots of MuJoCo envs hold positions, from which a second instance of the env draws the scene with its own camera.
    Of any other env a small image is kept: 16 KB a step, and no larger image shows more.
-5. What the env returns is held to Gymnasium's rules; what it raises is told as the env's own fault, with its place.
+5. What the env returns is held to Gymnasium's rules; what it raises is reported as the env's own fault, with its place.
 6. `start="fixed"` begins every episode like the env's own of seed 0; `start="random"` leaves it to the env.
 """
 # pyright: reportAttributeAccessIssue=false
@@ -94,8 +94,8 @@ class WrappedGymEnv(StepEnv):
         is_mujoco = hasattr(physics, "qpos") and hasattr(physics, "mocap_pos")
         self._images: Pictures = DrawnScene(env_id, physics) if is_mujoco else StoredImage(env_id)
         self.reset(seed=seed)
-        told = self._act(np.zeros(self._low.size, np.float32))[4]
-        self.has_success = self._threshold is not None or "success" in told or "is_success" in told
+        info = self._act(np.zeros(self._low.size, np.float32))[4]
+        self.has_success = self._threshold is not None or "success" in info or "is_success" in info
         self.note = self._images.note
         if not self.has_success:
             self.note += "; the env says nothing of success, so compare returns"

@@ -44,7 +44,7 @@ class Task:
     arguments: tuple[str, ...] = ()
     """What the maker is called with besides, for one that makes several tasks."""
     env: EnvConfig = EnvConfig()
-    """How a run sets the env up, unless told otherwise: start, robot, episode length."""
+    """How a run sets the env up, unless configured otherwise: start, robot, episode length."""
     used_settings: tuple[str, ...] | None = None
     """Fields of `EnvConfig` that change its envs, besides `episode_steps`; others are refused. None: nobody said."""
     most_steps: int | None = None
@@ -271,7 +271,7 @@ def task_recipe(name: str) -> str:
 
 
 def task_env(name: str) -> EnvConfig:
-    """How a run sets a task's env up, unless told otherwise.
+    """How a run sets a task's env up, unless configured otherwise.
 
     Raises:
         UsageError: there is no such task.

@@ -58,7 +58,7 @@ class ImageStore:
             if is_image and not (file := self.file(digest)).exists():
                 data = BytesIO()
                 Image.fromarray(np.ascontiguousarray(image)).save(data, format="png", compress_level=_FAST)
-                # its name tells whether it is right, so it can be redrawn
+                # its name is its digest, so it can be redrawn
                 write_whole(file, data.getvalue(), is_synced=False)
                 num_written += 1
         return num_written
@@ -81,7 +81,7 @@ class ImageStore:
         return image
 
     def has(self, digest: str) -> bool:
-        """Whether a file of that name is there; `load` tells whether it is right."""
+        """Whether a file of that name is there; `load` checks its content."""
         return is_digest(digest) and self.file(digest).exists()
 
     def file(self, digest: str) -> Path:

@@ -171,7 +171,7 @@ def _sentences(results: Results, ranking: Sequence[RankedSource], num_seeds: int
     if not beaten:
         return f"No winner: {lead} Every difference may be zero, so the runs do not tell the sources apart."
     return (
-        f"No single winner: {lead} {_names(results, [best, *level])} cannot be told apart; that {name} beats "
+        f"No single winner: {lead} {_names(results, [best, *level])} cannot be distinguished; that {name} beats "
         f"{_names(results, beaten)} is supported: the intervals of those differences exclude zero."
     )
 

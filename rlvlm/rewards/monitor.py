@@ -189,7 +189,7 @@ class JudgeMonitor:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Preflight:
-    """How a judge told known successes from known failures."""
+    """How well a judge distinguished known successes from known failures."""
 
     area: float
     """Under the ROC curve, in [0, 1]."""
@@ -203,7 +203,7 @@ class Preflight:
 
 
 def check_judge(scorer: Scorer, items: Sequence[ScoringItem], config: MonitorConfig) -> Preflight:
-    """How well `scorer` tells items apart whose truth is known.
+    """How well `scorer` distinguishes items whose truth is known.
 
     Args:
         scorer: of a judge.

@@ -61,14 +61,16 @@ def source_commit() -> str | None:
     root = Path(__file__).resolve().parents[2]
     if not (root / ".git").exists():
         return None
-    told = []
+    answers = []
     for words in (["rev-parse", "HEAD"], ["status", "--porcelain", "--untracked-files=no"]):
         command = ["git", "-C", str(root), *words]
         try:
-            told.append(subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip())
+            answers.append(
+                subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+            )
         except (OSError, subprocess.SubprocessError):
             return None
-    return told[0] + ("+" if told[1] else "")
+    return answers[0] + ("+" if answers[1] else "")
 
 
 def _fact(file: Path, name: str) -> str:

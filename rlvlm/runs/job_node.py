@@ -71,7 +71,7 @@ def keep_node(arguments: NodeArguments) -> int:
 
 @contextmanager
 def _head(parent: Path, arguments: NodeArguments) -> Iterator[Callable[[], None]]:
-    """The first node, once all have joined; it tells the others where it is, and the job's script when all are here."""
+    """The first node, once all have joined; it announces its address, and the job's script when all are here."""
     folder = arguments.folder
     write_token(folder)
     start_ray(parent, node_ip=ray.util.get_node_ip_address())

@@ -203,7 +203,7 @@ def doorkey(task: str, episode_steps: int, turns: int, updates: int) -> RunConfi
 def pick_place_can() -> RunConfig:
     """The robot arm with the can, by an action head.
 
-    The wrist does not see every can from the start, so there is a second view, and the prompt tells where the hand is.
+    The wrist does not see every can from the start, so there is a second view, and the prompt says where the hand is.
     The pocket policy's eyes know no robots: they learn in the supervised start, from what the expert says of the image
     more than from what it does, and stay as they are in PPO.
     """

@@ -35,7 +35,7 @@ class PlacementConfig:
     timeout_s: float = 120.0
     """Longest wait for one request's answer, in seconds."""
     retries: int = 4
-    """Tries after the first when a replica dies or is overloaded."""
+    """Tries after the first when a replica fails or is overloaded."""
     stall_s: float = 5.0
     """Silence after which a replica counts as stuck and is replaced, >= 1: its model, at work, uses no CPU (on a GPU:
     finishes no layer), or its event loop does not turn. A long batch is no silence."""
@@ -94,7 +94,7 @@ class ServedEngineConfig:
     timeout_s: float = 120.0
     """Longest wait for a batch of replies, in seconds."""
     retries: int = 4
-    """Tries after the first when a replica dies."""
+    """Tries after the first when a replica fails."""
     stall_s: float = 5.0
     """Silence after which a replica counts as stuck and is replaced, >= 1; as `serve.stall_s`."""
     vllm: PolicyVllmConfig = field(default_factory=PolicyVllmConfig)
@@ -161,7 +161,7 @@ class HttpConfig:
     timeout_s: float = 120.0
     """Longest wait for the judge's answer, in seconds."""
     retries: int = 4
-    """Tries after the first when a judge's replica dies while answering."""
+    """Tries after the first when a judge's replica fails while answering."""
     max_tokens: int = 1_024
     """Longest reply that a caller of /generate may ask for, in tokens."""
     num_replicas: int = 1

@@ -239,7 +239,7 @@ def _open_image(text: str) -> Image.Image:
         data = binascii.a2b_base64(encoded)
     except ValueError:
         data = b""
-    # The decoder skips what it does not know, so the length tells, at a third of the time of its strict mode.
+    # The decoder skips what it does not know, so the length shows it, at a third of the time of its strict mode.
     if not data or len(encoded) != 4 * math.ceil(len(data) / 3):
         raise _Unfit("it is no base64")
     if data[:4] == b"RIFF":
@@ -314,7 +314,7 @@ def _shrink(image: Image.Image, max_pixels: int | None) -> Image.Image:
 
 
 def _reason(error: Exception) -> str:
-    """What the caller is told: our own words, never a library's."""
+    """What the caller reads: our own words, never a library's."""
     return str(error) if isinstance(error, _Unfit) else "it is damaged"
 
 

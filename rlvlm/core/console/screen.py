@@ -25,7 +25,7 @@ def clock(steps: float, steps_per_s: float) -> str:
 class Screen(ABC):
     """A stream to people. A context: on a terminal the image is there while it is open.
 
-    The stream itself is asked what it is: in notebooks and in CI, FORCE_COLOR tells rich that a pipe is a terminal.
+    The stream itself is asked what it is: in notebooks and in CI, FORCE_COLOR makes rich take a pipe for a terminal.
 
     Args:
         stream: a terminal, or a file or pipe that gets plain lines.

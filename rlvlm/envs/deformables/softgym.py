@@ -147,12 +147,12 @@ class SoftGymEnv(StepEnv):
         self._remember(obs, reward, info)
 
     def _remember(self, obs: FloatArray, reward: float, info: dict[str, Any]) -> None:
-        """Keeps what the simulator just told; at the start of an episode nothing is done yet."""
+        """Keeps what the simulator just returned; at the start of an episode nothing is done yet."""
         performance = float(info.get("normalized_performance", 0.0))
         state, snapshot = self._env.get_state(), np.zeros(self.snapshot_size, np.float32)
         particles, shapes = np.ravel(state["particle_pos"]), np.ravel(state["shape_pos"])
         snapshot[0] = self._start
         snapshot[1 : 1 + len(particles)] = particles
         snapshot[1 + self._num_particles :][: len(shapes)] = shapes
-        told = {"snapshot": snapshot, "progress": min(max(performance, 0.0), 1.0), "success": performance > _SUCCESS}
-        self._latest = np.asarray(obs, np.float32), float(reward), told
+        info = {"snapshot": snapshot, "progress": min(max(performance, 0.0), 1.0), "success": performance > _SUCCESS}
+        self._latest = np.asarray(obs, np.float32), float(reward), info

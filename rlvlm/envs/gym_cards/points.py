@@ -170,7 +170,7 @@ class PointsGame(TurnEnv):
         return self.action_names.index(rest[0] if rest else "=")
 
     def plan(self) -> tuple[str, Tokens | None]:
-        """What the expert works out, in writing, and the symbols that he is still to append; None where none helps."""
+        """What the expert works out, in writing, and the symbols still to be appended; None where none helps."""
         return "", self._completion(self._tokens(), self._cards[:, 0])
 
     def expert_thought(self) -> str:

@@ -1,6 +1,6 @@
-"""A search for 24 that can be told in a line: join two numbers of four, then look what two of the three left over make.
+"""A search for 24 that fits in one line: join two numbers of four, then look what two of the three left over make.
 
-A policy that has to name a formula at once must know it by heart, and there are only 715 hands. Told so, each word
+A policy that has to name a formula at once must know it by heart, and there are only 715 hands. Written so, each word
 follows from a few before it: the joints are tried in one order, each under its letter, the last step is seen from two
 numbers, and the formula is put together one number at a time.
 """
@@ -50,12 +50,12 @@ class Search:
 def search(numbers: tuple[int, ...]) -> Search:
     """The search through a hand of four `numbers`, as dealt.
 
-    A first round tries joints of whole results, of which only differences, sums and quotients are told of where they
+    A first round tries joints of whole results, of which only differences, sums and quotients are mentioned where they
     lead nowhere: nineteen of twenty deals that can be solved need no others. A second round tries what is left, and
-    tells only what it finds. Joints that leave equal numbers are tried once.
+    mentions only what it finds. Joints that leave equal numbers are tried once.
     """
     items = [(Fraction(number), (str(number),)) for number in numbers]
-    told: list[str] = []
+    written: list[str] = []
     seen = set()
     for is_first_round in (True, False):
         for turn, joint in enumerate(_JOINTS):
@@ -71,10 +71,10 @@ def search(numbers: tuple[int, ...]) -> Search:
             start = f"{_LETTERS[joint]} {_equation(*pair)} {others[0][0]} {others[1][0]}"
             step, draft = _look(start, ((value, (_shown(value),)), *others))
             if is_first_round or draft is not None:
-                told.append(step)
+                written.append(step)
             if draft is not None:
-                return Search(tuple(told), draft, _look("", ((value, formula), *others))[1])
-    return Search(tuple(told), None, None)
+                return Search(tuple(written), draft, _look("", ((value, formula), *others))[1])
+    return Search(tuple(written), None, None)
 
 
 def _look(step: str, three: tuple[_Item, ...]) -> tuple[str, Tokens | None]:

@@ -167,7 +167,7 @@ _OTHERWISE = {
 
 
 def file_sentence(sentence: str) -> str:
-    """The sentence of a task's file name, which policies are told, for that of its BDDL file, which LIBERO's own data
+    """The sentence of a task's file name, which policies are given, for that of its BDDL file, which LIBERO's own data
     sets carry: the two differ in `libero_spatial` and `libero_object`, in half of `libero_goal` and in 4 of
     `libero_90`. Any other sentence comes back as it is.
     """
@@ -178,7 +178,7 @@ def file_sentence(sentence: str) -> str:
 
 
 def instruction_of(task_file: str) -> str:
-    """What the robot is told, e.g. `put the bowl on the plate`."""
+    """The instruction, e.g. `put the bowl on the plate`."""
     words = task_file.split("_")
     scene = next((index for index, word in enumerate(words) if word.startswith("SCENE")), -1)
     return " ".join(words[scene + 1 :])

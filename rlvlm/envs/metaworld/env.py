@@ -176,7 +176,7 @@ class MetaWorldEnv(MujocoEnv):
         return super().image_key(snapshots[:, self._shown])
 
     def scripted_action(self, obs: FloatArray) -> FloatArray | None:
-        """[4] what MetaWorld's own script does next; it is told where the goal is."""
+        """[4] what MetaWorld's own script does next; it knows where the goal is."""
         if self._script is None:
             from metaworld.policies import ENV_POLICY_MAP  # sixty modules, for those who look
 

@@ -99,16 +99,16 @@ class MiniGridTurnEnv(TurnEnv):
         that is wanted.
         """
         words = ", ".join(f'"{self.action_names[i]}"' for i in self._legal)
-        told = ""
+        stated = ""
         if self._shows_text or self._has_mission:
             thing = self._env.carrying
             hand = f"the {thing.color} {thing.type}" if thing is not None else "nothing"
-            told = f" Mission: {self._env.mission}. It faces {_DIRECTIONS[self._facing()]} and carries {hand}."
+            stated = f" Mission: {self._env.mission}. It faces {_DIRECTIONS[self._facing()]} and carries {hand}."
         if self._shows_last and self._last:
-            told += f" Your last action {self._last}."
+            stated += f" Your last action {self._last}."
         return (
             "You steer the red triangle in a grid of cells, seen from above; its tip points where it faces. "
-            f"The task: {self.goal}.{told} Choose one of {words}. Answer with one JSON object that has the keys "
+            f"The task: {self.goal}.{stated} Choose one of {words}. Answer with one JSON object that has the keys "
             '"thoughts" (what you see, and what comes next) and "action".'
         )
 

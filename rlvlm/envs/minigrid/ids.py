@@ -72,7 +72,7 @@ FAMILIES = {
     ),
 }
 """By the beginning of the id: goal phrase, goal as a sentence, and the actions that are of use. The missions of all
-other ids differ from episode to episode: their prompt tells it, and all seven actions are legal."""
+other ids differ from episode to episode: their prompt states it, and all seven actions are legal."""
 OTHERS = ("do what the mission says", "the mission is fulfilled", ())
 
 SHORT_NAMES = {

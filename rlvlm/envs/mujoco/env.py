@@ -1,6 +1,6 @@
 """What envs on MuJoCo share (state, images), and scenes as envs: for tasks of one's own and for the deformable ones.
 
-A scene says what a model is told and asked: how an episode starts, what an action does, what is observed, how good a
+A scene defines how a model is used: how an episode starts, what an action does, what is observed, how good a
 state is. `SceneEnv` makes a `StepEnv` of it: episodes, states to the bit, snapshots and images. A scene of one's own
 inherits from `MujocoScene`, which does everything but the start and the judging: docs/mujoco_tasks.md shows one whole.
 `EnvConfig.robot` changes nothing here.

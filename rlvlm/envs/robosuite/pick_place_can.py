@@ -117,7 +117,7 @@ class PickPlaceCan(TurnEnv):
     A snapshot is the joints' positions. Episodes end at success or with their turns.
 
     Args:
-        config: turns, ticks of a move, rules, physics; `shows_text` tells in the prompt where the hand is,
+        config: turns, ticks of a move, rules, physics; `shows_text` says in the prompt where the hand is,
             `second_view` puts another camera's view to the right of the wrist's, `view_px` is the side of each.
         seed: of the episodes, until `reset` is given another.
 
@@ -173,12 +173,12 @@ class PickPlaceCan(TurnEnv):
 
     def prompt(self) -> str:
         """The task and the actions, and where the hand is where text is wanted."""
-        told = ""
+        stated = ""
         if self._shows_text:
             x, y, z = (100 * self._hand).round().astype(int).tolist()
-            told = f"{words.HAND_AT}{x}, {y}, {z}{words.OPEN if self._is_open() else words.CLOSED}"
+            stated = f"{words.HAND_AT}{x}, {y}, {z}{words.OPEN if self._is_open() else words.CLOSED}"
         seen = words.ONE_VIEW if len(self._cameras) == 1 else words.TWO_VIEWS
-        return f"{seen}{words.TASK}{told}{words.CHOOSE}{words.ANSWER}"
+        return f"{seen}{words.TASK}{stated}{words.CHOOSE}{words.ANSWER}"
 
     def is_success(self) -> bool:
         """Robosuite's own test: the can lies in its bin and the hand has left it."""
@@ -243,7 +243,7 @@ class PickPlaceCan(TurnEnv):
         return max(self._moves, key=lambda name: float(way @ self._moves[name][:2]))
 
     def _is_open(self) -> bool:
-        """Whether the fingers were last told to open."""
+        """Whether the fingers were last commanded to open."""
         return bool(self._command > 0)
 
     def _look(self) -> None:

@@ -54,7 +54,7 @@ def load(module: str) -> ModuleType:
         vars(settings).update(_SETTINGS)
         sys.modules.setdefault(settings.__name__, settings)
     # Nothing of robosuite draws here, so it need not choose a renderer, and cannot choose another than ours. LIBERO
-    # looks for settings in the home folder, of which there need not be one, unless told where else.
+    # looks for settings in the home folder, of which there need not be one, unless it is given another folder.
     with silence(), mock.patch.dict(os.environ, MUJOCO_GL="disabled", LIBERO_CONFIG_PATH=_NO_FOLDER):
         if "libero.libero" not in sys.modules and module.startswith("libero"):
             with mock.patch.dict(os.environ, HOME=os.environ.get("HOME", _NO_FOLDER)):

@@ -35,8 +35,8 @@ class PocketVLAConfig:
     def __post_init__(self) -> None:
         sizes = (self.image_px, *self.channels, self.hidden, self.token_width, self.vocabulary, self.word_width)
         if min(sizes) < 1 or self.image_px % 2 or self.dilated < 0:
-            told = f"image_px {self.image_px}, dilated {self.dilated} and smallest size {min(sizes)}"
-            raise ValueError(f"policy.pocket: all sizes must be >= 1, image_px even and dilated >= 0, got {told}")
+            got = f"image_px {self.image_px}, dilated {self.dilated} and smallest size {min(sizes)}"
+            raise ValueError(f"policy.pocket: all sizes must be >= 1, image_px even and dilated >= 0, got {got}")
 
 
 LINEAR_LAYERS = r".*\.(qkv|proj|fc1|fc2|fc3|q_proj|k_proj|v_proj|o_proj|gate_proj|up_proj|down_proj)"

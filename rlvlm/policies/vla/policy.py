@@ -23,7 +23,7 @@ from rlvlm.policies.weights import Shardable, fill, lent, trained
 _IMAGE_BYTES = 256 * 2**20
 """Of the images that a rollout looked at, kept for its update."""
 _FEW = 64
-"""Answers of a minibatch of which the entropy is told where it is not learned from: all cost a sixth of an update."""
+"""Answers of a minibatch whose entropy is logged where it is not learned from: all cost a sixth of an update."""
 
 
 class VLAPolicy(nn.Module):

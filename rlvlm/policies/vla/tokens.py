@@ -97,11 +97,11 @@ class ActionScale:
         entries: Mapping[str, Any] = json.loads(statistics)
         if key not in entries:
             raise ValueError(f"dataset_statistics.json has no {key!r}; it has {', '.join(sorted(entries))}")
-        told = entries[key].get(part, {})
-        if not {"q01", "q99"} <= told.keys():
-            raise ValueError(f"the entry {key!r} needs {part}.q01 and {part}.q99, got {sorted(told)}")
-        scaled = told.get("mask", [True] * len(told["q01"]))
-        return cls(low=tuple(told["q01"]), high=tuple(told["q99"]), scaled=tuple(map(bool, scaled)))
+        bounds = entries[key].get(part, {})
+        if not {"q01", "q99"} <= bounds.keys():
+            raise ValueError(f"the entry {key!r} needs {part}.q01 and {part}.q99, got {sorted(bounds)}")
+        scaled = bounds.get("mask", [True] * len(bounds["q01"]))
+        return cls(low=tuple(bounds["q01"]), high=tuple(bounds["q99"]), scaled=tuple(map(bool, scaled)))
 
     def write(self, key: str) -> str:
         """The text of a `dataset_statistics.json` with this scale under `key`."""

@@ -317,7 +317,7 @@ class VLMPolicy(nn.Module):
         """[B] the value head when each prompt was read.
 
         It sees the last token of the prompt, as usual, and beside it the mean of the image's tokens: what is written
-        next may depend little on the scene, and the last token then tells the critic nothing.
+        next may depend little on the scene, and the last token then has no information for the critic.
 
         Args:
             hidden: [B, >= P, D] of `padded`.

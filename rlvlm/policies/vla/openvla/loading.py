@@ -89,12 +89,12 @@ def load_openvla(config: VLAConfig, *, num_cameras: int, proprio_size: int, num_
 def _settings(folder: Path) -> CheckpointConfig:
     fix = "choose a folder or hub name of an OpenVLA-OFT checkpoint"
     try:
-        told = json.loads((folder / "config.json").read_text())
-        if told.get("model_type") != CheckpointConfig.model_type:
-            raise ValueError(f"its model_type is {told.get('model_type')!r}, not 'openvla'")
-        if told.get("use_fused_vision_backbone") is False:
+        values = json.loads((folder / "config.json").read_text())
+        if values.get("model_type") != CheckpointConfig.model_type:
+            raise ValueError(f"its model_type is {values.get('model_type')!r}, not 'openvla'")
+        if values.get("use_fused_vision_backbone") is False:
             raise ValueError("it has one image encoder, not two")
-        settings = CheckpointConfig.from_dict(told)
+        settings = CheckpointConfig.from_dict(values)
         settings.towers  # noqa: B018 - says what is wrong with them
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ModelUnavailable(f"{folder} holds no OpenVLA that can be read: {first_line(error)}", fix) from error
@@ -136,8 +136,8 @@ def _network(folder: Path, settings: CheckpointConfig, wants: OpenVLAConfig, pro
         )
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise ModelUnavailable(f"the weights in {folder} cannot be loaded: {first_line(error)}", _AGAIN) from error
-    network, told = loaded
-    for names, what in ((told["missing_keys"], "lacks"), (told["unexpected_keys"], "has besides")):
+    network, values = loaded
+    for names, what in ((values["missing_keys"], "lacks"), (values["unexpected_keys"], "has besides")):
         if names:
             raise ModelUnavailable(
                 f"{folder} {what} {len(names)} weights: {', '.join(sorted(names)[:4])}"

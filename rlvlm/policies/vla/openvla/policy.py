@@ -1,4 +1,4 @@
-"""OpenVLA-OFT as a `VLAPolicy`: what it is shown, told, and says."""
+"""OpenVLA-OFT as a `VLAPolicy`: its images, its prompt and its actions."""
 
 from collections.abc import Sequence
 from typing import Any
