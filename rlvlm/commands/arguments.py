@@ -7,6 +7,7 @@ import difflib
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import NoneType
 from typing import Annotated, Any, Generic, TypeVar
 
 import tyro
@@ -21,6 +22,11 @@ _HELP = ("-h", "--help")
 _CONFIG = (tyro.conf.CascadeSubcommandArgs, tyro.conf.SuppressFixed)
 """Options of a chosen member of a union may stand anywhere, and those of the default member need no choice; sections of
 other algorithms, which are None, are not shown."""
+_MOST_USED = (
+    *("steps", "seed", "out", "env.split", "reward.source", "reward.teacher", "judge.model", "policy.model"),
+    *("sft.demonstrations", "eval.episodes"),
+)
+"""Options that a task's help names first, where the task has them."""
 _EXAMPLE = next(iter(RECIPES))
 """The task of help texts that name none."""
 _CHECKPOINT = "--policy.model"
@@ -122,8 +128,16 @@ def _check_unused(default: RunConfig, wanted: RunConfig) -> None:
 
 
 def _parse(default: RunConfig, options: Sequence[str], prog: str) -> RunArguments[RunConfig]:
-    about = f"Learn a task ({task_summary()}); every option overrides one field of the task's recipe."
+    first = ", ".join(f"--{name.replace('_', '-')}" for name in _MOST_USED if name in flat(default))
+    about = (
+        f"Learn a task ({task_summary()}); every option overrides one field of the task's recipe. Most runs need few "
+        f"of them: {first}. The others stand below by section; --print-config shows all values in one list, each with "
+        "its meaning."
+    )
     kind: Any = kind_of(default)  # of the sections that only some algorithms have, those of the task's own
+    for name, section in kind.__annotations__.items():
+        if section is NoneType:  # another algorithm's: nothing can be said there
+            kind.__annotations__[name] = tyro.conf.Suppress[section]
     start = RunArguments(config=as_config(kind, default))
     arguments = parse(RunArguments[kind], options, prog, start, description=about, config=_CONFIG)
     return replace(arguments, config=as_config(RunConfig, arguments.config))
