@@ -12,7 +12,7 @@ from rlvlm.rewards.source import RewardSource
 
 
 def brightness(images, goal):
-    """A plain function: one number per image [N, H, W, 3]. Each image that looks new is asked about once."""
+    """A plain function: one number per image, of [N, H, W, 3] uint8, 0 to 255. An image is asked about once."""
     return images.mean(axis=(1, 2, 3)) / 255
 
 

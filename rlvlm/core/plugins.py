@@ -3,15 +3,46 @@
 import importlib
 import importlib.util
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from rlvlm.core.errors import UsageError
+
+Registered = TypeVar("Registered")
 
 
 def is_reference(name: str) -> bool:
     """Whether `name` refers to an object of somebody's own, and is none of the names that ship."""
     return ":" in name
+
+
+def find_registered(name: str, registry: Mapping[str, Registered], setting: str, decorator: str) -> Registered:
+    """What `registry` has under `name`; for `module:FUNCTION`, what the decorator has registered FUNCTION as.
+
+    Args:
+        name: as the setting has it.
+        registry: of what ships and of what was imported.
+        setting: for messages, e.g. `algo.loss.policy`.
+        decorator: likewise, e.g. `policy_loss`.
+
+    Raises:
+        UsageError: there is none.
+    """
+    if is_reference(name):
+        function = load_object(name, setting)
+        for registered in registry.values():
+            if function in (registered, getattr(registered, "compute", None)):
+                return registered
+        raise UsageError(
+            f"{setting} {name}: nothing has registered it", f"put @{decorator}(NAME) above the function {name}"
+        )
+    if name not in registry:
+        raise UsageError(
+            f"there is no {setting} {name!r}",
+            f"--{setting.replace('_', '-')} {', '.join(registry)}; one of your own is my_file:FUNCTION",
+        )
+    return registry[name]
 
 
 def load_object(reference: str, setting: str) -> Any:

@@ -58,12 +58,13 @@ def _assert_same(left: Steps, right: Steps, promise: str) -> None:
 
 def _check_infos(env: StepEnv) -> None:
     start = env.reset(seed=3)
-    steps = [(start[0], 0.0, False, False, start[1]), *_act(env, 5, seed=0)]
+    steps = [(start[0], 0.0, False, False, start[1]), *_act(env, 60, seed=0)]
     for obs, _, _, _, info in steps:
         assert obs.dtype == np.float32 and env.observation_space.contains(obs), "observations are float32 in the box"
         snapshot = info["snapshot"]
         assert snapshot.shape == (env.snapshot_size,) and snapshot.dtype == np.float32, "snapshots are [S] float32"
-        assert isinstance(info["progress"], float) and 0.0 <= info["progress"] <= 1.0, "progress is a float in [0, 1]"
+        progress = info["progress"]
+        assert isinstance(progress, float) and 0.0 <= progress <= 1.0, f"progress is a float in [0, 1], got {progress}"
         assert isinstance(info["success"], bool), "success is a bool"
     assert np.array_equal(env.snapshot(), steps[-1][4]["snapshot"]), "snapshot() is that of the latest info"
     assert isinstance(env.goal, str), "an env has a goal phrase, or an empty one where only the user can say it"

@@ -500,7 +500,9 @@ def _load(reference: str) -> Task:
     try:
         task = getattr(importlib.import_module(module), attribute)
     except (ImportError, ValueError, AttributeError) as error:
-        raise UsageError(f"cannot load the task {reference!r}: {error}", "give it as package.module:NAME") from error
+        folder, _, file = module.removesuffix(".py").rpartition("/")
+        fix = f"PYTHONPATH={folder} and {file}:{attribute}" if folder else "give it as package.module:NAME"
+        raise UsageError(f"cannot load the task {reference!r}: {error}", fix) from error
     if not isinstance(task, Task):
         raise UsageError(f"{reference!r} must be a {Task.__module__}.Task, got {type(task).__name__}")
     return task

@@ -273,6 +273,12 @@ class RunConfig:
             from rlvlm.demonstrations.folder import open_folder  # numpy is not for those who only ask for help
 
             open_folder(Path(self.sft.demonstrations).expanduser()).check_task(self.task)
+        if isinstance(self.algo, PolicyGradientConfig):  # as below; torch is needed by every run
+            from rlvlm.algorithms.policy_gradient.advantages import find_estimator
+            from rlvlm.algorithms.policy_gradient.losses import find_policy_loss
+
+            find_estimator(self.algo.advantage.estimator)
+            find_policy_loss(self.algo.loss.policy)
         if isinstance(self.reward, RewardConfig):
             for name in ("source", "teacher"):  # an object of the user's own breaks now, and not once Ray has started
                 if is_reference(reference := getattr(self.reward, name)):

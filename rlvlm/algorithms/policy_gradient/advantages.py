@@ -15,10 +15,11 @@ import torch
 from torch import Tensor
 
 from rlvlm.algorithms.policy_gradient.config import AdvantageConfig
-from rlvlm.core.errors import UsageError
-from rlvlm.core.plugins import load_object
+from rlvlm.core.errors import NumericsError, UsageError
+from rlvlm.core.plugins import find_registered
 
 _TINY = 1e-6
+_NEEDS = {"values", "token_values", "groups", "states"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,9 +51,11 @@ class Estimator:
     """An estimator and what it asks of a rollout."""
 
     compute: Callable[[Trajectories, AdvantageConfig], Tensor]
-    """Raw advantages, [T, E] or, with token values, [T, E, N]."""
+    """Raw advantages, [T, E] or, with token values, [T, E, N]; what is not live is left out, whatever it says."""
     needs: frozenset[str]
-    """Of `values` (a critic), `token_values` (a critic before every token), `groups` and `states`."""
+    """Of `values` (a critic), `token_values` (a critic before every token), `groups` (episodes that began alike, each
+    played whole) and `states`. Without `groups` an episode of turns may come in pieces, each with a column of its own:
+    what is not over (`ends`) goes on in the next rollout."""
 
     @property
     def has_critic(self) -> bool:
@@ -67,7 +70,13 @@ ESTIMATORS: dict[str, Estimator] = {}
 def estimator(
     name: str, *needs: str
 ) -> Callable[[Callable[[Trajectories, AdvantageConfig], Tensor]], Callable[[Trajectories, AdvantageConfig], Tensor]]:
-    """Registers the decorated function under `name`; `needs` are those of `Estimator`."""
+    """Registers the decorated function under `name`; `needs` are those of `Estimator`.
+
+    Raises:
+        ValueError: a need is none of these.
+    """
+    if unknown := set(needs) - _NEEDS:
+        raise ValueError(f"estimator {name} needs {', '.join(sorted(unknown))}; there are {', '.join(sorted(_NEEDS))}")
 
     def register(
         compute: Callable[[Trajectories, AdvantageConfig], Tensor],
@@ -79,25 +88,35 @@ def estimator(
 
 
 def find_estimator(name: str) -> Estimator:
-    """The estimator of that name; `module:FUNCTION` imports the module, in which `@estimator` has registered FUNCTION.
+    """The estimator of that name, or `module:FUNCTION` of somebody's own.
 
     Raises:
         UsageError: there is none.
     """
-    own = name.partition(":")[2]
-    if own:
-        load_object(name, "algo.advantage.estimator")
-    if (own or name) not in ESTIMATORS:
-        raise UsageError(
-            f"there is no estimator of advantages {name!r}", f"--algo.advantage.estimator {', '.join(ESTIMATORS)}"
-        )
-    return ESTIMATORS[own or name]
+    return find_registered(name, ESTIMATORS, "algo.advantage.estimator", "estimator")
 
 
 def estimate(played: Trajectories, config: AdvantageConfig) -> tuple[Tensor, Tensor | None]:
-    """Advantages, and the critic's targets or None: [T, E] each or, where every token has a value, [T, E, N]."""
+    """Advantages, and the critic's targets or None: [T, E] each or, where every token has a value, [T, E, N].
+
+    Raises:
+        UsageError: the estimator gave another shape.
+        NumericsError: it made numbers that are not finite of some that are.
+    """
     chosen = find_estimator(config.estimator)
     raw = chosen.compute(played, config)
+    whole = played.token_values if "token_values" in chosen.needs else played.rewards
+    assert whole is not None, "asked for"
+    if raw.shape != whole.shape:
+        raise UsageError(
+            f"the estimator {config.estimator} gave {list(raw.shape)}, not {list(whole.shape)}",
+            "return an advantage for every turn, or for every token where it needs token_values",
+        )
+    given = (played.rewards, played.values, played.next_values)
+    if not raw[played.is_live].isfinite().all() and all(bool(one.isfinite().all()) for one in given):
+        raise NumericsError(
+            f"the estimator {config.estimator} gave advantages that are not finite", "mend its function"
+        )
     if not chosen.has_critic:
         return raw, None
     values, is_kept = played.values, played.is_live

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from rlvlm.algorithms.policy_gradient.config import Averaging, LossConfig
-from rlvlm.core.errors import UsageError
-from rlvlm.core.plugins import load_object
+from rlvlm.core.plugins import find_registered
 
 _LARGEST_LOG_RATIO = 20.0
 """Above it exp() is of no use to anybody, and at 89 it is infinite in float32."""
@@ -33,17 +32,12 @@ def policy_loss(name: str) -> Callable[[PolicyLoss], PolicyLoss]:
 
 
 def find_policy_loss(name: str) -> PolicyLoss:
-    """The loss of that name; `module:FUNCTION` imports the module, in which `@policy_loss` has registered FUNCTION.
+    """The loss of that name, or `module:FUNCTION` of somebody's own.
 
     Raises:
         UsageError: there is none.
     """
-    own = name.partition(":")[2]
-    if own:
-        load_object(name, "algo.loss.policy")
-    if (own or name) not in POLICY_LOSSES:
-        raise UsageError(f"there is no policy loss {name!r}", f"--algo.loss.policy {', '.join(POLICY_LOSSES)}")
-    return POLICY_LOSSES[own or name]
+    return find_registered(name, POLICY_LOSSES, "algo.loss.policy", "policy_loss")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

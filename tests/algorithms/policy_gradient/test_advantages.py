@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ from rlvlm.algorithms.policy_gradient.advantages import (
     whiten,
 )
 from rlvlm.algorithms.policy_gradient.config import AdvantageConfig, CriticConfig
-from rlvlm.core.errors import UsageError
+from rlvlm.core.errors import NumericsError, UsageError
 from tests.oracles import grpo as grpo_oracle
 from tests.oracles import ppo_vlm as oracle
 
@@ -223,8 +224,51 @@ def test_an_estimator_of_ones_own_is_one_function() -> None:
         assert found.min() == 0 and targets is None
     finally:
         del ESTIMATORS["lowest"]
-    with pytest.raises(UsageError, match="no estimator of advantages 'lowest'"):
+    with pytest.raises(UsageError, match=r"there is no algo.advantage.estimator 'lowest'") as caught:
         find_estimator("lowest")
+    assert "gae" in caught.value.fix and "my_file:FUNCTION" in caught.value.fix
+
+
+OWN = """
+import torch
+from rlvlm.algorithms.policy_gradient.advantages import estimator
+
+@estimator("a name", "groups")
+def named(played, config):
+    return played.rewards * 2
+
+@estimator("flat")
+def flat(played, config):
+    return played.rewards.sum(0)
+
+@estimator("nowhere")
+def nowhere(played, config):
+    return played.rewards / 0
+
+def bare(played, config):
+    return played.rewards
+"""
+
+
+def test_what_is_wrong_with_an_estimator_of_ones_own_is_said(tmp_path: Path) -> None:
+    file = tmp_path / "own_estimators.py"
+    file.write_text(OWN)
+    played = rollout(is_compared=True)
+    try:
+        found, _ = estimate(played, AdvantageConfig(estimator=f"{file}:named"))
+        assert torch.equal(found, 2 * played.rewards), "it goes by its function, whatever it was registered as"
+        with pytest.raises(UsageError, match=r"gave \[4\], not \[6, 4\]"):
+            estimate(played, AdvantageConfig(estimator=f"{file}:flat"))
+        with pytest.raises(NumericsError, match="gave advantages that are not finite"):
+            estimate(played, AdvantageConfig(estimator=f"{file}:nowhere"))
+        with pytest.raises(UsageError, match="nothing has registered it") as caught:
+            find_estimator(f"{file}:bare")
+        assert "@estimator" in caught.value.fix
+    finally:
+        for name in ("a name", "flat", "nowhere"):
+            ESTIMATORS.pop(name, None)
+    with pytest.raises(ValueError, match="needs group; there are groups, states, token_values, values"):
+        estimator("mistyped", "group")
 
 
 @pytest.mark.parametrize(

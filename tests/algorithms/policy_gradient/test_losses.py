@@ -224,7 +224,7 @@ def test_impossible_settings_are_refused() -> None:
     batch = Minibatch(log_probs=rows, old_log_probs=rows, weights=rows, is_action=rows > 0, advantages=rows[0, :1])
     with pytest.raises(ValueError, match="reference"):
         total_loss(batch, LossConfig(kl_weight=1.0))
-    with pytest.raises(UsageError, match="no policy loss 'linear'"):
+    with pytest.raises(UsageError, match="no algo.loss.policy 'linear'"):
         total_loss(batch, LossConfig(policy="linear"))
 
 
