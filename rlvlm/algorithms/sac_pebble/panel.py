@@ -15,11 +15,13 @@ ROWS = (
         says=("exploring: the reward model is not yet better than chance", "in force"),
     ),
     PanelRow(label="answers predicted, newest session", metric=metrics.REWARD_FORETOLD, format=".0%", is_rare=True),
-    PanelRow(label="queries", metric=metrics.QUERIES, format=",.0f", word="labels"),
-    PanelRow(label="labels right, of the decided", metric=metrics.LABEL_ACCURACY, format=".1%", word="right"),
-    PanelRow(label="labels right or wrong", metric=metrics.QUERIES_OK, format=",.0f"),
-    PanelRow(label="labels without preference", metric=metrics.QUERIES_NO_PREFERENCE, format=",.0f"),
-    PanelRow(label="answers nobody could read", metric=metrics.QUERIES_INVALID, format=",.0f"),
-    PanelRow(label="queries without an answer", metric=metrics.QUERIES_FAILED, format=",.0f"),
+    PanelRow(label="queries", metric=metrics.QUERIES, format=",.0f", word="labels", is_rare=True),
+    PanelRow(
+        label="labels right, of the decided", metric=metrics.LABEL_ACCURACY, format=".1%", word="right", is_rare=True
+    ),
+    PanelRow(label="labels right or wrong", metric=metrics.QUERIES_OK, format=",.0f", is_rare=True),
+    PanelRow(label="labels without preference", metric=metrics.QUERIES_NO_PREFERENCE, format=",.0f", is_rare=True),
+    PanelRow(label="answers nobody could read", metric=metrics.QUERIES_INVALID, format=",.0f", is_rare=True),
+    PanelRow(label="queries without an answer", metric=metrics.QUERIES_FAILED, format=",.0f", is_rare=True),
 )
 """For `RunConsole`."""
