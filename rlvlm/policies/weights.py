@@ -46,7 +46,7 @@ def fill(own: Mapping[str, Any], state: Mapping[str, Any]) -> None:
     """
     odd = sorted(own.keys() ^ state.keys()) or sorted(n for n in own if tuple(own[n].shape) != tuple(state[n].shape))
     if odd:
-        raise ValueError(f"the weights are another policy's: {len(odd)} tensors differ, such as {odd[0]}")
+        raise ValueError(f"the weights are of another policy: {len(odd)} tensors differ, such as {odd[0]}")
     for name, value in own.items():
         given = state[name]
         given = given if isinstance(given, Tensor) else torch.from_numpy(np.array(given))  # may be read-only
