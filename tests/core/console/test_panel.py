@@ -51,10 +51,11 @@ def test_an_algorithm_shows_its_own_numbers() -> None:
 def test_a_reward_that_is_withheld_says_so_until_it_is_in_force() -> None:
     stream = io.StringIO()
     with RunConsole(stream, "t", 100, ROWS) as console:
-        for latest in ({}, {metrics.REWARD_IS_TRUSTED: 0.0}, {metrics.REWARD_IS_TRUSTED: 1.0}):
+        asked = {metrics.QUERIES: 3.0}
+        for latest in ({}, asked | {metrics.REWARD_IS_TRUSTED: 0.0}, {metrics.REWARD_IS_TRUSTED: 1.0}):
             console.update(latest, is_due=True)
     _, before, untrusted, trusted = stream.getvalue().splitlines()
-    assert "reward" not in before
+    assert "reward" not in before and "labels" not in before, "nobody was asked yet"
     assert "reward exploring: the reward model is not yet better than chance  labels" in untrusted
     assert "reward in force  labels" in trusted
 
