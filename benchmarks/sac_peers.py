@@ -173,7 +173,7 @@ def machine() -> dict[str, object]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--worlds", nargs="+", default=["pendulum", "drawer_open"], choices=["pendulum", "drawer_open"])
+    parser.add_argument("--envs", nargs="+", default=["pendulum", "drawer_open"], choices=["pendulum", "drawer_open"])
     parser.add_argument("--peers", nargs="+", default=list(CONTESTANTS)[1:], choices=list(CONTESTANTS)[1:])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=500, help="env steps per round")

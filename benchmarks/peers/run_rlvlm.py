@@ -5,7 +5,7 @@ import sys
 
 import ray
 from contest import BATCH, WARM_UP_STEPS, answer_orders
-from worlds import EPISODE_STEPS, TASKS
+from envs import EPISODE_STEPS, TASKS
 
 from rlvlm.algorithms.sac_pebble.algorithm import SACPebbleConfig
 from rlvlm.algorithms.sac_pebble.config import SACConfig
