@@ -3,7 +3,7 @@
 import importlib
 import importlib.util
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,7 +17,10 @@ def is_reference(name: str) -> bool:
     return ":" in name
 
 
-def find_registered(name: str, registry: Mapping[str, Registered], setting: str, decorator: str) -> Registered:
+def find_registered(
+    name: str, registry: Mapping[str, Registered], setting: str, decorator: str,
+    function_of: Callable[[Registered], Any] = lambda registered: registered,
+) -> Registered:  # fmt: skip
     """What `registry` has under `name`; for `module:FUNCTION`, what the decorator has registered FUNCTION as.
 
     Args:
@@ -25,6 +28,7 @@ def find_registered(name: str, registry: Mapping[str, Registered], setting: str,
         registry: of what ships and of what was imported.
         setting: for messages, e.g. `algo.loss.policy`.
         decorator: likewise, e.g. `policy_loss`.
+        function_of: what was decorated, of an entry; by default the entry itself.
 
     Raises:
         UsageError: there is none.
@@ -32,7 +36,7 @@ def find_registered(name: str, registry: Mapping[str, Registered], setting: str,
     if is_reference(name):
         function = load_object(name, setting)
         for registered in registry.values():
-            if function in (registered, getattr(registered, "compute", None)):
+            if function_of(registered) is function:
                 return registered
         raise UsageError(
             f"{setting} {name}: nothing has registered it", f"put @{decorator}(NAME) above the function {name}"

@@ -93,7 +93,7 @@ def find_estimator(name: str) -> Estimator:
     Raises:
         UsageError: there is none.
     """
-    return find_registered(name, ESTIMATORS, "algo.advantage.estimator", "estimator")
+    return find_registered(name, ESTIMATORS, "algo.advantage.estimator", "estimator", lambda one: one.compute)
 
 
 def estimate(played: Trajectories, config: AdvantageConfig) -> tuple[Tensor, Tensor | None]:

@@ -458,8 +458,10 @@ class PolicyGradient(BaseAlgorithm):
 
     def _warn_of_mismatch(self) -> None:
         """Says once that the engine is not quite the policy that is trained."""
+        if self._engine is None or self.config.reward.ahead or self._is_warned:  # ahead, it is an update older anyway
+            return
         off = self._learners.call("report").get(metrics.UPDATE_FIRST_RATIO, 0.0)
-        if off > _MOST_OFF and not self._is_warned:
+        if off > _MOST_OFF:
             self._is_warned = True
             logger.warning(
                 "the engine's probabilities are %.0f %% off the trainer's, so clipping leaves out what it should not: "
