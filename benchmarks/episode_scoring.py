@@ -18,10 +18,9 @@ import ray
 import tyro
 
 from rlvlm.algorithms.policy_gradient.algorithm import GRPOAlgorithmConfig, PolicyGradient
-from rlvlm.algorithms.policy_gradient.config import EpisodeRewardConfig
 from rlvlm.core import metrics
 from rlvlm.core.judging import Clip, Query, Score, Stamp, Status, Verdict
-from rlvlm.rewards.config import MonitorConfig
+from rlvlm.rewards.config import ChunkRewardConfig, MonitorConfig
 from rlvlm.runs.recipes import recipe
 
 
@@ -69,7 +68,7 @@ def main(trial: Trial) -> None:
     assert own.algorithm == "grpo", f"{own.task} is no task in chunks"
     ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False)
     for parts, ahead in itertools.product(trial.parts, (False, True)):
-        reward = EpisodeRewardConfig(
+        reward = ChunkRewardConfig(
             source="judged", num_frames=2, frame_px=32, parts=parts, ahead=ahead,
             monitor=MonitorConfig(preflight=0, controls=0),
         )  # fmt: skip

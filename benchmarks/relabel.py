@@ -24,7 +24,7 @@ from rlvlm.envs.registry import make_env
 from rlvlm.preferences.config import FeedbackConfig, RewardModelConfig
 from rlvlm.preferences.loop import FeedbackLoop, build_loop
 from rlvlm.preferences.teachers import OracleTeacher
-from rlvlm.rewards.config import RewardConfig
+from rlvlm.rewards.config import StepRewardConfig
 
 ROWS, EPISODES, QUERIES = 200_000, 20, 200
 
@@ -58,7 +58,7 @@ class Rig:
         loop = build_loop(
             self.viewer,
             OracleTeacher(),
-            reward=RewardConfig(model=sees),
+            reward=StepRewardConfig(model=sees),
             feedback=FeedbackConfig(queries=QUERIES),
             reward_model=RewardModelConfig(),
             seed=0,

@@ -23,7 +23,7 @@ from ray.rllib.core import DEFAULT_MODULE_ID
 from rlvlm.algorithms.sac_pebble.algorithm import SACPebbleConfig
 from rlvlm.algorithms.sac_pebble.learner import SACLearner
 from rlvlm.core.steps import Transitions
-from rlvlm.rewards.config import RewardConfig
+from rlvlm.rewards.config import StepRewardConfig
 from rlvlm.rewards.environment import EnvironmentReward
 
 OBS, ACTIONS, ROWS, BATCH = 39, 4, 20_000, 256
@@ -31,7 +31,7 @@ ROUNDS, UPDATES = 20, 25
 
 
 def make_learner():
-    config = SACPebbleConfig().envs(task="drawer_open").rewards(reward=RewardConfig(source="environment"))
+    config = SACPebbleConfig().envs(task="drawer_open").rewards(reward=StepRewardConfig(source="environment"))
     spaces = (gym.spaces.Box(-1.0, 1.0, (OBS,), np.float32), gym.spaces.Box(-1.0, 1.0, (ACTIONS,), np.float32))
     spec = config.get_multi_rl_module_spec(spaces={DEFAULT_MODULE_ID: spaces})
     learner = SACLearner(config=config, module_spec=spec)

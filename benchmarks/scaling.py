@@ -37,7 +37,7 @@ from rlvlm.algorithms.sac_pebble.config import SACConfig
 from rlvlm.core.judging import Label, Query, Status, Verdict
 from rlvlm.envs.config import EnvConfig
 from rlvlm.judges.config import JudgeConfig
-from rlvlm.rewards.config import RewardConfig
+from rlvlm.rewards.config import StepRewardConfig
 from rlvlm.runs.ray_session import ray_session
 from rlvlm.serving.apps import start_judge
 from rlvlm.serving.client import Request
@@ -74,7 +74,7 @@ def build(env: str, config: Config, runners: int, updates_per_step: float) -> SA
     """SAC on the env's own reward, past its random steps."""
     sac = SACConfig(seed_steps=1, updates_per_step=updates_per_step or NEVER, env_runners=runners)
     settings = SACPebbleConfig().envs(task=env, env_settings=EnvConfig(episode_steps=config.episode_steps))
-    algorithm = settings.learning(sac=sac).rewards(reward=RewardConfig(source="environment")).build_algo()
+    algorithm = settings.learning(sac=sac).rewards(reward=StepRewardConfig(source="environment")).build_algo()
     algorithm.train()
     return algorithm
 

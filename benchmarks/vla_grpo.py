@@ -21,7 +21,7 @@ import tyro
 
 from rlvlm.algorithms.evaluation import FIRST_SEED
 from rlvlm.algorithms.policy_gradient.algorithm import GRPOAlgorithmConfig
-from rlvlm.algorithms.policy_gradient.config import EpisodeRewardConfig, PolicyGradientConfig, TokenRewardConfig
+from rlvlm.algorithms.policy_gradient.config import PolicyGradientConfig
 from rlvlm.algorithms.policy_gradient.critic import Critic
 from rlvlm.algorithms.policy_gradient.learner import TokenLearner
 from rlvlm.algorithms.policy_gradient.player import chunk_player
@@ -40,6 +40,7 @@ from rlvlm.envs.registry import make_env
 from rlvlm.policies.vla.config import VLAConfig
 from rlvlm.policies.vla.observe import ObsProcessor
 from rlvlm.policies.vla.tokens import ActionScale
+from rlvlm.rewards.config import ChunkRewardConfig, TurnRewardConfig
 from rlvlm.rewards.scorers import make_scorer
 from rlvlm.runs.recipes import recipe
 
@@ -70,7 +71,7 @@ class Trial:
     policy: VLAConfig
     sft: ChunkSFTConfig
     grpo: PolicyGradientConfig
-    reward: TokenRewardConfig
+    reward: TurnRewardConfig
     """Without a judge: success, or one of the simulated teachers."""
 
 
@@ -198,7 +199,7 @@ def told(task: str, args: list[str]) -> tuple[str, Trial]:
     """A task by its full name, and its recipe's settings but for those of the command line."""
     own = recipe(task)
     assert own.algorithm == "grpo", f"{own.task} is no task in chunks"
-    default = Trial(env=own.policy_env, policy=own.policy, sft=own.sft, grpo=own.algo, reward=EpisodeRewardConfig())
+    default = Trial(env=own.policy_env, policy=own.policy, sft=own.sft, grpo=own.algo, reward=ChunkRewardConfig())
     trial = tyro.cli(Trial, default=default, args=args)
     if trial.sft.start_from:
         raise SystemExit("error: a trial begins with --start, not with a run's checkpoint")

@@ -10,7 +10,7 @@ from rlvlm.envs.images import FrameStore
 from rlvlm.preferences.config import FeedbackConfig, RewardModelConfig
 from rlvlm.preferences.loop import FeedbackLoop, build_loop
 from rlvlm.preferences.teachers import JudgeTeacher, Teacher
-from rlvlm.rewards.config import RewardConfig
+from rlvlm.rewards.config import StepRewardConfig
 from rlvlm.testing import TinyEnv
 
 SMALL = RewardModelConfig(picture_px=16, max_epochs=3, min_updates=0, hold_out_every=0)
@@ -24,7 +24,7 @@ def build(
     seed: int = 0,
     source: str = "preference",
 ) -> FeedbackLoop:
-    reward = RewardConfig(model=sees, source=source)
+    reward = StepRewardConfig(model=sees, source=source)
     return build_loop(TinyEnv(), teacher, reward=reward, feedback=feedback, reward_model=SMALL, seed=seed)
 
 

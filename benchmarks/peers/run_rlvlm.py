@@ -10,7 +10,7 @@ from envs import EPISODE_STEPS, TASKS
 from rlvlm.algorithms.sac_pebble.algorithm import SACPebbleConfig
 from rlvlm.algorithms.sac_pebble.config import SACConfig
 from rlvlm.envs.config import EnvConfig
-from rlvlm.rewards.config import RewardConfig
+from rlvlm.rewards.config import StepRewardConfig
 
 env = sys.argv[1]
 logging.disable(logging.WARNING)
@@ -19,7 +19,7 @@ algorithm = (
     SACPebbleConfig()
     .envs(task=TASKS[env], env_settings=EnvConfig(episode_steps=EPISODE_STEPS[env]))
     .learning(sac=SACConfig(hidden=(256, 256), batch_size=BATCH, seed_steps=WARM_UP_STEPS, updates_per_step=1.0))
-    .rewards(reward=RewardConfig(source="environment"))
+    .rewards(reward=StepRewardConfig(source="environment"))
     .build_algo()
 )
 

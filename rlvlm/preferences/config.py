@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Literal
 
-from rlvlm.rewards.config import RewardConfig
+from rlvlm.rewards.config import StepRewardConfig
 
 Sampling = Literal["uniform", "disagreement", "entropy", "k_center"]
 
@@ -125,7 +125,7 @@ class FeedbackConfig:
 
 
 def simulated_config(teacher: str, feedback: FeedbackConfig) -> SimulatedTeacherConfig | None:
-    """The weaknesses of the simulated teacher that `RewardConfig.teacher` names; None for every other teacher.
+    """The weaknesses of the simulated teacher that `StepRewardConfig.teacher` names; None for every other teacher.
 
     Raises:
         ValueError: it skips queries, which would then train as ties.
@@ -192,7 +192,7 @@ class RewardModelConfig:
             raise ValueError(f"reward_model.lr must be > 0, got {self.lr}")
 
 
-def check_learning(reward: RewardConfig, feedback: FeedbackConfig, reward_model: RewardModelConfig) -> None:
+def check_learning(reward: StepRewardConfig, feedback: FeedbackConfig, reward_model: RewardModelConfig) -> None:
     """Passes where what is asked goes together with who is asked, and with what learns from it.
 
     Raises:

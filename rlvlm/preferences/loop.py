@@ -23,7 +23,7 @@ from rlvlm.preferences.queries import PairQueries, ScoreQueries
 from rlvlm.preferences.records import FeedbackCounts, Record, record_answers
 from rlvlm.preferences.reward_model import Disagreement, LearnedReward, RewardModel
 from rlvlm.preferences.teachers import Teacher
-from rlvlm.rewards.config import RewardConfig
+from rlvlm.rewards.config import StepRewardConfig
 from rlvlm.vlms.devices import pick_device
 
 logger = logging.getLogger(__name__)
@@ -310,7 +310,7 @@ def build_loop(
     env: StepEnv,
     teacher: Teacher,
     *,
-    reward: RewardConfig,
+    reward: StepRewardConfig,
     feedback: FeedbackConfig,
     reward_model: RewardModelConfig,
     seed: int,

@@ -18,7 +18,7 @@ from rlvlm.envs.env import StepEnv
 from rlvlm.envs.images import FrameStore
 from rlvlm.preferences.config import RewardModelConfig
 from rlvlm.preferences.dataset import Steps
-from rlvlm.rewards.config import RewardConfig
+from rlvlm.rewards.config import StepRewardConfig
 
 _CONVOLUTIONS = ((16, 5, 4), (32, 3, 2), (64, 3, 2), (128, 3, 2))
 """Channels out, kernel and stride of each layer."""
@@ -241,7 +241,7 @@ def affordable_pictures(picture_px: int) -> int:
 
 
 def reward_input(
-    env: StepEnv, frames: FrameStore, reward: RewardConfig, reward_model: RewardModelConfig
+    env: StepEnv, frames: FrameStore, reward: StepRewardConfig, reward_model: RewardModelConfig
 ) -> RewardInput:
     """What `reward.model` looks at."""
     if reward.model == "image":

@@ -326,7 +326,7 @@ def build_teacher(
     task: str = "",
     feedback: FeedbackConfig | None = None,
 ) -> Teacher:
-    """The teacher that `RewardConfig.teacher` names.
+    """The teacher that `StepRewardConfig.teacher` names.
 
     Args:
         kind: which; `my_file:MyTeacher` is a `Teacher` of the user's own.

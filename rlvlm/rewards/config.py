@@ -61,7 +61,7 @@ class ExplorationConfig:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RewardConfig:
+class StepRewardConfig:
     """Where the reward comes from."""
 
     source: str = "preference"
@@ -109,6 +109,20 @@ class RewardConfig:
     def asks_judge(self) -> bool:
         """Whether a VLM is asked at all."""
         return self.source == "judged" or (self.is_learned and self.teacher == "judge")
+
+    def title(self, judge: str, mark: str = "") -> str:
+        """Where the reward comes from, short enough for a legend, e.g. `judge labels, image reward`.
+
+        Args:
+            judge: who is asked, if a judge is.
+            mark: stands behind the judge, e.g. that its weights are random.
+        """
+        if self.source == "judged":
+            return f"{judge} score{mark}"
+        if not self.is_learned:
+            return f"{self.source} reward"
+        answers = {"preference": "labels", "score": "scores"}[self.source]
+        return f"{self.teacher}{mark} {answers}, {self.model} reward"
 
 
 FALSE_POSITIVES = 0.2
@@ -164,11 +178,158 @@ class MixtureConfig:
         return tuple(name for name in ("environment", "judged", "novelty") if getattr(self, name))
 
 
-def check_scoring(section: str, num_frames: int, neutral: float, teacher: ScoreTeacher, false_positives: float) -> None:
-    """Raises ValueError for frames, a neutral score or a bias that make no sense; `section` names their place."""
-    if num_frames < 2:
-        raise ValueError(f"{section}.num_frames must be >= 2, got {num_frames}")
-    if not 0 <= neutral <= 1 or not 0 <= false_positives <= 1:
-        raise ValueError(f"{section}.neutral and false_positives must be in [0, 1], got {neutral}, {false_positives}")
-    if false_positives != FALSE_POSITIVES and teacher != "biased":
-        raise ValueError(f"{section}.false_positives goes with the teacher biased, got {false_positives} for {teacher}")
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TurnRewardConfig:
+    """What turns, chunks or episodes are worth; the true reward is kept beside it, for evaluation."""
+
+    source: Literal["environment", "success", "judged", "mixture"] = "environment"
+    """environment: the true reward; success: 1 for an episode that succeeds by the env's own test, else 0; judged: a
+    judge's score alone; mixture: what `mixture` weighs."""
+    mixture: MixtureConfig = field(default_factory=MixtureConfig)
+    teacher: ScoreTeacher = "judge"
+    """Who scores, where scores count."""
+    per: Literal["turn", "episode"] = "turn"
+    """turn: the utility of each turn or chunk, from the image before it, the action and the image after it
+    (`judge.score utility`); episode: one score of the images of the whole episode, given to its last turn."""
+    is_centred: bool = True
+    """Whether scores in [0, 1] become rewards in [-1, 1]."""
+    unreadable: float = -1.0
+    """Reward of a turn whose reply nobody can read: nothing was done that could be judged, so the judge is not asked.
+    Of `per turn` alone."""
+    num_frames: int = 8
+    """Images of an episode that the judge is shown at most, >= 2, the first and the last among them."""
+    frame_px: int = 224
+    """Side of those images, of envs that draw at any size."""
+    flip_images: bool = False
+    """Whether images are flipped, left to right, before the judge sees them. LIBERO's images are mirrored, as published
+    policies want them: what an instruction calls left is on their right. The pocket judges learned them so; any other
+    judge should see them as they are."""
+    success_weight: float = 0.0
+    """Weight of the env's success, >= 0, beside the judge's score of an episode, whose weight is 1; the result is their
+    mean. With a judge of progress these are success and an episode's changes of potential, which add up without a
+    discount to its last potential less its first, which a group shares. Departure from Ng et al. 1999, whose potential
+    is 0 where an episode ends: then all of it would cancel within a group. So the judge does change which policy is
+    best."""
+    threshold: float | Literal["calibrated"] | None = None
+    """Scores from here on count as 1, others as 0; None takes them as they are. calibrated: where the judge told known
+    episodes apart best before anything was learned, see `monitor.preflight`."""
+    without_answer: Literal["stop", "drop", "neutral"] = "drop"
+    """Where the judge has no answer: end the run, leave the episode's turns of this update out (where episodes are
+    compared, its whole group), or score it `neutral`. The truth never takes its place."""
+    neutral: float = 0.5
+    """See `without_answer`; in [0, 1]."""
+    fallback_judge: str = ""
+    """Name of a running Serve app whose judge is asked where the run's own has no answer; empty: nobody is."""
+    false_positives: float = FALSE_POSITIVES
+    """Of the teacher biased: share of failures that it takes for successes, in [0, 1]."""
+    noise: float = 0.0
+    """Of the teacher progress: standard deviation of its noise, >= 0."""
+    parts: int = 4
+    """A rollout of whole episodes is played in so many parts, >= 1: a judge looks at one while the next is played.
+    There are fewer where a part would not have a group for each env runner."""
+    ahead: bool = False
+    """Whether an update learns from the rollout before the newest one, at which the judge looks meanwhile: nobody waits
+    for it unless it takes longer than all the rest, and episodes are learned from one update late. Checkpoints and
+    evaluations wait and catch up."""
+    monitor: MonitorConfig = field(default_factory=MonitorConfig)
+
+    def __post_init__(self) -> None:
+        for name, least in {"num_frames": 2, "frame_px": 1, "parts": 1, "noise": 0, "success_weight": 0}.items():
+            if not getattr(self, name) >= least:
+                raise ValueError(f"reward.{name} must be >= {least}, got {getattr(self, name)}")
+        # settings of a scorer, which would be read by nobody without one; those of `per` differ by the kind of env
+        chosen = {
+            "per": type(self).__dataclass_fields__["per"].default,
+            "teacher": "judge", "success_weight": 0.0, "threshold": None, "without_answer": "drop", "neutral": 0.5,
+            "parts": 4, "ahead": False
+        }  # fmt: skip
+        idle = [name for name, value in chosen.items() if getattr(self, name) != value and not self.scores]
+        threshold, bias = self.threshold, self.false_positives
+        rules = {
+            f"reward.neutral and false_positives must be in [0, 1], got {self.neutral}, {bias}": (
+                not 0 <= self.neutral <= 1 or not 0 <= bias <= 1
+            ),
+            f"reward.false_positives goes with the teacher biased, got {bias} for {self.teacher}": (
+                bias != FALSE_POSITIVES and self.teacher != "biased"
+            ),
+            f"reward.source is {self.source} and reward.mixture weighs {self.mixture.used or 'nothing'}: weights go "
+            "with the source mixture, which needs one at least": (self.source == "mixture") != bool(self.mixture.used),
+            f"reward.noise goes with the teacher progress, got {self.noise}": self.noise and self.teacher != "progress",
+            f"reward.threshold must be in (0, 1], calibrated or None, got {threshold}": (
+                isinstance(threshold, float | int) and not 0 < threshold <= 1
+            ),
+            f"reward.{', '.join(idle)} have no effect unless somebody scores: set reward.source judged, or mixture "
+            "with reward.mixture.judged": idle,
+            "a calibrated threshold needs a judge, and monitor.preflight episodes to calibrate it on": (
+                threshold == "calibrated" and not (self.asks_judge and self.monitor.preflight)
+            ),
+            "reward.fallback_judge has no effect where no judge is asked": self.fallback_judge and not self.asks_judge,
+            "reward.neutral has no effect unless without_answer is neutral": (
+                self.without_answer != "neutral" and self.neutral != 0.5
+            ),
+            f"the {self.teacher} teacher is about whole episodes; set reward.per episode": (
+                self.teacher in ("biased", "progress") and self.per == "turn"
+            ),
+        }
+        for message, is_broken in rules.items():
+            if is_broken:
+                raise ValueError(message)
+
+    @property
+    def weights(self) -> dict[str, float]:
+        """What each source counts: those of `mixture`, or the only one."""
+        names = ("environment", "success", "judged", "novelty")
+        if self.source == "mixture":
+            return {name: float(getattr(self.mixture, name, 0.0)) for name in names}
+        return {name: float(name == self.source) for name in names}
+
+    @property
+    def flaw(self) -> float:
+        """How wrong a simulated teacher is: false positives of the biased one, noise of progress."""
+        return self.noise if self.teacher == "progress" else self.false_positives
+
+    @property
+    def scores(self) -> bool:
+        """Whether anybody scores."""
+        return self.weights["judged"] != 0
+
+    @property
+    def asks_judge(self) -> bool:
+        """Whether a VLM is asked."""
+        return self.scores and self.teacher == "judge"
+
+    def title(self, judge: str, mark: str = "") -> str:
+        """As of `StepRewardConfig`, e.g. `judge per turn`."""
+        if self.source == "mixture":
+            words = " + ".join(f"{getattr(self.mixture, name):g} {name}" for name in self.mixture.used)
+        elif self.source == "judged":
+            words = f"{self.teacher} per {self.per}"
+        else:
+            words = {"environment": "env reward", "success": "env success"}[self.source]
+        return words + mark
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ChunkRewardConfig(TurnRewardConfig):
+    """What whole episodes of envs in chunks are worth: success, unless it says otherwise; scores as they are."""
+
+    source: Literal["environment", "success", "judged", "mixture"] = "success"
+    """success: 1 or 0 by the env's own test; judged: what a judge says of the episode's video, or of each chunk;
+    environment: the true reward; mixture: what `mixture` weighs."""
+    per: Literal["turn", "episode"] = "episode"
+    """episode: one score of the images of the whole episode, given to its last chunk; turn: one for each chunk."""
+    is_centred: bool = False
+    """Whether scores in [0, 1] become rewards in [-1, 1]."""
+
+    def title(self, judge: str, mark: str = "") -> str:
+        """As of `StepRewardConfig`, e.g. `pocket score of the video`."""
+        if self.source != "judged" or self.per == "turn":
+            return TurnRewardConfig.title(self, judge, mark)
+        who, bound = judge if self.asks_judge else self.teacher, self.threshold
+        kind = "score" if bound is None else f"score >= {bound if isinstance(bound, str) else format(bound, 'g')}"
+        added = f" + {self.success_weight:g} env success" if self.success_weight else ""
+        return f"{who} {kind} of the video{added}{mark}"
+
+
+RewardConfig = StepRewardConfig | TurnRewardConfig | ChunkRewardConfig
+"""The reward of a run, by the kind of its env; a source has the same name and meaning in all of them."""

@@ -26,12 +26,7 @@ from rlvlm.algorithms.policy_gradient.algorithm import (
     PPOAlgorithmConfig,
     make_slot,
 )
-from rlvlm.algorithms.policy_gradient.config import (
-    EpisodeRewardConfig,
-    PolicyGradientConfig,
-    PPOConfig,
-    TokenRewardConfig,
-)
+from rlvlm.algorithms.policy_gradient.config import PolicyGradientConfig, PPOConfig
 from rlvlm.algorithms.policy_gradient.panel import CHUNK_ROWS, TURN_ROWS
 from rlvlm.algorithms.policy_gradient.player import (
     ScriptPlayer,
@@ -65,7 +60,7 @@ from rlvlm.policies.vlm.config import PolicyConfig
 from rlvlm.policies.vlm.engine import PolicyEngine
 from rlvlm.policies.vlm.loading import load_policy
 from rlvlm.policies.vlm.policy import VLMPolicy
-from rlvlm.rewards.config import RewardConfig
+from rlvlm.rewards.config import ChunkRewardConfig, StepRewardConfig, TurnRewardConfig
 from rlvlm.runs.config import RunConfig
 from rlvlm.runs.folder import RunFolder
 from rlvlm.runs.pages import Caption, ShownEpisode, episodes_page
@@ -108,7 +103,7 @@ def built(settings: AlgorithmConfig) -> Iterator[Any]:
 
 def sac_settings(config: RunConfig, make_judge: MakeJudge | None) -> AlgorithmConfig:
     """SAC with a reward that is learned, judged or the env's own."""
-    assert isinstance(config.algo, SACConfig) and isinstance(config.reward, RewardConfig)
+    assert isinstance(config.algo, SACConfig) and isinstance(config.reward, StepRewardConfig)
     assert config.feedback and config.reward_model
     torch.set_num_threads(1)  # batches of 256 are too small to share: two threads are slower than one
     settings = SACPebbleConfig().envs(task=config.task, env_settings=config.env).learning(sac=config.algo)
@@ -129,7 +124,7 @@ def token_settings(config: RunConfig, make_judge: MakeJudge | None, stack: ExitS
     `stack`.
     """
     algo, reward, policy = config.algo, config.reward, config.policy
-    assert isinstance(algo, PolicyGradientConfig) and isinstance(reward, TokenRewardConfig)
+    assert isinstance(algo, PolicyGradientConfig) and isinstance(reward, TurnRewardConfig)
     torch.set_num_threads(algo.threads)
     settings = PPOAlgorithmConfig() if isinstance(algo, PPOConfig) else GRPOAlgorithmConfig()
     settings.envs(task=config.task, env_settings=config.policy_env if isinstance(policy, VLAConfig) else config.env)
@@ -191,7 +186,7 @@ def _answering(app: str) -> Judge:
 def draw_examples(config: RunConfig, algorithm: RunAlgorithm) -> Draw:
     """Draws the examples of the judge's page as the judge sees them."""
     reward = config.reward
-    if not isinstance(reward, EpisodeRewardConfig) or not isinstance(algorithm, PolicyGradient):
+    if not isinstance(reward, ChunkRewardConfig) or not isinstance(algorithm, PolicyGradient):
         return algorithm.draw
     draw = algorithm.draw_for_judge
     return lambda snapshots, size_px: shown_frames(draw(snapshots, size_px), reward)

@@ -12,13 +12,7 @@ from typing import Any, ClassVar, Literal, TypeVar
 
 import tyro
 
-from rlvlm.algorithms.policy_gradient.config import (
-    EpisodeRewardConfig,
-    GRPOConfig,
-    PolicyGradientConfig,
-    PPOConfig,
-    TokenRewardConfig,
-)
+from rlvlm.algorithms.policy_gradient.config import GRPOConfig, PolicyGradientConfig, PPOConfig
 from rlvlm.algorithms.sac_pebble.config import SACConfig
 from rlvlm.algorithms.sft_config import ChunkSFTConfig, ReplySFTConfig
 from rlvlm.core.errors import UsageError
@@ -31,7 +25,7 @@ from rlvlm.pocket.models import VIDEO_FRAME_PX, VIDEO_NUM_FRAMES, known_tasks
 from rlvlm.policies.vla.config import VLAConfig
 from rlvlm.policies.vlm.config import PolicyConfig
 from rlvlm.preferences.config import FeedbackConfig, RewardModelConfig, check_learning, published_name
-from rlvlm.rewards.config import RewardConfig
+from rlvlm.rewards.config import ChunkRewardConfig, RewardConfig, StepRewardConfig, TurnRewardConfig
 from rlvlm.runs.settings import read_like, to_yaml
 from rlvlm.serving.config import PlacementConfig, ServedEngineConfig
 
@@ -78,9 +72,9 @@ class TrackConfig:
 ALGORITHMS: dict[str, type] = {"sac": SACConfig, "ppo": PPOConfig, "grpo": GRPOConfig}
 """By the name that stands first in `config.yaml`."""
 SECTIONS: dict[str, dict[str, type]] = {
-    "sac": {"reward": RewardConfig, "feedback": FeedbackConfig, "reward_model": RewardModelConfig},
-    "ppo": {"reward": TokenRewardConfig, "policy": PolicyConfig, "engine": ServedEngineConfig, "sft": ReplySFTConfig},
-    "grpo": {"reward": EpisodeRewardConfig, "policy": VLAConfig, "sft": ChunkSFTConfig},
+    "sac": {"reward": StepRewardConfig, "feedback": FeedbackConfig, "reward_model": RewardModelConfig},
+    "ppo": {"reward": TurnRewardConfig, "policy": PolicyConfig, "engine": ServedEngineConfig, "sft": ReplySFTConfig},
+    "grpo": {"reward": ChunkRewardConfig, "policy": VLAConfig, "sft": ChunkSFTConfig},
 }
 """What a run has beside the sections of all runs, by its algorithm; those of other algorithms are None."""
 _FORMER = {"preference": "sac", "policy": "ppo", "vla": "grpo"}
@@ -112,7 +106,7 @@ class RunConfig:
     """Seeds env, networks, sampling and queries."""
     out: Path | None = None
     """The run's folder; by default runs/TASK/<time>."""
-    reward: RewardConfig | TokenRewardConfig | EpisodeRewardConfig = None  # pyright: ignore[reportAssignmentType] - see below
+    reward: RewardConfig = None  # pyright: ignore[reportAssignmentType] - see below
     """Where the reward comes from; None takes the defaults of the algorithm's own."""
     feedback: FeedbackConfig | None = None
     """How a teacher is asked, of whose answers a reward is learned."""
@@ -170,7 +164,7 @@ class RunConfig:
     def max_queries(self) -> int:
         """Most questions that a run can ask, by its sessions to the last step and its budget; 0 where nobody is."""
         feedback = self.feedback
-        if feedback is None or not isinstance(self.reward, RewardConfig):
+        if feedback is None or not isinstance(self.reward, StepRewardConfig):
             return self.steps if self.asks_judge else 0  # one for each turn or episode, and the shortest has one step
         if not self.reward.is_learned or self.steps <= feedback.first_step:
             return 0
@@ -207,12 +201,17 @@ class RunConfig:
     def notes(self) -> tuple[str, ...]:
         """What a user should know before the run starts; nothing of it stops one."""
         feedback, reward = self.feedback, self.reward
-        if feedback and isinstance(reward, RewardConfig) and reward.is_learned and self.steps <= feedback.first_step:
+        if (
+            feedback
+            and isinstance(reward, StepRewardConfig)
+            and reward.is_learned
+            and self.steps <= feedback.first_step
+        ):
             return (
                 f"nobody will be asked: the first feedback is due at step {feedback.first_step:,} "
                 f"(--feedback.first-step), and the run ends at step {self.steps:,} (--steps)",
             )
-        if isinstance(reward, EpisodeRewardConfig) and self.asks_judge and self.task in known_tasks("video"):
+        if isinstance(reward, ChunkRewardConfig) and self.asks_judge and self.task in known_tasks("video"):
             is_other = bool(self.serve.app) or not self.judge.ships_weights
             shown = (reward.num_frames, reward.frame_px, reward.flip_images)
             if is_other and shown == (VIDEO_NUM_FRAMES, VIDEO_FRAME_PX, False):
@@ -237,7 +236,7 @@ class RunConfig:
     @property
     def judge_knows(self) -> list[str]:
         """The tasks of which the judge knows this run's kind of question; empty where it is a general model."""
-        if isinstance(self.reward, RewardConfig):
+        if isinstance(self.reward, StepRewardConfig):
             return list(known_tasks()) if self.judge.knows_few_tasks else []
         if isinstance(self.algo, PPOConfig) or not self.judge.ships_weights:
             return []
@@ -279,7 +278,7 @@ class RunConfig:
 
             find_estimator(self.algo.advantage.estimator)
             find_policy_loss(self.algo.loss.policy)
-        if isinstance(self.reward, RewardConfig):
+        if isinstance(self.reward, StepRewardConfig):
             for name in ("source", "teacher"):  # an object of the user's own breaks now, and not once Ray has started
                 if is_reference(reference := getattr(self.reward, name)):
                     load_object(reference, f"reward.{name}")
@@ -299,7 +298,7 @@ class RunConfig:
         match self.policy:
             case None:
                 found = {"algo": (self.algo.device, "", "")} if isinstance(self.algo, SACConfig) else {}
-                if self.reward_model and isinstance(self.reward, RewardConfig) and self.reward.is_learned:
+                if self.reward_model and isinstance(self.reward, StepRewardConfig) and self.reward.is_learned:
                     found["reward-model"] = (self.reward_model.device, "", "")
             case PolicyConfig() as policy:  # it plays in the run's own process even where others learn
                 found = {"policy": (policy.device, policy.model, policy.revision)}
@@ -315,33 +314,14 @@ class RunConfig:
     @property
     def reward_name(self) -> str:
         """Where the reward comes from, short enough for a legend, e.g. `judge labels, image reward`."""
-        reward = self.reward
-        marked = " (random weights)" if self.asks_judge and self.judge.is_random else ""
-        if isinstance(self.algo, PPOConfig) and isinstance(reward, TokenRewardConfig):
-            return f"{self.algo.advantage.estimator}, {reward.name}{marked}"
-        if isinstance(reward, RewardConfig):
-            if reward.source == "judged":
-                return f"{self.judge_name} score{marked}"
-            if not reward.is_learned:
-                return f"{reward.source} reward"
-            answers = {"preference": "labels", "score": "scores"}[reward.source]
-            return f"{reward.teacher}{marked} {answers}, {reward.model} reward"
-        if reward.source != "judged" or reward.per == "turn":
-            return reward.name
-        who, bound = self.judge_name if self.asks_judge else reward.teacher, reward.threshold
-        kind = "score" if bound is None else f"score >= {bound if isinstance(bound, str) else format(bound, 'g')}"
-        added = f" + {reward.success_weight:g} env success" if reward.success_weight else ""
-        return f"{who} {kind} of the video{added}{marked}"
+        judge = self.serve.app or self.judge.backend
+        title = self.reward.title(judge, " (random weights)" if self.asks_judge and self.judge.is_random else "")
+        return f"{self.algo.advantage.estimator}, {title}" if isinstance(self.algo, PPOConfig) else title
 
     @property
     def judge_goal(self) -> str:
         """The judge's goal: `goal`, else the task's own phrase, or its sentence for judges that want one."""
         return self.goal or (task_goal_state if self.judge.reads_states else task_goal)(self.task)
-
-    @property
-    def judge_name(self) -> str:
-        """Who is asked, in a word: the running Serve app of `serve.app`, or the backend."""
-        return self.serve.app or self.judge.backend
 
     @property
     def env_name(self) -> str:
@@ -395,7 +375,7 @@ class RunConfig:
                 eval=at_most(self.eval, every_steps=128, episodes=max(2, int(8 * share))),
                 track=at_most(self.track, checkpoint_every_steps=128, log_every_steps=128),
             )
-        assert isinstance(self.reward, EpisodeRewardConfig), "what GRPO goes with"
+        assert isinstance(self.reward, ChunkRewardConfig), "what GRPO goes with"
         return replace(
             at_most(self, steps=int(30_000 * share)),
             sft=at_most(self.sft, episodes=int(100 * share), scenes=200, updates=300),
@@ -413,7 +393,7 @@ def _without_effect(run: RunConfig) -> Iterator[tuple[Any, str, tuple[str, ...]]
     patterns of those that have none then.
     """
     reward, algo, policy, sft = run.reward, run.algo, run.policy, run.sft
-    if isinstance(reward, TokenRewardConfig) and isinstance(algo, PolicyGradientConfig):
+    if isinstance(reward, TurnRewardConfig) and isinstance(algo, PolicyGradientConfig):
         advantage, unasked = algo.advantage, ("judge.*", "serve.*")
         unscored = (*unasked, "reward.num_frames", "reward.frame_px", "reward.flip_images", "reward.monitor.*")
         is_critic = (advantage.estimator, advantage.values) == ("gae", "state")
@@ -444,7 +424,7 @@ def _check_together(run: RunConfig) -> None:
     no recipe has; see also `RunConfig.unused_settings`.
     """
     policy, algo, reward, sft = run.policy, run.algo, run.reward, run.sft
-    if isinstance(reward, RewardConfig):
+    if isinstance(reward, StepRewardConfig):
         assert run.feedback and run.reward_model, "the algorithm's sections"
         check_learning(reward, run.feedback, run.reward_model)
         if reward.teacher == "published":

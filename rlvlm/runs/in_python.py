@@ -16,7 +16,7 @@ from rlvlm.envs.images import FrameStore
 from rlvlm.envs.registry import make_env
 from rlvlm.preferences.networks import reward_input
 from rlvlm.preferences.reward_model import RewardModel
-from rlvlm.rewards.config import RewardConfig
+from rlvlm.rewards.config import StepRewardConfig
 from rlvlm.runs.checkpoints import newest_sound
 from rlvlm.runs.config import RunConfig
 from rlvlm.runs.folder import RunFolder, create_folder
@@ -54,7 +54,7 @@ def learned_reward(run: RunFolder) -> Callable[[Frames], FloatArray]:
     """
     config = run.config()
     reward, model_config = config.reward, config.reward_model
-    if not isinstance(reward, RewardConfig) or not model_config or not reward.is_learned or reward.model == "state":
+    if not isinstance(reward, StepRewardConfig) or not model_config or not reward.is_learned or reward.model == "state":
         raise UsageError(f"{run.path} has learned no reward of images", "use a run with --reward.model image")
     checkpoint = newest_sound(run.checkpoints.newest_first())
     if checkpoint is None:

@@ -8,13 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
-from rlvlm.algorithms.policy_gradient.config import (
-    AdvantageConfig,
-    EpisodeRewardConfig,
-    GRPOConfig,
-    LossConfig,
-    PPOConfig,
-)
+from rlvlm.algorithms.policy_gradient.config import AdvantageConfig, GRPOConfig, LossConfig, PPOConfig
 from rlvlm.algorithms.sac_pebble.config import SACConfig
 from rlvlm.algorithms.sft_config import ChunkSFTConfig, ReplySFTConfig
 from rlvlm.envs.config import EnvConfig
@@ -27,6 +21,7 @@ from rlvlm.pocket.models import VIDEO_FRAME_PX, VIDEO_NUM_FRAMES, known_tasks
 from rlvlm.policies.vla.config import PocketVLAConfig, VLAConfig
 from rlvlm.policies.vlm.config import PolicyConfig
 from rlvlm.preferences.config import FeedbackConfig, RewardModelConfig
+from rlvlm.rewards.config import ChunkRewardConfig
 from rlvlm.runs.config import EvalConfig, RunConfig, TrackConfig
 
 
@@ -264,7 +259,7 @@ def push_block() -> RunConfig:
         steps=6_000_000,
         env=task_env("push_block"),
         judge=JudgeConfig(model="scorer", score="success"),
-        reward=EpisodeRewardConfig(num_frames=2, frame_px=144),
+        reward=ChunkRewardConfig(num_frames=2, frame_px=144),
         sft=ChunkSFTConfig(p_perturb=0.1, label_width=0.08),
         algo=GRPOConfig(draws="chunk"),
         eval=EvalConfig(every_steps=250_000, episodes=200),
@@ -336,12 +331,12 @@ def of_checkpoint(pocket: RunConfig) -> RunConfig:
     )
 
 
-def _judged(task: str) -> tuple[JudgeConfig, EpisodeRewardConfig]:
+def _judged(task: str) -> tuple[JudgeConfig, ChunkRewardConfig]:
     """Who is asked about a task or a suite if anybody is, and what it is shown: the pocket video judge knows some."""
     if task in known_tasks("video"):
-        shown = EpisodeRewardConfig(num_frames=VIDEO_NUM_FRAMES, frame_px=VIDEO_FRAME_PX)
+        shown = ChunkRewardConfig(num_frames=VIDEO_NUM_FRAMES, frame_px=VIDEO_FRAME_PX)
         return JudgeConfig(model="video", score="success"), shown
-    return JudgeConfig(), EpisodeRewardConfig(flip_images=True)
+    return JudgeConfig(), ChunkRewardConfig(flip_images=True)
 
 
 RECIPES: dict[str, Callable[[], RunConfig]] = {

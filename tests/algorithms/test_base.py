@@ -22,7 +22,7 @@ from rlvlm.algorithms.sft_config import ChunkSFTConfig
 from rlvlm.core.errors import UsageError
 from rlvlm.envs.config import EnvConfig
 from rlvlm.policies.vla.config import PocketVLAConfig, VLAConfig
-from rlvlm.rewards.config import RewardConfig
+from rlvlm.rewards.config import StepRewardConfig
 from tests.algorithms.policy_gradient.tiny_runs import build as build_ppo
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("local_ray")]
@@ -34,7 +34,7 @@ def config_of() -> SACPebbleConfig:
         SACPebbleConfig()
         .envs(task="rlvlm.testing:TINY", env_settings=EnvConfig(episode_steps=20))
         .learning(sac=SMALL)
-        .rewards(reward=RewardConfig(source="environment"))
+        .rewards(reward=StepRewardConfig(source="environment"))
         .debugging(seed=0)
     )
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from rlvlm.algorithms.policy_gradient.algorithm import GRPOAlgorithmConfig
-from rlvlm.algorithms.policy_gradient.config import EpisodeRewardConfig, GRPOConfig, TokenRewardConfig
+from rlvlm.algorithms.policy_gradient.config import GRPOConfig
 from rlvlm.algorithms.sac_pebble.algorithm import SACPebbleConfig
 from rlvlm.algorithms.sac_pebble.config import SACConfig
 from rlvlm.algorithms.sft_config import ChunkSFTConfig
@@ -20,7 +20,7 @@ from rlvlm.envs.config import EnvConfig
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.policies.vla.config import PocketVLAConfig, VLAConfig
 from rlvlm.preferences.config import FeedbackConfig, RewardModelConfig
-from rlvlm.rewards.config import MonitorConfig, RewardConfig
+from rlvlm.rewards.config import ChunkRewardConfig, MonitorConfig, StepRewardConfig, TurnRewardConfig
 from rlvlm.testing import FakeJudge
 from tests.algorithms.policy_gradient.tiny_runs import build as build_ppo
 
@@ -55,7 +55,7 @@ def build_sac(folder: Path) -> Any:
         .envs(task="rlvlm.testing:TINY", env_settings=EnvConfig(episode_steps=20, start="random", robot="visible"))
         .learning(sac=SACConfig(hidden=(16, 16), batch_size=16, seed_steps=10, turn_steps=5, critic_reset_updates=2))
         .rewards(
-            reward=RewardConfig(source="preference", teacher="judge", model="state"),
+            reward=StepRewardConfig(source="preference", teacher="judge", model="state"),
             feedback=FeedbackConfig(first_step=20, every_steps=20, queries=4),
             reward_model=RewardModelConfig(max_epochs=2, min_updates=0, hold_out_every=0),
             judge=JudgeConfig(picture_px=16),
@@ -75,14 +75,14 @@ def build_grpo(folder: Path) -> Any:
             sft=ChunkSFTConfig(episodes=4, updates=4),
             algo=GRPOConfig(groups=2, group_size=4),
         )
-        .rewards(reward=EpisodeRewardConfig(source="judged", monitor=MonitorConfig(preflight=0)), make_judge=the_judge)
+        .rewards(reward=ChunkRewardConfig(source="judged", monitor=MonitorConfig(preflight=0)), make_judge=the_judge)
         .debugging(seed=0)
         .build_algo()
     )
 
 
 def build_vlm(folder: Path) -> Any:
-    reward = TokenRewardConfig(source="judged", monitor=MonitorConfig(preflight=0))
+    reward = TurnRewardConfig(source="judged", monitor=MonitorConfig(preflight=0))
     acts = {"policy": {"acts": "head"}}  # every turn is one that a judge can be asked about
     return build_ppo(folder / "model", reward=reward, make_judge=the_judge, **acts)
 

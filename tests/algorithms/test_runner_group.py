@@ -19,7 +19,7 @@ from rlvlm.core import metrics
 from rlvlm.core.errors import MachineError
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.registry import Task
-from rlvlm.rewards.config import RewardConfig
+from rlvlm.rewards.config import StepRewardConfig
 from rlvlm.testing import TinyEnv
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
@@ -71,7 +71,7 @@ def build(local_ray):
             SACPebbleConfig()
             .envs(task=task, env_settings=env)
             .learning(sac=sac)
-            .rewards(reward=RewardConfig(source="environment"))
+            .rewards(reward=StepRewardConfig(source="environment"))
             .fault_tolerance(env_runner_restore_timeout_s=revival_s)
             .debugging(seed=3)
         )
@@ -248,7 +248,7 @@ def test_a_runner_lost_in_rllib_s_set_up_is_replaced_a_few_times(local_ray, tmp_
         SACPebbleConfig()
         .envs(task="rlvlm.testing:TINY", env_settings=EnvConfig(episode_steps=EPISODE_STEPS))
         .learning(sac=SACConfig(hidden=(16, 16), batch_size=16, seed_steps=20, env_runners=1))
-        .rewards(reward=RewardConfig(source="environment"))
+        .rewards(reward=StepRewardConfig(source="environment"))
         .debugging(seed=0)
     )
     config.env_runner_cls = lost_runner(tmp_path, wanted)

@@ -16,7 +16,7 @@ from rlvlm.algorithms.sac_pebble.config import SACConfig
 from rlvlm.core import metrics
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.registry import Task
-from rlvlm.rewards.config import RewardConfig
+from rlvlm.rewards.config import StepRewardConfig
 from rlvlm.testing import TinyEnv
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.full, pytest.mark.timeout(1_800)]
@@ -76,7 +76,7 @@ def test_crashes_kills_and_a_hang_lose_no_step_and_damage_no_episode(local_ray) 
         .env_runners(sample_timeout_s=PATIENCE_S)
         # all are lost now and then, and a busy machine takes minutes
         .fault_tolerance(env_runner_restore_timeout_s=1_500.0)
-        .rewards(reward=RewardConfig(source="environment"))
+        .rewards(reward=StepRewardConfig(source="environment"))
         .debugging(seed=0)
     )
     algorithm: Any = config.build_algo()

@@ -16,14 +16,14 @@ from stub_judge import StubJudge, stub
 from tiny_run import table
 
 from rlvlm.algorithms.policy_gradient.algorithm import GRPOAlgorithmConfig, PolicyGradient
-from rlvlm.algorithms.policy_gradient.config import EpisodeRewardConfig, GRPOConfig
+from rlvlm.algorithms.policy_gradient.config import GRPOConfig
 from rlvlm.algorithms.sft_config import ChunkSFTConfig
 from rlvlm.core import metrics
 from rlvlm.core.judging import Clip
 from rlvlm.envs.config import EnvConfig
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.policies.vla.config import PocketVLAConfig, VLAConfig
-from rlvlm.rewards.config import MonitorConfig
+from rlvlm.rewards.config import ChunkRewardConfig, MonitorConfig
 from rlvlm.serving.apps import start_judge
 from rlvlm.serving.client import ServedJudge
 from rlvlm.serving.config import PlacementConfig
@@ -45,7 +45,7 @@ def build(app: str) -> PolicyGradient:
             algo=GRPOConfig(groups=8, group_size=4, rounds=1),
         )
         .rewards(
-            reward=EpisodeRewardConfig(
+            reward=ChunkRewardConfig(
                 source="judged", frame_px=FRAME_PX, num_frames=3, monitor=MonitorConfig(preflight=0, controls=0)
             ),
             make_judge=partial(ServedJudge, app, timeout_s=30.0, retries=6, batch_size=4, in_flight=8),

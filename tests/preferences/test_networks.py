@@ -23,7 +23,7 @@ from rlvlm.preferences.networks import (
     affordable_pictures,
 )
 from rlvlm.preferences.teachers import OracleTeacher
-from rlvlm.rewards.config import RewardConfig
+from rlvlm.rewards.config import StepRewardConfig
 from rlvlm.runs.config import RunConfig
 from rlvlm.testing import TinyEnv
 
@@ -132,7 +132,7 @@ def test_a_image_is_worth_the_same_in_any_company_and_after_a_restart() -> None:
         loop = build_loop(
             TinyEnv(),
             OracleTeacher(),
-            reward=RewardConfig(model="resnet18"),
+            reward=StepRewardConfig(model="resnet18"),
             reward_model=SMALL,
             feedback=dataclasses.replace(FEEDBACK, sampling="disagreement", pool=2),
             seed=seed,
@@ -170,4 +170,4 @@ def test_larger_images_are_labelled_in_smaller_pieces() -> None:
 
 def test_images_too_small_for_it_are_refused() -> None:
     with pytest.raises(ValueError, match="needs reward_model.picture_px >= 64, got 32"):
-        RunConfig(task="tiny", reward=RewardConfig(model="resnet18"), reward_model=RewardModelConfig(picture_px=32))
+        RunConfig(task="tiny", reward=StepRewardConfig(model="resnet18"), reward_model=RewardModelConfig(picture_px=32))

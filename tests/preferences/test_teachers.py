@@ -33,7 +33,7 @@ from rlvlm.preferences.teachers import (
     build_teacher,
     read_shares,
 )
-from rlvlm.rewards.config import RewardConfig
+from rlvlm.rewards.config import StepRewardConfig
 from rlvlm.runs.config import RunConfig
 from rlvlm.testing import FakeJudge, TinyEnv
 
@@ -262,7 +262,9 @@ def test_a_session_of_the_loop_learns_from_it(name: str) -> None:
     frames = FrameStore(TinyEnv(), 16)
     built = build_teacher(name, judge=None, frames=frames, goal="push", seed=0, feedback=feedback)
     fit = RewardModelConfig(picture_px=16, max_epochs=3, min_updates=0, hold_out_every=0)
-    loop = build_loop(TinyEnv(), built, feedback=feedback, reward_model=fit, reward=RewardConfig(model="state"), seed=0)
+    loop = build_loop(
+        TinyEnv(), built, feedback=feedback, reward_model=fit, reward=StepRewardConfig(model="state"), seed=0
+    )
     for episode in tiny_episodes(6):
         loop.add(episode)
     told = loop.run_session(10)
@@ -285,9 +287,9 @@ def test_an_impossible_weakness_is_refused_by_name() -> None:
 def test_skipping_and_training_ties_do_not_go_together() -> None:
     ties = FeedbackConfig(ties="equal")
     for name in ("equal", "mistake", "oracle", "judge"):
-        RunConfig(task="tiny", reward=RewardConfig(teacher=name), feedback=ties)
+        RunConfig(task="tiny", reward=StepRewardConfig(teacher=name), feedback=ties)
     with pytest.raises(ValueError, match="needs feedback.ties drop"):
-        RunConfig(task="tiny", reward=RewardConfig(teacher="skip"), feedback=ties)
+        RunConfig(task="tiny", reward=StepRewardConfig(teacher="skip"), feedback=ties)
 
 
 def shares_of(teacher: MeasuredTeacher, pair: Pair, count: int = 4_000) -> list[float]:

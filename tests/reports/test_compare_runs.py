@@ -9,7 +9,7 @@ import pytest
 from rlvlm.core.errors import UsageError
 from rlvlm.reports.compare import compare, group_rows, overall
 from rlvlm.reports.results import run_results
-from rlvlm.rewards.config import RewardConfig
+from rlvlm.rewards.config import StepRewardConfig
 from rlvlm.runs.config import RunConfig
 from rlvlm.runs.folder import RunFolder, create_folder
 
@@ -25,7 +25,7 @@ def make_run(config: RunConfig, success: list[float]) -> None:
 
 @pytest.fixture
 def runs(tmp_path: Path) -> Path:
-    oracle = RewardConfig(teacher="oracle")
+    oracle = StepRewardConfig(teacher="oracle")
     for seed, success in ((1, [0.0, 1.0]), (0, [0.0, 0.5])):
         make_run(RunConfig(task="drawer_open", seed=seed, out=tmp_path / f"judge{seed}"), success)
     make_run(RunConfig(task="drawer_open", reward=oracle, out=tmp_path / "oracle"), [0.2, 0.8])
@@ -104,7 +104,7 @@ def test_sources_without_a_task_in_common_are_not_ranked_and_no_run_is_a_mistake
         with pytest.raises(UsageError):
             run_results(nothing)
     make_run(RunConfig(task="drawer_open", out=tmp_path / "a"), [0.5])
-    make_run(RunConfig(task="soccer", reward=RewardConfig(teacher="oracle"), out=tmp_path / "b"), [0.5])
+    make_run(RunConfig(task="soccer", reward=StepRewardConfig(teacher="oracle"), out=tmp_path / "b"), [0.5])
     results = run_results([tmp_path])
     assert overall(results).startswith("There is no task on which every source has a finished run")
     assert [len(group_rows(results, task)) for task in results.tasks] == [1, 1]

@@ -14,7 +14,7 @@ from rlvlm.core.plugins import load_object
 from rlvlm.envs.images import FrameStore
 from rlvlm.preferences.teachers import build_teacher
 from rlvlm.rewards.build import build_source
-from rlvlm.rewards.config import SOURCES, RewardConfig
+from rlvlm.rewards.config import SOURCES, StepRewardConfig
 from rlvlm.rewards.source import Labelling, SourceContext
 from rlvlm.testing import TinyEnv
 
@@ -73,7 +73,7 @@ def own(tmp_path: Path) -> str:
 
 
 def test_every_source_that_ships_is_made_by_its_name() -> None:
-    direct = [name for name in SOURCES if not RewardConfig(source=name).is_learned]
+    direct = [name for name in SOURCES if not StepRewardConfig(source=name).is_learned]
     for name in direct:
         source = build_source(name, context())
         if source.labelling is Labelling.ON_DRAW:
@@ -111,7 +111,7 @@ def test_a_teacher_of_ones_own_answers(own: str) -> None:
     frames = FrameStore(TinyEnv(), 16)
     teacher = build_teacher(f"{own}:AlwaysLeft", judge=None, frames=frames, goal="push", seed=0)
     assert [verdict.label for verdict in teacher.answer([pair_of(0.1, 0.9)])] == [Label.LEFT]
-    assert teacher.get_state() == {} and RewardConfig(teacher=f"{own}:AlwaysLeft", source="score").is_learned
+    assert teacher.get_state() == {} and StepRewardConfig(teacher=f"{own}:AlwaysLeft", source="score").is_learned
     with pytest.raises(UsageError, match="is no Teacher"):
         build_teacher(f"{own}:Still", judge=None, frames=frames, goal="push", seed=0)
 
@@ -138,8 +138,8 @@ def test_what_is_no_source_is_refused_by_name(own: str, name: str, says: str) ->
 
 def test_a_name_that_does_not_exist_is_told_which_was_meant() -> None:
     with pytest.raises(ValueError, match="reward.source sparse is called success now"):
-        RewardConfig(source="sparse")
+        StepRewardConfig(source="sparse")
     with pytest.raises(ValueError, match="did you mean environment"):
-        RewardConfig(source="enviroment")
+        StepRewardConfig(source="enviroment")
     with pytest.raises(ValueError, match="did you mean oracle"):
-        RewardConfig(teacher="orcle")
+        StepRewardConfig(teacher="orcle")

@@ -1,13 +1,15 @@
 import pytest
 
 from rlvlm.preferences.config import FeedbackConfig, RewardModelConfig, check_learning
-from rlvlm.rewards.config import ExplorationConfig, RewardConfig
+from rlvlm.rewards.config import ExplorationConfig, StepRewardConfig
 
 
 def test_a_teacher_who_only_compares_gives_no_scores() -> None:
     with pytest.raises(ValueError, match="reward.teacher mistake compares and gives no scores"):
-        RewardConfig(source="score", teacher="mistake")
-    assert [RewardConfig(source="score", teacher=teacher).asks_judge for teacher in ("judge", "oracle", "random")] == [
+        StepRewardConfig(source="score", teacher="mistake")
+    assert [
+        StepRewardConfig(source="score", teacher=teacher).asks_judge for teacher in ("judge", "oracle", "random")
+    ] == [
         True,
         False,
         False,
@@ -16,7 +18,7 @@ def test_a_teacher_who_only_compares_gives_no_scores() -> None:
 
 def test_who_asks_a_judge_and_who_learns() -> None:
     told = {
-        source: (RewardConfig(source=source).asks_judge, RewardConfig(source=source).is_learned)
+        source: (StepRewardConfig(source=source).asks_judge, StepRewardConfig(source=source).is_learned)
         for source in ("preference", "score", "judged", "environment", "success", "novelty")
     }
     assert told == {
@@ -43,7 +45,7 @@ def test_exploring_that_cannot_be_is_refused() -> None:
         ExplorationConfig(decay=1.5)
     disagreement = ExplorationConfig(bonus="disagreement")
     with pytest.raises(ValueError, match="reward.source success learns none"):
-        RewardConfig(source="success", exploration=disagreement)
+        StepRewardConfig(source="success", exploration=disagreement)
     with pytest.raises(ValueError, match="got reward_model.ensemble 1"):
-        check_learning(RewardConfig(exploration=disagreement), FeedbackConfig(), RewardModelConfig(ensemble=1))
-    check_learning(RewardConfig(exploration=disagreement), FeedbackConfig(), RewardModelConfig(ensemble=2))
+        check_learning(StepRewardConfig(exploration=disagreement), FeedbackConfig(), RewardModelConfig(ensemble=1))
+    check_learning(StepRewardConfig(exploration=disagreement), FeedbackConfig(), RewardModelConfig(ensemble=2))

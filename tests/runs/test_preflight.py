@@ -7,14 +7,14 @@ import pytest
 from rlvlm.commands.arguments import parse_run
 from rlvlm.core.errors import JudgeUnavailable, MachineError, RunError, UsageError
 from rlvlm.pocket.models import weights_folder
-from rlvlm.rewards.config import RewardConfig
+from rlvlm.rewards.config import StepRewardConfig
 from rlvlm.runs import preflight
 from rlvlm.runs.config import RunConfig, TrackConfig
 from rlvlm.runs.preflight import check_before_run, port_is_free
 from rlvlm.runs.recipes import recipe
 from rlvlm.runs.settings import override
 
-ORACLE = RunConfig(task="drawer_open", reward=RewardConfig(teacher="oracle"))
+ORACLE = RunConfig(task="drawer_open", reward=StepRewardConfig(teacher="oracle"))
 
 
 def test_a_renderer_that_does_not_draw_stops_a_run_before_it_starts(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,9 +4,9 @@ from typing import ClassVar
 
 import pytest
 
-from rlvlm.algorithms.policy_gradient.config import TokenRewardConfig
 from rlvlm.core.errors import UsageError
 from rlvlm.envs.config import EnvConfig
+from rlvlm.rewards.config import TurnRewardConfig
 from rlvlm.runs.config import RunConfig, config_text, read_config_text
 from rlvlm.runs.recipes import recipe
 from rlvlm.runs.settings import commented, differences, flat, from_yaml, override, to_yaml
@@ -23,10 +23,10 @@ def test_a_round_trip_changes_nothing() -> None:
     assert read_config_text(config_text(config)) == config
     assert read_config_text(config_text(replace(config, out=None))).out is None
     for threshold in (0.25, "calibrated", None):
-        scores = TokenRewardConfig(source="judged", threshold=threshold)
-        assert from_yaml(TokenRewardConfig, to_yaml(scores)) == scores
+        scores = TurnRewardConfig(source="judged", threshold=threshold)
+        assert from_yaml(TurnRewardConfig, to_yaml(scores)) == scores
     with pytest.raises(UsageError, match="must be of type float"):
-        from_yaml(TokenRewardConfig, "{source: judged, threshold: guessed}")
+        from_yaml(TurnRewardConfig, "{source: judged, threshold: guessed}")
 
 
 def test_differences_worked_by_hand() -> None:

@@ -24,7 +24,7 @@ from rlvlm.algorithms.sft_config import ChunkSFTConfig
 from rlvlm.envs.config import EnvConfig
 from rlvlm.policies.vla.config import VLAConfig
 from rlvlm.preferences.config import FeedbackConfig, RewardModelConfig
-from rlvlm.rewards.config import RewardConfig
+from rlvlm.rewards.config import StepRewardConfig
 from rlvlm.testing import FakeJudge
 from rlvlm.vlms import devices
 from tests.second_device import load
@@ -41,7 +41,7 @@ def sac(device: torch.device, folder: Path, *, model: str, update: str = "by_han
             .envs(task="rlvlm.testing:TINY", env_settings=EnvConfig(episode_steps=20, start="random", robot="visible"))
             .learning(sac=SACConfig(hidden=(16, 16), batch_size=16, seed_steps=10, turn_steps=5, update=update))  # type: ignore[arg-type]
             .rewards(
-                reward=RewardConfig(**settings),
+                reward=StepRewardConfig(**settings),
                 feedback=FeedbackConfig(first_step=40, every_steps=20, queries=4, sampling="disagreement"),
                 reward_model=RewardModelConfig(picture_px=size_px, max_epochs=2, min_updates=0, hold_out_every=0),
                 make_judge=functools.partial(FakeJudge),

@@ -47,12 +47,7 @@ from rlvlm.algorithms.checkpoint import load_tree, save_tree
 from rlvlm.algorithms.env_slots import EnvSlot
 from rlvlm.algorithms.evaluation import Evaluation, PlayedEpisode
 from rlvlm.algorithms.policy_gradient.advantages import find_estimator
-from rlvlm.algorithms.policy_gradient.config import (
-    GRPOConfig,
-    PolicyGradientConfig,
-    PPOConfig,
-    TokenRewardConfig,
-)
+from rlvlm.algorithms.policy_gradient.config import GRPOConfig, PolicyGradientConfig, PPOConfig
 from rlvlm.algorithms.policy_gradient.critic import Critic
 from rlvlm.algorithms.policy_gradient.learner import PolicyModule, TokenLearner
 from rlvlm.algorithms.policy_gradient.monitors import ReadableMonitor, watch_replies
@@ -86,6 +81,7 @@ from rlvlm.policies.vla.observe import ObsProcessor
 from rlvlm.policies.vla.tokens import ActionScale
 from rlvlm.policies.vlm.engine import Engine, PolicyEngine
 from rlvlm.policies.vlm.policy import VLMPolicy
+from rlvlm.rewards.config import TurnRewardConfig
 from rlvlm.rewards.scorers import Scorer, make_scorer
 from rlvlm.rewards.scoring_items import ScoredItem
 from rlvlm.rewards.temporal import TemporalNovelty
@@ -119,7 +115,7 @@ class TokenConfig(BaseConfig):
         self.policy: VLAConfig | None = None
         self.make_policy: MakePolicy | None = None
         self.make_engine: MakeEngine | None = None
-        self.reward = TokenRewardConfig()
+        self.reward = TurnRewardConfig()
         self.goal = ""
         self.make_judge: Callable[[], Judge] | None = None
         self.make_fallback_judge: Callable[[], Judge] | None = None
@@ -164,7 +160,7 @@ class TokenConfig(BaseConfig):
     def rewards(
         self,
         *,
-        reward: TokenRewardConfig = UNCHANGED,
+        reward: TurnRewardConfig = UNCHANGED,
         goal: str = UNCHANGED,
         make_judge: Callable[[], Judge] | None = UNCHANGED,
         make_fallback_judge: Callable[[], Judge] | None = UNCHANGED,
@@ -198,8 +194,8 @@ class TokenConfig(BaseConfig):
         check_learners(self, algo.num_learners, algo.gpus_per_learner, env_runners)
         if self.reward.asks_judge != (self.make_judge is not None):
             raise ValueError(
-                f"the reward is {self.reward.name}, make_judge {self.make_judge}: a judge's score needs one, and "
-                "no other reward does"
+                f"the reward is {self.reward.title('judge')}, make_judge {self.make_judge}: a judge's score needs one, "
+                "and no other reward does"
             )
         if "groups" in needs and algo.group_size < 2:
             raise ValueError(f"{algo.advantage.estimator} needs algo.group_size >= 2, got {algo.group_size}")

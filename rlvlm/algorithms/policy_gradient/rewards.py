@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from rlvlm.algorithms.env_slots import distance_of
-from rlvlm.algorithms.policy_gradient.config import AdvantageConfig, TokenRewardConfig
+from rlvlm.algorithms.policy_gradient.config import AdvantageConfig
 from rlvlm.core import metrics
 from rlvlm.core.episodes import TokenEpisode
 from rlvlm.core.errors import JudgeUnavailable, UsageError
@@ -22,6 +22,7 @@ from rlvlm.core.judging import Score
 from rlvlm.core.steps import FloatArray, Frames
 from rlvlm.envs.env import FIRST_HELD_OUT_STATE, ChunkEnv, TurnEnv
 from rlvlm.judges.agreement import area_under_curve
+from rlvlm.rewards.config import TurnRewardConfig
 from rlvlm.rewards.judged import to_reward
 from rlvlm.rewards.monitor import JudgeMonitor, Preflight, check_judge
 from rlvlm.rewards.scorers import Scorer
@@ -58,7 +59,7 @@ class RewardLabeller:
     """
 
     def __init__(
-        self, config: TokenRewardConfig, scorer: Scorer | None, novelty: TemporalNovelty | None = None, goal: str = ""
+        self, config: TurnRewardConfig, scorer: Scorer | None, novelty: TemporalNovelty | None = None, goal: str = ""
     ) -> None:
         self._config, self._scorer, self._novelty, self._goal = config, scorer, novelty, goal
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="scores")
@@ -368,7 +369,7 @@ def known_episodes_of(episodes: Sequence[TokenEpisode]) -> list[TokenEpisode]:
 def preflight(  # noqa: PLR0913 - all of them parts of a run
     labeller: RewardLabeller,
     env: TurnEnv | ChunkEnv,
-    reward: TokenRewardConfig,
+    reward: TurnRewardConfig,
     advantage: AdvantageConfig,
     seed: int,
     goal: str,
@@ -427,7 +428,7 @@ def preflight(  # noqa: PLR0913 - all of them parts of a run
 
 
 def known_items(
-    env: TurnEnv | ChunkEnv, reward: TokenRewardConfig, count: int, seed: int, goal: str = ""
+    env: TurnEnv | ChunkEnv, reward: TurnRewardConfig, count: int, seed: int, goal: str = ""
 ) -> list[ScoringItem]:
     """Turns or episodes whose worth is known: `count` at most of each kind; none where nobody knows how to play."""
     if isinstance(env, ChunkEnv):
@@ -466,7 +467,7 @@ def known_items(
 
 
 def _known_chunks(  # noqa: C901 - one loop over episodes
-    env: ChunkEnv, count: int, reward: TokenRewardConfig, rng: np.random.Generator
+    env: ChunkEnv, count: int, reward: TurnRewardConfig, rng: np.random.Generator
 ) -> list[ScoringItem]:
     """Of envs in chunks, as many known failures as successes, `count` of each at most; likewise chunks of them.
 
@@ -508,6 +509,6 @@ def _known_chunks(  # noqa: C901 - one loop over episodes
     return [*found[True][:fewest], *found[False][:fewest]]
 
 
-def shown_frames(frames: Frames, reward: TokenRewardConfig) -> Frames:
+def shown_frames(frames: Frames, reward: TurnRewardConfig) -> Frames:
     """What a judge sees of `frames` [N, H, W, 3] that an env drew: these, or flipped left to right."""
     return np.ascontiguousarray(frames[:, :, ::-1]) if reward.flip_images else frames

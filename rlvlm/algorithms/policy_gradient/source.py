@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlvlm.algorithms.base import TrainingStats
-from rlvlm.algorithms.policy_gradient.config import AdvantageConfig, PolicyGradientConfig, TokenRewardConfig
+from rlvlm.algorithms.policy_gradient.config import AdvantageConfig, PolicyGradientConfig
 from rlvlm.algorithms.policy_gradient.rewards import RewardLabeller, known_episodes_of
 from rlvlm.algorithms.policy_gradient.runner import TurnRunner
 from rlvlm.algorithms.runner_group import LocalRunnerGroup, RemoteRunnerGroup
@@ -17,6 +17,7 @@ from rlvlm.core.episodes import TokenEpisode
 from rlvlm.core.steps import FloatArray
 from rlvlm.policies.protocol import TokenPolicy
 from rlvlm.policies.vla.tokens import ActionScale
+from rlvlm.rewards.config import TurnRewardConfig
 
 Play = Callable[[], list[TokenEpisode]]
 
@@ -36,7 +37,7 @@ class EpisodeSource:
     def __init__(
         self,
         algo: PolicyGradientConfig,
-        reward: TokenRewardConfig,
+        reward: TurnRewardConfig,
         play: Play,
         labeller: RewardLabeller,
         is_compared: bool,
@@ -143,7 +144,7 @@ def play_chunks_of(
     policy: TokenPolicy,
     labeller: RewardLabeller,
     algo: PolicyGradientConfig,
-    reward: TokenRewardConfig,
+    reward: TurnRewardConfig,
     scale: Callable[[], ActionScale],
 ) -> Play:
     """Plays groups of envs in chunks, part by part; groups of a runner that is lost are played by the others.

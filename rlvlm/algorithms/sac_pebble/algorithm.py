@@ -6,7 +6,7 @@ arXiv:2402.03681 (RL-VLM-F). Departures:
 1. Acting and learning take turns of `SACConfig.turn_steps` steps, so that new transitions are labelled in batches.
 2. The target critics move with every update (every second one in PEBBLE's code).
 3. Exploration by novelty goes on until the reward model has predicted labels better than chance would; with
-   `RewardConfig.exploration` a share of it, or of the ensemble's disagreement, goes on beside the learned reward.
+   `StepRewardConfig.exploration` a share of it, or of the ensemble's disagreement, goes on beside the learned reward.
 4. With `SACConfig.is_calibrated` networks see states scaled, and critics that start anew begin at the replay's mean.
 5. Replay, networks and, unless there are env runners, envs share one process; RLlib's episodes and connectors are not
    on the path. Env runners act with the policy of one turn before, except in the first turn of an episode.

@@ -16,7 +16,7 @@ from rlvlm.preferences.records import Record, ScoreLog
 from rlvlm.preferences.reward_model import LearnedReward
 from rlvlm.preferences.teachers import build_teacher
 from rlvlm.rewards.build import build_source
-from rlvlm.rewards.config import ExplorationConfig, RewardConfig
+from rlvlm.rewards.config import ExplorationConfig, StepRewardConfig
 from rlvlm.rewards.judged import JudgedReward
 from rlvlm.rewards.novelty import NoveltyReward
 from rlvlm.rewards.source import RewardSource, SourceContext
@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 class RewardSetup:
     """Everything that decides where the reward comes from: the sections of a run's config, whole."""
 
-    reward: RewardConfig = field(default_factory=RewardConfig)
+    reward: StepRewardConfig = field(default_factory=StepRewardConfig)
     feedback: FeedbackConfig = field(default_factory=FeedbackConfig)
     reward_model: RewardModelConfig = field(default_factory=RewardModelConfig)
     judge: JudgeConfig = field(default_factory=JudgeConfig)

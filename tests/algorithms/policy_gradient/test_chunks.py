@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from rlvlm.algorithms.policy_gradient.algorithm import GRPOAlgorithmConfig, PolicyGradient
-from rlvlm.algorithms.policy_gradient.config import AdvantageConfig, EpisodeRewardConfig, GRPOConfig, TokenRewardConfig
+from rlvlm.algorithms.policy_gradient.config import AdvantageConfig, GRPOConfig
 from rlvlm.algorithms.policy_gradient.player import chunk_player, load_vla, take_vla
 from rlvlm.algorithms.policy_gradient.rollouts import ChunkSampler
 from rlvlm.algorithms.sft_config import ChunkSFTConfig
@@ -27,13 +27,13 @@ from rlvlm.judges.judge import Judge
 from rlvlm.labels.images import image_digest
 from rlvlm.policies.vla.config import PocketVLAConfig, VLAConfig
 from rlvlm.policies.vla.pocket import PocketVLA
-from rlvlm.rewards.config import MonitorConfig
+from rlvlm.rewards.config import ChunkRewardConfig, MonitorConfig, TurnRewardConfig
 from rlvlm.testing import FakeJudge
 
 pytestmark = pytest.mark.ray
 
 Build = Callable[..., PolicyGradient]
-SUCCESS = EpisodeRewardConfig()
+SUCCESS = ChunkRewardConfig()
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def build(local_ray: None) -> Iterator[Build]:
 
     def make(
         seed: int = 0,
-        scores: TokenRewardConfig = SUCCESS,
+        scores: TurnRewardConfig = SUCCESS,
         data: str = "",
         start_from: str = "",
         hidden: int = 64,
@@ -205,9 +205,7 @@ def test_a_continuation_repeats_to_the_bit(build: Build, tmp_path: Path, advanta
 
 def test_a_judge_looks_at_every_episode_once(build: Build) -> None:
     untested = MonitorConfig(preflight=0, controls=0)
-    algorithm = build(
-        scores=EpisodeRewardConfig(source="judged", frame_px=16, num_frames=3, monitor=untested), rounds=1
-    )
+    algorithm = build(scores=ChunkRewardConfig(source="judged", frame_px=16, num_frames=3, monitor=untested), rounds=1)
     algorithm.prepare(lambda line: None)
     algorithm.train()
     records = algorithm.drain_records()
@@ -218,7 +216,7 @@ def test_a_judge_looks_at_every_episode_once(build: Build) -> None:
 
 def test_ahead_learns_one_update_late_and_from_every_rollout(build: Build, tmp_path: Path) -> None:
     untested = MonitorConfig(preflight=0, controls=0)
-    scores = EpisodeRewardConfig(source="judged", frame_px=16, num_frames=3, ahead=True, monitor=untested)
+    scores = ChunkRewardConfig(source="judged", frame_px=16, num_frames=3, ahead=True, monitor=untested)
     algorithm = build(scores=scores, rounds=1)
     algorithm.prepare(lambda line: None)
     algorithm.train()
@@ -244,16 +242,14 @@ def test_ahead_learns_one_update_late_and_from_every_rollout(build: Build, tmp_p
 
 
 def test_a_judge_that_cannot_tell_success_from_failure_starts_nothing(build: Build) -> None:
-    algorithm = build(
-        scores=EpisodeRewardConfig(source="judged", frame_px=16, num_frames=3)
-    )  # it prefers bright images
+    algorithm = build(scores=ChunkRewardConfig(source="judged", frame_px=16, num_frames=3))  # it prefers bright images
     with pytest.raises(JudgeUnavailable, match="cannot tell successes from failures") as caught:
         algorithm.prepare(lambda line: None)
     assert caught.value.exit_code == 5 and "preflight 0" in caught.value.fix
 
 
 def test_a_die_whose_noise_is_measured_teaches_nothing(build: Build, tmp_path: Path) -> None:
-    scores = EpisodeRewardConfig(source="judged", teacher="random")
+    scores = ChunkRewardConfig(source="judged", teacher="random")
     gated = AdvantageConfig(estimator="grpo", scorer_noise="measured")
     algorithm = build(scores=scores, advantage=gated, rounds=1)
     algorithm.prepare(lambda line: None)
@@ -280,7 +276,7 @@ class WaveringJudge(FakeJudge):
 
 
 def test_a_judge_is_asked_twice_for_its_noise_though_its_answers_are_remembered(build: Build) -> None:
-    scores = EpisodeRewardConfig(source="judged", frame_px=16, num_frames=3)
+    scores = ChunkRewardConfig(source="judged", frame_px=16, num_frames=3)
     noisy = AdvantageConfig(estimator="grpo", scorer_noise="measured")
     algorithm = build(scores=scores, advantage=noisy, make_judge=lambda: CachedJudge(WaveringJudge()))
     algorithm.prepare(lambda line: None)
@@ -311,7 +307,7 @@ def test_noise_is_measured_where_somebody_scores_known_episodes() -> None:
     config = GRPOAlgorithmConfig().envs(task="push_block").acting(policy=VLAConfig()).learning(algo=measured)
     with pytest.raises(ValueError, match="measured needs reward.source judged"):
         config.validate()
-    unmeasured = EpisodeRewardConfig(source="judged", teacher="random", monitor=MonitorConfig(preflight=0))
+    unmeasured = ChunkRewardConfig(source="judged", teacher="random", monitor=MonitorConfig(preflight=0))
     with pytest.raises(ValueError, match="and reward.monitor.preflight episodes"):
         config.copy(copy_frozen=False).rewards(reward=unmeasured).validate()
 
@@ -319,7 +315,7 @@ def test_noise_is_measured_where_somebody_scores_known_episodes() -> None:
 def test_a_judge_and_judged_scores_go_together() -> None:
     config = GRPOAlgorithmConfig().envs(task="push_block").acting(policy=VLAConfig())
     with pytest.raises(ValueError, match="a judge's score needs one"):
-        config.rewards(reward=EpisodeRewardConfig(source="judged")).validate()
+        config.rewards(reward=ChunkRewardConfig(source="judged")).validate()
 
 
 def test_ppo_learns_chunks_by_a_value_head_of_the_policys_own(build: Build, tmp_path: Path) -> None:
@@ -342,7 +338,7 @@ def test_ppo_learns_chunks_by_a_value_head_of_the_policys_own(build: Build, tmp_
 def test_chunks_may_be_judged_one_by_one(build: Build) -> None:
     """By the labeller that judges turns: each chunk's first and last moment, and a reward for each chunk."""
     untested = MonitorConfig(preflight=0, controls=0)
-    reward = EpisodeRewardConfig(source="judged", per="turn", frame_px=16, monitor=untested)
+    reward = ChunkRewardConfig(source="judged", per="turn", frame_px=16, monitor=untested)
     algorithm = build(scores=reward, rounds=1)
     algorithm.prepare(lambda line: None)
     algorithm.train()
@@ -360,7 +356,7 @@ def test_judge_and_policy_each_see_their_own_look(local_ray: None) -> None:
         .envs(task="libero_object/0", env_settings=light)
         .acting(policy=VLAConfig())
         .rewards(
-            reward=EpisodeRewardConfig(source="judged"),
+            reward=ChunkRewardConfig(source="judged"),
             make_judge=FakeJudge,
             judge_env=replace(light, look="benchmark"),
         )

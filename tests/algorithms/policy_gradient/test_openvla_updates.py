@@ -9,7 +9,7 @@ import torch
 
 from rlvlm.algorithms.checkpoint import load_policy_file
 from rlvlm.algorithms.policy_gradient.algorithm import GRPOAlgorithmConfig, PolicyGradient
-from rlvlm.algorithms.policy_gradient.config import EpisodeRewardConfig, GRPOConfig, LossConfig
+from rlvlm.algorithms.policy_gradient.config import GRPOConfig, LossConfig
 from rlvlm.algorithms.policy_gradient.learner import TokenLearner
 from rlvlm.algorithms.policy_gradient.player import chunk_player, load_vla
 from rlvlm.algorithms.policy_gradient.rollouts import ChunkSampler
@@ -19,6 +19,7 @@ from rlvlm.core import metrics
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.registry import make_env
 from rlvlm.policies.vla.config import OpenVLAConfig, VLAConfig
+from rlvlm.rewards.config import ChunkRewardConfig
 from tests.algorithms.policy_gradient.test_learner import sample
 from tests.tiny_openvla import write_openvla
 
@@ -38,7 +39,7 @@ def settings(checkpoint: Path, **algo: Any) -> GRPOAlgorithmConfig:
         .envs(task="push_block", env_settings=WORLD)
         .acting(policy=policy)
         .learning(algo=GRPOConfig(**chosen), sft=ChunkSFTConfig())
-        .rewards(reward=EpisodeRewardConfig())
+        .rewards(reward=ChunkRewardConfig())
         .debugging(seed=0)
     )
 

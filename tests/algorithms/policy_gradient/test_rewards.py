@@ -10,11 +10,7 @@ import numpy as np
 import pytest
 
 from rlvlm.algorithms.env_slots import EnvSlot
-from rlvlm.algorithms.policy_gradient.config import (
-    AdvantageConfig,
-    EpisodeRewardConfig,
-    TokenRewardConfig,
-)
+from rlvlm.algorithms.policy_gradient.config import AdvantageConfig
 from rlvlm.algorithms.policy_gradient.rewards import (
     RewardLabeller,
     known_episodes_of,
@@ -33,7 +29,7 @@ from rlvlm.envs.push_block import PushBlock
 from rlvlm.envs.registry import make_env, task_env
 from rlvlm.judges.cache import CachedJudge
 from rlvlm.judges.judge import Remembering
-from rlvlm.rewards.config import MixtureConfig, MonitorConfig
+from rlvlm.rewards.config import ChunkRewardConfig, MixtureConfig, MonitorConfig, TurnRewardConfig
 from rlvlm.rewards.scorers import JudgeScorer, RandomScorer
 from rlvlm.rewards.scoring_items import ScoringItem, spread
 from rlvlm.rewards.temporal import TemporalNovelty
@@ -41,7 +37,7 @@ from tests.algorithms.policy_gradient.by_hand import episode
 
 STAMP = Stamp(judge="by_hand", revision="1", prompt="numbers/1", decoding="")
 NO_TOKENS = ReplyTokens(prompt_ids=np.zeros(1, np.int64), image=b"", reply_ids=np.zeros(1, np.int64))
-JUDGED = TokenRewardConfig(source="judged")
+JUDGED = TurnRewardConfig(source="judged")
 
 
 class Distance:
@@ -117,13 +113,13 @@ def labelled(labeller: RewardLabeller, played: Rows) -> list[list[float]]:
 
 def test_the_envs_reward_is_left_as_it_is_and_success_comes_at_the_end() -> None:
     played = play([(3, 5), (4, 5)], 2)
-    assert labelled(RewardLabeller(TokenRewardConfig(), None), played) == [[0, 1], [1]]
+    assert labelled(RewardLabeller(TurnRewardConfig(), None), played) == [[0, 1], [1]]
     wrong = play([(3, 5)], 2, right=False)
-    assert labelled(RewardLabeller(TokenRewardConfig(), None), wrong) == [[-1, -1]]
-    assert labelled(RewardLabeller(TokenRewardConfig(source="success"), None), played) == [[0, 1], [1]]
-    assert labelled(RewardLabeller(TokenRewardConfig(source="success"), None), wrong) == [[0, 0]]
+    assert labelled(RewardLabeller(TurnRewardConfig(), None), wrong) == [[-1, -1]]
+    assert labelled(RewardLabeller(TurnRewardConfig(source="success"), None), played) == [[0, 1], [1]]
+    assert labelled(RewardLabeller(TurnRewardConfig(source="success"), None), wrong) == [[0, 0]]
     chunks = [episode(success=True), episode()]
-    rewards = [one.rewards.tolist() for one in RewardLabeller(EpisodeRewardConfig(), None).label(chunks, 0)]
+    rewards = [one.rewards.tolist() for one in RewardLabeller(ChunkRewardConfig(), None).label(chunks, 0)]
     assert rewards == [[0, 1], [0, 0]]
 
 
@@ -146,7 +142,7 @@ def test_judged_rewards_by_hand() -> None:
 
 def test_a_reply_that_nobody_can_read_is_not_shown_to_the_judge() -> None:
     scorer = Distance()
-    labeller = RewardLabeller(TokenRewardConfig(source="judged", unreadable=-0.8), scorer)
+    labeller = RewardLabeller(TurnRewardConfig(source="judged", unreadable=-0.8), scorer)
     assert labelled(labeller, play([(3, 5)], 2, unreadable=0)) == [[pytest.approx(-0.8), 0.5]]
     assert {item.action for item in scorer.seen} == {"+"}
 
@@ -154,9 +150,9 @@ def test_a_reply_that_nobody_can_read_is_not_shown_to_the_judge() -> None:
 def test_without_an_answer_the_episode_is_left_out_or_neutral_or_the_run_ends() -> None:
     starts, silent = [(3, 5), (2, 5)], (4, 5)  # the first episode comes by there in its second turn, the other later
     assert labelled(RewardLabeller(JUDGED, Distance(silent)), play(starts, 2)) == [[0.5, 0.5]]
-    neutral = TokenRewardConfig(source="judged", without_answer="neutral", neutral=0.25)
+    neutral = TurnRewardConfig(source="judged", without_answer="neutral", neutral=0.25)
     assert labelled(RewardLabeller(neutral, Distance(silent)), play(starts, 2)) == [[0.5, -0.5], [0.5, 0.5]]
-    stop = RewardLabeller(TokenRewardConfig(source="judged", without_answer="stop"), Distance(silent))
+    stop = RewardLabeller(TurnRewardConfig(source="judged", without_answer="stop"), Distance(silent))
     with pytest.raises(JudgeUnavailable, match="gave no score"):
         labelled(stop, play(starts, 2))
     compared = play([(4, 5), (3, 5), (1, 0), (2, 0)], 2, groups=[0, 0, 1, 1])
@@ -167,7 +163,7 @@ def test_a_mixture_is_weighed_and_each_part_logged_raw() -> None:
     env = make_env("number_line", task_env("number_line"), 0)
     mixture = MixtureConfig(environment=0.5, judged=2.0, novelty=0.1)
     labeller = RewardLabeller(
-        TokenRewardConfig(source="mixture", mixture=mixture), Distance(), TemporalNovelty(2, env.draw, seed=0)
+        TurnRewardConfig(source="mixture", mixture=mixture), Distance(), TemporalNovelty(2, env.draw, seed=0)
     )  # fmt: skip
     found = sum(labelled(labeller, play([(3, 5), (4, 5)], 2)), [])
     extra = np.array(found) - [0.5 * 0 + 2 * 0.5, 0.5 * 1 + 2 * 1.0, 0.5 * 1 + 2 * 1.0]
@@ -177,7 +173,7 @@ def test_a_mixture_is_weighed_and_each_part_logged_raw() -> None:
 
 def test_an_episode_is_scored_once_at_its_end() -> None:
     scorer = Distance()
-    labeller = RewardLabeller(TokenRewardConfig(source="judged", per="episode", num_frames=2), scorer)
+    labeller = RewardLabeller(TurnRewardConfig(source="judged", per="episode", num_frames=2), scorer)
     assert labelled(labeller, play([(2, 5), (4, 5)], 3)) == [[0, 0, 1.0], [1.0]]
     assert [item.snapshots[:, 0].tolist() for item in scorer.seen[:2]] == [[4, 5], [2, 5]]
     assert scorer.seen[0].action == ""
@@ -228,9 +224,7 @@ def whole(steps: int = 12, success: bool = False, group: int = 0, **more: Any) -
 
 def judged(answers: list[float | None], **settings: Any) -> tuple[RewardLabeller, ByHand]:
     judge = ByHand(answers)
-    config = EpisodeRewardConfig(
-        **{"source": "judged", "num_frames": 4, "monitor": MonitorConfig(controls=0)} | settings
-    )
+    config = ChunkRewardConfig(**{"source": "judged", "num_frames": 4, "monitor": MonitorConfig(controls=0)} | settings)
     return RewardLabeller(config, JudgeScorer(judge, draw, remembers=False)), judge
 
 
@@ -253,8 +247,8 @@ def test_the_judge_sees_the_first_and_the_last_moment_and_the_instruction() -> N
     assert judge.seen[1].frames[:, 0, 0, 0].tolist() == [0, 1, 2]  # a short episode has no more moments
     assert judge.seen[0].goal == "push the red block onto the pad"
     frames = np.arange(12, dtype=np.uint8).reshape(1, 1, 4, 3)
-    assert shown_frames(frames, EpisodeRewardConfig()) is frames
-    assert shown_frames(frames, EpisodeRewardConfig(flip_images=True))[0, 0, :, 0].tolist() == [9, 6, 3, 0]
+    assert shown_frames(frames, ChunkRewardConfig()) is frames
+    assert shown_frames(frames, ChunkRewardConfig(flip_images=True))[0, 0, :, 0].tolist() == [9, 6, 3, 0]
 
 
 def test_a_judge_is_not_blamed_for_what_was_undone() -> None:
@@ -291,7 +285,7 @@ def test_noise_is_how_far_scores_of_one_episode_lie_apart() -> None:
     assert noise() == pytest.approx(math.sqrt(0.04 / 2))
     assert noise(success_weight=1.0) == pytest.approx(math.sqrt(0.04 / 2) / 2)
     assert noise(threshold=0.8) == pytest.approx(math.sqrt((0 + 1) / 2 / 2))
-    random = RewardLabeller(EpisodeRewardConfig(source="judged", teacher="random"), RandomScorer(seed=0))
+    random = RewardLabeller(ChunkRewardConfig(source="judged", teacher="random"), RandomScorer(seed=0))
     assert random.measure_noise(known * 300, RandomScorer(seed=0)) == pytest.approx(1 / math.sqrt(12), abs=0.02)
     judge = ByHand([0.2, 0.4])
     remembering = CachedJudge(judge)
@@ -330,7 +324,7 @@ def test_one_thread_asks_and_nobody_waits_for_controls() -> None:
                 assert may_go_on.wait(60)
             return super().score(items)
 
-    config = EpisodeRewardConfig(source="judged", monitor=MonitorConfig(controls=1))
+    config = ChunkRewardConfig(source="judged", monitor=MonitorConfig(controls=1))
     labeller = RewardLabeller(config, Slow(0))
     first, second = [whole(3, group=0), whole(4, group=1)], [whole(5, group=2)]
     labeller.show(first)
@@ -374,10 +368,10 @@ def test_known_turns_chunks_and_episodes_are_of_both_kinds() -> None:
     known = known_items(turn_env, JUDGED, 10, seed=3)
     assert [item.is_success for item in known] == [True] * 10 + [False] * 10
     assert all(item.action in turn_env.action_names and item.snapshots.shape[0] == 2 for item in known)
-    episodes = known_items(line, TokenRewardConfig(source="judged", per="episode", num_frames=3), 4, seed=0)
+    episodes = known_items(line, TurnRewardConfig(source="judged", per="episode", num_frames=3), 4, seed=0)
     assert {item.is_success for item in episodes} == {True, False}
     assert max(len(item.snapshots) for item in episodes) == 3
-    frames = EpisodeRewardConfig(source="judged", num_frames=3)
+    frames = ChunkRewardConfig(source="judged", num_frames=3)
     driven = known_items(make_env("push_block", task_env("push_block"), 0), frames, 6, seed=0)
     assert [item.is_success for item in driven] == [True] * 6 + [False] * 6
     assert all(item.snapshots.shape == (3, 10) for item in driven)
@@ -395,7 +389,7 @@ def test_noise_is_measured_and_without_known_episodes_nothing_is() -> None:
     lines: list[str] = []
 
     def found(env: PushBlock, **settings: Any) -> dict[str, float]:
-        reward = EpisodeRewardConfig(source="judged", **settings)
+        reward = ChunkRewardConfig(source="judged", **settings)
         noise = AdvantageConfig(scorer_noise="measured" if reward.teacher == "random" else 0.0)
         labeller = RewardLabeller(reward, RandomScorer(0))
         return preflight(labeller, env, reward, noise, 0, "", lambda: RandomScorer(0), lines.append)
@@ -429,4 +423,4 @@ def test_noise_is_measured_and_without_known_episodes_nothing_is() -> None:
 )
 def test_settings_that_contradict_each_other_are_refused(wrong: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        TokenRewardConfig(**wrong)
+        TurnRewardConfig(**wrong)

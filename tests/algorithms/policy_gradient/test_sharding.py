@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from rlvlm.algorithms.policy_gradient.algorithm import GRPOAlgorithmConfig, PPOAlgorithmConfig
-from rlvlm.algorithms.policy_gradient.config import EpisodeRewardConfig, GRPOConfig, LossConfig, PPOConfig
+from rlvlm.algorithms.policy_gradient.config import GRPOConfig, LossConfig, PPOConfig
 from rlvlm.algorithms.policy_gradient.learner import TokenLearner
 from rlvlm.algorithms.policy_gradient.rollouts import Actor
 from rlvlm.algorithms.policy_gradient.runner import ChunkRunner, TurnRunner
@@ -20,6 +20,7 @@ from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.registry import make_env, task_env
 from rlvlm.policies.vla.config import OpenVLAConfig, VLAConfig
 from rlvlm.policies.vlm.engine import PolicyEngine
+from rlvlm.rewards.config import ChunkRewardConfig
 from tests.algorithms.policy_gradient.side_by_side import side_by_side
 from tests.algorithms.policy_gradient.tiny_runs import make_policy
 from tests.tiny_openvla import write_openvla
@@ -58,7 +59,7 @@ def vla(folder: str, learns: str, algo: dict[str, Any]) -> tuple[TokenLearner, l
         .envs(task="push_block", env_settings=EnvConfig(episode_steps=16))
         .acting(policy=VLAConfig(model=folder, openvla=OpenVLAConfig(image_px=40, lora_rank=2, learns=learns)))  # pyright: ignore[reportArgumentType]
         .learning(algo=GRPOConfig(**(settings | algo)))
-        .rewards(reward=EpisodeRewardConfig())
+        .rewards(reward=ChunkRewardConfig())
         .debugging(seed=0)
     )
     runner = ChunkRunner(config=config)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from rlvlm.algorithms.policy_gradient.config import AdvantageConfig, LossConfig, TokenRewardConfig, rl4vlm_parity
+from rlvlm.algorithms.policy_gradient.config import AdvantageConfig, LossConfig, rl4vlm_parity
 from rlvlm.algorithms.sft_config import ReplySFTConfig
 from rlvlm.algorithms.sft_replies import save_trained, sft_manifest_of, write_sft_manifest
 from rlvlm.core import metrics
@@ -17,6 +17,7 @@ from rlvlm.judges.config import JudgeConfig
 from rlvlm.judges.judge import Judge
 from rlvlm.policies.vlm.config import PolicyConfig
 from rlvlm.policies.vlm.engine import PolicyEngine
+from rlvlm.rewards.config import TurnRewardConfig
 from tests.algorithms.policy_gradient.tiny_runs import BI_LEVEL, KL, KL_AND_ENTROPY, build, grouped
 from tests.tiny_policy import FAMILIES
 
@@ -125,7 +126,7 @@ def scorer() -> Judge:
 
 def test_a_real_judge_rewards_every_turn_and_goes_on_where_it_was(make: Any, tmp_path: Path):
     """The pocket scorer on the replies of a policy with random weights: most cannot be read and change nothing."""
-    judged = {"reward": TokenRewardConfig(source="judged"), "make_judge": scorer, "policy": {"acts": "head"}}
+    judged = {"reward": TurnRewardConfig(source="judged"), "make_judge": scorer, "policy": {"acts": "head"}}
     first, second = make(**judged), make(**judged)
     told: list[str] = []
     first.prepare(told.append)
@@ -149,7 +150,7 @@ def test_a_real_judge_rewards_every_turn_and_goes_on_where_it_was(make: Any, tmp
 
 def test_a_judge_and_judged_rewards_go_together(make: Any):
     with pytest.raises(ValueError, match="a judge's score needs one"):
-        make(reward=TokenRewardConfig(source="judged"))
+        make(reward=TurnRewardConfig(source="judged"))
 
 
 def test_a_continuation_is_bit_equal(make: Any, tmp_path: Path):

@@ -5,12 +5,13 @@ from pathlib import Path
 from typing import Any
 
 from rlvlm.algorithms.policy_gradient.algorithm import PolicyGradient, PPOAlgorithmConfig
-from rlvlm.algorithms.policy_gradient.config import AdvantageConfig, LossConfig, PPOConfig, TokenRewardConfig
+from rlvlm.algorithms.policy_gradient.config import AdvantageConfig, LossConfig, PPOConfig
 from rlvlm.algorithms.sft_config import ReplySFTConfig
 from rlvlm.envs.registry import task_env
 from rlvlm.policies.vlm.config import PolicyConfig
 from rlvlm.policies.vlm.loading import load_policy
 from rlvlm.policies.vlm.policy import VLMPolicy
+from rlvlm.rewards.config import TurnRewardConfig
 from tests.tiny_vlm import save_tiny_llava_next, save_tiny_vlm
 
 KL: dict[str, Any] = {"loss": LossConfig(kl_weight=0.05)}
@@ -34,7 +35,7 @@ def build(
     sft: ReplySFTConfig | None = None,
     make_engine: Any = None,
     family: str = "qwen3_vl",
-    reward: TokenRewardConfig | None = None,
+    reward: TurnRewardConfig | None = None,
     make_judge: Any = None,
     **more: Any,
 ) -> PolicyGradient:
@@ -61,7 +62,7 @@ def build(
             sft=sft or ReplySFTConfig(turns=0),
             total_steps=100,
         )
-        .rewards(reward=reward or TokenRewardConfig(), make_judge=make_judge)
+        .rewards(reward=reward or TurnRewardConfig(), make_judge=make_judge)
         .debugging(seed=0)
     )
     algorithm = config.build_algo()

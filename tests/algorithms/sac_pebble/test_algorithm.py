@@ -17,7 +17,7 @@ from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.registry import Task
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.preferences.config import FeedbackConfig, RewardModelConfig, SimulatedTeacherConfig
-from rlvlm.rewards.config import ExplorationConfig, RewardConfig
+from rlvlm.rewards.config import ExplorationConfig, StepRewardConfig
 from rlvlm.testing import FakeJudge, TinyEnv
 
 pytestmark = pytest.mark.ray
@@ -46,7 +46,7 @@ class BrokenEnv(TinyEnv):
 
 SCRAMBLED = Task(name="scrambled", goal="push", maker=f"{__name__}:ScrambledEnv")
 BROKEN = Task(name="broken", goal="push", maker=f"{__name__}:BrokenEnv")
-PREFERENCE = RewardConfig(source="preference", teacher="judge", model="image")
+PREFERENCE = StepRewardConfig(source="preference", teacher="judge", model="image")
 
 
 @pytest.fixture
@@ -112,7 +112,7 @@ def tree(algorithm):
 
 
 def test_one_round_is_one_episode_of_every_env(build):
-    algorithm = build(RewardConfig(source="environment"))
+    algorithm = build(StepRewardConfig(source="environment"))
     result = algorithm.train()
     assert algorithm.env_steps == 40 and algorithm.report()[metrics.EPISODES] == 2
     assert algorithm.report()[metrics.UPDATES] == 0  # 40 random steps first
@@ -123,7 +123,7 @@ def test_one_round_is_one_episode_of_every_env(build):
 
 @pytest.mark.parametrize(("source", "updates_per_step", "expected"), [("success", 0.25, 10), ("novelty", 1.3, 52)])
 def test_updates_per_step_may_be_a_fraction(build, source, updates_per_step, expected):
-    algorithm = train(build(RewardConfig(source=source), updates_per_step=updates_per_step), 2)
+    algorithm = train(build(StepRewardConfig(source=source), updates_per_step=updates_per_step), 2)
     assert algorithm.report()[metrics.UPDATES] == expected
 
 
@@ -143,7 +143,7 @@ def test_phases_of_a_run_on_preferences(build):
 
 
 def exploring(**exploration):
-    return RewardConfig(teacher="oracle", model="state", exploration=ExplorationConfig(**exploration))
+    return StepRewardConfig(teacher="oracle", model="state", exploration=ExplorationConfig(**exploration))
 
 
 def test_what_is_trained_on_is_the_mean_of_the_members_and_a_falling_share_of_their_spread(build):
@@ -197,7 +197,7 @@ def test_a_bonus_of_weight_zero_changes_nothing(build, bonus):
 
 
 def test_a_judged_run_trains_on_the_judges_word_about_every_new_image(build):
-    algorithm = train(build(RewardConfig(source="judged")), 3)
+    algorithm = train(build(StepRewardConfig(source="judged")), 3)
     replay, env = algorithm._learner.replay, TinyEnv(EnvConfig(robot="visible"))
     brightness = env.draw(replay.transitions(slice(0, 120)).snapshots, 32).mean(axis=(1, 2, 3)) / 255
     np.testing.assert_allclose(replay.rewards.numpy(), 2 * brightness - 1, atol=1e-6)
@@ -211,15 +211,15 @@ def test_a_judged_run_trains_on_the_judges_word_about_every_new_image(build):
 @pytest.mark.parametrize(
     "reward",
     [
-        RewardConfig(source="environment"),
-        RewardConfig(source="novelty"),
-        RewardConfig(source="judged"),
+        StepRewardConfig(source="environment"),
+        StepRewardConfig(source="novelty"),
+        StepRewardConfig(source="judged"),
         PREFERENCE,
-        RewardConfig(source="score"),
-        RewardConfig(source="preference", teacher="oracle", model="state"),
-        RewardConfig(source="preference", teacher="random", model="state"),
-        RewardConfig(teacher="oracle", model="state", exploration=ExplorationConfig(bonus="disagreement")),
-        RewardConfig(teacher="oracle", model="state", exploration=ExplorationConfig(bonus="novelty")),
+        StepRewardConfig(source="score"),
+        StepRewardConfig(source="preference", teacher="oracle", model="state"),
+        StepRewardConfig(source="preference", teacher="random", model="state"),
+        StepRewardConfig(teacher="oracle", model="state", exploration=ExplorationConfig(bonus="disagreement")),
+        StepRewardConfig(teacher="oracle", model="state", exploration=ExplorationConfig(bonus="novelty")),
     ],
     ids=lambda reward: f"{reward.source}-{reward.teacher}-{reward.model}-{reward.exploration.bonus}",
 )
@@ -241,7 +241,7 @@ def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(build, tmp_path, rew
 
 
 def test_a_run_that_stops_within_an_episode_resumes_too(build, tmp_path):
-    reward = RewardConfig(source="environment")
+    reward = StepRewardConfig(source="environment")
     straight, first, resumed = (build(reward) for _ in range(3))
     for algorithm in (straight, first):
         act(algorithm, 13)
@@ -255,7 +255,7 @@ def test_a_run_that_stops_within_an_episode_resumes_too(build, tmp_path):
 
 
 def test_a_checkpoint_of_an_earlier_version_is_refused_by_name(build, tmp_path):
-    algorithm = train(build(RewardConfig(source="environment")), 1)
+    algorithm = train(build(StepRewardConfig(source="environment")), 1)
     algorithm.save_checkpoint(str(tmp_path / "new"))
     old = load_tree(tmp_path / "new")
     old["relabelled_to"] = old.pop("relabelling") and None
@@ -275,7 +275,7 @@ def test_evaluating_changes_nothing(build):
     assert_same(tree(watched), tree(alone))
 
 
-@pytest.mark.parametrize("reward", [PREFERENCE, RewardConfig(source="judged")], ids=lambda reward: reward.source)
+@pytest.mark.parametrize("reward", [PREFERENCE, StepRewardConfig(source="judged")], ids=lambda reward: reward.source)
 def test_with_a_judge_the_true_reward_plays_no_part_in_training(build, reward):
     honest, scrambled = train(build(reward), 6), train(build(reward, task=f"{__name__}:SCRAMBLED"), 6)
     left, right = honest._learner.save_tree(), scrambled._learner.save_tree()
@@ -285,12 +285,12 @@ def test_with_a_judge_the_true_reward_plays_no_part_in_training(build, reward):
 
 
 def test_a_lost_reward_stops_the_run_and_leaves_the_checkpoint(build, tmp_path):
-    algorithm = build(RewardConfig(source="environment"), task=f"{__name__}:BROKEN")
+    algorithm = build(StepRewardConfig(source="environment"), task=f"{__name__}:BROKEN")
     algorithm.train()
     algorithm.save_checkpoint(str(tmp_path / "checkpoint"))
     with pytest.raises(NumericsError):
         train(algorithm, 2)
-    again = build(RewardConfig(source="environment"), task=f"{__name__}:BROKEN")
+    again = build(StepRewardConfig(source="environment"), task=f"{__name__}:BROKEN")
     again.load_checkpoint(str(tmp_path / "checkpoint"))
     assert again.env_steps == 40
 
@@ -298,11 +298,11 @@ def test_a_lost_reward_stops_the_run_and_leaves_the_checkpoint(build, tmp_path):
 def test_a_folder_that_cannot_be_written_is_a_machine_error(build, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(MachineError, match="cannot write the checkpoint"):
-        build(RewardConfig(source="success")).save_checkpoint(str(tmp_path / "file" / "checkpoint"))
+        build(StepRewardConfig(source="success")).save_checkpoint(str(tmp_path / "file" / "checkpoint"))
 
 
 def test_building_says_nothing_on_the_terminal(build, capfd):
-    build(RewardConfig(source="environment")).train()
+    build(StepRewardConfig(source="environment")).train()
     captured = capfd.readouterr()
     assert "WARNING" not in captured.err and captured.out == ""
 
@@ -325,7 +325,7 @@ def test_wrong_settings_are_refused_before_anything_starts(change, rule):
 def calibrated(build, teacher):
     """A run on cartpole with the test of trust, and networks that see scaled states; sessions from 200 steps on."""
     return build(
-        RewardConfig(source="preference", teacher=teacher, model="state"),
+        StepRewardConfig(source="preference", teacher=teacher, model="state"),
         task="cartpole",
         env=EnvConfig(episode_steps=50, num_envs=2),
         feedback=FeedbackConfig(
@@ -390,7 +390,7 @@ def test_a_coin_and_a_judge_of_places_never_reward_a_run(build, teacher):
 @pytest.mark.parametrize("name", ["brightness", "Effort", "BrighterSide"])
 def test_the_example_of_a_reward_of_ones_own_trains(build, name):
     own = f"{Path(__file__).parents[3] / 'examples' / 'own_reward.py'}:{name}"
-    reward = RewardConfig(teacher=own, model="state") if name == "BrighterSide" else RewardConfig(source=own)
+    reward = StepRewardConfig(teacher=own, model="state") if name == "BrighterSide" else StepRewardConfig(source=own)
     algorithm = train(build(reward), 4)
     replay = algorithm._learner.replay
     assert algorithm.report()[metrics.UPDATES] > 0

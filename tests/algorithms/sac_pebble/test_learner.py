@@ -16,7 +16,7 @@ from rlvlm.core.errors import ModelUnavailable, NumericsError
 from rlvlm.core.steps import Transitions
 from rlvlm.envs.registry import make_env
 from rlvlm.policies.squashed_gaussian import SquashedGaussian
-from rlvlm.rewards.config import RewardConfig
+from rlvlm.rewards.config import StepRewardConfig
 from rlvlm.rewards.environment import EnvironmentReward
 
 OBS, ACTIONS = 4, 2
@@ -28,7 +28,7 @@ def make_learner(seed=0, **sac):
         .envs(task="rlvlm.testing:TINY")
         .debugging(seed=seed)
         .learning(sac=SACConfig(**{"hidden": (32, 32), "batch_size": 64, "replay_capacity": 5_000, **sac}))
-        .rewards(reward=RewardConfig(source="environment"))
+        .rewards(reward=StepRewardConfig(source="environment"))
     )
     env = make_env(config.task, config.env_settings, seed)
     spaces = {DEFAULT_MODULE_ID: (env.observation_space, env.action_space)}
@@ -41,7 +41,7 @@ def test_a_gpu_is_reserved_where_one_is_wanted(monkeypatch):
     for device, gpus in (("cpu", 0), ("cuda", 1)):
         monkeypatch.setattr(base, "pick_device", lambda *arguments, device=device: torch.device(device))
         config = SACPebbleConfig().envs(task="rlvlm.testing:TINY").learning(sac=SACConfig())
-        config.rewards(reward=RewardConfig(source="environment"))
+        config.rewards(reward=StepRewardConfig(source="environment"))
         assert config.num_gpus_per_learner == gpus
         reserved = SACPebble.default_resource_request(config)
         assert sum(bundle.get("GPU", 0) for bundle in reserved.bundles) == gpus

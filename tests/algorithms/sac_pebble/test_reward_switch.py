@@ -10,7 +10,7 @@ from rlvlm.algorithms.sac_pebble.runner import Sample
 from rlvlm.core import metrics
 from rlvlm.core.steps import Trajectory, Transitions
 from rlvlm.preferences.config import FeedbackConfig, RewardModelConfig
-from rlvlm.rewards.config import ExplorationConfig, RewardConfig
+from rlvlm.rewards.config import ExplorationConfig, StepRewardConfig
 from rlvlm.rewards.novelty import NoveltyReward
 from rlvlm.testing import FakeJudge, TinyEnv
 
@@ -27,7 +27,7 @@ def switch_of(
 ) -> RewardSwitch:
     settings: dict[str, Any] = {"feedback": OFTEN} | more
     rewarding = RewardSetup(
-        reward=RewardConfig(teacher=teacher, exploration=ExplorationConfig(bonus=bonus)),
+        reward=StepRewardConfig(teacher=teacher, exploration=ExplorationConfig(bonus=bonus)),
         reward_model=model,
         make_judge=lambda: FakeJudge(margin=margin),
         **settings,

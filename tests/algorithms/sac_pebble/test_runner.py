@@ -9,7 +9,7 @@ from rlvlm.algorithms.sac_pebble.runner import Sample, StepEnvRunner, join
 from rlvlm.core.steps import Transitions
 from rlvlm.envs.config import EnvConfig
 from rlvlm.policies.squashed_gaussian import SquashedGaussian
-from rlvlm.rewards.config import RewardConfig
+from rlvlm.rewards.config import StepRewardConfig
 from rlvlm.testing import TinyEnv
 
 WORLD = EnvConfig(episode_steps=6, num_envs=2)
@@ -21,7 +21,7 @@ def make_runner(seed=0, worker_index=0, start="fixed"):
         SACPebbleConfig()
         .envs(task="rlvlm.testing:TINY", env_settings=env)
         .debugging(seed=seed)
-        .rewards(reward=RewardConfig(source="environment"))
+        .rewards(reward=StepRewardConfig(source="environment"))
     )
     runner = StepEnvRunner(config=config, worker_index=worker_index)
     runner.policy = SquashedGaussian(4, 2, (8,), torch.Generator().manual_seed(0))
