@@ -5,19 +5,18 @@ One report for all kinds of env: the contract, what it costs, how far random pla
 
 import inspect
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image
 from rich.console import Console
 
 from rlvlm.algorithms.sft_config import NO_EXPERT_FIX
 from rlvlm.core.errors import EXIT_DONE, UsageError
-from rlvlm.core.steps import FloatArray, Frames
-from rlvlm.demonstrations.collect import Demonstrator, RandomPlayer, ScriptedExpert
+from rlvlm.core.steps import FloatArray
+from rlvlm.demonstrations.playing import Episode, draw_images, players
 from rlvlm.envs.check import check_chunk_env, check_step_env, check_turn_env
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.env import ChunkEnv, Env, StepEnv, TurnEnv
@@ -27,35 +26,12 @@ from rlvlm.runs.recipes import recipe
 
 _SHORT_EPISODE = {StepEnv: 25, ChunkEnv: 20}
 """Env steps per episode while the contract is checked, so that it meets their end."""
-_HOLD = 0.9
-"""Probability that a random action is kept for one more step: who goes on reaches further than who trembles."""
-_NOISE = 0.02
-"""Of a script's actions in chunks, as in a run's demonstrations."""
 _STARTS = 100
 """Seeds from which starts in turns are counted."""
 _ROWS = 3
 """Episodes in turns of each player on the sheet."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Episode:
-    """What was seen of one episode of T steps."""
-
-    seed: int
-    snapshots: FloatArray
-    """[T + 1, S], the start first."""
-    progress: FloatArray
-    """[T + 1]."""
-    rewards: FloatArray
-    """[T] true rewards."""
-    is_success: bool
-    """Whether the task was done at any step."""
-    actions: tuple[str, ...] = ()
-    """T of them, of envs in turns."""
-
-
-Choose = Callable[[Any], Any]
-"""What a player answers to an observation; None where it cannot play this env."""
 Plays = dict[str, list[Episode]]
 """Episodes, at least one of each, by who played them."""
 
@@ -176,81 +152,6 @@ def list_tasks(which: str = "") -> int:
     return EXIT_DONE
 
 
-def players(env: Env[Any, Any]) -> dict[str, Callable[[int], Episode | None]]:
-    """Who can play `env`: at random, and by its script; each plays one episode of a seed, None where there is none."""
-    if isinstance(env, StepEnv):
-
-        def scripted(obs: FloatArray) -> FloatArray | None:
-            action = env.scripted_action(obs)
-            return None if action is None else np.clip(action, -1, 1).astype(np.float32)
-
-        return {
-            "random play": lambda seed: play(env, seed, _wandering(env, seed)),
-            "its script": lambda seed: play(env, seed, scripted),
-        }
-    if isinstance(env, ChunkEnv):
-        shape = (env.chunk_steps, len(env.action_low))
-
-        def chunks(seed: int, is_scripted: bool) -> Episode | None:
-            rng = np.random.default_rng(seed)
-            if is_scripted:
-                return play(env, seed, lambda _: env.scripted_chunk(_NOISE, rng))
-            return play(env, seed, lambda _: rng.uniform(env.action_low, env.action_high, shape).astype(np.float32))
-
-        return {"random": lambda seed: chunks(seed, False), "script": lambda seed: chunks(seed, True)}
-    assert isinstance(env, TurnEnv), "there are three kinds"
-    found: dict[str, Callable[[int], Episode | None]] = {}
-    for player in (RandomPlayer(), *([ScriptedExpert()] if env.has_expert else [])):
-
-        def talk(seed: int, player: Demonstrator = player) -> Episode | None:
-            player.begin(seed)
-            return play(env, seed, lambda turn: player.reply(env, turn).text)
-
-        found[player.name] = talk
-    return found
-
-
-def play(env: Env[Any, Any], seed: int, choose: Choose) -> Episode | None:
-    """One episode of what `choose` answers to observations."""
-    options = {"state_id": seed} if isinstance(env, ChunkEnv) else None
-    obs, info = env.reset(seed=seed, options=options)
-    snapshots, progress, rewards, actions = [env.snapshot()[None]], [info["progress"]], [], []
-    is_success, is_over = info["success"], False
-    while not is_over:
-        action = choose(obs)
-        if action is None:
-            return None
-        obs, reward, is_terminated, is_truncated, info = env.step(action)
-        is_over = is_terminated or is_truncated
-        snapshots.append(info.get("snapshots", env.snapshot()[None]))
-        rewards.append(info.get("env_rewards", [reward]))
-        progress += [info["progress"]] * len(rewards[-1])
-        actions += [action] if isinstance(action, str) else []
-        is_success = is_success or info["success"]
-    return Episode(
-        seed=seed,
-        snapshots=np.concatenate(snapshots),
-        progress=np.array(progress, np.float32),
-        rewards=np.concatenate(rewards).astype(np.float32),
-        is_success=bool(is_success),
-        actions=tuple(actions),
-    )
-
-
-def _wandering(env: StepEnv, seed: int) -> Choose:
-    """Random actions, each held for ten steps on average."""
-    rng = np.random.default_rng(seed)
-    action = rng.uniform(-1, 1, env.action_space.shape)
-
-    def wander(_: FloatArray) -> FloatArray:
-        nonlocal action
-        if rng.random() >= _HOLD:
-            action = rng.uniform(-1, 1, env.action_space.shape)
-        return action.astype(np.float32)
-
-    return wander
-
-
 def _findings(env: Env[Any, Any], episodes: Sequence[Episode]) -> str:
     """How far a player gets."""
     returns = np.array([episode.rewards.sum() for episode in episodes])
@@ -269,34 +170,19 @@ def _findings(env: Env[Any, Any], episodes: Sequence[Episode]) -> str:
 def _drawing_costs(env: Env[Any, Any], snapshots: FloatArray) -> str:
     costs = []
     for size_px in (None,) if isinstance(env, TurnEnv) else (64, 300):
-        _draw(env, snapshots[:1], size_px)  # opens the renderer
+        draw_images(env, snapshots[:1], size_px)  # opens the renderer
         began = time.process_time()
-        _draw(env, snapshots, size_px)
+        draw_images(env, snapshots, size_px)
         size = "" if size_px is None else f" of {size_px} pixels"
         costs.append(f"{(time.process_time() - began) / len(snapshots) * 1e3:.2g} ms an image{size}")
     return ", ".join(costs)
-
-
-def _draw(env: Env[Any, Any], snapshots: FloatArray, size_px: int | None, camera: str = "") -> Frames:
-    """Images of any kind of env; those in turns have one size of their own, which `size_px` scales the height of."""
-    if isinstance(env, ChunkEnv):
-        return env.draw(snapshots, size_px or IMAGE_PX, camera)
-    if isinstance(env, StepEnv):
-        return env.draw(snapshots, size_px or IMAGE_PX)
-    assert isinstance(env, TurnEnv), "there are three kinds"
-    frames = env.draw(snapshots)
-    if size_px is None:
-        return frames
-    height, width = env.picture_px
-    size = (round(width * size_px / height), size_px)
-    return np.stack([np.asarray(Image.fromarray(frame).resize(size, Image.Resampling.BOX)) for frame in frames])
 
 
 def _rows(env: Env[Any, Any], plays: Plays) -> list[Row]:
     """Episodes of each player; of envs in steps also least to most progress of all, and starts."""
 
     def row(title: str, snapshots: FloatArray, labels: Sequence[str], camera: str = "") -> Row:
-        return Row(title=title, images=_draw(env, snapshots, IMAGE_PX, camera), labels=tuple(labels))
+        return Row(title=title, images=draw_images(env, snapshots, IMAGE_PX, camera), labels=tuple(labels))
 
     rows = []
     for name, episodes in plays.items():

@@ -154,6 +154,10 @@ class ClothScene:
         every = (_PER_SIDE - 1) // (_KEYPOINTS_PER_SIDE - 1)
         return np.concatenate([cloth[::every, ::every].ravel(), cloth[0, 0]])
 
+    def script(self, obs: FloatArray) -> FloatArray:
+        """[2] the fold onto the opposite corner, which is the last point of the cloth in `obs` [111]."""
+        return obs[-6:-4] / _REACH
+
     def judge(self, data: mujoco.MjData) -> SceneState:
         """Minus ten times the mean distance of particles from their goal; progress is the share of it that is gone."""
         particles = data.qpos.reshape(-1, 3).copy()

@@ -128,6 +128,12 @@ class RopeScene:
         particles = _particles(data.qpos)
         return np.concatenate([particles[_KEYPOINTS].ravel(), particles[_ENDS].ravel()])
 
+    def script(self, obs: FloatArray) -> FloatArray:
+        """[8] both ends, which are the last points of `obs`, away from each other, flat on the table."""
+        left, right = obs[-6:-3], obs[-3:]
+        away = (right - left) / max(float(np.linalg.norm(right - left)), 1e-6)
+        return np.concatenate([-away, [0.0], away, [0.0]])
+
     def judge(self, data: mujoco.MjData) -> SceneState:
         """The distance of the two ends, up to 1.1 times the length; success from 0.95 times on."""
         first, last = _particles(data.qpos)[_ENDS]

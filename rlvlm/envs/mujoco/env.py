@@ -257,6 +257,11 @@ class SceneEnv(MujocoEnv):
         data = self._data
         return np.concatenate([data.qpos, data.mocap_pos.ravel(), data.mocap_quat.ravel()], dtype=np.float32)
 
+    def scripted_action(self, obs: FloatArray) -> FloatArray | None:
+        """[A] what the scene's method `script(obs)` says, where it has one."""
+        script = getattr(self._scene, "script", None)
+        return None if script is None else np.asarray(script(obs), np.float32)
+
     def _make_renderer(self) -> Renderer:
         drawn = self._scene.drawn
         return Renderer(drawn, self._scene.camera, np.zeros(drawn.ngeom, bool), (), has_mocaps=True)

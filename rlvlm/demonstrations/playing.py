@@ -1,0 +1,199 @@
+"""Plays any kind of env: by its script, at random, or by the one until it has come so far and then by the other.
+
+For those who look at what came of it (`rlvlm check-task`, `rlvlm.judge_bench`); nobody learns from these episodes.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from rlvlm.core.steps import FloatArray, Frames
+from rlvlm.demonstrations.collect import RandomPlayer, ScriptedExpert
+from rlvlm.envs.env import ChunkEnv, Env, StepEnv, TurnEnv
+
+_HOLD = 0.9
+"""Probability that a random action is kept for one more step: who goes on reaches further than who trembles."""
+_CHUNK_NOISE = 0.02
+"""Of a script's actions in chunks, as in a run's demonstrations."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Episode:
+    """What was seen of one episode of T steps."""
+
+    seed: int
+    snapshots: FloatArray
+    """[T + 1, S], the start first."""
+    progress: FloatArray
+    """[T + 1]; of envs in chunks each step has that of the end of its chunk."""
+    rewards: FloatArray
+    """[T] true rewards."""
+    is_success: bool
+    """Whether the task was done at any step."""
+    actions: tuple[str, ...] = ()
+    """T of them, of envs in turns."""
+    goal: str = ""
+    """The env's, once the episode had begun."""
+    looked: tuple[int, ...] = ()
+    """Moments, counted as `snapshots` are, whose progress was measured: the start and the end of each step or chunk."""
+    successes: tuple[bool, ...] = ()
+    """Of each of `looked`: whether the env's own test held at it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Style:
+    """How an episode is played."""
+
+    noise: float = 0.0
+    """On the script: standard deviation of what is added to each action in units of its range [-1, 1]; of envs in turns
+    the probability of a wrong action."""
+    extent: float = math.inf
+    """Progress at which the script stops; below 0 it never begins."""
+    rests: bool = False
+    """Whether nothing is done then (where an env knows how), and not something at random."""
+
+
+Choose = Callable[[Any, float], Any]
+"""What a player answers to an observation and the progress so far; None where it cannot play this env."""
+
+
+def players(env: Env[Any, Any]) -> dict[str, Callable[[int], Episode | None]]:
+    """Who can play `env`: at random, and by its script; each plays one episode of a seed, None where there is none."""
+    names = {StepEnv: ("random play", "its script"), ChunkEnv: ("random", "script"), TurnEnv: ("random", "expert")}
+    random, script = next(pair for kind, pair in names.items() if isinstance(env, kind))
+    noise = _CHUNK_NOISE if isinstance(env, ChunkEnv) else 0.0
+    found = {random: lambda seed: play(env, seed, player_of(env, seed, Style(extent=-1.0)))}
+    if not isinstance(env, TurnEnv) or env.has_expert:
+        found[script] = lambda seed: play(env, seed, player_of(env, seed, Style(noise=noise)))
+    return found
+
+
+def player_of(env: Env[Any, Any], seed: int, style: Style) -> Choose:
+    """Who plays `env` in that style; the seed decides what is random about it."""
+    if isinstance(env, StepEnv):
+        scripted, aimless = _step_player(env, seed, style)
+    elif isinstance(env, ChunkEnv):
+        scripted, aimless = _chunk_player(env, seed, style)
+    else:
+        assert isinstance(env, TurnEnv), "there are three kinds"
+        scripted, aimless = _turn_player(env, seed, style)
+    has_arrived = style.extent < 0
+
+    def choose(obs: Any, progress: float) -> Any:
+        nonlocal has_arrived
+        has_arrived = has_arrived or progress >= style.extent
+        return (aimless if has_arrived else scripted)(obs)
+
+    return choose
+
+
+def _step_player(env: StepEnv, seed: int, style: Style) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
+    rng = np.random.default_rng(seed)
+    shape = env.action_space.shape
+    held = np.zeros(shape) if style.rests else rng.uniform(-1, 1, shape)
+
+    def scripted(obs: FloatArray) -> FloatArray | None:
+        action = env.scripted_action(obs)
+        if action is None:
+            return None
+        noise = style.noise * rng.standard_normal(shape) if style.noise else 0.0
+        return np.clip(action + noise, -1, 1).astype(np.float32)
+
+    def aimless(_: FloatArray) -> FloatArray:
+        nonlocal held
+        if not style.rests and rng.random() >= _HOLD:
+            held = rng.uniform(-1, 1, shape)
+        return held.astype(np.float32)
+
+    return scripted, aimless
+
+
+def _chunk_player(env: ChunkEnv, seed: int, style: Style) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
+    rng = np.random.default_rng(seed)
+    shape = (env.chunk_steps, len(env.action_low))
+    still = np.broadcast_to((env.action_low + env.action_high) / 2, shape).astype(np.float32)
+    return (
+        lambda _: env.scripted_chunk(style.noise, rng),
+        lambda _: still if style.rests else rng.uniform(env.action_low, env.action_high, shape).astype(np.float32),
+    )
+
+
+def _turn_player(env: TurnEnv, seed: int, style: Style) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
+    expert, random = ScriptedExpert(style.noise), RandomPlayer()
+    expert.begin(seed)
+    random.begin(seed)
+    return (
+        lambda turn: expert.reply(env, turn).text if env.has_expert else None,
+        lambda turn: random.reply(env, turn).text,
+    )
+
+
+def play(env: Env[Any, Any], seed: int, choose: Choose, after_success: int | None = None) -> Episode | None:
+    """One episode of what `choose` answers to observations; None where it has no answer.
+
+    Args:
+        env: of any kind.
+        seed: of the episode; of envs in chunks the number of its initial state.
+        choose: plays.
+        after_success: steps, turns or chunks after which an episode is left that was a success, >= 0; None plays on
+            until the env ends it.
+    """
+    options = {"state_id": seed} if isinstance(env, ChunkEnv) else None
+    obs, info = env.reset(seed=seed, options=options)
+    snapshots, progress, rewards, actions = [env.snapshot()[None]], [info["progress"]], [], []
+    goal = obs.instructions[0] if isinstance(env, ChunkEnv) else env.goal
+    looked, successes = [0], [bool(info["success"])]
+    num_after = 0
+    is_over = False
+    while not is_over:
+        action = choose(obs, float(info["progress"]))
+        if action is None:
+            return None
+        obs, reward, is_terminated, is_truncated, info = env.step(action)
+        is_over = is_terminated or is_truncated
+        snapshots.append(info.get("snapshots", env.snapshot()[None]))
+        rewards.append(info.get("env_rewards", [reward]))
+        progress += [info["progress"]] * len(rewards[-1])
+        actions += [action] if isinstance(action, str) else []
+        looked.append(len(progress) - 1)
+        successes.append(bool(info["success"]))
+        num_after += any(successes)
+        is_over = is_over or (after_success is not None and num_after > after_success)
+    return Episode(
+        seed=seed,
+        snapshots=np.concatenate(snapshots),
+        progress=np.array(progress, np.float32),
+        rewards=np.concatenate(rewards).astype(np.float32),
+        is_success=any(successes),
+        actions=tuple(actions),
+        goal=goal,
+        looked=tuple(looked),
+        successes=tuple(successes),
+    )
+
+
+def draw_images(env: Env[Any, Any], snapshots: FloatArray, size_px: int | None, camera: str = "") -> Frames:
+    """Images [N, H, W, 3] of `snapshots` [N, S], of any kind of env.
+
+    Args:
+        env: draws.
+        snapshots: its own.
+        size_px: side; of envs in turns the height that their own size is scaled to, where None leaves it.
+        camera: of envs in chunks.
+    """
+    if isinstance(env, TurnEnv):
+        frames = env.draw(snapshots)
+        if size_px is None:
+            return frames
+        height, width = env.picture_px
+        size = (round(width * size_px / height), size_px)
+        return np.stack([np.asarray(Image.fromarray(frame).resize(size, Image.Resampling.BOX)) for frame in frames])
+    assert size_px is not None, "only envs in turns have a size of their own"
+    if isinstance(env, ChunkEnv):
+        return env.draw(snapshots, size_px, camera)
+    assert isinstance(env, StepEnv), "there are three kinds"
+    return env.draw(snapshots, size_px)
