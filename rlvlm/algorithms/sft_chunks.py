@@ -24,7 +24,7 @@ from rlvlm.demonstrations.collect import (
     form_of,
     is_whole,
     kept_images,
-    scripted_episodes,
+    play_episodes,
 )
 from rlvlm.demonstrations.folder import open_folder
 from rlvlm.demonstrations.records import EpisodeRecord
@@ -73,7 +73,7 @@ def demonstrate(
     wanted, num_failures = config.episodes, 0
     successes: list[EpisodeRecord] = []
     perturbation = Perturbation(noise=config.noise, p_perturb=config.p_perturb)
-    for record in scripted_episodes(world, "", wanted=wanted, perturbation=perturbation, seed=seed, log=log):
+    for record in play_episodes(world, perturbation, "", wanted=wanted, seed=seed, log=log):
         num_failures += not record.success
         successes += [record] if record.success else []
     return _gathered(successes, num_failures)

@@ -97,7 +97,7 @@ def _collect_turns(task: str, arguments: CollectArguments) -> str:
     else:
         player = ScriptedExpert(arguments.wrong_actions, arguments.wrong_thoughts)
     folder = create_folder(arguments.out, task, "turns", world.action_names, asdict(arguments.env))
-    num_new = collect(world, player, folder, arguments.episodes, arguments.seed, arguments.pictures)
+    num_new = collect(world, player, folder, arguments.episodes, arguments.seed, keeps_images=arguments.pictures)
     counts = write_card(folder)
     return (
         f"{num_new:,} new episodes in {arguments.out}: now {counts.episodes:,} with {counts.steps:,} steps, "
@@ -108,7 +108,7 @@ def _collect_turns(task: str, arguments: CollectArguments) -> str:
 def _collect_chunks(task: str, arguments: CollectArguments) -> str:
     """Plays the script of an env in chunks; what the folder holds then."""
     from rlvlm.demonstrations.card import write_card
-    from rlvlm.demonstrations.collect import Perturbation, collect_chunks, form_of
+    from rlvlm.demonstrations.collect import Perturbation, collect, form_of
     from rlvlm.demonstrations.folder import create_folder
     from rlvlm.reports.contact_sheet import write_sheet
 
@@ -121,7 +121,7 @@ def _collect_chunks(task: str, arguments: CollectArguments) -> str:
         sys.stderr.write(f"{line}\n")
 
     perturbation = Perturbation(noise=arguments.noise, p_perturb=arguments.p_perturb)
-    num_new = collect_chunks(world, folder, arguments.episodes, perturbation, arguments.seed, log)
+    num_new = collect(world, perturbation, folder, arguments.episodes, arguments.seed, log=log)
     write_sheet(folder, lambda: world)
     counts = write_card(folder)
     return (

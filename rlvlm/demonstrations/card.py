@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from rlvlm.core.disk import write_whole
 from rlvlm.demonstrations.folder import DemonstrationFolder
-from rlvlm.demonstrations.records import EpisodeRecord, StepRecord
+from rlvlm.demonstrations.records import EpisodeRecord
 
 _STEPS_OF_HASH = 2**64
 
@@ -36,15 +37,21 @@ def select(records: Iterable[EpisodeRecord], config: FilterConfig) -> tuple[Kept
     kept: Kept = []
     reasons: Counter[str] = Counter()
     for record in records:
-        reason = _reason_against(record, config)
-        if reason:
-            reasons[reason] += max(len(record.steps), 1)
+        is_lost = config.successful and not record.success
+        is_poor = config.min_return is not None and record.env_return < config.min_return
+        if is_lost or is_poor:
+            reasons["episode without success" if is_lost else "return too small"] += max(len(record.steps), 1)
             continue
-        verdicts = [_reason_against_step(step, config) for step in record.steps] or [""]
-        reasons.update(filter(None, verdicts))
-        places = tuple(place for place, verdict in enumerate(verdicts) if not verdict)
+        places = [] if record.steps else [0]
+        for place, step in enumerate(record.steps):
+            if config.valid and step.action is None:
+                reasons["unreadable reply"] += 1
+            elif not config.noise and step.is_noise:
+                reasons["spoilt on purpose"] += 1
+            else:
+                places.append(place)
         if places:
-            kept.append((record, places))
+            kept.append((record, tuple(places)))
     return kept, reasons
 
 
@@ -67,22 +74,6 @@ def split(records: Iterable[EpisodeRecord], held_out: float) -> tuple[list[Episo
         digest = hashlib.sha256(f"{record.task}:{record.seed}".encode()).digest()
         sides[int.from_bytes(digest[:8]) < held_out * _STEPS_OF_HASH].append(record)
     return sides
-
-
-def _reason_against(record: EpisodeRecord, config: FilterConfig) -> str:
-    if config.successful and not record.success:
-        return "episode without success"
-    if config.min_return is not None and record.env_return < config.min_return:
-        return "return too small"
-    return ""
-
-
-def _reason_against_step(step: StepRecord, config: FilterConfig) -> str:
-    if config.valid and step.action is None:
-        return "unreadable reply"
-    if not config.noise and step.is_noise:
-        return "spoilt on purpose"
-    return ""
 
 
 SHEET = "episodes.png"
@@ -134,65 +125,40 @@ def census(records: Iterable[EpisodeRecord], config: FilterConfig | None = None)
 def write_card(folder: DemonstrationFolder) -> Census:
     """Counts the folder's episodes and writes its `README.md`."""
     counts = census(folder.episodes())
-    lines = [f"# Demonstrations of {folder.task}", ""]
-    lines += _of_chunks(folder, counts) if folder.kind == "chunks" else _of_turns(counts)
+    success = f"success {counts.successes / max(counts.episodes, 1):.1%}"
+    players = _table("player", "episodes", counts.players)
+    if folder.kind == "chunks":
+        num = len(counts.pictures)
+        kept = f"{num:,} distinct images are kept" if num else "images are drawn from states"
+        said = f"{counts.episodes:,} episodes, {counts.chunks:,} chunks, {counts.steps:,} env steps; {success}; {kept}."
+        lists = {name: ", ".join(map(str, value)) for name, value in folder.chunks.items() if isinstance(value, list)}
+        lines = [
+            *(said, "", *players, "| instruction | episodes | successes |", "|---|---|---|"),
+            *(f"| {goal} | {number:,} | {counts.won[goal]:,} |" for goal, number in counts.goals.most_common()),
+            *("", *_table("not learned from", "episodes", counts.rejected), "| of the chunks | |", "|---|---|"),
+            *(f"| {name} | {value} |" for name, value in ({**folder.chunks} | lists).items()),
+            "",
+        ]
+        what_for = f"`python -m rlvlm.run {folder.task} --sft.demonstrations DIR` learns from them."
+    else:
+        lines = [
+            f"{counts.episodes:,} episodes, {counts.steps:,} steps, {len(counts.pictures):,} distinct images; "
+            f"{success}, mean return {counts.returns / max(counts.episodes, 1):.3g}.",
+            *("", *players, *_table("action", "steps", counts.actions)),
+            f"Spoilt on purpose: {counts.noisy / max(counts.steps, 1):.1%} of steps.",
+            *("", *_table("left out by the default filter", "steps", counts.rejected)),
+        ]
+        what_for = "`rlvlm data export` writes chat formats and Parquet."
     if folder.num_damaged:
         lines += [f"{folder.num_damaged} damaged lines were left out.", ""]
     if (folder.path / SHEET).exists():
         lines += [f"![Episodes]({SHEET})", ""]
     lines += [
         "`episodes.jsonl` has one episode per line; its images lie in `pictures/` under the digests of their pixels,",
-        "its arrays in `arrays/` under its id. "
-        + (
-            f"`python -m rlvlm.run {folder.task} --sft.demonstrations DIR` learns from them."
-            if folder.kind == "chunks"
-            else "`rlvlm data export` writes chat formats and Parquet."
-        ),
+        f"its arrays in `arrays/` under its id. {what_for}",
     ]
-    folder.write_card("\n".join(lines) + "\n")
+    write_whole(folder.path / "README.md", "\n".join([f"# Demonstrations of {folder.task}", "", *lines]) + "\n")
     return counts
-
-
-def _of_turns(counts: Census) -> list[str]:
-    lines = [
-        f"{counts.episodes:,} episodes, {counts.steps:,} steps, {len(counts.pictures):,} distinct images; "
-        f"success {_share(counts.successes, counts.episodes)}, mean return "
-        f"{counts.returns / max(counts.episodes, 1):.3g}.",
-        "",
-        *_table("player", "episodes", counts.players),
-        *_table("action", "steps", counts.actions),
-        f"Spoilt on purpose: {_share(counts.noisy, counts.steps)} of steps.",
-        "",
-        *_table("left out by the default filter", "steps", counts.rejected),
-    ]
-    return lines
-
-
-def _of_chunks(folder: DemonstrationFolder, counts: Census) -> list[str]:
-    kept = f"{len(counts.pictures):,} distinct images are kept" if counts.pictures else "images are drawn from states"
-    return [
-        f"{counts.episodes:,} episodes, {counts.chunks:,} chunks, {counts.steps:,} env steps; success "
-        f"{_share(counts.successes, counts.episodes)}; {kept}.",
-        "",
-        *_table("player", "episodes", counts.players),
-        "| instruction | episodes | successes |",
-        "|---|---|---|",
-        *(f"| {goal} | {number:,} | {counts.won[goal]:,} |" for goal, number in counts.goals.most_common()),
-        "",
-        *_table("not learned from", "episodes", counts.rejected),
-        "| of the chunks | |",
-        "|---|---|",
-        *(f"| {name} | {_in_words(value)} |" for name, value in folder.chunks.items()),
-        "",
-    ]
-
-
-def _in_words(value: object) -> str:
-    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
-
-
-def _share(part: int, whole: int) -> str:
-    return f"{part / max(whole, 1):.1%}"
 
 
 def _table(name: str, unit: str, counts: Counter[str]) -> list[str]:

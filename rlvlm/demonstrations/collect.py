@@ -7,6 +7,7 @@ as if it had not been, and a run that plays by itself sees what `rlvlm collect` 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import count
 from typing import Any, Protocol
 
 import numpy as np
@@ -21,6 +22,7 @@ from rlvlm.envs.env import FIRST_HELD_OUT_STATE, ChunkEnv, TurnEnv
 from rlvlm.labels.images import MissingImage, image_digest
 
 _REMEMBERED = 256
+"""Thoughts, of which a wrong one is taken."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,45 +105,150 @@ class RandomPlayer:
 
 FIRST_SEED = 2**33
 """Demonstrations start from seeds from here on, which neither training nor evaluation uses."""
+Log = Callable[[str], None]
+_STREAM = 6
+"""Of a seed's random numbers; others are for policies and judges."""
+_LOG_EVERY = 50
+"""Demonstrations between lines about them."""
+_MOST_SKIPPED = 50
+"""Initial states without a script, one after the other, after which the env is taken to have none."""
+_HOPELESS = 20
+"""Failures without a success after which no more is tried."""
+_CHANCES = 4
+"""Episodes that the script may play for each one that is wanted."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Perturbation:
+    """What happens to the script of an env in chunks, so that its episodes show more than the straight way."""
+
+    noise: float = 0.0
+    """Standard deviation of what is added to its actions, scaled to [-1, 1]."""
+    p_perturb: float = 0.0
+    """Probability that an earlier chunk of the episode is carried out again in place of the script's. A thing is missed
+    or lost by it, and the script begins again; the chunks' `perturbed` say which they were."""
+
+    @property
+    def name(self) -> str:
+        """A name for who plays so, as of a `Demonstrator`."""
+        astray = f"-perturb-{self.p_perturb:g}" if self.p_perturb else ""
+        return (f"script-noise-{self.noise:g}" if self.noise else "script") + astray
 
 
 def collect(
-    env: TurnEnv,
-    player: Demonstrator,
+    env: TurnEnv | ChunkEnv,
+    player: Demonstrator | Perturbation,
     folder: DemonstrationFolder,
-    episodes: int,
+    wanted: int,
     seed: int,
-    keeps_pictures: bool = True,
+    *,
+    keeps_images: bool = True,
+    log: Log = lambda line: None,
 ) -> int:
-    """Plays until the folder has `episodes` episodes of this player from this seed on, and returns how many were new.
+    """Plays until the folder has `wanted` episodes of this player and seed, and returns how many were new.
+
+    What is there already is not played again, so that a collection that was stopped goes on.
 
     Args:
         env: of the folder's task.
         player: plays; what it writes is kept as it is.
-        folder: what is there already is not played again, so that a collection that was stopped goes on.
-        episodes: wanted in all.
-        seed: of the collection, 0 to 999; episode i starts from `FIRST_SEED + 10**7 * seed + i`.
-        keeps_pictures: whether each turn's image is written beside its snapshot; chat formats need them.
+        folder: of the task.
+        wanted: as of `play_episodes`; at most 10 million.
+        seed: as of `play_episodes`; 0 to 999 for turns.
+        keeps_images: whether each turn's image is written beside its snapshot, which chat formats need; those of chunks
+            are drawn from their states.
+        log: takes a line.
 
     Raises:
-        ValueError: the seed is out of range.
+        ValueError: seed or number is out of range.
+        UsageError: as of `play_episodes`.
         OSError: the disk refused.
     """
-    if not 0 <= seed < 1_000 or not 0 <= episodes <= 10**7:
-        raise ValueError(f"0 <= seed < 1000 and 0 <= episodes <= 10 million are wanted, got {seed} and {episodes}")
-    known = {record.id for record in folder.episodes()}
+    if isinstance(env, TurnEnv) and not (0 <= seed < 1_000 and 0 <= wanted <= 10**7):
+        raise ValueError(f"0 <= seed < 1000 and 0 <= episodes <= 10 million are wanted, got {seed} and {wanted}")
+    known = {record.id: record.success for record in folder.episodes()}
     num_new = 0
-    for start in range(FIRST_SEED + 10**7 * seed, FIRST_SEED + 10**7 * seed + episodes):
-        if f"{player.name}-{start}" not in known:
-            folder.add(*play(env, player, folder.task, start, keeps_pictures))
-            num_new += 1
+    for record in play_episodes(env, player, folder.task, wanted=wanted, seed=seed, known=known, log=log):
+        images: Frames = np.empty((0, 0, 0, 3), np.uint8)
+        if keeps_images and isinstance(env, TurnEnv):
+            images = env.draw(record.arrays["snapshots"])
+            *digests, last = [(image_digest(image),) for image in images]
+            steps = tuple(replace(step, pictures=one) for step, one in zip(record.steps, digests, strict=True))
+            record = replace(record, steps=steps, last_pictures=last)
+        folder.add(record, images)
+        num_new += 1
     return num_new
 
 
-def play(
-    env: TurnEnv, player: Demonstrator, task: str, seed: int, draws: bool = True
-) -> tuple[EpisodeRecord, NDArray[np.uint8]]:
-    """One whole episode, and its images [T + 1, H, W, 3]; none where `draws` is False."""
+def play_episodes(
+    env: TurnEnv | ChunkEnv,
+    player: Demonstrator | Perturbation,
+    task: str,
+    *,
+    wanted: int,
+    seed: int,
+    known: Mapping[str, bool] | None = None,
+    log: Log = lambda line: None,
+) -> Iterator[EpisodeRecord]:
+    """Yields episodes until there are `wanted` of them; of an env in chunks, failures too, until `wanted` succeeded.
+
+    An env of several tasks may have a script for some of them; the others are not demonstrated, which is logged.
+
+    Args:
+        env: of the task; one in chunks has exact physics, and its episodes end at success.
+        player: of an env in turns who plays it; of one in chunks what happens to its script.
+        task: its name.
+        wanted: episodes, or successes, those of `known` among them.
+        seed: decides starts, and perturbation; episode i of turns starts from `FIRST_SEED + 10**7 * seed + i`.
+        known: success of the episodes that have been played already, by id: they are counted, and not played again.
+        log: takes a line.
+
+    Raises:
+        UsageError: the env in chunks has no script, or the script fails most of the time.
+    """
+    is_turns = isinstance(env, TurnEnv)
+    without_script: set[str] = set()
+    successes = failures = num_skipped = 0
+    for place in count():
+        if successes + failures * is_turns >= wanted:
+            break
+        played = successes + failures
+        if not is_turns and (played >= _CHANCES * wanted or (failures >= _HOPELESS and not successes)):
+            raise UsageError(
+                f"the script succeeded in {successes} of {played} episodes, {wanted} are wanted",
+                "ask for fewer demonstrations, for less noise, for a smaller p-perturb, or for longer episodes with "
+                "--env.episode-steps",
+            )
+        start = FIRST_SEED + 10**7 * seed + place
+        name = f"{player.name}-{start}" if is_turns else f"{player.name}-{seed}-{place}"
+        if known and name in known:
+            successes, failures = successes + known[name], failures + (not known[name])
+            continue
+        if isinstance(env, TurnEnv):
+            assert not isinstance(player, Perturbation), "a script of chunks plays no turns"
+            episode = play(env, player, task, start)
+        else:
+            assert isinstance(player, Perturbation), "only its script plays an env in chunks"
+            rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(_STREAM, place)))
+            episode = _play_chunks(env, task, name, player, rng)
+        if isinstance(episode, str):
+            without_script.add(episode)
+            num_skipped += 1
+            if num_skipped >= _MOST_SKIPPED and not played:
+                fix = "choose a policy that is trained, or import demonstrations with rlvlm data import"
+                raise UsageError(f"no script could demonstrate: {', '.join(sorted(without_script))}", fix)
+            continue
+        is_success = episode.success
+        successes, failures = successes + is_success, failures + (not is_success)
+        if is_success and successes % _LOG_EVERY == 0:
+            log(f"demonstrations: {successes} of {wanted}, {failures} failures" + ("" if is_turns else " left out"))
+        yield episode
+    if without_script:
+        log(f"not demonstrated, for want of a script: {', '.join(sorted(without_script))}")
+
+
+def play(env: TurnEnv, player: Demonstrator, task: str, seed: int) -> EpisodeRecord:
+    """One whole episode of turns, without its images."""
     turn, _ = env.reset(seed=seed)
     player.begin(seed)
     snapshots, goal = [turn.snapshot], env.goal
@@ -163,11 +270,7 @@ def play(
                 is_noise=written.is_noise,
             )
         )
-    shots = np.stack(snapshots)
-    frames = env.draw(shots) if draws else np.empty((0, *env.picture_px, 3), np.uint8)
-    digests = [(image_digest(frame),) for frame in frames] or [()] * len(shots)
-    shown = zip(steps, digests[:-1], strict=True)
-    record = EpisodeRecord(
+    return EpisodeRecord(
         id=f"{player.name}-{seed}",
         task=task,
         kind="turns",
@@ -177,24 +280,50 @@ def play(
         env_return=float(sum(step.env_reward for step in steps)),
         success=steps[-1].success,
         terminated=terminated,
-        steps=tuple(replace(step, pictures=digest) for step, digest in shown),
-        last_pictures=digests[-1],
-        arrays={"snapshots": shots},
+        steps=tuple(steps),
+        arrays={"snapshots": np.stack(snapshots)},
     )
-    return record, frames
 
 
-Log = Callable[[str], None]
-_STREAM = 6
-"""Of a seed's random numbers; others are for policies and judges."""
-_TELL_EVERY = 50
-"""Demonstrations between lines about them."""
-_MOST_SKIPPED = 50
-"""Initial states without a script, one after the other, after which the env is taken to have none."""
-_HOPELESS = 20
-"""Failures without a success after which no more is tried."""
-_CHANCES = 4
-"""Episodes that the script may play for each one that is wanted."""
+def _play_chunks(
+    env: ChunkEnv, task: str, name: str, perturbation: Perturbation, rng: np.random.Generator
+) -> EpisodeRecord | str:
+    """An episode of the script; where there is no script for what is asked, the instruction."""
+    state_id = int(rng.integers(FIRST_HELD_OUT_STATE))
+    obs, info = env.reset(options={"state_id": state_id})
+    instruction = obs.instructions[0]
+    seen, chunks, steps, perturbed, rewards = [obs], [], [], [], 0.0
+    terminated = truncated = False
+    while not (terminated or truncated):
+        chunk = env.scripted_chunk(perturbation.noise, rng)
+        if chunk is None:
+            return instruction
+        perturbed.append(bool(perturbation.p_perturb and chunks and rng.random() < perturbation.p_perturb))
+        if perturbed[-1]:
+            chunk = chunks[rng.integers(len(chunks))]
+        obs, reward, terminated, truncated, info = env.step(chunk)
+        seen.append(obs)
+        chunks.append(chunk)
+        steps.append(info["steps"])
+        rewards += float(reward)
+    return EpisodeRecord(
+        id=name,
+        task=task,
+        kind="chunks",
+        seed=state_id,
+        player=perturbation.name,
+        goal=instruction,
+        env_return=rewards,
+        success=bool(info["success"]),
+        terminated=bool(terminated),
+        arrays={
+            "snapshots": np.concatenate([one.snapshots for one in seen]),
+            "proprio": np.concatenate([one.proprio for one in seen[:-1]]),
+            "actions": np.stack(chunks),
+            "steps": np.array(steps, np.int64),
+            **({"perturbed": np.array(perturbed)} if perturbation.p_perturb else {}),
+        },
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -245,143 +374,6 @@ def folder_form(folder: DemonstrationFolder) -> ChunkForm:
             f"{folder.path} holds {folder.kind} of {folder.task}, and no chunks",
             "make chunks with rlvlm collect push_block, or with rlvlm data import --form libero",
         ) from error
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Perturbation:
-    """What happens to a script as it plays, so that its episodes show more than the straight way."""
-
-    noise: float = 0.0
-    """Standard deviation of what is added to its actions, scaled to [-1, 1]."""
-    p_perturb: float = 0.0
-    """Probability that an earlier chunk of the episode is carried out again in place of the script's. A thing is missed
-    or lost by it, and the script begins again; the chunks' `perturbed` say which they were."""
-
-    @property
-    def player(self) -> str:
-        """A name for who plays so."""
-        astray = f"-perturb-{self.p_perturb:g}" if self.p_perturb else ""
-        return (f"script-noise-{self.noise:g}" if self.noise else "script") + astray
-
-
-def scripted_episodes(
-    env: ChunkEnv,
-    task: str,
-    *,
-    wanted: int,
-    perturbation: Perturbation,
-    seed: int,
-    known: Mapping[str, bool] | None = None,
-    log: Log = lambda line: None,
-) -> Iterator[EpisodeRecord]:
-    """Episodes by the env's script, failures too, until `wanted` of them have succeeded; logs its progress.
-
-    An env of several tasks may have a script for some of them; the others are not demonstrated, which is logged.
-
-    Args:
-        env: with exact physics, whose episodes end at success.
-        task: its name.
-        wanted: successes.
-        perturbation: of the script.
-        seed: decides initial states and perturbation.
-        known: success of the episodes that have been played already, by id: they are counted, and not played again.
-        log: takes a line.
-
-    Raises:
-        UsageError: the env has no script, or the script fails most of the time.
-    """
-    without_script: set[str] = set()
-    successes = failures = num_skipped = place = 0
-    while successes < wanted:
-        if successes + failures >= _CHANCES * wanted or (failures >= _HOPELESS and not successes):
-            raise UsageError(
-                f"the script succeeded in {successes} of {successes + failures} episodes, {wanted} are wanted",
-                "ask for fewer demonstrations, for less noise, for a smaller p-perturb, or for longer episodes with "
-                "--env.episode-steps",
-            )
-        name = f"{perturbation.player}-{seed}-{place}"
-        rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(_STREAM, place)))
-        place += 1
-        if known is not None and name in known:
-            successes, failures = successes + known[name], failures + (not known[name])
-            continue
-        record = _play(env, task, name, perturbation, rng)
-        if isinstance(record, str):
-            without_script.add(record)
-            num_skipped += 1
-            if num_skipped >= _MOST_SKIPPED and not successes + failures:
-                fix = "choose a policy that is trained, or import demonstrations with rlvlm data import"
-                raise UsageError(f"no script could demonstrate: {', '.join(sorted(without_script))}", fix)
-            continue
-        successes, failures = successes + record.success, failures + (not record.success)
-        if record.success and successes % _TELL_EVERY == 0:
-            log(f"demonstrations: {successes} of {wanted}, {failures} failures left out")
-        yield record
-    if without_script:
-        log(f"not demonstrated, for want of a script: {', '.join(sorted(without_script))}")
-
-
-def _play(
-    env: ChunkEnv, task: str, name: str, perturbation: Perturbation, rng: np.random.Generator
-) -> EpisodeRecord | str:
-    """An episode of the script; where there is none for what is asked, the instruction."""
-    state_id = int(rng.integers(FIRST_HELD_OUT_STATE))
-    obs, info = env.reset(options={"state_id": state_id})
-    instruction = obs.instructions[0]
-    seen, chunks, steps, perturbed, rewards = [obs], [], [], [], 0.0
-    terminated = truncated = False
-    while not (terminated or truncated):
-        chunk = env.scripted_chunk(perturbation.noise, rng)
-        if chunk is None:
-            return instruction
-        perturbed.append(bool(perturbation.p_perturb and chunks and rng.random() < perturbation.p_perturb))
-        if perturbed[-1]:
-            chunk = chunks[rng.integers(len(chunks))]
-        obs, reward, terminated, truncated, info = env.step(chunk)
-        seen.append(obs)
-        chunks.append(chunk)
-        steps.append(info["steps"])
-        rewards += float(reward)
-    return EpisodeRecord(
-        id=name,
-        task=task,
-        kind="chunks",
-        seed=state_id,
-        player=perturbation.player,
-        goal=instruction,
-        env_return=rewards,
-        success=bool(info["success"]),
-        terminated=bool(terminated),
-        arrays={
-            "snapshots": np.concatenate([one.snapshots for one in seen]),
-            "proprio": np.concatenate([one.proprio for one in seen[:-1]]),
-            "actions": np.stack(chunks),
-            "steps": np.array(steps, np.int64),
-            **({"perturbed": np.array(perturbed)} if perturbation.p_perturb else {}),
-        },
-    )
-
-
-def collect_chunks(
-    env: ChunkEnv,
-    folder: DemonstrationFolder,
-    wanted: int,
-    perturbation: Perturbation,
-    seed: int,
-    log: Log = lambda line: None,
-) -> int:
-    """Plays until the folder has `wanted` successes of this seed and perturbation; returns how many episodes were new.
-
-    Arguments and errors are those of `scripted_episodes`; what is there already is not played again.
-    """
-    known = {record.id: record.success for record in folder.episodes()}
-    num_new = 0
-    for record in scripted_episodes(
-        env, folder.task, wanted=wanted, perturbation=perturbation, seed=seed, known=known, log=log
-    ):
-        folder.add(record)
-        num_new += 1
-    return num_new
 
 
 def kept_images(folder: DemonstrationFolder, record: EpisodeRecord) -> Frames:

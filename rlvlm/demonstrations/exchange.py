@@ -7,7 +7,7 @@ import json
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
@@ -48,7 +48,6 @@ def export_chats(
         what = f"{folder.path} holds {folder.kind} of {folder.task}, and chats are of turns"
         raise UsageError(what, "write a table with --form parquet")
     count, reasons = 0, Counter[str]()
-    build = _BUILDERS[form]
     with replacing(file) as partial, open(partial, "w") as stream:
         for record in folder.episodes():
             kept, left_out = select([record], config)
@@ -60,7 +59,7 @@ def export_chats(
                     )
                 step = record.steps[place]
                 images = [os.path.relpath(folder.picture_store.file(digest), file.parent) for digest in step.pictures]
-                chat = json.dumps(build(f"{record.id}-{place}", images, step), ensure_ascii=False)
+                chat = json.dumps(_chat(form, f"{record.id}-{place}", images, step), ensure_ascii=False)
                 opening = ("[\n" if not count else ",\n") if form == "llava" else ""
                 stream.write(opening + chat + ("" if form == "llava" else "\n"))
                 count += 1
@@ -109,20 +108,15 @@ def import_chats(file: Path, folder: DemonstrationFolder, player: str, images: P
     return counts
 
 
-def _llava(name: str, images: list[str], step: StepRecord) -> dict[str, Any]:
-    shown = _IMAGE * len(images) + "\n" + step.prompt
-    said = [{"from": "human", "value": shown}, {"from": "gpt", "value": step.text}]
-    return {"id": name, "image": images[0] if len(images) == 1 else images, "conversations": said}
-
-
-def _qwen(name: str, images: list[str], step: StepRecord) -> dict[str, Any]:
-    shown = [{"type": "image", "image": image} for image in images]
-    question = {"role": "user", "content": [*shown, {"type": "text", "text": step.prompt}]}
+def _chat(form: ChatFormat, name: str, images: list[str], step: StepRecord) -> dict[str, Any]:
+    """One question and its answer, as the trainers of LLaVA or of Qwen read them."""
+    if form == "llava":
+        shown = _IMAGE * len(images) + "\n" + step.prompt
+        said = [{"from": "human", "value": shown}, {"from": "gpt", "value": step.text}]
+        return {"id": name, "image": images[0] if len(images) == 1 else images, "conversations": said}
+    parts = [*({"type": "image", "image": image} for image in images), {"type": "text", "text": step.prompt}]
     answer = {"role": "assistant", "content": [{"type": "text", "text": step.text}]}
-    return {"id": name, "messages": [question, answer]}
-
-
-_BUILDERS: Mapping[str, Callable[[str, list[str], StepRecord], dict[str, Any]]] = {"llava": _llava, "qwen": _qwen}
+    return {"id": name, "messages": [{"role": "user", "content": parts}, answer]}
 
 
 def _chats(file: Path) -> Iterator[Any]:
@@ -241,11 +235,14 @@ def export_parquet(folder: DemonstrationFolder, file: Path) -> int:
     Raises:
         OSError: the disk refused.
     """
-    return write_parquet(file, SCHEMA, (row for record in folder.episodes() for row in _rows(record)))
 
+    def rows() -> Iterator[dict[str, Any]]:
+        for record in folder.episodes():
+            episode = {name: getattr(record, name) for name in ("task", "seed", "player", "goal", "env_return")}
+            episode |= {"episode": record.id, "episode_success": record.success}
+            # columns that are none of the schema's are left out
+            yield from [episode | {"step": place, **asdict(step)} for place, step in enumerate(record.steps)] or [
+                episode
+            ]
 
-def _rows(record: EpisodeRecord) -> list[dict[str, Any]]:
-    """Those of an episode's steps; columns that are none of the schema's are left out."""
-    episode = {name: getattr(record, name) for name in ("task", "seed", "player", "goal", "env_return")}
-    episode |= {"episode": record.id, "episode_success": record.success}
-    return [episode | {"step": place, **asdict(step)} for place, step in enumerate(record.steps)] or [episode]
+    return write_parquet(file, SCHEMA, rows())

@@ -11,7 +11,7 @@ from zipfile import BadZipFile
 import numpy as np
 from numpy.typing import NDArray
 
-from rlvlm.core.disk import append_whole, replacing, write_json, write_whole
+from rlvlm.core.disk import append_whole, replacing, write_json
 from rlvlm.core.errors import UsageError
 from rlvlm.demonstrations.records import DamagedRecord, EpisodeRecord, from_json, to_json
 from rlvlm.labels.images import ImageStore, image_digest
@@ -45,6 +45,7 @@ class DemonstrationFolder:
         """Settings of the env that the episodes were collected in, by name; empty where they are not known."""
         self.chunks: Mapping[str, Any] = about.get("chunks", {})
         """Of a task in chunks: what these look like, and how they were made of others' data, by name."""
+        self._lines = path / "episodes.jsonl"
         self.picture_store = ImageStore(path / "pictures")
         self.num_damaged = 0
         """Lines and files that were not believed when the episodes were last read."""
@@ -80,10 +81,16 @@ class DemonstrationFolder:
             raise ValueError(f"an id is up to 120 letters, digits and . _ -, got {record.id!r}")
         self.picture_store.keep((image_digest(picture), picture) for picture in pictures)
         if record.arrays:
-            with replacing(self._arrays_file(record.id)) as partial, open(partial, "wb") as stream:
+            with replacing(self.path / "arrays" / f"{record.id}.npz") as partial, open(partial, "wb") as stream:
                 np.savez_compressed(stream, allow_pickle=False, **dict(record.arrays))
         line = json.dumps(to_json(record), ensure_ascii=True, allow_nan=False, separators=(",", ":"))
-        append_whole(self._lines, self._break() + line.encode() + b"\n")
+        line_break = b""
+        if self.has_lines:
+            with open(self._lines, "rb") as file:
+                file.seek(-1, 2)
+                if file.read(1) != b"\n":  # a crash left half a line: the next one has to stand by itself
+                    line_break = b"\n"
+        append_whole(self._lines, line_break + line.encode() + b"\n")
 
     def episodes(self) -> Iterator[EpisodeRecord]:
         """All episodes, in the order they were added; of two with one id the first. Damaged ones are counted."""
@@ -95,7 +102,13 @@ class DemonstrationFolder:
             for line in lines:
                 try:
                     found = json.loads(line)
-                    record = from_json(found, self._arrays(found))
+                    arrays: dict[str, NDArray[Any]] = {}
+                    if found["arrays"]:
+                        if not _ID.fullmatch(str(found["id"])):  # a line may not be trusted: it could name any file
+                            raise DamagedRecord("its id cannot name a file")
+                        with np.load(self.path / "arrays" / f"{found['id']}.npz", allow_pickle=False) as file:
+                            arrays = {name: file[name] for name in found["arrays"]}
+                    record = from_json(found, arrays)
                 except _DAMAGES:
                     self.num_damaged += 1
                     continue
@@ -103,43 +116,10 @@ class DemonstrationFolder:
                     seen.add(record.id)
                     yield record
 
-    def _arrays(self, line: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
-        """The arrays of a line, which may not be trusted.
-
-        Raises:
-            DamagedRecord: the id is none of ours.
-            OSError, ValueError and others of `_DAMAGES`: the file is missing or damaged.
-        """
-        if not line["arrays"]:
-            return {}
-        if not _ID.fullmatch(str(line["id"])):
-            raise DamagedRecord("its id cannot name a file")
-        with np.load(self._arrays_file(line["id"]), allow_pickle=False) as file:
-            return {name: file[name] for name in line["arrays"]}
-
-    def _arrays_file(self, record_id: str) -> Path:
-        return self.path / "arrays" / f"{record_id}.npz"
-
     @property
     def has_lines(self) -> bool:
         """Whether an episode was ever added."""
         return self._lines.exists() and self._lines.stat().st_size > 0
-
-    @property
-    def _lines(self) -> Path:
-        return self.path / "episodes.jsonl"
-
-    def _break(self) -> bytes:
-        """A line break where a crash left half a line, so that the next one stands by itself."""
-        if not self.has_lines:
-            return b""
-        with open(self._lines, "rb") as file:
-            file.seek(-1, 2)
-            return b"" if file.read(1) == b"\n" else b"\n"
-
-    def write_card(self, text: str) -> None:
-        """Replaces `README.md`."""
-        write_whole(self.path / "README.md", text)
 
 
 def create_folder(

@@ -8,15 +8,12 @@ each action; OpenVLA's looked before. The file's name is that of the task; the s
 
 import json
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from rlvlm.core.errors import MachineError, UsageError
-from rlvlm.core.steps import Frames
 from rlvlm.demonstrations.trajectory import CutConfig, RobotTrajectory, Torn
 from rlvlm.envs.libero.tasks import SUITES, file_sentence, instruction_of
 
@@ -76,10 +73,6 @@ def _trajectory(path: Path, name: str, demo: Any, instruction: str, is_own: bool
         name=name,
         file=path,
         instruction=instruction,
-        look=partial(_look, cameras),
+        look=lambda steps: np.stack([camera[steps] for camera in cameras], axis=1),
         success=bool(np.max(demo["rewards"][()]) > 0) if "rewards" in demo else True,
     )
-
-
-def _look(cameras: list[Any], steps: NDArray[np.intp]) -> Frames:
-    return np.stack([camera[steps] for camera in cameras], axis=1)

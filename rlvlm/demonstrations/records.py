@@ -79,10 +79,7 @@ class EpisodeRecord:
 
 def to_json(record: EpisodeRecord) -> dict[str, Any]:
     """What goes into a line of `episodes.jsonl`: all but the arrays."""
-    return {
-        **{name: value for name, value in asdict(replace(record, arrays={})).items() if name != "arrays"},
-        "arrays": sorted(record.arrays),
-    }
+    return asdict(replace(record, arrays={})) | {"arrays": sorted(record.arrays)}
 
 
 def from_json(line: Any, arrays: Mapping[str, NDArray[Any]]) -> EpisodeRecord:
@@ -97,22 +94,17 @@ def from_json(line: Any, arrays: Mapping[str, NDArray[Any]]) -> EpisodeRecord:
         last = tuple(fields.pop("last_pictures", ()))
         fields.pop("arrays", None)
         record = EpisodeRecord(**fields, steps=steps, last_pictures=last, arrays=arrays)
-        _check(record)
+        texts = [record.id, record.task, record.kind, record.player, record.goal]
+        texts += [text for step in record.steps for text in (step.prompt, step.text, *step.pictures)]
+        if not all(isinstance(text, str) for text in texts):
+            raise TypeError("a text is wanted")
+        numbers = [record.env_return, record.seed]
+        numbers += [number for step in record.steps for number in (step.env_reward, step.progress)]
+        if not all(isinstance(number, int | float) and math.isfinite(number) for number in numbers):
+            raise ValueError("a finite number is wanted")
     except (TypeError, KeyError, ValueError) as error:
         raise DamagedRecord(f"no record of an episode: {error}") from error
     return record
-
-
-def _check(record: EpisodeRecord) -> None:
-    """Raises TypeError or ValueError for values that no writer of ours writes."""
-    texts = [record.id, record.task, record.kind, record.player, record.goal]
-    texts += [text for step in record.steps for text in (step.prompt, step.text, *step.pictures)]
-    if not all(isinstance(text, str) for text in texts):
-        raise TypeError("a text is wanted")
-    numbers = [record.env_return, record.seed]
-    numbers += [number for step in record.steps for number in (step.env_reward, step.progress)]
-    if not all(isinstance(number, int | float) and math.isfinite(number) for number in numbers):
-        raise ValueError("a finite number is wanted")
 
 
 def to_token_episode(record: EpisodeRecord, env: TurnEnv) -> TokenEpisode:

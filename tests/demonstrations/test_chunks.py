@@ -10,12 +10,12 @@ from rlvlm.core.errors import UsageError
 from rlvlm.demonstrations.card import write_card
 from rlvlm.demonstrations.collect import (
     Perturbation,
-    collect_chunks,
+    collect,
     folder_form,
     form_of,
     is_whole,
     kept_images,
-    scripted_episodes,
+    play_episodes,
 )
 from rlvlm.demonstrations.folder import DemonstrationFolder, create_folder, open_folder
 from rlvlm.envs.config import EnvConfig
@@ -38,7 +38,7 @@ def contents(folder: DemonstrationFolder) -> dict[str, tuple[int, bytes]]:
 
 def test_what_is_kept_leads_to_what_was_reached(tmp_path: Path) -> None:
     one, folder = world(), folder_at(tmp_path / "d")
-    assert collect_chunks(one, folder, 3, Perturbation(noise=0.05), seed=2) == 3
+    assert collect(one, Perturbation(noise=0.05), folder, 3, seed=2) == 3
     for record in open_folder(tmp_path / "d").episodes():
         assert record.success and record.terminated and record.env_return == 1 and is_whole(record, form_of(one))
         assert record.seed < FIRST_HELD_OUT_STATE
@@ -55,19 +55,19 @@ def test_what_is_kept_leads_to_what_was_reached(tmp_path: Path) -> None:
 
 def test_a_stopped_collection_goes_on_as_if_it_had_not_been(tmp_path: Path) -> None:
     whole, parts = folder_at(tmp_path / "whole"), folder_at(tmp_path / "parts")
-    collect_chunks(world(), whole, 5, Perturbation(noise=0.05), seed=0)
-    collect_chunks(world(), parts, 2, Perturbation(noise=0.05), seed=0)
+    collect(world(), Perturbation(noise=0.05), whole, 5, seed=0)
+    collect(world(), Perturbation(noise=0.05), parts, 2, seed=0)
     with open(tmp_path / "parts" / "episodes.jsonl", "ab") as file:
         file.write(b'{"id": "script-noi')  # half a line, as a crash leaves it
-    assert collect_chunks(world(), open_folder(tmp_path / "parts"), 5, Perturbation(noise=0.05), seed=0) == 3
+    assert collect(world(), Perturbation(noise=0.05), open_folder(tmp_path / "parts"), 5, seed=0) == 3
     assert contents(parts) == contents(whole) and list(contents(parts)) == list(contents(whole))
-    assert collect_chunks(world(), parts, 5, Perturbation(noise=0.05), seed=0) == 0
-    assert collect_chunks(world(), parts, 1, Perturbation(noise=0.05), seed=1) == 1, "another seed adds its own"
+    assert collect(world(), Perturbation(noise=0.05), parts, 5, seed=0) == 0
+    assert collect(world(), Perturbation(noise=0.05), parts, 1, seed=1) == 1, "another seed adds its own"
 
 
 def test_a_script_that_is_led_astray_shows_how_to_go_on() -> None:
     one = world(64)
-    records = list(scripted_episodes(one, "push_block", wanted=6, perturbation=Perturbation(p_perturb=0.4), seed=0))
+    records = list(play_episodes(one, Perturbation(p_perturb=0.4), "push_block", wanted=6, seed=0))
     assert {record.player for record in records} == {"script-perturb-0.4"}
     assert sum(record.arrays["perturbed"].sum() for record in records) > 3
     for record in records:
@@ -79,13 +79,13 @@ def test_a_script_that_is_led_astray_shows_how_to_go_on() -> None:
             earlier = any(np.array_equal(chunk, before) for before in actions[:index])
             assert earlier if is_stray else np.array_equal(chunk, wanted)
             one.step(chunk)
-    calm = next(iter(scripted_episodes(one, "push_block", wanted=1, perturbation=Perturbation(), seed=0)))
+    calm = next(iter(play_episodes(one, Perturbation(), "push_block", wanted=1, seed=0)))
     assert "perturbed" not in calm.arrays and calm.player == "script"
 
 
 def test_failures_are_kept_beside_the_successes_that_are_wanted(tmp_path: Path) -> None:
     folder = folder_at(tmp_path)
-    num = collect_chunks(world(14), folder, 6, Perturbation(noise=0.3), seed=0)  # some pushes take longer than 14 steps
+    num = collect(world(14), Perturbation(noise=0.3), folder, 6, seed=0)  # some pushes take longer than 14 steps
     records = list(folder.episodes())
     assert len(records) == num > 6 and sum(record.success for record in records) == 6
     counts = write_card(folder)
@@ -98,7 +98,7 @@ def test_failures_are_kept_beside_the_successes_that_are_wanted(tmp_path: Path) 
 
 def test_equal_seeds_play_equal_episodes_and_others_do_not() -> None:
     def actions(seed: int, noise: float) -> list[bytes]:
-        played = scripted_episodes(world(), "push_block", wanted=2, perturbation=Perturbation(noise=noise), seed=seed)
+        played = play_episodes(world(), Perturbation(noise=noise), "push_block", wanted=2, seed=seed)
         return [record.arrays["actions"].tobytes() for record in played]
 
     assert actions(0, 0.1) == actions(0, 0.1) != actions(1, 0.1)
@@ -109,7 +109,7 @@ def test_a_folder_has_one_form(tmp_path: Path) -> None:
     other = asdict(replace(form_of(world()), chunk_steps=4))
     create_folder(tmp_path / "d", "push_block", "chunks", chunks=other)
     folder = folder_at(tmp_path / "d")  # nothing came of the first
-    collect_chunks(world(), folder, 1, Perturbation(), seed=0)
+    collect(world(), Perturbation(), folder, 1, seed=0)
     with pytest.raises(UsageError, match="chunk_steps 8, not 4"):
         create_folder(tmp_path / "d", "push_block", "chunks", chunks=other)
     assert folder_form(open_folder(tmp_path / "d")) == form_of(world())
@@ -120,7 +120,7 @@ def test_a_folder_has_one_form(tmp_path: Path) -> None:
 
 def test_arrays_of_other_shapes_and_strange_numbers_are_not_whole(tmp_path: Path) -> None:
     folder = folder_at(tmp_path)
-    collect_chunks(world(), folder, 1, Perturbation(noise=0.0), seed=0)
+    collect(world(), Perturbation(noise=0.0), folder, 1, seed=0)
     (record,) = folder.episodes()
     form = form_of(world())
     arrays = dict(record.arrays)
@@ -140,7 +140,7 @@ def test_kept_images_come_back_or_are_missed_by_name(tmp_path: Path) -> None:
     one = world()
     form = form_of(one, image_px=24)
     folder = create_folder(tmp_path, "push_block", "chunks", chunks=asdict(form))
-    (played,) = scripted_episodes(one, "push_block", wanted=1, perturbation=Perturbation(), seed=0)
+    (played,) = play_episodes(one, Perturbation(), "push_block", wanted=1, seed=0)
     images = one.draw(played.arrays["snapshots"][:-1], 24)
     arrays = {name: played.arrays[name] for name in ("actions", "proprio", "steps")}
     arrays["pictures"] = np.array([[image_digest(image)] for image in images])

@@ -211,7 +211,7 @@ def test_damage_costs_one_episode_and_is_counted(tmp_path: Path) -> None:
     not_a_number = lines[3].replace(b'"env_return":1.0', b'"env_return":NaN')
     (tmp_path / "arrays" / f"{ids[1]}.npz").write_bytes(b"torn")
     (tmp_path / "episodes.jsonl").write_bytes(lines[0] + lines[1] + nested + stolen + not_a_number + lines[2][:40])
-    record = play(made("number_line"), ScriptedExpert(), "number_line", 7)[0]
+    record = play(made("number_line"), ScriptedExpert(), "number_line", 7)
     folder.add(record)
     assert [found.id for found in folder.episodes()] == [ids[0], record.id]
     assert folder.num_damaged == 5

@@ -20,7 +20,7 @@ from PIL import Image
 from rlvlm.cli import main
 from rlvlm.core.errors import UsageError
 from rlvlm.core.steps import FloatArray, Frames
-from rlvlm.demonstrations.collect import Perturbation, folder_form, is_whole, kept_images, scripted_episodes
+from rlvlm.demonstrations.collect import Perturbation, folder_form, is_whole, kept_images, play_episodes
 from rlvlm.demonstrations.folder import DemonstrationFolder, open_folder
 from rlvlm.demonstrations.import_trajectories import Source, import_trajectories
 from rlvlm.demonstrations.libero_hdf5 import read_libero
@@ -214,7 +214,7 @@ def test_an_episode_of_libero_goes_out_as_a_file_comes_back_and_can_be_played(tm
     """Seen through both cameras at every chunk, in robosuite's units, as OpenVLA's files have it."""
     pytest.importorskip("robosuite")
     world: Any = make_env("libero_object/0", task_env("libero_object/0"), 0)
-    (played,) = scripted_episodes(world, "libero_object/0", wanted=1, perturbation=Perturbation(noise=0.02), seed=0)
+    (played,) = play_episodes(world, Perturbation(noise=0.02), "libero_object/0", wanted=1, seed=0)
     count = len(played.arrays["actions"])
     images = np.stack([world.draw(played.arrays["snapshots"][:count], PX, camera) for camera in world.cameras], axis=1)
     actions = played.arrays["actions"].reshape(-1, 7)[: played.arrays["steps"].sum()]

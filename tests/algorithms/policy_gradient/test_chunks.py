@@ -18,7 +18,7 @@ from rlvlm.core import metrics
 from rlvlm.core.episodes import TokenEpisode
 from rlvlm.core.errors import JudgeUnavailable, UsageError
 from rlvlm.core.judging import Clip, Score
-from rlvlm.demonstrations.collect import Perturbation, collect_chunks, form_of, scripted_episodes
+from rlvlm.demonstrations.collect import Perturbation, collect, form_of, play_episodes
 from rlvlm.demonstrations.folder import create_folder
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.registry import make_env
@@ -105,7 +105,7 @@ def test_a_collected_folder_teaches_what_the_run_would_have_shown_itself(build: 
     form = asdict(form_of(world))
     env = asdict(EnvConfig(episode_steps=40))
     folder = create_folder(tmp_path / "d", "push_block", "chunks", env=env, chunks=form)
-    collect_chunks(world, folder, 20, Perturbation(noise=ChunkSFTConfig().noise), seed=3)
+    collect(world, Perturbation(noise=ChunkSFTConfig().noise), folder, 20, seed=3)
     told: list[str] = []
     reading, playing = build(seed=3, data=str(tmp_path / "d")), build(seed=3)
     reading.prepare(told.append)
@@ -150,7 +150,7 @@ def test_a_policy_learns_from_images_that_were_kept_and_refuses_others(build: Bu
         kept = asdict(form_of(world, image_px=16)) | form
         folder = create_folder(tmp_path / name, task, "chunks", chunks=kept)
         perturbation = Perturbation(noise=ChunkSFTConfig().noise)
-        for record in scripted_episodes(world, task, wanted=20, perturbation=perturbation, seed=0):
+        for record in play_episodes(world, perturbation, task, wanted=20, seed=0):
             images = world.draw(record.arrays["snapshots"][:-1], 16)
             arrays = {key: record.arrays[key] for key in ("actions", "proprio", "steps")}
             digests = np.array([[image_digest(image)] for image in images])

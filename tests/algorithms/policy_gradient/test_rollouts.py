@@ -15,7 +15,7 @@ from rlvlm.core.chunks import ChunkObs
 from rlvlm.core.episodes import Observations, TokenEpisode
 from rlvlm.core.errors import UsageError
 from rlvlm.core.steps import FloatArray, Frames
-from rlvlm.demonstrations.collect import Perturbation, scripted_episodes
+from rlvlm.demonstrations.collect import Perturbation, play_episodes
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.env import FIRST_HELD_OUT_STATE
 from rlvlm.envs.push_block import PushBlock, PushBlocks, observed
@@ -157,7 +157,7 @@ def test_imitation_learns_what_the_script_shows() -> None:
 
 def test_what_led_the_script_astray_is_not_learned_from() -> None:
     perturbation = Perturbation(p_perturb=0.4)
-    records = list(scripted_episodes(env(64), "", wanted=5, perturbation=perturbation, seed=3))
+    records = list(play_episodes(env(64), perturbation, "", wanted=5, seed=3))
     won = [record.arrays for record in records if record.success]
     shown = demonstrate(env(64), ChunkSFTConfig(episodes=5, noise=0.0, p_perturb=0.4), 3)
     perturbed = np.concatenate([arrays["perturbed"] for arrays in won])
