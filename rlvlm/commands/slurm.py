@@ -20,6 +20,7 @@ from rlvlm.core.disk import shipped
 from rlvlm.core.errors import EXIT_DONE, MachineError, UsageError
 from rlvlm.runs.config import RunConfig
 from rlvlm.runs.folder import default_path
+from rlvlm.runs.preflight import networks_of
 
 BODY = "# ---- below this line the copies are alike ----\n"
 """Where the part of the template begins that every job's script has."""
@@ -120,7 +121,7 @@ def _check_machine(job: SlurmConfig, config: RunConfig) -> None:
         fix = f"--gpus-per-node {math.ceil(wanted / job.nodes)}, before the --"
         parts = " and ".join(f"{name} {count:g}" for name, count in config.wanted_gpus.items())
         raise UsageError(f"the run asks for {wanted:g} GPUs ({parts}), the job for {there}", fix)
-    named = [(model, revision) for _, model, revision in config.networks.values() if model]
+    named = [(model, revision) for _, model, revision in networks_of(config).values() if model]
     if has_judge and config.judge.wants_weights:
         named.append((config.judge.model, config.judge.revision))
     if not job.offline or not named:

@@ -79,13 +79,31 @@ _PAGE_EPISODES, _PAGE_PX = 24, 128
 
 @contextmanager
 def open_algorithm(config: RunConfig, make_judge: MakeJudge | None) -> Iterator[RunAlgorithm]:
-    """The algorithm of a run, ready to train or to be restored; it is stopped when the context closes."""
+    """The algorithm of a run, ready to train or to be restored; it is stopped when the context closes, and so is the
+    Serve app that samples for it.
+    """
+    algo, policy, engine = config.algo, config.policy, config.engine
+    # SAC's batches of 256 are too small to share: two threads are slower than one
+    torch.set_num_threads(1 if isinstance(algo, SACConfig) else algo.threads)
     with ExitStack() as stack:
-        if isinstance(config.algo, SACConfig):
-            settings = sac_settings(config, make_judge)
-        else:
-            settings = token_settings(config, make_judge, stack)
-        yield stack.enter_context(built(settings))
+        make_engine = None
+        if engine and engine.num_replicas:
+            assert isinstance(policy, PolicyConfig) and isinstance(algo, PPOConfig), "the algorithm's sections"
+            slot = make_slot(config.task, config.env)
+            num_actions = len(slot.env.action_names)
+            slot.env.close()
+            app = stack.enter_context(
+                running_policy(
+                    policy,
+                    num_actions,
+                    engine.placement,
+                    config.task,
+                    batch_size=-(-algo.num_envs // engine.num_replicas),
+                    vllm=engine.vllm if engine.backend == "vllm" else None,
+                )
+            )
+            make_engine = partial(ServedEngine, app, config=engine)
+        yield stack.enter_context(built(algorithm_settings(config, make_judge, make_engine)))
 
 
 @contextmanager
@@ -101,54 +119,40 @@ def built(settings: AlgorithmConfig) -> Iterator[Any]:
         shutil.rmtree(str(algorithm.logdir), ignore_errors=True)
 
 
-def sac_settings(config: RunConfig, make_judge: MakeJudge | None) -> AlgorithmConfig:
-    """SAC with a reward that is learned, judged or the env's own."""
-    assert isinstance(config.algo, SACConfig) and isinstance(config.reward, StepRewardConfig)
-    assert config.feedback and config.reward_model
-    torch.set_num_threads(1)  # batches of 256 are too small to share: two threads are slower than one
-    settings = SACPebbleConfig().envs(task=config.task, env_settings=config.env).learning(sac=config.algo)
-    settings.rewards(
-        reward=config.reward,
-        feedback=config.feedback,
-        reward_model=config.reward_model,
-        judge=config.judge,
-        goal=config.judge_goal,
-        make_judge=make_judge,
-        total_steps=config.steps,
-    )
-    return settings.debugging(seed=config.seed)
+def algorithm_settings(
+    config: RunConfig, make_judge: MakeJudge | None, make_engine: Callable[[], ServedEngine] | None = None
+) -> AlgorithmConfig:
+    """RLlib's settings of a run's algorithm; `validate()` of them needs no Ray.
 
-
-def token_settings(config: RunConfig, make_judge: MakeJudge | None, stack: ExitStack) -> AlgorithmConfig:
-    """PPO or GRPO of a policy that answers in text or acts in chunks; the Serve app of its engine lasts as long as
-    `stack`.
+    Args:
+        config: of the run.
+        make_judge: makes the judge's client in the process that asks; None where nobody is asked.
+        make_engine: likewise of what samples for a policy that answers; None samples in the run's own process.
     """
     algo, reward, policy = config.algo, config.reward, config.policy
-    assert isinstance(algo, PolicyGradientConfig) and isinstance(reward, TurnRewardConfig)
-    torch.set_num_threads(algo.threads)
+    if isinstance(algo, SACConfig):
+        assert isinstance(reward, StepRewardConfig) and config.feedback and config.reward_model, "SAC's sections"
+        settings = SACPebbleConfig().envs(task=config.task, env_settings=config.env).learning(sac=algo)
+        settings.rewards(
+            reward=reward,
+            feedback=config.feedback,
+            reward_model=config.reward_model,
+            judge=config.judge,
+            goal=config.judge_goal,
+            make_judge=make_judge,
+            total_steps=config.steps,
+        )
+        return settings.debugging(seed=config.seed)
+    assert isinstance(reward, TurnRewardConfig), "the algorithm's section"
     settings = PPOAlgorithmConfig() if isinstance(algo, PPOConfig) else GRPOAlgorithmConfig()
     settings.envs(task=config.task, env_settings=config.policy_env if isinstance(policy, VLAConfig) else config.env)
     if isinstance(policy, VLAConfig):
         settings.acting(policy=policy).rewards(judge_env=config.judge_env)
     else:
-        assert isinstance(policy, PolicyConfig) and config.engine
+        assert isinstance(policy, PolicyConfig), "the algorithm's section"
         settings.acting(make_policy=partial(make_policy, policy.in_run(config.seed)))
-        engine = config.engine
-        if engine.num_replicas:
-            slot = make_slot(config.task, config.env)
-            num_actions = len(slot.env.action_names)
-            slot.env.close()
-            app = stack.enter_context(
-                running_policy(
-                    policy,
-                    num_actions,
-                    engine.placement,
-                    config.task,
-                    batch_size=-(-algo.num_envs // engine.num_replicas),
-                    vllm=engine.vllm if engine.backend == "vllm" else None,
-                )
-            )
-            settings.acting(make_engine=partial(ServedEngine, app, config=engine))
+        if make_engine:
+            settings.acting(make_engine=make_engine)
     settings.rewards(
         reward=reward,
         goal=config.goal,

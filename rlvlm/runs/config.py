@@ -5,7 +5,7 @@ Imports only the packages' config files, never torch or ray: `rlvlm --help` star
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from dataclasses import dataclass, field, fields, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeVar
@@ -16,17 +16,15 @@ from rlvlm.algorithms.policy_gradient.config import GRPOConfig, PolicyGradientCo
 from rlvlm.algorithms.sac_pebble.config import SACConfig
 from rlvlm.algorithms.sft_config import ChunkSFTConfig, ReplySFTConfig
 from rlvlm.core.errors import UsageError
-from rlvlm.core.plugins import is_reference, load_object
 from rlvlm.core.yaml_text import read_yaml
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.registry import check_unused, is_used, task_goal, task_goal_state
 from rlvlm.judges.config import JudgeConfig
-from rlvlm.pocket.models import VIDEO_FRAME_PX, VIDEO_NUM_FRAMES, known_tasks
 from rlvlm.policies.vla.config import VLAConfig
 from rlvlm.policies.vlm.config import PolicyConfig
 from rlvlm.preferences.config import FeedbackConfig, RewardModelConfig, check_learning, published_name
 from rlvlm.rewards.config import ChunkRewardConfig, RewardConfig, StepRewardConfig, TurnRewardConfig
-from rlvlm.runs.settings import read_like, to_yaml
+from rlvlm.runs.settings import flat, read_like, to_yaml
 from rlvlm.serving.config import PlacementConfig, ServedEngineConfig
 
 
@@ -77,8 +75,6 @@ SECTIONS: dict[str, dict[str, type]] = {
     "grpo": {"reward": ChunkRewardConfig, "policy": VLAConfig, "sft": ChunkSFTConfig},
 }
 """What a run has beside the sections of all runs, by its algorithm; those of other algorithms are None."""
-_FORMER = {"preference": "sac", "policy": "ppo", "vla": "grpo"}
-"""Values of the key `pipeline`, which stood in its place up to rlvlm 0.1."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -138,8 +134,10 @@ class RunConfig:
             raise ValueError(f"steps must be >= 1, got {self.steps}")
         if not 0 <= self.seed < 2**32:
             raise ValueError(f"seed must be 0 to 2^32 - 1, got {self.seed}")
-        if names := ", ".join(_not_numbers(self)):  # every comparison with a bound lets NaN pass
-            raise ValueError(f"{names} must be a number, got nan")
+        # every comparison with a bound lets NaN pass, and NaN alone differs from itself
+        leaves = {name: value if isinstance(value, list) else [value] for name, value in flat(self).items()}
+        if names := [name for name, values in leaves.items() if any(value != value for value in values)]:
+            raise ValueError(f"{', '.join(names)} must be a number, got nan")
         check_unused(self.task, self.env)
         judge, api = self.judge, self.judge.api
         longest_s = math.ceil(judge.batch_size / api.concurrency) * api.deadline_s
@@ -172,13 +170,10 @@ class RunConfig:
         return min(sessions * feedback.queries, feedback.max_queries)
 
     @property
-    def num_workers(self) -> int:
-        """Processes beside the learner's for which the run needs a place: env runners, learners, engines."""
-        return len(self.worker_places)
-
-    @property
     def worker_places(self) -> tuple[dict[str, float], ...]:
-        """What Ray has to set aside for each of them: a core, or a learner's GPU, with which RLlib asks for no core."""
+        """What Ray has to set aside for each process beside the run's own: a core for an env runner or an engine; for a
+        learner a core, or its GPU, with which RLlib asks for no core.
+        """
         replicas = self.engine.num_replicas if self.engine else 0
         cores = self.algo.env_runners + replicas + bool(replicas)  # Serve's own actors need a place too
         if isinstance(self.algo, SACConfig):
@@ -197,119 +192,14 @@ class RunConfig:
             found["the policy's replicas"] = self.engine.num_gpus * self.engine.num_replicas
         return {name: count for name, count in found.items() if count}
 
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """What a user should know before the run starts; nothing of it stops one."""
-        feedback, reward = self.feedback, self.reward
-        if (
-            feedback
-            and isinstance(reward, StepRewardConfig)
-            and reward.is_learned
-            and self.steps <= feedback.first_step
-        ):
-            return (
-                f"nobody will be asked: the first feedback is due at step {feedback.first_step:,} "
-                f"(--feedback.first-step), and the run ends at step {self.steps:,} (--steps)",
-            )
-        if isinstance(reward, ChunkRewardConfig) and self.asks_judge and self.task in known_tasks("video"):
-            is_other = bool(self.serve.app) or not self.judge.ships_weights
-            shown = (reward.num_frames, reward.frame_px, reward.flip_images)
-            if is_other and shown == (VIDEO_NUM_FRAMES, VIDEO_FRAME_PX, False):
-                return (
-                    f"the judge is shown {VIDEO_NUM_FRAMES} mirrored frames of {VIDEO_FRAME_PX} pixels, as the pocket "
-                    "video judge was trained on; for another: --reward.num-frames 8 --reward.frame-px 224 "
-                    "--reward.flip-images",
-                )
-        return ()
-
-    @property
-    def unused_settings(self) -> dict[str, str]:
-        """Patterns of settings that have no effect in this run, with the setting that is why. A recipe may have them
-        all the same; whoever sets one on the command line gets an error.
-        """
-        return {pattern: why for holds, why, patterns in _without_effect(self) if holds for pattern in patterns}
-
     def why_unused(self, name: str) -> str | None:
-        """The setting that leaves the one of that dotted name without effect; None where it has one."""
-        return next((why for pattern, why in self.unused_settings.items() if fnmatchcase(name, pattern)), None)
-
-    @property
-    def judge_knows(self) -> list[str]:
-        """The tasks of which the judge knows this run's kind of question; empty where it is a general model."""
-        if isinstance(self.reward, StepRewardConfig):
-            return list(known_tasks()) if self.judge.knows_few_tasks else []
-        if isinstance(self.algo, PPOConfig) or not self.judge.ships_weights:
-            return []
-        if not self.judge.model:  # that of pairs scores no episode, the others do
-            return [*known_tasks("scorer"), *known_tasks("video")]
-        return list(known_tasks(self.judge.model))
-
-    @property
-    def models(self) -> dict[str, str]:
-        """The models that the run loads, by the setting that names each: a hub name, a folder, or empty."""
-        found = {"judge.model": self.judge.model} if self.asks_judge else {}
-        return found | ({"policy.model": self.policy.model} if self.policy else {})
-
-    @property
-    def folders(self) -> dict[str, tuple[str, str]]:
-        """Folders that the run reads, by the setting that names each: the path, and the file that one must hold."""
-        found = {}
-        if isinstance(self.policy, PolicyConfig):
-            found["policy.adapter"] = (self.policy.adapter, "adapter_config.json")
-        if self.sft:
-            weights = "body.safetensors" if isinstance(self.sft, ReplySFTConfig) else "algorithm/policy.safetensors"
-            found["sft.demonstrations"] = (self.sft.demonstrations, "demonstrations.json")
-            found["sft.start_from"] = (self.sft.start_from, weights)
-        return {name: (path, holds) for name, (path, holds) in found.items() if path}
-
-    def check_files(self) -> None:
-        """Passes where the files that settings name can be read.
-
-        Raises:
-            UsageError: says which cannot, and what it should hold.
+        """The setting that leaves the one of that dotted name without effect; None where it has one. A recipe may have
+        such a setting all the same; whoever sets one on the command line gets an error.
         """
-        if isinstance(self.sft, ChunkSFTConfig) and self.sft.demonstrations:
-            from rlvlm.demonstrations.folder import open_folder  # numpy is not for those who only ask for help
-
-            open_folder(Path(self.sft.demonstrations).expanduser()).check_task(self.task)
-        if isinstance(self.algo, PolicyGradientConfig):  # as below; torch is needed by every run
-            from rlvlm.algorithms.policy_gradient.advantages import find_estimator
-            from rlvlm.algorithms.policy_gradient.losses import find_policy_loss
-
-            find_estimator(self.algo.advantage.estimator)
-            find_policy_loss(self.algo.loss.policy)
-        if isinstance(self.reward, StepRewardConfig):
-            for name in ("source", "teacher"):  # an object of the user's own breaks now, and not once Ray has started
-                if is_reference(reference := getattr(self.reward, name)):
-                    load_object(reference, f"reward.{name}")
-        if self.feedback and self.feedback.measured:
-            from rlvlm.preferences.teachers import read_shares  # likewise
-
-            try:
-                read_shares(Path(self.feedback.measured))
-            except ValueError as error:
-                raise UsageError(str(error), "rlvlm judge-report writes one") from error
-
-    @property
-    def networks(self) -> dict[str, tuple[str, str, str]]:
-        """Networks in the run's own process, by the section of the command line that names each: device, model (a hub
-        name or a folder; empty where it needs none) and the model's revision.
-        """
-        match self.policy:
-            case None:
-                found = {"algo": (self.algo.device, "", "")} if isinstance(self.algo, SACConfig) else {}
-                if self.reward_model and isinstance(self.reward, StepRewardConfig) and self.reward.is_learned:
-                    found["reward-model"] = (self.reward_model.device, "", "")
-            case PolicyConfig() as policy:  # it plays in the run's own process even where others learn
-                found = {"policy": (policy.device, policy.model, policy.revision)}
-            case VLAConfig() as policy:
-                found = {}
-                if isinstance(self.algo, GRPOConfig) and not self.algo.num_learners:
-                    found["algo"] = (self.algo.device, "", "")
-                if policy.model:  # a checkpoint plays in the run's own process even where others learn
-                    found["policy.openvla"] = (policy.openvla.device, "", "")
-                    found["policy"] = ("auto", policy.model, policy.revision)
-        return found
+        for holds, why, patterns in _without_effect(self):
+            if holds and any(fnmatchcase(name, pattern) for pattern in patterns):
+                return why
+        return None
 
     @property
     def reward_name(self) -> str:
@@ -324,25 +214,17 @@ class RunConfig:
         return self.goal or (task_goal_state if self.judge.reads_states else task_goal)(self.task)
 
     @property
-    def env_name(self) -> str:
-        """How the env is set up, for the run's card."""
-        scene = "" if self.policy else f"start {self.env.start}, robot {self.env.robot}, "
-        return f"{scene}{self.env.episode_steps} steps per episode"
-
-    @property
     def policy_env(self) -> EnvConfig:
         """The env that is played, drawn as the policy wants it: lightly for the pocket VLA, which learns from such
         images, and for any other as the benchmark draws it.
         """
         is_pocket = not isinstance(self.policy, VLAConfig) or not self.policy.model
-        return self._drawn_for(is_pocket)
+        return self.env.drawn_for(is_pocket) if is_used(self.task, "look") else self.env
 
     @property
     def judge_env(self) -> EnvConfig:
         """The same env, drawn as the judge wants it."""
-        return self._drawn_for(not self.asks_judge or (self.judge.ships_weights and not self.serve.app))
-
-    def _drawn_for(self, is_pocket: bool) -> EnvConfig:
+        is_pocket = not self.asks_judge or (self.judge.ships_weights and not self.serve.app)
         return self.env.drawn_for(is_pocket) if is_used(self.task, "look") else self.env
 
     def labels(self, own: Path) -> Path:
@@ -483,7 +365,7 @@ def read_config_text(text: str, name: str = "the configuration") -> RunConfig:
     tree: Any = read_yaml(text, name)
     named = "sac"
     if isinstance(tree, dict):
-        named = str(tree.pop("algorithm", _FORMER.get(str(tree.pop("pipeline", "preference")), "")))
+        named = str(tree.pop("algorithm", named))
     if named not in ALGORITHMS:
         raise UsageError(
             f"{name} is for an algorithm {named!r}; known here: {', '.join(ALGORITHMS)}",
@@ -493,18 +375,6 @@ def read_config_text(text: str, name: str = "the configuration") -> RunConfig:
         return read_like(RunConfig(task="", algo=ALGORITHMS[named]()), tree)
     except UsageError as error:
         raise UsageError(f"{name}: {error}", error.fix) from error
-
-
-def _not_numbers(section: Any, place: str = "") -> Iterator[str]:
-    """Names of all settings, of sections within sections too, that are NaN."""
-    for one in fields(section):
-        value, name = getattr(section, one.name), f"{place}{one.name}"
-        if is_dataclass(value):
-            yield from _not_numbers(value, f"{name}.")
-        elif any(
-            isinstance(part, float) and math.isnan(part) for part in (value if isinstance(value, tuple) else (value,))
-        ):
-            yield name
 
 
 Section = TypeVar("Section")

@@ -1,16 +1,21 @@
-"""What a run checks before it starts: whatever would otherwise stop it after it has begun, with the fix."""
+"""The one preflight of a run, before Ray starts: whatever would otherwise stop it after it has begun, with the fix."""
 
 import os
 import socket
 from pathlib import Path
+from typing import NoReturn
 
+from rlvlm.algorithms.policy_gradient.config import PolicyGradientConfig, PPOConfig
 from rlvlm.algorithms.sac_pebble.config import SACConfig
-from rlvlm.algorithms.sft_config import NO_EXPERT_FIX, ReplySFTConfig
+from rlvlm.algorithms.sft_config import NO_EXPERT_FIX, ChunkSFTConfig, ReplySFTConfig
 from rlvlm.core.errors import JudgeUnavailable, MachineError, ModelUnavailable, UsageError, first_line
-from rlvlm.envs.registry import make_env, task_has_expert, tasks_without_expert
+from rlvlm.core.plugins import is_reference, load_object
+from rlvlm.envs.registry import few_starts, make_env, task_has_expert, tasks_without_expert
 from rlvlm.envs.rendering import FIX, ensure_renderer, try_renderer
-from rlvlm.pocket.models import shipped_folder, weights_folder
+from rlvlm.pocket.models import VIDEO_FRAME_PX, VIDEO_NUM_FRAMES, known_tasks, shipped_folder, weights_folder
 from rlvlm.policies.vla.config import VLAConfig
+from rlvlm.policies.vlm.config import PolicyConfig
+from rlvlm.rewards.config import ChunkRewardConfig, StepRewardConfig
 from rlvlm.runs.config import RunConfig
 from rlvlm.runs.environment import gpu_names
 
@@ -22,12 +27,12 @@ POCKET_FIX = "reinstall rlvlm, or make them anew as rlvlm/pocket/judge/CARD.md s
 
 
 def check_before_run(config: RunConfig) -> None:
-    """Raises what would otherwise stop the run after it has begun.
+    """Raises what would otherwise stop the run after it has begun; cheap and certain things first.
 
     Raises:
-        UsageError: the judge knows nothing of this task, nobody plays the demonstrations that are wanted, a model's
-            folder is missing or holds none, another folder is missing, a file cannot be read, the hub does not have a
-            policy's model or cannot be reached, or the judge's store is none that can be used.
+        UsageError: the judge knows nothing of this task, nobody plays the demonstrations that are wanted, a folder or
+            file that settings name is missing or holds something else, the hub does not have a policy's model or cannot
+            be reached, the judge's store is none that can be used, or the algorithm refuses its settings.
         JudgeUnavailable: the judge's weights, key, client or environment are missing.
         MachineError: no renderer, a GPU is named that is not there or is too small for the policy, the dashboard's port
             is taken, or nothing answers at RAY_ADDRESS.
@@ -35,11 +40,84 @@ def check_before_run(config: RunConfig) -> None:
     if config.asks_judge:
         _check_judge(config)
     cluster_address()
+    _check_models(config)
     _check_folders(config)
-    config.check_files()
-    for section, network in config.networks.items():
+    _check_objects(config)
+    for section, network in networks_of(config).items():
         check_network(section, *network)
     _check_memory(config)
+    _check_env(config)
+    if config.track.dashboard and not port_is_free(config.track.dashboard_port):
+        what = f"port {config.track.dashboard_port} for the Ray dashboard is taken"
+        raise MachineError(what, f"choose another: --track.dashboard-port {free_port()}")
+    backend = ensure_renderer()
+    if failure := try_renderer(backend):
+        raise MachineError(f"drawing with {backend} does not work: {failure}", FIX)
+    from rlvlm.runs.build import algorithm_settings  # torch and RLlib, after all that can be checked without
+
+    try:
+        algorithm_settings(config, make_judge=_no_judge_yet if config.asks_judge else None).validate()
+    except ValueError as error:
+        raise UsageError(str(error), f"rlvlm run {config.task} --help") from error
+
+
+def notes_of(config: RunConfig) -> list[str]:
+    """What a user should know before the run starts; nothing of it stops one."""
+    notes, feedback, reward = [], config.feedback, config.reward
+    is_learned = isinstance(reward, StepRewardConfig) and reward.is_learned
+    if feedback and is_learned and config.steps <= feedback.first_step:
+        notes.append(
+            f"nobody will be asked: the first feedback is due at step {feedback.first_step:,} "
+            f"(--feedback.first-step), and the run ends at step {config.steps:,} (--steps)"
+        )
+    if isinstance(reward, ChunkRewardConfig) and config.asks_judge and config.task in known_tasks("video"):
+        is_other = bool(config.serve.app) or not config.judge.ships_weights
+        shown = (reward.num_frames, reward.frame_px, reward.flip_images)
+        if is_other and shown == (VIDEO_NUM_FRAMES, VIDEO_FRAME_PX, False):
+            notes.append(
+                f"the judge is shown {VIDEO_NUM_FRAMES} mirrored frames of {VIDEO_FRAME_PX} pixels, as the pocket "
+                "video judge was trained on; for another: --reward.num-frames 8 --reward.frame-px 224 "
+                "--reward.flip-images"
+            )
+    if config.env.split == "all" and (few := few_starts(config.task)) is not None:
+        notes.append(
+            f"{config.task} has {few} different starts: evaluations play seeds that training never uses, and meet the "
+            "same starts all the same; --env.split training holds a fifth of them out"
+        )
+    return notes
+
+
+def networks_of(config: RunConfig) -> dict[str, tuple[str, str, str]]:
+    """Networks in the run's own process, by the section of the command line that names each: device, model (a hub name
+    or a folder; empty where it needs none) and the model's revision.
+    """
+    algo, policy, found = config.algo, config.policy, {}
+    if isinstance(algo, SACConfig):
+        found["algo"] = (algo.device, "", "")
+        if config.reward_model and isinstance(config.reward, StepRewardConfig) and config.reward.is_learned:
+            found["reward-model"] = (config.reward_model.device, "", "")
+    elif isinstance(policy, PolicyConfig):  # it plays in the run's own process even where others learn
+        found["policy"] = (policy.device, policy.model, policy.revision)
+    elif isinstance(policy, VLAConfig):
+        if not algo.num_learners:
+            found["algo"] = (algo.device, "", "")
+        if policy.model:  # likewise
+            found["policy.openvla"] = (policy.openvla.device, "", "")
+            found["policy"] = ("auto", policy.model, policy.revision)
+    return found
+
+
+def _no_judge_yet() -> NoReturn:
+    """Stands for the judge while settings are checked; nobody asks it."""
+    raise AssertionError("no judge is asked in a preflight")
+
+
+def _check_env(config: RunConfig) -> None:
+    """Passes where the env is one of ours or can be made, and has the expert that demonstrations want.
+
+    Raises:
+        UsageError: it is not, or it has none.
+    """
     has_expert = task_has_expert(config.task)
     if ":" in config.task:  # an env that is not ours: what does not fit is said now, and by its own words
         env = make_env(config.task, config.env, config.seed)
@@ -50,13 +128,6 @@ def check_before_run(config: RunConfig) -> None:
         raise UsageError(
             f"{what}; of the tasks that ship, those have none: {', '.join(tasks_without_expert())}", NO_EXPERT_FIX
         )
-    if config.track.dashboard and not port_is_free(config.track.dashboard_port):
-        what = f"port {config.track.dashboard_port} for the Ray dashboard is taken"
-        raise MachineError(what, f"choose another: --track.dashboard-port {free_port()}")
-    backend = ensure_renderer()
-    failure = try_renderer(backend)
-    if failure is not None:
-        raise MachineError(f"drawing with {backend} does not work: {failure}", FIX)
 
 
 def _check_memory(config: RunConfig) -> None:
@@ -202,13 +273,24 @@ def _check_judge_fits(config: RunConfig) -> None:
         )
 
 
+def judge_knows(config: RunConfig) -> list[str]:
+    """The tasks of which the judge knows this run's kind of question; empty where it is a general model."""
+    if isinstance(config.reward, StepRewardConfig):
+        return list(known_tasks()) if config.judge.knows_few_tasks else []
+    if isinstance(config.algo, PPOConfig) or not config.judge.ships_weights:
+        return []
+    if not config.judge.model:  # that of pairs scores no episode, the others do
+        return [*known_tasks("scorer"), *known_tasks("video")]
+    return list(known_tasks(config.judge.model))
+
+
 def check_judge_knows(config: RunConfig) -> None:
     """Passes where the judge is a general model, was trained on the run's task, or may be asked all the same.
 
     Raises:
         UsageError: it knows other tasks alone.
     """
-    known = config.judge_knows
+    known = judge_knows(config)
     if known and config.task not in known and config.judge.untrained == "refuse":
         named = ", ".join(known) if len(known) <= _MOST_NAMED else f"{known[0]}, {known[1]} and {len(known) - 2} others"
         raise UsageError(
@@ -218,21 +300,72 @@ def check_judge_knows(config: RunConfig) -> None:
         )
 
 
-def _check_folders(config: RunConfig) -> None:
-    for setting, name in config.models.items():
+def _check_models(config: RunConfig) -> None:
+    """Passes where every folder of a model is there and holds one; others are names of the hub or of pocket models.
+
+    Raises:
+        UsageError: says which does not.
+    """
+    models = {"judge.model": config.judge.model} if config.asks_judge else {}
+    models |= {"policy.model": config.policy.model} if config.policy else {}
+    for setting, name in models.items():
         folder, fix = Path(name).expanduser(), "give the folder with config.json and the weights in *.safetensors"
         if name.startswith(("/", "./", "../", "~")) and not folder.is_dir():
             raise UsageError(f"{setting} {name} is not a folder", fix)
-        if "/" in name and folder.is_dir():  # otherwise the hub's name of a model, or of one that ships with rlvlm
+        if "/" in name and folder.is_dir():
             for pattern in ("config.json", "*.safetensors"):
                 if not any(folder.glob(pattern)):
                     raise UsageError(f"{setting} {name} holds no model: there is no {pattern} in it", fix)
-    for setting, (path, holds) in config.folders.items():
+
+
+def _check_folders(config: RunConfig) -> None:
+    """Passes where every other folder that settings name is there and holds what it should.
+
+    Raises:
+        UsageError: says which does not.
+    """
+    sft, wanted = config.sft, {}
+    if isinstance(config.policy, PolicyConfig):
+        wanted["policy.adapter"] = (config.policy.adapter, "adapter_config.json")
+    if sft:
+        weights = "body.safetensors" if isinstance(sft, ReplySFTConfig) else "algorithm/policy.safetensors"
+        wanted["sft.demonstrations"] = (sft.demonstrations, "demonstrations.json")
+        wanted["sft.start_from"] = (sft.start_from, weights)
+    for setting, (path, holds) in wanted.items():
         folder, fix = Path(path).expanduser(), f"look for the right one, or leave out --{setting}"
-        if not folder.is_dir():
+        if path and not folder.is_dir():
             raise UsageError(f"{setting} {path} is not a folder", fix)
-        if not (folder / holds).is_file():
+        if path and not (folder / holds).is_file():
             raise UsageError(f"{setting} {path} is none: there is no {holds} in it", fix)
+    if isinstance(sft, ChunkSFTConfig) and sft.demonstrations:
+        from rlvlm.demonstrations.folder import open_folder  # numpy is not for those who only ask for help
+
+        open_folder(Path(sft.demonstrations).expanduser()).check_task(config.task)
+
+
+def _check_objects(config: RunConfig) -> None:
+    """Passes where what settings name by `module:NAME`, and a measured judge's table, can be read.
+
+    Raises:
+        UsageError: says which cannot.
+    """
+    if isinstance(config.algo, PolicyGradientConfig):
+        from rlvlm.algorithms.policy_gradient.advantages import find_estimator  # torch, as every run needs it
+        from rlvlm.algorithms.policy_gradient.losses import find_policy_loss
+
+        find_estimator(config.algo.advantage.estimator)
+        find_policy_loss(config.algo.loss.policy)
+    if isinstance(config.reward, StepRewardConfig):
+        for name in ("source", "teacher"):
+            if is_reference(reference := getattr(config.reward, name)):
+                load_object(reference, f"reward.{name}")
+    if config.feedback and config.feedback.measured:
+        from rlvlm.preferences.teachers import read_shares
+
+        try:
+            read_shares(Path(config.feedback.measured))
+        except ValueError as error:
+            raise UsageError(str(error), "rlvlm judge-report writes one") from error
 
 
 def port_is_free(port: int) -> bool:

@@ -234,7 +234,8 @@ def run_card(  # one page, one argument per source of facts
         judge = f"{config.judge.backend} {config.judge.model}".rstrip()
         own = f"{judge}, prompt {config.judge.prompt}, score {config.judge.score}"
         lines.append(f"- judge: {f'Serve app {config.serve.app}' if config.serve.app else own}")
-    lines.append(f"- every setting: [config.yaml](config.yaml); {config.env_name}")
+    scene = "" if config.policy else f"start {config.env.start}, robot {config.env.robot}, "
+    lines.append(f"- every setting: [config.yaml](config.yaml); {scene}{config.env.episode_steps} steps per episode")
     lines += [f"- changed on the way: {change}" for change in summary.get("changes") or []]
     lines.append("\nGo on, if it was stopped: `rlvlm resume .`  Play the policy: `rlvlm eval . --video`\n")
     return "\n".join(lines)

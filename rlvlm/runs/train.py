@@ -18,7 +18,6 @@ from rlvlm.core.console.quiet import quiet_output
 from rlvlm.core.console.signals import StopRequest
 from rlvlm.core.disk import write_whole
 from rlvlm.core.errors import EXIT_DONE, EXIT_PREEMPTED, JudgeUnavailable, MachineError, NumericsError, RunError
-from rlvlm.envs.registry import few_starts
 from rlvlm.judges.cache import CachedJudge
 from rlvlm.judges.judge import Judge
 from rlvlm.labels.store import LabelStore
@@ -29,7 +28,7 @@ from rlvlm.runs.folder import RunFolder, check_settings, label_store
 from rlvlm.runs.memory import MemoryWatch
 from rlvlm.runs.pages import write_judge_page
 from rlvlm.runs.plots import write_plots
-from rlvlm.runs.preflight import check_judge_knows
+from rlvlm.runs.preflight import check_judge_knows, notes_of
 from rlvlm.runs.ray_session import ray_session
 from rlvlm.runs.records import Recorder
 from rlvlm.runs.scores import DECODINGS, evaluation_rank, evaluation_row
@@ -91,7 +90,7 @@ class Training:
         self._changes = list(before.changes)
         self._started = time.monotonic()
         self._trackers = Trackers(folder, config)
-        for note in (self._trackers.trouble, *config.notes, _note_of_starts(config)):
+        for note in (self._trackers.trouble, *notes_of(config)):
             if note:
                 console.line(note)
         for name, change in differences(before.settings, self._settings).items():
@@ -319,7 +318,7 @@ def open_training(
     with ExitStack() as stack:
         memory = stack.enter_context(MemoryWatch(before.peak_rss_mb))
         port = config.track.dashboard_port if config.track.dashboard else None
-        stack.enter_context(ray_session(port, num_workers=config.num_workers, log=console.phase))
+        stack.enter_context(ray_session(port, num_workers=len(config.worker_places), log=console.phase))
         make_judge = stack.enter_context(judge_session(config, partial(label_store, folder, config), folder.ledger))
         algorithm = stack.enter_context(open_algorithm(config, make_judge))
         folder.cut(-1 if checkpoint is None else before.env_steps)
@@ -419,17 +418,6 @@ def _train(training: Training, stop: StopRequest) -> bool:
         raise
     training.finish("done" if training.is_over else stop.signal_name)
     return training.is_over
-
-
-def _note_of_starts(config: RunConfig) -> str:
-    """That evaluations play starts which training has met; empty where there are many, or some are held out."""
-    few = few_starts(config.task) if config.env.split == "all" else None
-    if few is None:
-        return ""
-    return (
-        f"{config.task} has {few} different starts: evaluations play seeds that training never uses, and meet the same "
-        "starts all the same; --env.split training holds a fifth of them out"
-    )
 
 
 def _print_summary(folder: RunFolder, console: RunConsole) -> None:

@@ -155,6 +155,12 @@ def test_the_pocket_judge_is_not_asked_about_a_task_it_has_never_seen(monkeypatc
         ),
         ("gym:CartPole-v1 --reward.source environment", UsageError, "gym:CartPole-v1", ""),
         ("gym:NoSuchEnv-v0 --reward.source environment", UsageError, "NoSuchEnv", ""),
+        (
+            "push_block --algo.group-size 1",
+            UsageError,
+            "grpo needs algo.group_size >= 2",
+            "rlvlm run push_block --help",
+        ),
     ],
 )
 def test_what_can_be_known_before_ray_starts_is_said_before(

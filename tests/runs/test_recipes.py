@@ -9,15 +9,16 @@ from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.registry import Kind, Task, check_unused, register, task_env, task_names
 from rlvlm.pocket.models import VIDEO_TASKS
 from rlvlm.policies.vlm.loading import load_policy
+from rlvlm.runs.preflight import notes_of
 from rlvlm.runs.recipes import RECIPES, recipe
 from rlvlm.runs.settings import override
 
 
 def test_a_first_feedback_after_the_end_is_told() -> None:
     config = recipe("drawer_open")
-    assert config.notes == ()
+    assert notes_of(config) == []
     late = override(config, {"steps": 500})
-    assert "the run ends at step 500" in late.notes[0] and late.max_queries == 0
+    assert "the run ends at step 500" in notes_of(late)[0] and late.max_queries == 0
 
 
 def test_a_misspelt_task_names_the_nearest() -> None:

@@ -5,6 +5,7 @@ from ray.rllib.algorithms.utils import _get_learner_bundles
 
 from rlvlm.algorithms.policy_gradient.algorithm import PPOAlgorithmConfig
 from rlvlm.core.errors import UsageError
+from rlvlm.runs.preflight import networks_of
 from rlvlm.runs.recipes import recipe
 from rlvlm.runs.settings import override
 from rlvlm.sweeps.sweep import largest_places
@@ -24,7 +25,7 @@ def test_a_gpu_by_number_is_refused_where_ray_assigns_them(task: str) -> None:
         if task == "number_line" or "algo.num_learners" in where:
             with pytest.raises(UsageError, match="cuda:7 is a GPU as the run's own process counts them"):
                 override(recipe(task), named | where)
-    assert override(recipe(task), named).networks
+    assert networks_of(override(recipe(task), named))
 
 
 def test_learners_have_the_place_that_rllib_asks_for() -> None:
@@ -33,6 +34,6 @@ def test_learners_have_the_place_that_rllib_asks_for() -> None:
         config = PPOAlgorithmConfig().learners(num_learners=2, num_gpus_per_learner=gpus)
         asked = [{name: float(count) for name, count in one.items() if count} for one in _get_learner_bundles(config)]
         assert list(run.worker_places) == asked
-        assert run.num_workers == 2 and run.wanted_gpus == ({"the learners": 2.0} if gpus else {})
+        assert run.wanted_gpus == ({"the learners": 2.0} if gpus else {})
     runners = override(recipe("push_block"), {"algo.env_runners": 3})
     assert runners.worker_places == ({"CPU": 1.0},) * 3
