@@ -22,6 +22,7 @@ from rlvlm.algorithms.env_slots import EnvSlot
 from rlvlm.algorithms.evaluation import Player
 from rlvlm.algorithms.policy_gradient.algorithm import (
     GRPOAlgorithmConfig,
+    MakeEngine,
     PolicyGradient,
     PPOAlgorithmConfig,
     make_slot,
@@ -34,7 +35,6 @@ from rlvlm.algorithms.policy_gradient.player import (
     load_start,
     load_vla,
     load_vlm,
-    stands_still,
     turn_player,
 )
 from rlvlm.algorithms.policy_gradient.rewards import shown_frames
@@ -45,15 +45,12 @@ from rlvlm.algorithms.sac_pebble.panel import ROWS as SAC_ROWS
 from rlvlm.algorithms.sac_pebble.player import StepsPlayer
 from rlvlm.algorithms.sac_pebble.player import load_policy as load_actor
 from rlvlm.core.console.panel import PanelRow
-from rlvlm.core.disk import write_whole
-from rlvlm.core.episodes import TokenEpisode
 from rlvlm.core.errors import JudgeUnavailable
 from rlvlm.core.steps import FloatArray, Frames
 from rlvlm.demonstrations.collect import RandomPlayer, ScriptedExpert
 from rlvlm.envs.env import TurnEnv
 from rlvlm.envs.images import FrameStore
 from rlvlm.envs.registry import check_unused, is_used, make_env
-from rlvlm.judges.agreement import wilson_interval
 from rlvlm.judges.judge import Judge
 from rlvlm.policies.vla.config import VLAConfig
 from rlvlm.policies.vlm.config import PolicyConfig
@@ -62,10 +59,7 @@ from rlvlm.policies.vlm.loading import load_policy
 from rlvlm.policies.vlm.policy import VLMPolicy
 from rlvlm.rewards.config import ChunkRewardConfig, StepRewardConfig, TurnRewardConfig
 from rlvlm.runs.config import RunConfig
-from rlvlm.runs.folder import RunFolder
-from rlvlm.runs.pages import Caption, ShownEpisode, episodes_page
 from rlvlm.runs.records import Draw
-from rlvlm.runs.tables import CsvTable
 from rlvlm.serving.apps import running_policy
 from rlvlm.serving.client import ServedJudge
 from rlvlm.serving.engine import ServedEngine
@@ -73,8 +67,6 @@ from rlvlm.serving.engine import ServedEngine
 MakeJudge = Callable[[], Judge]
 PANEL_ROWS: dict[str, Sequence[PanelRow]] = {"sac": SAC_ROWS, "ppo": TURN_ROWS, "grpo": CHUNK_ROWS}
 """What the live panel shows, by algorithm."""
-_PAGE_EPISODES, _PAGE_PX = 24, 128
-"""Episodes on a page, at most, and the side of images that have no size of their own."""
 
 
 @contextmanager
@@ -120,7 +112,7 @@ def built(settings: AlgorithmConfig) -> Iterator[Any]:
 
 
 def algorithm_settings(
-    config: RunConfig, make_judge: MakeJudge | None, make_engine: Callable[[], ServedEngine] | None = None
+    config: RunConfig, make_judge: MakeJudge | None, make_engine: MakeEngine | None = None
 ) -> AlgorithmConfig:
     """RLlib's settings of a run's algorithm; `validate()` of them needs no Ray.
 
@@ -309,78 +301,3 @@ def film_draw(config: RunConfig, draw: Draw) -> Iterator[Draw]:
         yield env.draw
     finally:
         env.close()
-
-
-def write_episodes_page(folder: RunFolder, config: RunConfig, algorithm: RunAlgorithm) -> None:
-    """`episodes.html`: the last evaluation's episodes with what the policy said or did, where it says or plans; of
-    chunks also `success_by_instruction.csv`.
-    """
-    if not isinstance(algorithm, PolicyGradient) or not (played := algorithm.last_played):
-        return
-    scale = algorithm.config.algo.reward_scale
-    shown = [shown_episode(episode, algorithm, config.task, scale) for episode in played[:_PAGE_EPISODES]]
-    rows: list[dict[str, str | int]] = []
-    note = f"The first {len(shown)} of {len(played)} greedy episodes of the last evaluation"
-    if played[0].replies:
-        note += "; the thought is everything that the reply says before its action."
-        if still := [episode for episode in played if stands_still(episode)]:
-            unreadable = sum(episode.replies[-1].action is None for episode in still)
-            note += (
-                f" In {len(still)} of all {len(played)} the policy was stuck at the end: it saw the same image again "
-                f"and gave the same reply again, in {unreadable} one that cannot be read. Sampled play may get out."
-            )
-    else:
-        note += ", from initial states that training never saw. The table counts all of them, with intervals of 95 %."
-        rows = success_by_instruction(played)
-        CsvTable(folder.path / "success_by_instruction.csv", list(rows[0]), "").write(rows)
-    write_whole(folder.path / "episodes.html", episodes_page(shown, config.title, note, rows))
-
-
-def shown_episode(episode: TokenEpisode, algorithm: PolicyGradient, task: str, reward_scale: float) -> ShownEpisode:
-    """An episode for people: what the policy saw before each reply or chunk, by all cameras, and what came of it.
-
-    Args:
-        episode: of the last evaluation.
-        algorithm: draws it.
-        task: heads episodes without an instruction of their own.
-        reward_scale: what the policy's values are multiples of.
-    """
-    if episode.replies:
-        title, frames = task, algorithm.draw(episode.snapshots[:-1], 0)
-        captions = [
-            Caption(
-                thought=reply.thought,
-                action=reply.text[slice(*reply.action_span)] if reply.action_span else reply.text,
-                reward=float(reward),
-                value=float(value) / reward_scale,
-            )
-            for reply, reward, value in zip(episode.replies, episode.env_rewards, episode.values, strict=True)
-        ]
-    else:
-        title, frames = episode.goals[0], algorithm.draw_all(episode.snapshots[[0, *episode.ends]], _PAGE_PX)
-        captions = [
-            Caption(action=f"chunk {number}: {steps} steps", reward=float(reward))
-            for number, (steps, reward) in enumerate(zip(episode.steps, episode.turn_rewards, strict=True), start=1)
-        ]
-        captions.append(Caption(action="the end"))
-    return ShownEpisode(
-        title=title,
-        frames=frames,
-        captions=captions,
-        is_success=episode.is_success,
-        episode_return=episode.env_return,
-        steps=episode.num_steps,
-        seed=episode.seed,
-    )
-
-
-def success_by_instruction(episodes: Sequence[TokenEpisode]) -> list[dict[str, str | int]]:
-    """Of each instruction: how many of its episodes succeed, and Wilson's interval of the rate at 95 %."""
-    rows = []
-    for instruction in sorted({episode.goals[0] for episode in episodes}):
-        outcomes = [episode.is_success for episode in episodes if episode.goals[0] == instruction]
-        low, high = wilson_interval(sum(outcomes), len(outcomes))
-        rates = {"rate": sum(outcomes) / len(outcomes), "low": low, "high": high}
-        counts = {"instruction": instruction, "episodes": len(outcomes), "successes": sum(outcomes)}
-        rows.append(counts | {name: f"{rate:.2f}" for name, rate in rates.items()})
-    return rows

@@ -2,33 +2,36 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from io import BytesIO
 from typing import Any
 
 import numpy as np
 from PIL import Image
 
+from rlvlm.algorithms.contract import RunAlgorithm
+from rlvlm.algorithms.policy_gradient.algorithm import PolicyGradient
+from rlvlm.algorithms.policy_gradient.player import stands_still
 from rlvlm.core import metrics
 from rlvlm.core.disk import write_whole
+from rlvlm.core.episodes import TokenEpisode
 from rlvlm.core.judging import Query
 from rlvlm.core.steps import Frames
+from rlvlm.judges.agreement import wilson_interval
 from rlvlm.judges.prompts import compare_messages
 from rlvlm.runs.config import RunConfig
 from rlvlm.runs.folder import RunFolder
 from rlvlm.runs.plots import OUTCOMES, outcome
 from rlvlm.runs.summary import score_error, summarise_judge
+from rlvlm.runs.tables import CsvTable
 from rlvlm.templates import inline, render
 
 MAX_CARDS = 120
 FIRST = ("incorrect", "correct", "truth ties")
 """What is shown first: answers that say something, and of these the wrong ones; the others follow."""
-
-
-MAX_EPISODES = 60
-"""Shown on a page."""
-MAX_FRAMES = 24
-"""Shown of an episode on a page, evenly spread over it, the first and the last among them."""
+MAX_EPISODES, MAX_FRAMES = 24, 24
+"""Shown on a page, and of each of its episodes."""
+CHUNK_PX = 128
+"""Side of the frames of envs in chunks, which have no size of their own."""
 MAX_TEXT = 2_000
 """Characters kept of a thought or an action."""
 PAGE_PX = 256
@@ -132,99 +135,117 @@ def _of_scores(folder: RunFolder, examples: Sequence[Mapping[str, Any]]) -> dict
     }
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Caption:
-    """What stands below a frame: what the policy did there and what came of it. Empty texts and None are left out."""
-
-    thought: str = ""
-    """Untrusted text of a model."""
-    action: str = ""
-    """Likewise, or the action in words."""
-    reward: float | None = None
-    value: float | None = None
-    """What the policy expected from here on, in reward units."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ShownEpisode:
-    """One episode, by T of its frames, for people to look at."""
-
-    title: str
-    """Of the task or the instruction; untrusted too."""
-    frames: Frames
-    """[T, H, W, 3], T >= 1."""
-    captions: Sequence[Caption]
-    """T captions, each of the frame that the policy saw when it acted."""
-    is_success: bool
-    episode_return: float
-    steps: int
-    """Turns, or env steps: no frame is kept of those inside a chunk."""
-    seed: int
-
-    def __post_init__(self) -> None:
-        if len(self.frames) != len(self.captions) or not len(self.frames):
-            raise ValueError(
-                f"an episode needs one caption per frame and at least one frame, got {len(self.captions)} captions "
-                f"for {len(self.frames)} frames"
+def write_episodes_page(folder: RunFolder, config: RunConfig, algorithm: RunAlgorithm) -> None:
+    """`episodes.html`: the last evaluation's episodes with what the policy said or did, where it says or plans; of
+    chunks also `success_by_instruction.csv`.
+    """
+    if not isinstance(algorithm, PolicyGradient) or not (played := algorithm.last_played):
+        return
+    cards = [episode_card(episode, algorithm, config) for episode in played[:MAX_EPISODES]]
+    rows: list[dict[str, str | int]] = []
+    note = f"The first {len(cards)} of {len(played)} greedy episodes of the last evaluation"
+    if played[0].replies:
+        note += "; the thought is everything that the reply says before its action."
+        if still := [episode for episode in played if stands_still(episode)]:
+            unreadable = sum(episode.replies[-1].action is None for episode in still)
+            note += (
+                f" In {len(still)} of all {len(played)} the policy was stuck at the end: it saw the same image again "
+                f"and gave the same reply again, in {unreadable} one that cannot be read. Sampled play may get out."
             )
+    else:
+        note += ", from initial states that training never saw. The table counts all of them, with intervals of 95 %."
+        for instruction in sorted({episode.goals[0] for episode in played}):
+            ends = [episode.is_success for episode in played if episode.goals[0] == instruction]
+            rates = (sum(ends) / len(ends), *wilson_interval(sum(ends), len(ends)))
+            row = {"instruction": instruction, "episodes": len(ends), "successes": sum(ends)}
+            rows.append(row | {name: f"{rate:.2f}" for name, rate in zip(("rate", "low", "high"), rates, strict=True)})
+        CsvTable(folder.path / "success_by_instruction.csv", list(rows[0]), "").write(rows)
+    measures = {
+        "success": f"{np.mean([episode.is_success for episode in played]):.0%}",
+        "mean return": f"{np.mean([episode.env_return for episode in played]):.3g}",
+        "mean length": f"{np.mean([episode.num_steps for episode in played]):.3g}",
+    }
+    page = episodes_page(cards, config.title, note, {"episodes": len(played)} | measures, rows)
+    write_whole(folder.path / "episodes.html", page)
 
-    @property
-    def outcome(self) -> str:
-        """`SUCCESS` or `FAILURE`."""
-        return SUCCESS if self.is_success else FAILURE
+
+def episode_card(episode: TokenEpisode, algorithm: PolicyGradient, config: RunConfig) -> dict[str, Any]:
+    """An episode for people: what the policy saw before each reply or chunk, by all cameras, and what came of it."""
+    if episode.replies:
+        title, frames = config.task, algorithm.draw(episode.snapshots[:-1], 0)
+        scale = algorithm.config.algo.reward_scale  # what the policy's values are multiples of
+        captions = [
+            {
+                "thought": reply.thought,
+                "action": reply.text[slice(*reply.action_span)] if reply.action_span else reply.text,
+                "reward": float(reward),
+                "value": float(value) / scale,
+            }
+            for reply, reward, value in zip(episode.replies, episode.env_rewards, episode.values, strict=True)
+        ]
+    else:
+        title, frames = episode.goals[0], algorithm.draw_all(episode.snapshots[[0, *episode.ends]], CHUNK_PX)
+        captions = [
+            {"action": f"chunk {number}: {steps} steps", "reward": float(reward)}
+            for number, (steps, reward) in enumerate(zip(episode.steps, episode.turn_rewards, strict=True), start=1)
+        ]
+        captions.append({"action": "the end"})
+    return {
+        "title": title,
+        "outcome": SUCCESS if episode.is_success else FAILURE,
+        "episode_return": episode.env_return,
+        "steps": episode.num_steps,  # turns, or env steps: no frame is kept of those inside a chunk
+        "seed": episode.seed,
+        "num_frames": len(frames),
+        "moments": moments_of(frames, captions),
+    }
+
+
+def moments_of(frames: Frames, captions: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The frames of an episode that are shown, evenly spread, each with its number, its image and its caption.
+
+    Args:
+        frames: [T, H, W, 3], T >= 1.
+        captions: T of them, each of what the policy did when it saw the frame: `thought` and `action`, untrusted text;
+            `reward`, and the `value` that the policy expected from there on. Any may be missing.
+    """
+    moments = []
+    for place in np.unique(np.linspace(0, len(frames) - 1, MAX_FRAMES).astype(int)).tolist():
+        image, data = Image.fromarray(np.ascontiguousarray(frames[place])), BytesIO()
+        is_tiny = image.width < 128  # enlarged without smoothing, and without the artefacts of compression
+        image.thumbnail((PAGE_PX, PAGE_PX * max(1, image.height // image.width)))
+        image.save(data, format="webp", lossless=max(image.size) < 128, quality=85)
+        caption = {"thought": "", "action": "", "reward": None, "value": None, **captions[place]}
+        words = {name: caption[name][:MAX_TEXT] for name in ("thought", "action")}
+        picture = {"number": place + 1, "picture": inline(data.getvalue(), "webp"), "is_tiny": is_tiny}
+        moments.append(caption | words | picture)
+    return moments
 
 
 def episodes_page(
-    episodes: Sequence[ShownEpisode], heading: str, note: str = "", by_instruction: Sequence[Mapping[str, Any]] = ()
+    cards: Sequence[Mapping[str, Any]],
+    heading: str,
+    note: str,
+    tiles: Mapping[str, Any],
+    by_instruction: Sequence[Mapping[str, Any]] = (),
 ) -> str:
     """The page's HTML: how the episodes ended, then a strip of captioned frames of each.
 
     Args:
-        episodes: in the order of the page; beyond `MAX_EPISODES` they are thinned out evenly.
-        heading: e.g. the task and the step of the checkpoint.
+        cards: of `episode_card`.
+        heading: of the page.
         note: one sentence below it.
+        tiles: figures of all episodes, those that are not shown among them.
         by_instruction: rows of a table that stands above the episodes, each of the same columns.
     """
-    shown = episodes[:: -(-len(episodes) // MAX_EPISODES) or 1]
-    counts = {name: sum(episode.outcome == name for episode in shown) for name in COLOURS}
-    tiles = {"episodes": len(episodes)}
-    if episodes:
-        tiles |= {
-            "success": f"{np.mean([episode.is_success for episode in episodes]):.0%}",
-            "mean return": f"{np.mean([episode.episode_return for episode in episodes]):.3g}",
-            "mean length": f"{np.mean([episode.steps for episode in episodes]):.3g}",
-        }
     return render(
         "episodes.html.j2",
         title=heading,
         note=note,
         tiles=tiles,
-        shown_counts=counts,
+        shown_counts={name: sum(card["outcome"] == name for card in cards) for name in COLOURS},
         colours=COLOURS,
         columns=list(by_instruction[0]) if by_instruction else [],
         rows=[list(row.values()) for row in by_instruction],
-        num_hidden=len(episodes) - len(shown),
-        episodes=[{"about": episode, "moments": _moments(episode)} for episode in shown],
+        cards=cards,
     )
-
-
-def _moments(episode: ShownEpisode) -> list[dict[str, Any]]:
-    """The frames of an episode that are shown, each with its number, its image and its caption."""
-    places = sorted(set(np.linspace(0, len(episode.frames) - 1, MAX_FRAMES).astype(int).tolist()))
-    moments = []
-    for place in places:
-        image, data = Image.fromarray(np.ascontiguousarray(episode.frames[place])), BytesIO()
-        image.thumbnail((PAGE_PX, PAGE_PX * max(1, image.height // image.width)))
-        image.save(data, format="webp", lossless=max(image.size) < 128, quality=85)
-        caption = episode.captions[place]
-        moments.append(
-            {
-                "number": place + 1,
-                "picture": inline(data.getvalue(), "webp"),
-                "thought": caption.thought[:MAX_TEXT],
-                "action": caption.action[:MAX_TEXT],
-                "reward": caption.reward,
-                "value": caption.value,
-            }
-        )
-    return moments

@@ -21,12 +21,12 @@ from rlvlm.core.errors import EXIT_DONE, EXIT_PREEMPTED, JudgeUnavailable, Machi
 from rlvlm.judges.cache import CachedJudge
 from rlvlm.judges.judge import Judge
 from rlvlm.labels.store import LabelStore
-from rlvlm.runs.build import PANEL_ROWS, draw_examples, film_draw, open_algorithm, write_episodes_page
+from rlvlm.runs.build import PANEL_ROWS, draw_examples, film_draw, open_algorithm
 from rlvlm.runs.checkpoints import Checkpoint, RunState, newest_sound
 from rlvlm.runs.config import RunConfig
 from rlvlm.runs.folder import RunFolder, check_settings, label_store
 from rlvlm.runs.memory import MemoryWatch
-from rlvlm.runs.pages import write_judge_page
+from rlvlm.runs.pages import write_episodes_page, write_judge_page
 from rlvlm.runs.plots import write_plots
 from rlvlm.runs.preflight import check_judge_knows, notes_of
 from rlvlm.runs.ray_session import ray_session
