@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from rlvlm.envs.registry import Task as Task
     from rlvlm.envs.registry import make_env as make_env
     from rlvlm.judges.build import build_judge as build_judge
-    from rlvlm.runs.acting import load_policy as load_policy
     from rlvlm.runs.folder import find_folder as find_folder
     from rlvlm.runs.in_python import learned_reward as learned_reward
+    from rlvlm.runs.in_python import load_policy as load_policy
     from rlvlm.runs.in_python import train as train
     from rlvlm.runs.recipes import recipe as recipe
     from rlvlm.runs.settings import override as override
@@ -32,7 +32,7 @@ PUBLIC = {
     "build_judge": "rlvlm.judges.build",
     "find_folder": "rlvlm.runs.folder",
     "learned_reward": "rlvlm.runs.in_python",
-    "load_policy": "rlvlm.runs.acting",
+    "load_policy": "rlvlm.runs.in_python",
     "make_env": "rlvlm.envs.registry",
     "override": "rlvlm.runs.settings",
     "recipe": "rlvlm.runs.recipes",

@@ -39,7 +39,7 @@ class RunState:
     peak_rss_mb: float
     """Largest memory of all processes together so far, in MiB."""
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """Every setting that the run had but its place, by dotted name; empty in checkpoints of older rlvlm."""
+    """Every setting that the run had but its place, by dotted name."""
     changes: tuple[str, ...] = ()
     """Which settings were changed on the way, from which step on, in words."""
 
@@ -64,8 +64,8 @@ class Checkpoint:
         """
         try:
             found = json.loads((self.path / STATE).read_bytes())
-            return RunState(**{**found, "changes": tuple(found.get("changes", ()))})
-        except (OSError, ValueError, TypeError, AttributeError) as error:
+            return RunState(**{**found, "changes": tuple(found["changes"])})
+        except (OSError, ValueError, TypeError, KeyError) as error:
             raise CorruptCheckpoint(f"{self.path / STATE} is not what was written: {error}", _OTHERS) from error
 
     @property
@@ -76,14 +76,12 @@ class Checkpoint:
     def check(self) -> None:
         """Passes where every file is as it was written.
 
-        Of one that was saved before step folders had a manifest, only the algorithm's files are known.
-
         Raises:
             CorruptCheckpoint: says which file is not.
         """
-        for folder in (self.path, self.algorithm):
-            if (folder / MANIFEST).exists():  # an algorithm of somebody else's need not write one
-                check_folder(folder)
+        check_folder(self.path)
+        if (self.algorithm / MANIFEST).exists():  # an algorithm of somebody else's need not write one
+            check_folder(self.algorithm)
         if self.state.env_steps != self.step:
             raise CorruptCheckpoint(f"{self.path} was saved at another step, {self.state.env_steps:,}", _OTHERS)
 

@@ -1,27 +1,51 @@
-"""A run from Python: trained in this process, and its learned reward as a function of images. See docs/python.md."""
+"""A run from Python: trained in this process, its policy ready to act, its learned reward as a function of images.
+
+The public functions of docs/python.md. A loaded policy needs neither Ray nor the judge, and what its `act` returns is
+what the `step` of the run's env takes, so that an episode is one loop.
+"""
 
 import asyncio
+import hashlib
+import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
+from pathlib import Path
 
 import numpy as np
 import torch
 from PIL import Image
 
 from rlvlm.algorithms.checkpoint import load_tree
+from rlvlm.algorithms.policy_gradient.config import PPOConfig
+from rlvlm.algorithms.policy_gradient.player import load_vla, load_vlm
+from rlvlm.algorithms.policy_gradient.rollouts import ChunkSampler
+from rlvlm.algorithms.sac_pebble.player import load_policy as load_actor
+from rlvlm.core.episodes import Observations
 from rlvlm.core.errors import UsageError
+from rlvlm.core.sampling import ReplyRequest
 from rlvlm.core.steps import FloatArray, Frames
+from rlvlm.envs.env import ChunkEnv, TurnEnv
 from rlvlm.envs.images import FrameStore
-from rlvlm.envs.registry import make_env
+from rlvlm.envs.registry import make_env, task_kind
+from rlvlm.policies.squashed_gaussian import SquashedGaussian
+from rlvlm.policies.vla.policy import VLAPolicy
+from rlvlm.policies.vla.tokens import ActionScale
+from rlvlm.policies.vlm.config import PolicyConfig
+from rlvlm.policies.vlm.engine import PolicyEngine
+from rlvlm.policies.vlm.policy import VLMPolicy
 from rlvlm.preferences.networks import reward_input
 from rlvlm.preferences.reward_model import RewardModel
 from rlvlm.rewards.config import StepRewardConfig
+from rlvlm.runs.build import make_policy
 from rlvlm.runs.checkpoints import newest_sound
 from rlvlm.runs.config import RunConfig
-from rlvlm.runs.folder import RunFolder, create_folder
+from rlvlm.runs.evaluate import choose_checkpoint
+from rlvlm.runs.folder import RunFolder, check_trust, create_folder, find_folder
 from rlvlm.runs.preflight import check_before_run
 from rlvlm.runs.train import start_run
+
+logger = logging.getLogger(__name__)
 
 
 def train(config: RunConfig) -> RunFolder:
@@ -72,3 +96,144 @@ def learned_reward(run: RunFolder) -> Callable[[Frames], FloatArray]:
             return torch.stack([member(rows) for member in model.ensemble.members]).mean(dim=0).numpy()
 
     return rewards
+
+
+class StepPolicy:
+    """A network that acts in numbers, as SAC trains it."""
+
+    def __init__(self, network: SquashedGaussian) -> None:
+        self.network = network
+
+    def act(self, obs: FloatArray) -> FloatArray:
+        """The mode of the policy, [A] in [-1, 1], for an observation [D] of the env.
+
+        Raises:
+            ValueError: `obs` has another shape.
+        """
+        width = self.network.obs_size
+        given = np.asarray(obs, np.float32)
+        if given.shape != (width,):
+            raise ValueError(f"obs must be [{width}], got {list(given.shape)}; give one observation of the run's env")
+        device = next(self.network.parameters()).device
+        with torch.no_grad():
+            return self.network.act(torch.from_numpy(given[None]).to(device))[0].cpu().numpy()
+
+
+class TurnPolicy:
+    """A VLM that looks at an image, reads a prompt and answers in text, or by its action head.
+
+    Args:
+        model: trained.
+        env: writes the actions of a head as text.
+        max_reply_tokens: a longer reply is cut, as in training.
+        temperature: of sampled replies.
+    """
+
+    def __init__(self, model: VLMPolicy, env: TurnEnv, max_reply_tokens: int, temperature: float) -> None:
+        self.model = model
+        self._env, self._engine = env, PolicyEngine(model)
+        self._max_reply_tokens, self._temperature = max_reply_tokens, temperature
+
+    def act(self, image: Frames, prompt: str, *, greedy: bool = True, seed: int = 0) -> str:
+        """The reply, untrusted text that the env's `step` reads.
+
+        Args:
+            image: [H, W, 3] uint8, as the env draws it.
+            prompt: the user's words of this turn, those that the policy was trained with: `turn.prompt`.
+            greedy: whether the likeliest token is taken each time; else replies are sampled as in training.
+            seed: of the sampling.
+
+        Raises:
+            ValueError: the image has another shape or type.
+            UsageError: the prompt is too long for the model.
+        """
+        pixels = np.asarray(image)
+        if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[2] != 3:
+            raise ValueError(f"image must be [H, W, 3] uint8, got {list(pixels.shape)} {pixels.dtype}")
+        key = hashlib.sha256(repr(pixels.shape).encode() + pixels.tobytes()).digest()
+        if self._engine.missing([key]):
+            self._engine.show([key], pixels[None])
+        request = ReplyRequest(prompt=prompt, image=key, seed=seed)
+        if self._engine.acts == "head":
+            [reply] = self._engine.act([request], greedy=greedy)
+            assert reply.action is not None, "a head picks one"
+            return self._env.action_text(reply.action)
+        [reply] = self._engine.reply(
+            [request], max_new_tokens=self._max_reply_tokens, temperature=self._temperature, greedy=greedy
+        )
+        return reply.text
+
+
+class ChunkPolicy:
+    """A vision-language-action model that acts in chunks.
+
+    Args:
+        model: trained.
+        env: of the run; says the shapes of what the model takes and gives.
+        scale: of the model's actions.
+    """
+
+    def __init__(self, model: VLAPolicy, env: ChunkEnv, scale: ActionScale) -> None:
+        self.model = model
+        self.image_px = model.image_px
+        """Side of the square images that it looks at."""
+        self._sampler = ChunkSampler(policy=model, env=env, scale=scale)
+
+    def act(self, images: Frames, instruction: str, proprio: FloatArray) -> FloatArray:
+        """The likeliest chunk, [L, A] in the env's units, for the env's `step`.
+
+        Args:
+            images: [C, H, W, 3] uint8, one of each camera of the env, H = W = `image_px`.
+            instruction: e.g. `push the red block onto the pad`.
+            proprio: [P] what the robot feels of itself, in the env's units.
+
+        Raises:
+            ValueError: an argument has another shape or type.
+        """
+        env, side = self._sampler.env, self.image_px
+        pixels, felt = np.asarray(images), np.asarray(proprio, np.float32)
+        wanted = (len(env.cameras), side, side, 3)
+        if pixels.dtype != np.uint8 or pixels.shape != wanted:
+            cameras = ", ".join(env.cameras)
+            got = f"{list(pixels.shape)} {pixels.dtype}"
+            raise ValueError(f"images must be {list(wanted)} uint8, by {cameras}, got {got}")
+        if felt.shape != (env.proprio_size,):
+            raise ValueError(f"proprio must be [{env.proprio_size}], got {list(felt.shape)}")
+        key = hashlib.sha256(pixels.tobytes()).digest()
+        self.model.show([key], pixels[None])
+        obs = Observations(
+            images=(key,), texts=(instruction,), proprio=felt[None], snapshots=np.zeros((1, 0), np.float32)
+        )
+        bins, _, _ = self.model.sample(obs, temperature=None)
+        return self._sampler.to_actions(bins)[0]
+
+
+def load_policy(run: RunFolder | Path | str, *, trust: bool = False) -> StepPolicy | TurnPolicy | ChunkPolicy:
+    """The policy that a run has trained: that of its best checkpoint, or of the checkpoint that the path lies in.
+
+    Args:
+        run: what `train` returned, or the path of a run's folder or of a checkpoint in it.
+        trust: whether code outside of rlvlm that the folder names, such as a task of your own, may be imported; what
+            `train` returned is trusted.
+
+    Raises:
+        UsageError: there is no run or no checkpoint, or the folder names code and is not trusted.
+        CorruptCheckpoint: the checkpoint that was named is damaged, or all are.
+        ModelUnavailable: the large model beside whose weights an adapter belongs cannot be loaded.
+    """
+    path = run.path if isinstance(run, RunFolder) else Path(run)
+    check_trust([path], trust=trust or isinstance(run, RunFolder))
+    folder = run if isinstance(run, RunFolder) else find_folder(path)
+    config = folder.config()
+    checkpoint = choose_checkpoint(folder, path, logger.warning).algorithm
+    kind = task_kind(config.task)
+    if kind == "steps":
+        return StepPolicy(load_actor(checkpoint))
+    env = make_env(config.task, config.env.for_evaluation(), config.seed)
+    if kind == "chunks":
+        model, scale = load_vla(checkpoint, env)
+        return ChunkPolicy(model, env, scale)
+    assert isinstance(config.policy, PolicyConfig) and isinstance(config.algo, PPOConfig)
+    model = make_policy(config.policy, env)
+    load_vlm(model, checkpoint)
+    return TurnPolicy(model, env, config.algo.max_reply_tokens, config.algo.temperature)

@@ -126,7 +126,7 @@ def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str
     """What became of the settings that differ, e.g. `0.0001, before 0.0002`, by dotted name.
 
     Args:
-        before: as `flat` gave them. One that only `after` knows is of a newer rlvlm, and no difference.
+        before: as `flat` gave them. A setting that only `after` knows is new, and no difference.
         after: likewise.
     """
     changed = {}

@@ -275,29 +275,6 @@ def reachable(api: ApiConfig, ledger: Path) -> ApiConfig:
     return replace(api, key_file=key_file, ledger=str(Path(api.ledger or ledger).expanduser().resolve()))
 
 
-def start_run(folder: RunFolder, config: RunConfig) -> int:
-    """Runs `config` in its new folder and returns the exit code.
-
-    Raises:
-        RunError: it cannot start or go on; a folder in which nothing happened yet is taken away again.
-    """
-    try:
-        return _run_training(folder, config, ())
-    except RunError:
-        if not folder.has_begun():
-            folder.remove()
-        raise
-
-
-def resume_run(folder: RunFolder, config: RunConfig) -> int:
-    """Goes on with a run exactly where its newest sound checkpoint is, or from its start where there is none yet.
-
-    Raises:
-        RunError: it cannot go on.
-    """
-    return _run_training(folder, config, folder.checkpoints.newest_first())
-
-
 @contextmanager
 def open_training(
     folder: RunFolder,
@@ -381,9 +358,26 @@ def convert_errors(folder: RunFolder) -> Iterator[None]:
         raise RunError(f"unexpected {type(error).__name__}: {error}", fix) from error
 
 
-def _run_training(folder: RunFolder, config: RunConfig, checkpoints: Iterable[Checkpoint]) -> int:
-    """Trains from the first sound one of `checkpoints` (none: from the start) to the end or a signal, with the folder
-    locked.
+def start_run(folder: RunFolder, config: RunConfig) -> int:
+    """Runs `config` in its new folder and returns the exit code.
+
+    Raises:
+        RunError: it cannot start or go on; a folder in which nothing happened yet is taken away again.
+    """
+    try:
+        return resume_run(folder, config)  # from no checkpoint
+    except RunError:
+        if not folder.has_begun():
+            folder.remove()
+        raise
+
+
+def resume_run(folder: RunFolder, config: RunConfig) -> int:
+    """Goes on with a run exactly where its newest sound checkpoint is, or from its start where there is none yet, to
+    its end or a signal, with the folder locked; returns the exit code.
+
+    Raises:
+        RunError: it cannot go on.
     """
     with ExitStack() as stack:
         stack.enter_context(folder.locked())
@@ -392,8 +386,9 @@ def _run_training(folder: RunFolder, config: RunConfig, checkpoints: Iterable[Ch
         console = stack.enter_context(RunConsole(terminal, config.title, config.steps, PANEL_ROWS[config.algorithm]))
         stop.log, stop.advice = console.line, folder.resume_command
         stack.enter_context(convert_errors(folder))
+        checkpoint = choose_sound(folder.checkpoints.newest_first(), console)
         try:
-            with open_training(folder, config, choose_sound(checkpoints, console), console, stop) as training:
+            with open_training(folder, config, checkpoint, console, stop) as training:
                 try:
                     is_done = _train(training, stop)
                 except RunError:

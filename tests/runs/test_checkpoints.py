@@ -109,15 +109,6 @@ def test_a_missing_file_is_seen_and_where_no_checkpoint_is_sound_that_is_said(
         newest_sound(three.newest_first())
 
 
-def test_a_step_folder_of_before_there_were_manifests_of_it_is_taken(three: CheckpointStore) -> None:
-    newest = three.all()[-1]
-    (newest.path / "manifest.json").unlink()
-    assert newest_sound(three.newest_first()) == newest
-    damage(newest.algorithm / "state.json", at=5)
-    sound = newest_sound(three.newest_first())
-    assert sound is not None and sound.step == 200
-
-
 def test_where_there_is_none_yet_none_is_taken(tmp_path: Path) -> None:
     assert newest_sound(CheckpointStore(tmp_path / "checkpoints", keep=3).newest_first()) is None
 

@@ -1,14 +1,28 @@
+"""The public names, docs/python.md's examples as written, and `load_policy(run).act` in a user's own loop."""
+
 import re
 import subprocess
 import sys
+from datetime import datetime
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
 import rlvlm
+from rlvlm.algorithms.checkpoint import PolicyFile, save_tree
 from rlvlm.algorithms.policy_gradient.player import policy_file
-from rlvlm.runs.build import make_policy
-from tests.runs.test_acting import run_with
+from rlvlm.algorithms.sac_pebble.player import KIND
+from rlvlm.core.errors import UsageError
+from rlvlm.envs.env import FIRST_HELD_OUT_STATE
+from rlvlm.policies.squashed_gaussian import SquashedGaussian
+from rlvlm.policies.vla.build import build_policy
+from rlvlm.policies.vla.tokens import ActionScale
+from rlvlm.runs.build import make_policy, open_players
+from rlvlm.runs.checkpoints import RunState
+from rlvlm.runs.config import RunConfig
+from rlvlm.runs.folder import RunFolder, create_folder
 
 PAGE = (Path(rlvlm.__file__).parents[1] / "docs" / "python.md").read_text()
 EXAMPLE, POLICY_EXAMPLE = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
@@ -52,3 +66,93 @@ def test_the_example_of_a_trained_policy_runs_as_written(tmp_path: Path, capsys:
     exec(POLICY_EXAMPLE.replace("runs/number_line/<time>", str(run.path)), {})  # noqa: S102 - the page's own lines
     lines = capsys.readouterr().out.splitlines()
     assert 1 <= len(lines) <= 10 and all(line.split()[-1] in ("True", "False") for line in lines)
+
+
+def run_with(config: RunConfig, policy: PolicyFile) -> RunFolder:
+    """The folder of a run whose only checkpoint holds `policy`."""
+    folder = create_folder(config, ["test"], datetime(2026, 11, 1))
+    state = RunState(env_steps=1, wall_s=0.0, peak_rss_mb=0.0)
+    tree = {"learner": {"start": {}}}
+    folder.checkpoints.save(state, lambda path: save_tree(path, tree, policy), is_best=True)
+    return folder
+
+
+def of_task(task: str, out: Path, **values: object) -> RunConfig:
+    return rlvlm.override(rlvlm.recipe(task), {"out": out, **values})
+
+
+def test_a_network_that_acts_in_numbers(tmp_path: Path) -> None:
+    config = of_task("rlvlm.testing:TINY", tmp_path / "run", **{"env.episode_steps": 5})
+    env = rlvlm.make_env(config.task, config.env, seed=0)
+    network = SquashedGaussian(env.observation_space.shape[0], env.action_space.shape[0], [8])
+    run = run_with(config, PolicyFile(kind=KIND, weights=network.state_dict()))
+    [played] = open_players(config, run.checkpoints.best().algorithm).own.play([7])
+
+    policy = rlvlm.load_policy(run)
+    obs, _ = env.reset(seed=7)
+    rewards, is_over = [], False
+    while not is_over:
+        obs, reward, terminated, truncated, _ = env.step(policy.act(obs))
+        rewards.append(reward)
+        is_over = terminated or truncated
+    np.testing.assert_allclose(rewards, played.env_rewards, rtol=1e-5)
+    with pytest.raises(ValueError, match=r"obs must be \[4\], got \[3\]"):
+        policy.act(np.zeros(3))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("acts", ["text", "head"])
+def test_a_vlm_that_acts_in_text_or_by_a_head(acts: str, tmp_path: Path) -> None:
+    config = of_task("number_line", tmp_path / "run", **{"policy.acts": acts})
+    env = rlvlm.make_env(config.task, config.env, seed=0)
+    trained = make_policy(config.policy, env)
+    for parameter in trained.value_parameters() + trained.head_parameters():
+        torch.nn.init.normal_(parameter, std=0.01, generator=torch.Generator().manual_seed(5))
+    run = run_with(config, policy_file(trained, None, None))
+    [played] = open_players(config, run.checkpoints.best().algorithm).own.play([7])
+
+    policy = rlvlm.load_policy(str(run.path))
+    turn, _ = env.reset(seed=7)
+    replies, rewards, is_over = [], [], False
+    while not is_over:
+        replies.append(policy.act(env.draw(turn.snapshot[None])[0], turn.prompt))
+        turn, reward, terminated, truncated, _ = env.step(replies[-1])
+        rewards.append(reward)
+        is_over = terminated or truncated
+    assert tuple(replies) == played.captions and rewards == played.env_rewards.tolist()
+    image = env.draw(turn.snapshot[None])[0]
+    first, *others = (policy.act(image, turn.prompt, greedy=False, seed=seed) for seed in range(12))
+    assert policy.act(image, turn.prompt, greedy=False, seed=0) == first, "a seed repeats its reply"
+    assert set(others) != {first}, "and seeds differ"
+    with pytest.raises(ValueError, match=r"image must be \[H, W, 3\] uint8, got \[2, 2\] float64"):
+        policy.act(np.zeros((2, 2)), "Go.")
+
+
+@pytest.mark.slow
+def test_a_vla_that_acts_in_chunks(tmp_path: Path) -> None:
+    config = of_task("push_block", tmp_path / "run", **{"policy.pocket.hidden": 32, "policy.pocket.image_px": 16})
+    env = rlvlm.make_env(config.task, config.env.for_evaluation(), seed=0)
+    actions = np.random.default_rng(0).uniform(-1, 1, (50, len(env.action_low))).astype(np.float32)
+    scale = ActionScale.of_actions(actions, env.scaled_actions)
+    run = run_with(config, policy_file(build_policy(config.policy, env), config.policy, scale))
+    [played] = open_players(config, run.checkpoints.best().algorithm).own.play([FIRST_HELD_OUT_STATE])
+
+    policy = rlvlm.load_policy(run.checkpoints.best().path)
+    obs, _ = env.reset(options={"state_id": FIRST_HELD_OUT_STATE})
+    rewards, is_over = [], False
+    while not is_over:
+        images = np.stack([env.draw(obs.snapshots, policy.image_px, camera)[0] for camera in env.cameras])
+        obs, _, terminated, truncated, info = env.step(policy.act(images, obs.instructions[0], obs.proprio[0]))
+        rewards += info["env_rewards"].tolist()
+        is_over = terminated or truncated
+    np.testing.assert_allclose(rewards, played.env_rewards, rtol=1e-5)
+    with pytest.raises(ValueError, match=r"images must be \[1, 16, 16, 3\] uint8"):
+        policy.act(images[:, :8], "push", obs.proprio[0])
+
+
+def test_code_that_a_folder_names_is_not_imported_unasked(tmp_path: Path) -> None:
+    config = of_task("rlvlm.testing:TINY", tmp_path / "run")
+    file = create_folder(config, ["test"], datetime(2026, 11, 1)).path / "config.yaml"
+    file.write_text(file.read_text().replace("rlvlm.testing:TINY", "odd_env:TASK"))
+    with pytest.raises(UsageError, match="names code outside of rlvlm, odd_env:TASK"):
+        rlvlm.load_policy(tmp_path / "run")
