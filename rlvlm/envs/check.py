@@ -1,15 +1,24 @@
 """What every env promises, checked."""
 
 import warnings
-from typing import Any, SupportsFloat
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 from gymnasium.utils.env_checker import check_env
 
-from rlvlm.core.chunks import ChunkObs
-from rlvlm.core.steps import FloatArray
-from rlvlm.core.turns import Turn
+from rlvlm.core.steps import FloatArray, Frames
 from rlvlm.envs.env import ChunkEnv, StepEnv, TurnEnv
+
+AnyEnv = StepEnv | TurnEnv | ChunkEnv
+Answer = tuple[Any, Any, bool, bool, dict[str, Any]]
+"""What `step` returns; of a reset the same with no reward."""
+_PROMISED = ("snapshot", "snapshots", "progress", "success", "steps", "env_rewards", "legal", "is_invalid", "action")
+"""What may be in `info` by a contract; of anything else in it nobody can say that it comes back."""
+_NONSENSE = (
+    *("", "{", '{"action":', '{"action": "no such word"}', '{"action": {}}', '{"action": null}'),
+    *("[" * 5_000, "\ud800"),
+)
 
 
 def check_step_env(env: StepEnv, twin: StepEnv, different: FloatArray) -> None:
@@ -26,100 +35,17 @@ def check_step_env(env: StepEnv, twin: StepEnv, different: FloatArray) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # about bounds that some stock envs leave infinite
         check_env(env, skip_render_check=True)
-    _check_infos(env)
-    _check_seeds(env, twin)
-    _check_state(env, twin)
-    _check_pictures(env, twin, different)
-
-
-Steps = list[tuple[FloatArray, float, bool, bool, dict[str, Any]]]
-
-
-def _act(env: StepEnv, num_steps: int, seed: int) -> Steps:
-    """What `env` answers to random actions; a finished episode is followed by the next."""
-    rng = np.random.default_rng(seed)
-    steps = []
-    for _ in range(num_steps):
-        action = rng.uniform(-1.0, 1.0, env.action_space.shape).astype(np.float32)
-        steps.append(env.step(action))
-        if steps[-1][2] or steps[-1][3]:
-            obs, info = env.reset()
-            steps.append((obs, 0.0, False, False, info))
-    return steps
-
-
-def _assert_same(left: Steps, right: Steps, promise: str) -> None:
-    for one, other in zip(left, right, strict=True):
-        assert np.array_equal(one[0], other[0]), f"{promise}: observations differ"
-        assert one[1:4] == other[1:4], f"{promise}: rewards or ends differ"
-        assert np.array_equal(one[4]["snapshot"], other[4]["snapshot"]), f"{promise}: snapshots differ"
-        assert one[4]["progress"] == other[4]["progress"], f"{promise}: progress differs"
-
-
-def _check_infos(env: StepEnv) -> None:
-    start = env.reset(seed=3)
-    steps = [(start[0], 0.0, False, False, start[1]), *_act(env, 60, seed=0)]
-    for obs, _, _, _, info in steps:
-        assert obs.dtype == np.float32 and env.observation_space.contains(obs), "observations are float32 in the box"
-        snapshot = info["snapshot"]
-        assert snapshot.shape == (env.snapshot_size,) and snapshot.dtype == np.float32, "snapshots are [S] float32"
-        progress = info["progress"]
-        assert isinstance(progress, float) and 0.0 <= progress <= 1.0, f"progress is a float in [0, 1], got {progress}"
-        assert isinstance(info["success"], bool), "success is a bool"
-    assert np.array_equal(env.snapshot(), steps[-1][4]["snapshot"]), "snapshot() is that of the latest info"
     assert isinstance(env.goal, str), "an env has a goal phrase, or an empty one where only the user can say it"
-    scripted = env.scripted_action(steps[-1][0])
+    answers = _play(env, 60, seed=0, start=3)
+    for obs, *_, info in answers:
+        assert obs.dtype == np.float32 and env.observation_space.contains(obs), "observations are float32 in the box"
+        assert "snapshot" in info, "infos hold a snapshot"
+    _check_answers(env, answers)
+    scripted = env.scripted_action(answers[-1][0])
     if scripted is not None:
         assert scripted.shape == env.action_space.shape and np.isfinite(scripted).all(), "a script's action is [A]"
-
-
-def _check_seeds(env: StepEnv, twin: StepEnv) -> None:
-    first, again = env.reset(seed=11), twin.reset(seed=11)
-    assert np.array_equal(first[0], again[0]), "equal seeds give equal starts"
-    _assert_same(_act(env, 30, seed=1), _act(twin, 30, seed=1), "equal seeds and actions")
-
-
-def _check_state(env: StepEnv, twin: StepEnv) -> None:
-    env.reset(seed=5)
-    _act(env, 7, seed=2)
-    state = env.get_state()
-    for name, value in state.items():
-        assert isinstance(value, np.ndarray | np.generic | bool | int | float | str), f"state {name!r} is {type(value)}"
-        assert np.asarray(value).dtype != object, f"state {name!r} holds Python objects"
-    kept = {name: np.array(value) for name, value in state.items()}
-    future = _act(env, 60, seed=3)
-    for name, value in state.items():
-        message = f"get_state() gives {name!r} as it is now, not the array that the env goes on changing: copy it"
-        assert np.array_equal(kept[name], np.asarray(value), equal_nan=kept[name].dtype.kind == "f"), message
-    twin.reset(seed=99)
-    _act(twin, 3, seed=4)
-    for other, promise in ((env, "set_state"), (twin, "set_state on another instance")):
-        other.set_state(state)
-        _assert_same(_act(other, 60, seed=3), future, promise)
-
-
-def _check_pictures(env: StepEnv, twin: StepEnv, different: FloatArray) -> None:
-    env.reset(seed=6)
-    seen = np.stack([step[4]["snapshot"] for step in _act(env, 12, seed=5)])
-    state = env.get_state()
-    for size_px in (48, 64, 48):
-        frames = env.draw(seen, size_px)
-        assert frames.shape == (len(seen), size_px, size_px, 3), f"frames are [N, H, W, 3], got {frames.shape}"
-        assert frames.dtype == np.uint8, f"frames are uint8, got {frames.dtype}"
-        assert np.array_equal(frames, env.draw(seen, size_px)), "the same snapshot looks the same twice"
-        assert np.array_equal(frames[::-1], twin.draw(seen[::-1], size_px)), "any instance draws it, in any order"
-    future = _act(env, 30, seed=6)
-    env.set_state(state)
-    env.draw(different, 48)
-    _assert_same(_act(env, 30, seed=6), future, "drawing disturbs nothing")
-    both = np.concatenate([seen, different])
-    keys, frames = env.image_key(both), env.draw(both, 64)
-    assert keys.dtype == np.int64 and keys.shape[0] == len(both), "keys are [N, P] int64"
-    for i, j in zip(*np.triu_indices(len(both), 1), strict=True):
-        if np.array_equal(keys[i], keys[j]):
-            assert np.array_equal(frames[i], frames[j]), "equal keys look equal"
-    looks = {frame.tobytes() for frame in env.draw(different, 64)}
-    assert len(different) >= 2 and len(looks) == len(different), "different scenes look different"
+    _check_repeats(env, twin, 60)
+    _check_images(env, twin, 12, different)
 
 
 def check_turn_env(env: TurnEnv, twin: TurnEnv) -> None:
@@ -132,123 +58,20 @@ def check_turn_env(env: TurnEnv, twin: TurnEnv) -> None:
     Raises:
         AssertionError: says which promise is broken.
     """
-    _check_turns(env)
-    _check_reading(env)
-    first, again = env.reset(seed=11), twin.reset(seed=11)
-    assert np.array_equal(first[0].snapshot, again[0].snapshot), "equal seeds give equal starts"
-    _assert_same_talk(_talk(env, 30, seed=1), _talk(twin, 30, seed=1), "equal seeds and replies")
-    _check_turn_state(env, twin)
-    _check_turn_pictures(env, twin)
-    if env.has_expert:
-        _check_expert(env)
-
-
-Talk = list[tuple[Turn, float, bool, bool, dict[str, Any]]]
-_NONSENSE = (
-    "",
-    "{",
-    '{"action":',
-    '{"action": "no such word"}',
-    '{"action": {}}',
-    '{"action": null}',
-    "[" * 5_000,
-    "\ud800",
-)
-
-
-def _talk(env: TurnEnv, num_turns: int, seed: int) -> Talk:
-    """What `env` answers to random legal actions and, now and then, to nonsense."""
-    rng = np.random.default_rng(seed)
-    turns = []
-    for _ in range(num_turns):
-        action = int(rng.choice(env.legal()))
-        turns.append(env.step("nonsense" if rng.random() < 0.1 else env.action_text(action, "a random thought")))
-        if turns[-1][2] or turns[-1][3]:
-            turn, info = env.reset()
-            turns.append((turn, 0.0, False, False, info))
-    return turns
-
-
-def _assert_same_talk(left: Talk, right: Talk, promise: str) -> None:
-    for one, other in zip(left, right, strict=True):
-        assert np.array_equal(one[0].snapshot, other[0].snapshot), f"{promise}: snapshots differ"
-        assert one[0].prompt == other[0].prompt, f"{promise}: prompts differ"
-        assert one[1:] == other[1:], f"{promise}: rewards, ends or infos differ"
-
-
-def _check_turns(env: TurnEnv) -> None:
     assert env.goal and env.action_names, "an env has a goal phrase and names for its actions"
     folded = {name.strip().casefold() for name in env.action_names}
     assert len(folded) == len(env.action_names), "the names of actions differ in more than case and spaces"
-    first, start = env.reset(seed=3)
-    turn = first
-    for turn, reward, terminated, truncated, info in [(first, 0.0, False, False, start), *_talk(env, 20, seed=0)]:
-        assert turn.snapshot.shape == (env.snapshot_size,) and turn.snapshot.dtype == np.float32, "[S] float32"
+    answers = _play(env, 20, seed=0, start=3)
+    for turn, reward, terminated, truncated, info in answers:
         assert turn.prompt and isinstance(turn.prompt, str), "every turn has a prompt"
         assert type(reward) is float and type(terminated) is bool and type(truncated) is bool, "plain numbers come back"
         assert not (terminated and truncated), "an end for good is no time limit"
-        assert isinstance(info["progress"], float) and 0.0 <= info["progress"] <= 1.0, "progress is a float in [0, 1]"
-        assert isinstance(info["success"], bool), "success is a bool"
         assert set(info["legal"]) <= set(range(len(env.action_names))) and info["legal"], "legal are some indices"
-    assert np.array_equal(env.snapshot(), turn.snapshot), "snapshot() is that of the latest turn"
-
-
-def _check_reading(env: TurnEnv) -> None:
-    env.reset(seed=4)
-    for action in env.legal():
-        text = env.action_text(action, "because")
-        reply = env.read(f"Let me see.\n```json\n{text}\n```")
-        assert reply.action == action and "because" in reply.thought, f"{text} is read as {reply}"
-        assert reply.action_span and reply.text[slice(*reply.action_span)] == env.action_names[action], "the span"
-    for text in _NONSENSE:
-        before, state = env.snapshot(), env.get_state()
-        assert env.read(text).action is None, f"{text[:40]!r} is read as an action"
-        _, reward, _, _, info = env.step(text)
-        assert info["is_invalid"], "a reply that cannot be read is flagged"
-        if env.rules == "mended":
-            assert info["action"] is None and np.array_equal(env.snapshot(), before), (
-                "a reply that cannot be read does nothing"
-            )
-            assert reward < 0, "a reply that cannot be read has a price"
-        env.set_state(state)
-
-
-def _check_turn_state(env: TurnEnv, twin: TurnEnv) -> None:
-    env.reset(seed=5)
-    _talk(env, 7, seed=2)
-    state = env.get_state()
-    for name, value in state.items():
-        assert isinstance(value, np.ndarray | np.generic | bool | int | float | str), f"state {name!r} is {type(value)}"
-        assert np.asarray(value).dtype != object, f"state {name!r} holds Python objects"
-    here, future = env.snapshot(), _talk(env, 60, seed=3)
-    twin.reset(seed=99)
-    _talk(twin, 3, seed=4)
-    for other, promise in ((env, "set_state"), (twin, "set_state on another instance")):
-        other.set_state(state)
-        assert np.array_equal(other.snapshot(), here), f"{promise}: another scene"
-        _assert_same_talk(_talk(other, 60, seed=3), future, promise)
-
-
-def _check_turn_pictures(env: TurnEnv, twin: TurnEnv) -> None:
-    env.reset(seed=6)
-    seen = np.stack([step[0].snapshot for step in _talk(env, 30, seed=5)])
-    state, future = env.get_state(), _talk(env, 30, seed=6)
-    env.set_state(state)
-    frames = env.draw(seen)
-    assert frames.shape == (len(seen), *env.picture_px, 3) and frames.dtype == np.uint8, f"frames: {frames.shape}"
-    assert np.array_equal(frames, env.draw(seen)), "the same snapshot looks the same twice"
-    assert np.array_equal(frames[::-1], twin.draw(seen[::-1])), "any instance draws it, in any order"
-    _assert_same_talk(_talk(env, 30, seed=6), future, "drawing disturbs nothing")
-    keys = env.image_key(seen)
-    assert keys.dtype == np.int64 and keys.shape[0] == len(seen), "keys are [N, P] int64"
-    for i, j in zip(*np.triu_indices(len(seen), 1), strict=True):
-        if np.array_equal(keys[i], keys[j]):
-            assert np.array_equal(frames[i], frames[j]), "equal keys look equal"
-    assert len({frame.tobytes() for frame in frames}) >= 2, "different scenes look different"
-
-
-def _check_expert(env: TurnEnv) -> None:
-    for seed in range(5):
+    _check_answers(env, answers)
+    _check_reading(env)
+    _check_repeats(env, twin, 60)
+    _check_images(env, twin, 30)
+    for seed in range(5) if env.has_expert else ():
         env.reset(seed=seed)
         is_over = False
         while not is_over:
@@ -271,125 +94,204 @@ def check_chunk_env(env: ChunkEnv, twin: ChunkEnv, num_chunks: int = 6) -> None:
     Raises:
         AssertionError: says which promise is broken.
     """
-    _check_chunk_infos(env, num_chunks)
-    _check_chunk_starts(env, twin, num_chunks)
-    _check_chunk_state(env, twin, num_chunks)
-    _check_chunk_images(env, twin, num_chunks)
-    _check_side_by_side(env, num_chunks)
-
-
-ChunkSteps = list[tuple[ChunkObs, SupportsFloat, bool, bool, dict[str, Any]]]
-
-
-def _chunks(env: ChunkEnv, num_chunks: int, seed: int) -> FloatArray:
-    shape = (num_chunks, env.chunk_steps, len(env.action_low))
-    return np.random.default_rng(seed).uniform(env.action_low, env.action_high, shape).astype(np.float32)
-
-
-def _drive(env: ChunkEnv, num_chunks: int, seed: int) -> ChunkSteps:
-    """What `env` answers to random chunks; a finished episode is followed by the next."""
-    steps: ChunkSteps = []
-    for chunk in _chunks(env, num_chunks, seed):
-        steps.append(env.step(chunk))
-        if steps[-1][2] or steps[-1][3]:
-            obs, info = env.reset()
-            steps.append((obs, 0.0, False, False, info))
-    return steps
-
-
-def _assert_same_chunks(left: ChunkSteps, right: ChunkSteps, promise: str) -> None:
-    for one, other in zip(left, right, strict=True):
-        assert np.array_equal(one[0].snapshots, other[0].snapshots), f"{promise}: snapshots differ"
-        assert np.array_equal(one[0].proprio, other[0].proprio), f"{promise}: proprioception differs"
-        assert one[0].instructions == other[0].instructions, f"{promise}: instructions differ"
-        assert one[1:4] == other[1:4], f"{promise}: rewards or ends differ"
-        assert one[4]["progress"] == other[4]["progress"], f"{promise}: progress differs"
-
-
-def _check_chunk_infos(env: ChunkEnv, num_chunks: int) -> None:
-    obs, info = env.reset(seed=3)
-    for answer in [(obs, 0.0, False, False, info), *_drive(env, num_chunks, seed=0)]:
-        obs, reward, _, _, info = answer
-        assert len(obs) == 1 and obs.instructions[0], "an env by itself observes one env, with an instruction"
-        is_listed = not env.instructions or obs.instructions[0] in env.instructions
-        assert is_listed, "the instruction is one of `instructions`, where there are any"
-        assert obs.snapshots.shape == (1, env.snapshot_size) and obs.snapshots.dtype == np.float32, "snapshots [1, S]"
-        assert obs.proprio.shape == (1, env.proprio_size) and obs.proprio.dtype == np.float32, "proprioception [1, P]"
-        assert isinstance(info["progress"], float) and 0.0 <= info["progress"] <= 1.0, "progress is a float in [0, 1]"
-        assert isinstance(info["success"], bool), "success is a bool"
-        if "steps" in info:
-            steps = info["steps"]
-            assert 1 <= steps <= env.chunk_steps, "a chunk runs 1 to L env steps"
-            assert info["env_rewards"].shape == (steps,), "one reward for each env step"
-            assert info["env_rewards"].sum() == reward, "a chunk's reward is the sum of its steps'"
-            assert info["snapshots"].shape == (steps, env.snapshot_size), "one snapshot for each env step"
-            assert np.array_equal(info["snapshots"][-1], obs.snapshots[0]), "the last snapshot is the one observed"
-    assert np.array_equal(env.snapshot(), obs.snapshots[0]), "snapshot() is that of the latest observation"
+    answers = _play(env, num_chunks, seed=0, start=3)
+    for answer in answers:
+        _check_chunk(env, answer)
+    _check_answers(env, answers)
     scripted = env.scripted_chunk(0.0, np.random.default_rng(0))
     if scripted is not None:
         assert scripted.shape == (env.chunk_steps, len(env.action_low)), "a script's chunk is [L, A]"
         assert ((scripted >= env.action_low) & (scripted <= env.action_high)).all(), "and within the bounds"
-
-
-def _check_chunk_starts(env: ChunkEnv, twin: ChunkEnv, num_chunks: int) -> None:
-    first, again = env.reset(seed=11), twin.reset(seed=11)
-    _assert_same_chunks(
-        [(first[0], 0.0, False, False, first[1])], [(again[0], 0.0, False, False, again[1])], "equal seeds"
-    )
-    _assert_same_chunks(_drive(env, num_chunks, 1), _drive(twin, num_chunks, 1), "equal seeds and chunks")
     numbered, _ = env.reset(seed=1, options={"state_id": 17})
     likewise, info = twin.reset(seed=2, options={"state_id": 17})
     other, _ = env.reset(options={"state_id": 18})
     assert info["state_id"] == 17, "info names the initial state"
     assert np.array_equal(numbered.snapshots, likewise.snapshots), "an initial state's number decides it, not the seed"
     assert not np.array_equal(numbered.snapshots, other.snapshots), "another number, another initial state"
+    _check_repeats(env, twin, num_chunks, num_before=1)
+    seen = _check_images(env, twin, num_chunks)
+    places, offsets = env.landmarks(seen), env.offsets(seen)
+    assert places.ndim == 3 and len(places) == len(seen), f"landmarks are [N, K, D], got {places.shape}"
+    assert offsets.shape == (len(seen), env.num_offsets), f"offsets are [N, {env.num_offsets}], got {offsets.shape}"
+    assert np.array_equal(places[::-1], twin.landmarks(seen[::-1])), "any instance finds the same landmarks"
+    _check_side_by_side(env, num_chunks)
 
 
-def _check_chunk_state(env: ChunkEnv, twin: ChunkEnv, num_chunks: int) -> None:
-    env.reset(seed=5)
-    _drive(env, 1, seed=2)
-    state = env.get_state()
+def _random_action(env: AnyEnv, rng: np.random.Generator) -> Any:
+    """Any action; of an env in turns a legal one, or now and then nonsense."""
+    if isinstance(env, TurnEnv):
+        action = int(rng.choice(env.legal()))
+        return "nonsense" if rng.random() < 0.1 else env.action_text(action, "a random thought")
+    if isinstance(env, ChunkEnv):
+        shape = (env.chunk_steps, len(env.action_low))
+        return rng.uniform(env.action_low, env.action_high, shape).astype(np.float32)
+    return rng.uniform(-1.0, 1.0, env.action_space.shape).astype(np.float32)
+
+
+def _generators(*seeds: int) -> Iterator[np.random.Generator]:
+    return map(np.random.default_rng, seeds)
+
+
+def _play(env: Any, num: int, seed: int, start: int | None = None) -> list[Answer]:
+    """What `env` answers to `num` random actions; a finished episode is followed by the next.
+
+    With `start`, a new episode of that seed comes first.
+    """
+    rng = np.random.default_rng(seed)
+    answers: list[Answer] = []
+    if start is not None:
+        obs, info = env.reset(seed=start)
+        answers.append((obs, 0.0, False, False, info))
+    for _ in range(num):
+        answers.append(env.step(_random_action(env, rng)))
+        if answers[-1][2] or answers[-1][3]:
+            obs, info = env.reset()
+            answers.append((obs, 0.0, False, False, info))
+    return answers
+
+
+def _snapshot(answer: Answer) -> FloatArray:
+    """[S] of the state just reached, wherever a kind of env has it."""
+    obs, *_, info = answer
+    if "snapshot" in info:
+        return info["snapshot"]
+    return obs.snapshot if hasattr(obs, "snapshot") else obs.snapshots[0]
+
+
+def _assert_same(left: list[Answer], right: list[Answer], promise: str) -> None:
+    for (one, *outcome, info), (other, *its_outcome, its_info) in zip(left, right, strict=True):
+        if isinstance(one, np.ndarray):
+            assert np.array_equal(one, other), f"{promise}: observations differ"
+        else:  # a Turn or a ChunkObs
+            for name in one.__slots__:
+                assert np.array_equal(getattr(one, name), getattr(other, name)), f"{promise}: {name} differ"
+        assert outcome == its_outcome, f"{promise}: rewards or ends differ"
+        for name in {*_PROMISED} & {*info, *its_info}:
+            assert np.array_equal(info[name], its_info[name]), f"{promise}: {name} differs"
+
+
+def _check_answers(env: AnyEnv, answers: list[Answer]) -> None:
+    """What the three kinds say alike of every state; the last of `answers` is the present one."""
+    for answer in answers:
+        snapshot, info = _snapshot(answer), answer[4]
+        assert snapshot.shape == (env.snapshot_size,) and snapshot.dtype == np.float32, "snapshots are [S] float32"
+        progress = info["progress"]
+        assert isinstance(progress, float) and 0.0 <= progress <= 1.0, f"progress is a float in [0, 1], got {progress}"
+        assert isinstance(info["success"], bool), "success is a bool"
+    assert np.array_equal(env.snapshot(), _snapshot(answers[-1])), "snapshot() is that of the latest answer"
+
+
+def _check_repeats(env: AnyEnv, twin: AnyEnv, num: int, num_before: int = 7) -> None:
+    """Equal seeds and actions have equal answers, and so have equal states, on any instance."""
+    promise = "equal seeds and actions"
+    _assert_same(_play(env, num // 2, seed=1, start=11), _play(twin, num // 2, seed=1, start=11), promise)
+    _play(env, num_before, seed=2, start=5)
+    state, here = env.get_state(), env.snapshot()
     for name, value in state.items():
         assert isinstance(value, np.ndarray | np.generic | bool | int | float | str), f"state {name!r} is {type(value)}"
         assert np.asarray(value).dtype != object, f"state {name!r} holds Python objects"
-    future = _drive(env, num_chunks, seed=3)
-    twin.reset(seed=99)
+    kept = {name: np.array(value) for name, value in state.items()}
+    future = _play(env, num, seed=3)
+    for name, value in state.items():
+        message = f"get_state() gives {name!r} as it is now, not the array that the env goes on changing: copy it"
+        assert np.array_equal(kept[name], np.asarray(value), equal_nan=kept[name].dtype.kind == "f"), message
+    _play(twin, num_before // 2, seed=4, start=99)
     for other, promise in ((env, "set_state"), (twin, "set_state on another instance")):
         other.set_state(state)
-        _assert_same_chunks(_drive(other, num_chunks, seed=3), future, promise)
+        assert np.array_equal(other.snapshot(), here), f"{promise}: another scene"
+        _assert_same(_play(other, num, seed=3), future, promise)
 
 
-def _check_chunk_images(env: ChunkEnv, twin: ChunkEnv, num_chunks: int) -> None:
+def _drawn(env: AnyEnv, snapshots: FloatArray) -> list[Frames]:
+    """Images of `snapshots`, at each of some sizes and by each camera."""
+    if isinstance(env, TurnEnv):
+        wanted, images = [env.picture_px], [env.draw(snapshots)]
+    elif isinstance(env, ChunkEnv):
+        views = [(size_px, camera) for camera in env.cameras for size_px in (32, 64)]
+        wanted, images = [(px, px) for px, _ in views], [env.draw(snapshots, *view) for view in views]
+    else:
+        wanted, images = [(48, 48), (64, 64)], [env.draw(snapshots, size_px) for size_px in (48, 64)]
+    for shape, each in zip(wanted, images, strict=True):
+        assert each.shape == (len(snapshots), *shape, 3), f"frames are [N, H, W, 3], got {each.shape}"
+        assert each.dtype == np.uint8, f"frames are uint8, got {each.dtype}"
+    return images
+
+
+def _check_images(env: AnyEnv, twin: AnyEnv, num: int, different: FloatArray | None = None) -> FloatArray:
+    """Images follow from snapshots alone, and drawing disturbs nothing; the snapshots [N, S] that were drawn.
+
+    Args:
+        env: is played for `num` random actions.
+        twin: another instance.
+        num: of actions.
+        different: [M, S] that must all look different; None: some of those that are met must.
+    """
     env.reset(seed=6)
-    seen = np.concatenate([step[0].snapshots for step in _drive(env, num_chunks, seed=5)])
-    state = env.get_state()
-    for camera in env.cameras:
-        for size_px in (32, 48):
-            images = env.draw(seen, size_px, camera)
-            assert images.shape == (len(seen), size_px, size_px, 3), f"images are [N, H, W, 3], got {images.shape}"
-            assert images.dtype == np.uint8, f"images are uint8, got {images.dtype}"
-            assert np.array_equal(images[::-1], twin.draw(seen[::-1], size_px, camera)), "any instance draws the same"
-        assert len({image.tobytes() for image in images}) > 1, "different moments look different"
-    keys, images = env.image_key(seen), env.draw(seen, 64)
+    seen = np.stack([_snapshot(answer) for answer in _play(env, num, seed=5)])
+    state, future = env.get_state(), _play(env, num, seed=6)
+    env.set_state(state)
+    images = _drawn(env, seen)
+    for one, again, others in zip(images, _drawn(env, seen), _drawn(twin, seen[::-1]), strict=True):
+        assert np.array_equal(one, again), "the same snapshot looks the same twice"
+        assert np.array_equal(one[::-1], others), "any instance draws it, in any order"
+    if different is None:
+        assert all(len({frame.tobytes() for frame in one}) >= 2 for one in images), "different scenes look different"
+    else:
+        looks = {frame.tobytes() for frame in _drawn(env, different)[-1]}
+        assert len(different) >= 2 and len(looks) == len(different), "different scenes look different"
+        seen = np.concatenate([seen, different])
+        images = _drawn(env, seen)
+    if isinstance(env, ChunkEnv):
+        env.landmarks(seen)
+    _assert_same(_play(env, num, seed=6), future, "drawing and finding landmarks disturb nothing")
+    keys = env.image_key(seen)
+    assert keys.dtype == np.int64 and keys.shape[0] == len(seen), "keys are [N, P] int64"
     for i, j in zip(*np.triu_indices(len(seen), 1), strict=True):
         if np.array_equal(keys[i], keys[j]):
-            assert np.array_equal(images[i], images[j]), "equal keys look equal"
-    places = env.landmarks(seen)
-    assert places.ndim == 3 and len(places) == len(seen), f"landmarks are [N, K, D], got {places.shape}"
-    offsets = env.offsets(seen)
-    assert offsets.shape == (len(seen), env.num_offsets), f"offsets are [N, {env.num_offsets}], got {offsets.shape}"
-    assert np.array_equal(places[::-1], twin.landmarks(seen[::-1])), "any instance finds the same landmarks"
-    future = _drive(env, num_chunks, seed=6)
-    env.set_state(state)
-    env.draw(seen, 32)
-    env.landmarks(seen)
-    _assert_same_chunks(_drive(env, num_chunks, seed=6), future, "drawing and finding landmarks disturb nothing")
+            assert all(np.array_equal(one[i], one[j]) for one in images), "equal keys look equal"
+    return seen
+
+
+def _check_reading(env: TurnEnv) -> None:
+    env.reset(seed=4)
+    for action in env.legal():
+        text = env.action_text(action, "because")
+        reply = env.read(f"Let me see.\n```json\n{text}\n```")
+        assert reply.action == action and "because" in reply.thought, f"{text} is read as {reply}"
+        assert reply.action_span and reply.text[slice(*reply.action_span)] == env.action_names[action], "the span"
+    for text in _NONSENSE:
+        before, state = env.snapshot(), env.get_state()
+        assert env.read(text).action is None, f"{text[:40]!r} is read as an action"
+        _, reward, _, _, info = env.step(text)
+        assert info["is_invalid"], "a reply that cannot be read is flagged"
+        if env.rules == "mended":
+            assert info["action"] is None and np.array_equal(env.snapshot(), before), (
+                "a reply that cannot be read does nothing"
+            )
+            assert reward < 0, "a reply that cannot be read has a price"
+        env.set_state(state)
+
+
+def _check_chunk(env: ChunkEnv, answer: Answer) -> None:
+    """What an env in chunks shows, and what it says of the steps of a chunk."""
+    obs, reward, _, _, info = answer
+    assert len(obs) == 1 and obs.instructions[0], "an env by itself observes one env, with an instruction"
+    is_listed = not env.instructions or obs.instructions[0] in env.instructions
+    assert is_listed, "the instruction is one of `instructions`, where there are any"
+    assert obs.proprio.shape == (1, env.proprio_size) and obs.proprio.dtype == np.float32, "proprioception [1, P]"
+    if "steps" in info:
+        steps = info["steps"]
+        assert 1 <= steps <= env.chunk_steps, "a chunk runs 1 to L env steps"
+        assert info["env_rewards"].shape == (steps,), "one reward for each env step"
+        assert info["env_rewards"].sum() == reward, "a chunk's reward is the sum of its steps'"
+        assert info["snapshots"].shape == (steps, env.snapshot_size), "one snapshot for each env step"
+        assert np.array_equal(info["snapshots"][-1], obs.snapshots[0]), "the last snapshot is the one observed"
 
 
 def _check_side_by_side(env: ChunkEnv, num_chunks: int) -> None:
     """Envs side by side do what each does by itself, and leave finished ones alone."""
     state_ids = np.array([17, 18, 17])
-    chunks = np.stack([_chunks(env, num_chunks, seed) for seed in (7, 8, 7)])
+    chunks = np.stack([[_random_action(env, rng) for _ in range(num_chunks)] for rng in _generators(7, 8, 7)])
     many = env.many()
     obs = many.begin(state_ids)
     running = np.ones(len(state_ids), bool)
