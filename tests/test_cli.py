@@ -8,14 +8,20 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from rlvlm.cli import main
+from rlvlm.core.judging import Query
+from rlvlm.demonstrations.folder import create_folder
+from rlvlm.judges.cache import CachedJudge
+from rlvlm.labels.store import LabelStore
 from rlvlm.run import main as run_main
 from rlvlm.runs.checkpoints import RunState
 from rlvlm.runs.config import read_config_text
 from rlvlm.runs.folder import find_folder
 from rlvlm.runs.settings import flat as leaves
+from rlvlm.testing import FakeJudge
 
 
 def flat(text: str) -> str:
@@ -61,6 +67,53 @@ MISTAKES = [
     ("report", 2, "rlvlm report runs/"),
     ("report letters", 2, "not in a run's folder"),
     ("doctor --jsn", 2, "--json"),
+    ("run drawer_open --judge.backend cached", 2, "needs judge.cached.store"),
+    ("run drawer_open --judge.store letters", 2, "not empty"),
+    ("labels", 2, "followed by show, export, import"),
+    ("labels shw store", 2, "rlvlm labels show"),
+    ("labels show nowhere", 2, "no label store"),
+    ("labels import --store s --goal g", 2, "no file to import"),
+    ("labels import none.pkl --store s --goal g", 2, "cannot be opened"),
+    ("labels import store/store.json --store s --goal g", 2, "no pickle"),
+    ("labels import store/store.json --store s --goal <b>", 2, "plain words"),
+    ("judge-report", 2, "at least one"),
+    ("judge-report nowhere", 2, "does not exist"),
+    ("judge-report store --ask-swapped -1", 2, "must be >= 0"),
+    ("judge-report store --ask-swapped 5", 2, "not in a run"),
+    ("distill --from nowhere --out d", 2, "no label store"),
+    ("distill --from store --out d", 2, "too few"),
+    ("distill --from store --out store", 2, "in use"),
+    ("distill --from store --out d --steps 0", 2, "must be >= 1"),
+    ("collect", 2, "name a task first"),
+    ("collect numberline", 2, "did you mean"),
+    ("collect drawer_open", 2, "an env in steps"),
+    ("collect minigrid/MiniGrid-Playground-v0", 2, "no scripted expert"),
+    ("collect number_line --seed 1000", 2, "--seed must be 0 to 999, got 1000"),
+    ("collect number_line --wrong-actions 2", 2, "--wrong-actions must be in [0, 1], got 2"),
+    ("collect push_block --noise -1", 2, "--noise must be >= 0, got -1"),
+    ("collect push_block --p-perturb 1", 2, "--p-perturb must be in [0, 1), got 1"),
+    ("collect number_line --noise 0.1", 2, "--noise would have no effect"),
+    ("collect push_block --no-pictures", 2, "--pictures would have no effect"),
+    ("collect push_block --player.model a/b", 2, "--player would have no effect on push_block"),
+    ("collect number_line --player.temperature 1", 2, "no player is named"),
+    ("collect number_line --player.model a/b --wrong-actions 0.5", 2, "are of the script's play"),
+    ("collect number_line --out letters", 2, "name a new or an empty folder with --out"),
+    ("data exprot", 2, "data export --help"),
+    ("data show nowhere", 2, "no folder of demonstrations"),
+    ("data export chunks --out x.json", 2, "write a table with --form parquet"),
+    ("data import letters/a.txt --task drawer_open --out d", 2, "is no env in turns"),
+    ("data import letters/a.txt --task number_line --out d --cut.image-px 9", 2, "--cut is for trajectories"),
+    ("data import letters --task number_line --out d", 2, "name a JSON array of chats"),
+    ("data import nowhere --task push_block --form libero --out d", 2, "name a file or a data set"),
+    ("sft --from somewhere", 2, "name a task first"),
+    ("sft push_block --from d", 2, "--sft.demonstrations"),
+    ("sft drawer_open --from d", 2, "it needs no demonstrations: rlvlm run drawer_open"),
+    ("sft number_line", 2, "name a folder of demonstrations with --from"),
+    ("sft number_line --from letters", 2, "is no folder of demonstrations"),
+    ("sft number_line --from other", 2, "holds demonstrations of ez_points, not of number_line"),
+    ("sft number_line --sft.updates 0", 2, "sft.updates must be > 0"),
+    ("sft number_line --from demos --job.max-reply-tokens 0", 2, "job.max_reply_tokens must be >= 1, got 0"),
+    ("sft number_line --from demos --sft.turns 5 --sft.p-wrong 0.1", 2, "sft.turns, sft.p_wrong would have no effect"),
 ]
 
 
@@ -74,7 +127,7 @@ def taken_port() -> Iterator[int]:
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with a run, a folder of letters, and a run whose config was edited badly."""
+    """A folder with a run, one whose config was edited badly, a store of one label, demonstrations, and letters."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MUJOCO_GL", "egl")
     monkeypatch.setenv("COLUMNS", "200")
@@ -84,6 +137,10 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.yaml").write_text(text)
         (tmp_path / name / "command.txt").write_text("rlvlm\n")
+    query = Query(goal="open it", left=np.zeros((1, 4, 4, 3), np.uint8), right=np.ones((1, 4, 4, 3), np.uint8))
+    CachedJudge(FakeJudge(), LabelStore(tmp_path / "store")).compare([query])
+    create_folder(tmp_path / "other", "ez_points", "turns", ("1",))
+    create_folder(tmp_path / "chunks", "push_block", "chunks")
     return tmp_path
 
 
@@ -175,7 +232,13 @@ HEAVY = ("torch", "ray", "numpy", "mujoco", "matplotlib", "transformers")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("line", ["--help", "run drawer_open --print-config", "run drawer_open --help", "eval --help"])
+@pytest.mark.parametrize(
+    "line",
+    [
+        *("--help", "run drawer_open --print-config", "run drawer_open --help", "eval --help", "judge-report --help"),
+        *("labels show --help", "labels import --help", "distill --help"),
+    ],
+)
 def test_what_needs_no_machinery_loads_none(line: str) -> None:
     code = (
         "import sys\nfrom rlvlm.cli import main\ncode = main(sys.argv[1:])\n"

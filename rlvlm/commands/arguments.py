@@ -103,32 +103,18 @@ def parse_run(words: Sequence[str], prog: str) -> RunArguments[RunConfig]:
     task, options = task_first(words, prog, _EXAMPLE)
     default = recipe(task, has_checkpoint=any(option.split("=")[0] == _CHECKPOINT for option in options))
     default = default.smoke() if "--smoke" in options else default
-    arguments = _parse(default, options, f"{prog} {task if task in words else 'TASK'}")
-    _check_unused(default, arguments.config)
-    return arguments
+    return _parse(default, options, f"{prog} {task if task in words else 'TASK'}")
 
 
 def parse_settings(config: RunConfig, options: Sequence[str], prog: str) -> RunConfig:
     """A run's configuration with options of a command line, checked as those of `run` are; raises as `parse_run`."""
-    wanted = _parse(config, options, prog).config
-    _check_unused(config, wanted)
-    return wanted
-
-
-def _check_unused(default: RunConfig, wanted: RunConfig) -> None:
-    """Passes where all that differs from the task's recipe has an effect.
-
-    Raises:
-        UsageError: something has none.
-    """
-    for name in differences(flat(default), flat(wanted)):
-        if (why := wanted.why_unused(name)) is not None:
-            option = f"--{name.replace('_', '-')}"
-            raise UsageError(f"{option} has no effect with {why}", f"leave out {option}")
+    return _parse(config, options, prog).config
 
 
 def _parse(default: RunConfig, options: Sequence[str], prog: str) -> RunArguments[RunConfig]:
-    first = ", ".join(f"--{name.replace('_', '-')}" for name in _MOST_USED if name in flat(default))
+    """The arguments of a run that starts from `default`; what differs from it has an effect, or is refused."""
+    known = flat(default)
+    first = ", ".join(f"--{name.replace('_', '-')}" for name in _MOST_USED if name in known)
     about = (
         f"Learn a task ({task_summary()}); every option overrides one field of the task's recipe. Most runs need few "
         f"of them: {first}. The others stand below by section; --print-config shows all values in one list, each with "
@@ -140,7 +126,17 @@ def _parse(default: RunConfig, options: Sequence[str], prog: str) -> RunArgument
             kind.__annotations__[name] = tyro.conf.Suppress[section]
     start = RunArguments(config=as_config(kind, default))
     arguments = parse(RunArguments[kind], options, prog, start, description=about, config=_CONFIG)
-    return replace(arguments, config=as_config(RunConfig, arguments.config))
+    wanted = as_config(RunConfig, arguments.config)
+    for name in differences(known, flat(wanted)):
+        if (why := wanted.why_unused(name)) is not None:
+            option = f"--{name.replace('_', '-')}"
+            raise UsageError(f"{option} has no effect with {why}", f"leave out {option}")
+    return replace(arguments, config=wanted)
+
+
+def print_progress(line: str) -> None:
+    """Shows a line on what a command is doing, beside its output."""
+    sys.stderr.write(f"{line}\n")
 
 
 def run_form(words: Sequence[str], prog: str, forms: Mapping[str, tuple[type, Callable[..., str]]]) -> int:

@@ -5,14 +5,18 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rlvlm.algorithms.sft_config import ChunkSFTConfig
-from rlvlm.commands.arguments import parse, task_first
+from rlvlm.commands.arguments import parse, print_progress, task_first
 from rlvlm.core.errors import EXIT_DONE, UsageError
 from rlvlm.demonstrations.vlm_player import PlayerConfig
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.registry import check_unused, full_name, make_env, task_kind
 from rlvlm.runs.recipes import recipe
+
+if TYPE_CHECKING:
+    from rlvlm.demonstrations.collect import Demonstrator
 
 
 @dataclass(frozen=True)
@@ -44,6 +48,8 @@ class CollectArguments:
     def __post_init__(self) -> None:
         if self.episodes < 1:
             raise ValueError(f"--episodes must be >= 1, got {self.episodes}")
+        if not 0 <= self.seed < 1_000:
+            raise ValueError(f"--seed must be 0 to 999, got {self.seed}")
         for name, value in (("--wrong-actions", self.wrong_actions), ("--wrong-thoughts", self.wrong_thoughts)):
             if not 0 <= value <= 1:
                 raise ValueError(f"{name} must be in [0, 1], got {value:g}")
@@ -71,60 +77,56 @@ def command(words: Sequence[str], prog: str) -> int:
         raise UsageError(f"{named} would have no effect on {task}, an env in {kind}", f"{prog} {task} --help")
     try:
         check_unused(task, arguments.env)
-        done = _collect_chunks(task, arguments) if kind == "chunks" else _collect_turns(task, arguments)
+        sys.stdout.write(_collect(task, kind, arguments))
     except ValueError as error:
         raise UsageError(str(error), f"{prog} {task} --help") from error
-    sys.stdout.write(done)
     return EXIT_DONE
 
 
-def _collect_turns(task: str, arguments: CollectArguments) -> str:
-    """Has the expert of an env in turns play, or a VLM; what the folder holds then."""
-    from rlvlm.demonstrations.card import write_card
-    from rlvlm.demonstrations.collect import ScriptedExpert, collect
-    from rlvlm.demonstrations.folder import create_folder
-    from rlvlm.demonstrations.vlm_player import VLMPlayer
-
-    world = make_env(task, arguments.env, 0)
-    if arguments.player.model:
-        if arguments.wrong_actions or arguments.wrong_thoughts:
-            raise UsageError("--wrong-actions and --wrong-thoughts are of the script's play", "leave them out")
-        player = VLMPlayer(arguments.player)
-    elif arguments.player != PlayerConfig():
-        raise UsageError("--player.* would have no effect: no player is named", "--player.model NAME")
-    elif not world.has_expert:
-        raise UsageError(f"{task} has no scripted expert", "let a VLM play: --player.model NAME")
-    else:
-        player = ScriptedExpert(arguments.wrong_actions, arguments.wrong_thoughts)
-    folder = create_folder(arguments.out, task, "turns", world.action_names, asdict(arguments.env))
-    num_new = collect(world, player, folder, arguments.episodes, arguments.seed, keeps_images=arguments.pictures)
-    counts = write_card(folder)
-    return (
-        f"{num_new:,} new episodes in {arguments.out}: now {counts.episodes:,} with {counts.steps:,} steps, "
-        f"{len(counts.pictures):,} distinct images and success {counts.successes / max(counts.episodes, 1):.1%}\n"
-    )
-
-
-def _collect_chunks(task: str, arguments: CollectArguments) -> str:
-    """Plays the script of an env in chunks; what the folder holds then."""
+def _collect(task: str, kind: str, arguments: CollectArguments) -> str:
+    """Has the task's script play, or a VLM; what the folder holds then."""
     from rlvlm.demonstrations.card import write_card
     from rlvlm.demonstrations.collect import Perturbation, collect, form_of
     from rlvlm.demonstrations.folder import create_folder
     from rlvlm.reports.contact_sheet import write_sheet
 
-    env = replace(arguments.env, physics="exact", plays_on=False)  # whatever a run's training has
-    world = make_env(task, env, arguments.seed)
-    form = asdict(form_of(world))
-    folder = create_folder(arguments.out, task, "chunks", env=asdict(env), chunks=form)
-
-    def log(line: str) -> None:
-        sys.stderr.write(f"{line}\n")
-
-    perturbation = Perturbation(noise=arguments.noise, p_perturb=arguments.p_perturb)
-    num_new = collect(world, perturbation, folder, arguments.episodes, arguments.seed, log=log)
-    write_sheet(folder, lambda: world)
+    out, env, seed = arguments.out, arguments.env, arguments.seed
+    if kind == "turns":
+        world = make_env(task, env, 0)
+        player = _player_of_turns(task, arguments, has_expert=world.has_expert)
+        folder = create_folder(out, task, kind, world.action_names, asdict(env))
+        num_new = collect(world, player, folder, arguments.episodes, seed, keeps_images=arguments.pictures)
+    else:
+        env = replace(env, physics="exact", plays_on=False)  # whatever a run's training has
+        world = make_env(task, env, seed)
+        folder = create_folder(out, task, kind, env=asdict(env), chunks=asdict(form_of(world)))
+        perturbation = Perturbation(noise=arguments.noise, p_perturb=arguments.p_perturb)
+        num_new = collect(world, perturbation, folder, arguments.episodes, seed, log=print_progress)
+        write_sheet(folder, lambda: world)
     counts = write_card(folder)
-    return (
-        f"{num_new:,} new episodes in {arguments.out}: now {counts.episodes:,} with {counts.chunks:,} chunks, "
-        f"{counts.steps:,} env steps and success {counts.successes / max(counts.episodes, 1):.1%}\n"
-    )
+    parts = {
+        "turns": f"{counts.steps:,} steps, {len(counts.pictures):,} distinct images",
+        "chunks": f"{counts.chunks:,} chunks, {counts.steps:,} env steps",
+    }
+    success = counts.successes / max(counts.episodes, 1)
+    return f"{num_new:,} new episodes in {out}: now {counts.episodes:,} with {parts[kind]} and success {success:.1%}\n"
+
+
+def _player_of_turns(task: str, arguments: CollectArguments, has_expert: bool) -> "Demonstrator":
+    """Who plays an env in turns: the VLM that is named, else the task's script.
+
+    Raises:
+        UsageError: there is neither, or a setting of the one is given for the other.
+    """
+    from rlvlm.demonstrations.collect import ScriptedExpert
+    from rlvlm.demonstrations.vlm_player import VLMPlayer
+
+    if arguments.player.model:
+        if arguments.wrong_actions or arguments.wrong_thoughts:
+            raise UsageError("--wrong-actions and --wrong-thoughts are of the script's play", "leave them out")
+        return VLMPlayer(arguments.player)
+    if arguments.player != PlayerConfig():
+        raise UsageError("--player.* would have no effect: no player is named", "--player.model NAME")
+    if not has_expert:
+        raise UsageError(f"{task} has no scripted expert", "let a VLM play: --player.model NAME")
+    return ScriptedExpert(arguments.wrong_actions, arguments.wrong_thoughts)

@@ -1,7 +1,5 @@
 """`rlvlm data show | export | import`."""
 
-import sys
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,7 +7,7 @@ from typing import Literal
 
 import tyro
 
-from rlvlm.commands.arguments import run_form
+from rlvlm.commands.arguments import print_progress, run_form
 from rlvlm.core.errors import MachineError, UsageError
 from rlvlm.demonstrations.card import FilterConfig
 from rlvlm.demonstrations.trajectory import CutConfig
@@ -104,59 +102,41 @@ def export(arguments: ExportArguments) -> str:
 
 
 def import_file(arguments: ImportArguments) -> str:
-    """How many chats or trajectories were added, and why others were left out."""
-    if arguments.form != "chats":
-        return _import_trajectories(arguments)
-    if arguments.cut != CutConfig():
-        raise UsageError("--cut is for trajectories, and has no effect on chats", "say what they are: --form libero")
+    """How many chats or trajectories were added, and why others were left out.
+
+    Raises:
+        UsageError: an option is for the other kind of data, the data are not there or of another kind of task, or
+            nothing of them was or had been added.
+    """
     from rlvlm.demonstrations.card import write_card
     from rlvlm.demonstrations.exchange import import_chats
     from rlvlm.demonstrations.folder import create_folder
-
-    if task_kind(arguments.task) != "turns":
-        raise UsageError(f"{arguments.task} is no env in turns", "--task number_line")
-    if not arguments.file.is_file():
-        raise UsageError(f"{arguments.file} is no file", "name a JSON array of chats, or a file with one chat per line")
-    names = make_env(arguments.task, task_env(arguments.task), 0).action_names
-    folder = create_folder(arguments.out, arguments.task, "turns", names)
-    counts = import_chats(arguments.file, folder, arguments.player, arguments.images)
-    write_card(folder)
-    return _added("chats", arguments.out, counts)
-
-
-def _import_trajectories(arguments: ImportArguments) -> str:
-    """How many trajectories were added, and why others were left out."""
-    from rlvlm.demonstrations.card import write_card
     from rlvlm.demonstrations.import_trajectories import import_trajectories
     from rlvlm.reports.contact_sheet import write_sheet
 
-    task, form = full_name(arguments.task), arguments.form
-    if task_kind(task) != "chunks":
-        raise UsageError(f"{task} is no env in chunks", "--task libero_object/0")
-    if (arguments.player, arguments.images) != ("imported", None):
+    task, file, out, form = full_name(arguments.task), arguments.file, arguments.out, arguments.form
+    kind, example = ("turns", "number_line") if form == "chats" else ("chunks", "libero_object/0")
+    if form == "chats" and arguments.cut != CutConfig():
+        raise UsageError("--cut is for trajectories, and has no effect on chats", "say what they are: --form libero")
+    if form != "chats" and (arguments.player, arguments.images) != ("imported", None):
         raise UsageError("--player and --images are for chats, and have no effect on trajectories", "leave them out")
-    if not arguments.file.exists():
-        raise UsageError(f"{arguments.file} is not there", "name a file, or the folder of a data set")
-    assert form != "chats", "callers choose the form"
+    if task_kind(task) != kind:
+        raise UsageError(f"{task} is no env in {kind}", f"--task {example}")
+    if not (file.is_file() if form == "chats" else file.exists()):
+        wanted = (
+            "a JSON array of chats, or a file with one chat per line" if form == "chats" else "a file or a data set"
+        )
+        raise UsageError(f"{file} is no file", f"name {wanted}")
     world = make_env(task, task_env(task), 0)
-
-    def log(line: str) -> None:
-        sys.stderr.write(f"{line}\n")
-
-    folder, counts = import_trajectories(arguments.file, form, arguments.out, task, world, arguments.cut, log)
-    write_sheet(folder, lambda: world)
+    if form == "chats":
+        folder = create_folder(out, task, kind, world.action_names)
+        counts = import_chats(file, folder, arguments.player, arguments.images)
+    else:
+        folder, counts = import_trajectories(file, form, out, task, world, arguments.cut, print_progress)
+        write_sheet(folder, lambda: world)
     write_card(folder)
-    return _added("episodes", arguments.out, counts)
-
-
-def _added(what: str, out: Path, counts: Counter[str]) -> str:
-    """How many were added, and why others were not.
-
-    Raises:
-        UsageError: none was, and none had been.
-    """
     left_out = "".join(f"; left out {counts[reason]:,}: {reason}" for reason in counts if reason != "added")
-    text = f"{counts['added']:,} {what} added to {out}{left_out}"
+    text = f"{counts['added']:,} {'chats' if form == 'chats' else 'episodes'} added to {out}{left_out}"
     if not counts["added"] and not counts["there already"]:
         raise UsageError(text, "name data of this task, or the task of these data with --task")
     return f"{text}\n"

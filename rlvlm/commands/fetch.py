@@ -39,31 +39,26 @@ class FetchArguments:
 def command(words: Sequence[str], prog: str) -> int:
     """`fetch MODEL [--to DIR]`: where it is, and the options that use it."""
     arguments = parse(FetchArguments, words, prog)
-    found = fetch(arguments.model, arguments.revision, arguments.to)
-    revision = "" if found.folder == Path(found.name) else arguments.revision  # a folder has no other
-    if code := try_offline(found.name, revision, arguments.backend):
+    folder, name = fetch(arguments.model, arguments.revision, arguments.to)
+    num_bytes = sum(file.stat().st_size for pattern in MODEL_FILES for file in folder.glob(pattern))
+    if not num_bytes:
+        raise JudgeUnavailable(f"{folder} holds no files of a judge", "name a folder with config.json and weights")
+    revision = "" if folder == Path(name) else arguments.revision  # a folder has no other
+    # in a process that may not use the network, which says itself what is wrong
+    known = os.environ | {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error", "CUDA_VISIBLE_DEVICES": ""}
+    if code := subprocess.run(
+        [sys.executable, "-m", __name__, name, revision, arguments.backend], env=known
+    ).returncode:
         return code
     sys.stdout.write(
-        f"{found.name}: {found.num_bytes / 2**30:.2f} GiB in {found.folder}, loads without a network\n"
-        f"use it with: --judge.backend {arguments.backend} --judge.model {found.name}"
+        f"{name}: {num_bytes / 2**30:.2f} GiB in {folder}, loads without a network\n"
+        f"use it with: --judge.backend {arguments.backend} --judge.model {name}"
         f"{f' --judge.revision {revision}' if revision else ''}\n"
     )
     return EXIT_DONE
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Fetched:
-    """A model on this disk."""
-
-    folder: Path
-    """Where its files are."""
-    name: str
-    """What `--judge.model` calls it."""
-    num_bytes: int
-    """Of all its files."""
-
-
-def fetch(model: str, revision: str, to: Path | None) -> Fetched:
+def fetch(model: str, revision: str, to: Path | None) -> tuple[Path, str]:
     """Brings a model's files to this disk; what is here already is not fetched again.
 
     Args:
@@ -71,13 +66,16 @@ def fetch(model: str, revision: str, to: Path | None) -> Fetched:
         revision: commit or branch; empty takes the newest.
         to: folder for the files; None is the hub's cache, where runs find them by name.
 
+    Returns:
+        The folder of the files, and what `--judge.model` calls the model.
+
     Raises:
         UsageError: the hub has no such model or revision, or wants a login.
         MachineError: the hub cannot be reached, or the disk refuses.
     """
     local = Path(model).expanduser()
     if local.is_dir():
-        return _fetched(local.absolute(), str(local.absolute()))
+        return local.absolute(), str(local.absolute())
     if model.count("/") != 1 or model.startswith((".", "/", "~")):
         raise UsageError(
             f"there is no folder {model}, and a hub name has the form OWNER/NAME",
@@ -89,20 +87,16 @@ def fetch(model: str, revision: str, to: Path | None) -> Fetched:
     try:
         folder = snapshot_download(model, revision=revision or None, allow_patterns=list(MODEL_FILES), local_dir=target)
     except (RepositoryNotFoundError, RevisionNotFoundError) as error:
-        wanted = f"{model} at {revision}" if revision else model
-        raise UsageError(
-            f"the hub has no {wanted} that you may read", "check the name; for gated models: hf auth login"
-        ) from error
+        what = f"the hub has no {f'{model} at {revision}' if revision else model} that you may read"
+        raise UsageError(what, "check the name; for gated models: hf auth login") from error
     except HfHubHTTPError as error:
-        raise MachineError(
-            f"the hub refuses {model}: {first_line(error)}", "try again later; for gated models: hf auth login"
-        ) from error
+        what = f"the hub refuses {model}: {first_line(error)}"
+        raise MachineError(what, "try again later; for gated models: hf auth login") from error
     except (OSError, ValueError) as error:
-        raise MachineError(
-            f"{model} could not be fetched from {constants.ENDPOINT}: {first_line(error)}",
-            "run it where there is a network, such as a login node; what came is kept",
-        ) from error
-    return _fetched(Path(folder), str(target) if target else model)
+        what = f"{model} could not be fetched from {constants.ENDPOINT}: {first_line(error)}"
+        fix = "run it where there is a network, such as a login node; what came is kept"
+        raise MachineError(what, fix) from error
+    return Path(folder), str(target) if target else model
 
 
 def is_here(model: str, revision: str) -> bool:
@@ -112,12 +106,6 @@ def is_here(model: str, revision: str) -> bool:
     return model.count("/") == 1 and isinstance(
         try_to_load_from_cache(model, "config.json", revision=revision or None), str
     )
-
-
-def try_offline(name: str, revision: str, backend: str) -> int:
-    """Tries a model in a process that may not use the network; returns its exit code, and it says what is wrong."""
-    known = os.environ | {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error", "CUDA_VISIBLE_DEVICES": ""}
-    return subprocess.run([sys.executable, "-m", __name__, name, revision, backend], env=known).returncode
 
 
 def _try(name: str, revision: str, backend: str) -> int:
@@ -134,13 +122,6 @@ def _try(name: str, revision: str, backend: str) -> int:
     else:
         build_judge(JudgeConfig(backend=backend, model=name, revision=revision))  # pyright: ignore[reportArgumentType]
     return 0
-
-
-def _fetched(folder: Path, name: str) -> Fetched:
-    num_bytes = sum(file.stat().st_size for pattern in MODEL_FILES for file in folder.glob(pattern))
-    if not num_bytes:
-        raise JudgeUnavailable(f"{folder} holds no files of a judge", "name a folder with config.json and weights")
-    return Fetched(folder=folder, name=name, num_bytes=num_bytes)
 
 
 if __name__ == "__main__":

@@ -105,7 +105,7 @@ def command(words: Sequence[str], prog: str) -> int:
     sys.stdout.write(
         f"job {job} submitted: {config.title}\n"
         f"  script  {script}\n"
-        f"  follow  tail -F {log_file(out)}\n"
+        f"  follow  tail -F {out}.log\n"
         f"  state   squeue --job {job}\n"
         f"  stop    scancel --batch --signal=TERM {job}   (saves first; go on with: sbatch {script})\n"
         f"  result  {out}\n"
@@ -148,7 +148,7 @@ def job_script(config: SlurmConfig, out: Path, words: Sequence[str]) -> str:
     name = re.sub("[^A-Za-z0-9_.-]+", "-", words[0])
     options = [
         f"--job-name=rlvlm-{name}",
-        f"--output={log_file(out)}",
+        f"--output={out}.log",
         f"--nodes={config.nodes}",
         "--ntasks-per-node=1",
         f"--cpus-per-task={config.cpus}",
@@ -205,8 +205,3 @@ def submit(script: Path) -> str:
         said = (result.stderr.strip() or result.stdout.strip() or f"exit code {result.returncode}").splitlines()[-1]
         raise MachineError(f"SLURM refuses the job: {said}", f"correct {script}, then: sbatch {script}")
     return result.stdout.strip().partition(";")[0]  # with several clusters the name follows
-
-
-def log_file(out: Path) -> Path:
-    """Where the job's output goes."""
-    return out.with_name(f"{out.name}.log")

@@ -1,8 +1,6 @@
 """The commands about labels, as typed."""
 
 import pickle
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -45,46 +43,3 @@ def test_label_files_of_the_reference_are_imported(store: Path, capsys: pytest.C
     assert "2 labels from 1 files" in (told := capsys.readouterr().out)
     assert "1 are right and 1 wrong" in told and "1 of the files' own" not in told
     assert main(["labels", "show", "theirs"]) == 0 and "imported:gemini" in capsys.readouterr().out
-
-
-MISTAKES = [
-    ("labels", "followed by show, export, import"),
-    ("labels shw store", "rlvlm labels show"),
-    ("labels show nowhere", "no label store"),
-    ("labels import --store s --goal g", "no file to import"),
-    ("labels import none.pkl --store s --goal g", "cannot be opened"),
-    ("labels import store/store.json --store s --goal g", "no pickle"),
-    ("labels import store/store.json --store s --goal <b>", "plain words"),
-    ("judge-report", "at least one"),
-    ("judge-report nowhere", "does not exist"),
-    ("judge-report store --ask-swapped -1", "must be >= 0"),
-    ("judge-report store --ask-swapped 5", "not in a run"),
-    ("distill --from nowhere --out d", "no label store"),
-    ("distill --from store --out d", "too few"),
-    ("distill --from store --out store", "in use"),
-    ("distill --from store --out d --steps 0", "must be >= 1"),
-    ("run drawer_open --judge.backend cached", "needs judge.cached.store"),
-    ("run drawer_open --judge.store .", "not empty"),
-]
-
-
-@pytest.mark.parametrize(("line", "told"), MISTAKES, ids=[line for line, _ in MISTAKES])
-def test_a_mistake_is_told_with_its_fix(
-    line: str, told: str, store: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("MUJOCO_GL", "egl")
-    assert main(line.split()) == 2
-    err = capsys.readouterr().err
-    assert told in " ".join(err.replace("│", " ").split()) and "Traceback" not in err
-    assert sorted(file.name for file in Path().iterdir()) == ["store"]
-
-
-def test_help_loads_no_machinery() -> None:
-    code = (
-        "import sys\nfrom rlvlm.cli import main\n"
-        "for line in ('judge-report --help', 'labels show --help', 'distill --help', 'labels import --help'):\n"
-        "    assert main(line.split()) == 0\n"
-        "assert not {'torch', 'ray', 'numpy', 'matplotlib'} & set(sys.modules)\n"
-    )
-    child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert child.returncode == 0, child.stderr
