@@ -35,7 +35,7 @@ from rlvlm.policies.vlm.config import PolicyConfig
 from rlvlm.runs.folder import check_trust, find_folder
 from rlvlm.runs.preflight import port_is_free
 from rlvlm.runs.ray_session import ray_session
-from rlvlm.serving.app_file import AppFile, PolicyEntry, list_app_files, read_app_file
+from rlvlm.serving.app_file import AppFile, PolicyEntry, read_app_file
 from rlvlm.serving.apps import running_apps, unhealthy
 from rlvlm.serving.config import ActConfig, HttpConfig, PlacementConfig
 from rlvlm.serving.guard import make_token, read_token
@@ -82,7 +82,7 @@ def command(words: Sequence[str], prog: str) -> int:
         show_list(Console())
         return EXIT_DONE
     if not arguments.name:
-        names = ", ".join(path.stem for path in list_app_files(app_folder()))
+        names = ", ".join(path.stem for path in sorted(app_folder().glob("*.yaml")))
         raise UsageError(f"name an app first: {prog} NAME; apps: {names}", f"{prog} --list")
     if Path(arguments.name).is_dir():
         found = run_app(Path(arguments.name), arguments.replicas, arguments.num_gpus, arguments.trust)
@@ -246,7 +246,7 @@ def find_app(name: str) -> AppFile:
     """
     if name.endswith((".yaml", ".yml")):
         return read_app_file(Path(name))
-    known = {path.stem: path for path in list_app_files(app_folder())}
+    known = {path.stem: path for path in sorted(app_folder().glob("*.yaml"))}
     if name not in known:
         near = difflib.get_close_matches(name, known, n=1)
         hint = f"did you mean rlvlm serve {near[0]}?" if near else "rlvlm serve --list"
@@ -269,7 +269,7 @@ def app_folder() -> Path:
 def show_list(console: Console) -> None:
     """One line per judge, and below them what each app is for and how a run attaches to it."""
     heads, rows = ("app", "backend", "model", "takes"), []
-    files = [read_app_file(path) for path in list_app_files(app_folder())]
+    files = [read_app_file(path) for path in sorted(app_folder().glob("*.yaml"))]
     for file in files:
         for number, entry in enumerate(file.judges):
             model = entry.judge.model.rpartition("/")[2] or "its own"

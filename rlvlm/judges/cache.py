@@ -24,11 +24,15 @@ class CachedJudge:
     Args:
         judge: is asked what is not known yet.
         store: where answers are kept. None remembers within this process alone.
+        show: called after every answer with `hits` and `misses`.
     """
 
-    def __init__(self, judge: Judge, store: LabelStore | None = None) -> None:
+    def __init__(
+        self, judge: Judge, store: LabelStore | None = None, show: Callable[[int, int], None] | None = None
+    ) -> None:
         self._judge = judge
         self._store = store
+        self._show = show
         self._known: dict[str, Verdict | Score] = {}
         self.hits = 0
         """Questions answered from memory or the store."""
@@ -67,6 +71,8 @@ class CachedJudge:
             found |= dict(zip(unknown, fresh, strict=True))
         self.misses += len(unknown)
         self.hits += len(keys) - len(unknown)
+        if self._show is not None:
+            self._show(self.hits, self.misses)
         return [found[key] for key in keys]
 
     def _remember(self, keys: Sequence[str]) -> dict[str, Any]:

@@ -37,7 +37,7 @@ from rlvlm.runs.summary import run_card, summarise
 from rlvlm.runs.trackers import Trackers
 from rlvlm.runs.video import write_videos
 from rlvlm.serving.apps import start_judge
-from rlvlm.serving.monitoring import MeteredCache
+from rlvlm.serving.monitoring import show_cache
 from rlvlm.vlms.config import ApiConfig
 
 SPEED_ROUNDS = 12
@@ -266,7 +266,7 @@ def judge_session(
             if backend == "pocket":
                 asked = replace(config.judge, backend=backend, model="" if model == backend else model)
                 check_judge_knows(replace(config, judge=asked))
-        yield lambda: MeteredCache(CachedJudge(running.judge, open_store()), config.task)
+        yield lambda: CachedJudge(running.judge, open_store(), show_cache(config.task))
 
 
 def reachable(api: ApiConfig, ledger: Path) -> ApiConfig:

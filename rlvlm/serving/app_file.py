@@ -5,18 +5,36 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from rlvlm.core.errors import UsageError
 from rlvlm.core.yaml_text import read_yaml
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.policies.vlm.config import PolicyConfig
-from rlvlm.serving.app_args import GatewayArgs, JudgeAppArgs, Part
 from rlvlm.serving.config import DEFAULT_PORT, LOOPBACK_NAMES, HttpConfig, PlacementConfig
 
 JUDGE_APP = "rlvlm.serving.deployments:judge_app"
 GATEWAY_APP = "rlvlm.serving.ingress:gateway_app"
 MAX_FILE_BYTES = 100_000
+
+
+class Part(BaseModel):
+    """Base of everything in a file: a name that is not known is an error, in the dataclasses inside too."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class JudgeAppArgs(Part):
+    """Arguments of `deployments.judge_app`: the same fields as on the command line."""
+
+    judge: JudgeConfig = JudgeConfig()
+    placement: PlacementConfig = PlacementConfig()
+
+
+class GatewayArgs(Part):
+    """Arguments of `ingress.gateway_app`."""
+
+    http: HttpConfig = HttpConfig()
 
 
 class _JudgeApp(Part):
@@ -46,21 +64,17 @@ class _Content(Part):
     logging_config: dict[str, Any] | None = None
     applications: list[Annotated[_JudgeApp | _GatewayApp, Field(discriminator="import_path")]]
 
-    @property
-    def judges(self) -> list[_JudgeApp]:
-        return [app for app in self.applications if isinstance(app, _JudgeApp)]
-
-    @property
-    def gateways(self) -> list[_GatewayApp]:
-        return [app for app in self.applications if isinstance(app, _GatewayApp)]
+    def split(self) -> tuple[list[_JudgeApp], list[_GatewayApp]]:
+        """The judges, and the HTTP servers."""
+        judges = [app for app in self.applications if isinstance(app, _JudgeApp)]
+        return judges, [app for app in self.applications if isinstance(app, _GatewayApp)]
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
-        if len(self.gateways) != 1 or not self.judges:
-            raise ValueError(
-                f"it needs one gateway and at least one judge, got {len(self.gateways)} and {len(self.judges)}"
-            )
-        if unknown := set(self.gateways[0].args.http.judges) - {app.name for app in self.judges}:
+        judges, gateways = self.split()
+        if len(gateways) != 1 or not judges:
+            raise ValueError(f"it needs one gateway and at least one judge, got {len(gateways)} and {len(judges)}")
+        if unknown := set(gateways[0].args.http.judges) - {app.name for app in judges}:
             raise ValueError(f"the gateway names judges that are not in the file: {sorted(unknown)}")
         return self
 
@@ -169,24 +183,17 @@ def read_app_file(path: Path) -> AppFile:
     except ValidationError as error:
         raise UsageError(f"{path.name}: {_first_reason(error)}", "compare it with serve_apps/pocket.yaml") from error
     first = text.lstrip().partition("\n")[0]
-    [gateway] = content.gateways
+    judges, [gateway] = content.split()
     return AppFile(
         name=path.stem,
         about=first.lstrip("# ").strip() if first.startswith("#") else "",
         host=content.http_options.host,
         port=content.http_options.port,
-        judges=tuple(
-            JudgeEntry(app=app.name, judge=app.args.judge, placement=app.args.placement) for app in content.judges
-        ),
+        judges=tuple(JudgeEntry(app=app.name, judge=app.args.judge, placement=app.args.placement) for app in judges),
         gateway_app=gateway.name,
         route_prefix=gateway.route_prefix,
         http=gateway.args.http,
     )
-
-
-def list_app_files(folder: Path) -> list[Path]:
-    """The app files of a folder, by name."""
-    return sorted(folder.glob("*.yaml"))
 
 
 def _first_reason(error: ValidationError) -> str:

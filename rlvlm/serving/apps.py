@@ -26,7 +26,7 @@ from rlvlm.policies.vlm.vllm import check_policy
 from rlvlm.serving.app_file import AppFile
 from rlvlm.serving.client import IN_FLIGHT, ServedJudge
 from rlvlm.serving.config import PlacementConfig
-from rlvlm.serving.deployments import bind_judge, bind_policy, bind_vllm_policy, check_environment, check_vllm
+from rlvlm.serving.deployments import bind_judge, bind_policy, check_engine, check_environment
 from rlvlm.serving.ingress import bind_gateway
 from rlvlm.serving.judge_replica import Builder
 from rlvlm.serving.policy_replica import PolicyBuilder
@@ -128,13 +128,11 @@ def running_policy(
         UsageError: vLLM cannot be given what learns of the policy.
         ModelUnavailable: the policy cannot be loaded or placed; says why.
     """
-    if vllm is None:
-        application = bind_policy(policy, num_actions, placement, batch_size, build)
-    else:
+    if vllm is not None:
         check_policy(policy)
-        check_vllm(vllm, placement, "engine.backend vllm", "engine")
-        application = bind_vllm_policy(policy, vllm, placement, batch_size)
+        check_engine(vllm, placement, "engine", "engine.backend vllm")
     app = _unique("policy", name)
+    application = bind_policy(policy, num_actions, placement, batch_size, build, vllm)
     _start(application, app, placement, "policy", "engine")
     logger.info("the policy answers in app %s, %d replicas", app, placement.num_replicas)
     try:
@@ -161,8 +159,7 @@ def running_apps(file: AppFile, report: Callable[[str, float], None], is_stopped
     """
     for entry in file.judges:
         check_environment(entry.judge, entry.placement)
-    names = file.names
-    options = HTTPOptions(host=file.host, port=file.port)
+    names, options = file.names, HTTPOptions(host=file.host, port=file.port)
     serve.start(proxy_location="HeadOnly", http_options=options, logging_config=_QUIET)
     client = _get_global_client()
     assert client is not None, "serve.start has connected"
@@ -186,8 +183,14 @@ def running_apps(file: AppFile, report: Callable[[str, float], None], is_stopped
     def look(loading: Sequence[str], waited_s: float) -> None:
         report(f"loading {', '.join(loading)}", waited_s)
         if waited_s > NO_RESOURCES_S:
+            placements = [entry.placement for entry in (*file.judges, *file.policies)]
+            gateways = file.http.num_replicas * file.http.num_cpus
+            wanted = {
+                "CPU": sum(each.num_replicas * each.num_cpus for each in placements) + gateways,
+                "GPU": sum(each.num_replicas * each.num_gpus for each in placements),
+            }
             lower = "lower num_{resource}s in the app file, or use a cluster that has them: RAY_ADDRESS=..."
-            check_cluster(wanted_resources(file), file.name, lower)
+            _check_cluster(wanted, file.name, lower)
 
     try:
         serve.run_many(targets, wait_for_ingress_deployment_creation=False, wait_for_applications_running=False)
@@ -207,7 +210,7 @@ def unhealthy(file: AppFile) -> list[str]:
     return _not_running(file.names, _statuses())
 
 
-def check_cluster(wanted: Mapping[str, float], who: str, fix: str) -> None:
+def _check_cluster(wanted: Mapping[str, float], who: str, fix: str) -> None:
     """Passes where the whole cluster has what is asked for, whoever holds it now.
 
     Args:
@@ -225,15 +228,6 @@ def check_cluster(wanted: Mapping[str, float], who: str, fix: str) -> None:
                 f"{who} asks for {amount:g} {resource}, the Ray cluster has {total.get(resource, 0.0):g}",
                 fix.format(resource=resource.lower()),
             )
-
-
-def wanted_resources(file: AppFile) -> dict[str, float]:
-    """What the file's apps ask for together, by Ray's names."""
-    placements = [entry.placement for entry in (*file.judges, *file.policies)]
-    return {
-        "CPU": sum(p.num_replicas * p.num_cpus for p in placements) + file.http.num_replicas * file.http.num_cpus,
-        "GPU": sum(p.num_replicas * p.num_gpus for p in placements),
-    }
 
 
 def _unique(kind: str, name: str) -> str:
@@ -262,7 +256,7 @@ def _start(application: serve.Application, app: str, placement: PlacementConfig,
             copies = placement.num_replicas
             wanted = {"CPU": placement.num_cpus * copies, "GPU": placement.num_gpus * copies}
             who = f"the {what}{f' for {copies} replicas' if copies > 1 else ''}"
-            check_cluster(wanted, who, f"lower --{section}.num-{{resource}}s, or use a cluster that has them")
+            _check_cluster(wanted, who, f"lower --{section}.num-{{resource}}s, or use a cluster that has them")
         if waited_s > ALL_TAKEN_S:
             _check_free(app, placement, what, section)
         if time.monotonic() - last_report > _REPORT_S:

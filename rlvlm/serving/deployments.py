@@ -12,7 +12,7 @@ from rlvlm.judges.build import build_judge
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.policies.vlm.config import PolicyConfig
 from rlvlm.policies.vlm.loading import load_policy
-from rlvlm.serving.app_args import JudgeAppArgs
+from rlvlm.serving.app_file import JudgeAppArgs
 from rlvlm.serving.config import PlacementConfig
 from rlvlm.serving.judge_replica import Builder, JudgeReplica
 from rlvlm.serving.policy_replica import PolicyBuilder, PolicyReplica, VllmPolicyReplica
@@ -69,6 +69,7 @@ def bind_policy(
     placement: PlacementConfig,
     batch_size: int,
     build: PolicyBuilder = load_policy,
+    vllm: EngineConfig | None = None,
 ) -> serve.Application:
     """The deployment of a policy, bound and ready for `serve.run`.
 
@@ -77,30 +78,24 @@ def bind_policy(
         num_actions: that an action head chooses from.
         placement: with which resources, in how many copies.
         batch_size: turns that go through the model together.
-        build: makes the policy inside each replica. It must pickle.
+        build: makes the policy inside each replica. It must pickle. Not used on vLLM.
+        vllm: its settings, where the policy's chat VLM is to run on it.
     """
-    make_deployment = serve.deployment(**_options(_policy_name(policy), placement))
-    return make_deployment(PolicyReplica).bind(policy, num_actions, placement, batch_size, build)
-
-
-def bind_vllm_policy(
-    policy: PolicyConfig, engine: EngineConfig, placement: PlacementConfig, batch_size: int
-) -> serve.Application:
-    """The deployment of a policy's chat VLM on vLLM with the settings `engine`; the rest as of `bind_policy`."""
-    make_deployment = serve.deployment(**_options(_policy_name(policy), placement, engine.interpreter))
-    return make_deployment(VllmPolicyReplica).bind(policy, engine, placement, batch_size)
-
-
-def _policy_name(policy: PolicyConfig) -> str:
-    return f"policy-{policy.model.rstrip('/').rpartition('/')[2] or 'pocket'}"
+    name = f"policy-{policy.model.rstrip('/').rpartition('/')[2] or 'pocket'}"
+    if vllm is not None:
+        on_vllm = serve.deployment(**_options(name, placement, vllm.interpreter))(VllmPolicyReplica)
+        return on_vllm.bind(policy, vllm, placement, batch_size)
+    in_torch = serve.deployment(**_options(name, placement))(PolicyReplica)
+    return in_torch.bind(policy, num_actions, placement, batch_size, build)
 
 
 def _options(
     name: str, placement: PlacementConfig, python: str = "", max_ongoing_requests: int = MAX_ONGOING_REQUESTS
 ) -> dict[str, Any]:
     """What all our deployments ask of Serve; `python` is another interpreter to run them with."""
-    # Ray starts the replica with that interpreter: the same Python and Ray, and rlvlm, must be there
-    environment = {"py_executable": str(_path(python))} if python else {}
+    # Ray starts the replica with that interpreter: the same Python and Ray, and rlvlm, must be there. The path is not
+    # resolved: a virtual environment's interpreter is a link.
+    environment = {"py_executable": str(Path(python).expanduser().absolute())} if python else {}
     return dict(
         name=re.sub(r"[^A-Za-z0-9_.-]+", "-", name),
         num_replicas=placement.num_replicas,
@@ -122,44 +117,32 @@ def _options(
 
 
 def check_environment(judge: JudgeConfig, placement: PlacementConfig) -> None:
-    """Passes when the environment that the judge needs is on this machine and it has a GPU for each of its parts.
+    """`check_engine` of a judge."""
+    check_engine(judge.engine, placement, "serve", f"judge.backend {judge.backend}" if judge.python else "")
+
+
+def check_engine(engine: EngineConfig, placement: PlacementConfig, section: str, who: str) -> None:
+    """Passes when the environment that is needed is on this machine and there is a GPU for each part of the model.
+
+    Args:
+        engine: vLLM's settings.
+        placement: of its replicas.
+        section: of the options that place it.
+        who: runs on vLLM and needs its environment, for the message; empty where nobody does.
 
     Raises:
         JudgeUnavailable: the interpreter is missing; Ray would wait for it without a word.
         UsageError: the model is to be spread over more GPUs than its replica gets.
     """
-    if judge.python:
-        check_vllm(judge.engine, placement, f"judge.backend {judge.backend}", "serve")
-    elif judge.engine.tensor_parallel > 1:
-        _check_parts(judge.engine, placement, "serve")
-
-
-def check_vllm(engine: EngineConfig, placement: PlacementConfig, who: str, section: str) -> None:
-    """As `check_environment`, of what runs on vLLM.
-
-    Args:
-        engine: vLLM's settings.
-        placement: of its replicas.
-        who: needs it, for the message.
-        section: of the options that place it.
-    """
-    python = _path(engine.interpreter)
-    if not python.is_file():
+    python = Path(engine.interpreter).expanduser().absolute()
+    if who and not python.is_file():
         raise JudgeUnavailable(
             f"{who} needs an environment of its own; {python} is missing",
             f"build it with make vllm, or name another with --{engine.section}.python",
         )
-    _check_parts(engine, placement, section)
-
-
-def _check_parts(engine: EngineConfig, placement: PlacementConfig, section: str) -> None:
     parts = engine.tensor_parallel
     if parts > 1 and placement.num_gpus < parts:
         raise UsageError(
             f"{engine.section}.tensor_parallel {parts} needs {parts} GPUs a replica, got {placement.num_gpus:g}",
             f"add --{section}.num-gpus {parts}",
         )
-
-
-def _path(python: str) -> Path:
-    return Path(python).expanduser().absolute()  # not resolved: a venv's is a link

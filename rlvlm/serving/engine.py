@@ -136,12 +136,6 @@ class ServedEngine:
         answers = [answer for receipt in receipts for answer in receipt.answers]
         return self._completed(answers) if self._by_tokens else answers  # pyright: ignore[reportArgumentType] - replies
 
-    def _see(self, requests: Sequence[ReplyRequest]) -> None:
-        """Shows `requests`' images to the policy of this process, which encodes prompts and values states."""
-        keys = [request.image for request in requests]
-        for place in self._policy.images.missing(keys):  # sizes may differ
-            self._policy.show([keys[place]], self._frames[keys[place]][None])
-
     @torch.no_grad()
     def _completed(self, answers: Sequence[SampledReply]) -> list[SampledReply]:
         """Replies with what only this process knows of them: their words, and the critic's values."""
@@ -164,7 +158,9 @@ class ServedEngine:
             ) from error
         if self._by_tokens:
             assert self._weights is not None, "`take` comes first"
-            self._see(requests)
+            keys = [request.image for request in requests]
+            for place in self._policy.images.missing(keys):  # one by one: sizes may differ
+                self._policy.show([keys[place]], self._frames[keys[place]][None])
             return TokenCall(
                 key=uuid.uuid4().hex,
                 prompts=tuple(asked_tokens(self._policy, requests, sampling.max_new_tokens)),

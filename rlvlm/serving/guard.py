@@ -19,7 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rlvlm.core.errors import MachineError
 from rlvlm.serving.config import HttpConfig
-from rlvlm.serving.refusal import Refusal, overloaded, send_json, send_refusal
+from rlvlm.serving.refusal import Refusal, overloaded, send_json
 
 MAX_MARKS = 20_000
 """Most brackets, quotes or commas in a JSON body: what they make costs far more memory than their byte."""
@@ -78,7 +78,8 @@ class Guard:
                 return
             body = await self._read(scope, receive) if is_known else b""
         except Refusal as refusal:
-            await send_refusal(send, refusal)
+            # the body may be unread: a connection that was kept would take it for the next request
+            await send_json(send, refusal.status, refusal.body, {"connection": "close", **refusal.headers})
             return
         except ClientDisconnect:
             return

@@ -39,7 +39,7 @@ from rlvlm.envs.replies import read_reply
 from rlvlm.judges.prompts import check_goal
 from rlvlm.judges.reading import parse_score
 from rlvlm.serving import messages as wire
-from rlvlm.serving.app_args import GatewayArgs
+from rlvlm.serving.app_file import GatewayArgs
 from rlvlm.serving.client import AsyncAppClient, AsyncJudge
 from rlvlm.serving.config import HttpConfig
 from rlvlm.serving.guard import Guard, make_token, read_token
@@ -316,8 +316,16 @@ def build_app(
 
     @app.get("/docs", include_in_schema=False)
     async def docs() -> Response:
-        policy = "default-src 'none'; style-src 'unsafe-inline'"
-        return HTMLResponse(docs_page(app.openapi()), headers={"content-security-policy": policy})
+        """One page over the OpenAPI document, without scripts: each route with its fields, types and limits."""
+        api, policy = app.openapi(), "default-src 'none'; style-src 'unsafe-inline'"
+        page = render(
+            "routes.html.j2",
+            title=f"{api['info']['title']} {api['info']['version']}",
+            paths=api["paths"],
+            schemas=api.get("components", {}).get("schemas", {}),
+            type_name=_type_name,
+        )
+        return HTMLResponse(page, headers={"content-security-policy": policy})
 
     answer_errors(app)
     return Guard(app, token, config)
@@ -392,17 +400,6 @@ def bind_gateway(config: HttpConfig) -> serve.Application:
         logging_config={"log_level": "WARNING", "enable_access_log": False},
     )
     return make_deployment(Gateway).bind(config)
-
-
-def docs_page(api: dict[str, Any]) -> str:
-    """One HTML page over an OpenAPI 3.1 document, without scripts: each route with its fields, types and limits."""
-    return render(
-        "routes.html.j2",
-        title=f"{api['info']['title']} {api['info']['version']}",
-        paths=api["paths"],
-        schemas=api.get("components", {}).get("schemas", {}),
-        type_name=_type_name,
-    )
 
 
 def _type_name(schema: dict[str, Any]) -> str:

@@ -6,18 +6,14 @@ process without Ray may observe too: nothing happens then.
 """
 
 from collections import Counter as Tally
-from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from ray.serve import metrics as serve_metrics  # as Ray's own, plus the application, deployment and replica
 from ray.util import metrics as ray_metrics
 
 from rlvlm.core import metrics
-from rlvlm.core.judging import Clip, Query, Score, Stamp, Verdict
-from rlvlm.judges.cache import CachedJudge
-from rlvlm.judges.judge import Judge
-
-Answer = TypeVar("Answer", Verdict, Score)
+from rlvlm.core.judging import Score, Verdict
 
 SIZES = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0]
 SECONDS = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0]
@@ -44,9 +40,6 @@ CACHE_MISSES = "rlvlm_cache_misses"
 """Gauge, tag run: questions put to the judge so far."""
 LABEL_ACCURACY = "rlvlm_label_accuracy"
 """Gauge, tag run: share of decided labels that agree with the simulator's progress."""
-
-RUN_GAUGES = {metrics.LABEL_ACCURACY: LABEL_ACCURACY}
-"""Which of a run's own metrics are shown, under which names."""
 
 COUNTERS = (ANSWERS, RETRIES, REFUSED, CROSSED)
 GAUGES = (QUEUE, GPU_BYTES, CACHE_HITS, CACHE_MISSES, LABEL_ACCURACY)
@@ -91,55 +84,26 @@ class ClientMetrics:
         self.crossed = ray_metrics.Counter(CROSSED, "Answers about other images than were sent.", tag_keys=("run",))
 
 
-class MeteredCache:
-    """A `CachedJudge` that shows how much it remembered.
+def show_cache(run: str) -> Callable[[int, int], None]:
+    """Shows the hits and misses of a run's `CachedJudge`, which calls it after every answer."""
+    hits = ray_metrics.Gauge(CACHE_HITS, "Questions answered from memory.", tag_keys=("run",))
+    misses = ray_metrics.Gauge(CACHE_MISSES, "Questions put to the judge.", tag_keys=("run",))
 
-    Args:
-        judge: answers.
-        run: whose cache it is.
-    """
+    def show(num_hits: int, num_misses: int) -> None:
+        hits.set(num_hits, {"run": run})
+        misses.set(num_misses, {"run": run})
 
-    def __init__(self, judge: CachedJudge, run: str) -> None:
-        self._judge = judge
-        self._run = run
-        self._hits = ray_metrics.Gauge(CACHE_HITS, "Questions answered from memory.", tag_keys=("run",))
-        self._misses = ray_metrics.Gauge(CACHE_MISSES, "Questions put to the judge.", tag_keys=("run",))
-
-    @property
-    def stamp(self) -> Stamp:
-        """The stamp of the judge inside."""
-        return self._judge.stamp
-
-    @property
-    def asked_anew(self) -> Judge:
-        """The judge that the cache asks; what it says is not counted."""
-        return self._judge.asked_anew
-
-    def compare(self, queries: Sequence[Query]) -> list[Verdict]:
-        """One verdict per query, in order."""
-        return self._shown(self._judge.compare(queries))
-
-    def score(self, clips: Sequence[Clip]) -> list[Score]:
-        """One score per clip, in order."""
-        return self._shown(self._judge.score(clips))
-
-    def _shown(self, answers: list[Answer]) -> list[Answer]:
-        self._hits.set(self._judge.hits, {"run": self._run})
-        self._misses.set(self._judge.misses, {"run": self._run})
-        return answers
+    return show
 
 
 class RunMetrics:
-    """What a run shows of its own metrics, so that label accuracy stands beside the judge's figures."""
+    """What a run shows of its own metrics: label accuracy stands beside the judge's figures."""
 
     def __init__(self, run: str) -> None:
         self._run = run
-        self._gauges = {
-            key: ray_metrics.Gauge(name, f"{key} of a run.", tag_keys=("run",)) for key, name in RUN_GAUGES.items()
-        }
+        self._accuracy = ray_metrics.Gauge(LABEL_ACCURACY, f"{metrics.LABEL_ACCURACY} of a run.", tag_keys=("run",))
 
     def publish(self, row: Mapping[str, float]) -> None:
-        """Shows the newest values of those metrics in `row` that are shown at all."""
-        for key, gauge in self._gauges.items():
-            if key in row:
-                gauge.set(row[key], {"run": self._run})
+        """Shows the newest accuracy, where `row` has one."""
+        if metrics.LABEL_ACCURACY in row:
+            self._accuracy.set(row[metrics.LABEL_ACCURACY], {"run": self._run})

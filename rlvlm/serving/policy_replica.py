@@ -5,10 +5,12 @@ import shutil
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import ray
 
 from rlvlm.core.disk import claim, clear_abandoned
 from rlvlm.core.errors import RunError
@@ -22,7 +24,7 @@ from rlvlm.policies.vlm.vllm import TokenRules, TokenSampling, VllmSampler
 from rlvlm.serving.config import PlacementConfig
 from rlvlm.serving.fair_queue import FairQueue
 from rlvlm.serving.replica import Replica
-from rlvlm.serving.weights import Weights, check_distance, fetch_here, load_weights, mean_distance, write_weights
+from rlvlm.serving.weights import FETCH_TIMEOUT_S, Weights, check_probe, load_weights, write_weights
 from rlvlm.vlms.config import EngineConfig
 
 BATCH_WAIT_S = 0.002
@@ -107,21 +109,20 @@ class PolicyReplica(Replica):
         self._sha256 = ""
         settled = replace(config, device=self._device)
         self._engine = self._load(lambda: PolicyEngine(build(settled, num_actions), batch_size))
-        self._batches = FairQueue(self._ask_batch, batch_size=batch_size, wait_s=BATCH_WAIT_S)
+        self._batches = FairQueue(partial(self._run, self._answers), batch_size=batch_size, wait_s=BATCH_WAIT_S)
 
     async def ask(self, call: ReplyCall) -> ReplyReceipt | RunError:
         """The replies to one request, or the error that hit them: raised, Serve would log it as a fault of its own."""
         if call.weights is not None and call.weights.sha256 != self._sha256:
-            # not in the model's thread: there the wait would be taken for a model that is stuck
-            await asyncio.get_running_loop().run_in_executor(None, fetch_here, call.weights)
+            # Gigabytes from another machine take seconds: not in the model's thread, where the wait would be taken for
+            # a model that is stuck.
+            fetch = partial(ray.wait, [call.weights.parcel[0]], timeout=FETCH_TIMEOUT_S, fetch_local=True)
+            await asyncio.get_running_loop().run_in_executor(None, fetch)
         items = [(call, place) for place in range(len(call.requests))]
         answers = await self._batches.put(items, key=call.key)
         if failed := [answer for answer in answers if isinstance(answer, RunError)]:
             return failed[0]
         return ReplyReceipt(answers=answers, sync_error=self._sync_error)
-
-    async def _ask_batch(self, items: list[Any]) -> list[Any]:
-        return await self._run(self._answers, items)
 
     def _answers(self, items: Sequence[tuple[ReplyCall, int]]) -> list[SampledReply | RunError]:
         """An answer to each turn, or why there is none; turns that are sampled alike go through the model together."""
@@ -261,8 +262,7 @@ class VllmPolicyReplica(Replica):
                 await self._sampler.load(version, folder)
                 probe = weights.probe
                 here = await self._sampler.read(probe.tokens, probe.frame[0], call.rules, version)
-                distance = mean_distance(here, probe.log_probs)
-                check_distance(weights, distance, is_coarse=self._sampler.is_coarse)
+                distance = check_probe(weights, here, is_coarse=self._sampler.is_coarse)
             except RunError:
                 await self._sampler.go_back(version, None if before is None else self._folder / f"version-{before}")
                 raise

@@ -71,11 +71,6 @@ async def send_json(send: Send, status: int, content: Any, headers: Mapping[str,
     await send({"type": "http.response.body", "body": body})
 
 
-async def send_refusal(send: Send, refusal: Refusal) -> None:
-    """Sends `refusal` as a whole answer and closes the connection, whose body may be unread."""
-    await send_json(send, refusal.status, refusal.body, {"connection": "close", **refusal.headers})
-
-
 class AsciiJSON(JSONResponse):
     """JSON whose bytes are ASCII whatever a model wrote."""
 

@@ -233,13 +233,6 @@ class GpuMemory:
     total: int
     """Of the card."""
 
-    def exceeds(self, share: float) -> bool:
-        """Whether the peak lies above `share` of the card; no share is no limit."""
-        return 0 < share < 1 and self.peak > share * self.total
-
-    def __str__(self) -> str:
-        return f"{self.peak / GIB:.2f} of {self.total / GIB:.2f} GiB"
-
 
 def assigned_device(device: str) -> str:
     """What `auto` means inside Ray: the GPU that Ray assigned to this process, else the CPU.
@@ -276,14 +269,15 @@ def measured(device: str) -> GpuMemory | None:
 
 
 def check_share(device: str, share: float) -> None:
-    """Raises JudgeUnavailable where the loaded and once asked judge holds more than its share.
+    """Raises JudgeUnavailable where the loaded and once asked judge holds more than its share; 0 and 1 set no limit.
 
     The CUDA context of each process, some hundred MB, comes on top and is in no process's share.
     """
     memory = measured(device)
-    if memory and memory.exceeds(share):
+    if memory and 0 < share < 1 and memory.peak > share * memory.total:
+        held, total = memory.peak / GIB, memory.total / GIB
         raise JudgeUnavailable(
-            f"the judge holds {memory}, its share is {share:g} of the card",
+            f"the judge holds {held:.2f} of {total:.2f} GiB, its share is {share:g} of the card",
             f"raise --serve.num-gpus to {min(1.0, memory.peak / memory.total + 0.1):.1f}, or --judge.quantization nf4",
         )
 

@@ -93,13 +93,6 @@ def pack_weights(
     )
 
 
-def fetch_here(weights: Weights) -> None:
-    """Returns when the weights lie on this machine, which takes seconds for gigabytes from another, or after
-    `FETCH_TIMEOUT_S`.
-    """
-    ray.wait([weights.parcel[0]], timeout=FETCH_TIMEOUT_S, fetch_local=True)
-
-
 def load_weights(policy: VLMPolicy, weights: Weights) -> float:
     """Gives `policy` the weights, once they are known to be whole, and says how far its log-probs of the probe are off.
 
@@ -116,13 +109,16 @@ def load_weights(policy: VLMPolicy, weights: Weights) -> float:
         policy.load_trained_state(state)
     except ValueError as error:
         raise _refused(weights, str(error)) from error
-    distance = probe_distance(policy, weights.probe)
+    probe = weights.probe
+    if policy.images.missing([probe.tokens.image]):
+        policy.show([probe.tokens.image], probe.frame)
+    with torch.no_grad():
+        here = policy.read([probe.tokens]).log_probs[0].cpu().numpy()
     try:
-        check_distance(weights, distance, is_coarse=next(policy.model.parameters()).dtype != torch.float32)
+        return check_probe(weights, here, is_coarse=next(policy.model.parameters()).dtype != torch.float32)
     except ModelUnavailable:
         policy.load_trained_state(before)
         raise
-    return distance
 
 
 def write_weights(weights: Weights, folder: Path) -> None:
@@ -139,33 +135,24 @@ def write_weights(weights: Weights, folder: Path) -> None:
     (folder / (ADAPTER_WEIGHTS if weights.adapter else "model.safetensors")).write_bytes(content)
 
 
-def check_distance(weights: Weights, distance: float, *, is_coarse: bool) -> None:
-    """Passes where weights that were loaded say of the probe what they said where they come from.
+def check_probe(weights: Weights, here: FloatArray, *, is_coarse: bool) -> float:
+    """How far weights that were loaded are off where they are now, in what they say of the probe.
 
     Args:
         weights: that were loaded.
-        distance: between the two, nats per token.
+        here: [N] log-probs of the probe's reply with them.
         is_coarse: whether they are of less than 32 bits.
+
+    Returns:
+        Mean absolute difference from what was said where they come from, nats per token.
 
     Raises:
         ModelUnavailable: they make another policy here.
     """
-    if not distance <= (_COARSE_BOUND if is_coarse else _BOUND):
+    distance = float(np.abs(here - weights.probe.log_probs).mean())
+    if not distance <= (_COARSE_BOUND if is_coarse else _BOUND):  # NaN is refused too
         raise _refused(weights, f"a fixed reply differs by {distance:.2g} nats a token from where they come from")
-
-
-def mean_distance(here: FloatArray, there: FloatArray) -> float:
-    """Mean absolute difference of the log-probs [N] of one reply, nats per token."""
-    return float(np.abs(here - there).mean())
-
-
-@torch.no_grad()
-def probe_distance(policy: VLMPolicy, probe: Probe) -> float:
-    """Mean absolute difference of the probe's log-probs here and there, nats per token."""
-    if policy.images.missing([probe.tokens.image]):
-        policy.show([probe.tokens.image], probe.frame)
-    here = policy.read([probe.tokens]).log_probs[0].cpu().numpy()
-    return mean_distance(here, probe.log_probs)
+    return distance
 
 
 def _opened(content: bytes, weights: Weights) -> Mapping[str, Tensor]:

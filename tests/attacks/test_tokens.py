@@ -17,29 +17,21 @@ def edge(tmp_path_factory) -> Edge:
 def wrong_headers(token: str) -> list[list[tuple[bytes, bytes]]]:
     """What callers without the token send."""
     good = token.encode()
-    values = [
+    wrong = [
         b"",
-        b"Bearer",
-        b"Bearer ",
-        b"Bearer \0",
-        b"Bearer " + good[:-1],
-        b"Bearer " + good[1:],
-        b"Bearer " + good[:8],
-        b"Bearer " + good + b"x",
-        b"Bearer " + good.swapcase(),
-        b"Bearer " + good[::-1],
-        b"Bearer " + b"A" * len(good),
-        b"bearer\t" + good,
-        b"Basic " + good,
-        b"Token " + good,
-        good,
-        b"Bearer Bearer " + good,
-        b"Bearer \xff\xfe",
-        b"Bearer " + b"x" * 65_536,
-        b'Bearer "' + good + b'"',
-        b"Bearer null",
-        b"Bearer undefined",
+        b"null",
+        b"undefined",
+        b"\0",
+        b"\xff\xfe",
+        good[:-1],
+        good[1:],
+        good[:8],
+        good + b"x",
+        good.swapcase(),
     ]
+    wrong += [good[::-1], b"A" * len(good), b"Bearer " + good, b"x" * 65_536, b'"' + good + b'"', good + b"," + good]
+    values = [b"Bearer " + value for value in wrong]
+    values += [b"", b"Bearer", b"bearer\t" + good, b"Basic " + good, b"Token " + good, good]
     return [
         [],
         *[[(b"authorization", value)] for value in values],
@@ -76,17 +68,8 @@ def ask(app, method: str, path: str, headers: list[tuple[bytes, bytes]]) -> tupl
 
 @pytest.mark.slow
 def test_without_the_token_nothing_is_read_on_any_route(edge):
-    paths = [
-        *edge.client.get("/openapi.json").json()["paths"],
-        "/docs",
-        "/openapi.json",
-        "/",
-        "/nowhere",
-        "//score",
-        "/score/",
-        "/health/../score",
-        "/-/routes",
-    ]
+    paths = [*edge.client.get("/openapi.json").json()["paths"], "/docs", "/openapi.json", "/", "/nowhere"]
+    paths += ["//score", "/score/", "/health/../score", "/-/routes"]
     wrong = wrong_headers(edge.token)
     outcomes = {}
     for method, path, headers in itertools.product(METHODS, paths, wrong):

@@ -54,72 +54,24 @@ def watch() -> Watch:
 def urls(port: int, count: int, seed: int) -> list[str]:
     """Addresses of the listener and of places that must never be asked, in the dress of known tricks."""
     rng = random.Random(seed)
-    hosts = [
-        f"127.0.0.1:{port}",
-        f"127.1:{port}",
-        f"2130706433:{port}",
-        f"0x7f000001:{port}",
-        f"017700000001:{port}",
-        f"0:{port}",
-        f"localhost:{port}",
-        f"LOCALHOST:{port}",
-        f"[::1]:{port}",
-        f"[::ffff:127.0.0.1]:{port}",
-        f"0.0.0.0:{port}",
-        f"127.0.0.1.nip.io:{port}",
-        f"example.com@127.0.0.1:{port}",
-        f"127.0.0.1:{port}#@example.com",
-        f"127.0.0.1:{port}\\@example.com",
-        "169.254.169.254/latest/meta-data",
-        "[fd00:ec2::254]",
-        "metadata.google.internal",
-        f"127\u30020\u30020\u30021:{port}",
-        f"\u2460\u2461\u2466.0.0.1:{port}",
-        f"localhost%00.example.com:{port}",
-        f"user:pass@127.0.0.1:{port}",
-        f"127.0.0.1:{port}/302?to=http://127.0.0.1:{port}",
-        "10.0.0.1",
-        "192.168.0.1",
-        "example.com",
+    loopback = (
+        "127.0.0.1 127.1 2130706433 0x7f000001 017700000001 0 localhost LOCALHOST [::1] [::ffff:127.0.0.1] 0.0.0.0 "
+        "127.0.0.1.nip.io example.com@127.0.0.1 user:pass@127.0.0.1 127\u30020\u30020\u30021 \u2460\u2461\u2466.0.0.1 "
+        "localhost%00.example.com"
+    )
+    hosts = [f"{host}:{port}" for host in loopback.split()]
+    hosts += [
+        f"127.0.0.1:{port}{tail}" for tail in ("#@example.com", "\\@example.com", f"/302?to=http://127.0.0.1:{port}")
     ]
-    schemes = [
-        "http://",
-        "https://",
-        "HTTP://",
-        "http:",
-        "//",
-        "http:\\\\",
-        "ftp://",
-        "gopher://",
-        "file:///",
-        "file://",
-        "ws://",
-        "rtsp://",
-        "rtmp://",
-        "tcp://",
-        "udp://",
-        "s3://",
-        "smb://",
-        "dict://",
-        "ldap://",
-        "jar:http://",
-        "view-source:http://",
-        " http://",
-        "\thttp://",
-        "h\nttp://",
-        "data:text/html,http://",
-        "data:image/svg+xml;base64,http://",
-        "data:image/png;base64,http://",
-        "data:image/png,http://",
-        "data:;base64,http://",
-        "data:http://",
-        "hls+http://",
-        "concat:http://",
-        "cache:http://",
-        "crypto:http://",
-        "async:http://",
-        "",
-    ]
+    hosts += "169.254.169.254/latest/meta-data [fd00:ec2::254] metadata.google.internal".split()
+    hosts += "10.0.0.1 192.168.0.1 example.com".split()
+    schemes = (
+        "http:// https:// HTTP:// http: // http:\\\\ ftp:// gopher:// file:/// file:// ws:// rtsp:// rtmp:// tcp:// "
+        "udp:// s3:// smb:// dict:// ldap:// jar:http:// view-source:http:// data:text/html,http:// "
+        "data:image/svg+xml;base64,http:// data:image/png;base64,http:// data:image/png,http:// data:;base64,http:// "
+        "data:http:// hls+http:// concat:http:// cache:http:// crypto:http:// async:http://"
+    ).split()
+    schemes += [" http://", "\thttp://", "h\nttp://", ""]
     made = [scheme + host + "/a.png" for scheme, host in itertools.product(schemes, hosts)]
     rng.shuffle(made)
     return made[:count]

@@ -56,70 +56,19 @@ def tricks(scene: Scene, count: int, seed: int) -> list[str]:
     """Names that a caller may try, in random dress."""
     rng = random.Random(seed)
     secret = "secret.mp4"
-    plain = [
-        f"../{secret}",
-        f"ok/../../{secret}",
-        f"./../{secret}",
-        f"ok/./../../{secret}",
-        str(scene.folder / secret),
-        f"{scene.root}/../{secret}",
-        f"{scene.root}-next/{secret}",
-        f"{scene.root}//../{secret}",
-        f"out/{secret}",
-        "soft.mp4",
-        "soft2.mp4",
-        "loop.mp4",
-        "hard.mp4",
-        "pipe.mp4",
-        "folder.mp4",
-        "proc.mp4",
-        "folder.mp4/x.mp4",
-        f"slash{scene.folder}/{secret}",
-        "/etc/passwd",
-        "/proc/self/environ",
-        "/proc/self/fd/0",
-        "/proc/self/root/etc/passwd",
-        "/dev/zero",
-        "/dev/stdin",
-        "/dev/mem.mp4",
-        f"/proc/self/cwd/{secret}",
-        f"/proc/{os.getpid()}/root{scene.folder}/{secret}",
-        f"file://{scene.folder}/{secret}",
-        f"file:{scene.folder}/{secret}",
-        f"concat:{scene.folder}/{secret}",
-        f"subfile,,start,0,end,9,,:{scene.folder}/{secret}",
-        f"data:video/mp4;base64,AAAA/{secret}",
-        "~/x.mp4",
-        "~root/x.mp4",
-        "$HOME/x.mp4",
-        "%2e%2e/secret.mp4",
-        "..%2fsecret.mp4",
-        "..\\secret.mp4",
-        "..%c0%afsecret.mp4",
-        "ok/a.mp4/",
-        "ok/a.mp4/.",
-        "ok/a.mp4\0.png",
-        "\0",
-        "ok/a.mp4\n",
-        " ok/a.mp4",
-        "ok/a.mp4 ",
-        "CON.mp4",
-        "ok/a.mp4::$DATA",
-        "*",
-        "ok/*.mp4",
-        "-rf.mp4",
-        "||id.mp4",
-        "`id`.mp4",
-        "$(id).mp4",
-        ".",
-        "..",
-        "/",
-        "//",
-        "ok",
-        "gone.mp4",
-        "x" * 300 + ".mp4",
-        "a/" * 100 + "x.mp4",
-    ]
+    outside = f"{scene.folder}/{secret}"
+    up = f"../{secret} ok/../../{secret} ./../{secret} ok/./../../{secret} {outside} {scene.root}/../{secret} "
+    up += f"{scene.root}-next/{secret} {scene.root}//../{secret} %2e%2e/secret.mp4 ..%2fsecret.mp4 ..\\secret.mp4 "
+    up += "..%c0%afsecret.mp4 . .. / // ok gone.mp4"
+    linked = f"out/{secret} soft.mp4 soft2.mp4 loop.mp4 hard.mp4 pipe.mp4 folder.mp4 proc.mp4 folder.mp4/x.mp4 "
+    linked += f"slash{outside}"
+    system = "/etc/passwd /proc/self/environ /proc/self/fd/0 /proc/self/root/etc/passwd /dev/zero /dev/stdin "
+    system += f"/dev/mem.mp4 /proc/self/cwd/{secret} /proc/{os.getpid()}/root{outside}"
+    schemes = f"file://{outside} file:{outside} concat:{outside} subfile,,start,0,end,9,,:{outside} "
+    schemes += f"data:video/mp4;base64,AAAA/{secret}"
+    shell = "~/x.mp4 ~root/x.mp4 $HOME/x.mp4 CON.mp4 ok/a.mp4::$DATA * ok/*.mp4 -rf.mp4 ||id.mp4 `id`.mp4 $(id).mp4"
+    tails = ["ok/a.mp4/", "ok/a.mp4/.", "ok/a.mp4\0.png", "\0", "ok/a.mp4\n", " ok/a.mp4", "ok/a.mp4 "]
+    plain = [*" ".join((up, linked, system, schemes, shell)).split(), *tails, "x" * 300 + ".mp4", "a/" * 100 + "x.mp4"]
     twists = [
         lambda name: name,
         lambda name: name.replace("..", "\uff0e\uff0e"),

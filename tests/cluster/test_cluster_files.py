@@ -14,8 +14,7 @@ from ray.serve.schema import ServeDeploySchema
 
 from rlvlm.commands.arguments import parse_run
 from rlvlm.envs.rendering import FIX
-from rlvlm.serving.app_args import JudgeAppArgs
-from rlvlm.serving.app_file import read_app_file
+from rlvlm.serving.app_file import JudgeAppArgs, read_app_file
 
 ROOT = Path(__file__).parents[2]
 CLUSTER = ROOT / "cluster"

@@ -6,8 +6,7 @@ import yaml
 from ray.serve.schema import ServeDeploySchema
 
 from rlvlm.core.errors import UsageError
-from rlvlm.serving.app_args import GatewayArgs, JudgeAppArgs
-from rlvlm.serving.app_file import GATEWAY_APP, JUDGE_APP, read_app_file
+from rlvlm.serving.app_file import GATEWAY_APP, JUDGE_APP, GatewayArgs, JudgeAppArgs, read_app_file
 
 SERVE_APPS = sorted((Path(__file__).parents[2] / "serve_apps").glob("*.yaml"))
 SMALL = f"""# About it.
@@ -59,19 +58,8 @@ def test_serve_deploy_reads_our_files_as_we_do(path):
 
 
 def test_the_files_are_those_that_the_docs_name():
-    assert [path.stem for path in SERVE_APPS] == [
-        "clip_cpu",
-        "pocket",
-        "primo_r1",
-        "qwen25vl_7b_vllm_tp2",
-        "qwen3vl_8b_nf4",
-        "robometer_4b",
-        "roboreward_8b",
-        "rynnvalue_4b",
-        "topreward_qwen3vl_8b",
-        "two_judges_one_card",
-        "vlac",
-    ]
+    names = "clip_cpu pocket primo_r1 qwen25vl_7b_vllm_tp2 qwen3vl_8b_nf4 robometer_4b roboreward_8b rynnvalue_4b"
+    assert [path.stem for path in SERVE_APPS] == [*names.split(), "topreward_qwen3vl_8b", "two_judges_one_card", "vlac"]
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ from rlvlm.serving import apps, monitoring
 from rlvlm.serving.apps import RunningJudge, start_judge
 from rlvlm.serving.client import ServedJudge
 from rlvlm.serving.config import PlacementConfig
-from rlvlm.serving.monitoring import ClientMetrics, MeteredCache, RunMetrics
+from rlvlm.serving.monitoring import ClientMetrics, RunMetrics, show_cache
 from rlvlm.testing import FakeJudge, TinyEnv, check_judge
 
 pytestmark = pytest.mark.ray
@@ -177,7 +177,7 @@ def test_the_figures_reach_rays_prometheus_endpoint(running):
     running.judge.score([Clip(goal="open the drawer", frames=query.left) for query in make_queries(2, seed=6)])
     ClientMetrics().retries.inc(1, {"run": "a-run", "reason": "ActorDiedError"})
     RunMetrics("a-run").publish({metrics.LABEL_ACCURACY: 0.9, "sac/alpha": 1.0})
-    cache = MeteredCache(CachedJudge(FakeJudge()), "a-run")
+    cache = CachedJudge(FakeJudge(), show=show_cache("a-run"))
     assert cache.compare(stub_queries(3, 0)) == cache.compare(stub_queries(3, 0))
     port = ray.nodes()[0]["MetricsExportPort"]
     wanted = [

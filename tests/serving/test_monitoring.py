@@ -29,12 +29,6 @@ def test_the_dashboard_shows_every_figure_and_no_other() -> None:
     assert not [figure for figure in figures if not any(figure in name for name in shown())], "a figure has no panel"
 
 
-def test_the_panels_lie_beside_one_another() -> None:
-    panels = json.loads(DASHBOARD.read_text())["panels"]
-    places = [(panel["gridPos"]["x"], panel["gridPos"]["y"]) for panel in panels]
-    assert len(set(places)) == len(panels) and len({panel["id"] for panel in panels}) == len(panels)
-
-
 def test_observing_without_ray_does_nothing() -> None:
     figures = ReplicaMetrics()
     figures.request("compare", "", FakeJudge().compare([]), 0.1)

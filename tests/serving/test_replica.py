@@ -116,21 +116,17 @@ def test_loading_that_takes_too_long_is_a_named_cause(monkeypatch) -> None:
     ended.set()
 
 
-def test_a_share_by_hand() -> None:
-    # 30 of 40 GiB are three quarters of the card
-    memory = GpuMemory(peak=30 * GIB, total=40 * GIB)
-    assert memory.exceeds(0.5) and not memory.exceeds(0.75)
-    assert not memory.exceeds(0.0) and not memory.exceeds(1.0), "no share and a whole card set no limit"
-    limit_share("cpu", 0.5)
-    check_share("cpu", 0.5)
-    assert assigned_device("cpu") == "cpu" and assigned_device("cuda:1") == "cuda:1"
-
-
 def test_a_judge_beyond_its_share_is_refused_with_the_share_it_needs(monkeypatch) -> None:
     monkeypatch.setattr(module, "measured", lambda device: GpuMemory(peak=24 * GIB, total=40 * GIB))
     with pytest.raises(JudgeUnavailable, match="holds 24.00 of 40.00 GiB, its share is 0.5") as caught:
         check_share("cuda", 0.5)
     assert "--serve.num-gpus to 0.7" in caught.value.fix
+    for share in (0.6, 0.0, 1.0):  # by hand: 24 of 40 are 0.6; no share and a whole card set no limit
+        check_share("cuda", share)
+    monkeypatch.undo()
+    limit_share("cpu", 0.5)
+    check_share("cpu", 0.5)
+    assert assigned_device("cpu") == "cpu" and assigned_device("cuda:1") == "cuda:1"
 
 
 @pytest.mark.gpu
