@@ -1,5 +1,5 @@
 """How long a GRPO step waits for a judge that is slow: with its rollouts played in one part and in several, and with
-updates that learn from the rollout before (`reward.ahead`).
+updates that learn from the rollout before (`algo.staleness`).
 
     python benchmarks/episode_scoring.py --video-s 0.5 --at-once 64
 
@@ -67,9 +67,9 @@ def main(trial: Trial) -> None:
     own = recipe(trial.task)
     assert own.algorithm == "grpo", f"{own.task} is no task in chunks"
     ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False)
-    for parts, ahead in itertools.product(trial.parts, (False, True)):
+    for parts, staleness in itertools.product(trial.parts, (0, 1)):
         reward = ChunkRewardConfig(
-            source="judged", num_frames=2, frame_px=32, parts=parts, ahead=ahead,
+            source="judged", num_frames=2, frame_px=32, parts=parts,
             monitor=MonitorConfig(preflight=0, controls=0),
         )  # fmt: skip
         algorithm = (
@@ -78,7 +78,7 @@ def main(trial: Trial) -> None:
             .acting(policy=own.policy)
             .learning(
                 sft=replace(own.sft, demonstrations=trial.demonstrations, steps=50),
-                algo=replace(own.algo, groups=trial.groups, rounds=1),
+                algo=replace(own.algo, groups=trial.groups, rounds=1, staleness=staleness),
             )
             .rewards(reward=reward, make_judge=functools.partial(SlowJudge, trial))
             .build_algo()
@@ -92,7 +92,12 @@ def main(trial: Trial) -> None:
             if step > 1:
                 wall += time.monotonic() - began
                 waits += algorithm.report()[metrics.REWARD_WAIT_S]
-        row = {"parts": parts, "ahead": ahead, "step_s": wall / (trial.steps - 2), "waiting_share": waits / wall}
+        row = {
+            "parts": parts,
+            "staleness": staleness,
+            "step_s": wall / (trial.steps - 2),
+            "waiting_share": waits / wall,
+        }
         print(json.dumps({name: round(value, 4) for name, value in row.items()}), flush=True)
         algorithm.stop()
     ray.shutdown()

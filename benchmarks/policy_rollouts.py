@@ -209,7 +209,7 @@ def contest(config: Config, task: str) -> dict[str, Any]:
                 )  # fmt: skip
             )
             served = ServedEngine(app, policy, probe, frame, config=ServedEngineConfig(num_replicas=count))
-            served.take(0)
+            served.use(served.pack(0))
             ways[f"served {count}"] = served, config.turns // run.algo.num_envs, replica_processes(app)
         parts = step_parts(config, algorithm)  # first, while the policy is where a run has it
         rates = rollout_rates(config, algorithm, ways)

@@ -310,6 +310,9 @@ class BaseAlgorithm(Algorithm):
         """What comes before the first round: nothing, unless there is a supervised start. See `RunAlgorithm`."""
         return False
 
+    def flush_pending(self) -> None:
+        """Nothing is under way, unless an algorithm learns from rollouts that go on meanwhile."""
+
     def finish(self) -> None:
         """Waits for answers that are still to come; there are none unless an algorithm asks ahead."""
 

@@ -33,6 +33,12 @@ class RunAlgorithm(Protocol):
         """One round. Evaluations and checkpoints come between rounds, so a round lasts seconds."""
         ...
 
+    def flush_pending(self) -> None:
+        """Learns from rollouts that are under way, where there are any: called before an evaluation or a checkpoint, so
+        that both are of one moment.
+        """
+        ...
+
     def finish(self) -> None:
         """Waits for answers that are still to come; called once, after the last round."""
         ...

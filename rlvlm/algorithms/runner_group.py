@@ -65,7 +65,7 @@ class LocalRunnerGroup(Generic[Sample]):
         self._runner = runner
         self._turn: Mapping[str, Any] = {}
 
-    def start(self, turn: Mapping[str, Any]) -> None:
+    def start(self, turn: Mapping[str, Any], values: Any = None) -> None:  # noqa: ARG002 - it has the policy itself
         """Remembers the turn that `collect` will act."""
         self._turn = turn
 
@@ -120,13 +120,19 @@ class RemoteRunnerGroup(Generic[Sample]):
         self._weights = weights
         self._join = join
         self._turn: Mapping[str, Any] = {}
+        self._values: Any = None
         self._restarts = 0
 
-    def start(self, turn: Mapping[str, Any]) -> None:
-        """Has every runner act the turn with the policy as it is now; returns at once."""
-        self._turn = turn
-        values = ray.put(np.array(self._weights()))  # copied: the learner may go on
-        self._group.foreach_env_runner_async(_call, tag=_TURN, kwargs={"method": "act", "values": values, **turn})
+    def start(self, turn: Mapping[str, Any], values: Any = None) -> None:
+        """Has every runner act the turn; returns at once.
+
+        Args:
+            turn: what `Runner.act` takes.
+            values: of the policy that acts, in Ray's object store; None: as it is now.
+        """
+        # Copied: the learner may go on.
+        self._turn, self._values = turn, ray.put(np.array(self._weights())) if values is None else values
+        self._group.foreach_env_runner_async(_call, tag=_TURN, kwargs={"method": "act", "values": self._values, **turn})
 
     def collect(self) -> Sample:
         """What the turn brought, in the order of the runners. Should all be lost, it is acted again by the first back.
@@ -142,7 +148,7 @@ class RemoteRunnerGroup(Generic[Sample]):
             self._replace(index)
         if not samples:
             self._await_revival()
-            self.start(self._turn)
+            self.start(self._turn, self._values)
             return self.collect()
         return self._join([samples[index] for index in sorted(samples)])
 

@@ -227,10 +227,6 @@ class TurnRewardConfig:
     parts: int = 4
     """A rollout of whole episodes is played in so many parts, >= 1: a judge looks at one while the next is played.
     There are fewer where a part would not have a group for each env runner."""
-    ahead: bool = False
-    """Whether an update learns from the rollout before the newest one, at which the judge looks meanwhile: nobody waits
-    for it unless it takes longer than all the rest, and episodes are learned from one update late. Checkpoints and
-    evaluations wait and catch up."""
     monitor: MonitorConfig = field(default_factory=MonitorConfig)
 
     def __post_init__(self) -> None:
@@ -241,7 +237,7 @@ class TurnRewardConfig:
         chosen = {
             "per": type(self).__dataclass_fields__["per"].default,
             "teacher": "judge", "success_weight": 0.0, "threshold": None, "without_answer": "drop", "neutral": 0.5,
-            "parts": 4, "ahead": False
+            "parts": 4
         }  # fmt: skip
         idle = [name for name, value in chosen.items() if getattr(self, name) != value and not self.scores]
         threshold, bias = self.threshold, self.false_positives

@@ -339,8 +339,8 @@ def _check_together(run: RunConfig) -> None:
         "--policy.pocket.predicts-offsets, or --sft.scenes 0": (
             sft.scenes and not (policy.model or policy.pocket.predicts_offsets)
         ),
-        f"algo.rounds {algo.rounds} has no effect with reward.ahead, which learns from one rollout at a time; set "
-        "--algo.rounds 1": reward.ahead and algo.rounds > 1,
+        f"algo.rounds {algo.rounds} has no effect with algo.staleness, which learns from one rollout at a time; set "
+        "--algo.rounds 1": algo.staleness and algo.rounds > 1,
     }
     for name, value in (("demonstrations", sft.demonstrations), ("start_from", sft.start_from)):
         idle[f"sft.{name} has no effect on policy.model, which comes trained; leave one out"] = value and policy.model

@@ -148,15 +148,18 @@ class Training:
         """One round: train, look, write down; save where it is due, as it is at the last step."""
         before = self._algorithm.env_steps
         self._algorithm.train()
+        config = self._config
+        if any(self._crosses(p, before) for p in (config.eval.every_steps, config.track.checkpoint_every_steps)):
+            self._algorithm.flush_pending()
         if self.is_over:
             self._algorithm.finish()
         self._recorder.keep(self._algorithm.drain_records())
-        is_due = self.is_over or self._crosses(self._config.eval.every_steps, before)
+        is_due = self.is_over or self._crosses(config.eval.every_steps, before)
         is_best = is_due and self._evaluate()
-        self._log(is_due or self._crosses(self._config.track.log_every_steps, before))
+        self._log(is_due or self._crosses(config.track.log_every_steps, before))
         if self.is_over:
             self.save(is_best)
-        elif is_best or self._crosses(self._config.track.checkpoint_every_steps, before):
+        elif is_best or self._crosses(config.track.checkpoint_every_steps, before):
             self._try_to_save(is_best)
 
     def save(self, is_best: bool = False) -> None:

@@ -1,13 +1,12 @@
 """A policy that samples elsewhere, in one or more replicas behind Ray Serve; looks like the engine in process."""
 
+import math
 import uuid
 from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any, Literal
-
-import torch
 
 from rlvlm.core import metrics
 from rlvlm.core.errors import MachineError, ModelUnavailable
@@ -21,8 +20,6 @@ from rlvlm.serving.config import ServedEngineConfig
 from rlvlm.serving.policy_replica import ReplyCall, ReplyReceipt, Sampling, TokenCall
 from rlvlm.serving.weights import Weights, pack_weights
 
-_VALUED_AT_ONCE = 64
-
 
 class ServedEngine:
     """The `Engine` protocol over a Serve app.
@@ -34,11 +31,11 @@ class ServedEngine:
 
     Args:
         app: name of the Serve application.
-        policy: that is trained here; its weights are what the replicas answer with once `take` was called.
+        policy: that is trained here; its weights are what the replicas answer with once `use` was called.
         probe: a fixed reply, by which every replica that takes weights over is compared with `policy`.
         frame: [1, H, W, 3] its image.
         config: of the app: how many replicas it has, and what is in them. Those with vLLM are sent token ids and send
-            back token ids; what the words are, and what the critic says, is `policy`'s to tell.
+            back token ids; the words are `policy`'s to tell, and values of states are NaN.
     """
 
     def __init__(
@@ -77,12 +74,15 @@ class ServedEngine:
         """By text, or by an action head."""
         return self._policy.config.acts
 
-    def take(self, version: int) -> None:
+    def pack(self, version: int) -> Weights:
         """Puts the policy's present weights where every replica finds them as soon as it is asked for `version`."""
         if self._policy.images.missing([self._probe.image]):
             self._policy.show([self._probe.image], self._frame)
-        self._weights = pack_weights(self._policy, version, self._probe, self._frame, for_vllm=self._by_tokens)
-        self.version = version
+        return pack_weights(self._policy, version, self._probe, self._frame, for_vllm=self._by_tokens)
+
+    def use(self, weights: Weights) -> None:
+        """From now on replicas are asked for `weights`, which they fetch when they are."""
+        self._weights, self.version = weights, weights.version
 
     def missing(self, images: Sequence[bytes]) -> list[int]:
         """Places in `images` that must be shown before they can be asked about."""
@@ -134,19 +134,11 @@ class ServedEngine:
             self._sync_error, self._measured = 0.0, self.version
         self._sync_error = max([self._sync_error, *(receipt.sync_error for receipt in receipts)])
         answers = [answer for receipt in receipts for answer in receipt.answers]
-        return self._completed(answers) if self._by_tokens else answers  # pyright: ignore[reportArgumentType] - replies
-
-    @torch.no_grad()
-    def _completed(self, answers: Sequence[SampledReply]) -> list[SampledReply]:
-        """Replies with what only this process knows of them: their words, and the critic's values."""
-        values: list[float] = []
-        for begin in range(0, len(answers), _VALUED_AT_ONCE):
-            part = [answer.tokens for answer in answers[begin : begin + _VALUED_AT_ONCE]]
-            values += self._policy.values_of(part).tolist()
-        return [
-            replace(answer, text=self._policy.text_of(answer.tokens.reply_ids), value=value)
-            for answer, value in zip(answers, values, strict=True)
-        ]
+        if not self._by_tokens:
+            return answers
+        # vLLM knows no value head; where a critic is used, the learner asks it about what was played.
+        text_of = self._policy.text_of
+        return [replace(one, text=text_of(one.tokens.reply_ids), value=math.nan) for one in answers]
 
     def _call(self, requests: Sequence[ReplyRequest], sampling: Sampling) -> ReplyCall | TokenCall:
         try:
@@ -157,13 +149,11 @@ class ServedEngine:
                 "raise --policy.cache-mib",
             ) from error
         if self._by_tokens:
-            assert self._weights is not None, "`take` comes first"
-            keys = [request.image for request in requests]
-            for place in self._policy.images.missing(keys):  # one by one: sizes may differ
-                self._policy.show([keys[place]], self._frames[keys[place]][None])
+            assert self._weights is not None, "`use` comes first"
+            sizes = [(frame.shape[0], frame.shape[1]) for frame in frames]
             return TokenCall(
                 key=uuid.uuid4().hex,
-                prompts=tuple(asked_tokens(self._policy, requests, sampling.max_new_tokens)),
+                prompts=tuple(asked_tokens(self._policy, requests, sizes, sampling.max_new_tokens)),
                 seeds=tuple(request.seed for request in requests),
                 frames=frames,
                 sampling=sampling,

@@ -137,7 +137,7 @@ class PolicyReplica(Replica):
                 weights = items[places[0]][0].weights
                 if weights is not None and (version, digest) != (self._engine.version, self._sha256):
                     self._sync_error = load_weights(self._engine.policy, weights)
-                    self._engine.take(version)
+                    self._engine.use(version)
                     self._sha256 = digest
                 outcome = self._sample([items[place] for place in places], sampling)
             except RunError as error:

@@ -92,8 +92,8 @@ def test_served_replies_are_those_in_process_and_follow_the_weights(app: str, fo
     asked = requests(12)
     seen = []
     for version in (1, 2):
-        engine.take(version)
-        here.take(version)
+        engine.use(engine.pack(version))
+        here.use(here.pack(version))
         served, own = (one.reply(asked, max_new_tokens=6) for one in (engine, here))
         assert ids_of(served) == ids_of(own) and {reply.version for reply in served} == {version}
         for left, right in zip(served, own, strict=True):
@@ -176,7 +176,7 @@ def test_killed_replicas_lose_and_double_no_turn(app: str, folder: Path, kills: 
             version += 1
             move(policy, version)
             for one in (engine, here):
-                one.take(version)
+                one.use(one.pack(version))
             asked = requests(12, seed=100 * version)
             served, own = (one.reply(asked, max_new_tokens=6) for one in (engine, here))
             # In batches of another size a draw may, once in a long while, fall on the other side of a last bit.
@@ -211,11 +211,35 @@ def test_ppo_learns_from_a_served_policy(local_ray: None, tmp_path: Path) -> Non
             assert report[metrics.UPDATE_FIRST_RATIO] <= 1e-4, "trained on what was sampled"
             assert report[metrics.ENGINE_SYNC_ERROR] <= 1e-4 and report[metrics.UPDATES] == number
         assert algorithm.evaluate_policy(2).episodes
-        rollout = algorithm._source._played()
-        check_versions(rollout, algorithm._engine.version)
-        with pytest.raises(RunError, match="has replies of version"):
-            check_versions(rollout, algorithm._engine.version + 1)
+        rollout, _ = algorithm._source._play(algorithm._pack())
+        check_versions(rollout, algorithm._engine.version, 0)
+        check_versions(rollout, algorithm._engine.version + 1, 1)
+        for version, staleness in ((algorithm._engine.version + 1, 0), (algorithm._engine.version - 1, 1)):
+            with pytest.raises(RunError, match="was given replies of version"):
+                check_versions(rollout, version, staleness)
         algorithm.stop()
+
+
+def test_replies_are_sampled_while_the_learner_learns_and_are_the_same(local_ray: None, tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    save_tiny_vlm(model, "qwen3_vl")
+    config = PolicyConfig(model=str(model), device="cpu", learns="all", seed=1)
+    found = []
+    for waits in (False, True):
+        with running_policy(config, 0, PLACEMENT, "stale", batch_size=2) as app:
+            algorithm = build(model, make_engine=partial(ServedEngine, app, config=SERVED), staleness=1)
+            if waits:
+                algorithm._source._pool = None  # each rollout ends before anything else begins
+            for _ in range(3):
+                algorithm.train()
+            report = algorithm.report()
+            assert report[metrics.STALENESS] == 1 and report[metrics.UPDATES] == 3
+            algorithm.flush_pending()
+            assert algorithm._engine.version == algorithm._version == 5, "who is evaluated is the newest"
+            names = (metrics.UPDATE_POLICY_LOSS, metrics.UPDATE_VALUE_LOSS, metrics.UPDATE_GRADIENT, metrics.UPDATE_KL)
+            found.append([algorithm.report()[name] for name in names])
+            algorithm.stop()
+    assert found[0] == found[1]
 
 
 def test_settings_without_effect_are_refused() -> None:

@@ -101,7 +101,7 @@ class TestServed:
         asked, seen = requests(12), []
         for version in (1, 2):
             move(policy, version)
-            engine.take(version)
+            engine.use(engine.pack(version))
             replies = engine.reply(asked, max_new_tokens=12, temperature=0.7)
             assert {reply.version for reply in replies} == {version}
             own = here.reply(asked, max_new_tokens=12, temperature=0.7)
@@ -128,7 +128,7 @@ class TestServed:
         policy = trainer()
         engine = engine_of(app, policy)
         move(policy, 5)
-        engine.take(5)
+        engine.use(engine.pack(5))
         asked = requests(4)
         before, good = ids_of(engine.reply(asked, max_new_tokens=8)), engine._weights
         assert good is not None
@@ -153,7 +153,7 @@ class TestServed:
 
     def test_a_prompt_beyond_the_engines_window_is_refused_with_the_setting(self, app: str) -> None:
         engine = engine_of(app, trainer())
-        engine.take(20)
+        engine.use(engine.pack(20))
         with pytest.raises(UsageError, match="the engine's window holds 512") as caught:
             engine.reply(requests(2), max_new_tokens=600)
         assert "--engine.vllm.max-tokens" in caught.value.fix and "--algo.max-reply-tokens" in caught.value.fix
@@ -164,7 +164,7 @@ class TestServed:
         engine = engine_of(app, policy)
         engine._client._retries = 12
         move(policy, 9)
-        engine.take(9)
+        engine.use(engine.pack(9))
         asked = requests(6)
         before = ids_of(engine.reply(asked, max_new_tokens=8))
         (replica,) = replica_pids(app)

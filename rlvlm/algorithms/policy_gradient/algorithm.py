@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
+import ray
 import torch
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.core.rl_module.rl_module import RLModuleSpec
@@ -203,10 +204,15 @@ class TokenConfig(BaseConfig):
             raise ValueError(f"algo.group_size must divide algo.num_envs, got {algo.group_size}, {algo.num_envs}")
         if algo.env_runners and self.policy is None:
             raise ValueError("algo.env_runners play envs in chunks; replies are sampled by engine.num_replicas")
-        if self.reward.ahead and algo.rounds > 1 and "groups" in needs:
+        if algo.staleness and algo.rounds > 1 and "groups" in needs:
             raise ValueError(
-                f"algo.rounds {algo.rounds} has no effect with reward.ahead, which learns from one rollout at a time; "
-                "set --algo.rounds 1"
+                f"algo.rounds {algo.rounds} has no effect with algo.staleness, which learns from one rollout at a "
+                "time; set --algo.rounds 1"
+            )
+        if algo.staleness and not (algo.env_runners or self.make_engine or self.reward.scores):
+            raise ValueError(
+                f"algo.staleness {algo.staleness} has no effect where the run's own process plays and nobody scores; "
+                "set --engine.num-replicas for replies, --algo.env-runners for chunks, or --algo.staleness 0"
             )
         is_measured = algo.advantage.scorer_noise == "measured"
         if is_measured and not (self.reward.scores and self.reward.monitor.preflight):
@@ -268,6 +274,7 @@ class PolicyGradient(BaseAlgorithm):
         self._readable = ReadableMonitor(algo.most_unreadable)
         self._scale: ActionScale | None = None
         self._version, self._is_prepared, self._is_warned, self._update_s = 0, False, False, 0.0
+        self._packed: tuple[int, Any] | None = None
         self._labeller = self._make_labeller()
         estimator = find_estimator(algo.advantage.estimator)
         self._is_compared = "groups" in estimator.needs
@@ -290,7 +297,7 @@ class PolicyGradient(BaseAlgorithm):
                 runner.actor, partial(make_slot, self.config.task, self._held_out), algo.num_envs,
                 milestones=self._viewer.milestones,
             )  # fmt: skip
-            play = play_turns_of(runner, self._labeller, algo, self._is_compared)
+            play = play_turns_of(runner, self._engine, self._labeller, algo, self._is_compared)
         else:
             if runner is None:
                 timeout_s, revival_s = self.config.sample_timeout_s, self.config.env_runner_restore_timeout_s
@@ -298,13 +305,14 @@ class PolicyGradient(BaseAlgorithm):
             else:
                 runner.policy = self._policy
                 self._runner_group = LocalRunnerGroup(runner)
-            play = play_chunks_of(
-                self._runner_group, self._policy, self._labeller, algo, self.config.reward, self._needed_scale
-            )
+            play = play_chunks_of(self._runner_group, self._labeller, algo, self.config.reward, self._needed_scale)
         self._critic: Critic | None = None
         if estimator.has_critic and algo.advantage.values == "state":
             self._critic = Critic(algo.advantage.critic, self._viewer, self.config.seed)
-        self._source = EpisodeSource(algo, self.config.reward, play, self._labeller, self._is_compared, self._stats)
+        plays_elsewhere = bool(algo.env_runners or self.config.make_engine)
+        self._source = EpisodeSource(
+            algo, play, self._pack, self._show, self._labeller, self._is_compared, self._stats, plays_elsewhere
+        )
         self.last_played: list[TokenEpisode] = []
         """The greedy episodes of the last evaluation."""
 
@@ -318,7 +326,7 @@ class PolicyGradient(BaseAlgorithm):
         self._policy.show([slot.image], frame)
         probe = self._policy.write(slot.turn.prompt, slot.image, slot.env.action_text(0))
         engine = self.config.make_engine(self._policy, probe, frame)
-        engine.take(0)
+        engine.use(engine.pack(0))
         return engine
 
     def _make_labeller(self) -> RewardLabeller:
@@ -370,7 +378,7 @@ class PolicyGradient(BaseAlgorithm):
             weights = {name: value.cpu() for name, value in self._policy.trained_state().items()}
             self._learners.call_all("take_weights", weights)
         self._learners.call_all("begin")
-        self._next_version()
+        self._version += 1
         self._is_prepared = True
         return is_taught
 
@@ -443,18 +451,20 @@ class PolicyGradient(BaseAlgorithm):
     def _learn_from(self, episodes: Sequence[TokenEpisode], done: int) -> None:
         began = time.monotonic()
         if self._engine is not None:
-            check_versions(episodes, self._engine.version)
+            check_versions(episodes, self._version, self.config.algo.staleness)
         learned = list(episodes) if self._critic is None else self._critic.fill(episodes)
         if learned:
+            ages = [self._version - float(one.versions.mean()) for one in learned if len(one)]
+            self._stats.note({metrics.STALENESS: float(np.mean(ages))})
             self._learners.call_all("learn", learned, done / self.config.total_steps)
             self._warn_of_mismatch()
             self._sync_weights()
-            self._next_version()
+            self._version += 1
             self._update_s = time.monotonic() - began
 
     def _warn_of_mismatch(self) -> None:
         """Says once that the engine is not quite the policy that is trained."""
-        if self._engine is None or self.config.reward.ahead or self._is_warned:  # ahead, it is an update older anyway
+        if self._engine is None or self.config.algo.staleness or self._is_warned:  # what is stale differs anyway
             return
         off = self._learners.call("report").get(metrics.UPDATE_FIRST_RATIO, 0.0)
         if off > _MOST_OFF:
@@ -473,18 +483,30 @@ class PolicyGradient(BaseAlgorithm):
         if self._learner is None:
             self._policy.load_trained_state(self._learners.call("weights"))
 
-    def _next_version(self) -> None:
-        self._version += 1
-        if self._engine is not None:
-            self._engine.take(self._version)
+    def _pack(self) -> Any:
+        """The policy's weights as they are now, for a rollout: in the engine's way, or for env runners of chunks."""
+        if self._engine is None:
+            values = ray.put(self._weights()) if self.config.algo.env_runners else None
+            return self._version, values
+        if self._packed is None or self._packed[0] != self._version:
+            self._packed = self._version, self._engine.pack(self._version)
+        return self._packed[1]
+
+    def _show(self, images: dict[bytes, Frames]) -> None:
+        """Shows the policy that is trained what one elsewhere has looked at."""
+        if images:
+            self._policy.show(list(images), np.array(list(images.values())))
 
     def restore_env_runners(self, env_runner_group: Any) -> list[int]:
-        """Takes env runners of chunks back in that were lost; RLlib asks before every round."""
-        return [] if self.config.policy is None else self._runner_group.revive()
+        """None: a rollout takes env runners back in that were lost, since no other thread may talk to them."""
+        return []
 
-    def _flush_pending(self) -> None:
-        """Learns from what was played and is still being looked at, so that nothing is on its way."""
-        self._learn_from(self._source.rest(), self.env_steps)
+    def flush_pending(self) -> None:
+        """Learns from what is under way, so that what is evaluated and saved next is of one moment."""
+        for episodes in self._source.rest():
+            self._learn_from(episodes, self.env_steps)
+        if self._engine is not None:
+            self._engine.use(self._pack())
 
     def _log_round(self) -> None:
         """Hands the round's numbers to RLlib; `score` is always there and always finite, as Tune requires."""
@@ -498,14 +520,18 @@ class PolicyGradient(BaseAlgorithm):
         """The newest numbers by their names in `rlvlm.core.metrics`."""
         engine = {} if self._engine is None else self._engine.report()
         critic = {} if self._critic is None else self._critic.report()
-        seconds = {metrics.ROLLOUT_S: self._source.rollout_s, metrics.UPDATE_S: self._update_s}
+        seconds = {
+            metrics.ROLLOUT_S: self._source.rollout_s,
+            metrics.ROLLOUT_WAIT_S: self._source.wait_s,
+            metrics.UPDATE_S: self._update_s,
+        }
         measured = {name: value for name, value in seconds.items() if value}
         learned = self._learners.call("report")
         return self._stats.report() | learned | critic | engine | self._labeller.report() | measured
 
     def finish(self) -> None:
-        """Learns from the last rollout, where scores are waited for one update later."""
-        self._flush_pending()
+        """Learns from what is still under way."""
+        self.flush_pending()
 
     def drain_records(self) -> list[ScoredItem]:
         """What was scored since the last call, with the truth beside it."""
@@ -523,7 +549,7 @@ class PolicyGradient(BaseAlgorithm):
 
     def evaluate_policy(self, num_episodes: int) -> Evaluation:
         """Episodes of the present policy, greedy and sampled, in envs of their own."""
-        self._flush_pending()
+        self.flush_pending()
         player = self._player if self.config.policy is None else chunk_player(self._sampler())
         evaluation, self.last_played = player.evaluate(num_episodes)
         return replace(evaluation, has_success=self._viewer.has_success)
@@ -568,7 +594,7 @@ class PolicyGradient(BaseAlgorithm):
         Raises:
             MachineError: the disk is full or cannot be written.
         """
-        self._flush_pending()
+        self.flush_pending()
         tree = {
             "runner": self._runner_group.save_tree(),
             "learner": self._learners.call("save_tree"),
@@ -587,8 +613,8 @@ class PolicyGradient(BaseAlgorithm):
     def load_checkpoint(self, checkpoint_dir: str) -> None:
         """Goes on from a checkpoint of the same config, bit for bit as if there had been no stop.
 
-        With `reward.ahead` a checkpoint waits for what is being looked at, which changes the run's course: runs are
-        equal where their checkpoints were made at the same steps.
+        With `algo.staleness` a checkpoint waits for what is under way, which changes the run's course: runs are equal
+        where their checkpoints were made at the same steps.
 
         Raises:
             CorruptCheckpoint: a file is missing or differs from what was written.
@@ -605,9 +631,7 @@ class PolicyGradient(BaseAlgorithm):
             self._source.scorer_noise = float(tree["scorer_noise"])
         if self._critic is not None:
             self._critic.load_tree(tree["critic"])
-        self._is_prepared, self._version = tree["is_prepared"], tree["version"]
-        if self._engine is not None:
-            self._engine.take(self._version)
+        self._is_prepared, self._version, self._packed = tree["is_prepared"], tree["version"], None
         self._iteration = tree["iteration"]
         self._forget_images()
 
@@ -617,6 +641,7 @@ class PolicyGradient(BaseAlgorithm):
 
     def cleanup(self) -> None:
         """Closes the engine, too."""
+        self._source.close()
         super().cleanup()
         if self._engine is not None:
             self._engine.close()
@@ -649,16 +674,17 @@ class GRPOAlgorithmConfig(TokenConfig):
         super().__init__(algo_class or GRPO, GRPOConfig())
 
 
-def check_versions(episodes: Sequence[TokenEpisode], version: int) -> None:
-    """Passes where every turn of `episodes` was sampled with the weights of `version`; no other is learned from.
+def check_versions(episodes: Sequence[TokenEpisode], version: int, staleness: int) -> None:
+    """Passes where every turn of `episodes` was sampled with weights that are `staleness` updates older than `version`
+    at most; no other is learned from.
 
     Raises:
         RunError: something else was sampled.
     """
-    odd = {int(one) for episode in episodes for one in episode.versions} - {version}
+    odd = {int(one) for episode in episodes for one in episode.versions} - set(range(version - staleness, version + 1))
     if odd:
         raise RunError(
-            f"a rollout of version {version} of the weights has replies of version {sorted(odd)}",
+            f"an update of version {version} of the weights was given replies of version {sorted(odd)}",
             "go on from the last checkpoint: rlvlm resume",
         )
 

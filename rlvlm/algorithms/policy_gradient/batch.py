@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -122,6 +122,7 @@ class BatchMaker:
             mismatch = mismatch_of(own[sampled], old[sampled], counts[sampled], algo.loss.correction_cap)
             weights, old = weights * counts, own
         token_values = None
+        episodes = self._valued(episodes, rows, obs)
         if self.has_token_values:
             token_values = _padded(self._each_once(obs, tokens, self._token_values))
         played = self._trajectories(episodes, rows, obs, tokens, token_values, mask)
@@ -148,6 +149,21 @@ class BatchMaker:
             chunk_tokens=int((weights * mask > 0).sum(dim=1).amax()) if self._action_size else 0,
             mismatch=mismatch,
         )
+
+    def _valued(
+        self, episodes: Sequence[TokenEpisode], rows: Sequence[tuple[int, int]], obs: Observations
+    ) -> Sequence[TokenEpisode]:
+        """`episodes` with the values that their engine, having no value head, left NaN: the critic's before the update,
+        and 0 where no critic is used.
+        """
+        if not any(np.isnan(one.values).any() for one in episodes):
+            return episodes
+        values = [np.zeros(len(one), np.float32) for one in episodes]
+        if self.estimator.has_critic and self._algo.advantage.values == "policy":
+            found = self._each_once(obs, [np.zeros(0, np.int64)] * len(rows), self._values)
+            for (t, e), value in zip(rows, found, strict=True):
+                values[e][t] = float(value)
+        return [replace(one, values=own) for one, own in zip(episodes, values, strict=True)]
 
     def _trajectories(
         self, episodes: Sequence[TokenEpisode], rows: Sequence[tuple[int, int]], obs: Observations,

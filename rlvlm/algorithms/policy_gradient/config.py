@@ -226,9 +226,9 @@ class PolicyGradientConfig:
     kl_target: float | None = None
     """Divergence per answer, in nats, that an update should come to: the step size grows or shrinks by 1.3 where an
     update ended at less than 2/3 or more than 3/2 of this, and one that has come to twice as much takes no further
-    step. With `reward.ahead` the update before is in it too, so each moves the policy by less. It is measured before
-    each gradient step, so an update needs two at least. An update of fewer groups than `groups` is to move it by as
-    much less. None: the step size stays."""
+    step. With `staleness` the updates since the rollout are in it too, so each moves the policy by less. It is measured
+    before each gradient step, so an update needs two at least. An update of fewer groups than `groups` is to move it by
+    as much less. None: the step size stays."""
     is_shrunk: bool = True
     """Whether an update with a critic is taken back as far as it may be chance, see `losses.kept_share`. A reward that
     says nothing then leaves the policy as it is, instead of wearing it down."""
@@ -242,6 +242,12 @@ class PolicyGradientConfig:
     look once at each image and take a third of the time."""
     threads: int = 1
     """CPU threads of torch in each learner's process."""
+    staleness: int = 0
+    """Updates by which what is learned from may be older than the policy, >= 0. 1: the next rollout is played and
+    scored while the learner learns from the one before it. Rollouts are played by `env_runners` or
+    `engine.num_replicas`; where the run's own process plays, it is only their scores that nobody waits for. 2: also
+    where now a rollout and now an update takes longer. Every rollout is exactly so old, so runs repeat. Checkpoints and
+    evaluations wait until nothing is under way."""
     num_learners: int = 0
     """Processes that take each step together, with the gradient of one; 0: one, in the run's own process. Of the loss
     guarded each judges by itself whether a ratio exceeds `largest_ratio`, as micro-batches do."""
@@ -263,7 +269,7 @@ class PolicyGradientConfig:
         check_least(self, "algo", 1, *ones, "group_size")
         check_least(
             self, "algo", 0, "rollout_turns", "minibatches", "microbatch_turns", "microbatch_tokens", "warm_up",
-            "largest_kl", "value_warm_up", "env_runners", "num_learners", "gpus_per_learner",
+            "largest_kl", "value_warm_up", "env_runners", "num_learners", "gpus_per_learner", "staleness",
         )  # fmt: skip
         check_shares(self, "algo", "final_lr", "most_unreadable", "least_range")
         if not self.final_lr > 0:

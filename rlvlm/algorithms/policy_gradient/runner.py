@@ -184,13 +184,14 @@ class ChunkRunner(TokenRunner):
         self._next_group = (own[0] * 1_000_000 + restart) * 1_000_000_000
 
     def sample(  # pyright: ignore[reportIncompatibleMethodOverride] - who calls it passes these
-        self, *, num_groups: int, scale: ActionScale, players: Sequence[int] = ()
+        self, *, num_groups: int, scale: ActionScale, version: int = 0, players: Sequence[int] = ()
     ) -> Rollout:
         """Whole episodes, a group of each of some initial states.
 
         Args:
             num_groups: of all players together.
             scale: of the policy's actions.
+            version: of the policy's weights.
             players: numbers of the runners that share the groups out; empty: this one plays all.
         """
         algo, own = self.config.algo, num_groups
@@ -205,6 +206,7 @@ class ChunkRunner(TokenRunner):
         sampler = ChunkSampler(
             policy=self.policy, env=self.chunk_env, scale=scale, temperature=algo.temperature, generator=self._tokens,
             shared=self.chunk_env.chunk_steps if algo.draws == "chunk" else 1, least_range=algo.least_range,
+            version=version,
         )  # fmt: skip
         size = algo.group_size
         episodes = play_chunks(self._many, self.config.task, state_ids.repeat(size), groups.repeat(size), sampler)
@@ -214,12 +216,12 @@ class ChunkRunner(TokenRunner):
         self.policy.images.clear()
         return episodes, images
 
-    def act(self, *, values: FloatArray, num_groups: int, scale: ActionScale, players: Sequence[int] = ()) -> Rollout:
+    def act(self, *, values: FloatArray, **turn: Any) -> Rollout:
         """`sample` with the policy whose weights that learn are `values` `[P]`; for actors."""
         weights = list(self.policy.trained_state().values())
         for own, came in zip(weights, torch.tensor(values).split([own.numel() for own in weights]), strict=True):
             own.copy_(came.view_as(own))
-        return self.sample(num_groups=num_groups, scale=scale, players=players)
+        return self.sample(**turn)
 
     def get_spaces(self) -> dict[str, tuple[gym.Space[Any], gym.Space[Any]]]:
         """Snapshots and chunks, for RLlib; policies see images and words instead."""

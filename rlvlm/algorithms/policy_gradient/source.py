@@ -1,7 +1,9 @@
 """Where an update's episodes come from: they are rolled out, labelled, and filtered for groups that teach something."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -10,94 +12,129 @@ from numpy.typing import NDArray
 from rlvlm.algorithms.base import TrainingStats
 from rlvlm.algorithms.policy_gradient.config import AdvantageConfig, PolicyGradientConfig
 from rlvlm.algorithms.policy_gradient.rewards import RewardLabeller, known_episodes_of
-from rlvlm.algorithms.policy_gradient.runner import TurnRunner
+from rlvlm.algorithms.policy_gradient.runner import Rollout, TurnRunner, join
 from rlvlm.algorithms.runner_group import LocalRunnerGroup, RemoteRunnerGroup
 from rlvlm.core import metrics
 from rlvlm.core.episodes import TokenEpisode
-from rlvlm.core.steps import FloatArray
-from rlvlm.policies.protocol import TokenPolicy
+from rlvlm.core.steps import FloatArray, Frames
 from rlvlm.policies.vla.tokens import ActionScale
+from rlvlm.policies.vlm.engine import Engine
 from rlvlm.rewards.config import TurnRewardConfig
 
-Play = Callable[[], list[TokenEpisode]]
+Weights = Any
+"""What a rollout is played with: as an engine packs them, or a version and what env runners take."""
+Play = Callable[[Weights], Rollout]
+"""A rollout by a policy of these weights, all of whose turns the labeller was shown."""
 
 
 class EpisodeSource:
     """Rolls out, has episodes labelled, and keeps those that teach something.
 
+    With a staleness of s, s rollouts are always under way or waiting while the learner learns from the one before them:
+    rollout k is played with the weights of update k - s, whoever is faster, so runs at a fixed seed repeat. Rollouts
+    that engines or env runners play go on in a thread meanwhile; those of this process are played at once, and only
+    their scores are waited for later.
+
     Args:
-        algo: how much an update wants, how often it is rolled out for it, and which groups teach something.
-        reward: whether scores are waited for one update later.
-        play: a rollout, all of whose turns the labeller was shown.
+        algo: how much an update wants, how often it is rolled out for it, how old it may be, and which groups teach
+            something.
+        play: plays a rollout.
+        pack: the weights that the next rollout is to be played with; called by the thread that trains.
+        show: keeps the images, by key, that a policy elsewhere has looked at.
         labeller: says what turns are worth.
         is_compared: whether episodes are compared within groups.
         stats: counts steps and episodes, and takes the figures.
+        plays_elsewhere: whether `play` leaves the policy of this process alone, so that it may be trained meanwhile.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what lies between playing and learning
         self,
         algo: PolicyGradientConfig,
-        reward: TurnRewardConfig,
         play: Play,
+        pack: Callable[[], Weights],
+        show: Callable[[dict[bytes, Frames]], None],
         labeller: RewardLabeller,
         is_compared: bool,
         stats: TrainingStats,
+        plays_elsewhere: bool,
     ) -> None:
-        self._algo, self._reward, self._play = algo, reward, play
+        self._algo, self._play, self._pack, self._show = algo, play, pack, show
         self._labeller, self._is_compared, self._stats = labeller, is_compared, stats
-        self._waiting: list[TokenEpisode] = []
-        self._waiting_step = 0
+        self._pool = ThreadPoolExecutor(1, "rollouts") if algo.staleness and plays_elsewhere else None
+        self._under_way: deque[Future[tuple[Rollout, float]]] = deque()
         noise = algo.advantage.scorer_noise
         self.scorer_noise = 0.0 if noise == "measured" else noise
         """Standard deviation of an episode's score by a scorer that is asked twice."""
-        self.rollout_s = 0.0
-        """Seconds that the newest update's rollouts took."""
+        self.rollout_s = self.wait_s = 0.0
+        """Seconds that the newest update's rollouts took, and that the learner waited for them."""
         self.newest: list[TokenEpisode] = []
         """What was labelled last, whatever it teaches."""
 
     def next(self) -> list[TokenEpisode]:
-        """Episodes for the next update, played by the policy as it is now.
+        """Episodes for the next update.
 
-        Groups are rolled out until there are as many as wanted that teach something, or `rounds` times. With
-        `reward.ahead` they are those of the call before, and what is played now is scored meanwhile.
+        Without staleness they are played by the policy as it is now, and groups are rolled out until there are as many
+        as wanted that teach something, or `rounds` times.
         """
-        self.rollout_s = 0.0
-        if self._reward.ahead:
-            waiting, step = self._waiting, self._waiting_step
-            self._waiting, self._waiting_step = self._played(), self._stats.env_steps
-            return self._filtered(self._labelled(waiting, step))
+        self.rollout_s = self.wait_s = 0.0
+        if self._algo.staleness:
+            while len(self._under_way) <= self._algo.staleness:
+                self._begin()
+            return self._filtered(self._labelled(self._ended()))
         episodes: list[TokenEpisode] = []
         kept: list[TokenEpisode] = []
         for _ in range(self._algo.rounds if self._is_compared and not self._algo.rollout_turns else 1):
-            played = self._played()
-            episodes += self._labelled(played, self._stats.env_steps)
+            self._begin()
+            episodes += self._labelled(self._ended())
             kept = self._filtered(episodes)
             if len(kept) >= self._algo.groups * self._algo.group_size:
                 break
         return kept
 
-    def rest(self) -> list[TokenEpisode]:
-        """Of what was played and is still being scored; afterwards nothing is on its way."""
-        waiting, self._waiting = self._waiting, []
-        return self._filtered(self._labelled(waiting, self._waiting_step))
+    def rest(self) -> Iterator[list[TokenEpisode]]:
+        """Of each rollout that is under way or waits for its scores; afterwards nothing is on its way."""
+        while self._under_way:
+            yield self._filtered(self._labelled(self._ended()))
 
     def forget(self) -> None:
-        """Forgets what is on its way."""
-        self._waiting = []
+        """Forgets what is on its way, once it has come to its end: whoever plays must not be in the middle of it."""
+        while self._under_way:
+            if not (one := self._under_way.popleft()).cancel():
+                one.exception()
 
-    def _played(self) -> list[TokenEpisode]:
+    def close(self) -> None:
+        """Begins nothing any more."""
+        if self._pool is not None:
+            self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _begin(self) -> None:
+        weights = self._pack()
+
+        def played() -> tuple[Rollout, float]:
+            began = time.monotonic()
+            return self._play(weights), time.monotonic() - began
+
+        if self._pool is not None:
+            self._under_way.append(self._pool.submit(played))
+        else:
+            here: Future[tuple[Rollout, float]] = Future()
+            here.set_result(played())
+            self._under_way.append(here)
+
+    def _ended(self) -> list[TokenEpisode]:
+        """The episodes of the oldest rollout under way; they count from now on."""
         began = time.monotonic()
-        episodes = self._play()
-        self.rollout_s += time.monotonic() - began
+        (episodes, images), seconds = self._under_way.popleft().result()
+        self.rollout_s += seconds
+        self.wait_s += time.monotonic() - began if self._pool is not None else seconds
+        self._show(images)
         ended = [(one.env_return, one.is_success) for one in episodes if one.is_over]
         self._stats.record(sum(int(one.steps.sum()) for one in episodes), ended)
         return episodes
 
-    def _labelled(self, episodes: list[TokenEpisode], env_step: int) -> list[TokenEpisode]:
-        if not episodes:
-            return []
-        self.newest = self._labeller.label(episodes, env_step)
-        return self.newest
+    def _labelled(self, episodes: list[TokenEpisode]) -> list[TokenEpisode]:
+        self.newest = self._labeller.label(episodes, self._stats.env_steps) if episodes else []
+        return list(self.newest)
 
     def _filtered(self, episodes: list[TokenEpisode]) -> list[TokenEpisode]:
         """Those that teach something; to a critic, all whose rewards are known. The figures are of all of them."""
@@ -126,22 +163,24 @@ class EpisodeSource:
         return kept
 
 
-def play_turns_of(runner: TurnRunner, labeller: RewardLabeller, algo: PolicyGradientConfig, is_compared: bool) -> Play:
+def play_turns_of(
+    runner: TurnRunner, engine: Engine, labeller: RewardLabeller, algo: PolicyGradientConfig, is_compared: bool
+) -> Play:
     """Plays envs that are talked to; the runner shows each row of turns to the labeller."""
     if labeller.asks:
         runner.show = labeller.show
 
-    def play() -> list[TokenEpisode]:
+    def play(weights: Weights) -> Rollout:
+        engine.use(weights)
         if algo.rollout_turns and not is_compared:
-            return runner.sample(num_turns=algo.rollout_turns // algo.num_envs)
-        return runner.sample_groups(group_size=algo.group_size if is_compared else 1)
+            return runner.sample(num_turns=algo.rollout_turns // algo.num_envs), {}
+        return runner.sample_groups(group_size=algo.group_size if is_compared else 1), {}
 
     return play
 
 
 def play_chunks_of(
     runners: LocalRunnerGroup[Any] | RemoteRunnerGroup[Any],
-    policy: TokenPolicy,
     labeller: RewardLabeller,
     algo: PolicyGradientConfig,
     reward: TurnRewardConfig,
@@ -155,17 +194,19 @@ def play_chunks_of(
     num_parts = min(reward.parts, most) if reward.scores else 1
     parts = [len(part) for part in np.array_split(np.arange(algo.groups), num_parts)]
 
-    def play() -> list[TokenEpisode]:
-        episodes: list[TokenEpisode] = []
+    def play(weights: Weights) -> Rollout:
+        version, values = weights
+        rollouts: list[Rollout] = []
         for num_missing in parts:
             while num_missing > 0:
-                runners.start({"num_groups": num_missing, "scale": scale(), "players": runners.alive()})
-                played, images = runners.collect()
-                policy.show(list(images), np.array(list(images.values()))) if images else None
-                labeller.show(played)
-                episodes += played
-                num_missing -= len(played) // algo.group_size
-        return episodes
+                runners.revive()  # here, since only one thread may talk to them
+                turn = {"num_groups": num_missing, "scale": scale(), "version": version, "players": runners.alive()}
+                runners.start(turn, values)
+                episodes, images = runners.collect()
+                labeller.show(episodes)
+                rollouts.append((episodes, images))
+                num_missing -= len(episodes) // algo.group_size
+        return join(rollouts)
 
     return play
 

@@ -66,7 +66,8 @@ class Backbone:
         Raises:
             UsageError: the words hold tokens of the chat's format: they could end the turn or add an image.
         """
-        if (prompt, size_px) not in self._prompts:
+        ids = self._prompts.get((prompt, size_px))
+        if ids is None:
             words = self.processor.tokenizer(prompt, add_special_tokens=False)["input_ids"]
             if np.isin(words, [*self.banned_ids.tolist(), self.stop_id]).any():
                 raise UsageError(
@@ -76,7 +77,7 @@ class Backbone:
             chat = self.processor.apply_chat_template([{"role": "user", "content": content}])
             ids = self.processor(text=[chat], images=[[np.zeros((*size_px, 3), np.uint8)]])["input_ids"][0].numpy()
             _remember(self._prompts, (prompt, size_px), ids)
-        return self._prompts[prompt, size_px]
+        return ids
 
     def position_ids(self, prompt_ids: IntArray, grid: Grid) -> Tensor:
         """[R, P] rotary positions of one prompt: time, height and width, or one row for models without these."""

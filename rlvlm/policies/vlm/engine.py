@@ -6,7 +6,7 @@ are encoded when they are shown, not when they are asked about.
 """
 
 from collections.abc import Sequence
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
@@ -31,8 +31,12 @@ class Engine(Protocol):
         """Whether it is asked for replies or, having an action head, for actions."""
         ...
 
-    def take(self, version: int) -> None:
-        """From now on replies are sampled with the weights that the trained policy has now, and carry `version`."""
+    def pack(self, version: int) -> Any:
+        """The weights that the trained policy has now, called `version`; called by the thread that trains."""
+        ...
+
+    def use(self, weights: Any) -> None:
+        """From now on replies are sampled with what `pack` gave; called by whoever asks for replies."""
         ...
 
     def missing(self, images: Sequence[bytes]) -> list[int]:
@@ -81,9 +85,13 @@ class PolicyEngine:
         """By text, or by an action head."""
         return self.policy.config.acts
 
-    def take(self, version: int) -> None:
-        """The weights are the policy's own and need no taking: they are called `version` from now on."""
-        self.version = version
+    def pack(self, version: int) -> int:
+        """Nothing but `version`: replies are sampled with whatever weights the policy has at that moment."""
+        return version
+
+    def use(self, weights: int) -> None:
+        """The weights are the policy's own; they are called so from now on."""
+        self.version = weights
 
     def report(self) -> dict[str, float]:
         """Nothing that the policy does not say itself."""
@@ -131,7 +139,7 @@ class PolicyEngine:
         actions = []
         for begin in range(0, len(requests), self.max_batch):
             chunk = requests[begin : begin + self.max_batch]
-            asked = asked_tokens(self.policy, chunk, room=0)
+            asked = asked_tokens(self.policy, chunk, self._sizes(chunk), room=0)
             log_probs, values = self.policy.act_log_probs(asked)
             noise = None if greedy else _uniforms(chunk, 1)[0]
             chosen = _draw(log_probs, noise)
@@ -157,7 +165,7 @@ class PolicyEngine:
         self, requests: Sequence[ReplyRequest], max_new_tokens: int, temperature: float, greedy: bool
     ) -> list[SampledReply]:
         policy = self.policy
-        asked = asked_tokens(policy, requests, max_new_tokens)
+        asked = asked_tokens(policy, requests, self._sizes(requests), max_new_tokens)
         noise = None if greedy else _uniforms(requests, max_new_tokens)
         padded = policy.pad(asked)
         cache = DynamicCache(config=policy.backbone.text_config)
@@ -176,6 +184,9 @@ class PolicyEngine:
                 break
             state = self._decode_step(padded, tokens, step, cache)
         return self._replies(asked, torch.stack(chosen, 1), torch.stack(log_probs, 1), values)
+
+    def _sizes(self, requests: Sequence[ReplyRequest]) -> list[tuple[int, int]]:
+        return [image.size_px for image in self.policy.images.get([request.image for request in requests])]
 
     def _decode_step(self, padded: Padded, tokens: Tensor, step: int, cache: DynamicCache) -> Tensor:
         """[B, D] hidden states after one more token each. Finished replies go along; nobody looks at them."""
@@ -207,17 +218,23 @@ class PolicyEngine:
         return replies
 
 
-def asked_tokens(policy: VLMPolicy, requests: Sequence[ReplyRequest], room: int) -> list[ReplyTokens]:
+def asked_tokens(
+    policy: VLMPolicy, requests: Sequence[ReplyRequest], sizes_px: Sequence[tuple[int, int]], room: int
+) -> list[ReplyTokens]:
     """The prompts of `requests`, each with `room` for so many tokens of a reply.
 
+    Args:
+        policy: only its tokenizer and its image processor are asked, whatever weights it has.
+        requests: what is asked.
+        sizes_px: (H, W) of each request's image.
+        room: tokens of a reply.
+
     Raises:
-        MachineError: an image was not shown.
         UsageError: a prompt and its reply would be longer than the model's window; a prompt is never cut.
     """
-    seen = policy.images.get([request.image for request in requests])
     asked = [
-        ReplyTokens(prompt_ids=policy.encode(request.prompt, image.size_px), image=request.image, reply_ids=NO_REPLY)
-        for request, image in zip(requests, seen, strict=True)
+        ReplyTokens(prompt_ids=policy.encode(request.prompt, size_px), image=request.image, reply_ids=NO_REPLY)
+        for request, size_px in zip(requests, sizes_px, strict=True)
     ]
     longest, window = max((len(one.prompt_ids) for one in asked), default=0), policy.backbone.window
     if longest + room > window:

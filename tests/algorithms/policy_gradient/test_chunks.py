@@ -75,7 +75,7 @@ def build(local_ray: None) -> Iterator[Build]:
 def numbers(algorithm: PolicyGradient) -> dict[str, float]:
     """What it reports, but for what a clock says."""
     numbers = {name: value for name, value in algorithm.report().items() if np.isfinite(value)}
-    for clock in (metrics.ROLLOUT_S, metrics.UPDATE_S, metrics.REWARD_WAIT_S):
+    for clock in (metrics.ROLLOUT_S, metrics.ROLLOUT_WAIT_S, metrics.UPDATE_S, metrics.REWARD_WAIT_S):
         assert numbers.pop(clock, 0.0) >= 0
     return numbers
 
@@ -214,31 +214,49 @@ def test_a_judge_looks_at_every_episode_once(build: Build) -> None:
     assert algorithm.report()[metrics.GROUP_SCORE] == pytest.approx(np.mean(values))
 
 
-def test_ahead_learns_one_update_late_and_from_every_rollout(build: Build, tmp_path: Path) -> None:
+def test_a_stale_update_learns_from_the_rollout_before_and_none_is_lost(build: Build, tmp_path: Path) -> None:
     untested = MonitorConfig(preflight=0, controls=0)
-    scores = ChunkRewardConfig(source="judged", frame_px=16, num_frames=3, ahead=True, monitor=untested)
-    algorithm = build(scores=scores, rounds=1)
+    scores = ChunkRewardConfig(source="judged", frame_px=16, num_frames=3, monitor=untested)
+    algorithm = build(scores=scores, rounds=1, staleness=1)
     algorithm.prepare(lambda line: None)
-    algorithm.train()
-    assert algorithm.report()[metrics.UPDATES] == 0 and not algorithm.drain_records()  # nothing was scored yet
-    first = algorithm.env_steps
-    algorithm.train()
-    records = algorithm.drain_records()
-    assert algorithm.report()[metrics.UPDATES] == 1 and len(records) == 24
-    second = algorithm.env_steps
-    algorithm.save_checkpoint(str(tmp_path / "one"))  # catches up, so that nothing is on its way
-    late = algorithm.drain_records()
-    assert algorithm.report()[metrics.UPDATES] == 2 and len(late) == 24
-    assert algorithm.env_steps == second, "a checkpoint is of the step at which it is made"
-    assert {one.env_step for one in records} == {first} and {one.env_step for one in late} == {second}
-    algorithm.train()
-    algorithm.finish()
-    other = build(scores=scores, rounds=1)
+    for updates, staleness in ((1, 0), (2, 1), (3, 1)):
+        algorithm.train()
+        report = algorithm.report()
+        assert (report[metrics.UPDATES], report[metrics.STALENESS]) == (updates, staleness)
+        records = algorithm.drain_records()
+        assert len(records) == 24 and {one.env_step for one in records} == {algorithm.env_steps}
+    algorithm.save_checkpoint(str(tmp_path / "one"))  # learns from what is under way
+    assert algorithm.report()[metrics.UPDATES] == 4 and len(algorithm.drain_records()) == 24
+    saved = algorithm.env_steps
+    algorithm.flush_pending()
+    assert algorithm.env_steps == saved, "nothing was under way any more"
+    other = build(scores=scores, rounds=1, staleness=1)
     other.load_checkpoint(str(tmp_path / "one"))
-    other.train()
-    other.finish()
-    one, two = numbers(algorithm), numbers(other)
-    assert one == two and one[metrics.UPDATES] == 3
+    for one in (algorithm, other):
+        one.train()
+        one.finish()
+    assert numbers(algorithm) == numbers(other) and numbers(other)[metrics.UPDATES] == 6
+
+
+@pytest.mark.slow
+def test_rollouts_that_go_on_while_the_learner_learns_are_those_that_wait_for_it(build: Build) -> None:
+    """Which weights play a rollout is decided by its number and not by who is faster."""
+    untested = MonitorConfig(preflight=0, controls=0)
+    scores = ChunkRewardConfig(source="judged", frame_px=16, num_frames=3, monitor=untested)
+    pair = [build(scores=scores, rounds=1, staleness=2, env_runners=1) for _ in range(2)]
+    for algorithm, waits in zip(pair, (False, True), strict=True):
+        if waits:
+            algorithm._source._pool = None  # each rollout ends before anything else begins
+        algorithm.prepare(lambda line: None)
+        ages = []
+        for _ in range(5):
+            algorithm.train()
+            ages.append(algorithm.report()[metrics.STALENESS])
+        assert ages == [0, 1, 2, 2, 2]
+        evaluation = algorithm.evaluate_policy(3)
+        assert algorithm.report()[metrics.UPDATES] == 7 and len(evaluation.episodes) == 3
+    one, two = map(numbers, pair)
+    assert one == two
 
 
 def test_a_judge_that_cannot_tell_success_from_failure_starts_nothing(build: Build) -> None:
@@ -289,9 +307,9 @@ def test_figures_are_of_all_rounds_of_an_update(build: Build, monkeypatch: pytes
     source = algorithm._source
     played, scored = [], source._labelled
 
-    def record(episodes: list[TokenEpisode], env_step: int) -> list[TokenEpisode]:
+    def record(episodes: list[TokenEpisode]) -> list[TokenEpisode]:
         played.extend(episodes)
-        return scored(episodes, env_step)
+        return scored(episodes)
 
     monkeypatch.setattr(source, "_labelled", record)
     assert algorithm._scale is not None
