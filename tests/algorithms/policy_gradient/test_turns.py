@@ -50,8 +50,9 @@ def assert_equal_weights(left: dict[str, torch.Tensor], right: dict[str, torch.T
 
 def played(algorithm: Any) -> list[Any]:
     """A rollout with its rewards."""
-    episodes = algorithm._source._played()
-    return algorithm._source._labelled(episodes, algorithm.env_steps)
+    source = algorithm._source
+    source._begin()
+    return source._labelled(source._ended())
 
 
 @pytest.mark.parametrize(
