@@ -28,8 +28,8 @@ class CollectArguments:
     episodes: int = 200
     """Episodes wanted in all, >= 1. Of a task in chunks: those that succeed; failures are kept beside them."""
     seed: int = 0
-    """Of the starts, 0 to 999; evaluations use none of them. Of a task in chunks, a run of the same seed plays the same
-    episodes."""
+    """Of the starts, none of which evaluations use; of tasks in turns 0 to 999. Of a task in chunks, a run of the same
+    seed plays the same episodes."""
     wrong_actions: float = 0.0
     """Of tasks in turns: probability in [0, 1] that another legal action is written and carried out instead."""
     wrong_thoughts: float = 0.0
@@ -48,8 +48,6 @@ class CollectArguments:
     def __post_init__(self) -> None:
         if self.episodes < 1:
             raise ValueError(f"--episodes must be >= 1, got {self.episodes}")
-        if not 0 <= self.seed < 1_000:
-            raise ValueError(f"--seed must be 0 to 999, got {self.seed}")
         for name, value in (("--wrong-actions", self.wrong_actions), ("--wrong-thoughts", self.wrong_thoughts)):
             if not 0 <= value <= 1:
                 raise ValueError(f"{name} must be in [0, 1], got {value:g}")
@@ -116,11 +114,13 @@ def _player_of_turns(task: str, arguments: CollectArguments, has_expert: bool) -
     """Who plays an env in turns: the VLM that is named, else the task's script.
 
     Raises:
-        UsageError: there is neither, or a setting of the one is given for the other.
+        UsageError: there is neither, a setting of the one is given for the other, or the seed is out of range.
     """
     from rlvlm.demonstrations.collect import ScriptedExpert
     from rlvlm.demonstrations.vlm_player import VLMPlayer
 
+    if not 0 <= arguments.seed < 1_000:
+        raise UsageError(f"--seed must be 0 to 999, got {arguments.seed}", "those are starts that no evaluation uses")
     if arguments.player.model:
         if arguments.wrong_actions or arguments.wrong_thoughts:
             raise UsageError("--wrong-actions and --wrong-thoughts are of the script's play", "leave them out")

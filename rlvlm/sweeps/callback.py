@@ -1,20 +1,57 @@
-"""This sitting of a sweep, seen from the process that holds it: listens to Tune, keeps the records, feeds the table."""
+"""A sweep's part in Tune, in the process that holds the sweep: who runs next and who stops, the records, the table.
+
+Tune pickles callbacks and schedulers with its own state. Nothing of these is kept there: their live objects belong to
+this process, and the next sitting reads what was done from the run folders.
+"""
 
 import re
 import signal
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from ray.tune import Callback
 from ray.tune.experiment import Trial
+from ray.tune.schedulers import ASHAScheduler, FIFOScheduler, TrialScheduler
 
 from rlvlm.core.console.signals import StopRequest
-from rlvlm.sweeps.config import SweepConfig
+from rlvlm.sweeps.config import HalvingConfig, SweepConfig
 from rlvlm.sweeps.folder import State, SweepFolder, TrialRecord
-from rlvlm.sweeps.halving import Halving
 from rlvlm.sweeps.plan import TrialPlan
 from rlvlm.sweeps.progress_table import ProgressTable
+
+
+class Halving:
+    """ASHA over the runs of one task: a score says nothing about the runs of another.
+
+    It remembers runs by their keys, so those of earlier sittings take part in what is decided in this one.
+
+    Args:
+        config: the rungs.
+        total_steps: env steps of the task's runs.
+    """
+
+    def __init__(self, config: HalvingConfig, total_steps: int) -> None:
+        # Any: it is called directly and given only what it reads, a run's name and its result.
+        self._asha: Any = ASHAScheduler(
+            time_attr="env_steps",
+            metric="score",
+            mode="max",
+            max_t=max(total_steps, config.first_rung),
+            grace_period=config.first_rung,
+            reduction_factor=config.keep_one_in,
+            stop_last_trials=False,
+        )
+        self._members: dict[str, SimpleNamespace] = {}
+
+    def is_halted(self, key: str, env_steps: int, score: float) -> bool:
+        """Takes in an evaluation, and says whether the run has to stop."""
+        if key not in self._members:
+            self._members[key] = SimpleNamespace(trial_id=key)
+            self._asha.on_trial_add(None, self._members[key])
+        result = {"env_steps": env_steps, "score": score}
+        return self._asha.on_trial_result(None, self._members[key], result) == TrialScheduler.STOP
 
 
 class SweepCallback(Callback):
@@ -40,10 +77,15 @@ class SweepCallback(Callback):
         self._folder = folder
         self._plans = plans
         self._table = table
-        self._stop = stop
+        self.stop = stop
         self._tune_ends: Any = None
         self.records = table.records = folder.records(list(plans.values()))
-        self._halving = self._remembered(sweep) if sweep.halving else {}
+        self._halving: dict[str, Halving] = {}
+        for key, plan in plans.items() if sweep.halving else ():
+            assert sweep.halving is not None
+            halving = self._halving.setdefault(plan.task, Halving(sweep.halving, plan.config.steps))
+            for steps, score in zip(*folder.evaluations(plan), strict=True):  # those of earlier sittings
+                halving.is_halted(key, steps, float(score))
 
     def retry(self, keys: Sequence[str]) -> None:
         """Forgets that these failed before: they are tried again."""
@@ -55,10 +97,6 @@ class SweepCallback(Callback):
         """Notes runs that cannot be started."""
         for key in keys:
             self._note(key, State.FAILED, cause=cause)
-
-    def is_stopping(self) -> bool:
-        """Whether a signal asked for an end."""
-        return bool(self._stop)
 
     def is_halted(self, key: str, result: dict[str, Any]) -> bool:
         """Whether the sweep's halving ends a run at this report; a run that is over anyway is not halted."""
@@ -75,11 +113,11 @@ class SweepCallback(Callback):
         """Takes the signals over, which Tune claims for itself when it starts."""
         if self._tune_ends is None:
             self._tune_ends = signal.getsignal(signal.SIGUSR1)
-            self._stop.take_over()
+            self.stop.take_over()
 
     def on_step_end(self, iteration: int, trials: list[Trial], **info: Any) -> None:
         """Ends Tune once every run that was under way is saved."""
-        if self._stop and not any(trial.status == Trial.RUNNING for trial in trials):
+        if self.stop and not any(trial.status == Trial.RUNNING for trial in trials):
             self._tune_ends(signal.SIGUSR1, None)
 
     def on_trial_start(self, iteration: int, trials: list[Trial], trial: Trial, **info: Any) -> None:
@@ -107,7 +145,7 @@ class SweepCallback(Callback):
         self._note(trial.config["trial"], State.FAILED, cause=cause_of(trial))
 
     def __getstate__(self) -> dict[str, Any]:
-        """Nothing: Tune pickles callbacks with its own state, and the live objects belong to this process."""
+        """Nothing, as the module says."""
         return {}
 
     def _note(self, key: str, state: State, **news: Any) -> None:
@@ -119,15 +157,31 @@ class SweepCallback(Callback):
             self._folder.write_records(list(self.records.values()))
             self._table.change(key, record)
 
-    def _remembered(self, sweep: SweepConfig) -> dict[str, Halving]:
-        """A halving per task, which knows the evaluations of all sittings so far."""
-        assert sweep.halving is not None
-        found: dict[str, Halving] = {}
-        for key, plan in self._plans.items():
-            halving = found.setdefault(plan.task, Halving(sweep.halving, plan.config.steps))
-            for steps, score in zip(*self._folder.evaluations(plan), strict=True):
-                halving.is_halted(key, steps, float(score))
-        return found
+
+class SweepScheduler(FIFOScheduler):
+    """First come, first served; pauses every run once the sweep is asked to stop, and stops those that are halted.
+
+    Args:
+        callback: of this sitting.
+    """
+
+    def __init__(self, callback: SweepCallback) -> None:
+        super().__init__()
+        self._callback = callback
+
+    def on_trial_result(self, tune_controller: Any, trial: Trial, result: dict[str, Any]) -> str:
+        """Goes on, pauses (which saves the run), or stops."""
+        if self._callback.is_halted(trial.config["trial"], result):
+            return TrialScheduler.STOP
+        return TrialScheduler.PAUSE if self._callback.stop else TrialScheduler.CONTINUE
+
+    def choose_trial_to_run(self, tune_controller: Any) -> Trial | None:
+        """The next that waits; none once the sweep stops."""
+        return None if self._callback.stop else super().choose_trial_to_run(tune_controller)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Nothing, as the module says."""
+        return {}
 
 
 def cause_of(trial: Trial) -> str:

@@ -50,9 +50,16 @@ def expand(sweep: SweepConfig) -> list[TrialPlan]:
         if seed is not None
         for source in sweep.sources
     ]
-    if not sweep.budget.may_differ:
-        for task in sweep.tasks:
-            _check_equal([plan for plan in plans if plan.task == task])
+    for task in () if sweep.budget.may_differ else sweep.tasks:
+        runs = [plan.config for plan in plans if plan.task == task]
+        steps = {config.steps for config in runs}
+        queries = {config.max_queries for config in runs} - {0}  # sources that ask nobody spend none
+        for what, spent in (("env steps", steps), ("queries", queries)):
+            if len(spent) > 1:
+                raise UsageError(
+                    f"the sources of {task} have different budgets of {what}: {min(spent):,} to {max(spent):,}",
+                    "set it once in budget:, or say budget: {may_differ: true}",
+                )
     return plans
 
 
@@ -83,12 +90,9 @@ def alone_command(config: RunConfig) -> list[str]:
     """The words that run `config` without the sweep, but for settings that have no effect in it. A member of a union is
     a word of its own, behind all options but the member's.
     """
+    start = recipe(config.task, has_checkpoint=bool(config.policy and config.policy.model))
     words = ["rlvlm", "run", config.task]
-    changed = {
-        name: value
-        for name, (_, value) in differing(_recipe(config.task, getattr(config.policy, "model", "")), config).items()
-        if config.why_unused(name) is None
-    }
+    changed = {name: value for name, (_, value) in differing(start, config).items() if config.why_unused(name) is None}
     unions = {name.removesuffix("choice"): value for name, value in changed.items() if name.endswith(".choice")}
     for name, value in sorted(changed.items(), key=lambda pair: pair[0].startswith(tuple(unions))):
         option = name.replace("_", "-")
@@ -103,11 +107,6 @@ def alone_command(config: RunConfig) -> list[str]:
     return words
 
 
-def _recipe(task: str, model: str) -> RunConfig:
-    """What the command line starts from where `--policy.model` names `model`, or nothing does."""
-    return recipe(task, has_checkpoint=bool(model))
-
-
 def _plan(sweep: SweepConfig, task: str, source: str, seed: int) -> TrialPlan:
     settings = sweep.settings | sweep.task_settings.get(task, {}) | sweep.sources[source].settings
     budget = {"steps": sweep.budget.steps, "feedback.max_queries": sweep.budget.queries}
@@ -118,21 +117,7 @@ def _plan(sweep: SweepConfig, task: str, source: str, seed: int) -> TrialPlan:
             "take it out of the settings, or, for steps and queries, out of the budget",
         )
     try:
-        config = override(_recipe(task, str(settings.get("policy.model", ""))), settings | set_here)
+        config = override(recipe(task, has_checkpoint=bool(settings.get("policy.model"))), settings | set_here)
     except UsageError as error:
         raise UsageError(f"source {source} on {task}: {error}", error.fix) from error
     return TrialPlan(task=task, source=source, seed=seed, config=config.smoke() if sweep.smoke else config)
-
-
-def _check_equal(plans: Sequence[TrialPlan]) -> None:
-    """Raises UsageError where runs of one task would not spend alike; sources that ask nobody spend no queries."""
-    for what, spent in (
-        ("env steps", [plan.config.steps for plan in plans]),
-        ("queries", [most for plan in plans if (most := plan.config.max_queries)]),
-    ):
-        if len(set(spent)) > 1:
-            each = sorted(set(spent))
-            raise UsageError(
-                f"the sources of {plans[0].task} have different budgets of {what}: {each[0]:,} to {each[-1]:,}",
-                "set it once in budget:, or say budget: {may_differ: true}",
-            )

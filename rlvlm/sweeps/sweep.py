@@ -17,10 +17,9 @@ from rlvlm.core.errors import EXIT_DONE, EXIT_PREEMPTED, JudgeUnavailable
 from rlvlm.runs.ray_session import ray_session
 from rlvlm.runs.train import reachable
 from rlvlm.serving.apps import start_judge
-from rlvlm.sweeps.callback import SweepCallback
+from rlvlm.sweeps.callback import SweepCallback, SweepScheduler
 from rlvlm.sweeps.config import SweepConfig
 from rlvlm.sweeps.folder import FINISHED, State, SweepFolder, held_sweep
-from rlvlm.sweeps.halving import SweepScheduler
 from rlvlm.sweeps.plan import TrialPlan, app_name, expand, shared_judges
 from rlvlm.sweeps.progress_table import ProgressTable
 from rlvlm.sweeps.trial import SweepTrial
@@ -86,7 +85,7 @@ def _tune(folder: SweepFolder, sweep: SweepConfig, waiting: Sequence[str], callb
         tune.with_resources(SweepTrial, places),
         param_space={"sweep": str(folder.path), "trial": tune.grid_search(list(waiting))},
         tune_config=tune.TuneConfig(
-            scheduler=SweepScheduler(callback.is_stopping, callback.is_halted),
+            scheduler=SweepScheduler(callback),
             max_concurrent_trials=resources.max_trials or None,
             trial_dirname_creator=lambda trial: trial.trial_id,
         ),

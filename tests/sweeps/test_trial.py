@@ -11,9 +11,8 @@ import pytest
 from rlvlm.core.errors import NumericsError, RunError
 from rlvlm.runs.config import RunConfig
 from rlvlm.runs.folder import RunFolder, create_folder
-from rlvlm.sweeps.callback import cause_of
+from rlvlm.sweeps.callback import Halving, cause_of
 from rlvlm.sweeps.config import FlatConfig, HalvingConfig
-from rlvlm.sweeps.halving import Halving
 from rlvlm.sweeps.trial import SweepTrial, is_flat
 
 
