@@ -19,9 +19,8 @@ from rlvlm.runs.recipes import RECIPES, recipe
 from rlvlm.runs.settings import as_config, differences, flat, kind_of
 
 _HELP = ("-h", "--help")
-_CONFIG = (tyro.conf.CascadeSubcommandArgs, tyro.conf.SuppressFixed)
-"""Options of a chosen member of a union may stand anywhere, and those of the default member need no choice; sections of
-other algorithms, which are None, are not shown."""
+_CONFIG = (tyro.conf.SuppressFixed,)
+"""Sections of other algorithms, which are None, are not shown."""
 _MOST_USED = (
     *("steps", "seed", "out", "env.split", "reward.source", "reward.teacher", "judge.model", "policy.model"),
     *("sft.demonstrations", "eval.episodes"),

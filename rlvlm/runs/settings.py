@@ -22,8 +22,6 @@ from rlvlm.core.errors import UsageError
 from rlvlm.core.yaml_text import read_yaml
 
 T = TypeVar("T")
-_CHOICE = "choice"
-"""Class variable of the members of a union of configs; stands in YAML before the member's own fields."""
 
 
 def to_yaml(config: Any) -> str:
@@ -74,15 +72,11 @@ def from_yaml(kind: type[T], text: str, name: str = "the configuration") -> T:
     Raises:
         UsageError: not YAML, an unknown key, a value of the wrong type, or one that the config refuses.
     """
-    return _read(kind, read_yaml(text, name), "")
+    return read_settings(kind, read_yaml(text, name))
 
 
 def read_settings(kind: type[T], tree: Any) -> T:
-    """The config of `kind` that a tree of YAML values stands for. Fields that it leaves out take their defaults.
-
-    Raises:
-        UsageError: an unknown key, a value of the wrong type, or one that the config refuses.
-    """
+    """The config of `kind` that a tree of YAML values stands for; defaults and errors as of `from_yaml`."""
     return _read(kind, tree, "")
 
 
@@ -94,8 +88,7 @@ def kind_of(config: Any) -> Any:
     narrowed = {
         field.name: type(getattr(config, field.name))
         for field in dataclasses.fields(config)
-        if any(map(dataclasses.is_dataclass, members := typing.get_args(hints[field.name])))
-        and not any(hasattr(_bare(member), _CHOICE) for member in members)
+        if any(map(dataclasses.is_dataclass, typing.get_args(hints[field.name])))
     }
     kind = type(config)
     if not narrowed:
@@ -148,9 +141,6 @@ def override(config: T, settings: Mapping[str, Any]) -> T:
         UsageError: a name that the tree does not have, a value of the wrong type, or one that the config refuses.
     """
     tree = _plain(config)
-    for name, value in settings.items():
-        if name.split(".")[-1] == _CHOICE:  # the other settings may be fields of the new member
-            _choose(config, tree, name, value)
     known = _flat(tree, "")
     for name, value in settings.items():
         if name not in known:
@@ -164,16 +154,6 @@ def override(config: T, settings: Mapping[str, Any]) -> T:
     return read_like(config, tree)
 
 
-def _choose(config: Any, tree: dict[str, Any], name: str, value: Any) -> None:
-    """Puts another member of a union, with its defaults, into the `tree` of `config`; nothing else is checked yet."""
-    *groups, union, _ = name.split(".")
-    for group in groups:
-        config, tree = getattr(config, group, None), tree.get(group, {})
-    if isinstance(tree.get(union), dict) and tree[union].get(_CHOICE, value) != value:
-        hints = typing.get_type_hints(type(config), include_extras=True)
-        tree[union] = _plain(_read(hints[union], {_CHOICE: value}, name.removesuffix(f".{_CHOICE}")))
-
-
 def _flat(tree: Mapping[str, Any], prefix: str) -> dict[str, Any]:
     leaves: dict[str, Any] = {}
     for key, value in tree.items():
@@ -183,8 +163,7 @@ def _flat(tree: Mapping[str, Any], prefix: str) -> dict[str, Any]:
 
 def _plain(value: Any) -> Any:
     if dataclasses.is_dataclass(value):
-        choice = {_CHOICE: getattr(value, _CHOICE)} if hasattr(value, _CHOICE) else {}
-        return choice | {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
     if isinstance(value, Path):
         return str(value)
     if isinstance(value, tuple):
@@ -196,63 +175,41 @@ def _plain(value: Any) -> Any:
 
 def _read(kind: Any, value: Any, place: str) -> Any:
     """`value` as `kind`: a dataclass, one of its field types, or a union, tuple or mapping of those."""
-    if kind is Any:
-        return value
+    origin, members = typing.get_origin(kind), typing.get_args(kind)
     if dataclasses.is_dataclass(kind):
         return _read_dataclass(typing.cast(type, kind), value, place)
-    origin, members = typing.get_origin(kind), typing.get_args(kind)
     if origin is typing.Annotated:
         return _read(members[0], value, place)
     if origin is Literal:
         return _checked(value in members, value, place, f"one of {', '.join(map(str, members))}")
     if origin in (typing.Union, types.UnionType):
-        if value is None and type(None) in members:
-            return None
-        if any(hasattr(_bare(member), _CHOICE) for member in members):
-            return _read_choice([_bare(member) for member in members], value, place)
-        return _read_any([member for member in members if member is not type(None)], value, place)
+        return _read_union(members, value, place)
     if origin is tuple:
         _checked(isinstance(value, list), value, place, "a list")
         return tuple(_read(members[0], item, f"{place}[{i}]") for i, item in enumerate(value))
     if origin is dict:
         _checked(isinstance(value, Mapping), value, place, "a mapping")
         return {str(key): _read(members[1], item, f"{place}.{key}") for key, item in value.items()}
-    return _read_leaf(kind, value, place)
+    value = expand_home(value) if isinstance(value, str) else value
+    if kind is Path:
+        return Path(_checked(isinstance(value, str), value, place, "a path"))
+    if kind is float and type(value) is int:
+        return float(value)
+    return _checked(kind is Any or type(value) is kind, value, place, f"of type {kind.__name__}")
 
 
-def _read_any(members: list[Any], value: Any, place: str) -> Any:
-    """`value` as the first member of a union of plain types that takes it; else what the first one says."""
+def _read_union(members: tuple[Any, ...], value: Any, place: str) -> Any:
+    """`value` as the first member that takes it; where none does, the error is what the first one wants."""
+    if value is None and type(None) in members:
+        return None
+    first, *others = (member for member in members if member is not type(None))
     try:
-        return _read(members[0], value, place)
+        return _read(first, value, place)
     except UsageError:
-        for member in members[1:]:
+        for member in others:
             with contextlib.suppress(UsageError):
                 return _read(member, value, place)
         raise
-
-
-def _bare(kind: Any) -> Any:
-    """A type without its annotations."""
-    return typing.get_args(kind)[0] if typing.get_origin(kind) is typing.Annotated else kind
-
-
-def _read_choice(members: list[type], value: Any, place: str) -> Any:
-    """The member of a union of dataclasses that the value's `choice` names; its other keys are the member's own."""
-    _checked(isinstance(value, Mapping), value, place, "a mapping")
-    known = {getattr(member, _CHOICE): member for member in members}
-    chosen = value.get(_CHOICE)
-    _checked(isinstance(chosen, str) and chosen in known, chosen, f"{place}.{_CHOICE}", f"one of {', '.join(known)}")
-    return _read_dataclass(known[chosen], {key: item for key, item in value.items() if key != _CHOICE}, place)
-
-
-def _read_leaf(kind: Any, value: Any, place: str) -> Any:
-    if isinstance(value, str):
-        value = expand_home(value)
-    if kind is Path:
-        return Path(_checked(isinstance(value, str | Path), value, place, "a path"))
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    return _checked(type(value) is kind, value, place, f"of type {kind.__name__}")
 
 
 def _read_dataclass(kind: type, value: Any, place: str) -> Any:

@@ -87,21 +87,16 @@ def differing(old: RunConfig, new: RunConfig) -> dict[str, tuple[Any, Any]]:
 
 
 def alone_command(config: RunConfig) -> list[str]:
-    """The words that run `config` without the sweep, but for settings that have no effect in it. A member of a union is
-    a word of its own, behind all options but the member's.
-    """
+    """The words that run `config` without the sweep, but for settings that have no effect in it."""
     start = recipe(config.task, has_checkpoint=bool(config.policy and config.policy.model))
     words = ["rlvlm", "run", config.task]
-    changed = {name: value for name, (_, value) in differing(start, config).items() if config.why_unused(name) is None}
-    unions = {name.removesuffix("choice"): value for name, value in changed.items() if name.endswith(".choice")}
-    for name, value in sorted(changed.items(), key=lambda pair: pair[0].startswith(tuple(unions))):
+    for name, (_, value) in differing(start, config).items():
         option = name.replace("_", "-")
-        if (union := name.removesuffix("choice")) in unions:
-            words.append(f"{option.removesuffix('.choice')}:{unions[union]}")
+        if config.why_unused(name) is not None:
             continue
-        if isinstance(value, bool):
-            group, _, leaf = option.rpartition(".")
-            words.append(f"--{group}{'.' if group else ''}{'' if value else 'no-'}{leaf}")
+        if isinstance(value, bool):  # --section.no-flag
+            group, dot, leaf = option.rpartition(".")
+            words.append(f"--{group}{dot}{'' if value else 'no-'}{leaf}")
         else:
             words += [f"--{option}", *map(str, value if isinstance(value, list) else [value])]
     return words
