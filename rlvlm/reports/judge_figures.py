@@ -13,12 +13,12 @@ from matplotlib.patches import Patch
 from rlvlm.core.steps import FloatArray
 from rlvlm.preferences.config import THEIR_TASKS
 from rlvlm.preferences.teachers import SHARES
-from rlvlm.reports.judge_answers import Answers
-from rlvlm.reports.judge_measures import (
+from rlvlm.reports.judge_answers import (
     GIVEN,
     NUM_BINS,
     OUTCOMES,
     TRUTHS,
+    Answers,
     by_bin,
     calibration,
     confusion,

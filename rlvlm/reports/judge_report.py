@@ -16,9 +16,8 @@ from rlvlm.judges.cache import CachedJudge
 from rlvlm.labels.images import MissingImage
 from rlvlm.labels.records import Question
 from rlvlm.labels.store import LabelStore, is_store
-from rlvlm.reports.judge_answers import Answers, read_sources
+from rlvlm.reports.judge_answers import NUM_BINS, OUTCOMES, Answers, by_bin, outcomes, read_sources, summarise
 from rlvlm.reports.judge_figures import draw_all
-from rlvlm.reports.judge_measures import NUM_BINS, OUTCOMES, by_bin, outcomes, summarise
 from rlvlm.runs.folder import find_folder
 from rlvlm.runs.records import encode_png
 from rlvlm.runs.tables import CsvTable

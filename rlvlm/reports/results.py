@@ -10,7 +10,6 @@ import numpy as np
 
 from rlvlm.core import metrics
 from rlvlm.core.errors import UsageError
-from rlvlm.envs.registry import return_range
 from rlvlm.runs.config import RunConfig
 from rlvlm.runs.folder import RunFolder, find_folders
 from rlvlm.runs.plots import column
@@ -121,10 +120,6 @@ class Results:
         """The tasks on which every source has a finished run: over these sources are compared as a whole."""
         return [task for task in self.tasks if all(self.finished(task, source) for source in self.sources)]
 
-    def axis_name(self, task: str) -> str:
-        """What a task is compared by, short enough for an axis."""
-        return "success rate" if return_range(task) is None else "true return, 0 to 1"
-
 
 def sweep_results(folder: SweepFolder) -> Results:
     """The results of a sweep, finished or not.
@@ -181,7 +176,15 @@ def run_results(paths: Sequence[Path]) -> Results:
         config = folder.config()
         state = folder.summary().get("exit_reason", "not finished")
         runs.append(_read(folder, path=folder.path, state=state, task=config.task, source="", config=config))
-    kinds = [_distinguishing_settings(run.config) for run in runs]
+    kinds = [
+        {
+            name: value
+            for name, value in flat(replace(run.config, seed=0, out=None)).items()
+            # what is looked at, kept or served, and what has no effect, does not say what a run is
+            if not name.startswith(_ASIDE) and run.config.why_unused(name) is None
+        }
+        for run in runs
+    ]
     named, short = [], dict[str, str]()
     for run, kind in zip(runs, kinds, strict=True):
         rivals = [
@@ -208,17 +211,6 @@ def run_results(paths: Sequence[Path]) -> Results:
         runs=sorted(named, key=lambda run: (run.task, run.source, run.config.seed)),
         remarks=[*([remark] if unfinished else []), *_alarms(named), *longer],
     )
-
-
-def _distinguishing_settings(config: RunConfig) -> dict[str, Any]:
-    """The settings that distinguish a run from others: not its seed, nor what is looked at, kept or served, nor what
-    has no effect.
-    """
-    return {
-        name: value
-        for name, value in flat(replace(config, seed=0, out=None)).items()
-        if not name.startswith(_ASIDE) and config.why_unused(name) is None
-    }
 
 
 def _alarms(runs: Sequence[RunResult]) -> list[str]:

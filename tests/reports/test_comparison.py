@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 from made_sweep import BAD, GOOD, Curves
 
-from rlvlm.reports.compare import compare, group_rows, overall, run_rows
-from rlvlm.reports.compare_figures import common_grid, draw_curves
+from rlvlm.reports.compare import common_grid, compare, draw_curves, group_rows, overall, run_rows
 from rlvlm.reports.results import sweep_results
 from rlvlm.reports.statistics import find
 from rlvlm.sweeps.folder import State, SweepFolder

@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from rlvlm.reports.judge_answers import Answers
-from rlvlm.reports.judge_measures import (
+from rlvlm.reports.judge_answers import (
+    Answers,
     by_bin,
     calibration,
     confusion,
