@@ -16,8 +16,9 @@ from pathlib import Path
 
 import numpy as np
 
-from pocket_models.scenes import collect_scenes, draw_gap_pairs, draw_uniform_pairs, label_of
+from pocket_models.scenes import collect_scenes, draw_uniform_pairs, label_of
 from rlvlm.core.judging import Label, Query, Stamp, Status, Verdict
+from rlvlm.judge_bench.items import draw_gap_pairs
 from rlvlm.judges.config import DistillConfig
 from rlvlm.judges.distill import distill
 from rlvlm.labels.records import Origin, Truth, describe

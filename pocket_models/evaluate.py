@@ -20,7 +20,7 @@ import tyro
 from numpy.typing import NDArray
 
 from pocket_models.policy import POLICY_TASKS, PolicyTask, Replies, collect_moments
-from pocket_models.scenes import Scenes, collect_scenes, draw_gap_pairs, draw_uniform_pairs
+from pocket_models.scenes import Scenes, collect_scenes, draw_uniform_pairs
 from pocket_models.scorer import (
     NEARER,
     RATINGS,
@@ -38,6 +38,7 @@ from rlvlm.core.sampling import ReplyRequest, SampledReply
 from rlvlm.core.steps import FloatArray
 from rlvlm.envs import push_block as table
 from rlvlm.envs.registry import task_goal
+from rlvlm.judge_bench.items import draw_gap_pairs
 from rlvlm.judges.agreement import area_under_curve, calibration_error
 from rlvlm.judges.build import build_judge
 from rlvlm.judges.config import JudgeConfig

@@ -22,8 +22,9 @@ from pocket_models.network import (
     longest_first,
     split_phrases,
 )
-from pocket_models.scenes import TIE_GAP, Scenes, collect_scenes, draw_gap_pairs, label_of
+from pocket_models.scenes import TIE_GAP, Scenes, collect_scenes, label_of
 from rlvlm.core.judging import Clip, Query
+from rlvlm.judge_bench.items import draw_gap_pairs
 from rlvlm.judges import prompts
 from rlvlm.vlms.chats import Chat
 from rlvlm.vlms.images import resize

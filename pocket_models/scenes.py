@@ -208,22 +208,6 @@ def draw_uniform_pairs(scenes: Scenes, num_pairs: int, rng: np.random.Generator)
     return pairs[:num_pairs]
 
 
-def draw_gap_pairs(progress: FloatArray, gaps: FloatArray, rng: np.random.Generator) -> NDArray[np.int64]:
-    """[N, 2] images whose `progress` differs by about `gaps` [N] in [-1, 1], right minus left.
-
-    Images of one and the same progress are drawn equally often, e.g. mirrored ones and those of a lost ball.
-    """
-    order = np.argsort(progress)
-    ranked = progress[order]
-    low, high = ranked[0] - np.minimum(gaps, 0), ranked[-1] - np.maximum(gaps, 0)
-    left_target = low + rng.random(len(gaps)) * np.maximum(high - low, 0)
-    grain = 1.0 / len(ranked)  # noise of one rank, or the same few images would be met again and again
-    ends = [target + grain * rng.standard_normal(len(gaps)) for target in (left_target, left_target + gaps)]
-    met = [ranked[np.clip(np.searchsorted(ranked, end), 0, len(ranked) - 1)] for end in ends]
-    ranks = [rng.integers(np.searchsorted(ranked, one), np.searchsorted(ranked, one, side="right")) for one in met]
-    return np.stack([order[rank] for rank in ranks], axis=1)
-
-
 _DRAWER_POLICY, _SOCCER_POLICY, _SWEEP_POLICY = (
     SawyerDrawerOpenV3Policy(),
     SawyerSoccerV3Policy(),

@@ -24,6 +24,7 @@ COMMANDS: dict[str, str] = {
     "serve": "NAME|RUN         put a judge, or a run's policy, behind HTTP; --list shows the judges",
     "report": "DIR...           compare runs: table, curves, page",
     "judge-report": "RUN|STORE...     how right, sure, consistent and fast a judge was",
+    "judge-bench": "[SUITE]          how far a judge can be trusted, before anything is trained",
     "labels": "show | export | import   label stores",
     "distill": "--from STORE --out DIR   teach a pocket judge another judge's labels",
     "check-task": "TASK             does a task keep its promises? with a contact sheet",

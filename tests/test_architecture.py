@@ -20,7 +20,7 @@ LAYERS = (
     ("envs", "labels", "vlms"),
     ("judges", "policies"),
     ("demonstrations", "rewards"),
-    ("preferences",),
+    ("judge_bench", "preferences"),
     ("algorithms", "serving"),
     ("runs", "testing"),
     ("sweeps",),

@@ -15,9 +15,10 @@ import pytest
 from http_edge import Edge, png, text
 from PIL import Image, ImageDraw, ImageFont
 
-from pocket_models.scenes import collect_scenes, draw_gap_pairs
+from pocket_models.scenes import collect_scenes
 from rlvlm.core.judging import Label, Query, Status
 from rlvlm.core.steps import Frames
+from rlvlm.judge_bench.items import draw_gap_pairs
 from rlvlm.judges.build import build_judge
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.judges.prompts import compare_messages

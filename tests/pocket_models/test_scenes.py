@@ -11,12 +11,12 @@ from pocket_models.scenes import (
     Scenes,
     collect,
     collect_scenes,
-    draw_gap_pairs,
     draw_uniform_pairs,
     label_of,
 )
 from rlvlm.core.judging import Label, Query
 from rlvlm.envs.registry import task_goal
+from rlvlm.judge_bench.items import draw_gap_pairs
 from rlvlm.judges.build import build_judge
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.runs.recipes import RECIPES

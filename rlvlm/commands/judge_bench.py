@@ -1,0 +1,63 @@
+"""`rlvlm judge-bench SUITE` and `rlvlm judge-bench compare A.json B.json`."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import tyro
+
+from rlvlm.commands.arguments import parse
+from rlvlm.judges.config import JudgeConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class JudgeBenchArguments:
+    """How far can this judge be trusted, before anything is trained? Figures here; a page and a row in a folder."""
+
+    suite: tyro.conf.Positional[str] = "tiny"
+    """tiny, paper7, metaworld50, libero, minigrid, gym_cards; or tasks, with commas between them."""
+    judge: JudgeConfig = field(default_factory=JudgeConfig)
+    reference: Literal["none", "oracle", "coin", "left"] = "none"
+    """Ask nobody: the truth, chance, or always the first image (and 0.5) in place of the judge."""
+    out: Path = Path("judge_bench")
+    """Folder of bench.json, answers.jsonl and bench.html."""
+    frames: int | None = None
+    """Images shown of an episode, >= 1; by default 8, and 1 of a judge that was trained on single images."""
+    pairs: int | None = None
+    """Pairs of each task; by default the suite's."""
+    seed: int = 0
+    """Of items and of the order of asking; rows of different seeds are of different items."""
+
+    def __post_init__(self) -> None:
+        if min(1 if self.frames is None else self.frames, 1 if self.pairs is None else self.pairs) < 1:
+            raise ValueError(f"--frames and --pairs must be >= 1, got {self.frames} and {self.pairs}")
+
+
+@dataclass(frozen=True)
+class CompareArguments:
+    """Several judges side by side, on the tasks that all were asked about."""
+
+    rows: tyro.conf.Positional[tuple[Path, ...]]
+    """Files bench.json, or folders with one."""
+
+
+def command(words: Sequence[str], prog: str) -> int:
+    """`judge-bench [SUITE] [--judge.* ...] [--out DIR]` and `judge-bench compare A.json B.json`."""
+    if words and words[0] == "compare":
+        arguments = parse(CompareArguments, words[1:], f"{prog} compare")
+        from rlvlm.reports.judge_bench import compare_benches
+
+        return compare_benches(arguments.rows)
+    bench = parse(JudgeBenchArguments, words, prog)
+    from rlvlm.reports.judge_bench import bench_judge
+
+    return bench_judge(
+        bench.suite,
+        bench.judge,
+        bench.out,
+        reference=bench.reference,
+        num_frames=bench.frames,
+        num_pairs=bench.pairs,
+        seed=bench.seed,
+    )

@@ -1,0 +1,169 @@
+"""Puts items to a judge, in an order that no answer can be guessed from, and keeps what it said."""
+
+import hashlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from rlvlm.core.errors import JudgeUnavailable, UnsupportedQuestion, first_line
+from rlvlm.core.judging import Clip, Label, Query, Score, Stamp, Status, Verdict
+from rlvlm.core.steps import Frames
+from rlvlm.judge_bench.items import Item, TaskItems, noise_like
+from rlvlm.judges.judge import Judge
+from rlvlm.rewards.scoring_items import spread
+
+ASKED_AT_ONCE = 64
+"""Questions that are drawn and held at once: some 150 MB of clips of eight images."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Answer:
+    """What was said of one item, in one order."""
+
+    task: str
+    item: int
+    """Its place among the task's items."""
+    swapped: bool
+    """Whether the sides of a pair were exchanged; label and numbers are of the order that was shown."""
+    status: str
+    label: str = ""
+    """left, right or tie; empty of a score, and where nothing could be read."""
+    value: float = np.nan
+    """Of a score, in [0, 1]."""
+    p: tuple[float, float, float] | None = None
+    """Probabilities of left, right and tie, where the judge gives them."""
+    text: str = ""
+    latency_s: float = 0.0
+    tokens: float = np.nan
+    cost_usd: float = np.nan
+    brightness: tuple[float, ...] = ()
+    """Mean grey level of the last image of each side, as shown."""
+
+
+class Reference:
+    """Answers from the truth, or without looking: what every other judge's row is held against.
+
+    Args:
+        name: oracle, coin, left (always the first image; always 0.5).
+    """
+
+    def __init__(self, name: Literal["oracle", "coin", "left"]) -> None:
+        self.name = name
+        self.stamp = Stamp(judge=name, revision="", prompt="none", decoding="")
+
+    def answer(self, item: Item, swapped: bool) -> Verdict | Score:
+        """About one item, in one order."""
+        key = hashlib.sha256(repr((item.kind, item.case, item.goal, item.truth, swapped)).encode())
+        for side in item.sides:
+            key.update(side.tobytes())
+        chance = int.from_bytes(key.digest()[:8], "big") / 2**64
+        if len(item.sides) == 1:
+            truth = float(item.success) if item.kind in ("video", "turn") else item.truth[0]
+            value = {"oracle": truth, "coin": chance, "left": 0.5}[self.name]
+            return Score(status=Status.OK, value=value, stamp=self.stamp)
+        left, right = item.truth[::-1] if swapped else item.truth
+        tossed = Label.LEFT if chance < 0.5 else Label.RIGHT
+        label = {"oracle": Label.of(left, right), "coin": tossed, "left": Label.LEFT}[self.name]
+        return Verdict(status=Status.of(label), label=label, stamp=self.stamp)
+
+
+def ask(
+    judge: Judge | Reference, made: TaskItems, num_frames: int, seed: int, log: Callable[[str], None] = lambda _: None
+) -> Iterator[list[Answer]]:
+    """Yields the answers to the items of a task, block by block; pairs are asked in both orders, far apart.
+
+    What a judge cannot be asked at all (it only scores, or only compares) is left out, which is logged.
+
+    Args:
+        judge: answers.
+        made: the items.
+        num_frames: of an episode, at most, evenly spread.
+        seed: of the order.
+        log: takes a line.
+
+    Raises:
+        JudgeUnavailable: it answers nothing of a block.
+    """
+    rng = np.random.default_rng(seed)
+    for compares in (True, False):
+        questions = [
+            (place, swapped)
+            for place, item in enumerate(made.items)
+            if (item.kind == "pair") == compares
+            for swapped in ((False, True) if compares else (False,))
+        ]
+        order = rng.permutation(len(questions))
+        for begin in range(0, len(questions), ASKED_AT_ONCE):
+            block = [questions[place] for place in order[begin : begin + ASKED_AT_ONCE]]
+            try:
+                yield _ask(judge, made, block, num_frames)
+            except UnsupportedQuestion as error:
+                log(f"{made.task}: {'pairs' if compares else 'scores'} are left out: {first_line(error)}")
+                break
+
+
+def _ask(judge: Judge | Reference, made: TaskItems, block: Sequence[tuple[int, bool]], num_frames: int) -> list[Answer]:
+    asked = [(made.items[place], swapped) for place, swapped in block]
+    if isinstance(judge, Reference):
+        said = [judge.answer(item, swapped) for item, swapped in asked]
+        shown: list[list[Frames]] = [[] for _ in asked]
+        elapsed = 0.0
+    else:
+        shown = _draw(made, asked, num_frames)
+        queries = [
+            Query(goal=item.goal, left=s[0], right=s[1]) for (item, _), s in zip(asked, shown, strict=True) if s[1:]
+        ]
+        clips = [
+            Clip(goal=item.goal, frames=sides[0], action=item.action)
+            for (item, _), sides in zip(asked, shown, strict=True)
+            if not sides[1:]
+        ]
+        began = time.perf_counter()
+        said = judge.compare(queries) if queries else judge.score(clips)
+        elapsed = (time.perf_counter() - began) / len(block)
+        if all(answer.status is Status.FAILED for answer in said):
+            raise JudgeUnavailable(
+                f"none of {len(said)} questions about {made.task} was answered: {said[0].text or 'no reason given'}",
+                "check the judge with `rlvlm doctor`; what was measured before is kept",
+            )
+    return [
+        Answer(
+            task=made.task,
+            item=place,
+            swapped=swapped,
+            status=str(one.status),
+            label=str(one.label or "") if isinstance(one, Verdict) else "",
+            value=one.value if isinstance(one, Score) and one.value is not None else np.nan,
+            p=one.probabilities if isinstance(one, Verdict) else None,
+            text=one.text[:500],
+            latency_s=elapsed,
+            tokens=one.usage.tokens_in + one.usage.tokens_out if one.usage else np.nan,
+            cost_usd=np.nan if one.usage is None or one.usage.cost_usd is None else one.usage.cost_usd,
+            brightness=tuple(round(float(side[-1].mean()), 3) for side in sides),
+        )
+        for (place, swapped), one, sides in zip(block, said, shown, strict=True)
+    ]
+
+
+def _draw(made: TaskItems, asked: Sequence[tuple[Item, bool]], num_frames: int) -> list[list[Frames]]:
+    """What is shown of each item, one clip per side; all that one camera sees is drawn in one call."""
+    shown: list[list[Frames]] = [[] for _ in asked]
+    for camera in {item.camera for item, _ in asked}:
+        places = [place for place, (item, _) in enumerate(asked) if item.camera == camera]
+        sides = [
+            side[-1:] if num_frames == 1 else spread(side, num_frames)  # of one image alone the end counts
+            for place in places
+            for side in (asked[place][0].sides[::-1] if asked[place][1] else asked[place][0].sides)
+        ]
+        distinct, inverse = np.unique(np.concatenate(sides), axis=0, return_inverse=True)
+        frames = made.draw(distinct, camera)[inverse.ravel()]
+        parts = iter(np.split(frames, np.cumsum([len(side) for side in sides])[:-1]))
+        for place in places:
+            item = asked[place][0]
+            shown[place] = [
+                noise_like(part, item) if item.is_noise else part for part in (next(parts) for _ in item.sides)
+            ]
+    return shown

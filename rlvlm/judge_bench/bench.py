@@ -1,0 +1,162 @@
+"""One judge on one suite: makes the items task by task, asks, and says in numbers what came of it."""
+
+import logging
+import resource
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from rlvlm.core.errors import JudgeUnavailable, UsageError, first_line
+from rlvlm.envs.registry import task_env
+from rlvlm.judge_bench.asking import Answer, Reference, ask
+from rlvlm.judge_bench.faults import Fault, find_faults
+from rlvlm.judge_bench.figures import cost_figures, pair_figures, pooled, score_figures, teacher_table
+from rlvlm.judge_bench.items import Item, TaskItems, make_items
+from rlvlm.judge_bench.suites import VERSION, Suite
+from rlvlm.judges.config import JudgeConfig
+from rlvlm.judges.judge import Judge
+
+logger = logging.getLogger(__name__)
+
+Log = Callable[[str], None]
+
+
+@dataclass(kw_only=True)
+class Measured:
+    """Answers of one judge, task by task, and what is needed to draw them again."""
+
+    suite: Suite
+    judge: Judge | Reference
+    config: JudgeConfig
+    num_frames: int
+    seed: int
+    made: dict[str, TaskItems] = field(default_factory=dict)
+    answers: dict[str, list[Answer]] = field(default_factory=dict)
+    left_out: dict[str, str] = field(default_factory=dict)
+    """Tasks without answers, and why."""
+    items_s: float = 0.0
+    """Time that making the items took."""
+    is_whole: bool = True
+    """Whether all of the suite was asked; False where it was stopped."""
+
+    def rows(self, tasks: Sequence[str] | None = None) -> tuple[list[Item], list[Answer]]:
+        """Items and answers, in the order of asking, of some tasks or of all."""
+        answers = [one for task in (self.answers if tasks is None else tasks) for one in self.answers[task]]
+        return [self.made[one.task].items[one.item] for one in answers], answers
+
+    @property
+    def faults(self) -> list[Fault]:
+        """What is wrong with the judge, over all tasks."""
+        return find_faults(*self.rows(), self.num_frames)
+
+
+def frames_for(config: JudgeConfig) -> int:
+    """Images that a judge is shown of an episode, unless said otherwise: one where it was trained on single ones."""
+    return 1 if config.knows_few_tasks else 8
+
+
+def measure(
+    suite: Suite,
+    judge: Judge | Reference,
+    config: JudgeConfig,
+    *,
+    num_frames: int,
+    seed: int = 0,
+    log: Log = lambda _: None,
+    is_stopped: Callable[[], bool] = lambda: False,
+) -> Measured:
+    """Asks a judge about a suite; what was answered is kept where it breaks or is stopped half way.
+
+    Args:
+        suite: what is asked.
+        judge: who is asked.
+        config: of it, for the size of the images, the look of the envs and the form of the score.
+        num_frames: most images of an episode that are shown.
+        seed: of items and order.
+        log: takes a line per task.
+        is_stopped: asked between blocks.
+
+    Raises:
+        JudgeUnavailable: nothing at all was answered.
+        UsageError: no task of the suite can be played.
+    """
+    found = Measured(suite=suite, judge=judge, config=config, num_frames=num_frames, seed=seed)
+    for place, task in enumerate(suite.tasks, start=1):
+        began = time.perf_counter()
+        env = task_env(task).drawn_for(config.ships_weights)
+        made = make_items(suite, task, env, config.picture_px, seed, config.score == "utility")
+        found.items_s += time.perf_counter() - began
+        if not made.items:
+            found.left_out[task] = "no script plays it to success"
+            log(f"{place} of {len(suite.tasks)}  {task}: left out, {found.left_out[task]}")
+            made.close()
+            continue
+        found.made[task] = made
+        answers = found.answers[task] = []
+        try:
+            for block in ask(judge, made, num_frames, seed, log):
+                answers += block
+                if is_stopped():
+                    found.is_whole = False
+                    return found
+        except JudgeUnavailable as error:
+            if not sum(map(len, found.answers.values())):
+                raise
+            found.left_out[task], found.is_whole = first_line(error), False
+            logger.warning("%s: %s", task, found.left_out[task])
+            continue
+        log(f"{place} of {len(suite.tasks)}  {task}: {len(answers)} answers in {time.perf_counter() - began:.1f} s")
+    if not found.made:
+        raise UsageError(
+            f"nothing of {suite.name} can be asked: {'; '.join(f'{t}: {why}' for t, why in found.left_out.items())}",
+            "choose tasks with a script: `rlvlm check-task TASK` says which have one",
+        )
+    return found
+
+
+def summarise(found: Measured) -> dict[str, Any]:
+    """The row of a bench: what `bench.json` holds.
+
+    Returns:
+        `bench`: version, suite, seed, frames. `judge`: the stamp. `figures`: of all tasks together: `pairs`, `scores`,
+        `cost`. `tasks`: the first two of each. `faults`. `teacher`: tables by task, and of all. `manifest`: digests and
+        small images by task.
+    """
+    tables = {task: teacher_table(*found.rows([task])) for task in found.answers}
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1_024)
+    items, answers = found.rows()
+    return {
+        "bench": {
+            "version": VERSION,
+            "suite": found.suite.name,
+            "seed": found.seed,
+            "frames": found.num_frames,
+            "score": found.config.score,
+            "is_whole": found.is_whole,
+            "left_out": found.left_out,
+            "items_s": round(found.items_s, 1),
+        },
+        "judge": asdict(found.judge.stamp),
+        "figures": {
+            "pairs": pair_figures(items, answers),
+            "scores": score_figures(items, answers),
+            "cost": cost_figures(answers) | {"memory_bytes": peak, "gpu_bytes": _gpu_bytes()},
+        },
+        "tasks": {
+            task: {"pairs": pair_figures(*found.rows([task])), "scores": score_figures(*found.rows([task]))}
+            for task in found.answers
+        },
+        "faults": [asdict(fault) for fault in found.faults],
+        "teacher": {"all": pooled(tables)} | tables,
+        "manifest": {task: {"digest": made.digest, "looks": made.looks} for task, made in found.made.items()},
+    }
+
+
+def _gpu_bytes() -> int | None:
+    """Most memory of a GPU that this process took; None where it has none."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_available():
+        return None
+    return int(torch.cuda.max_memory_allocated())

@@ -1,0 +1,230 @@
+"""What answers are worth: pure functions of items and answers. NaN and None stand for what was not asked."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from rlvlm.judge_bench.asking import Answer
+from rlvlm.judge_bench.items import CASES, FAILURES, NUM_BINS, Item
+from rlvlm.judges.agreement import area_under_curve, best_threshold, calibration_error, wilson_interval
+
+Floats = NDArray[np.float64]
+Figures = dict[str, Any]
+RESAMPLES = 500
+_SMALLEST_GAP = 1e-6
+_SWAP = {"left": "right", "right": "left", "tie": "tie"}
+
+
+def share(hits: int, count: int) -> Figures | None:
+    """A share with Wilson's 95 % interval and its count; None of nothing."""
+    if not count:
+        return None
+    low, high = wilson_interval(hits, count)
+    return {"value": hits / count, "low": low, "high": high, "count": count}
+
+
+def resampled(values: Floats, statistic: Callable[[Floats], float]) -> Figures | None:
+    """A statistic of rows [N, ...] with its 95 % bootstrap interval over the rows; None where it is not finite.
+
+    The draws are always the same, so that a report says the same each time.
+    """
+    if not len(values) or not math.isfinite(value := float(statistic(values))):
+        return None
+    rng = np.random.default_rng(0)
+    draws = np.array([statistic(values[rng.integers(len(values), size=len(values))]) for _ in range(RESAMPLES)])
+    draws = draws[np.isfinite(draws)]
+    low, high = np.quantile(draws, [0.025, 0.975]) if len(draws) else (value, value)
+    return {"value": value, "low": float(low), "high": float(high), "count": len(values)}
+
+
+def rank_correlation(left: ArrayLike, right: ArrayLike) -> float:
+    """Spearman's, in [-1, 1]; 0 where one of the two is constant, which orders nothing."""
+    from scipy.stats import rankdata  # takes half a second
+
+    ranks = rankdata(left), rankdata(right)
+    if any(np.ptp(one) == 0 for one in ranks):
+        return 0.0
+    return float(np.corrcoef(*ranks)[0, 1])
+
+
+def pair_figures(items: Sequence[Item], answers: Sequence[Answer]) -> Figures:
+    """How a judge compares.
+
+    Args:
+        items: of all answers, in the same order.
+        answers: [N], of which those to pairs count.
+
+    Returns:
+        `accuracy`: of decided labels of pairs, those that name the side with more progress. `undecided`, `unread`: of
+        all answers. `said_left`: of decided labels, in both orders. `consistent`: of pairs asked in both orders, those
+        whose label swaps with the sides. `ece`. `by_difficulty`: [10] right, wrong, undecided (and unread) counts.
+        `same_image`: share of one image twice on which a side was chosen. `other_task`: share of answers that are the
+        same under the instruction of another task. Empty where no pair was asked.
+    """
+    rows = [(item, one) for item, one in zip(items, answers, strict=True) if item.kind == "pair"]
+    if not rows:
+        return {}
+    pairs = [(item, one) for item, one in rows if item.case == "pair"]
+    bins = np.zeros((NUM_BINS, 3), int)
+    right: list[bool] = []
+    sure: list[float] = []
+    for item, one in pairs:
+        outcome = outcome_of(item, one)
+        bins[min(int(abs(item.gap) * NUM_BINS), NUM_BINS - 1), {"right": 0, "wrong": 1}.get(outcome, 2)] += 1
+        if outcome in ("right", "wrong") and one.p is not None and sum(one.p[:2]) > 0:
+            right.append(outcome == "right")
+            sure.append(max(one.p[:2]) / sum(one.p[:2]))
+    hits, misses, _ = bins.sum(0).tolist()
+    decided = [one for _, one in pairs if one.label in ("left", "right")]
+    by_order = {(one.task, one.item, one.swapped): one.label for _, one in rows}
+    both = [
+        (label, by_order[task, place, True])
+        for (task, place, swapped), label in by_order.items()
+        if not swapped and by_order.get((task, place, True))
+    ]
+    twice = [one for item, one in rows if item.case == "same image" and one.label]
+    elsewhere = [
+        (one.label, by_order.get((one.task, item.source, one.swapped)))
+        for item, one in rows
+        if item.case == "other task" and one.label
+    ]
+    return {
+        "accuracy": share(hits, hits + misses),
+        "undecided": share(sum(one.status == "no_preference" for _, one in pairs), len(pairs)),
+        "unread": share(sum(one.status in ("invalid", "failed") for _, one in pairs), len(pairs)),
+        "said_left": share(sum(one.label == "left" for one in decided), len(decided)),
+        "consistent": share(sum(_SWAP[one] == other for one, other in both if one), sum(bool(one) for one, _ in both)),
+        "ece": calibration_error(sure, right) if sure else None,
+        "by_difficulty": bins.tolist(),
+        "same_image": share(sum(one.label != "tie" for one in twice), len(twice)),
+        "other_task": share(sum(one == own for one, own in elsewhere if own), sum(bool(own) for _, own in elsewhere)),
+    }
+
+
+def outcome_of(item: Item, answer: Answer) -> str:
+    """Of an answer to a pair: right, wrong, tie (the truth is one), undecided or unread."""
+    if answer.label == "tie":
+        return "undecided"
+    if answer.label not in ("left", "right"):
+        return "unread"
+    gain = -item.gap if answer.swapped else item.gap
+    if abs(gain) <= _SMALLEST_GAP:
+        return "tie"
+    return "right" if (gain > 0) == (answer.label == "right") else "wrong"
+
+
+def score_figures(items: Sequence[Item], answers: Sequence[Answer]) -> Figures:
+    """How a judge scores: episodes (or turns) as success or failure, images along a success, controls.
+
+    Args:
+        items: of all answers, in the same order.
+        answers: [N], of which the scores count.
+
+    Returns:
+        `auc`: chance that a success scores above another case. `threshold`: from where on a score is best called a
+        success, and `youden` what that is worth. `ece`: of scores as probabilities of success. `means`: by case and
+        control. `false_positives`: of each control that is a failure, and of all failing cases, the share that scores
+        from the threshold on. `kept`: that share of successes by another camera, and of jumps to their last image.
+        `voc`: rank correlation of scores with the order of images along successes, mean over episodes. `progress`:
+        with the true progress, over all these images. `unread`: share. Empty where nothing was scored.
+    """
+    rows = [(item, one) for item, one in zip(items, answers, strict=True) if item.kind != "pair"]
+    if not rows:
+        return {}
+    known = [(item, one) for item, one in rows if math.isfinite(one.value)]
+    main = [(item, one) for item, one in known if item.case in (*CASES, "nearer", "farther")]
+    table = np.array([(one.value, item.success) for item, one in main], float).reshape(-1, 2)
+    by_case: dict[str, Floats] = {
+        case: np.array([one.value for item, one in known if item.case == case])
+        for case in dict.fromkeys(item.case for item, _ in known)
+    }
+    figures: Figures = {
+        "unread": share(len(rows) - len(known), len(rows)),
+        "means": {case: float(values.mean()) for case, values in by_case.items() if case != "track"},
+        **_track_figures([(item, one) for item, one in known if item.kind == "image"]),
+    }
+    truths = table[:, 1] > 0
+    if not (truths.any() and (~truths).any()):
+        return figures
+    threshold, youden = best_threshold(table[:, 0], truths)
+
+    def claimed(values: Floats) -> Figures | None:
+        return share(int((values >= threshold).sum()), len(values))
+
+    return figures | {
+        "auc": resampled(table, lambda drawn: area_under_curve(drawn[:, 0], drawn[:, 1] > 0)),
+        "threshold": threshold,
+        "youden": youden,
+        "ece": calibration_error(table[:, 0], truths),
+        "false_positives": {"all cases": claimed(table[~truths, 0])}
+        | {case: claimed(values) for case, values in by_case.items() if case in (*CASES[1:], *FAILURES)},
+        "kept": {case: claimed(values) for case, values in by_case.items() if case in ("jump", "other camera")},
+    }
+
+
+def _track_figures(rows: Sequence[tuple[Item, Answer]]) -> Figures:
+    """`voc` and `progress` of images along episodes.
+
+    Source: Ma et al. 2024, "Vision Language Models are In-Context Value Learners" (GVL), arXiv:2411.04549: value-order
+    correlation. Departure: images are scored one at a time, as a reward is asked for, and not together.
+    """
+    tracks: dict[tuple[str, int], list[tuple[float, float, int]]] = {}
+    for item, one in rows:
+        tracks.setdefault((one.task, item.track), []).append((item.truth[0], one.value, one.item))
+    # in the order of time, which is that of the items' places
+    orders = [sorted(track, key=lambda row: row[2]) for track in tracks.values() if len(track) > 2]
+    correlations = [rank_correlation(np.arange(len(track)), [row[1] for row in track]) for track in orders]
+    together = np.array([row[:2] for track in tracks.values() for row in track]).reshape(-1, 2)
+    return {
+        "voc": resampled(np.array(correlations), lambda drawn: float(drawn.mean())),
+        "progress": resampled(together, lambda drawn: rank_correlation(drawn[:, 0], drawn[:, 1])),
+    }
+
+
+def cost_figures(answers: Sequence[Answer]) -> Figures:
+    """`answers_per_s`, `tokens` per answer, `usd_per_1000`; None where nobody says."""
+    latency = sum(one.latency_s for one in answers)
+    tokens, costs = (np.array([getattr(one, name) for one in answers], float) for name in ("tokens", "cost_usd"))
+    return {
+        "answers": len(answers),
+        "answers_per_s": len(answers) / latency if latency else None,
+        "tokens": float(np.nanmean(tokens)) if np.isfinite(tokens).any() else None,
+        "usd_per_1000": float(1_000 * np.nanmean(costs)) if np.isfinite(costs).any() else None,
+    }
+
+
+def teacher_table(items: Sequence[Item], answers: Sequence[Answer]) -> Figures:
+    """What the teacher `measured` and the scorer `measured` answer from.
+
+    Returns:
+        `pairs`: [10, 2, 3] counts of right, wrong, undecided by difficulty, and by whether the right side was shown on
+        the left or on the right. `scores`: [11, K] lists of scores given at true progress 0 to 0.1, ..., 0.9 to 1 short
+        of success, and at success last. Kinds that were not asked are left out.
+    """
+    pairs = np.zeros((NUM_BINS, 2, 3), int)
+    scores: list[list[float]] = [[] for _ in range(NUM_BINS + 1)]
+    for item, one in zip(items, answers, strict=True):
+        if item.kind == "pair" and item.case == "pair":
+            gain = -item.gap if one.swapped else item.gap
+            column = {"right": 0, "wrong": 1}.get(outcome_of(item, one), 2)
+            pairs[min(int(abs(gain) * NUM_BINS), NUM_BINS - 1), int(gain > 0), column] += 1
+        elif item.kind in ("video", "turn") and item.case in (*CASES, "nearer", "farther") and math.isfinite(one.value):
+            row = NUM_BINS if item.success else min(int(item.truth[0] * NUM_BINS), NUM_BINS - 1)
+            scores[row].append(round(one.value, 4))
+    table: Figures = {"pairs": pairs.tolist()} if pairs.any() else {}
+    return table | ({"scores": scores} if any(scores) else {})
+
+
+def pooled(tables: Mapping[str, Figures]) -> Figures:
+    """The tables of all tasks as one."""
+    found: Figures = {}
+    counts = [table["pairs"] for table in tables.values() if "pairs" in table]
+    lists = [table["scores"] for table in tables.values() if "scores" in table]
+    if counts:
+        found["pairs"] = np.sum(counts, axis=0).tolist()
+    if lists:
+        found["scores"] = [sum((one[place] for one in lists), []) for place in range(NUM_BINS + 1)]
+    return found

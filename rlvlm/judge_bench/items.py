@@ -1,0 +1,360 @@
+"""What a judge is asked, with the answer that the simulator knows: pairs by difficulty, single images, episodes, turns,
+and controls. Images stay references: snapshots, which are drawn when they are asked about.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlvlm.core.steps import FloatArray, Frames
+from rlvlm.demonstrations.playing import Episode, Style, draw_images, play, player_of
+from rlvlm.envs.config import EnvConfig
+from rlvlm.envs.env import FIRST_HELD_OUT_STATE, ChunkEnv, Env, TurnEnv
+from rlvlm.envs.registry import make_env, task_families, task_goal
+from rlvlm.judge_bench.suites import VERSION, Suite
+from rlvlm.judges.prompts import OTHER_GOAL
+
+NUM_BINS = 10
+"""Difficulty bins: equal parts of the gap in true progress; the first has the hardest pairs."""
+LEAST_GAP = 0.02
+"""Pairs whose progress differs by less are not asked about: nobody could say which is nearer."""
+TRACK_IMAGES = 8
+"""Images of a straight episode that are scored one by one."""
+FIRST_SEED = 2**34
+"""Of the episodes, where seeds are numbers as large as one likes: no run and no training of a small model uses them."""
+_AFTER_SUCCESS = 3
+"""Steps for which an episode goes on after it was a success."""
+_STYLES = (
+    lambda u: Style(),
+    lambda u: Style(noise=0.2 + 0.6 * u),
+    lambda u: Style(extent=0.1 + 0.8 * u),
+    lambda u: Style(extent=-1.0),
+    lambda u: Style(extent=0.1 + 0.8 * u, rests=True),
+    lambda u: Style(noise=0.3, extent=0.5 * u),
+)
+"""How episodes are played, by turns; u is drawn evenly from [0, 1)."""
+_NEAR = 0.5
+"""A failure that ends with so much progress is a near miss."""
+
+Kind = Literal["pair", "image", "video", "turn"]
+CASES = ("success", "near miss", "failure", "cut short")
+"""What an episode is that is shown as a video."""
+FAILURES = ("reversed", "other task", "other goal", "still", "noise")
+"""Controls of a score that must not be called a success: the success backwards, under the instruction of another task,
+under another goal of the same scene, its first image alone, and noise in place of images. Besides there are `jump`, the
+first image until the last, which is the success's own (nobody played that, but the goal is reached in it), and `other
+camera`, which is a success."""
+Draw = Callable[[FloatArray, str], Frames]
+"""Images [N, H, W, 3] of snapshots [N, S], by a camera of that name; the first camera where it is empty."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Item:
+    """One question: two sides that are compared, or one that is scored."""
+
+    kind: Kind
+    case: str
+    """`pair`; one of `CASES`; of a turn `nearer` or `farther`; of an image `track`; or the control that it is."""
+    goal: str
+    """What the judge is asked about."""
+    sides: tuple[FloatArray, ...]
+    """One or two of [L, S], in order of time."""
+    truth: tuple[float, ...]
+    """Of each side: the simulator's progress at its end, in [0, 1]; 0 where the goal is not the scene's own."""
+    success: bool = False
+    """Of a score: whether the goal is reached at the end; of a turn whether it came nearer to it."""
+    source: int = -1
+    """Of a control: the place of the item that it was made of."""
+    track: int = -1
+    """Of an image: the episode that it is of."""
+    action: str = ""
+    """Of a turn: what was done."""
+    camera: str = ""
+    is_noise: bool = False
+    """Whether noise is shown in place of the images."""
+
+    @property
+    def gap(self) -> float:
+        """Of a pair: progress of the right side minus that of the left."""
+        return self.truth[1] - self.truth[0]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TaskItems:
+    """All items of one task, and who draws them."""
+
+    task: str
+    items: tuple[Item, ...]
+    draw: Draw
+    digest: str
+    """SHA-256 of what is asked, numbers rounded to a thousandth."""
+    looks: tuple[tuple[int, ...], ...]
+    """Of a few images the mean grey levels of 4 x 4 fields: what two machines' images are compared by."""
+    close: Callable[[], None] = lambda: None
+
+
+def make_items(suite: Suite, task: str, config: EnvConfig, size_px: int, seed: int, asks_turns: bool) -> TaskItems:
+    """The items of one task of a suite.
+
+    Args:
+        suite: how many.
+        task: which.
+        config: of its env; `task_env(task)` unless a judge sees it otherwise.
+        size_px: side of the images; envs in turns have their own.
+        seed: of play and draws.
+        asks_turns: whether single turns are scored in place of episodes.
+
+    Raises:
+        UsageError: there is no such task.
+        MachineError: the machine cannot draw it.
+    """
+    env = make_env(task, config, seed)
+    rng = np.random.default_rng((VERSION, seed))
+    episodes = _play(env, suite.episodes, seed, rng)
+    elsewhere = next((goal for other in suite.tasks if (goal := task_goal(other)) != task_goal(task)), OTHER_GOAL)
+    same_scene = _other_goals(env, task, suite.shares_scenes)
+    items: list[Item] = []
+    if episodes:
+        items += _pairs(env, episodes, suite.pairs, rng)
+        items += _pair_controls(items, suite.controls, elsewhere, rng)
+        items += _tracks(episodes, suite.tracks)
+        begin = len(items)
+        items += _turns(env, episodes, 2 * suite.videos, rng) if asks_turns else _videos(episodes, suite.videos)
+        cameras = env.cameras[1:2] if isinstance(env, ChunkEnv) else ()
+        items += _score_controls(items, begin, suite.controls, elsewhere, same_scene, cameras)
+    draw: Draw = partial(_draw, env, None if isinstance(env, TurnEnv) else size_px)
+    looks = _looks(draw, items)
+    return TaskItems(
+        task=task, items=tuple(items), draw=draw, digest=_digest(task, items), looks=looks, close=env.close
+    )
+
+
+def _draw(env: Env[Any, Any], size_px: int | None, snapshots: FloatArray, camera: str) -> Frames:
+    return draw_images(env, snapshots, size_px, camera)
+
+
+def _play(env: Env[Any, Any], count: int, seed: int, rng: np.random.Generator) -> list[Episode]:
+    """Up to `count` episodes in all styles; fewer where no script plays, none where nothing but chance does."""
+    first = (FIRST_HELD_OUT_STATE if isinstance(env, ChunkEnv) else FIRST_SEED) + 10_000 * seed
+    found = []
+    for number in range(count):
+        style = _STYLES[number % len(_STYLES)](rng.random())
+        episode = play(env, first + number, player_of(env, first + number, style), _AFTER_SUCCESS)
+        if episode is not None:
+            found.append(episode)
+    return found if any(episode.is_success for episode in found) else []
+
+
+def _pairs(env: Env[Any, Any], episodes: Sequence[Episode], count: int, rng: np.random.Generator) -> list[Item]:
+    """Pairs of different images of one goal, spread evenly over the bins of difficulty as far as play reaches."""
+    goals = sorted({episode.goal for episode in episodes})
+    pairs: list[Item] = []
+    for place, goal in enumerate(goals):
+        own = [episode for episode in episodes if episode.goal == goal]
+        snapshots = np.concatenate([episode.snapshots[list(episode.looked)] for episode in own])
+        progress = np.concatenate([episode.progress[list(episode.looked)] for episode in own])
+        _, first = np.unique(env.image_key(snapshots), axis=0, return_index=True)
+        snapshots, progress = snapshots[first], progress[first]
+        wanted = (place + 1) * count // len(goals) - place * count // len(goals)
+        for _ in range(4):  # where progress comes in leaps, some gaps do not exist and others are drawn in their place
+            sizes = (np.arange(wanted) % NUM_BINS + rng.random(wanted)) / NUM_BINS
+            drawn = draw_gap_pairs(progress, (sizes * rng.choice([-1, 1], wanted)).astype(np.float32), rng)
+            for left, right in drawn:
+                if abs(progress[right] - progress[left]) >= LEAST_GAP:
+                    sides = (snapshots[[left]], snapshots[[right]])
+                    truth = (float(progress[left]), float(progress[right]))
+                    pairs.append(Item(kind="pair", case="pair", goal=goal, sides=sides, truth=truth))
+            wanted = (place + 1) * count // len(goals) - len(pairs)
+            if wanted <= 0:
+                break
+    return pairs
+
+
+def draw_gap_pairs(progress: FloatArray, gaps: FloatArray, rng: np.random.Generator) -> NDArray[np.int64]:
+    """[N, 2] images whose `progress` differs by about `gaps` [N] in [-1, 1], right minus left.
+
+    Images of one and the same progress are drawn equally often, e.g. mirrored ones and those of a lost ball.
+    """
+    order = np.argsort(progress)
+    ranked = progress[order]
+    low, high = ranked[0] - np.minimum(gaps, 0), ranked[-1] - np.maximum(gaps, 0)
+    left_target = low + rng.random(len(gaps)) * np.maximum(high - low, 0)
+    grain = 1.0 / len(ranked)  # noise of one rank, or the same few images would be met again and again
+    ends = [target + grain * rng.standard_normal(len(gaps)) for target in (left_target, left_target + gaps)]
+    met = [ranked[np.clip(np.searchsorted(ranked, end), 0, len(ranked) - 1)] for end in ends]
+    ranks = [rng.integers(np.searchsorted(ranked, one), np.searchsorted(ranked, one, side="right")) for one in met]
+    return np.stack([order[rank] for rank in ranks], axis=1)
+
+
+def _pair_controls(pairs: Sequence[Item], count: int, elsewhere: str, rng: np.random.Generator) -> list[Item]:
+    """One image twice, and pairs under the instruction of another task."""
+    if not pairs:
+        return []
+    chosen = rng.permutation(len(pairs))[: 2 * count].tolist()
+    twice = [
+        replace(pairs[place], case="same image", sides=pairs[place].sides[:1] * 2, truth=pairs[place].truth[:1] * 2)
+        for place in chosen[:count]
+    ]
+    others = [
+        replace(pairs[place], case="other task", goal=elsewhere, truth=(0.0, 0.0), source=place) for place in chosen
+    ]
+    return [*twice, *others]
+
+
+def _tracks(episodes: Sequence[Episode], count: int) -> list[Item]:
+    """Images of successes, from the start to the first moment of success."""
+    items = []
+    for number, episode in enumerate([one for one in episodes if one.is_success][:count]):
+        looked = np.array(episode.looked)[: episode.successes.index(True) + 1]
+        for place in np.unique(np.linspace(0, len(looked) - 1, TRACK_IMAGES).round().astype(int)):
+            moment = looked[place]
+            item = Item(
+                kind="image",
+                case="track",
+                goal=episode.goal,
+                sides=(episode.snapshots[[moment]],),
+                truth=(float(episode.progress[moment]),),
+                success=episode.successes[place],
+                track=number,
+            )
+            items.append(item)
+    return items
+
+
+def _videos(episodes: Sequence[Episode], count: int) -> list[Item]:
+    """Up to `count` of each of `CASES`; those that play does not give are cut from successes."""
+    found: dict[str, list[Item]] = {case: [] for case in CASES}
+
+    def add(case: str, episode: Episode, last: int) -> None:
+        """The episode up to the `last` of its looked moments."""
+        moments = np.array(episode.looked)[: last + 1]
+        if len(found[case]) < count:
+            item = Item(
+                kind="video",
+                case=case,
+                goal=episode.goal,
+                sides=(episode.snapshots[moments],),
+                truth=(float(episode.progress[moments[-1]]),),
+                success=episode.successes[last],
+            )
+            found[case].append(item)
+
+    for episode in episodes:
+        last = len(episode.looked) - 1
+        if episode.successes[last]:
+            add("success", episode, last)
+        elif not episode.is_success:  # one whose success was undone is neither
+            add("near miss" if episode.progress[-1] >= _NEAR else "failure", episode, last)
+    for episode in episodes:
+        if not episode.is_success:
+            continue
+        first = episode.successes.index(True)
+        looked = episode.progress[list(episode.looked)][:first]
+        if first > 1:
+            add("cut short", episode, first // 2)
+        near = np.flatnonzero((looked >= _NEAR) & (looked < 0.95))
+        if len(near):
+            add("near miss", episode, int(near[-1]))
+    return [item for items in found.values() for item in items]
+
+
+def _turns(env: Env[Any, Any], episodes: Sequence[Episode], count: int, rng: np.random.Generator) -> list[Item]:
+    """Up to `count` turns or chunks that came nearer to the goal, and as many that led away from it."""
+
+    def name_of(reply: str) -> str:
+        assert isinstance(env, TurnEnv), "others have no replies"
+        action = env.read(reply).action
+        return "" if action is None else env.action_names[action]
+
+    found: dict[bool, list[Item]] = {True: [], False: []}
+    for episode in episodes:
+        for number, (before, after) in enumerate(zip(episode.looked, episode.looked[1:], strict=False)):
+            gain = float(episode.progress[after] - episode.progress[before])
+            if gain:
+                item = Item(
+                    kind="turn",
+                    case="nearer" if gain > 0 else "farther",
+                    goal=episode.goal,
+                    sides=(episode.snapshots[[before, after]],),
+                    truth=(float(episode.progress[after]),),
+                    success=gain > 0,
+                    action=name_of(episode.actions[number]) if episode.actions else "",
+                )
+                found[gain > 0].append(item)
+    chosen = [rng.permutation(len(items))[:count] for items in found.values()]
+    return [items[place] for items, places in zip(found.values(), chosen, strict=True) for place in places]
+
+
+def _score_controls(
+    items: Sequence[Item], begin: int, count: int, elsewhere: str, same_scene: Callable[[str], str], cameras: Any
+) -> list[Item]:
+    """Controls made of the first `count` successes from the place `begin` on."""
+    places = [place for place in range(begin, len(items)) if items[place].success][:count]
+    controls: list[Item] = []
+    for place in places:
+        item = items[place]
+        (side,) = item.sides
+        made: dict[str, dict[str, Any]] = {
+            "reversed": {"sides": (side[::-1],)},
+            "other task": {"goal": elsewhere},
+            "still": {"sides": (np.repeat(side[:1], len(side), axis=0),)},
+            "noise": {"is_noise": True},
+        }
+        if len(side) > 2:
+            made["jump"] = {"sides": (np.concatenate([np.repeat(side[:1], len(side) - 1, axis=0), side[-1:]]),)}
+        if other := same_scene(item.goal):
+            made["other goal"] = {"goal": other}
+        controls += [
+            replace(item, case=case, truth=(0.0,), success=False, source=place, **change)
+            for case, change in made.items()
+        ]
+        controls += [replace(item, case="other camera", camera=camera, source=place) for camera in cameras]
+    return controls
+
+
+def _other_goals(env: Env[Any, Any], task: str, shares_scenes: bool) -> Callable[[str], str]:
+    """Gives a goal of the same scene that is not the one it is given; empty where there is none."""
+    known = list(getattr(env, "instructions", ()))
+    if shares_scenes:
+        known += [task_goal(other) for other in task_families().get(task.partition("/")[0], ())]
+    return lambda goal: next((other for other in known if other != goal), "")
+
+
+def _digest(task: str, items: Sequence[Item]) -> str:
+    rows = [
+        [one.kind, one.case, one.goal, one.action, one.camera, one.source, one.track, one.success]
+        + [round(value, 2) for value in one.truth]
+        + [[len(side), *np.round(side[[0, -1]].astype(float), 2).ravel().tolist()] for side in one.sides]
+        for one in items
+    ]
+    text = json.dumps([VERSION, task, rows]).replace("-0.0", "0.0")
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+_LOOKS = 6
+"""Images per task that are kept in small."""
+_FIELDS = 4
+
+
+def _looks(draw: Draw, items: Sequence[Item]) -> tuple[tuple[int, ...], ...]:
+    shown = [item for item in items if item.kind == "pair" and item.case == "pair"][:_LOOKS] or items[:_LOOKS]
+    if not shown:
+        return ()
+    frames = draw(np.concatenate([item.sides[0][-1:] for item in shown]), "").mean(-1)  # [N, H, W]
+    found = []
+    for frame in frames:
+        rows = np.array_split(frame, _FIELDS, axis=0)
+        found.append(tuple(int(field.mean().round()) for row in rows for field in np.array_split(row, _FIELDS, axis=1)))
+    return tuple(found)
+
+
+def noise_like(frames: Frames, item: Item) -> Frames:
+    """Noise of the shape of `frames`, the same for the same item."""
+    seed = int.from_bytes(hashlib.sha256(item.sides[0].tobytes()).digest()[:8], "big")
+    return np.random.default_rng(seed).integers(0, 256, frames.shape, np.uint8)

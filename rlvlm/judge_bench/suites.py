@@ -1,0 +1,103 @@
+"""Which tasks are asked about, and how much: data alone. Suites are played from fixed seeds, nothing is fetched."""
+
+import difflib
+from dataclasses import dataclass
+
+from rlvlm.core.errors import UsageError
+from rlvlm.envs.registry import full_name, task_families
+
+VERSION = 1
+"""Of the way items are made; it must rise when any of it changes, so that rows are only compared with their like."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Suite:
+    """Tasks, and how many items of each."""
+
+    name: str
+    tasks: tuple[str, ...]
+    """Names of the registry; those that no script plays are left out when the suite is made."""
+    episodes: int = 24
+    """Played of each task, >= 4: in turns straight, with noise, with a script that stops half way, and at random."""
+    pairs: int = 100
+    """Pairs of images of each task, spread over ten bins of difficulty; each is asked in both orders."""
+    videos: int = 8
+    """Episodes of each case: success, near miss, failure, cut short."""
+    controls: int = 6
+    """Items of each control."""
+    tracks: int = 3
+    """Straight episodes whose images are scored one by one, `TRACK_IMAGES` of each."""
+    shares_scenes: bool = False
+    """Whether the tasks of a family happen in one scene, so that each other's goals are goals there too."""
+
+
+_LIBERO = (
+    *(f"libero_spatial/{number}" for number in range(10)),
+    *(f"libero_object/{number}" for number in range(10)),
+    *(f"libero_goal/{number}" for number in (1, 2, 4, 5, 6, 8, 9)),
+)
+"""Tasks of LIBERO in which one thing is put somewhere; the script does more, but these are quick."""
+_GRIDS = (
+    *("Empty-Random-6x6-v0", "DoorKey-5x5-v0", "DoorKey-6x6-v0", "DoorKey-8x8-v0", "FourRooms-v0", "LavaGapS6-v0"),
+    *("SimpleCrossingS9N1-v0", "MultiRoom-N2-S4-v0", "Unlock-v0", "UnlockPickup-v0", "KeyCorridorS3R1-v0"),
+)
+SUITES = {
+    suite.name: suite
+    for suite in (
+        Suite(
+            name="tiny",
+            tasks=("drawer_open", "cartpole", "straighten_rope", "push_block"),
+            episodes=12,
+            pairs=40,
+            videos=6,
+            controls=6,
+            tracks=2,
+        ),
+        Suite(
+            name="paper7",
+            tasks=(
+                *("drawer_open", "soccer", "sweep_into", "cartpole", "straighten_rope", "fold_cloth"),
+                "pass_water",
+            ),
+        ),
+        Suite(
+            name="metaworld50",
+            tasks=tuple(task_families()["metaworld"]),
+            episodes=12,
+            pairs=30,
+            videos=4,
+            controls=3,
+            tracks=2,
+        ),
+        Suite(
+            name="libero",
+            tasks=_LIBERO,
+            episodes=8,
+            pairs=20,
+            videos=3,
+            controls=2,
+            tracks=1,
+            shares_scenes=True,
+        ),
+        Suite(name="minigrid", tasks=tuple(f"minigrid/MiniGrid-{name}" for name in _GRIDS), episodes=16, pairs=50),
+        Suite(name="gym_cards", tasks=("number_line", "ez_points", "points24", "blackjack"), episodes=24, pairs=60),
+    )
+}
+"""`tiny` takes two minutes with a small model on two cores."""
+
+
+def find_suite(name: str) -> Suite:
+    """The suite of that name, or one of the tasks that `name` lists with commas between them.
+
+    Raises:
+        UsageError: there is neither.
+    """
+    if name in SUITES:
+        return SUITES[name]
+    try:
+        tasks = tuple(full_name(task) for task in name.split(","))
+    except UsageError as error:
+        near = difflib.get_close_matches(name, SUITES, n=1)
+        fix = f"did you mean {near[0]}?" if near else error.fix
+        raise UsageError(f"{name!r} is no suite ({', '.join(SUITES)}) and no task: {error}", fix) from error
+    return Suite(name=name, tasks=tasks)

@@ -1,0 +1,325 @@
+"""`rlvlm judge-bench`: a row, a table on the terminal, and a page that shows the worst answers."""
+
+import json
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from rlvlm.core.console.signals import StopRequest
+from rlvlm.core.console.tables import plain_console, plain_table
+from rlvlm.core.disk import write_json, write_whole
+from rlvlm.core.errors import EXIT_DONE, UsageError
+from rlvlm.core.steps import Frames
+from rlvlm.judge_bench.asking import Answer, Reference
+from rlvlm.judge_bench.bench import Measured, frames_for, measure, summarise
+from rlvlm.judge_bench.figures import outcome_of
+from rlvlm.judge_bench.items import CASES, Item, noise_like
+from rlvlm.judge_bench.suites import find_suite
+from rlvlm.judges.build import build_judge
+from rlvlm.judges.cache import CachedJudge
+from rlvlm.judges.config import JudgeConfig
+from rlvlm.judges.judge import Judge
+from rlvlm.labels.store import LabelStore
+from rlvlm.rewards.scoring_items import spread
+from rlvlm.runs.records import encode_png
+from rlvlm.templates import render
+
+ROW_FILE = "bench.json"
+MAX_WORST = 8
+"""Wrong answers shown of each kind."""
+_CARD_PX = 160
+_SHOWN = 4
+"""Images of an episode on the page."""
+_TOLERANCE = 3.0
+"""Grey levels by which fields of two machines' images may differ: renderers round and smooth differently."""
+
+
+def bench_judge(
+    suite: str,
+    config: JudgeConfig,
+    out: Path,
+    *,
+    reference: Literal["none", "oracle", "coin", "left"] = "none",
+    num_frames: int | None = None,
+    num_pairs: int | None = None,
+    seed: int = 0,
+) -> int:
+    """Measures a judge, prints its figures, writes row, answers and page into `out`, and returns the exit code.
+
+    Args:
+        suite: name of a suite, or of tasks with commas between them.
+        config: the judge; with a `store` its answers are kept there and looked up.
+        out: folder.
+        reference: who answers in the judge's place, if anybody.
+        num_frames: images shown of an episode; None: what the judge was trained on.
+        num_pairs: of each task; None: the suite's.
+        seed: of the items.
+
+    Raises:
+        UsageError: no such suite, or nothing of it can be asked.
+        JudgeUnavailable: the judge cannot be loaded, or answers nothing.
+    """
+    wanted = find_suite(suite)
+    if num_pairs is not None:
+        wanted = replace(wanted, pairs=num_pairs)
+    judge: Judge | Reference = Reference(reference) if reference != "none" else build_judge(config)
+    if config.store and not isinstance(judge, Reference):
+        judge = CachedJudge(judge, LabelStore(Path(config.store).expanduser()))
+    frames = num_frames or (8 if reference != "none" else frames_for(config))
+    console = plain_console(soft_wrap=True)
+    began = time.perf_counter()
+    with StopRequest() as stop:
+        stop.log = lambda line: console.print(line, markup=False)
+        found = measure(
+            wanted,
+            judge,
+            config,
+            num_frames=frames,
+            seed=seed,
+            log=lambda line: console.print(line, markup=False),
+            is_stopped=lambda: bool(stop),
+        )
+    row = summarise(found)
+    row["bench"]["wall_s"] = round(time.perf_counter() - began, 1)
+    out.mkdir(parents=True, exist_ok=True)
+    write_json(out / ROW_FILE, row)
+    lines = [json.dumps(_plain(asdict(one))) for one in found.rows()[1]]
+    write_whole(out / "answers.jsonl", "".join(f"{line}\n" for line in lines))
+    write_whole(out / "bench.html", bench_page(found, row))
+    print_row(row)
+    console.print(f"\nrow, answers and page: {out / 'bench.html'}", markup=False)
+    return EXIT_DONE
+
+
+def print_row(row: Mapping[str, Any]) -> None:
+    """Prints a row: figures of all tasks, one line per task, and what is wrong."""
+    console = plain_console(soft_wrap=True)
+    console.print(f"\n{_name(row)} on {row['bench']['suite']}", style="bold", markup=False)
+    if not row["bench"]["is_whole"]:
+        console.print("stopped before the end: what follows is about what was answered until then")
+    facts = [(name, cell) for name, cell in cells(row).items() if cell != "-"]
+    console.print(plain_table(("", ""), facts, words=("",)))
+    heads = ("task", "pairs right", "undecided", "order kept", "AUC of success", "VOC")
+    console.print(plain_table(heads, task_lines(row), words=("task",)))
+    for fault in row["faults"]:
+        console.print(f"fault: {fault['name']} ({fault['evidence']})", markup=False, style="bold")
+    if not row["faults"]:
+        console.print("no fault that the rules know was found")
+
+
+def _name(row: Mapping[str, Any]) -> str:
+    judge = row["judge"]
+    return " ".join(filter(None, (judge["judge"], judge["prompt"])))
+
+
+def cells(row: Mapping[str, Any]) -> dict[str, str]:
+    """A row's figures as text by what they are; `-` where nothing was asked."""
+    pairs, scores, cost = (row["figures"][name] for name in ("pairs", "scores", "cost"))
+    bins = np.array(pairs.get("by_difficulty", np.zeros((10, 3))))
+    hard, easy = bins[:3].sum(0), bins[7:].sum(0)
+    false = scores.get("false_positives", {})
+    return {
+        "pairs right, of the decided": _share(pairs.get("accuracy")),
+        "  the hardest, gaps below 0.3": _plain_share(hard[0], hard[0] + hard[1]),
+        "  the easiest, from 0.7 on": _plain_share(easy[0], easy[0] + easy[1]),
+        "undecided": _share(pairs.get("undecided")),
+        "unread pairs": _share(pairs.get("unread")),
+        "said left": _share(pairs.get("said_left")),
+        "label swaps with the order": _share(pairs.get("consistent")),
+        "chooses between equal images": _share(pairs.get("same_image")),
+        "same label for another task": _share(pairs.get("other_task")),
+        "calibration error of pairs": _number(pairs.get("ece")),
+        "AUC of success": _number(scores.get("auc")),
+        "best threshold": _number(scores.get("threshold")),
+        "calibration error of scores": _number(scores.get("ece")),
+        "unread scores": _share(scores.get("unread")),
+        **{f"called success: {case}": _share(value) for case, value in false.items()},
+        **{f"still a success: {case}": _share(value) for case, value in scores.get("kept", {}).items()},
+        "VOC, order along an episode": _number(scores.get("voc")),
+        "rank correlation with progress": _number(scores.get("progress")),
+        "answers per second": _number(cost["answers_per_s"], 3),
+        "tokens per answer": _number(cost["tokens"], 0),
+        "USD per 1,000 answers": _number(cost["usd_per_1000"]),
+        "memory": f"{cost['memory_bytes'] / 2**30:.1f} GiB",
+        "memory of the GPU": "-" if not cost["gpu_bytes"] else f"{cost['gpu_bytes'] / 2**30:.1f} GiB",
+    }
+
+
+def task_lines(row: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    """One line of cells per task."""
+    return [
+        (
+            task,
+            _share(one["pairs"].get("accuracy")),
+            _share(one["pairs"].get("undecided")),
+            _share(one["pairs"].get("consistent")),
+            _number(one["scores"].get("auc")),
+            _number(one["scores"].get("voc")),
+        )
+        for task, one in row["tasks"].items()
+    ]
+
+
+def _share(one: Mapping[str, Any] | None) -> str:
+    if not one:
+        return "-"
+    return f"{100 * one['value']:.1f} % ({100 * one['low']:.0f} to {100 * one['high']:.0f})"
+
+
+def _plain_share(hits: float, count: float) -> str:
+    return f"{100 * hits / count:.1f} %" if count else "-"
+
+
+def _number(one: Mapping[str, Any] | float | None, digits: int = 2) -> str:
+    if one is None or one == {}:
+        return "-"
+    if isinstance(one, Mapping):
+        return f"{one['value']:.{digits}f} ({one['low']:.{digits}f} to {one['high']:.{digits}f})"
+    return f"{one:.{digits}f}"
+
+
+def _plain(value: Any) -> Any:
+    """Without the numbers that JSON does not know."""
+    if isinstance(value, dict):
+        return {name: _plain(one) for name, one in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def bench_page(found: Measured, row: Mapping[str, Any]) -> str:
+    """The page's HTML: figures, faults, and the worst answers with their images."""
+    items, answers = found.rows()
+    judged = list(zip(items, answers, strict=True))
+    bins = row["figures"]["pairs"].get("by_difficulty", [])
+    difficulty = [
+        (f"{place / 10:.1f} to {(place + 1) / 10:.1f}", _plain_share(right, right + wrong), right, wrong, rest)
+        for place, (right, wrong, rest) in enumerate(bins)
+    ]
+    means = row["figures"]["scores"].get("means", {})
+    return render(
+        "judge_bench.html.j2",
+        title=f"{_name(row)} on {row['bench']['suite']}",
+        facts=[(name, cell) for name, cell in cells(row).items() if cell != "-"],
+        faults=row["faults"],
+        is_whole=row["bench"]["is_whole"],
+        left_out=row["bench"]["left_out"],
+        tasks=task_lines(row),
+        difficulty=difficulty,
+        means=[(case, f"{value:.2f}") for case, value in means.items()],
+        worst_pairs=[_pair_card(found, item, one) for item, one in _worst_pairs(judged)],
+        worst_scores=[_score_card(found, item, one) for item, one in _worst_scores(judged)],
+    )
+
+
+def _worst_pairs(judged: Sequence[tuple[Item, Answer]]) -> list[tuple[Item, Answer]]:
+    """Wrong labels, the widest gaps first; of each pair one order."""
+    wrong = [(item, one) for item, one in judged if item.case == "pair" and outcome_of(item, one) == "wrong"]
+    ranked = sorted(wrong, key=lambda pair: -abs(pair[0].gap))
+    return list({(one.task, one.item): (item, one) for item, one in reversed(ranked)}.values())[::-1][:MAX_WORST]
+
+
+def _worst_scores(judged: Sequence[tuple[Item, Answer]]) -> list[tuple[Item, Answer]]:
+    """Scores that are farthest from the truth, 0 or 1, of episodes, turns and controls."""
+    known = [
+        (item, one)
+        for item, one in judged
+        if item.kind in ("video", "turn") and math.isfinite(one.value) and item.case not in ("jump", "other camera")
+    ]
+    return sorted(known, key=lambda pair: -abs(pair[1].value - pair[0].success))[:MAX_WORST]
+
+
+def _pair_card(found: Measured, item: Item, one: Answer) -> dict[str, Any]:
+    order = (1, 0) if one.swapped else (0, 1)
+    sides = []
+    for name, place in zip(("left", "right"), order, strict=True):
+        (image,) = _small(found.made[one.task].draw(item.sides[place][-1:], ""))
+        sides.append({"name": name, "picture": image, "truth": item.truth[place], "is_said": one.label == name})
+    sure = "" if one.p is None else f", {100 * max(one.p[:2]):.0f} % sure"
+    return {"title": f"{one.task}: {item.goal}", "said": f"said {one.label}{sure}", "sides": sides, "text": one.text}
+
+
+def _score_card(found: Measured, item: Item, one: Answer) -> dict[str, Any]:
+    frames = found.made[one.task].draw(spread(item.sides[0], min(_SHOWN, found.num_frames + 1)), item.camera)
+    if item.is_noise:
+        frames = noise_like(frames, item)
+    truth = "a success" if item.success else "no success"
+    kind = item.case if item.case in CASES else f"control: {item.case}"
+    return {
+        "title": f"{one.task}: {item.goal}",
+        "said": f"scored {one.value:.2f}; {truth} ({kind}, progress {item.truth[0]:.2f})",
+        "pictures": _small(frames),
+        "text": one.text,
+    }
+
+
+def _small(frames: Frames) -> list[str]:
+    """Encoded images of at most `_CARD_PX` or a little more."""
+    step = max(1, max(frames.shape[1:3]) // _CARD_PX)
+    return [f"data:image/png;base64,{encode_png(np.ascontiguousarray(frame[::step, ::step]))}" for frame in frames]
+
+
+def compare_benches(paths: Sequence[Path]) -> int:
+    """Prints the rows of several judges side by side, and returns the exit code.
+
+    Args:
+        paths: rows, or folders with one.
+
+    Raises:
+        UsageError: a file is no row, or two rows are about other items.
+    """
+    rows = [read_row(path) for path in paths]
+    if len(rows) < 2:
+        raise UsageError("name at least two rows", "rlvlm judge-bench compare A/bench.json B/bench.json")
+    console = plain_console(soft_wrap=True)
+    for path, row in zip(paths[1:], rows[1:], strict=True):
+        for line in differences(rows[0], row):
+            console.print(f"{path} against {paths[0]}: {line}", markup=False)
+    tables = [cells(row) for row in rows]
+    names = dict.fromkeys(name for table in tables for name in table)
+    heads = ("", *(f"{_name(row)[:40]} [{number}]" for number, row in enumerate(rows, start=1)))
+    lines = [(name, *(table.get(name, "-") for table in tables)) for name in names]
+    console.print(plain_table(heads, [line for line in lines if set(line[1:]) != {"-"}], words=("",)))
+    for number, row in enumerate(rows, start=1):
+        said = "; ".join(fault["name"] for fault in row["faults"]) or "no fault found"
+        console.print(f"[{number}] {_name(row)}, {row['bench']['suite']}: {said}", markup=False)
+    return EXIT_DONE
+
+
+def read_row(path: Path) -> dict[str, Any]:
+    """The row in a file or folder.
+
+    Raises:
+        UsageError: there is none that can be read.
+    """
+    file = path / ROW_FILE if path.is_dir() else path
+    try:
+        row = json.loads(file.read_text())
+        if not all(name in row for name in ("bench", "judge", "figures", "tasks", "manifest")):
+            raise ValueError("it lacks parts of a row")
+    except (OSError, ValueError, TypeError) as error:
+        raise UsageError(f"{file} is no row of judge-bench: {error}", "make one with `rlvlm judge-bench`") from error
+    return row
+
+
+def differences(row: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
+    """Why two rows are not about the same items, in words; empty where they are, images equal within a tolerance."""
+    found = []
+    ours, theirs = row["manifest"], other["manifest"]
+    if ours.keys() != theirs.keys():
+        found.append(f"other tasks ({', '.join(sorted(ours.keys() ^ theirs.keys()))}); totals are not comparable")
+    changed = [task for task in ours if task in theirs and ours[task]["digest"] != theirs[task]["digest"]]
+    if changed:
+        found.append(f"other items of {', '.join(changed)}: another version, seed, form of score or machine")
+    for task in ours:
+        if task in theirs and task not in changed:
+            looks = np.array(ours[task]["looks"], float), np.array(theirs[task]["looks"], float)
+            if looks[0].shape != looks[1].shape or (looks[0].size and np.abs(looks[0] - looks[1]).max() > _TOLERANCE):
+                found.append(f"other images of {task}: another size, look or renderer")
+    for name in ("frames", "score"):
+        if row["bench"][name] != other["bench"][name]:
+            found.append(f"{name} {other['bench'][name]} and not {row['bench'][name]}")
+    return found
