@@ -68,7 +68,10 @@ def write_parquet(file: Path, schema: pa.Schema, rows: Iterable[Mapping[str, Any
     """
     count, left = 0, iter(rows)
     with replacing(file) as partial, pq.ParquetWriter(partial, schema, compression="zstd") as writer:
-        while part := [_in_utf8(row) for row in islice(left, ROWS_AT_ONCE)]:
+        while part := list(islice(left, ROWS_AT_ONCE)):
+            for place, row in enumerate(part):
+                if "text" in row:  # a lone surrogate of a model's has no place in UTF-8
+                    part[place] = {**row, "text": row["text"].encode(errors="replace").decode()}
             writer.write_table(pa.Table.from_pylist(part, schema))
             count += len(part)
     return count
@@ -78,10 +81,6 @@ def export_parquet(store: LabelStore, file: Path) -> int:
     """Writes every answer of the store, failed ones too; returns and raises as `write_parquet` does."""
     truths = store.truths()
     return write_parquet(file, SCHEMA, (_row(item, truth_about(item.question, truths)) for item in store.answers()))
-
-
-def _in_utf8(row: Mapping[str, Any]) -> dict[str, Any]:
-    return {**row, "text": row["text"].encode(errors="replace").decode()} if "text" in row else dict(row)
 
 
 def _row(item: StoredAnswer, truth: Truth | None) -> dict[str, Any]:

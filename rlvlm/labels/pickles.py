@@ -74,20 +74,16 @@ class _Array:
     array: NDArray[Any] | None = None
 
 
-def read_pickled_arrays(file: Path) -> list[NDArray[Any]]:
+def read_pickled_arrays(source: Path | bytes) -> list[NDArray[Any]]:
     """The arrays in a pickled list, in order.
 
     Args:
-        file: untrusted.
+        source: a file, or its content; untrusted.
 
     Raises:
         RefusedPickle: it holds anything else; says which instruction or name was met.
     """
-    return read_arrays(_read(file))
-
-
-def read_arrays(data: bytes) -> list[NDArray[Any]]:
-    """As `read_pickled_arrays`, of a file's content."""
+    data = source if isinstance(source, bytes) else _read(source)
     if data[:1] != b"\x80":
         raise RefusedPickle("it is no pickle of protocol 2 to 5")
     machine = _Machine()

@@ -91,7 +91,20 @@ def import_reference(files: Sequence[Path], store: LabelStore, *, goal: str, jud
     counts: Counter[str] = Counter()
     for file in files:
         session = read_reference(file)
-        _add(session, store, goal, stamp)
+        described = [
+            describe(Query(goal=goal, left=left[None], right=right[None]))
+            for left, right in zip(session.left, session.right, strict=True)
+        ]
+        questions = [question for question, _ in described]
+        labels = [_LABELS[int(code)] for code in session.labels]
+        verdicts = [Verdict(status=Status.of(label), label=label, stamp=stamp) for label in labels]
+        # images before the answers about them, and the truth after: what a crash leaves is whole as far as it goes
+        store.keep_images([image for _, shown in described for image in shown])
+        store.add_answers(list(zip(questions, verdicts, strict=True)))
+        store.add_truths(
+            Truth(question=question.id, returns=(float(left), float(right)))
+            for question, (left, right) in zip(questions, session.returns, strict=True)
+        )
         gains = session.returns[:, 1] - session.returns[:, 0]
         is_checked = (session.labels >= 0) & (gains != 0)
         is_right = (session.labels == 1) == (gains > 0)
@@ -100,25 +113,6 @@ def import_reference(files: Sequence[Path], store: LabelStore, *, goal: str, jud
         counts["wrong"] += int((is_checked & ~is_right).sum())
         counts["disagrees"] += int(((session.true_labels == 1) != (gains > 0))[gains != 0].sum())
     return counts
-
-
-def _add(session: ReferenceSession, store: LabelStore, goal: str, stamp: Stamp) -> None:
-    described = [
-        describe(Query(goal=goal, left=left[None], right=right[None]))
-        for left, right in zip(session.left, session.right, strict=True)
-    ]
-    labels = [_LABELS[int(code)] for code in session.labels]
-    store.keep_images([image for _, shown in described for image in shown])
-    store.add_answers(
-        [
-            (question, Verdict(status=Status.of(label), label=label, stamp=stamp))
-            for (question, _), label in zip(described, labels, strict=True)
-        ]
-    )
-    store.add_truths(
-        Truth(question=question.id, returns=(float(left), float(right)))
-        for (question, _), (left, right) in zip(described, session.returns, strict=True)
-    )
 
 
 def _codes(array: NDArray[Any], count: int) -> NDArray[np.int64]:

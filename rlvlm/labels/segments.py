@@ -70,20 +70,20 @@ def decode_line(line: bytes) -> dict[str, Any]:
     return record
 
 
-class SegmentWriter:
-    """Appends records to a segment that nobody else writes to.
-
-    The file is made with the first record, under a name with the time and 64 random bits. A process that was forked
-    from a writer's begins a segment of its own.
+class Segments:
+    """The folder of all segments: appends to one that nobody else writes to, and reads what was appended to any.
 
     Args:
-        folder: of all segments.
+        folder: it need not exist yet.
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._file: Path | None = None
+        self._own: Path | None = None
         self._process = 0
+        self._read_to: dict[Path, int] = {}
+        self.damaged: list[tuple[Place, str]] = []
+        """Lines that were not believed, and why."""
 
     def append(self, records: Sequence[dict[str, Any]]) -> None:
         """Adds whole lines in one write, and returns once the disk has them.
@@ -91,30 +91,15 @@ class SegmentWriter:
         Raises:
             OSError: the disk refused; the segment is as it was before.
         """
-        if records:
-            append_whole(self._own_file(), b"".join(map(encode_line, records)))
-
-    def _own_file(self) -> Path:
-        if self._file is None or self._process != os.getpid():
+        if not records:
+            return
+        # made with the first record; a process that was forked from a writer's begins a segment of its own
+        if self._own is None or self._process != os.getpid():
             self._folder.mkdir(parents=True, exist_ok=True)
             name = f"{datetime.now(UTC):%Y%m%dT%H%M%S}-{secrets.token_hex(8)}{SUFFIX}"
-            self._file, self._process = self._folder / name, os.getpid()
-            self._file.touch(exist_ok=False)
-        return self._file
-
-
-class SegmentReader:
-    """Reads what was appended since the last look.
-
-    Args:
-        folder: of all segments; it need not exist yet.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._read_to: dict[Path, int] = {}
-        self.damaged: list[tuple[Place, str]] = []
-        """Lines that were not believed, and why."""
+            self._own, self._process = self._folder / name, os.getpid()
+            self._own.touch(exist_ok=False)
+        append_whole(self._own, b"".join(map(encode_line, records)))
 
     def new_records(self) -> Iterator[tuple[Place, dict[str, Any]]]:
         """Records not yielded before, segment by segment in the order of their names.
@@ -122,7 +107,7 @@ class SegmentReader:
         A tail without a line break is left for the next look: its writer may be at it, or died over it. A damaged line
         is put on `damaged` and passed over.
         """
-        for file in self._segments():
+        for file in self._files():
             for place, line in _whole_lines(file, self._read_to.get(file, 0)):
                 self._read_to[file] = place.offset + place.length + 1
                 try:
@@ -134,18 +119,17 @@ class SegmentReader:
 
     def num_unfinished(self) -> int:
         """Segments that end without a line break: somebody writes at this moment, or died over it."""
-        return sum(file.stat().st_size > self._read_to.get(file, 0) for file in self._segments())
+        return sum(file.stat().st_size > self._read_to.get(file, 0) for file in self._files())
 
     def report(self, place: Place, reason: str) -> None:
         """Notes a line that is not believed."""
         self.damaged.append((place, reason))
         logger.warning("%s, byte %d: a line is damaged (%s) and not believed", place.file, place.offset, reason)
 
-    def _segments(self) -> list[Path]:
+    def _files(self) -> list[Path]:
         """Regular files alone: a link or a device among them is nobody's segment."""
-        if not self._folder.is_dir():
-            return []
-        return sorted(file for file in self._folder.glob(f"*{SUFFIX}") if stat.S_ISREG(file.lstat().st_mode))
+        files = self._folder.glob(f"*{SUFFIX}") if self._folder.is_dir() else ()
+        return sorted(file for file in files if stat.S_ISREG(file.lstat().st_mode))
 
 
 def read_record(place: Place) -> dict[str, Any]:
@@ -166,6 +150,7 @@ def _whole_lines(file: Path, start: int) -> Iterator[tuple[Place, bytes]]:
         stream.seek(start)
         while line := stream.readline(MAX_LINE_BYTES + 2):
             length = len(line)
+            # the rest of an endless line is counted and dropped; its last byte says whether it ended
             while not line.endswith(b"\n") and (more := stream.readline(_CHUNK_BYTES)):
                 length += len(more)
                 line = line[: MAX_LINE_BYTES + 1] + more[-1:]

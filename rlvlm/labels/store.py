@@ -26,7 +26,7 @@ from rlvlm.labels.records import (
     from_record,
     to_record,
 )
-from rlvlm.labels.segments import DamagedLine, Place, SegmentReader, SegmentWriter, read_record
+from rlvlm.labels.segments import DamagedLine, Place, Segments, read_record
 
 SCHEMA = 1
 """Rises when older code could no longer read what newer code writes."""
@@ -55,14 +55,13 @@ class LabelStore:
         self._image_store = ImageStore(self.folder / "pictures")
         self._origin = origin or Origin()
         self._is_marked = _check_mark(self.folder)
-        self._writer = SegmentWriter(self.folder / "lines")
-        self._reader = SegmentReader(self.folder / "lines")
+        self._lines = Segments(self.folder / "lines")
         self._places: dict[bytes, tuple[Path, int, int]] = {}
 
     @property
     def num_damaged(self) -> int:
         """Lines met so far that were not believed."""
-        return len(self._reader.damaged)
+        return len(self._lines.damaged)
 
     def __len__(self) -> int:
         """Distinct answers known; call `refresh` to see what others wrote meanwhile."""
@@ -70,8 +69,16 @@ class LabelStore:
 
     def refresh(self) -> None:
         """Takes in what was written since the last look, by anyone. Costs a folder listing when nothing was."""
-        for place, record in self._reader.new_records():
-            self._index(place, record)
+        for place, record in self._lines.new_records():
+            if record.get("kind") == "truth":
+                continue
+            try:  # where it stands; it is looked at closely once somebody wants it
+                key, is_failed = bytes.fromhex(record["key"]), record["answer"]["status"] == Status.FAILED
+            except (KeyError, TypeError, ValueError) as error:
+                self._lines.report(place, f"its record makes no sense: {type(error).__name__}")
+                continue
+            if not is_failed:  # of several answers to one question the first counts
+                self._places.setdefault(key, (place.file, place.offset, place.length))
 
     def find(self, key: str) -> Answer | None:
         """The answer of that key, None where there is none that can be believed.
@@ -85,7 +92,7 @@ class LabelStore:
         try:
             item = from_record(read_record(Place(*place)))
         except (DamagedLine, OSError) as error:
-            self._reader.report(Place(*place), str(error))
+            self._lines.report(Place(*place), str(error))
             del self._places[bytes.fromhex(key)]
             return None
         return item.answer if isinstance(item, StoredAnswer) and item.key == key else None
@@ -171,7 +178,7 @@ class LabelStore:
     def stamps(self) -> Counter[Stamp]:
         """Who answered, and how often; failed answers do not count."""
         counts: Counter[tuple[str, ...]] = Counter()
-        for _, record in SegmentReader(self.folder / "lines").new_records():
+        for _, record in Segments(self.folder / "lines").new_records():
             with suppress(KeyError, TypeError, AttributeError):  # a damaged record is nobody's
                 if record["kind"] != "truth" and record["answer"]["status"] != Status.FAILED:
                     counts[tuple(map(str, record["answer"]["stamp"].values()))] += 1
@@ -186,38 +193,25 @@ class LabelStore:
 
     def count_lines(self) -> Counter[str]:
         """How many lines there are of each kind, damaged and unfinished ones among them."""
-        reader, counts = SegmentReader(self.folder / "lines"), Counter[str]()
+        reader, counts = Segments(self.folder / "lines"), Counter[str]()
         for item in self._items(reader):
             is_verdict = isinstance(item, StoredAnswer) and isinstance(item.answer, Verdict)
             counts["truth" if isinstance(item, Truth) else "verdict" if is_verdict else "score"] += 1
         return counts + Counter(damaged=len(reader.damaged), unfinished=reader.num_unfinished())
 
-    def _items(self, reader: SegmentReader | None = None) -> Iterator[StoredAnswer | Truth]:
+    def _items(self, reader: Segments | None = None) -> Iterator[StoredAnswer | Truth]:
         """Every line that makes sense, read from the start."""
-        reader = reader or SegmentReader(self.folder / "lines")
+        reader = reader or Segments(self.folder / "lines")
         for place, record in reader.new_records():
             try:
                 yield from_record(record)
             except DamagedLine as damage:
                 reader.report(place, str(damage))
 
-    def _index(self, place: Place, record: dict) -> None:
-        """Notes where an answer stands; it is looked at closely once somebody wants it."""
-        if record.get("kind") == "truth":
-            return
-        try:
-            key = bytes.fromhex(record["key"])
-            is_failed = record["answer"]["status"] == Status.FAILED
-        except (KeyError, TypeError, ValueError) as error:
-            self._reader.report(place, f"its record makes no sense: {type(error).__name__}")
-            return
-        if not is_failed:
-            self._places.setdefault(key, (place.file, place.offset, place.length))
-
     def _append(self, items: Sequence[StoredAnswer | Truth]) -> None:
         if items:
             self._mark()
-            self._writer.append([to_record(item) for item in items])
+            self._lines.append([to_record(item) for item in items])
 
     def _mark(self) -> None:
         if not self._is_marked:

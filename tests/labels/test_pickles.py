@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from rlvlm.labels import pickles
-from rlvlm.labels.pickles import RefusedPickle, read_arrays, read_pickled_arrays
+from rlvlm.labels.pickles import RefusedPickle, read_pickled_arrays
 
 ARRAYS = [
     np.arange(24, dtype=np.uint8).reshape(2, 3, 4),
@@ -31,7 +31,7 @@ def test_an_array_worked_by_hand():
         b"(K\x03\x8c\x01|NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb"
         b"K\x02\x85\x8c\x01CtRe."
     )
-    (array,) = read_arrays(by_hand)
+    (array,) = read_pickled_arrays(by_hand)
     assert array.dtype == np.uint8 and array.tolist() == [7, 9]
 
 
@@ -46,9 +46,9 @@ def test_what_numpy_writes_comes_back(tmp_path, protocol):
 
 def test_files_written_before_numpy_2_are_read():
     old = pickle.dumps(ARRAYS, 3).replace(b"cnumpy._core.", b"cnumpy.core.")
-    np.testing.assert_array_equal(read_arrays(old)[0], ARRAYS[0])
+    np.testing.assert_array_equal(read_pickled_arrays(old)[0], ARRAYS[0])
     framed = pickle.dumps(ARRAYS, 4).replace(b"\x8c\x16numpy._core.multiarray", b"\x8c\x15numpy.core.multiarray")
-    np.testing.assert_array_equal(read_arrays(framed)[0], ARRAYS[0])
+    np.testing.assert_array_equal(read_pickled_arrays(framed)[0], ARRAYS[0])
 
 
 class Evil:
@@ -75,7 +75,7 @@ class Evil:
 def test_nothing_is_run(tmp_path, protocol, wrap):
     data = pickle.dumps(wrap(Evil(tmp_path / "canary")), protocol)
     with pytest.raises(RefusedPickle):
-        read_arrays(data)
+        read_pickled_arrays(data)
     assert not (tmp_path / "canary").exists()
     pickle.loads(data)
     assert (tmp_path / "canary").exists()  # the file was a real one
@@ -101,7 +101,7 @@ def test_nothing_is_run(tmp_path, protocol, wrap):
 def test_other_values_are_refused(value):
     for protocol in (2, 5):
         with pytest.raises(RefusedPickle, match="the file is not read"):
-            read_arrays(pickle.dumps(value, protocol))
+            read_pickled_arrays(pickle.dumps(value, protocol))
 
 
 def test_lengths_that_lie_cost_no_memory():
@@ -109,16 +109,16 @@ def test_lengths_that_lie_cost_no_memory():
     long = b"\xff" * 7 + b"\x00"
     for lie in (b"\x8e" + long, b"\x8e" + b"\xff" * 8, b"B\xff\xff\xff\x7f", b"\x96" + long):
         with pytest.raises(RefusedPickle):
-            read_arrays(b"\x80\x05" + lie + b"abc.")
+            read_pickled_arrays(b"\x80\x05" + lie + b"abc.")
     shapes = good.replace(b"K\x08\x85", b"K\xff\x85")
     assert shapes != good
     with pytest.raises(RefusedPickle, match="has not 8 bytes"):
-        read_arrays(shapes)
+        read_pickled_arrays(shapes)
     laughs = b"\x80\x04]" + b"\x94(h\x00h\x00e" + b"".join(b"\x94(h%ch%ce" % (n, n) for n in range(1, 60)) + b"."
     with pytest.raises(RefusedPickle):
-        read_arrays(laughs)
+        read_pickled_arrays(laughs)
     with pytest.raises(RefusedPickle, match="instructions"):
-        read_arrays(b"\x80\x04" + b"N" * (pickles.MAX_OPCODES + 1) + b".")
+        read_pickled_arrays(b"\x80\x04" + b"N" * (pickles.MAX_OPCODES + 1) + b".")
 
 
 def test_no_garbage_gets_past_or_breaks_the_reader():
@@ -130,7 +130,7 @@ def test_no_garbage_gets_past_or_breaks_the_reader():
         for _ in range(rng.randint(1, 3)):
             data[rng.randrange(len(data))] = rng.randrange(256)
         try:
-            assert all(isinstance(array, np.ndarray) for array in read_arrays(bytes(data)))
+            assert all(isinstance(array, np.ndarray) for array in read_pickled_arrays(bytes(data)))
         except RefusedPickle:
             pass
 
