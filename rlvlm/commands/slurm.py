@@ -115,7 +115,7 @@ def command(words: Sequence[str], prog: str) -> int:
 
 def _check_machine(job: SlurmConfig, config: RunConfig) -> None:
     """Raises UsageError where the run wants GPUs, or judge or policy weights, that the job will not have."""
-    has_judge = config.asks_judge and not config.serve.app
+    has_judge = config.reward.asks_judge and not config.serve.app
     wanted, there = sum(config.wanted_gpus.values()), job.gpus_per_node * job.nodes
     if wanted > there:
         fix = f"--gpus-per-node {math.ceil(wanted / job.nodes)}, before the --"

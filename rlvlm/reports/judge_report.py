@@ -74,7 +74,7 @@ def ask_in_other_order(path: Path, count: int) -> int:
     folder = find_folder(path)
     config = folder.config()
     place = config.labels(folder.labels)
-    if not config.asks_judge or not is_store(place):
+    if not config.reward.asks_judge or not is_store(place):
         raise UsageError(f"{path} has no judge's answers to ask again", "leave out --ask-swapped")
     store = LabelStore(place)
     judge = CachedJudge(build_judge(config.judge), store)

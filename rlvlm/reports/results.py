@@ -248,7 +248,7 @@ def _read(run: RunFolder | None, **about: Any) -> RunResult:
 
 def _with_costs(folder: SweepFolder, runs: Sequence[RunResult]) -> list[RunResult]:
     """The runs with what their judges were paid: the sweep's ledger of each, shared out by the queries asked."""
-    apps = [app_name(run.config, folder.path) if run.config.asks_judge else "" for run in runs]
+    apps = [app_name(run.config, folder.path) if run.config.reward.asks_judge else "" for run in runs]
     paid = []
     for run, app in zip(runs, apps, strict=True):
         ledger = folder.ledger(app)

@@ -149,7 +149,7 @@ def algorithm_settings(
         reward=reward,
         goal=config.goal,
         make_judge=make_judge,
-        make_fallback_judge=fallback_judge(reward.fallback_judge),
+        make_fallback_judge=partial(answering_judge, reward.fallback_judge) if reward.fallback_judge else None,
     )
     return settings.learning(algo=algo, sft=config.sft, total_steps=config.steps).debugging(seed=config.seed)
 
@@ -159,12 +159,7 @@ def make_policy(config: PolicyConfig, env: TurnEnv) -> VLMPolicy:
     return load_policy(config, len(env.action_names))
 
 
-def fallback_judge(app: str) -> MakeJudge | None:
-    """What makes the client of a running Serve app of that name; None where there is no name."""
-    return partial(_answering, app) if app else None  # a partial pickles
-
-
-def _answering(app: str) -> Judge:
+def answering_judge(app: str) -> Judge:
     """The client of a Serve app that has answered once: it is needed when the run's own judge is gone.
 
     Raises:

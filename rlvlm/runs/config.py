@@ -154,16 +154,13 @@ class RunConfig:
         return next(name for name, kind in ALGORITHMS.items() if isinstance(self.algo, kind))
 
     @property
-    def asks_judge(self) -> bool:
-        """Whether a VLM is asked at all."""
-        return self.reward.asks_judge
-
-    @property
     def max_queries(self) -> int:
         """Most questions that a run can ask, by its sessions to the last step and its budget; 0 where nobody is."""
         feedback = self.feedback
         if feedback is None or not isinstance(self.reward, StepRewardConfig):
-            return self.steps if self.asks_judge else 0  # one for each turn or episode, and the shortest has one step
+            return (
+                self.steps if self.reward.asks_judge else 0
+            )  # one for each turn or episode, and the shortest has one step
         if not self.reward.is_learned or self.steps <= feedback.first_step:
             return 0
         sessions = (self.steps - 1 - feedback.first_step) // feedback.every_steps + 1
@@ -186,7 +183,7 @@ class RunConfig:
     def wanted_gpus(self) -> dict[str, float]:
         """GPUs that settings set aside, by what they are for; of the judge only where it is the run's own."""
         found = {"the learners": sum(place.get("GPU", 0.0) for place in self.worker_places)}
-        if self.asks_judge and not self.serve.app:
+        if self.reward.asks_judge and not self.serve.app:
             found["the judge"] = self.serve.num_gpus * self.serve.num_replicas
         if self.engine:
             found["the policy's replicas"] = self.engine.num_gpus * self.engine.num_replicas
@@ -205,7 +202,7 @@ class RunConfig:
     def reward_name(self) -> str:
         """Where the reward comes from, short enough for a legend, e.g. `judge labels, image reward`."""
         judge = self.serve.app or self.judge.backend
-        title = self.reward.title(judge, " (random weights)" if self.asks_judge and self.judge.is_random else "")
+        title = self.reward.title(judge, " (random weights)" if self.reward.asks_judge and self.judge.is_random else "")
         return f"{self.algo.advantage.estimator}, {title}" if isinstance(self.algo, PPOConfig) else title
 
     @property
@@ -224,7 +221,7 @@ class RunConfig:
     @property
     def judge_env(self) -> EnvConfig:
         """The same env, drawn as the judge wants it."""
-        is_pocket = not self.asks_judge or (self.judge.ships_weights and not self.serve.app)
+        is_pocket = not self.reward.asks_judge or (self.judge.ships_weights and not self.serve.app)
         return self.env.drawn_for(is_pocket) if is_used(self.task, "look") else self.env
 
     def labels(self, own: Path) -> Path:
@@ -289,7 +286,7 @@ def _without_effect(run: RunConfig) -> Iterator[tuple[Any, str, tuple[str, ...]]
     if isinstance(policy, VLAConfig) and isinstance(algo, PolicyGradientConfig):
         yield algo.num_learners, f"algo.num_learners {algo.num_learners}", ("algo.device",)
         yield policy.model, "policy.model", ("sft.*", "policy.pocket.*")
-    looks = {run.policy_env.look, run.judge_env.look if run.asks_judge else run.policy_env.look}
+    looks = {run.policy_env.look, run.judge_env.look if run.reward.asks_judge else run.policy_env.look}
     is_finest = looks == {"benchmark"} and is_used(run.task, "look")
     yield is_finest, f"env.look {run.env.look}, as the benchmark draws", ("env.mesh_cell",)
     if sft:
@@ -312,13 +309,13 @@ def _check_together(run: RunConfig) -> None:
         if reward.teacher == "published":
             published_name(run.task)
         is_about_clips = reward.source == "preference" and run.feedback.segment_steps > 1
-        if run.asks_judge and not run.serve.app and not run.judge.reads_clips and is_about_clips:
+        if run.reward.asks_judge and not run.serve.app and not run.judge.reads_clips and is_about_clips:
             raise ValueError(
                 "the pocket judge knows single images only, so feedback.segment_steps must be 1, "
                 f"got {run.feedback.segment_steps}; longer segments need judge.backend transformers"
             )
         return
-    if run.asks_judge and (run.judge.score == "utility") != (reward.per == "turn"):
+    if run.reward.asks_judge and (run.judge.score == "utility") != (reward.per == "turn"):
         wanted = "utility" if reward.per == "turn" else "progress, success, rating or video"
         raise ValueError(
             f"reward.per {reward.per} is asked with judge.score {wanted}, got {run.judge.score}: the utility is that "

@@ -86,7 +86,7 @@ def _of_comparisons(
 ) -> dict[str, Any]:
     """What the page says of comparisons: `rows` of the query log, and `examples` of `judge_panel.jsonl`."""
     asked = "Nothing in words: this teacher compares numbers of the simulator."
-    if config.asks_judge and config.feedback:  # the first message to the judge, with the images' places marked
+    if config.reward.asks_judge and config.feedback:  # the first message to the judge, with the images' places marked
         blank = np.zeros((config.feedback.segment_steps, 1, 1, 3), np.uint8)
         messages = compare_messages(config.judge.prompt, Query(goal=config.judge_goal, left=blank, right=blank))
         parts = [part for message in messages for part in message["content"]]

@@ -37,7 +37,7 @@ def check_before_run(config: RunConfig) -> None:
         MachineError: no renderer, a GPU is named that is not there or is too small for the policy, the dashboard's port
             is taken, or nothing answers at RAY_ADDRESS.
     """
-    if config.asks_judge:
+    if config.reward.asks_judge:
         _check_judge(config)
     cluster_address()
     _check_models(config)
@@ -56,7 +56,7 @@ def check_before_run(config: RunConfig) -> None:
     from rlvlm.runs.build import algorithm_settings  # torch and RLlib, after all that can be checked without
 
     try:
-        algorithm_settings(config, make_judge=_no_judge_yet if config.asks_judge else None).validate()
+        algorithm_settings(config, make_judge=_no_judge_yet if config.reward.asks_judge else None).validate()
     except ValueError as error:
         raise UsageError(str(error), f"rlvlm run {config.task} --help") from error
 
@@ -70,7 +70,7 @@ def notes_of(config: RunConfig) -> list[str]:
             f"nobody will be asked: the first feedback is due at step {feedback.first_step:,} "
             f"(--feedback.first-step), and the run ends at step {config.steps:,} (--steps)"
         )
-    if isinstance(reward, ChunkRewardConfig) and config.asks_judge and config.task in known_tasks("video"):
+    if isinstance(reward, ChunkRewardConfig) and config.reward.asks_judge and config.task in known_tasks("video"):
         is_other = bool(config.serve.app) or not config.judge.ships_weights
         shown = (reward.num_frames, reward.frame_px, reward.flip_images)
         if is_other and shown == (VIDEO_NUM_FRAMES, VIDEO_FRAME_PX, False):
@@ -306,7 +306,7 @@ def _check_models(config: RunConfig) -> None:
     Raises:
         UsageError: says which does not.
     """
-    models = {"judge.model": config.judge.model} if config.asks_judge else {}
+    models = {"judge.model": config.judge.model} if config.reward.asks_judge else {}
     models |= {"policy.model": config.policy.model} if config.policy else {}
     for setting, name in models.items():
         folder, fix = Path(name).expanduser(), "give the folder with config.json and the weights in *.safetensors"

@@ -54,11 +54,6 @@ def general(task: str) -> RunConfig:
     return RunConfig(task=task, env=task_env(task), algo=GRPOConfig() if kind == "chunks" else SACConfig())
 
 
-def paper_scene(task: str) -> RunConfig:
-    """A MetaWorld task in the paper's set-up: hidden robot, fixed start near what is to be moved, 250-step episodes."""
-    return RunConfig(task=task)
-
-
 def sweep_into() -> RunConfig:
     """MetaWorld sweep-into in the paper's set-up: hidden robot, fixed start behind the cube, 250-step episodes.
 
@@ -340,9 +335,9 @@ def _judged(task: str) -> tuple[JudgeConfig, ChunkRewardConfig]:
 
 
 RECIPES: dict[str, Callable[[], RunConfig]] = {
-    **{task: partial(paper_scene, task) for task in ("drawer_open", "soccer")},
+    # the defaults are the paper's set-up: hidden robot, fixed start near what is to be moved, 250-step episodes
+    **{task: partial(general, task) for task in ("drawer_open", "soccer", *SHORT_NAMES)},
     **{make.__name__: make for make in (sweep_into, cartpole, straighten_rope, pass_water, fold_cloth)},
-    **{task: partial(general, task) for task in SHORT_NAMES},
     **{make.__name__: make for make in (number_line, ez_points, blackjack, points24, pick_place_can)},
     "empty_random_6x6": empty_random_6x6,
     "doorkey_6x6": partial(doorkey, "doorkey_6x6", episode_steps=40, turns=22_000, updates=2_000),

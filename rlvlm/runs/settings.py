@@ -192,7 +192,7 @@ def _read(kind: Any, value: Any, place: str) -> Any:
         return {str(key): _read(members[1], item, f"{place}.{key}") for key, item in value.items()}
     value = expand_home(value) if isinstance(value, str) else value
     if kind is Path:
-        return Path(_checked(isinstance(value, str), value, place, "a path"))
+        return Path(_checked(isinstance(value, str | Path), value, place, "a path"))
     if kind is float and type(value) is int:
         return float(value)
     return _checked(kind is Any or type(value) is kind, value, place, f"of type {kind.__name__}")

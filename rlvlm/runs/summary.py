@@ -230,7 +230,7 @@ def run_card(  # one page, one argument per source of facts
         f"- commit {environment['commit'] or 'unknown'}; {packages}; Python {environment['python']}",
         f"- {environment['cpu']}, {environment['cpu_cores']} cores; {', '.join(environment['gpus']) or 'no GPU'}",
     ]
-    if config.asks_judge:
+    if config.reward.asks_judge:
         judge = f"{config.judge.backend} {config.judge.model}".rstrip()
         own = f"{judge}, prompt {config.judge.prompt}, score {config.judge.score}"
         lines.append(f"- judge: {f'Serve app {config.serve.app}' if config.serve.app else own}")

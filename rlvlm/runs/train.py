@@ -259,7 +259,7 @@ def judge_session(
         JudgeUnavailable: the judge cannot be loaded, or the app named in `serve.app` is not running.
         UsageError: that app's judge knows nothing of the task.
     """
-    if not config.asks_judge:
+    if not config.reward.asks_judge:
         yield None
         return
     judge = replace(config.judge, api=reachable(config.judge.api, ledger))
@@ -294,7 +294,7 @@ def open_training(
     """
     before = RunState(env_steps=0, wall_s=0.0, peak_rss_mb=0.0) if checkpoint is None else checkpoint.state
     check_settings(before, config)
-    console.phase("starting Ray and the judge" if config.asks_judge else "starting Ray")
+    console.phase("starting Ray and the judge" if config.reward.asks_judge else "starting Ray")
     with ExitStack() as stack:
         memory = stack.enter_context(MemoryWatch(before.peak_rss_mb))
         port = config.track.dashboard_port if config.track.dashboard else None

@@ -65,7 +65,7 @@ def expand(sweep: SweepConfig) -> list[TrialPlan]:
 
 def shared_judges(plans: Sequence[TrialPlan], judge_cpus: float, folder: Path) -> dict[str, RunConfig]:
     """One run's configuration per Serve app that has to be started for `plans`, by the app's name."""
-    configs = [plan.config for plan in plans if plan.config.asks_judge and not plan.config.serve.app]
+    configs = [plan.config for plan in plans if plan.config.reward.asks_judge and not plan.config.serve.app]
     return {
         app_name(config, folder): replace(config, serve=replace(config.serve, num_cpus=judge_cpus))
         for config in configs

@@ -115,7 +115,7 @@ def _judges(
             try:
                 stack.enter_context(start_judge(judge, config.serve, name=app, app=app))
             except JudgeUnavailable as error:
-                asking = [plan for plan in plans if plan.config.asks_judge]
+                asking = [plan for plan in plans if plan.config.reward.asks_judge]
                 users = [plan.key for plan in asking if app_name(plan.config, folder.path) == app]
                 callback.fail(users, f"{error} ({error.fix})")
         yield

@@ -102,7 +102,7 @@ class SweepTrial(Trainable):
 
     def _open(self) -> Training:
         config = self._folder.config()
-        if config.asks_judge:  # the judge that the sweep has started for all who ask it
+        if config.reward.asks_judge:  # the judge that the sweep has started for all who ask it
             config = replace(config, serve=replace(config.serve, app=app_name(config, self._sweep.path)))
         with convert_errors(self._folder):
             check_before_run(config)

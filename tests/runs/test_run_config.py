@@ -179,7 +179,7 @@ def test_a_reward_has_a_name_and_says_whether_a_judge_is_asked(
     task: str, settings: dict[str, object], name: str, is_asked: bool
 ) -> None:
     config = override(recipe(task), settings)
-    assert (config.reward_name, config.asks_judge) == (name, is_asked)
+    assert (config.reward_name, config.reward.asks_judge) == (name, is_asked)
     assert config.title == f"{task}: {name}, seed 0"
     assert read_config_text(config_text(config)) == config
 

@@ -21,7 +21,7 @@ from rlvlm.labels.store import LabelStore
 from rlvlm.policies.vla.build import build_policy
 from rlvlm.policies.vla.tokens import ActionScale
 from rlvlm.runs import build
-from rlvlm.runs.build import fallback_judge
+from rlvlm.runs.build import answering_judge
 from rlvlm.runs.preflight import check_before_run, judge_knows, notes_of
 from rlvlm.runs.recipes import recipe
 from rlvlm.runs.settings import override
@@ -101,10 +101,8 @@ def test_a_run_that_was_interrupted_ends_as_one_that_was_not(tmp_path: Path) -> 
 
 @pytest.mark.ray
 def test_a_last_resort_that_is_not_there_is_missed_at_the_start(local_ray: None) -> None:
-    make = fallback_judge("nothere")
-    assert make is not None and fallback_judge("") is None
     with pytest.raises(JudgeUnavailable, match=r"reward\.fallback_judge.*nothere") as caught:
-        make()
+        answering_judge("nothere")
     assert "--reward.fallback-judge" in caught.value.fix
 
 

@@ -106,7 +106,7 @@ def test_runs_that_ask_the_same_judge_share_one_app(tmp_path: Path) -> None:
     plans = expand(replace(SWEEP, sources=both))
     judges = shared_judges(plans, 0.0, tmp_path)
     assert len(judges) == 2 and {config.serve.num_cpus for config in judges.values()} == {0.0}
-    assert {app_name(plan.config, tmp_path) for plan in plans if plan.config.asks_judge} == set(judges)
+    assert {app_name(plan.config, tmp_path) for plan in plans if plan.config.reward.asks_judge} == set(judges)
     assert not set(judges) & set(shared_judges(plans, 0.0, tmp_path / "other"))  # sweeps on one cluster never meet
     mine = replace(SWEEP, settings={"serve.app": "pocket"})
     assert shared_judges(expand(mine), 0.0, tmp_path) == {}
