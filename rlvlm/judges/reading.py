@@ -6,78 +6,54 @@ text, which is untrusted. What the grammar does not accept is None: callers coun
     answer      = { sentence } reading { reading | explanation }   behind reasoning that ends
     reading     = a line with the value alone                      `1`, `**1**`, `(1)`
                 | [lead] [the|my] [final] NAME link value          `So the answer is 1.`, `Label: 1`, `{"label": 1}`
-                | [lead] marked value                              `\boxed{1}`, `<answer>1</answer>`
+                | a mark of answers with one of the two in it      `\boxed{1}`, `<answer>1</answer>`
     explanation = a sentence that opens as one about images does, and takes nothing back
 
 All readings must agree. A sentence before them must be the model's own: none that speaks of an example, of a sign, or
-of what somebody else says.
+of what somebody else says; right before a reading it must be whole and speak of no answers or numbers.
 """
 
 import json
 import re
 import unicodedata
-from collections import Counter
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from functools import cache
 
 from rlvlm.core.judging import Label
 
 MAX_CHARS = 20_000
 """Only this many last characters of an answer are read."""
-_OPEN_MARK, _CLOSE_MARK = "\ue000", "\ue001"
-"""Stand around a value that was boxed or tagged as the answer."""
 
-# --- what a reading looks like ---------------------------------------------------------------------------------------
-_BEFORE = r"(?<![\d.,+\-/~#])"
-_AFTER = r"(?![\d%/]|\s?/\s?\d|[.,:\-]\d)"
+# --- values, and the forms that give one ------------------------------------------------------------------------------
+_BEFORE, _AFTER = r"(?<![\d.,+\-/~#])", r"(?![\d%/]|\s?/\s?\d|[.,:\-]\d)"
 _NAMES = (
     "answer|label|choice|verdict|antwort|réponse|respuesta|risposta|resposta|ответ|метка|答案|回答|标签|答え|정답|답"
 )
+_LABEL = _BEFORE + r"(?:-1|0|1)(?![\d%/]|[.,:]\d)", _NAMES
+_PERCENT = (
+    _BEFORE + r"\d{1,3}(?:\.\d{1,6})?(?:\s?%|\s?/\s?100|\sout of 100|\spercent)?" + _AFTER,
+    _NAMES + "|score|progress",
+)
+_RATING = _BEFORE + r"[1-5](?:\s?/\s?5|\sout of 5)?" + _AFTER, _NAMES + "|score|rating"
+_CHANGE = re.compile(r"[*\s]*(?P<value>[+-]?\d{1,3}(?:\.\d{1,6})?)\s?%?[.*\s]*")
+_LABELS = {"0": Label.LEFT, "1": Label.RIGHT, "-1": Label.TIE}
 _OPEN = r"[\s*_`\"'“‘「【(\[{:]{0,12}"
 _CLOSE = r"[\s*_`\"'”’」】)\]}.。!！,，;；]*"
 _LINK = r"(?:is|ist|est|es|è|é|是)(?![^\W\d])|[:：=]|->|=>|→|은|는"
-_FOR_THIS = r"(?:\s(?:for|to) (?:this|the) (?:pair|question|comparison|query|goal|scene|task|clip|image|picture))?"
 _LEAD = (
     r"(?:(?:so|therefore|thus|hence|then|and|now|finally|overall|in (?:conclusion|summary)|conclusion|"
-    r"i (?:think|believe|conclude)(?:\sthat)?|based on (?:this|that|these))(?:\s?[,:]\s?|\s+|(?="
-    + _OPEN_MARK
-    + "))){0,3}"
+    r"i (?:think|believe|conclude)(?:\sthat)?|based on (?:this|that|these))(?:\s?[,:]\s?|\s+)){0,3}"
 )
-_REASON = r"(?P<because>(?:because|since|as)\s[^,]{3,300},\s+)?"
-
-
-@dataclass(frozen=True, slots=True)
-class _Kind:
-    """The patterns that find one kind of value."""
-
-    alone: re.Pattern[str]
-    reading: re.Pattern[str]
-    heading: re.Pattern[str]
-
-
-def _kind(value: str, names: str) -> _Kind:
-    named = (
-        rf"(?:the\s+|my\s+)?(?:(?:final|correct|best)\s+)?(?:{names})(?![a-z]){_FOR_THIS}"
-        rf"[\s*_`\"']{{0,8}}(?P<link>{_LINK})?"
-    )
-    start = rf"{_OPEN}(?:#+\s)?(?:[-*•]\s)?{_OPEN}{_REASON}{_LEAD}"
-    marked = rf"{_OPEN}(?P<mark>{_OPEN_MARK})?(?P<value>{value}){_CLOSE_MARK}?"
-    return _Kind(
-        alone=re.compile(rf"(?P<head>(?:#+\s)?{_OPEN})(?P<value>{value})(?P<tail>{_CLOSE})"),
-        reading=re.compile(rf"{start}(?:{named})?{marked}", re.IGNORECASE),
-        heading=re.compile(rf"{start}(?:{named}|conclusion|result)[\s*_]*", re.IGNORECASE),
-    )
-
-
-_LABEL = _kind(_BEFORE + r"(?:-1|0|1)(?![\d%/]|[.,:]\d)", _NAMES)
-_PERCENT = _kind(
-    _BEFORE + r"\d{1,3}(?:\.\d{1,6})?(?:\s?%|\s?/\s?100|\sout of 100|\spercent)?" + _AFTER, _NAMES + "|score|progress"
+_MARK = re.compile(
+    r"<(answer|label|score|rating)>([^<]{0,200})</\1>|\\boxed\{([^{}\n]{0,40})\}|<\|begin_of_box\|>([^<]{0,40})<\|end_of_box\|>",
+    re.IGNORECASE,
 )
-_RATING = _kind(_BEFORE + r"[1-5](?:\s?/\s?5|\sout of 5)?" + _AFTER, _NAMES + "|score|rating")
-_CHANGE = re.compile(r"[*\s]*(?P<value>[+-]?\d{1,3}(?:\.\d{1,6})?)\s?%?[.*\s]*")
-_LABELS = {"0": Label.LEFT, "1": Label.RIGHT, "-1": Label.TIE}
+_MARKUP = re.compile(r"<[a-z/|!]|\u25c1|\\boxed", re.IGNORECASE)
+_WHY = re.compile(
+    r"[*_`\"'\]}\s]*(?:[(,;，:]|-+\s|[—–]|(?=(?:because|since|as)\b))\s*(\S.*)", re.IGNORECASE | re.DOTALL
+)
 
-# --- whose words stand around it -------------------------------------------------------------------------------------
+# --- whose words stand around it, and what they say -------------------------------------------------------------------
 _OPENING = re.compile(
     r"(?:the|this|these|its?|it's|they|there|both|neither|each|either|in|on|at|from|here|because|since|as|first|"
     r"second|left|right|images?|pictures?|clips?|frames?|all|only|nothing|same|similar|identical|compar(?:ed|ing)|"
@@ -99,16 +75,18 @@ _FOREIGN = re.compile(
     re.IGNORECASE,
 )
 """Somebody else's words, an example, or a hypothesis."""
-_ABOUT_ANSWERS = re.compile(
-    r"\b(?:answers?|label(?:s|led)?|choices?|choose|verdicts?|scores?|ratings?|digits?|numbers?)\b", re.IGNORECASE
+_ANSWERS = re.compile(
+    r"\b(?:answers?|label(?:s|led)?|choices?|choose|verdicts?|scores?|ratings?|digits?|numbers?|maximum|max|scale|"
+    r"out of (?:\d|ten|a hundred))\b",
+    re.IGNORECASE,
 )
+"""Talk of answers or of another scale, beside the reading itself."""
 _RETRACTION = re.compile(
     r"\b(?:actually|wait|hm+|oops|sorry|correct(?:ion|ed|ing)?|mistak\w*|wrong|incorrect|errors?|instead|scratch|"
     r"retract\w*|withdraw\w*|reconsider\w*|rethink\w*|second (?:thought|look)|look(?:ed|ing)? again|reflection|mind|"
-    r"opposite|revers\w*|swap\w*|"
-    r"other way|disregard|never|jok\w*|kidding|false|revis\w*|updat\w*|contrary|meant?|typo|in fact|guess\w*|"
-    r"not (?:so|it|that|this|what|my|right|true|the case)|doubt\w*|void|invalid|random\w*|flip\w*|coin|"
-    r"zero|one|minus|negative)\b",
+    r"opposite|revers\w*|swap\w*|other way|disregard|never|jok\w*|kidding|false|revis\w*|updat\w*|contrary|meant?|typo|"
+    r"in fact|guess\w*|not (?:so|it|that|this|what|my|right|true|the case)|doubt\w*|void|invalid|random\w*|flip\w*|"
+    r"coin|zero|one|minus|negative)\b",
     re.IGNORECASE,
 )
 _HEDGE = re.compile(
@@ -116,7 +94,11 @@ _HEDGE = re.compile(
     r"(?:cannot|can't) tell|depend\w*|or)\b",
     re.IGNORECASE,
 )
-_SCALE = re.compile(r"\b(?:maximum|max|scale|out of (?:\d|ten|a hundred))", re.IGNORECASE)
+_DANGLING = re.compile(
+    r"\b(?:is|be|was|are|am|not|of|an?|the|to|than|number|say|as|for|at|with|and|or|but|gets?|gives?|means?|only|"
+    r"it|that|this|by|about|around|between|from|in|on)$",
+    re.IGNORECASE,
+)
 _THING_NUMBER = re.compile(
     r"\b(?:pictures?|images?|clips?|frames?|scenes?|photos?)\s?#?\d{1,3}(?:\s(?:and|than|to)\s\d{1,3})?(?![\d%/])|"
     r"\b\d{1,4}(?:\.\d{1,4})?\s?(?:cm|mm|m|px|pixels?|degrees?)\b",
@@ -125,17 +107,12 @@ _THING_NUMBER = re.compile(
 _SIDE = re.compile(r"\b(?:(first|left)|second|right)\b", re.IGNORECASE)
 _NEARER = re.compile(r"\b(?:nearer|closer|better)(?: to (?:the|its|our) goal)?(?:[,.;]| than\b|$)", re.IGNORECASE)
 _NEGATION = re.compile(r"\b(?:not?|nor|none|never|less|hardly|neither)\b|n't\b", re.IGNORECASE)
-_DANGLING = re.compile(
-    r"\b(?:is|be|was|are|am|not|of|an?|the|to|than|number|say|as|for|at|with|and|or|but|gets?|gives?|means?|only|"
-    r"it|that|this|by|about|around|between|from|in|on)$",
-    re.IGNORECASE,
-)
 _MARKS = " \t*_`\"'”’“‘#>()[]{},.;:-—–"
 
-# --- lines and sentences ---------------------------------------------------------------------------------------------
+# --- lines and sentences ----------------------------------------------------------------------------------------------
 _PLAIN = str.maketrans(
     dict.fromkeys("\u2010\u2011\u2012\u2013\u2212\ufe63\uff0d", "-")
-    | {"\u2019": "'", "\u2018": "'", "\u201c": '"', "\u201d": '"', "\x00": " ", _OPEN_MARK: " ", _CLOSE_MARK: " "}
+    | {"\u2019": "'", "\u2018": "'", "\u201c": '"', "\u201d": '"', "\x00": " "}
 )
 _THOUGHT = re.compile(
     r"(?:<\|?|\u25c1|\[)\s?(?P<close>/|end_of_)?(?:begin_of_|seed:)?"
@@ -149,16 +126,12 @@ _END_TOKEN = re.compile(
     r"<\|(?:im_end|endoftext|end|return|eot_id|eom_id|eot|end_of_text)\|>|</s>|<eos>|<end_of_turn>", re.IGNORECASE
 )
 _TYPE_TAG = re.compile(r"</?(?:b|strong|i|em|u|code|pre)>", re.IGNORECASE)
-_BREAK_TAG = re.compile(r"<br\s?/?>|</?p>", re.IGNORECASE)
 _EMPTY_LINE = re.compile(r"```\w{0,12}|[-*_=]{3,}|[\s{}\[\]$,]+")
-_TAGGED = re.compile(
-    r"<(answer|label|score|rating)>([^<]{0,200})</\1>|\\boxed\{([^{}\n]{0,40})\}|<\|begin_of_box\|>([^<]{0,40})<\|end_of_box\|>",
-    re.IGNORECASE,
-)
-_MARKUP = re.compile(r"<[a-z/|!]|\u25c1|\\boxed", re.IGNORECASE)
 _SENTENCE_END = re.compile(
     r"(?<=[.!?;])\s+|(?<=[。！？；])|,?\s+(?:and\s+)?(?=(?:so|therefore|thus|hence)\b)", re.IGNORECASE
 )
+_BECAUSE = re.compile(r"\b((?:because|since|as)\s[^,]{3,300}),\s+(?=the\s|my\s)", re.IGNORECASE)
+"""A reason before the answer: it becomes a sentence of its own."""
 _LIST_HEAD = re.compile(r"[\s*_(]{0,8}(?:\d{1,2}\s?[.):][*_]{0,3}|[-•*+])\s+")
 _ITEM_NUMBER = re.compile(r"[\s*_(]*([1-9])\s*(?:[.):]|$)")
 _JSON_REASONS = frozenset({"reason", "reasoning", "explanation", "rationale", "analysis", "observation", "comparison"})
@@ -169,7 +142,7 @@ def parse_label(text: str) -> Label | None:
 
     Total: every string has an answer, in time linear in its length.
     """
-    value = _read(answer_lines(text), _LABEL)
+    value = _read(answer_lines(text), *_LABEL)
     return None if value is None else _LABELS[value]
 
 
@@ -178,7 +151,7 @@ def parse_score(text: str) -> float | None:
 
     A fraction up to 1 without a percent sign (`0.7`) is not read: it may mean 70 percent or 0.7.
     """
-    value = _read(answer_lines(text), _PERCENT)
+    value = _read(answer_lines(text), *_PERCENT)
     if value is None:
         return None
     number = float(re.split(r"[\s%/]", value, maxsplit=1)[0])
@@ -196,7 +169,7 @@ def parse_rating(text: str) -> float | None:
     heads = [int(match[1]) for match in map(_ITEM_NUMBER.match, lines) if match]
     if len(heads) > 1 and heads == list(range(1, len(heads) + 1)):
         return None
-    value = _read(lines, _RATING)
+    value = _read(lines, *_RATING)
     return None if value is None else (int(value[0]) - 1) / 4
 
 
@@ -213,114 +186,122 @@ def answer_lines(text: str) -> list[str]:
 
     None at all where reasoning never ends, in whatever form, and where a chat goes on behind its answer's end.
     """
-    text = _without_reasoning(text.translate(_PLAIN))
+    text = text.translate(_PLAIN)
+    if "<|channel|>" in text:
+        channels = list(_CHANNEL.finditer(text))
+        if not channels or channels[-1][1] != "final" or text.rindex("<|channel|>") != channels[-1].start():
+            return []
+        text = text[channels[-1].end() :]
+    last_end, depth, is_closed = 0, dict[str, int](), dict[str, bool]()
+    for mark in _THOUGHT.finditer(text):
+        name, closes = mark["name"].lower(), mark["close"] is not None
+        depth[name] = depth.get(name, 0) + (-1 if closes else 1)
+        is_closed[name] = closes
+        last_end = mark.end() if closes else last_end
+    if any(count > 0 for count in depth.values()) or not all(is_closed.values()):
+        return []
+    text = text[last_end:]
     if len(text) > MAX_CHARS:
         text = text[-MAX_CHARS:].partition("\n")[2]
     text = _START_TOKEN.sub(" ", text)
     end = _END_TOKEN.search(text)
     if end and _END_TOKEN.sub(" ", text[end.start() :]).strip():
         return []
-    text = _BREAK_TAG.sub("\n", _TYPE_TAG.sub("*", text[: end.start()] if end else text))
+    text = _TYPE_TAG.sub("*", text[: end.start()] if end else text)
+    text = re.sub(r"<br\s?/?>|</?p>", "\n", text, flags=re.IGNORECASE)
     text = re.sub(r"\$([^$\n]{1,60})\$", r"\1", text)  # formulas
     text = "".join(str(unicodedata.decimal(char)) if char.isdecimal() else char for char in text)
     lines = [line.strip() for line in text.splitlines()]
     lines = [line for line in lines if line and not _EMPTY_LINE.fullmatch(line)]
-    return _json_lines("\n".join(lines)) if lines and lines[0].startswith("{") else lines
-
-
-def _without_reasoning(text: str) -> str:
-    """What stands behind all reasoning; empty where some of it was opened and never closed."""
-    if "<|channel|>" in text:
-        channels = list(_CHANNEL.finditer(text))
-        if not channels or channels[-1][1] != "final" or text.rindex("<|channel|>") != channels[-1].start():
-            return ""
-        text = text[channels[-1].end() :]
-    last_end, depth, last = 0, Counter[str](), dict[str, bool]()
-    for mark in _THOUGHT.finditer(text):
-        name, closes = mark["name"].lower(), mark["close"] is not None
-        depth[name] += -1 if closes else 1
-        last[name] = closes
-        last_end = mark.end() if closes else last_end
-    is_open = any(count > 0 for count in depth.values()) or not all(last.values())
-    return "" if is_open else text[last_end:]
-
-
-def _json_lines(text: str) -> list[str]:
-    """A JSON object as lines, `name: value`, and reasons as the sentences that they are; other text as it is."""
-    try:
-        pairs: list[tuple[str, object]] = json.loads(text, object_pairs_hook=list)  # so that a name may be there twice
+    if not lines or not lines[0].startswith("{"):
+        return lines
+    try:  # a JSON object as lines `name: value`, and reasons as the sentences that they are
+        pairs: list[tuple[str, object]] = json.loads("\n".join(lines), object_pairs_hook=list)  # a name may be twice
     except (ValueError, RecursionError):
-        return text.splitlines()
+        return lines
     said = [(name.lower(), str(value)) for name, value in pairs if name.lower() != "confidence"]
     return [
         line for name, value in said for line in (value if name in _JSON_REASONS else f"{name}: {value}").splitlines()
     ]
 
 
-class _Sentence(NamedTuple):
-    text: str
-    value: str | None
-    """What it gives as the answer."""
+@cache
+def _forms(value: str, names: str) -> tuple[re.Pattern[str], re.Pattern[str], re.Pattern[str]]:
+    """What a line with the value alone, a sentence that names its value, and a heading before one look like."""
+    named = (
+        rf"(?:the\s+|my\s+)?(?:(?:final|correct|best)\s+)?(?:{names})(?![a-z])"
+        r"(?:\s(?:for|to) (?:this|the) (?:pair|question|comparison|query|goal|scene|task|clip|image|picture))?"
+        r"[\s*_`\"']{0,8}"
+    )
+    start = rf"{_OPEN}(?:#+\s)?(?:[-*•]\s)?{_OPEN}{_LEAD}"
+    alone = re.compile(rf"(?P<head>(?:#+\s)?{_OPEN})(?P<value>{value})(?P<tail>{_CLOSE})")
+    # twice where a mark stands in a sentence: `So the answer is \boxed{1}`
+    reading = re.compile(rf"{start}(?:{named}(?:{_LINK}){_OPEN}){{1,2}}(?P<value>{value})", re.IGNORECASE)
+    heading = re.compile(rf"{start}(?:{named}(?:{_LINK})?|conclusion|result)[\s*_:]*", re.IGNORECASE)
+    return alone, reading, heading
 
 
-def _read(lines: list[str], kind: _Kind) -> str | None:
+def _read(lines: list[str], value: str, names: str) -> str | None:
     """The value that everything readable in the lines agrees on, unless something around it forbids to read it."""
+    alone, reading, heading = _forms(value, names)
 
-    def mark(match: re.Match[str]) -> str:
+    def value_of(sentence: str) -> str | None:
+        """What a sentence gives, if all of it is of an accepted form."""
+        text = _without_list_head(sentence)
+        match = reading.match(text)
+        if match is None:
+            return None
+        rest = text[match.end() :]
+        why = _WHY.fullmatch(rest)
+        is_whole = re.fullmatch(_CLOSE, rest) or (why and _explains(why[1], match["value"]))
+        return match["value"] if is_whole else None
+
+    def open_mark(match: re.Match[str]) -> str:
         inner = (match[2] or match[3] or match[4] or "").strip()
-        alone = kind.alone.fullmatch(inner)
-        value = alone["value"] if alone else _reading(inner, kind).value
-        return f"{_OPEN_MARK}{value}{_CLOSE_MARK}" if value else "<!"
+        found = alone.fullmatch(inner)
+        given = found["value"] if found else value_of(inner)
+        return f"answer: {given}" if given else "<!"
 
-    text = _TAGGED.sub(mark, "\n".join(lines))
+    text = _MARK.sub(open_mark, "\n".join(lines))
     if _MARKUP.search(text):  # a mark with something else in it, or one that is not known
         return None
-    said = _sentences(text.splitlines(), kind)
-    found = [at for at, one in enumerate(said) if one.value]
-    if len({said[at].value for at in found}) != 1:
+    lines = [line for line in text.splitlines() if not heading.fullmatch(line)]
+    said = _sentences(lines, alone, value_of)
+    places = [place for place, (_, given) in enumerate(said) if given]
+    if len({said[place][1] for place in places}) != 1:
         return None
-    value, last = said[found[0]].value, found[-1]
-    if any(one.value is None and _FOREIGN.search(one.text) for one in said[:last]):
+    answer, last = said[places[0]][1], places[-1]
+    for place, (sentence, given) in enumerate(said[:last]):
+        if given is None and _FOREIGN.search(sentence):
+            return None
+        following, is_reading = said[place + 1]
+        if given is None and is_reading and not _introduces(sentence, following):
+            return None
+    if not all(_explains(sentence, answer) for sentence, _ in said[last + 1 :]):
         return None
-    if not all(said[at - 1].value or _introduces(said[at - 1].text, said[at].text, kind) for at in found if at):
-        return None
-    if not all(_explains(one.text, value) for one in said[last + 1 :]):
-        return None
-    return value
+    return answer
 
 
-def _sentences(lines: list[str], kind: _Kind) -> list[_Sentence]:
-    """Every line, cut into sentences, with the value that each gives."""
-    said: list[_Sentence] = []
+def _sentences(
+    lines: Sequence[str], alone: re.Pattern[str], value_of: Callable[[str], str | None]
+) -> list[tuple[str, str | None]]:
+    """Every line, cut into sentences, each with the value that it gives."""
+    said: list[tuple[str, str | None]] = []
     is_list = any((item := _ITEM_NUMBER.match(line)) and item[1] == "2" for line in lines)
     for number, line in enumerate(lines, start=1):
-        if alone := kind.alone.fullmatch(line):
-            is_item = ")" in alone["tail"] and "(" not in alone["head"]  # `1)` is the number of a list's item
-            may_be_item = is_list or (alone["value"] == "1" and alone["tail"].startswith("."))  # and so may `1.` be
+        if match := alone.fullmatch(line):
+            is_item = ")" in match["tail"] and "(" not in match["head"]  # `1)` is the number of a list's item
+            may_be_item = is_list or (match["value"] == "1" and match["tail"].startswith("."))  # and so may `1.` be
             if not is_item and (number == len(lines) or not may_be_item):
-                said.append(_Sentence(line, alone["value"]))
+                said.append((line, match["value"]))
             continue
-        text = _without_list_head(line)
-        parts = [part for part in _SENTENCE_END.split(text) if part.strip(_MARKS)] or [""]
-        parts[0] = line[: len(line) - len(text)] + parts[0]
-        said += [_reading(part, kind) for part in parts]
+        head = _LIST_HEAD.match(line)
+        body = line[head.end() :] if head else line
+        body, length = _BECAUSE.sub(r"\1. ", body), len(body)
+        parts = [part for part in _SENTENCE_END.split(body) if part.strip(_MARKS)] or [""]
+        parts[0] = line[: len(line) - length] + parts[0]
+        said += [(part, value_of(part)) for part in parts]
     return said
-
-
-def _reading(sentence: str, kind: _Kind) -> _Sentence:
-    """The sentence, with the value that it gives if all of it is of an accepted form."""
-    text = _without_list_head(sentence)
-    match = kind.reading.match(text)
-    if match is None or not (match["mark"] or match["link"]):
-        return _Sentence(sentence, None)
-    value, rest = match["value"], text[match.end() :]
-    if match["because"] and not _explains(match["because"], value):
-        return _Sentence(sentence, None)
-    is_plain = re.fullmatch(_CLOSE, rest)
-    why = re.fullmatch(r"[*_`\"'\]}\s]*(?:[(,;，:]|-+\s|[—–]|(?=(?:because|since|as)\b))\s*(\S.*)", rest, re.IGNORECASE)
-    if not is_plain and not (why and _explains(why[1], value)):
-        return _Sentence(sentence, None)
-    return _Sentence(sentence, value)
 
 
 def _without_list_head(line: str) -> str:
@@ -328,12 +309,14 @@ def _without_list_head(line: str) -> str:
     return line[head.end() :] if head else line
 
 
-def _introduces(sentence: str, reading: str, kind: _Kind) -> bool:
-    """Whether an answer may follow a sentence: a heading such as `Answer:`, or a whole one that is about the scene."""
-    if kind.heading.fullmatch(sentence.strip()):
-        return True
+def _has_number(text: str) -> bool:
+    return any(char.isdigit() for char in _THING_NUMBER.sub(" ", _without_list_head(text)))
+
+
+def _introduces(sentence: str, reading: str) -> bool:
+    """Whether an answer may follow right behind a sentence: a whole one that is about the scene."""
     text = sentence.strip(" \t*_`\"')]”’")
-    if not text or _ABOUT_ANSWERS.search(text) or _SCALE.search(text) or _has_number(text):
+    if not text or _ANSWERS.search(text) or _has_number(text):
         return False
     if text[-1] in ".!。！;；" and not text.endswith("..."):
         return True
@@ -347,20 +330,14 @@ def _explains(sentence: str, value: str | None) -> bool:
     text = _without_list_head(sentence).strip(_MARKS)
     num_words = len(text.split())
     is_cut = num_words < 2 or (num_words < 4 and re.match(r"(?:because|since|as)\b", text, re.IGNORECASE))
-    if is_cut or not _OPENING.match(text) or "?" in text or _DANGLING.search(text):
+    if is_cut or not _OPENING.match(text) or "?" in text or _DANGLING.search(text) or _has_number(text):
         return False
-    if any(char.isalpha() and not char.isascii() for char in text) or _has_number(text):
+    if any(char.isalpha() and not char.isascii() for char in text):
         return False  # the lists are English
-    doubts = [_FOREIGN, _ABOUT_ANSWERS, _RETRACTION, _SCALE] + (
-        [] if value == "-1" else [_HEDGE]
-    )  # a tie may be unsure
+    doubts = (_FOREIGN, _ANSWERS, _RETRACTION, *(() if value == "-1" else (_HEDGE,)))  # a tie may be unsure
     if any(pattern.search(text) for pattern in doubts):
         return False
     side = _SIDE.search(text)
     if value in ("0", "1") and side and _NEARER.search(text):  # it must not call the other side the better one
         return ("0" if side[1] else "1") == value and not _NEGATION.search(text)
     return True
-
-
-def _has_number(text: str) -> bool:
-    return any(char.isdigit() for char in _THING_NUMBER.sub(" ", _without_list_head(text)))
