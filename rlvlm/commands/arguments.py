@@ -100,6 +100,7 @@ def parse_run(words: Sequence[str], prog: str) -> RunArguments[RunConfig]:
         SystemExit: an option is wrong (code 2, shown in a box), or help was asked for (code 0).
     """
     task, options = task_first(words, prog, _EXAMPLE)
+    # options decide the defaults before they are parsed: a recipe differs for a policy that comes trained
     default = recipe(task, has_checkpoint=any(option.split("=")[0] == _CHECKPOINT for option in options))
     default = default.smoke() if "--smoke" in options else default
     return _parse(default, options, f"{prog} {task if task in words else 'TASK'}")

@@ -78,6 +78,7 @@ def software() -> Iterator[CheckResult]:
     found = f"missing: {', '.join(missing)}" if missing else ", ".join(f"{n} {v}" for n, v in versions.items())
     yield CheckResult(name="packages", is_ok=not missing, found=found, fix="make setup" if missing else "")
     folder = weights_folder()
+    # the folder may be there without its weights
     size = sum(file.stat().st_size for file in folder.iterdir()) if any(folder.glob("*.safetensors")) else 0
     found = f"{size / 2**20:.0f} MiB of weights" if size else f"no weights in {folder}"
     yield CheckResult(name="pocket judge", is_ok=size > 0, found=found, fix="" if size else POCKET_FIX)
@@ -101,6 +102,7 @@ def _libero() -> CheckResult:
 def rendering() -> Iterator[CheckResult]:
     """Whether images can be drawn off-screen, and with what."""
     tried = {backend: try_renderer(backend) for backend in BACKENDS}
+    # any that works will do, unless MUJOCO_GL insists on one that does not
     working = [backend for backend, failure in tried.items() if failure is None]
     found = "; ".join(f"{backend}: {failure or 'draws'}" for backend, failure in tried.items())
     forced = os.environ.get("MUJOCO_GL", "").strip().lower()

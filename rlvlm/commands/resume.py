@@ -46,6 +46,7 @@ def command(words: Sequence[str], prog: str) -> int:
     config, summary = folder.config(), folder.summary()
     if options:
         config = parse_settings(config, options, f"{prog} {arguments.path}")
+    # refused before Ray starts; a damaged checkpoint is passed over later, and an older one's settings checked then
     newest = next(iter(folder.checkpoints.newest_first()), None)
     with suppress(CorruptCheckpoint):  # an older one is gone on from, and its settings are checked then
         if newest is not None:

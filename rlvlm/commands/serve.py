@@ -118,6 +118,7 @@ def serve_apps(file: AppFile, *, exports_metrics: bool = False) -> int:
         raise MachineError(f"port {file.port} is taken", "choose another: --port N")
     if file.http.media_root and not Path(file.http.media_root).is_dir():
         raise MachineError(f"the media root {file.http.media_root} is no folder", "make it, or name another")
+    # the token must be there before the first request, which may come as soon as the port is open
     is_new = make_token(file.http.token_path)
     read_token(file.http.token_path)  # what is wrong with it is said now, not by a replica in a minute
     with ExitStack() as stack:
@@ -140,6 +141,7 @@ def serve_apps(file: AppFile, *, exports_metrics: bool = False) -> int:
         down: list[str] = []
         while not stop:
             time.sleep(WATCH_S)
+            # said when it changes, not every second
             now = unhealthy(file)
             if now != down:
                 console.print(f"{', '.join(now)}: being replaced" if now else "all answer again")

@@ -83,6 +83,7 @@ def command(words: Sequence[str], prog: str) -> int:
     )
     from rlvlm.runs.ray_session import ray_session
 
+    # pickles: each worker of Ray Train reads the demonstrations itself
     load = partial(_load, arguments.source.absolute(), task, arguments.env)
     manifest = sft_manifest_of(task, arguments.env, arguments.policy, folder.action_names)
     if (before := read_sft_manifest(arguments.out)) is not None and (

@@ -88,6 +88,7 @@ class SlurmArguments:
 
 def command(words: Sequence[str], prog: str) -> int:
     """`slurm TASK [options] [-- options of the run]`: the job's id, and what to do with it."""
+    # what stands before the -- is the job's, what follows is the run's
     place = list(words).index("--") if "--" in words else len(words)
     own, options = words[:place], words[place + 1 :]
     arguments = parse(SlurmArguments, own, prog)
@@ -179,6 +180,7 @@ def write_job(config: SlurmConfig, out: Path, words: Sequence[str]) -> Path:
         UsageError: the path cannot be in a script, a job for this folder was written before, or it cannot be written.
     """
     script = out.with_name(f"{out.name}.sbatch")
+    # SLURM would take % for a pattern of its own in the log's name
     if re.search(r"[\s%\\]", str(out)):
         raise UsageError(f"SLURM takes no spaces, % or \\ in a log's path, got {out}", "choose another --out")
     if script.exists() or out.exists():

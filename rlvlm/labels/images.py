@@ -28,6 +28,7 @@ class MissingImage(ValueError):  # noqa: N818 - named for what is found
 
 def image_digest(image: NDArray[Any]) -> str:
     """SHA-256 of an image's shape, type and pixels; any array has one."""
+    # shape and type belong to it: the same bytes may be another image
     digest = hashlib.sha256(json.dumps([image.shape, str(image.dtype)]).encode())
     digest.update(np.ascontiguousarray(image).data if image.size else b"")
     return digest.hexdigest()
@@ -96,6 +97,7 @@ def is_digest(text: object) -> bool:
 
 def _read(file: Path) -> bytes:
     """A regular file's bytes, up to `MAX_FILE_BYTES`; links and devices are not followed."""
+    # O_NONBLOCK: opening a pipe that nobody writes to would wait for ever
     descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     with open(descriptor, "rb") as stream:
         data = stream.read(MAX_FILE_BYTES + 1)

@@ -88,6 +88,7 @@ def read_pickled_arrays(source: Path | bytes) -> list[NDArray[Any]]:
         raise RefusedPickle("it is no pickle of protocol 2 to 5")
     machine = _Machine()
     try:
+        # genops only parses; a length that lies beyond the end of the file is an error there
         for number, (opcode, argument, _) in enumerate(pickletools.genops(data)):
             if number >= MAX_OPCODES:
                 raise RefusedPickle(f"it has more than {MAX_OPCODES:,} instructions")
@@ -210,6 +211,7 @@ def _make(raw: Any, kind: Any, shape: Any, is_fortran: bool) -> NDArray[Any]:
     if len(shape) > 8 or not all(type(size) is int and size >= 0 for size in shape):
         raise RefusedPickle("an array's shape is a few whole numbers")
     dtype = np.dtype(kind.order + kind.code)
+    # checked before anything is allocated: a shape is a claim, the bytes are what there is
     if prod(shape) * dtype.itemsize != len(raw):
         raise RefusedPickle(f"an array of shape {shape} and type {dtype} has not {len(raw):,} bytes")
     return np.frombuffer(raw, dtype).reshape(shape, order="F" if is_fortran else "C")

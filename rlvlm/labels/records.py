@@ -111,6 +111,7 @@ def describe(item: Query | Clip) -> tuple[Question, Images]:
     """A question by content, and the images it shows."""
     left, right = (item.left, item.right) if isinstance(item, Query) else (item.frames, None)
     sides = [_digests(frames) for frames in (left, right, item.goal_picture)]
+    # pixels are named by content, so the same question of another run, or of another day, is the same question
     digests = [tuple(digest for digest, _ in side) for side in sides]
     kind = "compare" if isinstance(item, Query) else "score"
     action = "" if isinstance(item, Query) else item.action
@@ -174,6 +175,7 @@ def from_record(record: dict[str, Any]) -> StoredAnswer | Truth:
             if not is_digest(truth.question) or (truth.progress is None and truth.returns is None):
                 raise DamagedLine("a truth names a question, and progress or returns")
             return truth
+        # ids and keys are computed anew: what a line claims about itself is not believed
         question = _read(Question, {"goal": "", "left": [], **record["question"]})  # empty fields are left out
         if not all(map(is_digest, (*question.left, *question.right, *question.goal_picture))):
             raise DamagedLine("a question names its images by digest")

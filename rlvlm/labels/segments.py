@@ -57,6 +57,7 @@ def decode_line(line: bytes) -> dict[str, Any]:
     """
     line = line.rstrip(b"\n")
     checksum, body = line[:_CHECKSUM_CHARS], line[_CHECKSUM_CHARS + 1 :]
+    # before the JSON is parsed, which takes many times the memory of its text
     if len(line) > MAX_LINE_BYTES:
         raise DamagedLine(f"longer than {MAX_LINE_BYTES} bytes")
     if line[_CHECKSUM_CHARS : _CHECKSUM_CHARS + 1] != b" " or checksum != b"%08x" % zlib.crc32(body):

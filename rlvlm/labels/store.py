@@ -86,6 +86,7 @@ class LabelStore:
         Args:
             key: `answer_key` of a question and a stamp.
         """
+        # 32 bytes for 64 characters: the index is what a store keeps in memory
         place = self._places.get(bytes.fromhex(key))
         if place is None:
             return None
@@ -95,6 +96,7 @@ class LabelStore:
             self._lines.report(Place(*place), str(error))
             del self._places[bytes.fromhex(key)]
             return None
+        # the line was read again just now, so what it says is checked again
         return item.answer if isinstance(item, StoredAnswer) and item.key == key else None
 
     def add_answers(self, answers: Sequence[tuple[Question, Answer]]) -> None:
@@ -155,6 +157,7 @@ class LabelStore:
 
         Reads from the disk, in constant memory but for the keys met.
         """
+        # the same answer may stand in several runs' segments; failures are kept apart, as each was an attempt
         met: set[bytes] = set()
         for item in self._items():
             if isinstance(item, StoredAnswer):
@@ -171,6 +174,7 @@ class LabelStore:
         for item in self._items():
             if isinstance(item, Truth):
                 before = known.get(item.question)
+                # progress says more than returns, which depend on the segment's length
                 if before is None or (before.progress is None and item.progress is not None):
                     known[item.question] = item
         return known

@@ -52,6 +52,7 @@ def check_task(task: str, out: Path, num_episodes: int, seed: int) -> int:
     console = Console(highlight=False, soft_wrap=True, markup=False)
     console.print(f"{task}: {task_goal(task)}", style="bold")
     env: Env[Any, Any] = make_env(task, task_env(task), seed)
+    # only envs in steps know a fixed and a random start; the others draw each start from the seed
     is_steps = isinstance(env, StepEnv)
     starts = {f"{start} start, ": start for start in ("fixed", "random")} if is_steps else {"": None}
     plays: Plays = {}
@@ -100,6 +101,7 @@ def check_contract(task: str, config: EnvConfig, seed: int, episodes: Sequence[E
     env = make_env(task, config, seed)
     kind = next(kind for kind in (StepEnv, TurnEnv, ChunkEnv) if isinstance(env, kind))
     for start in ("fixed", "random") if kind is StepEnv else (config.start,):
+        # the contract includes what happens at the time limit, which a full episode takes long to reach
         length = min(_SHORT_EPISODE.get(kind, config.episode_steps), config.episode_steps)
         short = replace(config, start=start, episode_steps=length)
         env, twin = (make_env(task, short, seed) for _ in range(2))
@@ -107,6 +109,7 @@ def check_contract(task: str, config: EnvConfig, seed: int, episodes: Sequence[E
             assert env.goal == task_goal(task) or kind is not StepEnv, "the env's goal phrase is the task's"
             if kind is StepEnv:
                 scenes = different_looks(env, np.concatenate([episode.snapshots for episode in episodes]), count=4)
+                # an image that never changes teaches nothing, whatever the reward
                 assert len(scenes) > 1, "play and random starts change the image, at 64 pixels"
                 check_step_env(env, twin, scenes)
             elif kind is TurnEnv:
@@ -213,6 +216,7 @@ def spread_of_progress(episodes: Sequence[Episode], count: int) -> tuple[FloatAr
     snapshots = np.concatenate([episode.snapshots for episode in episodes])
     progress = np.concatenate([episode.progress for episode in episodes])
     wanted = np.linspace(progress.min(), progress.max(), count)
+    # equal scenes are shown once, so a sheet may have fewer images than there are columns
     nearest = np.unique(np.abs(progress[None] - wanted[:, None]).argmin(axis=1))
     chosen = nearest[np.argsort(progress[nearest], kind="stable")]
     return snapshots[chosen], progress[chosen]
@@ -224,6 +228,7 @@ def different_looks(env: StepEnv, snapshots: FloatArray, count: int) -> FloatArr
     chosen, looks = [0], {env.draw(snapshots[:1], 64).tobytes()}
     distance = np.abs(keys - keys[0]).sum(axis=1)
     while len(chosen) < count and distance.max() > 0:
+        # greedy k-centre: each next scene is the one furthest from all that are chosen
         furthest = int(distance.argmax())
         look = env.draw(snapshots[furthest : furthest + 1], 64).tobytes()
         if look not in looks:

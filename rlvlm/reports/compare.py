@@ -48,6 +48,7 @@ def compare(paths: Sequence[Path], out: Path | None = None) -> int:
     Raises:
         UsageError: no path, nothing to compare under one, or a file that cannot be read.
     """
+    # several paths are runs, even where one of them is a sweep's folder
     sweep = find_sweep(paths[0]) if len(paths) == 1 else None
     results = sweep_results(sweep) if sweep else run_results(paths)
     out = out or (sweep.path if sweep else Path("report"))
@@ -195,7 +196,9 @@ def group_rows(results: Results, task: str) -> list[dict[str, Any]]:
         runs, score = results.finished(task, source), scores.get(source)
         if not results.of(task, source):
             continue
+        # a median over those that got there; how many did stands beside it
         solved = [run.first_solved for run in runs if run.first_solved is not None]
+        # costs count all finished runs, the unsuccessful ones too: they had to be paid for a success
         successes = sum(run.final >= SOLVED for run in runs)
         minutes = sum(run.wall_s / 60 for run in runs)
         costs = [run.cost_usd for run in runs if run.cost_usd is not None]
@@ -315,12 +318,14 @@ def common_grid(runs: Sequence[RunResult]) -> np.ndarray:
     A finished run counts to the end of its budget with its last score, also where it ended early. A last rollout may
     reach a little further.
     """
+    # runs may be evaluated at different steps; curves are linear between their own
     steps = np.unique(np.concatenate([run.steps for run in runs]))
     reach = [max(run.config.steps, run.steps[-1]) if run.is_finished else run.steps[-1] for run in runs]
     return steps[steps <= min(reach)]
 
 
 def _draw_panel(axes: Axes, results: Results, tasks: Sequence[str], finding: Finding) -> None:
+    # upwards from the bottom, so that the first source stands at the top
     places = {source: -place for place, source in enumerate(results.sources)}
     for source, colour in colours(results).items():
         finals = [run.final for task in tasks for run in results.finished(task, source)]
@@ -333,6 +338,7 @@ def _draw_panel(axes: Axes, results: Results, tasks: Sequence[str], finding: Fin
     axes.set_ylim(min(places.values()) - 0.6, 0.6)
     axes.grid(axis="y", visible=False)
     low, high = axes.get_xlim()
+    # from a little below 0 to a little above 1 on every task, so that panels can be compared by eye
     axes.set_xlim(min(low, -0.04), max(high, 1.04))
 
 

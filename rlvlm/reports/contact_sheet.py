@@ -70,6 +70,7 @@ def write_sheet(folder: DemonstrationFolder, make_env: Callable[[], ChunkEnv]) -
     chosen: list[EpisodeRecord] = []
     others: list[EpisodeRecord] = []
     for record in folder.episodes():
+        # every instruction once before any comes twice
         is_new = record.goal not in {one.goal for one in chosen} and is_whole(record, form)
         if is_new and len(chosen) < _EPISODES:
             chosen.append(record)
@@ -81,6 +82,7 @@ def write_sheet(folder: DemonstrationFolder, make_env: Callable[[], ChunkEnv]) -
     env = None if form.image_px else make_env()
     rows = []
     for record in chosen:
+        # kept images show the moment before each chunk; states also show the end
         num = len(record.arrays["actions"]) + (env is not None)  # states tell the end too
         moments = np.unique(np.linspace(0, num - 1, COLUMNS).astype(int))
         ends = np.concatenate([[0], np.cumsum(record.arrays["steps"])])

@@ -111,6 +111,7 @@ def read_run(folder: RunFolder) -> Answers:
     logged = folder.queries.read()
     place = config.labels(folder.labels)
     store = open_store(place) if is_store(place) else None  # none for runs without a judge, or whose store is gone
+    # a store that several runs share has more answers than this run's
     asked = {row["question"] for row in logged if row["question"]}
     items: dict[str, StoredAnswer] = {}
     for item in store.answers() if store else ():
@@ -166,6 +167,7 @@ def read_store(folder: Path) -> list[Answers]:
         gaps = [abs(left - right) for left, right in (row["truth"] for row in rows) if not np.isnan(left - right)]
         has_progress = any(one is not None and one.progress is not None for one in known)
         scale = 1.0 if has_progress or not gaps else max(*gaps, 1e-6)
+        # a judge's answers about several goals are one entry; the first few name it
         goals = sorted({item.question.goal for item in items})
         name, about = f"{stamp.judge} {stamp.prompt}".strip(), f"{_describe(stamp)}; goal {', '.join(goals[:3])}"
         found.append(_to_answers(rows, name, about, task, store, scale))
@@ -233,6 +235,7 @@ class Calibration:
 
 def truth_sides(truth: Floats) -> NDArray[np.str_]:
     """[N] left, right, tie or unknown: which side of `truth` [N, 2] is the larger."""
+    # left is nearer where the gain is negative; numbers that differ by rounding alone are ties
     gain = truth[:, 1] - truth[:, 0]
     return np.select([np.isnan(gain), np.abs(gain) <= _SMALLEST_GAP, gain < 0], ["unknown", "tie", "left"], "right")
 
@@ -280,6 +283,7 @@ def calibration(answers: Answers) -> Calibration:
     found = outcomes(answers)
     sides = answers.p[:, :2]
     used = np.isin(found, ("correct", "incorrect")) & np.isfinite(sides).all(1) & (sides.sum(1) > 0)
+    # p(chosen) / (p(left) + p(right)): the tie's share says nothing about which side is nearer
     confidence = sides[used].max(1) / sides[used].sum(1)
     is_right = found[used] == "correct"
     bins = np.minimum(((confidence - 0.5) * 2 * CONFIDENCE_BINS).astype(int), CONFIDENCE_BINS - 1)
@@ -293,6 +297,7 @@ def calibration(answers: Answers) -> Calibration:
 
 def swap_consistency(answers: Answers) -> tuple[int, int]:
     """How many answers were also asked in the other order, and in how many of them the label swapped with it."""
+    # only pairs that were asked in both orders, and answered in both
     asked = (answers.swapped != "") & (answers.label != "")
     mirrored = np.array([_SWAP.get(label, "") for label in answers.label], dtype=answers.swapped.dtype.type)
     return int(asked.sum()), int((asked & (mirrored == answers.swapped)).sum())

@@ -115,6 +115,7 @@ def draw_confusion(sources: Sequence[Answers]) -> Figure:
         table = confusion(source)
         rows = [row for row in range(len(TRUTHS)) if table[row].any()]
         shares = table[rows] / np.maximum(table[rows].sum(1, keepdims=True), 1)
+        # a scale that ends at 1.25 keeps the darkest cell light enough for black numbers
         axes.imshow(shares, cmap="GnBu", vmin=0, vmax=1.25, aspect="auto")
         for row, column in np.ndindex(*shares.shape):
             if count := table[rows[row], column]:
@@ -140,6 +141,7 @@ def draw_calibration(sources: Sequence[Answers]) -> Figure:
     ]
     width = 5 / (len(drawn) + 0.4)
     for place, (source, colour, found) in enumerate(drawn):
+        # back from shares to counts, which Wilson's interval needs
         hits = np.round(np.nan_to_num(found.accuracy * found.counts)).astype(int)
         share, low, high = wilson(hits, found.counts)
         has = found.counts > 0
@@ -188,6 +190,7 @@ def draw_latency(sources: Sequence[Answers]) -> Figure:
     figure = Figure(figsize=(6.6, 3.6), layout="constrained")
     axes = figure.add_subplot()
     for source, colour in _coloured(sources):
+        # 0 is what a store wrote for answers that nobody timed; a failure's time is that of waiting in vain
         times = np.sort(source.latency_s[(source.latency_s > 0) & (source.status != "failed")])
         if len(times):
             middle, late = 1_000 * np.median(times), 1_000 * np.quantile(times, 0.95)

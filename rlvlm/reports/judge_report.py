@@ -89,6 +89,7 @@ def ask_in_other_order(path: Path, count: int) -> int:
             f"no answer in {place} is of the judge that {path} describes: {judge.stamp}",
             "ask with the weights and settings of the run, or leave out --ask-swapped",
         )
+    # evenly spread over the run, as what is asked changes while the policy learns
     judge.compare(list(_queries(store, asked[:: -(-len(asked) // count)])))
     return min(count, len(asked))
 
@@ -169,6 +170,7 @@ def _mistakes(source: Answers) -> tuple[str, int, list[dict[str, Any]]]:
     gaps = np.abs(source.truth[wrong, 1] - source.truth[wrong, 0])
     sure = np.nan_to_num(source.p[wrong, :2].max(1, initial=0.0), nan=0.0)
     cards = []
+    # surest first; among equally sure ones the pair that lies furthest apart
     for place in wrong[np.lexsort((-gaps, -sure))][: 4 * MAX_MISTAKES]:  # more than shown: some have no images
         try:
             cards.append({"text": source.text[place], "sides": [_side(source, int(place), side) for side in (0, 1)]})
@@ -182,6 +184,7 @@ def _side(source: Answers, place: int, side: int) -> dict[str, Any]:
     if source.store is None:
         raise MissingImage("the answers come from no store")
     image = source.store.image(source.images[place][side])
+    # every n-th pixel is enough for a card, and quicker than to resample
     step = -(-max(image.shape[:2]) // _CARD_PX)
     name, sure = ("left", "right")[side], float(source.p[place, side])
     return {

@@ -87,11 +87,13 @@ class RunResult:
     @property
     def first_solved(self) -> int | None:
         """Env step of the first evaluation that reached `SOLVED`."""
+        # the first time counts even if it is lost again: the final score says what stayed
         reached = np.flatnonzero(self.scores >= SOLVED)
         return int(self.steps[reached[0]]) if len(reached) else None
 
     def curve(self, grid: Floats) -> Floats:
         """[len(grid)] its scores at these steps; after a run that ended early, its last one."""
+        # beyond the last evaluation numpy repeats its score, which is what a run that ended early is credited with
         return np.interp(grid, self.steps, self.scores)
 
 
@@ -187,12 +189,14 @@ def run_results(paths: Sequence[Path]) -> Results:
     ]
     named, short = [], dict[str, str]()
     for run, kind in zip(runs, kinds, strict=True):
+        # settings are told apart only within a task and a kind of reward: the rest of the name says those already
         rivals = [
             other
             for rival, other in zip(runs, kinds, strict=True)
             if (rival.task, rival.config.reward_name) == (run.task, run.config.reward_name)
         ]
         keys = sorted({key for other in rivals for key in kind.keys() | other if kind.get(key) != other.get(key)})
+        # empty settings would only say that somebody else has set something
         settings = [f"{key}={kind[key]}" for key in keys if kind.get(key) not in (None, "")]
         source = ", ".join([run.config.reward_name, *settings])
         if len(keys) > _FEW_SETTINGS:
@@ -248,6 +252,7 @@ def _read(run: RunFolder | None, **about: Any) -> RunResult:
 
 def _with_costs(folder: SweepFolder, runs: Sequence[RunResult]) -> list[RunResult]:
     """The runs with what their judges were paid: the sweep's ledger of each, shared out by the queries asked."""
+    # one ledger per judge; the price of a run is its share of the questions that this judge was asked
     apps = [app_name(run.config, folder.path) if run.config.reward.asks_judge else "" for run in runs]
     paid = []
     for run, app in zip(runs, apps, strict=True):

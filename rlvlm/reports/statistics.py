@@ -42,6 +42,7 @@ def interquartile_mean(values: ArrayLike, axis: int = -1) -> Floats:
 
     Source: Agarwal et al. 2021, arXiv:2108.13264, sec. 4.3.
     """
+    # the k-th of N ordered values stands for the stretch [k, k + 1] of N; what of it lies within the middle half counts
     ordered = np.sort(np.moveaxis(np.asarray(values, np.float64), axis, -1), axis=-1)
     count = ordered.shape[-1]
     edges = np.arange(count + 1)
@@ -58,6 +59,7 @@ def resampled_means(strata: Sequence[Floats], rng: np.random.Generator, resample
         rng: of the draws.
         resamples: R.
     """
+    # a task's runs stand in for one another, and never for those of another task
     drawn = [runs[rng.integers(len(runs), size=(resamples, len(runs)))] for runs in strata]
     return interquartile_mean(np.concatenate(drawn, axis=1), axis=1)
 
@@ -76,6 +78,7 @@ def estimated_lead(strata: Sequence[Floats], others: Sequence[Floats], rng: np.r
         others: likewise of the other source.
         rng: of the draws, which are made independently for the two.
     """
+    # the sources' runs are independent, so their draws are too: pairing them would make the interval too narrow or wide
     low, high = percentiles(resampled_means(strata, rng) - resampled_means(others, rng))
     lead = interquartile_mean(np.concatenate(strata)) - interquartile_mean(np.concatenate(others))
     return Estimate(value=float(lead), low=float(low), high=float(high))
@@ -121,6 +124,7 @@ def find(results: Results, tasks: Sequence[str]) -> Finding:
         source: [np.array([run.final for run in results.finished(task, source)]) for task in tasks]
         for source in results.sources
     }
+    # a source that has not finished a run on each of the tasks would be compared on easier ones than the others
     strata = {source: each for source, each in finals.items() if each and all(len(runs) for runs in each)}
     if not strata:
         return Finding(text="No run is finished yet, so there is nothing to compare.", ranking=[])
@@ -137,6 +141,7 @@ def rank(strata: dict[str, list[Floats]]) -> list[RankedSource]:
     """
     rng = np.random.default_rng(SEED)
     scores = {source: estimate(each, rng) for source, each in strata.items()}
+    # in order of the scores, and of the sources where these are equal: a report says the same each time
     best, *others = sorted(scores, key=lambda source: -scores[source].value)
     leads = {source: estimated_lead(strata[best], strata[source], rng) for source in others}
     return [RankedSource(source=source, score=scores[source], behind=leads.get(source)) for source in (best, *others)]
@@ -159,6 +164,7 @@ def _sentences(results: Results, ranking: Sequence[RankedSource], num_seeds: int
         seeds = "one finished run" if num_seeds == 1 else f"{num_seeds} finished runs"
         place = "Ahead is" if behind.value > 0 else "Level are"
         return f"{place} {lead} With {seeds} per task and source this is a first look: it supports no conclusion."
+    # each difference is judged by its own interval: overlapping intervals of two scores say little about the difference
     beaten = [other for other in others if other.behind is not None and other.behind.excludes_zero]
     level = [other for other in others if other not in beaten]
     if not level:

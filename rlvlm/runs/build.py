@@ -219,6 +219,7 @@ def step_players(config: RunConfig, checkpoint: Path) -> Players:
     policy = load_actor(checkpoint)
     env = make_env(config.task, config.env, config.seed)
     others: dict[str, Player] = {}
+    # generalisation: training has seen one start, evaluation may play all
     elsewhere = replace(config.env, start="random")
     with suppress(ValueError):  # of a task that has no other starts
         check_unused(config.task, elsewhere)

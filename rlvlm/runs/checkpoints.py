@@ -179,11 +179,13 @@ class CheckpointStore:
     def _point(self, name: str, target: Path) -> None:
         link, partial = self.path / name, self.path / f".{name}.partial"
         partial.unlink(missing_ok=True)
+        # relative, so that a run's folder can be moved; renamed over the old link, so that there always is one
         partial.symlink_to(target.name)
         os.replace(partial, link)
 
     def _prune(self) -> None:
         best = self.best()
+        # the best may be older than all that are kept
         for checkpoint in self._own()[: -self._keep]:
             if best is None or checkpoint.path != best.path:
                 shutil.rmtree(checkpoint.path)
@@ -202,6 +204,7 @@ def newest_sound(
         CorruptCheckpoint: there are some, and none is sound.
     """
     damage: CorruptCheckpoint | None = None
+    # the first sound one is taken; older ones are not looked at, which for large policies takes minutes
     for checkpoint in candidates:
         try:
             checkpoint.check()

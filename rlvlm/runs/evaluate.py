@@ -108,6 +108,7 @@ def choose_checkpoint(folder: RunFolder, path: Path, log: Callable[[str], None])
     best = folder.checkpoints.best()
     if best is None:
         raise UsageError(f"{folder.path} has no checkpoint yet", f"let it run on: {folder.resume_command}")
+    # where the best is damaged, the newest sound one is the next best guess
     candidates = [best, *folder.checkpoints.newest_first()]
     return newest_sound(candidates, lambda damage: log(f"damaged checkpoint: {damage}")) or best
 
@@ -116,6 +117,7 @@ def _measured(played: Sequence[PlayedEpisode], milestones: Mapping[str, float]) 
     """Shares of episodes with their intervals, as many as are distinct, and means; a milestone counts once reached, at
     any step.
     """
+    # an episode that is played again says nothing new, so intervals count the distinct ones
     distinct = num_distinct(played)
     counted = {
         "success_at_end": sum(each.ends_in_success for each in played),

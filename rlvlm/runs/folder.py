@@ -212,6 +212,7 @@ def find_folder(path: Path | str) -> RunFolder:
 
 def find_folders(path: Path) -> list[RunFolder]:
     """All runs below a folder, by their paths; else the one that the path belongs to, with errors as `find_folder`."""
+    # command.txt marks a run; config.yaml alone may be a copy that somebody edits
     below = sorted(file.parent for file in path.glob("**/command.txt")) if path.is_dir() else []
     return [find_folder(one) for one in below or [path]]
 
@@ -297,6 +298,7 @@ def check_trust(paths: Sequence[Path], *, trust: bool) -> None:
 def _settings_of(path: Path) -> list[Path]:
     """The files of settings below a path, and those of the nearest folder around it that has any."""
     here, names = path.absolute(), ("config.yaml", "sweep.yaml")
+    # a checkpoint's path leads to the run around it, and a run's to itself
     around = ([file for name in names if (file := folder / name).is_file()] for folder in (here, *here.parents))
     below = [file for name in names for file in sorted(here.rglob(name))] if here.is_dir() else []
     return [*next(filter(None, around), []), *below]

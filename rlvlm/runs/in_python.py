@@ -150,6 +150,7 @@ class TurnPolicy:
         pixels = np.asarray(image)
         if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[2] != 3:
             raise ValueError(f"image must be [H, W, 3] uint8, got {list(pixels.shape)} {pixels.dtype}")
+        # an engine knows images by name; by content, an image that comes again is encoded once
         key = hashlib.sha256(repr(pixels.shape).encode() + pixels.tobytes()).digest()
         if self._engine.missing([key]):
             self._engine.show([key], pixels[None])

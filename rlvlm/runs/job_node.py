@@ -102,6 +102,7 @@ def _member(parent: Path, arguments: NodeArguments) -> Iterator[Callable[[], Non
         "start",
         "--block",
         f"--address={address.read_text()}",
+        # 0: the system gives ports that are free, so that jobs on one machine do not meet
         "--min-worker-port=0",
         "--max-worker-port=0",
         "--dashboard-agent-listen-port=0",

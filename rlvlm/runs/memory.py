@@ -42,6 +42,7 @@ def tree_memory_mb() -> float:
     total = 0
     for process in (own, *own.children(recursive=True)):
         try:
+            # PSS: a page that n processes share counts 1/n in each
             total += process.memory_full_info().pss
         except psutil.Error:  # it ended meanwhile, or hides from us
             continue

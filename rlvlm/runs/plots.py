@@ -134,6 +134,7 @@ def draw_accuracy(queries: Rows, title: str) -> Figure:
     have half of them.
     """
     gaps = np.abs(column(queries, "ground_truth_score_1") - column(queries, "ground_truth_score_2"))
+    # deciles of the gaps; equal ones share a bar, so there may be fewer than ten
     starts = np.unique(np.sort(gaps)[np.arange(NUM_BINS) * len(gaps) // NUM_BINS])
     bins, num_bins = np.searchsorted(starts, gaps, side="right") - 1, len(starts)
     outcomes = np.array([outcome(row) for row in queries])
@@ -163,6 +164,7 @@ def draw_labels_over_time(queries: Rows, title: str) -> Figure:
     accuracy = 100 * counts["correct"] / np.where(decided, decided, np.nan)
     figure = titled(8, 4, title)
     axes = figure.add_subplot()
+    # as wide as the closest two sessions allow
     width = 0.8 * min(np.diff(steps), default=1.0)
     base = np.zeros(len(firsts))
     for name, heights in counts.items():
@@ -191,6 +193,7 @@ def draw_scores(scores: Rows, title: str, *, says_success: bool = False) -> Figu
     """
     given = [row for row in scores if row["vlm_score"]]
     truth, said = column(given, "ground_truth_score"), column(given, "vlm_score")
+    # full progress belongs to the last tenth
     bins = np.minimum((truth * NUM_BINS).astype(int), NUM_BINS - 1)
     present = np.unique(bins)
     figure = titled(6.4, 5.4, title)

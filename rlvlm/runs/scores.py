@@ -87,6 +87,7 @@ def true_success(row: Mapping[str, Any]) -> float:
     may sample well, and the other way round. In envs in turns no more count than have a return above 0: chance
     reaches many a goal in the end.
     """
+    # of each decoding the lower of success and return above 0; the mean over the decodings that were played
     measured = [
         [float(row[name]) for name in names if row.get(name) not in (None, "")]
         for names in zip(*DECODINGS.values(), strict=True)

@@ -50,6 +50,7 @@ def commented(text: str, config: Any) -> str:
 def _field_docs(kind: type) -> dict[str, str]:
     """The first sentence of the docstring below each field of a config, its bases' included."""
     found: dict[str, str] = {}
+    # a subclass's words replace its base's
     for one in reversed(kind.__mro__[:-1]):
         body = ast.parse(textwrap.dedent(inspect.getsource(one))).body[0]
         assert isinstance(body, ast.ClassDef), "what a config is"

@@ -33,6 +33,7 @@ def summarise(folder: RunFolder, config: RunConfig, state: RunState, exit_reason
         All are None where the env has no test of success.
     """
     evaluations = folder.evaluations.read()
+    # the row of step 0 was measured before training, and says what demonstrations taught
     trained = [row for row in evaluations if int(row["step"])]
     has_success = all(row["success_rate"] for row in evaluations)
     success = [float(row["success_rate"]) for row in trained if has_success]

@@ -34,6 +34,7 @@ class Trackers:
 
     def __init__(self, folder: RunFolder, config: RunConfig) -> None:
         self._lines = folder.metrics
+        # event files cannot be cut, so a resumed run writes its curves anew
         shutil.rmtree(folder.tensorboard, ignore_errors=True)
         self._board = SummaryWriter(str(folder.tensorboard))
         for row in self._lines.read():

@@ -98,6 +98,7 @@ class Training:
             console.line(self._changes[-1])
         labels = partial(label_store, folder, config)
         self._recorder = Recorder(folder, labels, draw_examples(config, algorithm), config.judge_goal)
+        # time and step of the last rounds: the speed shown is a recent one, as rounds get slower or faster
         self._recent = deque([(before.wall_s, before.env_steps)], maxlen=SPEED_ROUNDS)
         self._last_evaluation = Evaluation(episodes=[])
 
@@ -155,6 +156,7 @@ class Training:
             self._algorithm.finish()
         self._recorder.keep(self._algorithm.drain_records())
         is_due = self.is_over or self._crosses(config.eval.every_steps, before)
+        # evaluated before it is logged, so that the row of this step has its figures
         is_best = is_due and self._evaluate()
         self._log(is_due or self._crosses(config.track.log_every_steps, before))
         if self.is_over:
@@ -301,6 +303,7 @@ def open_training(
         stack.enter_context(ray_session(port, num_workers=len(config.worker_places), log=console.phase))
         make_judge = stack.enter_context(judge_session(config, partial(label_store, folder, config), folder.ledger))
         algorithm = stack.enter_context(open_algorithm(config, make_judge))
+        # the logs go further than the checkpoint after a kill; what follows is written again
         folder.cut(-1 if checkpoint is None else before.env_steps)
         if checkpoint is not None:
             algorithm.load_checkpoint(str(checkpoint.algorithm))

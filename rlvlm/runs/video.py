@@ -113,6 +113,7 @@ def compose_frames(
         T images [H + TRACE_PX, W, 3].
     """
     width = frames.shape[2]
+    # a learned reward's range is known; a true one is scaled to the episode
     low, high = bounds or (float(np.min(rewards)), float(np.max(rewards)))
     # pixel positions of the trace: time to the right, rewards upwards
     bottom, height = TRACE_PX - FOOTER_PX, TRACE_PX - FOOTER_PX - HEADER_PX

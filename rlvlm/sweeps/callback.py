@@ -50,6 +50,7 @@ class Halving:
         if key not in self._members:
             self._members[key] = SimpleNamespace(trial_id=key)
             self._asha.on_trial_add(None, self._members[key])
+        # ASHA halts a run that is below the best 1/keep_one_in of those that reached the same rung before it
         result = {"env_steps": env_steps, "score": score}
         return self._asha.on_trial_result(None, self._members[key], result) == TrialScheduler.STOP
 
@@ -118,6 +119,7 @@ class SweepCallback(Callback):
     def on_step_end(self, iteration: int, trials: list[Trial], **info: Any) -> None:
         """Ends Tune once every run that was under way is saved."""
         if self.stop and not any(trial.status == Trial.RUNNING for trial in trials):
+            # Tune's own handler, which ends its loop once the current step is over
             self._tune_ends(signal.SIGUSR1, None)
 
     def on_trial_start(self, iteration: int, trials: list[Trial], trial: Trial, **info: Any) -> None:
@@ -150,6 +152,7 @@ class SweepCallback(Callback):
 
     def _note(self, key: str, state: State, **news: Any) -> None:
         known, plan = self.records[key], self._plans[key]
+        # a report without a score, before the first evaluation, does not wipe the one that is known
         kept = {"env_steps": known.env_steps, "score": known.score} | {k: v for k, v in news.items() if v is not None}
         record = TrialRecord(task=plan.task, source=plan.source, seed=plan.seed, state=state, **kept)
         self.records[key] = record

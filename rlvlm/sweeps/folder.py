@@ -108,6 +108,7 @@ class SweepFolder:
 
     def records(self, plans: Sequence[TrialPlan]) -> dict[str, TrialRecord]:
         """What has become of each run, by key: from its folder, and whether it was halted or failed from trials.csv."""
+        # a run's own folder says how far it came; that it was halted, or failed, is known to the sweep alone
         noted = {(row["task"], row["source"], int(row["seed"])): row for row in self._trials.read()}
         return {plan.key: self._record(plan, noted.get((plan.task, plan.source, plan.seed), {})) for plan in plans}
 
@@ -122,6 +123,7 @@ class SweepFolder:
         state = State.WAITING if run is None else State.SAVED
         if noted.get("state") in (State.HALTED, State.FAILED):
             state = State(noted["state"])
+        # a run that ended well after it had failed once is finished
         if reason in (DONE, FLAT):
             state = State(reason)
         return TrialRecord(
@@ -153,6 +155,7 @@ def held_sweep(path: Path, config: SweepConfig) -> Iterator[tuple[SweepFolder, l
     """
     folder = SweepFolder(path.absolute())
     plans = expand(config)
+    # not all runs work at a time, and finished ones keep little
     check_disk(folder.path, BYTES_PER_RUN * min(len(plans), 4))
     is_new = not (folder.path / FILE).exists()
     if is_new and folder.path.exists() and (not folder.path.is_dir() or any(folder.path.iterdir())):
@@ -164,6 +167,7 @@ def held_sweep(path: Path, config: SweepConfig) -> Iterator[tuple[SweepFolder, l
             run = folder.run(plan)
             if run is None or not run.has_begun():
                 continue
+            # before anything is written: a refused sweep leaves its folder as it was
             for name, (old, new) in differing(read_config(run.path), plan.config).items():
                 raise UsageError(
                     f"{plan.key} was started with {name} {old!r}, and would now have {new!r}: runs of one "

@@ -42,6 +42,7 @@ def expand(sweep: SweepConfig) -> list[TrialPlan]:
     Raises:
         UsageError: a setting is wrong, or the sources of a task would not have equal budgets.
     """
+    # the first seed of every task, then the second: tasks may have different numbers of seeds
     rounds = itertools.zip_longest(*map(sweep.seeds_of, sweep.tasks))
     plans = [
         _plan(sweep, task, source, seed)
@@ -76,6 +77,7 @@ def app_name(config: RunConfig, folder: Path) -> str:
     """The Serve app that a run of the sweep in `folder` uses: one for all runs that ask the same judge."""
     if config.serve.app:
         return config.serve.app
+    # judges of two sweeps on one cluster stay apart by the folder; equal judges of one sweep are one app
     settings = f"{to_yaml(config.judge)}{to_yaml(config.serve)}{folder.resolve()}"
     return f"sweep-{config.judge.backend}-{hashlib.sha256(settings.encode()).hexdigest()[:10]}"
 
@@ -103,6 +105,7 @@ def alone_command(config: RunConfig) -> list[str]:
 
 
 def _plan(sweep: SweepConfig, task: str, source: str, seed: int) -> TrialPlan:
+    # the narrower wins: of the sweep, of the task, of the source
     settings = sweep.settings | sweep.task_settings.get(task, {}) | sweep.sources[source].settings
     budget = {"steps": sweep.budget.steps, "feedback.max_queries": sweep.budget.queries}
     set_here = {name: value for name, value in budget.items() if value is not None} | {"seed": seed}

@@ -71,6 +71,7 @@ class ProgressTable(Screen):
 
     def render(self) -> Group:
         """The table, as much of it as fits, and how far the sweep is."""
+        # rows that do not fit are those of the least urgent states; the others keep their order
         room = max(self._console.height - _FRAME_LINES, 5)
         ordered = sorted(self.records, key=lambda key: _ORDER.index(self.records[key].state))
         shown, rows = set(ordered[:room]), []

@@ -62,6 +62,7 @@ def run_sweep(path: Path, sweep: SweepConfig) -> int:
 
 def largest_places(runs: Sequence[Sequence[dict[str, float]]]) -> list[dict[str, float]]:
     """Places in which the workers of each of `runs` find room: of every kind as many as the run with most of it has."""
+    # one size of reservation fits all runs of a sweep, as Tune gives every trial the same
     kinds = {tuple(place.items()): dict(place) for places in runs for place in places}
     return [kind for kind in kinds.values() for _ in range(max(list(places).count(kind) for places in runs))]
 

@@ -120,6 +120,7 @@ class SweepTrial(Trainable):
         deadline = time.monotonic() + REPORT_S
         self._end_if_over(training)  # killed after its last step, before its summary
         while not self._reason:
+            # reports are due at evaluations, which the sweep's halving decides by, and now and then in between
             known = len(self._folder.evaluations.read())
             training.advance()
             has_news = len(self._folder.evaluations.read()) > known
@@ -173,6 +174,7 @@ def is_flat(steps: ArrayLike, scores: ArrayLike, total_steps: int, config: FlatC
     steps, scores = np.asarray(steps, float), np.asarray(scores, float)
     if not len(steps):
         return False
+    # the curve is flat from the last evaluation before this step on, if that is late enough to count
     first = steps[-1] - config.share * total_steps
     begins = np.flatnonzero((steps <= first) & (steps >= config.after * total_steps))
     return bool(len(begins)) and float(np.ptp(scores[begins[-1] :])) <= config.tolerance
