@@ -12,7 +12,7 @@ from rlvlm.commands.arguments import parse, print_progress, task_first
 from rlvlm.core.errors import EXIT_DONE, UsageError
 from rlvlm.demonstrations.vlm_player import PlayerConfig
 from rlvlm.envs.config import EnvConfig
-from rlvlm.envs.registry import check_unused, full_name, make_env, task_kind
+from rlvlm.envs.registry import check_unused, find_task, full_name, make_env
 from rlvlm.runs.recipes import recipe
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def command(words: Sequence[str], prog: str) -> int:
     if isinstance(sft := config.sft, ChunkSFTConfig):  # what a run of the task would have its script play
         default = replace(default, episodes=sft.episodes, noise=sft.noise, p_perturb=sft.p_perturb)
     arguments = parse(CollectArguments, options, f"{prog} {task}", default)
-    kind = task_kind(task)
+    kind = find_task(task).kind
     if kind == "steps":
         raise UsageError(f"{task} is an env in steps; those in turns or chunks can be collected", f"{prog} push_block")
     others = ("noise", "p_perturb") if kind == "turns" else ("wrong_actions", "wrong_thoughts", "pictures", "player")

@@ -12,7 +12,7 @@ from rlvlm.core.errors import MachineError, UsageError
 from rlvlm.demonstrations.card import FilterConfig
 from rlvlm.demonstrations.trajectory import CutConfig
 from rlvlm.envs.config import EnvConfig
-from rlvlm.envs.registry import full_name, make_env, task_env, task_kind
+from rlvlm.envs.registry import find_task, full_name, make_env, task_env
 from rlvlm.runs.settings import read_settings
 
 
@@ -120,7 +120,7 @@ def import_file(arguments: ImportArguments) -> str:
         raise UsageError("--cut is for trajectories, and has no effect on chats", "say what they are: --form libero")
     if form != "chats" and (arguments.player, arguments.images) != ("imported", None):
         raise UsageError("--player and --images are for chats, and have no effect on trajectories", "leave them out")
-    if task_kind(task) != kind:
+    if find_task(task).kind != kind:
         raise UsageError(f"{task} is no env in {kind}", f"--task {example}")
     if not (file.is_file() if form == "chats" else file.exists()):
         wanted = (

@@ -16,7 +16,7 @@ from rlvlm.commands.arguments import parse, task_first
 from rlvlm.core.episodes import TokenEpisode
 from rlvlm.core.errors import EXIT_DONE, UsageError
 from rlvlm.envs.config import EnvConfig
-from rlvlm.envs.registry import check_unused, make_env, task_kind
+from rlvlm.envs.registry import check_unused, find_task, make_env
 from rlvlm.policies.vlm.config import PolicyConfig
 from rlvlm.runs.preflight import check_network
 from rlvlm.runs.recipes import recipe
@@ -44,7 +44,7 @@ class SFTArguments:
 def command(words: Sequence[str], prog: str) -> int:
     """`sft TASK --from DATA [options]`: what the held-out episodes say of the result."""
     task, options = task_first(words, prog, "number_line", "--from DATA")
-    if (kind := task_kind(task)) != "turns":
+    if (kind := find_task(task).kind) != "turns":
         fixes = {"steps": f"it needs no demonstrations: rlvlm run {task}"}
         fixes |= {"chunks": f"a VLA learns in its run: rlvlm run {task} --sft.demonstrations DIR"}
         raise UsageError(f"{task} is an env in {kind}, not in turns", fixes[kind])

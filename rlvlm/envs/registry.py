@@ -228,55 +228,46 @@ def task_families() -> dict[str, list[str]]:
     return families
 
 
-def full_name(name: str) -> str:
-    """The registered name that `name` stands for; `gym:ID` and `package.module:NAME` stay as they are.
+def find_task(name: str) -> Task:
+    """The registered task, that of `gym:ID`, or the `Task` that `package.module:NAME` refers to.
 
     Raises:
-        UsageError: there is no such task.
+        UsageError: there is no such task; proposes one of a like name.
     """
-    found = _find(name)
+    if name in _TASKS:
+        return _TASKS[name]
+    if name.startswith(GYMNASIUM):
+        return _gymnasium_task(name)
+    if ":" in name:
+        return _load(name)
+    if "/" in name and (alike := _of_family(name)):
+        if len(alike) == 1:
+            return alike[0]
+        shown = "; ".join(f"{task.name} {task.goal!r}" for task in alike)
+        raise UsageError(f"{name!r} fits {len(alike)} tasks: {shown}", "say more of it, or take its number")
+    if name.endswith(".py"):
+        module = name.removesuffix(".py").replace("/", ".").lstrip(".")
+        what = f"{name!r} is a file; a task of your own is named by its module and the Task in it"
+        raise UsageError(what, f"{module}:NAME, e.g. {module}:{module.rpartition('.')[2].upper()}")
+    own = task_families().get(name.partition("/")[0]) if "/" in name else None
+    known = f"{name.partition('/')[0]} has {len(own)}, {own[0]} to {own[-1]}" if own else f"tasks: {task_summary()}"
+    raise UsageError(f"there is no task {name!r}; {known}", _near(name))
+
+
+def full_name(name: str) -> str:
+    """The registered name that `name` stands for; `gym:ID` and `package.module:NAME` stay as they are."""
+    found = find_task(name)
     return name if ":" in name else found.name
 
 
 def task_goal(name: str) -> str:
-    """The goal phrase of a task, e.g. `open the drawer`.
-
-    Raises:
-        UsageError: there is no such task.
-    """
-    return _find(name).goal
-
-
-def task_has_expert(name: str) -> bool:
-    """Whether a script plays a task in turns; True for one that is not registered, of which nobody knows yet.
-
-    Raises:
-        UsageError: there is no such task.
-    """
-    return _find(name).has_expert
-
-
-def tasks_without_expert() -> list[str]:
-    """The registered tasks in turns that no script plays, sorted."""
-    return sorted(name for name, task in _TASKS.items() if not task.has_expert)
-
-
-def task_recipe(name: str) -> str:
-    """Where a task that brings its own recipe has it, `module:function`; empty for the others.
-
-    Raises:
-        UsageError: there is no such task.
-    """
-    return _find(name).recipe
+    """The goal phrase of a task, e.g. `open the drawer`; errors as of `find_task`."""
+    return find_task(name).goal
 
 
 def task_env(name: str) -> EnvConfig:
-    """How a run sets a task's env up, unless configured otherwise.
-
-    Raises:
-        UsageError: there is no such task.
-    """
-    return _find(name).env
+    """How a run sets a task's env up, unless configured otherwise; errors as of `find_task`."""
+    return find_task(name).env
 
 
 def is_used(name: str, setting: str) -> bool:
@@ -311,44 +302,16 @@ def check_unused(name: str, config: EnvConfig) -> None:
         raise ValueError(f"{ignored} would have no effect on {task.name}; what has: {known}")
 
 
-def task_goal_state(name: str) -> str:
-    """The goal of a task as a sentence that is true once it is reached, e.g. `the drawer is open`.
-
-    Raises:
-        UsageError: there is no such task.
-    """
-    task = _find(name)
-    return task.goal_state or task.goal
-
-
-def return_range(name: str) -> tuple[float, float] | None:
-    """The episode returns that count as 0 and 1 in comparisons; None for a task compared by its success rate.
-
-    Raises:
-        UsageError: there is no such task.
-    """
-    return _find(name).return_range
-
-
-def task_kind(name: str) -> Kind:
-    """What the envs of a task are: `steps`, `turns` or `chunks`.
-
-    Raises:
-        UsageError: there is no such task.
-    """
-    return _find(name).kind
-
-
 def make_env(task: str, config: EnvConfig, seed: int) -> Any:
     """One env, seeded; `config.num_envs` plays no part.
 
-    Its class follows from `task_kind`: a `StepEnv`, a `TurnEnv` or a `ChunkEnv`.
+    Its class follows from `Task.kind`: a `StepEnv`, a `TurnEnv` or a `ChunkEnv`.
 
     Raises:
         UsageError: there is no such task.
         MachineError: the machine cannot draw it.
     """
-    found = _find(task)
+    found = find_task(task)
     module, _, function = found.maker.partition(":")
     maker: Callable[..., Any] = getattr(importlib.import_module(module), function)
     env = maker(config, seed, *found.arguments)
@@ -421,32 +384,10 @@ def make_vector(task: str, config: EnvConfig, seed: int) -> "gym.vector.SyncVect
     import numpy as np
     from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
-    _find(task)
+    find_task(task)
     seeds = np.random.SeedSequence(seed).generate_state(config.num_envs)
     makers = [partial(make_env, task, config, int(own)) for own in seeds]
     return SyncVectorEnv(makers, autoreset_mode=AutoresetMode.SAME_STEP)
-
-
-def _find(name: str) -> Task:
-    """The registered task, that of `gym:ID`, or the `Task` that `package.module:NAME` refers to."""
-    if name in _TASKS:
-        return _TASKS[name]
-    if name.startswith(GYMNASIUM):
-        return _gymnasium_task(name)
-    if ":" in name:
-        return _load(name)
-    if "/" in name and (alike := _of_family(name)):
-        if len(alike) == 1:
-            return alike[0]
-        shown = "; ".join(f"{task.name} {task.goal!r}" for task in alike)
-        raise UsageError(f"{name!r} fits {len(alike)} tasks: {shown}", "say more of it, or take its number")
-    if name.endswith(".py"):
-        module = name.removesuffix(".py").replace("/", ".").lstrip(".")
-        what = f"{name!r} is a file; a task of your own is named by its module and the Task in it"
-        raise UsageError(what, f"{module}:NAME, e.g. {module}:{module.rpartition('.')[2].upper()}")
-    own = task_families().get(name.partition("/")[0]) if "/" in name else None
-    known = f"{name.partition('/')[0]} has {len(own)}, {own[0]} to {own[-1]}" if own else f"tasks: {task_summary()}"
-    raise UsageError(f"there is no task {name!r}; {known}", _near(name))
 
 
 def _near(name: str) -> str:

@@ -15,7 +15,7 @@ from matplotlib.lines import Line2D
 from rlvlm.core.console.tables import plain_console, plain_table
 from rlvlm.core.disk import write_whole
 from rlvlm.core.errors import EXIT_DONE
-from rlvlm.envs.registry import return_range
+from rlvlm.envs.registry import find_task
 from rlvlm.reports.results import SOLVED, Results, RunResult, mean_known, run_results, sweep_results
 from rlvlm.reports.statistics import (
     CONFIDENCE,
@@ -296,7 +296,7 @@ def draw_curves(results: Results) -> Figure:
             runs = [run for run in results.of(task, source) if len(run.steps)]
             if runs:
                 _draw_curve(axes, runs, colour)
-        ylabel = "success rate" if return_range(task) is None else "true return, 0 to 1"
+        ylabel = "success rate" if find_task(task).return_range is None else "true return, 0 to 1"
         axes.set(title=task, xlabel="env steps, thousands", ylabel=ylabel)
         low, high = axes.get_ylim()
         axes.set_ylim(min(low, -0.04), max(high, 1.04))  # scores: 0 is nothing and 1 is solved, on every task

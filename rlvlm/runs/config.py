@@ -18,7 +18,7 @@ from rlvlm.algorithms.sft_config import ChunkSFTConfig, ReplySFTConfig
 from rlvlm.core.errors import UsageError
 from rlvlm.core.yaml_text import read_yaml
 from rlvlm.envs.config import EnvConfig
-from rlvlm.envs.registry import check_unused, is_used, task_goal, task_goal_state
+from rlvlm.envs.registry import check_unused, find_task, is_used
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.policies.vla.config import VLAConfig
 from rlvlm.policies.vlm.config import PolicyConfig
@@ -208,7 +208,10 @@ class RunConfig:
     @property
     def judge_goal(self) -> str:
         """The judge's goal: `goal`, else the task's own phrase, or its sentence for judges that want one."""
-        return self.goal or (task_goal_state if self.judge.reads_states else task_goal)(self.task)
+        if self.goal:
+            return self.goal
+        task = find_task(self.task)
+        return (task.goal_state if self.judge.reads_states else "") or task.goal
 
     @property
     def policy_env(self) -> EnvConfig:

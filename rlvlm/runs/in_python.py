@@ -27,7 +27,7 @@ from rlvlm.core.sampling import ReplyRequest
 from rlvlm.core.steps import FloatArray, Frames
 from rlvlm.envs.env import ChunkEnv, TurnEnv
 from rlvlm.envs.images import FrameStore
-from rlvlm.envs.registry import make_env, task_kind
+from rlvlm.envs.registry import find_task, make_env
 from rlvlm.policies.squashed_gaussian import SquashedGaussian
 from rlvlm.policies.vla.policy import VLAPolicy
 from rlvlm.policies.vla.tokens import ActionScale
@@ -227,7 +227,7 @@ def load_policy(run: RunFolder | Path | str, *, trust: bool = False) -> StepPoli
     folder = run if isinstance(run, RunFolder) else find_folder(path)
     config = folder.config()
     checkpoint = choose_checkpoint(folder, path, logger.warning).algorithm
-    kind = task_kind(config.task)
+    kind = find_task(config.task).kind
     if kind == "steps":
         return StepPolicy(load_actor(checkpoint))
     env = make_env(config.task, config.env.for_evaluation(), config.seed)

@@ -10,7 +10,7 @@ from rlvlm.algorithms.sac_pebble.config import SACConfig
 from rlvlm.algorithms.sft_config import NO_EXPERT_FIX, ChunkSFTConfig, ReplySFTConfig
 from rlvlm.core.errors import JudgeUnavailable, MachineError, ModelUnavailable, UsageError, first_line
 from rlvlm.core.plugins import is_reference, load_object
-from rlvlm.envs.registry import few_starts, make_env, task_has_expert, tasks_without_expert
+from rlvlm.envs.registry import few_starts, find_task, make_env, task_names
 from rlvlm.envs.rendering import FIX, ensure_renderer, try_renderer
 from rlvlm.pocket.models import VIDEO_FRAME_PX, VIDEO_NUM_FRAMES, known_tasks, shipped_folder, weights_folder
 from rlvlm.policies.vla.config import VLAConfig
@@ -118,16 +118,15 @@ def _check_env(config: RunConfig) -> None:
     Raises:
         UsageError: it is not, or it has none.
     """
-    has_expert = task_has_expert(config.task)
+    has_expert = find_task(config.task).has_expert
     if ":" in config.task:  # an env that is not ours: what does not fit is said now, and by its own words
         env = make_env(config.task, config.env, config.seed)
         has_expert = getattr(env, "has_expert", True)
         env.close()
     if isinstance(config.sft, ReplySFTConfig) and config.sft.plays_expert and not has_expert:
+        unplayed = ", ".join(name for name in sorted(task_names()) if not find_task(name).has_expert)
         what = f"{config.task} has no scripted expert to show how it is played"
-        raise UsageError(
-            f"{what}; of the tasks that ship, those have none: {', '.join(tasks_without_expert())}", NO_EXPERT_FIX
-        )
+        raise UsageError(f"{what}; of the tasks that ship, those have none: {unplayed}", NO_EXPERT_FIX)
 
 
 def _check_memory(config: RunConfig) -> None:

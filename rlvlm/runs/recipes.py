@@ -14,7 +14,7 @@ from rlvlm.algorithms.sft_config import ChunkSFTConfig, ReplySFTConfig
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.libero.tasks import SUITES
 from rlvlm.envs.minigrid.ids import SHORT_NAMES
-from rlvlm.envs.registry import full_name, task_env, task_kind, task_recipe
+from rlvlm.envs.registry import find_task, full_name, task_env
 from rlvlm.envs.robosuite import words
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.pocket.models import VIDEO_FRAME_PX, VIDEO_NUM_FRAMES, known_tasks
@@ -37,7 +37,7 @@ def recipe(task: str, has_checkpoint: bool = False) -> RunConfig:
         UsageError: there is no such task; the message names the nearest.
     """
     task = full_name(task)
-    own, family = task_recipe(task), task.partition("/")[0]
+    own, family = find_task(task).recipe, task.partition("/")[0]
     if task in RECIPES or family in FAMILY_RECIPES:
         config = RECIPES[task]() if task in RECIPES else FAMILY_RECIPES[family](task)
         return of_checkpoint(config) if has_checkpoint and config.algorithm == "grpo" else config
@@ -49,7 +49,7 @@ def recipe(task: str, has_checkpoint: bool = False) -> RunConfig:
 
 def general(task: str) -> RunConfig:
     """Any other task, not tuned."""
-    if (kind := task_kind(task)) == "turns":
+    if (kind := find_task(task).kind) == "turns":
         return _turns(task, steps=40_960, gamma=0.97)
     return RunConfig(task=task, env=task_env(task), algo=GRPOConfig() if kind == "chunks" else SACConfig())
 

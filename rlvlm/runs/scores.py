@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from rlvlm.algorithms.evaluation import Evaluation, num_distinct
 from rlvlm.core import metrics
-from rlvlm.envs.registry import return_range
+from rlvlm.envs.registry import find_task
 
 Floats = NDArray[np.float64]
 
@@ -30,7 +30,7 @@ def scores(task: str, rows: Sequence[Mapping[str, str]]) -> Floats:
     Raises:
         UsageError: there is no such task.
     """
-    scale = return_range(task)
+    scale = find_task(task).return_range
     if scale is None:
         return np.array([true_success(row) for row in rows], np.float64)
     lowest, highest = scale
@@ -40,7 +40,7 @@ def scores(task: str, rows: Sequence[Mapping[str, str]]) -> Floats:
 
 def score_name(task: str) -> str:
     """What the score of a task is, for axes and tables."""
-    scale = return_range(task)
+    scale = find_task(task).return_range
     return "success rate" if scale is None else f"true return, 0 is {scale[0]:g} and 1 is {scale[1]:g}"
 
 

@@ -3,7 +3,7 @@ import pytest
 
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.gym_cards.number_line import NumberLine
-from rlvlm.envs.registry import make_env, task_env, task_kind
+from rlvlm.envs.registry import find_task, make_env, task_env
 from rlvlm.testing import check_turn_env
 
 MINUS, PLUS = '{"action": "-"}', '{"action": "+"}'
@@ -35,7 +35,7 @@ def test_a_move_against_the_end_and_an_unreadable_reply_cost_one_and_ten_turns_a
 
 
 def test_it_keeps_the_contract() -> None:
-    assert task_kind("number_line") == "turns"
+    assert find_task("number_line").kind == "turns"
     check_turn_env(*(make_env("number_line", task_env("number_line"), 0) for _ in range(2)))
 
 

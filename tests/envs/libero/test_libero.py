@@ -17,7 +17,7 @@ from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.env import FIRST_HELD_OUT_STATE
 from rlvlm.envs.libero.env import LiberoEnv, to_robosuite
 from rlvlm.envs.libero.tasks import SUITES, instruction_of
-from rlvlm.envs.registry import full_name, task_goal, task_kind
+from rlvlm.envs.registry import find_task, full_name, task_goal
 from rlvlm.envs.rendering import ensure_renderer
 from rlvlm.envs.robosuite.scene import load
 
@@ -45,7 +45,7 @@ def test_instructions_by_hand() -> None:
 def test_tasks_are_found_by_number_and_by_words() -> None:
     assert sum(map(len, SUITES.values())) == 130
     assert task_goal("libero_10/2") == "turn on the stove and put the moka pot on it"
-    assert task_kind("libero_90/89") == "chunks"
+    assert find_task("libero_90/89").kind == "chunks"
     for words in ("alphabet soup", "'Alphabet soup'", "alphabet_soup"):
         assert full_name(f"libero_object/{words}") == "libero_object/0"
     with pytest.raises(UsageError, match=r"fits 3 tasks: libero_goal/1 .*; libero_goal/4 .*"):

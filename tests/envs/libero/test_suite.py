@@ -12,7 +12,7 @@ from rlvlm.envs.env import FIRST_HELD_OUT_STATE
 from rlvlm.envs.libero import suite as module
 from rlvlm.envs.libero.env import LiberoEnv
 from rlvlm.envs.libero.suite import LiberoSuite
-from rlvlm.envs.registry import make_env, task_goal, task_kind
+from rlvlm.envs.registry import find_task, make_env, task_goal
 
 pytestmark = pytest.mark.slow
 
@@ -29,7 +29,7 @@ def suite() -> LiberoSuite:
 
 
 def test_consecutive_states_go_through_all_tasks(suite: LiberoSuite) -> None:
-    assert task_kind("libero_object") == "chunks"
+    assert find_task("libero_object").kind == "chunks"
     for first in (0, FIRST_HELD_OUT_STATE):
         places = [suite.place_of(first + number) for number in range(25)]
         assert [task for task, _ in places] == [*range(10), *range(10), *range(5)]

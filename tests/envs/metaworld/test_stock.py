@@ -8,7 +8,7 @@ from stock_steps import actions, assert_steps_are_the_stock_ones
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.metaworld.env import MetaWorldEnv
 from rlvlm.envs.metaworld.goals import STOCK_GOALS
-from rlvlm.envs.registry import make_env, task_goal, task_goal_state
+from rlvlm.envs.registry import find_task, make_env, task_goal
 from rlvlm.testing import check_step_env
 
 
@@ -21,7 +21,7 @@ def make(name: str, seed: int = 0, **fields: Any) -> MetaWorldEnv:
 def test_every_stock_task_has_a_goal_in_words() -> None:
     assert STOCK_GOALS.keys() == ALL_V3_ENVIRONMENTS.keys()
     assert task_goal("metaworld/door-open-v3") == "open the door"
-    assert task_goal_state("metaworld/door-open-v3") == "the door is open"
+    assert find_task("metaworld/door-open-v3").goal_state == "the door is open"
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.minigrid.env import MiniGridTurnEnv
 from rlvlm.envs.minigrid.ids import IDS, SHORT_NAMES
 from rlvlm.envs.minigrid.missions import read_mission
-from rlvlm.envs.registry import make_env, task_env, task_goal, task_kind
+from rlvlm.envs.registry import find_task, make_env, task_env, task_goal
 from rlvlm.testing import check_turn_env
 
 LEFT, RIGHT, FORWARD, PICK_UP, DROP, TOGGLE, DONE = range(7)
@@ -66,7 +66,7 @@ def test_progress_rises_on_the_way_and_falls_off_it() -> None:
     "task", [*SHORT_NAMES, "minigrid/MiniGrid-Dynamic-Obstacles-6x6-v0", "minigrid/BabyAI-GoToLocal-v0"]
 )
 def test_they_keep_the_contract(task: str) -> None:
-    assert task_kind(task) == "turns"
+    assert find_task(task).kind == "turns"
     check_turn_env(made(task), made(task))
 
 
