@@ -4,6 +4,7 @@ and controls. Images stay references: snapshots, which are drawn when they are a
 
 import hashlib
 import json
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -115,7 +116,7 @@ def make_items(suite: Suite, task: str, config: EnvConfig, size_px: int, seed: i
         MachineError: the machine cannot draw it.
     """
     env = make_env(task, config, seed)
-    rng = np.random.default_rng((VERSION, seed))
+    rng = np.random.default_rng((VERSION, seed, zlib.crc32(task.encode())))  # apart for each task
     episodes = _play(env, suite.episodes, seed, rng)
     elsewhere = next((goal for other in suite.tasks if (goal := task_goal(other)) != task_goal(task)), OTHER_GOAL)
     same_scene = _other_goals(env, task, suite.shares_scenes)

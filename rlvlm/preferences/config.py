@@ -77,7 +77,7 @@ def published_name(task: str) -> str:
     if task not in THEIR_TASKS:
         raise ValueError(
             f"reward.teacher published knows {', '.join(sorted(THEIR_TASKS))}, got {task}; for another task measure a "
-            "judge with `rlvlm judge-report` and choose reward.teacher measured with feedback.measured FILE"
+            "judge with `rlvlm judge-bench` and choose reward.teacher measured with feedback.measured FILE"
         )
     return THEIR_TASKS[task]
 
@@ -110,7 +110,8 @@ class FeedbackConfig:
     """Whether the agent learns on while the teacher answers; the answers are then used one session later."""
     simulated: SimulatedTeacherConfig = field(default_factory=SimulatedTeacherConfig)
     measured: str = ""
-    """judge_report.csv of a judge (`rlvlm judge-report`); the teacher `measured` is as often right as that one was."""
+    """bench.json (`rlvlm judge-bench`) or judge_report.csv (`rlvlm judge-report`) of a judge; the teacher `measured` is
+    as often right, wrong and undecided as that one was, and prefers a side as it does."""
 
     def __post_init__(self) -> None:
         for name in ("first_step", "every_steps", "queries", "segment_steps", "recent_episodes", "pool"):

@@ -5,6 +5,7 @@ questions of one call are of one kind. Built by `build_teacher`, asked by the lo
 """
 
 import csv
+import json
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -257,12 +258,21 @@ by one or two). The VLM was Gemini-Pro-Vision, for the cloth GPT-4V, asked in tw
 _SMALLEST_GAP = 1e-6
 
 
-def read_shares(path: Path) -> FloatArray:
-    """[10, 3] counts of correct, incorrect and undecided answers from the judge_report.csv of `rlvlm judge-report`.
+def read_shares(path: Path, task: str = "") -> FloatArray:
+    """Counts of correct, incorrect and undecided answers of a judge that was measured, smallest gaps first.
+
+    Args:
+        path: judge_report.csv of `rlvlm judge-report`, or bench.json of `rlvlm judge-bench`.
+        task: whose answers are taken from a bench; those of all its tasks where it has none of this one.
+
+    Returns:
+        [10, 3]; of a bench [10, 2, 3], by whether the nearer side was shown on the left or on the right.
 
     Raises:
         ValueError: the file is not there, is about several judges, or lacks a column or a bin.
     """
+    if path.suffix == ".json":
+        return _bench_shares(path, task)
     try:
         with path.open(newline="") as file:
             rows = list(csv.DictReader(file))
@@ -284,33 +294,53 @@ def read_shares(path: Path) -> FloatArray:
     return shares
 
 
+def _bench_shares(path: Path, task: str) -> FloatArray:
+    try:
+        tables = json.loads(path.read_text())["teacher"]
+        shares = np.array(tables.get(task, tables["all"])["pairs"], np.float32)
+        if shares.shape != (NUM_BINS, 2, 3) or not (np.isfinite(shares).all() and (shares >= 0).all() and shares.any()):
+            raise ValueError(f"counts of shape {shares.shape}")
+    except (OSError, KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ValueError(
+            f"feedback.measured {path} has no table of answers to pairs ({type(error).__name__}: {error}); "
+            "rlvlm judge-bench writes one for a judge that compares"
+        ) from None
+    return shares
+
+
 class MeasuredTeacher(Teacher):
     """Compares true progress, and is right, wrong or undecided as often as a table says for gaps of that width.
 
     Two uniform draws are spent on every pair. A bin in which nothing was measured takes the shares of the whole table.
 
     Args:
-        shares: [10, 3] correct, incorrect, undecided, in any unit, smallest gaps first.
+        shares: [10, 3] correct, incorrect, undecided, in any unit, smallest gaps first; or [10, 2, 3], likewise by
+            whether the nearer side is on the left or on the right, so that a preference for a side is imitated too.
         seed: of the draws.
         name: of the judge that was measured.
     """
 
     def __init__(self, shares: FloatArray, seed: int, name: str) -> None:
-        shares = np.where(shares.sum(1, keepdims=True) > 0, shares, shares.sum(0))
-        self._ends = (shares / shares.sum(1, keepdims=True)).cumsum(1)  # [10, 3]
+        by_side = shares if shares.ndim == 3 else np.stack([shares, shares], axis=1)  # [10, 2, 3]
+        by_side = np.where(by_side.sum(2, keepdims=True) > 0, by_side, by_side.sum(0))
+        by_side = by_side / by_side.sum(2, keepdims=True)
+        self._ends = by_side.cumsum(2)
+        # where neither side is nearer, a decided answer names the right one as often as among the hardest pairs
+        decided, says_right = by_side[0, :, :2].sum(), by_side[0, 1, 0] + by_side[0, 0, 1]
+        self._p_right = float(says_right / decided) if decided else 0.5
         self._rng = np.random.default_rng(seed)
         self._stamp = Stamp(judge=f"measured {name}", revision="", prompt="", decoding="")
 
     def answer(self, pairs: Sequence[Pair]) -> list[Verdict]:
-        """One verdict per pair, in order; where both sides are as far, decided answers are random."""
+        """One verdict per pair, in order; where both sides are as far, decided answers depend on chance alone."""
         verdicts = []
         for pair, (draw, side_draw) in zip(pairs, self._rng.random((len(pairs), 2)), strict=True):
             gain = float(pair.right.progress[-1] - pair.left.progress[-1])
-            correct, decided, _ = self._ends[min(int(abs(gain) * NUM_BINS), NUM_BINS - 1)]
+            correct, decided, _ = self._ends[min(int(abs(gain) * NUM_BINS), NUM_BINS - 1), int(gain > 0)]
             if draw >= decided:
                 verdicts.append(Verdict(status=Status.NO_PREFERENCE, label=Label.TIE, stamp=self._stamp))
                 continue
-            says_right = side_draw < 0.5 if abs(gain) <= _SMALLEST_GAP else (gain > 0) == (draw < correct)
+            says_right = side_draw < self._p_right if abs(gain) <= _SMALLEST_GAP else (gain > 0) == (draw < correct)
             label = Label.RIGHT if says_right else Label.LEFT
             verdicts.append(Verdict(status=Status.OK, label=label, stamp=self._stamp))
         return verdicts
@@ -355,7 +385,7 @@ def build_teacher(
     if kind == "published":
         return MeasuredTeacher(SHARES[published_name(task)], seed, task)
     if kind == "measured":
-        return MeasuredTeacher(read_shares(Path(feedback.measured)), seed, feedback.measured)
+        return MeasuredTeacher(read_shares(Path(feedback.measured), task), seed, feedback.measured)
     if kind in ("oracle", "progress"):
         return OracleTeacher(by_progress=kind == "progress")
     if kind == "random":

@@ -127,10 +127,11 @@ class StepRewardConfig:
 
 FALSE_POSITIVES = 0.2
 """Share of failures that the teacher biased takes for successes, unless another is set."""
-ScoreTeacher = Literal["judge", "random", "biased", "progress"]
+ScoreTeacher = Literal["judge", "random", "biased", "progress", "measured"]
 """Who scores turns and episodes. judge: the VLM; random: random scores, the negative control; biased: the truth,
 but for a share of failures that it takes for successes, the control that the monitor must catch; progress: the
-simulator's progress with noise, a judge as good as one wants, to study what graded scores teach."""
+simulator's progress with noise, a judge as good as one wants, to study what graded scores teach; measured: scores that
+a judge gave in `rlvlm judge-bench` to episodes of such progress."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -224,6 +225,8 @@ class TurnRewardConfig:
     """Of the teacher biased: share of failures that it takes for successes, in [0, 1]."""
     noise: float = 0.0
     """Of the teacher progress: standard deviation of its noise, >= 0."""
+    measured: str = ""
+    """Of the teacher measured: bench.json of a judge (`rlvlm judge-bench`)."""
     parts: int = 4
     """A rollout of whole episodes is played in so many parts, >= 1: a judge looks at one while the next is played.
     There are fewer where a part would not have a group for each env runner."""
@@ -251,6 +254,8 @@ class TurnRewardConfig:
             f"reward.source is {self.source} and reward.mixture weighs {self.mixture.used or 'nothing'}: weights go "
             "with the source mixture, which needs one at least": (self.source == "mixture") != bool(self.mixture.used),
             f"reward.noise goes with the teacher progress, got {self.noise}": self.noise and self.teacher != "progress",
+            "reward.teacher measured and reward.measured FILE go together, got "
+            f"{self.teacher} and {self.measured or 'no file'}": (self.teacher == "measured") != bool(self.measured),
             f"reward.threshold must be in (0, 1], calibrated or None, got {threshold}": (
                 isinstance(threshold, float | int) and not 0 < threshold <= 1
             ),
@@ -264,7 +269,7 @@ class TurnRewardConfig:
                 self.without_answer != "neutral" and self.neutral != 0.5
             ),
             f"the {self.teacher} teacher is about whole episodes; set reward.per episode": (
-                self.teacher in ("biased", "progress") and self.per == "turn"
+                self.teacher in ("biased", "progress", "measured") and self.per == "turn"
             ),
         }
         for message, is_broken in rules.items():

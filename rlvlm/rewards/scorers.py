@@ -3,14 +3,16 @@ one, whose purpose is to be caught, and a simulated judge of progress.
 """
 
 import hashlib
+import json
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
-from rlvlm.core.errors import JudgeUnavailable, first_line
+from rlvlm.core.errors import JudgeUnavailable, UsageError, first_line
 from rlvlm.core.judging import Clip, Score, Stamp, Status, Usage
 from rlvlm.core.steps import FloatArray, Frames
 from rlvlm.judges.health import JudgeHealth
@@ -24,6 +26,8 @@ _FEWEST = 20
 """Latest answers of which one at least must have come."""
 _ASKED_AT_ONCE = 64
 """Showings that are drawn and held at once: 17 MB of single images at 300 pixels."""
+_SCORE_ROWS = 11
+"""Of a table of measured scores: ten bins of progress short of success, and success."""
 _COLUMNS = ("status", "value", "text", "latency_s", "question", "num_frames")
 """Fields of a score that a checkpoint has as they are."""
 
@@ -281,7 +285,51 @@ class ProgressScorer(SimulatedScorer):
         return float(np.clip(item.progress + self._noise * rng.normal(), 0.0, 1.0))
 
 
-def make_scorer(
+def read_scores(path: Path, task: str) -> list[list[float]]:
+    """[11] scores that a judge gave to episodes, by their true progress in ten bins, those of successes last.
+
+    Args:
+        path: bench.json of `rlvlm judge-bench`.
+        task: whose scores are taken; those of all tasks where it has none of this one.
+
+    Raises:
+        UsageError: there are none.
+    """
+    try:
+        tables = json.loads(path.expanduser().read_text())["teacher"]
+        table = tables[task] if "scores" in tables.get(task, {}) else tables["all"]
+        scores = [[float(score) for score in row] for row in table["scores"]]
+        if len(scores) != _SCORE_ROWS or not any(scores) or not all(0 <= one <= 1 for row in scores for one in row):
+            raise ValueError(f"{len(scores)} rows")
+    except (OSError, KeyError, TypeError, ValueError, AttributeError) as error:
+        raise UsageError(
+            f"reward.measured {path} has no scores of episodes ({type(error).__name__}: {error})",
+            "rlvlm judge-bench writes them for a judge that scores",
+        ) from error
+    return scores
+
+
+class MeasuredScorer(SimulatedScorer):
+    """Gives an episode one of the scores that a judge gave to episodes of such progress, drawn anew each time.
+
+    Args:
+        scores: [11] as `read_scores` gives them; a row without any takes those of the nearest one, and successes are
+            taken for failures of the highest progress where none was measured.
+        seed: of the draws.
+        name: of the judge that was measured.
+    """
+
+    def __init__(self, scores: list[list[float]], seed: int, name: str) -> None:
+        super().__init__(seed, f"measured {name}")
+        known = [place for place, row in enumerate(scores) if row]
+        self._scores = [scores[min(known, key=lambda other: abs(other - place))] for place in range(_SCORE_ROWS)]
+
+    def value(self, item: ScoringItem, rng: np.random.Generator) -> float:
+        row = _SCORE_ROWS - 1 if item.is_success else min(int(item.progress * (_SCORE_ROWS - 1)), _SCORE_ROWS - 2)
+        return float(rng.choice(self._scores[row]))
+
+
+def make_scorer(  # noqa: PLR0913 - all of them parts of a run
     teacher: ScoreTeacher,
     make_judge: Callable[[], Judge] | None,
     draw: Callable[[FloatArray], Frames],
@@ -289,6 +337,7 @@ def make_scorer(
     *,
     remembers: bool,
     flaw: float = 0.0,
+    measured: tuple[str, str] = ("", ""),
     make_fallback_judge: Callable[[], Judge] | None = None,
 ) -> Scorer:
     """The scorer that `teacher` names.
@@ -300,6 +349,7 @@ def make_scorer(
         seed: of a control.
         remembers: see `JudgeScorer`.
         flaw: of a simulated teacher: the false positives of the biased one, the noise of progress.
+        measured: of the teacher measured, file and task as of `read_scores`.
         make_fallback_judge: makes a judge that is asked where the first has no answer; None where nobody is.
     """
     if teacher == "random":
@@ -308,6 +358,8 @@ def make_scorer(
         return BiasedScorer(flaw, seed)
     if teacher == "progress":
         return ProgressScorer(flaw, seed)
+    if teacher == "measured":
+        return MeasuredScorer(read_scores(Path(measured[0]), measured[1]), seed, measured[0])
     assert make_judge is not None, "the config has checked that there is a judge"
     first = JudgeScorer(make_judge(), draw, remembers=remembers)
     if make_fallback_judge is None:

@@ -358,13 +358,17 @@ def _check_objects(config: RunConfig) -> None:
         for name in ("source", "teacher"):
             if is_reference(reference := getattr(config.reward, name)):
                 load_object(reference, f"reward.{name}")
+    elif config.reward.measured:
+        from rlvlm.rewards.scorers import read_scores
+
+        read_scores(Path(config.reward.measured), config.task)
     if config.feedback and config.feedback.measured:
         from rlvlm.preferences.teachers import read_shares
 
         try:
-            read_shares(Path(config.feedback.measured))
+            read_shares(Path(config.feedback.measured), config.task)
         except ValueError as error:
-            raise UsageError(str(error), "rlvlm judge-report writes one") from error
+            raise UsageError(str(error), "rlvlm judge-bench writes one") from error
 
 
 def port_is_free(port: int) -> bool:

@@ -15,7 +15,9 @@ from rlvlm.judge_bench.figures import pair_figures, pooled, score_figures, teach
 from rlvlm.judge_bench.items import FAILURES, LEAST_GAP, Item, TaskItems, draw_gap_pairs, make_items
 from rlvlm.judge_bench.suites import SUITES, Suite, find_suite
 from rlvlm.judges.config import JudgeConfig
+from rlvlm.preferences.teachers import read_shares
 from rlvlm.reports.judge_bench import differences
+from rlvlm.rewards.scorers import read_scores
 
 SMALL = Suite(name="small", tasks=("push_block", "cartpole"), episodes=12, pairs=40, videos=6, controls=6, tracks=2)
 PX = 48
@@ -243,3 +245,12 @@ def test_rows_of_other_items_are_told_apart():
     other["manifest"]["cartpole"]["looks"][0][0] += 20
     other["manifest"]["push_block"]["digest"] = "x"
     assert [line.split()[1] for line in differences(row, other)] == ["items", "images"]
+
+
+def test_a_run_can_be_taught_by_what_was_measured(tmp_path):
+    row = summarise(run(Reference("left")))
+    (tmp_path / "bench.json").write_text(json.dumps(row))
+    shares = read_shares(tmp_path / "bench.json", "cartpole")
+    assert shares[:, 0, 1].sum() == 0 and shares[:, 1, 0].sum() == 0  # right on the left, wrong on the right, always
+    scores = read_scores(tmp_path / "bench.json", "push_block")
+    assert {score for scored in scores for score in scored} == {0.5}

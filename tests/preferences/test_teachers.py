@@ -1,5 +1,6 @@
 import csv
 import dataclasses
+import json
 import math
 from collections import Counter
 from dataclasses import replace
@@ -340,6 +341,20 @@ def test_a_judge_that_was_measured_is_played_from_its_report(tmp_path: Path) -> 
     assert isinstance(teacher, MeasuredTeacher)
     np.testing.assert_allclose(shares_of(teacher, pair_of(0.0, 0.3)), [0.3, 0.1, 0.6], atol=0.03)
     np.testing.assert_allclose(shares_of(teacher, pair_of(0.0, 1.0)), [0.3, 0.1, 0.6], atol=0.03)
+
+
+def test_the_table_of_a_bench_keeps_a_preference_for_a_side(tmp_path: Path) -> None:
+    # says left in nine of ten answers, whatever is shown: right where the left is nearer, wrong where the right is
+    bins = [[[9, 1, 0], [1, 9, 0]]] * 10
+    file = tmp_path / "bench.json"
+    file.write_text(json.dumps({"teacher": {"all": {"pairs": bins}, "other": {"scores": []}}}))
+    teacher = MeasuredTeacher(read_shares(file, "drawer_open"), seed=0, name="x")
+    np.testing.assert_allclose(shares_of(teacher, pair_of(0.7, 0.2)), [0.1, 0.9, 0.0], atol=0.03)
+    np.testing.assert_allclose(shares_of(teacher, pair_of(0.2, 0.7)), [0.1, 0.9, 0.0], atol=0.03)
+    tied = [verdict.label for verdict in teacher.answer([pair_of(0.5, 0.5)] * 4_000)]
+    assert tied.count(Label.LEFT) / 4_000 == pytest.approx(0.9, abs=0.03)
+    with pytest.raises(ValueError, match="rlvlm judge-bench"):
+        read_shares(file, "other")
 
 
 def test_a_table_or_a_task_that_says_nothing_is_refused_with_what_it_needs(tmp_path: Path) -> None:

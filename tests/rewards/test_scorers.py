@@ -1,13 +1,23 @@
+import json
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from rlvlm.core.errors import JudgeUnavailable
+from rlvlm.core.errors import JudgeUnavailable, UsageError
 from rlvlm.core.judging import Clip, Score, Stamp, Status
 from rlvlm.core.steps import FloatArray, Frames
-from rlvlm.rewards.scorers import BiasedScorer, JudgeScorer, LastResortScorer, ProgressScorer, RandomScorer
+from rlvlm.rewards.scorers import (
+    BiasedScorer,
+    JudgeScorer,
+    LastResortScorer,
+    MeasuredScorer,
+    ProgressScorer,
+    RandomScorer,
+    read_scores,
+)
 from rlvlm.rewards.scoring_items import ScoringItem
 
 STAMP = Stamp(judge="by_hand", revision="1", prompt="numbers/1", decoding="")
@@ -109,6 +119,23 @@ def test_a_simulated_judge_of_progress_errs_as_much_as_it_is_told_to() -> None:
     assert np.mean(values) == pytest.approx(0.5, abs=0.01) and np.std(values) == pytest.approx(0.1, abs=0.01)
     assert {score.value for score in ProgressScorer(0.0, 0).score(half)} == {0.5}
     assert all(0 <= (score.value or 0.0) <= 1 for score in ProgressScorer(2.0, 0).score(half))
+
+
+def test_a_measured_judge_gives_what_was_given_at_such_progress(tmp_path: Path) -> None:
+    rows = [[] for _ in range(11)]
+    rows[0], rows[7], rows[10] = [0.1], [0.4, 0.6], [0.9]
+    file = tmp_path / "bench.json"
+    file.write_text(json.dumps({"teacher": {"all": {"scores": rows}, "b": {"pairs": []}}}))
+    scorer = MeasuredScorer(read_scores(file, "b"), 0, "x")  # of b there are none, so those of all
+    half = [replace(shown(1), progress=0.75)] * 400
+    values = [score.value for score in scorer.score(half)]
+    assert set(values) == {0.4, 0.6} and 150 < values.count(0.4) < 250
+    some = [replace(shown(1), progress=progress) for progress in (0.0, 0.3, 1.0)]
+    # of 0.3 none was measured: the nearest is at 0; of 1 short of success: 0.9 to 1 is as near to success as to 0.7
+    assert [score.value for score in scorer.score(some)[:2]] == [0.1, 0.1]
+    assert scorer.score([shown(1, success=True)])[0].value == 0.9
+    with pytest.raises(UsageError, match="rlvlm judge-bench"):
+        read_scores(tmp_path / "none.json", "b")
 
 
 def test_the_last_resort_is_asked_where_the_first_has_no_answer() -> None:

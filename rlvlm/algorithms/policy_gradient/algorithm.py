@@ -344,7 +344,7 @@ class PolicyGradient(BaseAlgorithm):
         return make_scorer(
             reward.teacher, make_judge,
             lambda snapshots: shown_frames(self.draw_for_judge(snapshots, reward.frame_px), reward),
-            self.config.seed, remembers=remembers, flaw=reward.flaw,
+            self.config.seed, remembers=remembers, flaw=reward.flaw, measured=(reward.measured, self.config.task),
             make_fallback_judge=self.config.make_fallback_judge,
         )  # fmt: skip
 
