@@ -12,7 +12,7 @@ from transformers import GenerationConfig, Qwen2Tokenizer, Qwen3VLConfig, Qwen3V
 from transformers.models.qwen2.tokenization_qwen2 import PRETOKENIZE_REGEX
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
-from rlvlm.vlms.patch_embedding import flatten_patch_embedding
+from rlvlm.vlms.images import flatten_patch_embedding
 
 PAD = "<|endoftext|>"
 STOP = "<|im_end|>"

@@ -26,7 +26,7 @@ from pocket_models.scorer import ScorerData
 from pocket_models.video import VideoData
 from rlvlm.judges.build import ABILITIES_FILE
 from rlvlm.pocket.models import weights_folder
-from rlvlm.vlms.patch_embedding import flatten_patch_embedding
+from rlvlm.vlms.images import flatten_patch_embedding
 from rlvlm.vlms.supervised import (
     Metrics,
     adamw,

@@ -55,21 +55,18 @@ class BothOrders:
 
     async def compare_one(self, query: Query) -> Verdict:
         """The verdict on one query, where the inner judge is a `ContinuousJudge`: both orders are asked at once."""
-        inner = self._continuous
+        inner = cast(ContinuousJudge, self._judge)
         straight, swapped = await asyncio.gather(inner.compare_one(query), inner.compare_one(query.swapped))
         return _joined(straight, swapped, self.stamp)
 
     async def score_one(self, clip: Clip) -> Score:
         """The score of one clip, likewise."""
-        return replace(await self._continuous.score_one(clip), stamp=self.stamp)
+        return replace(await cast(ContinuousJudge, self._judge).score_one(clip), stamp=self.stamp)
 
     async def generate_one(self, chat: Chat, *, max_new_tokens: int, temperature: float) -> str:
         """The inner judge's reply to one chat, likewise."""
-        return await self._continuous.generate_one(chat, max_new_tokens=max_new_tokens, temperature=temperature)
-
-    @property
-    def _continuous(self) -> ContinuousJudge:
-        return cast(ContinuousJudge, self._judge)
+        inner = cast(ContinuousJudge, self._judge)
+        return await inner.generate_one(chat, max_new_tokens=max_new_tokens, temperature=temperature)
 
 
 def _joined(straight: Verdict, swapped: Verdict, stamp: Stamp) -> Verdict:

@@ -43,7 +43,12 @@ def build_judge(config: JudgeConfig) -> Judge:
         "cached": _stored_judge,
     }
     try:
-        judge = _own_judge(config) if config.is_own else members[config.backend](config)
+        if config.is_own:
+            from rlvlm.judges import own
+
+            judge = own.build(config)
+        else:
+            judge = members[config.backend](config)
     except ModelUnavailable as error:
         raise JudgeUnavailable(str(error), error.fix) from error
     return BothOrders(judge) if config.both_orders else judge
@@ -73,27 +78,17 @@ def _pocket_judge(config: JudgeConfig) -> ChatJudge:
             f"the pocket judge's weights are not in {folder}",
             "reinstall rlvlm, or make them anew as rlvlm/pocket/judge/CARD.md says",
         )
-    abilities = _abilities_of(folder)
+    # what it was trained on: as its folder says, and otherwise what the pocket judge was
+    abilities, file = POCKET_ABILITIES, folder / ABILITIES_FILE
+    if file.exists():
+        try:
+            known = json.loads(file.read_text())
+            forms, scores = frozenset(known["compare"]), frozenset(known["score"])
+            abilities = Abilities(compare=forms, score=scores, goal_pictures=known["goal_pictures"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise JudgeUnavailable(f"{file} cannot be read: {error}", "restore it, or make the weights anew") from error
     abilities.check(config)
     return _chat_judge(config, str(folder), abilities)
-
-
-def _abilities_of(folder: Path) -> Abilities:
-    """What a small model was trained on: as its folder says, and otherwise what the pocket judge was.
-
-    Raises:
-        JudgeUnavailable: the folder's file cannot be read.
-    """
-    file = folder / ABILITIES_FILE
-    if not file.exists():
-        return POCKET_ABILITIES
-    try:
-        known = json.loads(file.read_text())
-        return Abilities(
-            compare=frozenset(known["compare"]), score=frozenset(known["score"]), goal_pictures=known["goal_pictures"]
-        )
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise JudgeUnavailable(f"{file} cannot be read: {error}", "restore it, or make the weights anew") from error
 
 
 def _vllm_judge(config: JudgeConfig) -> ChatJudge:
@@ -116,12 +111,6 @@ def _numeric_judge(config: JudgeConfig) -> Judge:
     folder = "similarity" if config.reads_states else "reward_heads"
     model = import_module(f"rlvlm.judges.{folder}.{config.backend}").load(config)
     return NumericJudge(config, model)
-
-
-def _own_judge(config: JudgeConfig) -> Judge:
-    from rlvlm.judges import own
-
-    return own.build(config)
 
 
 def _stored_judge(config: JudgeConfig) -> StoredJudge:

@@ -31,7 +31,8 @@ class ChatJudge:
         self._config = config
         self._asker = asker
         self._abilities = abilities or Abilities()
-        self._sentences = prompts.sentences_of(config)
+        self._label = label_dialogue(config.prompt)
+        self._score = score_dialogue(config.score, prompts.sentences_of(config))
         self._abilities.check(config)
 
     @property
@@ -47,12 +48,12 @@ class ChatJudge:
             JudgeUnavailable: not one of those that could be asked was answered.
         """
         self._check_compares()
-        return [one.verdict(self.stamp) for one in self._ask(queries, label_dialogue(self._config.prompt))]
+        return [one.verdict(self.stamp) for one in self._ask(queries, self._label)]
 
     def score(self, clips: Sequence[Clip]) -> list[Score]:
         """One score per clip, in order. Raises as `compare` does."""
-        outcomes = self._ask(clips, self._score_dialogue)
-        return [self._score(clip, outcome) for clip, outcome in zip(clips, outcomes, strict=True)]
+        outcomes = self._ask(clips, self._score)
+        return [self._scored(clip, outcome) for clip, outcome in zip(clips, outcomes, strict=True)]
 
     def generate(self, chats: Sequence[Chat], *, max_new_tokens: int, temperature: float) -> list[str]:
         """The model's reply to each chat, in order.
@@ -66,11 +67,11 @@ class ChatJudge:
     async def compare_one(self, query: Query) -> Verdict:
         """The verdict on one query, for an asker that takes questions as they come; see `judge.ContinuousJudge`."""
         self._check_compares()
-        return (await self._ask_one(query, label_dialogue(self._config.prompt))).verdict(self.stamp)
+        return (await self._ask_one(query, self._label)).verdict(self.stamp)
 
     async def score_one(self, clip: Clip) -> Score:
         """The score of one clip, likewise."""
-        return self._score(clip, await self._ask_one(clip, self._score_dialogue))
+        return self._scored(clip, await self._ask_one(clip, self._score))
 
     async def generate_one(self, chat: Chat, *, max_new_tokens: int, temperature: float) -> str:
         """The model's reply to one chat, likewise."""
@@ -95,9 +96,6 @@ class ChatJudge:
         assert isinstance(self._asker, AsyncAsker), "only those whose config `batches_itself` are asked one by one"
         return self._asker
 
-    def _score_dialogue(self, clip: Clip) -> Dialogue:
-        return score_dialogue(self._config.score, self._sentences)(clip)
-
     def _check_compares(self) -> None:
         if not self._abilities.compare:
             raise UnsupportedQuestion(
@@ -105,7 +103,7 @@ class ChatJudge:
                 "use a judge that compares, e.g. the pocket judge: leave out --judge.model",
             )
 
-    def _score(self, clip: Clip, outcome: DialogueResult) -> Score:
+    def _scored(self, clip: Clip, outcome: DialogueResult) -> Score:
         return outcome.score(self.stamp, 0 if outcome.has_failed else prompts.num_shown(self._config.score, clip))
 
     async def _ask_one(self, item: Item, dialogue: Callable[[Item], Dialogue]) -> DialogueResult:

@@ -3,7 +3,6 @@
 import difflib
 import logging
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 from typing import ClassVar, Literal, get_args
 
@@ -30,6 +29,8 @@ _WITH_WEIGHTS = ("transformers", "vllm", *_BY_SIMILARITY, *_WITH_HEADS)
 _WORDED = ("statement", "rubric", "delta", "video")
 """Forms of score whose sentences may be replaced by a published model's own."""
 _REMOTE = ("openai", "gemini")
+_IMPLIED: set[str] = set()
+"""Hub names whose backend was said already."""
 _LARGEST_POCKET_BYTES = 200_000_000
 """Weights of a folder above this are no small model like those that ship."""
 
@@ -191,11 +192,6 @@ class JudgeConfig(VLMConfig):
         return self.backend in _REMOTE
 
     @property
-    def reads_clips(self) -> bool:
-        """Whether it was trained to look at more than one image per side."""
-        return not self.ships_weights
-
-    @property
     def reads_states(self) -> bool:
         """Whether it compares images with a sentence about a state, and is given no instruction."""
         return self.backend in _BY_SIMILARITY
@@ -227,14 +223,10 @@ def _is_general(model: str) -> bool:
     if model and folder.is_dir():
         return sum(file.stat().st_size for file in folder.glob("*.safetensors")) > _LARGEST_POCKET_BYTES
     is_hub_name = model.count("/") == 1 and not model.startswith((".", "~", "/")) and not model.endswith("/")
-    if is_hub_name:
-        _say_implied(model)
+    if is_hub_name and model not in _IMPLIED:  # said once: a config is made many times
+        _IMPLIED.add(model)
+        logger.warning("judge.model %s is a hub name, so judge.backend is transformers", model)
     return is_hub_name
-
-
-@cache
-def _say_implied(model: str) -> None:
-    logger.warning("judge.model %s is a hub name, so judge.backend is transformers", model)
 
 
 def _meant_backend(name: str) -> str:

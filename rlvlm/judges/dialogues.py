@@ -155,7 +155,8 @@ def _label_directly(query: Query) -> Dialogue:
 
 def _label_in_one(query: Query) -> Dialogue:
     """From one answer that holds the analysis and the label."""
-    return _label_of((yield ChatRequest(chat=prompts.compare_messages("single_stage", query))))
+    reply = yield ChatRequest(chat=prompts.compare_messages("single_stage", query))
+    return _label_of(reply)
 
 
 def _label_in_two(query: Query) -> Dialogue:

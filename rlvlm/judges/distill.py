@@ -280,15 +280,15 @@ def grade(folder: Path, graded: Sequence[tuple[Labelled, Query]]) -> Grades:
     turned = judge.compare([query.swapped for query in queries])
     teacher = [one.answer for one, _ in graded]
     same = [mine is theirs for mine, theirs in zip(given, teacher, strict=True)]
-    decided = [hit for hit, theirs in zip(same, teacher, strict=True) if theirs is not Label.TIE]
+    decided = [hit for hit, theirs in zip(same, teacher, strict=True) if theirs is not Label.TIE] or [np.nan]
     swaps = [(mine and mine.swapped) is verdict.label for mine, verdict in zip(given, turned, strict=True)]
     return {
-        AGREES: _share(same),
-        "agrees where the teacher decided": _share(decided),
+        AGREES: float(np.mean(same)),
+        "agrees where the teacher decided": float(np.mean(decided)),
         "decided labels right, by the simulator": _accuracy(
             [(mine, one.truth) for mine, (one, _) in zip(given, graded, strict=True)]
         ),
-        "label swaps with the order": _share(swaps),
+        "label swaps with the order": float(np.mean(swaps)),
     }
 
 
@@ -333,10 +333,7 @@ def _initial_model(config: DistillConfig) -> Any:
 
 def _accuracy(pairs: Sequence[tuple[Label | None, Label | None]]) -> float:
     """Share of decided labels that are the true ones, where the truth decides too."""
-    return _share([given is truth for given, truth in pairs if given in _DECIDED and truth in _DECIDED])
-
-
-def _share(hits: Sequence[bool]) -> float:
+    hits = [given is truth for given, truth in pairs if given in _DECIDED and truth in _DECIDED]
     return sum(hits) / len(hits) if hits else float("nan")
 
 

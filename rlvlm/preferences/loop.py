@@ -301,7 +301,6 @@ class FeedbackLoop:
             )  # fmt: skip
             self._records += records
             self._counts.count(records, session.num_look_alike)
-            self._counts.check_teacher(session.answers)
             num_stored += self._queries.add(session.questions, session.answers)
         return num_stored
 

@@ -38,19 +38,6 @@ def preference_loss(returns_left: Tensor, returns_right: Tensor, p_right: Tensor
     return (softplus(margin) - p_right * margin).mean(-1)
 
 
-def score_loss(rewards: Tensor, scores: Tensor) -> Tensor:
-    """Mean squared distance of predicted rewards from what the scores say, `to_reward`.
-
-    Args:
-        rewards: [K, B] predicted, reward units.
-        scores: [K, B] or [B] in [0, 1].
-
-    Returns:
-        [K] of each member, in reward units squared.
-    """
-    return (rewards - to_reward(scores)).square().mean(-1)
-
-
 class PreferenceObjective:
     """Labels of pairs by the Bradley-Terry model; a fit ends on training accuracy, as in PEBBLE's code."""
 
@@ -103,8 +90,8 @@ class ScoreObjective:
     ends_on_held_out = True
 
     def loss(self, returns: Tensor, targets: Tensor, config: RewardModelConfig) -> Tensor:
-        """[K] reward units squared."""
-        return score_loss(returns[..., 0], targets)
+        """[K] mean squared distance of each member's rewards from what the scores say, reward units squared."""
+        return (returns[..., 0] - to_reward(targets)).square().mean(-1)
 
     def grade(self, returns: Tensor, targets: Tensor) -> tuple[float, int]:
         """Sum of squared errors in units of the score, and how many."""

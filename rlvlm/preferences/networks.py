@@ -165,7 +165,7 @@ class ImageInput:
 
     Args:
         frames: draws and remembers images.
-        build: makes a network that reads them.
+        build: makes a network that reads them; it is `build_network` then.
         affordable_kinds: rows that an ensemble of three reads in about half a second on one core, with the drawing.
         rows_per_pass: of every pass, filled up where there are fewer: more suit many rows, fewer the handful after a
             turn.
@@ -179,7 +179,7 @@ class ImageInput:
         rows_per_pass: int = 32,
     ) -> None:
         self._frames = frames
-        self._build = build
+        self.build_network = build
         self.affordable_kinds = affordable_kinds
         self.rows_per_pass = rows_per_pass
 
@@ -195,10 +195,6 @@ class ImageInput:
     def rows(self, steps: Steps, chosen: NDArray[np.int64]) -> Tensor:
         """`[M, ...]` what the network reads of the chosen steps `[M]`."""
         return torch.from_numpy(self._frames.frames(steps.snapshots[chosen]))
-
-    def build_network(self, rng: torch.Generator) -> RewardNetwork:
-        """A fresh network."""
-        return self._build(rng)
 
 
 class StateInput:
@@ -216,7 +212,7 @@ class StateInput:
     rows_per_pass = 64
 
     def __init__(self, obs_size: int, action_size: int) -> None:
-        self._num_inputs = obs_size + action_size
+        self.build_network = partial(StateNetwork, obs_size + action_size)
 
     def distinct(self, steps: Steps) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         every = np.arange(len(steps))
@@ -228,16 +224,8 @@ class StateInput:
     def rows(self, steps: Steps, chosen: NDArray[np.int64]) -> Tensor:
         return torch.from_numpy(np.concatenate([steps.next_obs[chosen], steps.actions[chosen]], axis=1))
 
-    def build_network(self, rng: torch.Generator) -> StateNetwork:
-        return StateNetwork(self._num_inputs, rng)
-
 
 RewardInput = ImageInput | StateInput
-
-
-def affordable_pictures(picture_px: int) -> int:
-    """Images that an ensemble of three ResNets reads in about half a second on one core, >= 1."""
-    return max(200_000 // picture_px**2, 1)
 
 
 def reward_input(
@@ -247,5 +235,6 @@ def reward_input(
     if reward.model == "image":
         return ImageInput(frames, partial(ImageNetwork, reward_model.picture_px))
     if reward.model == "resnet18":
-        return ImageInput(frames, ResNetNetwork, affordable_pictures(reward_model.picture_px), rows_per_pass=16)
+        affordable = max(200_000 // reward_model.picture_px**2, 1)  # by three of them in half a second, on one core
+        return ImageInput(frames, ResNetNetwork, affordable, rows_per_pass=16)
     return StateInput(env.observation_space.shape[0], env.action_space.shape[0])

@@ -131,7 +131,11 @@ class FeedbackCounts:
         return self._counts[metrics.QUERIES]
 
     def count(self, records: Sequence[Record], num_look_alike: int) -> None:
-        """Takes in a session."""
+        """Takes in a session, and gives the teacher up when it does not answer or cannot be understood.
+
+        Raises:
+            JudgeUnavailable: every answer of this session is missing, or most of the latest cannot be read.
+        """
         answers = [record.verdict if isinstance(record, QueryRecord) else record.score for record in records]
         correct = [record.correct for record in records if isinstance(record, QueryRecord)]
         self._counts[metrics.QUERIES] += len(records)
@@ -140,13 +144,6 @@ class FeedbackCounts:
         self._counts["correct"] += correct.count(True)
         self._counts["wrong"] += correct.count(False)
         self._health.note(answers)
-
-    def check_teacher(self, answers: Sequence[Verdict | Score]) -> None:
-        """Gives the teacher up when it does not answer, or cannot be understood.
-
-        Raises:
-            JudgeUnavailable: every answer of this session is missing, or most of the latest cannot be read.
-        """
         self._health.check(answers)
 
     def metrics(self) -> dict[str, float]:

@@ -12,7 +12,6 @@ TEACHERS = (
     *("published", "measured", "random"),
 )
 _SCORERS = ("judge", "oracle", "random")
-_FORMER = {"sparse": "success"}
 
 
 def check_name(setting: str, value: str, names: Iterable[str]) -> None:
@@ -24,8 +23,6 @@ def check_name(setting: str, value: str, names: Iterable[str]) -> None:
     names = list(names)
     if value in names or ":" in value:
         return
-    if value in _FORMER:
-        raise ValueError(f"{setting} {value} is called {_FORMER[value]} now")
     near = get_close_matches(value, names, 1)
     hint = f"did you mean {near[0]}? " if near else ""
     raise ValueError(f"{setting} is {value!r}; {hint}use one of {', '.join(names)}, or my_file:NAME of your own")

@@ -24,7 +24,34 @@ def to_reward(score: Any) -> Any:
     return 2 * score - 1
 
 
-class JudgedReward(RewardSource):
+class _ScoredImages(RewardSource):
+    """What is said of images, each asked about once; what is known is part of a checkpoint."""
+
+    def __init__(self, judge: Judge, frames: FrameStore, goal: str) -> None:
+        self._frames = frames
+        self._goal = goal
+        self._memory = ScoreMemory(judge)
+
+    def _scores(self, transitions: Transitions) -> NDArray[np.float64]:
+        """Scores [B] of the images after each step, each that looks new asked about; NaN where there is none."""
+        first, kind = self._frames.distinct(transitions.snapshots)
+        looks = transitions.snapshots[first]
+        scores = self._memory.score(
+            self._frames.keys(looks),
+            lambda places: [Clip(goal=self._goal, frames=image[None]) for image in self._frames.frames(looks[places])],
+        )
+        return np.array([np.nan if score.value is None else score.value for score in scores])[kind]
+
+    def get_state(self) -> dict[str, Any]:
+        """What was said of all images seen so far."""
+        return self._memory.get_state()
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Restores what `get_state` returned."""
+        self._memory.set_state(state)
+
+
+class JudgedReward(_ScoredImages):
     """What a judge says of the image after each step, in [-1, 1]; images that look the same are judged once.
 
     An image whose answer cannot be read has no reward, and transitions that lead to it do not train. One that was not
@@ -42,9 +69,7 @@ class JudgedReward(RewardSource):
     labelling = Labelling.WHERE_ANSWERED
 
     def __init__(self, judge: Judge, frames: FrameStore, goal: str) -> None:
-        self._frames = frames
-        self._goal = goal
-        self._memory = ScoreMemory(judge)
+        super().__init__(judge, frames, goal)
         self._answers: dict[bytes, tuple[Score, float]] = {}
 
     @classmethod
@@ -59,17 +84,9 @@ class JudgedReward(RewardSource):
         Raises:
             JudgeUnavailable: the judge does not answer or cannot be understood.
         """
-        rewards = to_reward(_score_images(self._memory, self._frames, self._goal, transitions.snapshots))
+        rewards = to_reward(self._scores(transitions))
         self._answers |= {key: (score, time.time()) for key, score in self._memory.fresh.items()}
         return rewards.astype(np.float32)
-
-    def get_state(self) -> dict[str, Any]:
-        """What was said of all images seen so far."""
-        return self._memory.get_state()
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        """Restores what `get_state` returned."""
-        self._memory.set_state(state)
 
     def drain_answers(self) -> dict[bytes, tuple[Score, float]]:
         """What was said since the last call and when (Unix time, seconds), by the image's name in the frame store; not
@@ -79,7 +96,7 @@ class JudgedReward(RewardSource):
         return answers
 
 
-class FunctionReward(RewardSource):
+class FunctionReward(_ScoredImages):
     """A plain function of images and a goal: `def reward(images, goal) -> scores`, asked once about each new image.
 
     Args:
@@ -89,9 +106,7 @@ class FunctionReward(RewardSource):
     """
 
     def __init__(self, function: Callable[..., Any], frames: FrameStore, goal: str) -> None:
-        self._frames = frames
-        self._goal = goal
-        self._memory = ScoreMemory(_FunctionJudge(function))
+        super().__init__(_FunctionJudge(function), frames, goal)
 
     def label(self, transitions: Transitions) -> FloatArray:
         """Rewards `[B]` for the image after each step.
@@ -100,15 +115,7 @@ class FunctionReward(RewardSource):
             UsageError: the function gave something else than one number per image.
             NumericsError: one of the numbers is not finite.
         """
-        return _score_images(self._memory, self._frames, self._goal, transitions.snapshots).astype(np.float32)
-
-    def get_state(self) -> dict[str, Any]:
-        """The rewards of all images seen so far."""
-        return self._memory.get_state()
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        """Restores what `get_state` returned."""
-        self._memory.set_state(state)
+        return self._scores(transitions).astype(np.float32)
 
 
 class _FunctionJudge:
@@ -130,14 +137,3 @@ class _FunctionJudge:
                 "return one number per image, in their order",
             )
         return [Score(status=Status.OK, value=number, stamp=self.stamp) for number in numbers.tolist()]
-
-
-def _score_images(memory: ScoreMemory, frames: FrameStore, goal: str, snapshots: FloatArray) -> NDArray[np.float64]:
-    """Scores [B] of the images of `snapshots` [B, S], each that looks new asked about; NaN where there is none."""
-    first, kind = frames.distinct(snapshots)
-    looks = snapshots[first]
-    scores = memory.score(
-        frames.keys(looks),
-        lambda places: [Clip(goal=goal, frames=image[None]) for image in frames.frames(looks[places])],
-    )
-    return np.array([np.nan if score.value is None else score.value for score in scores])[kind]

@@ -165,17 +165,17 @@ class JudgeScorer:
         self._memory.set_state(state["memory"])
 
 
-class LastResortScorer:
+class FallbackScorer:
     """Asks a second scorer about what the first has no score for, or about everything where the first does not answer.
 
     Args:
         first: usually asked.
-        last: asked where that one gives nothing.
+        fallback: asked where that one gives nothing.
     """
 
-    def __init__(self, first: Scorer, last: Scorer) -> None:
+    def __init__(self, first: Scorer, fallback: Scorer) -> None:
         self._first = first
-        self._last = last
+        self._fallback = fallback
         self.num_asked = 0
 
     def score(self, items: Sequence[ScoringItem]) -> list[Score]:
@@ -189,23 +189,23 @@ class LastResortScorer:
             scores = self._first.score(items)
         except JudgeUnavailable as error:
             logger.warning("the judge does not answer (%s): the fallback judge is asked", first_line(error))
-            return self._last.score(items)
+            return self._fallback.score(items)
         missing = [place for place, score in enumerate(scores) if score.value is None]
         if missing:
-            again = self._last.score([items[place] for place in missing])
+            again = self._fallback.score([items[place] for place in missing])
             for place, score in zip(missing, again, strict=True):
                 scores[place] = score
         return scores
 
     def get_state(self) -> dict[str, Any]:
         """See `Scorer`."""
-        return {"num_asked": self.num_asked, "first": self._first.get_state(), "last": self._last.get_state()}
+        return {"num_asked": self.num_asked, "first": self._first.get_state(), "last": self._fallback.get_state()}
 
     def set_state(self, state: dict[str, Any]) -> None:
         """See `Scorer`."""
         self.num_asked = int(state["num_asked"])
         self._first.set_state(state["first"])
-        self._last.set_state(state["last"])
+        self._fallback.set_state(state["last"])
 
 
 class SimulatedScorer:
@@ -364,7 +364,7 @@ def make_scorer(  # noqa: PLR0913 - all of them parts of a run
     first = JudgeScorer(make_judge(), draw, remembers=remembers)
     if make_fallback_judge is None:
         return first
-    return LastResortScorer(first, JudgeScorer(make_fallback_judge(), draw, remembers=remembers))
+    return FallbackScorer(first, JudgeScorer(make_fallback_judge(), draw, remembers=remembers))
 
 
 def chance_of(item: ScoringItem, seed: int) -> float:

@@ -312,7 +312,7 @@ def _check_together(run: RunConfig) -> None:
         if reward.teacher == "published":
             published_name(run.task)
         is_about_clips = reward.source == "preference" and run.feedback.segment_steps > 1
-        if run.reward.asks_judge and not run.serve.app and not run.judge.reads_clips and is_about_clips:
+        if run.reward.asks_judge and not run.serve.app and run.judge.ships_weights and is_about_clips:
             raise ValueError(
                 "the pocket judge knows single images only, so feedback.segment_steps must be 1, "
                 f"got {run.feedback.segment_steps}; longer segments need judge.backend transformers"

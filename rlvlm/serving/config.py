@@ -71,9 +71,9 @@ class PolicyVllmConfig(VllmConfig):
 
     def __post_init__(self) -> None:
         VllmConfig.__post_init__(self)  # not super(): a class with slots is made twice, and super() knows the first
-        if self.lora or not self.structured or self.max_lora_rank != VllmConfig().max_lora_rank:
+        if not self.structured or self.max_lora_rank != VllmConfig().max_lora_rank:
             raise ValueError(
-                "engine.vllm.lora, structured and max_lora_rank are for judges; a policy has --policy.adapter and "
+                "engine.vllm.structured and max_lora_rank are for judges; a policy has --policy.adapter and "
                 "--policy.lora-rank"
             )
 

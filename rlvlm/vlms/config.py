@@ -133,10 +133,8 @@ class EngineConfig:
     """Hold a reply to its choices where there are some, such as the label turn of judge.prompt two_stage."""
     eager: bool = False
     """Skip compilation: starts sooner, answers slower."""
-    lora: str = ""
-    """The earlier name of judge.adapter, still read."""
     max_lora_rank: int = 64
-    """Largest rank of that adapter, >= 1."""
+    """Largest rank of judge.adapter, >= 1."""
 
     @property
     def interpreter(self) -> str:

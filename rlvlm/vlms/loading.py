@@ -28,8 +28,8 @@ from rlvlm.vlms.chats import Chat, images_of
 from rlvlm.vlms.config import VLMConfig
 from rlvlm.vlms.devices import dtype_name, pick_device, pick_dtype, place
 from rlvlm.vlms.files import locate
+from rlvlm.vlms.images import flatten_patch_embedding
 from rlvlm.vlms.lora import load_adapter
-from rlvlm.vlms.patch_embedding import flatten_patch_embedding
 from rlvlm.vlms.processors import load_processor
 
 logger = logging.getLogger(__name__)
@@ -79,21 +79,13 @@ def load_vlm(config: VLMConfig, *, trainable: bool = False) -> LoadedVLM:
         if not importlib.util.find_spec("bitsandbytes"):
             raise ModelUnavailable("4-bit weights need the package bitsandbytes", "pip install bitsandbytes")
         quantization = _nf4(folder, pick_dtype(config.dtype, pick_device(config.device, config.section)))
-    model = load_weights(
-        AutoModelForImageTextToText,
-        folder,
-        config,
-        quantization_config=quantization,
-    )
+    model = load_weights(AutoModelForImageTextToText, folder, config, quantization_config=quantization)
     flatten_patch_embedding(model)
     tokenizer = processor.tokenizer
     tokenizer.padding_side = "left"
     pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
-    stop = (
-        model.generation_config.eos_token_id
-        if model.generation_config.eos_token_id is not None
-        else tokenizer.eos_token_id
-    )
+    own_stop = model.generation_config.eos_token_id
+    stop = tokenizer.eos_token_id if own_stop is None else own_stop
     # The released files ask for sampling and penalties; whoever asks the model decides these.
     model.generation_config = GenerationConfig(eos_token_id=stop, pad_token_id=pad)
     if config.adapter:

@@ -110,41 +110,35 @@ def load_processor(folder: Path, model_config: Any, config: VLMConfig) -> Pillow
     Raises:
         ModelUnavailable: a file is missing or broken, or the model cannot chat or has no pixel bounds.
     """
-    processor = _from_files(folder, model_config)
-    _set_pixels(processor.image_processor, config)
-    return processor
-
-
-def _from_files(folder: Path, model_config: Any) -> PillowProcessor | AutoProcessorAdapter:
     from transformers import AutoImageProcessor, AutoProcessor, AutoTokenizer  # slow, and not needed to place a model
 
+    processor: PillowProcessor | AutoProcessorAdapter
     try:
-        if importlib.util.find_spec("torchvision") or not hasattr(model_config, "image_token_id"):
-            return AutoProcessorAdapter(AutoProcessor.from_pretrained(folder, trust_remote_code=False))
-        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-        image_processor = AutoImageProcessor.from_pretrained(folder, trust_remote_code=False)
-        if not hasattr(image_processor, "merge_size"):  # not of the Qwen-VL line: only its own class knows its marks
-            return AutoProcessorAdapter(AutoProcessor.from_pretrained(folder, trust_remote_code=False))
+        tokenizer = image_processor = None
+        if not importlib.util.find_spec("torchvision") and hasattr(model_config, "image_token_id"):
+            tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+            image_processor = AutoImageProcessor.from_pretrained(folder, trust_remote_code=False)
+        # not of the Qwen-VL line: only its own class knows its marks
+        if tokenizer is None or not hasattr(image_processor, "merge_size"):
+            processor = AutoProcessorAdapter(AutoProcessor.from_pretrained(folder, trust_remote_code=False))
+        elif not tokenizer.chat_template:
+            what = f"{folder} has no chat template"
+            raise ModelUnavailable(what, "choose an Instruct model, base models cannot chat")
+        else:
+            processor = PillowProcessor(image_processor, tokenizer, model_config.image_token_id)
     except (OSError, ValueError, ImportError, json.JSONDecodeError) as error:
         raise ModelUnavailable(
             f"the tokenizer or image processor in {folder} cannot be loaded: {first_line(error)}",
             "the folder needs tokenizer.json, preprocessor_config.json and a chat template; download it again",
         ) from error
-    if not tokenizer.chat_template:
-        raise ModelUnavailable(f"{folder} has no chat template", "choose an Instruct model, base models cannot chat")
-    return PillowProcessor(image_processor, tokenizer, model_config.image_token_id)
-
-
-def _set_pixels(image_processor: Any, config: VLMConfig) -> None:
-    """Puts the config's pixel bounds into the processor."""
-    if not (config.min_pixels or config.max_pixels):
-        return
-    size = image_processor.size
-    own = (size["shortest_edge"], size["longest_edge"]) if hasattr(image_processor, "merge_size") else None
-    if own is None:
-        raise ModelUnavailable(
-            "this model's image processor has no pixel bounds",
-            f"leave out --{config.section}.min-pixels and --{config.section}.max-pixels",
-        )
-    smallest, largest = config.min_pixels or own[0], config.max_pixels or own[1]
-    image_processor.size = {"shortest_edge": min(smallest, largest), "longest_edge": max(smallest, largest)}
+    if config.min_pixels or config.max_pixels:
+        images = processor.image_processor
+        if not hasattr(images, "merge_size"):
+            raise ModelUnavailable(
+                "this model's image processor has no pixel bounds",
+                f"leave out --{config.section}.min-pixels and --{config.section}.max-pixels",
+            )
+        smallest = config.min_pixels or images.size["shortest_edge"]
+        largest = config.max_pixels or images.size["longest_edge"]
+        images.size = {"shortest_edge": min(smallest, largest), "longest_edge": max(smallest, largest)}
+    return processor

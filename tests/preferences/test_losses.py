@@ -8,7 +8,6 @@ from rlvlm.preferences.losses import (
     PREFERENCE,
     SCORE,
     preference_loss,
-    score_loss,
 )
 
 
@@ -70,7 +69,7 @@ def test_scores_are_foretold_in_pairs_that_do_not_overlap() -> None:
 def test_score_loss_by_hand() -> None:
     # Scores of 0, 1/2 and 1 mean rewards of -1, 0 and 1.
     rewards = torch.tensor([[-1.0, 0.0, 1.0], [0.0, 0.0, 0.0], [1.0, 1.0, -1.0]])
-    loss = score_loss(rewards, torch.tensor([0.0, 0.5, 1.0]))
+    loss = SCORE.loss(rewards[..., None], torch.tensor([0.0, 0.5, 1.0]), RewardModelConfig())
     torch.testing.assert_close(loss, torch.tensor([0.0, 2 / 3, 9 / 3]))
 
 

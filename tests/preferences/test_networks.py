@@ -20,7 +20,6 @@ from rlvlm.preferences.networks import (
     ResNetNetwork,
     StateInput,
     StateNetwork,
-    affordable_pictures,
 )
 from rlvlm.preferences.teachers import OracleTeacher
 from rlvlm.rewards.config import StepRewardConfig
@@ -162,10 +161,6 @@ def _steps() -> Steps:
 def _part(steps: Steps, chosen: int | slice) -> Steps:
     rows = slice(chosen, chosen + 1) if isinstance(chosen, int) else chosen
     return Steps(actions=steps.actions[rows], next_obs=steps.next_obs[rows], snapshots=steps.snapshots[rows])
-
-
-def test_larger_images_are_labelled_in_smaller_pieces() -> None:
-    assert affordable_pictures(64) == 4 * affordable_pictures(128) and affordable_pictures(2_000) == 1
 
 
 def test_images_too_small_for_it_are_refused() -> None:

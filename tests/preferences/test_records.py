@@ -38,14 +38,7 @@ def test_a_record_holds_the_truth_beside_the_answer() -> None:
 
 def test_each_kind_of_answer_is_counted_apart() -> None:
     counts = FeedbackCounts()
-    answers = [
-        verdict(Label.RIGHT),
-        verdict(Label.RIGHT),
-        verdict(Label.LEFT),
-        verdict(Label.TIE),
-        verdict(None),
-        verdict(None, Status.FAILED),
-    ]
+    answers = [*map(verdict, (Label.RIGHT, Label.RIGHT, Label.LEFT, Label.TIE, None)), verdict(None, Status.FAILED)]
     counts.count(records_of(answers), num_look_alike=4)
     counts.count(records_of(answers[:1]), num_look_alike=1)
     assert counts.metrics() == {
@@ -70,21 +63,18 @@ def test_without_a_decided_label_there_is_no_accuracy() -> None:
 
 def test_a_teacher_who_cannot_be_read_is_given_up() -> None:
     counts = FeedbackCounts()
-    answers = [verdict(None)] * 50
-    counts.count(records_of(answers[1:]), num_look_alike=0)
-    counts.check_teacher(answers[1:])
-    counts.count(records_of(answers[:1]), num_look_alike=0)
+    counts.count(records_of([verdict(None)] * 49), num_look_alike=0)
     with pytest.raises(JudgeUnavailable, match="50 of the last 50"):
-        counts.check_teacher(answers[:1])
+        counts.count(records_of([verdict(None)]), num_look_alike=0)
 
 
 def test_a_restored_tally_goes_on() -> None:
     one, other = FeedbackCounts(), FeedbackCounts()
-    one.count(records_of([verdict(None)] * 49 + [verdict(Label.RIGHT)]), num_look_alike=3)
+    one.count(records_of([verdict(None)] * 49), num_look_alike=3)
     other.set_state(one.get_state())
     assert one.metrics() == other.metrics()
     with pytest.raises(JudgeUnavailable, match="49 of the last 50"):
-        other.check_teacher([])
+        other.count(records_of([verdict(Label.RIGHT)]), num_look_alike=0)
     assert np.all([isinstance(count, int) for count in one.get_state()["counts"].values()])
 
 

@@ -11,8 +11,8 @@ from rlvlm.core.judging import Clip, Score, Stamp, Status
 from rlvlm.core.steps import FloatArray, Frames
 from rlvlm.rewards.scorers import (
     BiasedScorer,
+    FallbackScorer,
     JudgeScorer,
-    LastResortScorer,
     MeasuredScorer,
     ProgressScorer,
     RandomScorer,
@@ -140,11 +140,11 @@ def test_a_measured_judge_gives_what_was_given_at_such_progress(tmp_path: Path) 
 
 def test_the_last_resort_is_asked_where_the_first_has_no_answer() -> None:
     first, last = Pixels(missing=[30]), Pixels()
-    both = LastResortScorer(*(JudgeScorer(one, draw, remembers=False) for one in (first, last)))  # pyright: ignore
+    both = FallbackScorer(*(JudgeScorer(one, draw, remembers=False) for one in (first, last)))  # pyright: ignore
     assert [score.value for score in both.score([shown(20), shown(30)])] == [0.2, 0.3]
     assert len(first.asked) == 2 and len(last.asked) == 1
     silent = JudgeScorer(Pixels(missing=range(20)), draw, remembers=False)  # pyright: ignore[reportArgumentType]
-    gone = LastResortScorer(silent, JudgeScorer(Pixels(), draw, remembers=False))  # pyright: ignore[reportArgumentType]
+    gone = FallbackScorer(silent, JudgeScorer(Pixels(), draw, remembers=False))  # pyright: ignore[reportArgumentType]
     assert [score.value for score in gone.score([shown(number) for number in range(20)])] == [
         n / 100 for n in range(20)
     ]

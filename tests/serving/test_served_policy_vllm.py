@@ -219,4 +219,4 @@ def test_what_vllm_cannot_be_given_is_refused_with_the_setting() -> None:
     with pytest.raises(ValueError, match="no effect without engine.num_replicas"):
         ServedEngineConfig(backend="vllm")
     with pytest.raises(ValueError, match="--policy.lora-rank"):
-        PolicyVllmConfig(lora="somewhere")
+        PolicyVllmConfig(structured=False)

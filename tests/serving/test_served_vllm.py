@@ -161,8 +161,7 @@ def test_an_adapter_changes_the_answers_as_peft_says(local_ray, tmp_path):
     pairs = make_pairs(8)
     plain = build_judge(POCKET).compare(pairs)
     expected = build_judge(replace(POCKET, model=str(merged))).compare(pairs)
-    engine = replace(ON_VLLM.engine, lora=str(tmp_path / "adapter"))
-    with served(replace(ON_VLLM, engine=engine)) as judge:
+    with served(replace(ON_VLLM, adapter=str(tmp_path / "adapter"))) as judge:
         answered = judge.compare(pairs)
     for one, other in zip(expected, answered, strict=True):
         assert other.probabilities == pytest.approx(one.probabilities, abs=1e-2)

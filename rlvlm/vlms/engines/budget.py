@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TextIO
 
 from rlvlm.core.errors import ModelUnavailable
 from rlvlm.core.judging import Usage
@@ -102,32 +101,26 @@ class Budget:
             if self._ledger is None:
                 yield
                 return
-            with self._ledger_stream(self._ledger) as stream:
+            try:
+                self._ledger.parent.mkdir(parents=True, exist_ok=True)
+                stream = open(os.open(self._ledger, os.O_RDWR | os.O_CREAT, 0o600), "r+")
+            except OSError as error:
+                raise ModelUnavailable(
+                    f"the ledger {self._ledger} cannot be opened: {error.strerror}",
+                    "name a file that can be written, with ledger",
+                ) from error
+            with stream:
                 fcntl.flock(stream, fcntl.LOCK_EX)  # released when the file is closed
-                before = self._spent = self._read(stream.read())
+                try:
+                    entry = json.loads(stream.read() or "{}")
+                    before = Spent(requests=int(entry.get("requests", 0)), cost_usd=float(entry.get("cost_usd", 0.0)))
+                except (ValueError, TypeError, AttributeError) as error:
+                    raise ModelUnavailable(
+                        f"the ledger {self._ledger} cannot be read: {error}",
+                        "restore it, or remove it to count from nothing again",
+                    ) from error
+                self._spent = before
                 yield
                 if self._spent != before:
                     stream.seek(0)  # one small write of constant length: never half an entry
                     stream.write(f"{json.dumps(asdict(self._spent)):<{_ENTRY_CHARS}}\n")
-
-    @staticmethod
-    def _ledger_stream(ledger: Path) -> TextIO:
-        try:
-            ledger.parent.mkdir(parents=True, exist_ok=True)
-            return open(os.open(ledger, os.O_RDWR | os.O_CREAT, 0o600), "r+")
-        except OSError as error:
-            raise ModelUnavailable(
-                f"the ledger {ledger} cannot be opened: {error.strerror}",
-                "name a file that can be written, with ledger",
-            ) from error
-
-    def _read(self, text: str) -> Spent:
-        """The count in the ledger's text; an empty one begins at nothing."""
-        try:
-            entry = json.loads(text) if text.strip() else {}
-            return Spent(requests=int(entry.get("requests", 0)), cost_usd=float(entry.get("cost_usd", 0.0)))
-        except (ValueError, TypeError, AttributeError) as error:
-            raise ModelUnavailable(
-                f"the ledger {self._ledger} cannot be read: {error}",
-                "restore it, or remove it to count from nothing again",
-            ) from error

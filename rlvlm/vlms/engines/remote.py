@@ -346,26 +346,20 @@ def _reply(completion: Any) -> ChatReply:
         raise Refused("blocked by the provider's content filter")
     if not isinstance(refusal or text or "", str):
         raise TransientError("the answer is not what this API promises: its content is no text")
+    try:
+        top: Sequence[Any] = choices[0].logprobs.content[0].top_logprobs
+        first_tokens = tuple((str(entry.token), math.exp(min(entry.logprob, 0.0))) for entry in top) or None
+    except (AttributeError, IndexError, TypeError):
+        first_tokens = None  # the server gives none
+    counted = getattr(completion, "usage", None)
+    tokens_in, tokens_out = getattr(counted, "prompt_tokens", None), getattr(counted, "completion_tokens", None)
+    usage = None
+    if isinstance(tokens_in, int) and isinstance(tokens_out, int):
+        usage = Usage(tokens_in=tokens_in, tokens_out=tokens_out)
     return ChatReply(
         text=refusal or text or "",
         is_whole=ending != "length",
         is_refusal=bool(refusal),
-        first_tokens=_first_tokens(choices[0]),
-        usage=_usage(completion),
+        first_tokens=first_tokens,
+        usage=usage,
     )
-
-
-def _first_tokens(choice: Any) -> tuple[tuple[str, float], ...] | None:
-    try:
-        top: Sequence[Any] = choice.logprobs.content[0].top_logprobs
-        return tuple((str(entry.token), math.exp(min(entry.logprob, 0.0))) for entry in top) or None
-    except (AttributeError, IndexError, TypeError):
-        return None  # the server gives none
-
-
-def _usage(completion: Any) -> Usage | None:
-    usage = getattr(completion, "usage", None)
-    tokens_in, tokens_out = getattr(usage, "prompt_tokens", None), getattr(usage, "completion_tokens", None)
-    if not isinstance(tokens_in, int) or not isinstance(tokens_out, int):
-        return None
-    return Usage(tokens_in=tokens_in, tokens_out=tokens_out)

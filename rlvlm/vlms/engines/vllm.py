@@ -116,9 +116,11 @@ class VllmCore:
 
         request: dict[str, Any] = {"prompt_token_ids": list(prompt_ids)}
         if images:
-            request["multi_modal_data"] = {"image": [Image.fromarray(self._resized(one)) for one in images]}
-            if self._resizes:
+            if self._resizes:  # by Pillow as everywhere else: what vLLM's environment has for it rounds differently,
+                # which moved a small judge's probabilities by 0.008
+                images = [resize(image, self._images) for image in images]
                 request["mm_processor_kwargs"] = {"do_resize": False}
+            request["multi_modal_data"] = {"image": list(map(Image.fromarray, images))}
         params = self.vllm.SamplingParams(**sampling, output_kind=RequestOutputKind.FINAL_ONLY)
         name = f"r{next(self._numbers)}"
         try:
@@ -130,12 +132,6 @@ class VllmCore:
         except VLLMError as error:
             raise RuntimeError(f"vLLM failed on a request: {_last_line(error)}") from error
         return outputs[-1]
-
-    def _resized(self, image: Pixels) -> Pixels:
-        """The image at the size at which the model sees it, by Pillow as everywhere else: what vLLM's environment
-        has for it rounds differently, which moved a small judge's probabilities by 0.008.
-        """
-        return resize(image, self._images) if self._resizes else image
 
     @property
     def is_dead(self) -> bool:
@@ -182,17 +178,17 @@ class VllmEngine:
     def __init__(self, config: VLMConfig, settings: EngineConfig, *, max_requests: int, max_images: int) -> None:
         self._config = config
         self._settings = settings
-        named = config.adapter or settings.lora
-        if named:
-            check_adapter(Path(named).expanduser())
+        adapter = Path(config.adapter).expanduser() if config.adapter else None
+        if adapter is not None:
+            check_adapter(adapter)
         self._core = VllmCore(
-            config, settings, max_requests=max_requests, max_images=max_images, enable_lora=bool(named)
+            config, settings, max_requests=max_requests, max_images=max_images, enable_lora=adapter is not None
         )
         self.revision = self._core.revision
-        self._lora = lora_request("adapter", 1, Path(named).expanduser()) if named else None
+        self._lora = None if adapter is None else lora_request("adapter", 1, adapter)
         self.traits = (
             f"dtype={self._core.dtype} quantization={config.quantization} vllm={self._core.vllm.__version__}"
-            f" structured={settings.structured:d}{adapter_mark(named)}"
+            f" structured={settings.structured:d}{adapter_mark(config.adapter)}"
         )
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
