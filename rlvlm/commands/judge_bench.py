@@ -26,6 +26,9 @@ class JudgeBenchArguments:
     """Images shown of an episode, >= 1; by default 8, and 1 of a judge that was trained on single images."""
     pairs: int | None = None
     """Pairs of each task; by default the suite's."""
+    curve: Path | None = None
+    """Runs of simulated judges that the success of training is predicted from (`benchmarks/judge_quality.py`); by
+    default those that ship."""
     seed: int = 0
     """Of items and of the order of asking; rows of different seeds are of different items."""
 
@@ -60,4 +63,5 @@ def command(words: Sequence[str], prog: str) -> int:
         num_frames=bench.frames,
         num_pairs=bench.pairs,
         seed=bench.seed,
+        curve=bench.curve,
     )

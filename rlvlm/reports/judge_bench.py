@@ -19,6 +19,7 @@ from rlvlm.judge_bench.asking import Answer, Reference
 from rlvlm.judge_bench.bench import Measured, frames_for, measure, summarise
 from rlvlm.judge_bench.figures import outcome_of
 from rlvlm.judge_bench.items import CASES, Item, noise_like
+from rlvlm.judge_bench.prediction import CURVE_FILE, Prediction, predict, read_curve
 from rlvlm.judge_bench.suites import find_suite
 from rlvlm.judges.build import build_judge
 from rlvlm.judges.cache import CachedJudge
@@ -39,7 +40,7 @@ _TOLERANCE = 3.0
 """Grey levels by which fields of two machines' images may differ: renderers round and smooth differently."""
 
 
-def bench_judge(
+def bench_judge(  # noqa: PLR0913 - the command's options
     suite: str,
     config: JudgeConfig,
     out: Path,
@@ -48,6 +49,7 @@ def bench_judge(
     num_frames: int | None = None,
     num_pairs: int | None = None,
     seed: int = 0,
+    curve: Path | None = None,
 ) -> int:
     """Measures a judge, prints its figures, writes row, answers and page into `out`, and returns the exit code.
 
@@ -59,6 +61,7 @@ def bench_judge(
         num_frames: images shown of an episode; None: what the judge was trained on.
         num_pairs: of each task; None: the suite's.
         seed: of the items.
+        curve: table of runs that the success of training is predicted from; None: the one that ships.
 
     Raises:
         UsageError: no such suite, or nothing of it can be asked.
@@ -85,6 +88,7 @@ def bench_judge(
             is_stopped=lambda: bool(stop),
         )
     row = summarise(found)
+    row["prediction"] = [asdict(one) for one in predict(row["teacher"], read_curve(curve or CURVE_FILE))]
     row["bench"]["wall_s"] = round(time.perf_counter() - began, 1)
     out.mkdir(parents=True, exist_ok=True)
     write_json(out / ROW_FILE, row)
@@ -110,6 +114,10 @@ def print_row(row: Mapping[str, Any]) -> None:
         console.print(f"fault: {fault['name']} ({fault['evidence']})", markup=False, style="bold")
     if not row["faults"]:
         console.print("no fault that the rules know was found")
+    for one in row["prediction"]:
+        console.print(f"expected of training: {Prediction(**one)}", markup=False)
+    if not row["prediction"]:
+        console.print("no prediction: no runs of simulated judges are known (benchmarks/judge_quality.py makes them)")
 
 
 def _name(row: Mapping[str, Any]) -> str:
@@ -205,6 +213,7 @@ def bench_page(found: Measured, row: Mapping[str, Any]) -> str:
         title=f"{_name(row)} on {row['bench']['suite']}",
         facts=[(name, cell) for name, cell in cells(row).items() if cell != "-"],
         faults=row["faults"],
+        predictions=[str(Prediction(**one)) for one in row["prediction"]],
         is_whole=row["bench"]["is_whole"],
         left_out=row["bench"]["left_out"],
         tasks=task_lines(row),

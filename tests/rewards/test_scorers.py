@@ -134,7 +134,7 @@ def test_a_measured_judge_gives_what_was_given_at_such_progress(tmp_path: Path) 
     # of 0.3 none was measured: the nearest is at 0; of 1 short of success: 0.9 to 1 is as near to success as to 0.7
     assert [score.value for score in scorer.score(some)[:2]] == [0.1, 0.1]
     assert scorer.score([shown(1, success=True)])[0].value == 0.9
-    with pytest.raises(UsageError, match="rlvlm judge-bench"):
+    with pytest.raises(UsageError, match="has no scores"):
         read_scores(tmp_path / "none.json", "b")
 
 

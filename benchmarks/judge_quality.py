@@ -1,0 +1,125 @@
+"""Trains with simulated judges of known quality, and writes the curve that `rlvlm judge-bench` predicts from.
+
+    python benchmarks/judge_quality.py --out quality.csv                     # all of the grid: hours
+    python benchmarks/judge_quality.py --out quality.csv --only number_line --seeds 1 --points 1
+
+Goes on where it was stopped: a row that is in the file is not run again. Copied to rlvlm/judge_bench/quality.csv, the
+rows ship; `--curve quality.csv` takes them from where they are. A judge of comparisons is right in `accuracy` of its
+decided answers whatever the difficulty, `undecided` in so many, and names the left side in `left` of them without
+looking. A judge of episodes calls `false_positives` of failures successes and misses `misses` of the successes.
+"""
+
+import csv
+import itertools
+import json
+import random
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tyro
+
+from rlvlm.judge_bench.prediction import COLUMNS, bits_of_pairs, bits_of_scores
+
+PAIRS = [
+    {"accuracy": accuracy, "undecided": undecided, "left": left}
+    for accuracy, undecided, left in itertools.product((0.55, 0.65, 0.75, 0.85, 0.95, 1.0), (0.0, 0.5), (0.0, 0.3))
+]
+SCORES = [
+    {"false_positives": false, "misses": misses}
+    for false, misses in itertools.product((0.0, 0.05, 0.1, 0.2, 0.4, 0.6), (0.0, 0.2, 0.5))
+]
+TASKS: dict[str, tuple[str, list[dict[str, float]], tuple[str, ...]]] = {
+    "drawer_open": ("pairs", PAIRS, ("--reward.teacher", "measured", "--feedback.measured")),
+    "number_line": (
+        "scores",
+        SCORES,
+        ("--reward.source", "judged", "--reward.per", "episode", "--reward.teacher", "measured", "--reward.measured"),
+    ),
+    "push_block": (
+        "scores",
+        SCORES,
+        ("--reward.source", "judged", "--reward.teacher", "measured", "--reward.measured"),
+    ),
+}
+"""What is asked, the grid, and the options before the file of the judge's table."""
+_ROWS = 1_000
+"""Answers that shares are written as."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """Which part of the grid is run."""
+
+    out: Path = Path("judge_quality.csv")
+    """Rows are added to it."""
+    only: tuple[str, ...] = tuple(TASKS)
+    """Tasks."""
+    seeds: int = 3
+    """Of each point."""
+    points: int | None = None
+    """Points of each task's grid, drawn at random, always the same; None runs all."""
+    run: tuple[str, ...] = ()
+    """Further options of every run, e.g. --run --steps 20000."""
+
+
+def pair_table(accuracy: float, undecided: float, left: float) -> list[list[list[float]]]:
+    """[10, 2, 3] as `judge_bench.figures.teacher_table` counts them."""
+    decided = 1 - undecided
+    looks = (1 - left) * accuracy
+    right = {"left": decided * (looks + left), "right": decided * looks}
+    row = [[round(_ROWS * one, 3) for one in (right[s], decided - right[s], undecided)] for s in ("left", "right")]
+    return [row] * 10
+
+
+def score_table(false_positives: float, misses: float) -> list[list[float]]:
+    """[11] scores, 1 or 0, by progress."""
+    failures = [1.0] * round(100 * false_positives) + [0.0] * (100 - round(100 * false_positives))
+    return [failures] * 10 + [[0.0] * round(100 * misses) + [1.0] * (100 - round(100 * misses))]
+
+
+def run(task: str, kind: str, judge: dict[str, float], seed: int, more: tuple[str, ...]) -> dict[str, Any] | None:
+    """The row of one run; None where it failed, which the log says."""
+    table: Any = pair_table(**judge) if kind == "pairs" else score_table(**judge)
+    with tempfile.TemporaryDirectory() as folder:
+        file, out = Path(folder) / "bench.json", Path(folder) / "run"
+        file.write_text(json.dumps({"teacher": {"all": {kind: table}}}))
+        words = [*TASKS[task][2], str(file), "--seed", str(seed), "--out", str(out), *more]
+        done = subprocess.run([sys.executable, "-m", "rlvlm.run", task, *words], capture_output=True, text=True)
+        found = sorted(out.rglob("summary.json"))
+        if done.returncode or not found:
+            sys.stderr.write(f"{task} {judge} seed {seed} failed: {done.stderr[-2_000:]}\n")
+            return None
+        success = json.loads(found[0].read_text())["success"]
+    bits = bits_of_pairs(table) if kind == "pairs" else bits_of_scores(table)
+    return {"task": task, "kind": kind, **judge, "bits": round(bits, 4), "seed": seed, "success": success}
+
+
+def main(settings: Settings) -> None:
+    """Runs what is missing of the grid, one run after the other."""
+    done = set()
+    if settings.out.exists():
+        with settings.out.open(newline="") as file:
+            done = {tuple(row[name] for name in COLUMNS[:-3]) + (row["seed"],) for row in csv.DictReader(file)}
+    else:
+        settings.out.write_text(",".join(COLUMNS) + "\n")
+    for task in settings.only:
+        kind, grid, _ = TASKS[task]
+        points = random.Random(0).sample(grid, settings.points) if settings.points else grid
+        for seed, judge in itertools.product(range(settings.seeds), points):  # a whole grid of one seed first
+            known = {"task": task, "kind": kind, **judge}
+            if (*(str(known.get(name, "")) for name in COLUMNS[:-3]), str(seed)) in done:
+                continue
+            row = run(task, kind, judge, seed, settings.run)
+            if row is not None:
+                with settings.out.open("a", newline="") as file:
+                    csv.DictWriter(file, COLUMNS).writerow(row)
+                sys.stdout.write(f"{row}\n")
+                sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Settings, description=__doc__))
