@@ -1,10 +1,14 @@
+"""`rlvlm serve`: what its words start, and what it says of the start."""
+
+import io
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from rlvlm.cli import main
 from rlvlm.commands import serve
-from rlvlm.commands.serve import find_app
+from rlvlm.commands.serve import REPORT_S, Progress, find_app
 from rlvlm.core.errors import UsageError
 from rlvlm.serving.app_file import AppFile
 
@@ -79,3 +83,39 @@ def test_a_port_in_use_and_a_loose_token_are_said_before_anything_starts(tmp_pat
         serve.serve_apps(file)
     with pytest.raises(MachineError, match="media root /nowhere is no folder"):
         serve.serve_apps(file.with_options(media_root="/nowhere"))
+
+
+@pytest.fixture
+def clock(monkeypatch) -> list[float]:
+    """Its one number is the time."""
+    now = [1_000.0]
+    monkeypatch.setattr(serve.time, "monotonic", lambda: now[0])
+    return now
+
+
+def test_each_new_thing_is_a_line_and_what_lasts_is_repeated(clock):
+    log = io.StringIO()
+    progress = Progress(Console(file=log, soft_wrap=True))
+    progress.say("starting Ray")
+    for half_seconds in range(int(2 * 2.5 * REPORT_S)):  # two judges for a while, then one of them
+        is_short = half_seconds < 4
+        progress.say("loading pocket, clip" if is_short else "loading clip", half_seconds / 2)
+        clock[0] += 0.5
+    progress.end()
+    # by hand: the second judge is named at 2 s, and again 15 and 30 s after that
+    assert log.getvalue().splitlines() == [
+        "starting Ray",
+        "loading pocket, clip",
+        "loading clip (2 s)",
+        "loading clip (17 s)",
+        "loading clip (32 s)",
+    ]
+
+
+def test_on_a_terminal_one_line_changes_and_is_taken_away():
+    screen = io.StringIO()
+    progress = Progress(Console(file=screen, force_terminal=True, width=60))
+    progress.say("loading pocket", 3.2)
+    progress.end()
+    assert "loading pocket (3 s)" in screen.getvalue()
+    assert screen.getvalue().endswith("\x1b[1A\x1b[2K")  # up a line, and away with it

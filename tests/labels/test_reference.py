@@ -1,13 +1,16 @@
-"""Label files of the reference become a store: images, labels and true returns, and nothing else."""
+"""Label files of the reference: read without being run, and turned into a store."""
 
+import os
 import pickle
+import random
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from rlvlm.core.judging import Label
-from rlvlm.labels.pickles import RefusedPickle
+from rlvlm.labels import pickles
+from rlvlm.labels.pickles import RefusedPickle, read_pickled_arrays
 from rlvlm.labels.reference import import_reference, read_reference
 from rlvlm.labels.store import LabelStore, open_store
 
@@ -87,3 +90,150 @@ def test_a_file_that_contradicts_itself_is_refused(tmp_path, name):
     with pytest.raises(RefusedPickle):
         import_reference([file], LabelStore(tmp_path / "s"), goal="open it", judge="x")
     assert not (tmp_path / "s").exists()
+
+
+ARRAYS = [
+    np.arange(24, dtype=np.uint8).reshape(2, 3, 4),
+    np.array([[0], [1]]),
+    np.array([[-1.5], [2.0]], np.float32),
+    np.zeros((0, 4)),
+    np.array(3.0),
+    np.asfortranarray(np.arange(6).reshape(2, 3)),
+    np.array([1, 2], ">i4"),
+    np.array([True, False]),
+]
+
+
+def test_an_array_worked_by_hand():
+    by_hand = (
+        b"\x80\x05]("
+        b"\x8c\x12numpy.core.numeric\x8c\x0b_frombuffer\x93"
+        b"(\x96\x02\x00\x00\x00\x00\x00\x00\x00\x07\x09"  # bytearray of two
+        b"\x8c\x05numpy\x8c\x05dtype\x93\x8c\x02u1\x89\x88\x87R"
+        b"(K\x03\x8c\x01|NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb"
+        b"K\x02\x85\x8c\x01CtRe."
+    )
+    (array,) = read_pickled_arrays(by_hand)
+    assert array.dtype == np.uint8 and array.tolist() == [7, 9]
+
+
+@pytest.mark.parametrize("protocol", [2, 3, 4, 5])
+def test_what_numpy_writes_comes_back(tmp_path, protocol):
+    file = tmp_path / "labels.pkl"
+    file.write_bytes(pickle.dumps(ARRAYS, protocol))
+    for mine, theirs in zip(read_pickled_arrays(file), ARRAYS, strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+        assert mine.dtype == theirs.dtype and mine.shape == theirs.shape
+
+
+def test_files_written_before_numpy_2_are_read():
+    old = pickle.dumps(ARRAYS, 3).replace(b"cnumpy._core.", b"cnumpy.core.")
+    np.testing.assert_array_equal(read_pickled_arrays(old)[0], ARRAYS[0])
+    framed = pickle.dumps(ARRAYS, 4).replace(b"\x8c\x16numpy._core.multiarray", b"\x8c\x15numpy.core.multiarray")
+    np.testing.assert_array_equal(read_pickled_arrays(framed)[0], ARRAYS[0])
+
+
+class Evil:
+    """Makes a file when it is unpickled."""
+
+    def __init__(self, canary):
+        self.canary = str(canary)
+
+    def __reduce__(self):
+        return os.system, (f"touch {self.canary}",)
+
+
+@pytest.mark.parametrize("protocol", [0, 1, 2, 3, 4, 5])
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda evil: evil,
+        lambda evil: [*ARRAYS, evil],
+        lambda evil: [[evil]],
+        lambda evil: [np.array([evil], object)],
+        lambda evil: {"a": evil},
+    ],
+)
+def test_nothing_is_run(tmp_path, protocol, wrap):
+    data = pickle.dumps(wrap(Evil(tmp_path / "canary")), protocol)
+    with pytest.raises(RefusedPickle):
+        read_pickled_arrays(data)
+    assert not (tmp_path / "canary").exists()
+    pickle.loads(data)
+    assert (tmp_path / "canary").exists()  # the file was a real one
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"a": 1},
+        np.array([object()], object),
+        [np.array(["a"])],
+        [np.array([1 + 2j])],
+        [np.zeros(2, "f4,i4")],
+        [np.datetime64("2020")],
+        3,
+        None,
+        [ARRAYS],
+        [b"x"],
+        [np.float64(1.0)],
+        np.zeros(3),
+    ],
+)
+def test_other_values_are_refused(value):
+    for protocol in (2, 5):
+        with pytest.raises(RefusedPickle, match="the file is not read"):
+            read_pickled_arrays(pickle.dumps(value, protocol))
+
+
+def test_lengths_that_lie_cost_no_memory():
+    good = pickle.dumps([np.zeros(8, np.uint8)], 4)
+    long = b"\xff" * 7 + b"\x00"
+    for lie in (b"\x8e" + long, b"\x8e" + b"\xff" * 8, b"B\xff\xff\xff\x7f", b"\x96" + long):
+        with pytest.raises(RefusedPickle):
+            read_pickled_arrays(b"\x80\x05" + lie + b"abc.")
+    shapes = good.replace(b"K\x08\x85", b"K\xff\x85")
+    assert shapes != good
+    with pytest.raises(RefusedPickle, match="has not 8 bytes"):
+        read_pickled_arrays(shapes)
+    laughs = b"\x80\x04]" + b"\x94(h\x00h\x00e" + b"".join(b"\x94(h%ch%ce" % (n, n) for n in range(1, 60)) + b"."
+    with pytest.raises(RefusedPickle):
+        read_pickled_arrays(laughs)
+    with pytest.raises(RefusedPickle, match="instructions"):
+        read_pickled_arrays(b"\x80\x04" + b"N" * (pickles.MAX_OPCODES + 1) + b".")
+
+
+def test_no_garbage_gets_past_or_breaks_the_reader():
+    """20,000 mutations of a good file: arrays or a refusal, never another error."""
+    good = pickle.dumps([np.arange(4, dtype=np.uint8)], 4)
+    rng = random.Random(0)
+    for _ in range(20_000):
+        data = bytearray(good)
+        for _ in range(rng.randint(1, 3)):
+            data[rng.randrange(len(data))] = rng.randrange(256)
+        try:
+            assert all(isinstance(array, np.ndarray) for array in read_pickled_arrays(bytes(data)))
+        except RefusedPickle:
+            pass
+
+
+@pytest.mark.parametrize("kind", ["folder", "pipe", "nothing", "empty", "device"])
+def test_only_a_regular_file_is_read(tmp_path, kind):
+    file = tmp_path / "labels.pkl"
+    if kind == "folder":
+        file.mkdir()
+    elif kind == "pipe":
+        os.mkfifo(file)
+    elif kind == "empty":
+        file.touch()
+    elif kind == "device":
+        file.symlink_to("/dev/zero")
+    with pytest.raises(RefusedPickle):
+        read_pickled_arrays(file)
+
+
+def test_a_file_that_is_too_large_is_not_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(pickles, "MAX_FILE_BYTES", 10)
+    (tmp_path / "a").write_bytes(pickle.dumps(ARRAYS))
+    with pytest.raises(RefusedPickle, match="at most 10"):
+        read_pickled_arrays(tmp_path / "a")

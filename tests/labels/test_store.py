@@ -6,18 +6,23 @@ import os
 import random
 import time
 import tracemalloc
+import zlib
 from pathlib import Path
 
+import duckdb
 import numpy as np
 import pytest
 
 from rlvlm.core.errors import UsageError
 from rlvlm.core.judging import Clip, Label, Query, Score, Stamp, Status, Usage, Verdict
+from rlvlm.judges.cache import CachedJudge
 from rlvlm.labels import store
+from rlvlm.labels.export import SCHEMA, export_parquet
 from rlvlm.labels.images import image_digest
 from rlvlm.labels.records import Origin, Question, Truth, answer_key, describe, from_record, to_record
-from rlvlm.labels.segments import encode_line
+from rlvlm.labels.segments import DamagedLine, decode_line, encode_line
 from rlvlm.labels.store import LabelStore, is_store, open_store
+from rlvlm.testing import FakeJudge
 
 STAMP = Stamp(judge="test", revision="1", prompt="direct/1", decoding="temperature=0")
 ORIGIN = Origin(run="one", task="drawer_open", seed=3)
@@ -319,3 +324,76 @@ def test_marking_a_folder_that_another_is_marking(tmp_path):
     (tmp_path / ".store.json.0123.partial").touch()
     fill(tmp_path, [1])
     assert store.is_store(tmp_path)
+
+
+def test_a_line_worked_by_hand():
+    assert encode_line({"a": 1}) == b'%08x {"a":1}\n' % zlib.crc32(b'{"a":1}') == b'561bacaf {"a":1}\n'
+    assert decode_line(b'561bacaf {"a":1}') == {"a": 1}
+
+
+def test_no_flipped_or_missing_byte_goes_unseen():
+    line = encode_line({"text": "left \n or ü", "p": 0.1})
+    rng = random.Random(0)
+    for place in range(len(line) - 1):
+        flipped = bytearray(line)
+        flipped[place] ^= 1 << rng.randrange(8)
+        for harmed in (bytes(flipped), line[:place], line[:place] + line[place + 1 :]):
+            with pytest.raises(DamagedLine):
+                decode_line(harmed)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"[]",
+        b"3",
+        b"{",
+        b'"x"',
+        b"[" * 100_000,
+        b'{"a":' * 50_000,
+        b"\xff\xfe",
+        b"9" * 5_000,
+    ],
+)
+def test_a_right_checksum_over_nonsense_is_not_believed(body):
+    with pytest.raises(DamagedLine):
+        decode_line(b"%08x %s\n" % (zlib.crc32(body), body))
+
+
+def test_a_number_that_json_has_not_is_refused_when_written():
+    with pytest.raises(ValueError):
+        encode_line({"p": float("nan")})
+    assert json.loads(encode_line({"p": None})[9:]) == {"p": None}
+
+
+def test_duckdb_reads_accuracy_out_of_a_store(tmp_path):
+    store = LabelStore(tmp_path / "s", Origin(run="r", task="t", seed=4))
+    frames = [np.full((1, 4, 4, 3), level, np.uint8) for level in range(6)]
+    pairs = [(0, 1), (3, 2), (4, 5)]
+    cached = CachedJudge(FakeJudge(), store)
+    verdicts = cached.compare([Query(goal="brighten it", left=frames[a], right=frames[b]) for a, b in pairs])
+    cached.compare([Query(goal="brighten it", left=frames[1], right=frames[0])])
+    cached.score([Clip(goal="brighten it", frames=frames[5])])
+    store.add_truths(
+        [
+            Truth(question=verdicts[0].question, progress=(0.0, 1.0)),
+            Truth(question=verdicts[1].question, returns=(1.0, 2.0)),
+        ]
+    )
+    file = tmp_path / "out" / "labels.parquet"
+    assert export_parquet(open_store(tmp_path / "s"), file) == 5
+    query = f"select kind, count(*), sum(correct::int), count(correct) from '{file}' group by kind order by kind"
+    # the first pair is right, in both orders; the second is wrong; of the third nobody knows
+    assert duckdb.sql(query).fetchall() == [("compare", 4, 2, 3), ("score", 1, None, 0)]
+    (score,) = duckdb.sql(f"select run, seed, value from '{file}' where kind = 'score'").fetchall()
+    assert score[:2] == ("r", 4) and abs(score[2] - 5 / 255) < 1e-6
+    names = [row[0] for row in duckdb.sql(f"describe select * from '{file}'").fetchall()]
+    assert names == SCHEMA.names
+    assert [each.name for each in file.parent.iterdir()] == ["labels.parquet"]
+
+
+def test_an_empty_store_is_an_empty_table(tmp_path):
+    LabelStore(tmp_path / "s").keep_images([])
+    assert export_parquet(open_store(tmp_path / "s"), tmp_path / "x.parquet") == 0
+    assert duckdb.sql(f"select count(*) from '{tmp_path / 'x.parquet'}'").fetchall() == [(0,)]

@@ -1,7 +1,12 @@
+"""A run's folder and its growing tables: made, found, cut, held, and not trusted."""
+
+import errno
 import json
+import os
 import re
 import shutil
 import subprocess
+import sys
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -9,10 +14,12 @@ from pathlib import Path
 import pytest
 from damaged import damage
 
+from rlvlm.cli import main
 from rlvlm.core.errors import MachineError, UsageError
 from rlvlm.runs.checkpoints import RunState
 from rlvlm.runs.config import RunConfig
-from rlvlm.runs.folder import RunFolder, check_newest, create_folder, find_folder
+from rlvlm.runs.folder import RunFolder, check_newest, check_trust, create_folder, find_folder
+from rlvlm.runs.tables import CsvTable, JsonLines
 
 NOW = datetime(2026, 1, 2, 3, 4, 5)
 
@@ -139,3 +146,113 @@ def test_a_folder_is_held_by_one_process_and_says_what_became_of_the_run(folder:
     with pytest.raises(UsageError, match=f"{re.escape(str(file))}: unknown key sede") as caught:
         moved.config()
     assert caught.value.fix == "did you mean seed?"
+
+
+EVIL = "import pathlib\npathlib.Path(__file__).with_name('ran').touch()\n"
+
+
+@pytest.mark.parametrize("command", ["resume", "eval", "report", "judge-report"])
+def test_a_folder_from_elsewhere_imports_nothing_without_trust(command, tmp_path, monkeypatch, capsys) -> None:
+    (tmp_path / "evil_module.py").write_text(EVIL)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "config.yaml").write_text("task: evil_module:TASK\n")
+    (run / "command.txt").write_text("rlvlm run\n")
+    monkeypatch.chdir(tmp_path)
+    assert main([command, str(run)]) == 2
+    said = "".join(char for char in capsys.readouterr().err if char.isalnum() or char in "._:-")
+    assert "namescodeoutsideofrlvlmevil_module:" in said and "--trust" in said
+    assert not (tmp_path / "ran").exists() and "evil_module" not in sys.modules
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "is_code"),
+    [
+        ("config.yaml", "task: drawer_open\npipeline: policy", False),
+        ("config.yaml", "task: gym:CartPole-v1", False),
+        ("config.yaml", "task: gym:mine:CartPole-v1", True),
+        ("config.yaml", "task: metaworld/door-open-v3", False),
+        ("config.yaml", "task: rlvlm.testing:TINY", False),
+        ("config.yaml", "task: rlvlm_mine:TASK", True),
+        ("sweep.yaml", "tasks: [drawer_open, 'mine:TASK']", True),
+        ("sweep.yaml", "tasks: [drawer_open, soccer]", False),
+        ("config.yaml", "- a list", False),
+    ],
+)
+def test_what_counts_as_code(file: str, text: str, is_code: bool, tmp_path: Path) -> None:
+    run = tmp_path / "runs" / "one"
+    (run / "checkpoints" / "last").mkdir(parents=True)
+    (run / file).write_text(text + "\n")
+    for path in (run, run / "checkpoints" / "last", tmp_path / "runs"):  # itself, below it, above it
+        check_trust([path], trust=True)
+        if not is_code:
+            check_trust([path], trust=False)
+            continue
+        with pytest.raises(UsageError, match="mine:"):
+            check_trust([path], trust=False)
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> CsvTable:
+    return CsvTable(tmp_path / "t.csv", ("step", "text"), "step")
+
+
+def test_rows_are_lines_whatever_a_judge_writes(table: CsvTable) -> None:
+    table.append([{"step": 1, "text": 'a "quote", a\nbreak and \u2028 another'}, {"step": 2, "text": None}])
+    assert table.path.read_text() == 'step,text\n1,"a ""quote"", a\\nbreak and \u2028 another"\n2,\n'
+    assert [row["step"] for row in table.read()] == ["1", "2"]
+    whole = table.path.read_text()
+    with pytest.raises(ValueError, match="colour"):  # an unknown column is refused, and nothing is written
+        table.append([{"step": 1, "text": ""}, {"step": 2, "colour": "red"}])
+    assert table.path.read_text() == whole
+    table.write([{"step": True, "text": 1 / 3}])
+    assert table.path.read_text() == "step,text\n1,0.333333\n"
+
+
+def test_a_torn_tail_is_not_read_and_cut_takes_it_away(table: CsvTable) -> None:
+    table.append([{"step": step, "text": "x"} for step in (1, 2, 3)])
+    whole = table.path.read_bytes()
+    table.path.write_bytes(whole + b"4,to")
+    assert [row["step"] for row in table.read()] == ["1", "2", "3"]
+    table.cut(2)
+    assert table.path.read_text() == "step,text\n1,x\n2,x\n"
+    table.cut(0)
+    assert not table.path.exists()
+
+
+def test_after_a_cut_the_file_equals_one_that_never_went_further(tmp_path: Path) -> None:
+    straight = CsvTable(tmp_path / "a.csv", ("step", "text"), "step")
+    returned = CsvTable(tmp_path / "b.csv", ("step", "text"), "step")
+    rows = [{"step": step, "text": f'say "{step}"\nor, less'} for step in range(6)]
+    straight.append(rows)
+    returned.append(rows[:4])
+    returned.cut(2)
+    returned.append(rows[3:])
+    assert straight.path.read_bytes() == returned.path.read_bytes()
+
+
+def test_json_lines_are_cut_alike(tmp_path: Path) -> None:
+    lines = JsonLines(tmp_path / "m.jsonl", "env_steps")
+    lines.append([{"env_steps": step, "x": 0.1 * step} for step in range(4)])
+    whole = lines.path.read_bytes()
+    lines.path.write_bytes(whole + b'{"env_st')
+    assert len(lines.read()) == 4
+    lines.cut(1)
+    lines.append([{"env_steps": step, "x": 0.1 * step} for step in (2, 3)])
+    assert lines.path.read_bytes() == whole
+    with pytest.raises(ValueError, match="JSON"):
+        lines.append([{"env_steps": 9, "x": float("nan")}])
+
+
+def full_disk(_: int) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_full_disk_leaves_a_table_as_it_was(table: CsvTable, monkeypatch: pytest.MonkeyPatch) -> None:
+    table.append([{"step": 1, "text": "x"}])
+    before = table.path.read_bytes()
+    monkeypatch.setattr(os, "fsync", full_disk)
+    with pytest.raises(OSError, match="No space left"):
+        table.append([{"step": 2, "text": "x"}])
+    assert table.path.read_bytes() == before

@@ -1,13 +1,21 @@
+"""A sweep's file, the runs that it means, and the places that they need."""
+
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from ray.rllib.algorithms.utils import _get_learner_bundles
 
+from rlvlm.algorithms.policy_gradient.algorithm import PPOAlgorithmConfig
 from rlvlm.commands.arguments import parse_run
 from rlvlm.core.errors import UsageError
 from rlvlm.runs.config import RunConfig
-from rlvlm.sweeps.config import BudgetConfig, SourceConfig, SweepConfig
+from rlvlm.runs.preflight import networks_of
+from rlvlm.runs.recipes import recipe
+from rlvlm.runs.settings import from_yaml, override, to_yaml
+from rlvlm.sweeps.config import BudgetConfig, SourceConfig, SweepConfig, find_sweep_file, read_sweep
 from rlvlm.sweeps.plan import alone_command, app_name, expand, shared_judges
+from rlvlm.sweeps.sweep import largest_places
 
 JUDGE = SourceConfig(title="VLM", settings={"reward.teacher": "judge"})
 ORACLE = SourceConfig(title="oracle", settings={"reward.teacher": "oracle"})
@@ -123,3 +131,85 @@ def test_the_command_of_a_run_makes_the_same_run() -> None:
         words = alone_command(plan.config)
         assert words[:3] == ["rlvlm", "run", plan.task]
         assert parse_run(words[2:], "rlvlm run").config == plan.config
+
+
+READY = sorted(Path(__file__).parents[2].glob("tune_configs/*.yaml"))
+SMALL = """
+title: oracle against the true reward
+tasks: [drawer_open]
+seeds: [0, 1]
+sources:
+  oracle: {title: Oracle, settings: {reward.teacher: oracle}}
+"""
+
+
+def test_a_small_file_is_read() -> None:
+    sweep = from_yaml(SweepConfig, SMALL)
+    assert sweep.seeds == (0, 1) and sweep.sources["oracle"].settings == {"reward.teacher": "oracle"}
+    assert sweep.flat is None and sweep.halving is None and sweep.resources.cpus == 1
+    assert from_yaml(SweepConfig, to_yaml(sweep)) == sweep
+
+
+@pytest.mark.parametrize(
+    ("text", "what", "fix"),
+    [
+        (SMALL + "seed: [3]", "unknown key seed", "did you mean seeds?"),
+        (SMALL + "budget: {step: 3}", "unknown key budget.step", "did you mean budget.steps?"),
+        (SMALL + "flat: {shar: 0.3}", "unknown key flat.shar", "did you mean flat.share?"),
+        (SMALL + "flat: {share: 1.5}", "need flat.share in", ""),
+        (SMALL + "halving: {keep_one_in: 1}", "keep_one_in >= 2", ""),
+        (SMALL + "resources: {cpus: 0}", "resources.cpus > 0", ""),
+        (SMALL + "budget: {steps: none}", "budget.steps must be of type int", ""),
+        (SMALL + "task_settings: {soccer: {steps: 3}}", "not among the tasks", ""),
+        (SMALL.replace("[0, 1]", "[1, 1]"), "seeds must name at least one, and none twice", ""),
+        (SMALL.replace("  oracle:", "  a/b:"), "it names a folder", ""),
+        (SMALL.replace("title: Oracle, ", ""), "sources.oracle.title is missing", ""),
+    ],
+)
+def test_what_is_wrong_is_named(text: str, what: str, fix: str) -> None:
+    with pytest.raises(UsageError, match=what) as caught:
+        from_yaml(SweepConfig, text)
+    assert fix in caught.value.fix
+
+
+@pytest.mark.parametrize("file", READY, ids=lambda file: file.stem)
+def test_the_ready_sweeps_can_be_planned(file: Path) -> None:
+    sweep = read_sweep(find_sweep_file(file.stem))
+    assert len(expand(sweep)) == sum(len(sweep.seeds_of(task)) for task in sweep.tasks) * len(sweep.sources)
+    assert file.read_text().startswith("# ")  # says what it compares
+
+
+def test_a_name_that_is_none_is_told_with_those_that_are() -> None:
+    assert READY
+    with pytest.raises(UsageError, match="reward_sources"):
+        find_sweep_file("reward_sorces")
+    with pytest.raises(UsageError, match="cannot read"):
+        read_sweep(find_sweep_file("nowhere.yaml"))
+
+
+def test_places_by_hand() -> None:
+    core, card = {"CPU": 1.0}, {"GPU": 1.0}
+    assert largest_places([[core, core], [core, card], [card, card]]) == [core, core, card, card]
+    assert largest_places([[], []]) == []
+
+
+@pytest.mark.parametrize("task", ["number_line", "push_block"])
+def test_a_gpu_by_number_is_refused_where_ray_assigns_them(task: str) -> None:
+    device = "policy.device" if task == "number_line" else "policy.openvla.device"
+    named = {device: "cuda:7", "policy.model": "owner/name"}
+    for where in ({"algo.num_learners": 2}, {"engine.num_replicas": 1}):
+        if task == "number_line" or "algo.num_learners" in where:
+            with pytest.raises(UsageError, match="cuda:7 is a GPU as the run's own process counts them"):
+                override(recipe(task), named | where)
+    assert networks_of(override(recipe(task), named))
+
+
+def test_learners_have_the_place_that_rllib_asks_for() -> None:
+    for gpus in (0.0, 1.0):
+        run = override(recipe("number_line"), {"algo.num_learners": 2, "algo.gpus_per_learner": gpus})
+        config = PPOAlgorithmConfig().learners(num_learners=2, num_gpus_per_learner=gpus)
+        asked = [{name: float(count) for name, count in one.items() if count} for one in _get_learner_bundles(config)]
+        assert list(run.worker_places) == asked
+        assert run.wanted_gpus == ({"the learners": 2.0} if gpus else {})
+    runners = override(recipe("push_block"), {"algo.env_runners": 3})
+    assert runners.worker_places == ({"CPU": 1.0},) * 3

@@ -1,14 +1,22 @@
+"""A sweep's folder, what is shown of its runs, and what becomes of them when a judge does not load."""
+
+import io
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
-from rlvlm.core.errors import UsageError
+from rlvlm.core.console.signals import StopRequest
+from rlvlm.core.errors import JudgeUnavailable, UsageError
 from rlvlm.runs.folder import create_folder
+from rlvlm.sweeps import sweep as sitting
+from rlvlm.sweeps.callback import SweepCallback
 from rlvlm.sweeps.config import ResourceConfig, SourceConfig, SweepConfig
-from rlvlm.sweeps.folder import State, SweepFolder, find_sweep, held_sweep
+from rlvlm.sweeps.folder import FINISHED, State, SweepFolder, TrialRecord, find_sweep, held_sweep
 from rlvlm.sweeps.plan import TrialPlan, expand
+from rlvlm.sweeps.progress_table import ProgressTable
 
 SWEEP = SweepConfig(
     title="a sweep",
@@ -74,3 +82,83 @@ def test_a_folder_with_something_else_is_refused_and_a_sweep_is_held_once(tmp_pa
         open_sweep(tmp_path, SWEEP)
     with held_sweep(tmp_path / "s", SWEEP), pytest.raises(UsageError, match="another process"):
         open_sweep(tmp_path / "s", SWEEP)
+
+
+@pytest.fixture
+def plans() -> dict[str, TrialPlan]:
+    return {plan.key: plan for plan in expand(SWEEP)}
+
+
+def record(plan: TrialPlan, state: State, **known: object) -> TrialRecord:
+    return TrialRecord(task=plan.task, source=plan.source, seed=plan.seed, state=state, **known)
+
+
+def test_without_a_terminal_there_is_a_line_per_event(plans: dict[str, TrialPlan]) -> None:
+    stream = io.StringIO()
+    first, second = plans
+    with ProgressTable(stream, SWEEP.title, plans) as table:
+        table.records = {key: record(plan, State.WAITING) for key, plan in plans.items()}
+        table.change(first, record(plans[first], State.RUNNING))
+        running = record(plans[first], State.RUNNING, env_steps=5_000, score=0.25)
+        for _ in range(2):  # only the first report brings a new evaluation
+            table.update(first, running, steps_per_s=100.0, evaluated_at=5_000)
+        table.change(second, record(plans[second], State.FAILED, cause="no judge"))
+        table.change(first, record(plans[first], State.DONE, env_steps=20_000, score=1.0))
+    assert stream.getvalue().splitlines() == [
+        "a sweep",
+        "drawer_open  oracle  seed 0  running  (0 of 2 finished)",
+        "drawer_open  oracle  seed 0  step 5,000/20,000  score 0.25  100 steps/s  left 0:02:30",
+        "drawer_open  oracle  seed 1  failed: no judge  (0 of 2 finished, 1 failed)",
+        "drawer_open  oracle  seed 0  done  (1 of 2 finished, 1 failed)",
+    ]
+
+
+def test_the_table_shows_every_run_and_what_is_left(plans: dict[str, TrialPlan]) -> None:
+    table = ProgressTable(io.StringIO(), SWEEP.title, plans)
+    table.phase("running")
+    first, second = plans
+    table.records = {key: record(plan, State.WAITING) for key, plan in plans.items()}
+    table.update(first, record(plans[first], State.RUNNING, env_steps=10_000, score=0.5), 100.0, 10_000)
+    screen = Console(file=io.StringIO(), width=120)
+    screen.print(table.render())
+    text = screen.file.getvalue()
+    assert "10,000/20,000" in text and "0.50" in text and "waiting" in text
+    assert "0 of 2 finished" in text and "left about 0:05:00" in text  # 30,000 steps at 100 steps/s
+
+
+def test_a_judge_that_does_not_load_fails_its_own_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    judged = {"pocket": {"reward.teacher": "judge"}, "large": {"reward.teacher": "judge", "judge.both_orders": True}}
+    asking = {name: SourceConfig(title="", settings=settings) for name, settings in judged.items()}
+    sweep, started = replace(SWEEP, sources=asking | SWEEP.sources), list[str]()
+
+    class Running:
+        def __enter__(self) -> None:
+            started.append("up")
+
+        def __exit__(self, *_: object) -> None:
+            started.append("down")
+
+    def start_judge(judge: object, placement: object, *, name: str, app: str) -> Running:
+        assert placement.num_cpus == 0.0 and judge.api.ledger == str(folder.ledger(app))
+        if judge.both_orders:
+            raise JudgeUnavailable("no such card", "buy one")
+        return Running()
+
+    monkeypatch.setattr(sitting, "start_judge", start_judge)
+    with held_sweep(tmp_path / "sweep", sweep) as (folder, _):
+        pass
+    plans = {plan.key: plan for plan in expand(sweep)}
+    table = ProgressTable(io.StringIO(), sweep.title, plans)
+    callback = SweepCallback(folder=folder, sweep=sweep, plans=plans, table=table, stop=StopRequest())
+    with sitting._judges(folder, sweep, list(plans.values()), callback, table):
+        assert started == ["up"]
+    assert started == ["up", "down"]
+    found = {key: (record.state, record.cause) for key, record in callback.records.items()}
+    for seed in (0, 1):
+        assert found[f"drawer_open/large/seed_{seed}"] == (State.FAILED, "no such card (buy one)")
+        assert found[f"drawer_open/pocket/seed_{seed}"] == (State.WAITING, "")
+        assert found[f"drawer_open/oracle/seed_{seed}"] == (State.WAITING, "")
+    later = folder.records(list(plans.values()))  # the next sitting reads it again, and tries again
+    assert later["drawer_open/large/seed_0"].state is State.FAILED and State.FAILED not in FINISHED
+    callback.retry(list(plans))
+    assert {record.state for record in callback.records.values()} == {State.WAITING}

@@ -61,7 +61,7 @@ class Unseeded(TinyEnv):
     ("broken", "complaint"),
     [
         (Forgetful, "set_state"),
-        (Disturbed, "disturbs"),
+        (Disturbed, "disturb"),
         (Blind, "different scenes"),
         (Coarse, "equal keys"),
         (Unseeded, "seed"),
