@@ -491,15 +491,15 @@ class ManualLearner(TorchLearner):
         torch.utils.deterministic.fill_uninitialized_memory = False  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def gpus_of_learner(device: str) -> int:
-    """GPUs that RLlib is to give the learner of this process: 1 where `device` (auto, cpu or cuda) means one, else 0.
-
-    With it a Tuner's trial reserves a GPU, and the learner, its replay and its batches lie there.
+def own_learner_gpu(device: str) -> dict[str, int]:
+    """RLlib's settings of the GPU of the learner in this process: none, or the one that `device` (auto, cpu or cuda)
+    means. With it a Tuner's trial reserves a GPU, and the learner, its replay and its batches lie there.
 
     Raises:
         ModelUnavailable: `cuda` is wanted and there is none here.
     """
-    return int(pick_device(device, "algo").type != "cpu")
+    chosen = pick_device(device, "algo")
+    return {"num_gpus_per_learner": int(chosen.type != "cpu"), "local_gpu_idx": chosen.index or 0}
 
 
 @contextmanager

@@ -86,6 +86,9 @@ class RunArguments(Generic[Config]):
     """Cut the task to minutes: every part of a run happens, nothing is learnt to the end."""
     print_config: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Print the resolved configuration as YAML and stop."""
+    plan: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Print the run's processes with the cores, GPUs and nodes that each would have, and stop; of the cluster that
+    RAY_ADDRESS names, else of this machine."""
 
 
 def parse_run(words: Sequence[str], prog: str) -> RunArguments[RunConfig]:

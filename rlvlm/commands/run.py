@@ -1,10 +1,13 @@
 """`rlvlm run TASK`, and `python -m rlvlm.run TASK`."""
 
+import os
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from datetime import datetime
 
 from rlvlm.commands.arguments import parse_run
+from rlvlm.core.console.tables import plain_console
 from rlvlm.core.errors import EXIT_DONE
 from rlvlm.runs.config import config_text
 from rlvlm.runs.folder import create_folder
@@ -19,6 +22,13 @@ def command(words: Sequence[str], prog: str) -> int:
         sys.stdout.write(commented(config_text(arguments.config), arguments.config))
         return EXIT_DONE
     check_before_run(arguments.config)
+    if arguments.plan:
+        from rlvlm.runs.placement import plan_table
+        from rlvlm.runs.ray_session import ray_session
+
+        with ray_session() if os.environ.get("RAY_ADDRESS") else nullcontext():
+            plain_console().print(plan_table(arguments.config))
+        return EXIT_DONE
     folder = create_folder(arguments.config, [*prog.split(), *words], datetime.now())
     from rlvlm.runs.train import start_run  # torch and ray, after all that can be checked without
 

@@ -129,6 +129,25 @@ def _check_env(config: RunConfig) -> None:
         raise UsageError(f"{what}; of the tasks that ship, those have none: {unplayed}", NO_EXPERT_FIX)
 
 
+def learner_memory(config: RunConfig) -> str:
+    """What a learner takes of its GPU by the rule in `memory_plan`, in words; empty where the policy is small, or the
+    files of its model are not here.
+    """
+    policy, algo = config.policy, config.algo
+    if policy is None or not policy.model or isinstance(algo, SACConfig):
+        return ""
+    from rlvlm.algorithms.policy_gradient.memory_plan import plan, size_of, words_of
+    from rlvlm.vlms import files
+
+    folder = Path(policy.model).expanduser()
+    try:
+        if not folder.is_dir():
+            folder = files.fetched(policy.model, policy.revision, ("config.json",), "policy")
+    except ModelUnavailable:
+        return ""
+    return words_of(plan(size_of(policy, folder), policy, algo, on_gpu=True))
+
+
 def _check_memory(config: RunConfig) -> None:
     """Passes where a learner of the policy fits its GPU, by the rule in `memory_plan`.
 

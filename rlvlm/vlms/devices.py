@@ -2,6 +2,8 @@
 
 import logging
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -19,9 +21,25 @@ _ASSIGNS = {
 """Which setting makes Ray assign a GPU to the processes that compute a section's network outside of the run's own."""
 
 
+_own_gpu: int | None = None
+"""The GPU that was booked for this process, as torch counts those that it sees."""
+
+
+@contextmanager
+def own_gpu(index: int | None) -> Iterator[None]:
+    """While the context is open `auto` and `cuda` mean the GPU of that number here; None: whatever they mean anyway."""
+    global _own_gpu  # noqa: PLW0603 - a process has one, and what loads a network knows of no run
+    before, _own_gpu = _own_gpu, index
+    try:
+        yield
+    finally:
+        _own_gpu = before
+
+
 def pick_device(device: str, section: str = "vlm") -> torch.device:
     """The device that a `device` setting means.
 
+    In a run's own process both `auto` and `cuda` mean the GPU that Ray has set aside for it (`own_gpu`). Elsewhere
     `auto` takes a GPU only where one was assigned through CUDA_VISIBLE_DEVICES, as Ray and SLURM do: a GPU that is
     merely visible may be somebody else's. Inside Ray Serve the deployment resolves `auto` itself, by Ray's
     bookkeeping.
@@ -34,6 +52,8 @@ def pick_device(device: str, section: str = "vlm") -> torch.device:
         ModelUnavailable: a GPU is named and torch sees none, or the name is no device.
     """
     has_cuda = torch.cuda.is_available()
+    if has_cuda and _own_gpu is not None and device in ("auto", "cuda"):
+        return torch.device("cuda", _own_gpu)
     if device == "auto":
         is_assigned = os.environ.get("CUDA_VISIBLE_DEVICES", "") not in ("", "-1")
         if has_cuda and not is_assigned:

@@ -42,7 +42,7 @@ from rlvlm.algorithms.base import (
     Learners,
     TrainingStats,
     check_learners,
-    gpus_of_learner,
+    own_learner_gpu,
 )
 from rlvlm.algorithms.checkpoint import load_tree, save_tree
 from rlvlm.algorithms.env_slots import EnvSlot
@@ -152,9 +152,9 @@ class TokenConfig(BaseConfig):
             total_steps: env steps over which the step sizes fall.
         """
         if isinstance(algo, PolicyGradientConfig):
-            own = 0 if self.policy is None else gpus_of_learner(algo.device)
-            gpus = algo.gpus_per_learner if algo.num_learners else own
-            self.learners(num_learners=algo.num_learners, num_gpus_per_learner=gpus)
+            here: dict[str, Any] = {"num_gpus_per_learner": 0} if self.policy is None else own_learner_gpu(algo.device)
+            gpus = {"num_gpus_per_learner": algo.gpus_per_learner} if algo.num_learners else here
+            self.learners(num_learners=algo.num_learners, **gpus)
             self.env_runners(num_env_runners=algo.env_runners, create_local_env_runner=not algo.env_runners)
         return self._take(algo=algo, sft=sft, total_steps=total_steps)
 

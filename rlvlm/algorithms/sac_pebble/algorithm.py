@@ -21,7 +21,7 @@ import numpy as np
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 
-from rlvlm.algorithms.base import BaseAlgorithm, BaseConfig, Learners, TrainingStats, Unset, gpus_of_learner
+from rlvlm.algorithms.base import BaseAlgorithm, BaseConfig, Learners, TrainingStats, Unset, own_learner_gpu
 from rlvlm.algorithms.checkpoint import PolicyFile, load_tree, save_tree
 from rlvlm.algorithms.evaluation import Evaluation, evaluate
 from rlvlm.algorithms.runner_group import LocalRunnerGroup, RemoteRunnerGroup, check_places
@@ -55,7 +55,7 @@ class SACPebbleConfig(BaseConfig):
     def learning(self, *, sac: SACConfig) -> Self:
         """Chooses the hyperparameters of SAC, and with them where its envs are stepped."""
         self.env_runners(num_env_runners=sac.env_runners, create_local_env_runner=not sac.env_runners)
-        self.learners(num_gpus_per_learner=gpus_of_learner(sac.device))
+        self.learners(**own_learner_gpu(sac.device))
         self.sac = sac
         return self
 
