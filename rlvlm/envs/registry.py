@@ -73,7 +73,8 @@ def shipped_tasks() -> Iterator[Task]:
             name=name,
             goal=goal,
             goal_state=goal_state,
-            maker=f"rlvlm.envs.metaworld.env:make_{name}",
+            arguments=(name,),
+            maker="rlvlm.envs.metaworld.env:make_paper",
             used_settings=("start", "robot", "num_envs"),
         )
     for name, (goal, goal_state) in STOCK_GOALS.items():

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from rlvlm.core.steps import FloatArray
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.deformables.goals import DEFORMABLE_GOALS
-from rlvlm.envs.mujoco.env import SceneEnv, SceneState
+from rlvlm.envs.mujoco.env import MujocoScene, SceneEnv, SceneState
 from rlvlm.envs.mujoco.renderer import Camera
 
 _PER_SIDE = 11
@@ -108,7 +108,7 @@ _MODEL = f"""
 """
 
 
-class ClothScene:
+class ClothScene(MujocoScene):
     """A cloth on a table and a picker that holds its upper left corner.
 
     Observations [111] are 6 x 6 points of the cloth and the picker, metres. An action [2] is a whole fold: lift the
@@ -119,12 +119,11 @@ class ClothScene:
     """
 
     goal = DEFORMABLE_GOALS["fold_cloth"][0]
-    camera = Camera(position=(0.0, 0.0, 0.42), right=(1.0, 0.0, 0.0), up=(0.0, 1.0, 0.0), fovy_deg=45.0)
-    obs_size = 3 * _KEYPOINTS_PER_SIDE**2 + 3
-    action_size = 2
+    _camera = Camera(position=(0.0, 0.0, 0.42), right=(1.0, 0.0, 0.0), up=(0.0, 1.0, 0.0), fovy_deg=45.0)
 
     def __init__(self, start: str) -> None:
-        self.model = self.drawn = mujoco.MjModel.from_xml_string(_MODEL)
+        super().__init__(_MODEL, self._camera)
+        self.action_size = 2
         self._is_random = start == "random"
         self._flat = _flat_cloth()
         edges = self._flat[self.model.flex_edge]  # [E, 2, 3]
@@ -170,21 +169,17 @@ class ClothScene:
         )
 
     def _fold(self, data: mujoco.MjData, target: NDArray[np.float64]) -> None:
-        self._carry(data, np.array([*data.qpos[:2], _CARRY_HEIGHT]), _LIFT_SPEED)
-        self._carry(data, np.array([*target, _CARRY_HEIGHT]), _CARRY_SPEED)
-        self._carry(data, np.array([*target, _DROP_HEIGHT]), _LIFT_SPEED)
-        self._move(data, np.zeros(3), _SETTLING_STEPS)
-
-    def _carry(self, data: mujoco.MjData, target: NDArray[np.float64], speed: float) -> None:
-        """Moves the corner to `target` [3] in a straight line."""
-        path = target - data.qpos[:3]
-        num_steps = max(int(np.ceil(np.linalg.norm(path) / (speed * _SUB_STEP_S))), 1)
-        self._move(data, path / (num_steps * _SUB_STEP_S), num_steps)
-
-    def _move(self, data: mujoco.MjData, velocity: NDArray[np.float64], num_steps: int) -> None:
-        for _ in range(num_steps):
-            data.qvel[:3] = velocity  # whatever the cloth, a hundredth as heavy, does to the picker
-            mujoco.mj_step(self.model, data)
+        """Lifts the corner, carries it to `target` [2] and lowers it, in straight lines, and waits for the cloth."""
+        lifted, carried, lowered = (*data.qpos[:2], _CARRY_HEIGHT), (*target, _CARRY_HEIGHT), (*target, _DROP_HEIGHT)
+        for place, speed in ((lifted, _LIFT_SPEED), (carried, _CARRY_SPEED), (lowered, _LIFT_SPEED), (lowered, 0.0)):
+            path, num_steps = np.zeros(3), _SETTLING_STEPS
+            if speed:
+                path = np.array(place) - data.qpos[:3]
+                num_steps = max(int(np.ceil(np.linalg.norm(path) / (speed * _SUB_STEP_S))), 1)
+            for _ in range(num_steps):
+                # whatever the cloth, a hundredth as heavy, does to the picker
+                data.qvel[:3] = path / (num_steps * _SUB_STEP_S)
+                mujoco.mj_step(self.model, data)
 
     def _distance(self, particles: NDArray[np.float64]) -> float:
         """Mean distance of `particles` [121, 3] from where the best fold leaves them, metres."""

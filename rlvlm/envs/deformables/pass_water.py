@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from rlvlm.core.steps import FloatArray
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.deformables.goals import DEFORMABLE_GOALS
-from rlvlm.envs.mujoco.env import SceneEnv, SceneState
+from rlvlm.envs.mujoco.env import MujocoScene, SceneEnv, SceneState
 from rlvlm.envs.mujoco.renderer import Camera
 
 _PER_SIDE = 4
@@ -100,7 +100,7 @@ _MODEL = f"""
 """
 
 
-class WaterScene:
+class WaterScene(MujocoScene):
     """A cup that moves along a line, and what is in it.
 
     Observations [7] are the cup's x, width, depth and height, the water's height in it, and the shares of the water
@@ -111,12 +111,11 @@ class WaterScene:
     """
 
     goal = DEFORMABLE_GOALS["pass_water"][0]
-    camera = Camera(position=tuple(_EYE), right=(1.0, 0.0, 0.0), up=tuple(_UP), fovy_deg=_FOVY_DEG)
-    obs_size = 7
-    action_size = 1
+    _camera = Camera(position=tuple(_EYE), right=(1.0, 0.0, 0.0), up=tuple(_UP), fovy_deg=_FOVY_DEG)
 
     def __init__(self, start: str) -> None:
-        self.model = self.drawn = mujoco.MjModel.from_xml_string(_MODEL)
+        super().__init__(_MODEL, self._camera)
+        self.action_size = 1
         self._is_fixed = start == "fixed"
 
     def place(self, data: mujoco.MjData, rng: np.random.Generator) -> None:

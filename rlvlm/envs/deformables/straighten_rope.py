@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from rlvlm.core.steps import FloatArray
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.deformables.goals import DEFORMABLE_GOALS
-from rlvlm.envs.mujoco.env import SceneEnv, SceneState
+from rlvlm.envs.mujoco.env import MujocoScene, SceneEnv, SceneState
 from rlvlm.envs.mujoco.renderer import Camera
 
 _NUM_PARTICLES = 41
@@ -82,7 +82,7 @@ _MODEL = f"""
 """
 
 
-class RopeScene:
+class RopeScene(MujocoScene):
     """A rope on a table and two pickers that never let go of its ends.
 
     Observations [36] are ten points along the rope and both pickers, metres. Actions [8] move the left picker and then
@@ -94,12 +94,11 @@ class RopeScene:
     """
 
     goal = DEFORMABLE_GOALS["straighten_rope"][0]
-    camera = Camera(position=(0.0, 0.0, 0.85), right=(1.0, 0.0, 0.0), up=(0.0, 1.0, 0.0), fovy_deg=45.0)
-    obs_size = 3 * len(_KEYPOINTS) + 6
-    action_size = 8
+    _camera = Camera(position=(0.0, 0.0, 0.85), right=(1.0, 0.0, 0.0), up=(0.0, 1.0, 0.0), fovy_deg=45.0)
 
     def __init__(self, start: str) -> None:
-        self.model = mujoco.MjModel.from_xml_string(_MODEL)
+        super().__init__(_MODEL, self._camera)
+        self.action_size = 8
         # all particles lie at the origin of the model, so edges have no length of their own there
         self.model.flexedge_length0[:] = _SPACING
         self.drawn = copy.copy(self.model)

@@ -101,7 +101,12 @@ class MetaWorldEnv(MujocoEnv):
         self._scene = scene
         self._shows_robot = config.robot == "visible"
         self._stock: SawyerXYZEnv = ALL_V3_ENVIRONMENTS[scene.env_name]()
-        self._prepare_start(config.start)
+        stock = self._stock
+        stock._set_task_called = stock.seeded_rand_vec = True
+        stock._freeze_rand_vec = config.start == "fixed"
+        if config.start == "fixed":
+            stock.hand_init_pos = np.array(scene.hand_start or stock.hand_init_pos)
+            stock._last_rand_vec = np.array(scene.placement or _first_draw(stock))
         self._model, self._data = self._stock.model, self._stock.data
         model = self._model
         for name, colour in scene.colours.items():
@@ -120,16 +125,6 @@ class MetaWorldEnv(MujocoEnv):
         self._start_distance = 0.0
         self._script: Policy | None = None
         self.reset(seed=seed)
-
-    def _prepare_start(self, start: str) -> None:
-        """Chooses between the scene's start and the stock one."""
-        stock, scene = self._stock, self._scene
-        stock._set_task_called = True
-        stock.seeded_rand_vec = True
-        stock._freeze_rand_vec = start == "fixed"
-        if start == "fixed":
-            stock.hand_init_pos = np.array(scene.hand_start or stock.hand_init_pos)
-            stock._last_rand_vec = np.array(scene.placement or _first_draw(stock))
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -341,19 +336,9 @@ SWEEP_INTO = MetaWorldTask(
 )
 
 
-def make_drawer_open(config: EnvConfig, seed: int) -> MetaWorldEnv:
-    """The task `drawer_open`."""
-    return MetaWorldEnv(DRAWER_OPEN, config, seed)
-
-
-def make_soccer(config: EnvConfig, seed: int) -> MetaWorldEnv:
-    """The task `soccer`."""
-    return MetaWorldEnv(SOCCER, config, seed)
-
-
-def make_sweep_into(config: EnvConfig, seed: int) -> MetaWorldEnv:
-    """The task `sweep_into`."""
-    return MetaWorldEnv(SWEEP_INTO, config, seed)
+def make_paper(config: EnvConfig, seed: int, name: str) -> MetaWorldEnv:
+    """The task `drawer_open`, `soccer` or `sweep_into`."""
+    return MetaWorldEnv({"drawer_open": DRAWER_OPEN, "soccer": SOCCER, "sweep_into": SWEEP_INTO}[name], config, seed)
 
 
 CAMERA = Camera(

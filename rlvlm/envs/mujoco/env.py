@@ -11,7 +11,7 @@ inherits from `MujocoScene`, which does everything but the start and the judging
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import gymnasium as gym
 import mujoco
@@ -25,7 +25,7 @@ from rlvlm.envs.env import StepEnv, check_action
 from rlvlm.envs.mujoco.renderer import Camera, Renderer
 from rlvlm.envs.rendering import ensure_renderer
 
-_KEY_GRAIN = 0.25e-3
+KEY_GRAIN = 0.25e-3
 """Grain of image keys, metres or radians (or halves of a quaternion's angle): at most 0.2 of a pixel at 300."""
 
 
@@ -65,11 +65,11 @@ class MujocoEnv(StepEnv):
             raise ValueError(f"snapshots must have shape [N, {self.snapshot_size}], got {snapshots.shape}")
         if self._renderer is None:
             self._renderer = self._make_renderer()
-        return self._renderer.draw(np.rint(snapshots / _KEY_GRAIN) * np.float32(_KEY_GRAIN), size_px)
+        return self._renderer.draw(np.rint(snapshots / KEY_GRAIN) * np.float32(KEY_GRAIN), size_px)
 
     def image_key(self, snapshots: FloatArray) -> NDArray[np.int64]:
         """[N, S]: snapshots in steps of a quarter of a millimetre (or of a milliradian)."""
-        return np.rint(snapshots / _KEY_GRAIN).astype(np.int64)
+        return np.rint(snapshots / KEY_GRAIN).astype(np.int64)
 
     def get_state(self) -> dict[str, Any]:
         """Physics, generator and step count."""
@@ -100,7 +100,8 @@ class MujocoEnv(StepEnv):
         """Draws this env's snapshots; made for the first image."""
 
 
-_DIVERGED = [int(getattr(mujoco.mjtWarning, f"mjWARN_BAD{name}")) for name in ("QPOS", "QVEL", "QACC")]
+DIVERGED = [int(getattr(mujoco.mjtWarning, f"mjWARN_BAD{name}")) for name in ("QPOS", "QVEL", "QACC")]
+"""Warnings after which MuJoCo has started over, as if nothing had happened."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -115,39 +116,9 @@ class SceneState:
     """Whether nothing can follow: the episode ends for good, and not by the time limit."""
 
 
-class Scene(Protocol):
-    """One task: its model and what an episode does with it. All that changes lies in `data`, so states are complete."""
-
-    goal: str
-    """Fills the slot of the prompt."""
-    camera: Camera
-    model: mujoco.MjModel
-    drawn: mujoco.MjModel
-    """The model as images show it, with the same joints."""
-    obs_size: int
-    """D."""
-    action_size: int
-    """A."""
-
-    def place(self, data: mujoco.MjData, rng: np.random.Generator) -> None:
-        """Puts the start of an episode into `data`, which holds the model's initial state."""
-        ...
-
-    def act(self, data: mujoco.MjData, action: FloatArray) -> None:
-        """Carries out one env step, `action` [A] in [-1, 1]."""
-        ...
-
-    def observe(self, data: mujoco.MjData) -> NDArray[np.float64]:
-        """[D] of `data`, whose positions in world coordinates are up to date."""
-        ...
-
-    def judge(self, data: mujoco.MjData) -> SceneState:
-        """How good that state is; positions in world coordinates are up to date."""
-        ...
-
-
 class MujocoScene(ABC):
-    """The base of a scene of one's own: write `goal`, `judge` and, where episodes differ, `place`.
+    """One task: its model, and what an episode does with it. One of your own writes `goal`, `judge` and, where episodes
+    differ, `place`.
 
     Everything that changes must lie in `data`, which is what states are made of. What a reset moves and images show,
     such as a target, is best a mocap body: snapshots hold joint and mocap positions, not those of other bodies.
@@ -162,6 +133,7 @@ class MujocoScene(ABC):
     """
 
     goal: str
+    """Fills the slot of the prompt."""
 
     def __init__(self, xml: str | Path, camera: Camera | None = None, substeps: int = 10) -> None:
         is_file = isinstance(xml, Path) or xml.endswith(".xml")
@@ -175,7 +147,11 @@ class MujocoScene(ABC):
         (x, y, z), fovy = self.model.cam_pos[0].tolist(), float(self.model.cam_fovy[0])
         right, up = (axes[0], axes[3], axes[6]), (axes[1], axes[4], axes[7])
         self.camera = camera or Camera(position=(x, y, z), right=right, up=up, fovy_deg=fovy)
-        self.drawn, self.action_size, self._substeps = self.model, self.model.nu, substeps
+        self.drawn: mujoco.MjModel = self.model
+        """The model as images show it, with the same joints."""
+        self.action_size: int = self.model.nu
+        """A."""
+        self._substeps = substeps
 
     @abstractmethod
     def judge(self, data: mujoco.MjData) -> SceneState:
@@ -191,16 +167,13 @@ class MujocoScene(ABC):
         data.ctrl[:] = low + (action + 1) / 2 * (high - low)
         mujoco.mj_step(self.model, data, nstep=self._substeps)
 
+    def script(self, obs: FloatArray) -> NDArray[np.floating] | None:
+        """[A] what somebody who knows the goal does at `obs` [D]; None, as by default, where nobody is asked."""
+        return None
+
     def observe(self, data: mujoco.MjData) -> NDArray[np.float64]:
         """[D]: positions and velocities of the joints, and the places of mocap bodies."""
         return np.concatenate([data.qpos, data.qvel, data.mocap_pos.ravel()])
-
-    @property
-    def obs_size(self) -> int:
-        """D."""
-        data = mujoco.MjData(self.model)
-        mujoco.mj_kinematics(self.model, data)
-        return self.observe(data).size
 
 
 class SceneEnv(MujocoEnv):
@@ -215,13 +188,13 @@ class SceneEnv(MujocoEnv):
         MachineError: no off-screen renderer works here.
     """
 
-    def __init__(self, scene: Scene, config: EnvConfig, seed: int) -> None:
+    def __init__(self, scene: MujocoScene, config: EnvConfig, seed: int) -> None:
         super().__init__(scene.goal, scene.action_size, config)
         self.snapshot_size = scene.model.nq + 7 * scene.model.nmocap
-        self.observation_space = gym.spaces.Box(-np.inf, np.inf, (scene.obs_size,), np.float32)
         self._scene = scene
         self._model, self._data = scene.model, mujoco.MjData(scene.model)
-        self.reset(seed=seed)
+        obs, _ = self.reset(seed=seed)
+        self.observation_space = gym.spaces.Box(-np.inf, np.inf, obs.shape, np.float32)
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -231,8 +204,8 @@ class SceneEnv(MujocoEnv):
         mujoco.mj_resetData(self._model, self._data)
         self._scene.place(self._data, self.np_random)
         self._steps = 0
-        obs, outcome = self._look()
-        return obs, self._info(outcome)
+        obs, _, info = self._look()
+        return obs, info
 
     def step(self, action: FloatArray) -> tuple[FloatArray, float, bool, bool, dict[str, Any]]:
         """Observation [D], reward, whether the task is over, whether the time is, info.
@@ -242,15 +215,15 @@ class SceneEnv(MujocoEnv):
         """
         check_action(action)
         self._scene.act(self._data, np.clip(action, -1.0, 1.0))
-        if self._data.warning.number[_DIVERGED].any():  # MuJoCo starts over, as if nothing had happened
+        if self._data.warning.number[DIVERGED].any():
             raise NumericsError(
                 f"the simulation diverged in step {self._steps} of an episode, at action {action}",
                 "start the run again with another --seed; resumed, it would come to the same step",
             )
-        obs, outcome = self._look()
+        obs, outcome, info = self._look()
         self._steps += 1
         truncated = not outcome.is_over and self._steps >= self._episode_steps
-        return obs, outcome.reward, outcome.is_over, truncated, self._info(outcome)
+        return obs, outcome.reward, outcome.is_over, truncated, info
 
     def snapshot(self) -> FloatArray:
         """[S]: joint positions, then places and turns of mocap bodies. Velocities are not seen, so not kept."""
@@ -258,24 +231,22 @@ class SceneEnv(MujocoEnv):
         return np.concatenate([data.qpos, data.mocap_pos.ravel(), data.mocap_quat.ravel()], dtype=np.float32)
 
     def scripted_action(self, obs: FloatArray) -> FloatArray | None:
-        """[A] what the scene's method `script(obs)` says, where it has one."""
-        script = getattr(self._scene, "script", None)
-        return None if script is None else np.asarray(script(obs), np.float32)
+        """[A] what the scene's own script does next; None where it has none."""
+        action = self._scene.script(obs)
+        return None if action is None else np.asarray(action, np.float32)
 
     def _make_renderer(self) -> Renderer:
         drawn = self._scene.drawn
         return Renderer(drawn, self._scene.camera, np.zeros(drawn.ngeom, bool), (), has_mocaps=True)
 
-    def _look(self) -> tuple[FloatArray, SceneState]:
-        """The observation [D] and the truth about the state just reached.
+    def _look(self) -> tuple[FloatArray, SceneState, dict[str, Any]]:
+        """The observation [D], the truth about the state just reached, and the info.
 
         Positions in world coordinates are computed by kinematics alone: `mj_forward` would also move the solver's warm
         start on, and the future with it.
         """
         mujoco.mj_kinematics(self._model, self._data)
         mujoco.mj_flex(self._model, self._data)
-        return self._scene.observe(self._data).astype(np.float32), self._scene.judge(self._data)
-
-    def _info(self, outcome: SceneState) -> dict[str, Any]:
+        obs, outcome = self._scene.observe(self._data).astype(np.float32), self._scene.judge(self._data)
         progress = min(max(outcome.progress, 0.0), 1.0)
-        return {"snapshot": self.snapshot(), "progress": progress, "success": outcome.success}
+        return obs, outcome, {"snapshot": self.snapshot(), "progress": progress, "success": outcome.success}

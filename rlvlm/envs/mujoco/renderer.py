@@ -136,7 +136,9 @@ class Renderer:
                     frame[:] = self._composed(view, size_px)
                 else:
                     frame[:] = self._whole(view, size_px)
-            _let_go()
+            if os.environ.get("MUJOCO_GL") == "egl":  # which refuses a context to a thread while another one has it
+                egl, gl = importlib.import_module("OpenGL.EGL"), importlib.import_module("mujoco.egl")
+                egl.eglMakeCurrent(gl.EGL_DISPLAY, egl.EGL_NO_SURFACE, egl.EGL_NO_SURFACE, egl.EGL_NO_CONTEXT)
         return np.ascontiguousarray(frames[:, ::-1])  # OpenGL's first row is the lowest
 
     def close(self) -> None:
@@ -222,7 +224,13 @@ class Renderer:
         """The OpenGL context, current and with a buffer of at least `size_px`."""
         if self._canvas is None:
             self._model.vis.global_.offwidth = self._model.vis.global_.offheight = size_px
-            self._canvas = _open_canvas(self._model, size_px)
+            backend = ensure_renderer()
+            try:
+                window = importlib.import_module(f"mujoco.{backend}").GLContext(size_px, size_px)
+                window.make_current()
+                self._canvas = window, mujoco.MjrContext(self._model, mujoco.mjtFontScale.mjFONTSCALE_50)
+            except Exception as error:  # what a missing or broken driver raises differs from driver to driver
+                raise MachineError(f"cannot draw with {backend}: {type(error).__name__}: {error}", FIX) from error
             close_at_exit(self)
         window, context = self._canvas
         window.make_current()
@@ -245,23 +253,6 @@ def _sort_geoms(model: mujoco.MjModel, hidden: NDArray[np.bool_], placed: list[i
     groups = np.where(moves[model.geom_bodyid], _MOVING, np.where(is_glass, _GLASS, _STILL))
     model.geom_group[:] = np.where(visible, groups, _UNSEEN)
     return not (visible & is_glass & (groups == _MOVING)).any() and model.nflex == 0 and model.nskin == 0
-
-
-def _open_canvas(model: mujoco.MjModel, size_px: int) -> tuple[Any, mujoco.MjrContext]:
-    backend = ensure_renderer()
-    try:
-        window = importlib.import_module(f"mujoco.{backend}").GLContext(size_px, size_px)
-        window.make_current()
-        return window, mujoco.MjrContext(model, mujoco.mjtFontScale.mjFONTSCALE_50)
-    except Exception as error:  # what a missing or broken driver raises differs from driver to driver
-        raise MachineError(f"cannot draw with {backend}: {type(error).__name__}: {error}", FIX) from error
-
-
-def _let_go() -> None:
-    """Takes OpenGL from this thread: EGL refuses a context to a thread while another one has it."""
-    if os.environ.get("MUJOCO_GL") == "egl":
-        egl, gl = importlib.import_module("OpenGL.EGL"), importlib.import_module("mujoco.egl")
-        egl.eglMakeCurrent(gl.EGL_DISPLAY, egl.EGL_NO_SURFACE, egl.EGL_NO_SURFACE, egl.EGL_NO_CONTEXT)
 
 
 class Closable(Protocol):

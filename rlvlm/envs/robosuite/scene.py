@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 
 from rlvlm.core.errors import MachineError
 from rlvlm.core.steps import FloatArray, Frames
+from rlvlm.envs.mujoco.env import DIVERGED, KEY_GRAIN
 from rlvlm.envs.mujoco.renderer import Renderer
 from rlvlm.envs.robosuite.arm import Arm
 
@@ -128,15 +129,12 @@ def shrink_textures(model: mujoco.MjModel, side_px: int) -> None:
         model.tex_height[texture], model.tex_width[texture] = rows, columns
 
 
-KEY_GRAIN = 0.25e-3
-"""Grain of images, metres or radians: at most 0.2 of a pixel at 300."""
 _FINE_GRAIN = 0.05e-3
-"""The same of images with everything in them: edges of shadows and reflections move by more than their things do."""
+"""Grain of images with everything in them: edges of shadows and reflections move by more than their things do."""
 _TEXTURE_PX = 256
 """Side of textures, at most."""
 _COLLISION_GROUP = 0
 _STATE = mujoco.mjtState.mjSTATE_INTEGRATION
-_DIVERGED = [int(getattr(mujoco.mjtWarning, f"mjWARN_BAD{name}")) for name in ("QPOS", "QVEL", "QACC")]
 
 Doubles = NDArray[np.float64]
 
@@ -187,7 +185,7 @@ class RobosuiteScene:
     def has_diverged(self) -> bool:
         """Whether MuJoCo has started over since last asked or loaded, because numbers had become impossible."""
         warnings = self.data.warning.number
-        diverged = bool(warnings[_DIVERGED].any())
+        diverged = bool(warnings[DIVERGED].any())
         warnings[:] = 0
         return diverged
 
