@@ -330,6 +330,13 @@ def _check_together(run: RunConfig) -> None:
             f"{device} is a GPU as the run's own process counts them; learners and replicas each see the one that Ray "
             "assigns to them: set the policy's device to cuda, and CUDA_VISIBLE_DEVICES for the run's own process"
         )
+    assert isinstance(algo, PolicyGradientConfig), "the algorithm's sections"
+    plays_elsewhere = algo.env_runners or (run.engine and run.engine.num_replicas)
+    if algo.staleness and not (plays_elsewhere or reward.scores):
+        raise ValueError(
+            f"algo.staleness {algo.staleness} has no effect where the run's own process plays and nobody scores; set "
+            "--engine.num-replicas for replies, --algo.env-runners for chunks, or --algo.staleness 0"
+        )
     if not isinstance(policy, VLAConfig):
         return
     assert isinstance(sft, ChunkSFTConfig) and isinstance(algo, GRPOConfig), "the algorithm's sections"

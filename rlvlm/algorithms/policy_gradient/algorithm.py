@@ -209,11 +209,6 @@ class TokenConfig(BaseConfig):
                 f"algo.rounds {algo.rounds} has no effect with algo.staleness, which learns from one rollout at a "
                 "time; set --algo.rounds 1"
             )
-        if algo.staleness and not (algo.env_runners or self.make_engine or self.reward.scores):
-            raise ValueError(
-                f"algo.staleness {algo.staleness} has no effect where the run's own process plays and nobody scores; "
-                "set --engine.num-replicas for replies, --algo.env-runners for chunks, or --algo.staleness 0"
-            )
         is_measured = algo.advantage.scorer_noise == "measured"
         if is_measured and not (self.reward.scores and self.reward.monitor.preflight):
             raise ValueError(
