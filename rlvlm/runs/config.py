@@ -301,7 +301,7 @@ def _without_effect(run: RunConfig) -> Iterator[tuple[Any, str, tuple[str, ...]]
         yield sft.start_from, "sft.start_from", others
 
 
-def _check_together(run: RunConfig) -> None:
+def _check_together(run: RunConfig) -> None:  # noqa: C901 - one rule after the other
     """Raises ValueError where settings of two sections contradict each other, or one leaves another without effect that
     no recipe has; see also `RunConfig.unused_settings`.
     """
