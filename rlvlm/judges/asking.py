@@ -68,6 +68,7 @@ class AdaptiveBatches:
             MemoryError: one item alone is too much, and nothing stands for it.
         """
         given: list[Given] = []
+        # by what is given so far and not by steps of a fixed size: the size may have shrunk on the way
         while len(given) < len(items):
             given += self._ask(items[len(given) : len(given) + self._size], ask, failed)
         return given
@@ -92,6 +93,8 @@ class AdaptiveBatches:
                 raise MemoryError(reason)
             logger.warning("the judge failed on a question: %s", reason)
             return [failed(reason)]
+        # halves find the one question that breaks the model in log2(batch) steps; the others keep their
+        # answers
         half = (len(batch) + 1) // 2
         if is_too_large:  # later batches start smaller
             logger.warning("out of memory with %d questions at once; going on with %d", len(batch), half)
@@ -149,6 +152,7 @@ class BatchAsker:
         dialogues = [dialogue(item) for item in items]
         requests = {place: next(each) for place, each in enumerate(dialogues)}
         outcomes: dict[int, DialogueResult] = {}
+        # dialogues may end at different turns; those that go on share the next batch
         while requests:
             following: dict[int, ChatRequest] = {}
             for place, reply in zip(requests, self._replies(list(requests.values())), strict=True):
@@ -186,6 +190,7 @@ class AsyncAsker:
     def __init__(self, engine: AsyncEngine, config: JudgeConfig) -> None:
         self._engine = engine
         self._config = config
+        # an engine of our own queues by itself; somebody's API has a limit on what is under way
         self._gate = asyncio.Semaphore(config.api.concurrency) if config.is_remote else nullcontext()
         self.stamp = _stamp(engine, config)
 
@@ -203,6 +208,7 @@ class AsyncAsker:
                 reply = await self._engine.reply(
                     request, max_new_tokens=config.max_new_tokens, temperature=config.temperature, deadline=deadline
                 )
+                # a dialogue of two turns costs both; a turn without a price leaves the sum as it is
                 usage = usage + reply.usage if usage and reply.usage else usage or reply.usage
                 request = dialogue.send(reply)
         except StopIteration as end:
@@ -219,6 +225,7 @@ class AsyncAsker:
 
         async def ask(item: Item) -> DialogueResult:
             async with self._gate:
+                # a wrong key or a spent budget meets every question alike: the rest is not sent
                 if not fatal:
                     try:
                         return await self.ask(dialogue(item))

@@ -76,10 +76,12 @@ def _joined(straight: Verdict, swapped: Verdict, stamp: Stamp) -> Verdict:
     lost = next((status for status in (Status.FAILED, Status.INVALID) if status in statuses), None)
     label = None
     if straight.label and swapped.label:
+        # two answers that name the same place, not the same image, show a bias towards it: no preference
         label = straight.label if straight.label is swapped.label.swapped else Label.TIE
     shares = None
     if straight.probabilities and swapped.probabilities:
         (left, right, tie), (swapped_left, swapped_right, swapped_tie) = straight.probabilities, swapped.probabilities
+        # the swapped query's right side is this query's left one
         shares = ((left + swapped_right) / 2, (right + swapped_left) / 2, (tie + swapped_tie) / 2)
     spent = [verdict.usage for verdict in pair if verdict.usage is not None]
     return Verdict(

@@ -67,6 +67,7 @@ def _chat_judge(config: JudgeConfig, model: str = "", abilities: Abilities | Non
 
 def _pocket_judge(config: JudgeConfig) -> ChatJudge:
     """A small Qwen3-VL that ships with rlvlm, or any folder made like one."""
+    # a shipped name first, then a folder of the user's, then the default weights
     folder = shipped_folder(config.model) or (Path(config.model) if config.model else weights_folder())
     if not folder.is_dir() and config.model:
         raise JudgeUnavailable(

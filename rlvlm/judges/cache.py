@@ -64,6 +64,7 @@ class CachedJudge:
         described = [describe(item) for item in items]
         keys = [answer_key(question.id, stamp) for question, _ in described]
         found = self._remember(keys)
+        # a question that comes twice in one call is asked once
         unknown = {key: place for place, key in enumerate(keys) if key not in found}
         if unknown:
             asked = [items[place] for place in unknown.values()]
@@ -79,6 +80,7 @@ class CachedJudge:
         """What is known of `keys`: verdicts or scores, as the keys say."""
         if self._store is None:
             return {key: self._known[key] for key in keys if key in self._known}
+        # other runs add to the same store meanwhile
         self._store.refresh()
         answers = {key: self._store.find(key) for key in dict.fromkeys(keys)}
         return {key: answer for key, answer in answers.items() if answer is not None}

@@ -104,6 +104,7 @@ class ChatJudge:
             )
 
     def _scored(self, clip: Clip, outcome: DialogueResult) -> Score:
+        # what failed was shown nothing, whatever the clip holds
         return outcome.score(self.stamp, 0 if outcome.has_failed else prompts.num_shown(self._config.score, clip))
 
     async def _ask_one(self, item: Item, dialogue: Callable[[Item], Dialogue]) -> DialogueResult:

@@ -136,6 +136,8 @@ class JudgeConfig(VLMConfig):
     cached: CachedConfig = field(default_factory=CachedConfig)
 
     def __post_init__(self) -> None:
+        # the default backend with somebody else's model: the pocket judge's abilities would refuse what it
+        # can do
         if self.backend == "pocket" and _is_general(self.model):
             object.__setattr__(self, "backend", "transformers")
         if self.backend not in get_args(Backend) and not self.is_own:
@@ -221,6 +223,7 @@ def _is_general(model: str) -> bool:
     """Whether `judge.model` without a backend names a general chat model: a hub name or a large folder."""
     folder = Path(model).expanduser()
     if model and folder.is_dir():
+        # by size and not by name: a folder made by `rlvlm distill` is a pocket judge too
         return sum(file.stat().st_size for file in folder.glob("*.safetensors")) > _LARGEST_POCKET_BYTES
     is_hub_name = model.count("/") == 1 and not model.startswith((".", "~", "/")) and not model.endswith("/")
     if is_hub_name and model not in _IMPLIED:  # said once: a config is made many times

@@ -127,6 +127,7 @@ def _choose(chat: Chat, choices: Sequence[Spellings], tokens: Sequence[Spellings
         known = None if reply.is_refusal else token_shares(reply.first_tokens or (), tokens or choices)
         return known and _Shares(shares=known[0], total=known[1], text=_kept_text(reply)), reply
     log_p = reply.choice_log_p
+    # shifted by the largest: exp of raw log-probabilities of long texts is 0 for all of them
     scaled = np.exp(log_p - log_p.max()) if np.isfinite(log_p.max()) else np.ones_like(log_p)
     each, shares = iter((scaled / scaled.sum()).tolist()), list[float]()
     for spellings in choices:
@@ -148,6 +149,7 @@ def _label_directly(query: Query) -> Dialogue:
     if known is None:
         return _label_of(reply)
     left, right, tie = known.shares
+    # among equals the first: max is stable, so the answer repeats
     label = LABELS[max(range(3), key=known.shares.__getitem__)]
     is_answer = known.total >= MIN_CHOICE_MASS
     return DialogueResult(value=label if is_answer else None, text=known.text, probabilities=(left, right, tie))
@@ -164,6 +166,7 @@ def _label_in_two(query: Query) -> Dialogue:
     report = yield ChatRequest(chat=prompts.compare_messages("two_stage", query))
     if report.is_refusal or not report.text.strip():  # nothing to ask about
         return _label_of(report)
+    # only what comes behind the model's thoughts: a label that it tried on there is not its report
     chat = prompts.label_messages(query.goal, report.text.rpartition("</think>")[2])
     answer = yield ChatRequest(chat=chat, choices=prompts.LABEL_TEXTS)
     return _label_of(answer, f"{report.text}\n\n")
@@ -185,6 +188,7 @@ def _score_by_choice(mode: ScoreMode, sentences: Mapping[str, str], clip: Clip) 
             return _score_of(reply, parse_rating)
         word = reply.readable.strip(_MARKS + "!").lower()
         return _score_of(reply, lambda _: {"yes": 1.0, "true": 1.0, "no": 0.0, "false": 0.0}.get(word))
+    # of a statement the probability among all words counts, so the normalisation is taken back
     value = known.shares[0] * (known.total if mode == "statement" else 1.0)
     if mode == "utility":
         value = fsum(share * place / (len(RATINGS) - 1) for place, share in enumerate(known.shares))
@@ -212,6 +216,7 @@ def _score_delta(sentences: Mapping[str, str], clip: Clip) -> Dialogue:
         change = None if reply.is_refusal else parse_change(reply.readable)
         if change is None:
             return DialogueResult(value=None, text=" | ".join(texts))
+        # v + (100 - v) c / 100 in shares: a gain is taken of what is left
         value += (1 - value) * change
     return DialogueResult(value=min(max(value, 0.0), 1.0), text=" | ".join(texts))
 

@@ -98,6 +98,7 @@ def distill(store: Path, out: Path, config: DistillConfig) -> Distillation:
     Raises:
         UsageError: `store` is none, has too few labels or several teachers; `out` is in use.
     """
+    # before an hour of training, and nothing of the user's is overwritten
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UsageError(f"{out} is in use", "choose a new folder with --out")
     opened = open_store(store)
@@ -124,6 +125,7 @@ def distill(store: Path, out: Path, config: DistillConfig) -> Distillation:
     model = _initial_model(config)
     out.parent.mkdir(parents=True, exist_ok=True)
     save(model, tokenizer, image_processor, out)
+    # of the weights as they are saved, in bfloat16, so that before and after differ by training alone
     before = grade(out, graded)
     dataset = LabelDataset(opened, learnt, tokenizer, image_processor, config.seed)
 
@@ -262,6 +264,7 @@ class LabelDataset:
 
         Swapping the images swaps the label, so that the student cannot prefer a side.
         """
+        # all of a batch about one goal, whose prompt is then tokenised once
         goal = list(self._by_goal)[self._rng.choice(len(self._shares), p=self._shares)]
         drawn = self._rng.integers(len(self._by_goal[goal]), size=num_pairs)
         rows = [self._by_goal[goal][place] for place in drawn]

@@ -45,6 +45,7 @@ class JudgeHealth:
                 f"none of {len(answers)} queries was answered: {answers[0].text or 'no reason given'}",
                 "check that the judge is up (`rlvlm doctor`), then go on with `rlvlm resume`",
             )
+        # over many calls: a session of eight answers may be unreadable by bad luck
         num_invalid = self._recent.count(Status.INVALID)
         if len(self._recent) >= _FEWEST and 2 * num_invalid > len(self._recent):
             of = len(self._recent)

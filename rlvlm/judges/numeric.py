@@ -75,6 +75,7 @@ class NumericJudge:
         """
 
         def prefer(batch: Sequence[Query]) -> list[DialogueResult]:
+            # float64 before anything is compared: in bfloat16 two sides that differ would be equal
             margins, texts = self._model.prefer(batch)
             numbers = margins.double().cpu().numpy()
             shares = self._model.share(numbers)

@@ -35,6 +35,7 @@ def build(config: JudgeConfig) -> Judge:
         fix = error.fix if isinstance(error, UsageError) else _FIX
         raise JudgeUnavailable(f"cannot load the judge {reference!r}: {error}", fix) from error
     needed = [one.name for one in parameters if one.default is one.empty and one.kind is one.POSITIONAL_OR_KEYWORD]
+    # told apart by what it takes, so that a plain function needs no class and no decorator
     if len(needed) == 2:
         model = SimilarityModel(config, _FunctionRater(reference, function))
         model.prompt = "function/1"
@@ -57,6 +58,7 @@ class _FunctionRater:
     def __init__(self, reference: str, function: Callable[..., Any]) -> None:
         self._reference = reference
         self._function = function
+        # answers are cached by revision: a changed function must not be answered from memory
         file = inspect.getsourcefile(function)
         self.revision = hashlib.sha256(open(file, "rb").read()).hexdigest()[:16] if file else ""
 

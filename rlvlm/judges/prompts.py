@@ -136,6 +136,7 @@ def sentences_of(config: JudgeConfig) -> dict[str, str]:
     for name, text in given.items():
         if name not in SENTENCES:
             raise UsageError(f"judge.wording has {name!r}, known are {', '.join(SENTENCES)}", fix)
+        # a sentence without the goal would score every task alike, and nothing else would show it
         if text.count("{goal}") != SENTENCES[name].count("{goal}"):
             raise UsageError(
                 f"judge.wording's {name!r} must have {{goal}} {SENTENCES[name].count('{goal}')} times", fix
@@ -161,6 +162,7 @@ def check_goal(goal: str) -> str:
     goal = goal.strip().rstrip(".")
     if not 0 < len(goal) <= MAX_GOAL_CHARS:
         raise ValueError(f"a goal needs 1 to {MAX_GOAL_CHARS} characters, got {len(goal)}; say it in a few words")
+    # brackets and backslashes open slots and special tokens of some chat template or other
     bad = sorted({char for char in goal if char in _FORBIDDEN or not char.isprintable()})
     if bad:
         raise ValueError(f"a goal is one line of plain words, got {bad!r} in it; write it without these characters")
@@ -218,6 +220,7 @@ def label_messages(goal: str, report: str) -> Chat:
         goal: the query's goal.
         report: the stage-1 answer, untrusted: cut to `MAX_REPORT_CHARS` and freed of marks that could end the turn.
     """
+    # the report is the model's own text, written while it looked at images that may hold words
     clean = tame(report[:MAX_REPORT_CHARS]).strip()
     text = REPORT.format(goal=check_goal(goal), questions=QUESTIONS, report=clean)
     return [{"role": "user", "content": [text_part(text + LABEL_REQUEST)]}]
@@ -270,6 +273,7 @@ def thin(frames: Frames, most: int = MAX_FRAMES) -> Frames:
     """At most `most` of the frames `[L, H, W, 3]`, evenly spread, the first and the last among them."""
     if len(frames) <= most:
         return frames
+    # the last image decides whether the goal is reached, so it is never thinned away
     return frames[np.linspace(0, len(frames) - 1, most).round().astype(int)]
 
 

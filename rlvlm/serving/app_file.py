@@ -173,6 +173,7 @@ def read_app_file(path: Path) -> AppFile:
         UsageError: it cannot be read, has a key that is not known, or a value that breaks a rule; names the place.
     """
     try:
+        # before it is read: YAML of this size can take minutes
         if path.stat().st_size > MAX_FILE_BYTES:
             raise UsageError(f"{path} is larger than {MAX_FILE_BYTES:,} bytes", "an app file has some dozen lines")
         text = path.read_text()

@@ -176,6 +176,7 @@ def running_apps(file: AppFile, report: Callable[[str, float], None], is_stopped
         entry.app: bind_policy(entry.policy, entry.num_actions, entry.placement, ACT_BATCH, entry.build)
         for entry in file.policies
     }
+    # judges have no route of their own: nobody reaches them past the guard
     targets = [serve.RunTarget(application, name=app, route_prefix=None) for app, application in bound.items()]
     targets.append(serve.RunTarget(bind_gateway(file.http), name=file.gateway_app, route_prefix=file.route_prefix))
     report(f"loading {', '.join(names)}", 0.0)
@@ -291,6 +292,7 @@ def _wait_until_running(
     while not is_stopped():
         statuses = _statuses()
         for name in names:
+            # a named cause is final: waiting on would only repeat it after every restart
             if name in statuses and (cause := cause_of(statuses[name])):
                 raise type(cause)(f"{name}: {cause}" if len(names) > 1 else str(cause), cause.fix)
         if not (loading := _not_running(names, statuses)):

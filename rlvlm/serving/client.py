@@ -83,8 +83,10 @@ class Receipt:
 def digest(item: Query | Clip) -> bytes:
     """32 bytes that two questions share only when goal, action and all images are the same."""
     clips = [item.frames] if isinstance(item, Clip) else [item.left, item.right]
+    # a goal image is part of the question: without it two goals with the same words would share answers
     clips += [item.goal_picture] if item.goal_picture is not None else []
     words = (item.goal, item.action) if isinstance(item, Clip) and item.action else item.goal
+    # shapes are hashed too, or one clip of two frames and two clips of one would be the same bytes
     content = hashlib.sha256(repr((type(item).__name__, words, [clip.shape for clip in clips])).encode())
     for clip in clips:
         content.update(np.ascontiguousarray(clip).data)
@@ -190,6 +192,7 @@ class AppClient:
         while True:
             if self._is_over:
                 raise self._unavailable(f"{self._what} app {self.app!r} is not asked any more: the run is over", "")
+            # the handle chooses among the replicas that live now, so the next try goes to another one
             response = getattr(self.connect(), method).remote(*args)
             try:
                 outcome = self._wait(response)
@@ -219,6 +222,8 @@ class AppClient:
         while True:
             left_s = give_up - time.monotonic()
             try:
+                # one long wait could not be ended when the run is over: Ray's own has no way to be
+                # interrupted from another thread
                 return response.result(timeout_s=max(min(_POLL_S, left_s), 0))
             except TimeoutError as error:
                 if isinstance(error, RayTaskError) or left_s <= _POLL_S or self._is_over:
@@ -324,6 +329,7 @@ class ServedJudge:
             return []
         pieces = [list(items[start : start + self._batch_size]) for start in range(0, len(items), self._batch_size)]
         self._client.connect()
+        # several pieces under way keep the replica busy while answers travel; `map` gives them back in order
         with ThreadPoolExecutor(min(self._in_flight, len(pieces)), thread_name_prefix="judge-request") as pool:
             parts = list(pool.map(ask, range(len(pieces)), pieces))
         return [answer for part in parts for answer in part]
@@ -414,6 +420,7 @@ class AsyncAppClient:
             reraise=True,
         )
         try:
+            # all tries share one deadline: the HTTP caller behind waits no longer
             async with asyncio.timeout(self._timeout_s):
                 outcome = await retrying(self._try_once, method, *args)
         except BackPressureError:
@@ -435,6 +442,7 @@ class AsyncAppClient:
     async def _try_once(self, method: str, *args: Any) -> Any:
         handle = self._handle  # another request may take it away
         if handle is None:
+            # the look-up asks Serve's controller and blocks, which the event loop must not
             handle = self._handle = await asyncio.to_thread(serve.get_app_handle, self._app)
         response = getattr(handle, method).remote(*args)
         try:

@@ -102,6 +102,7 @@ class ServedEngineConfig:
     def __post_init__(self) -> None:
         if self.num_replicas < 0:
             raise ValueError(f"engine.num_replicas must be >= 0, got {self.num_replicas}")
+        # a setting that does nothing would look as if it did
         rest = (self.num_cpus, self.num_gpus, self.timeout_s, self.retries, self.stall_s, self.backend)
         if not self.num_replicas and rest != (1.0, 0.0, 120.0, 4, 5.0, "transformers"):
             raise ValueError("the other settings of engine have no effect without engine.num_replicas")

@@ -46,6 +46,7 @@ def bind_judge(judge: JudgeConfig, placement: PlacementConfig, build: Builder = 
     # what the Ray dashboard and all metrics call it, e.g. `judge-Qwen3-VL-8B-Instruct-nf4-two_stage`
     model = judge.model.rstrip("/").rpartition("/")[2] or judge.backend
     parts = ["judge", model, *([judge.quantization] if judge.quantization != "none" else []), judge.prompt]
+    # single questions must be able to fill the next batch while one is computed
     ongoing = max(MAX_ONGOING_REQUESTS, 2 * judge.batch_size)
     options = _options("-".join(parts), placement, judge.python, ongoing)
     if placement.max_replicas:
@@ -57,6 +58,7 @@ def bind_judge(judge: JudgeConfig, placement: PlacementConfig, build: Builder = 
                 target_ongoing_requests=placement.target_ongoing_requests,
                 upscale_delay_s=placement.upscale_delay_s,
                 downscale_delay_s=placement.downscale_delay_s,
+                # Serve averages over this period: a longer one than the delay would hold up what the delay allows
                 look_back_period_s=max(2.0, placement.upscale_delay_s),
             ),
         }
@@ -107,6 +109,7 @@ def _options(
         max_ongoing_requests=max_ongoing_requests,
         max_queued_requests=MAX_QUEUED_REQUESTS,
         backpressure_config=BackpressureConfig(status_code=429, retry_after_s=RETRY_AFTER_S),
+        # more tries would only repeat a missing file or a card that is too small
         max_constructor_retry_count=3,
         health_check_period_s=HEALTH_PERIOD_S,
         health_check_timeout_s=HEALTH_TIMEOUT_S,

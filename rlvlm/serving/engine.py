@@ -100,6 +100,7 @@ class ServedEngine:
             self._bytes += frame.nbytes - (self._frames[key].nbytes if key in self._frames else 0)
             self._frames[key] = frame
             self._frames.move_to_end(key)
+        # never the images of this very batch: they are about to be asked about
         while self._bytes > self._max_bytes and len(self._frames) > len(images):
             self._bytes -= self._frames.popitem(last=False)[1].nbytes
 
@@ -127,9 +128,11 @@ class ServedEngine:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _asked(self, requests: Sequence[ReplyRequest], sampling: Sampling) -> list[Any]:
+        # as even as can be: the slowest replica decides when the rollout is done
         size = max(1, -(-len(requests) // self._num_replicas))
         calls = [self._call(requests[begin : begin + size], sampling) for begin in range(0, len(requests), size)]
         receipts = list(self._pool.map(self._receipt, calls))
+        # the error is that of the newest weights; a version that is over says nothing about them
         if self.version != self._measured:
             self._sync_error, self._measured = 0.0, self.version
         self._sync_error = max([self._sync_error, *(receipt.sync_error for receipt in receipts)])
@@ -178,6 +181,7 @@ class ServedEngine:
         def checked(receipt: ReplyReceipt) -> ReplyReceipt:
             version, answers = 0 if call.weights is None else call.weights.version, receipt.answers
             asked = [one.image for one in (call.requests if isinstance(call, ReplyCall) else call.prompts)]
+            # as a judge's digests: an answer to another question would be learned from
             if [answer.tokens.image for answer in answers] != asked:
                 raise ModelUnavailable("the policy's app answered a turn that was not asked about")
             if any(answer.version != version for answer in answers):

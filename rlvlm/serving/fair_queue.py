@@ -99,6 +99,8 @@ class FairQueue:
         if request is None:
             done = asyncio.get_running_loop().create_future()
             request = self._open[key] = _Request(key, list(items), done, [None] * len(items))
+            # a run starts level with those that wait: counted from zero it would be served alone until it
+            # had caught up
             busy = [other.served for other in self._runs.values() if other.waiting]
             mine = self._runs.setdefault(run, _Run())
             if not mine.waiting:  # who was away has saved up nothing
@@ -121,6 +123,8 @@ class FairQueue:
         """Begins batches until the model is busy, nothing waits, or an incomplete one had better wait for more."""
         loop = asyncio.get_running_loop()
         while self._free and (num_waiting := self.num_waiting):
+            # a fuller batch costs the model hardly more time, so an incomplete one waits some
+            # milliseconds
             if num_waiting < self._batch_size and self._wait_s and not has_waited:
                 if self._timer is None:
                     self._timer = loop.call_later(self._wait_s, self._stop_waiting)
@@ -134,6 +138,7 @@ class FairQueue:
             task = loop.create_task(self._answer(batch))
             for request, _ in batch:
                 request.tasks.add(task)
+        # idle: no run is owed anything, and names of runs that are over are not kept
         if not self._open:
             self._runs.clear()
 
@@ -171,6 +176,7 @@ class FairQueue:
                 if request.num_answered == len(request.items) and self._open.get(request.key) is request:
                     del self._open[request.key]
                     if not request.key.startswith("#"):
+                        # kept for a caller that lost the answer on its way and asks again
                         self._finished[request.key] = request.answers
                         if len(self._finished) > _MAX_REMEMBERED:
                             self._finished.popitem(last=False)

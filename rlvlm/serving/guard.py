@@ -94,8 +94,10 @@ class Guard:
             self._held_bytes -= len(body)
 
     def _has_token(self, scope: Scope) -> bool:
+        # two headers are none: proxies differ in which of them counts
         given = _header(scope, b"authorization")
         scheme, _, token = given[0].partition(b" ") if len(given) == 1 else (b"", b"", b"")
+        # digests have one length and are compared in constant time, so neither length nor prefix leaks
         matches = hmac.compare_digest(hashlib.sha256(token.strip()).digest(), self._digest)
         return scheme.lower() == b"bearer" and matches
 
@@ -133,6 +135,8 @@ class Guard:
                     piece = message.get("body", b"")
                     if num_bytes + len(piece) > self._config.body_bytes:
                         raise self._too_long()
+                    # counted while they arrive: many large bodies at once would take the
+                    # machine's memory long before their ends
                     if self._held_bytes + len(piece) > self._config.held_bytes:
                         raise overloaded("too many large requests at once")
                     self._held_bytes += len(piece)
@@ -178,8 +182,10 @@ class Guard:
             if encoding.strip().lower() != b"identity":
                 raise Refusal(415, "encoding", "compressed bodies are not read", "send the JSON as it is")
         lengths = _header(scope, b"content-length")
+        # two lengths that differ are how requests are smuggled past a proxy
         if any(not length.isdigit() for length in lengths) or len(set(lengths)) > 1:
             raise Refusal(400, "length", "the Content-Length header is no number", "let your HTTP client set it")
+        # cut first: Python takes seconds to read a number of a million digits
         if lengths and int(lengths[0][:20]) > self._config.body_bytes:
             raise self._too_long()
         has_body = lengths not in ([], [b"0"]) or bool(_header(scope, b"transfer-encoding"))
@@ -229,6 +235,7 @@ def make_token(path: Path) -> bool:
         return False
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # written under another name and linked, so that no reader ever meets half a token
         draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
         with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "w") as stream:
             stream.write(secrets.token_urlsafe(32) + "\n")
@@ -262,6 +269,7 @@ def read_token(path: Path) -> bytes:
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode):
             raise MachineError(f"the token file {path} is no regular file", another)
+        # asked of the open file, not of its name, which may lead elsewhere by now
         if found.st_uid != os.geteuid() or found.st_mode & 0o077:
             raise MachineError(
                 f"the token file {path} must be yours alone, its mode is {found.st_mode & 0o777:03o}",

@@ -184,6 +184,7 @@ class Routes:
             max_new_tokens=config.max_reply_tokens, temperature=config.temperature, greedy=request.greedy
         )
         start = time.perf_counter()
+        # a caller's turn has no key: it is never asked twice
         receipt = await self._policies[name].ask(
             "ask", ReplyCall(key="", requests=(asked,), frames=(frames[0],), sampling=sampling, weights=None)
         )
@@ -255,6 +256,8 @@ class Routes:
         Raises:
             Refusal: too much is waiting already.
         """
+        # decoding is the one costly thing here; a queue without end would grow faster than two threads can
+        # empty it
         if self._num_decoding >= _MAX_DECODING:
             raise overloaded("too many images are waiting to be decoded")
         self._num_decoding += 1
@@ -291,6 +294,7 @@ def build_app(
     Raises:
         MachineError: the token file or the media root cannot be used.
     """
+    # before anything listens: a server without a token would answer anybody
     make_token(config.token_path)
     token = read_token(config.token_path)
     routes = Routes(config, judges, policies, ready)
@@ -340,6 +344,7 @@ class RunningApps:
 
     async def names(self) -> frozenset[str]:
         """Their names; none where Serve does not say."""
+        # health is asked by every load balancer once a second, and Serve's controller answers one at a time
         if time.monotonic() - self._asked_at > _FRESH_S:
             self._asked_at = time.monotonic()
             try:
@@ -455,6 +460,7 @@ def _worded_chat(options: wire.BackendOptions, task: str, frames: Frames) -> Cha
 
 def _read_score(text: str, mode: str) -> float | None:
     """The score [0, 1] in a reply; None where it cannot be read for certain."""
+    # only a bare number on the scale of 0 to 1 is one: in a sentence `0.7` may be 70 % or anything else
     share = _UNIT.fullmatch(text.strip()) if mode == "unit" else None
     return float(share[0]) if share else parse_score(text)
 

@@ -72,6 +72,7 @@ class JudgeReplica(Replica):
         few = config.knows_few_tasks and config.untrained == "refuse"
         # a run refuses a task that its judge does not know before it starts; other callers are met here
         self._goals = frozenset(map(task_goal, known_tasks())) if few else frozenset[str]()
+        # resizing images and hashing them in the model's thread would leave the model idle meanwhile
         self._helper = ThreadPoolExecutor(1, thread_name_prefix="images")
         settled = replace(config, device=self._device)
 
@@ -142,8 +143,10 @@ class JudgeReplica(Replica):
         self._metrics.state(
             sum(queue.num_waiting for queue in set(self._queues.values())), memory.peak if memory else 0
         )
+        # who answers questions is well; only an idle judge could be dead without anybody noticing
         is_idle = self._heartbeat.busy_since is None and time.monotonic() - self._last_answer > PROBE_EVERY_S
         if (is_idle or self._failure) and not self._is_paid and (self._probing is None or self._probing.done()):
+            # beside the check, which must answer within 2.5 s; the next one sees what came of it
             self._probing = asyncio.get_running_loop().create_task(self._probe_beside())
         if self._failure:
             raise RuntimeError(f"the judge does not answer: {self._failure}")
@@ -181,6 +184,8 @@ class JudgeReplica(Replica):
         return list(map(shrink, request.items)), digests
 
     async def _ask_in_parts(self, kind: Any, items: list[Any]) -> Any:
+        # not in `ask`: our own runs were refused before they started, and a user may have said
+        # --judge.untrained ok
         if self._goals and (unknown := [item.goal for item in items if item.goal not in self._goals]):
             return UnsupportedQuestion(
                 f"the pocket judge was not trained on the goal {unknown[0]!r}: its answers mean nothing",
@@ -221,6 +226,7 @@ def _probe(judge: Judge) -> None:
     Raises:
         JudgeUnavailable: no answer came.
     """
+    # two equal images: whatever the judge says is right, only that it answers counts
     grey = np.full((1, 32, 32, 3), 128, np.uint8)
     answer: Verdict | Score
     try:

@@ -82,6 +82,7 @@ def read_images(groups: Sequence[Sequence[str]], max_pixels: int | None = None) 
             opened.append(_open_image(text))
         except Exception as error:  # whatever Pillow says about a damaged file, the file is to blame
             raise _refuse("picture", f"image {number} of {len(texts)}: {_reason(error)}") from error
+    # sixteen images that are each allowed may still be too much together
     total = sum(image.width * image.height for image in opened)
     if total > MAX_REQUEST_PIXELS:
         raise _refuse("pictures", f"all images together have at most {MAX_REQUEST_PIXELS:,} pixels, got {total:,}")
@@ -127,7 +128,9 @@ def read_video(data: bytes, num_frames: int, max_pixels: int | None) -> Frames:
             count = min(num_frames, stream.frames)
             if count * kept_pixels > MAX_REQUEST_PIXELS:
                 raise _Unfit(f"{count} frames of {kept_pixels:,} pixels; a request has {MAX_REQUEST_PIXELS:,} pixels")
+            # by number and not by time stamps, which a file can set as it likes
             wanted = set(np.linspace(0, stream.frames - 1, count).round().astype(int).tolist())
+            # frame threads decode ahead of what was asked for, in memory that nobody counts
             stream.thread_type, stream.thread_count = "SLICE", 1
             images = []
             for index, frame in enumerate(container.decode(stream)):
@@ -192,6 +195,7 @@ class MediaRoot:
         is_plain = name.isprintable() and "\\" not in name and not {"", ".", ".."} & set(parts)
         if self._root is None or not is_plain or Path(name).suffix.lower() not in _SUFFIXES:
             raise ValueError
+        # a copy, so that closing it on the way down leaves the root open for the next caller
         folder = os.dup(self._root)
         try:
             for part in parts[:-1]:
@@ -206,6 +210,7 @@ class MediaRoot:
             # a plain file of ours that no second name leads to: a hard link could be to a file outside
             if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1 or found.st_uid != os.geteuid():
                 raise ValueError
+            # one byte more than is allowed shows that there are more, whatever the size on disk says
             data = stream.read(MAX_VIDEO_BYTES + 1)
         if len(data) > MAX_VIDEO_BYTES or data[4:8] != b"ftyp":
             raise ValueError

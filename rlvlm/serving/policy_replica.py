@@ -126,6 +126,8 @@ class PolicyReplica(Replica):
 
     def _answers(self, items: Sequence[tuple[ReplyCall, int]]) -> list[SampledReply | RunError]:
         """An answer to each turn, or why there is none; turns that are sampled alike go through the model together."""
+        # weights are loaded once per version and not once per turn; seeds belong to turns, so company changes
+        # no reply
         alike: dict[tuple[int, str, Sampling], list[int]] = {}
         for place, (call, _) in enumerate(items):
             version, digest = (0, "") if call.weights is None else (call.weights.version, call.weights.sha256)
@@ -136,6 +138,8 @@ class PolicyReplica(Replica):
             try:
                 weights = items[places[0]][0].weights
                 if weights is not None and (version, digest) != (self._engine.version, self._sha256):
+                    # in the model's thread, between two batches: no batch sees half of the old
+                    # and half of the new weights
                     self._sync_error = load_weights(self._engine.policy, weights)
                     self._engine.use(version)
                     self._sha256 = digest
@@ -180,6 +184,7 @@ class VllmPolicyReplica(Replica):
         self._claim = claim(Path(self._kept.name))
         self._folder = Path(self._kept.name) / "versions"
         self._sync_errors: dict[int, float] = {}
+        # one version is loaded at a time, and requests of it wait for that
         self._taking = asyncio.Lock()
         self._idle = asyncio.Condition()
         self._under_way: dict[int, int] = {}
@@ -267,6 +272,7 @@ class VllmPolicyReplica(Replica):
                 await self._sampler.go_back(version, None if before is None else self._folder / f"version-{before}")
                 raise
         self._sync_errors[version] = distance
+        # vLLM reads the files once; gigabytes of old versions would fill the disk
         for old in self._folder.iterdir():
             if not self._sampler.holds(int(old.name.rpartition("-")[2])):
                 shutil.rmtree(old, ignore_errors=True)

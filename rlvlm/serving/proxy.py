@@ -30,6 +30,7 @@ class HeaderGuard(H11Protocol):
     def data_received(self, data: bytes) -> None:
         """Takes in some bytes; those of another request on this connection may begin the wait anew."""
         super().data_received(data)
+        # between two requests of one connection; a body may take as long as the guard allows
         if self.conn.their_state is h11.IDLE:
             self._await_headers()
         else:
@@ -52,5 +53,6 @@ class HeaderGuard(H11Protocol):
 
 def bound_headers() -> list[Any]:
     """Has the HTTP server that this process is about to start guard its headers; adds no middleware."""
+    # Serve starts uvicorn by itself and hands over no setting for this; by name it finds ours
     uvicorn.config.HTTP_PROTOCOLS["auto"] = f"{__name__}:{HeaderGuard.__name__}"
     return []

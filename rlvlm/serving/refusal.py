@@ -88,9 +88,11 @@ def answer_errors(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> Response:
+        # a body that is no JSON is the caller's library at fault, a field that breaks a rule the caller
         is_json = not any(problem["type"] == "json_invalid" for problem in error.errors())
         found = error.errors()[:5]
         places = [".".join(str(part)[:40] for part in problem["loc"][1:]) or "body" for problem in found]
+        # places and rules alone: pydantic's errors hold the input too, which may be a key
         problems = [f"{place}: {problem['msg']}" for place, problem in zip(places, found, strict=True)]
         refusal = Refusal(
             422 if is_json else 400,

@@ -83,10 +83,12 @@ class Replica:
         """
 
         def limited() -> Model:
+            # before the model is built: memory that was taken once is not given back
             share = self._placement.num_gpus
             limit_share(self._device, share)
             model = build()
             if torch := sys.modules.get("torch"):  # a judge behind an API needs none, and its replica starts sooner
+                # torch would take every core of the machine, and so would each replica beside it
                 torch.set_num_threads(max(1, int(self._placement.num_cpus)))
             check_share(self._device, share)
             return model
@@ -124,6 +126,7 @@ class Replica:
         placement = self._placement
         if reason := self._heartbeat.stuck(stall_s=placement.stall_s, deadline_s=placement.timeout_s):
             logger.error("this replica is stuck: %s", reason)
+            # Serve kills the process in a moment; this is the only trace of where it hung
             faulthandler.dump_traceback(file=sys.__stderr__ or 2, all_threads=True)
             raise RuntimeError(reason)
 
@@ -163,6 +166,7 @@ class Heartbeat:
     @property
     def busy_since(self) -> float | None:
         """When the oldest batch or question at work was begun, monotonic; None while there is none."""
+        # dicts keep their order, so the first one is the oldest; a copy, since other threads change it
         return next(iter(list(self._begun.values())), None)
 
     @contextmanager
@@ -198,6 +202,7 @@ class Heartbeat:
         busy_s = time.monotonic() - busy_since
         if busy_s > deadline_s:
             return f"one batch has taken {busy_s:.0f} s, callers wait {deadline_s:.0f} s (--serve.timeout-s)"
+        # waiting for an engine's process or for an API looks the same as being stuck
         if self._is_elsewhere or self._clock is None:
             return None
         if self._waits_for_gpu:

@@ -69,6 +69,7 @@ def pack_weights(
         frame: [1, H, W, 3] its image, which `policy` was shown.
         for_vllm: in the names that other libraries know and without our heads: the adapter, or all of the chat VLM.
     """
+    # what is not trained is the same everywhere and stays behind
     adapter, state = "", policy.trained_state()
     if for_vllm and not policy.config.has_adapter:
         state = policy.model.state_dict()
@@ -81,6 +82,7 @@ def pack_weights(
         }
         adapter = json.dumps(settings, default=str)
         state = peft.get_peft_model_state_dict(policy.model, save_embedding_layers=False)
+    # no pickle: what comes from another machine is data and never code
     content = safetensors.torch.save({name: value.detach().cpu().contiguous() for name, value in state.items()})
     with torch.no_grad():
         log_probs = policy.read([probe]).log_probs[0].cpu().numpy()
@@ -104,6 +106,7 @@ def load_weights(policy: VLMPolicy, weights: Weights) -> float:
             from. `policy` has its old ones then.
     """
     state = _opened(ray.get(weights.parcel[0], timeout=FETCH_TIMEOUT_S), weights)
+    # a copy: `load_trained_state` writes into the very tensors, and a refusal must put them back
     before = {name: value.clone() for name, value in policy.trained_state().items()}
     try:
         policy.load_trained_state(state)

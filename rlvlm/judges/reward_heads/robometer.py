@@ -126,6 +126,7 @@ class Robometer:
         """Progress and success, both in [0, 1], of one frame's hidden state [1, D]."""
         network = self._model.model
         bins = network.progress_head(rows)[0].float()
+        # progress = sum_i p_i i / (bins - 1), the mean of the bins' centres
         centres = torch.linspace(0, 1, len(bins), device=bins.device)
         progress = bins[0] if len(bins) == 1 else (bins.softmax(0) * centres).sum()
         return progress.clamp(0, 1).item(), torch.sigmoid(network.success_head(rows)[0, 0].float()).item()

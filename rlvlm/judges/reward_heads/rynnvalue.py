@@ -124,6 +124,7 @@ def seconds_of(logits: Tensor, smallest: float, largest: float) -> Tensor:
     """[...] seconds that bins [..., bins] stand for: symexp of their mean position in symlog."""
     first, last = (math.copysign(math.log1p(abs(bound)), bound) for bound in (smallest, largest))
     centres = torch.linspace(first, last, logits.shape[-1], device=logits.device)
+    # seconds = symexp(sum_i p_i c_i), c_i evenly spread in symlog(x) = sign(x) log(1 + |x|)
     middle = (logits.float().softmax(-1) * centres).sum(-1)
     return middle.sign() * middle.abs().expm1()
 
@@ -191,6 +192,7 @@ class RynnValue:
     def rate(self, clips: Sequence[Clip]) -> tuple[Tensor, list[str]]:
         """[N] in [0, 1] at the last frame, and what was seen."""
         seconds = self._seconds([self._chat(clip.goal, clip.frames) for clip in clips])
+        # score = 1 - log(1 + s) / log(1 + s_max): equal ratios of time left are equal steps of the score
         most = math.log1p(self._settings["value_tokenizer_config"]["max_value"])
         scores = (1 - seconds.clamp(min=0).log1p() / most).clamp(0, 1)
         return scores, [f"{one:.2f} s left" for one in seconds.tolist()]

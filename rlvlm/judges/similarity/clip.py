@@ -65,6 +65,7 @@ class ClipRater:
 
     def rate(self, images: Sequence[Pixels], goals: Sequence[str | Pixels]) -> NDArray[np.float64]:
         """[N] in [0, 1]; see `model.ImageRater`. Goals that repeat are looked at once."""
+        # a batch about one goal image would encode it once per question
         wanted = {_key(goal): goal for goal in goals if not isinstance(goal, str)}
         seen = self._of_images([*images, *wanted.values()])
         drawn = dict(zip(wanted, seen[len(images) :], strict=True))

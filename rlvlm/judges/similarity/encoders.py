@@ -132,6 +132,7 @@ def random_blip2(config: JudgeConfig) -> Encoder:
 def _encoder(
     config: JudgeConfig, model_class: Any, settings: Any, tokenizer: PreTrainedTokenizerFast, processor: Any
 ) -> Encoder:
+    # the weights follow from the seed, and nobody else's chance changes
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
         model = model_class(settings)

@@ -75,6 +75,7 @@ class SimilarityModel:
         goals = [goal for query in queries for goal in [self._goal(query)] * 2]
         rated = self._rater.rate(sides, goals).reshape(-1, 2)
         margins = rated[:, 0] - rated[:, 1]
+        # similarities of two views of one state differ by noise; the band calls that no preference
         margins[np.abs(margins) <= self._settings.tie_band] = 0.0
         return torch.from_numpy(margins), [f"left {left:.4f}, right {right:.4f}" for left, right in rated.tolist()]
 
