@@ -56,6 +56,7 @@ def decided(pairs: Sequence[Pair], verdicts: Sequence[Verdict], ties: Literal["d
 
     Ties are dropped or train as one half; unread and missing answers never train.
     """
+    # p_right of the Bradley-Terry loss: what was said, not how sure anybody was
     labels: dict[Label | None, float] = {Label.LEFT: 0.0, Label.RIGHT: 1.0}
     if ties == "equal":
         labels[Label.TIE] = 0.5
@@ -121,6 +122,7 @@ class Examples:
 
     def _append(self, name: str, sides: NDArray[np.float32]) -> None:
         """Adds `[M, S, L, ...]`; the first call fixes the shape."""
+        # shapes are known with the first examples only
         if name not in self._sides:
             self._sides[name] = GrowingArray(sides.shape[1:])
         self._sides[name].append(sides)

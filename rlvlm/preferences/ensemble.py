@@ -38,6 +38,7 @@ def read_in_passes(
     made = []
     for first in range(0, num, per_pass):
         rows = rows_of(slice(first, min(first + per_pass, num)))
+        # copies of the last row: zeros could be an image that takes another path through a normalisation
         filling = rows[-1:].expand(per_pass - len(rows), *rows.shape[1:])
         made.append(read(torch.cat([rows, filling]))[: len(rows)])
     return torch.cat(made)
@@ -79,6 +80,7 @@ class PredictionCache:
         values = self._values[places]  # the rows of the unknown are overwritten
         if len(unknown):
             values[unknown] = read(unknown)
+            # all at once: which readings come again cannot be known, and a fit forgets them all anyway
             if len(self._places) + len(unknown) > self._capacity:
                 self._places.clear()
             first, kept = len(self._places), unknown[: self._capacity]
@@ -104,6 +106,8 @@ class Ensemble:
     ) -> None:
         self.inputs = inputs
         self.device = torch.device(device)
+        # first weights come from one generator in the members' order, so a seed gives the same ensemble on
+        # any device
         self.members = [inputs.build_network(rng).to(self.device) for _ in range(num_members)]
         self._predictions = PredictionCache(num_members)
         self.train(False)
@@ -130,6 +134,7 @@ class Ensemble:
         """`rewards` `[M]` of the leading steps, as many as are read within a good half second, M >= 1."""
         first, kind = self.inputs.distinct(steps)
         num_kinds = self.inputs.affordable_kinds
+        # all steps up to the first that shows a kind beyond those: they need no further image
         num_steps = len(steps) if len(first) <= num_kinds else int(first[num_kinds])
         return self._look_up(steps, first[:num_kinds]).mean(axis=1)[kind[:num_steps]]
 
@@ -154,6 +159,7 @@ class Ensemble:
 
     def mean_returns(self, rows: Tensor, places: Tensor) -> Tensor:
         """The members' mean return `[N, S]` of sides of `rows` at `places` `[N, S, L]`."""
+        # each image once, in however many sides it is shown
         shown, place = places.unique(return_inverse=True)
         rewards = read_in_passes(
             self._every_member, lambda part: rows[shown[part]], len(shown), self.inputs.rows_per_pass

@@ -85,6 +85,7 @@ class TeacherQueue:
         answered = self.finish()
         started = time.perf_counter()
         self._state_before = self._teacher.get_state()
+        # drawing needs the renderer of this thread; only the wait may move to another one
         prepared = self._teacher.prepare(session.questions) if session.questions else lambda: []
         if not self._ahead:
             return [replace(session, answers=prepared(), wait_s=time.perf_counter() - started)]
@@ -205,7 +206,9 @@ class FeedbackLoop:
             NumericsError: the reward model's loss is not finite.
         """
         config, queries = self._config, self._queries
+        # before the draw: thresholds of a simulated teacher are shares of what the present policy gets
         self._teacher.inform(self._recent)
+        # the last session may be smaller: the budget is of the whole run
         wanted = min(config.queries, config.max_queries - self._num_asked)
         questions, num_look_alike = queries.draw(self._recent, wanted, self._rng)
         session = Session(
@@ -329,6 +332,7 @@ def build_loop(
     make_queries, objective = _LEARNING[reward.source]
     picture_bytes = 3 * reward_model.picture_px**2
     frames = FrameStore(env, reward_model.picture_px, max(_PICTURE_BYTES // picture_bytes, 1))
+    # two streams, so that a change of the draws leaves the weights as they were, and the other way round
     seeds = np.random.SeedSequence(seed).generate_state(2)
     inputs = reward_input(env, frames, reward, reward_model)
     model = RewardModel(

@@ -48,6 +48,7 @@ class PreferenceObjective:
 
     def loss(self, returns: Tensor, targets: Tensor, config: RewardModelConfig) -> Tensor:
         """[K] mean loss of each member, nats per comparison; `returns` are [K, B, 2], `targets` [K, B]."""
+        # smoothing: p + s (1/2 - p), which moves every label by the share s towards a tie
         return preference_loss(returns[..., 0], returns[..., 1], targets + config.label_smoothing * (0.5 - targets))
 
     def grade(self, returns: Tensor, targets: Tensor) -> tuple[float, int]:
@@ -75,6 +76,7 @@ class PreferenceObjective:
         Of answers that have nothing to do with what is shown, half are right. A mean that says the same of both sides
         is not right: else one that is constant would agree with a judge who looks at places alone.
         """
+        # margin and side have one sign where the mean agrees with the label; ties have side 0
         margin, side = returns[:, 1] - returns[:, 0], targets - 0.5
         return (margin * side > 0)[side != 0].tolist()
 

@@ -108,6 +108,7 @@ class ResNetNetwork(RewardNetwork):
         widths = [64, 128, 256, 512]
         resnet18 = ResNetConfig(layer_type="basic", depths=[2, 2, 2, 2], hidden_sizes=widths)
         seed = int(torch.randint(2**62, (), generator=rng))
+        # transformers draws from the global generator; forked, so that nobody else's chance changes
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             self.body = ResNetModel(resnet18)
@@ -215,6 +216,7 @@ class StateInput:
         self.build_network = partial(StateNetwork, obs_size + action_size)
 
     def distinct(self, steps: Steps) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        # states hardly ever repeat to the bit: looking for equal rows would cost more than reading them
         every = np.arange(len(steps))
         return every, every
 

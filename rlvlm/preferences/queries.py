@@ -44,6 +44,7 @@ def draw_segments(lengths: Sequence[int], num: int, segment_steps: int, rng: np.
     Raises:
         ValueError: no episode is as long as a segment.
     """
+    # an episode of T steps has T - L + 1 segments; drawing among all of them makes each equally likely
     starts = np.maximum(np.asarray(lengths, np.int64) - segment_steps + 1, 0)
     ends = starts.cumsum()
     if not starts.sum():
@@ -116,6 +117,7 @@ def farthest_first(points: FloatArray, centres: FloatArray, num: int) -> NDArray
     def squared_distances(centre: FloatArray) -> NDArray[np.float64]:
         return np.square(points - centre).sum(axis=1, dtype=np.float64)
 
+    # only the distance to the nearest centre is kept, so a new centre costs one pass over the points
     nearest = np.full(len(points), np.inf)
     for centre in centres:
         nearest = np.minimum(nearest, squared_distances(centre))
@@ -184,6 +186,7 @@ class PairQueries:
         kept: list[Pair] = []
         num_drawn = 0
         for _ in range(_ROUNDS):
+            # again and again, but not for ever: episodes in which nothing moves have no pair worth asking
             drawn = draw_pairs(recent, wanted - len(kept), config.segment_steps, rng)
             num_drawn += len(drawn)
             kept += [pair for pair, is_dull in zip(drawn, look_alike(drawn, self._frames), strict=True) if not is_dull]
@@ -230,6 +233,7 @@ class ScoreQueries:
         snapshots = np.concatenate([trajectory.snapshots for trajectory in recent])
         first, _ = self._frames.distinct(snapshots)
         names = self._frames.keys(snapshots[first])
+        # one row per image: an image that fills fifty episodes is as likely as a rare one
         new = [row for row, name in zip(first, names, strict=True) if name not in self._asked]
         rows = rng.permutation(new)[: num * config.pool_factor(self._model.num_fits)].astype(np.int64)
         ends = np.cumsum([len(trajectory) for trajectory in recent])
@@ -244,6 +248,7 @@ class ScoreQueries:
     def add(self, questions: Sequence[Segment], answers: Sequence[Score]) -> int:
         """Keeps the scores that train, and returns how many these are; what was not answered may be asked again."""
         failed = [frame for frame, score in zip(questions, answers, strict=True) if score.status is Status.FAILED]
+        # an outage is no answer: the image may be asked about again
         self._asked.difference_update(self._keys(failed))
         return self.examples.add(scored(questions, answers))
 

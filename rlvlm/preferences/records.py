@@ -94,6 +94,7 @@ Record = QueryRecord | ScoreRecord
 
 def is_correct(verdict: Verdict, progress_left: float, progress_right: float) -> bool | None:
     """Whether a label names the side with more progress; None without a decided label or a progress gap."""
+    # rounding of positions makes gaps of 1e-7 where nothing moved
     if verdict.status is not Status.OK or abs(progress_left - progress_right) <= _SMALLEST_GAP:
         return None
     return verdict.label is Label.of(progress_left, progress_right)
@@ -189,6 +190,7 @@ class ScoreLog:
         records: list[ScoreRecord] = []
         for episode in self._episodes:
             for step, key in enumerate(self._frames.keys(episode.snapshots)):
+                # each answer once: the image may be shown by many later episodes
                 if key in self._waiting:
                     score, timestamp = self._waiting.pop(key)
                     records += record_answers(

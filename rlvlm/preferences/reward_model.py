@@ -47,6 +47,7 @@ def log_odds(num_right: int, num: int) -> float:
     upper_half = float(betaincc(num_right + 1, num - num_right + 1, 0.5))  # underflows where chance is far likelier
     if upper_half == 0:
         return -math.inf
+    # log of 2^n * 2 * B(r + 1, n - r + 1) * P(Beta > 1/2): the mean likelihood over p in (1/2, 1], by 2^-n
     return (num + 1) * math.log(2) + float(betaln(num_right + 1, num - num_right + 1)) + math.log(upper_half)
 
 
@@ -169,6 +170,7 @@ class RewardModel:
         self.ensemble.forget()
         held_out = whole.part(is_held_out)
         report |= self._train(whole.part(~is_held_out), held_out)
+        # a finite loss can still step to weights that are not: the last step is looked at too
         weights = {f"weights {number}": one for number, one in enumerate(self.ensemble.parameters())}
         check_finite("the fitted reward model", _FIX, weights)
         if len(held_out.targets):
@@ -204,6 +206,7 @@ class RewardModel:
     def _train(self, given: _ExampleTensors, held_out: _ExampleTensors) -> dict[str, float]:
         """Epochs over `given` until the objective has enough or they are used up; returns what the last one gave."""
         config, losses, is_reached, quality, updates, epoch = self._config, [], False, 0.0, 0, 0
+        # good labels are ordered right within an epoch or two, when rewards are still too flat for SAC to see
         while updates < config.min_updates or (
             epoch < config.max_epochs and updates < config.max_updates and not is_reached
         ):
@@ -240,6 +243,7 @@ class RewardModel:
         """
         members = self.ensemble.members
         self.ensemble.train(True)
+        # an order of its own for each member: it is all that sets them apart besides their first weights
         orders = torch.stack([torch.randperm(len(given.targets), generator=self._rng) for _ in members])  # [K, N]
         epoch_losses, total, counted = [], 0.0, 0
         for chosen in orders.split(self._config.batch_size, dim=1)[:max_updates]:
@@ -257,6 +261,7 @@ class RewardModel:
                     f"the reward model's loss is {epoch_losses[-1]}", _FIX, {"targets": targets.cpu().numpy()}
                 )
             self._adam.zero_grad(set_to_none=True)
+            # summed and not averaged: each member's gradient is that of its own loss alone
             losses.sum().backward()
             self._adam.step()
             grade, num_graded = self._objective.grade(predicted.detach(), targets)

@@ -208,6 +208,7 @@ class SimulatedTeacher(Teacher):
         # Bradley-Terry: P(right is preferred) = sigmoid(beta * gain); a rational teacher takes the larger return.
         p_right = (np.sign(gain) + 1) / 2 if np.isinf(config.beta) else expit(config.beta * gain)
 
+        # drawn for every pair, needed or not: teachers of one seed then differ by their weaknesses alone
         choice_draws, mistake_draws = self._rng.random((2, len(pairs)))
         says_right = (choice_draws < p_right) ^ (mistake_draws < config.mistake)
         is_tied = np.abs(right - left) < config.equal * average

@@ -34,6 +34,7 @@ def build_source(name: str, context: SourceContext) -> RewardSource:
     found: Any = _SHIPPED[name] if name in _SHIPPED else load_object(name, "reward.source")
     if isinstance(found, type):
         source = found.build(context) if issubclass(found, RewardSource) else found()
+    # two parameters: a function of images and a goal; one: it makes a source
     elif callable(found) and len(inspect.signature(found).parameters) == 2:
         source = FunctionReward(found, context.frames, context.goal)
     else:
@@ -41,6 +42,7 @@ def build_source(name: str, context: SourceContext) -> RewardSource:
     missing = [
         part for part in ("label", "labelling", "version", "get_state", "set_state") if not hasattr(source, part)
     ]
+    # the base has a `label`, which only raises
     if getattr(type(source), "label", None) is RewardSource.label:
         missing = ["label"]
     if missing:

@@ -35,6 +35,7 @@ class GrowingArray:
             raise ValueError(f"rows must have shape {self._memory.shape[1:]}, got {rows.shape[1:]}")
         needed = self._num_rows + len(rows)
         if needed > len(self._memory):
+            # doubled, so that n appends copy O(n) rows in all
             larger = np.empty((max(needed, 2 * len(self._memory)), *self._memory.shape[1:]), self._memory.dtype)
             larger[: self._num_rows] = self.rows
             self._memory = larger

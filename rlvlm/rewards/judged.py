@@ -85,6 +85,7 @@ class JudgedReward(_ScoredImages):
             JudgeUnavailable: the judge does not answer or cannot be understood.
         """
         rewards = to_reward(self._scores(transitions))
+        # kept until an episode shows the image: only then is its true progress known for the log
         self._answers |= {key: (score, time.time()) for key, score in self._memory.fresh.items()}
         return rewards.astype(np.float32)
 

@@ -101,6 +101,8 @@ class JudgeMonitor:
         chosen = sorted(known, key=lambda each: -each[1])[: self._config.controls]
         if not chosen:
             return []
+        # a film of a success run backwards ends in a failure, and a judge of stills that saw the order would
+        # know
         backwards = [replace(item, snapshots=item.snapshots[::-1]) for item, _ in chosen]
         goals = sorted({item.goal for item in items})
         elsewhere = [
@@ -124,6 +126,7 @@ class JudgeMonitor:
             metrics.JUDGE_TRUE_SUCCESS: float((rows[:, 1] > 0).mean()),
             metrics.JUDGE_ALARM: float(bool(self.alarm)),
         }
+        # evaluations end at success and count these as ones, so figures of right and wrong leave them out
         is_undone = rows[:, 1] == _UNDONE
         if is_undone.any():
             figures[metrics.JUDGE_UNDONE] = float(is_undone.mean())
@@ -165,11 +168,13 @@ class JudgeMonitor:
         hits, failures = self._called_successes(self._recent)
         if failures < FEWEST:
             return ""
+        # the lower bound must pass: a share of few failures is far off by chance
         low, _ = wilson_interval(hits, failures, _CONFIDENCE)
         bound = self._config.most_false_positives
         if low > bound:
             return f"it calls {hits} of {failures} failures successes; monitor.most_false_positives is {bound:g}"
         first_hits, first_failures = self._called_successes(self._first)
+        # before that the newest episodes are in part the first ones
         if len(self._recent) < self._config.window or first_failures < FEWEST:
             return ""
         _, first_high = wilson_interval(first_hits, first_failures, _CONFIDENCE)
@@ -218,6 +223,7 @@ def check_judge(scorer: Scorer, items: Sequence[ScoringItem], config: MonitorCon
     answered = [(value, truth) for value, truth in known if value is not None]
     values, truths = [value for value, _ in answered], [truth for _, truth in answered]
     area = area_under_curve(values, truths)
+    # `not >=` refuses NaN as well: with answers of one kind alone there is no area
     if 2 * len(answered) < len(items) or not area >= config.least_auc:
         what = f"an area under the curve of {area:.2f} and {len(answered)} answers that can be read"
         raise JudgeUnavailable(

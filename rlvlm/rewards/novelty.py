@@ -30,7 +30,9 @@ def neighbour_distances(points: NDArray[np.float64], states: NDArray[np.float64]
     # coordinates of order one, what is left is right to 1e-7.
     squared = (-2 * points) @ states.T  # [B, N]
     squared += np.einsum("nd,nd->n", states, states)  # short of |point|^2, which is the same along a row
+    # a point is itself among the states: the nearest, of rank 0, is not counted
     rank = min(k, len(states) - 1)
+    # only the k-th smallest is needed: partition is linear where a sort is not
     squared.partition(rank, axis=1)
     return np.sqrt(np.maximum(squared[:, rank] + np.einsum("bd,bd->b", points, points), 0.0))
 
@@ -53,6 +55,7 @@ class RunningSpread:
 
     def add(self, values: NDArray[np.float64]) -> None:
         """Takes in `[M]` numbers, M >= 1."""
+        # M2 = M2_a + M2_b + d^2 n_a n_b / (n_a + n_b), d the difference of the means
         shift = float(values.mean()) - self._mean
         total = self._count + len(values)
         self._squares += float(((values - values.mean()) ** 2).sum()) + shift**2 * self._count * len(values) / total
@@ -116,6 +119,7 @@ class NoveltyReward(RewardSource):
         obs = transitions.obs.astype(np.float64)
         parts = (obs[first : first + _ROWS_AT_ONCE] for first in range(0, len(obs), _ROWS_AT_ONCE))
         distances = np.concatenate([neighbour_distances(part, self._states.rows, self._k) for part in parts])
+        # before the division, so that the very first batch has a scale
         self._spread.add(distances)
         return (distances / (self._spread.std or 1.0)).astype(np.float32)
 

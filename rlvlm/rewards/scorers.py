@@ -84,6 +84,7 @@ class ScoreMemory:
         Raises:
             JudgeUnavailable: the judge does not answer or cannot be understood.
         """
+        # the last of equal ones stands for all: what is shown is the same
         places = list({key: place for place, key in enumerate(keys) if key not in self._known}.values())
         self.fresh = {}
         for begin in range(0, len(places), _ASKED_AT_ONCE):
@@ -91,11 +92,13 @@ class ScoreMemory:
             scores = self._judge.score(draw_clips(asked))
             assert len(scores) == len(asked), f"a judge owes one score per clip, got {len(scores)} of {len(asked)}"
             self._health.note(scores)
+            # over several calls: a single turn whose answer fails says little about the judge
             self._latest = [*self._latest, *scores][-max(self._fewest, len(scores)) :]
             if len(self._latest) >= self._fewest:
                 self._health.check(self._latest)
             answers = dict(zip([keys[place] for place in asked], scores, strict=True))
             self.fresh |= answers
+            # a policy meets the same turns again and again, a VLA's videos never repeat
             if self._remembers:
                 self._known |= {key: score for key, score in answers.items() if score.status is not Status.FAILED}
         return [self.fresh.get(key) or self._known[key] for key in keys]
@@ -230,6 +233,7 @@ class SimulatedScorer:
         """See `Scorer`; there is always a value."""
         throws = range(self.num_asked, self.num_asked + len(items))
         self.num_asked += len(items)
+        # chance hangs on the count of showings alone, so a resumed run goes on where it was
         rngs = [np.random.default_rng((self._seed, throw)) for throw in throws]
         values = [self.value(item, rng) for item, rng in zip(items, rngs, strict=True)]
         return [Score(status=Status.OK, value=value, stamp=self._stamp) for value in values]
@@ -266,6 +270,7 @@ class BiasedScorer(SimulatedScorer):
         self._false_positives = false_positives
 
     def value(self, item: ScoringItem, rng: np.random.Generator) -> float:
+        # by the item and not by the draw: the same failure fools the judge every time, as a real one's would
         return float(item.is_success or chance_of(item, self._seed) < self._false_positives)
 
 

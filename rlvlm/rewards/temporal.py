@@ -52,6 +52,7 @@ class TemporalNovelty:
         surprises = [self._network(*self._seen(episode)).numpy() for episode in episodes]
         readable = [np.array([reply.action is not None for reply in episode.replies]) for episode in episodes]
         known = np.concatenate([each[can] for each, can in zip(surprises, readable, strict=True)])
+        # over the rollout, as in the reference: novelty is relative to what else was done
         low, high = (known.min(), known.max()) if len(known) else (0.0, 0.0)
         return [
             np.where(can, (each - low) / max(high - low, 1e-6), 0.0).astype(np.float32)
@@ -105,5 +106,6 @@ class _Predictor(nn.Module):
     def forward(self, image: Tensor, actions: Tensor) -> Tensor:
         """[T] in nats."""
         before = torch.cat((actions.new_tensor([self._first]), actions[:-1]))
+        # step t sees the actions before t: the first input is a start token
         hidden, _ = self._gru(self._words(before)[None], torch.tanh(self._look(image))[None, None])
         return functional.cross_entropy(self._log(hidden[0]), actions, reduction="none")

@@ -18,6 +18,7 @@ def blocks_of(network: nn.Module) -> list[nn.Module]:
     """The blocks of `network`, of its language model and its image encoders: members of its outermost module lists."""
     blocks: list[nn.Module] = []
     for child in network.children():
+        # by structure and not by name: every family calls its list of blocks something else
         blocks += list(child) if isinstance(child, nn.ModuleList) else blocks_of(child)
     return blocks
 

@@ -156,6 +156,7 @@ def images_of(chat: Chat) -> list[Pixels]:
 
 def tame(text: str) -> str:
     """The text without marks that a chat template gives a meaning."""
+    # every family's special tokens begin and end so; with a space between they are plain text
     return text.replace("<|", "< ").replace("|>", " >")
 
 

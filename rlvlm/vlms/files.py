@@ -67,6 +67,7 @@ def folder_digest(folder: Path) -> str:
     for path in sorted([*folder.glob("*.json"), *folder.glob("*.jinja"), *folder.glob("*.safetensors")]):
         size = path.stat().st_size
         digest.update(f"{path.name} {size}\n".encode())
+        # gigabytes take minutes to hash; other weights differ everywhere, so samples show them
         step = max(_DIGEST_BYTES, size // _DIGEST_CHUNKS)
         with path.open("rb") as file:
             for start in range(0, size, step):

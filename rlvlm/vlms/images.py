@@ -39,6 +39,7 @@ def process(images: Sequence[NDArray[np.uint8]], image_processor: Any) -> dict[s
     resized = [resize(image, image_processor) for image in images]
     grids = [[1, *(side // image_processor.patch_size for side in image.shape[:2])] for image in resized]
     rows = np.concatenate([_cut(image, image_processor) for image in resized])  # [N, 3, P x P] uint8
+    # a still is T equal moments; 256 look-ups per channel in place of arithmetic on every pixel
     values = np.empty((len(rows), 3, image_processor.temporal_patch_size, rows.shape[-1]), np.float32)
     for channel in range(3):
         values[:, channel] = table[channel][rows[:, channel]][:, None]
@@ -47,6 +48,7 @@ def process(images: Sequence[NDArray[np.uint8]], image_processor: Any) -> dict[s
 
 def _table(image_processor: Any) -> NDArray[np.float32]:
     """[3, 256]: what rescaling and normalising make of each byte of each channel."""
+    # by the processor's own functions: whatever they round, the table has rounded too
     every = np.broadcast_to(np.arange(256, dtype=np.uint8)[None, :, None], (3, 256, 1))
     scaled = image_processor.rescale(every, image_processor.rescale_factor)
     normal = image_processor.normalize(scaled, image_processor.image_mean, image_processor.image_std)

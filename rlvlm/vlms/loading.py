@@ -113,6 +113,7 @@ def check_shards(folder: Path) -> None:
     """
     for index in folder.glob("*.index.json"):
         try:
+            # transformers opens whatever the index names, and pickles run code
             names = set(json.loads(index.read_text())["weight_map"].values())
             odd = sorted(name for name in names if Path(name).name != name or not name.endswith(".safetensors"))
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
@@ -191,6 +192,7 @@ def _nf4(folder: Path, dtype: torch.dtype) -> BitsAndBytesConfig:
     The CPU kernel of bitsandbytes works on blocks of 32 outputs by 64 inputs and fails on others; the image encoders
     of Qwen2.5-VL and Qwen3-VL have layers of 3420 and 4304.
     """
+    # shapes alone: no memory is taken
     with torch.device("meta"):
         skeleton = AutoModelForImageTextToText.from_config(AutoConfig.from_pretrained(folder, trust_remote_code=False))
     odd = [

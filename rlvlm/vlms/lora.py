@@ -75,6 +75,7 @@ def load_adapter(model: Any, folder: Path, *, trainable: bool = False) -> "peft.
     fix = "give the adapter the model that it was trained on"
     try:
         settings = peft.LoraConfig.from_pretrained(str(folder))
+        # PEFT freezes an adapter that is saved for inference, and says nothing
         settings.inference_mode = not trainable
         wrapped = _wrapped(model, settings)
         result = peft.set_peft_model_state_dict(wrapped, load_file(folder / ADAPTER_WEIGHTS))

@@ -55,6 +55,7 @@ class PillowProcessor:
             parts = chat.split(self._image_token)
             if len(parts) != len(shown) + 1:
                 raise ValueError(f"{len(shown)} images need as many marks in the chat, got {len(parts) - 1}")
+            # the template writes one mark per image; the model wants one per visual token
             marks = [self._image_token * counts.pop(0) for _ in shown]
             expanded.append("".join(part + mark for part, mark in zip(parts, [*marks, ""], strict=True)))
         inputs |= self.tokenizer(

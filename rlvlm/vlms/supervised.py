@@ -114,6 +114,7 @@ def optimise(
         for optimizer in optimizers:
             optimizer.zero_grad(set_to_none=True)
         loss.backward()
+        # a batch of odd scenes now and then has gradients a hundred times as large
         nn.utils.clip_grad_norm_(parameters, 1.0)
         for optimizer in optimizers:
             optimizer.step()
@@ -200,6 +201,7 @@ def answer_loss(model: Any, batch: Dialogues, encoded: Tensor) -> tuple[Tensor, 
     logits = model.lm_head(hidden[:, :-1][learned])
     loss = functional.cross_entropy(logits, targets[learned], reduction="sum") / len(targets)
     wrong = torch.zeros_like(targets)
+    # an answer is right to the letter or not at all: one wrong digit is another label
     wrong[learned] = (logits.argmax(-1) != targets[learned]).long()
     return loss, float((wrong.sum(1) == 0).float().mean())
 

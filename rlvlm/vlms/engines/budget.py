@@ -91,6 +91,7 @@ class Budget:
         if usage is None or usage.cost_usd is None:
             return
         with self._open():
+            # another process may have counted meanwhile, so the difference is added, not the sum put back
             cost_usd = max(self._spent.cost_usd + usage.cost_usd - reserved, 0.0)
             self._spent = Spent(requests=self._spent.requests, cost_usd=cost_usd)
 

@@ -148,6 +148,7 @@ class RemoteEngine:
             if time.monotonic() + hold_s >= deadline:
                 raise TransientError(f"the server asked to wait longer than {self._config.section}.deadline_s allows")
             await asyncio.sleep(hold_s)
+        # before it is sent: a cap that is looked at afterwards has been passed already
         reserved = self.budget.reserve(self._most_tokens(request.chat), max_new_tokens)
         patience_s = min(self._config.timeout_s, max(0.0, deadline - time.monotonic()))
         reply = await self._outcome(self._ask(request, max_new_tokens, temperature), patience_s)
@@ -171,6 +172,7 @@ class RemoteEngine:
                 return Refused(reason)
             logger.info("a request to an API failed: %s", reason)
             if error.retry_after_s:
+                # for all requests of this model: a quota is not of one question
                 self._not_before = max(self._not_before, time.monotonic() + error.retry_after_s)
             return TransientError(reason, error.retry_after_s)
 
@@ -230,6 +232,7 @@ class RemoteEngine:
         """Seconds to the next try: never before the server wants it, and never all at the same moment."""
         failure = state.outcome.exception() if state.outcome else None
         if isinstance(failure, TransientError) and failure.retry_after_s is not None:
+            # spread a little: all that were refused together would come back together
             return failure.retry_after_s + random.random() * min(1.0, 0.1 * failure.retry_after_s)
         return wait_random_exponential(multiplier=FIRST_PAUSE_S, max=LONGEST_PAUSE_S)(state)
 

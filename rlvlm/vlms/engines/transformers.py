@@ -51,11 +51,13 @@ class TransformersEngine:
             else {"do_sample": True, "temperature": temperature, "top_p": TOP_P, "top_k": 0}
         )
         devices = [model.device] if model.device.type == "cuda" else []
+        # sampling follows from the config's seed, and leaves the trainer's generator alone
         with torch.random.fork_rng(devices=devices):
             torch.manual_seed(self._config.seed)
             tokens = model.generate(**inputs, max_new_tokens=max_new_tokens, **sampling)
         tokens = tokens[:, inputs["input_ids"].shape[1] :]  # [B, N]
         stops = torch.as_tensor(model.generation_config.eos_token_id, device=tokens.device)
+        # a reply without a stop token was cut: its last word may be half a number
         is_whole = torch.isin(tokens, stops).any(-1).tolist()
         answers = tokenizer.batch_decode(tokens, skip_special_tokens=True)
         written = map(whole_answer, texts, answers)
@@ -75,6 +77,8 @@ class TransformersEngine:
         scores = np.full((len(chats), len(choices)), -np.inf)
         for prefix in longest_prefixes(ids_of):
             logits = self._vlm.model(**_append(inputs, prefix), logits_to_keep=len(prefix) + 1, use_cache=False).logits
+            # float64: differences of log-probabilities decide between labels, and bfloat16 has three
+            # digits
             log_p = logits.double().log_softmax(-1).cpu()  # [B, len(prefix) + 1, vocabulary]
             for index, ids in enumerate(ids_of):
                 if tuple(ids[:-1]) == prefix[: len(ids) - 1]:

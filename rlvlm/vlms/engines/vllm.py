@@ -263,12 +263,14 @@ def end_with_parent() -> None:
     if parent is None:
         return
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    # the parent was gone before the call: the kernel's signal would never come
     if os.getppid() != parent.pid:
         os._exit(1)
 
 
 def _import_vllm(settings: EngineConfig) -> Any:
     """The package, with the settings that it reads on import."""
+    # set before the import, which reads them once; what the user has set stays
     os.environ.update({name: os.environ.get(name, value) for name, value in _SETTINGS.items()})
     os.environ["VLLM_CPU_KVCACHE_SPACE"] = str(math.ceil(settings.cache_gib))  # it reads whole numbers alone
     if settings.eager:
