@@ -110,7 +110,7 @@ def roles_of(config: RunConfig) -> list[Role]:
                 setting="--engine.num-replicas, --engine.num-gpus",
             )
         )  # fmt: skip
-    if config.asks_judge and not config.serve.app:
+    if config.reward.asks_judge and not config.serve.app:
         serve = config.serve
         found.append(
             Role(
