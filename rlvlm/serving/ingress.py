@@ -224,7 +224,7 @@ class Routes:
             Query(goal=goal, left=left, right=right, goal_picture=extra if len(extra) else None)
             for goal, left, right, extra in zip(goals, sides[::3], sides[1::3], sides[2::3], strict=True)
         ]
-        return list(map(wire.preference_answer, await judge.compare(queries)))
+        return list(map(wire.PreferenceAnswer.model_validate, await judge.compare(queries)))
 
     async def _score(self, questions: Sequence[wire.ScoreQuestion], backend: str | None) -> list[wire.ScoreAnswer]:
         _, judge = self._judge(backend)
@@ -236,7 +236,7 @@ class Routes:
             Clip(goal=goal, frames=frames, goal_picture=extra if len(extra) else None)
             for goal, frames, extra in zip(goals, shown[::2], shown[1::2], strict=True)
         ]
-        return list(map(wire.score_answer, await judge.score(clips)))
+        return list(map(wire.ScoreAnswer.model_validate, await judge.score(clips)))
 
     def _judge(self, name: str | None) -> tuple[str, AsyncJudge]:
         """The judge that a request names, by default the first; an empty name is none, as in the reference.

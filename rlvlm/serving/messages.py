@@ -2,9 +2,9 @@
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, model_validator
 
-from rlvlm.core.judging import Label, Score, Status, Verdict
+from rlvlm.core.judging import Label, Status
 from rlvlm.judges.config import check_temperature
 from rlvlm.judges.prompts import MAX_GOAL_CHARS
 from rlvlm.serving.media import MAX_IMAGES
@@ -29,9 +29,9 @@ Words = Annotated[str, StringConstraints(max_length=MAX_TEXT_CHARS)]
 
 
 class WireModel(BaseModel):
-    """Base of everything on the wire."""
+    """Base of everything on the wire; answers are made of what the judge gave by the names of its fields."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, from_attributes=True)
 
 
 class PreferenceQuestion(WireModel):
@@ -85,6 +85,10 @@ class Probabilities(WireModel):
     tie: float
 
 
+def _named(odds: Any) -> Any:
+    return dict(zip(("left", "right", "tie"), odds, strict=True)) if isinstance(odds, tuple) else odds
+
+
 class StampAnswer(WireModel):
     """Which judge answered, and how it was asked."""
 
@@ -99,7 +103,7 @@ class PreferenceAnswer(WireModel):
 
     status: Status
     label: Label | None
-    probabilities: Probabilities | None
+    probabilities: Annotated[Probabilities | None, BeforeValidator(_named)]
     text: str
     latency_s: float
     stamp: StampAnswer
@@ -261,28 +265,3 @@ class ErrorAnswer(WireModel):
     """The body of every answer that is not 200."""
 
     error: ErrorDetail
-
-
-def preference_answer(verdict: Verdict) -> PreferenceAnswer:
-    """A verdict as it goes over the wire."""
-    odds = verdict.probabilities
-    return PreferenceAnswer(
-        status=verdict.status,
-        label=verdict.label,
-        probabilities=None if odds is None else Probabilities(left=odds[0], right=odds[1], tie=odds[2]),
-        **_shared(verdict),
-    )
-
-
-def score_answer(score: Score) -> ScoreAnswer:
-    """A score as it goes over the wire."""
-    return ScoreAnswer(status=score.status, value=score.value, **_shared(score))
-
-
-def _shared(answer: Verdict | Score) -> dict[str, Any]:
-    stamp = answer.stamp
-    return {
-        "text": answer.text,
-        "latency_s": answer.latency_s,
-        "stamp": StampAnswer(judge=stamp.judge, revision=stamp.revision, prompt=stamp.prompt, decoding=stamp.decoding),
-    }

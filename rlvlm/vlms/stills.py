@@ -46,9 +46,19 @@ def to_rgb(image: Image.Image) -> Image.Image:
         Exception: whatever the decoder says about a damaged file.
     """
     image.load()  # what is damaged says so here, and is not taken for broken EXIF below
-    turn = _UPRIGHT.get(_orientation(image))
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            turn = _UPRIGHT.get(image.getexif().get(_ORIENTATION, 1))
+    except Exception:  # the parser of EXIF raises a dozen kinds, and broken EXIF is no reason to refuse a sound image
+        turn = None
     if image.mode.startswith("I"):  # grey of 16 bits: Pillow would cut at 255
-        image = _eight_bits(image)
+        values = np.asarray(image).astype(np.int64).clip(0, 65_535)
+        grey = ((values + 128) // 257).astype(np.uint8)
+        clear = image.info.get("transparency")
+        if isinstance(clear, int):  # the one transparent value becomes white
+            grey[values == clear] = 255
+        image = Image.fromarray(grey)
     if image.has_transparency_data:
         image = image.convert("RGBA")
         # what people see in a browser; Pillow alone would show whatever colour hides under the transparency
@@ -56,23 +66,3 @@ def to_rgb(image: Image.Image) -> Image.Image:
         image = Image.alpha_composite(white, image)
     image = image.convert("RGB")
     return image if turn is None else image.transpose(turn)
-
-
-def _orientation(image: Image.Image) -> int:
-    """EXIF's orientation, 1 where there is none. Broken EXIF is no reason to refuse a sound image."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return image.getexif().get(_ORIENTATION, 1)
-    except Exception:  # the parser of EXIF raises a dozen kinds
-        return 1
-
-
-def _eight_bits(image: Image.Image) -> Image.Image:
-    """Grey of 16 bits as grey of 8, rounded; the one transparent value, if any, becomes white."""
-    values = np.asarray(image).astype(np.int64).clip(0, 65_535)
-    grey = ((values + 128) // 257).astype(np.uint8)
-    clear = image.info.get("transparency")
-    if isinstance(clear, int):
-        grey[values == clear] = 255
-    return Image.fromarray(grey)

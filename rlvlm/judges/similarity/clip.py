@@ -18,8 +18,6 @@ from rlvlm.judges.similarity.model import (
     SimilarityModel,
     Units,
     baseline_reward,
-    cosine_reward,
-    to_share,
     unit,
 )
 
@@ -67,16 +65,16 @@ class ClipRater:
         """[N] in [0, 1]; see `model.ImageRater`. Goals that repeat are looked at once."""
         # a batch about one goal image would encode it once per question
         wanted = {_key(goal): goal for goal in goals if not isinstance(goal, str)}
-        seen = self._of_images([*images, *wanted.values()])
+        inputs = self._encoder.see([*images, *wanted.values()])
+        seen = _units(self._encoder.model.get_image_features(**inputs))
         drawn = dict(zip(wanted, seen[len(images) :], strict=True))
         states = seen[: len(images)]
         towards = np.stack([self._of_text(goal) if isinstance(goal, str) else drawn[_key(goal)] for goal in goals])
         if self._baseline is None:
-            return to_share(cosine_reward(states, towards))
-        return to_share(baseline_reward(states, towards, self._baseline, self._alpha))
-
-    def _of_images(self, images: Sequence[Pixels]) -> Units:
-        return _units(self._encoder.model.get_image_features(**self._encoder.see(images)))
+            rewards = (states * towards).sum(-1)  # the cosine of each image and its goal
+        else:
+            rewards = baseline_reward(states, towards, self._baseline, self._alpha)
+        return np.clip((1 + rewards) / 2, 0.0, 1.0)  # from [-1, 1] to [0, 1]; rounding may leave it
 
     def _of_text(self, text: str) -> NDArray[np.float64]:
         """[E] unit vector; remembered, since a run has one goal."""

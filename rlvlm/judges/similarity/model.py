@@ -88,11 +88,6 @@ class SimilarityModel:
         return self._settings.template.replace("{goal}", prompts.check_goal(item.goal))
 
 
-def cosine_reward(states: Units, goals: Units) -> NDArray[np.float64]:
-    """[N] cosine of each image and its goal, in [-1, 1]."""
-    return (states * goals).sum(-1)
-
-
 def baseline_reward(states: Units, goals: Units, baseline: NDArray[np.float64], alpha: float) -> NDArray[np.float64]:
     """Similarity to the goal with what has nothing to do with the goal partly projected out.
 
@@ -110,11 +105,6 @@ def baseline_reward(states: Units, goals: Units, baseline: NDArray[np.float64], 
     along = ((states - baseline) * line).sum(-1, keepdims=True) / np.where(length == 0, 1.0, length)
     projected = baseline + along * line  # the baseline itself where it equals the goal
     return 1 - ((alpha * projected + (1 - alpha) * states - goals) ** 2).sum(-1) / 2
-
-
-def to_share(rewards: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Rewards in [-1, 1] as shares in [0, 1]; what rounding puts outside is put back."""
-    return np.clip((1 + rewards) / 2, 0.0, 1.0)
 
 
 def unit(vectors: NDArray[np.float64]) -> Units:
