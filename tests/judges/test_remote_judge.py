@@ -109,11 +109,6 @@ def test_it_keeps_the_contract_and_can_write() -> None:
     assert one.stamp.judge.startswith("openai:m@127.0.0.1")
 
 
-def test_both_orders_work_over_the_wire() -> None:
-    with ApiServer().running() as url:
-        assert judge(url, both_orders=True).compare([query()])[0].label is Label.RIGHT
-
-
 def test_no_more_requests_are_under_way_than_allowed() -> None:
     server = ApiServer()
     server.script = [lambda call: replace(server.truth(call), delay_s=0.05)] * 12

@@ -8,7 +8,6 @@ from tiny_episodes import score, tiny_episode, tiny_episodes
 from tiny_loops import FEEDBACK, filled, same_trees
 
 from rlvlm.core import metrics
-from rlvlm.core.errors import JudgeUnavailable
 from rlvlm.core.judging import Score, Status
 from rlvlm.core.steps import Segment
 from rlvlm.envs.images import FrameStore
@@ -87,28 +86,6 @@ def test_only_scores_train_and_only_what_was_not_answered_is_asked_again() -> No
     assert (told[metrics.QUERIES_INVALID], told[metrics.QUERIES_FAILED], told[metrics.SCORES]) == (1, 1, num - 2)
     told = loop.run_session(15)
     assert told[metrics.SCORES] == num - 1 and [block(one) for one in scorer.asked[num:]] == [block(scorer.asked[1])]
-
-
-def test_an_outage_leaves_the_session_due() -> None:
-    scorer = Scripted(*[score(None, Status.FAILED)] * 8)
-    loop = loop_of(scorer)
-    with pytest.raises(JudgeUnavailable, match="none of 8 queries was answered"):
-        loop.run_session(10)
-    assert loop.is_due(10) and len(loop.drain_records()) == 8
-    assert loop.run_session(10)[metrics.SCORES] == 8
-
-
-def test_informed_frames_are_chosen_among_ten_times_as_many() -> None:
-    chosen = {}
-    for sampling in ("uniform", "disagreement"):
-        scorer = Scripted()
-        loop = loop_of(scorer, num_episodes=60, sampling=sampling)
-        loop.run_session(10)
-        first = [block(segment) for segment in scorer.asked]
-        loop.run_session(15)
-        chosen[sampling] = first, [block(segment) for segment in scorer.asked[8:]]
-    assert chosen["uniform"][0] == chosen["disagreement"][0], "uniform before the first fit"
-    assert chosen["uniform"][1] != chosen["disagreement"][1] and len(chosen["disagreement"][1]) == 8
 
 
 def test_the_true_reward_changes_nothing_for_a_judge() -> None:

@@ -273,25 +273,6 @@ def test_a_restored_model_goes_on_bit_for_bit_without_touching_the_global_genera
     np.testing.assert_array_equal(one.ensemble.predict(steps), again.ensemble.predict(steps))
 
 
-def test_a_state_is_a_copy() -> None:
-    model = RewardModel(build_input("state"), RewardModelConfig(max_epochs=1, min_updates=0), seed=0)
-    model.fit(comparisons_of(telling_pairs(8)))
-    state = model.get_state()
-    before = state["members"][0]["layers.0.weight"].copy(), state["adam"]["0"]["exp_avg"].copy()
-    model.fit(comparisons_of(telling_pairs(8)))
-    np.testing.assert_array_equal(state["members"][0]["layers.0.weight"], before[0])
-    np.testing.assert_array_equal(state["adam"]["0"]["exp_avg"], before[1])
-
-
-def test_each_distinct_image_is_drawn_once() -> None:
-    frames = FrameStore(TinyEnv(), 16)
-    model = RewardModel(ImageInput(frames, partial(ImageNetwork, 16)), CONFIG, seed=0)
-    steps, _ = all_steps()
-    first = model.ensemble.predict(steps)
-    assert frames.num_drawn == len(frames.distinct(steps.snapshots)[0]) < len(steps) / 2
-    np.testing.assert_array_equal(model.ensemble.predict(steps), first)
-
-
 @pytest.mark.slow
 def test_a_image_is_read_once_per_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     num_read, forward = [], ImageNetwork.forward
@@ -382,12 +363,3 @@ def test_the_reward_is_the_mean_of_the_members_and_its_version_counts_fits() -> 
     np.testing.assert_allclose(rewards, (one + two + three) / 3, rtol=1e-6)
     assert rewards.shape == (20,) and rewards.dtype == np.float32 and rewards.any()
     assert source.version == 1 and source.is_trusted
-
-
-def test_what_can_be_afforded_is_counted_in_what_looks_different() -> None:
-    inputs = StateInput(4, 2)
-    inputs.affordable_kinds = 7
-    source, batch = LearnedReward(RewardModel(inputs, RewardModelConfig(), seed=0)), transitions_of(tiny_episode(0))
-    assert len(source.label_leading(batch)) == 7
-    inputs.affordable_kinds = 20
-    assert len(source.label_leading(batch)) == 20

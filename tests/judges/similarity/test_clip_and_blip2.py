@@ -1,6 +1,7 @@
 """The real networks at toy size, held to their own forward passes."""
 
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import numpy as np
@@ -44,69 +45,46 @@ def scores(one, images: np.ndarray, goal: str = GOALS[0], goal_picture: np.ndarr
 
 
 @pytest.mark.parametrize("goal", GOALS)
-def test_clips_score_is_its_own_cosine(folders: dict[str, Path], images: np.ndarray, goal: str) -> None:
-    model, tokenizer = AutoModel.from_pretrained(folders["clip"]), AutoTokenizer.from_pretrained(folders["clip"])
-    seen = AutoImageProcessor.from_pretrained(folders["clip"])(images=list(images), return_tensors="pt")
+@pytest.mark.parametrize("family", ["clip", "siglip"])
+def test_a_score_is_the_models_own_cosine(folders: dict[str, Path], images: np.ndarray, family: str, goal: str) -> None:
+    model, tokenizer = AutoModel.from_pretrained(folders[family]), AutoTokenizer.from_pretrained(folders[family])
+    seen = AutoImageProcessor.from_pretrained(folders[family])(images=list(images), return_tensors="pt")
+    is_padded = family == "siglip"  # trained on texts of one length, unmasked
+    text = tokenizer([goal], return_tensors="pt", **({"padding": "max_length", "max_length": 64} if is_padded else {}))
+    read = {"input_ids": text["input_ids"]} if is_padded else text
     with torch.no_grad():
-        own = model(**seen, **tokenizer([goal], return_tensors="pt"))
-    cosines = (own.logits_per_image[:, 0] / model.logit_scale.exp()).detach().numpy()
-    np.testing.assert_allclose(scores(judge(folders, "clip"), images, goal), (1 + cosines) / 2, atol=1e-6)
+        logits = model(**seen, **read).logits_per_image[:, 0] - (model.logit_bias if is_padded else 0)
+    cosines = (logits / model.logit_scale.exp()).detach().numpy()
+    np.testing.assert_allclose(scores(judge(folders, family), images, goal), (1 + cosines) / 2, atol=1e-6)
 
 
-@pytest.mark.parametrize("goal", GOALS)
-def test_siglips_score_is_its_own_cosine_on_padded_text(
-    folders: dict[str, Path], images: np.ndarray, goal: str
-) -> None:
-    model, tokenizer = AutoModel.from_pretrained(folders["siglip"]), AutoTokenizer.from_pretrained(folders["siglip"])
-    seen = AutoImageProcessor.from_pretrained(folders["siglip"])(images=list(images), return_tensors="pt")
-    text = tokenizer([goal], padding="max_length", max_length=64, return_tensors="pt")
-    with torch.no_grad():
-        own = model(**seen, input_ids=text["input_ids"])
-    cosines = ((own.logits_per_image[:, 0] - model.logit_bias) / model.logit_scale.exp()).detach().numpy()
-    np.testing.assert_allclose(scores(judge(folders, "siglip"), images, goal), (1 + cosines) / 2, atol=1e-6)
-
-
+@pytest.mark.parametrize("head", ["match", "contrast"])
 @pytest.mark.parametrize("has_query_places", [False, True])
-def test_blip2s_score_is_its_own_probability_whatever_it_is_batched_with(
-    tmp_path: Path, images: np.ndarray, has_query_places: bool
+def test_blip2s_score_is_its_own_whatever_it_is_batched_with(
+    tmp_path: Path, images: np.ndarray, has_query_places: bool, head: Any
 ) -> None:
+    """The matching head's probability, or the cosine."""
     folder = save_tiny_encoder(tmp_path, "blip2", has_query_places=has_query_places)
     model, tokenizer = Blip2ForImageTextRetrieval.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    if head == "contrast":
+        model.config.image_token_index = None  # of the bare text, no places have to be taken off
     process = AutoImageProcessor.from_pretrained(folder)
-    one = judge({"blip2": folder}, "blip2")
+    one = judge({"blip2": folder}, "blip2", similarity=SimilarityConfig(head=head))
+    assert ("head=contrast" in one.stamp.decoding) == (head == "contrast")
     clips = [Clip(goal=GOALS[at % 2], frames=image[None]) for at, image in enumerate(images)]
     mixed = [score.value for score in one.score(clips)]  # goals of unequal length, padded
     for clip, value in zip(clips, mixed, strict=True):
         text = tokenizer([clip.goal], return_tensors="pt")
-        places = torch.full((1, 4), tokenizer.convert_tokens_to_ids("<|image_pad|>"))
-        if has_query_places:
-            text = {
-                "input_ids": torch.cat([places, text["input_ids"]], 1),
-                "attention_mask": torch.cat([torch.ones_like(places), text["attention_mask"]], 1),
-            }
+        if has_query_places and head == "match":
+            places = torch.full((1, 4), tokenizer.convert_tokens_to_ids("<|image_pad|>"))
+            pairs = {"input_ids": places, "attention_mask": torch.ones_like(places)}
+            text = {name: torch.cat([front, text[name]], 1) for name, front in pairs.items()}
         with torch.no_grad():
             seen = process(images=[clip.frames[0]], return_tensors="pt")
-            own = model(**seen, **text, use_image_text_matching_head=True)
-        assert value == pytest.approx(float(own.logits_per_image.softmax(-1)[0, 1]), abs=1e-5)
+            own = model(**seen, **text, use_image_text_matching_head=head == "match").logits_per_image
+        wanted = own.softmax(-1)[0, 1] if head == "match" else (1 + own) / 2
+        assert value == pytest.approx(float(wanted), abs=1e-5)
     assert len(set(mixed)) == 5
-
-
-@pytest.mark.parametrize("has_query_places", [False, True])
-def test_blip2s_contrast_is_its_own_cosine_whatever_it_is_batched_with(
-    tmp_path: Path, images: np.ndarray, has_query_places: bool
-) -> None:
-    folder = save_tiny_encoder(tmp_path, "blip2", has_query_places=has_query_places)
-    model, tokenizer = Blip2ForImageTextRetrieval.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
-    model.config.image_token_index = None  # of the bare text, no places have to be taken off
-    process = AutoImageProcessor.from_pretrained(folder)
-    one = judge({"blip2": folder}, "blip2", similarity=SimilarityConfig(head="contrast"))
-    assert "head=contrast" in one.stamp.decoding
-    clips = [Clip(goal=GOALS[at % 2], frames=image[None]) for at, image in enumerate(images)]
-    for clip, score in zip(clips, one.score(clips), strict=True):
-        with torch.no_grad():
-            seen = process(images=[clip.frames[0]], return_tensors="pt")
-            own = model(**seen, **tokenizer([clip.goal], return_tensors="pt"))
-        assert score.value == pytest.approx((1 + float(own.logits_per_image)) / 2, abs=1e-5)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
