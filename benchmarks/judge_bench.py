@@ -46,7 +46,7 @@ class Constant(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body)
 
-    def log_message(self, *_: Any) -> None:
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the base's name
         """Says nothing."""
 
 
@@ -96,12 +96,12 @@ def main(settings: Settings) -> None:
         "pocket, both orders": ("none", JudgeConfig(both_orders=True)),
         "pocket scorer": ("none", JudgeConfig(model="scorer", score="success")),
         "pocket video": ("none", JudgeConfig(model="video", score="success")),
-        "CLIP, random weights": ("none", JudgeConfig(backend="clip", model="random")),
         "Qwen3-VL, random weights": ("none", JudgeConfig(model=random_qwen(settings.out / "random_qwen"))),
         "constant server": ("none", JudgeConfig(backend="openai", model="constant", api=api)),
         "brightness": ("none", JudgeConfig(backend="benchmarks.judge_bench:brightness")),
+        "CLIP, random weights": ("none", JudgeConfig(backend="clip", model="random")),
     }
-    lines = [("judge", *COLUMNS, "faults named")]
+    lines: list[tuple[str, ...]] = [("judge", *COLUMNS, "faults named")]
     for name, (reference, config) in judges.items():
         folder = settings.out / name.replace(",", "").replace(" ", "_")
         if not (folder / "bench.json").exists():

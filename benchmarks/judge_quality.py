@@ -116,7 +116,7 @@ def main(settings: Settings) -> None:
             row = run(task, kind, judge, seed, settings.run)
             if row is not None:
                 with settings.out.open("a", newline="") as file:
-                    csv.DictWriter(file, COLUMNS).writerow(row)
+                    csv.writer(file).writerow([row.get(name, "") for name in COLUMNS])
                 sys.stdout.write(f"{row}\n")
                 sys.stdout.flush()
 

@@ -16,7 +16,8 @@ class JudgeBenchArguments:
     """How far can this judge be trusted, before anything is trained? Figures here; a page and a row in a folder."""
 
     suite: tyro.conf.Positional[str] = "tiny"
-    """tiny, paper7, metaworld50, libero, minigrid, gym_cards; or tasks, with commas between them."""
+    """tiny, paper7, metaworld50, libero, minigrid, gym_cards; or tasks, with commas between them; or the folder of a
+    LeRobot data set with `next.success`."""
     judge: JudgeConfig = field(default_factory=JudgeConfig)
     reference: Literal["none", "oracle", "coin", "left"] = "none"
     """Ask nobody: the truth, chance, or always the first image (and 0.5) in place of the judge."""

@@ -6,15 +6,18 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 from rlvlm.core.errors import JudgeUnavailable, UsageError, first_line
+from rlvlm.demonstrations.lerobot import read_lerobot
+from rlvlm.demonstrations.trajectory import CutConfig
 from rlvlm.envs.registry import task_env
 from rlvlm.judge_bench.asking import Answer, Reference, ask
 from rlvlm.judge_bench.faults import Fault, find_faults
 from rlvlm.judge_bench.figures import cost_figures, pair_figures, pooled, score_figures, teacher_table
-from rlvlm.judge_bench.items import Item, TaskItems, make_items
-from rlvlm.judge_bench.suites import VERSION, Suite
+from rlvlm.judge_bench.items import Item, TaskItems, make_items, recorded_items
+from rlvlm.judge_bench.suites import VERSION, Suite, is_recording
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.judges.judge import Judge
 
@@ -85,11 +88,16 @@ def measure(
     found = Measured(suite=suite, judge=judge, config=config, num_frames=num_frames, seed=seed)
     for place, task in enumerate(suite.tasks, start=1):
         began = time.perf_counter()
-        env = task_env(task).drawn_for(config.ships_weights)
-        made = make_items(suite, task, env, config.picture_px, seed, config.score == "utility")
+        if is_recording(task):
+            recordings = read_lerobot(Path(task), CutConfig())
+            made = recorded_items(suite, Path(task).name, recordings, config.picture_px, seed)
+        else:
+            env = task_env(task).drawn_for(config.ships_weights)
+            made = make_items(suite, task, env, config.picture_px, seed, config.score == "utility")
+        task = made.task  # noqa: PLW2901 - of a recording the name of its folder
         found.items_s += time.perf_counter() - began
         if not made.items:
-            found.left_out[task] = "no script plays it to success"
+            found.left_out[task] = "it has no success: no script plays it, or none was recorded"
             log(f"{place} of {len(suite.tasks)}  {task}: left out, {found.left_out[task]}")
             made.close()
             continue

@@ -5,7 +5,7 @@ and controls. Images stay references: snapshots, which are drawn when they are a
 import hashlib
 import json
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from rlvlm.core.steps import FloatArray, Frames
 from rlvlm.demonstrations.playing import Episode, Style, draw_images, play, player_of
+from rlvlm.demonstrations.trajectory import RobotTrajectory, Torn
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.env import FIRST_HELD_OUT_STATE, ChunkEnv, Env, TurnEnv
 from rlvlm.envs.registry import make_env, task_families, task_goal
@@ -40,6 +41,8 @@ _STYLES = (
     lambda u: Style(noise=0.3, extent=0.5 * u),
 )
 """How episodes are played, by turns; u is drawn evenly from [0, 1)."""
+_RECORDED_MOMENTS = 40
+"""Of a recorded episode."""
 _NEAR = 0.5
 """A failure that ends with so much progress is a near miss."""
 
@@ -119,21 +122,103 @@ def make_items(suite: Suite, task: str, config: EnvConfig, size_px: int, seed: i
     rng = np.random.default_rng((VERSION, seed, zlib.crc32(task.encode())))  # apart for each task
     episodes = _play(env, suite.episodes, seed, rng)
     elsewhere = next((goal for other in suite.tasks if (goal := task_goal(other)) != task_goal(task)), OTHER_GOAL)
-    same_scene = _other_goals(env, task, suite.shares_scenes)
+    asked = _Asked(
+        suite=suite,
+        elsewhere=elsewhere,
+        same_scene=_other_goals(env, task, suite.shares_scenes),
+        cameras=env.cameras[1:2] if isinstance(env, ChunkEnv) else (),
+        turns=(lambda count: _turns(env, episodes, count, rng)) if asks_turns else None,
+    )
+    draw: Draw = partial(_draw, env, None if isinstance(env, TurnEnv) else size_px)
+    return _gather(task, episodes, episodes, env.image_key, asked, draw, rng, env.close)
+
+
+def recorded_items(
+    suite: Suite, task: str, recordings: Iterable[RobotTrajectory | Torn], size_px: int, seed: int
+) -> TaskItems:
+    """The items of recorded episodes whose success is known, which no simulator can play.
+
+    Nobody knows their progress: of a success the share of its time stands for it, and failures are in no pair.
+
+    Args:
+        suite: how many.
+        task: a name for them.
+        recordings: read to the end; torn ones are left out.
+        size_px: images are made so small that no side is longer.
+        seed: of the draws.
+    """
+    rng = np.random.default_rng((VERSION, seed, zlib.crc32(task.encode())))
+    films = [one for one in recordings if isinstance(one, RobotTrajectory) and len(one.actions) > 1]
+    episodes = []
+    for number, film in enumerate(films):
+        steps = np.unique(np.linspace(0, len(film.actions) - 1, _RECORDED_MOMENTS).astype(int))
+        episode = Episode(
+            seed=number,
+            snapshots=np.stack([np.full(len(steps), number), steps], axis=1).astype(np.float32),
+            progress=np.linspace(0, 1, len(steps), dtype=np.float32) * film.success,
+            rewards=np.zeros(len(steps) - 1, np.float32),
+            is_success=film.success,
+            goal=film.instruction,
+            looked=tuple(range(len(steps))),
+            successes=(*[False] * (len(steps) - 1), film.success),
+        )
+        episodes.append(episode)
+    goals = sorted({episode.goal for episode in episodes})
+    asked = _Asked(
+        suite=suite,
+        elsewhere=OTHER_GOAL,
+        same_scene=lambda goal: next((other for other in goals if other != goal), ""),
+    )
+    known = [episode for episode in episodes if episode.is_success]
+    draw: Draw = partial(_draw_recorded, films, size_px)
+    return _gather(task, known, episodes if known else [], lambda rows: rows.astype(np.int64), asked, draw, rng)
+
+
+def _draw_recorded(films: Sequence[RobotTrajectory], size_px: int, snapshots: FloatArray, _: str) -> Frames:
+    """The first camera's images of rows (episode, step)."""
+    rows = snapshots.astype(int)
+    found: dict[tuple[int, int], Frames] = {}
+    for number in np.unique(rows[:, 0]).tolist():
+        steps = np.unique(rows[rows[:, 0] == number, 1])  # a film is read once, from its beginning to its end
+        found |= zip([(number, step) for step in steps.tolist()], films[number].look(steps)[:, 0], strict=True)
+    frames = [found[number, step] for number, step in rows.tolist()]
+    scale = max(1, -(-max(max(frame.shape[:2]) for frame in frames) // size_px))
+    return np.stack([frame[::scale, ::scale] for frame in frames])
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Asked:
+    """What is made of episodes."""
+
+    suite: Suite
+    elsewhere: str
+    same_scene: Callable[[str], str]
+    cameras: Sequence[str] = ()
+    turns: Callable[[int], list[Item]] | None = None
+
+
+def _gather(  # noqa: PLR0913 - the parts of a task
+    task: str,
+    known: Sequence[Episode],
+    episodes: Sequence[Episode],
+    image_key: Callable[[FloatArray], NDArray[np.int64]],
+    asked: _Asked,
+    draw: Draw,
+    rng: np.random.Generator,
+    close: Callable[[], None] = lambda: None,
+) -> TaskItems:
+    """All items of a task; `known` are the episodes whose progress is known at each moment."""
+    suite = asked.suite
     items: list[Item] = []
     if episodes:
-        items += _pairs(env, episodes, suite.pairs, rng)
-        items += _pair_controls(items, suite.controls, elsewhere, rng)
-        items += _tracks(episodes, suite.tracks)
+        items += _pairs(image_key, known, suite.pairs, rng)
+        items += _pair_controls(items, suite.controls, asked.elsewhere, rng)
+        items += _tracks(known, suite.tracks)
         begin = len(items)
-        items += _turns(env, episodes, 2 * suite.videos, rng) if asks_turns else _videos(episodes, suite.videos)
-        cameras = env.cameras[1:2] if isinstance(env, ChunkEnv) else ()
-        items += _score_controls(items, begin, suite.controls, elsewhere, same_scene, cameras)
-    draw: Draw = partial(_draw, env, None if isinstance(env, TurnEnv) else size_px)
-    looks = _looks(draw, items)
-    return TaskItems(
-        task=task, items=tuple(items), draw=draw, digest=_digest(task, items), looks=looks, close=env.close
-    )
+        items += asked.turns(2 * suite.videos) if asked.turns else _videos(episodes, suite.videos)
+        items += _score_controls(items, begin, suite.controls, asked.elsewhere, asked.same_scene, asked.cameras)
+    digest, looks = _digest(task, items), _looks(draw, items)
+    return TaskItems(task=task, items=tuple(items), draw=draw, digest=digest, looks=looks, close=close)
 
 
 def _draw(env: Env[Any, Any], size_px: int | None, snapshots: FloatArray, camera: str) -> Frames:
@@ -152,7 +237,12 @@ def _play(env: Env[Any, Any], count: int, seed: int, rng: np.random.Generator) -
     return found if any(episode.is_success for episode in found) else []
 
 
-def _pairs(env: Env[Any, Any], episodes: Sequence[Episode], count: int, rng: np.random.Generator) -> list[Item]:
+def _pairs(
+    image_key: Callable[[FloatArray], NDArray[np.int64]],
+    episodes: Sequence[Episode],
+    count: int,
+    rng: np.random.Generator,
+) -> list[Item]:
     """Pairs of different images of one goal, spread evenly over the bins of difficulty as far as play reaches."""
     goals = sorted({episode.goal for episode in episodes})
     pairs: list[Item] = []
@@ -160,7 +250,7 @@ def _pairs(env: Env[Any, Any], episodes: Sequence[Episode], count: int, rng: np.
         own = [episode for episode in episodes if episode.goal == goal]
         snapshots = np.concatenate([episode.snapshots[list(episode.looked)] for episode in own])
         progress = np.concatenate([episode.progress[list(episode.looked)] for episode in own])
-        _, first = np.unique(env.image_key(snapshots), axis=0, return_index=True)
+        _, first = np.unique(image_key(snapshots), axis=0, return_index=True)
         snapshots, progress = snapshots[first], progress[first]
         wanted = (place + 1) * count // len(goals) - place * count // len(goals)
         for _ in range(4):  # where progress comes in leaps, some gaps do not exist and others are drawn in their place
@@ -350,8 +440,9 @@ def _looks(draw: Draw, items: Sequence[Item]) -> tuple[tuple[int, ...], ...]:
     frames = draw(np.concatenate([item.sides[0][-1:] for item in shown]), "").mean(-1)  # [N, H, W]
     found = []
     for frame in frames:
-        rows = np.array_split(frame, _FIELDS, axis=0)
-        found.append(tuple(int(field.mean().round()) for row in rows for field in np.array_split(row, _FIELDS, axis=1)))
+        num = min(_FIELDS, *frame.shape)
+        rows = np.array_split(frame, num, axis=0)
+        found.append(tuple(int(field.mean().round()) for row in rows for field in np.array_split(row, num, axis=1)))
     return tuple(found)
 
 

@@ -2,6 +2,7 @@
 
 import difflib
 from dataclasses import dataclass
+from pathlib import Path
 
 from rlvlm.core.errors import UsageError
 from rlvlm.envs.registry import full_name, task_families
@@ -86,14 +87,21 @@ SUITES = {
 """`tiny` takes two minutes with a small model on two cores."""
 
 
+def is_recording(name: str) -> bool:
+    """Whether `name` is the folder of a LeRobot data set."""
+    return (Path(name) / "meta" / "info.json").is_file()
+
+
 def find_suite(name: str) -> Suite:
-    """The suite of that name, or one of the tasks that `name` lists with commas between them.
+    """The suite of that name, or one of the tasks that `name` lists with commas between them, or a LeRobot data set.
 
     Raises:
         UsageError: there is neither.
     """
     if name in SUITES:
         return SUITES[name]
+    if is_recording(name):
+        return Suite(name=Path(name).name, tasks=(name,))
     try:
         tasks = tuple(full_name(task) for task in name.split(","))
     except UsageError as error:

@@ -8,11 +8,12 @@ import pytest
 
 from rlvlm.core.errors import UsageError
 from rlvlm.core.judging import Clip, Label, Query, Score, Stamp, Status, Verdict
+from rlvlm.demonstrations.trajectory import RobotTrajectory, Torn
 from rlvlm.envs.registry import task_env
 from rlvlm.judge_bench.asking import Answer, Reference
 from rlvlm.judge_bench.bench import Measured, measure, summarise
 from rlvlm.judge_bench.figures import pair_figures, pooled, score_figures, teacher_table
-from rlvlm.judge_bench.items import FAILURES, LEAST_GAP, Item, TaskItems, draw_gap_pairs, make_items
+from rlvlm.judge_bench.items import FAILURES, LEAST_GAP, Item, TaskItems, draw_gap_pairs, make_items, recorded_items
 from rlvlm.judge_bench.suites import SUITES, Suite, find_suite
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.preferences.teachers import read_shares
@@ -254,3 +255,26 @@ def test_a_run_can_be_taught_by_what_was_measured(tmp_path):
     assert shares[:, 0, 1].sum() == 0 and shares[:, 1, 0].sum() == 0  # right on the left, wrong on the right, always
     scores = read_scores(tmp_path / "bench.json", "push_block")
     assert {score for scored in scores for score in scored} == {0.5}
+
+
+def test_recorded_episodes_are_asked_about_as_played_ones_are(tmp_path):
+    def film(name: str, success: bool) -> RobotTrajectory:
+        # two cameras, which show the step as their grey level
+        def look(steps):
+            return np.broadcast_to(steps.astype(np.uint8)[:, None, None, None, None], (len(steps), 2, 8, 6, 3)).copy()
+
+        about = {"name": name, "file": tmp_path, "instruction": "open it", "success": success}
+        return RobotTrajectory(
+            actions=np.zeros((30, 2), np.float32), proprio=np.zeros((30, 1), np.float32), look=look, **about
+        )
+
+    films = [film("a", True), film("b", False), film("c", True), Torn(file=tmp_path, reason="torn")]
+    made = recorded_items(SMALL, "mine", films, 4, 0)
+    by_case = {item.case: item for item in made.items}
+    assert {"pair", "success", "failure", "cut short", "reversed", "track"} <= by_case.keys()
+    for item in made.items:
+        if item.case == "pair":  # of successes alone, and what comes later is nearer to the goal
+            images = [int(made.draw(side, "")[0, 0, 0, 0]) for side in item.sides]
+            assert (images[1] > images[0]) == (item.gap > 0) and 1.0 not in {side[0, 0] for side in item.sides}
+    assert made.draw(by_case["success"].sides[0], "").shape[1:] == (4, 3, 3)
+    assert {item.sides[0][0, 0] for item in made.items if item.case == "failure"} == {1.0}
