@@ -113,10 +113,11 @@ def _no_judge_yet() -> NoReturn:
 
 
 def _check_env(config: RunConfig) -> None:
-    """Passes where the env is one of ours or can be made, and has the expert that demonstrations want.
+    """Passes where the env is one of ours or can be made, has the expert that demonstrations want, and is one that the
+    policy from which the run starts can act in.
 
     Raises:
-        UsageError: it is not, or it has none.
+        UsageError: says which is not so.
     """
     has_expert = find_task(config.task).has_expert
     if ":" in config.task:  # an env that is not ours: what does not fit is said now, and by its own words
@@ -127,6 +128,14 @@ def _check_env(config: RunConfig) -> None:
         unplayed = ", ".join(name for name in sorted(task_names()) if not find_task(name).has_expert)
         what = f"{config.task} has no scripted expert to show how it is played"
         raise UsageError(f"{what}; of the tasks that ship, those have none: {unplayed}", NO_EXPERT_FIX)
+    if isinstance(config.sft, ReplySFTConfig) and isinstance(config.policy, PolicyConfig) and config.sft.start_from:
+        from rlvlm.algorithms.sft_replies import check_sft_manifest, sft_manifest_of  # torch, as every run needs it
+
+        env = make_env(config.task, config.env, config.seed)
+        wanted = sft_manifest_of(config.task, config.env, config.policy, env.action_names)
+        env.close()
+        # what else it has learned from is logged when the run takes it over
+        check_sft_manifest(Path(config.sft.start_from).expanduser(), wanted, log=lambda difference: None)
 
 
 def learner_memory(config: RunConfig) -> str:

@@ -1,11 +1,13 @@
 """What can be known before Ray starts is said before, RAY_ADDRESS within seconds."""
 
 import socket
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from rlvlm.algorithms.sft_replies import sft_manifest_of, write_sft_manifest
 from rlvlm.commands.arguments import parse_run
 from rlvlm.core.errors import JudgeUnavailable, MachineError, RunError, UsageError
 from rlvlm.pocket.models import weights_folder
@@ -82,6 +84,15 @@ def test_a_folder_that_is_not_there_or_holds_no_model_is_refused(task: str, sett
         check_before_run(wrong)
     if setting == "judge.model":
         check_before_run(replace(ORACLE, judge=wrong.judge))  # it matters only to those who ask a judge
+
+
+def test_a_start_that_learned_other_actions_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    config = override(recipe("number_line"), {"sft.start_from": str(tmp_path)})
+    (tmp_path / "body.safetensors").touch()
+    for names, is_right in ((("-", "+"), True), (("hit", "stand"), False)):
+        write_sft_manifest(tmp_path, sft_manifest_of("blackjack", config.env, config.policy, names))
+        with nullcontext() if is_right else pytest.raises(UsageError, match="is of no use here: its actions '-'"):
+            check_before_run(config)
 
 
 @pytest.mark.parametrize("content", [None, "not,a,report\n1,2,3\n"])
