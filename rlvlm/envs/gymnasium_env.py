@@ -27,7 +27,7 @@ import os
 import traceback
 from collections.abc import Callable
 from functools import cache
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 
 import gymnasium as gym
 import mujoco
@@ -92,7 +92,7 @@ class WrappedGymEnv(StepEnv):
         self._actions: list[FloatArray] = []
         physics = getattr(self._env.unwrapped, "data", None)
         is_mujoco = hasattr(physics, "qpos") and hasattr(physics, "mocap_pos")
-        self._images: Pictures = DrawnScene(env_id, physics) if is_mujoco else StoredImage(env_id)
+        self._images = DrawnScene(env_id, physics) if is_mujoco else StoredImage(env_id)
         self.reset(seed=seed)
         info = self._act(np.zeros(self._low.size, np.float32))[4]
         self.has_success = self._threshold is not None or "success" in info or "is_success" in info
@@ -109,7 +109,7 @@ class WrappedGymEnv(StepEnv):
         super().reset(seed=seed)
         chance = seeding.np_random(_FIXED_SEED)[0] if self._is_fixed else self.np_random
         obs, info = self._begin(chance, json.dumps(chance.bit_generator.state))
-        return self._flat(obs), self._info(info, False)
+        return obs, self._info(info, False)
 
     def step(self, action: FloatArray) -> tuple[FloatArray, float, bool, bool, dict[str, Any]]:
         """Observation [D], the env's reward, whether it ended, whether the time did, info.
@@ -121,7 +121,7 @@ class WrappedGymEnv(StepEnv):
         obs, reward, is_terminated, is_truncated, info = self._act(action)
         is_over = is_terminated or is_truncated
         is_won = is_over and self._threshold is not None and self._return >= self._threshold
-        return self._flat(obs), reward, is_terminated, is_truncated, self._info(info, is_won)
+        return obs, reward, is_terminated, is_truncated, self._info(info, is_won)
 
     def snapshot(self) -> FloatArray:
         """[S]: a MuJoCo env's positions, or a small image with each pixel in one number."""
@@ -156,18 +156,17 @@ class WrappedGymEnv(StepEnv):
         self._images.close()
         self._env.close()
 
-    def _begin(self, chance: np.random.Generator, start: str) -> tuple[Any, dict[str, Any]]:
-        """The env's own reset, with its chances drawn from `chance` in state `start`."""
+    def _begin(self, chance: np.random.Generator, start: str) -> tuple[FloatArray, dict[str, Any]]:
+        """Observation [D] and info of the env's own reset, with its chances drawn from `chance` in state `start`."""
         chance.bit_generator.state = json.loads(start)
         self._env.unwrapped.np_random = chance
         self._start, self._actions, self._return = start, [], 0.0
         came = self._ask("reset", self._env.reset)
         if not (isinstance(came, tuple) and len(came) == 2 and isinstance(came[1], dict)):
             self._refuse("reset() must return (observation, info), info being a dict", came)
-        self._check_shape("reset", came[0])
-        return came
+        return self._checked("reset", came[0]), came[1]
 
-    def _act(self, action: FloatArray) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+    def _act(self, action: FloatArray) -> tuple[FloatArray, float, bool, bool, dict[str, Any]]:
         """One step of the env, with `action` [A] stretched from [-1, 1] to its bounds."""
         self._actions.append(np.array(action, np.float32))
         share = (np.clip(action, -1.0, 1.0).astype(np.float64) + 1) / 2
@@ -176,7 +175,7 @@ class WrappedGymEnv(StepEnv):
         if not (isinstance(came, tuple) and len(came) == 5):
             self._refuse("step() must return five: (observation, reward, terminated, truncated, info)", came)
         obs, reward, is_terminated, is_truncated, info = came
-        self._check_shape("step", obs)
+        flat = self._checked("step", obs)
         if not isinstance(info, dict):
             self._refuse("the info of step() must be a dict", info)
         if not all(isinstance(end, bool | np.bool_) for end in (is_terminated, is_truncated)):
@@ -189,7 +188,7 @@ class WrappedGymEnv(StepEnv):
             raise NumericsError(f"{what} of an episode; both must be finite", "mend the env")
         self._return += number
         is_late = len(self._actions) >= self._episode_steps
-        return obs, number, bool(is_terminated), bool(is_truncated) or is_late, info
+        return flat, number, bool(is_terminated), bool(is_truncated) or is_late, info
 
     def _ask(self, name: str, method: Callable[[], Any]) -> Any:
         """What a method of the env returns.
@@ -210,7 +209,8 @@ class WrappedGymEnv(StepEnv):
     def _refuse(self, rule: str, came: object) -> NoReturn:
         raise UsageError(f"gym:{self._id} breaks a rule of Gymnasium: {rule}; got {_described(came)}", _RULES)
 
-    def _check_shape(self, name: str, obs: Any) -> None:
+    def _checked(self, name: str, obs: Any) -> FloatArray:
+        """[D] an observation that the method `name` gave; refuses one that is not as the observation space says."""
         wanted = self._env.observation_space.shape
         try:
             array = np.asarray(obs, np.float64)
@@ -218,8 +218,6 @@ class WrappedGymEnv(StepEnv):
             self._refuse(f"the observation of {name}() must be an array of numbers", obs)
         if array.shape != wanted:
             self._refuse(f"the observation of {name}() must have the shape {wanted} of observation_space", obs)
-
-    def _flat(self, obs: Any) -> FloatArray:
         return np.asarray(obs, np.float32).ravel().copy()
 
     def _info(self, info: dict[str, Any], is_won: bool) -> dict[str, Any]:
@@ -227,29 +225,6 @@ class WrappedGymEnv(StepEnv):
         success = bool(np.all(info.get("success", info.get("is_success", is_won))))
         progress = min(max(float(info.get("progress", success)), 0.0), 1.0)
         return {"snapshot": self.snapshot(), "progress": progress, "success": success}
-
-
-class Pictures(Protocol):
-    """How the scenes of an env are kept, and drawn again."""
-
-    note: str
-    """What a user should know about them."""
-
-    def take(self, env: Env) -> FloatArray:
-        """[S]: the present scene of `env`."""
-        ...
-
-    def draw(self, snapshots: FloatArray, size_px: int) -> Frames:
-        """[N, size_px, size_px, 3]; running episodes are not disturbed."""
-        ...
-
-    def key(self, snapshots: FloatArray) -> NDArray[np.int64]:
-        """[N, P]: scenes with equal keys look the same."""
-        ...
-
-    def close(self) -> None:
-        """Frees what draws."""
-        ...
 
 
 class DrawnScene:

@@ -24,6 +24,7 @@ HAND, ASKED, OTHER, PAD = slice(0, 2), slice(2, 4), slice(4, 6), slice(6, 8)
 COLOURS = 8
 """Where in a state the hand, the block asked for, the other block and the pad are; then both blocks' colours."""
 COLOUR_NAMES = ("red", "green", "blue", "yellow")
+INSTRUCTIONS = tuple(f"push the {colour} block onto the pad" for colour in COLOUR_NAMES)
 MAX_STEP = 0.09
 """How far the hand moves at action 1, per axis."""
 HAND_RADIUS, BLOCK_HALF, PAD_HALF = 0.08, 0.14, 0.2
@@ -67,11 +68,6 @@ def moved(states: FloatArray, moves: FloatArray) -> FloatArray:
 def is_solved(states: FloatArray) -> NDArray[np.bool_]:
     """`[N]` whether the asked block lies on the pad."""
     return np.abs(states[:, ASKED] - states[:, PAD]).max(axis=1) < PAD_TOLERANCE
-
-
-def distance(states: FloatArray) -> FloatArray:
-    """`[N]` from the asked block to the pad."""
-    return np.hypot(*(states[:, ASKED] - states[:, PAD]).T)
 
 
 def scripted_moves(states: FloatArray) -> FloatArray:
@@ -121,11 +117,6 @@ def draw_tables(states: FloatArray, size_px: int) -> Frames:
     return np.rint(channels).astype(np.uint8).transpose(1, 2, 3, 0).copy()
 
 
-def image_key_of(states: FloatArray) -> NDArray[np.int64]:
-    """`[N, 10]`: equal keys look the same."""
-    return np.rint(states / _GRAIN).astype(np.int64)
-
-
 CHUNK_STEPS = 8
 ACTION_SIZE = 7
 _GRIPPER = ACTION_SIZE - 1
@@ -140,11 +131,7 @@ def start_of(state_id: int) -> FloatArray:
 
 def instruction_of(state: FloatArray) -> str:
     """What is asked of `state` [10]."""
-    return _told(COLOUR_NAMES[int(state[COLOURS])])
-
-
-def _told(colour: str) -> str:
-    return f"push the {colour} block onto the pad"
+    return INSTRUCTIONS[int(state[COLOURS])]
 
 
 class PushBlocks(ChunkEnvs):
@@ -212,7 +199,7 @@ class PushBlock(ChunkEnv):
     """
 
     goal = "push the block of the named colour onto the pad"
-    instructions = tuple(map(_told, COLOUR_NAMES))
+    instructions = INSTRUCTIONS
     cameras = ("above",)
     chunk_steps = CHUNK_STEPS
     action_low = np.array([-1.0] * _GRIPPER + [0.0], np.float32)
@@ -251,8 +238,8 @@ class PushBlock(ChunkEnv):
         return draw_tables(snapshots, size_px)
 
     def image_key(self, snapshots: FloatArray) -> NDArray[np.int64]:
-        """[N, 10]."""
-        return image_key_of(snapshots)
+        """[N, 10]: states in steps of the grain."""
+        return np.rint(snapshots / _GRAIN).astype(np.int64)
 
     def landmarks(self, snapshots: FloatArray) -> FloatArray:
         """[N, 3, 2]: the hand, the block that is asked for, and the pad."""
@@ -315,5 +302,6 @@ def observed(states: FloatArray) -> ChunkObs:
 
 def progress_of(states: FloatArray) -> FloatArray:
     """[N] how far the asked block has come, 1 on the pad."""
-    nearness = 1.0 - np.clip(distance(states) / _NEAR, 0.0, 1.0)
+    distance = np.hypot(*(states[:, ASKED] - states[:, PAD]).T)
+    nearness = 1.0 - np.clip(distance / _NEAR, 0.0, 1.0)
     return np.where(is_solved(states), 1.0, nearness).astype(np.float32)

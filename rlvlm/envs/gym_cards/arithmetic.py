@@ -13,13 +13,15 @@ from itertools import combinations
 from math import gcd
 
 Tokens = tuple[str, ...]
-Level = tuple[Fraction, Fraction, str]
+Ratio = tuple[int, int]
+"""A fraction in lowest terms, its denominator above 0: several times as fast as `Fraction`, and as exact."""
+Level = tuple[Ratio, Ratio, str]
 """Inside one pair of brackets: the sum so far, the term that is still open, and the operator that waits for its second
 operand (empty when an operator or the end is expected)."""
 Stack = tuple[Level, ...]
 """One level per open bracket, the outermost first."""
 
-_FRESH: Level = (Fraction(0), Fraction(0), "+")
+_FRESH: Level = ((0, 1), (0, 1), "+")
 START: Stack = (_FRESH,)
 _PRECEDENCE = {"+": 1, "-": 1, "*": 2, "/": 2, "": 3}
 _MAX_LEGACY_BITS = 256
@@ -39,7 +41,7 @@ def value(tokens: Sequence[str]) -> Fraction | None:
     if stack is None:
         return None
     depth, (total, term, waiting) = len(stack), stack[-1]
-    return None if depth > 1 or waiting else total + term
+    return None if depth > 1 or waiting else Fraction(*_applied(total, "+", term))
 
 
 @lru_cache(maxsize=8_192)
@@ -59,15 +61,15 @@ def completion(tokens: Tokens, numbers: tuple[int, ...], target: int, symbols: s
     if stack is None:
         return None
     if stack == START and numbers:
-        return reachable(numbers, symbols).get(Fraction(target))
+        return reachable(numbers, symbols).get((target, 1))
     # Of brackets that open one another's first operand, more than there are numbers hold nothing but the next one: they
     # are left out, and closed where the innermost of them closes.
-    levels: list[RatioLevel] = []
+    levels: list[Level] = []
     num_fresh = 0
     for total, term, waiting in stack:
         num_fresh = num_fresh + 1 if (total, term, waiting) == _FRESH and levels else 0
         if num_fresh <= max(len(numbers), 1):
-            levels.append((total.as_integer_ratio(), term.as_integer_ratio(), waiting))
+            levels.append((total, term, waiting))
     found = _to_reach(tuple(levels), numbers, (target, 1), symbols)
     if found is None or len(levels) == len(stack):
         return found
@@ -85,28 +87,28 @@ def prepare(numbers: tuple[int, ...], symbols: str) -> None:
         if len(chosen) < len(numbers):
             _endings(chosen, symbols)
             for depth in range(1, len(numbers)) if "(" in symbols else ():
-                _bracketed((((0, 1), (0, 1), "+"),) * depth, chosen, symbols)
+                _bracketed((_FRESH,) * depth, chosen, symbols)
 
 
 @lru_cache(maxsize=512)
-def reachable(numbers: tuple[int, ...], symbols: str) -> dict[Fraction, Tokens]:
+def reachable(numbers: tuple[int, ...], symbols: str) -> dict[Ratio, Tokens]:
     """Every value that a formula of all `numbers` (sorted) can have, each with a shortest formula.
 
     There are 285 sets of up to three numbers from 1 to 10, and those are what is asked for most.
     """
     if len(numbers) == 1:
-        return {Fraction(numbers[0]): (str(numbers[0]),)}
-    found: dict[Fraction, Tokens] = {}
-    for part, rest in _splits(numbers):
+        return {(numbers[0], 1): (str(numbers[0]),)}
+    found: dict[Ratio, Tokens] = {}
+    for part, rest in _choices(numbers, True)[:-1]:  # the last takes all
         for left, left_tokens in reachable(part, symbols).items():
             for right, right_tokens in reachable(rest, symbols).items():
                 for operator in symbols.replace("(", ""):
-                    if operator == "/" and right == 0:
+                    if operator == "/" and not right[0]:
                         continue
                     formula = joined(left_tokens, operator, right_tokens)
                     if "(" in formula and "(" not in symbols:
                         continue
-                    result = applied(left, operator, right)
+                    result = _applied(left, operator, right)
                     if result not in found or len(formula) < len(found[result]):
                         found[result] = formula
     return found
@@ -132,53 +134,31 @@ def _after(stack: Stack, token: str) -> Stack | None:
     if operator:  # an operand is expected
         if token == "(":
             return (*stack, _FRESH)
-        return _with_operand(stack, Fraction(int(token))) if token.isdigit() else None
+        return _with_operand(stack, (int(token), 1)) if token.isdigit() else None
     if token == ")":
-        return _with_operand(stack[:-1], total + term) if len(stack) > 1 else None
+        return _with_operand(stack[:-1], _applied(total, "+", term)) if len(stack) > 1 else None
     if token in ("+", "-"):
-        return (*stack[:-1], (total + term, Fraction(0), token))
+        return (*stack[:-1], (_applied(total, "+", term), (0, 1), token))
     return (*stack[:-1], (total, term, token)) if token in ("*", "/") else None
 
 
-def _with_operand(stack: Stack, operand: Fraction) -> Stack | None:
+def _with_operand(stack: Stack, operand: Ratio) -> Stack | None:
+    """The stack once the operand that it waits for stands; None where that would divide by 0."""
     total, term, operator = stack[-1]
-    if operator == "/" and operand == 0:
+    if operator == "/" and not operand[0]:
         return None
-    return (*stack[:-1], (total, applied(term, operator, operand), ""))
+    return (*stack[:-1], (total, _applied(term, operator, operand), ""))
 
 
-def applied(left: Fraction, operator: str, right: Fraction) -> Fraction:
-    """`left operator right`; ZeroDivisionError for nothing to divide by."""
-    if operator == "+":
-        return left + right
-    if operator == "-":
-        return left - right
-    return left * right if operator == "*" else left / right
-
-
-Ratio = tuple[int, int]
-"""A fraction in lowest terms, its denominator above 0: several times as fast as `Fraction`, and as exact."""
-RatioLevel = tuple[Ratio, Ratio, str]
-"""A `Level`."""
-
-
-def _ratio(numerator: int, denominator: int) -> Ratio:
-    shared = gcd(numerator, denominator)
-    return (
-        (numerator // shared, denominator // shared)
-        if denominator > 0
-        else (-numerator // shared, -denominator // shared)
-    )
-
-
-def _joined_ratio(left: Ratio, operator: str, right: Ratio) -> Ratio:
+def _applied(left: Ratio, operator: str, right: Ratio) -> Ratio:
     """`left operator right`, which must not divide by 0."""
     (a, b), (c, d) = left, right
-    if operator == "+":
-        return _ratio(a * d + c * b, b * d)
-    if operator == "-":
-        return _ratio(a * d - c * b, b * d)
-    return _ratio(a * c, b * d) if operator == "*" else _ratio(a * d, b * c)
+    if operator in "+-":
+        above, below = a * d + (c * b if operator == "+" else -c * b), b * d
+    else:
+        above, below = (a * c, b * d) if operator == "*" else (a * d, b * c)
+    shared = gcd(above, below) * (1 if below > 0 else -1)
+    return above // shared, below // shared
 
 
 _PLACES = {token: place for place, token in enumerate((*")+-*/", *map(str, range(1, 11)), "("))}
@@ -205,7 +185,7 @@ def _operands(numbers: tuple[int, ...], symbols: str) -> dict[Ratio, Tokens]:
     if len(numbers) > 1 and "(" not in symbols:
         return {}
     return {
-        value.as_integer_ratio(): tokens if len(numbers) == 1 else ("(", *tokens, ")")
+        value: tokens if len(numbers) == 1 else ("(", *tokens, ")")
         for value, tokens in reachable(numbers, symbols).items()
     }
 
@@ -223,19 +203,19 @@ def _endings(numbers: tuple[int, ...], symbols: str) -> dict[Ratio, dict[Ratio, 
                     if operator == "/" and not operand[0]:
                         continue
                     if operator in "*/":  # what follows makes (X * operand) * factor + added
-                        after = found.setdefault(_joined_ratio(factor, operator, operand), {})
+                        after = found.setdefault(_applied(factor, operator, operand), {})
                         for added, more in sums.items():
                             _keep(after, added, (operator, *written), more)
                     else:  # X stands, and the operand is the term that what follows goes on with
-                        after, term = found.setdefault((1, 1), {}), _joined_ratio(operand, "*", factor)
+                        after, term = found.setdefault((1, 1), {}), _applied(operand, "*", factor)
                         for added, more in sums.items():
-                            summed = _joined_ratio(added, operator, term)
+                            summed = _applied(added, operator, term)
                             _keep(after, summed, (operator, *written), more)
     return found
 
 
 def _with_operand_of(
-    levels: tuple[RatioLevel, ...], numbers: tuple[int, ...], symbols: str, is_all_taken: bool
+    levels: tuple[Level, ...], numbers: tuple[int, ...], symbols: str, is_all_taken: bool
 ) -> Iterator[tuple[Ratio, tuple[int, ...], Tokens]]:
     """The open term of the outermost of `levels` once its operand stands, the numbers left then, and the tokens.
 
@@ -255,37 +235,37 @@ def _with_operand_of(
             operands = _bracketed(deeper, chosen, symbols) if deeper else _operands(chosen, symbols)
             for operand, tokens in operands.items():
                 if operand[0] or waiting != "/":
-                    yield _joined_ratio(term, waiting, operand), rest, tokens
+                    yield _applied(term, waiting, operand), rest, tokens
 
 
 @lru_cache(maxsize=4_096)
-def _bracketed(levels: tuple[RatioLevel, ...], numbers: tuple[int, ...], symbols: str) -> dict[Ratio, Tokens]:
+def _bracketed(levels: tuple[Level, ...], numbers: tuple[int, ...], symbols: str) -> dict[Ratio, Tokens]:
     """Every value that the brackets `levels` can close with after all `numbers` were used."""
     found: dict[Ratio, Tokens] = {}
     for term, rest, tokens in _with_operand_of(levels, numbers, symbols, True):
         for factor, sums in _endings(rest, symbols).items():
-            start = _joined_ratio(levels[0][0], "+", _joined_ratio(term, "*", factor))
+            start = _applied(levels[0][0], "+", _applied(term, "*", factor))
             for added, more in sums.items():
-                _keep(found, _joined_ratio(start, "+", added), tokens, more)
+                _keep(found, _applied(start, "+", added), tokens, more)
     return {value: (*tokens, ")") for value, tokens in found.items()}
 
 
 @lru_cache(maxsize=4_096)
-def _to_reach(levels: tuple[RatioLevel, ...], numbers: tuple[int, ...], target: Ratio, symbols: str) -> Tokens | None:
+def _to_reach(levels: tuple[Level, ...], numbers: tuple[int, ...], target: Ratio, symbols: str) -> Tokens | None:
     """The fewest tokens after which the outermost of `levels` is worth `target`, all `numbers` being used."""
     (total, term, waiting), deeper = levels[0], levels[1:]
-    missing = _joined_ratio(target, "-", total)
+    missing = _applied(target, "-", total)
     # The value of an operand that takes all numbers is known beforehand, where not any or none will do.
     is_known = waiting in ("+", "-") or (waiting != "" and term[0] != 0 and missing[0] != 0)
     best: Tokens | None = None
     for value, rest, tokens in _with_operand_of(levels, numbers, symbols, not is_known):
         for factor, sums in _endings(rest, symbols).items():
-            more = sums.get(_joined_ratio(missing, "-", _joined_ratio(value, "*", factor)))
+            more = sums.get(_applied(missing, "-", _applied(value, "*", factor)))
             if more is not None and (best is None or _is_before((*tokens, *more), best)):
                 best = (*tokens, *more)
     if is_known:
         inverse = {"+": (missing, "-", term), "-": (term, "-", missing), "*": (missing, "/", term)}
-        operand = _joined_ratio(*inverse.get(waiting, (term, "/", missing)))
+        operand = _applied(*inverse.get(waiting, (term, "/", missing)))
         if deeper:
             inner = _to_reach(deeper, numbers, operand, symbols)
             whole = None if inner is None else (*inner, ")")
@@ -304,10 +284,6 @@ def _choices(numbers: tuple[int, ...], is_grouping: bool) -> list[tuple[tuple[in
             chosen = tuple(numbers[i] for i in places)
             ways[chosen] = tuple(number for i, number in enumerate(numbers) if i not in places)
     return list(ways.items()) if numbers else []
-
-
-def _splits(numbers: tuple[int, ...]) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
-    return [(part, rest) for part, rest in _choices(numbers, True) if rest]
 
 
 def joined(left: Tokens, operator: str, right: Tokens) -> Tokens:

@@ -9,6 +9,7 @@ instead of leaving the image. Seeds work under both.
 
 import json
 from collections import Counter
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, ClassVar
 
@@ -84,9 +85,11 @@ class PointsGame(TurnEnv):
             return _LOST, False, is_late
         symbol = self.action_names[action]
         if symbol == "=":
-            self._is_won = self._is_solved()
+            is_complete = sum(entry in _NUMBERS for entry in self._entries) == self.num_cards
+            read = legacy_value("".join(self._entries)) if self.rules == "legacy" else value(self._tokens())
+            self._is_won = is_complete and read == self.target
             return (_WON if self._is_won else _LOST), True, False
-        is_missing = symbol in _NUMBERS and not self._left()[int(symbol)]
+        is_missing = symbol in _NUMBERS and not self._left(self._entries, self._cards[:, 0])[int(symbol)]
         self._entries.append(_BLANK if is_missing else symbol)
         return (_LOST if is_missing else 0.0), False, is_late
 
@@ -199,23 +202,13 @@ class PointsGame(TurnEnv):
         """Of the cards, from left to right."""
         return [min(int(rank), 10) for rank in self._cards[:, 0]]
 
-    def _left(self) -> Counter[int]:
-        """How often each number may still be used."""
-        return Counter(self._numbers()) - Counter(int(entry) for entry in self._entries if entry in _NUMBERS)
+    def _left(self, entries: Sequence[str], ranks: NDArray[np.int64]) -> Counter[int]:
+        """How often each number of a hand may still be used behind `entries`."""
+        return Counter(min(int(rank), 10) for rank in ranks) - Counter(int(one) for one in entries if one in _NUMBERS)
 
     def _completion(self, tokens: Tokens, ranks: NDArray[np.int64]) -> Tokens | None:
-        left = Counter(min(int(rank), 10) for rank in ranks) - Counter(
-            int(token) for token in tokens if token.isdigit()
-        )
-        return completion(tokens, tuple(sorted(left.elements())), self.target, self._symbols)
-
-    def _is_solved(self) -> bool:
-        num_used = sum(entry in _NUMBERS for entry in self._entries)
-        if num_used != self.num_cards:
-            return False
-        if self.rules == "legacy":
-            return legacy_value("".join(self._entries)) == self.target
-        return value(self._tokens()) == self.target
+        left = tuple(sorted(self._left(tokens, ranks).elements()))
+        return completion(tokens, left, self.target, self._symbols)
 
 
 class EZPoints(PointsGame):

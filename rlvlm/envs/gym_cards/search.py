@@ -5,17 +5,20 @@ follows from a few before it: the joints are tried in one order, each under its 
 numbers, and the formula is put together one number at a time.
 """
 
+import operator
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 from string import ascii_letters
 
-from rlvlm.envs.gym_cards.arithmetic import Tokens, applied, joined
+from rlvlm.envs.gym_cards.arithmetic import Tokens, joined
 
 _TARGET = 24
 _MOST_TRIED = 14
 """Joints of the first round, after which a search that found nothing ends, so that it does not grow without end."""
+
+_APPLIED = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv}
 
 _Item = tuple[Fraction, Tokens]
 """A number, and the formula that makes it."""
@@ -59,9 +62,9 @@ def search(numbers: tuple[int, ...]) -> Search:
     seen = set()
     for is_first_round in (True, False):
         for turn, joint in enumerate(_JOINTS):
-            i, j, operator = joint
+            i, j, symbol = joint
             small, great = sorted((items[i], items[j]))
-            pair = (small, "/", great) if operator == "\\" else (great, operator, small)
+            pair = (small, "/", great) if symbol == "\\" else (great, symbol, small)
             value, formula = _join(*pair)
             others = [item for place, item in enumerate(items) if place not in (i, j)]
             left = tuple(sorted((value, *(number for number, _ in others))))
@@ -84,12 +87,12 @@ def _look(step: str, three: tuple[_Item, ...]) -> tuple[str, Tokens | None]:
         step += f", {third[0]}:"
         for equation, made in _made(one, other):
             step += f" {made[0]}"
-            for operator in "+-*/":
+            for symbol in "+-*/":
                 for left, right in ((made, third), (third, made)):
-                    if operator != "/" or right[0]:
-                        value, formula = _join(left, operator, right)
+                    if symbol != "/" or right[0]:
+                        value, formula = _join(left, symbol, right)
                         if value == _TARGET:
-                            last = _equation(left, operator, right)
+                            last = _equation(left, symbol, right)
                             return f"{step}, {equation}, {last}", formula
     return step, None
 
@@ -98,12 +101,12 @@ def _made(one: _Item, other: _Item) -> Iterator[tuple[str, _Item]]:
     """Sum, difference, product, and the quotient where it is whole, of two numbers, each with its equation."""
     great, small = (one, other) if one[0] >= other[0] else (other, one)
     is_whole = small[0] != 0 and (great[0] / small[0]).denominator == 1
-    for operator in "+-*/" if is_whole else "+-*":
-        yield _equation(great, operator, small), _join(great, operator, small)
+    for symbol in "+-*/" if is_whole else "+-*":
+        yield _equation(great, symbol, small), _join(great, symbol, small)
 
 
-def _equation(left: _Item, operator: str, right: _Item) -> str:
-    return f"{_shown(left[0])}{operator}{_shown(right[0])}={applied(left[0], operator, right[0])}"
+def _equation(left: _Item, symbol: str, right: _Item) -> str:
+    return f"{_shown(left[0])}{symbol}{_shown(right[0])}={_APPLIED[symbol](left[0], right[0])}"
 
 
 def _shown(number: Fraction) -> str:
@@ -111,5 +114,5 @@ def _shown(number: Fraction) -> str:
     return str(number) if number.denominator == 1 else f"({number})"
 
 
-def _join(left: _Item, operator: str, right: _Item) -> _Item:
-    return applied(left[0], operator, right[0]), joined(left[1], operator, right[1])
+def _join(left: _Item, symbol: str, right: _Item) -> _Item:
+    return _APPLIED[symbol](left[0], right[0]), joined(left[1], symbol, right[1])
