@@ -31,6 +31,7 @@ EXAMPLE, POLICY_EXAMPLE = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 def test_every_public_name_is_there_and_on_the_page() -> None:
     for name in rlvlm.PUBLIC:
         assert getattr(rlvlm, name).__name__ == name and f"`{name}" in PAGE
+    assert sorted(dir(rlvlm)) == sorted([*rlvlm.PUBLIC, "__version__"]), "what Tab shows"
     with pytest.raises(AttributeError, match="public names: Clip"):
         assert rlvlm.no_such_name
 
@@ -38,14 +39,6 @@ def test_every_public_name_is_there_and_on_the_page() -> None:
 def test_the_bare_import_is_light() -> None:
     code = "import sys, rlvlm; print({'torch', 'ray', 'numpy', 'gymnasium'} & set(sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "set()"
-
-
-def test_tab_shows_the_public_names_and_nothing_else() -> None:
-    assert sorted(dir(rlvlm)) == sorted([*rlvlm.PUBLIC, "__version__"])
-
-
-def test_the_example_has_a_dozen_lines_at_most() -> None:
-    assert len([line for line in EXAMPLE.splitlines() if line.strip()]) <= 12
 
 
 @pytest.mark.ray

@@ -1,14 +1,16 @@
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 
 import pytest
+import torch
 
 from rlvlm.algorithms.policy_gradient.config import GRPOConfig
 from rlvlm.commands.arguments import parse_run
 from rlvlm.core.errors import UsageError
 from rlvlm.envs.config import EnvConfig
-from rlvlm.envs.registry import Kind, Task, check_unused, register, task_env, task_names
+from rlvlm.envs.registry import Kind, Task, check_unused, make_env, register, task_env, task_names
 from rlvlm.pocket.models import VIDEO_TASKS
 from rlvlm.policies.vlm.loading import load_policy
+from rlvlm.runs.build import algorithm_settings
 from rlvlm.runs.preflight import notes_of
 from rlvlm.runs.recipes import RECIPES, recipe
 from rlvlm.runs.settings import override
@@ -121,3 +123,11 @@ def test_the_policy_of_every_recipe_loads(task: str) -> None:
     policy = load_policy(config.policy, num_actions=3)
     for word in config.policy.new_words:
         assert len(policy.processor.tokenizer(word, add_special_tokens=False)["input_ids"]) == 1
+
+
+def test_the_seed_of_a_run_reaches_what_is_drawn_of_its_policy() -> None:
+    env, drawn = make_env("number_line", task_env("number_line"), 0), []
+    for seed in (0, 1, 1):
+        settings = algorithm_settings(replace(recipe("number_line"), seed=seed), make_judge=None)
+        drawn.append(settings.make_policy(env).value_head.state_dict()["0.weight"])
+    assert torch.equal(drawn[1], drawn[2]) and not torch.equal(drawn[0], drawn[1])
