@@ -78,6 +78,7 @@ def show(arguments: ShowArguments) -> str:
     if folder.kind == "chunks":
         from rlvlm.reports.contact_sheet import write_sheet
 
+        # drawn as it was collected; the folder says how
         env = read_settings(EnvConfig, folder.env)
         try:
             sheet = write_sheet(folder, lambda: make_env(folder.task, env, 0))

@@ -53,6 +53,7 @@ def command(words: Sequence[str], prog: str) -> int:
     """`doctor [--json]`: the findings, and whether a run can work here."""
     arguments = parse(DoctorArguments, words, prog)
     findings = [finding for check in CHECKS for finding in check()]
+    # what a run can do without is a note and no failure
     is_fit = all(finding.is_ok for finding in findings if finding.is_essential)
     if arguments.json:
         report = {"is_fit": is_fit, "findings": [asdict(finding) for finding in findings]}

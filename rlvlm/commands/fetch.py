@@ -118,6 +118,7 @@ def _try(name: str, revision: str, backend: str) -> int:
     from rlvlm.vlms.loading import load_vlm
 
     if backend in CHAT_BACKENDS:
+        # on the meta device: names, shapes and the processor are checked without memory for the weights
         load_vlm(JudgeConfig(backend="transformers", model=name, revision=revision, device="meta"))
     else:
         build_judge(JudgeConfig(backend=backend, model=name, revision=revision))  # pyright: ignore[reportArgumentType]

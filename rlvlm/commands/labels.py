@@ -88,6 +88,7 @@ def import_files(arguments: ImportLabelsArguments) -> str:
         goal = check_goal(arguments.goal)
     except ValueError as error:
         raise UsageError(str(error), 'give the goal in a few words: --goal "open the drawer"') from error
+    # by name, as the reference numbers its sessions
     files = [file for path in arguments.files for file in (sorted(path.glob("*.pkl")) if path.is_dir() else [path])]
     if not files:
         raise UsageError("no file to import", "name *.pkl files, or a folder that holds them")

@@ -51,6 +51,7 @@ def command(words: Sequence[str], prog: str) -> int:
     with suppress(CorruptCheckpoint):  # an older one is gone on from, and its settings are checked then
         if newest is not None:
             check_settings(newest.state, config)
+    # finished, unless more steps are wanted now
     if summary.get("exit_reason") == "done" and summary.get("env_steps", config.steps) >= config.steps:
         sys.stdout.write(f"{folder.path} is finished; see its README.md. To train on: {prog} DIR --steps N\n")
         return EXIT_DONE

@@ -21,6 +21,7 @@ def command(words: Sequence[str], prog: str) -> int:
     if arguments.print_config:
         sys.stdout.write(commented(config_text(arguments.config), arguments.config))
         return EXIT_DONE
+    # before there is a folder: a run that cannot start leaves nothing behind
     check_before_run(arguments.config)
     if arguments.plan:
         from rlvlm.runs.placement import plan_table

@@ -54,6 +54,7 @@ def show_plan(sweep: SweepConfig, out: Path) -> None:
     rows = []
     for task in sweep.tasks:
         for source, about in sweep.sources.items():
+            # runs of a task and source differ in their seed alone
             config = next(plan.config for plan in plans if (plan.task, plan.source) == (task, source))
             queries = f"{config.max_queries:,}" if config.max_queries else "-"
             seeds = ", ".join(map(str, sweep.seeds_of(task)))

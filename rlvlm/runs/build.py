@@ -102,6 +102,7 @@ def open_algorithm(config: RunConfig, make_judge: MakeJudge | None) -> Iterator[
 def built(settings: AlgorithmConfig) -> Iterator[Any]:
     """The algorithm that RLlib builds of `settings`; it is stopped when the context closes."""
     # RLlib makes an empty folder per algorithm, by default in the user's home, which may not even be writable.
+    # a module's constant, as RLlib passes no other path on
     trainable.DEFAULT_STORAGE_PATH = ray.get_runtime_context().get_temp_dir()  # pyright: ignore[reportPrivateImportUsage]
     algorithm: Algorithm = settings.build_algo()
     try:
@@ -240,6 +241,7 @@ def turn_players(config: RunConfig, checkpoint: Path) -> Players:
     algo = config.algo
     assert isinstance(algo, PolicyGradientConfig) and isinstance(config.policy, PolicyConfig)
     torch.set_num_threads(algo.threads)
+    # starts that training never had, where the env's split holds some out
     held_out = config.env.for_evaluation()
     slots = partial(make_slot, config.task, held_out)
     world = slots().env
@@ -258,6 +260,7 @@ def turn_players(config: RunConfig, checkpoint: Path) -> Players:
     others = {f"{name}, {how}": player for name, both in who.items() for how, player in both.items()}
     if world.has_expert:
         others["scripted expert"] = ScriptPlayer(ScriptedExpert(), slots())
+    # what chance reaches: in envs in turns it reaches many a goal in the end
     others["random actions"] = ScriptPlayer(RandomPlayer(), slots())
 
     def draw(snapshots: FloatArray, size_px: int) -> Frames:

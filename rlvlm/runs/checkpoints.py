@@ -97,6 +97,7 @@ class CheckpointStore:
 
     def __init__(self, path: Path, keep: int, scratch: Path | None = None) -> None:
         self.path = path
+        # the run's folder keeps what a run needs; more of them lie on the fast disk
         self._keep = KEPT_AT_HOME if scratch else keep
         self._scratch = CheckpointStore(scratch, keep) if scratch else None
 
@@ -132,6 +133,7 @@ class CheckpointStore:
                     shutil.copytree(fast / "algorithm", partial / "algorithm")
                 write_whole(partial / STATE, json.dumps(asdict(state)))
                 write_manifest(partial, _vouched(partial))
+                # on the disk before it gets its name: a power cut leaves a whole checkpoint or none
                 sync_tree(partial)
                 os.replace(partial, final)
             except BaseException:
@@ -152,6 +154,7 @@ class CheckpointStore:
 
     def newest_first(self) -> Iterable[Checkpoint]:
         """What a run may go on from, in this order: of each step the copy at `path` before that on scratch."""
+        # sorting is stable: of equal steps the copy at home stays before that on scratch
         copies = [*self._own(), *(self._scratch.all() if self._scratch else ())]
         return sorted(copies, key=lambda checkpoint: checkpoint.step, reverse=True)
 
@@ -162,6 +165,7 @@ class CheckpointStore:
 
     def best(self) -> Checkpoint | None:
         """The checkpoint of the best evaluation, or the newest where none was marked."""
+        # a dangling or missing link resolves to no checkpoint, and the newest stands in for it
         target = (self.path / "best").resolve()
         found = self._own()
         return next((c for c in found if c.path.resolve() == target), found[-1] if found else None)

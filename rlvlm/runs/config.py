@@ -123,6 +123,7 @@ class RunConfig:
     track: TrackConfig = field(default_factory=TrackConfig)
 
     def __post_init__(self) -> None:
+        # the algorithm is chosen by the type of `algo`; sections of others have no place beside it
         own = SECTIONS[self.algorithm]
         for name in {name for sections in SECTIONS.values() for name in sections}:
             section, kind = getattr(self, name), own.get(name, type(None))
@@ -163,6 +164,7 @@ class RunConfig:
             )  # one for each turn or episode, and the shortest has one step
         if not self.reward.is_learned or self.steps <= feedback.first_step:
             return 0
+        # a session at the very last step would teach nobody
         sessions = (self.steps - 1 - feedback.first_step) // feedback.every_steps + 1
         return min(sessions * feedback.queries, feedback.max_queries)
 
@@ -238,6 +240,7 @@ class RunConfig:
 
     def smoke(self) -> "RunConfig":
         """This run cut to minutes: every part of it happens, nothing is learnt to the end. Long episodes are fewer."""
+        # episodes longer than 32 steps are fewer, so that the wall time stays about the same
         share = min(1.0, 32 / self.env.episode_steps)
         if isinstance(self.algo, SACConfig):
             return replace(

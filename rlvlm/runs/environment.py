@@ -47,6 +47,7 @@ def usable_cores() -> int:
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
     except (OSError, ValueError):
         return cores
+    # a container's share in microseconds per period; Python and torch see all of the machine's cores
     return cores if quota == "max" else max(1, min(cores, int(quota) // int(period)))
 
 

@@ -66,6 +66,7 @@ def evaluate_run(folder: RunFolder, path: Path, episodes: int, with_video: bool,
         heads = ("episode", "success at the end", "at any step", "true return", "progress at the end")
         rows = []
         for number, one in enumerate(each, start=1):
+            # where the env has no test of success, a `no` would be a claim
             known = {True: "yes", False: "no"} if players.has_success else dict.fromkeys((True, False), _UNTOLD)
             at_end, success = (known[one[what]] for what in ("success_at_end", "success"))
             rows.append((str(number), at_end, success, f"{one['return']:.1f}", f"{one['final_progress']:.0%}"))
@@ -80,6 +81,7 @@ def evaluate_run(folder: RunFolder, path: Path, episodes: int, with_video: bool,
         )
     row = evaluation_row(Evaluation(episodes=played, has_success=players.has_success), checkpoint.step, 0.0)
     result = {key: value for key, value in row.items() if value is not None and key != "wall_s"}
+    # the figures were printed by now: a folder that cannot be written to loses no evaluation
     out = out or folder.path
     try:
         write_json(out / "evaluation.json", result | {"each": each, "compared": compared})

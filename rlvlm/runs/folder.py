@@ -178,10 +178,12 @@ def create_folder(config: RunConfig, command: Sequence[str], started: datetime) 
     _check_place(path)
     check_disk(path, BYTES_NEEDED)
     folder = RunFolder(path, config.track.keep_checkpoints)
+    # remembered for `remove`, which takes away what was made for a run that never began
     missing = [one for one in (path, *path.parents) if not one.exists()]
     folder.first_made = missing[-1] if missing else None
     try:
         path.mkdir(parents=True, exist_ok=True)
+        # nothing of another run may be resumed by this one
         folder.checkpoints.discard_after(-1)  # of a run that had this path before, on scratch
         write_whole(path / "command.txt", shlex.join(command) + "\n")
         write_json(path / "environment.json", describe_environment())
@@ -230,6 +232,7 @@ def check_newest(folder: RunFolder, path: Path) -> None:
 def check_settings(before: RunState, config: RunConfig) -> None:
     """Raises UsageError where a setting that says what is learned is not what it was before."""
     changed = differences(before.settings, flat(config))
+    # compared with what the checkpoint was made with, not with the file: the file is what was changed
     odd = [name for name in changed if not any(fnmatchcase(name, pattern) for pattern in config.may_change)]
     if odd:
         changes = "; ".join(f"{name} is {changed[name]}" for name in odd)
@@ -242,6 +245,7 @@ def check_settings(before: RunState, config: RunConfig) -> None:
 def check_disk(path: Path, needed: int) -> None:
     """Raises MachineError when the disk under `path` has fewer than `needed` bytes free."""
     existing = next(p for p in (path, *path.parents) if p.exists())
+    # a run that fills the disk loses its last checkpoint, hours later
     free = shutil.disk_usage(existing).free
     if free < needed:
         what = f"the disk of {path} has {free / 2**20:.0f} MiB free, a run needs {needed / 2**20:.0f} MiB"
@@ -287,6 +291,7 @@ def check_trust(paths: Sequence[Path], *, trust: bool) -> None:
             tree = read_yaml(file.read_text(), str(file))
         except (OSError, UnicodeDecodeError) as error:
             raise UsageError(f"cannot read {file}: {error}", "restore the file, or start a new run") from error
+        # a sweep names several tasks, a run one
         tasks = tree.get("tasks") if isinstance(tree, dict) else None
         named = [tree.get("task"), *(tasks if isinstance(tasks, list) else ())] if isinstance(tree, dict) else []
         for name in map(str, named):

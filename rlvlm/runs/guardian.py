@@ -25,6 +25,7 @@ def guarded_folder(folder: Path) -> Iterator[None]:
     Args:
         folder: of this run alone; its processes are known by their log files there.
     """
+    # light: it imports no Ray, and lives as long as the run
     command = [sys.executable, "-m", __name__, str(folder), str(os.getpid())]
     # In a session of its own, so that a signal to the whole group of the run does not reach it.
     with subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True):
@@ -46,6 +47,7 @@ def users_of(folder: Path) -> list[int]:
 
 def sweep(folder: Path, spared: int) -> None:
     """Ends the users of `folder`, apart from process `spared`, and removes it."""
+    # again and again: a process that ends may have started another just before
     for _ in range(ROUNDS):
         users = [pid for pid in users_of(folder) if pid != spared]
         if not users:

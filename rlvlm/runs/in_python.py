@@ -64,6 +64,7 @@ def train(config: RunConfig) -> RunFolder:
     except RuntimeError:  # there is none
         start_run(folder, config)
         return folder
+    # Serve's handles refuse to block inside a running loop
     with ThreadPoolExecutor(max_workers=1) as pool:
         pool.submit(start_run, folder, config).result()
     return folder

@@ -63,6 +63,7 @@ def keep_node(arguments: NodeArguments) -> int:
     """
     parent = make_parent()
     with guarded_folder(parent), (_head if arguments.head else _member)(parent, arguments) as check:
+        # the job's script removes the folder; a signal would reach the nodes before the run has saved
         while arguments.folder.is_dir():
             check()
             time.sleep(POLL_S)

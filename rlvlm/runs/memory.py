@@ -32,6 +32,7 @@ class MemoryWatch:
         self._thread.join()
 
     def _watch(self) -> None:
+        # sampling: a peak between two samples is missed, but the processes' long-lived memory is not
         while not self._ended.wait(self._period_s):
             self.peak_mb = max(self.peak_mb, tree_memory_mb())
 

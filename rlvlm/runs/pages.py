@@ -68,6 +68,7 @@ def write_judge_page(folder: RunFolder, config: RunConfig) -> None:
     """`judge_panel.html`, where anything was compared or scored: examples as the judge saw them, with what it said and
     what is true, below figures of all answers of the run.
     """
+    # the log counts every answer; images are kept of a few
     rows, examples = folder.queries.read(), folder.samples.read()
     if not rows and not examples:
         return
@@ -87,6 +88,7 @@ def _of_comparisons(
     """What the page says of comparisons: `rows` of the query log, and `examples` of `judge_panel.jsonl`."""
     asked = "Nothing in words: this teacher compares numbers of the simulator."
     if config.reward.asks_judge and config.feedback:  # the first message to the judge, with the images' places marked
+        # the words of the question depend on how many images a side has, not on what they show
         blank = np.zeros((config.feedback.segment_steps, 1, 1, 3), np.uint8)
         messages = compare_messages(config.judge.prompt, Query(goal=config.judge_goal, left=blank, right=blank))
         parts = [part for message in messages for part in message["content"]]
@@ -120,6 +122,7 @@ def _of_scores(folder: RunFolder, examples: Sequence[Mapping[str, Any]]) -> dict
     scores, figures = folder.scores.read(), summarise_judge(folder)
     plot = folder.plots / "judge_over_training.png"
     tiles = {name: f"{figures[metric]:.2f}" for name, metric in _TILES.items() if metric in figures}
+    # a judge of progress has no false positives; how far it is off is its figure
     if not tiles and (error := score_error(scores)) is not None:  # held against progress, not against success
         tiles["mean error"] = f"{error:.2f}"
     return {

@@ -140,6 +140,7 @@ def draw_accuracy(queries: Rows, title: str) -> Figure:
     outcomes = np.array([outcome(row) for row in queries])
     figure = titled(8, 5.6, title)
     axes, counts = figure.subplots(2, 1, sharex=True, height_ratios=(4, 1))
+    # shares are of a bar's own queries; the panel below shows how many those are
     totals = np.bincount(bins, minlength=num_bins)
     shares = {
         name: 100 * np.bincount(bins[outcomes == name], minlength=num_bins) / np.maximum(totals, 1)
@@ -161,6 +162,7 @@ def draw_labels_over_time(queries: Rows, title: str) -> Figure:
     found, steps = np.array([outcome(row) for row in queries]), column(queries, "env_step")[firsts] / 1_000
     counts = {name: np.bincount(places[found == name], minlength=len(firsts)) for name in OUTCOMES}
     decided = counts["correct"] + counts["incorrect"]
+    # NaN where a session decided nothing: the line has a gap there
     accuracy = 100 * counts["correct"] / np.where(decided, decided, np.nan)
     figure = titled(8, 4, title)
     axes = figure.add_subplot()
@@ -331,6 +333,7 @@ def _draw_health(axes: Axes, rows: Sequence[Mapping[str, Any]], health: Mapping[
 def draw_spent(axes: Axes, queries: Rows, last: float) -> None:
     """Queries so far, up to `last` thousand env steps."""
     axes.set(title=f"Queries asked so far, {len(queries):,} in all", ylabel="queries")
+    # the areas go on to the end of the run, where nothing more is asked
     steps = np.append(column(queries, "env_step") / 1_000, last)
     outcomes = np.array([outcome(row) for row in queries])
     colours = OUTCOMES | SCORED

@@ -176,6 +176,7 @@ def _check_memory(config: RunConfig) -> None:
     card = devices.card_bytes()
     if not has_gpu or card is None:
         return
+    # a learner with a share of a card may use that share of its memory
     room = card * min(1.0, float(has_gpu))
     folder = Path(policy.model).expanduser()
     if not folder.is_dir():
@@ -214,6 +215,7 @@ def cluster_address() -> str:
     if not host or not port.isdigit():
         raise UsageError(f"RAY_ADDRESS={address} is not of the form HOST:PORT", f"HOST:6379, or {unset}")
     try:
+        # a few seconds: Ray itself would wait for minutes for a cluster that is gone
         socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_S).close()
     except (OSError, OverflowError) as error:
         what = f"no Ray answers at RAY_ADDRESS={address}: {first_line(error)}"
@@ -258,6 +260,7 @@ def _check_judge(config: RunConfig) -> None:
     if config.serve.app:  # says itself what it is, once the run has found it
         return
     check_judge_knows(config)
+    # a single word is one of the pocket judges or a mistake; the hub's names have a slash
     is_name = bool(model) and "/" not in model
     if config.judge.ships_weights and is_name and not (shipped_folder(model) or Path(model).is_dir()):
         raise UsageError(

@@ -64,6 +64,7 @@ def ray_session(
         yield
         return
     with ExitStack() as stack:
+        # a cluster of others: nothing of it is configured here, and it goes on when the run ends
         if address := cluster_address():
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
         else:
@@ -130,6 +131,7 @@ def start_ray(
             failure, now = first_line(error), time.monotonic()
             ray.shutdown()
             sweep(folder, spared=os.getpid())
+            # a quick failure is a wrong setting or a taken port, and would fail again
             is_busy = now - begun > SLOW_S and now - first < PATIENCE_S
             if number + 1 >= START_TRIES and not is_busy:
                 raise MachineError(
@@ -153,6 +155,7 @@ def make_parent() -> Path:
     Raises:
         MachineError: no temporary folder has a short enough path.
     """
+    # TMPDIR of batch systems is often too long for a socket's path
     for root in (tempfile.gettempdir(), "/tmp"):
         if len(root) + 24 <= MAX_TEMP_PATH and os.path.isdir(root) and os.access(root, os.W_OK | os.X_OK):
             return Path(tempfile.mkdtemp(prefix=f"{_PREFIX}-", dir=root))

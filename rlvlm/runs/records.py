@@ -60,6 +60,7 @@ class Recorder:
             self._folder.scores.append(score_row(record, index) for index, record in enumerate(scored))
             self._folder.samples.append(scored_examples(scored, self._draw, self._goal))
         if queries:
+            # the store is opened once there is something to write: teachers of numbers have none
             if truths := list(truths_of(queries)):
                 self._labels = self._labels or self._open_labels()
                 self._labels.add_truths(truths)

@@ -33,6 +33,7 @@ def scores(task: str, rows: Sequence[Mapping[str, str]]) -> Floats:
     scale = find_task(task).return_range
     if scale is None:
         return np.array([true_success(row) for row in rows], np.float64)
+    # 0 at random play's return and 1 at the one that counts as solved, both of the task
     lowest, highest = scale
     returns = np.array([float(row["episode_return"]) for row in rows], np.float64)
     return (returns - lowest) / (highest - lowest)

@@ -34,6 +34,7 @@ def commented(text: str, config: Any) -> str:
     lines: list[str] = []
     place: list[str] = []
     for line in text.splitlines():
+        # YAML's own indentation of two says how deep a key lies; items of a list have no key
         key = re.match(r"( *)(\w+):", line)
         if key:
             place = [*place[: len(key[1]) // 2], key[2]]
@@ -94,6 +95,7 @@ def kind_of(config: Any) -> Any:
     kind = type(config)
     if not narrowed:
         return kind
+    # a subclass in name alone: it is read by tyro or from YAML, and made a plain config again
     body = {name: dataclasses.field(default_factory=section) for name, section in narrowed.items()}
     body |= {"__annotations__": narrowed, "__doc__": kind.__doc__, "__module__": kind.__module__}
     return dataclasses.dataclass(frozen=True, kw_only=True)(type(kind.__name__, (kind,), body))
@@ -223,6 +225,7 @@ def _read_dataclass(kind: type, value: Any, place: str) -> Any:
             near = difflib.get_close_matches(str(key), names, n=1)
             hint = f"did you mean {prefix}{near[0]}?" if near else f"known here: {', '.join(names)}"
             raise UsageError(f"unknown key {prefix}{key}", hint)
+    # keyword-only dataclasses would raise a TypeError without the place
     missing = [
         field.name
         for field in dataclasses.fields(kind)

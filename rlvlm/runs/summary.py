@@ -35,6 +35,7 @@ def summarise(folder: RunFolder, config: RunConfig, state: RunState, exit_reason
     evaluations = folder.evaluations.read()
     # the row of step 0 was measured before training, and says what demonstrations taught
     trained = [row for row in evaluations if int(row["step"])]
+    # an empty cell is what an env without a test of success leaves
     has_success = all(row["success_rate"] for row in evaluations)
     success = [float(row["success_rate"]) for row in trained if has_success]
     returns = [float(row["episode_return"]) for row in trained]
@@ -89,6 +90,7 @@ def summarise_decodings(evaluations: Sequence[dict[str, str]]) -> dict[str, dict
     measured = {when: {name: float(row[name]) for name in wanted} | _counted(row) for when, row in chosen.items()}
     later = [row for row in evaluations if int(row["step"])]
     if len(later) > 1:
+        # the worst of each column by itself: greedy and sampled play may dip at different times
         measured["at worst"] = {name: min(float(row[name]) for row in later) for name in wanted} | _counted(last)
     return measured
 
@@ -98,6 +100,7 @@ def summarise_judge(folder: RunFolder) -> dict[str, float | int | None]:
     figures: dict[str, float | int | None] = {}
     rows = folder.metrics.read()
     for row in rows:
+        # a figure that is measured now and then keeps its newest value
         figures |= {name: value for name, value in row.items() if name.startswith("judge/")}
     if figures:
         alarms = (int(row[metrics.ENV_STEPS]) for row in rows if row.get(metrics.JUDGE_ALARM))

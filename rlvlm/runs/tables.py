@@ -30,6 +30,7 @@ class CsvTable:
         Raises:
             ValueError: a row has a column that the table does not know.
         """
+        # one write per batch of rows: a crash tears at most the last line, which readers ignore
         append_whole(self.path, self._lines(rows, has_header=not self.path.exists()))
 
     def write(self, rows: Iterable[Mapping[str, Any]]) -> None:

@@ -46,6 +46,7 @@ class Trackers:
 
     def log(self, row: Mapping[str, float]) -> None:
         """Writes one row. Numbers that are not finite are left out: neither JSON nor the trackers know them."""
+        # a metric that is not measured yet is NaN
         finite = {key: value for key, value in row.items() if math.isfinite(value)}
         self._lines.append([finite])
         self._to_board(finite)

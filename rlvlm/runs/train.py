@@ -185,6 +185,7 @@ class Training:
             exit_reason: `done`, or why it stopped earlier; only a run that is done is filmed.
         """
         self._console.phase("writing plots, videos and pages")
+        # a run that was stopped will go on, and is filmed at its end
         films = list(self._last_evaluation.episodes[:NUM_VIDEOS]) if exit_reason == "done" else []
         try:
             films = self._algorithm.rewarded(films)
@@ -268,6 +269,7 @@ def judge_session(
     judge = replace(config.judge, api=reachable(config.judge.api, ledger))
     with start_judge(judge, config.serve, name=config.task) as running:
         if config.serve.app:
+            # a running app says itself which judge it is
             backend, _, model = running.judge.stamp.judge.partition(":")
             if backend == "pocket":
                 asked = replace(config.judge, backend=backend, model="" if model == backend else model)

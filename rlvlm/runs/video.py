@@ -64,6 +64,7 @@ def write_mp4(file: Path, images: Sequence[NDArray[np.uint8]]) -> Path:
         file: to write, ending in `.mp4`.
         images: T >= 1 images [H, W, 3], all of one size; H and W even.
     """
+    # few images are shown slowly, one a second at the least
     fps = max(1, min(FPS, int(len(images) / LEAST_S)))
     held = max(0, math.ceil(LEAST_S * fps) - len(images))  # of very short episodes the last image stays
     with replacing(file) as partial, av.open(str(partial), "w", format="mp4") as container:
@@ -122,6 +123,7 @@ def compose_frames(
     points = [(float(x), float(y)) for x, y in zip(across, up, strict=True)]
     line: dict[str, Any] = {"width": 2, "joint": "curve"}
     small = ImageFont.load_default(size=11)
+    # what is the same in every image is drawn once
     base = Image.new("RGB", (width, TRACE_PX), PAPER)
     draw = ImageDraw.Draw(base)
     for row, words in enumerate(_lines(title, small, width - 2 * MARGIN_PX)):

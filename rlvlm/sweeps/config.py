@@ -173,6 +173,7 @@ def find_sweep_file(name: str) -> Path:
         UsageError: there is none.
     """
     path = Path(name)
+    # a word without a suffix is the name of a sweep that ships
     if path.suffix or path.exists():
         return path
     known = {file.stem: file for file in sorted(shipped("tune_configs").glob("*.yaml"))}

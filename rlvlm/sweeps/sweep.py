@@ -54,6 +54,7 @@ def run_sweep(path: Path, sweep: SweepConfig) -> int:
             stop.take_over()
             stack.enter_context(_judges(folder, sweep, [plans[key] for key in waiting], callback, table))
             table.phase("running")
+            # runs whose judge did not load have failed already
             able = [key for key in waiting if callback.records[key].state is not State.FAILED]
             if able and not stop:
                 _tune(folder, sweep, able, callback)
@@ -77,6 +78,7 @@ def _tune(folder: SweepFolder, sweep: SweepConfig, waiting: Sequence[str], callb
     os.environ |= {"TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1", "RAY_CHDIR_TO_TRIAL_DIR": "0"}
     os.environ["TUNE_DISABLE_SIGINT_HANDLER"] = "1"  # Ctrl-C is ours: every run is saved first
     logging.getLogger("ray.tune").setLevel(logging.ERROR)
+    # Tune's notes of the last sitting would only be added to
     shutil.rmtree(folder.path / _TUNE, ignore_errors=True)
     resources = sweep.resources
     # Learners and env runners are placed in what the trial has reserved, and wait without end where nothing of it fits.
