@@ -3,7 +3,7 @@
 Fitted by the reward model; read by the reward sources and by who chooses queries.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -44,49 +44,8 @@ def read_in_passes(
     return torch.cat(made)
 
 
-class PredictionCache:
-    """The readings of everything that has a name, until they are forgotten because the ensemble has changed.
-
-    A reading depends on its image alone, not on when or in what company it was read. So this only saves work: it is
-    no part of a run's state, and whoever looks in between changes nothing.
-
-    Args:
-        num_members: K.
-        capacity: readings kept, >= 1; when there are more, all are forgotten. With names of 32 bytes one takes some
-            250 bytes, Python's own included.
-    """
-
-    def __init__(self, num_members: int, capacity: int = 65_536) -> None:
-        self._capacity = capacity
-        self._values = np.empty((capacity, num_members), np.float32)
-        self._places: dict[bytes, int] = {}
-
-    def forget(self) -> None:
-        """Everything is to be read anew."""
-        self._places.clear()
-
-    def of(self, names: Sequence[bytes], read: Callable[[NDArray[np.int64]], FloatArray]) -> FloatArray:
-        """The readings of what `names` name.
-
-        Args:
-            names: U of them, no two alike.
-            read: gives `[M, K]` readings for places `[M]` in `names`; asked only for those that are not known.
-
-        Returns:
-            [U, K].
-        """
-        places = np.array([self._places.get(name, -1) for name in names], np.int64)
-        unknown = np.flatnonzero(places < 0)
-        values = self._values[places]  # the rows of the unknown are overwritten
-        if len(unknown):
-            values[unknown] = read(unknown)
-            # all at once: which readings come again cannot be known, and a fit forgets them all anyway
-            if len(self._places) + len(unknown) > self._capacity:
-                self._places.clear()
-            first, kept = len(self._places), unknown[: self._capacity]
-            self._places.update((names[place], first + at) for at, place in enumerate(kept.tolist()))
-            self._values[first : first + len(kept)] = values[kept]
-        return values
+MAX_KNOWN = 65_536
+"""Readings that an ensemble remembers; with its name one takes some 250 bytes, Python's own included."""
 
 
 class Ensemble:
@@ -109,7 +68,7 @@ class Ensemble:
         # first weights come from one generator in the members' order, so a seed gives the same ensemble on
         # any device
         self.members = [inputs.build_network(rng).to(self.device) for _ in range(num_members)]
-        self._predictions = PredictionCache(num_members)
+        self._known: dict[bytes, FloatArray] = {}
         self.train(False)
 
     def train(self, is_training: bool) -> None:
@@ -123,7 +82,7 @@ class Ensemble:
 
     def forget(self) -> None:
         """Forgets what was read, since the weights change."""
-        self._predictions.forget()
+        self._known.clear()
 
     def rewards(self, steps: Steps) -> FloatArray:
         """The members' mean `[N]`."""
@@ -177,11 +136,24 @@ class Ensemble:
         self.forget()
 
     def _look_up(self, steps: Steps, chosen: NDArray[np.int64]) -> FloatArray:
-        """Each member's reward `[U, K]` of chosen steps `[U]`; images are read when first met after a fit."""
+        """Each member's reward `[U, K]` of chosen steps `[U]`; images are read when first met after a fit.
+
+        A reading depends on its image alone, not on when or in what company it was read. So remembering only saves
+        work: it is no part of a run's state, and whoever looks in between changes nothing.
+        """
         names = self.inputs.names(steps, chosen)
         if names is None:
             return self._read(self._every_member, steps, chosen)
-        return self._predictions.of(names, lambda places: self._read(self._every_member, steps, chosen[places]))
+        readings = [self._known.get(name) for name in names]
+        unknown = [place for place, reading in enumerate(readings) if reading is None]
+        if unknown:
+            # all at once: which readings come again cannot be known, and a fit forgets them all anyway
+            if len(self._known) + len(unknown) > MAX_KNOWN:
+                self._known.clear()
+            made = self._read(self._every_member, steps, chosen[np.array(unknown, np.int64)])
+            for place, reading in zip(unknown, made, strict=True):
+                readings[place] = self._known[names[place]] = reading
+        return np.array(readings, np.float32)
 
     def _read(self, read: Callable[[Tensor], Tensor], steps: Steps, chosen: NDArray[np.int64]) -> FloatArray:
         """`[M, ...]` what `read` makes of the chosen steps `[M]`."""

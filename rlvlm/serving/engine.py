@@ -2,16 +2,16 @@
 
 import math
 import uuid
-from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any, Literal
 
 from rlvlm.core import metrics
-from rlvlm.core.errors import MachineError, ModelUnavailable
+from rlvlm.core.errors import ModelUnavailable
 from rlvlm.core.sampling import ReplyRequest, ReplyTokens, SampledReply
 from rlvlm.core.steps import Frames
+from rlvlm.policies.images import SeenImages
 from rlvlm.policies.vlm.engine import asked_tokens
 from rlvlm.policies.vlm.policy import VLMPolicy
 from rlvlm.policies.vlm.vllm import TokenRules
@@ -54,8 +54,7 @@ class ServedEngine:
         self._by_tokens = config.backend == "vllm"
         self._num_replicas = config.num_replicas
         self._weights: Weights | None = None
-        self._frames: OrderedDict[bytes, Frames] = OrderedDict()
-        self._bytes, self._max_bytes = 0, policy.config.cache_mib << 20
+        self._frames = SeenImages[Frames](policy.config.cache_mib << 20)
         self._sync_error, self._measured = 0.0, -1
         self._num_retries = 0
         self._pool = ThreadPoolExecutor(2 * config.num_replicas, thread_name_prefix="policy-request")
@@ -86,23 +85,12 @@ class ServedEngine:
 
     def missing(self, images: Sequence[bytes]) -> list[int]:
         """Places in `images` that must be shown before they can be asked about."""
-        wanted: dict[bytes, int] = {}
-        for place, key in enumerate(images):
-            if key in self._frames:
-                self._frames.move_to_end(key)
-            else:
-                wanted.setdefault(key, place)
-        return list(wanted.values())
+        return self._frames.missing(images)
 
     def show(self, images: Sequence[bytes], frames: Frames) -> None:
         """Keeps `frames` [N, H, W, 3] under the keys `images`; the least recently used leave where room is short."""
         for key, frame in zip(images, frames, strict=True):
-            self._bytes += frame.nbytes - (self._frames[key].nbytes if key in self._frames else 0)
-            self._frames[key] = frame
-            self._frames.move_to_end(key)
-        # never the images of this very batch: they are about to be asked about
-        while self._bytes > self._max_bytes and len(self._frames) > len(images):
-            self._bytes -= self._frames.popitem(last=False)[1].nbytes
+            self._frames.add(key, frame)
 
     def reply(
         self, requests: Sequence[ReplyRequest], *, max_new_tokens: int, temperature: float = 1.0, greedy: bool = False
@@ -144,13 +132,8 @@ class ServedEngine:
         return [replace(one, text=text_of(one.tokens.reply_ids), value=math.nan) for one in answers]
 
     def _call(self, requests: Sequence[ReplyRequest], sampling: Sampling) -> ReplyCall | TokenCall:
-        try:
-            frames = tuple(self._frames[request.image] for request in requests)
-        except KeyError as error:
-            raise MachineError(
-                f"image {error} was not shown to the engine, or its cache is smaller than a batch",
-                "raise --policy.cache-mib",
-            ) from error
+        keys = [request.image for request in requests]
+        frames = tuple(self._frames.get(keys))
         if self._by_tokens:
             assert self._weights is not None, "`use` comes first"
             sizes = [(frame.shape[0], frame.shape[1]) for frame in frames]

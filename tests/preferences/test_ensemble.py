@@ -1,41 +1,8 @@
-import numpy as np
 import pytest
 import torch
 
-from rlvlm.preferences.ensemble import PredictionCache, read_in_passes
+from rlvlm.preferences.ensemble import read_in_passes
 from rlvlm.preferences.networks import ImageNetwork, StateNetwork, spread
-
-
-class Reader:
-    """Reads 10 times the place and 10 times the place plus 1, and remembers what it was asked."""
-
-    def __init__(self) -> None:
-        self.asked: list[list[int]] = []
-
-    def __call__(self, places: np.ndarray) -> np.ndarray:
-        self.asked.append(places.tolist())
-        return np.stack([places * 10, places * 10 + 1], axis=1).astype(np.float32)
-
-
-def test_two_looks_by_hand() -> None:
-    readings, reader = PredictionCache(num_members=2), Reader()
-    assert readings.of([b"a", b"b"], reader).tolist() == [[0, 1], [10, 11]]
-    assert readings.of([b"c", b"b", b"d", b"a"], reader).tolist() == [[0, 1], [10, 11], [20, 21], [0, 1]]
-    assert readings.of([b"d", b"c"], reader).tolist() == [[20, 21], [0, 1]]
-    assert reader.asked == [[0, 1], [0, 2]]
-    readings.forget()
-    readings.of([b"b"], reader)
-    assert reader.asked[-1] == [0] and len(reader.asked) == 3
-
-
-def test_more_than_fit_are_right_all_the_same() -> None:
-    readings, reader = PredictionCache(num_members=2, capacity=3), Reader()
-    readings.of([b"a", b"b"], reader)
-    assert readings.of([b"c", b"d"], reader).tolist() == [[0, 1], [10, 11]]
-    assert readings.of([b"x", b"d", b"c", b"a", b"b"], reader)[:, 0].tolist() == [0, 10, 0, 30, 40]
-    assert reader.asked == [[0, 1], [0, 1], [0, 3, 4]]
-    assert readings.of([b"b", b"a", b"x"], reader)[:, 0].tolist() == [40, 30, 0]
-    assert reader.asked[3:] == [], "what was read last has been kept"
 
 
 def _pictures_and_network(rng: torch.Generator) -> tuple[torch.Tensor, ImageNetwork]:

@@ -296,6 +296,11 @@ def test_a_image_is_read_once_per_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (model.ensemble.predict(steps) != before).any() and num_read == [32] * 3
     model.set_state(state)
     np.testing.assert_array_equal(model.ensemble.predict(steps), before)
+    monkeypatch.setattr("rlvlm.preferences.ensemble.MAX_KNOWN", num_kinds // 2)
+    model.ensemble.forget()
+    few = model.ensemble.predict(part(steps, slice(5)))
+    np.testing.assert_array_equal(model.ensemble.predict(steps), before, "more than fit are right all the same")
+    np.testing.assert_array_equal(few, before[:, :5])
 
 
 def test_the_leading_rewards_end_where_too_many_images_differ() -> None:
