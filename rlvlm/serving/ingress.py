@@ -19,7 +19,6 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
-import numpy as np
 from fastapi import FastAPI
 from fastapi.responses import HTMLResponse
 from ray import serve
@@ -36,7 +35,7 @@ from rlvlm.core.judging import Clip, Query, Status
 from rlvlm.core.sampling import ReplyRequest
 from rlvlm.core.steps import Frames
 from rlvlm.envs.replies import read_reply
-from rlvlm.judges.prompts import check_goal
+from rlvlm.judges.prompts import check_goal, thin
 from rlvlm.judges.reading import parse_score
 from rlvlm.serving import messages as wire
 from rlvlm.serving.app_file import GatewayArgs
@@ -272,9 +271,7 @@ class Routes:
         if request.video_path is not None:
             return read_video(self._media.read(request.video_path), wanted, request.max_pixels)
         [frames] = read_images([request.frames or []], request.max_pixels)
-        if len(frames) <= wanted:
-            return frames
-        return frames[np.linspace(0, len(frames) - 1, wanted).round().astype(int)]
+        return thin(frames, wanted)
 
 
 def build_app(
