@@ -1,6 +1,7 @@
 """Steps, episodes and parts of them, of envs that are stepped with a vector of numbers."""
 
 from dataclasses import dataclass, fields
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -8,6 +9,7 @@ from numpy.typing import NDArray
 FloatArray = NDArray[np.float32]
 Frames = NDArray[np.uint8]
 """Images, [N, H, W, 3] RGB."""
+Moments = TypeVar("Moments", bound=NDArray[Any])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -103,3 +105,11 @@ class Pair:
     def __post_init__(self) -> None:
         if len(self.left) != len(self.right):
             raise ValueError(f"both segments need the same length, got {len(self.left)} and {len(self.right)}")
+
+
+def spread(moments: Moments, most: int) -> Moments:
+    """At most `most` of the rows of `moments` `[N, ...]`, evenly spread, the first and the last among them."""
+    if len(moments) <= most:
+        return moments
+    chosen: Any = moments[np.linspace(0, len(moments) - 1, most).round().astype(int)]
+    return chosen

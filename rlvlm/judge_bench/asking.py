@@ -11,10 +11,9 @@ import numpy as np
 
 from rlvlm.core.errors import JudgeUnavailable, UnsupportedQuestion, first_line
 from rlvlm.core.judging import Clip, Label, Query, Score, Stamp, Status, Verdict
-from rlvlm.core.steps import Frames
+from rlvlm.core.steps import Frames, spread
 from rlvlm.judge_bench.items import Item, TaskItems, noise_like
 from rlvlm.judges.judge import Judge
-from rlvlm.rewards.scoring_items import spread
 
 ASKED_AT_ONCE = 64
 """Questions that are drawn and held at once: some 150 MB of clips of eight images."""

@@ -13,6 +13,7 @@ from math import fsum
 import numpy as np
 
 from rlvlm.core.judging import Clip, Label, Query, Score, Stamp, Status, Usage, Verdict
+from rlvlm.core.steps import spread
 from rlvlm.judges import prompts
 from rlvlm.judges.config import Mode, ScoreMode
 from rlvlm.judges.reading import parse_change, parse_label, parse_rating, parse_score
@@ -208,7 +209,7 @@ def _score_delta(sentences: Mapping[str, str], clip: Clip) -> Dialogue:
     Source: VLAC, arXiv:2509.15937, and its code's default: v + (100 - v) c / 100 from v = 0, for gains and losses.
     Departure: a score ends in [0, 1]. One image alone is compared with itself.
     """
-    frames, value, texts = prompts.thin(clip.frames), 0.0, []
+    frames, value, texts = spread(clip.frames, prompts.MAX_FRAMES), 0.0, []
     for number in range(max(1, len(frames) - 1)):
         pair = replace(clip, frames=frames[[number, min(number + 1, len(frames) - 1)]])
         reply = yield ChatRequest(chat=prompts.score_messages("delta", pair, sentences))

@@ -18,11 +18,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from rlvlm.core.errors import UsageError, first_line
 from rlvlm.core.judging import Clip, Query
-from rlvlm.core.steps import Frames
+from rlvlm.core.steps import Frames, spread
 from rlvlm.judges.config import Abilities, JudgeConfig, Mode, ScoreMode
 from rlvlm.vlms.chats import Chat, image_parts, tame, text_part
 
@@ -33,7 +31,7 @@ _LATER_VERSIONS: dict[str, int] = {"video": 2, "delta": 2}
 LABEL_TEXTS = ("0", "1", "-1")
 """How left, right and tie are written in an answer."""
 MAX_FRAMES = 8
-"""Images shown per side; longer clips are thinned evenly, first and last image kept."""
+"""Images shown per side; longer clips are thinned evenly, first and last image kept: the last one decides."""
 MAX_FRAMES_OF: dict[ScoreMode, int] = {"statement": 16, "rubric": 16, "video": 22}
 """Likewise of the published reward models, where they take more."""
 MAX_IMAGES = max(2 * MAX_FRAMES + 1, max(MAX_FRAMES_OF.values()) + 3)
@@ -209,7 +207,7 @@ def compare_messages(mode: Mode, query: Query) -> Chat:
         "direct": LABEL_REQUEST,
     }[mode]
     opening = _opening(intro, query.goal_picture, TAG_LEFT)
-    left, right = image_parts(thin(query.left)), image_parts(thin(query.right))
+    left, right = (image_parts(spread(side, MAX_FRAMES)) for side in (query.left, query.right))
     return [{"role": "user", "content": [*opening, *left, text_part(TAG_RIGHT), *right, text_part(request)]}]
 
 
@@ -237,7 +235,7 @@ def score_messages(mode: ScoreMode, clip: Clip, sentences: Mapping[str, str] = S
     goal = check_goal(clip.goal)
     if mode in sentences:
         request = text_part(sentences[mode].replace("{goal}", goal))
-        shown = image_parts(thin(clip.frames, MAX_FRAMES_OF.get(mode, MAX_FRAMES)))
+        shown = image_parts(spread(clip.frames, MAX_FRAMES_OF.get(mode, MAX_FRAMES)))
         if mode == "delta":
             first, second = shown[0], shown[-1]
             content = [text_part("Image-1: "), first, text_part("\nImage-2: "), second, text_part("\n"), request]
@@ -261,20 +259,12 @@ def score_messages(mode: ScoreMode, clip: Clip, sentences: Mapping[str, str] = S
     opening = _opening(
         INTRO_SCORE.format(goal=goal), clip.goal_picture, TAG_SCENE if clip.goal_picture is not None else ""
     )
-    return [{"role": "user", "content": [*opening, *image_parts(thin(clip.frames)), text_part(request)]}]
+    return [{"role": "user", "content": [*opening, *image_parts(spread(clip.frames, MAX_FRAMES)), text_part(request)]}]
 
 
 def num_shown(mode: ScoreMode, clip: Clip) -> int:
     """How many of a clip's frames `score_messages` shows."""
     return min(len(clip.frames), 2 if mode == "utility" else MAX_FRAMES_OF.get(mode, MAX_FRAMES))
-
-
-def thin(frames: Frames, most: int = MAX_FRAMES) -> Frames:
-    """At most `most` of the frames `[L, H, W, 3]`, evenly spread, the first and the last among them."""
-    if len(frames) <= most:
-        return frames
-    # the last image decides whether the goal is reached, so it is never thinned away
-    return frames[np.linspace(0, len(frames) - 1, most).round().astype(int)]
 
 
 def _opening(intro: str, goal_picture: Frames | None, tag: str) -> list[dict[str, Any]]:

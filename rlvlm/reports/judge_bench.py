@@ -14,7 +14,7 @@ from rlvlm.core.console.signals import StopRequest
 from rlvlm.core.console.tables import plain_console, plain_table
 from rlvlm.core.disk import write_json, write_whole
 from rlvlm.core.errors import EXIT_DONE, UsageError
-from rlvlm.core.steps import Frames
+from rlvlm.core.steps import Frames, spread
 from rlvlm.judge_bench.asking import Answer, Reference
 from rlvlm.judge_bench.bench import Measured, frames_for, measure, summarise
 from rlvlm.judge_bench.figures import outcome_of
@@ -26,7 +26,6 @@ from rlvlm.judges.cache import CachedJudge
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.judges.judge import Judge
 from rlvlm.labels.store import LabelStore
-from rlvlm.rewards.scoring_items import spread
 from rlvlm.runs.records import encode_png
 from rlvlm.templates import render
 

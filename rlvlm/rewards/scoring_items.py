@@ -35,11 +35,6 @@ class ScoringItem:
         return hashlib.sha256(about + np.ascontiguousarray(self.snapshots).tobytes()).digest()
 
 
-def spread(snapshots: FloatArray, most: int) -> FloatArray:
-    """At most `most` of the moments [L, S], evenly spread, the first and the last among them."""
-    return snapshots[np.linspace(0, len(snapshots) - 1, min(most, len(snapshots))).round().astype(int)]
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ScoredItem:
     """An item and what was said of it: a row of the score log."""

@@ -13,11 +13,11 @@ from PIL import Image
 
 from rlvlm.core.judging import Label
 from rlvlm.core.metrics import ENV_STEPS
-from rlvlm.core.steps import FloatArray, Frames
+from rlvlm.core.steps import FloatArray, Frames, spread
 from rlvlm.labels.records import Truth
 from rlvlm.labels.store import LabelStore
 from rlvlm.preferences.records import QueryRecord, ScoreRecord
-from rlvlm.rewards.scoring_items import ScoredItem, ScoringItem, spread
+from rlvlm.rewards.scoring_items import ScoredItem, ScoringItem
 from rlvlm.runs.folder import RunFolder
 from rlvlm.runs.memory import release_free_memory
 

@@ -33,9 +33,9 @@ import rlvlm
 from rlvlm.core.errors import MachineError
 from rlvlm.core.judging import Clip, Query, Status
 from rlvlm.core.sampling import ReplyRequest
-from rlvlm.core.steps import Frames
+from rlvlm.core.steps import Frames, spread
 from rlvlm.envs.replies import read_reply
-from rlvlm.judges.prompts import check_goal, thin
+from rlvlm.judges.prompts import check_goal
 from rlvlm.judges.reading import parse_score
 from rlvlm.serving import messages as wire
 from rlvlm.serving.app_file import GatewayArgs
@@ -271,7 +271,7 @@ class Routes:
         if request.video_path is not None:
             return read_video(self._media.read(request.video_path), wanted, request.max_pixels)
         [frames] = read_images([request.frames or []], request.max_pixels)
-        return thin(frames, wanted)
+        return spread(frames, wanted)
 
 
 def build_app(

@@ -19,14 +19,14 @@ from rlvlm.core import metrics
 from rlvlm.core.episodes import TokenEpisode
 from rlvlm.core.errors import JudgeUnavailable, UsageError
 from rlvlm.core.judging import Score
-from rlvlm.core.steps import FloatArray, Frames
+from rlvlm.core.steps import FloatArray, Frames, spread
 from rlvlm.envs.env import FIRST_HELD_OUT_STATE, ChunkEnv, TurnEnv
 from rlvlm.judges.agreement import area_under_curve
 from rlvlm.rewards.config import TurnRewardConfig
 from rlvlm.rewards.judged import to_reward
 from rlvlm.rewards.monitor import JudgeMonitor, Preflight, check_judge
 from rlvlm.rewards.scorers import Scorer
-from rlvlm.rewards.scoring_items import ScoredItem, ScoringItem, spread
+from rlvlm.rewards.scoring_items import ScoredItem, ScoringItem
 from rlvlm.rewards.temporal import TemporalNovelty
 
 _TURN_CLAIM, _EPISODE_CLAIM = 0.875, 0.5

@@ -18,7 +18,7 @@ from transformers import Qwen3VLConfig
 from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLModel, Qwen3VLPreTrainedModel
 
 from rlvlm.core.judging import Clip, Query
-from rlvlm.core.steps import Frames
+from rlvlm.core.steps import Frames, spread
 from rlvlm.judges import prompts
 from rlvlm.judges.config import Abilities, JudgeConfig
 from rlvlm.judges.reward_heads.backbone import chat_inputs, load_head_model, rows_where, stamp_parts
@@ -152,7 +152,7 @@ class Robometer:
 
 def _frames(frames: Frames) -> Chat:
     """Parts of a turn: each of at most 8 frames, and the token at which the model says how far it has come."""
-    return [part for image in image_parts(prompts.thin(frames)) for part in (image, text_part(PROGRESS))]
+    return [part for image in image_parts(spread(frames, prompts.MAX_FRAMES)) for part in (image, text_part(PROGRESS))]
 
 
 def load(config: JudgeConfig) -> Robometer:

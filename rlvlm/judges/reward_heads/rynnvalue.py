@@ -19,6 +19,7 @@ from transformers import Qwen3VLConfig
 from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLModel, Qwen3VLPreTrainedModel
 
 from rlvlm.core.judging import Clip, Query
+from rlvlm.core.steps import spread
 from rlvlm.judges import prompts
 from rlvlm.judges.config import Abilities, JudgeConfig
 from rlvlm.judges.reward_heads.backbone import chat_inputs, load_head_model, rows_where, stamp_parts
@@ -223,7 +224,7 @@ class RynnValue:
         """Task and questions, then each frame with its groups; what the model would write comes later."""
         names = ("rynnvalue_task", "rynnvalue_relative", "rynnvalue_remaining")
         content = [text_part(self._sentences[name].replace("{goal}", prompts.check_goal(goal))) for name in names]
-        for number, image in enumerate(image_parts(prompts.thin(frames))):
+        for number, image in enumerate(image_parts(spread(frames, prompts.MAX_FRAMES))):
             between = [text_part(RELATIVE)] * self._settings["relative_value_token_repeat"] if number else []
             content += [image, *between, *[text_part(VALUE)] * self._settings["value_token_repeat"]]
         return [{"role": "user", "content": content}]

@@ -24,14 +24,14 @@ from rlvlm.core.episodes import TokenEpisode
 from rlvlm.core.errors import JudgeUnavailable, UsageError
 from rlvlm.core.judging import Clip, Query, Score, Stamp, Status, Verdict
 from rlvlm.core.sampling import ReplyTokens, SampledReply
-from rlvlm.core.steps import FloatArray, Frames
+from rlvlm.core.steps import FloatArray, Frames, spread
 from rlvlm.envs.push_block import PushBlock
 from rlvlm.envs.registry import make_env, task_env
 from rlvlm.judges.cache import CachedJudge
 from rlvlm.judges.judge import Remembering
 from rlvlm.rewards.config import ChunkRewardConfig, MixtureConfig, MonitorConfig, TurnRewardConfig
 from rlvlm.rewards.scorers import JudgeScorer, RandomScorer
-from rlvlm.rewards.scoring_items import ScoringItem, spread
+from rlvlm.rewards.scoring_items import ScoringItem
 from rlvlm.rewards.temporal import TemporalNovelty
 from tests.algorithms.policy_gradient.by_hand import episode
 
