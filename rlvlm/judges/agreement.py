@@ -24,6 +24,7 @@ def area_under_curve(scores: ArrayLike, truths: ArrayLike) -> float:
     num_true, num_false = int(is_true.sum()), int((~is_true).sum())
     if not num_true or not num_false:
         return math.nan
+    # AUC = (R - n(n + 1)/2) / (n m): R the ranks of the n true cases among all, m the false ones
     return float((rankdata(values)[is_true].sum() - num_true * (num_true + 1) / 2) / (num_true * num_false))
 
 
@@ -43,6 +44,7 @@ def best_threshold(scores: ArrayLike, truths: ArrayLike) -> tuple[float, float]:
     """
     values, is_true = np.asarray(scores, np.float64), np.asarray(truths, bool)
     distinct = np.unique(values)
+    # halfway between scores: a score that moves by rounding stays on its side
     thresholds = np.append(distinct[:1], (distinct[1:] + distinct[:-1]) / 2)
     claims = values >= thresholds[:, None]
     index = claims[:, is_true].mean(axis=1) - claims[:, ~is_true].mean(axis=1)
@@ -63,6 +65,7 @@ def calibration_error(scores: ArrayLike, truths: ArrayLike, num_bins: int = 10) 
     """
     values, is_true = np.asarray(scores, np.float64), np.asarray(truths, bool)
     bins = np.minimum((values * num_bins).astype(int), num_bins - 1)
+    # |sum of (score - truth)| per bin is count times the distance of mean score and share
     gaps = np.bincount(bins, weights=values - is_true)
     return float(np.abs(gaps).sum()) / len(values)
 

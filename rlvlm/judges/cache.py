@@ -61,6 +61,7 @@ class CachedJudge:
         if not items:
             return []
         stamp = self.stamp
+        # the address of a question is a hash of goal and pixels: the same for every run and machine
         described = [describe(item) for item in items]
         keys = [answer_key(question.id, stamp) for question, _ in described]
         found = self._remember(keys)
@@ -162,6 +163,7 @@ def pick_stamp(store: LabelStore, judge: str = "", prompt: str = "") -> Stamp:
         UsageError: there is none, or several to choose from.
     """
     stamps = store.stamps()
+    # parts of names will do, since full stamps are long and hold digests
     fitting = [stamp for stamp in stamps if judge in stamp.judge and prompt in stamp.prompt]
     if len(fitting) == 1:
         return fitting[0]

@@ -182,6 +182,7 @@ def read_labels(store: LabelStore, judge: str = "", prompt: str = "") -> tuple[S
             truth=truth.better if truth else None,
         )
         found.append((stamp, labelled))
+    # two teachers who disagree would teach a mixture that nobody can measure
     teachers = Counter(stamp for stamp, _ in found)
     if not teachers:
         raise UsageError(
@@ -256,6 +257,7 @@ class LabelDataset:
             if one.left in places and one.right in places:
                 rows = self._by_goal.setdefault(one.goal, [])
                 rows.append((places[one.left], places[one.right], one.answer))
+        # goals come as often as they were labelled
         counts = np.array([len(rows) for rows in self._by_goal.values()])
         self._shares = counts / counts.sum()
 

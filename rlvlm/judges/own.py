@@ -34,6 +34,7 @@ def build(config: JudgeConfig) -> Judge:
     except (UsageError, TypeError, ValueError) as error:  # what inspect says of something that is no function
         fix = error.fix if isinstance(error, UsageError) else _FIX
         raise JudgeUnavailable(f"cannot load the judge {reference!r}: {error}", fix) from error
+    # parameters with defaults are the author's business
     needed = [one.name for one in parameters if one.default is one.empty and one.kind is one.POSITIONAL_OR_KEYWORD]
     # told apart by what it takes, so that a plain function needs no class and no decorator
     if len(needed) == 2:

@@ -198,12 +198,14 @@ def answer_lines(text: str) -> list[str]:
         depth[name] = depth.get(name, 0) + (-1 if closes else 1)
         is_closed[name] = closes
         last_end = mark.end() if closes else last_end
+    # a thought that was opened last and never closed may hold any number of tried answers
     if any(count > 0 for count in depth.values()) or not all(is_closed.values()):
         return []
     text = text[last_end:]
     if len(text) > MAX_CHARS:
         text = text[-MAX_CHARS:].partition("\n")[2]
     text = _START_TOKEN.sub(" ", text)
+    # behind the end of its turn a model plays the user, or a whole other chat
     end = _END_TOKEN.search(text)
     if end and _END_TOKEN.sub(" ", text[end.start() :]).strip():
         return []
@@ -262,12 +264,14 @@ def _read(lines: list[str], value: str, names: str) -> str | None:
         given = found["value"] if found else value_of(inner)
         return f"answer: {given}" if given else "<!"
 
+    # marks become the form with a name, so that one grammar reads both
     text = _MARK.sub(open_mark, "\n".join(lines))
     if _MARKUP.search(text):  # a mark with something else in it, or one that is not known
         return None
     lines = [line for line in text.splitlines() if not heading.fullmatch(line)]
     said = _sentences(lines, alone, value_of)
     places = [place for place, (_, given) in enumerate(said) if given]
+    # no reading at all, or two that differ: a model that corrects itself is not sure
     if len({said[place][1] for place in places}) != 1:
         return None
     answer, last = said[places[0]][1], places[-1]

@@ -189,6 +189,7 @@ class FeedbackLoop:
     def is_due(self, env_steps: int) -> bool:
         """Whether a session is to be held now: on schedule, within the budget, and with something to draw from."""
         has_budget = self._num_asked < self._config.max_queries
+        # an agent that falls at once has only short episodes
         has_segments = any(len(trajectory) >= self._config.segment_steps for trajectory in self._recent)
         return self._next_step <= env_steps < self._end and has_budget and has_segments
 

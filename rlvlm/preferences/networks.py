@@ -143,6 +143,7 @@ class StateNetwork(RewardNetwork):
             layers += [spread(skip_init(nn.Linear, size_in, size_out), None, rng), nn.LeakyReLU()]
         head = spread(skip_init(nn.Linear, _HIDDEN[-1], 1), None, rng)
         self.layers = nn.Sequential(*layers, head)
+        # buffers: they are saved with the weights, and no optimiser moves them
         self.centre = nn.Buffer(torch.zeros(num_inputs))
         self.scale = nn.Buffer(torch.ones(num_inputs))
 

@@ -65,6 +65,7 @@ class Evidence:
         """Takes in whether each of some answers was predicted."""
         for right in is_right:
             self.num_right, self.num = self.num_right + bool(right), self.num + 1
+            # looked at after every answer: Ville's inequality holds for the whole path
             self.is_enough = self.is_enough or log_odds(self.num_right, self.num) >= ENOUGH
 
     def get_state(self) -> dict[str, Any]:

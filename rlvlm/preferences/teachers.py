@@ -337,6 +337,7 @@ class MeasuredTeacher(Teacher):
         verdicts = []
         for pair, (draw, side_draw) in zip(pairs, self._rng.random((len(pairs), 2)), strict=True):
             gain = float(pair.right.progress[-1] - pair.left.progress[-1])
+            # one draw, cut by the cumulative shares: correct, wrong, undecided
             correct, decided, _ = self._ends[min(int(abs(gain) * NUM_BINS), NUM_BINS - 1), int(gain > 0)]
             if draw >= decided:
                 verdicts.append(Verdict(status=Status.NO_PREFERENCE, label=Label.TIE, stamp=self._stamp))

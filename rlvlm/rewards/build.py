@@ -33,6 +33,7 @@ def build_source(name: str, context: SourceContext) -> RewardSource:
     source: Any
     found: Any = _SHIPPED[name] if name in _SHIPPED else load_object(name, "reward.source")
     if isinstance(found, type):
+        # a class of one's own may need nothing of the context, and then no base class either
         source = found.build(context) if issubclass(found, RewardSource) else found()
     # two parameters: a function of images and a goal; one: it makes a source
     elif callable(found) and len(inspect.signature(found).parameters) == 2:

@@ -54,6 +54,7 @@ class ExplorationConfig:
 
     def weight_after(self, num_steps: int) -> float:
         """beta_t, `num_steps` env steps after the learned reward took over; 0 without a bonus."""
+        # beta_t = beta_0 (1 - rho)^t
         return 0.0 if self.bonus == "none" else self.weight * (1 - self.decay) ** num_steps
 
 

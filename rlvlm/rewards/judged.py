@@ -34,6 +34,7 @@ class _ScoredImages(RewardSource):
 
     def _scores(self, transitions: Transitions) -> NDArray[np.float64]:
         """Scores [B] of the images after each step, each that looks new asked about; NaN where there is none."""
+        # by what is drawn and not by state: two states that look alike get one answer
         first, kind = self._frames.distinct(transitions.snapshots)
         looks = transitions.snapshots[first]
         scores = self._memory.score(
@@ -131,6 +132,7 @@ class _FunctionJudge:
         raise AssertionError("a function of images and a goal is never asked to compare")
 
     def score(self, clips: Sequence[Clip]) -> list[Score]:
+        # one call for all new images: a user's network batches them
         numbers = np.asarray(self._function(np.concatenate([clip.frames for clip in clips]), clips[0].goal), np.float32)
         if numbers.shape != (len(clips),):
             raise UsageError(

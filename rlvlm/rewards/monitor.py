@@ -135,6 +135,7 @@ class JudgeMonitor:
             figures[metrics.JUDGE_CALIBRATION] = calibration_error(scores, truths)
             figures[metrics.JUDGE_AUC] = area_under_curve(scores, truths)
         claims = scores >= self.claim
+        # a share of nothing is no figure: rates are left out until their kind was met
         if (~truths).any():
             figures[metrics.JUDGE_FALSE_POSITIVES] = float(claims[~truths].mean())
         if truths.any():
@@ -159,6 +160,7 @@ class JudgeMonitor:
         """Restores what `get_state` returned."""
         self._first = [list(row) for row in state["first"]]
         for kept, rows in ((self._recent, state["recent"]), (self._controls, state["controls"])):
+            # the deque itself is kept, and with it its length from the config
             kept.clear()
             kept.extend(list(row) for row in rows)
         self.alarm = str(state["alarm"])
@@ -178,6 +180,8 @@ class JudgeMonitor:
         if len(self._recent) < self._config.window or first_failures < FEWEST:
             return ""
         _, first_high = wilson_interval(first_hits, first_failures, _CONFIDENCE)
+        # both must hold: errors that rise while the score falls are a judge that got worse, not a policy that
+        # fools it
         rise = float(np.mean([row[0] for row in self._recent]) - np.mean([row[0] for row in self._first]))
         if low > first_high and rise > _LEAST_RISE:
             return (

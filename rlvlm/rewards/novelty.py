@@ -117,6 +117,7 @@ class NoveltyReward(RewardSource):
         if not len(self._states):
             raise ValueError("novelty is measured against observed states, and there are none; call `observe` first")
         obs = transitions.obs.astype(np.float64)
+        # the distances of a large batch to all states at once would take gigabytes
         parts = (obs[first : first + _ROWS_AT_ONCE] for first in range(0, len(obs), _ROWS_AT_ONCE))
         distances = np.concatenate([neighbour_distances(part, self._states.rows, self._k) for part in parts])
         # before the division, so that the very first batch has a scale
@@ -126,6 +127,7 @@ class NoveltyReward(RewardSource):
     def get_state(self) -> dict[str, Any]:
         """Everything that `set_state` needs to go on exactly: numbers and arrays."""
         return {
+            # as the env gave them: float64 is for the differences, and would double the checkpoint
             "states": self._states.rows.astype(np.float32),
             "spread": self._spread.get_state(),
             "version": self._version,

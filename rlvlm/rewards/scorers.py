@@ -111,6 +111,7 @@ class ScoreMemory:
         """
         scores = list(self._known.values())
         stamps = list(dict.fromkeys(score.stamp for score in scores))  # thousands of answers share a few
+        # all keys are digests of one length; with none at all the reshape still needs a number
         key_size = len(next(iter(self._known), b"-"))
         return {
             "keys": np.frombuffer(b"".join(self._known), np.uint8).reshape(-1, key_size),

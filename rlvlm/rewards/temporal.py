@@ -61,6 +61,7 @@ class TemporalNovelty:
 
     def learn(self, episodes: Sequence[TokenEpisode]) -> None:
         """Learns to predict `episodes` and those kept of earlier ones."""
+        # older episodes too: trained on the newest alone, the network would find the older ones novel again
         self._kept.extend(self._seen(episode) for episode in episodes)
         for _ in range(_EPOCHS if self._kept else 0):
             for rows in torch.randperm(len(self._kept), generator=self._order).split(_BATCH):
@@ -88,7 +89,9 @@ class TemporalNovelty:
     def _seen(self, episode: TokenEpisode) -> tuple[Tensor, Tensor]:
         """The first image [3 * side * side], small, and the actions [T]; one past the last for an unreadable reply."""
         image = torch.from_numpy(self._draw(episode.snapshots[:1])).permute(0, 3, 1, 2).float() / 255
+        # what could not be read is a word of its own: the next actions depend on it
         actions = [self._num_actions if reply.action is None else reply.action for reply in episode.replies]
+        # 12 pixels a side are enough to tell starts apart, and keep 160 episodes of them small
         return functional.adaptive_avg_pool2d(image, _SIDE).flatten(), torch.tensor(actions)
 
 

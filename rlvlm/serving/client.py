@@ -327,6 +327,7 @@ class ServedJudge:
         """Sends the items in pieces, several at a time, and joins the answers in order."""
         if not items:
             return []
+        # by position alone, so that the model sees the same batches in every run
         pieces = [list(items[start : start + self._batch_size]) for start in range(0, len(items), self._batch_size)]
         self._client.connect()
         # several pieces under way keep the replica busy while answers travel; `map` gives them back in order

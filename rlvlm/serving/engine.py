@@ -171,6 +171,7 @@ class ServedEngine:
                 raise ModelUnavailable(f"the policy's app answered with other weights than version {version}")
             return receipt
 
+        # a failed check counts as a failed try: another replica may have the right weights
         return self._client.call("ask", call, check=checked)
 
     def _note(self, reason: str) -> None:

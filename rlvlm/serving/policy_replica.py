@@ -118,6 +118,7 @@ class PolicyReplica(Replica):
             # a model that is stuck.
             fetch = partial(ray.wait, [call.weights.parcel[0]], timeout=FETCH_TIMEOUT_S, fetch_local=True)
             await asyncio.get_running_loop().run_in_executor(None, fetch)
+        # turn by turn, each with its call: a batch may hold turns of several calls
         items = [(call, place) for place in range(len(call.requests))]
         answers = await self._batches.put(items, key=call.key)
         if failed := [answer for answer in answers if isinstance(answer, RunError)]:

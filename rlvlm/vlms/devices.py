@@ -55,6 +55,7 @@ def pick_device(device: str, section: str = "vlm") -> torch.device:
     if has_cuda and _own_gpu is not None and device in ("auto", "cuda"):
         return torch.device("cuda", _own_gpu)
     if device == "auto":
+        # Ray and SLURM both say so by this variable; -1 is how people hide all cards
         is_assigned = os.environ.get("CUDA_VISIBLE_DEVICES", "") not in ("", "-1")
         if has_cuda and not is_assigned:
             logger.warning("a GPU is visible but not assigned to this process; --%s.device cuda takes it", section)

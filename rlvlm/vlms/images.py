@@ -77,6 +77,7 @@ def _cut(image: NDArray[np.uint8], image_processor: Any) -> NDArray[np.uint8]:
     """[patches, 3, P x P], the patches that are merged later beside one another."""
     side, merge = image_processor.patch_size, image_processor.merge_size
     tall, wide = (length // side for length in image.shape[:2])
+    # rows and columns of merged patches first, then the patches within each, as the encoder merges them
     blocks = image.reshape(tall // merge, merge, side, wide // merge, merge, side, 3)
     return blocks.transpose(0, 3, 1, 4, 6, 2, 5).reshape(tall * wide, 3, side * side)
 

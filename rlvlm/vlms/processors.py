@@ -61,6 +61,7 @@ class PillowProcessor:
         inputs |= self.tokenizer(
             expanded, padding=True, padding_side="left", add_special_tokens=False, return_tensors="pt"
         )
+        # Qwen's encoder wants to know which tokens are images
         inputs["mm_token_type_ids"] = (inputs["input_ids"] == self._image_token_id).int()
         inputs.pop("token_type_ids", None)
         return inputs

@@ -67,6 +67,7 @@ class DialogueBuilder:
         rows = []
         for chat, answer in turns:
             prompt = self._tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
+            # as the processor does, without loading one: all images have one size here
             prompt = prompt.replace(self._image, self._images)
             rows.append((self._ids(prompt), self._ids(answer + self._tokenizer.eos_token)))
         ids = torch.full(
@@ -118,6 +119,7 @@ def optimise(
         nn.utils.clip_grad_norm_(parameters, 1.0)
         for optimizer in optimizers:
             optimizer.step()
+        # a running mean: the loss of one step says little
         metrics |= {key: 0.95 * metrics.get(key, value) + 0.05 * value for key, value in latest.items()}
         if step % 50 == 49 or step == num_steps - 1:
             elapsed_s = time.monotonic() - start
@@ -197,6 +199,7 @@ def answer_loss(model: Any, batch: Dialogues, encoded: Tensor) -> tuple[Tensor, 
         }
     hidden = model.model(input_ids=batch.ids, **shown).last_hidden_state
     targets = batch.targets[:, 1:]
+    # only the places of answers go through the output head, whose vocabulary is most of the work
     learned = targets != IGNORED
     logits = model.lm_head(hidden[:, :-1][learned])
     loss = functional.cross_entropy(logits, targets[learned], reduction="sum") / len(targets)

@@ -65,10 +65,12 @@ def load_head_model(
 
 def _add_tokens(tokenizer: Any, tokens: Sequence[str], num_rows: int, folder: Path) -> None:
     """Gives the tokenizer the model's own tokens where it does not have them, as its authors did before training."""
+    # Qwen's own tokenizer lacks them: their ids follow from the order in which they are added
     missing = [token for token in tokens if token not in tokenizer.get_vocab()]
     if missing:
         tokenizer.add_special_tokens({"additional_special_tokens": missing}, replace_extra_special_tokens=False)
     ids = [tokenizer.convert_tokens_to_ids(token) for token in tokens]
+    # an id beyond the embedding would be an index error on a GPU, without a word about why
     if max(ids) >= num_rows:
         raise JudgeUnavailable(
             f"the tokenizer in {folder} puts {tokens[ids.index(max(ids))]} at {max(ids)}, the weights have {num_rows}",

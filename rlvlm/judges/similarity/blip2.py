@@ -62,6 +62,7 @@ class Blip2Rater:
         """
         encoder = self._encoder
         assert all(isinstance(text, str) for text in goals), "goal images are refused before"
+        # the query tokens stand in front, and positions count from there
         inputs = encoder.read(list(map(str, goals)), padding_side="right")
         is_match = self._head == "match"
         logits = encoder.model(

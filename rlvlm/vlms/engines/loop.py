@@ -17,6 +17,7 @@ class LoopThread:
 
     def __init__(self, name: str) -> None:
         self._loop = asyncio.new_event_loop()
+        # a daemon: a process that is done does not wait for requests that nobody wants
         threading.Thread(target=self._loop.run_forever, name=name, daemon=True).start()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:

@@ -105,6 +105,7 @@ def longest_prefixes(texts: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
 
     Their beginnings without the last token, each once, and none that another one continues.
     """
+    # a prefix of another prefix is read on the way to it
     prefixes = list(dict.fromkeys(tuple(ids[:-1]) for ids in texts))
     return [one for one in prefixes if not any(other != one and other[: len(one)] == one for other in prefixes)]
 
@@ -115,6 +116,7 @@ def _append(inputs: dict[str, torch.Tensor], tokens: Sequence[int]) -> dict[str,
     extended = dict(inputs)
     for name, tensor in inputs.items():
         if tensor.shape == shape:
+            # what has a place per token grows with them: type ids and masks too
             fill = {"input_ids": list(tokens), "attention_mask": [1] * len(tokens)}.get(name, [0] * len(tokens))
             tail = torch.tensor(fill, dtype=tensor.dtype, device=tensor.device).expand(shape[0], -1)
             extended[name] = torch.cat([tensor, tail], dim=1)

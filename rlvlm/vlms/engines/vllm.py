@@ -124,6 +124,7 @@ class VllmCore:
         params = self.vllm.SamplingParams(**sampling, output_kind=RequestOutputKind.FINAL_ONLY)
         name = f"r{next(self._numbers)}"
         try:
+            # only the final output comes: tokens one by one would cost a wake-up each
             outputs = [one async for one in self._engine.generate(request, params, name, lora_request=lora)]
         except EngineDeadError as error:
             raise ModelUnavailable("vLLM's engine has died", "look at the replica's log") from error
