@@ -7,11 +7,9 @@ The pocket judge learns from pairs of them and is measured on pairs of them. Tas
 import importlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Literal
 
 import numpy as np
-from metaworld.policies import SawyerDrawerOpenV3Policy, SawyerSoccerV3Policy, SawyerSweepIntoV3Policy
 from numpy.typing import NDArray
 
 from rlvlm.core.steps import FloatArray, Frames
@@ -28,8 +26,6 @@ _LONGEST_MOVE = 20
 _BINS = 50
 
 Split = Literal["train", "held_out"]
-Skill = Callable[[FloatArray, FloatArray], FloatArray]
-"""Observation [D] and snapshot [S] in, the action [A] that leads to the goal out; it may exceed [-1, 1]."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,7 +82,8 @@ class SceneTask:
     """In the registry of the envs."""
     phrase: str
     """What an image shows, with one slot: `the drawer is {percent}% open`."""
-    skill: Skill
+    skill: Callable[[FloatArray], NDArray[np.floating]] | None = None
+    """Observation [D] in, the action [A] that leads to the goal out; it may exceed [-1, 1]. None: the env's script."""
     setups: tuple[Setup, ...]
     paces: tuple[float, float] = (1.0, 1.0)
     """Lowest and highest factor on the skill's actions, drawn per episode."""
@@ -179,7 +176,8 @@ def _play(env: StepEnv, task: SceneTask, seed: int, rng: np.random.Generator) ->
         elif has_arrived:
             action = np.zeros(shape)
         else:
-            action = pace * task.skill(obs, info["snapshot"]) + noise * rng.standard_normal(shape)
+            skilled = np.asarray(env.scripted_action(obs), np.float64) if task.skill is None else task.skill(obs)
+            action = pace * skilled + noise * rng.standard_normal(shape)
         obs, _, terminated, truncated, info = env.step(np.clip(action, -1, 1).astype(np.float32))
         is_over = terminated or truncated
         yield info["snapshot"], info["progress"]
@@ -206,44 +204,6 @@ def draw_uniform_pairs(scenes: Scenes, num_pairs: int, rng: np.random.Generator)
         drawn = scenes.frames[rng.integers(len(scenes.frames), size=(2 * num_pairs, 2))]
         pairs = np.concatenate([pairs, drawn[drawn[:, 0] != drawn[:, 1]]])
     return pairs[:num_pairs]
-
-
-_DRAWER_POLICY, _SOCCER_POLICY, _SWEEP_POLICY = (
-    SawyerDrawerOpenV3Policy(),
-    SawyerSoccerV3Policy(),
-    SawyerSweepIntoV3Policy(),
-)
-
-
-def _scripted_drawer(obs: FloatArray, _: FloatArray) -> FloatArray:
-    return _DRAWER_POLICY.get_action(obs.astype(np.float64))
-
-
-def _scripted_sweep(obs: FloatArray, _: FloatArray) -> FloatArray:
-    """The policy reads the hole's place, which the stock env never moves, where our observations have zeros."""
-    hole = np.array([0.0, 0.84, 0.02])  # metres
-    return _SWEEP_POLICY.get_action(np.append(obs[:-3], hole).astype(np.float64))
-
-
-def _scripted_soccer(obs: FloatArray, snapshot: FloatArray) -> FloatArray:
-    """The net is what a reset moves: its place is the end of the snapshot."""
-    return _SOCCER_POLICY.get_action(np.append(obs[:-3], snapshot[-3:]).astype(np.float64))
-
-
-def _balance(obs: FloatArray, _: FloatArray) -> FloatArray:
-    """Force per cart position, its speed, pole angle and its speed, that keeps the pole up."""
-    return np.array([obs @ np.array([0.0, 0.2, 8.0, 1.5])])
-
-
-def _pull_apart(obs: FloatArray, _: FloatArray) -> FloatArray:
-    """Both ends of the rope away from each other, flat on the table."""
-    left, right = obs[-6:-3], obs[-3:]
-    away = (right - left) / max(float(np.linalg.norm(right - left)), 1e-6)
-    return np.concatenate([-away, [0.0], away, [0.0]])
-
-
-def _constant(action: FloatArray, _: FloatArray, __: FloatArray) -> FloatArray:
-    return action
 
 
 def _two_starts(
@@ -278,27 +238,24 @@ TASKS = {
         SceneTask(
             name="drawer_open",
             phrase="the drawer is {percent}% open",
-            skill=_scripted_drawer,
             setups=_DRAWER_SETUPS,
         ),
         SceneTask(
             name="soccer",
             phrase="the ball has gone {percent}% of the way to the goal",
-            skill=_scripted_soccer,
             setups=_two_starts("soccer", 50, 36, share=1.3),
             p_aimless=0.3,
         ),
         SceneTask(
             name="sweep_into",
             phrase="the cube has gone {percent}% of the way to the hole",
-            skill=_scripted_sweep,
             setups=_two_starts("sweep_into", 50, 36),
             p_aimless=0.3,
         ),
         SceneTask(
             name="cartpole",
             phrase="the pole is {percent}% upright",
-            skill=_balance,
+            skill=lambda obs: obs @ np.array([[0.0], [0.2], [8.0], [1.5]]),  # cart, its speed, pole, its speed
             setups=_two_starts("cartpole", 60, 30, (800, 300)),
             max_noise=2.0,
             p_aimless=0.5,
@@ -306,7 +263,6 @@ TASKS = {
         SceneTask(
             name="straighten_rope",
             phrase="the rope is {percent}% straight",
-            skill=_pull_apart,
             setups=_two_starts("straighten_rope", 270, 60, (3_000, 600), share=2.0),
             paces=(0.1, 1.0),
             p_aimless=0.3,
@@ -315,7 +271,7 @@ TASKS = {
         SceneTask(
             name="pass_water",
             phrase="the water is {percent}% of the way to the circle",
-            skill=partial(_constant, np.ones(1, np.float32)),
+            skill=lambda _: np.ones(1, np.float32),
             setups=_two_starts("pass_water", 60, 24, share=1.3),
             paces=(0.1, 1.0),
             p_aimless=0.3,
@@ -323,7 +279,7 @@ TASKS = {
         SceneTask(
             name="fold_cloth",
             phrase="the cloth is {percent}% folded",
-            skill=partial(_constant, np.array([0.833, -0.833])),  # the corner opposite the picker
+            skill=lambda _: np.array([0.833, -0.833]),  # the corner opposite the picker
             setups=_two_starts("fold_cloth", 1_600, 600),
             p_aimless=0.5,
         ),
