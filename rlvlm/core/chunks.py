@@ -1,5 +1,6 @@
 """What envs in chunks show, and what comes of a chunk. Images stay references: snapshots."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -33,6 +34,15 @@ class ChunkObs:
         """What is given in the envs `rows` [n], in their order."""
         instructions = tuple(self.instructions[row] for row in rows.tolist())
         return ChunkObs(snapshots=self.snapshots[rows], instructions=instructions, proprio=self.proprio[rows])
+
+    @staticmethod
+    def joined(parts: Sequence["ChunkObs"]) -> "ChunkObs":
+        """All of `parts`, one after the other."""
+        return ChunkObs(
+            snapshots=np.concatenate([part.snapshots for part in parts]),
+            instructions=tuple(instruction for part in parts for instruction in part.instructions),
+            proprio=np.concatenate([part.proprio for part in parts]),
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

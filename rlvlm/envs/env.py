@@ -407,7 +407,7 @@ class SyncChunkEnvs(ChunkEnvs):
         if len(state_ids) > len(self._envs):
             raise ValueError(f"{len(state_ids)} episodes need as many envs, there are {len(self._envs)}")
         pairs = zip(self._envs, state_ids.tolist(), strict=False)
-        return _joined([env.reset(options={"state_id": state_id})[0] for env, state_id in pairs])
+        return ChunkObs.joined([env.reset(options={"state_id": state_id})[0] for env, state_id in pairs])
 
     def step(self, rows: NDArray[np.intp], chunks: FloatArray) -> ChunkStep:
         """Drives the envs `rows` [n] by `chunks` [n, L, A]."""
@@ -415,7 +415,7 @@ class SyncChunkEnvs(ChunkEnvs):
         infos = [info for *_, info in answers]
         left_out = [chunks.shape[1] - info["steps"] for info in infos]
         return ChunkStep(
-            obs=_joined([answer[0] for answer in answers]),
+            obs=ChunkObs.joined([answer[0] for answer in answers]),
             snapshots=np.stack(
                 [
                     np.pad(info["snapshots"], ((0, missing), (0, 0)), mode="edge")
@@ -432,11 +432,3 @@ class SyncChunkEnvs(ChunkEnvs):
             terminated=np.array([answer[2] for answer in answers], bool),
             truncated=np.array([answer[3] for answer in answers], bool),
         )
-
-
-def _joined(parts: Sequence[ChunkObs]) -> ChunkObs:
-    return ChunkObs(
-        snapshots=np.concatenate([part.snapshots for part in parts]),
-        instructions=tuple(instruction for part in parts for instruction in part.instructions),
-        proprio=np.concatenate([part.proprio for part in parts]),
-    )

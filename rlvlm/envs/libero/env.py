@@ -87,7 +87,9 @@ class LiberoEnvs(ChunkEnvs):
                     scene.arm.step(to_robosuite(action), self._step_s)
                     trail[place, index:] = scene.positions()
                     steps[place] = index + 1
-                    is_cut[place] = self._has_diverged()
+                    is_cut[place] = scene.has_diverged()
+                    if is_cut[place]:  # numbers have become impossible: the episode is cut there, as a failure
+                        _LOGGER.warning("the simulation diverged: %s; the episode ends here", scene.instruction)
                     is_solved = not is_cut[place] and scene.is_solved()
                     rewards[place, index] = is_solved and not self.solved[row]
                     success[place] |= is_solved
@@ -113,13 +115,6 @@ class LiberoEnvs(ChunkEnvs):
             terminated=ended,
             truncated=~ended & (is_cut | (self.ages[rows] >= self._episode_steps)),
         )
-
-    def _has_diverged(self) -> bool:
-        """Whether numbers have become impossible; such an episode is cut there, as a failure."""
-        diverged = self._scene.has_diverged()
-        if diverged:
-            _LOGGER.warning("the simulation diverged: %s; the episode ends here", self._scene.instruction)
-        return diverged
 
     def _observed(self, positions: FloatArray, proprio: FloatArray) -> ChunkObs:
         instructions = (self._scene.instruction,) * len(positions)

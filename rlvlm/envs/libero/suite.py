@@ -7,7 +7,8 @@ instruction and by what it sees. Made by the registry.
 import gc
 import threading
 from collections import OrderedDict
-from dataclasses import replace
+from collections.abc import Iterator
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
@@ -107,19 +108,16 @@ class LiberoSuite(ChunkEnv):
     def draw(self, snapshots: FloatArray, size_px: int, camera: str = "") -> Frames:
         """Images [N, size_px, size_px, 3], each of its own task."""
         images = np.empty((len(snapshots), size_px, size_px, 3), np.uint8)
-        for task, rows in tasks_of(snapshots):
-            with self._turn:  # so that nobody closes it meanwhile
-                world = self.member(task)
-                images[rows] = world.draw(snapshots[rows, 1 : 1 + world.snapshot_size], size_px, camera)
+        for rows, member, positions in self._by_task(snapshots):
+            images[rows] = member.draw(positions, size_px, camera)
         return images
 
     def image_key(self, snapshots: FloatArray) -> NDArray[np.int64]:
         """[N, S]: the task's number, then what it says itself."""
         keys = np.zeros((len(snapshots), self.snapshot_size), np.int64)
         keys[:, 0] = snapshots[:, 0]
-        for task, rows in tasks_of(snapshots):
-            size = self.member(task).snapshot_size
-            keys[rows, 1 : 1 + size] = self.member(task).image_key(snapshots[rows, 1 : 1 + size])
+        for rows, member, positions in self._by_task(snapshots):
+            keys[rows, 1 : 1 + member.snapshot_size] = member.image_key(positions)
         return keys
 
     def landmarks(self, snapshots: FloatArray) -> FloatArray:
@@ -127,22 +125,26 @@ class LiberoSuite(ChunkEnv):
         fewer.
         """
         places = np.empty((len(snapshots), _LANDMARKS, 3), np.float32)
-        for task, rows in tasks_of(snapshots):
-            with self._turn:
-                world = self.member(task)
-                own = world.landmarks(snapshots[rows, 1 : 1 + world.snapshot_size])
+        for rows, member, positions in self._by_task(snapshots):
+            own = member.landmarks(positions)
             places[rows] = own[:, np.minimum(np.arange(_LANDMARKS), own.shape[1] - 1)]
         return places
 
     def augment_scenes(self, snapshots: FloatArray, starts: FloatArray, rng: np.random.Generator) -> FloatArray:
         """[N, S]: the arm of `snapshots` among the things of `starts`, which are of the same tasks, row by row."""
         scenes = starts.copy()
-        for task, rows in tasks_of(starts):
-            with self._turn:
-                world = self.member(task)
-                own = slice(1, 1 + world.snapshot_size)
-                scenes[rows, own] = world.augment_scenes(snapshots[rows, own], starts[rows, own], rng)
+        for rows, member, things in self._by_task(starts):
+            own = slice(1, 1 + member.snapshot_size)
+            scenes[rows, own] = member.augment_scenes(snapshots[rows, own], things, rng)
         return scenes
+
+    def _by_task(self, snapshots: FloatArray) -> Iterator[tuple[NDArray[np.intp], LiberoEnv, FloatArray]]:
+        """For each task of `snapshots` [N, S] its rows, its env, and these rows' joint positions as it has them."""
+        numbers = snapshots[:, 0].astype(np.int64)
+        for task in np.unique(numbers).tolist():
+            with self._turn:  # so that nobody closes it meanwhile
+                rows, member = np.flatnonzero(numbers == task), self.member(task)
+                yield rows, member, snapshots[rows, 1 : 1 + member.snapshot_size]
 
     def scripted_chunk(self, noise: float, rng: np.random.Generator) -> FloatArray | None:
         """[L, 7] of the present task's script; None where it has none."""
@@ -166,8 +168,8 @@ class LiberoSuite(ChunkEnv):
 
     def close(self) -> None:
         """Frees OpenGL; the next image opens it again."""
-        for world in self._members.values():
-            world.close()
+        for member in self._members.values():
+            member.close()
 
 
 class LiberoSuiteEnvs(ChunkEnvs):
@@ -199,44 +201,28 @@ class LiberoSuiteEnvs(ChunkEnvs):
         self._tasks, own = np.array([task for task, _ in places]), np.array([own for _, own in places])
         self._places = np.empty(len(state_ids), np.intp)
         self._envs = {}
-        parts = []
+        parts, groups = [], []
         for task in np.unique(self._tasks).tolist():
-            rows = np.flatnonzero(self._tasks == task)
-            self._places[rows] = np.arange(len(rows))
+            groups.append(np.flatnonzero(self._tasks == task))
+            self._places[groups[-1]] = np.arange(len(groups[-1]))
             self._envs[task] = self._suite.member(task).many()
-            parts.append((rows, numbered(self._envs[task].begin(own[rows]), task)))
-        return _gathered(parts)
+            parts.append(numbered(self._envs[task].begin(own[groups[-1]]), task))
+        return ChunkObs.joined(parts).at(np.argsort(np.concatenate(groups)))
 
     def step(self, rows: NDArray[np.intp], chunks: FloatArray) -> ChunkStep:
         """Drives the envs `rows` [n] by `chunks` [n, L, 7]."""
-        answers = []
+        answers, places = [], []
         for task in np.unique(self._tasks[rows]).tolist():
-            where = np.flatnonzero(self._tasks[rows] == task)
-            came = self._envs[task].step(self._places[rows[where]], chunks[where])
-            obs, trail = numbered(came.obs, task), wide(came.snapshots, task)
-            answers.append((where, replace(came, obs=obs, snapshots=trail)))
-        order = np.argsort(np.concatenate([where for where, _ in answers]))
-
-        def in_order(name: str) -> NDArray[Any]:
-            return np.concatenate([getattr(came, name) for _, came in answers])[order]
-
-        return ChunkStep(
-            obs=_gathered([(where, came.obs) for where, came in answers]),
-            snapshots=in_order("snapshots"),
-            steps=in_order("steps"),
-            env_rewards=in_order("env_rewards"),
-            success=in_order("success"),
-            success_at_end=in_order("success_at_end"),
-            progress=in_order("progress"),
-            terminated=in_order("terminated"),
-            truncated=in_order("truncated"),
-        )
-
-
-def tasks_of(snapshots: FloatArray) -> list[tuple[int, NDArray[np.intp]]]:
-    """The tasks of `snapshots` [N, S], each with its rows."""
-    numbers = snapshots[:, 0].astype(np.int64)
-    return [(task, np.flatnonzero(numbers == task)) for task in np.unique(numbers).tolist()]
+            places.append(np.flatnonzero(self._tasks[rows] == task))
+            came = self._envs[task].step(self._places[rows[places[-1]]], chunks[places[-1]])
+            answers.append(replace(came, obs=numbered(came.obs, task), snapshots=wide(came.snapshots, task)))
+        order = np.argsort(np.concatenate(places))  # tasks were stepped one after the other
+        arrays: dict[str, Any] = {
+            column.name: np.concatenate([getattr(came, column.name) for came in answers])[order]
+            for column in fields(ChunkStep)
+            if column.name != "obs"
+        }
+        return ChunkStep(obs=ChunkObs.joined([came.obs for came in answers]).at(order), **arrays)
 
 
 def wide(positions: FloatArray, task: int) -> FloatArray:
@@ -250,13 +236,3 @@ def wide(positions: FloatArray, task: int) -> FloatArray:
 def numbered(obs: ChunkObs, task: int) -> ChunkObs:
     """`obs` of the task number `task`, as the suite's."""
     return ChunkObs(snapshots=wide(obs.snapshots, task), instructions=obs.instructions, proprio=obs.proprio)
-
-
-def _gathered(parts: list[tuple[NDArray[np.intp], ChunkObs]]) -> ChunkObs:
-    """Observations of several tasks, each with the rows that it has in the whole."""
-    order = np.argsort(np.concatenate([rows for rows, _ in parts]))
-    return ChunkObs(
-        snapshots=np.concatenate([obs.snapshots for _, obs in parts]),
-        instructions=tuple(text for _, obs in parts for text in obs.instructions),
-        proprio=np.concatenate([obs.proprio for _, obs in parts]),
-    ).at(order)
