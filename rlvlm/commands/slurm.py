@@ -39,7 +39,7 @@ class SlurmConfig:
     memory_gb: int = 16
     """Memory per node, in GB."""
     time: str = "24:00:00"
-    """Longest time of one sitting, as SLURM writes it; the job goes on in another."""
+    """Time limit of the job, as SLURM writes it; a run that needs more is requeued and goes on."""
     partition: str = ""
     """Where to queue; empty takes the cluster's default."""
     account: str = ""
@@ -47,7 +47,7 @@ class SlurmConfig:
     save_s: int = 180
     """How long before the time limit the run gets the signal to save, in seconds, 30 to 3600."""
     restarts: int = 20
-    """Most sittings after the first, >= 0."""
+    """Most times that the job requeues itself, >= 0."""
     image: str = ""
     """Apptainer image to run in (cluster/rlvlm.def); empty runs with this Python."""
     scratch: str = ""

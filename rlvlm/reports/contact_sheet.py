@@ -83,7 +83,7 @@ def write_sheet(folder: DemonstrationFolder, make_env: Callable[[], ChunkEnv]) -
     rows = []
     for record in chosen:
         # kept images show the moment before each chunk; states also show the end
-        num = len(record.arrays["actions"]) + (env is not None)  # states tell the end too
+        num = len(record.arrays["actions"]) + (env is not None)  # states show the end too
         moments = np.unique(np.linspace(0, num - 1, COLUMNS).astype(int))
         ends = np.concatenate([[0], np.cumsum(record.arrays["steps"])])
         labels = tuple(f"step {ends[moment]}" for moment in moments)

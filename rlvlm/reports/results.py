@@ -189,7 +189,7 @@ def run_results(paths: Sequence[Path]) -> Results:
     ]
     named, short = [], dict[str, str]()
     for run, kind in zip(runs, kinds, strict=True):
-        # settings are told apart only within a task and a kind of reward: the rest of the name says those already
+        # within a task and a kind of reward, which the name says already, settings distinguish the runs
         rivals = [
             other
             for rival, other in zip(runs, kinds, strict=True)

@@ -35,7 +35,7 @@ class RunState:
     env_steps: int
     """Env steps taken so far."""
     wall_s: float
-    """Seconds spent in training so far, over all sittings."""
+    """Seconds spent in training so far, over all starts of the run."""
     peak_rss_mb: float
     """Largest memory of all processes together so far, in MiB."""
     settings: Mapping[str, Any] = field(default_factory=dict)

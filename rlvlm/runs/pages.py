@@ -92,7 +92,7 @@ def _of_comparisons(
         blank = np.zeros((config.feedback.segment_steps, 1, 1, 3), np.uint8)
         messages = compare_messages(config.judge.prompt, Query(goal=config.judge_goal, left=blank, right=blank))
         parts = [part for message in messages for part in message["content"]]
-        asked = "\n".join(part["text"] if part["type"] == "text" else "[picture]" for part in parts)
+        asked = "\n".join(part["text"] if part["type"] == "text" else "[image]" for part in parts)
     counts, total = Counter(map(outcome, rows)), len(rows)
     decided = counts["correct"] + counts["incorrect"]
     cards = [{**row, "outcome": outcome(row)} for row in examples]

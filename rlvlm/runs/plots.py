@@ -40,7 +40,7 @@ HEALTH = {
     "unreadable replies, sampled": (metrics.REPLY_INVALID, "#e76f51"),
     "groups that teach something": (metrics.GROUP_KEPT, "#457b9d"),
 }
-"""Shares of a rollout that tell how training fares, by the label shown."""
+"""Shares of a rollout that show how training fares, by the label shown."""
 NUM_BINS = 10
 STYLE: dict[Any, Any] = {
     "figure.dpi": 120,
@@ -106,23 +106,38 @@ def draw_learning_curve(evaluations: Rows, queries: Rows, rows: Sequence[Mapping
         for label, (name, colour) in HEALTH.items()
         if {row[name] for row in rows if name in row} not in ({0.0}, {1.0}, set())  # always none or all: no image
     }
-    panels: list[tuple[float, Callable[[Axes], None]]] = [
-        (3.0, lambda axes: _draw_success(axes, evaluations)),
-        (2.0, lambda axes: _draw_returns(axes, evaluations, rows)),
-    ]
-    if np.isfinite(learned := column(evaluations, "learned_return")).any():
-        # in a panel of its own: on a second scale over the true ones, any two rising curves can be made to coincide
-        panels.append((2.0, lambda axes: _draw_learned_returns(axes, column(evaluations, "step"), learned)))
-    if health:
-        panels.append((1.6, lambda axes: _draw_health(axes, rows, health)))
-    if queries:
-        panels.append((1.6, lambda axes: draw_spent(axes, queries, column(evaluations, "step").max() / 1_000)))
-    heights = [height for height, _ in panels]
-    figure = titled(8, 1.1 * sum(heights), title)
-    found = figure.subplots(len(panels), 1, sharex=True, height_ratios=heights)
-    for axes, (_, draw) in zip(found, panels, strict=True):
-        draw(axes)
-    last = max(float(column(evaluations, "step").max()), *(row[metrics.ENV_STEPS] for row in rows), 1.0) / 1_000
+    steps, learned = column(evaluations, "step") / 1_000, column(evaluations, "learned_return")
+    heights = {"success": 3.0, "returns": 2.0}
+    # in a panel of its own: on a second scale over the true ones, any two rising curves can be made to coincide
+    heights |= {"learned": 2.0} if np.isfinite(learned).any() else {}
+    heights |= {"health": 1.6} if health else {}
+    heights |= {"queries": 1.6} if queries else {}
+    figure = titled(8, 1.1 * sum(heights.values()), title)
+    found = figure.subplots(len(heights), 1, sharex=True, height_ratios=list(heights.values()))
+    panels: dict[str, Axes] = dict(zip(heights, found, strict=True))
+
+    _draw_success(panels["success"], evaluations)
+    axes = panels["returns"]
+    axes.plot(steps, column(evaluations, "episode_return"), color=INK, marker="o", markersize=3, label="evaluation")
+    trained = [row for row in rows if metrics.TRAIN_EPISODE_RETURN in row]
+    places = [row[metrics.ENV_STEPS] / 1_000 for row in trained]
+    axes.plot(places, [row[metrics.TRAIN_EPISODE_RETURN] for row in trained], color=ACCENT, label="training")
+    axes.set(ylabel="return", title="Episode return by the true reward")
+    axes.legend(loc="best")
+    if axes := panels.get("learned"):
+        axes.plot(steps, learned, color=ACCENT, marker="s", markersize=3)
+        axes.set(
+            ylabel="return", title="Episode return by the reward that is trained on, which changes as it is learned"
+        )
+    if axes := panels.get("health"):
+        places = [row[metrics.ENV_STEPS] / 1_000 for row in rows]
+        for label, (name, colour) in health.items():
+            shares = [100 * row.get(name, np.nan) for row in rows]
+            axes.plot(places, shares, color=colour, linewidth=2, label=label)
+        axes.set(ylabel="%", ylim=(-4, 104), title=" / ".join(health).capitalize())
+    if axes := panels.get("queries"):
+        draw_spent(axes, queries, steps.max())
+    last = max(float(steps.max()), *(row[metrics.ENV_STEPS] / 1_000 for row in rows), 0.001)
     found[-1].set(xlabel="env steps, thousands", xlim=(-0.01 * last, 1.02 * last))
     return figure
 
@@ -289,8 +304,10 @@ def _draw_success(axes: Axes, evaluations: Rows) -> None:
         axes.plot(steps, 100 * success, color=colour, marker="o", markersize=4, linewidth=2, label=label)
         low, high = np.zeros(len(success)), success
         if is_sampled:
-            told = counts if place else distinct  # a greedy episode that is played again says nothing new
-            bounds = [wilson_interval(round(one * count), count) for one, count in zip(success, told, strict=True)]
+            independent = counts if place else distinct  # a greedy episode that is played again says nothing new
+            bounds = [
+                wilson_interval(round(one * count), count) for one, count in zip(success, independent, strict=True)
+            ]
             low, high = np.array(bounds).T
         axes.fill_between(steps, 100 * low, 100 * high, color=colour, alpha=0.12, linewidth=0)
         if not place and all(row.get("success_at_end") for row in evaluations):
@@ -305,29 +322,6 @@ def _draw_success(axes: Axes, evaluations: Rows) -> None:
             axes.plot(steps, 100 * above, color=colour, linestyle="--", label=f"{decoding}, return above 0")
     if is_sampled or len(axes.get_lines()) > 1:
         axes.legend(loc="best")
-
-
-def _draw_returns(axes: Axes, evaluations: Rows, rows: Sequence[Mapping[str, Any]]) -> None:
-    """True returns of evaluations and of training."""
-    steps = column(evaluations, "step") / 1_000
-    axes.plot(steps, column(evaluations, "episode_return"), color=INK, marker="o", markersize=3, label="evaluation")
-    trained = [row for row in rows if metrics.TRAIN_EPISODE_RETURN in row]
-    places = [row[metrics.ENV_STEPS] / 1_000 for row in trained]
-    axes.plot(places, [row[metrics.TRAIN_EPISODE_RETURN] for row in trained], color=ACCENT, label="training")
-    axes.set(ylabel="return", title="Episode return by the true reward")
-    axes.legend(loc="best")
-
-
-def _draw_learned_returns(axes: Axes, steps: FloatArray, learned: FloatArray) -> None:
-    axes.plot(steps / 1_000, learned, color=ACCENT, marker="s", markersize=3)
-    axes.set(ylabel="return", title="Episode return by the reward that is trained on, which changes as it is learned")
-
-
-def _draw_health(axes: Axes, rows: Sequence[Mapping[str, Any]], health: Mapping[str, tuple[str, str]]) -> None:
-    steps = [row[metrics.ENV_STEPS] / 1_000 for row in rows]
-    for label, (name, colour) in health.items():
-        axes.plot(steps, [100 * row.get(name, np.nan) for row in rows], color=colour, linewidth=2, label=label)
-    axes.set(ylabel="%", ylim=(-4, 104), title=" / ".join(health).capitalize())
 
 
 def draw_spent(axes: Axes, queries: Rows, last: float) -> None:

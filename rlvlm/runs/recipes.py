@@ -82,8 +82,8 @@ def straighten_rope() -> RunConfig:
     """A crumpled rope, held by both ends, 40 steps an episode as in the paper.
 
     Sessions are larger and closer together than elsewhere, since a tangled rope is hard to read: of random pairs of an
-    oracle, 200 taught the image reward to order 69 % of those held out, 2,000 taught it 80 %, and the larger step size
-    adds two.
+    oracle, with 200 the image reward ordered 69 % of those held out, with 2,000 it ordered 80 %, and the larger step
+    size adds two.
     """
     return RunConfig(
         task="straighten_rope",
@@ -296,7 +296,7 @@ def libero(task: str) -> RunConfig:
 
 
 def libero_suite(suite: str) -> RunConfig:
-    """One policy for all tasks of a suite: as for one task, with more demonstrations and longer lessons."""
+    """One policy for all tasks of a suite: as for one task, with more demonstrations and a longer SFT."""
     one, num_tasks = libero(f"{suite}/0"), len(SUITES[suite])
     assert isinstance(one.sft, ChunkSFTConfig), "what GRPO goes with"
     judge, reward = _judged(suite)

@@ -217,8 +217,11 @@ def run_card(  # one page, one argument per source of facts
         for what, names in DECODINGS.items():
             for when, shares in measured.items():
                 cells = []
-                told = (int(shares["distinct"]), episodes)  # a greedy episode that is played again says nothing new
-                for name, count in zip(names, told, strict=True) if names[0] in shares else ():
+                independent = (
+                    int(shares["distinct"]),
+                    episodes,
+                )  # a greedy episode that is played again says nothing new
+                for name, count in zip(names, independent, strict=True) if names[0] in shares else ():
                     share = shares[name]
                     low, high = wilson_interval(round(share * count), count)
                     cells.append(f"{_percent(share)} ({100 * low:.0f} to {100 * high:.0f})")

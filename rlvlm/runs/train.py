@@ -127,19 +127,19 @@ class Training:
         return (last_step - first_step) / max(last_s - first_s, 1e-3)
 
     def begin(self, stop: StopRequest | None = None) -> None:
-        """What comes before the first round. Where it taught something, that is evaluated and saved as step 0: the
+        """What comes before the first round. Where that trained the policy, it is evaluated and saved as step 0: the
         curve shows what training added, and a start that nothing improved on stays the best checkpoint.
 
         Raises:
-            StoppedEarly: `stop` was asked for meanwhile; it is looked at where there is a line to tell.
+            StoppedEarly: `stop` was asked for meanwhile; it is looked at when there is a line to log.
         """
 
-        def tell(line: str) -> None:
+        def log(line: str) -> None:
             self._console.phase(line)
             if stop:
                 raise StoppedEarly
 
-        if self._algorithm.prepare(tell):
+        if self._algorithm.prepare(log):
             is_best = self._evaluate()
             self._log(is_due=True)
             self._try_to_save(is_best)

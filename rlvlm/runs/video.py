@@ -37,8 +37,8 @@ _REWARD_PX = 56
 def write_videos(
     folder: Path, episodes: Sequence[PlayedEpisode], env_steps: int, draw: Draw, has_success: bool = True
 ) -> list[Path]:
-    """Films episodes of the policy after `env_steps` into `folder`, and returns the files; their titles tell success
-    where the env does.
+    """Films episodes of the policy after `env_steps` into `folder`, and returns the files; their titles say success
+    where the env tests it.
     """
     files = []
     for number, episode in enumerate(episodes, start=1):

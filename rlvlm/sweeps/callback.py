@@ -1,7 +1,7 @@
 """A sweep's part in Tune, in the process that holds the sweep: who runs next and who stops, the records, the table.
 
 Tune pickles callbacks and schedulers with its own state. Nothing of these is kept there: their live objects belong to
-this process, and the next sitting reads what was done from the run folders.
+this process, and the next start reads what was done from the run folders.
 """
 
 import re
@@ -25,7 +25,7 @@ from rlvlm.sweeps.progress_table import ProgressTable
 class Halving:
     """ASHA over the runs of one task: a score says nothing about the runs of another.
 
-    It remembers runs by their keys, so those of earlier sittings take part in what is decided in this one.
+    It remembers runs by their keys, so those of earlier starts of the sweep take part in what is decided now.
 
     Args:
         config: the rungs.
@@ -85,7 +85,7 @@ class SweepCallback(Callback):
         for key, plan in plans.items() if sweep.halving else ():
             assert sweep.halving is not None
             halving = self._halving.setdefault(plan.task, Halving(sweep.halving, plan.config.steps))
-            for steps, score in zip(*folder.evaluations(plan), strict=True):  # those of earlier sittings
+            for steps, score in zip(*folder.evaluations(plan), strict=True):  # those of earlier starts
                 halving.is_halted(key, steps, float(score))
 
     def retry(self, keys: Sequence[str]) -> None:
@@ -165,7 +165,7 @@ class SweepScheduler(FIFOScheduler):
     """First come, first served; pauses every run once the sweep is asked to stop, and stops those that are halted.
 
     Args:
-        callback: of this sitting.
+        callback: of the sweep.
     """
 
     def __init__(self, callback: SweepCallback) -> None:

@@ -69,16 +69,16 @@ def largest_places(runs: Sequence[Sequence[dict[str, float]]]) -> list[dict[str,
 
 
 def _tune(folder: SweepFolder, sweep: SweepConfig, waiting: Sequence[str], callback: SweepCallback) -> None:
-    """One sitting: a Tuner over the runs that are not finished.
+    """A Tuner over the runs that are not finished, until they are or a signal comes.
 
     A new one each time, not `Tuner.restore`: that takes no further runs, and has forgotten the rungs of ASHA. What has
-    been done is read from the run folders, so it does not matter how the last sitting ended.
+    been done is read from the run folders, so it does not matter how the last one ended.
     """
     # The runs write their own tables and work where the sweep was started, so that relative paths mean the same.
     os.environ |= {"TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1", "RAY_CHDIR_TO_TRIAL_DIR": "0"}
     os.environ["TUNE_DISABLE_SIGINT_HANDLER"] = "1"  # Ctrl-C is ours: every run is saved first
     logging.getLogger("ray.tune").setLevel(logging.ERROR)
-    # Tune's notes of the last sitting would only be added to
+    # Tune's notes of the last start would only be added to
     shutil.rmtree(folder.path / _TUNE, ignore_errors=True)
     resources = sweep.resources
     # Learners and env runners are placed in what the trial has reserved, and wait without end where nothing of it fits.

@@ -1,8 +1,6 @@
-"""Small stand-ins and contract checks; only tests (and benchmarks) import this room.
+"""What tests of one's own judges and envs need: a small env, a judge of known answers, and the contract checks.
 
-`envs` and `fakes` are what tests use in place of simulators and models, `contracts` holds every judge to its protocol
-(the check of envs lives in `rlvlm.envs.check`, where `rlvlm check-task` finds it too), `chaos` breaks running
-things on purpose (it needs Ray and is imported by its own name), such as a served `stub_judge`.
+`check_judge` holds a judge to its protocol; the checks of envs are those of `rlvlm check-task`.
 """
 
 from rlvlm.envs.check import check_step_env, check_turn_env
