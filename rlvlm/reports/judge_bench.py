@@ -13,7 +13,7 @@ import numpy as np
 from rlvlm.core.console.signals import StopRequest
 from rlvlm.core.console.tables import plain_console, plain_table
 from rlvlm.core.disk import write_json, write_whole
-from rlvlm.core.errors import EXIT_DONE, UsageError
+from rlvlm.core.errors import EXIT_DONE, EXIT_PREEMPTED, UsageError
 from rlvlm.core.steps import Frames, spread
 from rlvlm.judge_bench.asking import Answer, Reference
 from rlvlm.judge_bench.bench import Measured, frames_for, measure, summarise
@@ -96,7 +96,7 @@ def bench_judge(  # noqa: PLR0913 - the command's options
     write_whole(out / "bench.html", bench_page(found, row))
     print_row(row)
     console.print(f"\nrow, answers and page: {out / 'bench.html'}", markup=False)
-    return EXIT_DONE
+    return EXIT_PREEMPTED if stop else EXIT_DONE
 
 
 def print_row(row: Mapping[str, Any]) -> None:
