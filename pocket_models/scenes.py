@@ -188,6 +188,7 @@ def _spread(progress: FloatArray, count: int, rng: np.random.Generator) -> NDArr
     if len(progress) <= count:
         return np.arange(len(progress))
     bins = np.clip((progress * _BINS).astype(int), 0, _BINS - 1)
+    # p = 1 / how many share its bin: every bin of progress is as likely
     crowd = np.bincount(bins, minlength=_BINS)[bins]
     return np.sort(rng.choice(len(progress), size=count, replace=False, p=(1 / crowd) / (1 / crowd).sum()))
 

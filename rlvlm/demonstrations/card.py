@@ -71,6 +71,7 @@ def split(records: Iterable[EpisodeRecord], held_out: float) -> tuple[list[Episo
         raise ValueError(f"held_out must be in [0, 1), got {held_out}")
     sides: tuple[list[EpisodeRecord], list[EpisodeRecord]] = [], []
     for record in records:
+        # a hash and not a draw: an episode keeps its side as the folder grows
         digest = hashlib.sha256(f"{record.task}:{record.seed}".encode()).digest()
         sides[int.from_bytes(digest[:8]) < held_out * _STEPS_OF_HASH].append(record)
     return sides

@@ -70,6 +70,7 @@ def _masked_checksum(data: bytes) -> int:
         for _ in range(8):
             crc = crc >> 1 ^ _POLYNOMIAL * (crc & 1)
     crc ^= 0xFFFFFFFF
+    # as TFRecord masks it, so that a checksum within checksummed data does no harm
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 

@@ -112,6 +112,7 @@ def cut(actions: FloatArray, grippers: NDArray[np.bool_], length: int, config: C
         given = actions[kept[first : first + length]]
         chunk[: len(given)] = given
         chunk[len(given) :] = given[-1] if config.last == "repeat" else np.where(grippers, given[-1], 0.0)
+    # with a stride below L chunks overlap: only the steps up to the next one are counted
     steps = np.minimum(stride, len(kept) - firsts)
     return Cut(starts=kept[firsts], actions=chunks, steps=steps.astype(np.int64))
 

@@ -124,6 +124,8 @@ def _moved(state: NDArray[np.float64], force: float) -> NDArray[np.float64]:
     x, speed, angle, spin = state.tolist()
     mass = _CART_KG + _POLE_KG
     sine, cosine = math.sin(angle), math.cos(angle)
+    # push = (F + m l w^2 sin a) / (M + m): what accelerates cart and pole together
+    # turn = (g sin a - cos a push) / (l (4/3 - m cos^2 a / (M + m))), thrust = push - m l turn cos a / (M + m)
     push = (force + _POLE_KG * _HALF_POLE_M * spin**2 * sine) / mass
     turn = (_GRAVITY * sine - cosine * push) / (_HALF_POLE_M * (4 / 3 - _POLE_KG * cosine**2 / mass))
     thrust = push - _POLE_KG * _HALF_POLE_M * turn * cosine / mass
@@ -140,6 +142,7 @@ def _grid(size_px: int) -> tuple[FloatArray, FloatArray]:
 
 def _blend(image: FloatArray, outside: NDArray[np.floating], colour: tuple[int, int, int]) -> None:
     """Lays a colour over `picture` [H, W, 3] where `outside` [H, W], scene pixels from a shape's edge, is negative."""
+    # half a pixel of ramp on either side of the edge, which is what makes it smooth
     share = np.clip(0.5 - outside * (len(image) / _SCENE_PX), 0.0, 1.0)[..., None]
     image += share * (np.array(colour, np.float32) - image)
 

@@ -163,6 +163,7 @@ class TurnEnv(Env[Turn, str]):
             UsageError: no start of the wanted side of the split turned up: the env has too few different ones.
         """
         super().reset(seed=seed, options=options)
+        # starts of the other side are drawn and thrown away, so those of the wanted one keep the env's own odds
         for _ in range(_MAX_STARTS):
             self.begin()
             if self.may_start(self.snapshot()):
@@ -177,6 +178,7 @@ class TurnEnv(Env[Turn, str]):
         """
         reply = self.read(text)
         action = reply.action
+        # as the reference answers what it cannot read
         if action is None and self.rules == "legacy":
             action = int(self.np_random.choice(self.legal()))
         reward, terminated, truncated = self.act(action)

@@ -169,6 +169,7 @@ class WrappedGymEnv(StepEnv):
     def _act(self, action: FloatArray) -> tuple[FloatArray, float, bool, bool, dict[str, Any]]:
         """One step of the env, with `action` [A] stretched from [-1, 1] to its bounds."""
         self._actions.append(np.array(action, np.float32))
+        # from [-1, 1] to the env's bounds: low + (a + 1) / 2 (high - low), in float64, which bounds may need
         share = (np.clip(action, -1.0, 1.0).astype(np.float64) + 1) / 2
         stretched = (self._low + share * (self._high - self._low)).reshape(self._acted_shape)
         came = self._ask("step", lambda: self._env.step(stretched.astype(self._env.action_space.dtype)))

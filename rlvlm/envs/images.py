@@ -70,6 +70,7 @@ class FrameStore:
         is_first = np.ones(len(keys), bool)
         is_first[1:] = (keys[order[1:]] != keys[order[:-1]]).any(axis=1)
         first = order[is_first]
+        # groups are numbered by key so far; callers want them by their first row
         rank = np.empty(len(first), np.intp)
         rank[np.argsort(first)] = np.arange(len(first))
         inverse = np.empty(len(keys), np.intp)

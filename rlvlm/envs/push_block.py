@@ -57,6 +57,7 @@ def moved(states: FloatArray, moves: FloatArray) -> FloatArray:
     for block in (ASKED, OTHER):
         gap = states[:, block] - after[:, HAND]
         axis = np.abs(gap).argmax(axis=1)  # of the side that is touched
+        # only what is overlapped along the side of touch, and moved into, is pushed; one that is dragged past stays
         depth = reach - np.abs(gap[rows, axis])
         is_pushed = (depth > 0) & (step[rows, axis] * gap[rows, axis] > 0)
         share = np.minimum(depth / np.maximum(np.abs(step[rows, axis]), 1e-6), 1.0)  # of the step spent in contact
@@ -105,6 +106,7 @@ def draw_tables(states: FloatArray, size_px: int) -> Frames:
     paint(square(states[:, PAD], PAD_HALF), np.reshape(_PAD, (3, 1)))
     blocks = np.stack([states[:, ASKED], states[:, OTHER]])
     colours = np.rint(states[:, COLOURS : COLOURS + 2]).astype(np.int64)
+    # painted by colour and not by which is asked for, or the upper one of two that overlap would tell
     order, rows = np.argsort(colours, axis=1), np.arange(len(states))
     for place in (0, 1):
         chosen = order[:, place]

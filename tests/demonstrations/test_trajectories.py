@@ -472,12 +472,7 @@ def lerobot_table(root: Path) -> Path:
 
 @pytest.mark.parametrize(
     ("form", "make"),
-    [
-        ("libero", hdf5_file),
-        ("rlds", tfrecord_file),
-        ("lerobot", lerobot_film),
-        ("lerobot", lerobot_table),
-    ],
+    [("libero", hdf5_file), ("rlds", tfrecord_file), ("lerobot", lerobot_film), ("lerobot", lerobot_table)],
 )
 @pytest.mark.parametrize("is_foreign", [False, True])
 def test_a_torn_or_foreign_file_is_refused_by_its_name(

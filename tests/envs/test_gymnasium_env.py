@@ -77,10 +77,7 @@ def test_actions_are_stretched_to_the_bounds_of_the_env() -> None:
 
 
 def test_an_end_with_a_positive_reward_is_no_success_but_the_registered_return_is() -> None:
-    for env_id, push, is_won in (
-        ("SliderTest-v0", 1, False),
-        ("SliderGoalTest-v0", 1, True),
-    ):
+    for env_id, push, is_won in (("SliderTest-v0", 1, False), ("SliderGoalTest-v0", 1, True)):
         env = make(env_id)
         assert env.has_success == (env_id == "SliderGoalTest-v0") and ("says nothing" in env.note) != env.has_success
         infos, is_over = [], False
@@ -234,8 +231,7 @@ def test_stored_images_are_said_once(caplog: pytest.LogCaptureFixture) -> None:
 
 @pytest.mark.parametrize("start", ["fixed", "random"])
 @pytest.mark.parametrize(
-    "env_id",
-    ["SliderTest-v0", "Reacher-v5", pytest.param("MountainCarContinuous-v0", marks=pytest.mark.slow)],
+    "env_id", ["SliderTest-v0", "Reacher-v5", pytest.param("MountainCarContinuous-v0", marks=pytest.mark.slow)]
 )
 def test_the_contract_holds(env_id: str, start: str) -> None:
     env, twin = (make(env_id, start=start, episode_steps=15) for _ in range(2))

@@ -57,25 +57,7 @@ def test_an_action_that_is_not_legal_now_is_none_but_has_its_place() -> None:
 
 def test_ten_thousand_garbage_replies_raise_nothing_and_take_little_time() -> None:
     rng = random.Random(0)
-    parts = [
-        '{"action": "',
-        '"}',
-        "{",
-        "}",
-        '"',
-        "action",
-        ":",
-        "\\",
-        "+",
-        "10",
-        "\x00",
-        "é",
-        "\ud83d",
-        "[",
-        "]",
-        ",",
-        " ",
-    ]
+    parts = ['{"action": "', '"}', *'{}":+[], ', "action", "\\", "10", "\x00", "é", "\ud83d"]
     start = time.process_time()
     for _ in range(10_000):
         text = "".join(rng.choices(parts, k=rng.randrange(60)))

@@ -6,14 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from pocket_models.scenes import (
-    TASKS,
-    Scenes,
-    collect,
-    collect_scenes,
-    draw_uniform_pairs,
-    label_of,
-)
+from pocket_models.scenes import TASKS, Scenes, collect, collect_scenes, draw_uniform_pairs, label_of
 from rlvlm.core.judging import Label, Query
 from rlvlm.envs.registry import task_goal
 from rlvlm.judge_bench.items import draw_gap_pairs

@@ -111,6 +111,7 @@ class MetaWorldEnv(MujocoEnv):
         model = self._model
         for name, colour in scene.colours.items():
             geom = model.geom(name).id
+            # a material would win over the colour
             model.geom_matid[geom], model.geom_rgba[geom] = -1, (*colour, 1.0)
         self._positions = model.body_pos.copy(), model.site_pos.copy()
         self._placed = _placed_bodies(model)
@@ -137,6 +138,7 @@ class MetaWorldEnv(MujocoEnv):
         mujoco.mj_resetData(self._model, self._data)
         stock.reset_model()
         mujoco.mj_kinematics(self._model, self._data)  # positions only: see set_state
+        # the stock env keeps one step of history: at a start both halves are the same moment
         stock._prev_obs = stock._get_curr_obs_combined_no_goal()
         self._steps = 0
         obs = self._observe()

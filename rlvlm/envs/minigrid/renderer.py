@@ -32,6 +32,7 @@ def paint(grids: NDArray[np.int64], agents: NDArray[np.int64], view_size: int, s
     is_lit = visible(grids, agents, view_size, sees_through)
     heading = np.zeros((count, width, height), np.int64)
     heading[np.arange(count), agents[:, 0], agents[:, 1]] = 1 + agents[:, 2]
+    # a cell in one number: equal numbers look alike, and each different one is drawn once
     codes = ((grids[..., 0] * _CODE + grids[..., 1]) * _CODE + grids[..., 2]) * _CODE + heading * 2 + is_lit
     distinct, places = np.unique(codes, return_inverse=True)
     tiles = np.stack([_tile(int(code)) for code in distinct])
@@ -74,6 +75,7 @@ def _lit(blocked: NDArray[np.bool_]) -> NDArray[np.bool_]:
     size = blocked.shape[1]
     lit = np.zeros_like(blocked)
     lit[:, size // 2, size - 1] = True
+    # from the agent's row away from it, each row once to the right and once to the left, as MiniGrid spreads light
     for row in reversed(range(size)):
         for columns, step in ((range(size - 1), 1), (range(size - 1, 0, -1), -1)):
             for column in columns:

@@ -168,6 +168,7 @@ class Renderer:
         if key not in self._still:
             self._still[key] = self._still_layer(view, size_px)
         still, moving = self._still[key], self._paint(view, (_MOVING,), size_px)
+        # the depth test that OpenGL would have made, had both been drawn together
         is_in_front = moving.depths < still.depths
         if (is_in_front & still.is_glass).any():
             return self._whole(view, size_px)
@@ -203,6 +204,7 @@ class Renderer:
         offsets = (data.geom_xpos - data.cam_xpos[camera]) @ data.cam_xmat[camera].reshape(3, 3)  # looks along -z
         depths, slope = -offsets[:, 2], np.tan(np.deg2rad(model.cam_fovy[camera]) / 2)
         radii = np.where(model.geom_rbound > 0, model.geom_rbound, np.inf)  # a plane has none
+        # distance of a sphere's middle from the plane through the eye and the image's edge
         beside = (np.abs(offsets[:, :2]).max(axis=1) - slope * depths) / np.hypot(1.0, slope)  # metres from the edge
         return (beside <= radii) & (depths >= -radii)
 

@@ -80,6 +80,7 @@ class Arm:
         w, *axis = self.data.xquat[self._hand]
         w = min(max(w, -1.0), 1.0)
         sine = np.sqrt(1.0 - w * w)
+        # a quaternion is (cos a/2, sin a/2 axis); where it hardly turns its axis means nothing
         turn = np.zeros(3) if sine < 1e-8 else np.array(axis) * 2.0 * np.arccos(w) / sine
         return np.concatenate([self.place, turn, self.data.qpos[self.gripper_joints]]).astype(np.float32)
 
@@ -142,17 +143,21 @@ class Arm:
         relative = goal @ turn.T
         error[3:] = relative[2, 1] - relative[1, 2], relative[0, 2] - relative[2, 0], relative[1, 0] - relative[0, 1]
         error[3:] *= 0.5
+        # acceleration wanted of the hand: kp e - kd v
         wanted = error * self._kp - speed * self._kd
+        # the hand's inertia is L = (J M^-1 J^T)^-1; place and turn are taken apart, so two 3 x 3 blocks are enough
         mobility = _solved(mass, jacobian.T)  # M^-1 J^T
         inverse_inertia = jacobian @ mobility
         wrench = np.concatenate(
             [_solved(inverse_inertia[:3, :3], wanted[:3]), _solved(inverse_inertia[3:, 3:], wanted[3:])]
         )
+        # M (kp (q_rest - q) - 2 sqrt(kp) dq): a critically damped pull to the pose of rest
         towards_rest = mass @ (
             _NULLSPACE_KP * (self._rest - data.qpos[self._joints]) - 2 * np.sqrt(_NULLSPACE_KP) * joint_speed
         )
         # N^T tau = tau - J^T Lambda (M^-1 J^T)^T tau
         towards_rest -= jacobian.T @ _solved(inverse_inertia, mobility.T @ towards_rest)
+        # tau = J^T F + what gravity and rotation need + the pull to rest where it does not move the hand
         torques = jacobian.T @ wrench + data.qfrc_bias[dofs] + towards_rest
         return np.minimum(np.maximum(torques, self._low), self._high)
 

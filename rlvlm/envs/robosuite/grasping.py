@@ -87,6 +87,7 @@ def plan_grasp(points: Doubles, fingers: Doubles, obstacles: Doubles) -> Grasp:
         obstacles: [M, 3] points of other things' surfaces.
     """
     top, height = points[:, 2].max(), np.ptp(points[:, 2])
+    # of a high thing only what is near its top comes between the fingers
     upper = points[points[:, 2] > top - max(0.035, 0.45 * height), :2] if height > 0.05 else points[:, :2]
     angles = np.arange(_ANGLES) * np.pi / _ANGLES
     across = np.stack([np.cos(angles), np.sin(angles)], axis=1)
@@ -94,6 +95,7 @@ def plan_grasp(points: Doubles, fingers: Doubles, obstacles: Doubles) -> Grasp:
     widths, middles = np.ptp(along, axis=0), (along.max(axis=0) + along.min(axis=0)) / 2
     parts = across * middles[:, None]  # of the middle, along each direction; with that at right angles it is whole
     places = parts + np.roll(parts, _ANGLES // 2, axis=0)
+    # opening costs 0.6 a decimetre; the tips reach 1.2 to 3.5 cm below the top
     costs, depth = 6.0 * widths, min(0.035, max(0.55 * height, 0.012))
     fits = widths < _OPENING_M
     if fits.any():  # in the middle, or a little beside it along the thing
