@@ -92,6 +92,8 @@ SHOWN = {
     "usd_per_success": "USD / success",
 }
 """The columns of a task's table, and their heads."""
+WORDS = ("task", "source", "state", "cause", "run")
+"""Columns of words in the table of all runs; the others are numbers."""
 ALWAYS = ("title", "finished", "score")
 """Columns that are shown even where nothing stands in them."""
 
@@ -111,6 +113,7 @@ def comparison_page(results: Results, scores: Path, curves: Path) -> str:
         about = {"name": task, "finding": find(results, [task]).text, "score": score_name(task)}
         tasks.append(about | {"budget": _budget(results, task), "rows": rows, "shown": shown})
     runs = run_rows(results)
+    columns = [key for key in runs[0] if any(row[key] not in (None, "") for row in runs)]
     return render(
         "comparison.html.j2",
         title=results.title,
@@ -122,8 +125,9 @@ def comparison_page(results: Results, scores: Path, curves: Path) -> str:
         tasks=tasks,
         heads=SHOWN,
         colours=colours(results),
-        runs=runs,
-        run_columns=[key for key in runs[0] if any(row[key] not in (None, "") for row in runs)],
+        run_heads=[key.replace("_", " ") for key in columns],
+        run_cells=[[cell(key, row[key]) for key in columns] for row in runs],
+        run_words=[place for place, key in enumerate(columns) if key in WORDS],
         cell=cell,
         confidence=f"{100 * CONFIDENCE:.0f} %",
         resamples=f"{RESAMPLES:,}",
