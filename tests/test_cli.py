@@ -1,7 +1,6 @@
 """What users type by mistake, and what they see: a box, the fix, the right exit code, nothing left behind."""
 
 import os
-import re
 import socket
 import subprocess
 import sys
@@ -10,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tiny_run import box_words
 
 from rlvlm.cli import main
 from rlvlm.core.judging import Query
@@ -20,14 +20,8 @@ from rlvlm.run import main as run_main
 from rlvlm.runs.checkpoints import RunState
 from rlvlm.runs.config import read_config_text
 from rlvlm.runs.folder import find_folder
-from rlvlm.runs.settings import flat as leaves
+from rlvlm.runs.settings import flat
 from rlvlm.testing import FakeJudge
-
-
-def flat(text: str) -> str:
-    """A box's words in one line."""
-    return " ".join(re.sub(r"[│╭╮╰╯─]", " ", text).split())
-
 
 MISTAKES = [
     ("", 0, "rlvlm run"),
@@ -154,7 +148,7 @@ def test_a_mistake_is_told_with_its_fix(
     plain = ["--reward.teacher", "oracle"] if line.startswith("run drawer_open") and "judge" not in line else []
     assert main([*line.format(port=taken_port).split(), *plain]) == code
     out, err = capsys.readouterr()
-    assert told in flat(out if code == 0 else err)
+    assert told in box_words(out if code == 0 else err)
     assert "Traceback" not in out + err
     assert not (code and out)
     assert sorted(place.rglob("*")) == before
@@ -173,7 +167,7 @@ def test_a_renderer_that_is_none_is_told(
 ) -> None:
     monkeypatch.setenv("MUJOCO_GL", "bogus")
     assert main(["run", "drawer_open", "--reward.teacher", "oracle"]) == 3
-    assert "fix: unset MUJOCO_GL" in flat(capsys.readouterr().err)
+    assert "fix: unset MUJOCO_GL" in box_words(capsys.readouterr().err)
     assert not (place / "runs").exists()
 
 
@@ -197,15 +191,15 @@ def test_a_run_is_resumed_with_settings_of_its_place_and_length_and_no_others(
     went_on = []
     monkeypatch.setattr("rlvlm.runs.train.resume_run", lambda folder, config: went_on.append(config.steps) or 75)
     folder = find_folder(place / "used")
-    state = RunState(env_steps=5, wall_s=1.0, peak_rss_mb=1.0, settings=leaves(folder.config()))
+    state = RunState(env_steps=5, wall_s=1.0, peak_rss_mb=1.0, settings=flat(folder.config()))
     folder.checkpoints.save(state, lambda algorithm: algorithm.mkdir(), is_best=True)
     assert main(["resume", "used", "--steps", "77", "--reward.teacher", "oracle"]) == 2
-    assert "reward.teacher is 'oracle', before" in flat(capsys.readouterr().err)
+    assert "reward.teacher is 'oracle', before" in box_words(capsys.readouterr().err)
     assert main(["resume", "used", "--steps", "77"]) == 75
     assert went_on == [77] and folder.config().steps == 77, "what is written there is what runs"
     (place / "used" / "summary.json").write_text('{"exit_reason": "done", "env_steps": 77}')
     assert main(["resume", "used", "--seed", "9"]) == 2, "a finished run of another seed is another run"
-    assert "seed is 9, before 0" in flat(capsys.readouterr().err)
+    assert "seed is 9, before 0" in box_words(capsys.readouterr().err)
 
 
 @pytest.fixture
@@ -224,7 +218,7 @@ def test_a_full_disk_is_told(
     monkeypatch.setenv("COLUMNS", "200")
     words = ["run", "rlvlm.testing:TINY", "--reward.teacher", "oracle", "--out", str(full_disk / "run")]
     assert main(words) == 3
-    assert "1 MiB free, a run needs 512 MiB" in flat(capsys.readouterr().err)
+    assert "1 MiB free, a run needs 512 MiB" in box_words(capsys.readouterr().err)
     assert list(full_disk.iterdir()) == []
 
 

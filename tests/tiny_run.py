@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -32,6 +33,11 @@ def finish(child: "subprocess.Popen[str]", code: int = 0) -> tuple[str, str]:
     out, err = child.communicate(timeout=500)
     assert child.returncode == code, (child.returncode, out, err)
     return out, err
+
+
+def box_words(text: str) -> str:
+    """The words of a box on the terminal, in one line."""
+    return " ".join(re.sub(r"[│╭╮╰╯─]", " ", text).split())
 
 
 def interrupted(run: Path, copy: Path) -> Path:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from api_server import ApiServer, Response, completion, error
+from tiny_run import box_words
 
 from rlvlm.algorithms.sft_replies import sft_manifest_of, write_sft_manifest
 from rlvlm.cli import main, run_word
@@ -30,10 +31,6 @@ def test_collect_show_export_and_import(tmp_path: Path, capsys: pytest.CaptureFi
     assert "chats added" in capsys.readouterr().out
 
 
-def said_in(capsys: pytest.CaptureFixture[str]) -> str:
-    return " ".join(capsys.readouterr().err.replace("│", " ").split())
-
-
 def test_a_vlm_behind_an_api_plays(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """It sees the turn's image and prompt; what it writes is kept as it is, readable or not."""
     server = ApiServer(*(Response(completion(text)) for text in ("I go up.", '{"thoughts": "up", "action": "+"}')))
@@ -47,7 +44,7 @@ def test_a_vlm_behind_an_api_plays(tmp_path: Path, capsys: pytest.CaptureFixture
         assert server.calls[0].images[0].shape == (300, 300, 3) and "number line" in server.calls[0].text
         server.script = [error(500, "down")] * 9
         assert main([*words, "--seed", "1", *remote, "--player.api.retries", "0"]) == 3
-    assert "vlm-7b did not answer a turn" in said_in(capsys)
+    assert "vlm-7b did not answer a turn" in box_words(capsys.readouterr().err)
     episodes = [json.loads(line) for line in (folder / "episodes.jsonl").read_text().splitlines()]
     first, second, *_ = episodes[0]["steps"]
     assert len(episodes) == 2 and episodes[0]["player"] == "vlm-vlm-7b"
@@ -85,18 +82,18 @@ def test_a_folder_has_one_set_of_settings_of_the_env(tmp_path: Path, capsys: pyt
     assert "now 4 with" in capsys.readouterr().out
     before = {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()}
     assert main(words) == 2
-    told = " ".join(capsys.readouterr().err.replace("│", " ").split())
+    told = box_words(capsys.readouterr().err)
     assert "env.shows_last True, not False" in told and "--out" in told
     assert before == {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()}
 
 
 def test_a_script_that_fails_is_no_teacher(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["collect", "push_block", "--env.episode-steps", "8", "--out", str(tmp_path / "d")]) == 2
-    assert "succeeded in 0 of 20 episodes" in said_in(capsys)
+    assert "succeeded in 0 of 20 episodes" in box_words(capsys.readouterr().err)
     (tmp_path / "none.json").write_text("")
     words = ["data", "import", str(tmp_path / "none.json"), "--out", str(tmp_path / "e"), "--task", "number_line"]
     assert main(words) == 2
-    assert "holds no chats" in said_in(capsys)
+    assert "holds no chats" in box_words(capsys.readouterr().err)
 
 
 def test_demonstrations_and_policies_of_other_prompts_are_not_mixed(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
+from tiny_run import box_words
 
 from rlvlm.cli import main
 from rlvlm.commands import serve
@@ -57,7 +58,7 @@ def test_the_list_names_every_app_with_its_model_and_what_it_takes(started, caps
 )
 def test_wrong_words_are_told_with_the_right_ones(started, capsys, words, reason):
     assert main(["serve", *words]) == UsageError.exit_code
-    assert reason in " ".join(capsys.readouterr().err.replace("│", " ").split())
+    assert reason in box_words(capsys.readouterr().err)
     assert not started
 
 

@@ -4,6 +4,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from tiny_run import box_words
 
 from rlvlm.cli import main
 from rlvlm.core.errors import UsageError
@@ -181,7 +182,7 @@ def test_what_the_users_own_code_raises_is_told_with_its_place(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["check-task", f"{__name__}:CLUMSY", "--out", str(tmp_path / "sheet.png")]) == 2
-    text = " ".join(capsys.readouterr().err.replace("│", " ").split())
+    text = box_words(capsys.readouterr().err)
     assert "ZeroDivisionError: division by zero" in text and "code of your own, in step() at line" in text
     assert "please report" not in text
 

@@ -14,7 +14,7 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from tiny_run import WORDS, assert_same_run, finish, start, table
+from tiny_run import WORDS, assert_same_run, box_words, finish, start, table
 
 from rlvlm.algorithms.checkpoint import load_policy_file
 from rlvlm.cli import main
@@ -105,7 +105,7 @@ def test_a_run_goes_on_with_what_it_was_begun_with(
     (run / "config.yaml").write_text(begun.replace("teacher: oracle", "teacher: random"))
     before = {file: file.read_bytes() for file in run.rglob("*") if file.is_file() and file.name != "run.log"}
     assert main(["resume", str(run)]) == 2
-    told = " ".join(capsys.readouterr().err.replace("│", " ").split())
+    told = box_words(capsys.readouterr().err)
     assert "reward.teacher is 'random', before 'oracle'" in told and "steps is" not in told
     assert before == {file: file.read_bytes() for file in run.rglob("*") if file.is_file() and file.name != "run.log"}
     (run / "config.yaml").write_text(re.sub("actor_lr: .*", "actor_lr: 0.0001", begun))
