@@ -21,12 +21,10 @@ What it adds to the env, and where that has limits:
 import hashlib
 import inspect
 import json
-import logging
 import math
 import os
 import traceback
 from collections.abc import Callable
-from functools import cache
 from typing import Any, NoReturn
 
 import gymnasium as gym
@@ -42,6 +40,7 @@ from rlvlm.core.steps import FloatArray, Frames
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.env import StepEnv, check_action
 from rlvlm.envs.mujoco.renderer import close_at_exit
+from rlvlm.envs.registry import warn_once
 from rlvlm.envs.rendering import ensure_renderer
 
 STORED_PX = 64
@@ -51,7 +50,6 @@ _KEY_GRAIN = 0.25e-3
 _FIXED_SEED = 0
 _RULES = "mend the env: https://gymnasium.farama.org/api/env/ has the rules"
 _LIBRARY = f"{os.sep}gymnasium{os.sep}"
-_LOGGER = logging.getLogger(__name__)
 
 Env = gym.Env[Any, Any]
 
@@ -305,7 +303,7 @@ class StoredImage:
     def __init__(self, env_id: str) -> None:
         for device in ("VIDEO", "AUDIO"):  # else pygame looks for a screen and for loudspeakers, and says so
             os.environ.setdefault(f"SDL_{device}DRIVER", "dummy")
-        _say_once(f"{env_id} cannot draw a scene again: {self.note}")
+        warn_once(f"{env_id} cannot draw a scene again: {self.note}")
 
     def take(self, env: Env) -> FloatArray:
         """[S] one number per pixel, red * 65536 + green * 256 + blue: float32 holds integers of 24 bits exactly."""
@@ -391,9 +389,3 @@ def _resized(image: NDArray[np.uint8], size_px: int) -> NDArray[np.uint8]:
     if image.shape[:2] == (size_px, size_px):
         return image
     return np.asarray(Image.fromarray(image).resize((size_px, size_px), Image.Resampling.BILINEAR))
-
-
-@cache
-def _say_once(text: str) -> None:
-    """Logs a warning, once in this process."""
-    _LOGGER.warning(text)

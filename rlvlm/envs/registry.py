@@ -322,7 +322,7 @@ def make_env(task: str, config: EnvConfig, seed: int) -> Any:
     if config.prompt:
         _set_template(env, config.prompt)
     if config.split != "all" and (few := few_starts(task)) is not None:
-        _warn_once(f"{task} has {few} different starts; --env.split holds out about a fifth of them, {few / 5:.0f}")
+        warn_once(f"{task} has {few} different starts; --env.split holds out about a fifth of them, {few / 5:.0f}")
     return env
 
 
@@ -367,7 +367,7 @@ def few_starts(task: str) -> int | None:
 
 
 @cache
-def _warn_once(text: str) -> None:
+def warn_once(text: str) -> None:
     """Logs a warning, once in this process."""
     _LOGGER.warning(text)
 

@@ -7,8 +7,8 @@ import pytest
 
 from rlvlm.core.errors import NumericsError, UsageError
 from rlvlm.envs.check import check_step_env
-from rlvlm.envs.gymnasium_env import STORED_PX, StoredImage, WrappedGymEnv, _say_once
-from rlvlm.envs.registry import make_env, task_env, task_goal
+from rlvlm.envs.gymnasium_env import STORED_PX, StoredImage, WrappedGymEnv
+from rlvlm.envs.registry import make_env, task_env, task_goal, warn_once
 from rlvlm.reports.check_task import different_looks, players
 
 
@@ -220,7 +220,7 @@ def test_a_pixel_goes_through_one_number_and_comes_back() -> None:
 
 
 def test_stored_images_are_said_once(caplog: pytest.LogCaptureFixture) -> None:
-    _say_once.cache_clear()
+    warn_once.cache_clear()
     with caplog.at_level(logging.WARNING):
         StoredImage("Some-v0")
         StoredImage("Some-v0")

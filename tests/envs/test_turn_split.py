@@ -5,7 +5,7 @@ import pytest
 
 from rlvlm.core.errors import UsageError
 from rlvlm.envs.config import EnvConfig
-from rlvlm.envs.registry import _warn_once, few_starts, make_env, task_env
+from rlvlm.envs.registry import few_starts, make_env, task_env, warn_once
 
 
 def starts(task: str, split, count: int = 120) -> list[bytes]:
@@ -59,7 +59,7 @@ def test_rooms_that_are_all_alike_are_told_apart_by_where_the_agent_starts() -> 
 def test_games_with_few_starts_say_how_many(task: str, count: int, caplog: pytest.LogCaptureFixture) -> None:
     env = make_env(task, task_env(task), 0)
     assert env.count_starts(600) == count == env.num_starts == few_starts(task)
-    _warn_once.cache_clear()
+    warn_once.cache_clear()
     with caplog.at_level(logging.WARNING):
         make_env(task, replace(task_env(task), split="training"), 0)
     assert f"{task} has {count} different starts" in caplog.text

@@ -72,7 +72,7 @@ class LiberoEnvs(ChunkEnvs):
     def step(self, rows: NDArray[np.intp], chunks: FloatArray) -> ChunkStep:
         """Drives the envs `rows` [n] by `chunks` [n, L, 7]."""
         scene, num, length = self._scene, len(rows), chunks.shape[1]
-        trail = np.empty((num, length, scene.num_positions), np.float32)
+        trail = np.empty((num, length, scene.model.nq), np.float32)
         proprio = np.empty((num, _PROPRIO_SIZE), np.float32)
         rewards = np.zeros((num, length), np.float32)
         steps = np.zeros(num, np.int64)
@@ -149,7 +149,7 @@ class LiberoEnv(ChunkEnv):
         self.goal = self._scene.instruction
         self.instructions = (self.goal,)
         self.episode_steps = config.episode_steps
-        self.snapshot_size = self._scene.num_positions
+        self.snapshot_size = self._scene.model.nq  # joint positions
         self.num_offsets = 3 * len(self._scene.named)
         self.num_held_out = None if config.moved else self._scene.num_held_out
         self._one = LiberoEnvs(self._scene, config)

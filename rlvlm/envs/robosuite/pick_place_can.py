@@ -140,7 +140,7 @@ class PickPlaceCan(TurnEnv):
         self._step_s = FAST_STEP_S if config.physics == "fast" else EXACT_STEP_S
         self._cameras = (CAMERA, SECOND_CAMERA) if config.second_view else (CAMERA,)
         self.picture_px = (config.view_px, len(self._cameras) * config.view_px)
-        self.snapshot_size = scene.num_positions
+        self.snapshot_size = scene.model.nq  # joint positions
         self._moves = dict(_MOVES)
         if config.rules == "legacy":
             self._moves["left"], self._moves["right"] = _MOVES["right"], _MOVES["left"]

@@ -161,11 +161,6 @@ class RobosuiteScene:
         self._size = mujoco.mj_stateSize(self.model, _STATE)
         self._renderer: Renderer | None = None
 
-    @property
-    def num_positions(self) -> int:
-        """Joint positions: what a snapshot holds."""
-        return self.model.nq
-
     def load(self, state: Doubles) -> None:
         """Continues from `state`, which `save` returned, to the bit. Positions in world coordinates do not follow."""
         mujoco.mj_setState(self.model, self.data, state[: self._size], _STATE)

@@ -7,7 +7,6 @@ import pytest
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.gym_cards.blackjack import Blackjack, total
 from rlvlm.envs.registry import make_env
-from rlvlm.testing import check_turn_env
 
 STAND, HIT = '{"action": "stand"}', '{"action": "hit"}'
 
@@ -43,11 +42,6 @@ def test_a_hit_that_is_survived_earns_nothing_and_an_unreadable_reply_costs_a_te
     _, earned, terminated, truncated, info = world.step("hit or stand")
     assert (earned, terminated, truncated, info["is_invalid"]) == (-0.1, False, False, True)
     assert any(world.step("?")[3] for _ in range(18))
-
-
-@pytest.mark.parametrize("rules", ["mended", "legacy"])
-def test_it_keeps_the_contract(rules) -> None:
-    check_turn_env(*(make_env("blackjack", EnvConfig(rules=rules), 0) for _ in range(2)))
 
 
 def win_rate(choose, hands: int) -> float:
