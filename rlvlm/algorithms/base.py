@@ -491,7 +491,7 @@ class ManualLearner(TorchLearner):
         torch.utils.deterministic.fill_uninitialized_memory = False  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def own_learner_gpu(device: str) -> dict[str, int]:
+def own_learner_gpu(device: str) -> dict[str, Any]:
     """RLlib's settings of the GPU of the learner in this process: none, or the one that `device` (auto, cpu or cuda)
     means. With it a Tuner's trial reserves a GPU, and the learner, its replay and its batches lie there.
 

@@ -272,6 +272,9 @@ FIRST_HELD_OUT_STATE = 1_000_000
 class ChunkEnvs(ABC):
     """N envs whose episodes begin together and are driven side by side; finished ones are stepped no further."""
 
+    lost: frozenset[int] = frozenset()
+    """Rows whose env is gone since `begin`: what was observed of them is made up, and nobody learns from it."""
+
     def batches(self, state_ids: NDArray[np.int64]) -> list[NDArray[np.intp]]:
         """The places of `state_ids` `[N]` in batches, each of which is begun and driven to its end before the next.
 
@@ -331,6 +334,10 @@ class ChunkEnv(Env[ChunkObs, FloatArray]):
         super().reset(seed=seed, options=options)
         drawn = int(self.np_random.integers(FIRST_HELD_OUT_STATE))
         return drawn if options is None else int(options.get("state_id", drawn))
+
+    def draw_cameras(self, snapshots: FloatArray, size_px: int) -> Frames:
+        """[N, cameras, H, W, 3] uint8, the images of `snapshots` [N, S] by every camera, H = W = `size_px`."""
+        return np.stack([self.draw(snapshots, size_px, camera) for camera in self.cameras], axis=1)
 
     @staticmethod
     def answer_alone(came: ChunkStep, state_id: int) -> tuple[ChunkObs, float, bool, bool, dict[str, Any]]:

@@ -85,7 +85,7 @@ class RunConfig:
         *("steps", "eval.*", "track.*"),
         *("serve.*", "engine.*", "judge.store", "judge.device", "judge.attention", "judge.batch_size", "judge.api.*"),
         *("judge.engine.python", "judge.engine.tensor_parallel", "judge.engine.memory_share", "judge.engine.cache_gib"),
-        *("*.device", "*.threads", "*.env_runners", "*.num_learners", "*.gpus_per_learner", "*.cache_mib"),
+        *("*.device", "*.threads", "*.env_runners", "*.env_workers", "*.num_learners", "*.gpus_per_*", "*.cache_mib"),
         *("*.shard", "*.compute_dtype", "*.recompute", "*.microbatch_tokens"),
         *("algo.*lr", "reward_model.lr", "*.kl_weight"),
         *("*.without_answer", "*.fallback_judge", "*.on_alarm", "*.most_unreadable"),
@@ -170,16 +170,18 @@ class RunConfig:
 
     @property
     def worker_places(self) -> tuple[dict[str, float], ...]:
-        """What Ray has to set aside for each process beside the run's own: a core for an env runner or an engine; for a
-        learner a core, or its GPU, with which RLlib asks for no core.
+        """What Ray has to set aside for each process beside the run's own: a core for an env runner, an env worker or
+        an engine, and the runner's GPU; for a learner a core, or its GPU, with which RLlib asks for no core.
         """
         replicas = self.engine.num_replicas if self.engine else 0
-        cores = self.algo.env_runners + replicas + bool(replicas)  # Serve's own actors need a place too
+        cores = replicas + bool(replicas)  # Serve's own actors need a place too
         if isinstance(self.algo, SACConfig):
-            return ({"CPU": 1.0},) * cores
-        gpus = self.algo.gpus_per_learner
-        learner = {"GPU": float(gpus)} if gpus else {"CPU": 1.0}
-        return ({"CPU": 1.0},) * cores + (learner,) * self.algo.num_learners
+            return ({"CPU": 1.0},) * (self.algo.env_runners + cores)
+        algo = self.algo
+        cores += algo.env_workers * max(1, algo.env_runners)
+        runner = {"CPU": 1.0} | ({"GPU": algo.gpus_per_env_runner} if algo.gpus_per_env_runner else {})
+        learner = {"GPU": float(algo.gpus_per_learner)} if algo.gpus_per_learner else {"CPU": 1.0}
+        return (runner,) * algo.env_runners + ({"CPU": 1.0},) * cores + (learner,) * algo.num_learners
 
     @property
     def wanted_gpus(self) -> dict[str, float]:

@@ -93,7 +93,11 @@ def roles_of(config: RunConfig) -> list[Role]:
             memory=learner_memory(config) if learns_here else "",
         )
     )  # fmt: skip
-    found.append(Role(name="env runners", count=algo.env_runners, cpus=1.0, setting="--algo.env-runners"))
+    gpus = 0.0 if isinstance(algo, SACConfig) else algo.gpus_per_env_runner
+    found.append(Role(name="env runners", count=algo.env_runners, cpus=1.0, gpus=gpus, setting="--algo.env-runners"))
+    if not isinstance(algo, SACConfig):
+        count = algo.env_workers * max(1, algo.env_runners)
+        found.append(Role(name="env workers", count=count, cpus=1.0, setting="--algo.env-workers"))
     if not isinstance(algo, SACConfig) and algo.num_learners:
         gpus = float(algo.gpus_per_learner)
         found.append(

@@ -52,7 +52,7 @@ from rlvlm.algorithms.policy_gradient.config import GRPOConfig, PolicyGradientCo
 from rlvlm.algorithms.policy_gradient.critic import Critic
 from rlvlm.algorithms.policy_gradient.learner import PolicyModule, TokenLearner
 from rlvlm.algorithms.policy_gradient.monitors import ReadableMonitor, watch_replies
-from rlvlm.algorithms.policy_gradient.player import chunk_player, policy_file, take_vla, turn_player
+from rlvlm.algorithms.policy_gradient.player import TokenPlayer, chunk_player, policy_file, take_vla, turn_player
 from rlvlm.algorithms.policy_gradient.rewards import RewardLabeller, preflight, shown_frames
 from rlvlm.algorithms.policy_gradient.rollouts import Actor, ChunkSampler
 from rlvlm.algorithms.policy_gradient.runner import ChunkRunner, TurnRunner, join
@@ -153,9 +153,12 @@ class TokenConfig(BaseConfig):
         """
         if isinstance(algo, PolicyGradientConfig):
             here: dict[str, Any] = {"num_gpus_per_learner": 0} if self.policy is None else own_learner_gpu(algo.device)
-            gpus = {"num_gpus_per_learner": algo.gpus_per_learner} if algo.num_learners else here
+            gpus: dict[str, Any] = {"num_gpus_per_learner": algo.gpus_per_learner} if algo.num_learners else here
             self.learners(num_learners=algo.num_learners, **gpus)
-            self.env_runners(num_env_runners=algo.env_runners, create_local_env_runner=not algo.env_runners)
+            self.env_runners(
+                num_env_runners=algo.env_runners, num_gpus_per_env_runner=algo.gpus_per_env_runner,
+                create_local_env_runner=not algo.env_runners,
+            )  # fmt: skip
         return self._take(algo=algo, sft=sft, total_steps=total_steps)
 
     def rewards(
@@ -279,6 +282,7 @@ class PolicyGradient(BaseAlgorithm):
                 "--policy.pocket.has-values, or --algo.advantage.values state",
             )
         runner: Any = self.env_runner_group.local_env_runner
+        self._player: TokenPlayer | None = None  # of envs in chunks one is made when there is a scale of actions
         self._engine: Engine | None = None
         if is_turns:
             assert isinstance(runner, TurnRunner), "what the config names"
@@ -545,7 +549,12 @@ class PolicyGradient(BaseAlgorithm):
     def evaluate_policy(self, num_episodes: int) -> Evaluation:
         """Episodes of the present policy, greedy and sampled, in envs of their own."""
         self.flush_pending()
-        player = self._player if self.config.policy is None else chunk_player(self._sampler())
+        player = self._player
+        if player is None:
+            here: Any = self.env_runner_group.local_env_runner if self.env_runner_group else None
+            player = chunk_player(
+                self._sampler(), make_envs=partial(here.envs, self._held_out, self._viewer, 1) if here else None
+            )
         evaluation, self.last_played = player.evaluate(num_episodes)
         return replace(evaluation, has_success=self._viewer.has_success)
 

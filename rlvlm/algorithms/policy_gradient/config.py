@@ -175,6 +175,12 @@ class PolicyGradientConfig:
     learned from at once, so nothing is thrown away and nothing is old."""
     env_runners: int = 0
     """Processes that play groups of envs in chunks side by side, each with a copy of the policy; 0: the run's own."""
+    gpus_per_env_runner: float = 0.0
+    """GPUs that Ray sets aside for each of `env_runners`, for its copy of the policy."""
+    env_workers: int = 0
+    """Processes of one core, wherever the cluster has one, that step and draw the envs in chunks of each env runner, or
+    of the run's own process; 0: it does so itself, one env after the other. A large policy or a slow simulator needs
+    them: the policy then samples for all envs at once, while these are stepped side by side."""
     temperature: float = 1.0
     """Of sampling, in rollouts, in the update and in sampled evaluations."""
     draws: Literal["token", "chunk"] = "token"
@@ -263,19 +269,21 @@ class PolicyGradientConfig:
     gpus_per_learner: float = 0.0
     """GPUs that Ray sets aside for each learner of `num_learners`."""
 
-    def __post_init__(self) -> None:
+    def __post_init__(self) -> None:  # noqa: C901 - one rule after the other
         check_positive(self, "algo", "lr", "value_lr", "temperature", "max_grad_norm", "reward_scale", "adam_eps")
         ones = ("num_envs", "groups", "rounds", "epochs", "minibatch_turns", "max_reply_tokens", "threads")
         check_least(self, "algo", 1, *ones, "group_size")
         check_least(
             self, "algo", 0, "rollout_turns", "minibatches", "microbatch_turns", "microbatch_tokens", "warm_up",
             "largest_kl", "value_warm_up", "env_runners", "num_learners", "gpus_per_learner", "staleness",
+            "gpus_per_env_runner", "env_workers",
         )  # fmt: skip
         check_shares(self, "algo", "final_lr", "most_unreadable", "least_range")
         if not self.final_lr > 0:
             raise ValueError(f"algo.final_lr must be in (0, 1], got {self.final_lr}")
-        if self.gpus_per_learner and not self.num_learners:
-            raise ValueError("algo.gpus_per_learner has no effect without algo.num_learners; set both or neither")
+        for share, count in (("gpus_per_learner", "num_learners"), ("gpus_per_env_runner", "env_runners")):
+            if getattr(self, share) and not getattr(self, count):
+                raise ValueError(f"algo.{share} has no effect without algo.{count}; set both or neither")
         gpus = self.gpus_per_learner
         if gpus > 1 or (self.num_learners > 1 and gpus not in (0, 1)):
             raise ValueError(

@@ -18,7 +18,7 @@ from rlvlm.core import metrics
 from rlvlm.core.episodes import TokenEpisode
 from rlvlm.core.errors import ModelUnavailable, UsageError
 from rlvlm.demonstrations.collect import Demonstrator as Script
-from rlvlm.envs.env import ChunkEnv
+from rlvlm.envs.env import ChunkEnv, ChunkEnvs
 from rlvlm.judges.agreement import wilson_interval
 from rlvlm.policies.vla.build import build_policy
 from rlvlm.policies.vla.config import OpenVLAConfig, PocketVLAConfig, VLAConfig
@@ -96,8 +96,11 @@ def turn_player(
     return TokenPlayer(roll, greedy, 2 * FIRST_SEED, milestones)
 
 
-def chunk_player(sampler: ChunkSampler, greedy: bool = True) -> TokenPlayer:
-    """Plays envs in chunks side by side; a seed is the number of an initial state.
+def chunk_player(
+    sampler: ChunkSampler, greedy: bool = True, make_envs: Callable[[], ChunkEnvs] | None = None
+) -> TokenPlayer:
+    """Plays envs in chunks side by side, those of `make_envs` or of this process; a seed is the number of an initial
+    state.
 
     Greedy episodes from one state are all the same: where seeds, which follow one another, come back to the first
     state, there are no more.
@@ -108,7 +111,8 @@ def chunk_player(sampler: ChunkSampler, greedy: bool = True) -> TokenPlayer:
         if not len(ids):
             return []
         own = replace(sampler, temperature=None if is_greedy else sampler.temperature, generator=_fresh())
-        return play_chunks(sampler.env.many(), "", ids, np.arange(len(ids)), own)
+        envs = sampler.env.many() if make_envs is None else make_envs()
+        return play_chunks(envs, "", ids, np.arange(len(ids)), own)
 
     return TokenPlayer(roll, greedy)
 

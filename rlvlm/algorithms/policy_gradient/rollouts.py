@@ -151,7 +151,8 @@ Told = tuple[NDArray[np.intp], Observations, tuple[NDArray[np.int64], FloatArray
 def play_chunks(
     envs: ChunkEnvs, task: str, state_ids: NDArray[np.int64], groups: NDArray[np.int64], sampler: ChunkSampler
 ) -> list[TokenEpisode]:
-    """Whole episodes, in the order of `state_ids`; those that end early are neither driven nor looked at any more.
+    """Whole episodes, in the order of `state_ids`; those that end early are neither driven nor looked at any more, and
+    those whose env was lost are left out.
 
     Args:
         envs: driven side by side, as many at once as they say.
@@ -178,13 +179,15 @@ def play_chunks(
             running = np.flatnonzero(~came.ended)
             rows = rows[running]
             obs = _observed(came.obs).at(running.tolist())
-        for row, place in enumerate(places.tolist()):
+        kept = [(row, place) for row, place in enumerate(places.tolist()) if row not in envs.lost]
+        for row, place in kept:
             played[place] = _chunk_episode(
                 row, place, task, int(own_ids[row]), int(own_groups[row]), first, told, sampler
             )  # fmt: skip
-        rewards = np.concatenate([played[place].env_rewards for place in places.tolist()])
-        check_finite(f"the env {task}", _FIX, {"rewards": rewards}, {"state_ids": own_ids})
-    return [played[place] for place in range(len(played))]
+        if kept:
+            rewards = np.concatenate([played[place].env_rewards for _, place in kept])
+            check_finite(f"the env {task}", _FIX, {"rewards": rewards}, {"state_ids": own_ids})
+    return [played[place] for place in sorted(played)]
 
 
 def _observed(obs: ChunkObs) -> Observations:

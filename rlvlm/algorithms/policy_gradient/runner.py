@@ -5,15 +5,18 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
+import ray
 import torch
 from ray.rllib.core import DEFAULT_MODULE_ID
 
 from rlvlm.algorithms.base import BaseRunner
 from rlvlm.algorithms.env_slots import EnvSlot
+from rlvlm.algorithms.policy_gradient.env_workers import WorkerEnvs, start_workers
 from rlvlm.algorithms.policy_gradient.rollouts import Actor, ChunkSampler, play_chunks
 from rlvlm.core.episodes import TokenEpisode
 from rlvlm.core.steps import FloatArray, Frames
-from rlvlm.envs.env import FIRST_HELD_OUT_STATE, ChunkEnv
+from rlvlm.envs.config import EnvConfig
+from rlvlm.envs.env import FIRST_HELD_OUT_STATE, ChunkEnv, ChunkEnvs
 from rlvlm.envs.registry import make_env
 from rlvlm.policies.vla.build import build_policy
 from rlvlm.policies.vla.policy import VLAPolicy
@@ -162,11 +165,21 @@ class ChunkRunner(TokenRunner):
     def __init__(self, *, config: Any, worker_index: int = 0, **unused: Any) -> None:
         super().__init__(config=config, worker_index=worker_index)
         self.chunk_env: ChunkEnv = make_env(config.task, config.env_settings, config.seed)
-        self._many = self.chunk_env.many()
+        self._workers: list[Any] = []
         self.begin()
         if worker_index > 0:
             torch.set_num_threads(1)  # an actor has one core
             self.policy = build_policy(config.policy, self.chunk_env)
+
+    def envs(self, settings: EnvConfig, local: ChunkEnv, group_size: int) -> ChunkEnvs:
+        """Envs of `settings`, as `local` is one: driven here, or by workers of this runner's own."""
+        algo = self.config.algo
+        if not algo.env_workers:
+            return local.many()
+        if not self._workers:
+            px = self.policy.image_px
+            self._workers = start_workers(algo.env_workers, self.config.task, self.config.seed, px)
+        return WorkerEnvs(self._workers, settings, local, group_size, self.policy.show)
 
     def begin(self, restart: int = 0) -> None:
         """Random numbers and groups that no other runner or restart has.
@@ -209,7 +222,8 @@ class ChunkRunner(TokenRunner):
             version=version,
         )  # fmt: skip
         size = algo.group_size
-        episodes = play_chunks(self._many, self.config.task, state_ids.repeat(size), groups.repeat(size), sampler)
+        envs = self.envs(self.config.env_settings, self.chunk_env, size)
+        episodes = play_chunks(envs, self.config.task, state_ids.repeat(size), groups.repeat(size), sampler)
         if not self.worker_index:
             return episodes, {}
         images = self.policy.images.items()
@@ -231,8 +245,10 @@ class ChunkRunner(TokenRunner):
         return {DEFAULT_MODULE_ID: (snapshots, gym.spaces.Box(low, high, dtype=np.float32))}
 
     def stop(self) -> None:
-        """Closes the env."""
+        """Closes the env, and ends the workers."""
         self.chunk_env.close()
+        for worker in self._workers:
+            ray.kill(worker)
 
     def save_tree(self) -> dict[str, Any]:
         """Generators and the next group's number; between rounds no episode is under way."""

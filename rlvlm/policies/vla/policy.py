@@ -65,7 +65,7 @@ class VLAPolicy(nn.Module):
 
     def draw(self, env: Any, snapshots: FloatArray) -> Frames:
         """[N, cameras, H, W, 3] the images of `snapshots` [N, D] by every camera."""
-        return np.stack([env.draw(snapshots, self.image_px, camera) for camera in env.cameras], axis=1)
+        return env.draw_cameras(snapshots, self.image_px)
 
     def show(self, keys: Sequence[bytes], frames: Frames) -> None:
         """Keeps `frames` [N, cameras, H, W, 3] under `keys`."""

@@ -1,0 +1,193 @@
+"""Envs in chunks that are stepped and drawn in processes of their own, on whatever node has a core for them.
+
+A runner samples for all of its envs as one batch, on its GPU, and each worker steps a share of them: a simulator takes
+a core for milliseconds a step, and a policy of billions of parameters is copied for no env. Envs that begin alike lie
+in one worker, so a worker that is lost costs whole groups and spoils none.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import fields, replace
+from typing import Any
+
+import numpy as np
+import ray
+from numpy.typing import NDArray
+from ray.exceptions import RayActorError
+
+from rlvlm.core.chunks import ChunkObs, ChunkStep
+from rlvlm.core.errors import MachineError
+from rlvlm.core.steps import FloatArray, Frames
+from rlvlm.envs.config import EnvConfig
+from rlvlm.envs.env import ChunkEnv, ChunkEnvs
+from rlvlm.envs.registry import make_env
+
+logger = logging.getLogger(__name__)
+
+_LOST_IN_A_ROW = 5
+"""Batches that lose every worker before it is believed that they cannot live."""
+
+
+class EnvWorker:
+    """Some envs of one task, in an actor.
+
+    Args:
+        task: of the envs.
+        seed: as `make_env` takes it.
+        image_px: side of the images that go back with what is observed, as the policy looks at them.
+    """
+
+    def __init__(self, task: str, seed: int, image_px: int) -> None:
+        self._task, self._seed, self._image_px = task, seed, image_px
+        self._made: dict[EnvConfig, tuple[ChunkEnv, ChunkEnvs]] = {}
+
+    def begin(self, settings: EnvConfig, state_ids: NDArray[np.int64]) -> tuple[ChunkObs, Frames]:
+        """First observations of new episodes, and their images."""
+        if settings not in self._made:
+            env = make_env(self._task, settings, self._seed)
+            self._made[settings] = env, env.many()
+        env, envs = self._made[settings]
+        obs = envs.begin(state_ids)
+        return obs, env.draw_cameras(obs.snapshots, self._image_px)
+
+    def step(self, settings: EnvConfig, rows: NDArray[np.intp], chunks: FloatArray) -> tuple[ChunkStep, Frames]:
+        """What came of `chunks` in the envs `rows` of this worker, and the images of those that go on."""
+        env, envs = self._made[settings]
+        came = envs.step(rows, chunks)
+        return came, env.draw_cameras(came.obs.snapshots[~came.ended], self._image_px)
+
+
+class WorkerEnvs(ChunkEnvs):
+    """Envs that workers step, as whoever plays sees them.
+
+    Args:
+        workers: handles of `EnvWorker` actors.
+        settings: of the envs.
+        local: an env of the same settings; it says which episodes fit together in memory, and is not played.
+        group_size: neighbours that begin alike.
+        show: keeps images by the bytes of their snapshots.
+    """
+
+    def __init__(
+        self,
+        workers: Sequence[Any],
+        settings: EnvConfig,
+        local: ChunkEnv,
+        group_size: int,
+        show: Callable[[Sequence[bytes], Frames], None],
+    ) -> None:
+        self._workers, self._settings, self._local = workers, ray.put(settings), local
+        self._group_size, self._show = group_size, show
+        self._owner = np.empty(0, np.intp)
+        self._place = np.empty(0, np.intp)
+        self._num_lost_batches = 0
+
+    def batches(self, state_ids: NDArray[np.int64]) -> list[NDArray[np.intp]]:
+        """As the envs themselves would have it."""
+        return self._local.many().batches(state_ids)
+
+    def begin(self, state_ids: NDArray[np.int64]) -> ChunkObs:
+        """First observations of N new episodes; those of a worker that is lost are made up, and in `lost`.
+
+        Raises:
+            MachineError: workers are lost again and again.
+        """
+        self.lost = frozenset()
+        num_groups = -(-len(state_ids) // self._group_size)
+        owners = np.arange(num_groups) * len(self._workers) // num_groups  # neighbouring groups to the same worker
+        self._owner = owners.repeat(self._group_size)[: len(state_ids)]
+        self._place = np.empty(len(state_ids), np.intp)
+        asked = []
+        for number, worker in enumerate(self._workers):
+            rows = np.flatnonzero(self._owner == number)
+            self._place[rows] = np.arange(len(rows))
+            if len(rows):
+                asked.append((rows, worker.begin.remote(self._settings, state_ids[rows])))
+        found = self._gathered(asked)
+        self._num_lost_batches = self._num_lost_batches + 1 if not found else 0
+        if self._num_lost_batches == _LOST_IN_A_ROW:
+            raise MachineError(
+                f"all {len(self._workers)} env workers were lost, {_LOST_IN_A_ROW} times in a row",
+                "look for what ends them (memory?), then `rlvlm resume` with a smaller --algo.env-workers",
+            )
+        example = found[0][1][0] if found else self._local.reset(options={"state_id": int(state_ids[0])})[0]
+        whole = example.at(np.zeros(len(state_ids), np.intp))  # every row has a place, what is lost too
+        instructions = list(whole.instructions)
+        for rows, (obs, images) in found:
+            whole.snapshots[rows], whole.proprio[rows] = obs.snapshots, obs.proprio
+            for row, words in zip(rows.tolist(), obs.instructions, strict=True):
+                instructions[row] = words
+            self._show([row.tobytes() for row in obs.snapshots], images)
+        return replace(whole, instructions=tuple(instructions))
+
+    def step(self, rows: NDArray[np.intp], chunks: FloatArray) -> ChunkStep:
+        """Drives the envs `rows` [n] by `chunks` [n, L, A]; those that were lost end."""
+        alive = np.array([row not in self.lost for row in rows.tolist()])
+        asked = []
+        for number in np.unique(self._owner[rows[alive]]).tolist():
+            own = np.flatnonzero(alive & (self._owner[rows] == number))
+            call = self._workers[number].step.remote(self._settings, self._place[rows[own]], chunks[own])
+            asked.append((own, call))
+        found = self._gathered(asked, rows)
+        if not found:
+            return _ended(len(rows), chunks.shape[1], self._local)
+        parts = [part for _, (part, _) in found]
+        came = np.concatenate([own for own, _ in found])
+        missing = np.setdiff1d(np.arange(len(rows)), came)
+        if len(missing):
+            parts.append(_ended(len(missing), chunks.shape[1], self._local))
+            came = np.concatenate([came, missing])
+        for _, (part, images) in found:
+            self._show([row.tobytes() for row in part.obs.snapshots[~part.ended]], images)
+        order = np.argsort(came)
+        columns = {
+            one.name: np.concatenate([getattr(part, one.name) for part in parts])[order]
+            for one in fields(ChunkStep)
+            if one.name != "obs"
+        }
+        obs = ChunkObs(
+            snapshots=np.concatenate([part.obs.snapshots for part in parts]),
+            instructions=tuple(words for part in parts for words in part.obs.instructions),
+            proprio=np.concatenate([part.obs.proprio for part in parts]),
+        )
+        return ChunkStep(obs=obs.at(order), **columns)
+
+    def _gathered(
+        self, asked: Sequence[tuple[NDArray[np.intp], Any]], rows: NDArray[np.intp] | None = None
+    ) -> list[tuple[NDArray[np.intp], tuple[Any, Frames]]]:
+        """The answers that came; rows of workers that are gone are lost from then on, and Ray starts those again."""
+        found = []
+        for own, call in asked:
+            try:
+                found.append((own, ray.get(call)))
+            except RayActorError as error:
+                gone = own if rows is None else rows[own]
+                # All envs of that worker are gone, those whose episodes are over already and are kept too: their group
+                # is not whole.
+                owner = self._owner[gone[0]]
+                self.lost = self.lost | frozenset(np.flatnonzero(self._owner == owner).tolist())
+                logger.warning("env worker %d was lost with its episodes under way: %s", owner, type(error).__name__)
+        return found
+
+
+def start_workers(count: int, task: str, seed: int, image_px: int) -> list[Any]:
+    """Starts workers of one core each, spread over the cluster's nodes; one that dies is started again by Ray.
+
+    In a sweep they lie where its run's other processes do, in the places that were set aside for it.
+    """
+    strategy = "DEFAULT" if ray.util.get_current_placement_group() else "SPREAD"
+    actor = ray.remote(EnvWorker).options(num_cpus=1, max_restarts=-1, scheduling_strategy=strategy)
+    return [actor.remote(task, seed, image_px) for _ in range(count)]
+
+
+def _ended(count: int, steps: int, env: ChunkEnv) -> ChunkStep:
+    """Of `count` envs that are gone: episodes that are over, and that nobody learns from."""
+    obs, _ = env.reset(options={"state_id": 0})
+    flags = np.zeros(count, bool)
+    return ChunkStep(
+        obs=obs.at(np.zeros(count, np.intp)),
+        snapshots=obs.snapshots[:1].repeat(count, axis=0)[:, None].repeat(steps, axis=1),
+        steps=np.ones(count, np.int64), env_rewards=np.zeros((count, steps), np.float32),
+        success=flags, success_at_end=flags, progress=np.zeros(count, np.float32),
+        terminated=~flags, truncated=flags,
+    )  # fmt: skip

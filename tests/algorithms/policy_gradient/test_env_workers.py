@@ -1,0 +1,162 @@
+"""Envs in processes of their own: the same episodes, several at once, and a lost worker costs whole groups."""
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import ray
+
+from rlvlm.algorithms.policy_gradient.algorithm import GRPOAlgorithmConfig, PolicyGradient
+from rlvlm.algorithms.policy_gradient.config import GRPOConfig
+from rlvlm.algorithms.policy_gradient.env_workers import WorkerEnvs, start_workers
+from rlvlm.algorithms.sft_config import ChunkSFTConfig
+from rlvlm.core import metrics
+from rlvlm.core.chunks import ChunkStep
+from rlvlm.core.errors import MachineError
+from rlvlm.envs.config import EnvConfig
+from rlvlm.envs.push_block import PushBlock, PushBlocks
+from rlvlm.envs.registry import Task, make_env
+from rlvlm.policies.vla.config import PocketVLAConfig, VLAConfig
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow]
+
+SETTINGS = EnvConfig(episode_steps=32)
+PX = 16
+STEP_S = 0.02
+
+
+class SleepingTables(PushBlocks):
+    """They take their time for every chunk, as a simulator does, but without the core: a test machine has few."""
+
+    def step(self, rows: Any, chunks: Any) -> ChunkStep:
+        time.sleep(STEP_S * len(rows))
+        return super().step(rows, chunks)
+
+
+class SleepingPushBlock(PushBlock):
+    """Of such tables."""
+
+    def many(self) -> PushBlocks:
+        return SleepingTables(self.episode_steps, False)
+
+
+SLEEPING = Task(name="sleeping", goal="push", maker=f"{__name__}:SleepingPushBlock", kind="chunks")
+
+
+@pytest.fixture(scope="module")
+def workers(local_ray: None) -> Iterator[list[Any]]:
+    """Two, of push_block."""
+    started = start_workers(2, "push_block", 0, PX)
+    yield started
+    for worker in started:
+        ray.kill(worker)
+
+
+def pid_of(worker: Any) -> int:
+    return ray.get(worker.__ray_call__.remote(lambda self: os.getpid()))
+
+
+def test_workers_step_and_draw_what_envs_of_this_process_do(workers: list[Any]) -> None:
+    local = make_env("push_block", SETTINGS, 0)
+    seen: dict[bytes, Any] = {}
+    envs = WorkerEnvs(workers, SETTINGS, local, 2, lambda keys, images: seen.update(zip(keys, images, strict=True)))
+    here, ids = local.many(), np.array([5, 5, 2, 2, 9, 9])
+    rng = np.random.default_rng(0)
+    one, other = envs.begin(ids), here.begin(ids)
+    assert np.array_equal(one.snapshots, other.snapshots) and one.instructions == other.instructions
+    rows = np.arange(6)
+    while len(rows):
+        chunks = rng.uniform(-1, 1, (len(rows), local.chunk_steps, len(local.action_low))).astype(np.float32)
+        came, wanted = envs.step(rows, chunks), here.step(rows, chunks)
+        for name in ("snapshots", "steps", "env_rewards", "success", "progress", "terminated", "truncated"):
+            assert np.array_equal(getattr(came, name), getattr(wanted, name)), name
+        assert np.array_equal(came.obs.proprio, wanted.obs.proprio)
+        for snapshot in came.obs.snapshots[~came.ended]:
+            assert np.array_equal(seen[snapshot.tobytes()], local.draw_cameras(snapshot[None], PX)[0])
+        rows = rows[~came.ended]
+    assert not envs.lost
+
+
+def test_a_lost_worker_ends_its_own_episodes_and_is_back_for_the_next(workers: list[Any]) -> None:
+    local = make_env("push_block", SETTINGS, 0)
+    envs = WorkerEnvs(workers, SETTINGS, local, 2, lambda keys, images: None)
+    ids, rows = np.array([5, 5, 2, 2]), np.arange(4)
+    envs.begin(ids)
+    os.kill(pid_of(workers[1]), signal.SIGKILL)
+    chunks = np.zeros((4, local.chunk_steps, len(local.action_low)), np.float32)
+    came = envs.step(rows, chunks)
+    assert envs.lost == {2, 3} and came.ended.tolist() == [False, False, True, True]
+    deadline = time.monotonic() + 60
+    while envs.begin(ids) is None or envs.lost:
+        assert time.monotonic() < deadline, "Ray starts it again"
+    assert not envs.step(rows, chunks).ended.any()
+
+
+def test_workers_that_cannot_live_end_the_run_with_a_reason(local_ray: None) -> None:
+    gone = start_workers(1, "push_block", 0, PX)
+    local = make_env("push_block", SETTINGS, 0)
+    envs = WorkerEnvs(gone, SETTINGS, local, 1, lambda keys, images: None)
+    ray.kill(gone[0])
+    with pytest.raises(MachineError, match="all 1 env workers were lost, 5 times in a row"):
+        for _ in range(5):
+            envs.begin(np.array([1]))
+
+
+def algorithm_of(env_workers: int, task: str = "push_block", **algo: Any) -> PolicyGradient:
+    config = (
+        GRPOAlgorithmConfig()
+        .envs(task=task, env_settings=SETTINGS)
+        .acting(policy=VLAConfig(pocket=PocketVLAConfig(image_px=PX, hidden=64)))
+        .learning(
+            sft=ChunkSFTConfig(episodes=20, updates=60),
+            algo=GRPOConfig(groups=6, group_size=4, rounds=1, env_workers=env_workers, **algo),
+        )
+        .debugging(seed=0)
+    )
+    algorithm = config.build_algo()
+    assert isinstance(algorithm, PolicyGradient)
+    return algorithm
+
+
+def test_a_run_with_workers_is_the_run_without_and_a_kill_costs_no_episode(local_ray: None) -> None:
+    found = []
+    for env_workers in (0, 2):
+        algorithm = algorithm_of(env_workers)
+        algorithm.prepare(lambda line: None)
+        for _ in range(2):
+            algorithm.train()
+        success = algorithm.evaluate_policy(4).metrics[metrics.EVAL_SAMPLED_SUCCESS]
+        report = algorithm.report()
+        names = (metrics.GROUP_SCORE, metrics.GROUP_KEPT, metrics.ENV_STEPS, metrics.TRAIN_EPISODE_RETURN)
+        found.append([success, *(report[name] for name in names)])
+        if env_workers:
+            runner: Any = algorithm.env_runner_group.local_env_runner  # pyright: ignore
+            os.kill(pid_of(runner._workers[0]), signal.SIGKILL)
+            algorithm.train()
+            assert algorithm.report()[metrics.EPISODES] == 3 * 24, "groups that were lost are played anew"
+            assert min(one.num_steps for one in algorithm._source.newest) > 1, "and what was made up is left out"
+        algorithm.stop()
+    assert found[0] == found[1]
+
+
+def test_workers_step_side_by_side(local_ray: None) -> None:
+    task = f"{__name__}:SLEEPING"
+    ids = np.arange(8)
+    seconds = {}
+    for count in (1, 4):
+        workers = start_workers(count, task, 0, PX)
+        local = make_env(task, SETTINGS, 0)
+        envs = WorkerEnvs(workers, SETTINGS, local, 1, lambda keys, images: None)
+        envs.begin(ids)
+        chunks = np.zeros((8, local.chunk_steps, len(local.action_low)), np.float32)
+        began = time.monotonic()
+        for _ in range(3):
+            envs.step(ids, chunks)
+        seconds[count] = time.monotonic() - began
+        for worker in workers:
+            ray.kill(worker)
+    assert seconds[1] / seconds[4] > 2.5, seconds
