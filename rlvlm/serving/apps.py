@@ -7,7 +7,6 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Self
 
 import ray
 from ray import serve
@@ -48,7 +47,7 @@ _QUIET = {"log_level": "WARNING", "enable_access_log": False}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunningJudge:
-    """A judge on Serve that this run may use; leaving its `with` block stops it if the run started it."""
+    """A judge on Serve that this run may use."""
 
     judge: ServedJudge
     app: str
@@ -56,23 +55,12 @@ class RunningJudge:
     is_ours: bool
     """Whether this run started it."""
 
-    def stop(self) -> None:
-        """Deletes the app if this run started it; an app that was there before is left alone, and not asked on."""
-        self.judge.hang_up()
-        if self.is_ours and ray.is_initialized():
-            serve.delete(self.app, _blocking=True)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
-
-
+@contextmanager
 def start_judge(
     judge: JudgeConfig, placement: PlacementConfig, name: str, build: Builder = build_judge, app: str = ""
-) -> RunningJudge:
-    """A judge that answers: the running app `placement.app`, or one started now under a name of its own.
+) -> Iterator[RunningJudge]:
+    """A judge that answers while the context is open: the app `placement.app`, or one started now and then deleted.
 
     Serve runs without an HTTP proxy; the judge is reached through its handle alone.
 
@@ -98,9 +86,14 @@ def start_judge(
         in_flight=max(IN_FLIGHT, 2 * placement.num_replicas, 2 * placement.max_replicas),
         run=_unique("", name),
     )
-    stamp = client.stamp  # asks, so that an app that is not there ends the run now
-    logger.info("judge %s, prompt %s, answers in Serve app %s", stamp.judge, stamp.prompt, placement.app or app)
-    return RunningJudge(judge=client, app=placement.app or app, is_ours=not placement.app)
+    try:
+        stamp = client.stamp  # asks, so that an app that is not there ends the run now
+        logger.info("judge %s, prompt %s, answers in Serve app %s", stamp.judge, stamp.prompt, placement.app or app)
+        yield RunningJudge(judge=client, app=placement.app or app, is_ours=not placement.app)
+    finally:
+        client.hang_up()  # an app that was there before is left alone, and not asked on
+        if not placement.app and ray.is_initialized():
+            serve.delete(app, _blocking=True)
 
 
 @contextmanager

@@ -231,7 +231,7 @@ def _ask_until(client: ServedJudge, queries: list[Query], over: threading.Event)
 def test_a_judge_that_cannot_start_says_why(cluster, report, broken, cause, fix):
     start = time.monotonic()
     with pytest.raises(JudgeUnavailable, match=cause) as caught:
-        start_judge(CONFIG, PLACEMENT, "broken", stub(broken=broken))
+        start_judge(CONFIG, PLACEMENT, "broken", stub(broken=broken)).__enter__()
     report.faults_injected, report.recovery_s = 1, [time.monotonic() - start]
     assert fix in caught.value.fix and caught.value.exit_code == 5
     assert report.recovery_s[0] <= 60

@@ -109,7 +109,7 @@ def test_attaching_by_name_leaves_the_app_alone(running, config):
 
 def test_an_app_that_is_not_there_is_named(running, config):
     with pytest.raises(JudgeUnavailable, match="no Serve app 'nobody'") as caught:
-        start_judge(config, PlacementConfig(app="nobody"), "other")
+        start_judge(config, PlacementConfig(app="nobody"), "other").__enter__()
     assert "serve deploy" in caught.value.fix
 
 
@@ -135,7 +135,7 @@ def test_a_judge_that_never_answers_in_time_is_unavailable(running):
 
 def test_a_judge_that_cannot_load_says_why_and_leaves_nothing(cluster, config, tmp_path):
     with pytest.raises(JudgeUnavailable, match="holds no model") as caught:
-        start_judge(replace(config, model=str(tmp_path)), PlacementConfig(num_cpus=0.1), "broken")
+        start_judge(replace(config, model=str(tmp_path)), PlacementConfig(num_cpus=0.1), "broken").__enter__()
     assert str(tmp_path) in str(caught.value) and "chat VLM" in caught.value.fix
     assert not [app for app in serve.status().applications if "broken" in app]
 
@@ -144,7 +144,7 @@ def test_a_third_half_finds_no_room_on_the_card_and_hears_why(running, monkeypat
     # by hand: the two replicas of the running app hold 0.5 each of the one GPU
     monkeypatch.setattr(apps, "ALL_TAKEN_S", 0.5)
     with pytest.raises(JudgeUnavailable, match="asks for 0.5 GPU; of the cluster's 1 only 0 is free") as caught:
-        start_judge(JudgeConfig(), PlacementConfig(num_cpus=0.1, num_gpus=0.5), "third", stub())
+        start_judge(JudgeConfig(), PlacementConfig(num_cpus=0.1, num_gpus=0.5), "third", stub()).__enter__()
     assert running.app in str(caught.value) and "--serve.num-gpus" in caught.value.fix
     assert not [app for app in serve.status().applications if "third" in app]
 
@@ -212,7 +212,7 @@ def test_the_figures_reach_rays_prometheus_endpoint(running):
 def test_more_than_the_cluster_has_is_refused(cluster, config, monkeypatch):
     monkeypatch.setattr(apps, "NO_RESOURCES_S", 0.5)
     with pytest.raises(JudgeUnavailable, match="asks for 3 GPU, the Ray cluster has 1") as caught:
-        start_judge(config, PlacementConfig(num_gpus=3), "greedy")
+        start_judge(config, PlacementConfig(num_gpus=3), "greedy").__enter__()
     assert "--serve.num-gpus" in caught.value.fix
 
 
