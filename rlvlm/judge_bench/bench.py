@@ -28,7 +28,7 @@ Log = Callable[[str], None]
 
 @dataclass(kw_only=True)
 class Measured:
-    """Answers of one judge, task by task, and what is needed to draw them again."""
+    """Answers of one judge, task by task."""
 
     suite: Suite
     judge: Judge | Reference
@@ -60,7 +60,7 @@ def frames_for(config: JudgeConfig) -> int:
     return 1 if config.knows_few_tasks else 8
 
 
-def measure(
+def measure(  # noqa: PLR0913 - what a bench is made of
     suite: Suite,
     judge: Judge | Reference,
     config: JudgeConfig,
@@ -69,6 +69,7 @@ def measure(
     seed: int = 0,
     log: Log = lambda _: None,
     is_stopped: Callable[[], bool] = lambda: False,
+    on_task: Callable[[TaskItems, Sequence[Answer]], None] = lambda made, answers: None,
 ) -> Measured:
     """Asks a judge about a suite; what was answered is kept where it breaks or is stopped half way.
 
@@ -80,6 +81,7 @@ def measure(
         seed: of items and order.
         log: takes a line per task.
         is_stopped: asked between blocks.
+        on_task: is given each task and its answers while it can still be drawn.
 
     Raises:
         JudgeUnavailable: nothing at all was answered.
@@ -108,14 +110,17 @@ def measure(
                 answers += block
                 if is_stopped():
                     found.is_whole = False
-                    return found
+                    break
         except JudgeUnavailable as error:
             if not sum(map(len, found.answers.values())):
                 raise
             found.left_out[task], found.is_whole = first_line(error), False
             logger.warning("%s: %s", task, found.left_out[task])
-            continue
+        on_task(made, answers)
+        found.made[task] = made.closed()
         log(f"{place} of {len(suite.tasks)}  {task}: {len(answers)} answers in {time.perf_counter() - began:.1f} s")
+        if is_stopped():
+            break
     if not found.made:
         raise UsageError(
             f"nothing of {suite.name} can be asked: {'; '.join(f'{t}: {why}' for t, why in found.left_out.items())}",

@@ -97,10 +97,19 @@ class TaskItems:
     items: tuple[Item, ...]
     draw: Draw
     digest: str
-    """SHA-256 of what is asked, numbers rounded to a thousandth."""
+    """SHA-256 of what is asked, numbers rounded to a hundredth."""
     looks: tuple[tuple[int, ...], ...]
     """Of a few images the mean grey levels of 4 x 4 fields: what two machines' images are compared by."""
     close: Callable[[], None] = lambda: None
+
+    def closed(self) -> "TaskItems":
+        """The same without the env, which takes a hundred megabytes: nothing is drawn any more."""
+        self.close()
+        return replace(self, draw=_draw_nothing, close=lambda: None)
+
+
+def _draw_nothing(snapshots: FloatArray, _: str) -> Frames:
+    raise AssertionError("the env is closed: draw while the task is asked about")
 
 
 def make_items(suite: Suite, task: str, config: EnvConfig, size_px: int, seed: int, asks_turns: bool) -> TaskItems:

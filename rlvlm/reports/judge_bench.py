@@ -16,9 +16,9 @@ from rlvlm.core.disk import write_json, write_whole
 from rlvlm.core.errors import EXIT_DONE, EXIT_PREEMPTED, UsageError
 from rlvlm.core.steps import Frames, spread
 from rlvlm.judge_bench.asking import Answer, Reference
-from rlvlm.judge_bench.bench import Measured, frames_for, measure, summarise
+from rlvlm.judge_bench.bench import frames_for, measure, summarise
 from rlvlm.judge_bench.figures import outcome_of
-from rlvlm.judge_bench.items import CASES, Item, noise_like
+from rlvlm.judge_bench.items import CASES, Item, TaskItems, noise_like
 from rlvlm.judge_bench.prediction import CURVE_FILE, Prediction, predict, read_curve
 from rlvlm.judge_bench.suites import find_suite
 from rlvlm.judges.build import build_judge
@@ -73,6 +73,7 @@ def bench_judge(  # noqa: PLR0913 - the command's options
     if config.store and not isinstance(judge, Reference):
         judge = CachedJudge(judge, LabelStore(Path(config.store).expanduser()))
     frames = num_frames or (8 if reference != "none" else frames_for(config))
+    worst = WorstAnswers(frames)
     console = plain_console(soft_wrap=True)
     began = time.perf_counter()
     with StopRequest() as stop:
@@ -85,6 +86,7 @@ def bench_judge(  # noqa: PLR0913 - the command's options
             seed=seed,
             log=lambda line: console.print(line, markup=False),
             is_stopped=lambda: bool(stop),
+            on_task=worst.add,
         )
     row = summarise(found)
     row["prediction"] = [asdict(one) for one in predict(row["teacher"], read_curve(curve or CURVE_FILE))]
@@ -93,7 +95,7 @@ def bench_judge(  # noqa: PLR0913 - the command's options
     write_json(out / ROW_FILE, row)
     lines = [json.dumps(_plain(asdict(one))) for one in found.rows()[1]]
     write_whole(out / "answers.jsonl", "".join(f"{line}\n" for line in lines))
-    write_whole(out / "bench.html", bench_page(found, row))
+    write_whole(out / "bench.html", bench_page(row, worst))
     print_row(row)
     console.print(f"\nrow, answers and page: {out / 'bench.html'}", markup=False)
     return EXIT_PREEMPTED if stop else EXIT_DONE
@@ -197,10 +199,64 @@ def _plain(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def bench_page(found: Measured, row: Mapping[str, Any]) -> str:
+class WorstAnswers:
+    """Collects the worst answers with their images, task by task, since an env is only there while it is asked about.
+
+    Args:
+        num_frames: most images of an episode that the judge was shown.
+    """
+
+    def __init__(self, num_frames: int) -> None:
+        self._num_frames = num_frames
+        self._pairs: list[tuple[float, dict[str, Any]]] = []
+        self._scores: list[tuple[float, dict[str, Any]]] = []
+
+    def add(self, made: TaskItems, answers: Sequence[Answer]) -> None:
+        """Looks at the answers to a task."""
+        judged = [(made.items[one.item], one) for one in answers]
+        # of wrong labels the widest gaps, of each pair one order
+        wrong = {
+            one.item: (item, one) for item, one in judged if item.case == "pair" and outcome_of(item, one) == "wrong"
+        }
+        widest = sorted(wrong.values(), key=lambda pair: -abs(pair[0].gap))[:MAX_WORST]
+        self._pairs += [(abs(item.gap), _pair_card(made, item, one)) for item, one in widest]
+        # of scores of episodes, turns and controls those that are farthest from the truth, 0 or 1
+        scored = [
+            (abs(one.value - item.success), item, one)
+            for item, one in judged
+            if item.kind in ("video", "turn") and math.isfinite(one.value) and item.case not in ("jump", "other camera")
+        ]
+        farthest = sorted(scored, key=lambda row: -row[0])[:MAX_WORST]
+        self._scores += [(miss, self._score_card(made, item, one)) for miss, item, one in farthest]
+
+    @property
+    def pairs(self) -> list[dict[str, Any]]:
+        """Cards, the worst first."""
+        return [card for _, card in sorted(self._pairs, key=lambda row: -row[0])[:MAX_WORST]]
+
+    @property
+    def scores(self) -> list[dict[str, Any]]:
+        """Likewise."""
+        return [card for _, card in sorted(self._scores, key=lambda row: -row[0])[:MAX_WORST]]
+
+    def _score_card(self, made: TaskItems, item: Item, one: Answer) -> dict[str, Any]:
+        (side,) = item.sides
+        shown = side[-1:] if self._num_frames == 1 else spread(side, min(_SHOWN, self._num_frames))
+        frames = made.draw(shown, item.camera)
+        if item.is_noise:
+            frames = noise_like(frames, item)
+        truth = "a success" if item.success else "no success"
+        kind = item.case if item.case in CASES else f"control: {item.case}"
+        return {
+            "title": f"{one.task}: {item.goal}",
+            "said": f"scored {one.value:.2f}; {truth} ({kind}, progress {item.truth[0]:.2f})",
+            "pictures": _small(frames),
+            "text": one.text,
+        }
+
+
+def bench_page(row: Mapping[str, Any], worst: WorstAnswers) -> str:
     """The page's HTML: figures, faults, and the worst answers with their images."""
-    items, answers = found.rows()
-    judged = list(zip(items, answers, strict=True))
     bins = row["figures"]["pairs"].get("by_difficulty", [])
     difficulty = [
         (f"{place / 10:.1f} to {(place + 1) / 10:.1f}", _plain_share(right, right + wrong), right, wrong, rest)
@@ -218,50 +274,19 @@ def bench_page(found: Measured, row: Mapping[str, Any]) -> str:
         tasks=task_lines(row),
         difficulty=difficulty,
         means=[(case, f"{value:.2f}") for case, value in means.items()],
-        worst_pairs=[_pair_card(found, item, one) for item, one in _worst_pairs(judged)],
-        worst_scores=[_score_card(found, item, one) for item, one in _worst_scores(judged)],
+        worst_pairs=worst.pairs,
+        worst_scores=worst.scores,
     )
 
 
-def _worst_pairs(judged: Sequence[tuple[Item, Answer]]) -> list[tuple[Item, Answer]]:
-    """Wrong labels, the widest gaps first; of each pair one order."""
-    wrong = [(item, one) for item, one in judged if item.case == "pair" and outcome_of(item, one) == "wrong"]
-    ranked = sorted(wrong, key=lambda pair: -abs(pair[0].gap))
-    return list({(one.task, one.item): (item, one) for item, one in reversed(ranked)}.values())[::-1][:MAX_WORST]
-
-
-def _worst_scores(judged: Sequence[tuple[Item, Answer]]) -> list[tuple[Item, Answer]]:
-    """Scores that are farthest from the truth, 0 or 1, of episodes, turns and controls."""
-    known = [
-        (item, one)
-        for item, one in judged
-        if item.kind in ("video", "turn") and math.isfinite(one.value) and item.case not in ("jump", "other camera")
-    ]
-    return sorted(known, key=lambda pair: -abs(pair[1].value - pair[0].success))[:MAX_WORST]
-
-
-def _pair_card(found: Measured, item: Item, one: Answer) -> dict[str, Any]:
+def _pair_card(made: TaskItems, item: Item, one: Answer) -> dict[str, Any]:
     order = (1, 0) if one.swapped else (0, 1)
     sides = []
     for name, place in zip(("left", "right"), order, strict=True):
-        (image,) = _small(found.made[one.task].draw(item.sides[place][-1:], ""))
+        (image,) = _small(made.draw(item.sides[place][-1:], ""))
         sides.append({"name": name, "picture": image, "truth": item.truth[place], "is_said": one.label == name})
     sure = "" if one.p is None else f", {100 * max(one.p[:2]):.0f} % sure"
     return {"title": f"{one.task}: {item.goal}", "said": f"said {one.label}{sure}", "sides": sides, "text": one.text}
-
-
-def _score_card(found: Measured, item: Item, one: Answer) -> dict[str, Any]:
-    frames = found.made[one.task].draw(spread(item.sides[0], min(_SHOWN, found.num_frames + 1)), item.camera)
-    if item.is_noise:
-        frames = noise_like(frames, item)
-    truth = "a success" if item.success else "no success"
-    kind = item.case if item.case in CASES else f"control: {item.case}"
-    return {
-        "title": f"{one.task}: {item.goal}",
-        "said": f"scored {one.value:.2f}; {truth} ({kind}, progress {item.truth[0]:.2f})",
-        "pictures": _small(frames),
-        "text": one.text,
-    }
 
 
 def _small(frames: Frames) -> list[str]:
