@@ -28,7 +28,7 @@ FEWEST = 3
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Prediction:
+class ExpectedSuccess:
     """The success to expect of training one task with a judge."""
 
     task: str
@@ -124,7 +124,7 @@ def rising(values: Floats) -> Floats:
     return np.repeat([mean for mean, _ in blocks], [count for _, count in blocks])
 
 
-def predict(teacher: Mapping[str, Any], curve: Sequence[Mapping[str, str]]) -> list[Prediction]:
+def predict(teacher: Mapping[str, Any], curve: Sequence[Mapping[str, str]]) -> list[ExpectedSuccess]:
     """What to expect of training each task of the curve with a judge.
 
     Args:
@@ -145,11 +145,11 @@ def predict(teacher: Mapping[str, Any], curve: Sequence[Mapping[str, str]]) -> l
         near = np.abs(places - bits) <= NEAR
         about = {"task": task, "kind": kind, "bits": bits, "count": int(near.sum())}
         if near.sum() < FEWEST:
-            found.append(Prediction(success=None, low=None, high=None, **about))
+            found.append(ExpectedSuccess(success=None, low=None, high=None, **about))
             continue
         # the spread is that of the runs about the curve, moved to where the curve is at the judge's place
         expected = float(np.interp(bits, places, fitted))
         low, high = expected + np.quantile(successes[near] - fitted[near], [0.05, 0.95])
         ends = (math.floor(100 * max(0.0, low)) / 100, math.ceil(100 * min(1.0, high)) / 100)
-        found.append(Prediction(success=expected, low=ends[0], high=ends[1], **about))
+        found.append(ExpectedSuccess(success=expected, low=ends[0], high=ends[1], **about))
     return found

@@ -19,7 +19,7 @@ from rlvlm.judge_bench.asking import Answer, Reference
 from rlvlm.judge_bench.bench import frames_for, measure, summarise
 from rlvlm.judge_bench.figures import outcome_of
 from rlvlm.judge_bench.items import CASES, Item, TaskItems, noise_like
-from rlvlm.judge_bench.prediction import CURVE_FILE, Prediction, predict, read_curve
+from rlvlm.judge_bench.prediction import CURVE_FILE, ExpectedSuccess, predict, read_curve
 from rlvlm.judge_bench.suites import find_suite
 from rlvlm.judges.build import build_judge
 from rlvlm.judges.cache import CachedJudge
@@ -116,7 +116,7 @@ def print_row(row: Mapping[str, Any]) -> None:
     if not row["faults"]:
         console.print("no fault that the rules know was found")
     for one in row["prediction"]:
-        console.print(f"expected of training: {Prediction(**one)}", markup=False)
+        console.print(f"expected of training: {ExpectedSuccess(**one)}", markup=False)
     if not row["prediction"]:
         console.print("no prediction: no runs of simulated judges are known (benchmarks/judge_quality.py makes them)")
 
@@ -268,7 +268,7 @@ def bench_page(row: Mapping[str, Any], worst: WorstAnswers) -> str:
         title=f"{_name(row)} on {row['bench']['suite']}",
         facts=[(name, cell) for name, cell in cells(row).items() if cell != "-"],
         faults=row["faults"],
-        predictions=[str(Prediction(**one)) for one in row["prediction"]],
+        predictions=[str(ExpectedSuccess(**one)) for one in row["prediction"]],
         is_whole=row["bench"]["is_whole"],
         left_out=row["bench"]["left_out"],
         tasks=task_lines(row),
