@@ -80,6 +80,8 @@ if ((nodes > 1)); then # one node needs none of this: the run starts a Ray of it
     export RAY_ADDRESS
 fi
 
+newest() { compgen -G "$out/checkpoints/step_*" | sort | tail -n 1 || true; }
+before_run=$(newest)
 code=75
 if [[ -z $asked ]]; then
     if [[ -f $out/config.yaml ]]; then
@@ -99,10 +101,17 @@ if [[ -z $asked ]]; then
     done
 fi
 
+again=""
 # 75: saved. 138: the signal came before the run could listen, so there is nothing to save yet.
 if ((code == 75 || code == 138)) && [[ $asked == USR1 ]]; then
+    again="the time limit"
+# Not by its settings (2) or its numbers (4): a node, memory or the judge is gone. It comes back as long as it gets further.
+elif ((code != 0 && code != 2 && code != 4)) && [[ -z $asked && $(newest) != "$before_run" ]]; then
+    again="code $code after a new checkpoint"
+fi
+if [[ -n $again ]]; then
     if ((${SLURM_RESTART_COUNT:-0} < ${RLVLM_MAX_RESTARTS:-20})); then
-        echo "slurm: requeue after ${SLURM_RESTART_COUNT:-0} restarts"
+        echo "slurm: requeue for $again, after ${SLURM_RESTART_COUNT:-0} restarts"
         scontrol requeue "$SLURM_JOB_ID"
     else
         echo "slurm: ${SLURM_RESTART_COUNT:-0} restarts are enough; go on with: rlvlm resume $out" >&2

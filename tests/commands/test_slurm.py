@@ -166,6 +166,40 @@ def test_what_the_script_makes_of_a_signal(
     assert ("restarts are enough; go on with: rlvlm resume" in said) == (restarts == 0)
 
 
+RUN_THAT_IS_LOST = """#!/bin/bash
+n=$(($(cat "$FAKE_SLURM/count" 2>/dev/null || echo 0) + 1))
+echo $n > "$FAKE_SLURM/count"
+out=$4; [[ $3 == resume ]] || out="${@: -1}"
+mkdir -p "$out/checkpoints" && touch "$out/config.yaml"
+read -r code step <<< "$(sed -n ${n}p "$FAKE_SLURM/plan")"
+[[ -z $step ]] || mkdir "$out/checkpoints/step_$step"
+exit $code
+"""
+
+
+@pytest.mark.parametrize(
+    ("plan", "codes"),
+    [
+        (["3 00001000", "0"], [3, 0]),  # a node was lost after a checkpoint
+        (["137 00001000", "5 00002000", "3"], [137, 5, 3]),  # memory, the judge, and then it gets no further
+        (["3"], [3]),  # it never got anywhere
+        (["4 00001000"], [4]),  # its numbers: they would be the same again
+        (["2"], [2]),  # its settings
+    ],
+)
+def test_a_job_comes_back_as_long_as_it_gets_further(
+    plan: list[str], codes: list[int], slurm: Path, tmp_path: Path
+) -> None:
+    python = tmp_path / "python"
+    python.write_text(RUN_THAT_IS_LOST)
+    python.chmod(0o755)
+    (slurm / "plan").write_text("\n".join(plan) + "\n")
+    script = tmp_path / "job.sbatch"
+    text = job_script(SlurmConfig(), tmp_path / "run", ["x"])
+    script.write_text(re.sub("RLVLM_PYTHON=.*", f"RLVLM_PYTHON={python}", text))
+    assert fake_slurm.wait(slurm, submit(script)) == {"codes": codes}
+
+
 def wait_for(file: Path, log: Path) -> None:
     end = time.monotonic() + 300
     while not file.exists():
