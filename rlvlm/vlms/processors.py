@@ -18,13 +18,21 @@ Images = Sequence[NDArray[np.uint8]]
 
 
 class PillowProcessor:
-    """A Qwen-VL processor from its parts: Pillow images, tokenizer and chat template, without torchvision.
+    """The processor of a Qwen-VL or an InternVL from its parts: Pillow images, tokenizer and chat template, without
+    torchvision.
 
     The families' own processor class insists on a video processor, which needs torchvision; clips are sent as images
     here, so nothing is lost. `tests/vlms/test_processors.py` holds its inputs to what the models are trained on.
+
+    Args:
+        image_processor: of the family, on Pillow.
+        tokenizer: with a chat template that writes one mark for each image.
+        image_token_id: of the mark, and of each visual token.
+        tokens_per_crop: of InternVL, which cuts large images into crops; 0: as Qwen-VL, by the image's patches.
     """
 
-    def __init__(self, image_processor: Any, tokenizer: Any, image_token_id: int) -> None:
+    def __init__(self, image_processor: Any, tokenizer: Any, image_token_id: int, tokens_per_crop: int = 0) -> None:
+        self._tokens_per_crop = tokens_per_crop
         self.image_processor = image_processor
         self.tokenizer = tokenizer
         self._image_token_id = image_token_id
@@ -48,21 +56,31 @@ class PillowProcessor:
         if can_replace(self.image_processor):
             inputs = process(flat, self.image_processor) if flat else {}
         else:
-            inputs = dict(self.image_processor(images=flat, return_tensors="pt")) if flat else {}
-        counts = (inputs["image_grid_thw"].prod(-1) // self.image_processor.merge_size**2).tolist() if flat else []
+            # InternVL's own class has its image processor cut images into crops, which it does not do by itself.
+            crops = {"crop_to_patches": True} if self._tokens_per_crop else {}
+            inputs = dict(self.image_processor(images=flat, return_tensors="pt", **crops)) if flat else {}
+        begin = end = ""
+        if not flat:
+            counts = []
+        elif self._tokens_per_crop:
+            crops = inputs.pop("num_patches")
+            counts = [int(count) * self._tokens_per_crop for count in crops]
+            begin, end = self.tokenizer.start_image_token, self.tokenizer.end_image_token
+        else:
+            counts = (inputs["image_grid_thw"].prod(-1) // self.image_processor.merge_size**2).tolist()
         expanded = []
         for chat, shown in zip(text, images, strict=True):
             parts = chat.split(self._image_token)
             if len(parts) != len(shown) + 1:
                 raise ValueError(f"{len(shown)} images need as many marks in the chat, got {len(parts) - 1}")
             # the template writes one mark per image; the model wants one per visual token
-            marks = [self._image_token * counts.pop(0) for _ in shown]
+            marks = [begin + self._image_token * counts.pop(0) + end for _ in shown]
             expanded.append("".join(part + mark for part, mark in zip(parts, [*marks, ""], strict=True)))
         inputs |= self.tokenizer(
             expanded, padding=True, padding_side="left", add_special_tokens=False, return_tensors="pt"
         )
-        # Qwen's encoder wants to know which tokens are images
-        inputs["mm_token_type_ids"] = (inputs["input_ids"] == self._image_token_id).int()
+        if not self._tokens_per_crop:  # Qwen's encoder wants to know which tokens are images
+            inputs["mm_token_type_ids"] = (inputs["input_ids"] == self._image_token_id).int()
         inputs.pop("token_type_ids", None)
         return inputs
 
@@ -79,8 +97,10 @@ class AutoProcessorAdapter:
         self, messages: Sequence[dict[str, Any]], *, add_generation_prompt: bool = True, add_vision_id: bool = False
     ) -> str:
         """The chat as one string that ends where the model's answer begins, or its turn; images may be counted."""
+        # Templates of other families know no such setting, and each call would be warned of.
+        counted = {"add_vision_id": True} if add_vision_id else {}
         return self._processor.apply_chat_template(
-            messages, tokenize=False, add_generation_prompt=add_generation_prompt, add_vision_id=add_vision_id
+            messages, tokenize=False, add_generation_prompt=add_generation_prompt, **counted
         )
 
     def __call__(self, text: Sequence[str], images: Sequence[Images]) -> dict[str, torch.Tensor]:
@@ -120,14 +140,16 @@ def load_processor(folder: Path, model_config: Any, config: VLMConfig) -> Pillow
         if not importlib.util.find_spec("torchvision") and hasattr(model_config, "image_token_id"):
             tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
             image_processor = AutoImageProcessor.from_pretrained(folder, trust_remote_code=False)
-        # not of the Qwen-VL line: only its own class knows its marks
-        if tokenizer is None or not hasattr(image_processor, "merge_size"):
+        is_intern = hasattr(tokenizer, "context_image_token")
+        # not of these lines: only its own class knows its marks
+        if tokenizer is None or not (is_intern or hasattr(image_processor, "merge_size")):
             processor = AutoProcessorAdapter(AutoProcessor.from_pretrained(folder, trust_remote_code=False))
         elif not tokenizer.chat_template:
             what = f"{folder} has no chat template"
             raise ModelUnavailable(what, "choose an Instruct model, base models cannot chat")
         else:
-            processor = PillowProcessor(image_processor, tokenizer, model_config.image_token_id)
+            per_crop = model_config.image_seq_length if is_intern else 0
+            processor = PillowProcessor(image_processor, tokenizer, model_config.image_token_id, per_crop)
     except (OSError, ValueError, ImportError, json.JSONDecodeError) as error:
         raise ModelUnavailable(
             f"the tokenizer or image processor in {folder} cannot be loaded: {first_line(error)}",

@@ -91,7 +91,7 @@ def test_a_start_that_learned_other_actions_is_refused_before_anything_starts(tm
     (tmp_path / "body.safetensors").touch()
     for names, is_right in ((("-", "+"), True), (("hit", "stand"), False)):
         write_sft_manifest(tmp_path, sft_manifest_of("blackjack", config.env, config.policy, names))
-        with nullcontext() if is_right else pytest.raises(UsageError, match="is of no use here: its actions '-'"):
+        with nullcontext() if is_right else pytest.raises(UsageError, match="its actions are not '-'"):
             check_before_run(config)
 
 

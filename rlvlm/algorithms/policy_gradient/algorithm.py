@@ -552,9 +552,10 @@ class PolicyGradient(BaseAlgorithm):
         player = self._player
         if player is None:
             here: Any = self.env_runner_group.local_env_runner if self.env_runner_group else None
-            player = chunk_player(
-                self._sampler(), make_envs=partial(here.envs, self._held_out, self._viewer, 1) if here else None
-            )
+            make_envs = None
+            if here is not None and self.config.algo.env_workers:
+                make_envs = partial(here.worker_envs, self._held_out, self._viewer, 1)
+            player = chunk_player(self._sampler(), make_envs=make_envs)
         evaluation, self.last_played = player.evaluate(num_episodes)
         return replace(evaluation, has_success=self._viewer.has_success)
 

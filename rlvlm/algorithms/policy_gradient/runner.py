@@ -165,20 +165,18 @@ class ChunkRunner(TokenRunner):
     def __init__(self, *, config: Any, worker_index: int = 0, **unused: Any) -> None:
         super().__init__(config=config, worker_index=worker_index)
         self.chunk_env: ChunkEnv = make_env(config.task, config.env_settings, config.seed)
+        self._many = self.chunk_env.many()
         self._workers: list[Any] = []
         self.begin()
         if worker_index > 0:
             torch.set_num_threads(1)  # an actor has one core
             self.policy = build_policy(config.policy, self.chunk_env)
 
-    def envs(self, settings: EnvConfig, local: ChunkEnv, group_size: int) -> ChunkEnvs:
-        """Envs of `settings`, as `local` is one: driven here, or by workers of this runner's own."""
-        algo = self.config.algo
-        if not algo.env_workers:
-            return local.many()
+    def worker_envs(self, settings: EnvConfig, local: ChunkEnv, group_size: int) -> ChunkEnvs:
+        """Envs of `settings`, as `local` is one, that workers of this runner's own step."""
         if not self._workers:
-            px = self.policy.image_px
-            self._workers = start_workers(algo.env_workers, self.config.task, self.config.seed, px)
+            count, px = self.config.algo.env_workers, self.policy.image_px
+            self._workers = start_workers(count, self.config.task, self.config.seed, px)
         return WorkerEnvs(self._workers, settings, local, group_size, self.policy.show)
 
     def begin(self, restart: int = 0) -> None:
@@ -222,7 +220,7 @@ class ChunkRunner(TokenRunner):
             version=version,
         )  # fmt: skip
         size = algo.group_size
-        envs = self.envs(self.config.env_settings, self.chunk_env, size)
+        envs = self.worker_envs(self.config.env_settings, self.chunk_env, size) if algo.env_workers else self._many
         episodes = play_chunks(envs, self.config.task, state_ids.repeat(size), groups.repeat(size), sampler)
         if not self.worker_index:
             return episodes, {}
