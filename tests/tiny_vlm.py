@@ -7,7 +7,10 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     AutoModelForImageTextToText,
     CLIPVisionConfig,
+    Gemma3Config,
+    Gemma3Processor,
     GenerationConfig,
+    InternVLConfig,
     LlamaConfig,
     LlavaConfig,
     LlavaNextConfig,
@@ -19,6 +22,8 @@ from transformers import (
     Qwen3VLConfig,
 )
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
+from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
+from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
 from transformers.models.llava_next.image_processing_pil_llava_next import LlavaNextImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
@@ -142,6 +147,72 @@ def save_tiny_llava_next(folder: Path, seed: int = 0) -> Path:
     )
     sizes = {"image_seq_length": 4, "image_grid_pinpoints": _PINPOINTS}
     return _save_llava(folder, seed, LlavaNextConfig, sizes, LlavaNextProcessor, images)
+
+
+def save_tiny_gemma3(folder: Path, seed: int = 0) -> Path:
+    """Writes a random Gemma 3: a begin-of-image mark in the chat, which the processor turns into visual tokens."""
+    marks = {"boi_token": "<start_of_image>", "eoi_token": "<end_of_image>", "image_token": "<image_soft_token>"}
+    tokenizer = _with_marks(marks, "{{ bos_token }}", "<start_of_image>", bos_token="<bos>")
+    vision = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
+    text = _TEXT | {"head_dim": 16, "sliding_window": 64, "bos_token_id": tokenizer.bos_token_id}
+    config = Gemma3Config(
+        text_config=text | _ids(tokenizer),
+        vision_config=vision | {"image_size": 56, "patch_size": 14},
+        mm_tokens_per_image=4,
+        boi_token_index=tokenizer.boi_token_id,
+        eoi_token_index=tokenizer.eoi_token_id,
+        image_token_index=tokenizer.image_token_id,
+    )
+    torch.manual_seed(seed)
+    AutoModelForImageTextToText.from_config(config).save_pretrained(folder)
+    images = Gemma3ImageProcessorPil(size={"height": 56, "width": 56})
+    Gemma3Processor(images, tokenizer, image_seq_length=4).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def save_tiny_internvl(folder: Path, seed: int = 0) -> Path:
+    """Writes a random InternVL 3: large images are cut into crops of 4 visual tokens each."""
+    marks = {"start_image_token": "<img>", "end_image_token": "</img>", "context_image_token": "<IMG_CONTEXT>"}
+    tokenizer = _with_marks(marks | {"video_token": "<video>"}, "", "<IMG_CONTEXT>")
+    vision = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
+    config = InternVLConfig(
+        text_config=_TEXT | _ids(tokenizer) | {"model_type": "qwen2"},
+        vision_config=vision | {"image_size": [56, 56], "patch_size": [14, 14]},
+        image_token_id=tokenizer.context_image_token_id,
+        image_seq_length=4,
+        downsample_ratio=0.5,
+    )
+    torch.manual_seed(seed)
+    AutoModelForImageTextToText.from_config(config).save_pretrained(folder)
+    GotOcr2ImageProcessorPil(size={"height": 56, "width": 56}).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+_TEXT = {
+    **{"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2},
+    **{"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 4096},
+}
+
+
+def _ids(tokenizer: PreTrainedTokenizerFast) -> dict[str, int]:
+    return {
+        "vocab_size": len(tokenizer),
+        "pad_token_id": tokenizer.pad_token_id,
+        "eos_token_id": tokenizer.eos_token_id,
+    }
+
+
+def _with_marks(marks: dict[str, str], begin: str, image: str, **tokens: str) -> PreTrainedTokenizerFast:
+    """A tokenizer whose template writes `image` for each image."""
+    base = build_tokenizer()
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=base.backend_tokenizer, eos_token=base.eos_token, pad_token=base.pad_token,
+        extra_special_tokens=marks, **tokens,
+    )  # fmt: skip
+    tokenizer.chat_template = begin + CHAT_TEMPLATE.replace(START + IMAGE + END, image)
+    return tokenizer
 
 
 def _save_llava(folder: Path, seed: int, config, own: dict, processor, images) -> Path:

@@ -7,7 +7,7 @@ from transformers import AutoConfig, PreTrainedTokenizerFast
 
 from rlvlm.vlms.config import VLMConfig
 from rlvlm.vlms.processors import load_processor
-from tests.tiny_vlm import save_tiny_llava
+from tests.tiny_vlm import save_tiny_internvl, save_tiny_llava
 
 
 def load(folder, **changes):
@@ -62,3 +62,18 @@ def test_a_chat_begins_with_one_bos_token_where_the_tokenizer_has_one(tmp_path: 
     chat = processor.apply_chat_template([{"role": "user", "content": content}])
     ids = processor([chat], [[np.zeros((28, 28, 3), np.uint8)]])["input_ids"][0].tolist()
     assert ids[0] == bos and ids.count(bos) == 1
+
+
+def test_internvls_images_become_crops_of_visual_tokens_between_their_marks(tmp_path: Path) -> None:
+    # by hand: 4 tokens a crop; a square fits one crop, 112 x 56 pixels are two and an overview of the whole
+    processor = load(save_tiny_internvl(tmp_path))
+    content = [{"type": "image"}, {"type": "image"}, {"type": "text", "text": "a"}]
+    chat = processor.apply_chat_template([{"role": "user", "content": content}])
+    inputs = processor([chat], [[np.zeros((56, 56, 3), np.uint8), np.zeros((112, 56, 3), np.uint8)]])
+    ids = inputs["input_ids"][0].tolist()
+    begin, end, token = (
+        processor.tokenizer.convert_tokens_to_ids(mark) for mark in ("<img>", "</img>", "<IMG_CONTEXT>")
+    )
+    assert len(inputs["pixel_values"]) == 4 and ids.count(token) == 16
+    first = ids.index(begin)
+    assert ids[first : first + 6] == [begin, *[token] * 4, end] and ids.count(begin) == ids.count(end) == 2
