@@ -61,8 +61,8 @@ def test_a_run_goes_on_when_the_nodes_of_its_envs_and_of_its_judge_are_lost(tmp_
     """The learner is on the head; env workers begin on all nodes, and the judge's replica finds the spare card."""
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 4, "num_gpus": 0, "include_dashboard": False})
     try:
-        for _ in range(2):
-            cluster.add_node(num_cpus=1, num_gpus=1)
+        for _ in range(2):  # env workers that are placed anew must leave a core for the judge
+            cluster.add_node(num_cpus=4, num_gpus=1)
         envs = cluster.add_node(num_cpus=2)
         cluster.wait_for_nodes()
         ray.init(address=cluster.address, namespace="serve", log_to_driver=False, logging_level="error")
