@@ -176,7 +176,11 @@ def start_workers(count: int, task: str, seed: int, image_px: int) -> list[Any]:
     In a sweep they lie where its run's other processes do, in the places that were set aside for it.
     """
     strategy = "DEFAULT" if ray.util.get_current_placement_group() else "SPREAD"
-    actor = ray.remote(EnvWorker).options(num_cpus=1, max_restarts=-1, scheduling_strategy=strategy)
+    # Mesa's software renderer draws with all cores of a machine: several workers would stand in each other's way.
+    threads = {"LP_NUM_THREADS": "1"} if count > 1 else {}
+    actor = ray.remote(EnvWorker).options(
+        num_cpus=1, max_restarts=-1, scheduling_strategy=strategy, runtime_env={"env_vars": threads}
+    )
     return [actor.remote(task, seed, image_px) for _ in range(count)]
 
 
