@@ -188,7 +188,10 @@ class RunConfig:
     @property
     def wanted_gpus(self) -> dict[str, float]:
         """GPUs that settings set aside, by what they are for; of the judge only where it is the run's own."""
-        found = {"the learners": sum(place.get("GPU", 0.0) for place in self.worker_places)}
+        found: dict[str, float] = {}
+        if not isinstance(self.algo, SACConfig):
+            found["the learners"] = float(self.algo.gpus_per_learner * self.algo.num_learners)
+            found["the env runners"] = self.algo.gpus_per_env_runner * self.algo.env_runners
         if self.reward.asks_judge and not self.serve.app:
             found["the judge"] = self.serve.num_gpus * self.serve.num_replicas
         if self.engine:

@@ -50,8 +50,12 @@ class EnvWorker:
         obs = envs.begin(state_ids)
         return obs, env.draw_cameras(obs.snapshots, self._image_px)
 
-    def step(self, settings: EnvConfig, rows: NDArray[np.intp], chunks: FloatArray) -> tuple[ChunkStep, Frames]:
-        """What came of `chunks` in the envs `rows` of this worker, and the images of those that go on."""
+    def step(self, settings: EnvConfig, rows: NDArray[np.intp], chunks: FloatArray) -> tuple[ChunkStep, Frames] | None:
+        """What came of `chunks` in the envs `rows` of this worker, and the images of those that go on; None of a worker
+        that was started again since they were begun.
+        """
+        if settings not in self._made:
+            return None
         env, envs = self._made[settings]
         came = envs.step(rows, chunks)
         return came, env.draw_cameras(came.obs.snapshots[~came.ended], self._image_px)
@@ -77,6 +81,7 @@ class WorkerEnvs(ChunkEnvs):
         show: Callable[[Sequence[bytes], Frames], None],
     ) -> None:
         self._workers, self._settings, self._local = workers, ray.put(settings), local
+        self._batches = local.many().batches
         self._group_size, self._show = group_size, show
         self._owner = np.empty(0, np.intp)
         self._place = np.empty(0, np.intp)
@@ -84,7 +89,7 @@ class WorkerEnvs(ChunkEnvs):
 
     def batches(self, state_ids: NDArray[np.int64]) -> list[NDArray[np.intp]]:
         """As the envs themselves would have it."""
-        return self._local.many().batches(state_ids)
+        return self._batches(state_ids)
 
     def begin(self, state_ids: NDArray[np.int64]) -> ChunkObs:
         """First observations of N new episodes; those of a worker that is lost are made up, and in `lost`.
@@ -145,12 +150,7 @@ class WorkerEnvs(ChunkEnvs):
             for one in fields(ChunkStep)
             if one.name != "obs"
         }
-        obs = ChunkObs(
-            snapshots=np.concatenate([part.obs.snapshots for part in parts]),
-            instructions=tuple(words for part in parts for words in part.obs.instructions),
-            proprio=np.concatenate([part.obs.proprio for part in parts]),
-        )
-        return ChunkStep(obs=obs.at(order), **columns)
+        return ChunkStep(obs=ChunkObs.joined([part.obs for part in parts]).at(order), **columns)
 
     def _gathered(
         self, asked: Sequence[tuple[NDArray[np.intp], Any]], rows: NDArray[np.intp] | None = None
@@ -159,14 +159,16 @@ class WorkerEnvs(ChunkEnvs):
         found = []
         for own, call in asked:
             try:
-                found.append((own, ray.get(call)))
-            except RayActorError as error:
-                gone = own if rows is None else rows[own]
-                # All envs of that worker are gone, those whose episodes are over already and are kept too: their group
-                # is not whole.
-                owner = self._owner[gone[0]]
-                self.lost = self.lost | frozenset(np.flatnonzero(self._owner == owner).tolist())
-                logger.warning("env worker %d was lost with its episodes under way: %s", owner, type(error).__name__)
+                answer = ray.get(call)
+            except RayActorError:
+                answer = None
+            if answer is not None:
+                found.append((own, answer))
+                continue
+            # All envs of that worker are gone; those whose episodes are over already too: their group is not whole.
+            owner = self._owner[(own if rows is None else rows[own])[0]]
+            self.lost = self.lost | frozenset(np.flatnonzero(self._owner == owner).tolist())
+            logger.warning("env worker %d was lost with its episodes under way", owner)
         return found
 
 

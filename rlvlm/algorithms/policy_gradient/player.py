@@ -16,7 +16,7 @@ from rlvlm.algorithms.evaluation import FIRST_SEED, Evaluation, PlayedEpisode
 from rlvlm.algorithms.policy_gradient.rollouts import Actor, ChunkSampler, play_chunks, play_turns
 from rlvlm.core import metrics
 from rlvlm.core.episodes import TokenEpisode
-from rlvlm.core.errors import ModelUnavailable, UsageError
+from rlvlm.core.errors import MachineError, ModelUnavailable, UsageError
 from rlvlm.demonstrations.collect import Demonstrator as Script
 from rlvlm.envs.env import ChunkEnv, ChunkEnvs
 from rlvlm.judges.agreement import wilson_interval
@@ -29,6 +29,8 @@ from rlvlm.policies.vlm.policy import VLMPolicy
 VLM_KIND, VLA_KIND = "vlm", "vla"
 """Of the policy's file in a checkpoint."""
 _SCALE_KEY = "task"
+_TRIES = 5
+"""Of episodes of which some were lost with their env."""
 Roll = Callable[[Sequence[int], bool], list[TokenEpisode]]
 """Whole episodes from given seeds, in their order; greedy or sampled."""
 
@@ -110,9 +112,16 @@ def chunk_player(
         ids = np.array(seeds[: sampler.env.num_held_out] if is_greedy else seeds, np.int64)
         if not len(ids):
             return []
-        own = replace(sampler, temperature=None if is_greedy else sampler.temperature, generator=_fresh())
         envs = sampler.env.many() if make_envs is None else make_envs()
-        return play_chunks(envs, "", ids, np.arange(len(ids)), own)
+        for _ in range(_TRIES):
+            own = replace(sampler, temperature=None if is_greedy else sampler.temperature, generator=_fresh())
+            played = play_chunks(envs, "", ids, np.arange(len(ids)), own)
+            if len(played) == len(ids):
+                return played
+        raise MachineError(
+            f"in {_TRIES} tries to play {len(ids)} episodes an env worker was lost each time",
+            "look for what ends them (memory?), then `rlvlm resume` with a smaller --algo.env-workers",
+        )
 
     return TokenPlayer(roll, greedy)
 

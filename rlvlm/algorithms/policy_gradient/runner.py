@@ -167,6 +167,7 @@ class ChunkRunner(TokenRunner):
         self.chunk_env: ChunkEnv = make_env(config.task, config.env_settings, config.seed)
         self._many = self.chunk_env.many()
         self._workers: list[Any] = []
+        self._of_workers: dict[tuple[EnvConfig, int], WorkerEnvs] = {}
         self.begin()
         if worker_index > 0:
             torch.set_num_threads(1)  # an actor has one core
@@ -174,10 +175,14 @@ class ChunkRunner(TokenRunner):
 
     def worker_envs(self, settings: EnvConfig, local: ChunkEnv, group_size: int) -> ChunkEnvs:
         """Envs of `settings`, as `local` is one, that workers of this runner's own step."""
+        key = settings, group_size
+        if key in self._of_workers:  # it counts how often all are lost in a row
+            return self._of_workers[key]
         if not self._workers:
             count, px = self.config.algo.env_workers, self.policy.image_px
             self._workers = start_workers(count, self.config.task, self.config.seed, px)
-        return WorkerEnvs(self._workers, settings, local, group_size, self.policy.show)
+        envs = self._of_workers[key] = WorkerEnvs(self._workers, settings, local, group_size, self.policy.show)
+        return envs
 
     def begin(self, restart: int = 0) -> None:
         """Random numbers and groups that no other runner or restart has.

@@ -4,11 +4,13 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 import pytest
 import ray
+from ray.exceptions import RayActorError
 
 from rlvlm.algorithms.policy_gradient.algorithm import GRPOAlgorithmConfig, PolicyGradient
 from rlvlm.algorithms.policy_gradient.config import GRPOConfig
@@ -94,6 +96,15 @@ def test_a_lost_worker_ends_its_own_episodes_and_is_back_for_the_next(workers: l
     while envs.begin(ids) is None or envs.lost:
         assert time.monotonic() < deadline, "Ray starts it again"
     assert not envs.step(rows, chunks).ended.any()
+    pid = pid_of(workers[0])  # and one that is back before it is asked again knows nothing of its envs
+    os.kill(pid, signal.SIGKILL)
+    while True:
+        assert time.monotonic() < deadline, "Ray starts it again"
+        with suppress(RayActorError):
+            if pid_of(workers[0]) != pid:
+                break
+    envs.step(rows, chunks)
+    assert envs.lost == {0, 1}
 
 
 def test_workers_that_cannot_live_end_the_run_with_a_reason(local_ray: None) -> None:
