@@ -224,7 +224,7 @@ def test_a_job_of_two_nodes_saves_at_its_time_limit_comes_back_and_ends(
     assert fake_slurm.wait(slurm, job) == {"codes": [75, 0]}
     assert not shared.exists()
     said = (tmp_path / "run.log").read_text()
-    assert "slurm: SIGUSR1, saving" in said and "slurm: requeue after 0 restarts" in said
+    assert "slurm: SIGUSR1, saving" in said and "slurm: requeue for the time limit, after 0 restarts" in said
     summary = json.loads((out / "summary.json").read_text())
     assert (summary["exit_reason"], summary["env_steps"]) == ("done", 400)
     steps = [int(json.loads(line)["env_steps"]) for line in open(out / "metrics.jsonl")]
