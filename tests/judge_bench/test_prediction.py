@@ -1,51 +1,55 @@
 import csv
 
-import numpy as np
 import pytest
 
 from rlvlm.core.errors import UsageError
-from rlvlm.judge_bench.prediction import COLUMNS, bits_of, bits_of_pairs, bits_of_scores, predict, read_curve, rising
+from rlvlm.judge_bench.prediction import COLUMNS, predict, read_curve, worth_of, worth_of_pairs, worth_of_scores
 
 
-def test_bits_by_hand():
-    assert bits_of([[5, 0], [0, 5]]) == 1.0  # always right
-    assert bits_of([[5, 5], [5, 5]]) == 0.0  # chance
-    assert bits_of([[9, 0], [7, 0]]) == 0.0  # one and the same answer
-    # right in 0.9: 1 - H(0.9) = 1 + 0.9 log2 0.9 + 0.1 log2 0.1
-    assert bits_of([[90, 10], [10, 90]]) == pytest.approx(1 + 0.9 * np.log2(0.9) + 0.1 * np.log2(0.1))
-    # silent in half of the cases and right in the others: half a bit
-    assert bits_of([[5, 0, 5], [0, 5, 5]]) == pytest.approx(0.5)
-    assert bits_of([[0, 0], [1, 3]]) == 0.0  # nothing was asked of the one
+def test_what_answers_are_worth_by_hand():
+    assert worth_of([[5, 0], [0, 5]]) == pytest.approx(1.0)  # always right
+    assert worth_of([[5, 5], [5, 5]]) == pytest.approx(0.5)  # chance
+    assert worth_of([[9, 0], [7, 0]]) == pytest.approx(0.5)  # one and the same answer
+    assert worth_of([[90, 10], [10, 90]]) == pytest.approx(0.9)  # always decides, favours no side
+    assert worth_of([[10, 90], [90, 10]]) == pytest.approx(0.1)  # teaches the wrong way round
+    # silent in half of the cases and right in the others: half a bit, and 1 - H(0.89) = 0.5
+    assert worth_of([[5, 0, 5], [0, 5, 5]]) == pytest.approx(0.89, abs=1e-3)
+    assert worth_of([[0, 0], [1, 3]]) == 0.5  # nothing was asked of the one
 
 
-def test_bits_of_tables():
+def test_what_tables_are_worth():
     perfect = [[[1, 0, 0], [1, 0, 0]]] * 10
     left = [[[1, 0, 0], [0, 1, 0]]] * 10
-    assert bits_of_pairs(perfect) == 1.0 and bits_of_pairs(left) == 0.0
+    wrong = [[[1, 3, 0], [1, 3, 0]]] * 10
+    assert [worth_of_pairs(one) for one in (perfect, left, wrong)] == pytest.approx([1.0, 0.5, 0.25])
     rows = [[] for _ in range(11)]
+    assert worth_of_scores(rows) == 0.5
     rows[2], rows[10] = [0.1, 0.2], [0.8, 0.7]
-    assert bits_of_scores(rows) == 1.0
-    assert bits_of_scores([[] for _ in range(11)]) == 0.0
+    assert worth_of_scores(rows) == pytest.approx(1.0)
+    rows[2], rows[10] = rows[10], rows[2]
+    assert worth_of_scores(rows) == pytest.approx(0.0)
 
 
-def test_what_never_falls_by_hand():
-    np.testing.assert_allclose(rising(np.array([0.0, 0.4, 0.2, 0.9])), [0.0, 0.3, 0.3, 0.9])
-    np.testing.assert_allclose(rising(np.array([3.0, 2.0, 1.0])), [2.0, 2.0, 2.0])
+def row(worth: float, success: float) -> dict[str, str]:
+    return {"task": "drawer_open", "kind": "pairs", "worth": str(worth), "before": "0.1", "success": str(success)}
 
 
-def row(bits: float, success: float) -> dict[str, str]:
-    return {"task": "drawer_open", "kind": "pairs", "bits": str(bits), "success": str(success)}
+def table(accuracy: float) -> list[list[list[float]]]:
+    return [[[accuracy, 1 - accuracy, 0]] * 2] * 10
 
 
 def test_a_prediction_is_the_curve_and_says_where_it_has_no_data():
-    curve = [row(0.0, 0.0), row(0.45, 0.5), row(0.5, 0.6), row(0.55, 0.7), row(1.0, 1.0)]
-    half = [[[5, 0, 5], [5, 0, 5]]] * 10
-    (found,) = predict({"all": {"pairs": half}}, curve)
-    assert found.bits == pytest.approx(0.5) and found.success == pytest.approx(0.6) and found.count == 3
-    (unknown,) = predict({"all": {"pairs": [[[1, 0, 0], [1, 0, 0]]] * 10}}, curve)
-    assert unknown.success is None and "no data" in str(unknown)
-    own = {"all": {"pairs": half}, "drawer_open": {"pairs": [[[1, 0, 0], [1, 0, 0]]] * 10}}
-    assert predict(own, curve)[0].bits == 1.0  # the task's own table comes first
+    # at 0.75 three seeds, whose mean is a point; 0.79 is below it and is pooled with it
+    curve = [row(0.5, 0.0), row(0.75, 0.5), row(0.75, 0.6), row(0.75, 0.7), row(0.79, 0.6), row(1.0, 1.0)]
+    (found,) = predict({"all": {"pairs": table(0.75)}}, curve)
+    assert found.worth == pytest.approx(0.75) and found.success == pytest.approx(0.6) and found.count == 4
+    assert (found.low, found.high) == (0.51, 0.69) and found.before == pytest.approx(0.1)
+    assert "right in 75 %" in str(found) and "success 0.60 (0.51 to 0.69 in 4 training runs" in str(found)
+    for accuracy in (1.0, 0.25):  # one run near it, and none: a judge that misleads
+        (unknown,) = predict({"all": {"pairs": table(accuracy)}}, curve)
+        assert unknown.success is None and "no data" in str(unknown)
+    own = {"all": {"pairs": table(0.75)}, "drawer_open": {"pairs": table(1.0)}}
+    assert predict(own, curve)[0].worth == pytest.approx(1.0)  # the task's own table comes first
     assert predict({"all": {"scores": []}}, curve) == []  # a judge that does not compare
 
 
