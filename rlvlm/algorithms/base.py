@@ -41,6 +41,7 @@ from ray.rllib.utils.metrics import (
 from torch import Tensor, distributed, nn
 
 from rlvlm.algorithms.evaluation import Evaluation, PlayedEpisode
+from rlvlm.algorithms.reward_signal import RewardSignalMonitor
 from rlvlm.algorithms.sharding import is_sharded, local
 from rlvlm.core import metrics
 from rlvlm.core.errors import MachineError, UsageError
@@ -203,6 +204,7 @@ class TrainingStats:
         self._recent: deque[list[float]] = deque(maxlen=_RECENT_EPISODES)
         self._facts: dict[str, float] = {}
         self._rewards_of_running = 0.0
+        self.signal = RewardSignalMonitor()
 
     def record(self, new_steps: int, episodes: Iterable[tuple[float, bool]]) -> None:
         """Counts steps, and the true return and success of the episodes that ended in them."""
@@ -228,6 +230,7 @@ class TrainingStats:
             num_ended: episodes that ended in the round. What others were given counts with those that end next.
             leaves_out: whether those without stay without, and are counted.
         """
+        self.signal.check({"step": rewards}, num_ended)
         if np.isfinite(rewards).all():
             self._rewards_of_running += float(rewards.sum())
             if num_ended:
@@ -253,6 +256,7 @@ class TrainingStats:
             "env_steps": self.env_steps,
             "num_episodes": self._num_episodes,
             "rewards_of_running": self._rewards_of_running,
+            "signal": self.signal.get_state(),
         }
 
     def set_state(self, state: Mapping[str, Any]) -> None:
@@ -260,6 +264,8 @@ class TrainingStats:
         self._recent = deque(state["recent"], maxlen=_RECENT_EPISODES)
         self._facts = dict(state["facts"])
         self._rewards_of_running = state.get("rewards_of_running", 0.0)  # older checkpoints have none
+        if "signal" in state:  # likewise
+            self.signal.set_state(state["signal"])
         self.env_steps, self._num_episodes = state["env_steps"], state["num_episodes"]
         self._steps_taken = self.env_steps
 

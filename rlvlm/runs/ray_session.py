@@ -5,6 +5,7 @@ import logging
 import os
 import secrets
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -109,6 +110,10 @@ def start_ray(
     first = time.monotonic()
     for number in itertools.count():
         folder, begun = parent / f"r{number}", time.monotonic()
+        # said while we wait, as Ray itself says nothing for its first 30 seconds
+        slow = threading.Timer(SLOW_S, lambda: log(f"Ray is still starting ({_load()}); waiting for its processes"))
+        slow.daemon = True
+        slow.start()
         try:
             ray.init(
                 address="local",
@@ -137,8 +142,9 @@ def start_ray(
                 raise MachineError(
                     f"Ray does not start: {failure}", "rlvlm doctor  (memory, /dev/shm, ports, load)"
                 ) from error
-            load = f"load {os.getloadavg()[0]:.0f} on {usable_cores()} cores"
-            log(f"Ray was not ready after {now - begun:.0f} s ({load}: {failure}); waiting again, try {number + 2}")
+            log(f"Ray was not ready after {now - begun:.0f} s ({_load()}: {failure}); waiting again, try {number + 2}")
+        finally:
+            slow.cancel()
     if dashboard_port is None and node_ip is None:
         # Three processes that Ray always starts, and that a run nobody looks into has no use for, some 160 MiB: the
         # dashboard's, which then only counts usage for Ray's makers; the monitor, which would start and stop machines;
@@ -147,6 +153,10 @@ def start_ray(
         assert node is not None, "Ray has started"
         for end in (node.kill_dashboard, node.kill_monitor, node.kill_log_monitor):
             end(check_alive=False)
+
+
+def _load() -> str:
+    return f"load {os.getloadavg()[0]:.0f} on {usable_cores()} cores"
 
 
 def make_parent() -> Path:

@@ -134,6 +134,10 @@ class EpisodeSource:
 
     def _labelled(self, episodes: list[TokenEpisode]) -> list[TokenEpisode]:
         self.newest = self._labeller.label(episodes, self._stats.env_steps) if episodes else []
+        if over := [one for one in self.newest if one.is_over]:
+            given = {"step": [one.rewards.ravel() for one in over], "episode": [[one.rewards.sum()] for one in over]}
+            together = {what: np.concatenate(rewards) for what, rewards in given.items()}
+            self._stats.signal.check(together, len(over))
         return list(self.newest)
 
     def _filtered(self, episodes: list[TokenEpisode]) -> list[TokenEpisode]:

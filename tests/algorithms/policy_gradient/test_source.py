@@ -3,10 +3,12 @@
 import numpy as np
 import pytest
 
+from rlvlm.algorithms.base import TrainingStats
 from rlvlm.algorithms.policy_gradient.batch import differences
-from rlvlm.algorithms.policy_gradient.config import AdvantageConfig
-from rlvlm.algorithms.policy_gradient.rewards import known_episodes_of
-from rlvlm.algorithms.policy_gradient.source import informative_groups, is_informative
+from rlvlm.algorithms.policy_gradient.config import AdvantageConfig, GRPOConfig
+from rlvlm.algorithms.policy_gradient.rewards import RewardLabeller, known_episodes_of
+from rlvlm.algorithms.policy_gradient.source import EpisodeSource, informative_groups, is_informative
+from rlvlm.rewards.config import ChunkRewardConfig
 from tests.algorithms.policy_gradient.by_hand import episode, scored
 
 CONFIG = AdvantageConfig(estimator="grpo")
@@ -53,3 +55,16 @@ def test_an_episodes_columns_by_hand() -> None:
     assert one.turn_rewards.tolist() == [28, 27] and one.num_steps == 11 and one.first_step == 0 and len(one) == 2
     with pytest.raises(ValueError, match="one entry per observation"):
         type(one.obs)(images=(), texts=one.obs.texts, proprio=one.obs.proprio, snapshots=one.obs.snapshots)
+
+
+@pytest.mark.parametrize(("num_successes", "warns"), [(0, True), (1, False)])
+def test_episodes_that_are_all_paid_the_same_are_reported(
+    num_successes: int, warns: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    rollout = [episode(group=number // 4, success=number < num_successes) for number in range(40)]
+    source = EpisodeSource(
+        GRPOConfig(), lambda weights: (rollout, {}), lambda: None, lambda images: None,
+        RewardLabeller(ChunkRewardConfig(), None), True, TrainingStats(), False,
+    )  # fmt: skip
+    source.next()
+    assert ("every step of the first 40 episodes has the same reward, 0" in caplog.text) == warns
