@@ -1,8 +1,10 @@
 #!/usr/bin/env bash
-# One run of rlvlm as a SLURM job on any number of nodes; it saves, requeues itself and goes on at the time limit.
+# One run of rlvlm, or one sweep, as a SLURM job on any number of nodes; it saves, requeues itself and goes on at the
+# time limit, and when a node is lost. A sweep's report is written at its end.
 #
 #   rlvlm slurm drawer_open --nodes 2 -- --seed 1      writes a copy of this file with your settings and submits it
 #   sbatch cluster/slurm.sh OUT drawer_open --seed 1   by hand; OUT is the run's folder, on a disk all nodes share
+#   sbatch cluster/slurm.sh OUT sweep FILE.yaml        the same for a sweep
 #
 # Variables: RLVLM_PYTHON (default: python), RLVLM_IMAGE (an Apptainer image to run in), RLVLM_SCRATCH (a fast disk for
 # checkpoints; the newest and the best are copied to OUT), RLVLM_MAX_RESTARTS (default: 20).
@@ -80,13 +82,17 @@ if ((nodes > 1)); then # one node needs none of this: the run starts a Ray of it
     export RAY_ADDRESS
 fi
 
-newest() { compgen -G "$out/checkpoints/step_*" | sort | tail -n 1 || true; }
-before_run=$(newest)
+# Of the run, or of all runs of a sweep.
+checkpoints() { find "$out" -maxdepth 5 -path '*/checkpoints/step_*' -prune -print 2>/dev/null | sort || true; }
+before_run=$(checkpoints)
 code=75
 if [[ -z $asked ]]; then
-    if [[ -f $out/config.yaml ]]; then
-        words=(resume "$out")
-        [[ $1 != *:* ]] || words+=(--trust) # the job names this code itself
+    trust=()
+    [[ $1 != sweep && $1 != *:* ]] || trust=(--trust) # the job names this code itself
+    if [[ -f $out/config.yaml || -f $out/sweep.yaml ]]; then
+        words=(resume "$out" "${trust[@]}")
+    elif [[ $1 == sweep ]]; then
+        words=("$@" --out "$out")
     else
         words=(run "$@" --out "$out")
     fi
@@ -106,7 +112,7 @@ again=""
 if ((code == 75 || code == 138)) && [[ $asked == USR1 ]]; then
     again="the time limit"
 # Not by its settings (2) or its numbers (4): a node, memory or the judge is gone. It comes back as long as it gets further.
-elif ((code != 0 && code != 2 && code != 4)) && [[ -z $asked && $(newest) != "$before_run" ]]; then
+elif ((code != 0 && code != 2 && code != 4)) && [[ -z $asked && $(checkpoints) != "$before_run" ]]; then
     again="code $code after a new checkpoint"
 fi
 if [[ -n $again ]]; then
@@ -115,6 +121,11 @@ if [[ -n $again ]]; then
         scontrol requeue "$SLURM_JOB_ID"
     else
         echo "slurm: ${SLURM_RESTART_COUNT:-0} restarts are enough; go on with: rlvlm resume $out" >&2
+        again=""
     fi
+fi
+# What came of the sweep, the runs that failed too; not where it comes back or was told to stop.
+if [[ $1 == sweep && -z $again && -z $asked ]]; then
+    "${rlvlm[@]}" -m rlvlm.cli report "$out" --trust || echo "slurm: no report: rlvlm report $out" >&2
 fi
 exit "$code"

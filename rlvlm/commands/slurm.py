@@ -1,4 +1,4 @@
-"""`rlvlm slurm`: a run as a SLURM job. Writes the job's script beside the run's folder and hands it to sbatch."""
+"""`rlvlm slurm`: a run or a sweep as a SLURM job. Writes the job's script beside its folder and hands it to sbatch."""
 
 import math
 import os
@@ -7,7 +7,7 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -21,6 +21,8 @@ from rlvlm.core.errors import EXIT_DONE, MachineError, UsageError
 from rlvlm.runs.config import RunConfig
 from rlvlm.runs.folder import default_path
 from rlvlm.runs.preflight import networks_of
+from rlvlm.sweeps.config import SweepConfig, find_sweep_file, read_sweep
+from rlvlm.sweeps.plan import expand, shared_judges
 
 BODY = "# ---- below this line the copies are alike ----\n"
 """Where the part of the template begins that every job's script has."""
@@ -75,13 +77,16 @@ class SlurmConfig:
 
 @dataclass(frozen=True)
 class SlurmArguments:
-    """Run a task as a SLURM job that saves, requeues itself and goes on. The run's own options follow after a --."""
+    """Run a task as a SLURM job that saves, requeues itself and goes on. The run's own options follow after a --.
+    A sweep likewise, whose report the job writes at its end.
+    """
 
     task: tyro.conf.Positional[str]
-    """The task, as for rlvlm run."""
+    """The task, as for rlvlm run; or a sweep's YAML file, as for rlvlm sweep."""
     job: Annotated[SlurmConfig, tyro.conf.arg(name="")] = field(default_factory=SlurmConfig)
     out: Path | None = None
-    """The run's folder, on a disk that all nodes share; by default runs/TASK/<time>. Script and log lie beside it."""
+    """The run's folder, on a disk that all nodes share; by default runs/TASK/<time>, of a sweep runs/sweeps/NAME.
+    Script and log lie beside it."""
     show: tyro.conf.FlagCreatePairsOff[bool] = False
     """Print the script and stop."""
 
@@ -92,19 +97,30 @@ def command(words: Sequence[str], prog: str) -> int:
     place = list(words).index("--") if "--" in words else len(words)
     own, options = words[:place], words[place + 1 :]
     arguments = parse(SlurmArguments, own, prog)
-    run_words = [arguments.task, *options]
-    config = parse_run(run_words, f"{prog} --").config  # what is wrong with it is said now, not by a job tomorrow
-    if config.out is not None:
-        raise UsageError("--out belongs before the --", f"{prog} {arguments.task} --out {config.out} -- ...")
-    _check_machine(arguments.job, config)
-    out = (arguments.out or default_path(config.task, datetime.now())).absolute()
+    # what is wrong with it is said now, not by a job tomorrow
+    if Path(arguments.task).suffix in (".yaml", ".yml"):
+        if options:
+            raise UsageError(f"a sweep takes no {options[0]}", f"change {arguments.task}, or a copy of it")
+        file = Path(arguments.task) if Path(arguments.task).exists() else find_sweep_file(Path(arguments.task).stem)
+        sweep = read_sweep(file)
+        configs, wanted = [plan.config for plan in expand(sweep)], _gpus_of_sweep(sweep)
+        run_words, title, home = ["sweep", str(file.absolute())], sweep.title, Path("runs/sweeps") / file.stem
+    else:
+        run_words = [arguments.task, *options]
+        config = parse_run(run_words, f"{prog} --").config
+        if config.out is not None:
+            raise UsageError("--out belongs before the --", f"{prog} {arguments.task} --out {config.out} -- ...")
+        configs, wanted = [config], config.wanted_gpus
+        title, home = config.title, default_path(config.task, datetime.now())
+    _check_machine(arguments.job, configs, wanted)
+    out = (arguments.out or home).absolute()
     if arguments.show:
         sys.stdout.write(job_script(arguments.job, out, run_words))
         return EXIT_DONE
     script = write_job(arguments.job, out, run_words)
     job = submit(script)
     sys.stdout.write(
-        f"job {job} submitted: {config.title}\n"
+        f"job {job} submitted: {title}\n"
         f"  script  {script}\n"
         f"  follow  tail -F {out}.log\n"
         f"  state   squeue --job {job}\n"
@@ -114,24 +130,38 @@ def command(words: Sequence[str], prog: str) -> int:
     return EXIT_DONE
 
 
-def _check_machine(job: SlurmConfig, config: RunConfig) -> None:
-    """Raises UsageError where the run wants GPUs, or judge or policy weights, that the job will not have."""
-    has_judge = config.reward.asks_judge and not config.serve.app
-    wanted, there = sum(config.wanted_gpus.values()), job.gpus_per_node * job.nodes
+def _gpus_of_sweep(sweep: SweepConfig) -> dict[str, float]:
+    """GPUs that a sweep needs at least, by what they are for: all of its judges, and one run beside them."""
+    plans = expand(sweep)
+    judges = shared_judges(plans, sweep.resources.judge_cpus, Path()).values()
+    of_runs = [sum(place.get("GPU", 0.0) for place in plan.config.worker_places) for plan in plans]
+    found = {
+        "the judges": sum(one.serve.num_gpus * one.serve.num_replicas for one in judges),
+        "a run": sweep.resources.gpus + max(of_runs),
+    }
+    return {name: count for name, count in found.items() if count}
+
+
+def _check_machine(job: SlurmConfig, configs: Sequence[RunConfig], gpus: Mapping[str, float]) -> None:
+    """Raises UsageError where the runs want GPUs, or weights of judges or policies, that the job will not have."""
+    wanted, there = sum(gpus.values()), job.gpus_per_node * job.nodes
     if wanted > there:
         fix = f"--gpus-per-node {math.ceil(wanted / job.nodes)}, before the --"
-        parts = " and ".join(f"{name} {count:g}" for name, count in config.wanted_gpus.items())
+        parts = " and ".join(f"{name} {count:g}" for name, count in gpus.items())
         raise UsageError(f"the run asks for {wanted:g} GPUs ({parts}), the job for {there}", fix)
-    named = [(model, revision) for _, model, revision in networks_of(config).values() if model]
-    if has_judge and config.judge.wants_weights:
-        named.append((config.judge.model, config.judge.revision))
-    if not job.offline or not named:
+    policies = {(model, revision) for one in configs for _, model, revision in networks_of(one).values() if model}
+    judges = {
+        (one.judge.model, one.judge.revision)
+        for one in configs
+        if one.reward.asks_judge and not one.serve.app and one.judge.wants_weights
+    }
+    if not job.offline or not (policies | judges):
         return
     from rlvlm.commands.fetch import is_here  # imports the hub's client
 
-    for model, revision in named:
+    for model, revision in sorted(policies | judges):
         if not is_here(model, revision):
-            fetched = f"rlvlm fetch {model}" if model == config.judge.model else f"hf download {model}"
+            fetched = f"rlvlm fetch {model}" if (model, revision) in judges else f"hf download {model}"
             raise UsageError(
                 f"{model} is not on this disk, and the job will not look for it on the network",
                 f"{fetched}  (or --no-offline, before the --)",
@@ -144,9 +174,9 @@ def job_script(config: SlurmConfig, out: Path, words: Sequence[str]) -> str:
     Args:
         config: what the job asks for.
         out: the run's folder, absolute, on a disk that all nodes share.
-        words: the task and its options.
+        words: the task and its options; or `sweep` and its file.
     """
-    name = re.sub("[^A-Za-z0-9_.-]+", "-", words[0])
+    name = re.sub("[^A-Za-z0-9_.-]+", "-", Path(words[1]).stem if words[0] == "sweep" else words[0])
     options = [
         f"--job-name=rlvlm-{name}",
         f"--output={out}.log",

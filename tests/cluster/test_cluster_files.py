@@ -15,6 +15,8 @@ from ray.serve.schema import ServeDeploySchema
 from rlvlm.commands.arguments import parse_run
 from rlvlm.envs.rendering import FIX
 from rlvlm.serving.app_file import JudgeAppArgs, read_app_file
+from rlvlm.sweeps.config import find_sweep_file, read_sweep
+from rlvlm.sweeps.plan import expand, shared_judges
 
 ROOT = Path(__file__).parents[2]
 CLUSTER = ROOT / "cluster"
@@ -47,6 +49,7 @@ def pods(cluster: dict[str, Any]) -> list[dict[str, Any]]:
     ("name", "kind", "field"),
     [
         ("kuberay/rayjob.yaml", "RayJob", "rayClusterSpec"),
+        ("kuberay/rayjob-sweep.yaml", "RayJob", "rayClusterSpec"),
         ("kuberay/rayservice.yaml", "RayService", "rayClusterConfig"),
     ],
 )
@@ -61,7 +64,7 @@ def test_a_kuberay_file_is_whole(name: str, kind: str, field: str) -> None:
         for container in (*pod["containers"], *pod.get("initContainers", [])):
             assert container["image"].startswith("rlvlm:")
             assert {mount["name"] for mount in container["volumeMounts"]} <= volumes
-    assert pods(cluster)[1]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == 1
+    assert pods(cluster)[1]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] >= 1
 
 
 def test_the_ray_jobs_command_is_one_that_rlvlm_takes() -> None:
@@ -72,6 +75,22 @@ def test_the_ray_jobs_command_is_one_that_rlvlm_takes() -> None:
     config = parse_run(run[2:], "rlvlm run").config
     assert str(config.out) == resume[2].rstrip(";")
     assert config.serve.num_gpus == 1 and config.judge.backend == "transformers"
+
+
+def test_the_sweeps_job_runs_goes_on_and_reports_in_one_folder_with_a_gpu_for_each_of_its_judges() -> None:
+    file = read("kuberay/rayjob-sweep.yaml")["spec"]
+    shell, flag, script = shlex.split(file["entrypoint"])
+    assert (shell, flag) == ("sh", "-c")
+    commands = [shlex.split(part) for part in re.findall(r"rlvlm [^;]*", script)]
+    assert [words[1] for words in commands] == ["resume", "sweep", "report"]
+    assert {words[-1] for words in commands} == {"/runs/libero_rewards"}
+    sweep = read_sweep(find_sweep_file(commands[1][2]))
+    judges = shared_judges(expand(sweep), 1.0, Path("/runs/libero_rewards")).values()
+    (group,) = file["rayClusterSpec"]["workerGroupSpecs"]
+    limits = group["template"]["spec"]["containers"][0]["resources"]["limits"]
+    assert limits["nvidia.com/gpu"] * group["replicas"] >= sum(one.serve.num_gpus for one in judges) + 1
+    mounts = {one["mountPath"] for one in group["template"]["spec"]["containers"][0]["volumeMounts"]}
+    assert str(Path(sweep.settings["policy.model"]).parent) in mounts
 
 
 def test_the_ray_service_serves_the_app_of_serve_apps() -> None:

@@ -99,6 +99,10 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ),
         ("drawer_open -- --judge.backend clip --judge.model owner/none", 2, "rlvlm fetch owner/none"),
         ("push_block -- --policy.model owner/none", 2, "hf download owner/none"),
+        ("libero_rewards.yaml --nodes 2 --gpus-per-node 1", 2, "asks for 3.5 GPUs (the judges 2.5 and a run 1)"),
+        ("libero_rewards.yaml --nodes 2 --gpus-per-node 4", 2, "hf download /shared/openvla-oft"),
+        ("libero_rewards.yaml -- --seed 1", 2, "a sweep takes no --seed"),
+        ("no_such_rewards.yaml", 2, "there is no sweep 'no_such_rewards'"),
         ("drawer_open --out runs/there", 2, "is there already"),
         ("drawer_open --partition none", 3, "invalid partition specified"),
     ],
@@ -198,6 +202,33 @@ def test_a_job_comes_back_as_long_as_it_gets_further(
     text = job_script(SlurmConfig(), tmp_path / "run", ["x"])
     script.write_text(re.sub("RLVLM_PYTHON=.*", f"RLVLM_PYTHON={python}", text))
     assert fake_slurm.wait(slurm, submit(script)) == {"codes": codes}
+
+
+SWEEP_THAT_IS_LOST = """#!/bin/bash
+echo "ran $3 $4" >> "$FAKE_SLURM/told"
+[[ $3 == report ]] && exit 0
+[[ $3 == resume ]] && exit $(<"$FAKE_SLURM/last")
+mkdir -p "$6/task/source/seed_0/checkpoints/step_00001000" && touch "$6/sweep.yaml"
+exit 1
+"""
+
+
+@pytest.mark.parametrize(("last", "codes"), [("0", [1, 0]), ("1", [1, 1])])
+def test_a_sweep_comes_back_likewise_and_is_reported_at_its_end(
+    last: str, codes: list[int], slurm: Path, tmp_path: Path
+) -> None:
+    """Runs that failed are tried once more; those that fail again are in the report with their cause."""
+    python, out = tmp_path / "python", tmp_path / "sweep"
+    python.write_text(SWEEP_THAT_IS_LOST)
+    python.chmod(0o755)
+    (slurm / "last").write_text(last)
+    script = tmp_path / "job.sbatch"
+    text = job_script(SlurmConfig(), out, ["sweep", "/shared/small.yaml"])
+    assert "#SBATCH --job-name=rlvlm-small\n" in text
+    script.write_text(re.sub("RLVLM_PYTHON=.*", f"RLVLM_PYTHON={python}", text))
+    assert fake_slurm.wait(slurm, submit(script)) == {"codes": codes}
+    told = (slurm / "told").read_text().splitlines()
+    assert told == ["ran sweep /shared/small.yaml", f"ran resume {out}", f"ran report {out}"]
 
 
 def wait_for(file: Path, log: Path) -> None:
