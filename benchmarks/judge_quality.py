@@ -22,7 +22,7 @@ from typing import Any
 
 import tyro
 
-from rlvlm.judge_bench.prediction import COLUMNS, worth_of_pairs, worth_of_scores
+from rlvlm.judge_bench.prediction import COLUMNS, SHARES, worth_of
 
 PAIRS = [
     {"accuracy": accuracy, "undecided": undecided, "left": left}
@@ -122,7 +122,7 @@ def run(task: str, kind: str, judge: dict[str, float], seed: int, more: tuple[st
             sys.stderr.write(f"{task} {judge} seed {seed} failed: {done.stderr[-2_000:]}\n")
             return None
         before, success = successes(out)
-    worth = worth_of_pairs(table) if kind == "pairs" else worth_of_scores(table)
+    worth = worth_of(*SHARES[kind](table))
     return {"task": task, "kind": kind, **judge, "worth": round(worth, 4), "seed": seed} | {
         "before": round(before, 4),
         "success": round(success, 4),

@@ -17,6 +17,7 @@ from rlvlm.judge_bench.asking import Answer, Reference, ask
 from rlvlm.judge_bench.faults import Fault, find_faults
 from rlvlm.judge_bench.figures import cost_figures, pair_figures, pooled, score_figures, teacher_table
 from rlvlm.judge_bench.items import Item, TaskItems, make_items, recorded_items
+from rlvlm.judge_bench.remedies import remedies
 from rlvlm.judge_bench.suites import VERSION, Suite, is_recording
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.judges.judge import Judge
@@ -134,8 +135,8 @@ def summarise(found: Measured) -> dict[str, Any]:
 
     Returns:
         `bench`: version, suite, seed, frames. `judge`: the stamp. `figures`: of all tasks together: `pairs`, `scores`,
-        `cost`. `tasks`: the first two of each. `faults`. `teacher`: tables by task, and of all. `manifest`: digests and
-        small images by task.
+        `cost`. `tasks`: the first two of each. `faults`. `remedies`: ways of asking for labels, the cheapest
+        first. `teacher`: tables by task, and of all. `manifest`: digests and small images by task.
     """
     tables = {task: teacher_table(*found.rows([task])) for task in found.answers}
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1_024)
@@ -162,6 +163,7 @@ def summarise(found: Measured) -> dict[str, Any]:
             for task in found.answers
         },
         "faults": [asdict(fault) for fault in found.faults],
+        "remedies": [asdict(way) for way in remedies(items, answers)],
         "teacher": {"all": pooled(tables)} | tables,
         "manifest": {task: {"digest": made.digest, "looks": made.looks} for task, made in found.made.items()},
     }

@@ -65,61 +65,71 @@ class ExpectedSuccess:
         return f"{about}: success {self.success:.2f} ({spread}), from {self.before:.2f} before training"
 
 
-def worth_of(counts: ArrayLike) -> float:
-    """How often a judge is right that always decides, favours no side and says as much with an answer as this one.
+def bits_of(right: float, wrong: float) -> float:
+    """Bits of truth in a label that is taken at its word: of `right + wrong` labels each tells 1 - H(accuracy).
 
-    With I bits of truth in an answer (the mutual information of truth and answer), the share a for which
-    1 - H(a) = I, H the entropy of one choice of two. 1 for a judge that is always right, 0.5 for one that knows
-    nothing: chance, silence, always the same answer. Below 0.5 for one that is wrong more often than right: what it
-    knows, it teaches the wrong way round.
+    H is the entropy of one choice of two. 0 for a judge that knows nothing or says nothing, 1 for one that is always
+    right. One that is wrong more often than right has bits too.
 
     Args:
-        counts: [2, A >= 2] how often each answer was given where the truth is the one or the other. The two truths
-            count alike; the first two answers are the truths' names.
-
-    Returns:
-        In [0, 1]; 0.5 where one of the two was never asked.
+        right: share of labels that are right, in [0, 1].
+        wrong: likewise; the rest is undecided.
     """
-    table = np.asarray(counts, float)
-    if not table.sum(1).all():
-        return 0.5
-    given = table / table.sum(1, keepdims=True)  # p(answer | truth)
-    joint = given / 2
-    used = joint > 0
-    # I = sum p(t, a) log2(p(t, a) / (p(t) p(a)))
-    independent = np.broadcast_to(joint.sum(0) / 2, joint.shape)
-    bits = float((joint[used] * np.log2(joint[used] / independent[used])).sum())
-    low, high = 0.5, 1.0  # 1 - H rises from 0 to 1 in between
+    decided = right + wrong
+    return decided * (1 - _entropy(right / decided)) if decided else 0.0
+
+
+def _entropy(share: float) -> float:
+    return -sum(p * math.log2(p) for p in (share, 1 - share) if p > 0)
+
+
+def worth_of(right: float, wrong: float) -> float:
+    """How often a judge is right that always decides, and says as much with a label as this one.
+
+    1 for a judge that is always right, 0.5 for one that knows nothing: chance, silence, always the same answer. Below
+    0.5 for one that is wrong more often than right: what it knows, it teaches the wrong way round.
+
+    Args:
+        right: share of labels that are right, in [0, 1]. The two truths (left or right nearer; success or failure)
+            count alike in it, so that a preference for one answer wins nothing.
+        wrong: likewise; the rest is undecided.
+    """
+    bits = bits_of(right, wrong)
+    low, high = 0.5, 1.0  # the bits of an accuracy rise from 0 to 1 in between
     for _ in range(40):
         share = (low + high) / 2
-        entropy = -sum(p * math.log2(p) for p in (share, 1 - share) if p > 0)
-        low, high = (share, high) if 1 - entropy < bits else (low, share)
-    is_wrong = given[0, 0] + given[1, 1] < given[0, 1] + given[1, 0]
-    return 1 - high if is_wrong else high
+        low, high = (share, high) if 1 - _entropy(share) < bits else (low, share)
+    return high if right >= wrong else 1 - high
 
 
-def worth_of_pairs(pairs: ArrayLike) -> float:
-    """`worth_of` a teacher table of pairs [10, 2, 3] (`figures.teacher_table`), all difficulties alike."""
-    right, wrong, undecided = np.asarray(pairs, float).sum(0).T  # each by the nearer side: left, right
-    return worth_of([[right[0], wrong[0], undecided[0]], [wrong[1], right[1], undecided[1]]])
+def shares_of_pairs(pairs: ArrayLike) -> tuple[float, float]:
+    """Shares of right and of wrong labels, of a teacher table [10, 2, 3] (`figures.teacher_table`)."""
+    counts = np.asarray(pairs, float).sum(0)  # [left or right nearer, (right, wrong, undecided)]
+    if not counts.sum(1).all():
+        return 0.0, 0.0
+    right, wrong, _ = (counts / counts.sum(1, keepdims=True)).mean(0)
+    return float(right), float(wrong)
 
 
-def worth_of_scores(scores: Sequence[Sequence[float]]) -> float:
-    """`worth_of` a teacher table of scores [11] (lists by progress), where a score says success from the best
-    threshold on.
+def shares_of_scores(scores: Sequence[Sequence[float]]) -> tuple[float, float]:
+    """Episodes that are told rightly and wrongly by their scores, of a teacher table [11] (lists by progress).
+
+    From the best threshold on a score says success; where failures score higher than successes, below it.
     """
     from rlvlm.judges.agreement import best_threshold
 
     failures, successes = [score for row in scores[:-1] for score in row], list(scores[-1])
     if not failures or not successes:
-        return 0.5
+        return 0.0, 0.0
     truths = [False] * len(failures) + [True] * len(successes)
-    # where failures score higher, the scores are turned round, and so is what they are worth
     sign = 1 if np.mean(successes) >= np.mean(failures) else -1
-    threshold, _ = best_threshold([sign * score for score in (*failures, *successes)], truths)
-    claims = [sum(sign * score >= threshold for score in side) for side in (failures, successes)]
-    worth = worth_of([[len(failures) - claims[0], claims[0]], [len(successes) - claims[1], claims[1]]])
-    return worth if sign > 0 else 1 - worth
+    _, youden = best_threshold([sign * score for score in (*failures, *successes)], truths)
+    share = (1 + sign * youden) / 2  # right of both truths in the mean
+    return share, 1 - share
+
+
+SHARES = {"pairs": shares_of_pairs, "scores": shares_of_scores}
+"""Of a teacher's table, by kind."""
 
 
 def read_curve(path: Path = CURVE_FILE) -> list[dict[str, str]]:
@@ -156,7 +166,7 @@ def predict(teacher: Mapping[str, Any], curve: Sequence[Mapping[str, str]]) -> l
         table = next((one[kind] for one in (teacher.get(task, {}), teacher["all"]) if kind in one), None)
         if table is None:
             continue
-        worth = {"pairs": worth_of_pairs, "scores": worth_of_scores}[kind](table)
+        worth = worth_of(*SHARES[kind](table))
         runs = [row for row in curve if (row["task"], row["kind"]) == (task, kind)]
         worths, before, successes = (
             np.array([float(row[name]) for row in runs]) for name in ("worth", "before", "success")

@@ -7,12 +7,12 @@ from pathlib import Path
 
 from rlvlm.core.errors import JudgeUnavailable, ModelUnavailable, UsageError
 from rlvlm.judges.asking import AsyncAsker, BatchAsker
-from rlvlm.judges.both_orders import BothOrders
 from rlvlm.judges.cache import StoredJudge, pick_stamp
 from rlvlm.judges.chat import ChatJudge
 from rlvlm.judges.config import Abilities, JudgeConfig
 from rlvlm.judges.judge import Judge
 from rlvlm.judges.prompts import MAX_IMAGES
+from rlvlm.judges.votes import BothOrders
 from rlvlm.labels.store import open_store
 from rlvlm.pocket.models import shipped_folder, weights_folder
 

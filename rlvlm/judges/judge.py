@@ -11,7 +11,7 @@ from rlvlm.vlms.chats import Chat
 class Judge(Protocol):
     """A frozen model that looks at images and answers.
 
-    Members: `chat.ChatJudge` (any chat VLM), the judges of `backends`, `both_orders.BothOrders`, `cache.CachedJudge`
+    Members: `chat.ChatJudge` (any chat VLM), the judges of `backends`, `votes.BothOrders`, `cache.CachedJudge`
     (remembers), `serving.client.ServedJudge` (by name on Ray Serve), `testing.FakeJudge`. One answer that cannot be
     read is a verdict with status invalid, one that did not come is failed; only a judge that answers nothing at all
     raises `JudgeUnavailable`.

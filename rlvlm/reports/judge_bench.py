@@ -115,10 +115,23 @@ def print_row(row: Mapping[str, Any]) -> None:
         console.print(f"fault: {fault['name']} ({fault['evidence']})", markup=False, style="bold")
     if not row["faults"]:
         console.print("no fault that the rules know was found")
+    for place, way in enumerate(row.get("remedies", ())):
+        advice = f" ({way['settings']})" if way["settings"] and not place else ""
+        console.print(f"{way_of_asking(way)}{advice}", markup=False)
     for one in row["prediction"]:
         console.print(f"expected of training: {ExpectedSuccess(**one)}", markup=False)
     if not row["prediction"]:
         console.print("no prediction: no runs of simulated judges are known (benchmarks/judge_quality.py makes them)")
+
+
+def way_of_asking(way: Mapping[str, Any]) -> str:
+    """What a label costs and says where pairs are asked in one way (`judge_bench.remedies`)."""
+    says = (
+        f"labels worth those of a judge that is right in {100 * way['worth']:.0f} %, {way['undecided']:.0%} undecided"
+    )
+    if way["calls"] is None:
+        return f"asking {way['name']}: {says}: no number of questions teaches"
+    return f"asking {way['name']}: {says}: {way['calls']:.1f} questions say as much as a label that is certain"
 
 
 def _name(row: Mapping[str, Any]) -> str:
@@ -268,6 +281,7 @@ def bench_page(row: Mapping[str, Any], worst: WorstAnswers) -> str:
         title=f"{_name(row)} on {row['bench']['suite']}",
         facts=[(name, cell) for name, cell in cells(row).items() if cell != "-"],
         faults=row["faults"],
+        ways=[way_of_asking(way) for way in row.get("remedies", ())],
         predictions=[str(ExpectedSuccess(**one)) for one in row["prediction"]],
         is_whole=row["bench"]["is_whole"],
         left_out=row["bench"]["left_out"],

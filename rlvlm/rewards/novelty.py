@@ -4,37 +4,67 @@ from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.spatial import cKDTree
 
 from rlvlm.core.steps import FloatArray, Transitions
 from rlvlm.rewards.growing import GrowingArray
 from rlvlm.rewards.source import Labelling, RewardSource, SourceContext
 
-_ROWS_AT_ONCE = 512
-"""Bounds the memory of all distances: 4 KB for each state visited so far."""
+_LEAST_RECENT = 512
+"""States that are kept apart from the large tree before it is built anew."""
 
 
-def neighbour_distances(points: NDArray[np.float64], states: NDArray[np.float64], k: int) -> NDArray[np.float64]:
-    """Euclidean distance of each point to its k-th nearest neighbour among `states`, the nearest one not counted.
+class VisitedStates:
+    """States [N, D], and how far points lie from them, by two k-d trees (a draw of a run looks at all states so far).
 
-    A point that is itself among the states is its own nearest, so this is the k-th other one.
+    Building a tree over all states takes a hundred times as long as asking it, so those that came lately have a tree of
+    their own until they are a tenth of all. A distance is the same number whichever tree finds it, so what a run has
+    saved and when does not change its rewards.
 
     Args:
-        points: [B, D].
-        states: [N, D], N >= 1; where N <= k the farthest state is taken.
-        k: >= 1.
-
-    Returns:
-        [B] distances.
+        size: D.
     """
-    # |a|^2 + |b|^2 - 2ab needs one matrix product for all distances. The subtraction cancels digits; in float64, at
-    # coordinates of order one, what is left is right to 1e-7.
-    squared = (-2 * points) @ states.T  # [B, N]
-    squared += np.einsum("nd,nd->n", states, states)  # short of |point|^2, which is the same along a row
-    # a point is itself among the states: the nearest, of rank 0, is not counted
-    rank = min(k, len(states) - 1)
-    # only the k-th smallest is needed: partition is linear where a sort is not
-    squared.partition(rank, axis=1)
-    return np.sqrt(np.maximum(squared[:, rank] + np.einsum("bd,bd->b", points, points), 0.0))
+
+    def __init__(self, size: int) -> None:
+        self._rows = GrowingArray((size,), np.float64)
+        self._trees: tuple[cKDTree | None, cKDTree | None] = (None, None)
+        """Of the older and of the more recent states."""
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @property
+    def rows(self) -> NDArray[np.float64]:
+        """[N, D]."""
+        return self._rows.rows
+
+    def append(self, rows: FloatArray) -> None:
+        """Adds [M, D]."""
+        self._rows.append(rows)
+        old = self._trees[0]
+        num_old = 0 if old is None else old.n
+        num_recent = len(self) - num_old
+        if num_recent >= max(_LEAST_RECENT, num_old // 10):
+            self._trees = (cKDTree(self.rows), None)
+        else:
+            self._trees = (old, cKDTree(self.rows[num_old:]))
+
+    def distances(self, points: NDArray[np.float64], k: int) -> NDArray[np.float64]:
+        """Euclidean distance of each point to its k-th nearest neighbour, the nearest one not counted.
+
+        A point that is itself among the states is its own nearest, so this is the k-th other one.
+
+        Args:
+            points: [B, D].
+            k: >= 1; where N <= k the farthest state is taken.
+
+        Returns:
+            [B] distances.
+        """
+        rank = min(k, len(self) - 1)
+        # each tree's own nearest rank + 1; among them are those of both together
+        found = [tree.query(points, range(1, rank + 2))[0] for tree in self._trees if tree is not None]
+        return np.partition(np.concatenate(found, axis=1), rank, axis=1)[:, rank]
 
 
 class RunningSpread:
@@ -86,7 +116,7 @@ class NoveltyReward(RewardSource):
         if k < 1:
             raise ValueError(f"k must be >= 1, got {k}; the 0-th neighbour of a state is itself")
         self._k = k
-        self._states = GrowingArray((obs_size,), np.float64)
+        self._states = VisitedStates(obs_size)
         self._spread = RunningSpread()
         self._version = 0
 
@@ -106,7 +136,7 @@ class NoveltyReward(RewardSource):
 
     def forget(self) -> None:
         """Forgets the states, whose memory grows with every step."""
-        self._states = GrowingArray(self._states.rows.shape[1:], np.float64)
+        self._states = VisitedStates(self._states.rows.shape[1])
 
     def label(self, transitions: Transitions) -> FloatArray:
         """Rewards `[B]` for being in `transitions.obs`, >= 0.
@@ -116,10 +146,7 @@ class NoveltyReward(RewardSource):
         """
         if not len(self._states):
             raise ValueError("novelty is measured against observed states, and there are none; call `observe` first")
-        obs = transitions.obs.astype(np.float64)
-        # the distances of a large batch to all states at once would take gigabytes
-        parts = (obs[first : first + _ROWS_AT_ONCE] for first in range(0, len(obs), _ROWS_AT_ONCE))
-        distances = np.concatenate([neighbour_distances(part, self._states.rows, self._k) for part in parts])
+        distances = self._states.distances(transitions.obs.astype(np.float64), self._k)
         # before the division, so that the very first batch has a scale
         self._spread.add(distances)
         return (distances / (self._spread.std or 1.0)).astype(np.float32)
@@ -135,7 +162,7 @@ class NoveltyReward(RewardSource):
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Restores what `get_state` returned."""
-        self._states = GrowingArray(state["states"].shape[1:], np.float64)
+        self._states = VisitedStates(state["states"].shape[1])
         self._states.append(state["states"])
         self._spread.set_state(state["spread"])
         self._version = int(state["version"])

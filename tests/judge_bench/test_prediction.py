@@ -1,33 +1,44 @@
 import csv
 
+import numpy as np
 import pytest
 
 from rlvlm.core.errors import UsageError
-from rlvlm.judge_bench.prediction import COLUMNS, predict, read_curve, worth_of, worth_of_pairs, worth_of_scores
+from rlvlm.judge_bench.prediction import (
+    COLUMNS,
+    bits_of,
+    predict,
+    read_curve,
+    shares_of_pairs,
+    shares_of_scores,
+    worth_of,
+)
 
 
-def test_what_answers_are_worth_by_hand():
-    assert worth_of([[5, 0], [0, 5]]) == pytest.approx(1.0)  # always right
-    assert worth_of([[5, 5], [5, 5]]) == pytest.approx(0.5)  # chance
-    assert worth_of([[9, 0], [7, 0]]) == pytest.approx(0.5)  # one and the same answer
-    assert worth_of([[90, 10], [10, 90]]) == pytest.approx(0.9)  # always decides, favours no side
-    assert worth_of([[10, 90], [90, 10]]) == pytest.approx(0.1)  # teaches the wrong way round
+def test_what_labels_are_worth_by_hand():
+    assert worth_of(1, 0) == pytest.approx(1.0)
+    assert worth_of(0.5, 0.5) == pytest.approx(0.5) == worth_of(0, 0)  # chance, and silence
+    assert worth_of(0.9, 0.1) == pytest.approx(0.9)
+    assert worth_of(0.1, 0.9) == pytest.approx(0.1)  # teaches the wrong way round
     # silent in half of the cases and right in the others: half a bit, and 1 - H(0.89) = 0.5
-    assert worth_of([[5, 0, 5], [0, 5, 5]]) == pytest.approx(0.89, abs=1e-3)
-    assert worth_of([[0, 0], [1, 3]]) == 0.5  # nothing was asked of the one
+    assert bits_of(0.5, 0) == 0.5 and worth_of(0.5, 0) == pytest.approx(0.89, abs=1e-3)
+    # 1 - H(0.9) = 1 + 0.9 log2 0.9 + 0.1 log2 0.1
+    assert bits_of(0.9, 0.1) == pytest.approx(1 + 0.9 * np.log2(0.9) + 0.1 * np.log2(0.1))
 
 
 def test_what_tables_are_worth():
     perfect = [[[1, 0, 0], [1, 0, 0]]] * 10
-    left = [[[1, 0, 0], [0, 1, 0]]] * 10
+    left = [[[3, 0, 0], [0, 1, 0]]] * 10  # asked more often where left is right: nothing is won by that
     wrong = [[[1, 3, 0], [1, 3, 0]]] * 10
-    assert [worth_of_pairs(one) for one in (perfect, left, wrong)] == pytest.approx([1.0, 0.5, 0.25])
+    assert [worth_of(*shares_of_pairs(one)) for one in (perfect, left, wrong)] == pytest.approx([1.0, 0.5, 0.25])
     rows = [[] for _ in range(11)]
-    assert worth_of_scores(rows) == 0.5
+    assert worth_of(*shares_of_scores(rows)) == pytest.approx(0.5)
     rows[2], rows[10] = [0.1, 0.2], [0.8, 0.7]
-    assert worth_of_scores(rows) == pytest.approx(1.0)
+    assert worth_of(*shares_of_scores(rows)) == pytest.approx(1.0)
     rows[2], rows[10] = rows[10], rows[2]
-    assert worth_of_scores(rows) == pytest.approx(0.0)
+    assert worth_of(*shares_of_scores(rows)) == pytest.approx(0.0)
+    rows[2], rows[10] = [0.0, 1.0, 0.0, 0.0, 1.0], [1.0, 1.0]  # two of five failures are called successes
+    assert worth_of(*shares_of_scores(rows)) == pytest.approx(0.8)
 
 
 def row(worth: float, success: float) -> dict[str, str]:

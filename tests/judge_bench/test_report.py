@@ -10,6 +10,7 @@ import pytest
 
 from rlvlm.cli import run_word
 from rlvlm.core.errors import EXIT_PREEMPTED, UsageError
+from rlvlm.judge_bench.prediction import COLUMNS
 
 TASK = "push_block"
 SENT: list[signal.Signals] = []
@@ -63,11 +64,13 @@ def test_what_was_answered_before_a_signal_is_kept(tmp_path, capsys):
 
 
 def test_a_curve_gives_a_prediction(tmp_path, capsys):
-    runs = [f"{TASK},scores,,,,,,{bits},{seed},{bits}" for bits in (0.9, 0.95, 1.0) for seed in range(2)]
-    head = "task,kind,accuracy,undecided,left,false_positives,misses,bits,seed,success"
-    (tmp_path / "runs.csv").write_text("\n".join([head, *runs]))
+    runs = [f"{TASK},scores,,,,,,{worth},{seed},0.5,{worth}" for worth in (0.96, 0.98, 1.0) for seed in range(2)]
+    (tmp_path / "runs.csv").write_text("\n".join([",".join(COLUMNS), *runs]))
     row = bench(tmp_path / "oracle", "--reference", "oracle", "--curve", str(tmp_path / "runs.csv"))
     assert row["prediction"][0]["success"] == pytest.approx(1.0) and row["prediction"][0]["count"] == 6
-    assert "expected of training: push_block, by scores (1.00 bits an answer): success 1.00" in capsys.readouterr().out
+    assert (
+        "expected of training: push_block, by scores (worth those of a judge that is right in 100 %): success 1.00"
+        in capsys.readouterr().out
+    )
     row = bench(tmp_path / "coin", "--reference", "coin", "--curve", str(tmp_path / "runs.csv"))
     assert row["prediction"][0]["success"] is None and "no data" in capsys.readouterr().out

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from rlvlm.core.steps import Transitions
-from rlvlm.rewards.novelty import NoveltyReward, RunningSpread, neighbour_distances
+from rlvlm.rewards.novelty import NoveltyReward, RunningSpread, VisitedStates
 from rlvlm.rewards.source import Labelling
 
 
@@ -21,24 +21,33 @@ def transitions_at(obs: np.ndarray) -> Transitions:
     )
 
 
+def visited(*parts: np.ndarray) -> VisitedStates:
+    states = VisitedStates(parts[0].shape[1])
+    for part in parts:
+        states.append(part)
+    return states
+
+
 def test_distances_by_hand() -> None:
     states = np.array([[0.0, 0.0], [3.0, 4.0], [0.0, 1.0], [6.0, 8.0]])
     points = states[[0, 3]]
-    np.testing.assert_allclose(neighbour_distances(points, states, 1), [1.0, 5.0])
-    np.testing.assert_allclose(neighbour_distances(points, states, 2), [5.0, np.hypot(6, 7)])
-    np.testing.assert_allclose(neighbour_distances(points, states, 9), [10.0, 10.0])
+    np.testing.assert_allclose(visited(states).distances(points, 1), [1.0, 5.0])
+    np.testing.assert_allclose(visited(states).distances(points, 2), [5.0, np.hypot(6, 7)])
+    np.testing.assert_allclose(visited(states).distances(points, 9), [10.0, 10.0])
 
 
-def test_distances_agree_with_differences_taken_one_by_one_even_where_they_are_tiny() -> None:
-    rng = np.random.default_rng(0)
-    states = 3 + 1e-5 * rng.normal(size=(500, 39))
-    points = states[:40]
-    by_differences = np.sort(np.linalg.norm(points[:, None] - states[None], axis=-1), axis=1)[:, 5]
-    np.testing.assert_allclose(neighbour_distances(points, states, 5), by_differences, rtol=2e-2)
-    np.testing.assert_allclose(neighbour_distances(1e5 * points, 1e5 * states, 5), 1e5 * by_differences, rtol=2e-2)
-    far = rng.normal(size=(500, 39))
-    by_differences = np.sort(np.linalg.norm(far[:, None] - far[None], axis=-1), axis=1)[:, 5]
-    np.testing.assert_allclose(neighbour_distances(far, far, 5), by_differences, rtol=1e-10)
+@pytest.mark.parametrize("scale", [1.0, 1e-5])
+def test_distances_agree_with_differences_taken_one_by_one_even_where_they_are_tiny(scale: float) -> None:
+    states = 3 + scale * np.random.default_rng(0).normal(size=(3_000, 39))
+    by_differences = np.sort(np.linalg.norm(states[:40, None] - states[None], axis=-1), axis=1)[:, 5]
+    np.testing.assert_allclose(visited(states).distances(states[:40], 5), by_differences, rtol=1e-10)
+
+
+def test_a_distance_does_not_hang_on_when_states_came() -> None:
+    states = np.random.default_rng(0).normal(size=(3_000, 39))
+    at_once = visited(states).distances(states[::50], 5)
+    for cuts in ([2_900], [10, 600, 1_500, 1_501, 2_999], range(100, 3_000, 100)):  # older and recent ones in any share
+        assert np.array_equal(visited(*np.split(states, cuts)).distances(states[::50], 5), at_once)
 
 
 def test_the_spread_of_parts_is_the_spread_of_the_whole() -> None:

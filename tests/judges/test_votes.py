@@ -5,11 +5,11 @@ import pytest
 from scripted import ScriptedModel
 
 from rlvlm.core.errors import UnsupportedQuestion
-from rlvlm.core.judging import Clip, Label, Query, Stamp, Status, Usage, Verdict
+from rlvlm.core.judging import Clip, Label, Query, Score, Stamp, Status, Usage, Verdict
 from rlvlm.judges.asking import BatchAsker
-from rlvlm.judges.both_orders import SEPARATOR, BothOrders
 from rlvlm.judges.chat import ChatJudge
 from rlvlm.judges.config import JudgeConfig
+from rlvlm.judges.votes import SEPARATOR, BothOrders, Committee
 from rlvlm.testing import FakeJudge
 
 STAMP = Stamp(judge="scripted", revision="1", prompt="direct/1 progress/1", decoding="")
@@ -109,3 +109,34 @@ def test_scores_and_writing_pass_through_with_the_stamp_marked():
         judge.generate([], max_new_tokens=1, temperature=0.0)
     writer = BothOrders(ChatJudge(JudgeConfig(), BatchAsker(ScriptedModel(["hi"]), JudgeConfig())))
     assert writer.generate([[{"role": "user", "content": "a"}]], max_new_tokens=1, temperature=0.0) == ["hi"]
+
+
+def vote(*verdicts: Verdict) -> Verdict:
+    members = [Sworn(verdict) for verdict in verdicts]
+    return Committee(members).compare([Query(goal="open it", left=IMAGE, right=IMAGE)])[0]
+
+
+def test_a_committee_says_what_more_than_half_of_its_members_say():
+    left, right, tie = say(Label.LEFT, (0.8, 0.1, 0.1)), say(Label.RIGHT, (0.2, 0.7, 0.1)), say(Label.TIE)
+    assert vote(left, left, right).label is Label.LEFT
+    assert vote(left, left, right).probabilities == pytest.approx((0.6, 0.3, 0.1))
+    assert vote(left, right).status is Status.NO_PREFERENCE and vote(left, right, tie).label is Label.TIE
+    assert vote(left, left, LOST).label is Label.LEFT  # one that did not come cannot change what two say
+    assert vote(left, right, LOST).status is Status.FAILED and vote(left, say(None)).status is Status.INVALID
+    with pytest.raises(ValueError, match="two members or more"):
+        Committee([Sworn(left)])
+
+
+def test_a_committee_scores_by_the_mean_of_those_that_answered():
+    class Scores(FakeJudge):
+        def __init__(self, value: float | None) -> None:
+            super().__init__()
+            self._value = value
+
+        def score(self, clips):
+            return [Score(status=Status.of(self._value), value=self._value, stamp=STAMP) for _ in clips]
+
+    clip = [Clip(goal="open it", frames=IMAGE)]
+    assert Committee([Scores(0.2), Scores(0.6), Scores(None)]).score(clip)[0].value == pytest.approx(0.4)
+    assert Committee([Scores(None), Scores(None)]).score(clip)[0].status is Status.INVALID
+    assert Committee([Sworn(), BothOrders(FakeJudge())]).stamp.prompt.endswith("both_orders")

@@ -1,0 +1,84 @@
+"""What gets more out of a weak judge, reckoned from answers that it has given: which way of asking costs least."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from rlvlm.judge_bench.asking import Answer
+from rlvlm.judge_bench.figures import outcome_of
+from rlvlm.judge_bench.items import Item
+from rlvlm.judge_bench.prediction import bits_of, worth_of
+
+_NO_BITS = 0.001
+"""Labels that say less teach nothing: of accuracy 0.52."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Remedy:
+    """One way of asking for comparisons."""
+
+    name: str
+    settings: str
+    """Options of a run that asks so; empty where it does already."""
+    worth: float
+    """Of a label, see `prediction.worth_of`."""
+    undecided: float
+    """Share of labels without a preference, which nothing is learned from."""
+    calls: float | None
+    """Questions that are put to the judge for as much as one label of a judge that is always right says: calls a label
+    over bits of truth in it. None where labels say nothing."""
+
+
+def remedies(items: Sequence[Item], answers: Sequence[Answer]) -> list[Remedy]:
+    """Ways of asking, the cheapest first; empty where no pair was asked in both orders.
+
+    Args:
+        items: of all answers, in the same order.
+        answers: [N], of which those to pairs count.
+    """
+    by_pair: dict[tuple[str, int], dict[bool, tuple[Item, Answer]]] = {}
+    for item, one in zip(items, answers, strict=True):
+        if item.kind == "pair" and item.case == "pair":
+            by_pair.setdefault((one.task, one.item), {})[one.swapped] = (item, one)
+    both = [pair for pair in by_pair.values() if len(pair) == 2]
+    once: list[tuple[bool, str]] = []  # whether the right side is nearer, and what became of the answer
+    twice: list[tuple[bool, str]] = []
+    for pair in both:
+        outcomes = {}
+        for is_swapped, (item, one) in pair.items():
+            outcomes[is_swapped] = outcome_of(item, one)
+            once.append(((item.gap > 0) != is_swapped, outcomes[is_swapped]))
+        # right in one order and wrong in the other: the same side twice, which is no preference
+        agreed = outcomes[False] if outcomes[False] == outcomes[True] else "undecided"
+        twice.append((pair[False][0].gap > 0, agreed))
+    if not both:
+        return []
+    found = []
+    for name, settings, labels, calls in (
+        ("each pair once", "", once, 1),
+        ("both orders", "--judge.both-orders", twice, 2),
+    ):
+        right, wrong = _shares(labels)
+        bits = bits_of(right, wrong) if right > wrong else 0.0
+        found.append(
+            Remedy(
+                name=name,
+                settings=settings,
+                worth=worth_of(right, wrong),
+                undecided=1 - right - wrong,
+                calls=calls / bits if bits > _NO_BITS else None,
+            )
+        )
+    return sorted(found, key=lambda one: math.inf if one.calls is None else one.calls)
+
+
+def _shares(labels: Sequence[tuple[bool, str]]) -> tuple[float, float]:
+    """Right and wrong labels, of all; the two truths count alike."""
+    counts = np.zeros((2, 3))
+    for is_right_nearer, outcome in labels:
+        counts[int(is_right_nearer), {"right": 0, "wrong": 1}.get(outcome, 2)] += 1
+    counts = counts[counts.any(1)]
+    right, wrong, _ = (counts / counts.sum(1, keepdims=True)).mean(0)
+    return float(right), float(wrong)

@@ -1,0 +1,164 @@
+"""Answers that are put to the vote: one judge asked in both orders, or several judges, models or prompts."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import fields, replace
+from typing import cast
+
+import numpy as np
+
+from rlvlm.core.errors import UnsupportedQuestion
+from rlvlm.core.judging import Clip, Label, Query, Score, Stamp, Status, Usage, Verdict
+from rlvlm.judges.judge import ContinuousJudge, Generator, Judge
+from rlvlm.vlms.chats import Chat
+
+SEPARATOR = "\n\n--- the other answer ---\n\n"
+"""Between the texts of one verdict."""
+
+
+class BothOrders:
+    """A judge around another one; twice the price, and no bias towards a side: swapping a query swaps its verdict.
+
+    Probabilities are those of both orders, averaged; the label is what the two answers agree on. Where they disagree,
+    or one of them sees no difference, there is no preference. One answer that cannot be read makes the verdict
+    invalid, one that did not come makes it failed. Scores have no order and pass through.
+    """
+
+    def __init__(self, judge: Judge) -> None:
+        self._judge = judge
+
+    @property
+    def stamp(self) -> Stamp:
+        """The inner stamp, marked."""
+        inner = self._judge.stamp
+        return replace(inner, prompt=f"{inner.prompt} both_orders")
+
+    def compare(self, queries: Sequence[Query]) -> list[Verdict]:
+        """One verdict per query, in order."""
+        both = [one for query in queries for one in (query, query.swapped)]
+        verdicts = self._judge.compare(both)
+        stamp = self.stamp
+        return [_voted((verdicts[i], _unswapped(verdicts[i + 1])), stamp) for i in range(0, len(verdicts), 2)]
+
+    def score(self, clips: Sequence[Clip]) -> list[Score]:
+        """One score per clip, in order."""
+        stamp = self.stamp
+        return [replace(score, stamp=stamp) for score in self._judge.score(clips)]
+
+    def generate(self, chats: Sequence[Chat], *, max_new_tokens: int, temperature: float) -> list[str]:
+        """The inner judge's reply to each chat.
+
+        Raises:
+            UnsupportedQuestion: it cannot write.
+        """
+        if not isinstance(self._judge, Generator):
+            raise UnsupportedQuestion(f"{self._judge.stamp.judge} cannot write text", "choose a chat model")
+        return self._judge.generate(chats, max_new_tokens=max_new_tokens, temperature=temperature)
+
+    async def compare_one(self, query: Query) -> Verdict:
+        """The verdict on one query, where the inner judge is a `ContinuousJudge`: both orders are asked at once."""
+        inner = cast(ContinuousJudge, self._judge)
+        straight, swapped = await asyncio.gather(inner.compare_one(query), inner.compare_one(query.swapped))
+        return _voted((straight, _unswapped(swapped)), self.stamp)
+
+    async def score_one(self, clip: Clip) -> Score:
+        """The score of one clip, likewise."""
+        return replace(await cast(ContinuousJudge, self._judge).score_one(clip), stamp=self.stamp)
+
+    async def generate_one(self, chat: Chat, *, max_new_tokens: int, temperature: float) -> str:
+        """The inner judge's reply to one chat, likewise."""
+        inner = cast(ContinuousJudge, self._judge)
+        return await inner.generate_one(chat, max_new_tokens=max_new_tokens, temperature=temperature)
+
+
+class Committee:
+    """Several judges as one, for `--judge.backend my_file:FUNCTION`: other models, or one model under several prompts.
+
+    A comparison's label is what more than half of the members name: two must agree, of three one may err. Without such
+    a label there is no preference, unless members failed or could not be read. A score is the mean over the members
+    that gave one. The price is all members' together.
+
+    Args:
+        members: asked one after the other, >= 2.
+    """
+
+    def __init__(self, members: Sequence[Judge]) -> None:
+        if len(members) < 2:
+            raise ValueError(f"a committee has two members or more, got {len(members)}")
+        self._members = tuple(members)
+
+    @property
+    def stamp(self) -> Stamp:
+        """All members', joined."""
+        stamps = [member.stamp for member in self._members]
+        return Stamp(
+            **{
+                # what all share is said once
+                one.name: " + ".join(dict.fromkeys(str(getattr(stamp, one.name)) for stamp in stamps))
+                for one in fields(Stamp)
+            }
+        )
+
+    def compare(self, queries: Sequence[Query]) -> list[Verdict]:
+        """One verdict per query, in order."""
+        stamp = self.stamp
+        return [
+            _voted(verdicts, stamp)
+            for verdicts in zip(*(member.compare(queries) for member in self._members), strict=True)
+        ]
+
+    def score(self, clips: Sequence[Clip]) -> list[Score]:
+        """One score per clip, in order."""
+        stamp = self.stamp
+        scores = []
+        for answers in zip(*(member.score(clips) for member in self._members), strict=True):
+            values = [one.value for one in answers if one.value is not None]
+            scores.append(
+                Score(
+                    status=Status.OK if values else _lost(answers),
+                    value=sum(values) / len(values) if values else None,
+                    stamp=stamp,
+                    text=SEPARATOR.join(one.text for one in answers),
+                    latency_s=sum(one.latency_s for one in answers),
+                    usage=_spent(answers),
+                )
+            )
+        return scores
+
+
+def _voted(verdicts: Sequence[Verdict], stamp: Stamp) -> Verdict:
+    """One verdict on a query, out of several on it."""
+    labels = [verdict.label for verdict in verdicts]
+    label = next((one for one in Label if 2 * labels.count(one) > len(labels)), None)
+    if label is None and all(labels):  # all were read, and they do not agree
+        label = Label.TIE
+    shares = [verdict.probabilities for verdict in verdicts]
+    return Verdict(
+        status=Status.of(label) if label else _lost(verdicts),
+        label=label,
+        stamp=stamp,
+        probabilities=tuple(np.mean(shares, axis=0).tolist()) if all(shares) else None,
+        text=SEPARATOR.join(verdict.text for verdict in verdicts),
+        latency_s=max(verdict.latency_s for verdict in verdicts),
+        usage=_spent(verdicts),
+    )
+
+
+def _lost(answers: Sequence[Verdict | Score]) -> Status:
+    """Why there is no answer: one that did not come weighs more than one that could not be read."""
+    return Status.FAILED if any(one.status is Status.FAILED for one in answers) else Status.INVALID
+
+
+def _spent(answers: Sequence[Verdict | Score]) -> Usage | None:
+    spent = [one.usage for one in answers if one.usage is not None]
+    return sum(spent[1:], start=spent[0]) if spent else None
+
+
+def _unswapped(verdict: Verdict) -> Verdict:
+    """A verdict on a query with its sides exchanged, as one on the query itself."""
+    shares = verdict.probabilities
+    return replace(
+        verdict,
+        label=verdict.label and verdict.label.swapped,
+        probabilities=shares and (shares[1], shares[0], shares[2]),
+    )
