@@ -154,6 +154,7 @@ def test_a_mistake_is_told_with_its_fix(
     assert sorted(place.rglob("*")) == before
 
 
+@pytest.mark.slow
 def test_python_m_takes_the_same_words(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_main(["drawer_opne"]) == 2
     assert "did you mean drawer_open?" in capsys.readouterr().err
@@ -185,6 +186,7 @@ def test_a_finished_run_goes_on_once_its_config_wants_more_steps(place: Path, mo
         assert main(["resume", "used"]) == code
 
 
+@pytest.mark.slow
 def test_a_run_is_resumed_with_settings_of_its_place_and_length_and_no_others(
     place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -37,6 +37,7 @@ def test_files_of_settings_know_it_too(monkeypatch: pytest.MonkeyPatch) -> None:
     assert override(recipe("drawer_open"), {"out": "~/run"}).out == Path("/home/x/run")
 
 
+@pytest.mark.slow
 def test_a_user_without_an_entry_and_without_a_home_can_import_everything(tmp_path: Path) -> None:
     code = (
         "import pwd\ndef nobody(uid): raise KeyError(uid)\npwd.getpwuid = nobody\n"
@@ -53,6 +54,6 @@ def test_a_user_without_an_entry_and_without_a_home_can_import_everything(tmp_pa
 
 @pytest.mark.parametrize("closing", [">&-", "2>&-", ">&- 2>&-"])
 def test_closed_streams_end_nothing(closing: str) -> None:
-    words = f"{sys.executable} -m rlvlm.cli run drawer_open --print-config {closing}"
+    words = f"{sys.executable} -m rlvlm.cli --help {closing}"
     child = subprocess.run(["sh", "-c", words], capture_output=True, text=True)
     assert child.returncode == 0 and not child.stderr, child.stderr

@@ -1,5 +1,6 @@
 """The facts of the machine and the software that a run was made with: `environment.json`."""
 
+import functools
 import importlib.metadata
 import os
 import platform
@@ -57,6 +58,7 @@ def gpu_names() -> list[str]:
     return [name for file in files if (name := _fact(file, "Model"))]
 
 
+@functools.cache
 def source_commit() -> str | None:
     """The commit of the working tree that rlvlm is imported from, with `+` when files differ from it."""
     root = Path(__file__).resolve().parents[2]

@@ -153,6 +153,7 @@ def test_garbage_counts_as_neither_valid_nor_exact(tmp_path: Path):
     assert validate(policy, place.env, [], 3, 6) == {}
 
 
+@pytest.mark.slow
 def test_replies_too_long_to_be_written_are_told_of(tmp_path: Path):
     policy, place = tiny_policy(tmp_path), slot()
     episodes, told = demonstrate(place, ReplySFTConfig(turns=4), 0), list[str]()

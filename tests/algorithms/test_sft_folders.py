@@ -80,6 +80,7 @@ def test_a_collection_comes_back_as_it_was_played(tmp_path: Path):
         slot.play(reply.text)
 
 
+@pytest.mark.slow
 def test_starts_that_are_held_out_are_not_learned_from_whoever_collected_them(tmp_path: Path):
     folder = tmp_path / "d"
     assert main(["collect", "points24", "--episodes", "40", "--out", str(folder), "--env.split", "all"]) == 0

@@ -91,6 +91,7 @@ def words_of(chat: Chat) -> str:
     return "\n".join(part["text"] for message in chat for part in message["content"] if "text" in part)
 
 
+@pytest.mark.slow
 def test_a_goal_is_data_or_is_refused(tmp_path: Path) -> None:
     """Refused with a code below 500, or answered within the set; nothing that it names is made."""
     edge, canary, codes = Edge(tmp_path), tmp_path / "canary", Counter[int]()

@@ -31,6 +31,7 @@ def test_collect_show_export_and_import(tmp_path: Path, capsys: pytest.CaptureFi
     assert "chats added" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_vlm_behind_an_api_plays(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """It sees the turn's image and prompt; what it writes is kept as it is, readable or not."""
     server = ApiServer(*(Response(completion(text)) for text in ("I go up.", '{"thoughts": "up", "action": "+"}')))
@@ -75,6 +76,7 @@ def test_chunks_are_collected_and_shown(tmp_path: Path, capsys: pytest.CaptureFi
     assert (folder / "episodes.png").read_bytes() == sheet
 
 
+@pytest.mark.slow
 def test_a_folder_has_one_set_of_settings_of_the_env(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["collect", "empty_random_5x5", "--episodes", "2", "--out", str(tmp_path / "d")]
     assert main([*words, "--env.shows-last"]) == 0

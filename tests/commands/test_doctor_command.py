@@ -35,6 +35,7 @@ def test_only_an_essential_failure_counts(
     assert report["is_fit"] == (code == 0) and len(report["findings"]) == len(ends)
 
 
+@pytest.mark.slow
 def test_every_check_answers_and_every_failure_names_a_fix() -> None:
     found = [finding for check in doctor.CHECKS for finding in check()]
     assert len({finding.name for finding in found}) == len(found) == 14

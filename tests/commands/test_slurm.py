@@ -124,6 +124,7 @@ def test_a_mistake_is_told_before_anything_is_queued(
     assert not list(slurm.glob("*.sh"))
 
 
+@pytest.mark.slow
 def test_without_slurm_the_script_is_there_and_the_box_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

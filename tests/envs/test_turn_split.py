@@ -46,6 +46,7 @@ def test_a_env_with_one_start_says_so() -> None:
     assert len(sides) == 1
 
 
+@pytest.mark.slow
 def test_rooms_that_are_all_alike_are_told_apart_by_where_the_agent_starts() -> None:
     learned, held_out = (set(starts("empty_random_5x5", split, 60)) for split in ("training", "held_out"))
     assert learned and held_out and not learned & held_out

@@ -273,6 +273,7 @@ def share_a_store(folder: Path, num_writers: int, num_rounds: int, per_round: in
     assert opened.num_damaged == 0
 
 
+@pytest.mark.slow
 def test_many_processes_write_and_read_at_once_and_one_is_killed(tmp_path):
     share_a_store(tmp_path / "s", num_writers=4, num_rounds=8, per_round=25, total=400)
 

@@ -37,6 +37,7 @@ def test_moves_are_rated_by_what_the_expert_still_needs() -> None:
     env.close()
 
 
+@pytest.mark.slow
 def test_held_out_layouts_are_never_trained_on() -> None:
     layouts = []
     for split in ("train", "held_out"):

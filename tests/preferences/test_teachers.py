@@ -180,6 +180,7 @@ def test_without_a_weakness_it_is_the_oracle() -> None:
     assert simulated().answer([]) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("p_mistake", "num_wrong"), [(0.0, 0), (0.1, 1_000), (0.5, 5_000), (1.0, 10_000)])
 def test_mistakes_come_as_often_as_they_are_meant_to(p_mistake: float, num_wrong: int) -> None:
     pairs = [pair_of(0.1, 0.9), pair_of(0.9, 0.1)] * 5_000

@@ -105,6 +105,7 @@ def test_the_die_falls_anew_each_time_and_goes_on_where_it_was() -> None:
     assert before + [score.value for score in rest.score(same[100:])] == values
 
 
+@pytest.mark.slow
 def test_the_biased_judge_takes_its_share_of_failures_for_successes() -> None:
     failures = [shown(number) for number in range(2_000)]
     values = [score.value or 0.0 for score in BiasedScorer(0.2, 0).score(failures)]

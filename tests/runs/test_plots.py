@@ -64,6 +64,7 @@ def test_the_queries_so_far_end_at_all_of_them(filled: RunFolder) -> None:
     assert corners[:, 1].max() == 12 and corners[corners[:, 1] == 12, 0].max() == 4.0, "up to the end of the run"
 
 
+@pytest.mark.slow
 def test_the_plots_that_there_is_data_for_are_written(filled: RunFolder) -> None:
     files = write_plots(filled, "t")
     assert [file.name for file in files] == ["learning_curve.png", "vlm_accuracy.png", "labels_over_time.png"]
@@ -98,6 +99,7 @@ def test_a_policy_is_drawn_under_both_decodings_from_before_its_training_on() ->
     assert len(draw_learning_curve(evaluations, [], rows, "t").axes) == 2, "shares that are always none or all"
 
 
+@pytest.mark.slow
 def test_scores_have_a_plot_of_their_own(filled: RunFolder, make_scores: Callable[[int], list[ScoreRecord]]) -> None:
     filled.queries.path.unlink()
     filled.scores.append(map(score_row, make_scores(2_000), range(9)))

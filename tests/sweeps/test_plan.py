@@ -120,6 +120,7 @@ def test_runs_that_ask_the_same_judge_share_one_app(tmp_path: Path) -> None:
     assert shared_judges(expand(mine), 0.0, tmp_path) == {}
 
 
+@pytest.mark.slow
 def test_the_command_of_a_run_makes_the_same_run() -> None:
     settings = {"feedback.ahead": True, "algo.hidden": [32, 16], "reward.teacher": "mistake"}
     sweep = replace(SWEEP, sources={"odd": SourceConfig(title="odd", settings=settings)}, smoke=True)

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
+import pytest
 
 from rlvlm.algorithms.policy_gradient.config import CriticConfig
 from rlvlm.algorithms.policy_gradient.critic import Critic
@@ -36,6 +37,7 @@ def rolled(seed: int, count: int = 40) -> list[TokenEpisode]:
     return [where(win, [[0], [1 if win else -1], [1 if win else -1]]) for win in wins]
 
 
+@pytest.mark.slow
 def test_what_is_expected_changes_with_the_chunk_that_decides() -> None:
     trained = critic()
     assert trained.fill(rolled(0)) == [] == trained.fill([])  # nothing can be expected yet
@@ -49,6 +51,7 @@ def test_what_is_expected_changes_with_the_chunk_that_decides() -> None:
     assert trained.report()[metrics.UPDATE_EXPLAINED] > 0.4  # nearly all before second chunks, nothing before first
 
 
+@pytest.mark.slow
 def test_the_instruction_decides_where_nothing_else_differs() -> None:
     """One of the tasks of a suite is solved and the other is not; the first update has met only one of them."""
     trained = critic()
@@ -60,6 +63,7 @@ def test_the_instruction_decides_where_nothing_else_differs() -> None:
     assert trained.report()[metrics.UPDATE_EXPLAINED] > 0.5
 
 
+@pytest.mark.slow
 def test_a_continuation_repeats_to_the_bit() -> None:
     one, other = critic(), critic()
     for seed in range(3):
@@ -70,6 +74,7 @@ def test_a_continuation_repeats_to_the_bit() -> None:
         assert left and all(np.array_equal(a.values, b.values) for a, b in zip(left, right, strict=True))
 
 
+@pytest.mark.slow
 def test_landmarks_show_what_places_hide() -> None:
     """Whether the hand is above or below the block decides, and both may be anywhere."""
 

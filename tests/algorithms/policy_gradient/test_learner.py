@@ -61,6 +61,7 @@ def log_prob_of_good_tokens(learner: TokenLearner, episodes: list[TokenEpisode])
     return found.sum().item()
 
 
+@pytest.mark.slow
 def test_the_first_minibatch_has_ratios_of_one() -> None:
     learner, runner = make()
     learner.learn(sample(learner, runner), 0.0)
@@ -68,6 +69,7 @@ def test_the_first_minibatch_has_ratios_of_one() -> None:
     assert learner.report()[metrics.UPDATES] == 1
 
 
+@pytest.mark.slow
 def test_an_update_makes_what_did_well_more_likely() -> None:
     learner, runner = make(lr=1e-3)
     update = sample(learner, runner)
@@ -76,6 +78,7 @@ def test_an_update_makes_what_did_well_more_likely() -> None:
     assert log_prob_of_good_tokens(learner, update) > before
 
 
+@pytest.mark.slow
 def test_chunks_that_are_not_chosen_teach_nothing() -> None:
     half = AdvantageConfig(estimator="grpo", divide_by_std=False, chunk_share=0.5)
     learner, runner = make(lr=1e-3, advantage=half)
@@ -89,6 +92,7 @@ def test_chunks_that_are_not_chosen_teach_nothing() -> None:
     assert any(not torch.equal(value, before[name]) for name, value in learner.weights().items())
 
 
+@pytest.mark.slow
 def test_dimensions_that_demonstrations_hardly_use_are_not_explored_and_teach_nothing() -> None:
     still = ActionScale(
         low=(-1.0, -1.0, -0.1, -0.2, -0.2, -0.2, 0.0), high=(1.0, 0.0, 0.1, 0.19, 0.21, 0.0, 1.0), scaled=SCALE.scaled
@@ -127,6 +131,7 @@ def test_the_step_size_follows_how_far_the_policy_moves() -> None:
     assert timid.report()[metrics.UPDATE_LR] == pytest.approx(1.3e-7)
 
 
+@pytest.mark.slow
 def test_an_update_that_has_moved_the_policy_too_far_takes_no_further_step(monkeypatch: pytest.MonkeyPatch) -> None:
     learner, runner = make(lr=1e-2, kl_target=1e-3)
     update, taken, step = sample(learner, runner), [], learner._optimizer.step
@@ -169,6 +174,7 @@ def test_the_step_size_falls_over_the_run_and_what_it_aims_at_with_its_square() 
     assert late.report()[metrics.UPDATE_LR] != pytest.approx(1e-3), "it was adapted"
 
 
+@pytest.mark.slow
 def test_an_update_that_moved_the_policy_too_far_stops() -> None:
     learner, runner = make(lr=0.05, kl_target=1e-4, epochs=5)
     taken: list[int] = []

@@ -33,6 +33,7 @@ def test_one_wrong_step_fails_the_strict_test_and_reaches_the_goal_all_the_same(
     assert all(is_strict_success(episode) for episode in demonstrate(slot, ReplySFTConfig(turns=20), 0))
 
 
+@pytest.mark.slow
 def test_an_episode_does_not_depend_on_what_is_played_beside_it(tmp_path: Path):
     actor = Actor(PolicyEngine(tiny_policy(tmp_path)), max_reply_tokens=6, temperature=1.0)
     together = play_turns(actor, make_slot, [5, 6, 7], 3, greedy=False)
@@ -43,6 +44,7 @@ def test_an_episode_does_not_depend_on_what_is_played_beside_it(tmp_path: Path):
     assert len(together[0].tokens) == len(together[0])
 
 
+@pytest.mark.slow
 def test_an_evaluation_counts_both_decodings(tmp_path: Path):
     actor = Actor(PolicyEngine(tiny_policy(tmp_path)), max_reply_tokens=4, temperature=1.0)
     evaluation, played = turn_player(actor, make_slot, 2).evaluate(2)
@@ -75,6 +77,7 @@ def test_who_stands_still_worked_by_hand(tmp_path: Path):
     assert not stands_still(cut([b"0"], ["a"]))
 
 
+@pytest.mark.slow
 def test_an_evaluation_counts_who_reached_a_milestone_at_any_turn(tmp_path: Path):
     actor = Actor(PolicyEngine(tiny_policy(tmp_path)), max_reply_tokens=4, temperature=1.0)
     slot = make_slot()

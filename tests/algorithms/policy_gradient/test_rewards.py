@@ -385,6 +385,7 @@ def test_known_turns_chunks_and_episodes_are_of_both_kinds() -> None:
     assert all(item.snapshots.shape == (2, 10) for item in chunks)
 
 
+@pytest.mark.slow
 def test_noise_is_measured_and_without_known_episodes_nothing_is() -> None:
     lines: list[str] = []
 

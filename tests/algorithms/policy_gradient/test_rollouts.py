@@ -140,6 +140,7 @@ def test_with_shared_draws_a_chunk_leans_to_one_side() -> None:
     assert (by_step == by_step[:, :1]).all() and len(np.unique(by_step[:, 0])) > 50
 
 
+@pytest.mark.slow
 def test_imitation_learns_what_the_script_shows() -> None:
     one, net = env(32), policy()
     config = ChunkSFTConfig(episodes=6, updates=60, batch_size=16, label_width=0.0)

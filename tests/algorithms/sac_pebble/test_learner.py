@@ -113,6 +113,7 @@ def test_every_loss_of_thirty_updates_is_the_oracles(update):
     )
 
 
+@pytest.mark.slow
 def test_restarted_critics_forget_and_everything_else_stays():
     learner = filled(make_learner())
     learner.learn(5, EnvironmentReward())
@@ -131,6 +132,7 @@ def test_restarted_critics_forget_and_everything_else_stays():
     learner.learn(5, EnvironmentReward())
 
 
+@pytest.mark.slow
 def test_calibrated_critics_start_at_what_the_mean_reward_is_worth():
     learner = make_learner(gamma=0.9, is_calibrated=True)
     transitions = random_transitions(200)
@@ -144,6 +146,7 @@ def test_calibrated_critics_start_at_what_the_mean_reward_is_worth():
         assert expected < -20 and values.mean().item() == pytest.approx(expected, abs=1), "no fresh value is near it"
 
 
+@pytest.mark.slow
 def test_what_the_mean_reward_is_worth_counts_the_bonus():
     learner = make_learner(gamma=0.9, is_calibrated=True)
     transitions = random_transitions(200)
@@ -168,6 +171,7 @@ def test_networks_see_states_centred_and_scaled_and_actions_as_they_are():
     assert still.min() == pytest.approx(0.01)
 
 
+@pytest.mark.slow
 def test_states_are_scaled_once_before_the_first_update_and_for_critics_that_start_anew():
     transitions = random_transitions(200)
     transitions = dataclasses.replace(transitions, obs=0.5 + 0.02 * transitions.obs)
@@ -188,6 +192,7 @@ def test_states_are_scaled_once_before_the_first_update_and_for_critics_that_sta
         assert (spread_of_values(learner) > 0.05) == is_calibrated
 
 
+@pytest.mark.slow
 def test_the_policy_may_move_less_often_than_the_critics():
     learner = filled(make_learner(actor_every=2))
     learner.learn(4, EnvironmentReward())

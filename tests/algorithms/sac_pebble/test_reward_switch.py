@@ -64,6 +64,7 @@ def test_novelty_goes_on_until_labels_were_foretold_and_a_coin_is_never_trusted(
     assert isinstance(again.source, NoveltyReward) and again.steps_to_session(35) == 5
 
 
+@pytest.mark.slow
 def test_a_switch_that_has_learned_goes_back_to_what_it_was_before() -> None:
     for bonus in ("none", "novelty"):
         switch, fresh = (switch_of("progress", SMALL, bonus=bonus) for _ in range(2))

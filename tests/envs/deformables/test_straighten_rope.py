@@ -81,6 +81,7 @@ def test_the_flags_change_nothing() -> None:
         )
 
 
+@pytest.mark.slow
 def test_a_fixed_start_is_one_of_a_thousand_and_a_random_one_is_new() -> None:
     known = {draw_curve(np.random.default_rng(seed)).astype(np.float32).tobytes() for seed in range(1_000)}
     for start, is_known in (("fixed", True), ("random", False)):

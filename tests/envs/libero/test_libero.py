@@ -330,6 +330,7 @@ def test_what_went_wrong_before_a_state_was_loaded_does_not_end_its_episode(worl
     assert not world.step(np.zeros((8, 7), np.float32))[3]
 
 
+@pytest.mark.slow
 def test_landmarks_are_the_hand_and_what_the_goals_name(world: LiberoEnv) -> None:
     world.reset(options={"state_id": 3})
     world.step(np.tile(np.array([0.4, -0.2, -0.5, 0, 0, 0, OPEN], np.float32), (8, 1)))

@@ -41,6 +41,7 @@ def test_physics_and_reward_are_the_stock_ones(name: str) -> None:
     assert_steps_are_the_stock_ones(make(name, start="random", seed=3), name, 20)
 
 
+@pytest.mark.slow
 def test_the_fixed_start_is_one_of_the_stock_ones_and_the_same_in_every_run() -> None:
     starts = [make("box-close-v3", seed=seed).snapshot() for seed in (0, 1)]
     np.testing.assert_array_equal(*starts)

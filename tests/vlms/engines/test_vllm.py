@@ -121,6 +121,7 @@ def test_a_folder_without_an_adapter_is_refused(tmp_path):
         VllmEngine(replace(CONFIG, adapter=str(tmp_path)), CONFIG.engine, max_requests=1, max_images=1)
 
 
+@pytest.mark.slow
 def test_what_the_environment_of_vllm_loads_needs_no_peft():
     """It has none: the engine would not even be imported there."""
     code = "import sys; import rlvlm.vlms.engines.vllm; print('peft' in sys.modules)"
