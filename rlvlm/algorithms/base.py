@@ -557,7 +557,7 @@ class Learners(Generic[Learner]):
         if lost := [answer for answer in answers if not isinstance(answer, tuple)]:
             raise MachineError(
                 f"{len(lost)} of {len(answers)} learners are gone: {type(lost[0]).__name__}",
-                "look for what ends them (memory?), then `rlvlm resume`",
+                "look for what ends them (memory?), then `rlvlm resume`; start it again where nothing was saved",
             )
         if raised := [(time_s, outcome) for _, time_s, outcome in answers if isinstance(outcome, Exception)]:
             raise min(raised, key=lambda one: one[0])[1]  # the others only missed this one in a sum

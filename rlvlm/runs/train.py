@@ -10,6 +10,8 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from ray.exceptions import NodeDiedError, ObjectLostError, RayActorError, WorkerCrashedError
+
 from rlvlm.algorithms.contract import RunAlgorithm
 from rlvlm.algorithms.evaluation import Evaluation
 from rlvlm.core import metrics
@@ -366,6 +368,11 @@ def convert_errors(folder: RunFolder) -> Iterator[None]:
             raise MachineError(f"the disk of {folder.path} is full", fix) from error
         folder.crash.write_text("".join(traceback.format_exception(error)))
         fix = f"the traceback is in {folder.crash}"
+        if isinstance(error, (RayActorError, NodeDiedError, ObjectLostError, WorkerCrashedError)):
+            # where nothing waits for one to come back, as while the run starts
+            what = f"a process of the run, or its node, is gone: {type(error).__name__}"
+            fix = f"look for what ends it (memory?), then: {folder.resume_command}\n{fix}"
+            raise MachineError(what, fix) from error
         raise RunError(f"unexpected {type(error).__name__}: {error}", fix) from error
 
 

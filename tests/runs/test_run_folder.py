@@ -13,13 +13,15 @@ from pathlib import Path
 
 import pytest
 from damaged import damage
+from ray.exceptions import ActorDiedError
 
 from rlvlm.cli import main
-from rlvlm.core.errors import MachineError, UsageError
+from rlvlm.core.errors import MachineError, RunError, UsageError
 from rlvlm.runs.checkpoints import RunState
 from rlvlm.runs.config import RunConfig
 from rlvlm.runs.folder import RunFolder, check_newest, check_trust, create_folder, find_folder
 from rlvlm.runs.tables import CsvTable, JsonLines
+from rlvlm.runs.train import convert_errors
 
 NOW = datetime(2026, 1, 2, 3, 4, 5)
 
@@ -72,6 +74,16 @@ def test_a_full_disk_is_told_before_anything_is_made(
     with pytest.raises(MachineError, match="MiB free, a run needs"):
         create_folder(config, ["rlvlm"], NOW)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_process_that_died_with_its_node_is_told_apart_from_a_mistake_of_ours(folder: RunFolder) -> None:
+    with pytest.raises(MachineError, match="a process of the run, or its node, is gone: ActorDiedError") as caught:
+        with convert_errors(folder):
+            raise ActorDiedError
+    assert folder.resume_command in caught.value.fix and "ActorDiedError" in folder.crash.read_text()
+    with pytest.raises(RunError, match="unexpected KeyError") as found, convert_errors(folder):
+        raise KeyError("lost")
+    assert not isinstance(found.value, MachineError)
 
 
 def test_removing_takes_the_parents_that_were_made_and_no_others(config: RunConfig, tmp_path: Path) -> None:
