@@ -5,7 +5,7 @@ import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
 import numpy as np
 
@@ -43,6 +43,14 @@ class Answer:
     """Mean grey level of the last image of each side, as shown."""
 
 
+class KnowsItems(Protocol):
+    """Answers to items themselves, and draws what it needs of them; a `Judge` is shown images."""
+
+    def answers(self, asked: Sequence[tuple[Item, bool]]) -> Sequence[Verdict | Score]:
+        """One for each item, asked with its sides exchanged or not, in order."""
+        ...
+
+
 class Reference:
     """Answers from the truth, or without looking: what every other judge's row is held against.
 
@@ -54,8 +62,11 @@ class Reference:
         self.name = name
         self.stamp = Stamp(judge=name, revision="", prompt="none", decoding="")
 
-    def answer(self, item: Item, swapped: bool) -> Verdict | Score:
-        """About one item, in one order."""
+    def answers(self, asked: Sequence[tuple[Item, bool]]) -> list[Verdict | Score]:
+        """See `KnowsItems`."""
+        return [self._answer(item, swapped) for item, swapped in asked]
+
+    def _answer(self, item: Item, swapped: bool) -> Verdict | Score:
         key = hashlib.sha256(repr((item.kind, item.case, item.goal, item.truth, swapped)).encode())
         for side in item.sides:
             key.update(side.tobytes())
@@ -71,7 +82,7 @@ class Reference:
 
 
 def ask(
-    judge: Judge | Reference, made: TaskItems, num_frames: int, seed: int, log: Callable[[str], None] = lambda _: None
+    judge: Judge | KnowsItems, made: TaskItems, num_frames: int, seed: int, log: Callable[[str], None] = lambda _: None
 ) -> Iterator[list[Answer]]:
     """Yields the answers to the items of a task, block by block; pairs are asked in both orders, far apart.
 
@@ -105,10 +116,13 @@ def ask(
                 break
 
 
-def _ask(judge: Judge | Reference, made: TaskItems, block: Sequence[tuple[int, bool]], num_frames: int) -> list[Answer]:
+def _ask(
+    judge: Judge | KnowsItems, made: TaskItems, block: Sequence[tuple[int, bool]], num_frames: int
+) -> list[Answer]:
     asked = [(made.items[place], swapped) for place, swapped in block]
-    if isinstance(judge, Reference):
-        said = [judge.answer(item, swapped) for item, swapped in asked]
+    said: Sequence[Verdict | Score]
+    if not isinstance(judge, Judge):
+        said = judge.answers(asked)
         shown: list[list[Frames]] = [[] for _ in asked]
         elapsed = 0.0
     else:

@@ -8,7 +8,7 @@ from itertools import pairwise
 import numpy as np
 
 from rlvlm.judge_bench.asking import Answer
-from rlvlm.judge_bench.figures import outcome_of, rank_correlation, share
+from rlvlm.judge_bench.figures import outcome_of, rank_correlation, resampled_auc, share, told_apart
 from rlvlm.judge_bench.items import Item
 
 FEWEST = 12
@@ -29,15 +29,21 @@ class Fault:
     """E.g. `prefers the left image`."""
     evidence: str
     """The figures behind it, in words."""
+    is_fatal: bool = False
+    """Whether a run with this judge does not start: its answers say nothing about the goal."""
 
 
-def find_faults(items: Sequence[Item], answers: Sequence[Answer], num_frames: int) -> list[Fault]:
+def find_faults(
+    items: Sequence[Item], answers: Sequence[Answer], num_frames: int, least_auc: float | None = None
+) -> list[Fault]:
     """What is wrong with the judge that gave `answers` to `items`, both [N] in the order of asking.
 
     Args:
         items: of the answers.
         answers: of one judge.
         num_frames: most images of an episode that it was shown; of one or two no more can be said.
+        least_auc: below this area under the curve successes and failures count as not told apart, in [0.5, 1]; None:
+            where chance may have given the area.
     """
     rows = list(zip(items, answers, strict=True))
     pairs = [(item, one) for item, one in rows if item.kind == "pair"]
@@ -50,6 +56,8 @@ def find_faults(items: Sequence[Item], answers: Sequence[Answer], num_frames: in
         _last_frame(scores) if num_frames > 2 else None,
         _copies(pairs, scores),
         _constant(scores),
+        _tells_no_success(scores, least_auc),
+        _unread(rows),
         _sees_differences(pairs),
         _knows_nothing(pairs),
     ]
@@ -162,7 +170,30 @@ def _copies(pairs: Sequence[tuple[Item, Answer]], scores: Sequence[tuple[Item, A
 def _constant(scores: Sequence[tuple[Item, Answer]]) -> Fault | None:
     values = [one.value for _, one in scores]
     if len(values) >= FEWEST and np.ptp(values) <= _ALIKE:
-        return Fault(name="scores everything alike", evidence=f"{values[0]:.2f} for all of {len(values)}")
+        text = f"{values[0]:.2f} for all of {len(values)}"
+        return Fault(name="scores everything alike", evidence=text)  # small differences may still order episodes
+    return None
+
+
+def _tells_no_success(scores: Sequence[tuple[Item, Answer]], least_auc: float | None) -> Fault | None:
+    table = told_apart(scores)
+    area = resampled_auc(table)
+    if least_auc is None:
+        is_told = area is None or len(table) < 2 * FEWEST or area["low"] > 0.5
+    else:  # where a bound is set, nothing known counts as nothing told apart; no scores at all are another fault
+        is_told = not scores or (area is not None and area["value"] >= least_auc)
+    if is_told:
+        return None
+    got = "no area under the curve, for lack of one of the two," if area is None else f"AUC {area['value']:.2f}"
+    text = f"{got} on {len(table)} whose truth is known" + (f", at least {least_auc:g} is wanted" if least_auc else "")
+    return Fault(name="does not tell success from failure", evidence=text, is_fatal=True)
+
+
+def _unread(rows: Sequence[tuple[Item, Answer]]) -> Fault | None:
+    unread = [one for _, one in rows if one.status in ("invalid", "failed")]
+    if 2 * len(unread) > len(rows):
+        text = f"{len(unread)} of {len(rows)}, e.g. {unread[0].text[:80]!r}"
+        return Fault(name="mostly gives no answer that can be read", evidence=text, is_fatal=True)
     return None
 
 
@@ -181,7 +212,7 @@ def _knows_nothing(pairs: Sequence[tuple[Item, Answer]]) -> Fault | None:
     if right and right["count"] >= 4 * FEWEST and right["low"] <= 0.5:
         if right["high"] < 0.5:
             text = f"{right['value']:.0%} of {right['count']} decided labels are right"
-            return Fault(name="prefers the side that is farther from the goal", evidence=text)
+            return Fault(name="prefers the side that is farther from the goal", evidence=text, is_fatal=True)
         text = f"{right['value']:.0%} of {right['count']} decided labels are right, which chance may give"
-        return Fault(name="does not tell nearer from farther", evidence=text)
+        return Fault(name="does not tell nearer from farther", evidence=text, is_fatal=True)
     return None

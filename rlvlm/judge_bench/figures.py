@@ -135,8 +135,7 @@ def score_figures(items: Sequence[Item], answers: Sequence[Answer]) -> Figures:
     if not rows:
         return {}
     known = [(item, one) for item, one in rows if math.isfinite(one.value)]
-    main = [(item, one) for item, one in known if item.case in (*CASES, "nearer", "farther")]
-    table = np.array([(one.value, item.success) for item, one in main], float).reshape(-1, 2)
+    table = told_apart(rows)
     by_case: dict[str, Floats] = {
         case: np.array([one.value for item, one in known if item.case == case])
         for case in dict.fromkeys(item.case for item, _ in known)
@@ -155,7 +154,7 @@ def score_figures(items: Sequence[Item], answers: Sequence[Answer]) -> Figures:
         return share(int((values >= threshold).sum()), len(values))
 
     return figures | {
-        "auc": resampled(table, lambda drawn: area_under_curve(drawn[:, 0], drawn[:, 1] > 0)),
+        "auc": resampled_auc(table),
         "threshold": threshold,
         "youden": youden,
         "ece": calibration_error(table[:, 0], truths),
@@ -163,6 +162,21 @@ def score_figures(items: Sequence[Item], answers: Sequence[Answer]) -> Figures:
         | {case: claimed(values) for case, values in by_case.items() if case in (*CASES[1:], *FAILURES)},
         "kept": {case: claimed(values) for case, values in by_case.items() if case in ("jump", "other camera")},
     }
+
+
+def told_apart(rows: Sequence[tuple[Item, Answer]]) -> Floats:
+    """[N, 2] score, and whether it is of a success, of all scored episodes and turns that are no controls."""
+    main = [
+        (one.value, item.success)
+        for item, one in rows
+        if item.case in (*CASES, "nearer", "farther") and math.isfinite(one.value)
+    ]
+    return np.array(main, float).reshape(-1, 2)
+
+
+def resampled_auc(table: Floats) -> Figures | None:
+    """Area under the ROC curve of `told_apart`'s table, with its interval; None where a kind is missing."""
+    return resampled(table, lambda drawn: area_under_curve(drawn[:, 0], drawn[:, 1] > 0))
 
 
 def _track_figures(rows: Sequence[tuple[Item, Answer]]) -> Figures:

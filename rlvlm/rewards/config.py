@@ -146,10 +146,10 @@ class MonitorConfig:
     on_alarm: Literal["warn", "stop"] = "warn"
     """warn: say so in the log, the panel and the run's pages; stop: end the run too, with exit code 5."""
     preflight: int = 32
-    """Known successes, and as many known failures, that the judge has to tell apart before a run starts; 0 asks for
-    nothing."""
+    """Known turns of each kind, or twice as many episodes in all, that the judge has to tell apart before a run starts:
+    a small draw of `rlvlm judge-bench TASK`; 0 asks for nothing."""
     least_auc: float = 0.75
-    """Least area under the curve of that test, in [0.5, 1]."""
+    """Least area under the curve of successes against failures among them, in [0.5, 1]."""
 
     def __post_init__(self) -> None:
         if min(self.controls, self.preflight) < 0 or self.window < 20:

@@ -7,7 +7,7 @@ failures that the judge calls successes: it rises while the judge's scores rise.
 import logging
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ import numpy as np
 from rlvlm.core import metrics
 from rlvlm.core.errors import JudgeUnavailable
 from rlvlm.core.judging import Score
-from rlvlm.judges.agreement import area_under_curve, best_threshold, calibration_error, wilson_interval
+from rlvlm.judges.agreement import area_under_curve, calibration_error, wilson_interval
 from rlvlm.judges.prompts import OTHER_GOAL
 from rlvlm.rewards.config import MonitorConfig
 from rlvlm.rewards.scorers import Scorer
@@ -194,47 +194,3 @@ class JudgeMonitor:
         """How many failures among `rows` are claimed as successes, and how many failures there are."""
         claims = [score >= self.claim for score, truth in rows if not truth]
         return sum(claims), len(claims)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Preflight:
-    """How well a judge distinguished known successes from known failures."""
-
-    area: float
-    """Under the ROC curve, in [0, 1]."""
-    threshold: float
-    """Score from which on it is best believed, see `best_threshold`."""
-    gain: float
-    """Share of the successes from there on, less that of the failures."""
-
-    def __str__(self) -> str:
-        return f"area under the curve {self.area:.2f}, best threshold {self.threshold:.2f} (Youden's J {self.gain:.2f})"
-
-
-def check_judge(scorer: Scorer, items: Sequence[ScoringItem], config: MonitorConfig) -> Preflight:
-    """How well `scorer` distinguishes items whose truth is known.
-
-    Args:
-        scorer: of a judge.
-        items: successes and failures.
-        config: with the least area.
-
-    Raises:
-        JudgeUnavailable: the judge cannot tell them apart, or answered less than half of what it was asked.
-    """
-    scores = scorer.score(items)
-    known = [(score.value, shown.is_success) for score, shown in zip(scores, items, strict=True)]
-    answered = [(value, truth) for value, truth in known if value is not None]
-    values, truths = [value for value, _ in answered], [truth for _, truth in answered]
-    area = area_under_curve(values, truths)
-    # `not >=` refuses NaN as well: with answers of one kind alone there is no area
-    if 2 * len(answered) < len(items) or not area >= config.least_auc:
-        what = f"an area under the curve of {area:.2f} and {len(answered)} answers that can be read"
-        raise JudgeUnavailable(
-            f"the judge cannot tell successes from failures: {what} on {len(items)} whose truth is known, "
-            f"reward.monitor.least_auc is {config.least_auc:g}",
-            "use a judge that knows this task, another --judge.score or --reward.num-frames; "
-            "--reward.monitor.preflight 0 starts all the same",
-        )
-    threshold, gain = best_threshold(values, truths)
-    return Preflight(area=area, threshold=threshold, gain=gain)

@@ -1,9 +1,12 @@
 """The one preflight of a run, before Ray starts: whatever would otherwise stop it after it has begun, with the fix."""
 
 import os
+import shlex
 import socket
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from rlvlm.algorithms.policy_gradient.config import PolicyGradientConfig, PPOConfig
 from rlvlm.algorithms.sac_pebble.config import SACConfig
@@ -12,6 +15,7 @@ from rlvlm.core.errors import JudgeUnavailable, MachineError, ModelUnavailable, 
 from rlvlm.core.plugins import is_reference, load_object
 from rlvlm.envs.registry import few_starts, find_task, make_env, task_names
 from rlvlm.envs.rendering import FIX, ensure_renderer, try_renderer
+from rlvlm.judges.config import JudgeConfig
 from rlvlm.pocket.models import VIDEO_FRAME_PX, VIDEO_NUM_FRAMES, known_tasks, shipped_folder, weights_folder
 from rlvlm.policies.vla.config import VLAConfig
 from rlvlm.policies.vlm.config import PolicyConfig
@@ -418,3 +422,27 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
+
+
+def bench_command(config: RunConfig) -> str:
+    """The command that measures a run's judge at length, asked as the run asks it."""
+    words = ["rlvlm", "judge-bench", config.task]
+    if config.serve.app:  # its settings are known to whoever started it
+        return f"{shlex.join(words)} with the --judge settings of the app {config.serve.app}"
+    words += _changed(config.judge, JudgeConfig(), "--judge")
+    if not isinstance(config.reward, StepRewardConfig):
+        words += ["--frames", str(config.reward.num_frames)]
+    return shlex.join(words)
+
+
+def _changed(config: Any, default: Any, prefix: str) -> Iterator[str]:
+    """Words of the command line that make `config` of `default`."""
+    for one in fields(config):
+        value, usual = getattr(config, one.name), getattr(default, one.name)
+        name = one.name.replace("_", "-")
+        if is_dataclass(value):
+            yield from _changed(value, usual, f"{prefix}.{name}")
+        elif isinstance(value, bool) and value != usual:
+            yield f"{prefix}.{name if value else f'no-{name}'}"
+        elif value != usual:
+            yield from (f"{prefix}.{name}", str(value))

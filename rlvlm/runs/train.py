@@ -20,6 +20,7 @@ from rlvlm.core.console.quiet import quiet_output
 from rlvlm.core.console.signals import StopRequest
 from rlvlm.core.disk import write_whole
 from rlvlm.core.errors import EXIT_DONE, EXIT_PREEMPTED, JudgeUnavailable, MachineError, NumericsError, RunError
+from rlvlm.judge_bench.preflight import JudgeRefused
 from rlvlm.judges.cache import CachedJudge
 from rlvlm.judges.judge import Judge
 from rlvlm.labels.store import LabelStore
@@ -31,7 +32,7 @@ from rlvlm.runs.memory import MemoryWatch
 from rlvlm.runs.pages import write_episodes_page, write_judge_page
 from rlvlm.runs.placement import check_placed, own_gpu
 from rlvlm.runs.plots import write_plots
-from rlvlm.runs.preflight import check_judge_knows, notes_of
+from rlvlm.runs.preflight import bench_command, check_judge_knows, notes_of
 from rlvlm.runs.ray_session import ray_session
 from rlvlm.runs.records import Recorder
 from rlvlm.runs.scores import DECODINGS, evaluation_rank, evaluation_row
@@ -141,7 +142,12 @@ class Training:
             if stop:
                 raise StoppedEarly
 
-        if self._algorithm.prepare(log):
+        try:
+            is_started = self._algorithm.prepare(log)
+        except JudgeRefused as error:
+            error.fix = f"look closer: {bench_command(self._config)}\n{error.fix}"
+            raise
+        if is_started:
             is_best = self._evaluate()
             self._log(is_due=True)
             self._try_to_save(is_best)

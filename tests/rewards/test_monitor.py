@@ -4,12 +4,11 @@ import numpy as np
 import pytest
 
 from rlvlm.core import metrics
-from rlvlm.core.errors import JudgeUnavailable
 from rlvlm.core.judging import Score, Stamp, Status
 from rlvlm.judges.prompts import OTHER_GOAL
 from rlvlm.rewards.config import MonitorConfig
-from rlvlm.rewards.monitor import JudgeMonitor, RewardHacked, check_judge
-from rlvlm.rewards.scorers import BiasedScorer, RandomScorer, Scorer
+from rlvlm.rewards.monitor import JudgeMonitor, RewardHacked
+from rlvlm.rewards.scorers import BiasedScorer
 from rlvlm.rewards.scoring_items import ScoringItem
 
 STAMP = Stamp(judge="by_hand", revision="1", prompt="numbers/1", decoding="")
@@ -143,26 +142,3 @@ def test_the_other_goal_is_anothers_where_there_is_one() -> None:
     for items in ([shown(0.1, 0.9)], [shown(0.1, 0.9), shown(0.1, 0.2, goal="push the red block")]):
         monitor(controls=1).show_controls(scorer, items, LastMoment().score(items))
     assert asked == ["go", OTHER_GOAL, "go", "push the red block"]
-
-
-@pytest.mark.parametrize(("scorer", "passes"), [(BiasedScorer(0.1, 0), True), (RandomScorer(0), False)])
-def test_a_judge_that_cannot_tell_success_from_failure_is_refused(scorer: Scorer, passes: bool) -> None:
-    known = [shown(number, number + 1, success=number < 40) for number in range(80)]
-    if passes:
-        assert check_judge(scorer, known, MonitorConfig()).area > 0.85
-        return
-    with pytest.raises(JudgeUnavailable, match="cannot tell successes from failures"):
-        check_judge(scorer, known, MonitorConfig())
-
-
-def test_a_judge_that_answers_little_is_refused_however_right_it_is() -> None:
-    class Seldom(LastMoment):
-        def score(self, items: Sequence[ScoringItem]) -> list[Score]:
-            failed = Score(status=Status.FAILED, value=None, stamp=STAMP)
-            return [score if place % 3 == 0 else failed for place, score in enumerate(super().score(items))]
-
-    known = [shown(0.0, 0.9 if number < 6 else 0.1, success=number < 6) for number in range(12)]
-    found = check_judge(LastMoment(), known, MonitorConfig())
-    assert (found.area, found.threshold, found.gain) == pytest.approx((1, 0.5, 1))
-    with pytest.raises(JudgeUnavailable, match="1.00 and 4 answers that can be read on 12"):
-        check_judge(Seldom(), known, MonitorConfig())

@@ -1,5 +1,6 @@
 """What can be known before Ray starts is said before, RAY_ADDRESS within seconds."""
 
+import shlex
 import socket
 from contextlib import nullcontext
 from dataclasses import replace
@@ -8,13 +9,14 @@ from pathlib import Path
 import pytest
 
 from rlvlm.algorithms.sft_replies import sft_manifest_of, write_sft_manifest
-from rlvlm.commands.arguments import parse_run
+from rlvlm.commands.arguments import parse, parse_run
+from rlvlm.commands.judge_bench import JudgeBenchArguments
 from rlvlm.core.errors import JudgeUnavailable, MachineError, RunError, UsageError
 from rlvlm.pocket.models import weights_folder
 from rlvlm.rewards.config import StepRewardConfig
 from rlvlm.runs import preflight
 from rlvlm.runs.config import RunConfig, TrackConfig
-from rlvlm.runs.preflight import check_before_run, cluster_address, port_is_free
+from rlvlm.runs.preflight import bench_command, check_before_run, cluster_address, port_is_free
 from rlvlm.runs.recipes import recipe
 from rlvlm.runs.settings import override
 
@@ -223,3 +225,21 @@ def test_a_dead_cluster_is_no_wait_of_ten_minutes(monkeypatch: pytest.MonkeyPatc
         monkeypatch.setenv("RAY_ADDRESS", dead)
         with pytest.raises(MachineError, match="no Ray answers at"):
             cluster_address()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"reward.source": "judged"},
+        {
+            **{"reward.source": "judged", "reward.num_frames": 5, "judge.backend": "openai", "judge.model": "a model"},
+            **{"judge.api.base_url": "http://127.0.0.1:1/v1", "judge.both_orders": True, "judge.score": "success"},
+        },
+    ],
+)
+def test_the_command_that_looks_closer_asks_the_runs_own_judge(changes: dict[str, object]) -> None:
+    config = override(recipe("push_block"), changes)
+    said = shlex.split(bench_command(config))
+    assert said[:2] == ["rlvlm", "judge-bench"]
+    read = parse(JudgeBenchArguments, said[2:], "rlvlm judge-bench")
+    assert (read.suite, read.judge, read.frames) == ("push_block", config.judge, config.reward.num_frames)  # pyright: ignore[reportAttributeAccessIssue]

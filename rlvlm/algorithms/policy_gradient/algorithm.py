@@ -362,9 +362,9 @@ class PolicyGradient(BaseAlgorithm):
         is_taught = not is_turns or (sft is not None and bool(sft.turns or sft.demonstrations or sft.start_from))
         if self._is_prepared:
             return is_taught
-        env = make_slot(self.config.task, self.config.env_settings).env if is_turns else self._viewer
         found = preflight(
-            self._labeller, env, self.config.reward, self.config.algo.advantage, self.config.seed, self.config.goal,
+            self._labeller, self.config.task, self.config.env_settings, self.config.reward,
+            self.config.algo.advantage, self.config.seed, self.config.goal,
             lambda: self._make_scorer(partial(_without_memory, self.config.make_judge), remembers=False), log,
         )  # fmt: skip
         self._stats.note(found)

@@ -13,18 +13,20 @@ from typing import Any
 
 import numpy as np
 
-from rlvlm.algorithms.env_slots import distance_of
 from rlvlm.algorithms.policy_gradient.config import AdvantageConfig
 from rlvlm.core import metrics
 from rlvlm.core.episodes import TokenEpisode
 from rlvlm.core.errors import JudgeUnavailable, UsageError
 from rlvlm.core.judging import Score
 from rlvlm.core.steps import FloatArray, Frames, spread
-from rlvlm.envs.env import FIRST_HELD_OUT_STATE, ChunkEnv, TurnEnv
+from rlvlm.envs.config import EnvConfig
+from rlvlm.judge_bench.items import Item, TaskItems
+from rlvlm.judge_bench.preflight import known_items, scored_suite
+from rlvlm.judge_bench.preflight import preflight as try_judge
 from rlvlm.judges.agreement import area_under_curve
 from rlvlm.rewards.config import TurnRewardConfig
 from rlvlm.rewards.judged import to_reward
-from rlvlm.rewards.monitor import JudgeMonitor, Preflight, check_judge
+from rlvlm.rewards.monitor import JudgeMonitor
 from rlvlm.rewards.scorers import Scorer
 from rlvlm.rewards.scoring_items import ScoredItem, ScoringItem
 from rlvlm.rewards.temporal import TemporalNovelty
@@ -36,11 +38,6 @@ AWAY, SAME, NEARER, REACHED = 0.0, 0.25, 0.75, 1.0
 """Utility of a turn on the scale of scores, as the prompt has its ratings."""
 _MOMENTS = 12
 """Of an episode at which a judge is asked how it stands, for a video."""
-_MOST_TURNS, _MOST_TRIES = 2_000, 20
-"""Turns that are played in search of known ones; episodes of a script per known success that is looked for."""
-_LARGE_NOISE = 0.6
-"""Of a script that is to fail, added to actions scaled to [-1, 1]."""
-
 Question = tuple[Hashable, ScoringItem]
 """What is asked about a turn, by the key of the turn."""
 
@@ -131,17 +128,27 @@ class RewardLabeller:
             self._novelty.learn([episode for episode in episodes if episode.is_over])
         return labelled
 
-    def preflight_on(self, known: Sequence[ScoringItem]) -> Preflight:
-        """How the judge tells items apart whose truth is known; that calibrates the threshold where it is to be.
+    def preflight_on(self, made: TaskItems, seed: int, log: Callable[[str], None]) -> dict[str, float]:
+        """How the judge tells items apart whose truth is known, by names in `rlvlm.core.metrics`; that calibrates the
+        threshold where it is to be.
 
         Raises:
-            JudgeUnavailable: it cannot tell them apart.
+            JudgeRefused: it cannot tell them apart.
         """
         assert self._scorer is not None, "there is somebody to be tried"
-        preflight = check_judge(self._scorer, known, self._config.monitor)
-        if self._config.threshold == "calibrated":
-            self._threshold = self.monitor.claim = preflight.threshold
-        return preflight
+        config = self._config
+        judge = RunScorer(self._scorer, config.num_frames)
+        figures = try_judge(
+            judge, made, config.num_frames, seed, least_auc=config.monitor.least_auc, log=log
+        ).figures  # fmt: skip
+        area, threshold = figures["auc"], figures["threshold"]
+        log(
+            f"AUC of success {area['value']:.2f} ({area['low']:.2f} to {area['high']:.2f}), best threshold "
+            f"{threshold:.2f} (Youden's J {figures['youden']:.2f})"
+        )
+        if config.threshold == "calibrated":
+            self._threshold = self.monitor.claim = threshold
+        return {metrics.JUDGE_PREFLIGHT_AUC: area["value"], metrics.JUDGE_PREFLIGHT_THRESHOLD: threshold}
 
     def measure_noise(self, known: Sequence[ScoringItem], scorer: Scorer) -> float:
         """Standard deviation of what an episode is worth by a judge's word, when it is asked again.
@@ -366,9 +373,37 @@ def known_episodes_of(episodes: Sequence[TokenEpisode]) -> list[TokenEpisode]:
     return [one for one in episodes if id(one) not in unknown and one.group not in broken]
 
 
+class RunScorer:
+    """Has a run's scorer answer the bench's items: by its memory, its images and its fallback judge.
+
+    Args:
+        scorer: of the run.
+        num_frames: most images of an episode that it is shown.
+    """
+
+    def __init__(self, scorer: Scorer, num_frames: int) -> None:
+        self._scorer, self._num_frames = scorer, num_frames
+
+    def answers(self, asked: Sequence[tuple[Item, bool]]) -> list[Score]:
+        """See `KnowsItems`."""
+        return self._scorer.score([scoring_item(item, self._num_frames) for item, _ in asked])
+
+
+def scoring_item(item: Item, num_frames: int) -> ScoringItem:
+    """A known episode or turn of the bench, as a run asks about it."""
+    return ScoringItem(
+        goal=item.goal,
+        snapshots=spread(item.sides[0], num_frames),
+        action=item.action,
+        is_success=item.success,
+        progress=item.truth[0],
+    )
+
+
 def preflight(  # noqa: PLR0913 - all of them parts of a run
     labeller: RewardLabeller,
-    env: TurnEnv | ChunkEnv,
+    task: str,
+    env: EnvConfig,
     reward: TurnRewardConfig,
     advantage: AdvantageConfig,
     seed: int,
@@ -380,7 +415,8 @@ def preflight(  # noqa: PLR0913 - all of them parts of a run
 
     Args:
         labeller: of the run; a calibrated threshold is set in it.
-        env: with an expert, or a script that succeeds and fails; it is left somewhere.
+        task: a small draw of whose bench is asked about.
+        env: as it is played.
         reward: how many are tried, and of how many frames.
         advantage: whether noise is measured.
         seed: of the run.
@@ -392,15 +428,16 @@ def preflight(  # noqa: PLR0913 - all of them parts of a run
         What was found, by names in `rlvlm.core.metrics`; nothing where nobody is asked, or nothing is known.
 
     Raises:
-        JudgeUnavailable: the judge cannot tell them apart.
+        JudgeRefused: the judge cannot tell them apart.
         UsageError: a threshold is to be calibrated, or noise measured, and no episodes are known.
     """
     is_measured = reward.scores and advantage.scorer_noise == "measured"
     count = reward.monitor.preflight if reward.asks_judge or is_measured else 0
     if not count:
         return {}
-    known = known_items(env, reward, count, seed, goal)
-    if not known:
+    made = known_items(scored_suite(task, count), env, reward.frame_px, seed, reward.per == "turn", goal)
+    made.close()  # the run's own viewer draws
+    if not made.items:
         unknown = "the task has no expert or script that succeeds and fails"
         if reward.threshold == "calibrated":
             raise UsageError(
@@ -413,100 +450,17 @@ def preflight(  # noqa: PLR0913 - all of them parts of a run
         return {}
     found: dict[str, float] = {}
     if reward.asks_judge:
-        log(f"trying the judge on {len(known)} {reward.per}s whose worth is known")
-        tried = labeller.preflight_on(known)
-        found |= {metrics.JUDGE_PREFLIGHT_AUC: tried.area, metrics.JUDGE_PREFLIGHT_THRESHOLD: tried.threshold}
-        log(f"the judge tells better from worse {reward.per}s: {tried}")
+        log(f"trying the judge on {len(made.items)} {reward.per}s whose worth is known")
+        found |= labeller.preflight_on(made, seed, log)
     if is_measured:
-        log(f"having {len(known)} episodes scored twice")
+        log(f"having {len(made.items)} {reward.per}s scored twice")
+        known = [scoring_item(item, reward.num_frames) for item in made.items]
         noise = found[metrics.JUDGE_PREFLIGHT_NOISE] = labeller.measure_noise(known, make_forgetful())
         log(
             f"an episode's score has a standard deviation of {noise:.3f}: groups whose own is not "
             f"above {advantage.noise_factor * noise:.3f} teach nothing"
         )
     return found
-
-
-def known_items(
-    env: TurnEnv | ChunkEnv, reward: TurnRewardConfig, count: int, seed: int, goal: str = ""
-) -> list[ScoringItem]:
-    """Turns or episodes whose worth is known: `count` at most of each kind; none where nobody knows how to play."""
-    if isinstance(env, ChunkEnv):
-        rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(7,)))
-        return _known_chunks(env, count, reward, rng)
-    if not env.has_expert:
-        return []
-    rng = np.random.default_rng(seed)
-    found: dict[bool, list[ScoringItem]] = {True: [], False: []}
-    per_turn = reward.per == "turn"
-    turn, info = env.reset(seed=seed)
-    moments, number = [turn.snapshot], 0
-    for _ in range(_MOST_TURNS):
-        if min(map(len, found.values())) >= count or (not per_turn and number >= 4 * count):
-            break
-        before, distance, asked = turn.snapshot, distance_of(env), goal or env.goal
-        is_expert = rng.random() < 0.5 if per_turn else bool(number % 2)
-        action = env.expert_action() if is_expert else int(rng.choice(info["legal"]))
-        turn, _, terminated, truncated, info = env.step(env.action_text(action))
-        moments.append(turn.snapshot)
-        is_over, is_good = terminated or truncated, bool(info["success"])
-        shown, name = spread(np.stack(moments), reward.num_frames), ""
-        if per_turn:
-            is_good, shown = distance_of(env) < distance, np.stack([before, turn.snapshot])
-            name = env.action_names[action]
-        if (per_turn or is_over) and len(found[is_good]) < count:
-            item = ScoringItem(
-                goal=asked, snapshots=shown, action=name, is_success=is_good, progress=float(info["progress"])
-            )  # fmt: skip
-            found[is_good].append(item)
-        if is_over:
-            number += 1
-            turn, info = env.reset() if per_turn else env.reset(seed=seed + number)
-            moments = [turn.snapshot]
-    return [*found[True], *found[False]]
-
-
-def _known_chunks(  # noqa: C901 - one loop over episodes
-    env: ChunkEnv, count: int, reward: TurnRewardConfig, rng: np.random.Generator
-) -> list[ScoringItem]:
-    """Of envs in chunks, as many known failures as successes, `count` of each at most; likewise chunks of them.
-
-    Failures are of two kinds: the script with so much noise that it fails, and the first half of a success. Initial
-    states without a script are left out. A chunk of the plain script is a good one, one with large noise a bad one.
-    """
-    found: dict[bool, list[ScoringItem]] = {True: [], False: []}
-    for number in range(_MOST_TRIES * count):
-        if min(map(len, found.values())) >= count:
-            break
-        obs, info = env.reset(options={"state_id": int(rng.integers(FIRST_HELD_OUT_STATE))})
-        parts, progress, is_over = [obs.snapshots], [float(info["progress"])], False
-        while not is_over:
-            chunk = env.scripted_chunk(_LARGE_NOISE if number % 2 else 0.0, rng)
-            if chunk is None:
-                break
-            _, _, terminated, truncated, info = env.step(chunk)
-            parts.append(info["snapshots"])
-            progress.append(float(info["progress"]))
-            is_over = terminated or truncated
-        if not is_over:
-            continue
-        if reward.per == "turn":
-            for before, after, was, now in zip(parts, parts[1:], progress, progress[1:], strict=False):
-                if len(found[now > was]) < count:
-                    pair = np.stack([before[-1], after[-1]])
-                    item = ScoringItem(goal=obs.instructions[0], snapshots=pair, is_success=now > was, progress=now)
-                    found[now > was].append(item)
-            continue
-        success = bool(info["success"])
-        if success and number % 4 == 0 and len(parts) > 2:  # one of a single chunk has no half
-            half = (len(parts) + 1) // 2
-            parts, progress, success = parts[:half], progress[:half], False
-        if len(found[success]) < count:
-            shown = spread(np.concatenate(parts), reward.num_frames)
-            item = ScoringItem(goal=obs.instructions[0], snapshots=shown, is_success=success, progress=progress[-1])
-            found[success].append(item)
-    fewest = min(map(len, found.values()))
-    return [*found[True][:fewest], *found[False][:fewest]]
 
 
 def shown_frames(frames: Frames, reward: TurnRewardConfig) -> Frames:

@@ -261,7 +261,7 @@ def test_rollouts_that_go_on_while_the_learner_learns_are_those_that_wait_for_it
 
 def test_a_judge_that_cannot_tell_success_from_failure_starts_nothing(build: Build) -> None:
     algorithm = build(scores=ChunkRewardConfig(source="judged", frame_px=16, num_frames=3))  # it prefers bright images
-    with pytest.raises(JudgeUnavailable, match="cannot tell successes from failures") as caught:
+    with pytest.raises(JudgeUnavailable, match="does not tell success from failure") as caught:
         algorithm.prepare(lambda line: None)
     assert caught.value.exit_code == 5 and "preflight 0" in caught.value.fix
 

@@ -2,7 +2,8 @@
 
 import math
 import threading
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,8 +15,8 @@ from rlvlm.algorithms.policy_gradient.config import AdvantageConfig
 from rlvlm.algorithms.policy_gradient.rewards import (
     RewardLabeller,
     known_episodes_of,
-    known_items,
     preflight,
+    scoring_item,
     shown_frames,
 )
 from rlvlm.core import metrics
@@ -25,8 +26,12 @@ from rlvlm.core.errors import JudgeUnavailable, UsageError
 from rlvlm.core.judging import Clip, Query, Score, Stamp, Status, Verdict
 from rlvlm.core.sampling import ReplyTokens, SampledReply
 from rlvlm.core.steps import FloatArray, Frames, spread
+from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.push_block import PushBlock
 from rlvlm.envs.registry import make_env, task_env
+from rlvlm.judge_bench.asking import Reference, ask
+from rlvlm.judge_bench.items import CASES, Item, TaskItems
+from rlvlm.judge_bench.preflight import known_items, scored_suite
 from rlvlm.judges.cache import CachedJudge
 from rlvlm.judges.judge import Remembering
 from rlvlm.rewards.config import ChunkRewardConfig, MixtureConfig, MonitorConfig, TurnRewardConfig
@@ -38,6 +43,8 @@ from tests.algorithms.policy_gradient.by_hand import episode
 STAMP = Stamp(judge="by_hand", revision="1", prompt="numbers/1", decoding="")
 NO_TOKENS = ReplyTokens(prompt_ids=np.zeros(1, np.int64), image=b"", reply_ids=np.zeros(1, np.int64))
 JUDGED = TurnRewardConfig(source="judged")
+UNPLAYED = "minigrid/MiniGrid-Playground-v0"
+"""A task without a script."""
 
 
 class Distance:
@@ -262,9 +269,16 @@ def test_a_judge_is_not_blamed_for_what_was_undone() -> None:
 
 def test_a_threshold_makes_scores_binary_and_may_be_calibrated() -> None:
     assert score(judged([0.49, 0.5], threshold=0.5)[0], [whole(12), whole(11)]).tolist() == [0, 1]
-    known = [item_of(whole(steps, success=steps > 10)) for steps in (12, 11, 9, 8)]
-    labeller, _ = judged([0.3, 0.4, 0.1, 0.2, 0.24, 0.26], threshold="calibrated")
-    assert labeller.preflight_on(known).threshold == pytest.approx(0.25)
+    known = tuple(
+        Item(kind="video", case="success" if steps > 10 else "failure", goal="push", success=steps > 10,
+             sides=(whole(steps).snapshots,), truth=(float(steps > 10),))
+        for steps in (12, 11, 9, 8)
+    )  # fmt: skip
+    made = TaskItems(task="push_block", items=known, draw=lambda rows, _: rows, digest="", looks=())  # pyright: ignore[reportArgumentType] - nobody draws
+    order = [one.item for block in ask(Reference("coin"), made, 2, 0) for one in block]
+    labeller, _ = judged([*np.array([0.3, 0.4, 0.1, 0.2])[order], 0.24, 0.26], threshold="calibrated")
+    found = labeller.preflight_on(made, 0, lambda line: None)
+    assert found == pytest.approx({metrics.JUDGE_PREFLIGHT_AUC: 1.0, metrics.JUDGE_PREFLIGHT_THRESHOLD: 0.25})
     assert score(labeller, [whole(12), whole(11, success=True)]).tolist() == [0, 1]
     assert labeller.report()[metrics.JUDGE_FALSE_POSITIVES] == 0, "the monitor goes by it too"
     assert [record.claim for record in labeller.drain_records()] == pytest.approx([0.25, 0.25])
@@ -360,51 +374,61 @@ class NoScript(PushBlock):
         return super().scripted_chunk(noise, rng) if self._is_scripted else None
 
 
-def test_known_turns_chunks_and_episodes_are_of_both_kinds() -> None:
-    turn_env, line = (
-        make_env("empty_random_6x6", task_env("empty_random_6x6"), 0),
-        make_env("number_line", task_env("number_line"), 0),
-    )
-    known = known_items(turn_env, JUDGED, 10, seed=3)
-    assert [item.is_success for item in known] == [True] * 10 + [False] * 10
-    assert all(item.action in turn_env.action_names and item.snapshots.shape[0] == 2 for item in known)
-    episodes = known_items(line, TurnRewardConfig(source="judged", per="episode", num_frames=3), 4, seed=0)
-    assert {item.is_success for item in episodes} == {True, False}
-    assert max(len(item.snapshots) for item in episodes) == 3
-    frames = ChunkRewardConfig(source="judged", num_frames=3)
-    driven = known_items(make_env("push_block", task_env("push_block"), 0), frames, 6, seed=0)
-    assert [item.is_success for item in driven] == [True] * 6 + [False] * 6
-    assert all(item.snapshots.shape == (3, 10) for item in driven)
-    assert all(item.progress < 1 for item in driven[6:]), "what has been cut off has not been reached"
-    others = known_items(NoScript(task_env("push_block"), 0), frames, 6, seed=0)
-    assert len(others) == 12 and not any("red" in item.goal for item in others), (
-        "states without a script are no failures"
-    )
-    chunks = known_items(make_env("push_block", task_env("push_block"), 0), replace(frames, per="turn"), 6, seed=0)
-    assert [item.is_success for item in chunks] == [True] * 6 + [False] * 6
-    assert all(item.snapshots.shape == (2, 10) for item in chunks)
+def test_known_turns_chunks_and_episodes_are_the_benchs(monkeypatch: pytest.MonkeyPatch) -> None:
+    def known(task: str, count: int, per_turn: bool) -> list[Item]:
+        suite = scored_suite(task, count)
+        return list(known_items(suite, task_env(task), 48, 3, per_turn).items)
+
+    turns = known("empty_random_6x6", 10, True)
+    assert [item.case for item in turns] == ["nearer"] * 10 + ["farther"] * 10
+    assert all(item.action and len(item.sides[0]) == 2 for item in turns)
+    episodes = known("number_line", 4, False)
+    assert {item.success for item in episodes} == {True, False}
+    driven = Counter(item.case for item in known("push_block", 16, False))
+    assert set(driven) == set(CASES) and driven["success"] == 8 and driven.total() <= 32
+    assert {item.kind for item in known("push_block", 6, True)} == {"turn"}
+
+    def unscripted(*colours: str) -> Callable[..., PushBlock]:
+        def make(task: str, config: EnvConfig, seed: int) -> PushBlock:
+            env = NoScript(config, seed)
+            env.unscripted = colours
+            return env
+
+        return make
+
+    monkeypatch.setattr("rlvlm.judge_bench.items.make_env", unscripted("red"))
+    others = known("push_block", 16, False)
+    red = [item for item in others if "red" in item.goal]
+    assert len(red) < len(others) and not any(item.success for item in red), "there nobody but chance has played"
+    monkeypatch.setattr("rlvlm.judge_bench.items.make_env", unscripted(""))
+    assert known("push_block", 16, False) == []
+
+
+def test_the_judge_is_asked_in_the_runs_own_words_and_images() -> None:
+    item = known_items(scored_suite("push_block", 2), task_env("push_block"), 48, 0, False, goal="do it").items[0]
+    asked = scoring_item(item, 3)
+    assert asked.goal == "do it" and asked.is_success and len(asked.snapshots) == 3
+    assert (asked.snapshots[[0, -1]] == item.sides[0][[0, -1]]).all()
 
 
 @pytest.mark.slow
 def test_noise_is_measured_and_without_known_episodes_nothing_is() -> None:
     lines: list[str] = []
 
-    def found(env: PushBlock, **settings: Any) -> dict[str, float]:
+    def found(task: str, **settings: Any) -> dict[str, float]:
         reward = ChunkRewardConfig(source="judged", **settings)
         noise = AdvantageConfig(scorer_noise="measured" if reward.teacher == "random" else 0.0)
         labeller = RewardLabeller(reward, RandomScorer(0))
-        return preflight(labeller, env, reward, noise, 0, "", lambda: RandomScorer(0), lines.append)
+        return preflight(labeller, task, task_env(task), reward, noise, 0, "", lambda: RandomScorer(0), lines.append)
 
-    measured = found(PushBlock(task_env("push_block"), 0), teacher="random")
+    measured = found("push_block", teacher="random")
     assert set(measured) == {metrics.JUDGE_PREFLIGHT_NOISE} and measured[metrics.JUDGE_PREFLIGHT_NOISE] > 0.1
     assert "teach nothing" in lines[-1]
-    blind = NoScript(task_env("push_block"), 0)
-    blind.unscripted = ("",)
-    assert found(blind) == {} and "not tried" in lines[-1]
+    assert found(UNPLAYED) == {} and "not tried" in lines[-1]
     with pytest.raises(UsageError, match="calibrates"):
-        found(blind, threshold="calibrated")
+        found(UNPLAYED, threshold="calibrated")
     with pytest.raises(UsageError, match="noise"):
-        found(blind, teacher="random")
+        found(UNPLAYED, teacher="random")
 
 
 @pytest.mark.parametrize(

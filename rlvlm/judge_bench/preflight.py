@@ -1,0 +1,96 @@
+"""A small draw of the bench before a run starts: its items, its questions, its figures and its faults, of one task.
+
+Called by the algorithms once the judge is up; `rlvlm judge-bench TASK` asks the same at length.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from rlvlm.core.errors import JudgeUnavailable, UnsupportedQuestion
+from rlvlm.envs.config import EnvConfig
+from rlvlm.judge_bench.asking import Answer, KnowsItems, ask
+from rlvlm.judge_bench.faults import Fault, find_faults
+from rlvlm.judge_bench.figures import Figures, pair_figures, score_figures
+from rlvlm.judge_bench.items import TaskItems, make_items
+from rlvlm.judge_bench.suites import Suite
+from rlvlm.judges.judge import Judge
+
+_OTHERWISE = "--reward.monitor.preflight 0 starts all the same"
+
+
+class JudgeRefused(JudgeUnavailable):
+    """The judge answers, and its answers say nothing about the goal."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Preflight:
+    """What a few known items say of a judge."""
+
+    figures: Figures
+    """`pair_figures` and `score_figures` together."""
+    faults: tuple[Fault, ...]
+    """None of them fatal."""
+
+
+def scored_suite(task: str, count: int) -> Suite:
+    """Episodes or turns of `task` that a judge scores: `count` turns of each kind; or half as many successes, and three
+    times that of near misses, failures and successes cut short. No controls: a run shows those as it goes.
+    """
+    # of six styles of play one always succeeds and one sometimes, see `items`
+    return Suite(
+        name=task, tasks=(task,), episodes=max(6, 2 * count), pairs=0, videos=max(1, count // 2), controls=0, tracks=0
+    )
+
+
+def known_items(suite: Suite, config: EnvConfig, size_px: int, seed: int, per_turn: bool, goal: str = "") -> TaskItems:
+    """The items of a suite of one task; without any where nobody knows how to play it.
+
+    Args:
+        suite: see `scored_suite`.
+        config: of the env, as the judge sees it.
+        size_px: as of `make_items`.
+        seed: of play.
+        per_turn: whether single turns are scored.
+        goal: what the judge is told in place of the env's own goal; empty tells that.
+    """
+    made = make_items(suite, suite.tasks[0], config, size_px, seed, per_turn)
+    return replace(made, items=tuple(replace(item, goal=goal) for item in made.items)) if goal else made
+
+
+def preflight(
+    judge: Judge | KnowsItems,
+    made: TaskItems,
+    num_frames: int,
+    seed: int,
+    *,
+    least_auc: float,
+    log: Callable[[str], None] = lambda _: None,
+) -> Preflight:
+    """Asks about `made`, and says what came of it; faults that are not fatal are logged.
+
+    Args:
+        judge: of the run.
+        made: what is known.
+        num_frames: most images of an episode that are shown.
+        seed: of the order of asking.
+        least_auc: see `find_faults`.
+        log: takes a line.
+
+    Raises:
+        JudgeRefused: a fault is fatal.
+        JudgeUnavailable: it answers nothing, or cannot be asked this.
+    """
+    unasked: list[str] = []
+    answers: Sequence[Answer] = [one for block in ask(judge, made, num_frames, seed, unasked.append) for one in block]
+    if unasked:
+        raise UnsupportedQuestion("; ".join(unasked), f"ask in another form, or {_OTHERWISE}")
+    items = [made.items[one.item] for one in answers]
+    faults = find_faults(items, answers, num_frames, least_auc)
+    if any(fault.is_fatal for fault in faults):  # the others may be the reason
+        raise JudgeRefused(
+            f"the judge {'; it '.join(f'{fault.name} ({fault.evidence})' for fault in faults)}",
+            f"use a judge that knows this task, or another --judge.score or --reward.num-frames; {_OTHERWISE}",
+        )
+    for fault in faults:
+        log(f"the judge {fault.name} ({fault.evidence})")
+    return Preflight(figures=pair_figures(items, answers) | score_figures(items, answers), faults=tuple(faults))

@@ -1,0 +1,89 @@
+"""The small draw of the bench before a run: who may start one, and in what words the others are refused."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from rlvlm.core.judging import Score, Stamp, Status, Verdict
+from rlvlm.envs.registry import task_env
+from rlvlm.judge_bench.asking import Reference
+from rlvlm.judge_bench.items import Item, TaskItems
+from rlvlm.judge_bench.preflight import JudgeRefused, Preflight, known_items, preflight, scored_suite
+
+STAMP = Stamp(judge="by_hand", revision="1", prompt="numbers/1", decoding="")
+
+
+@pytest.fixture(scope="module")
+def made() -> TaskItems:
+    return known_items(scored_suite("push_block", 32), task_env("push_block"), 48, 0, False).closed()
+
+
+class Says:
+    """Says a number of each item; None is an answer that cannot be read."""
+
+    def __init__(self, value: float | None) -> None:
+        self.given = value
+
+    def value(self, item: Item) -> float | None:
+        return self.given
+
+    def answers(self, asked: Sequence[tuple[Item, bool]]) -> list[Verdict | Score]:
+        values = [self.value(item) for item, _ in asked]
+        return [
+            Score(status=Status.INVALID if one is None else Status.OK, value=one, stamp=STAMP, text="a dog")
+            for one in values
+        ]
+
+
+class Progress(Says):
+    """Right, but for one answer of three that cannot be read."""
+
+    def value(self, item: Item) -> float | None:
+        return None if item.sides[0].sum() % 3 < self.given else item.truth[0]
+
+
+def tried(judge: Reference | Says, made: TaskItems) -> Preflight:
+    return preflight(judge, made, 2, 0, least_auc=0.75)
+
+
+def test_the_oracle_starts_and_its_figures_are_the_benchs(made: TaskItems) -> None:
+    found = tried(Reference("oracle"), made)
+    assert found.figures["auc"]["value"] == 1.0 and found.figures["threshold"] == 0.5 and not found.faults
+    assert found.figures["auc"]["count"] == len(made.items) > 48
+
+
+@pytest.mark.parametrize(
+    ("judge", "message"),
+    [
+        (Reference("coin"), r"does not tell success from failure \(AUC 0.\d\d on \d\d .* at least 0.75 is wanted"),
+        (Reference("left"), r"the judge scores everything alike \(0.50 for all of \d\d\); it does not tell success"),
+        (Says(None), r"mostly gives no answer that can be read \(\d\d of \d\d, e.g. 'a dog'\)"),
+        (Progress(2.0), r"mostly gives no answer that can be read"),
+    ],
+)
+def test_who_says_nothing_about_the_goal_is_refused_in_the_benchs_words(
+    made: TaskItems, judge: Reference | Says, message: str
+) -> None:
+    with pytest.raises(JudgeRefused, match=message) as caught:
+        tried(judge, made)
+    assert caught.value.exit_code == 5 and "preflight 0" in caught.value.fix
+
+
+class CopiesSome(Says):
+    """Right, but that every third answer is the one before."""
+
+    def answers(self, asked: Sequence[tuple[Item, bool]]) -> list[Verdict | Score]:
+        values = [0.9 * item.truth[0] + 1e-4 * place for place, (item, _) in enumerate(asked)]
+        values[2::3] = values[1::3][: len(values[2::3])]
+        return [Score(status=Status.OK, value=value, stamp=STAMP) for value in values]
+
+
+def test_a_fault_that_a_run_can_live_with_is_logged(made: TaskItems) -> None:
+    lines: list[str] = []
+    found = preflight(CopiesSome(0.0), made, 2, 0, least_auc=0.75, log=lines.append)
+    assert [fault.name for fault in found.faults] == ["copies the answer before"]
+    assert len(lines) == 1 and lines[0].startswith("the judge copies the answer before (")
+
+
+def test_single_bad_answers_stop_nobody(made: TaskItems) -> None:
+    assert tried(Progress(1.0), made).figures["auc"]["value"] > 0.9
