@@ -9,12 +9,18 @@ from numpy.typing import ArrayLike, NDArray
 
 from rlvlm.judge_bench.asking import Answer
 from rlvlm.judge_bench.items import CASES, FAILURES, NUM_BINS, Item
-from rlvlm.judges.agreement import area_under_curve, best_threshold, calibration_error, wilson_interval
+from rlvlm.judges.agreement import (
+    area_under_curve,
+    best_threshold,
+    calibration_error,
+    confidence,
+    label_outcome,
+    wilson_interval,
+)
 
 Floats = NDArray[np.float64]
 Figures = dict[str, Any]
 RESAMPLES = 500
-_SMALLEST_GAP = 1e-6
 _SWAP = {"left": "right", "right": "left", "tie": "tie"}
 
 
@@ -69,14 +75,11 @@ def pair_figures(items: Sequence[Item], answers: Sequence[Answer]) -> Figures:
         return {}
     pairs = [(item, one) for item, one in rows if item.case == "pair"]
     bins = np.zeros((NUM_BINS, 3), int)
-    right: list[bool] = []
-    sure: list[float] = []
     for item, one in pairs:
         outcome = outcome_of(item, one)
-        bins[min(int(abs(item.gap) * NUM_BINS), NUM_BINS - 1), {"right": 0, "wrong": 1}.get(outcome, 2)] += 1
-        if outcome in ("right", "wrong") and one.p is not None and sum(one.p[:2]) > 0:
-            right.append(outcome == "right")
-            sure.append(max(one.p[:2]) / sum(one.p[:2]))
+        if outcome not in ("tie", "unknown") and math.isfinite(item.gap):
+            bins[difficulty_of(item), {"right": 0, "wrong": 1}.get(outcome, 2)] += 1
+    sure = confidences(items, answers)
     hits, misses, _ = bins.sum(0).tolist()
     decided = [one for _, one in pairs if one.label in ("left", "right")]
     by_order = {(one.task, one.item, one.swapped): one.label for _, one in rows}
@@ -97,7 +100,7 @@ def pair_figures(items: Sequence[Item], answers: Sequence[Answer]) -> Figures:
         "unread": share(sum(one.status in ("invalid", "failed") for _, one in pairs), len(pairs)),
         "said_left": share(sum(one.label == "left" for one in decided), len(decided)),
         "consistent": share(sum(_SWAP[one] == other for one, other in both if one), sum(bool(one) for one, _ in both)),
-        "ece": calibration_error(sure, right) if sure else None,
+        "ece": calibration_error(sure[:, 0], sure[:, 1] > 0, lowest=0.5) if len(sure) else None,
         "by_difficulty": bins.tolist(),
         "same_image": share(sum(one.label != "tie" for one in twice), len(twice)),
         "other_task": share(sum(one == own for one, own in elsewhere if own), sum(bool(own) for _, own in elsewhere)),
@@ -105,15 +108,24 @@ def pair_figures(items: Sequence[Item], answers: Sequence[Answer]) -> Figures:
 
 
 def outcome_of(item: Item, answer: Answer) -> str:
-    """Of an answer to a pair: right, wrong, tie (the truth is one), undecided or unread."""
-    if answer.label == "tie":
-        return "undecided"
-    if answer.label not in ("left", "right"):
-        return "unread"
-    gain = -item.gap if answer.swapped else item.gap
-    if abs(gain) <= _SMALLEST_GAP:
-        return "tie"
-    return "right" if (gain > 0) == (answer.label == "right") else "wrong"
+    """Of an answer to a pair: as of `label_outcome`."""
+    return label_outcome(answer.label, -item.gap if answer.swapped else item.gap)
+
+
+def difficulty_of(item: Item) -> int:
+    """Bin of a pair by its gap in true progress, 0 the hardest."""
+    return min(int(abs(item.gap) * NUM_BINS), NUM_BINS - 1)
+
+
+def confidences(items: Sequence[Item], answers: Sequence[Answer]) -> Floats:
+    """[N, 2] how sure a judge was of its labels of pairs that are right or wrong, and whether they are right."""
+    rows = [
+        (confidence(*one.p[:2]), outcome == "right")
+        for item, one in zip(items, answers, strict=True)
+        if item.case == "pair" and one.p is not None and (outcome := outcome_of(item, one)) in ("right", "wrong")
+    ]
+    table = np.array(rows, float).reshape(-1, 2)
+    return table[np.isfinite(table[:, 0])]
 
 
 def score_figures(items: Sequence[Item], answers: Sequence[Answer]) -> Figures:
@@ -224,7 +236,7 @@ def teacher_table(items: Sequence[Item], answers: Sequence[Answer]) -> Figures:
         if item.kind == "pair" and item.case == "pair":
             gain = -item.gap if one.swapped else item.gap
             column = {"right": 0, "wrong": 1}.get(outcome_of(item, one), 2)
-            pairs[min(int(abs(gain) * NUM_BINS), NUM_BINS - 1), int(gain > 0), column] += 1
+            pairs[difficulty_of(item), int(gain > 0), column] += 1
         elif item.kind in ("video", "turn") and item.case in (*CASES, "nearer", "farther") and math.isfinite(one.value):
             row = NUM_BINS if item.success else min(int(item.truth[0] * NUM_BINS), NUM_BINS - 1)
             scores[row].append(round(one.value, 4))

@@ -1,9 +1,17 @@
-"""How a judge's scores agree with the truth: pure functions of both. Used by monitors and evaluations."""
+"""How a judge's answers agree with the truth: pure functions of both, and the only ones.
+
+Used by the judge bench, the judge report, a run's records and monitor, and evaluations.
+"""
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
+
+Floats = NDArray[np.float64]
+SMALLEST_GAP = 1e-6
+"""Gaps in truth up to this are ties: rounding of positions makes some of 1e-7 where nothing moved."""
 
 
 def area_under_curve(scores: ArrayLike, truths: ArrayLike) -> float:
@@ -52,22 +60,73 @@ def best_threshold(scores: ArrayLike, truths: ArrayLike) -> tuple[float, float]:
     return float(thresholds[best]), float(index[best])
 
 
-def calibration_error(scores: ArrayLike, truths: ArrayLike, num_bins: int = 10) -> float:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reliability:
+    """How sure a judge is against how often it is right, over bins of equal width; empty bins are NaN."""
+
+    sure: Floats
+    """[bins] mean score."""
+    true: Floats
+    """[bins] share of these that are true."""
+    counts: NDArray[np.int64]
+    """[bins]."""
+
+
+def reliability(scores: ArrayLike, truths: ArrayLike, num_bins: int = 10, lowest: float = 0.0) -> Reliability:
+    """The reliability diagram of `scores` [N] in [lowest, 1] against `truths` [N] bool."""
+    values, is_true = np.asarray(scores, np.float64), np.asarray(truths, bool)
+    bins = np.clip(((values - lowest) / (1 - lowest) * num_bins).astype(int), 0, num_bins - 1)
+    counts = np.bincount(bins, minlength=num_bins)
+    n = np.where(counts > 0, counts, np.nan)
+    return Reliability(
+        sure=np.bincount(bins, values, num_bins) / n, true=np.bincount(bins, is_true, num_bins) / n, counts=counts
+    )
+
+
+def calibration_error(scores: ArrayLike, truths: ArrayLike, num_bins: int = 10, lowest: float = 0.0) -> float:
     """Mean distance of the scores from the share that is true, over bins of equal width, weighted by their counts.
 
     Args:
-        scores: [N] in [0, 1], N >= 1.
+        scores: [N] in [lowest, 1], N >= 1.
         truths: [N] bool.
         num_bins: >= 1.
+        lowest: where the first bin begins; 0.5 for the probability of the chosen of two sides against the other.
 
     Source: Naeini et al. 2015, "Obtaining Well Calibrated Probabilities Using Bayesian Binning" (expected calibration
-    error).
+    error); Guo et al. 2017, arXiv:1706.04599.
     """
-    values, is_true = np.asarray(scores, np.float64), np.asarray(truths, bool)
-    bins = np.minimum((values * num_bins).astype(int), num_bins - 1)
-    # |sum of (score - truth)| per bin is count times the distance of mean score and share
-    gaps = np.bincount(bins, weights=values - is_true)
-    return float(np.abs(gaps).sum()) / len(values)
+    found = reliability(scores, truths, num_bins, lowest)
+    return float(np.nansum(found.counts * np.abs(found.sure - found.true)) / found.counts.sum())
+
+
+def label_outcome(label: str, gain: float) -> str:
+    """What became of the answer to a pair whose right side has `gain` more true progress than its left one.
+
+    Args:
+        label: left, right or tie; empty where there is none that could be read.
+        gain: NaN where nobody knows it.
+
+    Returns:
+        right, wrong; tie: the truth is one; unknown: so is the truth; undecided; unread.
+    """
+    if label == "tie":
+        return "undecided"
+    if label not in ("left", "right"):
+        return "unread"
+    if math.isnan(gain):
+        return "unknown"
+    if abs(gain) <= SMALLEST_GAP:
+        return "tie"
+    return "right" if (gain > 0) == (label == "right") else "wrong"
+
+
+def confidence(p_left: float, p_right: float) -> float:
+    """How sure a judge is of the side that it finds likelier: p(it) / (p(left) + p(right)), in [0.5, 1].
+
+    The tie's share says nothing about which side is nearer. NaN where neither has a probability.
+    """
+    both = p_left + p_right
+    return max(p_left, p_right) / both if both > 0 else math.nan
 
 
 def wilson_interval(hits: int, count: int, confidence: float = 0.95) -> tuple[float, float]:

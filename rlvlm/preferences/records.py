@@ -9,14 +9,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlvlm.core import metrics
-from rlvlm.core.judging import Label, Score, Status, Verdict
+from rlvlm.core.judging import Score, Status, Verdict
 from rlvlm.core.steps import Pair, Segment, Trajectory
 from rlvlm.envs.images import FrameStore
+from rlvlm.judges.agreement import label_outcome
 from rlvlm.judges.health import JudgeHealth
 from rlvlm.rewards.judged import JudgedReward
 
-_SMALLEST_GAP = 1e-6
-"""Progress gap up to which the truth says nothing."""
 _METRIC = {
     Status.OK: metrics.QUERIES_OK,
     Status.NO_PREFERENCE: metrics.QUERIES_NO_PREFERENCE,
@@ -94,10 +93,8 @@ Record = QueryRecord | ScoreRecord
 
 def is_correct(verdict: Verdict, progress_left: float, progress_right: float) -> bool | None:
     """Whether a label names the side with more progress; None without a decided label or a progress gap."""
-    # rounding of positions makes gaps of 1e-7 where nothing moved
-    if verdict.status is not Status.OK or abs(progress_left - progress_right) <= _SMALLEST_GAP:
-        return None
-    return verdict.label is Label.of(progress_left, progress_right)
+    outcome = label_outcome(str(verdict.label or ""), progress_right - progress_left)
+    return {"right": True, "wrong": False}.get(outcome)
 
 
 def record_answers(

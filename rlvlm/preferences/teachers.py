@@ -19,6 +19,7 @@ from rlvlm.core.judging import Clip, Label, Query, Score, Stamp, Status, Verdict
 from rlvlm.core.plugins import is_reference, load_object
 from rlvlm.core.steps import FloatArray, Pair, Segment, Trajectory
 from rlvlm.envs.images import FrameStore
+from rlvlm.judges.agreement import SMALLEST_GAP
 from rlvlm.judges.judge import Judge
 from rlvlm.preferences.config import FeedbackConfig, SimulatedTeacherConfig, published_name, simulated_config
 from rlvlm.preferences.dataset import sides_of
@@ -256,7 +257,6 @@ SHARES: dict[str, FloatArray] = {
 Source: RL-VLM-F, Wang et al. 2024, arXiv:2402.03681, and its website, read off the figure by eye (so sums may miss 100
 by one or two). The VLM was Gemini-Pro-Vision, for the cloth GPT-4V, asked in two stages.
 """
-_SMALLEST_GAP = 1e-6
 
 
 def read_shares(path: Path, task: str = "") -> FloatArray:
@@ -342,7 +342,7 @@ class MeasuredTeacher(Teacher):
             if draw >= decided:
                 verdicts.append(Verdict(status=Status.NO_PREFERENCE, label=Label.TIE, stamp=self._stamp))
                 continue
-            says_right = side_draw < self._p_right if abs(gain) <= _SMALLEST_GAP else (gain > 0) == (draw < correct)
+            says_right = side_draw < self._p_right if abs(gain) <= SMALLEST_GAP else (gain > 0) == (draw < correct)
             label = Label.RIGHT if says_right else Label.LEFT
             verdicts.append(Verdict(status=Status.OK, label=label, stamp=self._stamp))
         return verdicts

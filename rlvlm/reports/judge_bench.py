@@ -146,27 +146,27 @@ def cells(row: Mapping[str, Any]) -> dict[str, str]:
     hard, easy = bins[:3].sum(0), bins[7:].sum(0)
     false = scores.get("false_positives", {})
     return {
-        "pairs right, of the decided": _share(pairs.get("accuracy")),
+        "pairs right, of the decided": share_cell(pairs.get("accuracy")),
         "  the hardest, gaps below 0.3": _plain_share(hard[0], hard[0] + hard[1]),
         "  the easiest, from 0.7 on": _plain_share(easy[0], easy[0] + easy[1]),
-        "undecided": _share(pairs.get("undecided")),
-        "unread pairs": _share(pairs.get("unread")),
-        "said left": _share(pairs.get("said_left")),
-        "label swaps with the order": _share(pairs.get("consistent")),
-        "chooses between equal images": _share(pairs.get("same_image")),
-        "same label for another task": _share(pairs.get("other_task")),
-        "calibration error of pairs": _number(pairs.get("ece")),
-        "AUC of success": _number(scores.get("auc")),
-        "best threshold": _number(scores.get("threshold")),
-        "calibration error of scores": _number(scores.get("ece")),
-        "unread scores": _share(scores.get("unread")),
-        **{f"called success: {case}": _share(value) for case, value in false.items()},
-        **{f"still a success: {case}": _share(value) for case, value in scores.get("kept", {}).items()},
-        "VOC, order along an episode": _number(scores.get("voc")),
-        "rank correlation with progress": _number(scores.get("progress")),
-        "answers per second": _number(cost["answers_per_s"], 3),
-        "tokens per answer": _number(cost["tokens"], 0),
-        "USD per 1,000 answers": _number(cost["usd_per_1000"]),
+        "undecided": share_cell(pairs.get("undecided")),
+        "unread pairs": share_cell(pairs.get("unread")),
+        "said left": share_cell(pairs.get("said_left")),
+        "label swaps with the order": share_cell(pairs.get("consistent")),
+        "chooses between equal images": share_cell(pairs.get("same_image")),
+        "same label for another task": share_cell(pairs.get("other_task")),
+        "calibration error of pairs": number_cell(pairs.get("ece")),
+        "AUC of success": number_cell(scores.get("auc")),
+        "best threshold": number_cell(scores.get("threshold")),
+        "calibration error of scores": number_cell(scores.get("ece")),
+        "unread scores": share_cell(scores.get("unread")),
+        **{f"called success: {case}": share_cell(value) for case, value in false.items()},
+        **{f"still a success: {case}": share_cell(value) for case, value in scores.get("kept", {}).items()},
+        "VOC, order along an episode": number_cell(scores.get("voc")),
+        "rank correlation with progress": number_cell(scores.get("progress")),
+        "answers per second": number_cell(cost["answers_per_s"], 3),
+        "tokens per answer": number_cell(cost["tokens"], 0),
+        "USD per 1,000 answers": number_cell(cost["usd_per_1000"]),
         "memory": f"{cost['memory_bytes'] / 2**30:.1f} GiB",
         "memory of the GPU": "-" if not cost["gpu_bytes"] else f"{cost['gpu_bytes'] / 2**30:.1f} GiB",
     }
@@ -177,17 +177,18 @@ def task_lines(row: Mapping[str, Any]) -> list[tuple[str, ...]]:
     return [
         (
             task,
-            _share(one["pairs"].get("accuracy")),
-            _share(one["pairs"].get("undecided")),
-            _share(one["pairs"].get("consistent")),
-            _number(one["scores"].get("auc")),
-            _number(one["scores"].get("voc")),
+            share_cell(one["pairs"].get("accuracy")),
+            share_cell(one["pairs"].get("undecided")),
+            share_cell(one["pairs"].get("consistent")),
+            number_cell(one["scores"].get("auc")),
+            number_cell(one["scores"].get("voc")),
         )
         for task, one in row["tasks"].items()
     ]
 
 
-def _share(one: Mapping[str, Any] | None) -> str:
+def share_cell(one: Mapping[str, Any] | None) -> str:
+    """A share with its interval, in percent; `-` where there is none."""
     if not one:
         return "-"
     return f"{100 * one['value']:.1f} % ({100 * one['low']:.0f} to {100 * one['high']:.0f})"
@@ -197,7 +198,8 @@ def _plain_share(hits: float, count: float) -> str:
     return f"{100 * hits / count:.1f} %" if count else "-"
 
 
-def _number(one: Mapping[str, Any] | float | None, digits: int = 2) -> str:
+def number_cell(one: Mapping[str, Any] | float | None, digits: int = 2) -> str:
+    """A number, with its interval where it has one; `-` where there is none."""
     if one is None or one == {}:
         return "-"
     if isinstance(one, Mapping):

@@ -9,22 +9,15 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
+from numpy.typing import NDArray
 
 from rlvlm.core.steps import FloatArray
+from rlvlm.judge_bench.figures import Floats, confidences, share
+from rlvlm.judge_bench.items import NUM_BINS
+from rlvlm.judges.agreement import Reliability, calibration_error, reliability
 from rlvlm.preferences.config import THEIR_TASKS
 from rlvlm.preferences.teachers import SHARES
-from rlvlm.reports.judge_answers import (
-    GIVEN,
-    NUM_BINS,
-    OUTCOMES,
-    TRUTHS,
-    Answers,
-    by_bin,
-    calibration,
-    confusion,
-    outcomes,
-    wilson,
-)
+from rlvlm.reports.judge_answers import GIVEN, OUTCOMES, TRUTHS, Recorded, by_bin, confusion, outcomes
 from rlvlm.runs.plots import COLOURS as LINES
 from rlvlm.runs.plots import INK, STYLE, save, stack_shares
 from rlvlm.runs.plots import OUTCOMES as OUTCOME_COLOURS
@@ -38,25 +31,25 @@ _CENTRED: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": 9}
 REFERENCE = "RL-VLM-F (Wang et al. 2024), read off their figure"
 
 
-def draw_all(sources: Sequence[Answers], folder: Path) -> dict[str, Path]:
+def draw_all(sources: Sequence[Recorded], folder: Path) -> dict[str, Path]:
     """Draws every image there is data for into `folder`; returns the files by name, in the order of the page."""
-    wanted: dict[str, Callable[[Sequence[Answers]], Figure]] = {}
-    if any(np.isfinite(source.truth).any() for source in sources):
+    wanted: dict[str, Callable[[Sequence[Recorded]], Figure]] = {}
+    if any(source.has_truth for source in sources):
         wanted["difficulty"] = draw_difficulty
         wanted["accuracy"] = draw_accuracy
         wanted["confusion"] = draw_confusion
-    if any(np.isfinite(calibration(source).ece) for source in sources):
+    if any(len(_sure(source)) for source in sources):
         wanted["calibration"] = draw_calibration
     wanted["outcomes"] = draw_outcomes
-    if any((source.latency_s > 0).any() for source in sources):
+    if any((source.column("latency_s") > 0).any() for source in sources):
         wanted["latency"] = draw_latency
     with matplotlib.rc_context(STYLE):
         return {name: save(draw(sources), folder / f"{name}.png") for name, draw in wanted.items()}
 
 
-def draw_difficulty(sources: Sequence[Answers]) -> Figure:
+def draw_difficulty(sources: Sequence[Recorded]) -> Figure:
     """What became of the answers, by difficulty: a panel per source, and the reference's task of the same name."""
-    known = [source for source in sources if np.isfinite(source.truth).any()]
+    known = [source for source in sources if source.has_truth]
     tasks = list(dict.fromkeys(THEIR_TASKS[source.task] for source in known if source.task in THEIR_TASKS))
     figure = Figure(figsize=(9, 2.7 * (len(known) + len(tasks)) + 0.6), layout="constrained")
     rows = figure.subplots(len(known) + len(tasks), 1, sharex=True, squeeze=False)
@@ -80,7 +73,7 @@ def draw_difficulty(sources: Sequence[Answers]) -> Figure:
     return figure
 
 
-def draw_accuracy(sources: Sequence[Answers]) -> Figure:
+def draw_accuracy(sources: Sequence[Recorded]) -> Figure:
     """How many of the decided labels are right, by difficulty, with 95 % intervals; the reference's tasks behind."""
     figure = Figure(figsize=(9, 4.6), layout="constrained")
     axes = figure.add_subplot()
@@ -94,10 +87,10 @@ def draw_accuracy(sources: Sequence[Answers]) -> Figure:
     for source, colour in _coloured(sources):
         counts = by_bin(source)
         checked = counts["correct"] + counts["incorrect"]
-        share, low, high = (100 * each for each in wilson(counts["correct"], checked))
+        values, low, high = (100 * each for each in shares_of(counts["correct"], checked))
         if checked.any():
             axes.fill_between(_BINS, low, high, color=colour, alpha=0.15, linewidth=0)
-            axes.plot(_BINS, share, color=colour, marker="o", markersize=5, linewidth=2.2, label=_short(source.name))
+            axes.plot(_BINS, values, color=colour, marker="o", markersize=5, linewidth=2.2, label=_short(source.name))
     axes.axhline(50, color="#c9cfd2", linewidth=1, zorder=0)
     axes.text(NUM_BINS - 0.55, 50, "guessing", va="bottom", ha="right", fontsize=8, color="#8a979d")
     axes.set(ylabel="right, % of the decided", ylim=(0, 104), xlim=(-0.5, NUM_BINS - 0.5))
@@ -107,7 +100,7 @@ def draw_accuracy(sources: Sequence[Answers]) -> Figure:
     return figure
 
 
-def draw_confusion(sources: Sequence[Answers]) -> Figure:
+def draw_confusion(sources: Sequence[Recorded]) -> Figure:
     """Counts of what was true against what was said, shaded by the share of the row."""
     figure = Figure(figsize=(max(4.6 * len(sources), 5.6), 3.6), layout="constrained")
     panels = figure.subplots(1, len(sources), squeeze=False)
@@ -128,40 +121,39 @@ def draw_confusion(sources: Sequence[Answers]) -> Figure:
     return figure
 
 
-def draw_calibration(sources: Sequence[Answers]) -> Figure:
+def draw_calibration(sources: Sequence[Recorded]) -> Figure:
     """How often a judge is right against how sure it was, and how many answers stand behind each point."""
     figure = Figure(figsize=(6.6, 6.2), layout="constrained")
     axes, counts = figure.subplots(2, 1, sharex=True, height_ratios=(3.4, 1))
     axes.plot([50, 100], [50, 100], color=THEIRS, linestyle="--", linewidth=1.2, label="as sure as right")
     edges = np.linspace(50, 100, NUM_BINS + 1)
-    drawn = [
-        (source, colour, found)
-        for source, colour in _coloured(sources)
-        if np.isfinite((found := calibration(source)).ece)
-    ]
+    drawn = [(source, colour, table) for source, colour in _coloured(sources) if len(table := _sure(source))]
     width = 5 / (len(drawn) + 0.4)
-    for place, (source, colour, found) in enumerate(drawn):
+    lowest = 50.0
+    for place, (source, colour, table) in enumerate(drawn):
+        found: Reliability = reliability(table[:, 0], table[:, 1] > 0, NUM_BINS, lowest=0.5)
+        ece = calibration_error(table[:, 0], table[:, 1] > 0, lowest=0.5)
         # back from shares to counts, which Wilson's interval needs
-        hits = np.round(np.nan_to_num(found.accuracy * found.counts)).astype(int)
-        share, low, high = wilson(hits, found.counts)
+        hits = np.round(np.nan_to_num(found.true * found.counts)).astype(int)
+        values, low, high = shares_of(hits, found.counts)
         has = found.counts > 0
-        points = 100 * np.stack([found.confidence, found.accuracy])[:, has]
-        error = 100 * np.abs(np.stack([share - low, high - share])[:, has])
+        points = 100 * np.stack([found.sure, found.true])[:, has]
+        error = 100 * np.abs(np.stack([values - low, high - values])[:, has])
         look = {"color": colour, "marker": "o", "markersize": 5, "linewidth": 2, "elinewidth": 1, "capsize": 2}
-        axes.errorbar(*points, yerr=error, label=f"{_short(source.name)}: ECE {100 * found.ece:.1f} %", **look)
+        axes.errorbar(*points, yerr=error, label=f"{_short(source.name)}: ECE {100 * ece:.1f} %", **look)
         counts.bar(edges[:-1] + (place + 0.7) * width, found.counts, width=width, color=colour)
-    lowest = min((100 * float(np.nanmin(found.accuracy)) for _, _, found in drawn), default=50.0)
+        lowest = min(lowest, 100 * float(np.nanmin(found.true)))
     axes.set(ylabel="right, %", ylim=(min(44.0, lowest - 4), 104), xlim=(49.5, 101))
     axes.set_title("How right, against how sure (bars: 95 %)")
     axes.legend(loc="lower right", fontsize=9)
     counts.set(xlabel="probability of the chosen side against the other, %", ylabel="answers")
-    silent = [_short(source.name) for source in sources if not np.isfinite(calibration(source).ece)]
+    silent = [_short(source.name) for source in sources if not len(_sure(source))]
     if silent:
         axes.text(50, 101, f"without probabilities: {', '.join(silent)}", va="top", fontsize=8, color="#6b7a80")
     return figure
 
 
-def draw_outcomes(sources: Sequence[Answers]) -> Figure:
+def draw_outcomes(sources: Sequence[Recorded]) -> Figure:
     """What became of all answers, one bar per source."""
     figure = Figure(figsize=(9, 0.6 * len(sources) + 1.3), layout="constrained")
     axes = figure.add_subplot()
@@ -169,12 +161,12 @@ def draw_outcomes(sources: Sequence[Answers]) -> Figure:
         found = outcomes(source)
         base = 0.0
         for name in OUTCOMES:
-            share = 100 * float((found == name).mean())
-            axes.barh(row, share, left=base, color=COLOURS[name], height=0.66)
-            if share >= 4:
+            width = 100 * float((found == name).mean())
+            axes.barh(row, width, left=base, color=COLOURS[name], height=0.66)
+            if width >= 4:
                 ink = "white" if name in ("correct", "incorrect", "invalid", "failed") else INK
-                axes.text(base + share / 2, row, f"{share:.0f}", color=ink, **_CENTRED)
-            base += share
+                axes.text(base + width / 2, row, f"{width:.0f}", color=ink, **_CENTRED)
+            base += width
     present = [name for name in OUTCOMES if any((outcomes(source) == name).any() for source in sources)]
     handles = [Patch(color=COLOURS[name]) for name in present]
     figure.legend(handles, present, ncols=len(present), loc="outside lower center", fontsize=9)
@@ -185,13 +177,14 @@ def draw_outcomes(sources: Sequence[Answers]) -> Figure:
     return figure
 
 
-def draw_latency(sources: Sequence[Answers]) -> Figure:
+def draw_latency(sources: Sequence[Recorded]) -> Figure:
     """Shares of answers that came within a time: the time of the whole batch in which an answer came."""
     figure = Figure(figsize=(6.6, 3.6), layout="constrained")
     axes = figure.add_subplot()
     for source, colour in _coloured(sources):
         # 0 is what a store wrote for answers that nobody timed; a failure's time is that of waiting in vain
-        times = np.sort(source.latency_s[(source.latency_s > 0) & (source.status != "failed")])
+        latency = source.column("latency_s")
+        times = np.sort(latency[(latency > 0) & (source.column("status") != "failed")])
         if len(times):
             middle, late = 1_000 * np.median(times), 1_000 * np.quantile(times, 0.95)
             shares = 100 * np.arange(1, len(times) + 1) / len(times)
@@ -201,6 +194,17 @@ def draw_latency(sources: Sequence[Answers]) -> Figure:
     axes.set_title("Latency")
     axes.legend(loc="upper left", bbox_to_anchor=(0, -0.22), fontsize=9)
     return figure
+
+
+def _sure(source: Recorded) -> Floats:
+    return confidences(source.items, source.answers)
+
+
+def shares_of(hits: NDArray[np.int64], counts: NDArray[np.int64]) -> tuple[Floats, Floats, Floats]:
+    """Shares, and the ends of their 95 % intervals, as of `share`; NaN where nothing was counted."""
+    found = [share(*pair) or {} for pair in zip(hits.tolist(), counts.tolist(), strict=True)]
+    value, low, high = (np.array([one.get(name, np.nan) for one in found]) for name in ("value", "low", "high"))
+    return value, low, high
 
 
 def decided_accuracy(shares: FloatArray) -> FloatArray:
@@ -214,7 +218,7 @@ def _label_bins(axes: Axes) -> None:
     axes.set_xlabel("gap in truth, % of the task (of the widest gap, where only returns are known); easy pairs right")
 
 
-def _coloured(sources: Sequence[Answers]) -> list[tuple[Answers, str]]:
+def _coloured(sources: Sequence[Recorded]) -> list[tuple[Recorded, str]]:
     return [(source, LINES[place % len(LINES)]) for place, source in enumerate(sources)]
 
 

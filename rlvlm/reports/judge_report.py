@@ -11,12 +11,14 @@ from rlvlm.core.console.tables import plain_console, plain_table
 from rlvlm.core.disk import write_json, write_whole
 from rlvlm.core.errors import EXIT_DONE, UsageError
 from rlvlm.core.judging import Query, Status
+from rlvlm.judge_bench.items import NUM_BINS
 from rlvlm.judges.build import build_judge
 from rlvlm.judges.cache import CachedJudge
 from rlvlm.labels.images import MissingImage
 from rlvlm.labels.records import Question
 from rlvlm.labels.store import LabelStore, is_store
-from rlvlm.reports.judge_answers import NUM_BINS, OUTCOMES, Answers, by_bin, outcomes, read_sources, summarise
+from rlvlm.reports.judge_answers import OUTCOMES, Recorded, by_bin, outcomes, read_sources, summarise
+from rlvlm.reports.judge_bench import number_cell, share_cell
 from rlvlm.reports.judge_figures import draw_all
 from rlvlm.runs.folder import find_folder
 from rlvlm.runs.records import encode_png
@@ -116,7 +118,7 @@ _CARD_PX = 200
 
 
 def report_page(
-    sources: Sequence[Answers], rows: Sequence[Mapping[str, Any]], pictures: Mapping[str, Path], title: str
+    sources: Sequence[Recorded], rows: Sequence[Mapping[str, Any]], pictures: Mapping[str, Path], title: str
 ) -> str:
     """The page's HTML.
 
@@ -140,57 +142,53 @@ def report_page(
 
 
 def table_cells(row: Mapping[str, Any]) -> dict[str, str]:
-    """A row's figures as text, by name."""
-
-    def percent(share: float | None) -> str:
-        return "-" if share is None else f"{100 * share:.1f} %"
-
-    low, high, p50, p95 = (row[name] for name in ("accuracy_low", "accuracy_high", "latency_p50_s", "latency_p95_s"))
-    swaps, tokens, usd = row["swap_consistency"], row["tokens_per_answer"], row["usd_per_1000_answers"]
+    """A row's figures as text, by name; names as in a judge bench."""
+    pairs, cost = row["figures"]["pairs"], row["figures"]["cost"]
+    p50, p95 = cost["latency_p50_s"], cost["latency_p95_s"]
     return {
         "answers": f"{row['answers']:,}",
-        "right of the decided": percent(row["accuracy"]),
-        "95 %": "-" if low is None else f"{percent(low)} to {percent(high)}",
-        **{
-            name.replace("_", " "): percent(row[name] / row["answers"])
-            for name in ("no_preference", "invalid", "failed")
-        },
-        "said left": percent(row["said_left"]),
-        "ECE": percent(row["ece"]),
-        "swaps with order": "-" if swaps is None else f"{percent(swaps)} of {row['asked_both_ways']:,}",
+        "pairs right, of the decided": share_cell(pairs["accuracy"]),
+        "undecided": share_cell(pairs["undecided"]),
+        **{name: f"{100 * row[name] / row['answers']:.1f} %" for name in ("invalid", "failed")},
+        "said left": share_cell(pairs["said_left"]),
+        "label swaps with the order": share_cell(pairs["consistent"]),
+        "calibration error of pairs": number_cell(pairs["ece"], 3),
         "p50 / p95": "-" if p50 is None else f"{1_000 * p50:,.0f} / {1_000 * p95:,.0f} ms",
-        "tokens": "-" if tokens is None else f"{tokens:,.0f}",
-        "USD per 1,000": "-" if usd is None else f"{usd:,.2f}",
+        "tokens per answer": number_cell(cost["tokens"], 0),
+        "USD per 1,000 answers": number_cell(cost["usd_per_1000"]),
+        "faults": "; ".join(fault["name"] for fault in row["faults"]) or "-",
     }
 
 
-def _mistakes(source: Answers) -> tuple[str, int, list[dict[str, Any]]]:
+def _mistakes(source: Recorded) -> tuple[str, int, list[dict[str, Any]]]:
     """A source's name, how many of its answers are wrong, and cards of those that it was surest of."""
     wrong = np.flatnonzero(outcomes(source) == "incorrect")
-    gaps = np.abs(source.truth[wrong, 1] - source.truth[wrong, 0])
-    sure = np.nan_to_num(source.p[wrong, :2].max(1, initial=0.0), nan=0.0)
+    gaps = np.array([abs(source.items[place].gap) for place in wrong])
+    sure = np.array([0.0 if (p := source.answers[place].p) is None else max(p[:2]) for place in wrong])
     cards = []
     # surest first; among equally sure ones the pair that lies furthest apart
     for place in wrong[np.lexsort((-gaps, -sure))][: 4 * MAX_MISTAKES]:  # more than shown: some have no images
         try:
-            cards.append({"text": source.text[place], "sides": [_side(source, int(place), side) for side in (0, 1)]})
+            cards.append(
+                {"text": source.answers[place].text, "sides": [_side(source, int(place), side) for side in (0, 1)]}
+            )
         except MissingImage:
             continue
     return source.name, len(wrong), cards[:MAX_MISTAKES]
 
 
-def _side(source: Answers, place: int, side: int) -> dict[str, Any]:
+def _side(source: Recorded, place: int, side: int) -> dict[str, Any]:
     """One image of a question, with the truth about it and how sure the judge was of it."""
     if source.store is None:
         raise MissingImage("the answers come from no store")
     image = source.store.image(source.images[place][side])
     # every n-th pixel is enough for a card, and quicker than to resample
     step = -(-max(image.shape[:2]) // _CARD_PX)
-    name, sure = ("left", "right")[side], float(source.p[place, side])
+    name, one, item = ("left", "right")[side], source.answers[place], source.items[place]
     return {
         "name": name,
-        "is_said": source.label[place] == name,
+        "is_said": one.label == name,
         "picture": f"data:image/png;base64,{encode_png(image[::step, ::step])}",
-        "truth": float(source.truth[place, side]),
-        "sure": sure if np.isfinite(sure) else None,
+        "truth": source.scale * item.truth[1 - side if one.swapped else side],
+        "sure": None if one.p is None else one.p[side],
     }

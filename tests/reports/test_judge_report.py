@@ -9,23 +9,16 @@ import pytest
 
 from rlvlm.core.errors import UsageError
 from rlvlm.core.judging import Label, Query, Stamp, Status, Usage, Verdict
+from rlvlm.judge_bench.figures import confidences, pair_figures
+from rlvlm.judge_bench.items import Item
+from rlvlm.judges.agreement import calibration_error
 from rlvlm.judges.cache import CachedJudge
 from rlvlm.labels.records import Origin, Truth
 from rlvlm.labels.store import LabelStore
 from rlvlm.preferences.config import THEIR_TASKS
 from rlvlm.preferences.teachers import SHARES
-from rlvlm.reports.judge_answers import (
-    Answers,
-    by_bin,
-    calibration,
-    confusion,
-    outcomes,
-    read_sources,
-    summarise,
-    swap_consistency,
-    wilson,
-)
-from rlvlm.reports.judge_figures import REFERENCE, decided_accuracy
+from rlvlm.reports.judge_answers import Recorded, by_bin, confusion, outcomes, read_sources, summarise
+from rlvlm.reports.judge_figures import REFERENCE, decided_accuracy, shares_of
 from rlvlm.reports.judge_report import report_judges
 from rlvlm.runs.records import query_row, truths_of
 from rlvlm.testing import FakeJudge
@@ -82,11 +75,14 @@ def test_two_judges_in_a_store_are_compared(tmp_path, capsys):
     fill(tmp_path / "s", Liar())
     assert report_judges([tmp_path / "s"], tmp_path / "out") == 0
     rows = {row["source"]: row for row in json.loads((tmp_path / "out" / "judge_report.json").read_text())}
-    honest, liar = rows["fake brightness/1"], rows["liar <b> two_stage/1"]
-    assert honest["answers"] == 20 and honest["accuracy"] == honest["swap_consistency"] == 1.0
-    assert liar["accuracy"] == 0.5 and liar["swap_consistency"] == 0.0 and liar["said_left"] == 1.0
-    assert liar["tokens_per_answer"] == 100 and liar["usd_per_1000_answers"] == pytest.approx(2.0)
+    assert rows["fake brightness/1"]["answers"] == 20 and rows["fake brightness/1"]["faults"] == []
+    assert [fault["name"] for fault in rows["liar <b> two_stage/1"]["faults"]] == ["prefers the left image"]
+    honest, liar = (rows[name]["figures"]["pairs"] for name in ("fake brightness/1", "liar <b> two_stage/1"))
+    assert honest["accuracy"]["value"] == honest["consistent"]["value"] == 1.0
+    assert [liar[name]["value"] for name in ("accuracy", "consistent", "said_left")] == [0.5, 0.0, 1.0]
     assert liar["ece"] == pytest.approx(abs(0.8 / 0.9 - 0.5))
+    cost = rows["liar <b> two_stage/1"]["figures"]["cost"]
+    assert cost["tokens"] == 100 and cost["usd_per_1000"] == pytest.approx(2.0)
     page = (tmp_path / "out" / "judge_report.html").read_text()
     assert EVIL not in page and "<script" not in page and "liar <b>" not in page and "liar &lt;b&gt;" in page
     assert page.count("<article>") == 6 and "default-src 'none'" in page
@@ -105,8 +101,10 @@ def test_a_run_is_reported_from_its_log_alone(filled, tmp_path, capsys):
     assert report_judges([filled.path], tmp_path / "out") == 0
     (row,) = json.loads((tmp_path / "out" / "judge_report.json").read_text())
     assert (row["answers"], row["correct"], row["incorrect"], row["truth_ties"]) == (12, 2, 2, 2)
-    assert (row["no_preference"], row["invalid"], row["failed"], row["accuracy"]) == (2, 2, 2, 0.5)
-    assert row["swap_consistency"] is None
+    assert (row["no_preference"], row["invalid"], row["failed"]) == (2, 2, 2)
+    pairs = row["figures"]["pairs"]
+    assert pairs["accuracy"]["value"] == 0.5 and pairs["consistent"] is None
+    assert pairs["undecided"]["value"] == pytest.approx(1 / 6) and pairs["unread"]["value"] == pytest.approx(1 / 3)
     page = (tmp_path / "out" / "judge_report.html").read_text()
     assert "<script" not in page and "not in a store" in page
 
@@ -127,7 +125,7 @@ def test_a_run_finds_its_images_and_prices_in_its_store(folder, make_records, tm
     assert [truth.progress for truth in truths][:2] == [pytest.approx((0.9, 0.1)), pytest.approx((0.1, 0.9))]
     assert list(truths_of(make_records(100, 0))) == []  # answers that no store keeps
     (answers,) = read_sources([folder.path])
-    assert answers.cost_usd.tolist() == pytest.approx([0.002] * 6) and "liar" in answers.about
+    assert answers.column("cost_usd").tolist() == pytest.approx([0.002] * 6) and "liar" in answers.about
     np.testing.assert_array_equal(answers.store.image(answers.images[3][1]), frames[7][0])
 
 
@@ -149,27 +147,24 @@ def test_the_figures_of_the_reference_are_whole():
     assert set(THEIR_TASKS.values()) == SHARES.keys()
 
 
-def make(rows, **changes) -> Answers:
-    """Rows of status, label, p_left, p_right, truth left, truth right, label when swapped."""
-    columns = list(zip(*rows, strict=True))
-    facts = {
-        "name": "n",
-        "about": "a",
-        "task": "drawer_open",
-        "status": np.array(columns[0]),
-        "label": np.array(columns[1]),
-        "swapped": np.array(columns[6]),
-        "p": np.array([columns[2], columns[3], np.zeros(len(rows))]).T,
-        "truth": np.array(columns[4:6], float).T,
-        "scale": 1.0,
-        "latency_s": np.full(len(rows), 0.1),
-        "tokens": np.full(len(rows), np.nan),
-        "cost_usd": np.full(len(rows), np.nan),
-        "images": [("", "")] * len(rows),
-        "text": [""] * len(rows),
-        "store": None,
-    }
-    return Answers(**(facts | changes))
+def make(rows, scale: float = 1.0, **facts) -> Recorded:
+    """Rows of status, label, p_left, p_right, truth left, truth right, label in the other order."""
+    made = Recorded(name="n", about="a", task="drawer_open", store=None, scale=scale)
+    for place, (status, label, p_left, p_right, left, right, _) in enumerate(rows):
+        item = Item(kind="pair", case="pair", goal="g", sides=(), truth=(left / scale, right / scale))
+        p = None if np.isnan(p_left) else (p_left, p_right, 0.0)
+        own = {name: values[place] for name, values in facts.items()}
+        made.add(item, place, False, {"status": status, "label": label, "p": p, "latency_s": 0.1} | own, ("", ""))
+    return made
+
+
+def in_both_orders(rows) -> Recorded:
+    """The same, and what was said in the other order."""
+    made = make(rows)
+    for place, row in enumerate(rows):
+        if row[-1]:
+            made.add(made.items[place], place, True, {"status": "ok", "label": row[-1]}, ("", ""))
+    return made
 
 
 NAN = float("nan")
@@ -199,37 +194,42 @@ def test_outcomes_worked_by_hand():
     assert counts["truth ties"][0] == counts["no preference"][0] == counts["invalid"][9] == 1
     assert counts["not checked"].sum() == 0
     assert confusion(answers).tolist() == [[1, 0, 0, 0, 0], [1, 0, 1, 1, 0], [0, 1, 0, 0, 0], [0, 1, 0, 0, 0]]
-    assert swap_consistency(answers) == (3, 2)
+    both = in_both_orders(SIX)
+    consistent = pair_figures(both.items, both.answers)["consistent"]
+    assert (consistent["count"], consistent["value"]) == (3, pytest.approx(2 / 3))
+
+
+def ece(made: Recorded) -> float | None:
+    return pair_figures(made.items, made.answers)["ece"]
 
 
 def test_calibration_worked_by_hand():
-    found = calibration(make(SIX))
-    assert found.counts.sum() == 2
+    made = make(SIX)
+    table = confidences(made.items, made.answers)
+    assert table.tolist() == [pytest.approx([0.9, 1]), pytest.approx([0.6, 0])]
     # 90 % sure and right, 60 % sure and wrong: (0.1 + 0.6) / 2
-    assert found.ece == pytest.approx(0.35)
+    assert ece(made) == pytest.approx(0.35)
     rng = np.random.default_rng(0)
-    rows = []
-    for _ in range(20_000):
-        sure = rng.uniform(0.5, 1)
-        is_right = rng.random() < sure
-        rows.append(("ok", "left", sure, 1 - sure, float(is_right), 0.5, ""))
-    assert calibration(make(rows)).ece < 0.015  # as right as it is sure
-    assert np.isnan(calibration(make(SIX[4:])).ece)
+    sure = rng.uniform(0.5, 1, 20_000)
+    assert calibration_error(sure, rng.random(20_000) < sure, lowest=0.5) < 0.015  # as right as it is sure
+    assert ece(make(SIX[4:])) is None
 
 
 def test_intervals_are_those_of_the_textbook():
-    share, low, high = wilson(np.array([8, 0, 0]), np.array([10, 5, 0]))
+    share, low, high = shares_of(np.array([8, 0, 0]), np.array([10, 5, 0]))
     assert (share[0], low[0], high[0]) == pytest.approx((0.8, 0.4902, 0.9433), abs=1e-4)
     assert low[1] == pytest.approx(0.0, abs=1e-12) and 0 < high[1] < 0.6 and np.isnan(share[2])
 
 
 def test_a_row_of_figures():
-    row = summarise(make(SIX, tokens=np.array([10.0, 20, NAN, NAN, NAN, NAN]), cost_usd=np.full(6, 0.001)))
-    assert row["accuracy"] == 0.5 and row["answers"] == 6 and row["said_left"] == 0.5
-    assert row["tokens_per_answer"] == 15 and row["usd_per_1000_answers"] == pytest.approx(1.0)
-    assert row["swap_consistency"] == pytest.approx(2 / 3) and row["latency_p50_s"] == pytest.approx(0.1)
-    nothing = summarise(make([("failed", "", NAN, NAN, NAN, NAN, "")]))
-    assert nothing["accuracy"] is nothing["ece"] is nothing["said_left"] is nothing["latency_p50_s"] is None
+    row = summarise(make(SIX, tokens=(10.0, 20, NAN, NAN, NAN, NAN), cost_usd=[0.001] * 6))
+    pairs, cost = row["figures"]["pairs"], row["figures"]["cost"]
+    assert pairs["accuracy"]["value"] == 0.5 and row["answers"] == 6 and pairs["said_left"]["value"] == 0.5
+    assert cost["tokens"] == 15 and cost["usd_per_1000"] == pytest.approx(1.0)
+    assert cost["latency_p50_s"] == pytest.approx(0.1)
+    nothing = summarise(make([("failed", "", NAN, NAN, NAN, NAN, "")]))["figures"]
+    assert nothing["pairs"]["accuracy"] is nothing["pairs"]["ece"] is nothing["pairs"]["said_left"] is None
+    assert nothing["cost"]["latency_p50_s"] is None
 
 
 def test_gaps_in_returns_are_measured_by_the_widest():
