@@ -26,7 +26,7 @@ from rlvlm.reports.judge_bench import bench_judge, cells, read_row
 from rlvlm.vlms.config import ApiConfig
 
 COLUMNS = (
-    *("pairs right, of the decided", "undecided", "said left", "label swaps with the order", "AUC of success"),
+    *("accuracy on decided pairs", "undecided", "said left", "label swaps with the order", "AUC of success"),
     *("called success: reversed", "VOC, order along an episode", "answers per second"),
 )
 

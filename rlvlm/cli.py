@@ -14,23 +14,23 @@ from rlvlm.core.console.boxes import expand_home, guarded
 from rlvlm.core.errors import EXIT_DONE, UsageError
 
 COMMANDS: dict[str, str] = {
-    "run": "TASK [options]   learn a task: from a VLM's preferences, as a VLM, as a VLA",
-    "resume": "DIR              go on with a run that was stopped",
+    "run": "TASK [options]   train on a task: preference rewards, a VLM policy or a VLA policy",
+    "resume": "DIR              resume a run that was stopped",
     "eval": "DIR              play the policy of a run",
     "sweep": "FILE             tasks x reward sources x seeds, side by side",
-    "collect": "TASK             episodes of a scripted expert to learn from",
-    "sft": "TASK --from DATA teach a policy what a folder of episodes shows",
-    "data": "show | export | import   folders of such episodes",
-    "serve": "NAME|RUN         put a judge, or a run's policy, behind HTTP; --list shows the judges",
+    "collect": "TASK             collect demonstrations by a scripted expert or a VLM",
+    "sft": "TASK --from DATA fine-tune a policy on a folder of demonstrations",
+    "data": "show | export | import   folders of demonstrations",
+    "serve": "NAME|RUN         serve a judge, or a run's policy, over HTTP; --list shows the judges",
     "report": "DIR...           compare runs: table, curves, page",
-    "judge-report": "RUN|STORE...     how right, sure, consistent and fast a judge was",
-    "judge-bench": "[SUITE]          how far a judge can be trusted, before anything is trained",
+    "judge-report": "RUN|STORE...     a judge's accuracy, calibration, consistency and latency",
+    "judge-bench": "[SUITE]          measure a judge on known answers, before anything is trained",
     "labels": "show | export | import   label stores",
-    "distill": "--from STORE --out DIR   teach a pocket judge another judge's labels",
-    "check-task": "TASK             does a task keep its promises? with a contact sheet",
-    "fetch": "MODEL            bring a judge's weights here, for machines without a network",
+    "distill": "--from STORE --out DIR   train a pocket judge on another judge's labels",
+    "check-task": "TASK             check a task against the env contract; makes a contact sheet",
+    "fetch": "MODEL            download a judge's weights, for machines without a network",
     "slurm": "TASK [options] [-- run options]   the same run as a SLURM job",
-    "doctor": "                 try what a run needs of this machine",
+    "doctor": "                 check that this machine has what a run needs",
 }
 """The words and what `rlvlm --help` says of them; each is the function `command` of the file of its name."""
 

@@ -275,7 +275,7 @@ def check_file(path: Path, digest: str) -> None:
     except OSError as error:
         raise CorruptCheckpoint(f"cannot read {path}: {error.strerror}", _OLDER) from error
     if found != digest:
-        raise CorruptCheckpoint(f"{path} is not what was written: its SHA-256 differs from the manifest's", _OLDER)
+        raise CorruptCheckpoint(f"{path} is damaged: its SHA-256 differs from the manifest's", _OLDER)
 
 
 def check_folder(folder: Path) -> None:

@@ -58,7 +58,7 @@ def demonstrate(slot: EnvSlot, config: ReplySFTConfig, seed: int) -> list[TokenE
     Source of perturbed: noise injected into the supervisor, Laskey et al. 2017 (DART), arXiv:1703.09327.
     """
     if not slot.env.has_expert:
-        raise UsageError("this env has no scripted expert to show how it is played", NO_EXPERT_FIX)
+        raise UsageError("this env has no scripted expert to demonstrate it", NO_EXPERT_FIX)
     expert = ScriptedExpert(p_wrong_action=config.p_wrong)
     noise = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(4,)))
     episodes: list[TokenEpisode] = []

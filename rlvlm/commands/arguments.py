@@ -6,9 +6,9 @@ Imports neither torch nor ray.
 import difflib
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from types import NoneType
-from typing import Annotated, Any, Generic, TypeVar
+from typing import Annotated, Any, Generic, TypeVar, get_type_hints
 
 import tyro
 
@@ -19,13 +19,14 @@ from rlvlm.runs.recipes import RECIPES, recipe
 from rlvlm.runs.settings import as_config, differences, flat, kind_of
 
 _HELP = ("-h", "--help")
+_HELP_ALL = "--help-all"
 _CONFIG = (tyro.conf.SuppressFixed,)
 """Sections of other algorithms, which are None, are not shown."""
 _MOST_USED = (
-    *("steps", "seed", "out", "env.split", "reward.source", "reward.teacher", "judge.model", "policy.model"),
+    *("goal", "steps", "seed", "out", "env.split", "reward.source", "reward.teacher", "judge.model", "policy.model"),
     *("sft.demonstrations", "eval.episodes"),
 )
-"""Options that a task's help names first, where the task has them."""
+"""Options that a task's help shows, where the task has them; `--help-all` shows the others too."""
 _EXAMPLE = next(iter(RECIPES))
 """The task of help texts that name none."""
 _CHECKPOINT = "--policy.model"
@@ -69,10 +70,10 @@ def task_first(words: Sequence[str], prog: str, example: str, options: str = "[o
     Raises:
         UsageError: there is no task.
     """
-    if words and words[0] in _HELP:
+    if words and words[0] in (*_HELP, _HELP_ALL):
         return example, words[:1]
     if not words or words[0].startswith("-"):
-        what = f"name a task first: {prog} TASK {options}; tasks: {task_summary()}"
+        what = f"name a task: {prog} TASK {options}; tasks: {task_summary()}"
         raise UsageError(what, f"{prog} {example} --help  shows all options")
     return words[0], words[1:]
 
@@ -83,7 +84,7 @@ class RunArguments(Generic[Config]):
 
     config: Annotated[Config, tyro.conf.arg(name="")]
     smoke: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
-    """Cut the task to minutes: every part of a run happens, nothing is learnt to the end."""
+    """Shorten the run to minutes: all parts run, nothing is trained to convergence."""
     print_config: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Print the resolved configuration as YAML and stop."""
     plan: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
@@ -117,17 +118,23 @@ def parse_settings(config: RunConfig, options: Sequence[str], prog: str) -> RunC
 def _parse(default: RunConfig, options: Sequence[str], prog: str) -> RunArguments[RunConfig]:
     """The arguments of a run that starts from `default`; what differs from it has an effect, or is refused."""
     known = flat(default)
-    first = ", ".join(f"--{name.replace('_', '-')}" for name in _MOST_USED if name in known)
-    about = (
-        f"Learn a task ({task_summary()}); every option overrides one field of the task's recipe. Most runs need few "
-        f"of them: {first}. The others stand below by section; --print-config shows all values in one list, each with "
-        "its meaning."
-    )
+    about = f"Train on a task ({task_summary()}); every option overrides one field of the task's recipe."
     kind: Any = kind_of(default)  # of the sections that only some algorithms have, those of the task's own
     for name, section in kind.__annotations__.items():
         if section is NoneType:  # another algorithm's: nothing can be said there
             kind.__annotations__[name] = tyro.conf.Suppress[section]
-    start = RunArguments(config=as_config(kind, default))
+    most_used = None
+    if _HELP_ALL in options:
+        options = _HELP[:1]
+    elif any(option in _HELP for option in options):
+        sections = sorted({name.partition(".")[0] for name in known if "." in name})
+        about += (
+            f" Most runs need only those below. {prog} {_HELP_ALL} has all {len(known)} ({', '.join(sections)}.*), "
+            "--print-config all values in one list, each with its meaning."
+        )
+        most_used = _with_most_used(as_config(kind, default))
+        kind = type(most_used)
+    start = RunArguments(config=most_used or as_config(kind, default))
     arguments = parse(RunArguments[kind], options, prog, start, description=about, config=_CONFIG)
     wanted = as_config(RunConfig, arguments.config)
     for name in differences(known, flat(wanted)):
@@ -135,6 +142,21 @@ def _parse(default: RunConfig, options: Sequence[str], prog: str) -> RunArgument
             option = f"--{name.replace('_', '-')}"
             raise UsageError(f"{option} has no effect with {why}", f"leave out {option}")
     return replace(arguments, config=wanted)
+
+
+def _with_most_used(config: Any, prefix: str = "") -> Any:
+    """The config as an instance of a subclass whose fields, all but the most used ones, are hidden from help."""
+    kind, shown, values = type(config), {}, {}
+    for name, hint in get_type_hints(kind, include_extras=True).items():
+        values[name] = getattr(config, name)
+        if is_dataclass(hint) and any(used.startswith(f"{prefix}{name}.") for used in _MOST_USED):
+            values[name] = _with_most_used(values[name], f"{prefix}{name}.")
+            shown[name] = type(values[name])
+        elif f"{prefix}{name}" not in _MOST_USED:
+            shown[name] = tyro.conf.Suppress[hint]
+    body = {one.name: one for one in fields(kind) if one.name in shown}
+    body |= {"__annotations__": shown, "__doc__": kind.__doc__, "__module__": kind.__module__}
+    return dataclass(frozen=True, kw_only=True)(type(kind.__name__, (kind,), body))(**values)
 
 
 def print_progress(line: str) -> None:

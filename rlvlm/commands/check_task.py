@@ -39,7 +39,7 @@ def command(words: Sequence[str], prog: str) -> int:
     if arguments.list:
         return list_tasks(arguments.task)
     if not arguments.task:
-        raise UsageError(f"name a task first: {prog} TASK; tasks: {task_summary()}", f"{prog} --list")
+        raise UsageError(f"name a task: {prog} TASK; tasks: {task_summary()}", f"{prog} --list")
     name = arguments.task.replace("/", "-").replace(":", ".")
     out = arguments.out or Path("contact_sheets") / f"{name}.png"
     return check_task(arguments.task, out, arguments.episodes, arguments.seed)

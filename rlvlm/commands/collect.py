@@ -123,10 +123,10 @@ def _player_of_turns(task: str, arguments: CollectArguments, has_expert: bool) -
         raise UsageError(f"--seed must be 0 to 999, got {arguments.seed}", "those are starts that no evaluation uses")
     if arguments.player.model:
         if arguments.wrong_actions or arguments.wrong_thoughts:
-            raise UsageError("--wrong-actions and --wrong-thoughts are of the script's play", "leave them out")
+            raise UsageError("--wrong-actions and --wrong-thoughts apply to the scripted expert", "leave them out")
         return VLMPlayer(arguments.player)
     if arguments.player != PlayerConfig():
-        raise UsageError("--player.* would have no effect: no player is named", "--player.model NAME")
+        raise UsageError("--player.* would have no effect without --player.model", "--player.model NAME")
     if not has_expert:
         raise UsageError(f"{task} has no scripted expert", "let a VLM play: --player.model NAME")
     return ScriptedExpert(arguments.wrong_actions, arguments.wrong_thoughts)

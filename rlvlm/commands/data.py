@@ -122,12 +122,12 @@ def import_file(arguments: ImportArguments) -> str:
     if form != "chats" and (arguments.player, arguments.images) != ("imported", None):
         raise UsageError("--player and --images are for chats, and have no effect on trajectories", "leave them out")
     if find_task(task).kind != kind:
-        raise UsageError(f"{task} is no env in {kind}", f"--task {example}")
+        raise UsageError(f"{task} is not an env in {kind}", f"--task {example}")
     if not (file.is_file() if form == "chats" else file.exists()):
         wanted = (
             "a JSON array of chats, or a file with one chat per line" if form == "chats" else "a file or a data set"
         )
-        raise UsageError(f"{file} is no file", f"name {wanted}")
+        raise UsageError(f"{file} is not a file", f"name {wanted}")
     world = make_env(task, task_env(task), 0)
     if form == "chats":
         folder = create_folder(out, task, kind, world.action_names)
@@ -139,5 +139,5 @@ def import_file(arguments: ImportArguments) -> str:
     left_out = "".join(f"; left out {counts[reason]:,}: {reason}" for reason in counts if reason != "added")
     text = f"{counts['added']:,} {'chats' if form == 'chats' else 'episodes'} added to {out}{left_out}"
     if not counts["added"] and not counts["there already"]:
-        raise UsageError(text, "name data of this task, or the task of these data with --task")
+        raise UsageError(text, "name data of this task, or give the data's task with --task")
     return f"{text}\n"

@@ -141,7 +141,7 @@ def disks() -> Iterator[CheckResult]:
     fix = "" if is_ok else f"free some space in {root}, or export TMPDIR=/tmp"
     yield CheckResult(name="temporary folder", is_ok=is_ok, found=found, fix=fix)
     scratch = os.environ.get(SCRATCH, "")
-    found, is_ok = f"{SCRATCH} is not set; checkpoints lie in the run's folder", True
+    found, is_ok = f"{SCRATCH} is not set; checkpoints are kept in the run's folder", True
     if scratch:
         found, is_ok = _tried_folder(Path(scratch).expanduser(), 0)
     fix = "" if is_ok else f"unset {SCRATCH}, or name a folder you may write to"
@@ -151,7 +151,7 @@ def disks() -> Iterator[CheckResult]:
 def network() -> Iterator[CheckResult]:
     """The cluster that RAY_ADDRESS names, and ports on the loopback address."""
     try:
-        found, fix = cluster_address() or "RAY_ADDRESS is not set: a run starts a Ray of its own", ""
+        found, fix = cluster_address() or "RAY_ADDRESS is not set: a run starts its own Ray", ""
     except RunError as error:
         found, fix = str(error), error.fix
     yield CheckResult(name="ray cluster", is_ok=not fix, found=found, fix=fix)

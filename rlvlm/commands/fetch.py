@@ -42,7 +42,7 @@ def command(words: Sequence[str], prog: str) -> int:
     folder, name = fetch(arguments.model, arguments.revision, arguments.to)
     num_bytes = sum(file.stat().st_size for pattern in MODEL_FILES for file in folder.glob(pattern))
     if not num_bytes:
-        raise JudgeUnavailable(f"{folder} holds no files of a judge", "name a folder with config.json and weights")
+        raise JudgeUnavailable(f"{folder} has no judge's files", "name a folder with config.json and weights")
     revision = "" if folder == Path(name) else arguments.revision  # a folder has no other
     # in a process that may not use the network, which says itself what is wrong
     known = os.environ | {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error", "CUDA_VISIBLE_DEVICES": ""}
@@ -94,7 +94,7 @@ def fetch(model: str, revision: str, to: Path | None) -> tuple[Path, str]:
         raise MachineError(what, "try again later; for gated models: hf auth login") from error
     except (OSError, ValueError) as error:
         what = f"{model} could not be fetched from {constants.ENDPOINT}: {first_line(error)}"
-        fix = "run it where there is a network, such as a login node; what came is kept"
+        fix = "run it where there is a network, such as a login node; partial downloads are kept"
         raise MachineError(what, fix) from error
     return Path(folder), str(target) if target else model
 

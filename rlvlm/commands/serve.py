@@ -83,7 +83,7 @@ def command(words: Sequence[str], prog: str) -> int:
         return EXIT_DONE
     if not arguments.name:
         names = ", ".join(path.stem for path in sorted(app_folder().glob("*.yaml")))
-        raise UsageError(f"name an app first: {prog} NAME; apps: {names}", f"{prog} --list")
+        raise UsageError(f"name an app: {prog} NAME; apps: {names}", f"{prog} --list")
     if Path(arguments.name).is_dir():
         found = run_app(Path(arguments.name), arguments.replicas, arguments.num_gpus, arguments.trust)
     elif (arguments.replicas, arguments.num_gpus, arguments.trust) != (1, 0.0, False):
@@ -117,7 +117,7 @@ def serve_apps(file: AppFile, *, exports_metrics: bool = False) -> int:
     if not os.environ.get("RAY_ADDRESS") and not port_is_free(file.port):  # else Serve may be what listens there
         raise MachineError(f"port {file.port} is taken", "choose another: --port N")
     if file.http.media_root and not Path(file.http.media_root).is_dir():
-        raise MachineError(f"the media root {file.http.media_root} is no folder", "make it, or name another")
+        raise MachineError(f"the media root {file.http.media_root} is not a folder", "create it, or name another")
     # the token must be there before the first request, which may come as soon as the port is open
     is_new = make_token(file.http.token_path)
     read_token(file.http.token_path)  # what is wrong with it is said now, not by a replica in a minute
@@ -184,7 +184,7 @@ class Progress:
 def show_ready(console: Console, file: AppFile, seconds: float, is_new: bool, examples: Path) -> None:
     """Where it listens, what it needs, and lines to paste, about what is put into the folder `examples`."""
     token = file.http.token_path
-    reach = "this machine only" if file.is_loopback else "every machine that reaches it; put TLS in front"
+    reach = "this machine only" if file.is_loopback else "every machine that can reach it; put TLS in front"
     # what another process needs to join this Ray: where it is, and the file of its token
     variables = {"RAY_ADDRESS": ray.get_runtime_context().gcs_address, "RAY_AUTH_MODE": "token"}
     # set by the session that has just started, or by whoever started the cluster

@@ -63,7 +63,7 @@ def command(words: Sequence[str], prog: str) -> int:
         raise UsageError("name a folder of demonstrations with --from", fix)
     if idle := [name for name in _OF_RUNS if getattr(arguments.sft, name) != getattr(default.sft, name)]:
         raise UsageError(
-            f"sft.{', sft.'.join(idle)} would have no effect: what is learned are the episodes of --from",
+            f"sft.{', sft.'.join(idle)} would have no effect: the policy learns from the episodes of --from",
             "leave it out; rlvlm collect plays more episodes, with mistakes by --wrong-actions",
         )
     from rlvlm.demonstrations.folder import open_folder
@@ -89,7 +89,9 @@ def command(words: Sequence[str], prog: str) -> int:
     if (before := read_sft_manifest(arguments.out)) is not None and (
         odd := before.lacks(manifest) + before.differs(manifest)
     ):
-        raise UsageError(f"{arguments.out} holds a policy that learned otherwise: {'; '.join(odd)}", "--out another")
+        raise UsageError(
+            f"{arguments.out} holds a policy trained with other settings: {'; '.join(odd)}", "--out another"
+        )
     episodes = load()  # what cannot be learned from is reported here: a worker's error comes with all of Ray's frames
     if arguments.policy.acts == "head":
         check_actions(split(episodes, arguments.sft.held_out)[0])

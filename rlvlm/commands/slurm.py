@@ -124,7 +124,7 @@ def command(words: Sequence[str], prog: str) -> int:
         f"  script  {script}\n"
         f"  follow  tail -F {out}.log\n"
         f"  state   squeue --job {job}\n"
-        f"  stop    scancel --batch --signal=TERM {job}   (saves first; go on with: sbatch {script})\n"
+        f"  stop    scancel --batch --signal=TERM {job}   (saves first; resume with: sbatch {script})\n"
         f"  result  {out}\n"
     )
     return EXIT_DONE
@@ -212,7 +212,7 @@ def write_job(config: SlurmConfig, out: Path, words: Sequence[str]) -> Path:
     script = out.with_name(f"{out.name}.sbatch")
     # SLURM would take % for a pattern of its own in the log's name
     if re.search(r"[\s%\\]", str(out)):
-        raise UsageError(f"SLURM takes no spaces, % or \\ in a log's path, got {out}", "choose another --out")
+        raise UsageError(f"SLURM allows no spaces, % or \\ in a log's path, got {out}", "choose another --out")
     if script.exists() or out.exists():
         found = out if out.exists() else script
         raise UsageError(f"{found} is there already", f"go on with it: sbatch {script}  (or choose another --out)")

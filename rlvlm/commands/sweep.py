@@ -23,7 +23,7 @@ class SweepArguments:
     out: Path | None = None
     """The sweep's folder; by default runs/sweeps/NAME."""
     smoke: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
-    """Cut every run to minutes: all parts happen, nothing is learnt to the end."""
+    """Shorten every run to minutes: all parts run, nothing is trained to convergence."""
     plan: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Show the runs and what each may spend, and stop."""
 

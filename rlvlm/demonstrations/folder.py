@@ -149,7 +149,7 @@ def create_folder(
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         if not (path / _MARK).is_file():
             raise UsageError(
-                f"{path} is no folder of demonstrations, and not empty", "name a new or an empty folder with --out"
+                f"{path} is not a folder of demonstrations, and not empty", "name a new or an empty folder with --out"
             )
         folder = open_folder(path)
         if folder.has_lines:
@@ -190,7 +190,7 @@ def open_folder(path: Path) -> DemonstrationFolder:
     except (OSError, ValueError, TypeError, KeyError):
         is_ours, about = False, {}
     if not is_ours:
-        raise UsageError(f"{path} is no folder of demonstrations", "make one with: rlvlm collect TASK --out DIR")
+        raise UsageError(f"{path} is not a folder of demonstrations", "make one with: rlvlm collect TASK --out DIR")
     if about["schema"] > SCHEMA:
         raise UsageError(
             f"{path} has schema {about['schema']}; this rlvlm reads schemas up to {SCHEMA}", "use a newer rlvlm"

@@ -23,7 +23,7 @@ _FAST = 1
 
 
 class MissingImage(ValueError):  # noqa: N818 - named for what is found
-    """An image is not in the store, or its file is not what was written."""
+    """An image is not in the store, or its file is damaged."""
 
 
 def image_digest(image: NDArray[Any]) -> str:

@@ -37,7 +37,7 @@ class Place:
 
 
 class DamagedLine(ValueError):  # noqa: N818 - named for what is found
-    """A line that is not what was written, or that nobody of ours wrote."""
+    """A line that is damaged, or that nobody of ours wrote."""
 
 
 def encode_line(record: dict[str, Any]) -> bytes:

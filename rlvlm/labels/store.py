@@ -144,7 +144,7 @@ class LabelStore:
         """The image `[H, W, 3]` of that digest.
 
         Raises:
-            MissingImage: it is not there, or its file is not what was written.
+            MissingImage: it is not there, or its file is damaged.
         """
         return self._image_store.load(digest)
 

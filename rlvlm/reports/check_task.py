@@ -46,7 +46,7 @@ def check_task(task: str, out: Path, num_episodes: int, seed: int) -> int:
         seed: of the first episode; the others follow.
 
     Raises:
-        UsageError: there is no such task, or it breaks a promise of its env.
+        UsageError: there is no such task, or it breaks the env contract.
         MachineError: the machine cannot draw it.
     """
     console = Console(highlight=False, soft_wrap=True, markup=False)
@@ -70,7 +70,7 @@ def check_task(task: str, out: Path, num_episodes: int, seed: int) -> int:
         if start:
             player_env.close()
     check_contract(task, recipe(task).env if is_steps else task_env(task), seed, sum(plays.values(), []))
-    console.print("keeps every promise of its env" + (", from both starts" if is_steps else ""))
+    console.print("passes the env contract" + (", from both starts" if is_steps else ""))
     if env.note:
         console.print(f"note: {env.note}")
     if isinstance(env, StepEnv):
@@ -87,7 +87,7 @@ def check_task(task: str, out: Path, num_episodes: int, seed: int) -> int:
         console.print(f"e.g. {next(iter(plays.values()))[0].actions[0]}")
     out.parent.mkdir(parents=True, exist_ok=True)
     contact_sheet(f"{task}: {task_goal(task)}", _rows(env, plays)).save(out)
-    console.print(f"look at {out}: can you tell from the images what is to be done, and how far it is done?")
+    console.print(f"look at {out}: can you tell from the images what the task is, and how much of it is done?")
     env.close()
     return EXIT_DONE
 
@@ -120,7 +120,7 @@ def check_contract(task: str, config: EnvConfig, seed: int, episodes: Sequence[E
             when = f" with start {start}" if kind is StepEnv else ""
             place = f"{inspect.getsourcefile(type(env))}, line {inspect.getsourcelines(type(env))[1]}"
             raise UsageError(
-                f"{task}{when} breaks a promise of its env: {error}", f"mend {type(env).__name__}: {place}"
+                f"{task}{when} breaks the env contract: {error}", f"mend {type(env).__name__}: {place}"
             ) from error
         finally:
             env.close()
@@ -162,7 +162,7 @@ def _findings(env: Env[Any, Any], episodes: Sequence[Episode]) -> str:
     wins = sum(episode.is_success for episode in episodes)
     snapshots = np.concatenate([episode.snapshots for episode in episodes])
     looks = len(np.unique(env.image_key(snapshots), axis=0))
-    success = f"success in {wins} of {len(episodes)}" if env.has_success else "no test of success"
+    success = f"success in {wins} of {len(episodes)}" if env.has_success else "success is not defined"
     return (
         f"{success}, return above 0 in {int((returns > 0).sum())}, mean return {returns.mean():.4g}, mean length "
         f"{np.mean([len(episode.rewards) for episode in episodes]):.1f}, progress up to {max(reached):.2f} (mean "

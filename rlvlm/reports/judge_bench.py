@@ -106,7 +106,7 @@ def print_row(row: Mapping[str, Any]) -> None:
     console = plain_console(soft_wrap=True)
     console.print(f"\n{_name(row)} on {row['bench']['suite']}", style="bold", markup=False)
     if not row["bench"]["is_whole"]:
-        console.print("stopped before the end: what follows is about what was answered until then")
+        console.print("stopped before the end: the figures below cover the answers given until then")
     facts = [(name, cell) for name, cell in cells(row).items() if cell != "-"]
     console.print(plain_table(("", ""), facts, words=("",)))
     heads = ("task", "pairs right", "undecided", "order kept", "AUC of success", "VOC")
@@ -114,7 +114,7 @@ def print_row(row: Mapping[str, Any]) -> None:
     for fault in row["faults"]:
         console.print(f"fault: {fault['name']} ({fault['evidence']})", markup=False, style="bold")
     if not row["faults"]:
-        console.print("no fault that the rules know was found")
+        console.print("no known fault was found")
     for place, way in enumerate(row.get("remedies", ())):
         advice = f" ({way['settings']})" if way["settings"] and not place else ""
         console.print(f"{way_of_asking(way)}{advice}", markup=False)
@@ -146,7 +146,7 @@ def cells(row: Mapping[str, Any]) -> dict[str, str]:
     hard, easy = bins[:3].sum(0), bins[7:].sum(0)
     false = scores.get("false_positives", {})
     return {
-        "pairs right, of the decided": share_cell(pairs.get("accuracy")),
+        "accuracy on decided pairs": share_cell(pairs.get("accuracy")),
         "  the hardest, gaps below 0.3": _plain_share(hard[0], hard[0] + hard[1]),
         "  the easiest, from 0.7 on": _plain_share(easy[0], easy[0] + easy[1]),
         "undecided": share_cell(pairs.get("undecided")),
@@ -350,7 +350,7 @@ def read_row(path: Path) -> dict[str, Any]:
         if not all(name in row for name in ("bench", "judge", "figures", "tasks", "manifest")):
             raise ValueError("it lacks parts of a row")
     except (OSError, ValueError, TypeError) as error:
-        raise UsageError(f"{file} is no row of judge-bench: {error}", "make one with `rlvlm judge-bench`") from error
+        raise UsageError(f"{file} is not a row of judge-bench: {error}", "make one with `rlvlm judge-bench`") from error
     return row
 
 

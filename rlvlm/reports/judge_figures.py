@@ -48,7 +48,7 @@ def draw_all(sources: Sequence[Recorded], folder: Path) -> dict[str, Path]:
 
 
 def draw_difficulty(sources: Sequence[Recorded]) -> Figure:
-    """What became of the answers, by difficulty: a panel per source, and the reference's task of the same name."""
+    """Status of the answers, by difficulty: a panel per source, and the reference's task of the same name."""
     known = [source for source in sources if source.has_truth]
     tasks = list(dict.fromkeys(THEIR_TASKS[source.task] for source in known if source.task in THEIR_TASKS))
     figure = Figure(figsize=(9, 2.7 * (len(known) + len(tasks)) + 0.6), layout="constrained")
@@ -65,7 +65,7 @@ def draw_difficulty(sources: Sequence[Recorded]) -> Figure:
         known_shares = zip(("correct", "incorrect", "no preference"), SHARES[task].T, strict=True)
         theirs: dict[str, FloatArray] = dict(known_shares)
         stack_shares(axes, theirs, COLOURS, alpha=0.5, hatch="///", edgecolor="white")
-        axes.set_title(f"theirs, for comparison: {task}, {REFERENCE}", color="#6b7a80")
+        axes.set_title(f"published, for comparison: {task}, {REFERENCE}", color="#6b7a80")
     for axes in rows[:, 0]:
         axes.set(ylabel="answers, %", ylim=(0, 100))
         axes.legend(loc="center left", bbox_to_anchor=(1.005, 0.5), fontsize=9)
@@ -93,8 +93,8 @@ def draw_accuracy(sources: Sequence[Recorded]) -> Figure:
             axes.plot(_BINS, values, color=colour, marker="o", markersize=5, linewidth=2.2, label=_short(source.name))
     axes.axhline(50, color="#c9cfd2", linewidth=1, zorder=0)
     axes.text(NUM_BINS - 0.55, 50, "guessing", va="bottom", ha="right", fontsize=8, color="#8a979d")
-    axes.set(ylabel="right, % of the decided", ylim=(0, 104), xlim=(-0.5, NUM_BINS - 0.5))
-    axes.set_title("Decided labels that are right, by difficulty (bands: 95 %)")
+    axes.set(ylabel="accuracy on decided pairs, %", ylim=(0, 104), xlim=(-0.5, NUM_BINS - 0.5))
+    axes.set_title("Accuracy on decided pairs, by difficulty (bands: 95 %)")
     axes.legend(loc="lower right", fontsize=9)
     _label_bins(axes)
     return figure
@@ -125,7 +125,7 @@ def draw_calibration(sources: Sequence[Recorded]) -> Figure:
     """How often a judge is right against how sure it was, and how many answers stand behind each point."""
     figure = Figure(figsize=(6.6, 6.2), layout="constrained")
     axes, counts = figure.subplots(2, 1, sharex=True, height_ratios=(3.4, 1))
-    axes.plot([50, 100], [50, 100], color=THEIRS, linestyle="--", linewidth=1.2, label="as sure as right")
+    axes.plot([50, 100], [50, 100], color=THEIRS, linestyle="--", linewidth=1.2, label="perfectly calibrated")
     edges = np.linspace(50, 100, NUM_BINS + 1)
     drawn = [(source, colour, table) for source, colour in _coloured(sources) if len(table := _sure(source))]
     width = 5 / (len(drawn) + 0.4)
@@ -144,7 +144,7 @@ def draw_calibration(sources: Sequence[Recorded]) -> Figure:
         counts.bar(edges[:-1] + (place + 0.7) * width, found.counts, width=width, color=colour)
         lowest = min(lowest, 100 * float(np.nanmin(found.true)))
     axes.set(ylabel="right, %", ylim=(min(44.0, lowest - 4), 104), xlim=(49.5, 101))
-    axes.set_title("How right, against how sure (bars: 95 %)")
+    axes.set_title("Accuracy against confidence (bars: 95 %)")
     axes.legend(loc="lower right", fontsize=9)
     counts.set(xlabel="probability of the chosen side against the other, %", ylabel="answers")
     silent = [_short(source.name) for source in sources if not len(_sure(source))]
@@ -172,7 +172,7 @@ def draw_outcomes(sources: Sequence[Recorded]) -> Figure:
     figure.legend(handles, present, ncols=len(present), loc="outside lower center", fontsize=9)
     axes.set_yticks(range(len(sources)), [_short(source.name) for source in sources])
     axes.invert_yaxis()
-    axes.set(xlim=(0, 100), title="What became of the answers, %")
+    axes.set(xlim=(0, 100), title="Status of the answers, %")
     axes.grid(visible=False, axis="y")
     return figure
 

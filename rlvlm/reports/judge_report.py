@@ -147,7 +147,7 @@ def table_cells(row: Mapping[str, Any]) -> dict[str, str]:
     p50, p95 = cost["latency_p50_s"], cost["latency_p95_s"]
     return {
         "answers": f"{row['answers']:,}",
-        "pairs right, of the decided": share_cell(pairs["accuracy"]),
+        "accuracy on decided pairs": share_cell(pairs["accuracy"]),
         "undecided": share_cell(pairs["undecided"]),
         **{name: f"{100 * row[name] / row['answers']:.1f} %" for name in ("invalid", "failed")},
         "said left": share_cell(pairs["said_left"]),

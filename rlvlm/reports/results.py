@@ -152,7 +152,7 @@ def sweep_results(folder: SweepFolder) -> Results:
     if sweep.budget.may_differ:
         remarks.append("The sources have different budgets, because the budget is what is compared.")
     if sweep.smoke:
-        remarks.append("This is a smoke test: every run was cut to minutes, and nothing was learnt to the end.")
+        remarks.append("This is a smoke test: each run was shortened to minutes, nothing was trained to convergence.")
     return Results(
         title=sweep.title,
         sources={name: source.title for name, source in sweep.sources.items()},
@@ -207,7 +207,7 @@ def run_results(paths: Sequence[Path]) -> Results:
         named.append(replace(run, source=source))
     longer = [f"{name} is: {settings}." for settings, name in short.items()]
     unfinished = sum(not run.is_finished for run in named)
-    remark = f"{unfinished} of {len(named)} runs have not come to their end: they have no final score and are left out."
+    remark = f"{unfinished} of {len(named)} runs are unfinished: they have no final score and are left out."
     return Results(
         title="Runs compared",
         sources={run.source: run.source for run in named},
@@ -222,7 +222,7 @@ def _alarms(runs: Sequence[RunResult]) -> list[str]:
     fooled = [run.path.name for run in runs if run.alarm_step is not None]
     remark = (
         f"The judge of {len(fooled)} runs called too many failures successes, and its monitor gave an alarm: "
-        f"{', '.join(fooled)}. What it paid for is no evidence; the scores here are true ones."
+        f"{', '.join(fooled)}. Its rewards prove nothing; the scores here are true ones."
     )
     return [remark] if fooled else []
 

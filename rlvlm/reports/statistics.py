@@ -175,7 +175,7 @@ def _sentences(results: Results, ranking: Sequence[RankedSource], num_seeds: int
         )
         return f"Winner: {lead} {what}, so the runs support it."
     if not beaten:
-        return f"No winner: {lead} Every difference may be zero, so the runs do not tell the sources apart."
+        return f"No winner: {lead} Every difference may be zero, so the runs do not distinguish the sources."
     return (
         f"No single winner: {lead} {_names(results, [best, *level])} cannot be distinguished; that {name} beats "
         f"{_names(results, beaten)} is supported: the intervals of those differences exclude zero."

@@ -64,7 +64,7 @@ class StepRewardConfig:
 
     source: str = "preference"
     """preference: learned from a teacher's comparisons; score: learned from a teacher's scores of single images;
-    judged: the judge's score of each image, as it stands; environment: the true reward; success: 1 where the env's
+    judged: the judge's score of each image, as it is; environment: the true reward; success: 1 where the env's
     own test holds; novelty: state entropy alone; my_file:NAME: a `RewardSource` of your own, or a function of
     (images, goal) that gives scores."""
     teacher: str = "judge"
@@ -124,11 +124,11 @@ class StepRewardConfig:
 
 
 FALSE_POSITIVES = 0.2
-"""Share of failures that the teacher biased takes for successes, unless another is set."""
+"""Share of failures that the teacher biased calls successes, unless another is set."""
 ScoreTeacher = Literal["judge", "random", "biased", "progress", "measured"]
 """Who scores turns and episodes. judge: the VLM; random: random scores, the negative control; biased: the truth,
 but for a share of failures that it takes for successes, the control that the monitor must catch; progress: the
-simulator's progress with noise, a judge as good as one wants, to study what graded scores teach; measured: scores that
+simulator's progress with noise, a judge of any quality, to study graded scores; measured: scores that
 a judge gave in `rlvlm judge-bench` to episodes of such progress."""
 
 
@@ -183,10 +183,10 @@ class TurnRewardConfig:
 
     source: Literal["environment", "success", "judged", "mixture"] = "environment"
     """environment: the true reward; success: 1 for an episode that succeeds by the env's own test, else 0; judged: a
-    judge's score alone; mixture: what `mixture` weighs."""
+    judge's score alone; mixture: the weighted sum that `mixture` describes."""
     mixture: MixtureConfig = field(default_factory=MixtureConfig)
     teacher: ScoreTeacher = "judge"
-    """Who scores, where scores count."""
+    """Who scores, where scores are used."""
     per: Literal["turn", "episode"] = "turn"
     """turn: the utility of each turn or chunk, from the image before it, the action and the image after it
     (`judge.score utility`); episode: one score of the images of the whole episode, given to its last turn."""
@@ -218,9 +218,9 @@ class TurnRewardConfig:
     neutral: float = 0.5
     """See `without_answer`; in [0, 1]."""
     fallback_judge: str = ""
-    """Name of a running Serve app whose judge is asked where the run's own has no answer; empty: nobody is."""
+    """Name of a running Serve app whose judge is asked where the run's own has no answer; empty: none."""
     false_positives: float = FALSE_POSITIVES
-    """Of the teacher biased: share of failures that it takes for successes, in [0, 1]."""
+    """Of the teacher biased: share of failures that it calls successes, in [0, 1]."""
     noise: float = 0.0
     """Of the teacher progress: standard deviation of its noise, >= 0."""
     measured: str = ""
@@ -257,7 +257,7 @@ class TurnRewardConfig:
             f"reward.threshold must be in (0, 1], calibrated or None, got {threshold}": (
                 isinstance(threshold, float | int) and not 0 < threshold <= 1
             ),
-            f"reward.{', '.join(idle)} have no effect unless somebody scores: set reward.source judged, or mixture "
+            f"reward.{', '.join(idle)} have no effect without scores: set reward.source judged, or mixture "
             "with reward.mixture.judged": idle,
             "a calibrated threshold needs a judge, and monitor.preflight episodes to calibrate it on": (
                 threshold == "calibrated" and not (self.asks_judge and self.monitor.preflight)
@@ -314,7 +314,7 @@ class ChunkRewardConfig(TurnRewardConfig):
 
     source: Literal["environment", "success", "judged", "mixture"] = "success"
     """success: 1 or 0 by the env's own test; judged: what a judge says of the episode's video, or of each chunk;
-    environment: the true reward; mixture: what `mixture` weighs."""
+    environment: the true reward; mixture: the weighted sum that `mixture` describes."""
     per: Literal["turn", "episode"] = "episode"
     """episode: one score of the images of the whole episode, given to its last chunk; turn: one for each chunk."""
     is_centred: bool = False

@@ -90,7 +90,7 @@ class ScoreMemory:
         for begin in range(0, len(places), _ASKED_AT_ONCE):
             asked = places[begin : begin + _ASKED_AT_ONCE]
             scores = self._judge.score(draw_clips(asked))
-            assert len(scores) == len(asked), f"a judge owes one score per clip, got {len(scores)} of {len(asked)}"
+            assert len(scores) == len(asked), f"a judge must give one score per clip, got {len(scores)} of {len(asked)}"
             self._health.note(scores)
             # over several calls: a single turn whose answer fails says little about the judge
             self._latest = [*self._latest, *scores][-max(self._fewest, len(scores)) :]

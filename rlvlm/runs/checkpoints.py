@@ -66,7 +66,7 @@ class Checkpoint:
             found = json.loads((self.path / STATE).read_bytes())
             return RunState(**{**found, "changes": tuple(found["changes"])})
         except (OSError, ValueError, TypeError, KeyError) as error:
-            raise CorruptCheckpoint(f"{self.path / STATE} is not what was written: {error}", _OTHERS) from error
+            raise CorruptCheckpoint(f"{self.path / STATE} is damaged: {error}", _OTHERS) from error
 
     @property
     def algorithm(self) -> Path:
@@ -120,7 +120,7 @@ class CheckpointStore:
             try:
                 fast = self._scratch.save(state, write, is_best)
             except (MachineError, OSError) as error:
-                logger.warning("scratch refuses a checkpoint, it goes to %s: %s", self.path, error)
+                logger.warning("cannot write a checkpoint to scratch, so it goes to %s: %s", self.path, error)
         final = self.path / f"{PREFIX}{state.env_steps:08d}"
         partial = self.path / f".{final.name}.partial"
         if not final.exists():  # the state of a step is always the same, so one that is there stays
@@ -218,8 +218,8 @@ def newest_sound(
             log(error)
     if damage is not None:
         raise CorruptCheckpoint(
-            f"no checkpoint of the run is sound; of the oldest: {damage}",
-            "start it anew by its command.txt with another --out; --judge.store FOLDER/labels keeps a judge's answers",
+            f"no checkpoint of the run is intact; the oldest: {damage}",
+            "run its command.txt again with another --out; --judge.store FOLDER/labels keeps a judge's answers",
         )
     return None
 

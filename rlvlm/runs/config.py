@@ -76,7 +76,7 @@ SECTIONS: dict[str, dict[str, type]] = {
     "ppo": {"reward": TurnRewardConfig, "policy": PolicyConfig, "engine": ServedEngineConfig, "sft": ReplySFTConfig},
     "grpo": {"reward": ChunkRewardConfig, "policy": VLAConfig, "sft": ChunkSFTConfig},
 }
-"""What a run has beside the sections of all runs, by its algorithm; those of other algorithms are None."""
+"""Sections that only runs of one algorithm have."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -105,17 +105,17 @@ class RunConfig:
     out: Path | None = None
     """The run's folder; by default runs/TASK/<time>."""
     reward: RewardConfig = None  # pyright: ignore[reportAssignmentType] - see below
-    """Where the reward comes from; None takes the defaults of the algorithm's own."""
+    """Where the reward comes from."""
     feedback: FeedbackConfig | None = None
     """How a teacher is asked, of whose answers a reward is learned."""
     reward_model: RewardModelConfig | None = None
     """The learned reward."""
     policy: PolicyConfig | VLAConfig | None = None
-    """A VLM or a VLA; of a policy on states the algorithm's settings say everything."""
+    """The VLM or VLA that acts; SAC's networks are part of `algo`."""
     sft: ReplySFTConfig | ChunkSFTConfig | None = None
     """The supervised start."""
     algo: SACConfig | PPOConfig | GRPOConfig = field(default_factory=SACConfig)
-    """Decides which of the sections above a run has."""
+    """sac, ppo or grpo; decides which of the sections above a run has."""
     env: EnvConfig = field(default_factory=EnvConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
     judge: JudgeConfig = field(default_factory=JudgeConfig)
@@ -246,7 +246,7 @@ class RunConfig:
         return f"{self.task}: {self.reward_name}, seed {self.seed}"
 
     def smoke(self) -> "RunConfig":
-        """This run cut to minutes: every part of it happens, nothing is learnt to the end. Long episodes are fewer."""
+        """This run, shortened to minutes: all parts run, nothing is trained to convergence. Long episodes are fewer."""
         # episodes longer than 32 steps are fewer, so that the wall time stays about the same
         share = min(1.0, 32 / self.env.episode_steps)
         if isinstance(self.algo, SACConfig):
@@ -291,7 +291,7 @@ def _without_effect(run: RunConfig) -> Iterator[tuple[Any, str, tuple[str, ...]]
         is_critic = (advantage.estimator, advantage.values) == ("gae", "state")
         by_other, who = reward.scores and not reward.asks_judge, f"reward.teacher {reward.teacher}"
         yield not reward.scores, f"reward.source {reward.source}", unscored
-        yield not reward.scores and is_critic, "a critic, to whom all groups teach something", ("algo.rounds",)
+        yield not reward.scores and is_critic, "a critic, which learns from all groups", ("algo.rounds",)
         yield by_other, who, (*unasked, "reward.monitor.least_auc")
         yield by_other and advantage.scorer_noise != "measured", who, ("reward.monitor.preflight",)
     if isinstance(algo, PolicyGradientConfig):

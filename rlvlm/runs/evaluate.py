@@ -66,17 +66,17 @@ def evaluate_run(folder: RunFolder, path: Path, episodes: int, with_video: bool,
         heads = ("episode", "success at the end", "at any step", "true return", "progress at the end")
         rows = []
         for number, one in enumerate(each, start=1):
-            # where the env has no test of success, a `no` would be a claim
+            # where the env does not define success, a `no` would be a claim
             known = {True: "yes", False: "no"} if players.has_success else dict.fromkeys((True, False), _UNTOLD)
             at_end, success = (known[one[what]] for what in ("success_at_end", "success"))
             rows.append((str(number), at_end, success, f"{one['return']:.1f}", f"{one['final_progress']:.0%}"))
         console.print(plain_table(heads, rows))
     console.print(_table_of_players(compared, list(players.milestones), players.has_success))
     if not players.has_success:
-        console.print("this env has no test of success: returns are what is compared")
+        console.print("this env does not define success, so returns are compared")
     if alike := [name for name, one in compared.items() if one["distinct"] < one["episodes"]]:
         console.print(
-            f"{', '.join(alike)}: fewer starts than episodes, so some episodes are the same one again; the last column "
+            f"{', '.join(alike)}: fewer starts than episodes, so some episodes repeat; the last column "
             "counts the distinct ones, and intervals are of those"
         )
     row = evaluation_row(Evaluation(episodes=played, has_success=players.has_success), checkpoint.step, 0.0)
@@ -109,7 +109,7 @@ def choose_checkpoint(folder: RunFolder, path: Path, log: Callable[[str], None])
             return checkpoint
     best = folder.checkpoints.best()
     if best is None:
-        raise UsageError(f"{folder.path} has no checkpoint yet", f"let it run on: {folder.resume_command}")
+        raise UsageError(f"{folder.path} has no checkpoint yet", f"let it continue: {folder.resume_command}")
     # where the best is damaged, the newest sound one is the next best guess
     candidates = [best, *folder.checkpoints.newest_first()]
     return newest_sound(candidates, lambda damage: log(f"damaged checkpoint: {damage}")) or best

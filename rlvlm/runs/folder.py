@@ -237,8 +237,8 @@ def check_settings(before: RunState, config: RunConfig) -> None:
     if odd:
         changes = "; ".join(f"{name} is {changed[name]}" for name in odd)
         raise UsageError(
-            f"config.yaml says something else than the run had at step {before.env_steps:,}: {changes}",
-            "put that back, or start a new run with it",
+            f"config.yaml differs from what the run had at step {before.env_steps:,}: {changes}",
+            "undo the change, or start a new run with it",
         )
 
 
@@ -296,8 +296,8 @@ def check_trust(paths: Sequence[Path], *, trust: bool) -> None:
         named = [tree.get("task"), *(tasks if isinstance(tasks, list) else ())] if isinstance(tree, dict) else []
         for name in map(str, named):
             if is_foreign(name):
-                what = f"{file} names code outside of rlvlm, {name}, which would be imported and so run"
-                raise UsageError(what, "look at it; if the folder is yours or of somebody you trust, add --trust")
+                what = f"{file} names code outside of rlvlm, {name}, which would be imported, and so executed"
+                raise UsageError(what, "inspect it; if you trust its author, add --trust")
 
 
 def _settings_of(path: Path) -> list[Path]:

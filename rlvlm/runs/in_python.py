@@ -83,7 +83,7 @@ def learned_reward(run: RunFolder) -> Callable[[Frames], FloatArray]:
         raise UsageError(f"{run.path} has learned no reward of images", "use a run with --reward.model image")
     checkpoint = newest_sound(run.checkpoints.newest_first())
     if checkpoint is None:
-        raise UsageError(f"{run.path} has no checkpoint yet", f"let it run on: {run.resume_command}")
+        raise UsageError(f"{run.path} has no checkpoint yet", f"let it continue: {run.resume_command}")
     size_px = model_config.picture_px
     world = make_env(config.task, config.env, config.seed)
     inputs = reward_input(world, FrameStore(world, size_px, 1), reward, model_config)

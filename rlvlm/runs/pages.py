@@ -86,7 +86,7 @@ def _of_comparisons(
     rows: Sequence[Mapping[str, str]], examples: Sequence[Mapping[str, Any]], config: RunConfig
 ) -> dict[str, Any]:
     """What the page says of comparisons: `rows` of the query log, and `examples` of `judge_panel.jsonl`."""
-    asked = "Nothing in words: this teacher compares numbers of the simulator."
+    asked = "No text: this teacher compares values of the simulator."
     if config.reward.asks_judge and config.feedback:  # the first message to the judge, with the images' places marked
         # the words of the question depend on how many images a side has, not on what they show
         blank = np.zeros((config.feedback.segment_steps, 1, 1, 3), np.uint8)
@@ -100,7 +100,7 @@ def _of_comparisons(
     tiles = {
         "queries": f"{total:,}",
         "no preference": f"{100 * counts['no preference'] / total:.1f} %",
-        "right of the decided": f"{100 * counts['correct'] / decided:.1f} %" if decided else "none",
+        "accuracy on decided pairs": f"{100 * counts['correct'] / decided:.1f} %" if decided else "none",
         "unreadable": counts["invalid"],
         "no answer": counts["failed"],
     }
@@ -156,7 +156,7 @@ def write_episodes_page(folder: RunFolder, config: RunConfig, algorithm: RunAlgo
                 f"and gave the same reply again, in {unreadable} one that cannot be read. Sampled play may get out."
             )
     else:
-        note += ", from initial states that training never saw. The table counts all of them, with intervals of 95 %."
+        note += ", from initial states that training never saw. The table counts all of them, with 95 % intervals."
         for instruction in sorted({episode.goals[0] for episode in played}):
             ends = [episode.is_success for episode in played if episode.goals[0] == instruction]
             rates = (sum(ends) / len(ends), *wilson_interval(sum(ends), len(ends)))

@@ -243,7 +243,7 @@ def book_gpu(share: float, wanted: str = "") -> tuple[Any, str]:
             ray.kill(other)
     which = f"GPU {wanted}" if wanted else "a GPU"
     raise MachineError(
-        f"the run's own process wants {which} of this machine, and Ray has it for others",
+        f"the run's own process needs {which} of this machine, which Ray has given to others",
         "leave one free (--serve.num-gpus 0.5 shares one), or learn in a process that Ray places: "
         "--algo.num-learners 1 --algo.gpus-per-learner 1",
     )

@@ -192,7 +192,7 @@ def draw_labels_over_time(queries: Rows, title: str) -> Figure:
     axes.set_ylim(0, 1.04 * base.max())
     right = axes.twinx()
     right.spines["right"].set_visible(True)
-    right.plot(steps, accuracy, color=INK, marker="o", markersize=4, label="accuracy of the decided, %")
+    right.plot(steps, accuracy, color=INK, marker="o", markersize=4, label="accuracy on decided pairs, %")
     right.set(ylabel="accuracy, %", ylim=(0, 104))
     right.grid(visible=False)
     handles = [*axes.get_legend_handles_labels()[0], *right.get_legend_handles_labels()[0]]
@@ -216,7 +216,7 @@ def draw_scores(scores: Rows, title: str, *, says_success: bool = False) -> Figu
     figure = titled(6.4, 5.4, title)
     axes = figure.add_subplot()
     if not says_success:
-        axes.plot((0, 100), (0, 100), color="#b9c4c9", linewidth=1, label="as it should be")
+        axes.plot((0, 100), (0, 100), color="#b9c4c9", linewidth=1, label="ideal")
     axes.scatter(100 * truth, 100 * said, s=9, color=SCORED["scored"], alpha=0.35, linewidths=0, label="one score")
     means = [(100 * truth[bins == place].mean(), 100 * said[bins == place].mean()) for place in present]
     axes.plot(*zip(*means, strict=True), color=INK, marker="o", markersize=4, label="mean of a tenth")
@@ -236,7 +236,7 @@ def draw_judge_over_training(rows: Sequence[Mapping[str, Any]], title: str) -> F
     figure = titled(10, 7.5, title)
     panels = figure.subplots(3, 1, sharex=True)
     lines = (
-        ("The judge beside the truth, newest episodes", {
+        ("The judge against the truth, newest episodes", {
             "mean score": (metrics.JUDGE_SCORE, ACCENT),
             "true success": (metrics.JUDGE_TRUE_SUCCESS, OUTCOMES["correct"]),
         }),
@@ -291,7 +291,7 @@ def _draw_success(axes: Axes, evaluations: Rows) -> None:
     is_sampled = bool(evaluations[-1].get("sampled_success_rate"))
     if not evaluations[-1]["success_rate"]:
         axes.set(xticks=[], yticks=[])
-        axes.set_title("The env has no test of success")
+        axes.set_title("The env does not define success")
         return
     axes.set(ylabel="episodes, %", ylim=(-4, 104))
     axes.set_title(

@@ -71,7 +71,7 @@ def notes_of(config: RunConfig) -> list[str]:
     is_learned = isinstance(reward, StepRewardConfig) and reward.is_learned
     if feedback and is_learned and config.steps <= feedback.first_step:
         notes.append(
-            f"nobody will be asked: the first feedback is due at step {feedback.first_step:,} "
+            f"nothing would be asked: the first feedback is due at step {feedback.first_step:,} "
             f"(--feedback.first-step), and the run ends at step {config.steps:,} (--steps)"
         )
     if isinstance(reward, ChunkRewardConfig) and config.reward.asks_judge and config.task in known_tasks("video"):
@@ -130,7 +130,7 @@ def _check_env(config: RunConfig) -> None:
         env.close()
     if isinstance(config.sft, ReplySFTConfig) and config.sft.plays_expert and not has_expert:
         unplayed = ", ".join(name for name in sorted(task_names()) if not find_task(name).has_expert)
-        what = f"{config.task} has no scripted expert to show how it is played"
+        what = f"{config.task} has no scripted expert to demonstrate it"
         raise UsageError(f"{what}; of the tasks that ship, those have none: {unplayed}", NO_EXPERT_FIX)
     if isinstance(config.sft, ReplySFTConfig) and isinstance(config.policy, PolicyConfig) and config.sft.start_from:
         from rlvlm.algorithms.sft_replies import check_sft_manifest, sft_manifest_of  # torch, as every run needs it
@@ -268,7 +268,7 @@ def _check_judge(config: RunConfig) -> None:
     is_name = bool(model) and "/" not in model
     if config.judge.ships_weights and is_name and not (shipped_folder(model) or Path(model).is_dir()):
         raise UsageError(
-            f"judge.model {model} is no pocket judge and no folder",
+            f"judge.model {model} is neither a pocket judge nor a folder",
             "scorer, video, or a folder with the weights of one; leave it out for the one that compares images",
         )
     if config.judge.backend == "transformers" and shipped_folder(model):
@@ -328,8 +328,8 @@ def check_judge_knows(config: RunConfig) -> None:
     if known and config.task not in known and config.judge.untrained == "refuse":
         named = ", ".join(known) if len(known) <= _MOST_NAMED else f"{known[0]}, {known[1]} and {len(known) - 2} others"
         raise UsageError(
-            f"the pocket judge knows {named} alone; about {config.task} it talks nonsense, and sure of it",
-            "put in a general model with --judge.backend transformers --judge.model MODEL, choose another "
+            f"the pocket judge knows {named} alone; about {config.task} its answers would be confident nonsense",
+            "use a general model with --judge.backend transformers --judge.model MODEL, choose another "
             "--reward.teacher, or go on all the same with --judge.untrained ok",
         )
 
@@ -366,7 +366,7 @@ def _check_folders(config: RunConfig) -> None:
         wanted["sft.demonstrations"] = (sft.demonstrations, "demonstrations.json")
         wanted["sft.start_from"] = (sft.start_from, weights)
     for setting, (path, holds) in wanted.items():
-        folder, fix = Path(path).expanduser(), f"look for the right one, or leave out --{setting}"
+        folder, fix = Path(path).expanduser(), f"correct it, or leave out --{setting}"
         if path and not folder.is_dir():
             raise UsageError(f"{setting} {path} is not a folder", fix)
         if path and not (folder / holds).is_file():

@@ -82,7 +82,7 @@ def evaluation_rank(row: Mapping[str, Any]) -> tuple[float, float]:
 
 
 def true_success(row: Mapping[str, Any]) -> float:
-    """The share of successful episodes in a row of `eval.csv`; 0 where the env has no test of success.
+    """The share of successful episodes in a row of `eval.csv`; 0 where the env does not define success.
 
     Where sampled play was evaluated too, it counts as much as greedy play: a greedy policy that went round in circles
     may sample well, and the other way round. In envs in turns no more count than have a return above 0: chance

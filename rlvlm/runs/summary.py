@@ -30,7 +30,7 @@ def summarise(folder: RunFolder, config: RunConfig, state: RunState, exit_reason
     Returns:
         Rates in [0, 1], None where nothing was measured; seconds; MiB; counts. `success` is the headline everywhere:
         the share of the last evaluation's episodes that end in success; the others say in their names what they count.
-        All are None where the env has no test of success.
+        All are None where the env does not define success.
     """
     evaluations = folder.evaluations.read()
     # the row of step 0 was measured before training, and says what demonstrations taught
@@ -202,7 +202,7 @@ def run_card(  # one page, one argument per source of facts
     rate, measured = summary["success"], summary.get("decodings") or {}
     success = "was not evaluated yet" if rate is None else f"ends {_percent(rate)} of episodes in success"
     if not summary.get("has_success", True):
-        success = "was judged by its return: the env has no test of success"
+        success = "was judged by its return: the env does not define success"
     elif rate is not None and summary.get("distinct", 0) == 1 < summary["episodes"]:
         success += f" (last evaluation: {summary['episodes']} times the same episode, from one start)"
     elif rate is not None:
@@ -231,7 +231,7 @@ def run_card(  # one page, one argument per source of facts
     lines += [f"![{title}](plots/{name})\n" for name, title in _TITLES.items() if f"plots/{name}" in files]
     lines += [f"- video: [{file}]({file})" for file in files if file.endswith(".mp4")]
     lines += [f"- {text}: [{name}]({name})" for name, text in _PAGES.items() if name in files]
-    lines += ["", "## How it was made\n", f"```\n{command}\n```\n"]
+    lines += ["", "## How to reproduce it\n", f"```\n{command}\n```\n"]
     packages = ", ".join(f"{name} {version}" for name, version in environment["packages"].items())
     lines += [
         f"- commit {environment['commit'] or 'unknown'}; {packages}; Python {environment['python']}",
@@ -243,8 +243,8 @@ def run_card(  # one page, one argument per source of facts
         lines.append(f"- judge: {f'Serve app {config.serve.app}' if config.serve.app else own}")
     scene = "" if config.policy else f"start {config.env.start}, robot {config.env.robot}, "
     lines.append(f"- every setting: [config.yaml](config.yaml); {scene}{config.env.episode_steps} steps per episode")
-    lines += [f"- changed on the way: {change}" for change in summary.get("changes") or []]
-    lines.append("\nGo on, if it was stopped: `rlvlm resume .`  Play the policy: `rlvlm eval . --video`\n")
+    lines += [f"- changed during the run: {change}" for change in summary.get("changes") or []]
+    lines.append("\nResume it, if it was stopped: `rlvlm resume .`  Play the policy: `rlvlm eval . --video`\n")
     return "\n".join(lines)
 
 
@@ -284,7 +284,7 @@ def _results(summary: Mapping[str, Any]) -> dict[str, str]:
     if trust := summary.get("learned_reward"):
         since, count = trust["in_force_from_step"], trust["predicted"] or 0
         share = f"{trust['foretold_right']:,} of {count:,} answers predicted" if count else "no answer was predicted"
-        rows["learned reward"] = f"not used, the agent explored: {share}, no better than chance"
+        rows["learned reward"] = f"not used, so the agent kept exploring: {share}, no better than chance"
         if since is not None:
             rows["learned reward"] = f"used from step {since:,} on, {f'{share} by then' if count else 'untested'}"
     watched = summary.get("judge") or {}

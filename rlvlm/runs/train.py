@@ -198,7 +198,7 @@ class Training:
         try:
             films = self._algorithm.rewarded(films)
         except JudgeUnavailable as error:
-            self._console.line(f"the films show the true reward: {error}")
+            self._console.line(f"the videos show the true reward: {error}")
         folder, config, state = self._folder, self._config, self.state
         summary = summarise(folder, config, state, exit_reason)
         folder.write_summary(summary)
@@ -348,7 +348,7 @@ def choose_sound(checkpoints: Iterable[Checkpoint], console: RunConsole) -> Chec
         console.line(f"damaged checkpoint: {damage}")
     if chosen is not None and chosen.step < candidates[0].step:
         lost = candidates[0].step - chosen.step
-        console.line(f"going on from step {chosen.step:,}: the {lost:,} steps after it are lost and trained again")
+        console.line(f"resuming from step {chosen.step:,}: the {lost:,} steps after it are lost and trained again")
     return chosen
 
 
@@ -364,7 +364,7 @@ def convert_errors(folder: RunFolder) -> Iterator[None]:
         yield
     except NumericsError as error:
         folder.keep_evidence(error)
-        error.fix += f"\nwhat was met lies in {folder.numerics}; the checkpoints are from before it"
+        error.fix += f"\nthe values are in {folder.numerics}; the checkpoints are older"
         raise
     except RunError:
         raise
@@ -417,7 +417,7 @@ def resume_run(folder: RunFolder, config: RunConfig) -> int:
                     is_done = _train(training, stop)
                 except RunError:
                     if newest := next(iter(folder.checkpoints.newest_first()), None):
-                        console.line(f"saved up to step {newest.step:,}; go on with: {folder.resume_command}")
+                        console.line(f"saved up to step {newest.step:,}; resume with: {folder.resume_command}")
                     raise
         except StoppedEarly:
             console.line(f"stopped before there was anything to save; start over with: {folder.resume_command}")
@@ -444,7 +444,7 @@ def _print_summary(folder: RunFolder, console: RunConsole) -> None:
     rate, at_any = summary["success"], summary["final_success_rate"]
     success = "not evaluated"
     if not summary["has_success"]:
-        success = f"return {summary['final_episode_return']:.4g} (the env has no test of success)"
+        success = f"return {summary['final_episode_return']:.4g} (the env does not define success)"
     elif rate is not None:
         success = f"success {rate:.0%} (at the end of episodes, last evaluation; at any step {at_any:.0%})"
     if shares := (summary.get("decodings") or {}).get("at the end"):
@@ -456,10 +456,10 @@ def _print_summary(folder: RunFolder, console: RunConsole) -> None:
     console.line(f"{summary['exit_reason']}: {summary['env_steps']:,} steps in {summary['wall_s']:.0f} s, {success}")
     if folder.config().max_queries and not summary["queries"] and summary["exit_reason"] == "done":
         counts = [int(row.get(metrics.QUERIES_LOOK_ALIKE, 0)) for row in folder.metrics.read()]
-        console.line("nobody was asked anything, so no reward was learned")
+        console.line("no query was asked, so no reward was learned")
         if counts and counts[-1]:
-            console.line(f"{counts[-1]:,} pairs were drawn, and both sides of each looked alike: nothing moved yet")
+            console.line(f"{counts[-1]:,} pairs were drawn, and both sides of each looked alike: nothing had moved yet")
     if summary["exit_reason"] == "done":
         console.line(f"look at {folder.card}")
     else:
-        console.line(f"saved; go on with: {folder.resume_command}")
+        console.line(f"saved; resume with: {folder.resume_command}")

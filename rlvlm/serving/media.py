@@ -171,7 +171,7 @@ class MediaRoot:
         except OSError as error:
             raise MachineError(
                 f"the media root {root} cannot be opened: {error.strerror}",
-                "make it, or name another: --media-root DIR",
+                "create it, or name another: --media-root DIR",
             ) from error
 
     def read(self, name: str) -> bytes:

@@ -91,9 +91,9 @@ class ResourceConfig:
     judge_cpus: float = 0.0
     """CPU cores set aside for each judge's replica; 0: it works while the run that asked waits."""
     max_trials: int = 0
-    """Most runs side by side; 0 sets no limit of its own."""
+    """Most concurrent runs; 0: as many as the resources allow."""
     retries: int = 1
-    """How often a run that failed is taken up again from its newest checkpoint."""
+    """How often a failed run is restarted from its newest checkpoint."""
 
     def __post_init__(self) -> None:
         if self.cpus <= 0 or self.gpus < 0 or self.judge_cpus < 0:
@@ -131,7 +131,7 @@ class SweepConfig:
     halving: HalvingConfig | None = None
     """Whether the worse runs are halted half-way; null: never."""
     smoke: bool = False
-    """Cut every run to minutes: all parts happen, nothing is learnt to the end."""
+    """Shorten every run to minutes: all parts run, nothing is trained to convergence."""
 
     def __post_init__(self) -> None:
         named = {name: list(getattr(self, name)) for name in ("tasks", "sources", "seeds")}

@@ -132,7 +132,7 @@ def _print_summary(table: ProgressTable, callback: SweepCallback, folder: SweepF
         table.line(f"all {len(records)} runs are finished; compare them with: rlvlm report {place}")
         return EXIT_DONE
     if stop:
-        table.line(f"{stop.signal_name}: saved; go on with: rlvlm resume {place}")
+        table.line(f"{stop.signal_name}: saved; resume with: rlvlm resume {place}")
         return EXIT_PREEMPTED
     for record in failed:
         table.line(f"failed: {record.task}  {record.source}  seed {record.seed}: {record.cause}")

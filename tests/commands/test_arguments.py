@@ -43,17 +43,23 @@ def test_help_without_a_task_lists_tasks_and_options(capsys: pytest.CaptureFixtu
 @pytest.mark.parametrize(
     ("task", "others"), [("number_line", ["feedback", "reward-model"]), ("drawer_open", ["engine"])]
 )
-def test_help_begins_with_what_most_runs_need_and_has_no_sections_of_other_algorithms(
-    task: str, others: list[str], capsys: pytest.CaptureFixture[str]
+def test_help_has_what_most_runs_need_and_help_all_the_rest_but_no_sections_of_other_algorithms(
+    task: str, others: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(SystemExit, match="0"):
-        parse_run([task, "--help"], "rlvlm run")
-    text = capsys.readouterr().out
-    assert text.index("Most runs need few of them: --steps") < text.index("--steps INT")
-    assert ("--policy.model" in text) == (task == "number_line")
-    assert not [name for name in others if f"--{name}" in text], "{None} is no choice"
-    for option in ("steps", "seed", "out", "reward.source", "judge.model", "eval.episodes"):
-        assert f"--{option} " in text, option
+    monkeypatch.setenv("COLUMNS", "80")
+    texts = []
+    for option in ("--help", "--help-all"):
+        with pytest.raises(SystemExit, match="0"):
+            parse_run([task, option], "rlvlm run")
+        texts.append(capsys.readouterr().out)
+    short, whole = texts
+    assert len(short.splitlines()) < 100 and f"rlvlm run {task} --help-all" in " ".join(short.split())
+    assert "--algo." not in short and "--algo." in whole
+    for text in texts:
+        assert ("--policy.model" in text) == (task == "number_line")
+        assert not [name for name in others if f"--{name}" in text], "{None} is no choice"
+        for option in ("steps", "seed", "out", "reward.source", "judge.model", "eval.episodes"):
+            assert f"--{option} " in text, option
 
 
 def test_the_task_is_a_word_and_no_option() -> None:

@@ -49,7 +49,7 @@ def test_the_list_names_every_app_with_its_model_and_what_it_takes(started, caps
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        ([], "name an app first"),
+        ([], "name an app"),
         (["poket"], "did you mean rlvlm serve pocket"),
         (["../serve_apps/pocket"], "no app"),
         (["/gone.yaml"], "/gone.yaml cannot be read"),
@@ -82,7 +82,7 @@ def test_a_port_in_use_and_a_loose_token_are_said_before_anything_starts(tmp_pat
             serve.serve_apps(file)
     with pytest.raises(MachineError, match="yours alone"):
         serve.serve_apps(file)
-    with pytest.raises(MachineError, match="media root /nowhere is no folder"):
+    with pytest.raises(MachineError, match="media root /nowhere is not a folder"):
         serve.serve_apps(file.with_options(media_root="/nowhere"))
 
 

@@ -242,7 +242,7 @@ def test_chats_survive_what_a_model_may_write(tmp_path: Path) -> None:
 
 def test_folders_of_others_are_left_alone(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(UsageError, match="no folder of demonstrations"):
+    with pytest.raises(UsageError, match="not a folder of demonstrations"):
         create_folder(tmp_path, "number_line", "turns")
     folder = folder_of(tmp_path / "d", "number_line", 1)
     with pytest.raises(UsageError, match="not of blackjack"):

@@ -104,7 +104,7 @@ def test_a_judge_that_is_gone_for_good_ends_the_run_which_goes_on_when_it_is_bac
     with server.running() as url:
         ended = run("rlvlm.run", *WORDS, "--judge.api.base-url", url, "--out", str(out))
         assert ended.returncode == 5, ended.stdout + ended.stderr
-        assert "503" in ended.stderr and f"go on with: rlvlm resume {out}" in ended.stdout
+        assert "503" in ended.stderr and f"resume with: rlvlm resume {out}" in ended.stdout
         rows = table(out / "vlm_score_log.csv")
         assert rows and all(row["vlm_score"] for row in rows), "no score was made up"
         back.set()

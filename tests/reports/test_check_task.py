@@ -150,7 +150,7 @@ def test_a_sound_task_gets_a_sheet(tmp_path: Path, capsys: pytest.CaptureFixture
         ("FORGETFUL", "set_state"),
         ("OTHER_GOAL", "goal phrase"),
         ("DEAF", "a reply that cannot be read does nothing"),
-        ("AGELESS", "breaks a promise of its env"),
+        ("AGELESS", "breaks the env contract"),
         ("BARE", rf"the env Bare \({re.escape(__file__)}, line \d+\) lacks draw"),
         ("NAMELESS", "Nameless .* has no snapshot_size"),
     ],

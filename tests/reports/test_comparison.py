@@ -209,7 +209,7 @@ def test_what_a_reader_must_know_is_said(runs: Path) -> None:
     assert run.state == "not finished" and not run.is_finished
     assert np.array_equal(run.success, [0.0, 0.5])
     unfinished, alarm = results.remarks
-    assert unfinished == "1 of 4 runs have not come to their end: they have no final score and are left out."
+    assert unfinished == "1 of 4 runs are unfinished: they have no final score and are left out."
     assert "alarm: judge1." in alarm
 
 

@@ -32,7 +32,7 @@ def test_the_page_of_comparisons_shows_images_answers_and_truth(filled: RunFolde
     write_judge_page(filled, replace(config, goal="open & shut"))
     page = filled.panel.read_text()
     assert "8 of 12 queries" in page and "<b>12</b><span>queries</span>" in page, "all are counted, some are shown"
-    assert "<b>50.0 %</b><span>right of the decided</span>" in page
+    assert "<b>50.0 %</b><span>accuracy on decided pairs</span>" in page
     cards = re.findall(r"<article.*?</article>", page, re.DOTALL)
     assert len(cards) == 8  # four of the six queries of each of two sessions
     outcomes = [re.search(r'class="([a-z-]+)"', card)[1] for card in cards]  # type: ignore[index]
@@ -52,7 +52,7 @@ def test_the_page_of_comparisons_shows_images_answers_and_truth(filled: RunFolde
 def test_a_run_without_examples_has_a_page_of_figures(filled: RunFolder, config: RunConfig) -> None:
     filled.samples.path.unlink()
     write_judge_page(filled, config)
-    assert "Nothing was asked" in filled.panel.read_text() and "0 of 12 queries" in filled.panel.read_text()
+    assert "No query was asked" in filled.panel.read_text() and "0 of 12 queries" in filled.panel.read_text()
 
 
 EVIL = '</p><script>alert(1)</script><img src=x onerror="alert(2)">'

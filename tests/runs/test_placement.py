@@ -95,7 +95,7 @@ def test_all_roles_have_cards_of_their_own(cluster: Cluster, monkeypatch: pytest
         workers = [Worker.options(num_gpus=1, num_cpus=0).remote() for _ in range(3)]
         found = ray.get([worker.card.remote() for worker in workers])  # pyright: ignore
         assert len({*found, (here, str(own.index))}) == 4
-        with pytest.raises(MachineError, match="Ray has it for others"):
+        with pytest.raises(MachineError, match="Ray has given to others"):
             book_gpu(1.0)
         for worker in workers:
             ray.kill(worker)

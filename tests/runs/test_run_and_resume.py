@@ -112,7 +112,7 @@ def test_a_run_goes_on_with_what_it_was_begun_with(
     said, err = finish(start("resume", str(run)))
     change = "from step 400 on algo.actor_lr is 0.0001, before 0.0003"
     assert not err and change in said
-    assert f"- changed on the way: {change}" in (run / "README.md").read_text()
+    assert f"- changed during the run: {change}" in (run / "README.md").read_text()
     assert change in json.loads((run / "checkpoints" / "last" / "run.json").read_text())["changes"]
 
 

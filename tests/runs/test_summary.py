@@ -70,7 +70,7 @@ def test_the_card_says_when_and_why_the_learned_reward_counted(filled: RunFolder
     for step, numbers in ((5_000, (0, 50, 26)), (6_000, (1, 150, 112)), (7_000, (1, 250, 190))):
         filled.metrics.append([{metrics.ENV_STEPS: step, **dict(zip(names, numbers, strict=True))}])
         if step == 5_000:
-            unused = "not used, the agent explored: 26 of 50 answers predicted, no better than chance"
+            unused = "not used, so the agent kept exploring: 26 of 50 answers predicted, no better than chance"
             assert f"| learned reward | {unused} |" in card(filled, config, "done", [])
     text = card(filled, config, "done", [])
     assert "| learned reward | used from step 6,000 on, 112 of 150 answers predicted by then |" in text
@@ -116,7 +116,7 @@ def test_a_card_speaks_of_no_success_where_the_env_has_no_test_of_it(folder: Run
     row = {"step": 4_000, "episode_return": -7.25, "final_progress": 0.0, "episodes": 5, "wall_s": 1.0}
     folder.evaluations.append([row])
     text = card(folder, config, "done", [])
-    assert "the policy was judged by its return: the env has no test of success" in text
+    assert "the policy was judged by its return: the env does not define success" in text
     assert "| true return, last evaluation | -7.25 |" in text
     assert "success at" not in text and "in success" not in text
     assert write_plots(folder, config.title)

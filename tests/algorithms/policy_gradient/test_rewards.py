@@ -437,7 +437,7 @@ def test_noise_is_measured_and_without_known_episodes_nothing_is() -> None:
         ({"source": "mixture"}, "needs one at least"),
         ({"source": "judged", "mixture": MixtureConfig(judged=1.0)}, "weights go with the source mixture"),
         ({"source": "judged", "teacher": "biased"}, "biased teacher is about whole episodes"),
-        ({"threshold": 0.5}, "have no effect unless somebody scores"),
+        ({"threshold": 0.5}, "have no effect without scores"),
         ({"source": "judged", "noise": 0.1}, "goes with the teacher progress"),
         ({"source": "judged", "neutral": 0.1}, "no effect unless without_answer is neutral"),
         ({"source": "judged", "threshold": 0.0}, "threshold must be in"),

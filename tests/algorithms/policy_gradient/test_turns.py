@@ -274,7 +274,7 @@ def test_a_run_begins_from_what_was_taught_before(make: Any, tmp_path: Path):
     write_sft_manifest(tmp_path, sft_manifest_of("other", EnvConfig(), PolicyConfig(), ("left", "right")))
     with pytest.raises(UsageError, match="its actions are not"):
         make(sft=ReplySFTConfig(start_from=str(tmp_path))).prepare(lambda line: None)
-    with pytest.raises(UsageError, match="no folder of demonstrations"):
+    with pytest.raises(UsageError, match="not a folder of demonstrations"):
         make(sft=ReplySFTConfig(demonstrations=str(tmp_path))).prepare(lambda line: None)
 
 

@@ -76,7 +76,7 @@ sys.exit(guarded(lambda: print("x" * {letters}) or 0))
 
 def test_a_place_that_cannot_be_written_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def write() -> int:
-        tmp_path.write_text("a folder is no file")
+        tmp_path.write_text("a folder is not a file")
         return 0
 
     assert guarded(write) == 3
