@@ -108,7 +108,7 @@ def test_demonstrations_and_policies_of_other_prompts_are_not_mixed(tmp_path: Pa
     names = open_folder(tmp_path / "demos").action_names
     out.mkdir()
     write_sft_manifest(out, sft_manifest_of("empty_random_5x5", EnvConfig(shows_last=True), PolicyConfig(), names))
-    with pytest.raises(UsageError, match="learned otherwise: .*env.shows_last was True, not False"):
+    with pytest.raises(UsageError, match="trained with other settings: .*env.shows_last was True, not False"):
         run_word(words)
 
 

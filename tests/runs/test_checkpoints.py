@@ -105,7 +105,7 @@ def test_a_missing_file_is_seen_and_where_no_checkpoint_is_sound_that_is_said(
 ) -> None:
     for checkpoint in three.all():
         (checkpoint.path / name).unlink()
-    with pytest.raises(CorruptCheckpoint, match="no checkpoint of the run is sound.*step_00000100"):
+    with pytest.raises(CorruptCheckpoint, match="no checkpoint of the run is intact.*step_00000100"):
         newest_sound(three.newest_first())
 
 
