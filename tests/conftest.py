@@ -23,10 +23,21 @@ def tiny_vlms(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {family: save_tiny_vlm(root / family, family) for family in ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")}
 
 
+SLOWEST = (
+    "test_one_judge", "test_policy_run", "test_notebooks", "test_several_learners", "test_run_and_resume",
+    "test_several_chunk_learners", "test_runner_group", "test_served_engine", "test_sft_job", "test_live_server",
+    "test_vla_run",
+)  # fmt: skip
+"""Files of a minute or more, the longest first."""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files with long tests go first, whole: what is left for the end is short, so all workers end together."""
+    """Files with long tests go first, whole, and the slowest before all: what is left for the end is short, so that all
+    workers end together.
+    """
     long_files = {item.path for item in items if item.get_closest_marker("slow") or item.get_closest_marker("ray")}
-    items.sort(key=lambda item: item.path not in long_files)
+    ranks = {name: rank for rank, name in enumerate(SLOWEST)}
+    items.sort(key=lambda item: (item.path not in long_files, ranks.get(item.path.stem, len(ranks))))
 
 
 @pytest.fixture(scope="session")

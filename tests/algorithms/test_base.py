@@ -15,15 +15,14 @@ from ray.rllib.callbacks.callbacks import RLlibCallback
 from ray.rllib.utils.metrics import ENV_RUNNER_RESULTS, EPISODE_RETURN_MEAN, EVALUATION_RESULTS, NUM_EPISODES
 
 from rlvlm.algorithms.policy_gradient.algorithm import GRPOAlgorithmConfig
-from rlvlm.algorithms.policy_gradient.config import GRPOConfig
 from rlvlm.algorithms.sac_pebble.algorithm import SACPebble, SACPebbleConfig
 from rlvlm.algorithms.sac_pebble.config import SACConfig
-from rlvlm.algorithms.sft_config import ChunkSFTConfig
 from rlvlm.core.errors import UsageError
 from rlvlm.envs.config import EnvConfig
-from rlvlm.policies.vla.config import PocketVLAConfig, VLAConfig
+from rlvlm.policies.vla.config import VLAConfig
 from rlvlm.rewards.config import StepRewardConfig
 from tests.algorithms.policy_gradient.tiny_runs import build as build_ppo
+from tests.algorithms.policy_gradient.tiny_runs import chunk_config
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("local_ray")]
 SMALL = SACConfig(hidden=(16, 16), batch_size=16, seed_steps=20, turn_steps=10)
@@ -79,18 +78,8 @@ def test_a_state_goes_on_as_if_there_had_been_no_stop(build: Any, tmp_path: Path
 
 
 def build_grpo(folder: Path) -> Any:
-    return (
-        GRPOAlgorithmConfig()
-        .envs(task="push_block", env_settings=EnvConfig(episode_steps=16))
-        .acting(policy=VLAConfig(pocket=PocketVLAConfig(image_px=16, hidden=32)))
-        .learning(
-            sft=ChunkSFTConfig(episodes=4, updates=4),
-            algo=GRPOConfig(groups=3, group_size=3, rounds=1),
-        )
-        .evaluation(evaluation_interval=1, evaluation_duration=2)
-        .debugging(seed=0)
-        .build_algo()
-    )
+    config = chunk_config(episode_steps=16, groups=3, group_size=3, rounds=1)
+    return config.evaluation(evaluation_interval=1, evaluation_duration=2).build_algo()
 
 
 def build_vlm(folder: Path) -> Any:

@@ -10,19 +10,16 @@ import numpy as np
 import pytest
 import torch
 
-from rlvlm.algorithms.policy_gradient.algorithm import GRPOAlgorithmConfig
-from rlvlm.algorithms.policy_gradient.config import GRPOConfig
 from rlvlm.algorithms.sac_pebble.algorithm import SACPebbleConfig
 from rlvlm.algorithms.sac_pebble.config import SACConfig
-from rlvlm.algorithms.sft_config import ChunkSFTConfig
 from rlvlm.core.errors import NumericsError
 from rlvlm.envs.config import EnvConfig
 from rlvlm.judges.config import JudgeConfig
-from rlvlm.policies.vla.config import PocketVLAConfig, VLAConfig
 from rlvlm.preferences.config import FeedbackConfig, RewardModelConfig
 from rlvlm.rewards.config import ChunkRewardConfig, MonitorConfig, StepRewardConfig, TurnRewardConfig
 from rlvlm.testing import FakeJudge
 from tests.algorithms.policy_gradient.tiny_runs import build as build_ppo
+from tests.algorithms.policy_gradient.tiny_runs import chunk_config
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
@@ -67,18 +64,8 @@ def build_sac(folder: Path) -> Any:
 
 
 def build_grpo(folder: Path) -> Any:
-    return (
-        GRPOAlgorithmConfig()
-        .envs(task="push_block", env_settings=EnvConfig(episode_steps=32))
-        .acting(policy=VLAConfig(pocket=PocketVLAConfig(image_px=16, hidden=32)))
-        .learning(
-            sft=ChunkSFTConfig(episodes=4, updates=4),
-            algo=GRPOConfig(groups=2, group_size=4),
-        )
-        .rewards(reward=ChunkRewardConfig(source="judged", monitor=MonitorConfig(preflight=0)), make_judge=the_judge)
-        .debugging(seed=0)
-        .build_algo()
-    )
+    reward = ChunkRewardConfig(source="judged", monitor=MonitorConfig(preflight=0))
+    return chunk_config(reward=reward, make_judge=the_judge, groups=2, group_size=4).build_algo()
 
 
 def build_vlm(folder: Path) -> Any:

@@ -8,7 +8,6 @@ import torch
 
 from rlvlm.algorithms.env_slots import EnvSlot
 from rlvlm.algorithms.sft_config import JobConfig, ReplySFTConfig
-from rlvlm.algorithms.sft_job import TrainLoopConfig, run_sft
 from rlvlm.algorithms.sft_replies import BODY_FILE, HEADS_FILE, demonstrate, load_trained
 from rlvlm.core import metrics
 from rlvlm.core.errors import UsageError
@@ -33,8 +32,12 @@ def load_episodes() -> Any:
     return demonstrate(make_slot(), ReplySFTConfig(turns=24), 0)
 
 
-@pytest.mark.parametrize("learns", ["lora", "all"])
+# what `all` learns and saves is held without a job, in test_sft.py and test_sft_folders.py
+@pytest.mark.parametrize("learns", ["lora", pytest.param("all", marks=pytest.mark.full)])
 def test_a_job_learns_saves_apart_and_goes_on_where_it_stopped(local_ray: Any, tmp_path: Path, learns: Any):
+    # imported here: Hugging Face's trainer takes seconds, and every test process reads this file
+    from rlvlm.algorithms.sft_job import TrainLoopConfig, run_sft
+
     folder = str(save_tiny_vlm(tmp_path / "model", "qwen3_vl"))
     out = tmp_path / "out"
 

@@ -5,11 +5,11 @@ import random
 import socket
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 from http_edge import Edge, png, text
 
-SHORT, FULL = 30, 300
 WATCHED = ("socket.connect", "socket.getaddrinfo", "socket.gethostbyname", "urllib.Request", "socket.sendto")
 
 
@@ -93,7 +93,9 @@ def requests(url: str) -> list[tuple[str, dict]]:
     ]
 
 
-def attack(tmp_path, watch: Watch, count: int) -> None:
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [30, pytest.param(300, marks=pytest.mark.full)])
+def test_no_address_is_followed(tmp_path: Path, watch: Watch, count: int) -> None:
     edge, listener = Edge(tmp_path), Listener()
     playlist = f"#EXTM3U\n#EXTINF:1,\nhttp://127.0.0.1:{listener.port}/a.ts\n"
     (edge.media / "list.mp4").write_text(playlist)
@@ -113,16 +115,6 @@ def attack(tmp_path, watch: Watch, count: int) -> None:
         listener.socket.close()
     assert statuses <= {400, 422}, statuses
     assert watch.events == [] and listener.num_heard == 0
-
-
-@pytest.mark.slow
-def test_no_address_is_followed(tmp_path, watch):
-    attack(tmp_path, watch, SHORT)
-
-
-@pytest.mark.full
-def test_no_address_is_followed_of_three_hundred(tmp_path, watch):
-    attack(tmp_path, watch, FULL)
 
 
 def test_the_watch_and_the_listener_would_notice(watch):

@@ -13,7 +13,6 @@ from http_edge import Edge, movie
 from rlvlm.serving import media as files
 
 OUTSIDE, INSIDE = movie([255] * 2), movie([0] * 2)
-SHORT, FULL = 150, 1_000
 
 
 class Scene:
@@ -99,7 +98,13 @@ def tricks(scene: Scene, count: int, seed: int) -> list[str]:
     return names[:count]
 
 
-def attack(scene: Scene, count: int) -> None:
+@pytest.fixture
+def scene(tmp_path, monkeypatch) -> Scene:
+    return Scene(tmp_path, monkeypatch)
+
+
+@pytest.mark.parametrize("count", [150, pytest.param(1_000, marks=pytest.mark.full)])
+def test_no_trick_leads_out(scene: Scene, count: int) -> None:
     answers, times = {}, []
     for name in tricks(scene, count, seed=7):
         if not name or name in ("ok/a.mp4", f"{scene.root}/ok/a.mp4"):
@@ -114,22 +119,9 @@ def attack(scene: Scene, count: int) -> None:
     assert fine["status"] == "ok" and fine["score"] < 0.1
 
 
-@pytest.fixture
-def scene(tmp_path, monkeypatch) -> Scene:
-    return Scene(tmp_path, monkeypatch)
-
-
-def test_no_trick_leads_out(scene):
-    attack(scene, SHORT)
-
-
-@pytest.mark.full
-def test_no_trick_leads_out_of_a_thousand(scene):
-    attack(scene, FULL)
-
-
-def race(scene: Scene, seconds: float) -> int:
-    """Swaps a folder and a file for links to the secret while they are asked for; returns how often it was read."""
+@pytest.mark.parametrize("seconds", [0.5, pytest.param(20.0, marks=pytest.mark.full)])
+def test_a_swap_at_the_right_moment_leads_nowhere(scene: Scene, seconds: float) -> None:
+    """A folder and a file are swapped for links to the secret while they are asked for."""
     done = threading.Event()
     (scene.root / "swap").mkdir()
     (scene.root / "swap" / "secret.mp4").write_bytes(INSIDE)
@@ -148,13 +140,12 @@ def race(scene: Scene, seconds: float) -> int:
 
     swapper = threading.Thread(target=swap)
     swapper.start()
-    num_read = num_asked = 0
+    num_read = 0
     end = time.monotonic() + seconds
     try:
         while time.monotonic() < end or num_read == 0:
             for name in ("swap/secret.mp4", "file.mp4"):
                 answer = scene.edge.post("/score", {"task_text": "open it", "video_path": name})
-                num_asked += 1
                 if answer.status_code == 200:
                     num_read += 1
                     assert answer.json()["score"] < 0.1, "the secret was read"
@@ -162,13 +153,3 @@ def race(scene: Scene, seconds: float) -> int:
         done.set()
         swapper.join()
     assert scene.outsiders() == []
-    return num_read
-
-
-def test_a_swap_at_the_right_moment_leads_nowhere(scene):
-    assert race(scene, seconds=0.5) > 0
-
-
-@pytest.mark.full
-def test_a_swap_at_the_right_moment_leads_nowhere_in_twenty_seconds(scene):
-    assert race(scene, seconds=20.0) > 0

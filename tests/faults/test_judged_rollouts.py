@@ -15,18 +15,16 @@ from ray import serve
 from stub_judge import StubJudge, stub
 from tiny_run import table
 
-from rlvlm.algorithms.policy_gradient.algorithm import GRPOAlgorithmConfig, PolicyGradient
-from rlvlm.algorithms.policy_gradient.config import GRPOConfig
+from rlvlm.algorithms.policy_gradient.algorithm import PolicyGradient
 from rlvlm.algorithms.sft_config import ChunkSFTConfig
 from rlvlm.core import metrics
 from rlvlm.core.judging import Clip
-from rlvlm.envs.config import EnvConfig
 from rlvlm.judges.config import JudgeConfig
-from rlvlm.policies.vla.config import PocketVLAConfig, VLAConfig
 from rlvlm.rewards.config import ChunkRewardConfig, MonitorConfig
 from rlvlm.serving.apps import start_judge
 from rlvlm.serving.client import ServedJudge
 from rlvlm.serving.config import PlacementConfig
+from tests.algorithms.policy_gradient.tiny_runs import chunk_config
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
@@ -36,23 +34,15 @@ PLACEMENT = PlacementConfig(num_replicas=2, num_cpus=0.1, timeout_s=30.0, stall_
 
 
 def build(app: str) -> PolicyGradient:
-    algorithm = (
-        GRPOAlgorithmConfig()
-        .envs(task="push_block", env_settings=EnvConfig(episode_steps=32))
-        .acting(policy=VLAConfig(pocket=PocketVLAConfig(image_px=16, hidden=32)))
-        .learning(
-            sft=ChunkSFTConfig(episodes=8, updates=10),
-            algo=GRPOConfig(groups=8, group_size=4, rounds=1),
-        )
-        .rewards(
-            reward=ChunkRewardConfig(
-                source="judged", frame_px=FRAME_PX, num_frames=3, monitor=MonitorConfig(preflight=0, controls=0)
-            ),
-            make_judge=partial(ServedJudge, app, timeout_s=30.0, retries=6, batch_size=4, in_flight=8),
-        )
-        .debugging(seed=0)
-        .build_algo()
-    )
+    untested = MonitorConfig(preflight=0, controls=0)
+    algorithm = chunk_config(
+        sft=ChunkSFTConfig(episodes=8, updates=10),
+        reward=ChunkRewardConfig(source="judged", frame_px=FRAME_PX, num_frames=3, monitor=untested),
+        make_judge=partial(ServedJudge, app, timeout_s=30.0, retries=6, batch_size=4, in_flight=8),
+        groups=8,
+        group_size=4,
+        rounds=1,
+    ).build_algo()
     assert isinstance(algorithm, PolicyGradient)
     return algorithm
 

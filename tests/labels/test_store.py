@@ -248,7 +248,15 @@ def write_and_look(folder: Path, writer: int, num_rounds: int, per_round: int, t
     assert mine.num_damaged == 0
 
 
-def share_a_store(folder: Path, num_writers: int, num_rounds: int, per_round: int, total: int) -> None:
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("num_writers", "num_rounds", "per_round", "total"),
+    [(4, 8, 25, 400), pytest.param(8, 100, 100, 20_000, marks=pytest.mark.full)],
+)
+def test_many_processes_write_and_read_at_once_and_one_is_killed(
+    tmp_path: Path, num_writers: int, num_rounds: int, per_round: int, total: int
+) -> None:
+    folder = tmp_path / "s"
     context = multiprocessing.get_context("fork")
     children = [
         context.Process(target=write_and_look, args=(folder, writer, num_rounds, per_round, total))
@@ -273,16 +281,6 @@ def share_a_store(folder: Path, num_writers: int, num_rounds: int, per_round: in
     assert opened.num_damaged == 0
 
 
-@pytest.mark.slow
-def test_many_processes_write_and_read_at_once_and_one_is_killed(tmp_path):
-    share_a_store(tmp_path / "s", num_writers=4, num_rounds=8, per_round=25, total=400)
-
-
-@pytest.mark.full
-def test_many_processes_write_and_read_at_full_scale(tmp_path):
-    share_a_store(tmp_path / "s", num_writers=8, num_rounds=100, per_round=100, total=20_000)
-
-
 def test_a_forked_writer_begins_a_segment_of_its_own(tmp_path):
     filled = fill(tmp_path / "s", [1])
     child = os.fork()
@@ -294,8 +292,12 @@ def test_a_forked_writer_begins_a_segment_of_its_own(tmp_path):
     assert len(list((tmp_path / "s" / "lines").iterdir())) == 2 and len(open_store(tmp_path / "s")) == 3
 
 
-def measure_loading(folder: Path, num_labels: int) -> tuple[float, float]:
-    """Seconds and bytes per label that opening a store takes."""
+@pytest.mark.slow
+@pytest.mark.parametrize(("num_labels", "most_s"), [(5_000, None), pytest.param(100_000, 10, marks=pytest.mark.full)])
+def test_memory_holds_places_not_answers_and_opening_takes_seconds(
+    tmp_path: Path, num_labels: int, most_s: float | None
+) -> None:
+    folder = tmp_path / "s"
     for start in range(0, num_labels, 10_000):
         fill(folder, range(start, min(start + 10_000, num_labels)))
     started = time.perf_counter()
@@ -306,19 +308,8 @@ def measure_loading(folder: Path, num_labels: int) -> tuple[float, float]:
     held = tracemalloc.get_traced_memory()[0] / num_labels
     tracemalloc.stop()
     assert len(opened) == num_labels
-    return elapsed_s, held
-
-
-@pytest.mark.slow
-def test_memory_holds_places_not_answers(tmp_path):
-    elapsed_s, held = measure_loading(tmp_path / "s", 5_000)
-    assert held < 500  # bytes per label; a line has about 900
-
-
-@pytest.mark.full
-def test_a_hundred_thousand_labels_load_in_seconds(tmp_path):
-    elapsed_s, held = measure_loading(tmp_path / "s", 100_000)
-    assert elapsed_s < 10 and held < 500, (elapsed_s, held)
+    assert held < 500, "bytes per label; a line has about 900"
+    assert most_s is None or elapsed_s < most_s
 
 
 def test_marking_a_folder_that_another_is_marking(tmp_path):

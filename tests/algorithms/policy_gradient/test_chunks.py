@@ -25,10 +25,11 @@ from rlvlm.envs.registry import make_env
 from rlvlm.judges.cache import CachedJudge
 from rlvlm.judges.judge import Judge
 from rlvlm.labels.images import image_digest
-from rlvlm.policies.vla.config import PocketVLAConfig, VLAConfig
+from rlvlm.policies.vla.config import VLAConfig
 from rlvlm.policies.vla.pocket import PocketVLA
 from rlvlm.rewards.config import ChunkRewardConfig, MonitorConfig, TurnRewardConfig
 from rlvlm.testing import FakeJudge
+from tests.algorithms.policy_gradient.tiny_runs import chunk_config
 
 pytestmark = pytest.mark.ray
 
@@ -51,18 +52,14 @@ def build(local_ray: None) -> Iterator[Build]:
         make_judge: Callable[[], Judge] = FakeJudge,
         **algo: Any,
     ) -> PolicyGradient:
-        config = (
-            GRPOAlgorithmConfig()
-            .envs(task="push_block", env_settings=EnvConfig(episode_steps=32))
-            .acting(policy=VLAConfig(pocket=PocketVLAConfig(image_px=16, hidden=hidden, has_values=has_values)))
-            .learning(
-                sft=ChunkSFTConfig(episodes=20, updates=60, demonstrations=data, start_from=start_from),
-                algo=GRPOConfig(**{"groups": 6, "group_size": 4, "rounds": 2, **algo}),
-            )
-            .rewards(reward=scores, make_judge=make_judge if scores.asks_judge else None)
-            .debugging(seed=seed)
-        )
-        algorithm = config.build_algo()
+        algorithm = chunk_config(
+            pocket={"hidden": hidden, "has_values": has_values},
+            sft=ChunkSFTConfig(episodes=20, updates=60, demonstrations=data, start_from=start_from),
+            reward=scores,
+            make_judge=make_judge if scores.asks_judge else None,
+            seed=seed,
+            **({"groups": 6, "group_size": 4, "rounds": 2} | algo),
+        ).build_algo()
         assert isinstance(algorithm, PolicyGradient)
         built.append(algorithm)
         return algorithm

@@ -12,8 +12,7 @@ import pytest
 import ray
 from ray.exceptions import RayActorError
 
-from rlvlm.algorithms.policy_gradient.algorithm import GRPOAlgorithmConfig, PolicyGradient
-from rlvlm.algorithms.policy_gradient.config import GRPOConfig
+from rlvlm.algorithms.policy_gradient.algorithm import PolicyGradient
 from rlvlm.algorithms.policy_gradient.env_workers import WorkerEnvs, start_workers
 from rlvlm.algorithms.sft_config import ChunkSFTConfig
 from rlvlm.core import metrics
@@ -22,7 +21,7 @@ from rlvlm.core.errors import MachineError
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.push_block import PushBlock, PushBlocks
 from rlvlm.envs.registry import Task, make_env
-from rlvlm.policies.vla.config import PocketVLAConfig, VLAConfig
+from tests.algorithms.policy_gradient.tiny_runs import chunk_config
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
@@ -118,17 +117,9 @@ def test_workers_that_cannot_live_end_the_run_with_a_reason(local_ray: None) -> 
 
 
 def algorithm_of(env_workers: int, task: str = "push_block", **algo: Any) -> PolicyGradient:
-    config = (
-        GRPOAlgorithmConfig()
-        .envs(task=task, env_settings=SETTINGS)
-        .acting(policy=VLAConfig(pocket=PocketVLAConfig(image_px=PX, hidden=64)))
-        .learning(
-            sft=ChunkSFTConfig(episodes=20, updates=60),
-            algo=GRPOConfig(groups=6, group_size=4, rounds=1, env_workers=env_workers, **algo),
-        )
-        .debugging(seed=0)
-    )
-    algorithm = config.build_algo()
+    small = {"groups": 6, "group_size": 4, "rounds": 1, "env_workers": env_workers}
+    sft = ChunkSFTConfig(episodes=20, updates=60)
+    algorithm = chunk_config(task=task, pocket={"hidden": 64}, sft=sft, **(small | algo)).build_algo()
     assert isinstance(algorithm, PolicyGradient)
     return algorithm
 

@@ -8,16 +8,14 @@ import pytest
 import torch
 from ray.rllib.core import DEFAULT_MODULE_ID
 
-from rlvlm.algorithms.policy_gradient.algorithm import GRPOAlgorithmConfig
 from rlvlm.algorithms.policy_gradient.config import AdvantageConfig, GRPOConfig, LossConfig
 from rlvlm.algorithms.policy_gradient.learner import TokenLearner
 from rlvlm.algorithms.policy_gradient.runner import ChunkRunner
 from rlvlm.core import metrics
 from rlvlm.core.episodes import TokenEpisode
 from rlvlm.core.errors import NumericsError
-from rlvlm.envs.config import EnvConfig
-from rlvlm.policies.vla.config import PocketVLAConfig, VLAConfig
 from rlvlm.policies.vla.tokens import ActionScale
+from tests.algorithms.policy_gradient.tiny_runs import chunk_config
 
 SCALE = ActionScale(low=(-1.0,) * 6 + (0.0,), high=(1.0,) * 7, scaled=(True,) * 6 + (False,))
 
@@ -25,13 +23,7 @@ SCALE = ActionScale(low=(-1.0,) * 6 + (0.0,), high=(1.0,) * 7, scaled=(True,) * 
 def make(seed: int = 0, **algo: Any) -> tuple[TokenLearner, ChunkRunner]:
     settings = {"warm_up": 0, "groups": 2, "group_size": 4, **algo}
     settings.setdefault("advantage", AdvantageConfig(estimator="grpo", divide_by_std=False))
-    config = (
-        GRPOAlgorithmConfig()
-        .envs(task="push_block", env_settings=EnvConfig(episode_steps=16))
-        .acting(policy=VLAConfig(pocket=PocketVLAConfig(image_px=16, hidden=32)))
-        .learning(algo=GRPOConfig(**settings))
-        .debugging(seed=seed)
-    )
+    config = chunk_config(episode_steps=16, seed=seed, **settings)
     runner = ChunkRunner(config=config)
     torch.manual_seed(seed)
     learner = TokenLearner(config=config, module_spec=config.get_multi_rl_module_spec(spaces=runner.get_spaces()))

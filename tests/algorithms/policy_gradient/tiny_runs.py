@@ -1,13 +1,15 @@
-"""A whole algorithm on a random chat VLM and number_line, small enough for seconds."""
+"""Whole algorithms, small enough for seconds: on a random chat VLM and number_line, and on a VLA and push_block."""
 
 import functools
 from pathlib import Path
 from typing import Any
 
-from rlvlm.algorithms.policy_gradient.algorithm import PolicyGradient, PPOAlgorithmConfig
-from rlvlm.algorithms.policy_gradient.config import AdvantageConfig, LossConfig, PPOConfig
-from rlvlm.algorithms.sft_config import ReplySFTConfig
+from rlvlm.algorithms.policy_gradient.algorithm import GRPOAlgorithmConfig, PolicyGradient, PPOAlgorithmConfig
+from rlvlm.algorithms.policy_gradient.config import AdvantageConfig, GRPOConfig, LossConfig, PPOConfig
+from rlvlm.algorithms.sft_config import ChunkSFTConfig, ReplySFTConfig
+from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.registry import task_env
+from rlvlm.policies.vla.config import PocketVLAConfig, VLAConfig
 from rlvlm.policies.vlm.config import PolicyConfig
 from rlvlm.policies.vlm.loading import load_policy
 from rlvlm.policies.vlm.policy import VLMPolicy
@@ -21,6 +23,28 @@ BI_LEVEL: dict[str, Any] = {"advantage": AdvantageConfig(estimator="bi_level")}
 
 def grouped(estimator: str) -> dict[str, Any]:
     return {"advantage": AdvantageConfig(estimator=estimator), "group_size": 2}
+
+
+def chunk_config(
+    *,
+    task: str = "push_block",
+    episode_steps: int = 32,
+    pocket: dict[str, Any] | None = None,
+    sft: ChunkSFTConfig | None = None,
+    reward: TurnRewardConfig | None = None,
+    make_judge: Any = None,
+    seed: int = 0,
+    **algo: Any,
+) -> GRPOAlgorithmConfig:
+    """GRPO on push_block with a pocket VLA of a few thousand weights; `algo` are settings of `GRPOConfig`."""
+    return (
+        GRPOAlgorithmConfig()
+        .envs(task=task, env_settings=EnvConfig(episode_steps=episode_steps))
+        .acting(policy=VLAConfig(pocket=PocketVLAConfig(**({"image_px": 16, "hidden": 32} | (pocket or {})))))
+        .learning(sft=sft or ChunkSFTConfig(episodes=4, updates=4), algo=GRPOConfig(**algo))
+        .rewards(reward=reward or TurnRewardConfig(), make_judge=make_judge)
+        .debugging(seed=seed)
+    )
 
 
 def make_policy(env: Any, *, folder: str, **settings: Any) -> VLMPolicy:
