@@ -1,5 +1,6 @@
 """Chat VLMs of the three Qwen-VL families and two LLaVAs, real classes, a few thousand random weights."""
 
+import json
 from pathlib import Path
 
 import torch
@@ -10,6 +11,7 @@ from transformers import (
     Gemma3Config,
     Gemma3Processor,
     GenerationConfig,
+    Idefics3Config,
     InternVLConfig,
     LlamaConfig,
     LlavaConfig,
@@ -20,12 +22,15 @@ from transformers import (
     Qwen2_5_VLConfig,
     Qwen2VLConfig,
     Qwen3VLConfig,
+    SmolVLMConfig,
 )
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
 from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
+from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
 from transformers.models.llava_next.image_processing_pil_llava_next import LlavaNextImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
 
 IMAGE, VIDEO, START, END = "<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>"
 CHAT_TEMPLATE = (
@@ -33,6 +38,15 @@ CHAT_TEMPLATE = (
     "{% if part.type == 'image' %}<|vision_start|><|image_pad|><|vision_end|>{% else %}{{ part.text }}{% endif %}"
     "{% endfor %}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
+
+SMOLVLM_TEMPLATE = (
+    "<|im_start|>{% for message in messages %}{{ message['role'] | capitalize }}"
+    "{% if message['content'][0]['type'] == 'image' %}{{ ':' }}{% else %}{{ ': ' }}{% endif %}"
+    "{% for line in message['content'] %}{% if line['type'] == 'text' %}{{ line['text'] }}"
+    "{% elif line['type'] == 'image' %}{{ '<image>' }}{% endif %}{% endfor %}<end_of_utterance>\n{% endfor %}"
+    "{% if add_generation_prompt %}{{ 'Assistant:' }}{% endif %}"
+)
+"""As the published models have it."""
 
 
 def build_tokenizer() -> PreTrainedTokenizerFast:
@@ -131,6 +145,7 @@ def _config(family: str, tokenizer: PreTrainedTokenizerFast):
 
 
 _LLAVA_SIZES = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+LLAVA_PROCESSOR = {"patch_size": 14, "vision_feature_select_strategy": "default", "num_additional_image_tokens": 1}
 _PINPOINTS = [[28, 56], [56, 28], [56, 56]]
 
 
@@ -190,6 +205,39 @@ def save_tiny_internvl(folder: Path, seed: int = 0) -> Path:
     return folder
 
 
+SMOLVLMS = {
+    "idefics3": (Idefics3Config, Idefics3ImageProcessorPil),
+    "smolvlm": (SmolVLMConfig, SmolVLMImageProcessorPil),
+}
+"""SmolVLM and SmolVLM2: the same network and chat format under two names."""
+
+
+def save_tiny_smolvlm(folder: Path, line: str = "smolvlm", seed: int = 0) -> Path:
+    """Writes a random SmolVLM: images above 28 px are cut into tiles, each named by its row and column in the text."""
+    rows = [f"<row_{row}_col_{column}>" for row in range(1, 7) for column in range(1, 7)]
+    marks = {"image_token": "<image>", "fake_image_token": "<fake_token_around_image>"}
+    marks |= {"global_image_token": "<global-img>"}
+    tokenizer = _with_marks(marks, "<|im_start|>", "<image>", bos_token="<|im_start|>")
+    tokenizer.add_tokens(["<end_of_utterance>", *rows], special_tokens=True)
+    tokenizer.eos_token, tokenizer.pad_token = "<end_of_utterance>", "<|im_end|>"
+    tokenizer.chat_template = SMOLVLM_TEMPLATE
+    vision = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
+    build, images = SMOLVLMS[line]
+    config = build(
+        text_config=_TEXT | _ids(tokenizer) | {"model_type": "llama"},
+        vision_config=vision | {"image_size": 28, "patch_size": 7},
+        image_token_id=tokenizer.convert_tokens_to_ids("<image>"),
+        scale_factor=2,
+    )
+    torch.manual_seed(seed)
+    AutoModelForImageTextToText.from_config(config).save_pretrained(folder)
+    images(size={"longest_edge": 56}, max_image_size={"longest_edge": 28}).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    name = {"idefics3": "Idefics3Processor", "smolvlm": "SmolVLMProcessor"}[line]
+    (folder / "processor_config.json").write_text(json.dumps({"image_seq_len": 4, "processor_class": name}))
+    return folder
+
+
 _TEXT = {
     **{"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2},
     **{"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 4096},
@@ -230,12 +278,5 @@ def _save_llava(folder: Path, seed: int, config, own: dict, processor, images) -
             **own,
         )
     ).save_pretrained(folder)
-    processor(
-        images,
-        tokenizer,
-        patch_size=14,
-        vision_feature_select_strategy="default",
-        num_additional_image_tokens=1,
-        chat_template=template,
-    ).save_pretrained(folder)
+    processor(images, tokenizer, chat_template=template, **LLAVA_PROCESSOR).save_pretrained(folder)
     return folder

@@ -93,7 +93,7 @@ class JudgeConfig(VLMConfig):
     """Where its options stand on the command line."""
 
     backend: str = "pocket"
-    """pocket: the small Qwen3-VL that ships with rlvlm; transformers: any Qwen-VL or LLaVA; vllm: the same, faster, in
+    """pocket: the small Qwen3-VL that ships with rlvlm; transformers: any chat VLM; vllm: the same, faster, in
     an environment of its own; openai, gemini: over HTTP; clip, blip2: similarity of image and goal; robometer,
     rynnvalue: reward models with heads of their own; cached: from disk; my_file:FUNCTION: one of your own. Where only
     judge.model is given and is a hub name or the folder of a large model, it is transformers."""

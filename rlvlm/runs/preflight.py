@@ -18,7 +18,7 @@ from rlvlm.envs.rendering import FIX, ensure_renderer, try_renderer
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.pocket.models import VIDEO_FRAME_PX, VIDEO_NUM_FRAMES, known_tasks, shipped_folder, weights_folder
 from rlvlm.policies.vla.config import VLAConfig
-from rlvlm.policies.vlm.config import PolicyConfig
+from rlvlm.policies.vlm.config import PolicyConfig, check_family
 from rlvlm.rewards.config import ChunkRewardConfig, StepRewardConfig
 from rlvlm.runs.config import RunConfig
 from rlvlm.runs.environment import gpu_names
@@ -350,6 +350,8 @@ def _check_models(config: RunConfig) -> None:
             for pattern in ("config.json", "*.safetensors"):
                 if not any(folder.glob(pattern)):
                     raise UsageError(f"{setting} {name} holds no model: there is no {pattern} in it", fix)
+            if setting == "policy.model" and isinstance(config.policy, PolicyConfig):
+                check_family(folder)
 
 
 def _check_folders(config: RunConfig) -> None:

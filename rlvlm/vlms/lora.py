@@ -15,6 +15,8 @@ from rlvlm.vlms.files import folder_digest
 if TYPE_CHECKING:  # loaded where it is used: the environment of vLLM, which only checks adapters, has no PEFT
     import peft
 
+_PREFIX = "base_model.model."
+"""Of an adapter's names, in its file."""
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 
 
@@ -78,7 +80,8 @@ def load_adapter(model: Any, folder: Path, *, trainable: bool = False) -> "peft.
         # PEFT freezes an adapter that is saved for inference, and says nothing
         settings.inference_mode = not trainable
         wrapped = _wrapped(model, settings)
-        result = peft.set_peft_model_state_dict(wrapped, load_file(folder / ADAPTER_WEIGHTS))
+        weights = _renamed(load_file(folder / ADAPTER_WEIGHTS), wrapped.get_base_model())
+        result = peft.set_peft_model_state_dict(wrapped, weights)
     except (ValueError, RuntimeError, KeyError, TypeError, OSError, SafetensorError) as error:
         raise ModelUnavailable(f"the adapter in {folder} does not fit: {first_line(error)}", fix) from error
     # PEFT would go on without what is missing: with weights that were drawn, or with none
@@ -114,6 +117,26 @@ def check_adapter(folder: Path) -> None:
 def adapter_mark(folder: str) -> str:
     """What sets answers with an adapter apart from those without, for stamps: its digest; empty without a folder."""
     return f" lora={folder_digest(Path(folder).expanduser())[:16]}" if folder else ""
+
+
+def _renamed(weights: dict[str, Any], model: Any) -> dict[str, Any]:
+    """The adapter's `weights` by the names that layers of `model` have now: transformers 4.52 moved language models.
+
+    PEFT does so for most families, but not for Qwen2-VL and Qwen2.5-VL.
+    """
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import WeightRenaming, rename_source_key
+
+    layers = {name for name, _ in model.named_modules()}
+    renamings = [one for one in get_model_conversion_mapping(model) if isinstance(one, WeightRenaming)]
+    renamed = {}
+    for name, value in weights.items():
+        own = name.removeprefix(_PREFIX)
+        if own.partition(".lora_")[0] not in layers:
+            newer, _ = rename_source_key(own, renamings, [])
+            own = newer if newer.partition(".lora_")[0] in layers else own
+        renamed[_PREFIX + own] = value
+    return renamed
 
 
 def _wrapped(model: Any, settings: Any) -> "peft.PeftModel":

@@ -15,6 +15,9 @@ from rlvlm.vlms.config import VLMConfig
 from rlvlm.vlms.images import can_replace, process
 
 Images = Sequence[NDArray[np.uint8]]
+_TEMPLATE = "chat_template.json"
+_TILES = ("do_image_splitting", "max_image_size")
+"""Settings of an image processor that cuts an image into tiles, which its chat names by row and column."""
 
 
 class PillowProcessor:
@@ -140,9 +143,14 @@ def load_processor(folder: Path, model_config: Any, config: VLMConfig) -> Pillow
         if not importlib.util.find_spec("torchvision") and hasattr(model_config, "image_token_id"):
             tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
             image_processor = AutoImageProcessor.from_pretrained(folder, trust_remote_code=False)
+        if tokenizer is not None and not tokenizer.chat_template and (folder / _TEMPLATE).is_file():
+            # where older checkpoints keep it, for their own processors alone
+            tokenizer.chat_template = json.loads((folder / _TEMPLATE).read_text())["chat_template"]
         is_intern = hasattr(tokenizer, "context_image_token")
+        if tokenizer is not None and all(hasattr(image_processor, name) for name in _TILES):
+            processor = AutoProcessorAdapter(_tiles_processor(model_config, image_processor, tokenizer))
         # not of these lines: only its own class knows its marks
-        if tokenizer is None or not (is_intern or hasattr(image_processor, "merge_size")):
+        elif tokenizer is None or not (is_intern or hasattr(image_processor, "merge_size")):
             processor = AutoProcessorAdapter(AutoProcessor.from_pretrained(folder, trust_remote_code=False))
         elif not tokenizer.chat_template:
             what = f"{folder} has no chat template"
@@ -150,7 +158,9 @@ def load_processor(folder: Path, model_config: Any, config: VLMConfig) -> Pillow
         else:
             per_crop = model_config.image_seq_length if is_intern else 0
             processor = PillowProcessor(image_processor, tokenizer, model_config.image_token_id, per_crop)
-    except (OSError, ValueError, ImportError, json.JSONDecodeError) as error:
+        if processor.tokenizer.pad_token is None:  # rows of a batch differ in length, and padding is never looked at
+            processor.tokenizer.pad_token = processor.tokenizer.eos_token
+    except (OSError, ValueError, KeyError, ImportError) as error:
         raise ModelUnavailable(
             f"the tokenizer or image processor in {folder} cannot be loaded: {first_line(error)}",
             "the folder needs tokenizer.json, preprocessor_config.json and a chat template; download it again",
@@ -166,3 +176,13 @@ def load_processor(folder: Path, model_config: Any, config: VLMConfig) -> Pillow
         largest = config.max_pixels or images.size["longest_edge"]
         images.size = {"shortest_edge": min(smallest, largest), "longest_edge": max(smallest, largest)}
     return processor
+
+
+def _tiles_processor(model_config: Any, image_processor: Any, tokenizer: Any) -> Any:
+    """The processor of an Idefics 3: also SmolVLM's, whose own class wants torchvision and num2words for videos."""
+    from transformers import Idefics3Processor
+
+    seen = model_config.vision_config
+    per_tile = (seen.image_size // seen.patch_size) ** 2 // model_config.scale_factor**2
+    template = tokenizer.chat_template
+    return Idefics3Processor(image_processor, tokenizer, image_seq_len=per_tile, chat_template=template)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from tiny_encoders import save_tiny_encoder
 from tiny_reward_models import save_tiny_robometer, save_tiny_rynnvalue
-from tiny_vlm import save_tiny_gemma3, save_tiny_internvl, save_tiny_llava, save_tiny_llava_next
+from tiny_vlm import save_tiny_gemma3, save_tiny_internvl, save_tiny_llava, save_tiny_llava_next, save_tiny_smolvlm
 
 from rlvlm.core.judging import Clip, Query, Status
 from rlvlm.judges.build import build_judge
@@ -51,6 +51,7 @@ JUDGES: dict[str, Make] = {
     "llava_next": lambda vlms, folder: chat(save_tiny_llava_next(folder / "vlm"), prompt="two_stage", score="rating"),
     "gemma3": lambda vlms, folder: chat(save_tiny_gemma3(folder / "vlm"), score="success"),
     "internvl": lambda vlms, folder: chat(save_tiny_internvl(folder / "vlm"), prompt="two_stage", score="rating"),
+    "smolvlm": lambda vlms, folder: chat(save_tiny_smolvlm(folder / "vlm"), score="success"),
     "both_orders": lambda vlms, folder: build_judge(JudgeConfig(both_orders=True)),
     "statement": lambda vlms, folder: chat(vlms["qwen3_vl"], score="statement"),
     "rubric": lambda vlms, folder: chat(vlms["qwen2_5_vl"], score="rubric"),

@@ -332,7 +332,7 @@ def test_a_vision_encoder_that_nothing_would_teach_is_refused(tmp_path: Path) ->
     ],
 )
 def test_weights_that_learn_are_not_rounded(
-    settings: dict[str, Any], dtype: str, monkeypatch: pytest.MonkeyPatch
+    settings: dict[str, Any], dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a GPU `auto` is bfloat16, in which a step of Adam is often less than the last bit of a weight."""
 
@@ -344,5 +344,6 @@ def test_weights_that_learn_are_not_rounded(
         raise EnoughSeen
 
     monkeypatch.setattr("rlvlm.vlms.loading.load_vlm", look)
+    monkeypatch.setattr(loading, "fetched", lambda *_: tmp_path)  # nothing is fetched of a model that is none
     with pytest.raises(EnoughSeen):
         loading.load_policy(PolicyConfig(**settings))

@@ -39,7 +39,9 @@ class Backbone:
         self.model = model
         self.processor = processor
         tokenizer = processor.tokenizer
-        self.stop_id: int = tokenizer.eos_token_id
+        self.language: Any = getattr(model.model, "language_model", None) or model.model.text_model
+        """The language model without its output head."""
+        self.stop_id: int = turn_end(processor, model.generation_config.eos_token_id)
         """The token that ends a reply."""
         self.pad_id: int = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else self.stop_id
         """The token that stands where nothing stands."""
@@ -100,14 +102,16 @@ class Backbone:
         pixels = {
             name: tensor.to(self.device)
             for name, tensor in inputs.items()
-            if name in ("pixel_values", "image_grid_thw", "image_sizes")
+            if name in ("pixel_values", "pixel_attention_mask", "image_grid_thw", "image_sizes")
         }
         seen = self.model.model.get_image_features(**pixels)
         layers = [*(getattr(seen, "deepstack_features", None) or []), seen.pooler_output]
         counts = (inputs["input_ids"] == self.image_id).sum(1).tolist()
-        split = [layer if isinstance(layer, (list, tuple)) else layer.split(counts) for layer in layers]
+        # by image, by crop of an image, or all in a row: one after the other they are the same in every family
+        rows = [layer if isinstance(layer, Tensor) else torch.cat(list(layer)) for layer in layers]
+        split = [row.flatten(0, -2).split(counts) for row in rows]
         grids = inputs["image_grid_thw"].tolist() if "image_grid_thw" in inputs else [[0, 0, 0]] * len(frames)
-        return [torch.stack(rows) for rows in zip(*split, strict=True)], [(t, h, w) for t, h, w in grids]
+        return [torch.stack(parts) for parts in zip(*split, strict=True)], [(t, h, w) for t, h, w in grids]
 
     def hidden(self, padded: Padded, images: Sequence[SeenImage], cache: Any = None) -> Tensor:
         """[B, P + N, D] last hidden states of a whole batch; what stands at padding means nothing.
@@ -124,10 +128,15 @@ class Backbone:
             forth, back = (columns + begins) % len(columns), (columns - begins) % len(columns)
             ids, positions, attention = ids.gather(1, forth), torch.take_along_dim(positions, forth[None], 2), None
         layers = [torch.cat(rows) for rows in zip(*(image.features for image in images), strict=True)]
-        embedded = self.model.model.language_model.get_input_embeddings()(ids)
+        embedded = self.language.get_input_embeddings()(ids)
         is_image = ids == self.image_id
         embedded = embedded.masked_scatter(is_image[..., None], layers[-1].to(embedded.dtype))
         deep = {"visual_pos_masks": is_image, "deepstack_visual_embeds": layers[:-1]} if len(layers) > 1 else {}
+        if hasattr(self.model, "create_masks_for_generate"):  # tokens of one image see each other, as in Gemma 3
+            attention = self.model.create_masks_for_generate(
+                config=self.text_config, inputs_embeds=embedded, attention_mask=attention, past_key_values=cache,
+                position_ids=positions[0], token_type_ids=is_image.int(),
+            )  # fmt: skip
         hidden = self._language(embedded, positions, attention, cache, deep)
         return hidden if back is None else torch.take_along_dim(hidden, back[..., None], 1)
 
@@ -140,7 +149,7 @@ class Backbone:
             attention: [B, tokens so far] 1 for those that may be attended to; None for all.
             cache: keys and values of the tokens before.
         """
-        embedded = self.model.model.language_model.get_input_embeddings()(tokens[:, None])
+        embedded = self.language.get_input_embeddings()(tokens[:, None])
         return self._language(embedded, positions, attention, cache, {})[:, -1]
 
     def next_token_log_probs(self, hidden: Tensor, temperature: float) -> Tensor:
@@ -178,9 +187,9 @@ class Backbone:
         return torch.cat(chosen), torch.cat(entropies) if with_entropies else None
 
     def _language(
-        self, embedded: Tensor, positions: Tensor, attention: Tensor | None, cache: Any, deep: dict[str, Any]
+        self, embedded: Tensor, positions: Tensor, attention: Any, cache: Any, deep: dict[str, Any]
     ) -> Tensor:
-        return self.model.model.language_model(
+        return self.language(
             inputs_embeds=embedded,
             position_ids=positions if len(positions) > 1 else positions[0],
             attention_mask=attention,
@@ -194,6 +203,23 @@ class Backbone:
         unused = range(len(tokenizer), self.model.get_output_embeddings().weight.shape[0])
         banned = {*tokenizer.all_special_ids, *added, *unused, self.image_id} - {self.stop_id}
         return torch.tensor(sorted(banned))
+
+
+def turn_end(processor: Any, stops: int | Sequence[int] | None) -> int:
+    """The token that ends an answer in the chat's own format; the tokenizer's end of text where it writes none.
+
+    Args:
+        processor: with the chat template. Gemma's tokenizer ends a text with another token than its chats end a turn.
+        stops: tokens at which the model is said to stop.
+    """
+    tokenizer = processor.tokenizer
+    known = {tokenizer.eos_token_id, *([stops] if isinstance(stops, int) else stops or ())}
+    chat = [{"role": role, "content": [{"type": "text", "text": "a"}]} for role in ("user", "assistant")]
+    asked = processor.apply_chat_template(chat[:1])
+    answered = processor.apply_chat_template(chat, add_generation_prompt=False)
+    tail = answered[len(asked) :] if answered.startswith(asked) else ""
+    ends = [index for index in tokenizer(tail, add_special_tokens=False)["input_ids"] if index in known]
+    return ends[0] if ends else tokenizer.eos_token_id
 
 
 def _remember(memory: dict[Any, Any], key: Any, value: Any) -> None:

@@ -1,12 +1,22 @@
 """Which chat VLM acts, how, and what of it learns; imports nothing heavy so that the command line starts at once."""
 
+import json
 import re
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import ClassVar, Literal, Self
 
+from rlvlm.core.errors import ModelUnavailable
 from rlvlm.vlms.config import VLMConfig
 
-LANGUAGE_LAYERS = r".*language_model.*_proj"
+FAMILIES = {
+    "qwen2_vl": "Qwen2-VL", "qwen2_5_vl": "Qwen2.5-VL", "qwen3_vl": "Qwen3-VL", "llava": "LLaVA-1.5",
+    "llava_next": "LLaVA-NeXT", "internvl": "InternVL 3 (-hf)", "gemma3": "Gemma 3", "idefics3": "SmolVLM",
+    "smolvlm": "SmolVLM2",
+}  # fmt: skip
+"""Chat VLMs whose log-probs, taken apart as `backbone` does, are those of their own forward pass: by `model_type`."""
+
+LANGUAGE_LAYERS = r".*(language|text)_model.*_proj"
 """The linear layers of the language model's blocks, in every family: q, k, v, o, gate, up, down."""
 
 
@@ -18,7 +28,7 @@ class PolicyConfig(VLMConfig):
     """Where its options stand on the command line."""
 
     model: str = ""
-    """Hub name or local folder of a Qwen2-VL, Qwen2.5-VL, Qwen3-VL or LLaVA-NeXT; empty for the pocket policy."""
+    """Hub name or local folder of a Qwen-VL, LLaVA, InternVL 3, Gemma 3 or SmolVLM; empty for the pocket policy."""
     dtype: Literal["auto", "bfloat16", "float32"] = "auto"
     """auto: float32 on a CPU and wherever all weights learn, for bfloat16 rounds most of Adam's steps away; bfloat16 on
     a GPU beside an adapter, which is float32 itself."""
@@ -84,3 +94,20 @@ class PolicyConfig(VLMConfig):
     def has_adapter(self) -> bool:
         """Whether an adapter learns, and not the model's own weights."""
         return bool(self.adapter) or self.learns == "lora" or (self.learns == "auto" and bool(self.model))
+
+
+def check_family(folder: Path) -> None:
+    """Passes where the model in `folder` is of a line that can be trained; reads its `config.json` alone.
+
+    Raises:
+        ModelUnavailable: it is of another, whose log-probs nobody has compared.
+    """
+    try:
+        found = json.loads((folder / "config.json").read_text())["model_type"]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return  # what loads it says what is wrong with the file
+    if found not in FAMILIES:
+        raise ModelUnavailable(
+            f"{folder} holds a {found} model, which cannot be trained here as a policy",
+            f"choose a {', '.join(FAMILIES.values())}; as a judge any chat VLM of transformers will do",
+        )

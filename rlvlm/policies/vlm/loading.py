@@ -5,13 +5,15 @@ Whoever places policies imports this and loads none, so transformers, slow to im
 
 import dataclasses
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from rlvlm.pocket.models import weights_folder
-from rlvlm.policies.vlm.config import PolicyConfig
+from rlvlm.policies.vlm.config import PolicyConfig, check_family
 from rlvlm.policies.vlm.policy import VLMPolicy
+from rlvlm.vlms.files import fetched
 from rlvlm.vlms.lora import LoraConfig, add_adapter
 
 
@@ -23,12 +25,14 @@ def load_policy(config: PolicyConfig, num_actions: int = 0) -> VLMPolicy:
         num_actions: that an action head chooses from; not needed for one that acts by text.
 
     Raises:
-        ModelUnavailable: the model or the adapter cannot be loaded.
+        ModelUnavailable: the model or the adapter cannot be loaded, or the model is of no line that is known.
         UsageError: its vision encoder is to learn, and the adapter has nothing there.
     """
     from rlvlm.vlms.loading import load_vlm
 
     named = config.named(str(weights_folder("policy")))
+    folder = Path(named.model).expanduser()
+    check_family(folder if folder.is_dir() else fetched(named.model, named.revision, ("config.json",), named.section))
     if config.dtype == "auto" and not config.has_adapter:
         named = dataclasses.replace(named, dtype="float32")  # PEFT keeps an adapter in float32 by itself
     loaded = load_vlm(named, trainable=True)

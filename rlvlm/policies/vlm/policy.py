@@ -27,6 +27,8 @@ from rlvlm.vlms.blocks import recompute_blocks
 
 NO_REPLY: IntArray = np.zeros(0, np.int64)
 _SHOWN_AT_ONCE = 64
+_VISION = frozenset({"visual", "vision_tower", "vision_model", "multi_modal_projector", "connector", "image_newline"})
+"""What the families call a vision encoder, and what leads from it to the language model."""
 
 
 class VLMPolicy(nn.Module):
@@ -390,7 +392,7 @@ class VLMPolicy(nn.Module):
 
 def is_vision(name: str) -> bool:
     """Whether the parameter of that name is of a vision encoder, or of what leads from it to the language model."""
-    return any(part in ("visual", "vision_tower", "multi_modal_projector") for part in name.split("."))
+    return not _VISION.isdisjoint(name.split("."))
 
 
 def _head(width: int, hidden: int, outputs: int) -> nn.Sequential:
