@@ -92,7 +92,7 @@ def main(settings: Settings) -> None:
     qwen = random_qwen(settings.out / "random_qwen")
     judges: dict[str, tuple[str, JudgeConfig]] = {
         "oracle": ("oracle", JudgeConfig()),
-        "coin": ("coin", JudgeConfig()),
+        "random": ("random", JudgeConfig()),
         "always left": ("left", JudgeConfig()),
         "pocket": ("none", JudgeConfig()),
         "pocket, both orders": ("none", JudgeConfig(both_orders=True)),

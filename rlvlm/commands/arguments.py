@@ -176,6 +176,10 @@ def run_form(words: Sequence[str], prog: str, forms: Mapping[str, tuple[type, Ca
         UsageError: there is no such form, or a value breaks a rule.
     """
     wanted = words[0] if words else ""
+    if wanted in _HELP:
+        lines = [f"  {prog} {name:8} {(kind.__doc__ or '').splitlines()[0]}" for name, (kind, _) in forms.items()]
+        sys.stdout.write("\n".join([*lines, f"\noptions: {prog} {next(iter(forms))} --help", ""]))
+        return EXIT_DONE
     if wanted not in forms:
         near = difflib.get_close_matches(wanted, forms, n=1) or list(forms)
         found = f"{prog} is followed by {', '.join(forms)}; got {wanted or 'nothing'}"

@@ -18,7 +18,7 @@ from rlvlm.runs.settings import read_settings
 
 @dataclass(frozen=True)
 class ShowArguments:
-    """Count what a folder of demonstrations holds, and write its card and its contact sheet anew."""
+    """Summarise a folder of demonstrations, and rewrite its card and contact sheet."""
 
     folder: tyro.conf.Positional[Path]
     """Made by `rlvlm collect`."""
@@ -26,7 +26,7 @@ class ShowArguments:
 
 @dataclass(frozen=True, kw_only=True)
 class ExportArguments:
-    """Write a folder of demonstrations as chats, or as a table."""
+    """Export demonstrations as chats, or as a table."""
 
     folder: tyro.conf.Positional[Path]
     """Made by `rlvlm collect`."""
@@ -39,7 +39,7 @@ class ExportArguments:
 
 @dataclass(frozen=True, kw_only=True)
 class ImportArguments:
-    """Add chats, or a robot's trajectories that others recorded, to a folder of demonstrations."""
+    """Import chats or recorded robot trajectories into a folder of demonstrations."""
 
     file: tyro.conf.Positional[Path]
     """Chats: a JSON array, or one JSON object per line. Else a file or the folder of a data set."""

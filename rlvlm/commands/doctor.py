@@ -105,7 +105,7 @@ def rendering() -> Iterator[CheckResult]:
     tried = {backend: try_renderer(backend) for backend in BACKENDS}
     # any that works will do, unless MUJOCO_GL insists on one that does not
     working = [backend for backend, failure in tried.items() if failure is None]
-    found = "; ".join(f"{backend}: {failure or 'draws'}" for backend, failure in tried.items())
+    found = "; ".join(f"{backend}: {failure or 'works'}" for backend, failure in tried.items())
     forced = os.environ.get("MUJOCO_GL", "").strip().lower()
     if forced and forced not in working:
         found, fix = f"MUJOCO_GL={forced}; {found}", "unset MUJOCO_GL" if working else FIX

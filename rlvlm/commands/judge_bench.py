@@ -19,7 +19,7 @@ class JudgeBenchArguments:
     """tiny, paper7, metaworld50, libero, minigrid, gym_cards; or tasks, with commas between them; or the folder of a
     LeRobot data set with `next.success`."""
     judge: JudgeConfig = field(default_factory=JudgeConfig)
-    reference: Literal["none", "oracle", "coin", "left"] = "none"
+    reference: Literal["none", "oracle", "random", "left"] = "none"
     """Ask nobody: the truth, chance, or always the first image (and 0.5) in place of the judge."""
     out: Path = Path("judge_bench")
     """Folder of bench.json, answers.jsonl and bench.html."""

@@ -12,7 +12,7 @@ from rlvlm.core.errors import UsageError
 
 @dataclass(frozen=True)
 class ShowLabelsArguments:
-    """Count what a label store holds, and read every line and checksum of it."""
+    """Summarise a label store, checking every line."""
 
     store: tyro.conf.Positional[Path]
     """Folder of the store, e.g. `labels` in a run's folder."""
@@ -20,7 +20,7 @@ class ShowLabelsArguments:
 
 @dataclass(frozen=True)
 class ExportLabelsArguments:
-    """Write a label store as one Parquet file."""
+    """Export a label store as one Parquet file."""
 
     store: tyro.conf.Positional[Path]
     """Folder of the store."""
@@ -30,7 +30,7 @@ class ExportLabelsArguments:
 
 @dataclass(frozen=True, kw_only=True)
 class ImportLabelsArguments:
-    """Add the reference implementation's pickled label files to a store; nothing in them is executed."""
+    """Import the reference implementation's pickled label files into a store, without executing them."""
 
     files: tyro.conf.Positional[tuple[Path, ...]]
     """The files, or folders whose *.pkl are taken in the order of their names."""

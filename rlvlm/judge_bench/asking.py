@@ -55,10 +55,10 @@ class Reference:
     """Answers from the truth, or without looking: what every other judge's row is held against.
 
     Args:
-        name: oracle, coin, left (always the first image; always 0.5).
+        name: oracle, random, left (always the first image; always 0.5).
     """
 
-    def __init__(self, name: Literal["oracle", "coin", "left"]) -> None:
+    def __init__(self, name: Literal["oracle", "random", "left"]) -> None:
         self.name = name
         self.stamp = Stamp(judge=name, revision="", prompt="none", decoding="")
 
@@ -73,11 +73,11 @@ class Reference:
         chance = int.from_bytes(key.digest()[:8], "big") / 2**64
         if len(item.sides) == 1:
             truth = float(item.success) if item.kind in ("video", "turn") else item.truth[0]
-            value = {"oracle": truth, "coin": chance, "left": 0.5}[self.name]
+            value = {"oracle": truth, "random": chance, "left": 0.5}[self.name]
             return Score(status=Status.OK, value=value, stamp=self.stamp)
         left, right = item.truth[::-1] if swapped else item.truth
-        tossed = Label.LEFT if chance < 0.5 else Label.RIGHT
-        label = {"oracle": Label.of(left, right), "coin": tossed, "left": Label.LEFT}[self.name]
+        chosen = Label.LEFT if chance < 0.5 else Label.RIGHT
+        label = {"oracle": Label.of(left, right), "random": chosen, "left": Label.LEFT}[self.name]
         return Verdict(status=Status.of(label), label=label, stamp=self.stamp)
 
 

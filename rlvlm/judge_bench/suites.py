@@ -107,5 +107,5 @@ def find_suite(name: str) -> Suite:
     except UsageError as error:
         near = difflib.get_close_matches(name, SUITES, n=1)
         fix = f"did you mean {near[0]}?" if near else error.fix
-        raise UsageError(f"{name!r} is no suite ({', '.join(SUITES)}) and no task: {error}", fix) from error
+        raise UsageError(f"{name!r} is neither a suite ({', '.join(SUITES)}) nor a task: {error}", fix) from error
     return Suite(name=name, tasks=tasks)

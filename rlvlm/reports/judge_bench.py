@@ -44,7 +44,7 @@ def bench_judge(  # noqa: PLR0913 - the command's options
     config: JudgeConfig,
     out: Path,
     *,
-    reference: Literal["none", "oracle", "coin", "left"] = "none",
+    reference: Literal["none", "oracle", "random", "left"] = "none",
     num_frames: int | None = None,
     num_pairs: int | None = None,
     seed: int = 0,

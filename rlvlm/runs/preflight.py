@@ -328,7 +328,7 @@ def check_judge_knows(config: RunConfig) -> None:
     if known and config.task not in known and config.judge.untrained == "refuse":
         named = ", ".join(known) if len(known) <= _MOST_NAMED else f"{known[0]}, {known[1]} and {len(known) - 2} others"
         raise UsageError(
-            f"the pocket judge knows {named} alone; about {config.task} its answers would be confident nonsense",
+            f"the pocket judge knows only {named}; about {config.task} its answers would be confident nonsense",
             "use a general model with --judge.backend transformers --judge.model MODEL, choose another "
             "--reward.teacher, or go on all the same with --judge.untrained ok",
         )

@@ -2,6 +2,7 @@ from pathlib import Path
 
 import pytest
 
+from rlvlm.cli import main
 from rlvlm.commands.arguments import parse_run
 from rlvlm.core.errors import UsageError
 from rlvlm.runs.recipes import recipe
@@ -84,3 +85,11 @@ def test_a_setting_that_another_leaves_without_effect_is_refused(words: str, why
 def test_what_a_recipe_has_without_effect_is_no_error() -> None:
     config = parse_run("libero_object/0 --sft.demonstrations shown --smoke".split(), "rlvlm run").config
     assert config.judge.model == "video"
+
+
+@pytest.mark.parametrize("command", ["data", "labels"])
+def test_help_of_a_command_with_forms_names_them(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([command, "--help"]) == 0
+    text = capsys.readouterr().out
+    for form in ("show", "export", "import"):
+        assert f"  rlvlm {command} {form} " in text

@@ -55,7 +55,7 @@ def test_the_oracle_starts_and_its_figures_are_the_benchs(made: TaskItems) -> No
 @pytest.mark.parametrize(
     ("judge", "message"),
     [
-        (Reference("coin"), r"does not tell success from failure \(AUC 0.\d\d on \d\d .* at least 0.75 is wanted"),
+        (Reference("random"), r"does not tell success from failure \(AUC 0.\d\d on \d\d .* at least 0.75 is wanted"),
         (Reference("left"), r"the judge scores everything alike \(0.50 for all of \d\d\); it does not tell success"),
         (Says(None), r"mostly gives no answer that can be read \(\d\d of \d\d, e.g. 'a dog'\)"),
         (Progress(2.0), r"mostly gives no answer that can be read"),

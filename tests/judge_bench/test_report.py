@@ -51,7 +51,7 @@ def test_a_judge_of_ones_own_gets_a_row_a_page_and_its_answers(tmp_path, capsys)
     run_word(["judge-bench", "compare", str(tmp_path / "oracle"), str(tmp_path / "dim" / "bench.json")])
     said = capsys.readouterr().out
     assert "other items" not in said and "frames 4 and not 8" in said and "[1] oracle" in said
-    with pytest.raises(UsageError, match="no row"):
+    with pytest.raises(UsageError, match="not a row"):
         run_word(["judge-bench", "compare", str(tmp_path), str(tmp_path)])
 
 
@@ -72,5 +72,5 @@ def test_a_curve_gives_a_prediction(tmp_path, capsys):
         "expected of training: push_block, by scores (worth those of a judge that is right in 100 %): success 1.00"
         in capsys.readouterr().out
     )
-    row = bench(tmp_path / "coin", "--reference", "coin", "--curve", str(tmp_path / "runs.csv"))
+    row = bench(tmp_path / "random", "--reference", "random", "--curve", str(tmp_path / "runs.csv"))
     assert row["prediction"][0]["success"] is None and "no data" in capsys.readouterr().out

@@ -134,7 +134,7 @@ def test_a_judge_is_not_asked_about_a_goal_that_nobody_said() -> None:
 def test_the_pocket_judge_is_not_asked_about_a_task_it_has_never_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(preflight, "try_renderer", lambda _: None)
     config = recipe("metaworld/window-close-v3")
-    with pytest.raises(UsageError, match="knows cartpole, .* alone; about metaworld/window-close") as caught:
+    with pytest.raises(UsageError, match="knows only cartpole, .*; about metaworld/window-close") as caught:
         check_before_run(config)
     assert all(word in caught.value.fix for word in ("--judge.backend", "--reward.teacher", "--judge.untrained ok"))
     check_before_run(replace(config, judge=replace(config.judge, untrained="ok")))
@@ -144,7 +144,7 @@ def test_the_pocket_judge_is_not_asked_about_a_task_it_has_never_seen(monkeypatc
     config = override(
         recipe("libero_10/0"), {"reward.source": "judged", "judge.model": "video", "judge.score": "success"}
     )
-    with pytest.raises(UsageError, match=r"knows libero_spatial/0, libero_spatial/1 and 27 others alone"):
+    with pytest.raises(UsageError, match=r"knows only libero_spatial/0, libero_spatial/1 and 27 others;"):
         check_before_run(config)
 
 

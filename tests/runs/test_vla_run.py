@@ -136,7 +136,7 @@ def test_an_attached_pocket_judge_is_held_to_the_tasks_it_knows(local_ray: None,
                     assert make is not None
 
             attach("libero_object/8")
-            with pytest.raises(UsageError, match=r"27 others alone; about libero_10/5"):
+            with pytest.raises(UsageError, match=r"27 others; about libero_10/5"):
                 attach("libero_10/5")
     finally:
         serve.shutdown()

@@ -17,7 +17,7 @@ ROWS = (
     PanelRow(label="answers predicted, newest session", metric=metrics.REWARD_FORETOLD, format=".0%", is_rare=True),
     PanelRow(label="queries", metric=metrics.QUERIES, format=",.0f", word="labels", is_rare=True),
     PanelRow(
-        label="labels right, of the decided", metric=metrics.LABEL_ACCURACY, format=".1%", word="right", is_rare=True
+        label="label accuracy, decided pairs", metric=metrics.LABEL_ACCURACY, format=".1%", word="right", is_rare=True
     ),
     PanelRow(label="labels right or wrong", metric=metrics.QUERIES_OK, format=",.0f", is_rare=True),
     PanelRow(label="labels without preference", metric=metrics.QUERIES_NO_PREFERENCE, format=",.0f", is_rare=True),
