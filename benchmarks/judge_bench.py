@@ -18,11 +18,12 @@ from typing import Any
 import numpy as np
 import tyro
 
+from rlvlm.judge_bench.rows import read_row
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.pocket.models import weights_folder
 from rlvlm.preferences.config import THEIR_TASKS
 from rlvlm.preferences.teachers import SHARES
-from rlvlm.reports.judge_bench import bench_judge, cells, read_row
+from rlvlm.reports.judge_bench import bench_judge, cells
 from rlvlm.vlms.config import ApiConfig
 
 COLUMNS = (

@@ -21,12 +21,9 @@ from rlvlm.judge_bench.figures import cost_figures, difficulty_of, outcome_of, p
 from rlvlm.judge_bench.items import NUM_BINS, Item
 from rlvlm.labels.records import Question, StoredAnswer, answer_key, truth_about
 from rlvlm.labels.store import LabelStore, is_store, open_store
+from rlvlm.runs.answers import MAX_TEXT, logged_pairs, pair_of
 from rlvlm.runs.folder import RunFolder, find_folders
 
-MAX_TEXT = 1_000
-"""Characters kept of an answer's text."""
-_TRUTHS, _SHARES = ("ground_truth_score_1", "ground_truth_score_2"), ("p_left", "p_right", "p_tie")
-"""Columns of a run's query log."""
 OUTCOMES = {
     "correct": "right",
     "incorrect": "wrong",
@@ -65,11 +62,10 @@ class Recorded:
     def __len__(self) -> int:
         return len(self.answers)
 
-    def add(self, item: Item, place: int, swapped: bool, facts: dict[str, Any], images: tuple[str, str]) -> None:
-        """Takes in one answer; `facts` are fields of `Answer`."""
-        text = str(facts.pop("text", ""))[:MAX_TEXT]
-        self.answers.append(Answer(task=self.task, item=place, swapped=swapped, text=text, **facts))
+    def add(self, item: Item, answer: Answer, images: tuple[str, str]) -> None:
+        """Takes in one answer."""
         self.items.append(item)
+        self.answers.append(answer)
         self.images.append(images)
 
     def column(self, name: str) -> NDArray[Any]:
@@ -128,27 +124,16 @@ def read_run(folder: RunFolder) -> Recorded:
     stamps = {one.answer.stamp for one in stored.values()}
     judge = f"{_describe(next(iter(stamps)))}; " if len(stamps) == 1 else ""
     found = Recorded(name=folder.path.name, about=judge + config.title, task=config.task, store=store)
-    labels = {("ok", "0"): "left", ("ok", "1"): "right"}
-    for number, row in enumerate(logged):
-        numbers = {name: float(row[name]) if row[name] else np.nan for name in (*_TRUTHS, *_SHARES, "latency_s")}
-        label = labels.get((row["status"], row["vlm_predicted_label"]), "")
-        shares = tuple(numbers[name] for name in _SHARES)
-        facts = {
-            "status": row["status"],
-            "label": "tie" if row["status"] == "no_preference" else label,
-            "p": None if np.isnan(shares).any() else shares,
-            "latency_s": numbers["latency_s"],
-            "text": row["text"],
-        }
+    items, answers = logged_pairs(logged, config.task, config.judge_goal if config.reward.asks_judge else "")
+    for row, item, answer in zip(logged, items, answers, strict=True):
         one = stored.get(row["question"])
-        truth = (numbers[_TRUTHS[0]], numbers[_TRUTHS[1]])
-        item = _pair(one.question.goal if one else "", truth)
-        found.add(item, number, False, facts | _price(one.answer if one else None), _shown(one and one.question))
+        found.add(item, replace(answer, **_price(one.answer if one else None)), _shown(one and one.question))
         if one is None or store is None:
             continue
         other = store.find(answer_key(one.question.swapped.id, one.answer.stamp))
         if isinstance(other, Verdict) and one.question.swapped.id not in asked:
-            found.add(item, number, True, _facts(other), _shown(one.question.swapped))
+            swapped = _answer(other, config.task, answer.item, swapped=True)
+            found.add(item, swapped, _shown(one.question.swapped))
     return found
 
 
@@ -186,26 +171,25 @@ def read_store(folder: Path) -> list[Recorded]:
             swapped = one.question.swapped.id in places
             number = places.setdefault(one.question.swapped.id if swapped else one.question.id, len(places))
             left, right = values[one.question.id]
-            item = pairs.setdefault(number, _pair(one.question.goal, (left / scale, right / scale)))
+            item = pairs.setdefault(number, pair_of(one.question.goal, (left / scale, right / scale)))
             assert isinstance(one.answer, Verdict), "scores were left out above"
-            source.add(item, number, swapped, _facts(one.answer), _shown(one.question))
+            source.add(item, _answer(one.answer, task, number, swapped), _shown(one.question))
         found.append(source)
     return found
 
 
-def _pair(goal: str, truth: tuple[float, float]) -> Item:
-    """A pair of which no image is at hand; `add` keeps their digests."""
-    return Item(kind="pair", case="pair", goal=goal, sides=(), truth=truth)
-
-
-def _facts(verdict: Verdict) -> dict[str, Any]:
-    return {
-        "status": str(verdict.status),
-        "label": str(verdict.label or ""),
-        "p": verdict.probabilities,
-        "latency_s": verdict.latency_s,
-        "text": verdict.text,
-    } | _price(verdict)
+def _answer(verdict: Verdict, task: str, place: int, swapped: bool) -> Answer:
+    return Answer(
+        task=task,
+        item=place,
+        swapped=swapped,
+        status=str(verdict.status),
+        label=str(verdict.label or ""),
+        p=verdict.probabilities,
+        text=verdict.text[:MAX_TEXT],
+        latency_s=verdict.latency_s,
+        **_price(verdict),
+    )
 
 
 def _price(answer: Any) -> dict[str, float]:

@@ -20,6 +20,7 @@ from rlvlm.judge_bench.bench import frames_for, measure, summarise
 from rlvlm.judge_bench.figures import outcome_of
 from rlvlm.judge_bench.items import CASES, Item, TaskItems, noise_like
 from rlvlm.judge_bench.prediction import CURVE_FILE, ExpectedSuccess, predict, read_curve
+from rlvlm.judge_bench.rows import PAIR_NAMES, ROW_FILE, SCORE_NAMES, number_cell, read_row, share_cell
 from rlvlm.judge_bench.suites import find_suite
 from rlvlm.judges.build import build_judge
 from rlvlm.judges.cache import CachedJudge
@@ -29,7 +30,6 @@ from rlvlm.labels.store import LabelStore
 from rlvlm.runs.records import encode_png
 from rlvlm.templates import render
 
-ROW_FILE = "bench.json"
 MAX_WORST = 8
 """Wrong answers shown of each kind."""
 _CARD_PX = 160
@@ -146,19 +146,19 @@ def cells(row: Mapping[str, Any]) -> dict[str, str]:
     hard, easy = bins[:3].sum(0), bins[7:].sum(0)
     false = scores.get("false_positives", {})
     return {
-        "accuracy on decided pairs": share_cell(pairs.get("accuracy")),
+        PAIR_NAMES["accuracy"]: share_cell(pairs.get("accuracy")),
         "  the hardest, gaps below 0.3": _plain_share(hard[0], hard[0] + hard[1]),
         "  the easiest, from 0.7 on": _plain_share(easy[0], easy[0] + easy[1]),
-        "undecided": share_cell(pairs.get("undecided")),
-        "unread pairs": share_cell(pairs.get("unread")),
-        "said left": share_cell(pairs.get("said_left")),
-        "label swaps with the order": share_cell(pairs.get("consistent")),
+        PAIR_NAMES["undecided"]: share_cell(pairs.get("undecided")),
+        PAIR_NAMES["unread"]: share_cell(pairs.get("unread")),
+        PAIR_NAMES["said_left"]: share_cell(pairs.get("said_left")),
+        PAIR_NAMES["consistent"]: share_cell(pairs.get("consistent")),
         "chooses between equal images": share_cell(pairs.get("same_image")),
         "same label for another task": share_cell(pairs.get("other_task")),
-        "calibration error of pairs": number_cell(pairs.get("ece")),
-        "AUC of success": number_cell(scores.get("auc")),
+        PAIR_NAMES["ece"]: number_cell(pairs.get("ece")),
+        SCORE_NAMES["auc"]: number_cell(scores.get("auc")),
         "best threshold": number_cell(scores.get("threshold")),
-        "calibration error of scores": number_cell(scores.get("ece")),
+        SCORE_NAMES["ece"]: number_cell(scores.get("ece")),
         "unread scores": share_cell(scores.get("unread")),
         **{f"called success: {case}": share_cell(value) for case, value in false.items()},
         **{f"still a success: {case}": share_cell(value) for case, value in scores.get("kept", {}).items()},
@@ -187,24 +187,8 @@ def task_lines(row: Mapping[str, Any]) -> list[tuple[str, ...]]:
     ]
 
 
-def share_cell(one: Mapping[str, Any] | None) -> str:
-    """A share with its interval, in percent; `-` where there is none."""
-    if not one:
-        return "-"
-    return f"{100 * one['value']:.1f} % ({100 * one['low']:.0f} to {100 * one['high']:.0f})"
-
-
 def _plain_share(hits: float, count: float) -> str:
     return f"{100 * hits / count:.1f} %" if count else "-"
-
-
-def number_cell(one: Mapping[str, Any] | float | None, digits: int = 2) -> str:
-    """A number, with its interval where it has one; `-` where there is none."""
-    if one is None or one == {}:
-        return "-"
-    if isinstance(one, Mapping):
-        return f"{one['value']:.{digits}f} ({one['low']:.{digits}f} to {one['high']:.{digits}f})"
-    return f"{one:.{digits}f}"
 
 
 def _plain(value: Any) -> Any:
@@ -336,22 +320,6 @@ def compare_benches(paths: Sequence[Path]) -> int:
         said = "; ".join(fault["name"] for fault in row["faults"]) or "no fault found"
         console.print(f"[{number}] {_name(row)}, {row['bench']['suite']}: {said}", markup=False)
     return EXIT_DONE
-
-
-def read_row(path: Path) -> dict[str, Any]:
-    """The row in a file or folder.
-
-    Raises:
-        UsageError: there is none that can be read.
-    """
-    file = path / ROW_FILE if path.is_dir() else path
-    try:
-        row = json.loads(file.read_text())
-        if not all(name in row for name in ("bench", "judge", "figures", "tasks", "manifest")):
-            raise ValueError("it lacks parts of a row")
-    except (OSError, ValueError, TypeError) as error:
-        raise UsageError(f"{file} is not a row of judge-bench: {error}", "make one with `rlvlm judge-bench`") from error
-    return row
 
 
 def differences(row: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:

@@ -12,13 +12,13 @@ from rlvlm.core.disk import write_json, write_whole
 from rlvlm.core.errors import EXIT_DONE, UsageError
 from rlvlm.core.judging import Query, Status
 from rlvlm.judge_bench.items import NUM_BINS
+from rlvlm.judge_bench.rows import PAIR_NAMES, number_cell, share_cell
 from rlvlm.judges.build import build_judge
 from rlvlm.judges.cache import CachedJudge
 from rlvlm.labels.images import MissingImage
 from rlvlm.labels.records import Question
 from rlvlm.labels.store import LabelStore, is_store
 from rlvlm.reports.judge_answers import OUTCOMES, Recorded, by_bin, outcomes, read_sources, summarise
-from rlvlm.reports.judge_bench import number_cell, share_cell
 from rlvlm.reports.judge_figures import draw_all
 from rlvlm.runs.folder import find_folder
 from rlvlm.runs.records import encode_png
@@ -147,12 +147,12 @@ def table_cells(row: Mapping[str, Any]) -> dict[str, str]:
     p50, p95 = cost["latency_p50_s"], cost["latency_p95_s"]
     return {
         "answers": f"{row['answers']:,}",
-        "accuracy on decided pairs": share_cell(pairs["accuracy"]),
-        "undecided": share_cell(pairs["undecided"]),
+        PAIR_NAMES["accuracy"]: share_cell(pairs["accuracy"]),
+        PAIR_NAMES["undecided"]: share_cell(pairs["undecided"]),
         **{name: f"{100 * row[name] / row['answers']:.1f} %" for name in ("invalid", "failed")},
-        "said left": share_cell(pairs["said_left"]),
-        "label swaps with the order": share_cell(pairs["consistent"]),
-        "calibration error of pairs": number_cell(pairs["ece"], 3),
+        PAIR_NAMES["said_left"]: share_cell(pairs["said_left"]),
+        PAIR_NAMES["consistent"]: share_cell(pairs["consistent"]),
+        PAIR_NAMES["ece"]: number_cell(pairs["ece"], 3),
         "p50 / p95": "-" if p50 is None else f"{1_000 * p50:,.0f} / {1_000 * p95:,.0f} ms",
         "tokens per answer": number_cell(cost["tokens"], 0),
         "USD per 1,000 answers": number_cell(cost["usd_per_1000"]),

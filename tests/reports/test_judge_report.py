@@ -9,8 +9,8 @@ import pytest
 
 from rlvlm.core.errors import UsageError
 from rlvlm.core.judging import Label, Query, Stamp, Status, Usage, Verdict
+from rlvlm.judge_bench.asking import Answer
 from rlvlm.judge_bench.figures import confidences, pair_figures
-from rlvlm.judge_bench.items import Item
 from rlvlm.judges.agreement import calibration_error
 from rlvlm.judges.cache import CachedJudge
 from rlvlm.labels.records import Origin, Truth
@@ -20,6 +20,7 @@ from rlvlm.preferences.teachers import SHARES
 from rlvlm.reports.judge_answers import Recorded, by_bin, confusion, outcomes, read_sources, summarise
 from rlvlm.reports.judge_figures import REFERENCE, decided_accuracy, shares_of
 from rlvlm.reports.judge_report import report_judges
+from rlvlm.runs.answers import pair_of
 from rlvlm.runs.records import query_row, truths_of
 from rlvlm.testing import FakeJudge
 
@@ -151,10 +152,13 @@ def make(rows, scale: float = 1.0, **facts) -> Recorded:
     """Rows of status, label, p_left, p_right, truth left, truth right, label in the other order."""
     made = Recorded(name="n", about="a", task="drawer_open", store=None, scale=scale)
     for place, (status, label, p_left, p_right, left, right, _) in enumerate(rows):
-        item = Item(kind="pair", case="pair", goal="g", sides=(), truth=(left / scale, right / scale))
+        item = pair_of("g", (left / scale, right / scale))
         p = None if np.isnan(p_left) else (p_left, p_right, 0.0)
         own = {name: values[place] for name, values in facts.items()}
-        made.add(item, place, False, {"status": status, "label": label, "p": p, "latency_s": 0.1} | own, ("", ""))
+        answer = Answer(
+            task="t", item=place, swapped=False, status=status, label=label, p=p, latency_s=0.1, **own
+        )  # fmt: skip
+        made.add(item, answer, ("", ""))
     return made
 
 
@@ -163,7 +167,8 @@ def in_both_orders(rows) -> Recorded:
     made = make(rows)
     for place, row in enumerate(rows):
         if row[-1]:
-            made.add(made.items[place], place, True, {"status": "ok", "label": row[-1]}, ("", ""))
+            answer = Answer(task="t", item=place, swapped=True, status="ok", label=row[-1])
+            made.add(made.items[place], answer, ("", ""))
     return made
 
 

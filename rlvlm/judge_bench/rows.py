@@ -1,0 +1,94 @@
+"""Rows that judges left (`bench.json`): read, found by who was measured, and put beside figures of runs."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rlvlm.core.errors import UsageError
+from rlvlm.judge_bench.figures import Figures
+
+ROW_FILE = "bench.json"
+PAIR_NAMES = {
+    "accuracy": "accuracy on decided pairs",
+    "undecided": "undecided",
+    "unread": "unread pairs",
+    "said_left": "said left",
+    "consistent": "label swaps with the order",
+    "ece": "calibration error of pairs",
+}
+"""Figures of pairs that a bench and a run's labels have in common, and what tables call them."""
+SCORE_NAMES = {
+    "auc": "AUC of success",
+    "ece": "calibration error of scores",
+    "false_positives": "failures called successes",
+}
+"""Likewise of scores."""
+
+
+def read_row(path: Path) -> dict[str, Any]:
+    """The row in a file or folder.
+
+    Raises:
+        UsageError: there is none that can be read.
+    """
+    file = path / ROW_FILE if path.is_dir() else path
+    try:
+        row = json.loads(file.read_text())
+        if not all(name in row for name in ("bench", "judge", "figures", "tasks", "manifest")):
+            raise ValueError("it lacks parts of a row")
+    except (OSError, ValueError, TypeError) as error:
+        raise UsageError(f"{file} is not a row of judge-bench: {error}", "make one with `rlvlm judge-bench`") from error
+    return row
+
+
+def is_of(row: Mapping[str, Any], judge: str, prompt: str) -> bool:
+    """Whether a row is of the judge and prompt of a stamp; references and teachers of numbers have no prompt."""
+    nothing = ("", "none")
+    ours, theirs = row["judge"]["prompt"], prompt
+    return row["judge"]["judge"] == judge and (ours == theirs or (ours in nothing and theirs in nothing))
+
+
+def task_figures(row: Mapping[str, Any], task: str, kind: str) -> Figures:
+    """Figures of `kind` (pairs or scores) on a task, or on all together where it was not asked about it; empty where
+    nothing of that kind was asked.
+    """
+    figures = dict(row["tasks"].get(task, row["figures"])[kind])
+    if kind == "scores":
+        figures["false_positives"] = figures.get("false_positives", {}).get("all cases")
+    return figures
+
+
+def beside(kind: str, run: Mapping[str, Any], bench: Mapping[str, Any]) -> list[list[str]]:
+    """Rows of a table: what is measured, in a run and in the bench; what neither knows is left out."""
+    names = PAIR_NAMES if kind == "pairs" else SCORE_NAMES
+    rows = []
+    for key, name in names.items():
+        cell = share_cell if key in _SHARES else number_cell
+        both = [cell(run.get(key)), cell(bench.get(key))]
+        rows += [[name, *both]] if set(both) != {"-"} else []
+    return rows
+
+
+_SHARES = ("accuracy", "undecided", "unread", "said_left", "consistent", "false_positives")
+
+
+def share_cell(one: Mapping[str, Any] | float | None) -> str:
+    """A share, with its interval where it has one, in percent; `-` where there is none."""
+    if not isinstance(one, Mapping):
+        return "-" if one is None else f"{100 * one:.1f} %"
+    return f"{100 * one['value']:.1f} % ({100 * one['low']:.0f} to {100 * one['high']:.0f})"
+
+
+def number_cell(one: Mapping[str, Any] | float | None, digits: int = 2) -> str:
+    """A number, with its interval where it has one; `-` where there is none."""
+    if one is None or one == {}:
+        return "-"
+    if isinstance(one, Mapping):
+        return f"{one['value']:.{digits}f} ({one['low']:.{digits}f} to {one['high']:.{digits}f})"
+    return f"{one:.{digits}f}"
+
+
+def find_row(rows: Sequence[Mapping[str, Any]], judge: str, prompt: str) -> Mapping[str, Any] | None:
+    """The first row of the judge of a stamp."""
+    return next((row for row in rows if is_of(row, judge, prompt)), None)

@@ -1,0 +1,52 @@
+"""A run's logged labels as items and answers of the judge bench, so that its figures are the bench's."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from rlvlm.judge_bench.asking import Answer
+from rlvlm.judge_bench.items import Item
+
+_TRUTHS, _SHARES = ("ground_truth_score_1", "ground_truth_score_2"), ("p_left", "p_right", "p_tie")
+_LABELS = {("ok", "0"): "left", ("ok", "1"): "right"}
+"""By status and code of the log."""
+MAX_TEXT = 1_000
+"""Characters kept of an answer's text."""
+
+
+def logged_pairs(rows: Sequence[Mapping[str, str]], task: str, goal: str = "") -> tuple[list[Item], list[Answer]]:
+    """What was asked, and what was said of it; truths that nobody knows are NaN, and there are no images.
+
+    Args:
+        rows: [N] of `vlm_query_log.csv`.
+        task: of the run.
+        goal: of its judge.
+    """
+    items, answers = [], []
+    for place, row in enumerate(rows):
+        numbers: dict[str, Any] = {
+            name: float(row[name]) if row[name] else np.nan for name in (*_TRUTHS, *_SHARES, "latency_s")
+        }
+        left, right = (numbers[name] for name in _TRUTHS)
+        shares = tuple(numbers[name] for name in _SHARES)
+        label = _LABELS.get((row["status"], row["vlm_predicted_label"]), "")
+        items.append(pair_of(goal, (left, right)))
+        answers.append(
+            Answer(
+                task=task,
+                item=place,
+                swapped=False,
+                status=row["status"],
+                label="tie" if row["status"] == "no_preference" else label,
+                p=None if np.isnan(shares).any() else (shares[0], shares[1], shares[2]),
+                text=row["text"][:MAX_TEXT],
+                latency_s=numbers["latency_s"],
+            )
+        )
+    return items, answers
+
+
+def pair_of(goal: str, truth: tuple[float, float]) -> Item:
+    """A pair whose images are not at hand."""
+    return Item(kind="pair", case="pair", goal=goal, sides=(), truth=truth)
