@@ -17,6 +17,9 @@ class ReportArguments:
     """Folders of runs; runs that differ only in their seed form a group. Or the folder of one sweep."""
     out: Path | None = None
     """Folder for the page, the tables and the images; by default `report`, or the sweep's own folder."""
+    bench: tuple[Path, ...] = ()
+    """Rows of judges (bench.json of `rlvlm judge-bench`), or folders with some: what the bench said and predicted of a
+    judge stands beside what came of the runs that asked it."""
     trust: bool = False
     """Import the task that the folder names as MODULE:NAME, which runs its code."""
 
@@ -29,4 +32,4 @@ def command(words: Sequence[str], prog: str) -> int:
     check_trust(arguments.paths, trust=arguments.trust)
     from rlvlm.reports.compare import compare
 
-    return compare(arguments.paths, arguments.out)
+    return compare(arguments.paths, arguments.out, arguments.bench)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlvlm.core import metrics
-from rlvlm.core.judging import Score, Status, Verdict
+from rlvlm.core.judging import Label, Score, Status, Verdict
 from rlvlm.core.steps import Pair, Segment, Trajectory
 from rlvlm.envs.images import FrameStore
 from rlvlm.judges.agreement import label_outcome
@@ -141,15 +141,27 @@ class FeedbackCounts:
         self._counts.update(_METRIC[answer.status] for answer in answers)
         self._counts["correct"] += correct.count(True)
         self._counts["wrong"] += correct.count(False)
+        self._counts["left"] += sum(isinstance(one, Verdict) and one.label is Label.LEFT for one in answers)
+        self._counts["right"] += sum(isinstance(one, Verdict) and one.label is Label.RIGHT for one in answers)
         self._health.note(answers)
         self._health.check(answers)
 
     def metrics(self) -> dict[str, float]:
-        """Counts so far, and accuracy over all decided labels with a truth (absent while there is none)."""
+        """Counts so far, and shares with the bench's definitions: accuracy over all decided labels with a truth, those
+        of decided labels that say left, and of comparisons without a preference (each absent while there is none).
+        """
         names = (metrics.QUERIES, metrics.QUERIES_LOOK_ALIKE, *_METRIC.values())
         counts = {name: float(self._counts[name]) for name in names}
         checked = self._counts["correct"] + self._counts["wrong"]
-        return counts | ({metrics.LABEL_ACCURACY: self._counts["correct"] / checked} if checked else {})
+        decided = self._counts["left"] + self._counts["right"]
+        shares = {metrics.LABEL_ACCURACY: (self._counts["correct"], checked)}
+        if decided:  # of scores nobody is undecided
+            undecided = self._counts[metrics.QUERIES_NO_PREFERENCE]
+            shares |= {
+                metrics.LABELS_LEFT: (self._counts["left"], decided),
+                metrics.LABELS_UNDECIDED: (undecided, self._counts[metrics.QUERIES]),
+            }
+        return counts | {name: hits / count for name, (hits, count) in shares.items() if count}
 
     def get_state(self) -> dict[str, Any]:
         return {"counts": dict(self._counts), "recent": self._health.get_state()}

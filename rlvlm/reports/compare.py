@@ -16,7 +16,9 @@ from rlvlm.core.console.tables import plain_console, plain_table
 from rlvlm.core.disk import write_whole
 from rlvlm.core.errors import EXIT_DONE
 from rlvlm.envs.registry import find_task
-from rlvlm.reports.results import SOLVED, Results, RunResult, mean_known, run_results, sweep_results
+from rlvlm.judge_bench.prediction import predict, read_curve
+from rlvlm.judge_bench.rows import find_row, number_cell, share_cell, task_figures
+from rlvlm.reports.results import SOLVED, Results, RunResult, mean_known, run_results, sweep_results, with_benches
 from rlvlm.reports.statistics import (
     CONFIDENCE,
     RESAMPLES,
@@ -27,6 +29,7 @@ from rlvlm.reports.statistics import (
     percentiles,
     resampled_means,
 )
+from rlvlm.rewards.config import StepRewardConfig
 from rlvlm.runs.plots import COLOURS, INK, STYLE, save
 from rlvlm.runs.scores import score_name
 from rlvlm.runs.tables import CsvTable
@@ -38,19 +41,20 @@ _FEW_POINTS = 4
 """Curves of fewer evaluations show each as a point."""
 
 
-def compare(paths: Sequence[Path], out: Path | None = None) -> int:
+def compare(paths: Sequence[Path], out: Path | None = None, benches: Sequence[Path] = ()) -> int:
     """Prints who wins, and writes report.html, report.png, report_curves.png, report.csv and report_runs.csv.
 
     Args:
         paths: the folder of one sweep; or folders of runs, or full of runs.
         out: folder of the files; by default the sweep's, or `report`.
+        benches: rows of judges, or folders with some, as of `with_benches`.
 
     Raises:
         UsageError: no path, nothing to compare under one, or a file that cannot be read.
     """
     # several paths are runs, even where one of them is a sweep's folder
     sweep = find_sweep(paths[0]) if len(paths) == 1 else None
-    results = sweep_results(sweep) if sweep else run_results(paths)
+    results = with_benches(sweep_results(sweep) if sweep else run_results(paths), benches)
     out = out or (sweep.path if sweep else Path("report"))
     out.mkdir(parents=True, exist_ok=True)
     with matplotlib.rc_context(STYLE):
@@ -70,6 +74,11 @@ def compare(paths: Sequence[Path], out: Path | None = None) -> int:
         rows.append((row["task"], row["title"], row["finished"], cell("score", row["score"]), interval, *facts))
     console = plain_console()
     console.print(plain_table(heads, rows, words=("task", "source"), wraps=("source",)))
+    for row in groups:
+        if row["bench"]:
+            said = f"{row['task']}, {row['title']}: bench of its judge: {row['bench']}; expected success "
+            said += f"{row['expected'] or 'unknown'}, scored {cell('score', row['score'])}"
+            console.print(said, markup=False, soft_wrap=True)
     console.print(f"\n{overall(results)}\n", markup=False)
     console.print(f"page, images and tables: {out / 'report.html'}", markup=False, soft_wrap=True)
     return EXIT_DONE
@@ -78,6 +87,8 @@ def compare(paths: Sequence[Path], out: Path | None = None) -> int:
 SHOWN = {
     "title": "source",
     "finished": "runs finished",
+    "bench": "bench of its judge",
+    "expected": "expected success",
     "score": "final score",
     "mean_over_run": "mean over the run",
     "steps_to_solve": f"steps to {SOLVED:g}",
@@ -119,6 +130,7 @@ def comparison_page(results: Results, scores: Path, curves: Path) -> str:
         title=results.title,
         extent=_extent(results),
         finding=overall(results),
+        has_benches=bool(results.benches),
         remarks=results.remarks,
         scores=inline(scores),
         curves=inline(curves),
@@ -217,6 +229,7 @@ def group_rows(results: Results, task: str) -> list[dict[str, Any]]:
                 "source": source,
                 "title": results.sources[source],
                 "finished": f"{len(runs)} of {len(results.of(task, source))}",
+                **_benched(results, task, source),
                 "score": score.value if score else None,
                 "score_low": score.low if score else None,
                 "score_high": score.high if score else None,
@@ -236,6 +249,27 @@ def group_rows(results: Results, task: str) -> list[dict[str, Any]]:
             }
         )
     return rows
+
+
+def _benched(results: Results, task: str, source: str) -> dict[str, str | None]:
+    """What the bench of a source's judge says of the task, and what success it predicts; None where none is known."""
+    runs = results.of(task, source)
+    row = next((found for run in runs if (found := find_row(results.benches, *run.judge))), None)
+    if row is None:
+        return {"bench": None, "expected": None}
+    reward = runs[0].config.reward
+    kind = "pairs" if isinstance(reward, StepRewardConfig) and reward.source == "preference" else "scores"
+    figures = task_figures(row, task, kind)
+    if kind == "pairs":
+        bench = f"{share_cell(figures.get('accuracy'))} right, {share_cell(figures.get('undecided'))} undecided"
+    else:
+        bench = f"AUC {number_cell(figures.get('auc'))}"
+    if faults := [fault["name"] for fault in row["faults"]]:
+        bench += f"; {', '.join(faults)}"
+    found = next((one for one in predict(row["teacher"], read_curve()) if (one.task, one.kind) == (task, kind)), None)
+    if found is None or found.success is None:  # no runs of such a task, or with judges of such worth
+        return {"bench": bench, "expected": None}
+    return {"bench": bench, "expected": f"{found.success:.2f} ({found.low:.2f} to {found.high:.2f})"}
 
 
 def run_rows(results: Results) -> list[dict[str, Any]]:

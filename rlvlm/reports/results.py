@@ -1,7 +1,7 @@
 """What runs have come to, read from their folders: those of a sweep, or any runs side by side."""
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,7 @@ import numpy as np
 
 from rlvlm.core import metrics
 from rlvlm.core.errors import UsageError
+from rlvlm.judge_bench.rows import ROW_FILE, is_of, read_row
 from rlvlm.runs.config import RunConfig
 from rlvlm.runs.folder import RunFolder, find_folders
 from rlvlm.runs.plots import column
@@ -68,6 +69,8 @@ class RunResult:
     """Share of the newest failures that a judge which rewarded them called successes; None where none did."""
     alarm_step: int | None = None
     """Env step at which that judge's monitor gave its alarm, None where it gave none."""
+    judge: tuple[str, str] = ("", "")
+    """Name and prompt in the stamp of who answered first; empty where nobody did."""
 
     @property
     def is_finished(self) -> bool:
@@ -108,6 +111,8 @@ class Results:
     runs: Sequence[RunResult]
     remarks: Sequence[str] = ()
     """What a reader must know before believing the comparison."""
+    benches: Sequence[Mapping[str, Any]] = ()
+    """Rows of judge benches, of judges that some of the runs asked."""
 
     def of(self, task: str, source: str) -> list[RunResult]:
         """All runs of one task with one source."""
@@ -244,10 +249,41 @@ def _read(run: RunFolder | None, **about: Any) -> RunResult:
         label_accuracy=asked["label_accuracy"],
         false_positives=watched.get(metrics.JUDGE_FALSE_POSITIVES),
         alarm_step=None if alarm_step is None else int(alarm_step),
+        judge=_judge_of(run) if run else ("", ""),
         peak_rss_mb=summary.get("peak_rss_mb"),
         wall_s=summary.get("wall_s", float(rows[-1]["wall_s"] or 0) if rows else 0.0),
         **about,
     )
+
+
+def _judge_of(run: RunFolder) -> tuple[str, str]:
+    """Who answered, by the first example that was kept; the others are megabytes of images."""
+    try:
+        with run.samples.path.open() as file:
+            first = json.loads(file.readline())
+        return str(first["judge"]), str(first["prompt"])
+    except (OSError, ValueError, KeyError):  # nothing was asked, or the line is torn
+        return "", ""
+
+
+def with_benches(results: Results, paths: Sequence[Path]) -> Results:
+    """The results with the rows of their judges' benches.
+
+    Args:
+        results: of runs.
+        paths: rows, or folders with some.
+
+    Raises:
+        UsageError: no row is there, or one that cannot be read.
+    """
+    files = [file for path in paths for file in (sorted(path.rglob(ROW_FILE)) if path.is_dir() else [path])]
+    if paths and not files:
+        raise UsageError(f"no {ROW_FILE} under {', '.join(map(str, paths))}", "make one with `rlvlm judge-bench`")
+    rows = [read_row(file) for file in files]
+    asked = {run.judge for run in results.runs}
+    unused = [str(file) for file, row in zip(files, rows, strict=True) if not any(is_of(row, *one) for one in asked)]
+    remark = f"No run here asked the judge of {', '.join(unused)}." if unused else ""
+    return replace(results, benches=rows, remarks=[*results.remarks, *filter(None, [remark])])
 
 
 def _with_costs(folder: SweepFolder, runs: Sequence[RunResult]) -> list[RunResult]:

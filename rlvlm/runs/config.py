@@ -60,6 +60,9 @@ class TrackConfig:
     """Whether a Ray started by the run opens its dashboard."""
     dashboard_port: int = 8265
     """Port of that dashboard, on the loopback address."""
+    bench: str = ""
+    """bench.json of the run's judge (`rlvlm judge-bench`): the run's card shows its figures beside its own. Empty: that
+    of a teacher `measured`, if any."""
 
     def __post_init__(self) -> None:
         for name in ("log_every_steps", "checkpoint_every_steps", "keep_checkpoints"):

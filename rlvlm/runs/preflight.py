@@ -385,6 +385,10 @@ def _check_objects(config: RunConfig) -> None:
     Raises:
         UsageError: says which cannot.
     """
+    if config.track.bench:
+        from rlvlm.judge_bench.rows import read_row
+
+        read_row(Path(config.track.bench).expanduser())
     if isinstance(config.algo, PolicyGradientConfig):
         from rlvlm.algorithms.policy_gradient.advantages import find_estimator  # torch, as every run needs it
         from rlvlm.algorithms.policy_gradient.losses import find_policy_loss

@@ -2,13 +2,19 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from rlvlm.core import metrics
+from rlvlm.core.errors import UsageError
 from rlvlm.core.judging import Status
+from rlvlm.judge_bench.figures import pair_figures
+from rlvlm.judge_bench.rows import beside, read_row, task_figures
 from rlvlm.judges.agreement import wilson_interval
+from rlvlm.rewards.config import StepRewardConfig
+from rlvlm.runs.answers import logged_pairs
 from rlvlm.runs.checkpoints import RunState
 from rlvlm.runs.config import RunConfig
 from rlvlm.runs.folder import RunFolder
@@ -62,6 +68,7 @@ def summarise(folder: RunFolder, config: RunConfig, state: RunState, exit_reason
         **({"decodings": shares} if (shares := summarise_decodings(evaluations)) else {}),
         **({"judge": watched} if (watched := summarise_judge(folder)) else {}),
         **({"learned_reward": trust} if (trust := summarise_trust(folder)) else {}),
+        **({"bench": rows} if (rows := beside_bench(folder, config)) else {}),
     }
 
 
@@ -106,6 +113,33 @@ def summarise_judge(folder: RunFolder) -> dict[str, float | int | None]:
         alarms = (int(row[metrics.ENV_STEPS]) for row in rows if row.get(metrics.JUDGE_ALARM))
         figures["alarm_step"] = next(alarms, None)
     return figures
+
+
+def beside_bench(folder: RunFolder, config: RunConfig) -> list[list[str]]:
+    """Rows of name, figure in this run, figure in the bench of its judge; empty where no bench is known.
+
+    Both have the definitions of the bench, and labels go through its own functions. Scores are those of the monitor's
+    newest episodes; there and in the bench a success is claimed from different thresholds on.
+    """
+    reward, feedback = config.reward, config.feedback
+    is_stepwise = isinstance(reward, StepRewardConfig)
+    measured = (feedback.measured if feedback else "") if is_stepwise else reward.measured
+    file = config.track.bench or (measured if measured.endswith(".json") else "")
+    if not file:
+        return []
+    try:
+        row = read_row(Path(file).expanduser())
+    except UsageError as error:  # it was there when the run began; what was trained is not lost for it
+        return [["bench", "-", str(error)]]
+    if queries := folder.queries.read():
+        own = pair_figures(*logged_pairs(queries, config.task))
+        return beside("pairs", own, task_figures(row, config.task, "pairs"))
+    names = {
+        "auc": metrics.JUDGE_AUC, "ece": metrics.JUDGE_CALIBRATION, "false_positives": metrics.JUDGE_FALSE_POSITIVES
+    }  # fmt: skip
+    watched = summarise_judge(folder)
+    own = {name: watched.get(metric) for name, metric in names.items()}
+    return beside("scores", own, task_figures(row, config.task, "scores"))
 
 
 def summarise_trust(folder: RunFolder) -> dict[str, int | None]:
@@ -228,6 +262,10 @@ def run_card(  # one page, one argument per source of facts
                 lines += [f"| {what}, {_WHEN[when]} | {' | '.join(cells)} |"] if cells else []
         lines.append("")
     lines += ["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in _results(summary).items()), ""]
+    if rows := summary.get("bench"):
+        lines += ["| the judge | in this run | in its bench |", "|---|---|---|"]
+        lines += [f"| {' | '.join(cells)} |" for cells in rows]
+        lines.append("")
     lines += [f"![{title}](plots/{name})\n" for name, title in _TITLES.items() if f"plots/{name}" in files]
     lines += [f"- video: [{file}]({file})" for file in files if file.endswith(".mp4")]
     lines += [f"- {text}: [{name}]({name})" for name, text in _PAGES.items() if name in files]

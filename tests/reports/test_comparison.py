@@ -12,8 +12,9 @@ import pytest
 from made_sweep import BAD, GOOD, Curves
 
 from rlvlm.core.errors import UsageError
+from rlvlm.judge_bench.prediction import predict, read_curve
 from rlvlm.reports.compare import common_grid, compare, draw_curves, group_rows, overall, run_rows
-from rlvlm.reports.results import run_results, sweep_results
+from rlvlm.reports.results import run_results, sweep_results, with_benches
 from rlvlm.reports.statistics import (
     Estimate,
     estimate,
@@ -126,6 +127,39 @@ def test_page_images_and_tables_are_written(make_sweep: Make, capsys: pytest.Cap
         assert [row["source"] for row in csv.DictReader(file)] == ["good", "bad", "good", "bad"]
     with open(folder.path / "report_runs.csv") as file:
         assert len(list(csv.DictReader(file))) == 12
+
+
+def test_bench_prediction_and_outcome_of_a_judge_stand_side_by_side(make_sweep: Make, tmp_path: Path) -> None:
+    sweep = make_sweep()
+    pairs = [[[9, 1, 0]] * 2] * 10  # nine of ten right, whichever side was shown where
+    figures = {
+        "pairs": {name: {"value": value, "low": 0.0, "high": 1.0, "count": 200} for name, value in
+                  (("accuracy", 0.9), ("undecided", 0.0))},
+        "scores": {},
+    }  # fmt: skip
+    row = {
+        "bench": {}, "judge": {"judge": "transformers:tiny", "prompt": "direct/1"}, "figures": figures, "manifest": {},
+        "tasks": {"drawer_open": figures}, "faults": [{"name": "ignores the instruction"}],
+        "teacher": {"all": {"pairs": pairs}},
+    }  # fmt: skip
+    (tmp_path / "rows" / "tiny").mkdir(parents=True)
+    (tmp_path / "rows" / "tiny" / "bench.json").write_text(json.dumps(row))
+    (tmp_path / "rows" / "bench.json").write_text(json.dumps(row | {"judge": {"judge": "other", "prompt": ""}}))
+    for run in sweep_results(sweep).runs:
+        if run.source == "good" and run.path.exists():
+            (run.path / "judge_panel.jsonl").write_text(
+                json.dumps({"env_steps": 1, "judge": "transformers:tiny", "prompt": "direct/1"}) + "\n"
+            )
+    results = with_benches(sweep_results(sweep), [tmp_path / "rows"])
+    good, bad = group_rows(results, "drawer_open")
+    assert good["bench"] == "90.0 % (0 to 100) right, 0.0 % (0 to 100) undecided; ignores the instruction"
+    assert bad["bench"] is bad["expected"] is None
+    expected = next((one for one in predict(row["teacher"], read_curve()) if one.task == "drawer_open"), None)
+    wanted = f"{expected.success:.2f}" if expected and expected.success is not None else ""
+    assert (good["expected"] or "").startswith(wanted) and good["score"] is not None
+    assert results.remarks[-1] == f"No run here asked the judge of {tmp_path / 'rows' / 'bench.json'}."
+    with pytest.raises(UsageError, match=r"no bench\.json"):
+        with_benches(results, [sweep.path])
 
 
 def make_run(config: RunConfig, success: list[float]) -> None:

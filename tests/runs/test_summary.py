@@ -1,4 +1,7 @@
+import json
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -62,6 +65,38 @@ def test_the_card_says_what_came_of_the_run_and_how_to_do_it_again(filled: RunFo
     assert "![Learning curve](plots/learning_curve.png)" in text and "vlm_accuracy.png" not in text
     assert "[videos/a.mp4](videos/a.mp4)" in text and "judge_panel.html" in text
     assert "- judge: pocket, prompt direct" in text
+
+
+BENCH = {
+    "bench": {},
+    "judge": {"judge": "transformers:tiny", "prompt": "direct/1"},
+    "figures": {"pairs": {}, "scores": {}},
+    "tasks": {
+        "drawer_open": {
+            "pairs": {
+                "accuracy": {"value": 0.75, "low": 0.6, "high": 0.9, "count": 40},
+                "consistent": {"value": 0.9, "low": 0.8, "high": 1.0, "count": 20},
+                "ece": 0.125,
+            },
+            "scores": {"auc": {"value": 0.8, "low": 0.7, "high": 0.9, "count": 40}},
+        }
+    },
+    "manifest": {},
+}
+
+
+def test_the_card_has_the_judges_figures_in_the_run_beside_those_in_its_bench(
+    filled: RunFolder, folder: RunFolder, config: RunConfig, tmp_path: Path
+) -> None:
+    assert "in its bench" not in card(filled, config, "done", [])
+    (tmp_path / "bench.json").write_text(json.dumps(BENCH))
+    known = replace(config, track=replace(config.track, bench=str(tmp_path)))
+    text = card(filled, known, "done", [])
+    # of twelve answers two are right, two wrong, two decided where the truth ties, two undecided and four unread
+    assert "| pairs right, of the decided | 50.0 % (15 to 85) | 75.0 % (60 to 90) |" in text
+    assert "| undecided | 16.7 % (5 to 45) | - |" in text and "| said left | 66.7 % (30 to 90) | - |" in text
+    assert "| label swaps with the order | - | 90.0 % (80 to 100) |" in text
+    assert "| calibration error of pairs | 0.17 | 0.12 |" in text, "60 against 30 %: 2/3 sure, and half of them right"
 
 
 def test_the_card_says_when_and_why_the_learned_reward_counted(filled: RunFolder, config: RunConfig) -> None:
