@@ -93,7 +93,7 @@ def test_the_card_has_the_judges_figures_in_the_run_beside_those_in_its_bench(
     known = replace(config, track=replace(config.track, bench=str(tmp_path)))
     text = card(filled, known, "done", [])
     # of twelve answers two are right, two wrong, two decided where the truth ties, two undecided and four unread
-    assert "| pairs right, of the decided | 50.0 % (15 to 85) | 75.0 % (60 to 90) |" in text
+    assert "| accuracy on decided pairs | 50.0 % (15 to 85) | 75.0 % (60 to 90) |" in text
     assert "| undecided | 16.7 % (5 to 45) | - |" in text and "| said left | 66.7 % (30 to 90) | - |" in text
     assert "| label swaps with the order | - | 90.0 % (80 to 100) |" in text
     assert "| calibration error of pairs | 0.17 | 0.12 |" in text, "60 against 30 %: 2/3 sure, and half of them right"
