@@ -11,6 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
+from rlvlm.cli import main
+
 WORDS = (
     "rlvlm.testing:TINY --steps 400 --reward.teacher oracle --reward.model state --seed 2 "
     "--feedback.first-step 100 --feedback.every-steps 60 --feedback.queries 8 --reward-model.ensemble 2 "
@@ -33,6 +35,11 @@ def finish(child: "subprocess.Popen[str]", code: int = 0) -> tuple[str, str]:
     out, err = child.communicate(timeout=500)
     assert child.returncode == code, (child.returncode, out, err)
     return out, err
+
+
+def run_here(*words: str, code: int = 0) -> None:
+    """`rlvlm WORDS` in this process, on the Ray that it is connected to, so that neither has to start."""
+    assert main(words) == code
 
 
 def box_words(text: str) -> str:
