@@ -15,6 +15,13 @@ them: on a machine that does other things it says little.
 
 Then a PPO step with the engine in process, by part: sampling replies, gradient steps, other passes of the model (the
 critic after a rollout, the reference), and the rest: envs, drawing, reading replies, advantages, bookkeeping.
+
+    python benchmarks/policy_rollouts.py --tasks --staleness 0 1 2 --rounds 10
+
+What `algo.staleness` gains in wall clock: the schedule of a run, whose engine and learner sleep for what two public
+logs of GPUs say (`LOGGED`), a fiftieth of it. Replies of a row take times of a log-normal distribution, and a row waits
+for its slowest. From the same times follows what a rollout would take if every env went on alone, so that only the
+slowest env is waited for, and if what is unfinished were carried over into the next rollout, so that none is.
 """
 
 import contextlib
@@ -39,11 +46,15 @@ import tyro
 from ray import serve
 from ray.serve.context import _get_global_client
 
+from rlvlm.algorithms.base import TrainingStats
 from rlvlm.algorithms.policy_gradient.algorithm import PolicyGradient, PPOAlgorithmConfig, TokenConfig, make_slot
+from rlvlm.algorithms.policy_gradient.config import PPOConfig
 from rlvlm.algorithms.policy_gradient.rollouts import Actor
+from rlvlm.algorithms.policy_gradient.runner import Rollout
+from rlvlm.algorithms.policy_gradient.source import EpisodeSource
 from rlvlm.core import metrics
 from rlvlm.core.sampling import ReplyRequest, ReplyTokens, SampledReply
-from rlvlm.core.steps import Frames
+from rlvlm.core.steps import FloatArray, Frames
 from rlvlm.policies.vlm.engine import Engine, PolicyEngine
 from rlvlm.policies.vlm.policy import VLMPolicy
 from rlvlm.runs.build import built, make_policy
@@ -53,6 +64,15 @@ from rlvlm.runs.recipes import recipe
 from rlvlm.serving.apps import running_policy
 from rlvlm.serving.config import ServedEngineConfig
 from rlvlm.serving.engine import ServedEngine
+
+LOGGED = {
+    "SimpleVLA-RL, OpenVLA-OFT 7B on 8 H20": (306.5, 161.4),
+    "GRPO of Qwen3-4B, 2 + 2 accelerators": (97.2, 81.4),
+}
+"""Seconds of a rollout and of an update. The first: https://github.com/PRIME-RL/SimpleVLA-RL/issues/8 (`timing/gen`,
+`timing/update_actor`). The second: https://github.com/vllm-project/vime/issues/358 (the wait for the rollout, and the
+training, of the synchronous run, which took 178.3 s a step; the asynchronous one took 104.0 s)."""
+SCALE = 1 / 50
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,6 +84,10 @@ class Config:
     sft_updates: int = 100
     """Of the supervised start: replies should be as long as they are in a run."""
     replicas: tuple[int, ...] = (1, 2)
+    staleness: tuple[int, ...] = ()
+    """Values of `algo.staleness` that are compared with an engine and a learner that sleep."""
+    spread: float = 0.5
+    """Standard deviation of the logarithm of what a reply takes there, >= 0."""
     out: Path | None = None
     """File for the figures, as JSON."""
 
@@ -159,6 +183,44 @@ class GenerateEngine(PolicyEngine):
         )
 
 
+def overlap(config: Config, rollout_s: float, update_s: float, staleness: int) -> dict[str, float]:
+    """Seconds of a round of rollout and update, and of its rollout in three ways, in the units of the log."""
+    algo = PPOConfig(staleness=staleness)
+    rng, num_rows = np.random.default_rng(0), config.turns // algo.num_envs
+    # a rollout takes what was logged however its replies are spread
+    slowest = np.exp(config.spread * rng.standard_normal((10_000, algo.num_envs))).max(1).mean()
+    played: list[FloatArray] = []
+
+    def play(weights: Any) -> Rollout:
+        """Asleep: row by row, each until its slowest reply is there."""
+        seconds = np.exp(config.spread * rng.standard_normal((num_rows, algo.num_envs)))
+        played.append((seconds * rollout_s / (num_rows * slowest)).astype(np.float32))
+        for row in played[-1]:
+            time.sleep(float(row.max()) * SCALE)
+        return [], {}
+
+    labeller: Any = None  # of nothing
+    source = EpisodeSource(
+        algo, play, lambda: None, lambda images: None, labeller, False, TrainingStats(), plays_elsewhere=True
+    )
+    rounds = []
+    for number in range(staleness + 1 + config.rounds):
+        began = time.monotonic()
+        source.next()
+        time.sleep(update_s * SCALE)
+        if number > staleness:  # as many rollouts are under way as may be
+            rounds.append(time.monotonic() - began)
+    source.forget()
+    source.close()
+    rows = np.stack(played)  # [rollouts, rows, envs]
+    return {
+        "round": float(np.mean(rounds)) / SCALE,
+        "rollout, row by row": float(rows.max(2).sum(1).mean()),
+        "each env on its own": float(rows.sum(1).max(1).mean()),
+        "unfinished carried over": float(rows.sum(1).mean()),
+    }
+
+
 def algorithm_of(config: Config, run: RunConfig) -> TokenConfig:
     return (
         PPOAlgorithmConfig()
@@ -239,7 +301,8 @@ def update_rates(config: Config, algorithm: PolicyGradient) -> dict[str, float]:
     """Env steps learned from per second, all epochs together."""
     pairs = []
     for number in range(config.rounds + 1):
-        episodes, clock = algorithm._source._labelled(algorithm._source._played(), 0), Clock()
+        algorithm._source._begin()
+        episodes, clock = algorithm._source._labelled(algorithm._source._ended()), Clock()
         steps = sum(map(len, episodes))
         with clock.around("all"):
             algorithm._learners.call_all("learn", episodes, 0.0)
@@ -293,7 +356,21 @@ def medians(pairs: Sequence[tuple[float, float]]) -> dict[str, float]:
 def main(show: Callable[[str], None] = print) -> None:
     config = tyro.cli(Config, description=__doc__)
     torch.set_num_threads(1)
-    figures = {}
+    figures: dict[str, Any] = {}
+    for name, (rollout_s, update_s) in LOGGED.items() if config.staleness else ():
+        show(f"{name}: rollout {rollout_s:.0f} s, update {update_s:.0f} s, both {rollout_s + update_s:.0f} s")
+        for staleness in config.staleness:
+            found = figures[f"{name}, staleness {staleness}"] = overlap(config, rollout_s, update_s, staleness)
+            show(f"  staleness {staleness}: " + ", ".join(f"{key} {value:.0f} s" for key, value in found.items()))
+    if config.tasks:
+        contests(config, figures, show)
+    if config.out is not None:
+        machine = {"processor": platform.processor() or platform.machine(), "torch": torch.__version__}
+        config.out.write_text(json.dumps({"machine": machine, "figures": figures}, indent=2))
+
+
+def contests(config: Config, figures: dict[str, Any], show: Callable[[str], None]) -> None:
+    """Adds the figures of each task to `figures`."""
     with ray_session(num_workers=2 + sum(config.replicas)):
         for task in config.tasks:
             figures[task] = contest(config, task)
@@ -308,9 +385,6 @@ def main(show: Callable[[str], None] = print) -> None:
             for name, share in figures[task]["parts of a step"].items():
                 show(f"  {name:28s} {f'{share:.1%} of a PPO step' if share <= 1 else f'{share:.1f}'}")
         serve.shutdown()
-    if config.out is not None:
-        machine = {"processor": platform.processor() or platform.machine(), "torch": torch.__version__}
-        config.out.write_text(json.dumps({"machine": machine, "figures": figures}, indent=2))
 
 
 if __name__ == "__main__":
