@@ -12,8 +12,9 @@ from rlvlm.core.errors import MachineError
 
 BACKENDS = ("egl", "osmesa")
 """Off-screen backends that need no display, in the order they are tried."""
-FIX = "apt-get install -y libegl1 libegl-mesa0 libgl1-mesa-dri libosmesa6 libgles2 libopengl0"
-"""One line that installs both backends on Debian and Ubuntu."""
+FIX = "apt-get install -y libegl1 libegl-mesa0 libgl1-mesa-dri libosmesa6 libgles2 libopengl0 libgl1 libglib2.0-0"
+"""One line that installs both backends on Debian and Ubuntu, and, at its end, what OpenCV needs, which robosuite
+imports."""
 
 _VARIABLE = "MUJOCO_GL"
 _PROBE = """

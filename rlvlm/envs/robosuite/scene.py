@@ -28,6 +28,7 @@ from rlvlm.core.errors import MachineError
 from rlvlm.core.steps import FloatArray, Frames
 from rlvlm.envs.mujoco.env import DIVERGED, KEY_GRAIN
 from rlvlm.envs.mujoco.renderer import Renderer
+from rlvlm.envs.rendering import FIX
 from rlvlm.envs.robosuite.arm import Arm
 
 _NEEDS = ("robosuite", "libero")
@@ -45,7 +46,7 @@ def load(module: str) -> ModuleType:
     """The module of robosuite or LIBERO with that name.
 
     Raises:
-        MachineError: the packages are not installed.
+        MachineError: the packages are not installed, or lack a library of the system.
     """
     if module not in sys.modules:
         missing = [name for name in _NEEDS if importlib.util.find_spec(name) is None]
@@ -63,7 +64,12 @@ def load(module: str) -> ModuleType:
             # A config.yaml of another checkout, which LIBERO_CONFIG_PATH or the home folder may hold, names that one's
             # files. LIBERO's modules import this function by its name, so it is replaced before they do.
             paths.get_libero_path = lambda key: paths.get_default_path_dict()[key]
-        return importlib.import_module(module)
+        try:
+            return importlib.import_module(module)
+        except ImportError as error:
+            if "shared object file" not in str(error):
+                raise
+            raise MachineError(f"this task needs a library of the system: {error}", FIX) from error
 
 
 @contextlib.contextmanager
