@@ -15,8 +15,6 @@ from rlvlm.judge_bench.items import TaskItems, make_items
 from rlvlm.judge_bench.suites import Suite
 from rlvlm.judges.judge import Judge
 
-_OTHERWISE = "--reward.monitor.preflight 0 starts all the same"
-
 
 class JudgeRefused(JudgeUnavailable):
     """The judge answers, and its answers say nothing about the goal."""
@@ -42,6 +40,11 @@ def scored_suite(task: str, count: int) -> Suite:
     )
 
 
+def compared_suite(task: str, count: int) -> Suite:
+    """`count` pairs of images of `task`, each of which is asked in both orders."""
+    return Suite(name=task, tasks=(task,), episodes=12, pairs=count, videos=0, controls=0, tracks=0)
+
+
 def known_items(suite: Suite, config: EnvConfig, size_px: int, seed: int, per_turn: bool, goal: str = "") -> TaskItems:
     """The items of a suite of one task; without any where nobody knows how to play it.
 
@@ -63,7 +66,8 @@ def preflight(
     num_frames: int,
     seed: int,
     *,
-    least_auc: float,
+    least_auc: float | None = None,
+    setting: str = "reward.monitor.preflight",
     log: Callable[[str], None] = lambda _: None,
 ) -> Preflight:
     """Asks about `made`, and says what came of it; faults that are not fatal are logged.
@@ -74,6 +78,7 @@ def preflight(
         num_frames: most images of an episode that are shown.
         seed: of the order of asking.
         least_auc: see `find_faults`.
+        setting: of the run, which asks nothing at 0.
         log: takes a line.
 
     Raises:
@@ -83,13 +88,13 @@ def preflight(
     unasked: list[str] = []
     answers: Sequence[Answer] = [one for block in ask(judge, made, num_frames, seed, unasked.append) for one in block]
     if unasked:
-        raise UnsupportedQuestion("; ".join(unasked), f"ask in another form, or {_OTHERWISE}")
+        raise UnsupportedQuestion("; ".join(unasked), f"ask in another form; --{setting} 0 starts without asking")
     items = [made.items[one.item] for one in answers]
     faults = find_faults(items, answers, num_frames, least_auc)
     if any(fault.is_fatal for fault in faults):  # the others may be the reason
         raise JudgeRefused(
             f"the judge {'; it '.join(f'{fault.name} ({fault.evidence})' for fault in faults)}",
-            f"use a judge that knows this task, or another --judge.score or --reward.num-frames; {_OTHERWISE}",
+            f"use a judge that knows this task, or ask in another form; --{setting} 0 starts all the same",
         )
     for fault in faults:
         log(f"the judge {fault.name} ({fault.evidence})")

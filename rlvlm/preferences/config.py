@@ -112,13 +112,18 @@ class FeedbackConfig:
     measured: str = ""
     """bench.json (`rlvlm judge-bench`) or judge_report.csv (`rlvlm judge-report`) of a judge; the teacher `measured` is
     as often right, wrong and undecided as that one was, and prefers a side as it does."""
+    preflight: int = 0
+    """Pairs with known answers that a judge is asked about in both orders before the run starts, a small draw of
+    `rlvlm judge-bench TASK`: one that cannot tell them apart is refused. 0 asks nothing; from fewer than 24 little can
+    be concluded."""
 
     def __post_init__(self) -> None:
         for name in ("first_step", "every_steps", "queries", "segment_steps", "recent_episodes", "pool"):
             if getattr(self, name) < 1:
                 raise ValueError(f"feedback.{name} must be >= 1, got {getattr(self, name)}")
-        if self.max_queries < 0:
-            raise ValueError(f"feedback.max_queries must be >= 0, got {self.max_queries}")
+        for name in ("max_queries", "preflight"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"feedback.{name} must be >= 0, got {getattr(self, name)}")
 
     def pool_factor(self, num_fits: int) -> int:
         """Candidates to be drawn for each query, once the reward model was fitted `num_fits` times."""
@@ -209,6 +214,11 @@ def check_learning(reward: StepRewardConfig, feedback: FeedbackConfig, reward_mo
         raise ValueError(
             "reward.teacher measured and feedback.measured FILE go together, got "
             f"{reward.teacher} and {feedback.measured or 'no file'}"
+        )
+    if feedback.preflight and not (reward.asks_judge and reward.source == "preference"):
+        raise ValueError(
+            f"feedback.preflight {feedback.preflight} tries a judge on pairs, and reward.source {reward.source} with "
+            f"teacher {reward.teacher} asks none; leave it out"
         )
     if reward.model == "resnet18" and reward_model.picture_px < RESNET_SMALLEST_PX:
         raise ValueError(

@@ -8,7 +8,7 @@ from rlvlm.core.judging import Score, Stamp, Status, Verdict
 from rlvlm.envs.registry import task_env
 from rlvlm.judge_bench.asking import Reference
 from rlvlm.judge_bench.items import Item, TaskItems
-from rlvlm.judge_bench.preflight import JudgeRefused, Preflight, known_items, preflight, scored_suite
+from rlvlm.judge_bench.preflight import JudgeRefused, Preflight, compared_suite, known_items, preflight, scored_suite
 
 STAMP = Stamp(judge="by_hand", revision="1", prompt="numbers/1", decoding="")
 
@@ -87,3 +87,13 @@ def test_a_fault_that_a_run_can_live_with_is_logged(made: TaskItems) -> None:
 
 def test_single_bad_answers_stop_nobody(made: TaskItems) -> None:
     assert tried(Progress(1.0), made).figures["auc"]["value"] > 0.9
+
+
+def test_pairs_are_asked_in_both_orders_and_refused_in_the_benchs_words() -> None:
+    made = known_items(compared_suite("cartpole", 30), task_env("cartpole"), 48, 0, False).closed()
+    assert {item.kind for item in made.items} == {"pair"} and len(made.items) == 30
+    figures = preflight(Reference("oracle"), made, 1, 0).figures
+    assert figures["accuracy"]["value"] == 1.0 and figures["accuracy"]["count"] == 60
+    with pytest.raises(JudgeRefused, match="prefers the left image .*; it does not tell nearer from farther") as caught:
+        preflight(Reference("left"), made, 1, 0, setting="feedback.preflight")
+    assert "--feedback.preflight 0" in caught.value.fix

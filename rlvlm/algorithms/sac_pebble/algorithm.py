@@ -12,7 +12,7 @@ arXiv:2402.03681 (RL-VLM-F). Departures:
    on the path. Env runners act with the policy of one turn before, except in the first turn of an episode.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
@@ -30,7 +30,7 @@ from rlvlm.algorithms.sac_pebble.label import Relabelling, add_labelled
 from rlvlm.algorithms.sac_pebble.learner import SACLearner
 from rlvlm.algorithms.sac_pebble.module import SACModule
 from rlvlm.algorithms.sac_pebble.player import KIND, StepsPlayer
-from rlvlm.algorithms.sac_pebble.reward_switch import RewardSetup, build_switch
+from rlvlm.algorithms.sac_pebble.reward_switch import RewardSetup, build_switch, try_judge
 from rlvlm.algorithms.sac_pebble.runner import Sample, StepEnvRunner, join
 from rlvlm.core import metrics
 from rlvlm.core.errors import UsageError
@@ -131,6 +131,12 @@ class SACPebble(BaseAlgorithm):
         self._switch = build_switch(setup, self.config.task, self._viewer, neighbour, self.config.seed)
         self._relabelling = Relabelling(self._learner.replay)
         self._stats = TrainingStats()
+
+    def prepare(self, log: Callable[[str], None]) -> bool:
+        """Tries the judge on known pairs where the config wants it; nothing is trained."""
+        config = self.config
+        try_judge(config.reward_setup, config.task, config.env_settings, config.seed, log)
+        return False
 
     def training_step(self) -> None:
         """One round of episodes: PEBBLE's algorithm 2, and plain SAC where the source never changes."""

@@ -6,10 +6,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rlvlm.algorithms.sac_pebble.runner import Sample
+from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.env import StepEnv
 from rlvlm.envs.images import FrameStore
+from rlvlm.judge_bench.preflight import compared_suite, known_items, preflight
+from rlvlm.judge_bench.rows import PAIR_NAMES, share_cell
 from rlvlm.judges.config import JudgeConfig
-from rlvlm.judges.judge import Judge
+from rlvlm.judges.judge import Judge, Remembering
 from rlvlm.preferences.config import FeedbackConfig, RewardModelConfig, check_learning
 from rlvlm.preferences.loop import FeedbackLoop, build_loop
 from rlvlm.preferences.records import Record, ScoreLog
@@ -208,3 +211,35 @@ def build_switch(setup: RewardSetup, task: str, viewer: StepEnv, novelty_neighbo
     )
     novelty = NoveltyReward.build(context)
     return RewardSwitch(novelty, novelty, loop, exploration=reward.exploration)
+
+
+def try_judge(setup: RewardSetup, task: str, env: EnvConfig, seed: int, log: Callable[[str], None]) -> None:
+    """Asks the judge of comparisons about a few pairs whose answers are known, where the config wants it.
+
+    Args:
+        setup: of the run.
+        task: a small draw of whose bench is asked.
+        env: as it is played.
+        seed: of the draw.
+        log: takes a line on what is being done now.
+
+    Raises:
+        JudgeRefused: the judge says nothing about which side is nearer.
+    """
+    reward, count = setup.reward, setup.feedback.preflight
+    if not (count and reward.asks_judge and reward.source == "preference"):
+        return
+    assert setup.make_judge is not None, "it has been checked"
+    judge = setup.make_judge()
+    # what a run may be asked about later is not to be found in its label store already
+    judge = judge.asked_anew if isinstance(judge, Remembering) else judge
+    made = known_items(compared_suite(task, count), env, setup.judge.picture_px, seed, per_turn=False, goal=setup.goal)
+    try:
+        if not made.items:
+            log("the judge is not tried on known pairs: nobody knows how to play the task")
+            return
+        log(f"trying the judge on {len(made.items)} pairs whose truth is known, in both orders")
+        figures = preflight(judge, made, 1, seed, setting="feedback.preflight", log=log).figures
+    finally:
+        made.close()
+    log("; ".join(f"{PAIR_NAMES[name]} {share_cell(figures[name])}" for name in ("accuracy", "undecided", "said_left")))

@@ -15,6 +15,7 @@ from rlvlm.core import metrics
 from rlvlm.core.errors import MachineError, NumericsError, UsageError
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.registry import Task
+from rlvlm.judge_bench.preflight import JudgeRefused
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.preferences.config import FeedbackConfig, RewardModelConfig, SimulatedTeacherConfig
 from rlvlm.rewards.config import ExplorationConfig, StepRewardConfig
@@ -204,7 +205,7 @@ def test_a_judged_run_trains_on_the_judges_word_about_every_new_image(build):
     assert len(np.unique(brightness)) > 5
     assert algorithm.report()[metrics.TRAIN_LEFT_OUT] == 0 and algorithm.report()[metrics.UPDATES] == 80
     records = algorithm.drain_records()
-    assert len(records) == len({record.segment.snapshots.tobytes() for record in records}) > 60
+    assert len(records) == len({record.item.snapshots.tobytes() for record in records}) > 60
     assert {record.env_step for record in records} == {120} and algorithm.drain_records() == []
 
 
@@ -401,3 +402,16 @@ def test_the_example_of_a_reward_of_ones_own_trains(build, name):
         fresh = algorithm._switch.source.label(replay.transitions(slice(0, len(replay))))
         np.testing.assert_allclose(replay.rewards.numpy(), fresh, rtol=1e-6)
         assert fresh.std() > 0
+
+
+def test_a_judge_may_be_tried_on_known_pairs_before_it_teaches(build):
+    lines = []
+    feedback = FeedbackConfig(first_step=100, every_steps=60, queries=10, preflight=30)
+    algorithm = build(PREFERENCE, task="cartpole", feedback=feedback, env=EnvConfig(episode_steps=60))
+    with pytest.raises(
+        JudgeRefused, match="the judge .*nearer|the judge .*farther"
+    ):  # brightness says nothing of a pole
+        algorithm.prepare(lines.append)
+    assert lines == ["trying the judge on 30 pairs whose truth is known, in both orders"]
+    untried = build(PREFERENCE, task="cartpole", env=EnvConfig(episode_steps=60))
+    assert untried.prepare(lines.append) is False and len(lines) == 1
