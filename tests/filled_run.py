@@ -10,7 +10,8 @@ import pytest
 from rlvlm.core.judging import Label, Score, Stamp, Status, Verdict
 from rlvlm.core.steps import Pair, Segment
 from rlvlm.envs.env import StepEnv
-from rlvlm.preferences.records import QueryRecord, ScoreRecord, record_answers
+from rlvlm.preferences.records import QueryRecord, record_answers
+from rlvlm.rewards.scoring_items import ScoredItem
 from rlvlm.runs.config import RunConfig
 from rlvlm.runs.folder import RunFolder, create_folder
 from rlvlm.runs.records import compared_examples, query_row
@@ -59,10 +60,10 @@ def make_records() -> Callable[..., list[QueryRecord]]:
 
 
 @pytest.fixture
-def make_scores() -> Callable[[int], list[ScoreRecord]]:
+def make_scores() -> Callable[[int], list[ScoredItem]]:
     """Makes the records of a session of scoring: three scores, one unreadable, one unanswered."""
 
-    def make(env_step: int) -> list[ScoreRecord]:
+    def make(env_step: int) -> list[ScoredItem]:
         env = TinyEnv()
         segments = [make_segment(env, progress) for progress in (0.0, 0.5, 0.9, 0.3, 0.4)]
         said = [(Status.OK, 0.1), (Status.OK, 0.8), (Status.OK, 0.7), (Status.INVALID, None), (Status.FAILED, None)]

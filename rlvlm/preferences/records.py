@@ -15,6 +15,7 @@ from rlvlm.envs.images import FrameStore
 from rlvlm.judges.agreement import label_outcome
 from rlvlm.judges.health import JudgeHealth
 from rlvlm.rewards.judged import JudgedReward
+from rlvlm.rewards.scoring_items import ScoredItem, ScoringItem
 
 _METRIC = {
     Status.OK: metrics.QUERIES_OK,
@@ -65,30 +66,7 @@ class QueryRecord:
         return is_correct(self.verdict, self.progress_left, self.progress_right)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ScoreRecord:
-    """One score of the run, likewise."""
-
-    env_step: int
-    session: int
-    index: int
-    timestamp: float
-    """As of a `QueryRecord`."""
-    segment: Segment
-    score: Score
-
-    @property
-    def progress(self) -> float:
-        """True progress at the segment's end, in [0, 1]."""
-        return float(self.segment.progress[-1])
-
-    @property
-    def env_return(self) -> float:
-        """Sum of the env's true rewards over the segment."""
-        return float(self.segment.env_rewards.sum())
-
-
-Record = QueryRecord | ScoreRecord
+Record = QueryRecord | ScoredItem
 
 
 def is_correct(verdict: Verdict, progress_left: float, progress_right: float) -> bool | None:
@@ -107,13 +85,19 @@ def record_answers(
     first_index: int = 0,
 ) -> list[Any]:
     """The records of one session in order, counted from `first_index`: of pairs with verdicts, segments with scores."""
-    about = {"env_step": env_step, "session": session, "timestamp": timestamp}
-    return [
-        QueryRecord(**about, index=index, pair=question, verdict=answer)
-        if isinstance(question, Pair)
-        else ScoreRecord(**about, index=index, segment=question, score=answer)
-        for index, (question, answer) in enumerate(zip(questions, answers, strict=True), first_index)
-    ]
+    records: list[Any] = []
+    for index, (question, answer) in enumerate(zip(questions, answers, strict=True), first_index):
+        about = {"env_step": env_step, "timestamp": timestamp, "index": index}
+        if isinstance(question, Pair):
+            records.append(QueryRecord(**about, session=session, pair=question, verdict=answer))
+            continue
+        progress = float(question.progress[-1])
+        item = ScoringItem(goal="", snapshots=question.snapshots, is_success=None, progress=progress)
+        env_return = float(question.env_rewards.sum())
+        records.append(
+            ScoredItem(**about, item=item, score=answer, truth=progress, group=session, env_return=env_return)
+        )
+    return records
 
 
 class FeedbackCounts:
@@ -193,10 +177,10 @@ class ScoreLog:
         """Takes a finished episode."""
         self._episodes.append(episode)
 
-    def drain(self, env_steps: int) -> list[ScoreRecord]:
+    def drain(self, env_steps: int) -> list[ScoredItem]:
         """The records of answers whose image was shown in an episode since the last call."""
         self._waiting |= self._source.drain_answers()
-        records: list[ScoreRecord] = []
+        records: list[ScoredItem] = []
         for episode in self._episodes:
             for step, key in enumerate(self._frames.keys(episode.snapshots)):
                 # each answer once: the image may be shown by many later episodes

@@ -1,4 +1,4 @@
-"""What a judge is to look at, with the truth beside it for logs and monitors, and what was said of it."""
+"""What a judge is to score, with the truth beside it for logs and monitors, and what was said of it."""
 
 import hashlib
 from dataclasses import dataclass
@@ -11,17 +11,18 @@ from rlvlm.core.steps import FloatArray
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ScoringItem:
-    """One turn, or one episode."""
+    """One turn, one episode, or one segment whose progress is scored."""
 
     goal: str
-    """What the judge is asked about, e.g. `reach the green goal square`."""
+    """What the judge is asked about, e.g. `reach the green goal square`; empty where the run has one for all."""
     snapshots: FloatArray
     """[L, S] moments in order of time; the env draws them."""
     action: str = ""
     """What was done between the first and the last moment, of a turn; empty where nobody could read it, and of
     episodes."""
-    is_success: bool
-    """Whether the env's own test holds at the last moment, or held at one before it. The judge never sees it."""
+    is_success: bool | None
+    """Whether the env's own test holds at the last moment, or held at one before it; None of a segment, of which nobody
+    asks. The judge never sees it."""
     is_undone: bool = False
     """Whether it held before and no longer does: then neither answer of a judge is an error."""
     progress: float
@@ -47,9 +48,11 @@ class ScoredItem:
     """Unix time of the answer, seconds."""
     truth: float
     """What would have been right, on the scale of the score, by the simulator."""
-    claim: float
-    """Scores from here on say that it is a success."""
+    claim: float | None = None
+    """Scores from here on say that it is a success; None where progress is scored and nothing claimed."""
     group: int = 0
-    """Of episodes that are compared with each other; a turn's is 0."""
+    """Of episodes that are compared with each other; a turn's is 0, a segment's the session in which it was asked."""
+    index: int | None = None
+    """Of a segment: its place in the session, from 0."""
     env_return: float = 0.0
-    """True reward of the turn, or true return of the episode."""
+    """True reward of the turn, or true return of the episode or segment."""

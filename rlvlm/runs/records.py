@@ -16,7 +16,7 @@ from rlvlm.core.metrics import ENV_STEPS
 from rlvlm.core.steps import FloatArray, Frames, spread
 from rlvlm.labels.records import Truth
 from rlvlm.labels.store import LabelStore
-from rlvlm.preferences.records import QueryRecord, ScoreRecord
+from rlvlm.preferences.records import QueryRecord
 from rlvlm.rewards.scoring_items import ScoredItem, ScoringItem
 from rlvlm.runs.folder import RunFolder
 from rlvlm.runs.memory import release_free_memory
@@ -51,7 +51,7 @@ class Recorder:
         self._draw = draw
         self._goal = goal
 
-    def keep(self, records: Iterable[QueryRecord | ScoreRecord | ScoredItem]) -> None:
+    def keep(self, records: Iterable[QueryRecord | ScoredItem]) -> None:
         """Writes down what the algorithm's `drain_records` gave."""
         drained = list(records)
         queries = [record for record in drained if isinstance(record, QueryRecord)]
@@ -96,26 +96,22 @@ def query_row(record: QueryRecord) -> dict[str, Any]:
     }
 
 
-def score_row(record: ScoreRecord | ScoredItem, index: int) -> dict[str, Any]:
-    """A row of `vlm_score_log.csv`; the session of a `ScoredItem` is its group of episodes.
+def score_row(record: ScoredItem, index: int) -> dict[str, Any]:
+    """A row of `vlm_score_log.csv`; the session of turns and episodes is their group.
 
     Args:
         record: what was scored.
-        index: of a `ScoredItem` among those of one update; a `ScoreRecord` has its own.
+        index: among those of one update, unless it has its own.
     """
     score = record.score
-    if isinstance(record, ScoredItem):
-        truth, session = record.truth, record.group
-    else:
-        truth, session, index = record.progress, record.session, record.index
     return {
-        "ground_truth_score": truth,
+        "ground_truth_score": record.truth,
         "vlm_score": score.value,
         "timestamp": _time(record.timestamp),
         "status": str(score.status),
-        "session": session,
+        "session": record.group,
         "env_step": record.env_step,
-        "index": index,
+        "index": index if record.index is None else record.index,
         "return": record.env_return,
         "latency_s": score.latency_s,
         "text": score.text,
@@ -166,26 +162,25 @@ def compared_examples(records: Sequence[QueryRecord], draw: Draw) -> list[dict[s
     return rows
 
 
-def scored_examples(records: Sequence[ScoreRecord | ScoredItem], draw: Draw, goal: str) -> list[dict[str, Any]]:
-    """The same of scores: of turns and episodes (`ScoredItem`), or of the progress of images and segments."""
+def scored_examples(records: Sequence[ScoredItem], draw: Draw, goal: str) -> list[dict[str, Any]]:
+    """The same of scores: of turns and episodes, or of the progress of images and segments."""
     rows = []
     for record in _some(records):
         score = record.score
-        if isinstance(record, ScoredItem):
-            item = record.item
-            snapshots, size_px, progress, truth = item.snapshots, SCORED_PX, item.progress, record.truth
-            ending = "a success that was undone" if item.is_undone else "a success" if item.is_success else "no success"
-            about = {"goal": item.goal, "action": item.action, "ending": ending}
-            outcome = str(score.status) if score.value is None else outcome_of(score.value, item, record.claim)
+        item = record.item
+        if record.claim is None:
+            size_px, ending = PAIR_PX, ""
+            outcome = str(score.status) if score.value is None else nearness(score.value, item.progress)
         else:
-            snapshots, size_px, progress, truth = record.segment.snapshots, PAIR_PX, record.progress, record.progress
-            about = {"goal": goal, "action": "", "ending": ""}
-            outcome = str(score.status) if score.value is None else nearness(score.value, record.progress)
+            size_px = SCORED_PX
+            ending = "a success that was undone" if item.is_undone else "a success" if item.is_success else "no success"
+            outcome = str(score.status) if score.value is None else outcome_of(score.value, item, record.claim)
+        about = {"goal": item.goal or goal, "action": item.action, "ending": ending}
         row = {
             ENV_STEPS: record.env_step,
-            "frames": [encode_png(frame) for frame in draw(spread(snapshots, MAX_FRAMES), size_px)],
-            "truth": round(truth, 4),
-            "progress": round(progress, 4),
+            "frames": [encode_png(frame) for frame in draw(spread(item.snapshots, MAX_FRAMES), size_px)],
+            "truth": round(record.truth, 4),
+            "progress": round(item.progress, 4),
             "outcome": outcome,
             "score": score.value,
             "text": score.text,

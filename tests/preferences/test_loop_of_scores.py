@@ -13,6 +13,7 @@ from rlvlm.core.steps import Segment
 from rlvlm.envs.images import FrameStore
 from rlvlm.preferences.loop import FeedbackLoop
 from rlvlm.preferences.teachers import JudgeTeacher, OracleTeacher, Teacher
+from rlvlm.rewards.scoring_items import ScoringItem
 from rlvlm.testing import FakeJudge, TinyEnv
 
 
@@ -32,7 +33,7 @@ def loop_of(scorer: Teacher, seed: int = 0, num_episodes: int = 12, **feedback: 
     return filled(scorer, num_episodes, feedback=dataclasses.replace(FEEDBACK, **feedback), seed=seed, source="score")
 
 
-def block(segment: Segment) -> int:
+def block(segment: Segment | ScoringItem) -> int:
     """What the image shows of a segment of TinyEnv."""
     return round(float(segment.snapshots[-1, 2]) / 1e-3)
 
@@ -43,10 +44,15 @@ def test_a_session_scores_frames_records_the_truth_and_fits() -> None:
     assert told[metrics.QUERIES] == 8 == told[metrics.QUERIES_OK] == told[metrics.SCORES]
     assert metrics.LABEL_ACCURACY not in told and metrics.REWARD_TRAIN_ERROR in told and loop.source.version == 1
     records = loop.drain_records()
-    assert [(record.env_step, record.session, record.index) for record in records] == [(10, 0, at) for at in range(8)]
+    assert [(record.env_step, record.group, record.index) for record in records] == [(10, 0, at) for at in range(8)]
+    shown = {
+        (row.tobytes(), float(reward))
+        for episode in tiny_episodes(12)
+        for row, reward in zip(episode.snapshots, episode.env_rewards, strict=False)
+    }
     for record in records:
-        assert len(record.segment) == 1 and record.score.value == record.progress == float(record.segment.progress[0])
-        assert record.env_return == float(record.segment.env_rewards[0])
+        assert len(record.item.snapshots) == 1 and record.score.value == record.truth == record.item.progress
+        assert (record.item.snapshots[0].tobytes(), record.env_return) in shown
 
 
 @pytest.mark.slow
@@ -63,7 +69,7 @@ def test_no_image_is_scored_twice_and_a_rare_one_is_as_likely_as_a_common_one() 
         for episode in [still] * 50 + [tiny_episode(0)]:
             loop.add(episode)
         loop.run_session(10)
-        drawn += [block(record.segment) for record in loop.drain_records()]
+        drawn += [block(record.item) for record in loop.drain_records()]
     assert drawn.count(400) < 15, "one image of ten, although it fills fifty episodes"
 
 

@@ -89,15 +89,16 @@ def test_every_image_is_recorded_once_with_its_truth_when_an_episode_has_shown_i
     assert log.drain(20) == [], "no episode has ended"
     log.add(one)
     records = log.drain(40)
-    shown = [round(float(record.segment.snapshots[0, 2]), 3) for record in records]
+    shown = [round(float(record.item.snapshots[0, 2]), 3) for record in records]
     assert sorted(shown) == sorted({round(float(block), 3) for block in one.snapshots[:, 2]})
     for record in records:
-        image = TinyEnv().draw(record.segment.snapshots, 16)
+        image = TinyEnv().draw(record.item.snapshots, 16)
         assert [record.score] == StubJudge().score([Clip(goal="push", frames=image)])
-        assert record.progress == float(record.segment.progress[0]) and record.env_step == 40
+        assert record.truth == record.item.progress and record.env_step == 40 and record.claim is None
+        assert record.truth in [float(progress) for progress in one.progress]
     assert [record.index for record in records] == list(range(len(records)))
     log.add(one)
     assert log.drain(60) == [], "known already"
     log.add(other)
-    later = {round(float(record.segment.snapshots[0, 2]), 3) for record in log.drain(80)}
+    later = {round(float(record.item.snapshots[0, 2]), 3) for record in log.drain(80)}
     assert later == {round(float(block), 3) for block in other.snapshots[:, 2]} - set(shown)

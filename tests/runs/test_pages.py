@@ -16,7 +16,7 @@ from rlvlm.core import metrics
 from rlvlm.core.judging import Score, Stamp, Status
 from rlvlm.core.steps import FloatArray, Frames
 from rlvlm.labels.store import LabelStore
-from rlvlm.preferences.records import QueryRecord, ScoreRecord
+from rlvlm.preferences.records import QueryRecord
 from rlvlm.rewards.scoring_items import ScoredItem, ScoringItem
 from rlvlm.runs.config import RunConfig
 from rlvlm.runs.folder import RunFolder
@@ -164,7 +164,7 @@ def test_every_score_is_in_the_log_and_some_on_the_page(empty: RunFolder) -> Non
 
 
 def test_a_run_of_judged_images_has_a_page(
-    filled: RunFolder, config: RunConfig, make_scores: Callable[[int], list[ScoreRecord]]
+    filled: RunFolder, config: RunConfig, make_scores: Callable[[int], list[ScoredItem]]
 ) -> None:
     for file in (filled.queries.path, filled.samples.path):
         file.unlink()

@@ -6,7 +6,7 @@ import pytest
 from matplotlib.figure import Figure
 from PIL import Image
 
-from rlvlm.preferences.records import ScoreRecord
+from rlvlm.rewards.scoring_items import ScoredItem
 from rlvlm.runs.folder import RunFolder
 from rlvlm.runs.plots import (
     OUTCOMES,
@@ -100,7 +100,7 @@ def test_a_policy_is_drawn_under_both_decodings_from_before_its_training_on() ->
 
 
 @pytest.mark.slow
-def test_scores_have_a_plot_of_their_own(filled: RunFolder, make_scores: Callable[[int], list[ScoreRecord]]) -> None:
+def test_scores_have_a_plot_of_their_own(filled: RunFolder, make_scores: Callable[[int], list[ScoredItem]]) -> None:
     filled.queries.path.unlink()
     filled.scores.append(map(score_row, make_scores(2_000), range(9)))
     assert [file.name for file in write_plots(filled, "t")] == ["learning_curve.png", "vlm_scores.png"]

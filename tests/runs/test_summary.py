@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from rlvlm.core import metrics
-from rlvlm.preferences.records import ScoreRecord
 from rlvlm.rewards.config import StepRewardConfig
+from rlvlm.rewards.scoring_items import ScoredItem
 from rlvlm.runs.checkpoints import RunState
 from rlvlm.runs.config import RunConfig
 from rlvlm.runs.folder import RunFolder
@@ -38,7 +38,7 @@ def test_a_run_that_never_got_anywhere_has_no_rates(folder: RunFolder, config: R
 
 
 def test_scores_count_as_queries_and_are_measured_against_the_truth(
-    folder: RunFolder, config: RunConfig, make_scores: Callable[..., list[ScoreRecord]]
+    folder: RunFolder, config: RunConfig, make_scores: Callable[..., list[ScoredItem]]
 ) -> None:
     folder.scores.append(map(score_row, make_scores(2_000), range(9)))
     summary = summarise(folder, config, STATE, "done")
