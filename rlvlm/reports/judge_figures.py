@@ -83,7 +83,7 @@ def draw_accuracy(sources: Sequence[Recorded]) -> Figure:
         if task not in ours:
             look = {"color": THEIRS, "linewidth": 0.9, "alpha": 0.7}
         axes.plot(_BINS, decided_accuracy(shares), linestyle="--", zorder=1, **look)
-    axes.plot([], [], color=THEIRS, linestyle="--", linewidth=0.9, label="theirs: other tasks")
+    axes.plot([], [], color=THEIRS, linestyle="--", linewidth=0.9, label="published: other tasks")
     for source, colour in _coloured(sources):
         counts = by_bin(source)
         checked = counts["correct"] + counts["incorrect"]

@@ -219,7 +219,7 @@ def draw_scores(scores: Rows, title: str, *, says_success: bool = False) -> Figu
         axes.plot((0, 100), (0, 100), color="#b9c4c9", linewidth=1, label="ideal")
     axes.scatter(100 * truth, 100 * said, s=9, color=SCORED["scored"], alpha=0.35, linewidths=0, label="one score")
     means = [(100 * truth[bins == place].mean(), 100 * said[bins == place].mean()) for place in present]
-    axes.plot(*zip(*means, strict=True), color=INK, marker="o", markersize=4, label="mean of a tenth")
+    axes.plot(*zip(*means, strict=True), color=INK, marker="o", markersize=4, label="mean per tenth of progress")
     axes.set(xlabel="true progress, %", ylabel="score, %", title=f"{len(given):,} scores against progress")
     axes.legend(loc="upper left")
     return figure
@@ -313,13 +313,13 @@ def _draw_success(axes: Axes, evaluations: Rows) -> None:
         if not place and all(row.get("success_at_end") for row in evaluations):
             at_end = column(evaluations, "success_at_end")
             if not np.array_equal(at_end, success):
-                axes.plot(steps, 100 * at_end, color=INK, linestyle=":", label="at the end of the episode")
+                axes.plot(steps, 100 * at_end, color=INK, linestyle=":", marker=".", label="at the end of the episode")
         name = DECODINGS["return above 0"][place]
         if not evaluations[-1].get(name):
             continue
         above = column(evaluations, name)
         if not np.array_equal(above, success):
-            axes.plot(steps, 100 * above, color=colour, linestyle="--", label=f"{decoding}, return above 0")
+            axes.plot(steps, 100 * above, color=colour, linestyle="--", marker=".", label=f"{decoding}, return above 0")
     if is_sampled or len(axes.get_lines()) > 1:
         axes.legend(loc="best")
 
