@@ -33,6 +33,10 @@ def test_three_algorithms_learn_from_one_judge_at_the_same_time(tmp_path: Path) 
     tree |= {"tasks": list(TASKS), "task_settings": dict(zip(TASKS, own, strict=True)), "smoke": True}
     for task in TASKS[1:]:
         tree["task_settings"][task] |= {"reward.monitor.preflight": 0}  # it tells bright from dark
+    tree["task_settings"]["rlvlm.testing:TINY"] |= {
+        "steps": 400, "env.episode_steps": 20, "algo.seed_steps": 40, "eval.every_steps": 200,
+        "feedback.first_step": 100, "feedback.every_steps": 100, "feedback.queries": 8,
+    }  # fmt: skip
     tree["task_settings"]["push_block"] |= {"steps": 2_000, "sft.episodes": 8, "sft.updates": 20, "algo.groups": 4}
     store = tmp_path / "labels"
     server = ApiServer()
