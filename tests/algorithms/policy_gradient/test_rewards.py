@@ -275,7 +275,7 @@ def test_a_threshold_makes_scores_binary_and_may_be_calibrated() -> None:
         for steps in (12, 11, 9, 8)
     )  # fmt: skip
     made = TaskItems(task="push_block", items=known, draw=lambda rows, _: rows, digest="", looks=())  # pyright: ignore[reportArgumentType] - nobody draws
-    order = [one.item for block in ask(Reference("coin"), made, 2, 0) for one in block]
+    order = [one.item for block in ask(Reference("random"), made, 2, 0) for one in block]
     labeller, _ = judged([*np.array([0.3, 0.4, 0.1, 0.2])[order], 0.24, 0.26], threshold="calibrated")
     found = labeller.preflight_on(made, 0, lambda line: None)
     assert found == pytest.approx({metrics.JUDGE_PREFLIGHT_AUC: 1.0, metrics.JUDGE_PREFLIGHT_THRESHOLD: 0.25})
