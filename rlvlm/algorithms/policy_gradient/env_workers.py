@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import ray
 from numpy.typing import NDArray
-from ray.exceptions import RayActorError
+from ray.exceptions import NodeDiedError, ObjectLostError, RayActorError
 
 from rlvlm.core.chunks import ChunkObs, ChunkStep
 from rlvlm.core.errors import MachineError
@@ -160,7 +160,7 @@ class WorkerEnvs(ChunkEnvs):
         for own, call in asked:
             try:
                 answer = ray.get(call)
-            except RayActorError:
+            except (RayActorError, NodeDiedError, ObjectLostError):  # its images lay on a node that is gone
                 answer = None
             if answer is not None:
                 found.append((own, answer))

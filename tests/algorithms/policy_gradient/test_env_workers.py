@@ -5,15 +5,16 @@ import signal
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import ray
-from ray.exceptions import RayActorError
+from ray.exceptions import NodeDiedError, ObjectLostError, RayActorError
 
 from rlvlm.algorithms.policy_gradient.algorithm import PolicyGradient
-from rlvlm.algorithms.policy_gradient.env_workers import WorkerEnvs, start_workers
+from rlvlm.algorithms.policy_gradient.env_workers import EnvWorker, WorkerEnvs, start_workers
 from rlvlm.algorithms.sft_config import ChunkSFTConfig
 from rlvlm.core import metrics
 from rlvlm.core.chunks import ChunkStep
@@ -80,6 +81,31 @@ def test_workers_step_and_draw_what_envs_of_this_process_do(workers: list[Any]) 
             assert np.array_equal(seen[snapshot.tobytes()], local.draw_cameras(snapshot[None], PX)[0])
         rows = rows[~came.ended]
     assert not envs.lost
+
+
+@pytest.mark.parametrize("error", [ObjectLostError, NodeDiedError])
+def test_an_answer_that_lay_on_a_lost_node_is_an_answer_that_did_not_come(
+    error: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Workers in this process, called as actors are; what one of them said is gone with the node's object store."""
+
+    def fetch(answer: Any) -> Any:
+        if answer is error:
+            raise error.__new__(error)
+        return answer
+
+    monkeypatch.setattr("ray.get", fetch)
+    monkeypatch.setattr("ray.put", lambda settings: settings)
+    first, other = EnvWorker("push_block", 0, PX), EnvWorker("push_block", 0, PX)
+    near = SimpleNamespace(begin=SimpleNamespace(remote=first.begin), step=SimpleNamespace(remote=first.step))
+    lost = SimpleNamespace(
+        begin=SimpleNamespace(remote=other.begin), step=SimpleNamespace(remote=lambda *arguments: error)
+    )
+    local = make_env("push_block", SETTINGS, 0)
+    envs = WorkerEnvs([near, lost], SETTINGS, local, 2, lambda keys, images: None)
+    envs.begin(np.array([5, 5, 2, 2]))
+    came = envs.step(np.arange(4), np.zeros((4, local.chunk_steps, len(local.action_low)), np.float32))
+    assert envs.lost == {2, 3} and came.ended.tolist() == [False, False, True, True]
 
 
 def test_a_lost_worker_ends_its_own_episodes_and_is_back_for_the_next(workers: list[Any]) -> None:
