@@ -60,8 +60,8 @@ def settings_page(algorithm: str, task: str) -> str:
     config = rlvlm.recipe(task)
     return (
         f"# Settings: {TITLES[algorithm]}\n\nThe recipe of `{task}`, as `python -m rlvlm.run {task} --print-config` "
-        "shows it. On the command line the `teacher` below `reward` is `--reward.teacher`; `--help` has the whole of "
-        f"each explanation.\n\n```yaml\n{commented(config_text(config), config)}\n```\n"
+        "shows it. On the command line the `teacher` below `reward` is `--reward.teacher`; `--help-all` has the "
+        f"full explanations.\n\n```yaml\n{commented(config_text(config), config)}\n```\n"
     )
 
 

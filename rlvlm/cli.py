@@ -56,9 +56,7 @@ def run_word(words: Sequence[str]) -> int:
         console = Console()
         console.print("Reinforcement learning whose reward comes from vision-language models, on Ray.\n")
         console.print(table)
-        console.print(
-            "\nStart with [bold]rlvlm run drawer_open --smoke[/bold]; all options: rlvlm run drawer_open --help"
-        )
+        console.print("\nStart with [bold]rlvlm run drawer_open --smoke[/bold]; options: rlvlm run drawer_open --help")
         return EXIT_DONE
     name = words[0]
     if name == "--version":

@@ -74,7 +74,7 @@ def task_first(words: Sequence[str], prog: str, example: str, options: str = "[o
         return example, words[:1]
     if not words or words[0].startswith("-"):
         what = f"name a task: {prog} TASK {options}; tasks: {task_summary()}"
-        raise UsageError(what, f"{prog} {example} --help  shows all options")
+        raise UsageError(what, f"{prog} {example} --help  shows its options")
     return words[0], words[1:]
 
 

@@ -6,7 +6,7 @@ from typing import Literal, Self
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EnvConfig:
-    """How a task's env is set up."""
+    """The env of the task."""
 
     start: Literal["fixed", "random"] = "fixed"
     """fixed: the paper's start, near the object; random: the stock start positions, drawn anew each episode."""
@@ -15,7 +15,7 @@ class EnvConfig:
     episode_steps: int = 250
     """Env steps per episode, >= 1; the limit is a truncation, not an end."""
     num_envs: int = 1
-    """Envs stepped side by side, >= 1."""
+    """Envs stepped in parallel, >= 1."""
     rules: Literal["mended", "legacy"] = "mended"
     """Of envs in turns. mended: strict reading of replies, a reply that cannot be read does nothing and costs a
     penalty; legacy: the reference's rules with their loopholes, and a random action for such a reply."""
@@ -33,7 +33,7 @@ class EnvConfig:
     robosuite: where the hand is."""
     shows_last: bool = False
     """Of MiniGrid: whether the prompt states the last action, and whether it changed anything. A greedy policy that is
-    not given it repeats for ever what changes nothing."""
+    not given it repeats forever what changes nothing."""
     move_ticks: int = 4
     """Of robosuite's envs in turns: control ticks, of 50 ms, that a move of the hand goes on for, >= 1. The reference
     has 1, and episodes of hundreds of turns."""

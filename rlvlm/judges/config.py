@@ -87,7 +87,7 @@ class CachedConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JudgeConfig(VLMConfig):
-    """Which model looks, and how it is asked."""
+    """Which model judges, and how it is prompted."""
 
     section: ClassVar[str] = "judge"
     """Where its options stand on the command line."""
@@ -115,7 +115,7 @@ class JudgeConfig(VLMConfig):
     """File with a published model's own sentences for a score of that kind, robometer or rynnvalue: JSON, by their
     names in `judges.prompts.SENTENCES`. Empty: ours."""
     both_orders: bool = False
-    """Ask each query in both orders, at twice the price; where the answers disagree there is no preference."""
+    """Ask each query in both orders, at twice the cost; where the answers disagree there is no preference."""
     picture_px: int = 300
     """Side of the square images drawn for the judge, in pixels (300 in the paper)."""
     temperature: float = 0.0

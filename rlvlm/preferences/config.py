@@ -11,10 +11,10 @@ Sampling = Literal["uniform", "disagreement", "entropy", "k_center"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SimulatedTeacherConfig:
-    """The weaknesses of a teacher who knows the true reward; by default there are none."""
+    """Imperfections of a teacher that knows the true reward; by default none."""
 
     mistake: float = 0.0
-    """Probability that an answer is turned round, in [0, 1]."""
+    """Probability that an answer is flipped, in [0, 1]."""
     left: float = 0.0
     """Probability that the left side is named whatever is shown, as a judge does who prefers a place; with mistake at
     most 1."""
@@ -93,21 +93,21 @@ class FeedbackConfig:
     queries: int = 100
     """Queries per session."""
     max_queries: int = 20_000
-    """Budget of the whole run: queries asked, answered or not."""
+    """Query budget of the whole run, answered or not."""
     segment_steps: int = 1
     """Steps per segment, L >= 1; 1 compares single images, as the paper does."""
     recent_episodes: int = 100
-    """Queries are drawn from the frames of this many newest episodes."""
+    """Queries are sampled from the frames of this many newest episodes."""
     sampling: Sampling = "uniform"
     """uniform: as they are drawn (the paper); the others choose among candidates by the present reward model.
     disagreement: where its members differ most; entropy: where they are least sure; k_center: what lies farthest from
     everything asked so far. Before the first fit all are uniform."""
     pool: int = 10
-    """Candidates drawn for each query, >= 1, where sampling chooses."""
+    """Candidates per query, >= 1, for sampling other than uniform."""
     ties: Literal["drop", "equal"] = "drop"
-    """drop: answers without preference do not train (the paper); equal: they train as one half."""
+    """drop: answers without preference are not used (the paper); equal: they count as one half."""
     ahead: bool = False
-    """Whether the agent learns on while the teacher answers; the answers are then used one session later."""
+    """Whether the agent keeps learning while the teacher answers; answers are then used one session later."""
     simulated: SimulatedTeacherConfig = field(default_factory=SimulatedTeacherConfig)
     measured: str = ""
     """bench.json (`rlvlm judge-bench`) or judge_report.csv (`rlvlm judge-report`) of a judge; the teacher `measured` is
@@ -152,10 +152,10 @@ class RewardModelConfig:
     picture_px: int = 64
     """Side of the images the image model sees, in pixels (300 in the paper)."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where it is fitted and read. auto: a GPU that Ray or SLURM has assigned to the process, else the CPU; cuda: the
-    first that is visible, which a judge may use too."""
+    """Device on which it is trained and evaluated. auto: a GPU that Ray or SLURM has assigned to the process, else the
+    CPU; cuda: the first that is visible, which a judge may use too."""
     ensemble: int = 3
-    """Members, K >= 1; the reward is their mean."""
+    """Ensemble members, K >= 1; the reward is their mean."""
     lr: float = 3e-4
     """Adam's step size."""
     batch_size: int = 32
@@ -175,7 +175,7 @@ class RewardModelConfig:
     """Share of each label that is spread evenly over both sides, in [0, 1): 0.2 has the fit be 90 % sure of a label.
     At 0 rewards grow until they reach their bound, where near and nearer are worth the same."""
     hold_out_every: int = 5
-    """One score in this many never trains; a fit ends once these are met. 0 holds out none, and trusts every fit: else
+    """One score in this many is held out; a fit ends once these are met. 0 holds out none, and trusts every fit: else
     the agent explores until so many answers were predicted, before they trained, that chance would manage it in one run
     of a hundred."""
 

@@ -74,10 +74,10 @@ class StepRewardConfig:
     feedback.measured says; random: random labels, the negative control; my_file:NAME: a `Teacher` of your own. Scores
     come from judge, oracle, random or your own."""
     model: Literal["image", "resnet18", "state"] = "image"
-    """What the learned reward looks at. image: images, by a small CNN; resnet18: images, by a ResNet-18; state:
+    """Input of the learned reward. image: images, by a small CNN; resnet18: images, by a ResNet-18; state:
     observation and action."""
     exploration: ExplorationConfig = field(default_factory=ExplorationConfig)
-    """What is added to a learned reward for a while, so that exploring does not end when it takes over."""
+    """A decaying bonus on top of the learned reward, so that exploration continues after it takes over."""
 
     def __post_init__(self) -> None:
         check_name("reward.source", self.source, SOURCES)

@@ -30,7 +30,7 @@ from rlvlm.serving.config import PlacementConfig, ServedEngineConfig
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EvalConfig:
-    """How the policy is judged on the true task."""
+    """How the policy is evaluated on the true task."""
 
     every_steps: int = 2_500
     """Env steps between evaluations."""
@@ -100,7 +100,7 @@ class RunConfig:
     task: tyro.conf.Suppress[str]
     """Name of the task in `rlvlm.envs.registry`."""
     goal: str = ""
-    """Goal phrase of the prompt; empty takes the task's own."""
+    """Goal phrase of the prompt; empty: the task's own."""
     steps: int = 20_000
     """Env steps of the run."""
     seed: int = 0
@@ -110,7 +110,7 @@ class RunConfig:
     reward: RewardConfig = None  # pyright: ignore[reportAssignmentType] - see below
     """Where the reward comes from."""
     feedback: FeedbackConfig | None = None
-    """How a teacher is asked, of whose answers a reward is learned."""
+    """Queries to the teacher from whose answers a reward is learned."""
     reward_model: RewardModelConfig | None = None
     """The learned reward."""
     policy: PolicyConfig | VLAConfig | None = None
@@ -124,7 +124,7 @@ class RunConfig:
     judge: JudgeConfig = field(default_factory=JudgeConfig)
     serve: PlacementConfig = field(default_factory=PlacementConfig)
     engine: ServedEngineConfig | None = None
-    """What samples for a VLM."""
+    """The engine that samples a VLM's replies."""
     track: TrackConfig = field(default_factory=TrackConfig)
 
     def __post_init__(self) -> None:

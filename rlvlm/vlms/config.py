@@ -38,7 +38,7 @@ class VLMConfig:
     max_pixels: int = 0
     """Upper bound likewise; 0 takes the model's own."""
     seed: int = 0
-    """Of sampling, and of weights that are drawn."""
+    """Seed of sampling and of random weights."""
 
     def __post_init__(self) -> None:
         if self.min_pixels < 0 or self.max_pixels < 0 or (self.max_pixels and self.min_pixels > self.max_pixels):

@@ -9,19 +9,19 @@ class SACConfig:
     """Soft actor-critic (Haarnoja 2018, arXiv:1812.05905) as PEBBLE uses it (Lee 2021, arXiv:2106.05091)."""
 
     hidden: tuple[int, ...] = (256, 256)
-    """Units of each hidden layer, actor and critics alike."""
+    """Units of each hidden layer, in actor and critics."""
     actor_lr: float = 3e-4
-    """Adam's step size of the actor."""
+    """Learning rate of the actor."""
     critic_lr: float = 3e-4
-    """Adam's step size of both critics."""
+    """Learning rate of both critics."""
     alpha_lr: float = 3e-4
-    """Adam's step size of the temperature."""
+    """Learning rate of the temperature."""
     initial_alpha: float = 0.1
     """Temperature at the start, > 0."""
     gamma: float = 0.99
     """Discount per env step, in [0, 1)."""
     tau: float = 0.005
-    """Share of the critic that moves into its target per update, in (0, 1]."""
+    """Soft update of the target critics: share of the critic per update, in (0, 1]."""
     batch_size: int = 256
     """Transitions per update."""
     updates_per_step: float = 1.0
@@ -40,7 +40,7 @@ class SACConfig:
     random_hold: float = 0.5
     """Probability in [0, 1) that a random action is kept for one more step; held actions reach further."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where networks and replay lie. auto: a GPU that Ray or SLURM has assigned to the process, else the CPU; cuda: the
+    """Device of networks and replay. auto: a GPU that Ray or SLURM has assigned to the process, else the CPU; cuda: the
     first that is visible. Networks of this size are as fast on a CPU core."""
     update: Literal["by_hand", "autograd"] = "by_hand"
     """How gradients are computed: by_hand is faster; autograd is plain torch, for a change of the losses."""
@@ -49,7 +49,7 @@ class SACConfig:
     novelty_neighbour: int = 5
     """k of the k-NN state entropy that rewards exploration before the first labels."""
     critic_reset_updates: int = 100
-    """Updates right after the first feedback, when the critics start anew."""
+    """Updates right after the first feedback, when the critics are reset."""
     threads: int = 1
     """CPU threads of torch in this process; matrices of this size gain little from a second one."""
     env_runners: int = 0
