@@ -22,7 +22,7 @@ from rlvlm.policies.vla.config import OpenVLAConfig, VLAConfig
 from rlvlm.policies.vlm.engine import PolicyEngine
 from rlvlm.rewards.config import ChunkRewardConfig
 from tests.algorithms.policy_gradient.side_by_side import side_by_side
-from tests.algorithms.policy_gradient.tiny_runs import make_policy
+from tests.algorithms.policy_gradient.tiny_runs import BI_LEVEL, make_policy
 from tests.tiny_openvla import write_openvla
 from tests.tiny_vlm import save_tiny_vlm
 
@@ -135,6 +135,18 @@ def test_shared_out_learners_take_the_step_of_one(folder: Path, make: Any, model
         predicted = whole + (alone["bytes"] - whole) / count
         for one in several:
             assert one["bytes"] == pytest.approx(predicted, rel=0.15), (count, one["bytes"], predicted)
+
+
+@pytest.mark.slow
+def test_bi_level_learners_that_each_hold_the_weights_take_the_step_of_one(folder: Path) -> None:
+    algo = {**BI_LEVEL, "max_grad_norm": 1e9}
+    (alone,) = side_by_side(1, updated, vlm, str(folder / "vlm"), "all", algo)
+    several = side_by_side(2, updated, vlm, str(folder / "vlm"), "all", algo | {"num_learners": 2})
+    for one in several:
+        for name, value in alone["weights"].items():
+            torch.testing.assert_close(one["weights"][name], value, atol=1e-5, rtol=1e-5, msg=name)
+        for name in STEPS:
+            assert one["report"][name] == pytest.approx(alone["report"][name], rel=1e-4, abs=1e-5), name
 
 
 def continued(make: Any, folder: str, learns: str, algo: dict[str, Any], tree: Any) -> tuple[dict[str, float], Any]:
