@@ -127,9 +127,11 @@ def read_run(folder: RunFolder) -> Recorded:
     items, answers = logged_pairs(logged, config.task, config.judge_goal if config.reward.asks_judge else "")
     for row, item, answer in zip(logged, items, answers, strict=True):
         one = stored.get(row["question"])
-        found.add(item, replace(answer, **_price(one.answer if one else None)), _shown(one and one.question))
-        if one is None or store is None:
+        if one is None or store is None or not isinstance(one.answer, Verdict):
+            found.add(item, answer, ("", ""))
             continue
+        kept = _answer(one.answer, config.task, answer.item, swapped=False)
+        found.add(item, replace(answer, tokens=kept.tokens, cost_usd=kept.cost_usd), _shown(one.question))
         other = store.find(answer_key(one.question.swapped.id, one.answer.stamp))
         if isinstance(other, Verdict) and one.question.swapped.id not in asked:
             swapped = _answer(other, config.task, answer.item, swapped=True)
@@ -188,20 +190,13 @@ def _answer(verdict: Verdict, task: str, place: int, swapped: bool) -> Answer:
         p=verdict.probabilities,
         text=verdict.text[:MAX_TEXT],
         latency_s=verdict.latency_s,
-        **_price(verdict),
+        tokens=np.nan if verdict.usage is None else verdict.usage.tokens_in + verdict.usage.tokens_out,
+        cost_usd=np.nan if verdict.usage is None or verdict.usage.cost_usd is None else verdict.usage.cost_usd,
     )
 
 
-def _price(answer: Any) -> dict[str, float]:
-    usage = None if answer is None else answer.usage
-    return {
-        "tokens": np.nan if usage is None else usage.tokens_in + usage.tokens_out,
-        "cost_usd": np.nan if usage is None or usage.cost_usd is None else usage.cost_usd,
-    }
-
-
-def _shown(question: Question | None) -> tuple[str, str]:
-    return ("", "") if question is None else ((question.left or ("",))[-1], (question.right or ("",))[-1])
+def _shown(question: Question) -> tuple[str, str]:
+    return (question.left or ("",))[-1], (question.right or ("",))[-1]
 
 
 def _describe(stamp: Stamp) -> str:

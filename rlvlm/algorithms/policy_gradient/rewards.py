@@ -265,7 +265,7 @@ class RewardLabeller:
             item, score = asked
             value = self._value(score)
             if not per_turn:
-                value = (value + config.success_weight * item.is_success) / (1.0 + config.success_weight)
+                value = (value + config.success_weight * bool(item.is_success)) / (1.0 + config.success_weight)
             rewards[t] = float(to_reward(value)) if config.is_centred and math.isfinite(value) else value
             record = ScoredItem(
                 item=item, score=score, env_step=env_step, timestamp=time.time(), group=episode.group,
