@@ -8,8 +8,8 @@ Sources: Zhao et al. 2023, arXiv:2304.11277 (FSDP); Rajbhandari et al. 2020, arX
 Departure: gradients are summed, not averaged, because shares of a minibatch may be uneven and are weighted by what they
 count.
 
-Gathering is a collective call, so every learner must go through the policy equally often, in the same order. What is
-looked at once and then kept, a VLM's vision encoder, is therefore held whole by each.
+Gathering is a collective call, so every learner must go through the policy equally often, in the same order: also
+through a VLM's vision encoder, which looks once at each image (`policies.protocol.look`).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,10 +22,13 @@ from torch import Tensor, distributed, nn
 from rlvlm.core.errors import UsageError
 from rlvlm.policies.weights import slice_like
 from rlvlm.vlms.blocks import blocks_of
+from rlvlm.vlms.skeleton import Pending, pending
 
 
 def shard(policy: Any, compute_dtype: torch.dtype | None) -> None:
     """Leaves each learner its slice of `policy`'s weights; all learners call it, with equal policies.
+
+    Of a policy built within `vlms.skeleton.skeletons` each reads its slice alone from the files of the model.
 
     Args:
         policy: a `TokenPolicy` on its device; changed in place, and from then on called by all learners together.
@@ -41,18 +44,20 @@ def shard(policy: Any, compute_dtype: torch.dtype | None) -> None:
     parts = policy.shardable()
     if any(not one.is_floating_point() for one in parts.root.parameters()):
         raise UsageError("4-bit weights cannot be sharded", "leave out --algo.shard or --policy.quantization nf4")
-    mesh = init_device_mesh(policy.device.type, (distributed.get_world_size(),))
-    whole = set(parts.whole)
+    device, waiting = policy.device, pending(policy)
+    mesh = init_device_mesh(device.type, (distributed.get_world_size(),))
     # An adapter is float32 beside bfloat16: without a compute type each is gathered as it is.
     precision = MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=torch.float32)
     # Weights are let go after every pass, the outermost too: in between, names lead to the slices, which are changed.
-    settings: dict[str, Any] = {"mesh": mesh, "ignored_params": whole, "reshard_after_forward": True}
+    settings: dict[str, Any] = {"mesh": mesh, "reshard_after_forward": True}
     for block in blocks_of(parts.root):
-        if not whole.issuperset(block.parameters()):
+        if any(True for _ in block.parameters()):
             fully_shard(block, mp_policy=precision, **settings)
     for head in parts.heads:  # in float32, whatever the rest computes in
         fully_shard(head, **settings)
     fully_shard(parts.root, mp_policy=replace(precision, cast_forward_inputs=False), **settings)
+    if waiting:
+        _read(policy, waiting, device)
     for method in parts.methods:
         register_fsdp_forward_method(parts.root, method)
     for outer in (parts.root, *parts.heads):
@@ -60,6 +65,32 @@ def shard(policy: Any, compute_dtype: torch.dtype | None) -> None:
             if isinstance(module, FSDPModule):
                 module.set_gradient_divide_factor(1.0)
                 module.set_force_sum_reduction_for_comms(True)  # gloo knows no other
+
+
+@torch.no_grad()
+def _read(policy: nn.Module, waiting: Sequence[Pending], device: torch.device) -> None:
+    """Brings what of `policy` is in files to `device`, of each weight the rows that this learner keeps.
+
+    What is in none, a fresh adapter, is zero until `take_weights` hands out what the run's own policy has drawn.
+    """
+    for one in waiting:
+        (module, name), *_ = one.owners
+        shape: Any = getattr(module, name)
+        value = nn.Parameter(torch.empty_like(shape, device=device), requires_grad=shape.requires_grad)
+        own = local(value.detach())
+        if one.source is None:
+            assert value.requires_grad, f"{name} of {type(module).__name__} is in no file and would stay zero"
+            own.zero_()
+        elif own.numel():
+            # FSDP cuts along the first dimension, into parts of equal size but for the last ones
+            size = -(-len(value) // distributed.get_world_size())
+            first = distributed.get_rank() * size if is_sharded([value]) else 0
+            own.copy_(one.source.read(first, len(own)))
+        for owner, its_name in one.owners:
+            owner._parameters[its_name] = value
+    for module in policy.modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            module._buffers[name] = buffer.to(device)
 
 
 def is_sharded(parameters: Iterable[Tensor]) -> bool:

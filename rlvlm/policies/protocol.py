@@ -1,6 +1,6 @@
 """What learners, rollouts and players need of a policy that answers in tokens, whatever its size and its tokens."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -129,8 +129,21 @@ class TokenPolicy(Protocol):
         ...
 
 
-def look(policy: TokenPolicy, env: Any, obs: Observations) -> None:
-    """Has `env` draw, and `policy` keep, the images of `obs` that it has not seen."""
+SHOWN_AT_ONCE = 64
+"""Images that are encoded together."""
+
+
+def look(policy: TokenPolicy, env: Any, obs: Observations, agree: Callable[[int], int] = int) -> None:
+    """Has `env` draw, and `policy` keep, the images of `obs` that it has not seen.
+
+    Args:
+        policy: what looks.
+        env: of its task.
+        obs: one or more.
+        agree: makes a number of rounds of `SHOWN_AT_ONCE` images that of all who look together, who gather the weights
+            of a sharded policy with each other; who has seen everything shows one image again.
+    """
     missing = policy.images.missing(obs.images)
-    if missing:
-        policy.show([obs.images[place] for place in missing], policy.draw(env, obs.snapshots[missing]))
+    for begin in range(0, agree(-(-len(missing) // SHOWN_AT_ONCE)) * SHOWN_AT_ONCE, SHOWN_AT_ONCE):
+        places = missing[begin : begin + SHOWN_AT_ONCE] or [0]
+        policy.show([obs.images[place] for place in places], policy.draw(env, obs.snapshots[places]))

@@ -24,8 +24,6 @@ class Shardable:
     """Of the root, by which it is called beside `forward`; none calls another."""
     heads: tuple[nn.Module, ...] = ()
     """Small networks in float32, called by themselves."""
-    whole: tuple[nn.Parameter, ...] = ()
-    """What every learner holds whole: it is called as often as each needs it."""
 
 
 def trained(policy: nn.Module) -> dict[str, Tensor]:

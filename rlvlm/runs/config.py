@@ -351,6 +351,12 @@ def _check_together(run: RunConfig) -> None:  # noqa: C901 - one rule after the 
             "--engine.num-replicas for replies, --algo.env-runners for chunks, or --algo.staleness 0"
         )
     if not isinstance(policy, VLAConfig):
+        if algo.shard and policy and policy.quantization != "none":
+            raise ValueError(
+                f"policy.quantization {policy.quantization} does not go with algo.shard: 4-bit weights are not shared "
+                "out; leave it out, for slices of bfloat16 weights beside an adapter take as little from two GPUs on, "
+                "or leave out algo.shard, so that each learner holds all 4-bit weights"
+            )
         return
     assert isinstance(sft, ChunkSFTConfig) and isinstance(algo, GRPOConfig), "the algorithm's sections"
     idle = {

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from safetensors import SafetensorError
@@ -31,6 +31,7 @@ from rlvlm.vlms.files import locate
 from rlvlm.vlms.images import flatten_patch_embedding
 from rlvlm.vlms.lora import load_adapter
 from rlvlm.vlms.processors import load_processor
+from rlvlm.vlms.skeleton import are_wanted, build_skeleton
 
 logger = logging.getLogger(__name__)
 
@@ -146,15 +147,7 @@ def load_weights(
         settings.setdefault("attn_implementation", wanted.attention)
     disable_progress_bar()  # it would tear the run's live panel
     try:
-        network, info = network_class.from_pretrained(
-            folder,
-            dtype=pick_dtype(wanted.dtype, device),
-            device_map={"": device},
-            use_safetensors=True,
-            trust_remote_code=False,
-            output_loading_info=True,
-            **settings,
-        )
+        network, info = network_and_names(network_class, folder, pick_dtype(wanted.dtype, device), device, settings)
     except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
         raise ModelUnavailable(
             f"the weights in {folder} cannot be loaded on {device}: {first_line(error)}",
@@ -172,6 +165,38 @@ def load_weights(
     return network.eval()
 
 
+def network_and_names(
+    network_class: Any, folder: Path, dtype: torch.dtype, device: torch.device, settings: dict[str, Any]
+) -> tuple[Any, dict[str, set[str]]]:
+    """The network in `folder`, and the names of the weights that are missing and that are too many.
+
+    Within `skeletons` it has no weights yet; 4-bit weights, which are made of whole ones, are read at once even so.
+
+    Args:
+        network_class: of transformers, or one of its auto classes.
+        folder: with safetensors.
+        dtype: of the weights.
+        device: where they lie.
+        settings: further ones of `from_pretrained`.
+    """
+    if are_wanted() and settings.get("quantization_config") is None:
+        config = settings.pop("config", None) or AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        network, missing, surplus = build_skeleton(
+            network_class, folder, config, device, dtype=dtype,
+            **{name: value for name, value in settings.items() if value is not None},
+        )  # fmt: skip
+        return network, {"missing_keys": missing, "unexpected_keys": surplus}
+    return network_class.from_pretrained(
+        folder,
+        dtype=dtype,
+        device_map={"": device},
+        use_safetensors=True,
+        trust_remote_code=False,
+        output_loading_info=True,
+        **settings,
+    )
+
+
 def check_weights(folder: Path) -> None:
     """Passes where a folder holds safetensors weights, and its index names nothing but files of its own.
 
@@ -186,6 +211,11 @@ def check_weights(folder: Path) -> None:
     check_shards(folder)
 
 
+def takes_nf4(module: torch.nn.Module) -> TypeGuard[torch.nn.Linear]:
+    """Whether the weights of `module` can be of 4 bits: of a linear layer that is a whole number of blocks."""
+    return isinstance(module, torch.nn.Linear) and not (module.in_features % 64 or module.out_features % 32)
+
+
 def _nf4(folder: Path, dtype: torch.dtype) -> BitsAndBytesConfig:
     """4-bit settings that leave out the output head and every layer that is no whole number of blocks.
 
@@ -198,7 +228,7 @@ def _nf4(folder: Path, dtype: torch.dtype) -> BitsAndBytesConfig:
     odd = [
         name
         for name, module in skeleton.named_modules()
-        if isinstance(module, torch.nn.Linear) and (module.in_features % 64 or module.out_features % 32)
+        if isinstance(module, torch.nn.Linear) and not takes_nf4(module)
     ]
     return BitsAndBytesConfig(
         load_in_4bit=True,

@@ -78,6 +78,11 @@ JUDGED = {"reward.source": "judged"}
         ("push_block", {"sft.scenes": 100}, "sft.scenes 100 has no effect"),
         ("push_block", {"sft.p_perturb": 1.0}, r"in \[0, 1\), got 1.0"),
         ("number_line", {"algo.staleness": 1}, "algo.staleness 1 has no effect where the run's own process plays"),
+        (
+            "number_line",
+            {"algo.num_learners": 2, "algo.shard": True, "policy.model": "x/y", "policy.quantization": "nf4"},
+            "policy.quantization nf4 does not go with algo.shard",
+        ),
         ("push_block", JUDGED | {"algo.staleness": 1}, "algo.rounds 3 has no effect with algo.staleness"),
         ("number_line", {"policy.lora_rank": 0}, "lora_rank >= 1"),
         ("number_line", {"policy.lora_alpha": -1.0}, "lora_alpha > 0"),

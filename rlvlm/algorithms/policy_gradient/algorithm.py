@@ -226,7 +226,8 @@ class TokenConfig(BaseConfig):
             assert self.make_policy is not None, "checked by `validate`"
             return self.make_policy(make_env(self.task, self.env_settings, self.seed))
 
-        return RLModuleSpec(module_class=PolicyModule, model_config={"make_policy": make})
+        settings = {"make_policy": make, "is_sharded": self.algo.shard}
+        return RLModuleSpec(module_class=PolicyModule, model_config=settings)
 
     def get_default_learner_class(self) -> type[TokenLearner]:
         """The learner of all estimators and losses."""

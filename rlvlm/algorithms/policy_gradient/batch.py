@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from rlvlm.algorithms.base import map_sharded
+from rlvlm.algorithms.base import largest, map_sharded
 from rlvlm.algorithms.policy_gradient.advantages import Trajectories, estimate, find_estimator
 from rlvlm.algorithms.policy_gradient.config import PolicyGradientConfig
 from rlvlm.algorithms.policy_gradient.losses import k3, token_weights, truncated_importance
@@ -248,7 +248,7 @@ class BatchMaker:
             found: list[Answer] = []
             for begin in range(0, len(rows), size):
                 part = obs.at(rows[begin : begin + size])
-                look(self.policy, self.env, part)
+                look(self.policy, self.env, part, largest if self._algo.shard else int)
                 found += compute(part, [tokens[row] for row in rows[begin : begin + size]])
             return found
 

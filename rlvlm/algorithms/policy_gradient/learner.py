@@ -27,8 +27,9 @@ from rlvlm.core import metrics
 from rlvlm.core.episodes import TokenEpisode
 from rlvlm.core.errors import NumericsError
 from rlvlm.envs.registry import make_env
-from rlvlm.policies.protocol import TokenPolicy, look
+from rlvlm.policies.protocol import SHOWN_AT_ONCE, TokenPolicy, look
 from rlvlm.policies.weights import slice_like
+from rlvlm.vlms.skeleton import skeleton_of, skeletons
 
 _LOG_RATIO_BOUND = 2.0
 """Of replies: log-ratios beyond count as this when an update's divergence is measured, or one rare token decides."""
@@ -38,8 +39,6 @@ _LR_FACTOR = 1.3
 """By how much the step size changes after an update that moved the policy too little or too far."""
 _LR_RANGE = (1e-3, 10.0)
 """Bounds of the step size, in units of the first one."""
-_MEASURED_AT_ONCE = 64
-"""Turns whose images are held together when their tokens are counted."""
 _FIX = "lower algo.lr and algo.value_lr in the run's config.yaml, then `rlvlm resume`"
 _SUMS = (
     metrics.UPDATE_POLICY_LOSS, metrics.UPDATE_VALUE_LOSS, metrics.UPDATE_KL, metrics.UPDATE_CLIPPED,
@@ -51,21 +50,25 @@ _SUMS = (
 class PolicyModule(TorchRLModule):
     """A `TokenPolicy` as an RLlib module: what is trained travels and is saved, a frozen base does not.
 
-    `model_config` holds `make_policy`, which is called with an env of the task.
+    `model_config` holds `make_policy`, and `is_sharded`: whether learners share the policy out. It then has no weights
+    until they have.
     """
 
     policy: Any
 
     def setup(self) -> None:
         """Builds the policy; RLlib calls it once."""
-        self.policy = self.model_config["make_policy"]()
+        with skeletons(self.model_config.get("is_sharded", False)):
+            self.policy = self.model_config["make_policy"]()
 
     def get_state(self, *args: Any, **unused: Any) -> dict[str, Any]:
         """What is trained, as float32 arrays by name; RLlib's own way would copy a frozen base too.
 
-        Sharded, it answers only where all learners are asked at once, as RLlib does not once they play.
+        Sharded, it answers only where all learners are asked at once, as RLlib does not once they play; before that it
+        has nothing.
         """
-        return {name: gathered(value).float().numpy().copy() for name, value in self.policy.trained_state().items()}
+        state = {} if any(one.is_meta for one in self.policy.parameters()) else self.policy.trained_state()
+        return {name: gathered(value).float().numpy().copy() for name, value in state.items()}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Restores what `get_state` returned.
@@ -214,7 +217,7 @@ class TokenLearner(ManualLearner):
         # Weights are of the whole update, of which a minibatch is an estimate.
         scale = len(batch.tokens) / len(rows) if algo.loss.average == "turn" else algo.minibatches or 1.0
         parts = self._micro_batches(batch, local_shard(rows))
-        num_parts = largest(len(parts)) if algo.shard else len(parts)
+        num_parts = self._agree(len(parts))
         for number in range(num_parts):
             # Learners who gather weights together make equally many passes: the last of some count for nothing.
             part = parts[number] if number < len(parts) else rows[:1]
@@ -261,23 +264,29 @@ class TokenLearner(ManualLearner):
             metrics.UPDATE_GRADIENT: norm,
         }
 
+    def _agree(self, count: int) -> int:
+        """`count`, or the largest of all learners' where they gather weights together."""
+        return largest(count) if self._algo.shard else count
+
     def _micro_batches(self, batch: Batch, rows: Tensor) -> list[Tensor]:
         """`rows` in the parts that go through the policy at once."""
         algo = self._algo
         if not algo.microbatch_tokens:
             return [part for part in rows.split(algo.microbatch_turns or max(1, len(rows))) if len(part)]
         lengths: list[int] = []
-        for part in rows.split(_MEASURED_AT_ONCE):
-            obs = batch.obs.at(part.tolist())
-            look(self.policy, self._env, obs)  # how many tokens an image makes is known once it was looked at
-            lengths += self.policy.lengths(obs, [batch.tokens[row] for row in part.tolist()])
+        parts = [part.tolist() for part in rows.split(SHOWN_AT_ONCE) if len(part)]
+        for number in range(self._agree(len(parts))):
+            part = parts[number] if number < len(parts) else []
+            # how many tokens an image makes is known once it was looked at
+            look(self.policy, self._env, batch.obs.at(part or [0]), self._agree)
+            lengths += self.policy.lengths(batch.obs.at(part), [batch.tokens[row] for row in part]) if part else []
         return [rows[part] for part in pack(lengths, algo.microbatch_tokens)]
 
     def _predict(self, batch: Batch, rows: Tensor, scale: float) -> Minibatch:
         """Some rows as they were sampled and as the policy sees them now."""
         picked, config = rows.tolist(), self._algo.loss
         obs = batch.obs.at(picked)
-        look(self.policy, self._env, obs)  # others may have played
+        look(self.policy, self._env, obs, self._agree)  # others may have played
         now = self.policy.log_probs(
             obs,
             [batch.tokens[row] for row in picked],
@@ -371,7 +380,8 @@ class TokenLearner(ManualLearner):
 
     def _map_module_to_device(self, module: Any) -> None:
         """A VLA to the learner's GPU, where RLlib gave it one; a policy whose own config places it stays there."""
-        if self.device.type != "cpu" and not hasattr(module[DEFAULT_MODULE_ID].policy, "backbone"):
+        policy = module[DEFAULT_MODULE_ID].policy
+        if self.device.type != "cpu" and not hasattr(policy, "backbone") and skeleton_of(policy) is None:
             super()._map_module_to_device(module)
 
     def report(self) -> dict[str, float]:

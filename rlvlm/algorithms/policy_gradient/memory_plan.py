@@ -3,7 +3,7 @@
 With P parameters that learn, F that are frozen, N learners that share them out (1 where each holds all), H and I a
 layer's widths, L layers and T tokens at once:
 
-    weights    (w P + f F) / N        w 4 in float32; f 2 beside an adapter, 4 in float32, 0.52 of a block in NF4
+    weights    (w P + f F) / N        w 4 in float32; f 2 beside an adapter, 4 in float32, 0.52 of layers in NF4
     gradients  4 P / N
     Adam       8 P / N
     copies     4 P / N                each of: before an update that may be taken back; the start and the weights it
@@ -13,13 +13,12 @@ layer's widths, L layers and T tokens at once:
     activations  T a (L H + 4 I + 8.3 H) with gradient checkpointing, T a L (4 I + 8.3 H) without; a 4 or 2
                and three slices of log-probs
 
-Before it keeps its slice a learner loads the whole model, which may be more than all of this.
+While it loads, a learner takes no more: of what is shared out it reads its own slices alone.
 
 The bytes of a block, 4 I + 8.3 H numbers a token, are those that `benchmarks/update_memory.py` counts at the widths of
 Qwen2.5-VL-3B and 7B, within 1 %. What the allocator loses and CUDA takes for itself is `MARGIN`.
 """
 
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -33,6 +32,7 @@ from rlvlm.policies.vla.openvla.network import CheckpointConfig, OpenVLANetwork
 from rlvlm.policies.vlm.config import PolicyConfig
 from rlvlm.policies.vlm.policy import is_vision
 from rlvlm.vlms.blocks import LARGE, blocks_of
+from rlvlm.vlms.loading import takes_nf4
 from rlvlm.vlms.lora import LoraConfig, add_adapter
 
 MARGIN = 0.1
@@ -50,15 +50,11 @@ class ModelSize:
     """Parameters of a model by what becomes of them, and what its activations take."""
 
     learned: int
-    """That learn, and may be shared out."""
+    """That learn."""
     frozen: int
-    """That do not, likewise."""
-    frozen_in_blocks: int
-    """Of these the ones that NF4 may hold in 4 bits."""
-    whole_learned: int
-    """That learn, and that each learner holds whole."""
-    whole_frozen: int
-    """Likewise frozen."""
+    """That do not."""
+    frozen_nf4: int
+    """Of these the ones that NF4 holds in 4 bits."""
     block: int
     """Of the largest block."""
     outside: int
@@ -73,7 +69,7 @@ class ModelSize:
     @property
     def total(self) -> int:
         """All parameters."""
-        return self.learned + self.frozen + self.whole_learned + self.whole_frozen
+        return self.learned + self.frozen
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,13 +82,11 @@ class MemoryPlan:
     copies: float
     passing: float
     activations: float
-    loading: float
-    """All weights, before they are shared out; what is listed above comes later."""
 
     @property
     def total(self) -> float:
         """The most at one time."""
-        return max(self.loading, sum(asdict(self).values()) - self.loading)
+        return sum(asdict(self).values())
 
 
 def size_of(policy: PolicyConfig | VLAConfig, folder: Path) -> ModelSize:
@@ -104,9 +98,7 @@ def size_of(policy: PolicyConfig | VLAConfig, folder: Path) -> ModelSize:
         shape = LoraConfig(rank=wants.lora_rank, alpha=wants.lora_alpha, targets=wants.lora_targets)
         with torch.device("meta"):
             network = OpenVLANetwork(settings)
-            return measured(
-                network if wants.learns == "all" else add_adapter(network, shape), settings.text_config, _nothing
-            )
+            return measured(network if wants.learns == "all" else add_adapter(network, shape), settings.text_config)
     from transformers import AutoConfig, AutoModelForImageTextToText
 
     settings = AutoConfig.from_pretrained(folder, trust_remote_code=False)
@@ -117,35 +109,31 @@ def size_of(policy: PolicyConfig | VLAConfig, folder: Path) -> ModelSize:
     for name, parameter in network.named_parameters():
         if not policy.train_vision and is_vision(name):
             parameter.requires_grad_(False)
-    return measured(network, settings.get_text_config(), is_vision)
+    return measured(network, settings.get_text_config())
 
 
-def measured(network: nn.Module, text: Any, is_whole: Callable[[str], bool]) -> ModelSize:
-    """The size of `network`, whose language model has the config `text`, and whose parameters named so stay whole."""
-    counts = dict.fromkeys(((learns, whole) for learns in (True, False) for whole in (True, False)), 0)
-    spread: set[int] = set()
-    for name, parameter in network.named_parameters():
-        counts[parameter.requires_grad, is_whole(name)] += parameter.numel()
-        if not is_whole(name):
-            spread.add(id(parameter))
-    blocks = [[one for one in block.parameters() if id(one) in spread] for block in blocks_of(network)]
+def measured(network: nn.Module, text: Any) -> ModelSize:
+    """The size of `network`, whose language model has the config `text`."""
+    counts = {True: 0, False: 0}
+    for parameter in network.parameters():
+        counts[parameter.requires_grad] += parameter.numel()
+    blocks = [[*block.parameters()] for block in blocks_of(network)]
     inside = [sum(one.numel() for one in block) for block in blocks]
     return ModelSize(
-        learned=counts[True, False],
-        frozen=counts[False, False],
-        frozen_in_blocks=sum(one.numel() for block in blocks for one in block if not one.requires_grad),
-        whole_learned=counts[True, True],
-        whole_frozen=counts[False, True],
+        learned=counts[True],
+        frozen=counts[False],
+        frozen_nf4=sum(
+            module.weight.numel()
+            for block in blocks_of(network)
+            for module in block.modules()
+            if takes_nf4(module) and not module.weight.requires_grad
+        ),
         block=max(inside, default=0),
-        outside=counts[True, False] + counts[False, False] - sum(inside),
+        outside=counts[True] + counts[False] - sum(inside),
         layers=text.num_hidden_layers,
         width=text.hidden_size,
         inner_width=text.intermediate_size,
     )
-
-
-def _nothing(name: str) -> bool:
-    return False
 
 
 def plan(size: ModelSize, policy: PolicyConfig | VLAConfig, algo: PolicyGradientConfig, *, on_gpu: bool) -> MemoryPlan:
@@ -168,9 +156,8 @@ def plan(size: ModelSize, policy: PolicyConfig | VLAConfig, algo: PolicyGradient
     spread = algo.num_learners if algo.shard else 1
     in_common = learned_bytes * size.learned + base * size.frozen
     if getattr(policy, "quantization", "none") == "nf4":
-        in_common -= (base - _NF4_BYTES) * size.frozen_in_blocks
-    whole = learned_bytes * size.whole_learned + base * size.whole_frozen
-    own = size.learned / spread + size.whole_learned
+        in_common -= (base - _NF4_BYTES) * size.frozen_nf4
+    own = size.learned / spread
     copies = 4 * own * (algo.is_shrunk and algo.advantage.values == "policy")
     if algo.loss.kl_weight:
         copies += 4 * own * (2 if algo.shard else 1)  # the start lies in main memory where it is no slice
@@ -186,13 +173,12 @@ def plan(size: ModelSize, policy: PolicyConfig | VLAConfig, algo: PolicyGradient
     kept = size.layers * size.width + block if recomputes else size.layers * block
     activations = algo.microbatch_tokens * compute * kept + (_SLICES_BYTES if recomputes else 0)
     return MemoryPlan(
-        weights=in_common / spread + whole,
+        weights=in_common / spread,
         gradients=4 * own,
         adam=8 * own,
         copies=copies,
         passing=passing,
         activations=activations,
-        loading=in_common + whole,
     )
 
 
@@ -227,8 +213,6 @@ def fix_of(
 
 def words_of(plan: MemoryPlan) -> str:
     """The plan in one line, GiB."""
-    if plan.total == plan.loading:
-        return f"{plan.total / _GIB:.1f} GiB while it is loaded"
-    named = {name: value / _GIB for name, value in asdict(replace(plan, loading=0)).items()}
+    named = {name: value / _GIB for name, value in asdict(plan).items()}
     parts = ", ".join(f"{name} {value:.1f}" for name, value in named.items() if value >= 0.05)
     return f"{plan.total / _GIB:.1f} GiB ({parts})"

@@ -19,6 +19,7 @@ from rlvlm.policies.protocol import Prediction
 from rlvlm.policies.vla.sampling import draw_bins, entropy, likeliest_bins, log_probs_of
 from rlvlm.policies.vla.tokens import ActionScale
 from rlvlm.policies.weights import Shardable, fill, lent, trained
+from rlvlm.vlms.skeleton import device_of
 
 _IMAGE_BYTES = 256 * 2**20
 """Of the images that a rollout looked at, kept for its update."""
@@ -48,7 +49,7 @@ class VLAPolicy(nn.Module):
     @property
     def device(self) -> torch.device:
         """Where the weights lie."""
-        return next(self.parameters()).device
+        return device_of(self)
 
     @property
     def has_values(self) -> bool:

@@ -18,6 +18,7 @@ from rlvlm.core.errors import UsageError
 from rlvlm.core.sampling import IntArray
 from rlvlm.policies.images import SeenImage
 from rlvlm.policies.vlm.padding import Padded
+from rlvlm.vlms.skeleton import device_of
 
 Grid = tuple[int, int, int]
 _NEVER = -1e9
@@ -60,7 +61,7 @@ class Backbone:
     @property
     def device(self) -> torch.device:
         """Where the weights lie."""
-        return next(self.model.parameters()).device
+        return device_of(self.model)
 
     def encode(self, prompt: str, size_px: tuple[int, int]) -> IntArray:
         """[P] ids of one user turn with an image of `size_px` (H, W) and `prompt`, up to where the reply begins.

@@ -17,7 +17,7 @@ from rlvlm.core.errors import UsageError
 from rlvlm.core.sampling import IntArray, ReplyTokens
 from rlvlm.core.steps import FloatArray, Frames
 from rlvlm.policies.images import SeenImage, SeenImages
-from rlvlm.policies.protocol import Prediction
+from rlvlm.policies.protocol import SHOWN_AT_ONCE, Prediction
 from rlvlm.policies.vlm.backbone import Backbone
 from rlvlm.policies.vlm.config import PolicyConfig
 from rlvlm.policies.vlm.padding import Padded, pad
@@ -26,7 +26,6 @@ from rlvlm.policies.weights import Shardable, fill, lent, trained
 from rlvlm.vlms.blocks import recompute_blocks
 
 NO_REPLY: IntArray = np.zeros(0, np.int64)
-_SHOWN_AT_ONCE = 64
 _VISION = frozenset({"visual", "vision_tower", "vision_model", "multi_modal_projector", "connector", "image_newline"})
 """What the families call a vision encoder, and what leads from it to the language model."""
 
@@ -154,10 +153,9 @@ class VLMPolicy(nn.Module):
         return lent(self.trained_state(), state)
 
     def shardable(self) -> Shardable:
-        """See `TokenPolicy`: the vision encoder stays whole, for each learner looks at the images it has not seen."""
+        """See `TokenPolicy`."""
         heads = [self.value_head] if self.action_head is None else [self.value_head, self.action_head]
-        seen = tuple(parameter for name, parameter in self.model.named_parameters() if is_vision(name))
-        return Shardable(root=self, methods=("log_probs", "values"), heads=tuple(heads), whole=seen)
+        return Shardable(root=self, methods=("log_probs", "values", "show"), heads=tuple(heads))
 
     def forget_stale_images(self) -> None:
         """Forgets the features of all images where the vision encoder learns: call it after it has changed."""
@@ -203,8 +201,8 @@ class VLMPolicy(nn.Module):
 
         Call it for the places that `images.missing` names, so that nothing is drawn or encoded twice.
         """
-        for begin in range(0, len(keys), _SHOWN_AT_ONCE):
-            part = list(frames[begin : begin + _SHOWN_AT_ONCE])
+        for begin in range(0, len(keys), SHOWN_AT_ONCE):
+            part = list(frames[begin : begin + SHOWN_AT_ONCE])
             with torch.no_grad():
                 features, grids = self.backbone.encode_images(part)
             for key, frame, seen, grid in zip(keys[begin:], part, features, grids, strict=False):

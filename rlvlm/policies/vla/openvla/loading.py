@@ -23,7 +23,7 @@ from rlvlm.policies.vla.openvla.policy import OpenVLAPolicy
 from rlvlm.policies.vla.tokens import ActionScale
 from rlvlm.vlms.blocks import recompute_blocks
 from rlvlm.vlms.files import locate
-from rlvlm.vlms.loading import check_shards, pick_device, pick_dtype
+from rlvlm.vlms.loading import check_shards, network_and_names, pick_device, pick_dtype
 from rlvlm.vlms.lora import LoraConfig, add_adapter, load_adapter
 
 logger = logging.getLogger(__name__)
@@ -126,17 +126,9 @@ def _network(folder: Path, settings: CheckpointConfig, wants: OpenVLAConfig, pro
     dtype = torch.float32 if wants.learns == "all" else pick_dtype(wants.dtype, device)
     disable_progress_bar()  # it would tear the run's live panel
     try:
-        loaded: Any = OpenVLANetwork.from_pretrained(
-            folder,
-            config=settings,
-            dtype=dtype,
-            device_map={"": device},
-            use_safetensors=True,
-            output_loading_info=True,
-        )
+        network, values = network_and_names(OpenVLANetwork, folder, dtype, device, {"config": settings})
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise ModelUnavailable(f"the weights in {folder} cannot be loaded: {first_line(error)}", _AGAIN) from error
-    network, values = loaded
     for names, what in ((values["missing_keys"], "lacks"), (values["unexpected_keys"], "has besides")):
         if names:
             raise ModelUnavailable(

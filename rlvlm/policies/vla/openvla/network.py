@@ -16,6 +16,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedConfig, PreTra
 
 from rlvlm.policies.vla.openvla.vision import TOWERS, FusedVision, TowerSize
 from rlvlm.policies.vla.tokens import NUM_BINS, token_ids
+from rlvlm.vlms.skeleton import device_of
 
 STOP_ID = 2
 """The token that ends a reply in Llama 2's vocabulary."""
@@ -106,7 +107,7 @@ class OpenVLANetwork(PreTrainedModel):
         kind = self.projector.fc1.weight
         self.proprio_projector = _Proprio(weights["fc1.weight"].shape[1], self.config.text_config.hidden_size)
         self.proprio_projector.load_state_dict(weights)
-        self.proprio_projector.to(kind.device, kind.dtype)
+        self.proprio_projector.to(device_of(self), kind.dtype)
 
     def _init_weights(self, module: nn.Module) -> None:
         """Small random weights where a checkpoint has none; only tests begin so."""

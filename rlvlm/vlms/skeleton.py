@@ -1,0 +1,177 @@
+"""A network whose weights are read later, and of them only what a process keeps: for learners that share a policy out.
+
+`skeletons` says that networks are to be built so, `loading` builds them, and `algorithms.sharding` fills in the slices.
+Between the two a network has its config, its buffers and the shapes of its weights, and takes next to no memory.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import Tensor, nn
+from transformers import GenerationConfig
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import WeightRenaming, rename_source_key
+
+_wanted = False
+
+
+@contextmanager
+def skeletons(wanted: bool = True) -> Iterator[None]:
+    """While the context is open networks are built without their weights, if they are `wanted` so."""
+    global _wanted  # noqa: PLW0603 - what builds a policy is handed in from outside, and knows nothing of sharding
+    before, _wanted = _wanted, wanted
+    try:
+        yield
+    finally:
+        _wanted = before
+
+
+def are_wanted() -> bool:
+    """Whether networks are to be built without their weights."""
+    return _wanted
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Source:
+    """Where a weight lies."""
+
+    file: Path
+    """Of safetensors."""
+    key: str
+    """Its name there."""
+    shape: tuple[int, ...]
+    """Of the whole weight."""
+
+    def read(self, begin: int, count: int) -> Tensor:
+        """[count, ...] rows of the weight from `begin` on; no other is read."""
+        with safe_open(self.file, "pt") as opened:
+            return opened.get_slice(self.key)[begin : begin + count]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Skeleton:
+    """What a network built here carries as `skeleton`."""
+
+    device: torch.device
+    """Where its weights are to lie."""
+    sources: dict[nn.Parameter, Source]
+    """Of each of its weights."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pending:
+    """A weight that is still to be read."""
+
+    owners: list[tuple[nn.Module, str]]
+    """Modules that have it, and under which name: several where weights are tied."""
+    source: Source | None
+    """None where it is in no file, as of a fresh adapter, or has grown since, as a vocabulary does by new words."""
+
+
+def build_skeleton(
+    network_class: Any, folder: Path, config: Any, device: torch.device, **settings: Any
+) -> tuple[Any, set[str], set[str]]:
+    """A network in eval mode that has no weights yet, the names of those that `folder` lacks, and of those too many.
+
+    Args:
+        network_class: of transformers, or one of its auto classes.
+        folder: with safetensors.
+        config: of the network.
+        device: where its weights are to lie.
+        settings: further ones, such as dtype.
+
+    Raises:
+        ValueError: a weight is made of several of the folder's, or has another shape there.
+    """
+    make = getattr(network_class, "from_config", None) or network_class._from_config
+    with _parameters_on_meta():
+        network = make(config, **settings).eval()
+    if (folder / "generation_config.json").is_file():
+        network.generation_config = GenerationConfig.from_pretrained(folder)
+    transforms = get_model_conversion_mapping(network)
+    renamings = [one for one in transforms if isinstance(one, WeightRenaming)]
+    converters: list[Any] = [one for one in transforms if not isinstance(one, WeightRenaming)]
+    state = network.state_dict(keep_vars=True)
+    sources: dict[nn.Parameter, Source] = {}
+    found, surplus = set(), set()
+    for file in sorted(folder.glob("*.safetensors")):
+        with safe_open(file, "pt") as opened:
+            for key in opened.keys():  # noqa: SIM118 - it is no mapping
+                name, made_of = rename_source_key(key, renamings, converters, network.base_model_prefix, state)
+                if made_of is not None:
+                    raise ValueError(f"{name} is made of several weights such as {key}, and cannot be read in part")
+                if name not in state:
+                    surplus.add(name)
+                elif isinstance(state[name], nn.Parameter):
+                    shape = tuple(opened.get_slice(key).get_shape())
+                    if shape != tuple(state[name].shape):
+                        raise ValueError(f"{key} has shape {shape}, the model's is {tuple(state[name].shape)}")
+                    sources.setdefault(state[name], Source(file=file, key=key, shape=shape))
+                else:  # a buffer, which is small
+                    state[name].copy_(opened.get_tensor(key))
+                found.add(name)
+    missing = {
+        name for name, value in state.items()
+        if name not in found and not (isinstance(value, nn.Parameter) and value in sources)
+    }  # fmt: skip
+    network.skeleton = Skeleton(device=device, sources=sources)
+    return network, missing, surplus
+
+
+def skeleton_of(network: nn.Module) -> Skeleton | None:
+    """What `build_skeleton` left in `network` or a module of it; None where all weights are there."""
+    found = (getattr(module, "skeleton", None) for module in network.modules())
+    return next((one for one in found if isinstance(one, Skeleton)), None)
+
+
+def device_of(network: nn.Module) -> torch.device:
+    """Where the weights of `network` lie, or will."""
+    skeleton = skeleton_of(network) if next(network.parameters()).is_meta else None
+    return next(network.parameters()).device if skeleton is None else skeleton.device
+
+
+def pending(network: nn.Module) -> list[Pending]:
+    """The weights of `network` that are still to be read: call it before weights are sharded, which replaces them."""
+    skeleton = skeleton_of(network)
+    if skeleton is None:
+        return []
+    owners: dict[nn.Parameter, list[tuple[nn.Module, str]]] = {}
+    for module in network.modules():
+        for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
+            if parameter.is_meta:
+                owners.setdefault(parameter, []).append((module, name))
+    waiting = []
+    for parameter, those in owners.items():
+        source = skeleton.sources.get(parameter)
+        is_whole = source is not None and source.shape == tuple(parameter.shape)
+        waiting.append(Pending(owners=those, source=source if is_whole else None))
+    return waiting
+
+
+@contextmanager
+def _parameters_on_meta() -> Iterator[None]:
+    """While the context is open modules keep the shapes of their parameters alone, but compute their buffers.
+
+    Under `torch.device("meta")` buffers would be empty too, and tables of rotary frequencies are in no file.
+    """
+    register = nn.Module.register_parameter
+
+    def register_on_meta(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
+        if parameter is not None and not parameter.is_meta:
+            parameter = nn.Parameter(parameter.to("meta"), requires_grad=parameter.requires_grad)
+        register(module, name, parameter)
+
+    fills = torch.utils.deterministic.fill_uninitialized_memory  # pyright: ignore[reportAttributeAccessIssue]
+    nn.Module.register_parameter = register_on_meta  # pyright: ignore[reportAttributeAccessIssue]
+    # RLlib asks torch for determinism, which writes NaN to fresh memory, and so would take that of each weight
+    torch.utils.deterministic.fill_uninitialized_memory = False  # pyright: ignore[reportAttributeAccessIssue]
+    try:
+        yield
+    finally:
+        nn.Module.register_parameter = register
+        torch.utils.deterministic.fill_uninitialized_memory = fills  # pyright: ignore[reportAttributeAccessIssue]
