@@ -254,4 +254,4 @@ def test_a_module_of_the_working_folder_is_found(tmp_path, monkeypatch, capsys) 
     monkeypatch.setattr(sys, "path", [place for place in sys.path if place])
     monkeypatch.chdir(tmp_path)
     assert main(["check-task", "task_of_mine:MINE", "--episodes", "2"]) == 0
-    assert "keeps every promise" in capsys.readouterr().out
+    assert "passes the env contract" in capsys.readouterr().out

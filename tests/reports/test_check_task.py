@@ -131,7 +131,7 @@ def test_scripted_play_solves_the_task_that_has_a_script() -> None:
 def test_a_sound_task_gets_a_sheet(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check-task", TINY, "--out", str(tmp_path / "deep" / "sheet.png"), "--episodes", "3"]) == 0
     text = capsys.readouterr().out
-    assert "keeps every promise" in text and "ms an image of 64 pixels" in text
+    assert "passes the env contract" in text and "ms an image of 64 pixels" in text
     assert (
         "fixed start, random play" in text
         and "its script there is none" in text
@@ -174,7 +174,7 @@ def test_turns_and_chunks_are_checked_by_the_same_report(
     out = tmp_path / "sheet.png"
     assert main(["check-task", task, "--episodes", "2", "--out", str(out)]) == 0
     text = capsys.readouterr().out
-    assert "keeps every promise" in text and words in text
+    assert "passes the env contract" in text and words in text
     assert Image.open(out).width > 400
 
 

@@ -62,7 +62,7 @@ def test_the_sentence_says_who_wins_and_whether_that_is_supported(make_sweep: Ma
 @pytest.mark.parametrize(
     ("curves", "said"),
     [
-        ({"good": GOOD, "bad": GOOD[::-1]}, "do not tell the sources apart"),
+        ({"good": GOOD, "bad": GOOD[::-1]}, "do not distinguish the sources"),
         ({"good": (*GOOD[:2], ()), "bad": BAD}, "supports no conclusion"),
         ({"good": ((), (), ()), "bad": ((), (), (0,))}, "nothing to compare"),
     ],
