@@ -22,7 +22,9 @@ from typing import Any
 
 import tyro
 
-from rlvlm.judge_bench.prediction import COLUMNS, SHARES, worth_of
+from rlvlm.judge_bench.prediction import COLUMNS, SHARES, read_curve, worth_of
+from rlvlm.reports.judge_figures import draw_success
+from rlvlm.runs.plots import save
 
 PAIRS = [
     {"accuracy": accuracy, "undecided": undecided, "left": left}
@@ -57,7 +59,7 @@ TASKS: dict[str, tuple[str, list[dict[str, float]], str]] = {
     "drawer_open": (
         "pairs",
         PAIRS,
-        "--steps 30000 --feedback.queries 800 --feedback.max-queries 9600 --algo.hidden 128 128 --algo.batch-size 128 "
+        "--steps 20000 --feedback.queries 800 --feedback.max-queries 9600 --algo.hidden 128 128 --algo.batch-size 128 "
         "--algo.is-calibrated --reward.teacher measured --feedback.measured",
     ),
     "number_line": (
@@ -93,6 +95,8 @@ class Settings:
     """Points of each task's grid, drawn at random, always the same; None runs all."""
     run: tuple[str, ...] = ()
     """Further options of every run, e.g. --run --steps 20000."""
+    plot: Path | None = None
+    """Only draws the rows there are, as PNG."""
 
 
 def pair_table(accuracy: float, undecided: float, left: float) -> list[list[list[float]]]:
@@ -147,6 +151,9 @@ def successes(run_folder: Path) -> tuple[float, float]:
 
 def main(settings: Settings) -> None:
     """Runs what is missing of the grid, one run after the other."""
+    if settings.plot is not None:
+        save(draw_success(read_curve(settings.out)), settings.plot)
+        return
     done = set()
     if settings.out.exists():
         with settings.out.open(newline="") as file:

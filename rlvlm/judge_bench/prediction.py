@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from rlvlm.core.errors import UsageError
 
@@ -32,7 +32,7 @@ COLUMNS = (
     "success",
 )
 """Of the CSV. `kind` is pairs or scores; columns of the other kind are empty."""
-NEAR = 0.05
+NEAR = 0.1
 """Runs whose judge is worth more or less by more than this say nothing about a judge."""
 FEWEST = 3
 """Runs near a judge below which nothing is said."""
@@ -56,9 +56,12 @@ class ExpectedSuccess:
     """Between the two lie nine of ten runs near the judge; with few runs, all."""
     count: int
     """Runs near the judge."""
+    is_asked: bool
+    """Whether the judge was asked about this task; if not, its answers to all others stand for it."""
 
     def __str__(self) -> str:
-        about = f"{self.task}, by {self.kind} (worth those of a judge that is right in {100 * self.worth:.0f} %)"
+        about = f"{self.task}, by {self.kind} (worth those of a judge that is right in {100 * self.worth:.0f} %"
+        about += ")" if self.is_asked else ", by its answers about other tasks)"
         if self.success is None:
             return f"{about}: no data, {self.count} training runs near it"
         spread = f"{self.low:.2f} to {self.high:.2f} in {self.count} training runs near it"
@@ -152,38 +155,60 @@ def read_curve(path: Path = CURVE_FILE) -> list[dict[str, str]]:
     return rows
 
 
-def predict(teacher: Mapping[str, Any], curve: Sequence[Mapping[str, str]]) -> list[ExpectedSuccess]:
-    """What to expect of training each task of the curve with a judge.
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """Runs of one task that judges of known worth taught, by worth, and what becomes of success with it."""
+
+    worths: NDArray[np.float64]
+    """[N] rising."""
+    befores: NDArray[np.float64]
+    """[N] success before training."""
+    successes: NDArray[np.float64]
+    """[N] success after it."""
+    fitted: NDArray[np.float64]
+    """[N] the nearest successes, in least squares, that never fall with worth; the same for runs of the same worth."""
+
+
+def fit_curves(runs: Sequence[Mapping[str, str]]) -> dict[tuple[str, str], Curve]:
+    """The curve of each task and kind of question, of rows of `read_curve`."""
+    from scipy.optimize import isotonic_regression  # takes half a second
+
+    curves = {}
+    for task, kind in dict.fromkeys((row["task"], row["kind"]) for row in runs):
+        rows = [row for row in runs if (row["task"], row["kind"]) == (task, kind)]
+        table = np.array([[float(row[name]) for name in ("worth", "before", "success")] for row in rows])
+        worths, befores, successes = table[np.argsort(table[:, 0], kind="stable")].T
+        # runs of one worth are one point, or the curve would rise through their noise
+        _, points = np.unique(worths, return_inverse=True)
+        counts = np.bincount(points)
+        means = isotonic_regression(np.bincount(points, successes) / counts, weights=counts).x
+        curves[task, kind] = Curve(worths, befores, successes, means[points])
+    return curves
+
+
+def predict(teacher: Mapping[str, Any], runs: Sequence[Mapping[str, str]]) -> list[ExpectedSuccess]:
+    """What to expect of training each task that runs are known of with a judge.
 
     Args:
         teacher: the judge's tables by task, and of `all`; a task that was not asked takes the latter.
-        curve: rows of `read_curve`.
+        runs: rows of `read_curve`.
     """
-    from scipy.optimize import isotonic_regression  # takes half a second
-
     found = []
-    for task, kind in dict.fromkeys((row["task"], row["kind"]) for row in curve):
+    for (task, kind), curve in fit_curves(runs).items():
         table = next((one[kind] for one in (teacher.get(task, {}), teacher["all"]) if kind in one), None)
         if table is None:
             continue
         worth = worth_of(*SHARES[kind](table))
-        runs = [row for row in curve if (row["task"], row["kind"]) == (task, kind)]
-        worths, before, successes = (
-            np.array([float(row[name]) for row in runs]) for name in ("worth", "before", "success")
-        )
-        near = np.abs(worths - worth) <= NEAR
+        near = np.abs(curve.worths - worth) <= NEAR
         about = {"task": task, "kind": kind, "worth": worth, "count": int(near.sum())}
+        about["is_asked"] = kind in teacher.get(task, {})
         if near.sum() < FEWEST:
             found.append(ExpectedSuccess(before=None, success=None, low=None, high=None, **about))
             continue
-        # runs of one worth are one point of the curve, or it would rise through their noise
-        places, points = np.unique(worths, return_inverse=True)
-        counts = np.bincount(points)
-        # success never falls with worth: isotonic regression
-        curve_of = isotonic_regression(np.bincount(points, successes) / counts, weights=counts).x
-        expected = float(np.interp(worth, places, curve_of))
+        expected = float(np.interp(worth, curve.worths, curve.fitted))
         # the spread is that of the runs about the curve, moved to where the curve is at the judge's place
-        low, high = expected + np.quantile((successes - curve_of[points])[near], [0.05, 0.95])
+        low, high = expected + np.quantile((curve.successes - curve.fitted)[near], [0.05, 0.95])
         ends = (math.floor(100 * max(0.0, low)) / 100, math.ceil(100 * min(1.0, high)) / 100)
-        found.append(ExpectedSuccess(before=before[near].mean(), success=expected, low=ends[0], high=ends[1], **about))
+        before = float(curve.befores[near].mean())
+        found.append(ExpectedSuccess(before=before, success=expected, low=ends[0], high=ends[1], **about))
     return found

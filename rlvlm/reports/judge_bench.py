@@ -3,6 +3,7 @@
 import json
 import math
 import time
+from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -27,6 +28,8 @@ from rlvlm.judges.cache import CachedJudge
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.judges.judge import Judge
 from rlvlm.labels.store import LabelStore
+from rlvlm.reports.judge_figures import draw_success
+from rlvlm.runs.plots import to_png
 from rlvlm.runs.records import encode_png
 from rlvlm.templates import render
 
@@ -89,13 +92,16 @@ def bench_judge(  # noqa: PLR0913 - the command's options
             on_task=worst.add,
         )
     row = summarise(found)
-    row["prediction"] = [asdict(one) for one in predict(row["teacher"], read_curve(curve or CURVE_FILE))]
+    runs = read_curve(curve or CURVE_FILE)
+    predictions = predict(row["teacher"], runs)
+    row["prediction"] = [asdict(one) for one in predictions]
     row["bench"]["wall_s"] = round(time.perf_counter() - began, 1)
     out.mkdir(parents=True, exist_ok=True)
     write_json(out / ROW_FILE, row)
     lines = [json.dumps(_plain(asdict(one))) for one in found.rows()[1]]
     write_whole(out / "answers.jsonl", "".join(f"{line}\n" for line in lines))
-    write_whole(out / "bench.html", bench_page(row, worst))
+    picture = to_png(draw_success(runs, predictions)) if predictions else b""
+    write_whole(out / "bench.html", bench_page(row, worst, picture))
     print_row(row)
     console.print(f"\nrow, answers and page: {out / 'bench.html'}", markup=False)
     return EXIT_PREEMPTED if stop else EXIT_DONE
@@ -254,8 +260,14 @@ class WorstAnswers:
         }
 
 
-def bench_page(row: Mapping[str, Any], worst: WorstAnswers) -> str:
-    """The page's HTML: figures, faults, and the worst answers with their images."""
+def bench_page(row: Mapping[str, Any], worst: WorstAnswers, success: bytes) -> str:
+    """The page's HTML: figures, faults, and the worst answers with their images.
+
+    Args:
+        row: see `summarise`.
+        worst: answers.
+        success: PNG of the success to expect, as the judge's answers are worth; empty where nothing is known.
+    """
     bins = row["figures"]["pairs"].get("by_difficulty", [])
     difficulty = [
         (f"{place / 10:.1f} to {(place + 1) / 10:.1f}", _plain_share(right, right + wrong), right, wrong, rest)
@@ -269,6 +281,7 @@ def bench_page(row: Mapping[str, Any], worst: WorstAnswers) -> str:
         faults=row["faults"],
         ways=[way_of_asking(way) for way in row.get("remedies", ())],
         predictions=[str(ExpectedSuccess(**one)) for one in row["prediction"]],
+        success=f"data:image/png;base64,{b64encode(success).decode()}" if success else "",
         is_whole=row["bench"]["is_whole"],
         left_out=row["bench"]["left_out"],
         tasks=task_lines(row),

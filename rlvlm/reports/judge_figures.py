@@ -1,6 +1,6 @@
 """The images of a judge report, each with every source side by side."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from rlvlm.core.steps import FloatArray
 from rlvlm.judge_bench.figures import Floats, confidences, share
 from rlvlm.judge_bench.items import NUM_BINS
+from rlvlm.judge_bench.prediction import ExpectedSuccess, fit_curves
 from rlvlm.judges.agreement import Reliability, calibration_error, reliability
 from rlvlm.preferences.config import THEIR_TASKS
 from rlvlm.preferences.teachers import SHARES
@@ -97,6 +98,36 @@ def draw_accuracy(sources: Sequence[Recorded]) -> Figure:
     axes.set_title("Accuracy on decided pairs, by difficulty (bands: 95 %)")
     axes.legend(loc="lower right", fontsize=9)
     _label_bins(axes)
+    return figure
+
+
+def draw_success(
+    runs: Sequence[Mapping[str, str]], predictions: Sequence[ExpectedSuccess] = (), columns: int = 3
+) -> Figure:
+    """What success training comes to against what a judge's answers are worth: a panel per task.
+
+    Args:
+        runs: rows of `prediction.read_curve`.
+        predictions: of a judge, whose place is marked.
+        columns: panels side by side.
+    """
+    curves = fit_curves(runs)
+    with matplotlib.rc_context(STYLE):
+        rows = -(-len(curves) // columns)
+        figure = Figure(figsize=(3.3 * min(columns, len(curves)), 2.9 * rows), layout="constrained")
+        panels = figure.subplots(rows, min(columns, len(curves)), squeeze=False, sharey=True).ravel()
+        for axes, ((task, kind), curve) in zip(panels, curves.items(), strict=False):
+            axes.plot(100 * curve.worths, curve.fitted, color=INK, linewidth=2, label="fitted")
+            axes.plot(100 * curve.worths, curve.successes, "o", color=LINES[0], markersize=5, label="a run")
+            axes.axhline(curve.befores.mean(), color=THEIRS, linewidth=1.2, linestyle="--", label="before training")
+            for one in predictions:
+                if (one.task, one.kind) == (task, kind):
+                    axes.axvline(100 * one.worth, color=LINES[1], linewidth=2, label="this judge")
+            axes.set(xlabel="worth of its answers, %", ylim=(-0.03, 1.05), title=f"{task}, {kind}")
+        panels[0].set_ylabel("success after training")
+        panels[0].legend(fontsize=8, loc="lower right")
+        for axes in panels[len(curves) :]:
+            axes.set_axis_off()
     return figure
 
 

@@ -84,11 +84,16 @@ def titled(width: float, height: float, title: str) -> Figure:
     return figure
 
 
-def save(figure: Figure, file: Path) -> Path:
-    """Writes a figure as PNG in one move."""
+def to_png(figure: Figure) -> bytes:
+    """A figure as a PNG file."""
     data = BytesIO()
     figure.savefig(data, format="png", bbox_inches="tight")
-    write_whole(file, data.getvalue())
+    return data.getvalue()
+
+
+def save(figure: Figure, file: Path) -> Path:
+    """Writes a figure as PNG in one move."""
+    write_whole(file, to_png(figure))
     return file
 
 

@@ -59,8 +59,10 @@ def test_a_prediction_is_the_curve_and_says_where_it_has_no_data():
     for accuracy in (1.0, 0.25):  # one run near it, and none: a judge that misleads
         (unknown,) = predict({"all": {"pairs": table(accuracy)}}, curve)
         assert unknown.success is None and "no data" in str(unknown)
+    assert "about other tasks" in str(found)
     own = {"all": {"pairs": table(0.75)}, "drawer_open": {"pairs": table(1.0)}}
-    assert predict(own, curve)[0].worth == pytest.approx(1.0)  # the task's own table comes first
+    asked = predict(own, curve)[0]
+    assert asked.worth == pytest.approx(1.0) and asked.is_asked  # the task's own table comes first
     assert predict({"all": {"scores": []}}, curve) == []  # a judge that does not compare
 
 

@@ -38,7 +38,7 @@ def bench(out: Path, *words: str) -> dict:
 def test_a_judge_of_ones_own_gets_a_row_a_page_and_its_answers(tmp_path, capsys):
     row = bench(tmp_path / "dim", "--judge.backend", "tests.judge_bench.test_report:dim", "--frames", "4")
     said = capsys.readouterr().out
-    assert "accuracy on decided pairs" in said and "no prediction" in said and "fault: " in said
+    assert "accuracy on decided pairs" in said and "expected of training: push_block" in said and "fault: " in said
     assert row["bench"]["suite"] == TASK and row["bench"]["frames"] == 4 and row["tasks"].keys() == {TASK}
     page = (tmp_path / "dim" / "bench.html").read_text()
     assert "The worst answers to pairs" in page and "data:image/png;base64," in page and "<script" not in page
