@@ -12,14 +12,16 @@ Gathering is a collective call, so every learner must go through the policy equa
 through a VLM's vision encoder, which looks once at each image (`policies.protocol.look`).
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import ray
 import torch
 from torch import Tensor, distributed, nn
 
 from rlvlm.core.errors import UsageError
+from rlvlm.policies.buckets import Bucket, Content, write_buckets
 from rlvlm.policies.weights import slice_like
 from rlvlm.vlms.blocks import blocks_of
 from rlvlm.vlms.skeleton import Pending, pending
@@ -113,6 +115,38 @@ def gathered(tensor: Any) -> Tensor:
         return tensor.detach().cpu()
     full = tensor.detach().full_tensor()
     return full.cpu() if distributed.get_rank() == 0 else full.new_empty(0, device="cpu")
+
+
+def into_store(content: Content) -> Any:
+    """Where Ray's object store has a copy of `content`."""
+    return (ray.put(content),)  # in a tuple, or Ray would fetch the bytes for everyone who is sent a bucket
+
+
+def put_buckets(state: Mapping[str, Any], size: int, put: Callable[[Content], Any] = into_store) -> list[Bucket]:
+    """`state` in buckets; called by all learners, and put by the first of them.
+
+    No process holds more of it, beside its own weights, than a bucket and a tensor, which is there twice while it is
+    gathered.
+
+    Args:
+        state: name and value, slices or not.
+        size: bytes of a bucket.
+        put: keeps the bytes of one.
+
+    Returns:
+        The buckets to the first learner, none to the others.
+    """
+    if distributed.is_available() and distributed.is_initialized() and distributed.get_rank():
+        for value in state.values():
+            if is_sharded([value]):
+                gathered(value)  # a collective call, whose result is the first learner's
+        return []
+    return write_buckets(state, put, size=size, whole=gathered)
+
+
+def fetch_bucket(bucket: Bucket) -> Content:
+    """The bytes of `bucket` in this machine's shared memory, read-only."""
+    return ray.get(bucket.where[0])
 
 
 def clip_gradients(parameters: Sequence[nn.Parameter], max_norm: float) -> float:

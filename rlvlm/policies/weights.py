@@ -31,7 +31,6 @@ def trained(policy: nn.Module) -> dict[str, Tensor]:
     return {name: value.detach() for name, value in policy.named_parameters() if value.requires_grad}
 
 
-@torch.no_grad()
 def fill(own: Mapping[str, Any], state: Mapping[str, Any]) -> None:
     """Writes what `state` has under each name into the tensor that `own` has there.
 
@@ -42,15 +41,29 @@ def fill(own: Mapping[str, Any], state: Mapping[str, Any]) -> None:
     Raises:
         ValueError: a name or a shape differs.
     """
-    odd = sorted(own.keys() ^ state.keys()) or sorted(n for n in own if tuple(own[n].shape) != tuple(state[n].shape))
-    if odd:
-        raise ValueError(f"the weights are of another policy: {len(odd)} tensors differ, such as {odd[0]}")
+    check_same(own, {name: tuple(value.shape) for name, value in state.items()})
     for name, value in own.items():
         given = state[name]
-        given = given if isinstance(given, Tensor) else torch.from_numpy(np.array(given))  # may be read-only
-        if hasattr(value, "to_local"):
-            given, value = slice_like(given, value).to_local(), value.to_local()
-        value.copy_(given)
+        copy_into(value, given if isinstance(given, Tensor) else torch.from_numpy(np.array(given)))  # may be read-only
+
+
+def check_same(own: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Passes where `own` has exactly the names and shapes of `shapes`.
+
+    Raises:
+        ValueError: a name or a shape differs.
+    """
+    odd = sorted(own.keys() ^ shapes.keys()) or sorted(name for name in own if tuple(own[name].shape) != shapes[name])
+    if odd:
+        raise ValueError(f"the weights are of another policy: {len(odd)} tensors differ, such as {odd[0]}")
+
+
+@torch.no_grad()
+def copy_into(own: Any, given: Tensor) -> None:
+    """Writes `given` into `own`; of a whole tensor a slice takes its part."""
+    if hasattr(own, "to_local"):
+        given, own = slice_like(given, own).to_local(), own.to_local()
+    own.copy_(given)
 
 
 def slice_like(value: Tensor, like: Any) -> Any:

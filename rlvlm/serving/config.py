@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, Literal
 
+from rlvlm.policies.vlm.config import BUCKET_MIB
 from rlvlm.vlms.config import EngineConfig as VllmConfig
 
 MIB = 2**20
@@ -97,6 +98,9 @@ class ServedEngineConfig:
     """Tries after the first when a replica fails."""
     stall_s: float = 5.0
     """Silence after which a replica counts as stuck and is replaced, >= 1; as `serve.stall_s`."""
+    bucket_mib: int = BUCKET_MIB
+    """Weights come in pieces of so many MiB, > 0, of which no process holds more than two beside its own weights; a
+    larger tensor is a piece of its own."""
     vllm: PolicyVllmConfig = field(default_factory=PolicyVllmConfig)
 
     def __post_init__(self) -> None:
@@ -104,7 +108,9 @@ class ServedEngineConfig:
             raise ValueError(f"engine.num_replicas must be >= 0, got {self.num_replicas}")
         # a setting that does nothing would look as if it did
         rest = (self.num_cpus, self.num_gpus, self.timeout_s, self.retries, self.stall_s, self.backend)
-        if not self.num_replicas and rest != (1.0, 0.0, 120.0, 4, 5.0, "transformers"):
+        if self.bucket_mib < 1:
+            raise ValueError(f"engine.bucket_mib must be >= 1, got {self.bucket_mib}")
+        if not self.num_replicas and (*rest, self.bucket_mib) != (1.0, 0.0, 120.0, 4, 5.0, "transformers", BUCKET_MIB):
             raise ValueError("the other settings of engine have no effect without engine.num_replicas")
         if self.backend != "vllm" and self.vllm != PolicyVllmConfig():
             raise ValueError("the settings of engine.vllm have no effect without engine.backend vllm")

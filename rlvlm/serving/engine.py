@@ -11,6 +11,7 @@ from rlvlm.core import metrics
 from rlvlm.core.errors import ModelUnavailable
 from rlvlm.core.sampling import ReplyRequest, ReplyTokens, SampledReply
 from rlvlm.core.steps import Frames
+from rlvlm.policies.buckets import Bucket
 from rlvlm.policies.images import SeenImages
 from rlvlm.policies.vlm.engine import asked_tokens
 from rlvlm.policies.vlm.policy import VLMPolicy
@@ -49,6 +50,7 @@ class ServedEngine:
     ) -> None:
         self.version = 0
         """Of the weights that replies are sampled with now."""
+        self.bucket_bytes = config.bucket_mib << 20
         self._policy = policy
         self._probe, self._frame = probe, frame
         self._by_tokens = config.backend == "vllm"
@@ -73,11 +75,14 @@ class ServedEngine:
         """By text, or by an action head."""
         return self._policy.config.acts
 
-    def pack(self, version: int) -> Weights:
+    def pack(self, version: int, buckets: Sequence[Bucket] = ()) -> Weights:
         """Puts the policy's present weights where every replica finds them as soon as it is asked for `version`."""
         if self._policy.images.missing([self._probe.image]):
             self._policy.show([self._probe.image], self._frame)
-        return pack_weights(self._policy, version, self._probe, self._frame, for_vllm=self._by_tokens)
+        return pack_weights(
+            self._policy, version, self._probe, self._frame,
+            buckets=buckets, bucket_bytes=self.bucket_bytes, for_vllm=self._by_tokens,
+        )  # fmt: skip
 
     def use(self, weights: Weights) -> None:
         """From now on replicas are asked for `weights`, which they fetch when they are."""

@@ -3,6 +3,7 @@
 import asyncio
 import shutil
 import tempfile
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -13,7 +14,7 @@ import numpy as np
 import ray
 
 from rlvlm.core.disk import claim, clear_abandoned
-from rlvlm.core.errors import RunError
+from rlvlm.core.errors import ModelUnavailable, RunError
 from rlvlm.core.sampling import ReplyRequest, ReplyTokens, SampledReply
 from rlvlm.core.steps import Frames
 from rlvlm.policies.vlm.config import PolicyConfig
@@ -24,7 +25,7 @@ from rlvlm.policies.vlm.vllm import TokenRules, TokenSampling, VllmSampler
 from rlvlm.serving.config import PlacementConfig
 from rlvlm.serving.fair_queue import FairQueue
 from rlvlm.serving.replica import Replica
-from rlvlm.serving.weights import FETCH_TIMEOUT_S, Weights, check_probe, load_weights, write_weights
+from rlvlm.serving.weights import FETCH_TIMEOUT_S, Weights, check_probe, feed_buckets, load_weights, write_adapter
 from rlvlm.vlms.config import EngineConfig
 
 BATCH_WAIT_S = 0.002
@@ -106,18 +107,19 @@ class PolicyReplica(Replica):
     ) -> None:
         super().__init__("policy", config.device, placement)
         self._sync_error = 0.0
-        self._sha256 = ""
+        self._digest: str | None = ""
+        """Of the weights that it was given; empty with those it was loaded with, None while it may have a mixture."""
         settled = replace(config, device=self._device)
         self._engine = self._load(lambda: PolicyEngine(build(settled, num_actions), batch_size))
         self._batches = FairQueue(partial(self._run, self._answers), batch_size=batch_size, wait_s=BATCH_WAIT_S)
 
     async def ask(self, call: ReplyCall) -> ReplyReceipt | RunError:
         """The replies to one request, or the error that hit them: raised, Serve would log it as a fault of its own."""
-        if call.weights is not None and call.weights.sha256 != self._sha256:
-            # Gigabytes from another machine take seconds: not in the model's thread, where the wait would be taken for
-            # a model that is stuck.
-            fetch = partial(ray.wait, [call.weights.parcel[0]], timeout=FETCH_TIMEOUT_S, fetch_local=True)
-            await asyncio.get_running_loop().run_in_executor(None, fetch)
+        if call.weights is not None and call.weights.digest != self._digest:
+            # The first of them sets out while the model is still at work on what it has; not all of them, or this
+            # machine's object store would hold the whole model for each of them that comes.
+            begun = partial(ray.wait, [call.weights.buckets[0].where[0]], timeout=FETCH_TIMEOUT_S, fetch_local=True)
+            await asyncio.get_running_loop().run_in_executor(None, begun)
         # turn by turn, each with its call: a batch may hold turns of several calls
         items = [(call, place) for place in range(len(call.requests))]
         answers = await self._batches.put(items, key=call.key)
@@ -131,19 +133,22 @@ class PolicyReplica(Replica):
         # no reply
         alike: dict[tuple[int, str, Sampling], list[int]] = {}
         for place, (call, _) in enumerate(items):
-            version, digest = (0, "") if call.weights is None else (call.weights.version, call.weights.sha256)
+            version, digest = (0, "") if call.weights is None else (call.weights.version, call.weights.digest)
             alike.setdefault((version, digest, call.sampling), []).append(place)
         answers: list[Any] = [None] * len(items)
         for (version, digest, sampling), places in alike.items():
             outcome: Sequence[SampledReply | RunError]
             try:
                 weights = items[places[0]][0].weights
-                if weights is not None and (version, digest) != (self._engine.version, self._sha256):
+                if weights is not None and (version, digest) != (self._engine.version, self._digest):
                     # in the model's thread, between two batches: no batch sees half of the old
                     # and half of the new weights
-                    self._sync_error = load_weights(self._engine.policy, weights)
+                    self._digest = None  # what is refused may have left a mixture: the next ones are loaded anew
+                    self._sync_error = load_weights(self._engine.policy, weights, self._heartbeat.fetching)
                     self._engine.use(version)
-                    self._sha256 = digest
+                    self._digest = digest
+                if self._digest is None:
+                    raise ModelUnavailable("this replica was given weights that it refused", "send it good ones")
                 outcome = self._sample([items[place] for place in places], sampling)
             except RunError as error:
                 outcome = [error] * len(places)
@@ -258,22 +263,34 @@ class VllmPolicyReplica(Replica):
         weights, version = call.weights, call.weights.version
         if self._sampler.holds(version):
             return
-        folder = self._folder / f"version-{version}"
-        await asyncio.get_running_loop().run_in_executor(None, write_weights, weights, folder)
-        before = self._sampler.version
-        async with self._idle:  # what began under one version ends under it
-            await self._idle.wait_for(lambda: self._sampler.keeps_others or not sum(self._under_way.values()))
+        loop, folder = asyncio.get_running_loop(), self._folder / f"version-{version}"
+        if weights.adapter:
+            await loop.run_in_executor(None, write_adapter, weights, folder)
+        else:
+            async with self._idle:  # what began under one version ends under it
+                await self._idle.wait_for(lambda: not sum(self._under_way.values()))
         with self._heartbeat.waiting():
             try:
-                await self._sampler.load(version, folder)
+                if weights.adapter:
+                    await self._sampler.load_adapter(version, folder)
+                else:
+                    is_over = threading.Event()
+                    feeding = loop.run_in_executor(
+                        None, feed_buckets, weights, folder, self._sampler.num_workers, is_over
+                    )
+                    try:
+                        await self._sampler.load_buckets(version, folder, weights.buckets)
+                    finally:
+                        is_over.set()
+                        await feeding  # an error of its own is the cause of the engine's
                 probe = weights.probe
                 here = await self._sampler.read(probe.tokens, probe.frame[0], call.rules, version)
                 distance = check_probe(weights, here, is_coarse=self._sampler.is_coarse)
             except RunError:
-                await self._sampler.go_back(version, None if before is None else self._folder / f"version-{before}")
+                await self._sampler.forget(version)
                 raise
         self._sync_errors[version] = distance
         # vLLM reads the files once; gigabytes of old versions would fill the disk
         for old in self._folder.iterdir():
-            if not self._sampler.holds(int(old.name.rpartition("-")[2])):
+            if not weights.adapter or not self._sampler.holds(int(old.name.rpartition("-")[2])):
                 shutil.rmtree(old, ignore_errors=True)

@@ -155,6 +155,7 @@ class Heartbeat:
         self._num_batches = self._num_layers = self._num_silent = 0
         self._last: tuple[Any, ...] | None = None
         self._begun: dict[object, float] = {}
+        self._is_fetching = False
         if waits_for_gpu:
             from torch.nn.modules.module import register_module_forward_hook
 
@@ -188,6 +189,15 @@ class Heartbeat:
         finally:
             del self._begun[ticket]
 
+    @contextmanager
+    def fetching(self) -> Iterator[None]:
+        """Around a wait of the model's thread for bytes from elsewhere: meanwhile only the deadline counts."""
+        self._is_fetching = True
+        try:
+            yield
+        finally:
+            self._is_fetching = False
+
     def stuck(self, *, stall_s: float, deadline_s: float) -> str | None:
         """One look: why the model is stuck, None while there is hope.
 
@@ -202,8 +212,9 @@ class Heartbeat:
         busy_s = time.monotonic() - busy_since
         if busy_s > deadline_s:
             return f"one batch has taken {busy_s:.0f} s, callers wait {deadline_s:.0f} s (--serve.timeout-s)"
-        # waiting for an engine's process or for an API looks the same as being stuck
-        if self._is_elsewhere or self._clock is None:
+        # waiting for an engine's process, for an API or for weights looks the same as being stuck
+        if self._is_elsewhere or self._is_fetching or self._clock is None:
+            self._num_silent = 0
             return None
         if self._waits_for_gpu:
             now = self._num_batches, self._num_layers, *_stack(self._thread)

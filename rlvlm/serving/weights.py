@@ -1,31 +1,40 @@
 """Weights of a policy on their way from who trains them to who acts with them, under a version of their own.
 
-They lie in Ray's object store and a request names the version that it wants, so a replica fetches what it lacks, and
-one that joins late is sent nothing. What arrives torn, foreign or not finite is refused, and the old weights stay.
+They lie in Ray's object store, in buckets, and a request names the version that it wants: a replica fetches what it
+lacks, bucket by bucket, and one that joins late, or comes back in the middle of it, is sent nothing. The buckets stay
+there until the next version takes their place, since only so a replica that is lost finds all of them again while the
+learners are busy with the next update.
+
+What arrives torn, foreign or not finite is refused. Where that was found when half of it was written, the replica has
+no weights until a request brings good ones, which may be the old ones; it never answers with a mixture.
 """
 
-import hashlib
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import ray
 import safetensors.torch
 import torch
-from ray import ObjectRef
-from safetensors import SafetensorError
-from torch import Tensor
+from ray.exceptions import GetTimeoutError, RayError
 
 from rlvlm.core.errors import ModelUnavailable
 from rlvlm.core.sampling import ReplyTokens
 from rlvlm.core.steps import FloatArray, Frames
+from rlvlm.policies.buckets import Bucket, Content, digest_of, fill_from_buckets, read_bucket, write_buckets
 from rlvlm.policies.vlm.policy import VLMPolicy
+from rlvlm.policies.vlm.vllm_worker import FAILED
 from rlvlm.vlms.lora import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 
 FETCH_TIMEOUT_S = 300.0
 """Longest wait for weights from another machine."""
+_POLL_S = 0.002
 _BOUND = 1e-3
 _COARSE_BOUND = 0.1
 """Largest mean distance between the log-probs of a token, in nats, that two copies of equal weights may show: in
@@ -48,17 +57,27 @@ class Weights:
     """One version of a policy's weights: small enough to go with every request, for what is heavy stays behind."""
 
     version: int
-    sha256: str
-    """Of the bytes behind `parcel`."""
-    parcel: tuple[ObjectRef[bytes]]
-    """The trained tensors in safetensors' format. In a tuple, or Ray would fetch them for every request."""
+    buckets: tuple[Bucket, ...]
+    """Everything that learns; where there is an `adapter`, all of that in PEFT's names."""
     probe: Probe
     adapter: str = ""
-    """`adapter_config.json` of PEFT, where the parcel is an adapter in its names."""
+    """`adapter_config.json` of PEFT, where the buckets hold an adapter for vLLM."""
+    digest: str = field(init=False)
+    """Of everything in the buckets."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "digest", digest_of(self.buckets))
 
 
 def pack_weights(
-    policy: VLMPolicy, version: int, probe: ReplyTokens, frame: Frames, *, for_vllm: bool = False
+    policy: VLMPolicy,
+    version: int,
+    probe: ReplyTokens,
+    frame: Frames,
+    *,
+    buckets: Sequence[Bucket] = (),
+    bucket_bytes: int,
+    for_vllm: bool = False,
 ) -> Weights:
     """The weights that `policy` has now, with what it says of a fixed reply.
 
@@ -67,13 +86,17 @@ def pack_weights(
         version: they are to have.
         probe: the fixed reply.
         frame: [1, H, W, 3] its image, which `policy` was shown.
-        for_vllm: in the names that other libraries know and without our heads: the adapter, or all of the chat VLM.
+        buckets: the same weights where learners have put them into the store already.
+        bucket_bytes: that a bucket holds at most.
+        for_vllm: an adapter goes in the names that other libraries know, and without our heads.
     """
-    # what is not trained is the same everywhere and stays behind
-    adapter, state = "", policy.trained_state()
-    if for_vllm and not policy.config.has_adapter:
-        state = policy.model.state_dict()
-    elif for_vllm:
+
+    def put(content: Content) -> Any:
+        # in a tuple, or Ray would fetch the bytes for every request
+        return (ray.put(content),)
+
+    adapter = ""
+    if for_vllm and policy.config.has_adapter:
         import peft
 
         settings = {
@@ -81,61 +104,128 @@ def pack_weights(
             for name, value in policy.model.active_peft_config.to_dict().items()
         }
         adapter = json.dumps(settings, default=str)
-        state = peft.get_peft_model_state_dict(policy.model, save_embedding_layers=False)
-    # no pickle: what comes from another machine is data and never code
-    content = safetensors.torch.save({name: value.detach().cpu().contiguous() for name, value in state.items()})
+        # also what of it does not learn: vLLM has none of it
+        buckets = write_buckets(
+            peft.get_peft_model_state_dict(policy.model, save_embedding_layers=False), put, size=bucket_bytes
+        )
+    elif not buckets:
+        buckets = write_buckets(policy.trained_state(), put, size=bucket_bytes)
     with torch.no_grad():
         log_probs = policy.read([probe]).log_probs[0].cpu().numpy()
     return Weights(
         version=version,
-        sha256=hashlib.sha256(content).hexdigest(),
-        parcel=(ray.put(content),),
+        buckets=tuple(buckets),
         probe=Probe(tokens=probe, frame=frame, log_probs=log_probs),
         adapter=adapter,
     )
 
 
-def load_weights(policy: VLMPolicy, weights: Weights) -> float:
-    """Gives `policy` the weights, once they are known to be whole, and says how far its log-probs of the probe are off.
+def fetch(
+    weights: Weights, bucket: Bucket, waiting: Callable[[], AbstractContextManager[Any]] = nullcontext
+) -> Content:
+    """The bytes of one of the buckets of `weights`, read-only; the one after it sets out meanwhile.
+
+    Args:
+        weights: whose bucket it is.
+        bucket: that is wanted.
+        waiting: a context around the wait.
+
+    Raises:
+        ModelUnavailable: they do not come.
+    """
+    following = weights.buckets[weights.buckets.index(bucket) :][1:2]
+    try:
+        with waiting():
+            content: Any = ray.get(bucket.where[0], timeout=FETCH_TIMEOUT_S)
+            ray.wait([one.where[0] for one in following], timeout=0, fetch_local=True) if following else None
+    except GetTimeoutError as error:
+        raise _refused(weights, f"they did not come within {FETCH_TIMEOUT_S:.0f} s") from error
+    except RayError as error:
+        raise _refused(weights, f"they are gone: {type(error).__name__}") from error
+    return content
+
+
+def load_weights(
+    policy: VLMPolicy, weights: Weights, waiting: Callable[[], AbstractContextManager[Any]] = nullcontext
+) -> float:
+    """Gives `policy` the weights, bucket by bucket, and says how far its log-probs of the probe are off.
+
+    Args:
+        policy: that takes them.
+        weights: to be taken.
+        waiting: a context around the wait for a bucket.
 
     Returns:
         Mean distance per token, nats.
 
     Raises:
         ModelUnavailable: they are torn, of another policy, not finite, or make another policy here than where they come
-            from. `policy` has its old ones then.
+            from. `policy` may have some of them by then and must not be used before it is given good ones.
     """
-    state = _opened(ray.get(weights.parcel[0], timeout=FETCH_TIMEOUT_S), weights)
-    # a copy: `load_trained_state` writes into the very tensors, and a refusal must put them back
-    before = {name: value.clone() for name, value in policy.trained_state().items()}
     try:
-        policy.load_trained_state(state)
+        fill_from_buckets(policy.trained_state(), weights.buckets, lambda bucket: fetch(weights, bucket, waiting))
     except ValueError as error:
         raise _refused(weights, str(error)) from error
+    policy.forget_stale_images()
     probe = weights.probe
     if policy.images.missing([probe.tokens.image]):
         policy.show([probe.tokens.image], probe.frame)
     with torch.no_grad():
         here = policy.read([probe.tokens]).log_probs[0].cpu().numpy()
-    try:
-        return check_probe(weights, here, is_coarse=next(policy.model.parameters()).dtype != torch.float32)
-    except ModelUnavailable:
-        policy.load_trained_state(before)
-        raise
+    return check_probe(weights, here, is_coarse=next(policy.model.parameters()).dtype != torch.float32)
 
 
-def write_weights(weights: Weights, folder: Path) -> None:
-    """Puts weights that were packed for vLLM into `folder`, once they are known to be whole.
+def write_adapter(weights: Weights, folder: Path) -> None:
+    """Puts an adapter that was packed for vLLM into `folder`, as PEFT would, once it is known to be whole.
 
     Raises:
-        ModelUnavailable: they are torn or not finite; nothing was written.
+        ModelUnavailable: it is torn or not finite; nothing was written.
     """
-    content = ray.get(weights.parcel[0], timeout=FETCH_TIMEOUT_S)
-    _opened(content, weights)
+    try:
+        state = {
+            name: value for bucket in weights.buckets for name, value in read_bucket(bucket, fetch(weights, bucket))
+        }
+    except ValueError as error:
+        raise _refused(weights, str(error)) from error
     folder.mkdir(parents=True, exist_ok=True)
-    if weights.adapter:
-        (folder / ADAPTER_CONFIG).write_text(weights.adapter)
-    (folder / (ADAPTER_WEIGHTS if weights.adapter else "model.safetensors")).write_bytes(content)
+    (folder / ADAPTER_CONFIG).write_text(weights.adapter)
+    safetensors.torch.save_file(state, folder / ADAPTER_WEIGHTS)
+
+
+def feed_buckets(weights: Weights, folder: Path, readers: int, is_over: threading.Event) -> None:
+    """Hands the buckets to processes that do not know Ray, as files that `policies.vlm.vllm_worker` reads: one is read
+    while the next is written.
+
+    Args:
+        weights: whose buckets they are.
+        folder: for the files, which are gone afterwards.
+        readers: processes that read each of them.
+        is_over: set by whoever waits for the readers, once they are done or have failed.
+
+    Raises:
+        ModelUnavailable: a bucket does not come; the readers are stopped.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+
+    def wait_until_read(number: int) -> None:
+        while len(list(folder.glob(f"{number}.read-*"))) < readers and not is_over.is_set():
+            time.sleep(_POLL_S)
+        (folder / str(number)).unlink(missing_ok=True)
+
+    try:
+        for number, bucket in enumerate(weights.buckets):
+            if is_over.is_set():
+                return
+            content = fetch(weights, bucket)
+            content.tofile(folder / f"{number}.part")
+            del content
+            (folder / f"{number}.part").rename(folder / str(number))
+            if number:
+                wait_until_read(number - 1)
+        wait_until_read(len(weights.buckets) - 1)
+    except BaseException:
+        (folder / FAILED).touch()
+        raise
 
 
 def check_probe(weights: Weights, here: FloatArray, *, is_coarse: bool) -> float:
@@ -158,20 +248,7 @@ def check_probe(weights: Weights, here: FloatArray, *, is_coarse: bool) -> float
     return distance
 
 
-def _opened(content: bytes, weights: Weights) -> Mapping[str, Tensor]:
-    if hashlib.sha256(content).hexdigest() != weights.sha256:
-        raise _refused(weights, "their digest is not the one that was sent along: they are torn")
-    try:
-        state = safetensors.torch.load(content)
-    except SafetensorError as error:
-        raise _refused(weights, f"they cannot be read: {error}") from error
-    if odd := [name for name, value in state.items() if not bool(value.isfinite().all())]:
-        raise _refused(weights, f"{odd[0]} is not finite")
-    return state
-
-
 def _refused(weights: Weights, why: str) -> ModelUnavailable:
     return ModelUnavailable(
-        f"weights of version {weights.version} are refused, the old ones stay: {why}",
-        "go on from the last checkpoint: rlvlm resume",
+        f"weights of version {weights.version} are refused: {why}", "go on from the last checkpoint: rlvlm resume"
     )

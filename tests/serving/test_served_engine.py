@@ -1,9 +1,11 @@
 """A policy behind Ray Serve: replies as in process, weights by version, and what happens when something breaks."""
 
 import asyncio
-import hashlib
+import os
+import signal
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -12,7 +14,6 @@ from typing import Any
 import numpy as np
 import pytest
 import ray
-import safetensors.torch
 import torch
 from chaos import Killer, replica_pids, wait_until
 from ray import serve
@@ -22,6 +23,7 @@ from rlvlm.core import metrics
 from rlvlm.core.errors import ModelUnavailable, RunError, UsageError
 from rlvlm.core.sampling import ReplyRequest, ReplyTokens
 from rlvlm.core.steps import Frames
+from rlvlm.policies.buckets import write_buckets
 from rlvlm.policies.vlm.config import PolicyConfig
 from rlvlm.policies.vlm.engine import PolicyEngine
 from rlvlm.policies.vlm.policy import VLMPolicy
@@ -29,14 +31,16 @@ from rlvlm.serving.apps import running_policy
 from rlvlm.serving.config import PlacementConfig, ServedEngineConfig
 from rlvlm.serving.engine import ServedEngine
 from rlvlm.serving.policy_replica import PolicyReplica, ReplyCall, Sampling
-from rlvlm.serving.weights import load_weights, pack_weights
+from rlvlm.serving.weights import Weights, fetch, load_weights, pack_weights
 from tests.algorithms.policy_gradient.tiny_runs import build
 from tests.tiny_policy import requests, tiny_policy
 from tests.tiny_vlm import save_tiny_vlm
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
-SERVED = ServedEngineConfig(num_replicas=2, num_cpus=0.1, timeout_s=60.0, retries=8)
+SERVED = ServedEngineConfig(num_replicas=2, num_cpus=0.1, timeout_s=60.0, retries=8, bucket_mib=1)
+BUCKET = 64 << 10
+"""Bytes, of which the tiny policy makes several buckets."""
 PLACEMENT = SERVED.placement
 IMAGE = b"image 0"
 
@@ -106,63 +110,138 @@ def test_served_replies_are_those_in_process_and_follow_the_weights(app: str, fo
     engine.close()
 
 
-def test_weights_that_are_torn_are_refused_and_the_old_ones_stay(local_ray: None, tmp_path: Path) -> None:
+def strange_weights(good: Weights, policy: VLMPolicy) -> dict[str, Weights]:
+    """Weights that must be refused, by what is said of them."""
+
+    def repacked(state: dict[str, torch.Tensor]) -> Weights:
+        buckets = write_buckets(state, lambda content: (ray.put(content),), size=BUCKET)
+        return replace(good, version=good.version + 1, buckets=tuple(buckets))
+
+    poisoned = {name: value.clone() for name, value in policy.trained_state().items()}
+    list(poisoned.values())[-1].fill_(torch.nan)
+    last = good.buckets[-1]
+    torn = replace(last, where=(ray.put(fetch(good, last)[:-8]),))
+    off = replace(good.probe, log_probs=good.probe.log_probs - 1.0)
+    return {
+        "torn": replace(good, version=good.version + 1, buckets=(*good.buckets[:-1], torn)),
+        "not finite": repacked(poisoned),
+        "of another policy": repacked({"a": torch.zeros(2)}),
+        "a fixed reply differs": replace(good, version=good.version + 1, probe=off),
+    }
+
+
+def test_weights_that_are_torn_are_refused(local_ray: None, tmp_path: Path) -> None:
     policy, probe, frame = trainer(tmp_path / "there")
     other = tiny_policy(tmp_path / "here")
     move(policy, 7)
-    good = pack_weights(policy, 3, probe, frame)
-    content = ray.get(good.parcel[0])
-    before = {name: value.clone() for name, value in other.trained_state().items()}
-
-    def parcel(data: bytes, **changes: Any) -> Any:
-        return replace(good, parcel=(ray.put(data),), sha256=hashlib.sha256(data).hexdigest(), **changes)
-
-    poisoned = {name: value.clone() for name, value in policy.trained_state().items()}
-    next(iter(poisoned.values())).fill_(torch.nan)
-    strange = replace(good.probe, log_probs=good.probe.log_probs - 1.0)
-    broken = {
-        "torn": replace(good, parcel=(ray.put(content[:-8]),)),
-        "cannot be read": parcel(content[:-8]),
-        "not finite": parcel(safetensors.torch.save(poisoned)),
-        "of another policy": parcel(safetensors.torch.save({"a": torch.zeros(2)})),
-        "a fixed reply differs": replace(good, probe=strange),
-    }
-    for reason, weights in broken.items():
+    good = pack_weights(policy, 3, probe, frame, bucket_bytes=BUCKET)
+    assert len(good.buckets) > 3
+    for reason, weights in strange_weights(good, policy).items():
         with pytest.raises(ModelUnavailable, match=reason):
             load_weights(other, weights)
-        assert all(torch.equal(value, before[name]) for name, value in other.trained_state().items()), reason
     assert load_weights(other, good) <= 1e-6
     assert all(torch.equal(value, policy.trained_state()[name]) for name, value in other.trained_state().items())
+    lost = replace(good.buckets[1], where=(no_bytes.remote(),))
+    with pytest.raises(ModelUnavailable, match="they are gone"):
+        load_weights(other, replace(good, buckets=(good.buckets[0], lost, *good.buckets[2:])))
 
 
-def test_a_replica_that_waits_for_weights_is_not_taken_for_stuck(local_ray: None, tmp_path: Path) -> None:
+@ray.remote(num_cpus=0)
+def no_bytes() -> None:
+    raise RuntimeError("the node is gone")
+
+
+def asked(replica: PolicyReplica, weights: Weights | None, frame: Frames, key: str = "") -> Any:
+    sampling = Sampling(max_new_tokens=4, temperature=1.0, greedy=True)
+    request = ReplyRequest(prompt="Go.", image=IMAGE, seed=0)
+    return replica.ask(ReplyCall(key=key, requests=(request,), frames=(frame[0],), sampling=sampling, weights=weights))
+
+
+def test_a_replica_that_refused_weights_answers_with_the_old_ones_and_never_with_a_mixture(
+    local_ray: None, tmp_path: Path
+) -> None:
+    policy, probe, frame = trainer(tmp_path / "there")
+    old = pack_weights(policy, 1, probe, frame, bucket_bytes=BUCKET)
+    move(policy, 7)
+    new = pack_weights(policy, 2, probe, frame, bucket_bytes=BUCKET)
+    replica = PolicyReplica(PolicyConfig(), 0, PlacementConfig(), 4, lambda *_: tiny_policy(tmp_path / "here"))
+
+    async def all_asked() -> None:
+        before = await asked(replica, old, frame)
+        for reason, weights in strange_weights(new, policy).items():
+            assert reason in str(await asked(replica, weights, frame))
+            assert "refused" in str(await asked(replica, None, frame)), "it has no weights now"
+            after = await asked(replica, old, frame)
+            assert ids_of(after.answers) == ids_of(before.answers) and after.answers[0].version == 1, reason
+            np.testing.assert_array_equal(after.answers[0].log_probs, before.answers[0].log_probs)
+
+    asyncio.run(all_asked())
+
+
+@ray.remote(num_cpus=0)
+def bytes_behind_a_gate(content: Any, gate: Path) -> Any:
+    while not gate.exists():
+        time.sleep(0.02)
+    return content
+
+
+def with_late_bucket(weights: Weights, number: int, gate: Path) -> Weights:
+    """`weights` whose bucket of that number comes once there is a file `gate`."""
+    buckets = list(weights.buckets)
+    content = fetch(weights, buckets[number])
+    buckets[number] = replace(buckets[number], where=(bytes_behind_a_gate.remote(content, gate),))
+    return replace(weights, buckets=tuple(buckets))
+
+
+@pytest.mark.parametrize("late_one", [0, 2], ids=["first", "later"])
+def test_a_replica_that_waits_for_weights_is_not_taken_for_stuck(
+    local_ray: None, tmp_path: Path, late_one: int
+) -> None:
     """They may be gigabytes on another machine; a health check fails where the model shows no sign of life."""
     policy, probe, frame = trainer(tmp_path / "there")
     move(policy, 3)
-    weights, gate = pack_weights(policy, 1, probe, frame), tmp_path / "gate"
+    weights, gate = pack_weights(policy, 1, probe, frame, bucket_bytes=BUCKET), tmp_path / "gate"
 
-    @ray.remote(num_cpus=0)
-    def late(content: bytes) -> bytes:
-        while not gate.exists():
-            time.sleep(0.02)
-        return content
-
-    weights = replace(weights, parcel=(late.remote(ray.get(weights.parcel[0])),))
+    weights = with_late_bucket(weights, late_one, gate)
     replica = PolicyReplica(PolicyConfig(), 0, PlacementConfig(), 4, lambda *_: tiny_policy(tmp_path / "here"))
-    sampling = Sampling(max_new_tokens=4, temperature=1.0, greedy=True)
-    request = ReplyRequest(prompt="Go.", image=IMAGE, seed=0)
-    call = ReplyCall(key="", requests=(request,), frames=(frame[0],), sampling=sampling, weights=weights)
 
-    async def asked() -> Any:
-        answer = asyncio.create_task(replica.ask(call))
-        for _ in range(20):
-            await asyncio.sleep(0.02)
-            assert replica._heartbeat.busy_since is None
+    async def waited() -> Any:
+        answer = asyncio.create_task(asked(replica, weights, frame))
+        for _ in range(10):
+            await asyncio.sleep(0.2)
+            assert replica._heartbeat.stuck(stall_s=5, deadline_s=60) is None
+        assert (replica._heartbeat.busy_since is None) == (late_one == 0)
         gate.touch()
         return await answer
 
-    receipt = asyncio.run(asked())
+    receipt = asyncio.run(waited())
     assert [answer.version for answer in receipt.answers] == [1] and receipt.sync_error <= 1e-6
+
+
+def test_one_that_dies_in_the_middle_of_a_sync_holds_nobody_up_and_comes_back_with_all_of_it(
+    app: str, folder: Path, tmp_path: Path
+) -> None:
+    engine, policy = engine_of(app, folder)
+    here, gate = PolicyEngine(policy), tmp_path / "gate"
+    move(policy, 11)
+    packed = pack_weights(policy, 50, engine._probe, engine._frame, bucket_bytes=BUCKET)
+    engine.use(with_late_bucket(packed, len(packed.buckets) - 1, gate))
+    own = ids_of(here.reply(requests(12), max_new_tokens=6))
+    with ThreadPoolExecutor(1) as pool:
+        waits = pool.submit(engine.reply, requests(12), max_new_tokens=6)
+        time.sleep(2.0)
+        assert not waits.done(), "both have all but the last bucket"
+        gone = replica_pids(app)[0]
+        os.kill(gone, signal.SIGKILL)
+        wait_until(lambda: gone not in replica_pids(app), 60, "it is gone")
+        gate.touch()
+        replies = waits.result(120)
+    assert ids_of(replies) == own and {reply.version for reply in replies} == {50}
+    wait_until(lambda: len(replica_pids(app)) == 2, 120, "it is back")
+    for _ in range(4):  # whichever of them is asked
+        again = engine.reply(requests(12), max_new_tokens=6)
+        assert ids_of(again) == own and {reply.version for reply in again} == {50}
+    engine.close()
 
 
 @pytest.mark.parametrize("kills", [1, pytest.param(10, marks=pytest.mark.full)])

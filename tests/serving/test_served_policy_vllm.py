@@ -30,6 +30,7 @@ from rlvlm.runs.build import make_policy
 from rlvlm.serving.apps import running_policy
 from rlvlm.serving.config import PolicyVllmConfig, ServedEngineConfig
 from rlvlm.serving.engine import ServedEngine
+from rlvlm.serving.weights import fetch
 
 PYTHON = Path(__file__).parents[2] / ".envs/vllm/bin/python"
 needs_vllm = [
@@ -132,14 +133,15 @@ class TestServed:
         asked = requests(4)
         before, good = ids_of(engine.reply(asked, max_new_tokens=8)), engine._weights
         assert good is not None
-        content = ray.get(good.parcel[0])
+        (bucket,) = good.buckets
+        torn = replace(bucket, where=(ray.put(fetch(good, bucket)[:-8]),))
         strange = replace(good.probe, log_probs=good.probe.log_probs - 1.0)
         near = replace(good.probe, log_probs=good.probe.log_probs - 5e-4)
         engine._weights, engine.version = replace(good, version=10, probe=near), 10
         assert ids_of(engine.reply(asked, max_new_tokens=8)) == before
         assert engine.report()[metrics.ENGINE_SYNC_ERROR] == pytest.approx(5e-4, abs=1e-4)
         broken = {
-            "torn": replace(good, version=6, parcel=(ray.put(content[:-8]),)),
+            "torn": replace(good, version=6, buckets=(torn,)),
             "a fixed reply differs": replace(good, version=7, probe=strange),
             "vLLM cannot load": replace(good, version=8, adapter="{}"),
         }

@@ -68,6 +68,7 @@ from rlvlm.algorithms.sft_replies import (
     load_trained,
     sft_manifest_of,
 )
+from rlvlm.algorithms.sharding import fetch_bucket, put_buckets
 from rlvlm.core import metrics
 from rlvlm.core.episodes import TokenEpisode
 from rlvlm.core.errors import RunError, UsageError
@@ -76,10 +77,12 @@ from rlvlm.core.steps import FloatArray, Frames
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.registry import make_env
 from rlvlm.judges.judge import Judge, Remembering
+from rlvlm.policies.buckets import Bucket, fill_from_buckets
 from rlvlm.policies.vla.build import build_policy
 from rlvlm.policies.vla.config import VLAConfig
 from rlvlm.policies.vla.observe import ObsProcessor
 from rlvlm.policies.vla.tokens import ActionScale
+from rlvlm.policies.vlm.config import BUCKET_MIB
 from rlvlm.policies.vlm.engine import Engine, PolicyEngine
 from rlvlm.policies.vlm.policy import VLMPolicy
 from rlvlm.rewards.config import TurnRewardConfig
@@ -274,6 +277,7 @@ class PolicyGradient(BaseAlgorithm):
         self._scale: ActionScale | None = None
         self._version, self._is_prepared, self._is_warned, self._update_s = 0, False, False, 0.0
         self._packed: tuple[int, Any] | None = None
+        self._buckets: list[Bucket] = []
         self._labeller = self._make_labeller()
         estimator = find_estimator(algo.advantage.estimator)
         self._is_compared = "groups" in estimator.needs
@@ -375,8 +379,7 @@ class PolicyGradient(BaseAlgorithm):
         elif is_taught:
             self._start_vlm(log)
         if self._learner is None:  # all learners begin as the policy that plays here, fresh adapters too
-            weights = {name: value.cpu() for name, value in self._policy.trained_state().items()}
-            self._learners.call_all("take_weights", weights)
+            self._learners.call_all("take_weights", put_buckets(self._policy.trained_state(), self._bucket_bytes))
         self._learners.call_all("begin")
         self._version += 1
         self._is_prepared = True
@@ -479,9 +482,16 @@ class PolicyGradient(BaseAlgorithm):
         return parameters_to_vector(self._policy.trained_state().values()).cpu().numpy()
 
     def _sync_weights(self) -> None:
-        """Has the policy that plays in this process be the learners'."""
+        """Has the policy that plays in this process be the learners', bucket by bucket; engines read the same ones."""
         if self._learner is None:
-            self._policy.load_trained_state(self._learners.call("weights"))
+            buckets = self._learners.call("put_weights", self._bucket_bytes)
+            fill_from_buckets(self._policy.trained_state(), buckets, fetch_bucket)
+            self._policy.forget_stale_images()
+            self._buckets = [] if self._engine is None else buckets
+
+    @property
+    def _bucket_bytes(self) -> int:
+        return BUCKET_MIB << 20 if self._engine is None else self._engine.bucket_bytes
 
     def _pack(self) -> Any:
         """The policy's weights as they are now, for a rollout: in the engine's way, or for env runners of chunks."""
@@ -489,7 +499,8 @@ class PolicyGradient(BaseAlgorithm):
             values = ray.put(self._weights()) if self.config.algo.env_runners else None
             return self._version, values
         if self._packed is None or self._packed[0] != self._version:
-            self._packed = self._version, self._engine.pack(self._version)
+            self._packed = self._version, self._engine.pack(self._version, self._buckets)
+            self._buckets = []  # whoever was given them keeps them, until the next ones come
         return self._packed[1]
 
     def _show(self, images: dict[bytes, Frames]) -> None:

@@ -22,11 +22,21 @@ from rlvlm.algorithms.policy_gradient.advantages import find_estimator
 from rlvlm.algorithms.policy_gradient.batch import Batch, BatchMaker
 from rlvlm.algorithms.policy_gradient.config import PolicyGradientConfig
 from rlvlm.algorithms.policy_gradient.losses import Minibatch
-from rlvlm.algorithms.sharding import clip_gradients, gathered, is_sharded, local, shard, sliced_state
+from rlvlm.algorithms.sharding import (
+    clip_gradients,
+    fetch_bucket,
+    gathered,
+    is_sharded,
+    local,
+    put_buckets,
+    shard,
+    sliced_state,
+)
 from rlvlm.core import metrics
 from rlvlm.core.episodes import TokenEpisode
 from rlvlm.core.errors import NumericsError
 from rlvlm.envs.registry import make_env
+from rlvlm.policies.buckets import Bucket, fill_from_buckets
 from rlvlm.policies.protocol import SHOWN_AT_ONCE, TokenPolicy, look
 from rlvlm.policies.weights import slice_like
 from rlvlm.vlms.skeleton import skeleton_of, skeletons
@@ -366,13 +376,13 @@ class TokenLearner(ManualLearner):
         if self._has_critic:
             self._latest |= {metrics.UPDATE_EXPLAINED: batch.explained, metrics.UPDATE_KEPT: kept}
 
-    def weights(self) -> dict[str, Tensor]:
-        """Everything that learns, on the CPU: what others act with."""
-        return {name: gathered(value) for name, value in self.policy.trained_state().items()}
+    def put_weights(self, bucket_bytes: int) -> list[Bucket]:
+        """Everything that learns, in Ray's object store, for others to act with; see `put_buckets`."""
+        return put_buckets(self.policy.trained_state(), bucket_bytes)
 
-    def take_weights(self, weights: Mapping[str, Tensor]) -> None:
-        """Takes over what `weights` of an equal policy gave: all learners begin alike."""
-        self.policy.load_trained_state(weights)
+    def take_weights(self, buckets: Sequence[Bucket]) -> None:
+        """Takes over what lies in `buckets` of an equal policy: all learners begin alike."""
+        fill_from_buckets(self.policy.trained_state(), buckets, fetch_bucket)
 
     def forget_images(self) -> None:
         """Leaves nothing behind that was made of images: who goes on from a checkpoint has none either."""

@@ -18,6 +18,8 @@ FAMILIES = {
 
 LANGUAGE_LAYERS = r".*(language|text)_model.*_proj"
 """The linear layers of the language model's blocks, in every family: q, k, v, o, gate, up, down."""
+BUCKET_MIB = 256
+"""What travels at once of a policy's weights, unless a setting says otherwise; see `policies.buckets`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -16,6 +16,8 @@ from transformers import DynamicCache
 from rlvlm.core.errors import UsageError
 from rlvlm.core.sampling import ReplyRequest, ReplyTokens, SampledReply
 from rlvlm.core.steps import Frames
+from rlvlm.policies.buckets import Bucket
+from rlvlm.policies.vlm.config import BUCKET_MIB
 from rlvlm.policies.vlm.padding import Padded
 from rlvlm.policies.vlm.policy import NO_REPLY, VLMPolicy
 
@@ -25,14 +27,21 @@ class Engine(Protocol):
 
     version: int
     """Of the weights that replies are sampled with now."""
+    bucket_bytes: int
+    """What goes at once when weights come from learners in other processes."""
 
     @property
     def acts(self) -> Literal["text", "head"]:
         """Whether it is asked for replies or, having an action head, for actions."""
         ...
 
-    def pack(self, version: int) -> Any:
-        """The weights that the trained policy has now, called `version`; called by the thread that trains."""
+    def pack(self, version: int, buckets: Sequence[Bucket] = ()) -> Any:
+        """The weights that the trained policy has now, called `version`; called by the thread that trains.
+
+        Args:
+            version: they are to have.
+            buckets: the same weights, where learners have put them into Ray's object store already.
+        """
         ...
 
     def use(self, weights: Any) -> None:
@@ -77,6 +86,7 @@ class PolicyEngine:
     def __init__(self, policy: VLMPolicy, max_batch: int = 64) -> None:
         self.policy = policy
         self.max_batch = max_batch
+        self.bucket_bytes = BUCKET_MIB << 20
         self.version = 0
         """Of the policy's weights."""
 
@@ -85,7 +95,7 @@ class PolicyEngine:
         """By text, or by an action head."""
         return self.policy.config.acts
 
-    def pack(self, version: int) -> int:
+    def pack(self, version: int, buckets: Sequence[Bucket] = ()) -> int:  # noqa: ARG002 - the policy has them
         """Nothing but `version`: replies are sampled with whatever weights the policy has at that moment."""
         return version
 

@@ -24,7 +24,9 @@ from rlvlm.core.errors import ModelUnavailable, UsageError, first_line
 from rlvlm.core.sampling import IntArray, ReplyTokens
 from rlvlm.core.steps import FloatArray, Frames
 from rlvlm.pocket.models import weights_folder
+from rlvlm.policies.buckets import Bucket
 from rlvlm.policies.vlm.config import PolicyConfig
+from rlvlm.policies.vlm.vllm_worker import described
 from rlvlm.vlms.config import EngineConfig
 from rlvlm.vlms.engines.vllm import VllmCore, lora_request
 
@@ -105,6 +107,7 @@ class VllmSampler:
             max_cpu_loras=KEPT_VERSIONS,
             max_lora_rank=rank,
             logprobs_mode="processed_logprobs",
+            worker_extension_cls="rlvlm.policies.vlm.vllm_worker.BucketLoader",
         )
         self._core = VllmCore(
             replace(config.named(str(weights_folder("policy"))), dtype=dtype, adapter=""),
@@ -115,6 +118,9 @@ class VllmSampler:
         )
         self._section = settings.section
         self._adapters: OrderedDict[int, Any] = OrderedDict()
+        self._is_mixed = False
+        self.num_workers = settings.tensor_parallel
+        """Processes that hold a part of the model each."""
         self.version: int | None = None
         """Of the newest weights; None before the first."""
 
@@ -126,7 +132,7 @@ class VllmSampler:
     @property
     def is_dead(self) -> bool:
         """Whether the engine will answer nothing any more."""
-        return self._core.is_dead
+        return self._core.is_dead or self._is_mixed
 
     @property
     def keeps_others(self) -> bool:
@@ -137,42 +143,49 @@ class VllmSampler:
         """Whether the engine can sample with the weights of `version` now."""
         return version in self._adapters if self._has_adapter else version == self.version
 
-    async def load(self, version: int, folder: Path) -> None:
-        """Takes up the weights in `folder`: an adapter in PEFT's format beside the earlier ones, or all of the model's
-        in the place of those it has.
+    async def load_adapter(self, version: int, folder: Path) -> None:
+        """Takes up the adapter in `folder`, in PEFT's format, beside the earlier ones.
 
         Raises:
-            ModelUnavailable: vLLM cannot load them.
+            ModelUnavailable: vLLM cannot load it.
         """
+        adapter = lora_request(f"version-{version}", version + 1, folder)
         try:
-            if self._has_adapter:
-                adapter = lora_request(f"version-{version}", version + 1, folder)
-                await self._core.add_lora(adapter)
-                self._adapters[version] = adapter
-                self._adapters.move_to_end(version)
-                while len(self._adapters) > KEPT_VERSIONS:
-                    _, oldest = self._adapters.popitem(last=False)
-                    await self._core.remove_lora(oldest)
-            else:
-                await self._core.reload(folder)
+            await self._core.add_lora(adapter)
+            self._adapters[version] = adapter
+            self._adapters.move_to_end(version)
+            while len(self._adapters) > KEPT_VERSIONS:
+                _, oldest = self._adapters.popitem(last=False)
+                await self._core.remove_lora(oldest)
         except Exception as error:  # noqa: BLE001 - the engine raises whatever its many parts raise
-            raise ModelUnavailable(
-                f"vLLM cannot load weights of version {version}: {first_line(error)}",
-                "look at the replica's log",
-            ) from error
+            raise _not_loaded(version, error) from error
         await self._core.forget_prefixes()
         self.version = version
 
-    async def go_back(self, refused: int, folder: Path | None) -> None:
-        """Forgets the weights of version `refused`; those of the version before, which lie in `folder`, are back."""
+    async def load_buckets(self, version: int, folder: Path, buckets: Sequence[Bucket]) -> None:
+        """Puts what `buckets` hold in the place of the model's weights, as their bytes come into `folder`.
+
+        Raises:
+            ModelUnavailable: they are torn, not finite, or do not all come; the model is then a mixture, with which
+                this engine will not go on.
+        """
+        self.version = None
+        try:
+            await self._core.replace_weights("load_buckets", folder=str(folder), buckets=described(buckets))
+        except Exception as error:  # noqa: BLE001 - as above
+            self._is_mixed = True  # vLLM cannot begin another load in the middle of one
+            raise _not_loaded(version, error) from error
+        await self._core.forget_prefixes()
+        self.version = version
+
+    async def forget(self, refused: int) -> None:
+        """Samples no more with the weights of version `refused`."""
         if adapter := self._adapters.pop(refused, None):
             await self._core.remove_lora(adapter)
         if self._has_adapter:
             self.version = next(reversed(self._adapters), None)
         elif self.version == refused:
             self.version = None
-            if folder is not None:
-                await self.load(int(folder.name.rpartition("-")[2]), folder)
 
     async def sample(
         self, tokens: ReplyTokens, frame: Frames, rules: TokenRules, sampling: TokenSampling, version: int
@@ -246,6 +259,12 @@ class VllmSampler:
                 "set --policy.min-pixels and --policy.max-pixels, or leave out --engine.backend vllm",
             )
         return output
+
+
+def _not_loaded(version: int, error: Exception) -> ModelUnavailable:
+    return ModelUnavailable(
+        f"vLLM cannot load weights of version {version}: {first_line(error)}", "look at the replica's log"
+    )
 
 
 def check_policy(config: PolicyConfig) -> None:

@@ -147,9 +147,9 @@ class VllmCore:
         """Forgets an adapter."""
         await self._loop.on_loop(self._engine.remove_lora(lora.lora_int_id))
 
-    async def reload(self, folder: Path) -> None:
-        """Puts the weights in `folder` in the place of the model's own; raises what the engine raises."""
-        await self._loop.on_loop(self._engine.collective_rpc("reload_weights", kwargs={"weights_path": str(folder)}))
+    async def replace_weights(self, method: str, **words: Any) -> None:
+        """Has `method` of the workers put other weights in the place of the model's; raises what the engine raises."""
+        await self._loop.on_loop(self._engine.collective_rpc(method, kwargs=words))
         # it empties its caches of images and does not tell the scheduler, which would count on them and die
         await self._loop.on_loop(self._engine.reset_mm_cache())
         await self._loop.on_loop(self._engine.reset_encoder_cache())

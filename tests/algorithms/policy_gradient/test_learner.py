@@ -75,13 +75,13 @@ def test_chunks_that_are_not_chosen_teach_nothing() -> None:
     half = AdvantageConfig(estimator="grpo", divide_by_std=False, chunk_share=0.5)
     learner, runner = make(lr=1e-3, advantage=half)
     episodes = sample(learner, runner)
-    batch, before = learner.batches.make(episodes), {k: v.clone() for k, v in learner.weights().items()}
+    batch, before = learner.batches.make(episodes), {k: v.clone() for k, v in learner.policy.trained_state().items()}
     assert len(batch.chosen) < len(batch.tokens)
     other = set(range(len(batch.tokens))) - set(batch.chosen.tolist())
     assert other.isdisjoint({int(row) for rows, _ in learner._minibatches(batch) for row in rows})
     learner.learn(episodes, 0.0)
     assert learner.report()[metrics.UPDATE_TURNS] == len(batch.chosen)
-    assert any(not torch.equal(value, before[name]) for name, value in learner.weights().items())
+    assert any(not torch.equal(value, before[name]) for name, value in learner.policy.trained_state().items())
 
 
 @pytest.mark.slow
@@ -103,8 +103,8 @@ def test_dimensions_that_demonstrations_hardly_use_are_not_explored_and_teach_no
     other, _ = make(least_range=0.2)  # whatever was taken in the other dimensions: the gradient is of what was drawn
     taken = [tuple(np.where(is_explored, bins, 7).astype(np.int16) for bins in one.tokens) for one in update]
     other.learn([replace(one, tokens=own) for one, own in zip(update, taken, strict=True)], 0.0)
-    for name, value in learner.weights().items():
-        np.testing.assert_array_equal(other.weights()[name], value, err_msg=name)
+    for name, value in learner.policy.trained_state().items():
+        np.testing.assert_array_equal(other.policy.trained_state()[name], value, err_msg=name)
 
 
 @pytest.mark.slow

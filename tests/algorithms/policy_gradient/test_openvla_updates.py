@@ -131,7 +131,7 @@ def test_several_learners_begin_with_the_adapter_that_plays(local_ray: None, che
             for weight in algorithm._policy.trained_state().values():
                 weight += 0.01  # RLlib's seed alone makes them alike; an adapter's random start need not
         algorithm.prepare(lambda line: None)
-        left, right = algorithm._learners.call_all("weights")
+        left, right = (tree["trained"] for tree in algorithm._learners.call_all("save_tree"))
         own = algorithm._policy.trained_state()
     finally:
         algorithm.stop()

@@ -109,7 +109,7 @@ def test_two_learners_have_the_gradient_of_one(make: Any) -> None:
     )
     one.prepare(lambda line: None)
     update = update_of(one, 0)
-    two._learners.call_all("take_weights", one._learners.call("weights"))
+    two._learners.call_all("take_weights", one._learners.call("put_weights", 1 << 16))
     two._learners.call_all("begin")
     for algorithm in (one, two):
         algorithm._learners.call_all("learn", update, 0.0)
@@ -120,7 +120,7 @@ def test_two_learners_have_the_gradient_of_one(make: Any) -> None:
     for name, gradient in alone.items():
         for other in both:
             assert (other[name] - gradient).abs().max() <= 1e-5 * max(1.0, float(gradient.abs().max())), name
-    left, right = two._learners.call_all("weights")
+    left, right = (tree["trained"] for tree in two._learners.call_all("save_tree"))
     assert all(torch.equal(value, right[name]) for name, value in left.items()), "they take the same step"
     reports = one._learners.call("report"), two._learners.call("report")
     for name, value in reports[0].items():
@@ -138,5 +138,5 @@ def test_a_checkpoint_of_two_learners_goes_on_to_the_bit(make: Any, tmp_path: Pa
     second.load_checkpoint(str(tmp_path / "saved"))
     for algorithm in (first, second):
         algorithm._learners.call_all("learn", update_of(algorithm, 1), 0.0)
-    left, right = (one._learners.call("weights") for one in (first, second))
+    left, right = (one._learners.call("save_tree")["trained"] for one in (first, second))
     assert all(torch.equal(value, right[name]) for name, value in left.items())

@@ -9,8 +9,10 @@ import pytest
 import torch
 
 from rlvlm.algorithms.policy_gradient.config import PPOConfig
+from rlvlm.algorithms.sharding import fetch_bucket
 from rlvlm.core import metrics
 from rlvlm.core.errors import MachineError, NumericsError
+from rlvlm.policies.buckets import read_bucket
 from tests.algorithms.policy_gradient.tiny_runs import KL, KL_AND_ENTROPY, build
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
@@ -54,7 +56,7 @@ def test_two_learners_have_the_gradient_of_one(make: Any) -> None:
     for name, gradient in alone.items():
         for other in both:
             assert (other[name] - gradient).abs().max() <= 1e-5 * max(1.0, float(gradient.abs().max())), name
-    left, right = of_all(two, lambda learner: learner.weights())
+    left, right = of_all(two, lambda learner: learner.save_tree()["trained"])
     assert all(torch.equal(value, right[name]) for name, value in left.items()), "they take the same step"
     reports = one._learners.call("report"), two._learners.call("report")
     for name, value in reports[0].items():
@@ -66,7 +68,7 @@ def test_a_round_a_checkpoint_and_on(make: Any, tmp_path: Path) -> None:
     first.train()
     report = first.report()
     assert report[metrics.UPDATE_FIRST_RATIO] <= 1e-4, "the learners must see what was sampled here"
-    weights = first._learners.call("weights")
+    weights = first._learners.call("save_tree")["trained"]
     for name, value in first._policy.trained_state().items():
         assert torch.equal(value.cpu(), weights[name]), name
     first.save_checkpoint(str(tmp_path / "saved"))
@@ -74,7 +76,7 @@ def test_a_round_a_checkpoint_and_on(make: Any, tmp_path: Path) -> None:
     second = make(KL, num_learners=2)
     second.load_checkpoint(str(tmp_path / "saved"))
     second.train()
-    left, right = (one._learners.call("weights") for one in (first, second))
+    left, right = (one._learners.call("save_tree")["trained"] for one in (first, second))
     assert all(torch.equal(value, right[name]) for name, value in left.items())
 
 
@@ -85,8 +87,9 @@ def test_learners_that_share_out_the_weights_play_save_and_go_on(make: Any, tmp_
     sizes = of_all(first, lambda learner: sum(p.to_local().nbytes for p in learner.policy.value_head.parameters()))
     whole = sum(parameter.nbytes for parameter in first._policy.value_head.parameters())
     assert sum(sizes) == whole and max(sizes) < 0.6 * whole
-    weights, nothing = first._learners.call_all("weights", first_alone=True)
-    assert nothing is None, "weights travel once, however many learners there are"
+    buckets, nothing = first._learners.call_all("put_weights", 1 << 16)
+    assert nothing == [] and len(buckets) > 2, "weights travel once, however many learners there are"
+    weights = {name: value for one in buckets for name, value in read_bucket(one, fetch_bucket(one))}
     for name, value in first._policy.trained_state().items():
         assert torch.equal(value.cpu(), weights[name]), name
     first.save_checkpoint(str(tmp_path / "saved"))

@@ -2,6 +2,7 @@
 
 import functools
 import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import nn
 from transformers import AutoConfig, AutoModelForImageTextToText
 
 from rlvlm.algorithms.policy_gradient.algorithm import GRPOAlgorithmConfig, PPOAlgorithmConfig
@@ -17,10 +19,11 @@ from rlvlm.algorithms.policy_gradient.learner import TokenLearner
 from rlvlm.algorithms.policy_gradient.memory_plan import plan, size_of
 from rlvlm.algorithms.policy_gradient.rollouts import Actor
 from rlvlm.algorithms.policy_gradient.runner import ChunkRunner, TurnRunner
-from rlvlm.algorithms.sharding import local
+from rlvlm.algorithms.sharding import local, put_buckets
 from rlvlm.core import metrics
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.registry import make_env, task_env
+from rlvlm.policies.buckets import Bucket, fill_from_buckets
 from rlvlm.policies.vla.config import OpenVLAConfig, VLAConfig
 from rlvlm.policies.vlm.config import PolicyConfig
 from rlvlm.policies.vlm.engine import PolicyEngine
@@ -28,6 +31,7 @@ from rlvlm.rewards.config import ChunkRewardConfig
 from rlvlm.vlms.blocks import blocks_of
 from tests.algorithms.policy_gradient.side_by_side import side_by_side
 from tests.algorithms.policy_gradient.tiny_runs import BI_LEVEL, make_policy
+from tests.peak_memory import peak_of
 from tests.published import SAVE, save_published
 from tests.tiny_openvla import write_openvla
 from tests.tiny_vlm import save_tiny_vlm
@@ -85,7 +89,7 @@ def begun(config: Any, runner: Any, policy: Any) -> TokenLearner:
         for number, (name, weight) in enumerate(policy.trained_state().items()):
             if "lora_B" in name:  # a fresh adapter's are zero, and the others' gradients with them
                 weight += 0.05 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(number))
-    learner.take_weights(policy.trained_state())
+    learner.policy.load_trained_state(policy.trained_state())
     learner.begin()
     return learner
 
@@ -104,7 +108,7 @@ def updated(make: Any, *arguments: Any) -> dict[str, Any]:
     held += [value for state in learner._optimizer.state.values() for value in state.values() if value.ndim]
     return {
         "report": learner.report(),
-        "weights": learner.weights(),
+        "weights": learner.save_tree()["trained"],
         "bytes": sum(local(one).nbytes for one in held),
     }
 
@@ -287,3 +291,42 @@ def test_what_cannot_be_shared_out_is_refused() -> None:
         PPOConfig(shard=True, num_learners=1)
     with pytest.raises(ValueError, match="sharded learners"):
         PPOConfig(compute_dtype="bfloat16", num_learners=2)
+
+
+def put_in_buckets(folder: str) -> dict[str, Any]:
+    """What each of two learners that share out 96 MiB takes at most while the weights are put in buckets of 8."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Linear(1024, 1024, bias=False) for _ in range(24)))
+    mesh = init_device_mesh("cpu", (2,))
+    for part in (*model, model):
+        fully_shard(part, mesh=mesh)
+    state = {name: value.detach() for name, value in model.named_parameters()}
+
+    def put(content: Any) -> str:
+        file = f"{folder}/{time.monotonic_ns()}"
+        content.tofile(file)
+        return file
+
+    put_buckets({"first": state["0.weight"]}, 8 << 20, put)  # what is made once is not counted
+    buckets: list[Bucket] = []
+    peak = peak_of(lambda: buckets.extend(put_buckets(state, 8 << 20, put)))
+    whole = peak_of(lambda: [value.full_tensor() for value in state.values()])
+    own = {name: torch.zeros(1024, 1024) for name in state}
+    fill_from_buckets(own, buckets, lambda one: np.memmap(one.where, np.uint8, "r")) if buckets else None
+    torch.manual_seed(0)
+    again = nn.Sequential(*(nn.Linear(1024, 1024, bias=False) for _ in range(24))).state_dict()
+    is_same = not buckets or all(torch.equal(value, again[name]) for name, value in own.items())
+    return {"peak": peak, "whole": whole, "count": len(buckets), "is_same": is_same}
+
+
+@pytest.mark.slow
+def test_no_learner_holds_more_than_two_buckets_while_weights_are_handed_out(tmp_path: Path) -> None:
+    first, second = side_by_side(2, put_in_buckets, str(tmp_path))
+    assert (first["count"], second["count"]) == (12, 0) and first["is_same"]
+    for one in (first, second):
+        # a bucket of 8, and a tensor of 4 that is there twice while it is gathered; the rest is the interpreter's own
+        assert one["peak"] <= 17 << 20, {name: value / (1 << 20) for name, value in one.items()}
+        assert one["whole"] > 80 << 20, "a whole copy would be seen"

@@ -1,0 +1,141 @@
+"""What a policy learns, cut into buckets on its way from who trains it to who acts with it: neither side needs room for
+more than two of them beside its own weights.
+
+Learners write them (`algorithms.sharding.put_buckets`), and replicas (`serving.weights`) and the run's own process read
+them. Where the bytes lie in between is the writer's `put` and the reader's `fetch`: Ray's object store.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from rlvlm.policies.weights import check_same, copy_into
+
+Content = NDArray[np.uint8]
+"""[N] the bytes of a bucket."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TensorPlace:
+    """Where a tensor lies in a bucket."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    """Torch's name for it, such as `bfloat16`."""
+    begin: int
+    """First byte."""
+    end: int
+    """Behind the last byte."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Bucket:
+    """Some tensors, small enough to go with every request: their bytes stay where they were put."""
+
+    tensors: tuple[TensorPlace, ...]
+    sha256: str
+    """Of the bytes."""
+    where: Any
+    """The bytes, as `put` gave them."""
+
+
+def write_buckets(
+    state: Mapping[str, Any],
+    put: Callable[[Content], Any],
+    *,
+    size: int,
+    whole: Callable[[Any], Tensor] = lambda value: value.detach().cpu(),
+) -> list[Bucket]:
+    """`state` in buckets, in its order. One bucket is held at a time, and one tensor.
+
+    Args:
+        state: name and value.
+        put: keeps bytes, which are overwritten once it has returned, and returns where they are.
+        size: bytes that a bucket holds at most; a larger tensor has one of its own.
+        whole: makes a tensor on the CPU of a value of `state`.
+    """
+    room = np.empty(min(size, sum(value.numel() * value.element_size() for value in state.values())), np.uint8)
+    buckets: list[Bucket] = []
+    places: list[TensorPlace] = []
+    used = 0
+
+    def close(content: Content) -> None:
+        sha256 = hashlib.sha256(content.data).hexdigest()
+        buckets.append(Bucket(tensors=tuple(places), sha256=sha256, where=put(content)))
+        places.clear()
+
+    for name, value in state.items():
+        tensor = whole(value)
+        if used and used + tensor.nbytes > size:
+            close(room[:used])
+            used = 0
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        places.append(
+            TensorPlace(name=name, shape=tuple(tensor.shape), dtype=dtype, begin=used, end=used + tensor.nbytes)
+        )
+        content = tensor.contiguous().reshape(-1).view(torch.uint8).numpy()
+        if tensor.nbytes > size:
+            close(content)  # as it is: a copy would be a third one of its size
+        else:
+            room[used : used + tensor.nbytes] = content
+            used += tensor.nbytes
+        del tensor, content  # before the next one is made
+    if places:
+        close(room[:used])
+    return buckets
+
+
+def read_bucket(bucket: Bucket, content: Content) -> Iterator[tuple[str, Tensor]]:
+    """Name and value of each tensor of `bucket`, copied one by one.
+
+    Args:
+        bucket: what is asked for.
+        content: the bytes that were fetched for it.
+
+    Raises:
+        ValueError: they are not those that were put, or a value is not finite.
+    """
+    if hashlib.sha256(content.data).hexdigest() != bucket.sha256:
+        raise ValueError("their digest is not the one that was sent along: they are torn")
+    for place in bucket.tensors:
+        # a copy, for what lies in shared memory is read-only and need not be aligned
+        values = torch.from_numpy(np.array(content[place.begin : place.end]))
+        value = values.view(getattr(torch, place.dtype)).reshape(place.shape)
+        # by the extremes, which are NaN where anything is: `isfinite` of all would take as much room again
+        if value.numel() and not bool(torch.stack(torch.aminmax(value)).isfinite().all()):
+            raise ValueError(f"{place.name} is not finite")
+        yield place.name, value
+        del values, value
+
+
+def fill_from_buckets(own: Mapping[str, Any], buckets: Iterable[Bucket], fetch: Callable[[Bucket], Content]) -> None:
+    """Writes what lies in `buckets` into the tensors of `own`, one bucket after the other.
+
+    What is wrong with the names is known before anything is written; what is wrong with the bytes may be found when
+    half of `own` is new, and whoever calls must then not use it.
+
+    Args:
+        own: as `trained_state` of a policy gives it, whole or slices.
+        buckets: of an equal policy.
+        fetch: the bytes of one of them.
+
+    Raises:
+        ValueError: they are of another policy, torn, or not finite.
+    """
+    buckets = tuple(buckets)
+    check_same(own, {place.name: place.shape for bucket in buckets for place in bucket.tensors})
+    for bucket in buckets:
+        for name, value in read_bucket(bucket, fetch(bucket)):
+            copy_into(own[name], value)
+
+
+def digest_of(buckets: Sequence[Bucket]) -> str:
+    """SHA-256 of names, types and bytes of everything in `buckets`, by which two versions are told apart."""
+    return hashlib.sha256(repr([(one.tensors, one.sha256) for one in buckets]).encode()).hexdigest()

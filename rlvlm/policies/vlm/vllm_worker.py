@@ -1,0 +1,63 @@
+"""What vLLM's own processes do with weights that are handed to them; they mix it into their workers by its name.
+
+Whoever starts the engine writes the buckets into a folder, one after the other (`serving.weights.feed_buckets`), which
+also works where the model is spread over several processes, none of which knows Ray.
+"""
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from rlvlm.policies.buckets import Bucket, TensorPlace, read_bucket
+
+FAILED = "failed"
+"""A file that says that no more buckets will come."""
+_MODEL = "model."
+"""What a policy's names of its chat VLM's weights begin with; the others are of its heads, which vLLM does not have."""
+_POLL_S = 0.002
+
+
+class BucketLoader:
+    """Mixed into each of vLLM's workers, by `worker_extension_cls`."""
+
+    rank: int
+    reload_weights: Any
+
+    def load_buckets(self, folder: str, buckets: Sequence[dict[str, Any]]) -> None:
+        """Puts what comes into `folder` in the place of the model's weights, layer by layer; what does not come stays.
+
+        Args:
+            folder: of the files.
+            buckets: as `described` gives them.
+
+        Raises:
+            ValueError: what came is torn or not finite; the model is then a mixture.
+            RuntimeError: no more came.
+        """
+        self.reload_weights(weights_iterator=_stream(Path(folder), buckets, self.rank), is_checkpoint_format=True)
+
+
+def described(buckets: Sequence[Bucket]) -> list[dict[str, Any]]:
+    """`buckets` in words that go to another process; where their bytes lie stays behind."""
+    return [{"sha256": one.sha256, "tensors": [asdict(place) for place in one.tensors]} for one in buckets]
+
+
+def _stream(folder: Path, buckets: Sequence[dict[str, Any]], rank: int) -> Iterator[tuple[str, Tensor]]:
+    for number, one in enumerate(buckets):
+        file = folder / str(number)
+        while not file.exists():
+            if (folder / FAILED).exists():
+                raise RuntimeError(f"bucket {number} of {len(buckets)} of the weights does not come")
+            time.sleep(_POLL_S)
+        places = tuple(TensorPlace(**{**place, "shape": tuple(place["shape"])}) for place in one["tensors"])
+        content: Any = np.memmap(file, np.uint8, "r")
+        for name, value in read_bucket(Bucket(tensors=places, sha256=one["sha256"], where=None), content):
+            if name.startswith(_MODEL):
+                yield name.removeprefix(_MODEL), value
+        del content
+        file.with_name(f"{number}.read-{rank}").touch()

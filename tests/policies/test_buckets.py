@@ -1,0 +1,95 @@
+"""A policy's weights in buckets: what lies where by hand, the same values on the other side, and what is refused."""
+
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from rlvlm.policies.buckets import Bucket, digest_of, fill_from_buckets, write_buckets
+from tests.peak_memory import peak_of
+
+MIB = 1 << 20
+
+
+def small_state() -> dict[str, torch.Tensor]:
+    return {
+        "a": torch.tensor([1.0, 2.0]),
+        "b": torch.tensor(3.0),
+        "c": torch.arange(4, dtype=torch.bfloat16).reshape(2, 2).T,
+        "d": torch.arange(8.0),
+        "e": torch.tensor([5.0]),
+    }
+
+
+def kept(content: Any) -> Any:
+    return content.copy()
+
+
+def test_tensors_fill_buckets_in_their_order_by_hand() -> None:
+    # bytes: 8, 4, 8, 32, 4; a bucket of 16 takes the first two, c; d is larger and has one of its own; e is left
+    buckets = write_buckets(small_state(), kept, size=16)
+    found = [[(one.name, one.begin, one.end) for one in bucket.tensors] for bucket in buckets]
+    assert found == [[("a", 0, 8), ("b", 8, 12)], [("c", 0, 8)], [("d", 0, 32)], [("e", 0, 4)]]
+    assert buckets[0].where.view(np.float32).tolist() == [1.0, 2.0, 3.0]
+    assert [one.dtype for one in buckets[1].tensors] == ["bfloat16"]
+    assert len(write_buckets(small_state(), kept, size=1 << 20)) == 1
+
+
+@pytest.mark.parametrize("size", [1, 12, 16, 1000])
+def test_what_is_read_is_what_was_written(size: int) -> None:
+    state = small_state()
+    own = {name: torch.full_like(value, -1.0) for name, value in state.items()}
+    fill_from_buckets(own, write_buckets(state, kept, size=size), lambda bucket: bucket.where)
+    assert all(torch.equal(value, state[name]) for name, value in own.items())
+
+
+def test_what_is_not_theirs_is_refused_before_anything_is_written() -> None:
+    buckets = write_buckets(small_state(), kept, size=16)
+    own = {name: torch.zeros_like(value) for name, value in small_state().items()}
+    for state in ({**own, "f": torch.zeros(1)}, {**own, "e": torch.zeros(2)}):
+        with pytest.raises(ValueError, match="of another policy"):
+            fill_from_buckets(state, buckets, lambda bucket: bucket.where)
+        assert not any(value.any() for value in state.values())
+    flipped = buckets[2].where.copy()
+    flipped[0] ^= 1
+    with pytest.raises(ValueError, match="torn"):
+        fill_from_buckets(own, [*buckets[:2], replace(buckets[2], where=flipped), buckets[3]], lambda one: one.where)
+    for odd in (torch.inf, -torch.inf, torch.nan):
+        poisoned = small_state() | {"d": torch.tensor([*range(7), odd], dtype=torch.float32)}
+        with pytest.raises(ValueError, match="d is not finite"):
+            fill_from_buckets(own, write_buckets(poisoned, kept, size=16), lambda bucket: bucket.where)
+
+
+def test_a_digest_is_of_names_types_and_bytes() -> None:
+    state = small_state()
+    digest = digest_of(write_buckets(state, kept, size=16))
+    assert digest == digest_of(write_buckets(state, lambda _: None, size=16))
+    changed = (state | {"e": torch.tensor([6.0])}, {("x" if name == "e" else name): v for name, v in state.items()})
+    assert all(digest != digest_of(write_buckets(other, kept, size=16)) for other in changed)
+
+
+def test_neither_side_holds_more_than_two_buckets(tmp_path: Path) -> None:
+    """Through files, as the bytes in between are nobody's memory: 128 MiB of weights, buckets of 8."""
+    state = {f"layer {number}": torch.randn(1024, 1024) for number in range(32)}
+    own = {name: torch.ones_like(value) for name, value in state.items()}
+    buckets: list[Bucket] = []
+
+    def put(content: Any) -> Path:
+        file = tmp_path / f"{time.monotonic_ns()}"
+        content.tofile(file)
+        return file
+
+    def fetch(bucket: Bucket) -> Any:
+        return np.memmap(bucket.where, np.uint8, "r")
+
+    small = {name: torch.ones(8) for name in ("a", "b")}
+    fill_from_buckets(small, write_buckets(small, put, size=64), fetch)  # what is made once is not counted
+    written = peak_of(lambda: buckets.extend(write_buckets(state, put, size=8 * MIB)))
+    read = peak_of(lambda: fill_from_buckets(own, buckets, fetch))
+    assert all(torch.equal(value, state[name]) for name, value in own.items())
+    assert len(buckets) == 16 and 4 * MIB < written <= 16 * MIB and read <= 16 * MIB, (written / MIB, read / MIB)
+    assert peak_of(lambda: {name: value.clone() for name, value in state.items()}) > 100 * MIB, "it is seen"

@@ -1,0 +1,93 @@
+"""Weights on their way into processes that do not know Ray: bucket by bucket, through files; Ray itself is not here."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from rlvlm.core.errors import ModelUnavailable
+from rlvlm.core.sampling import ReplyTokens
+from rlvlm.policies.buckets import Bucket, write_buckets
+from rlvlm.policies.vlm.vllm_worker import BucketLoader, described
+from rlvlm.serving import weights as weights_module
+from rlvlm.serving.weights import Probe, Weights, feed_buckets
+
+STATE = {f"model.layer.{number}": torch.full((64,), float(number)) for number in range(8)} | {
+    "value_head.0.weight": torch.ones(8)
+}
+
+
+class Worker(BucketLoader):
+    """What vLLM's worker has of it."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+        self.loaded: dict[str, Any] = {}
+
+    def reload_weights(self, weights_iterator: Any, is_checkpoint_format: bool) -> None:
+        assert is_checkpoint_format
+        self.loaded.update(weights_iterator)
+
+
+def packed(state: dict[str, torch.Tensor] = STATE) -> Weights:
+    nothing = np.zeros(0, np.int64)
+    tokens = ReplyTokens(prompt_ids=nothing, image=b"", reply_ids=nothing)
+    probe = Probe(tokens=tokens, frame=np.zeros((1, 1, 1, 3), np.uint8), log_probs=np.zeros(0, np.float32))
+    buckets = write_buckets(state, lambda content: (content.copy(),), size=600)
+    return Weights(version=1, buckets=tuple(buckets), probe=probe)
+
+
+def test_every_worker_reads_every_bucket_and_there_are_never_more_than_two(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    weights, most, folder = packed(), [0], tmp_path / "version-1"
+
+    def fetch(_: Weights, bucket: Bucket) -> Any:
+        most.append(sum(one.name.isdigit() for one in folder.iterdir()))
+        return bucket.where[0]
+
+    monkeypatch.setattr(weights_module, "fetch", fetch)
+    workers, is_over = [Worker(0), Worker(1)], threading.Event()
+    with ThreadPoolExecutor(3) as pool:
+        feeding = pool.submit(feed_buckets, weights, folder, 2, is_over)
+        loading = [pool.submit(one.load_buckets, str(folder), described(weights.buckets)) for one in workers]
+        for one in loading:
+            one.result(30)
+        is_over.set()
+        feeding.result(30)
+    assert len(weights.buckets) > 3 and max(most) == 1, "one is read while the next is written"
+    for worker in workers:  # by the model's own names, and without the heads, which vLLM does not have
+        assert worker.loaded.keys() == {f"layer.{number}" for number in range(8)}
+        assert all(torch.equal(worker.loaded[f"layer.{n}"], STATE[f"model.layer.{n}"]) for n in range(8))
+
+
+def test_a_bucket_that_does_not_come_or_is_torn_ends_the_load_on_both_sides(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    weights = packed()
+
+    def gone(_: Weights, bucket: Bucket) -> Any:
+        if bucket is weights.buckets[2]:
+            raise ModelUnavailable("they are gone", "")
+        return bucket.where[0]
+
+    def torn(_: Weights, bucket: Bucket) -> Any:
+        return bucket.where[0] + np.uint8(bucket is weights.buckets[2])
+
+    for number, (fetch, reason) in enumerate({gone: "does not come", torn: "torn"}.items()):
+        monkeypatch.setattr(weights_module, "fetch", fetch)
+        is_over, folder = threading.Event(), tmp_path / str(number)
+        with ThreadPoolExecutor(2) as pool:
+            feeding = pool.submit(feed_buckets, weights, folder, 1, is_over)
+            with pytest.raises((RuntimeError, ValueError), match=reason):
+                pool.submit(Worker(0).load_buckets, str(folder), described(weights.buckets)).result(30)
+            is_over.set()
+            if fetch is gone:
+                with pytest.raises(ModelUnavailable, match="they are gone"):
+                    feeding.result(30)
+            else:
+                feeding.result(30)
