@@ -1,0 +1,184 @@
+"""How long weights take from learners that share them out to the replicas that sample, by the model's size.
+
+    python benchmarks/weight_sync.py --out sync.json
+    python benchmarks/weight_sync.py --sizes 10 --backend vllm      # with `make vllm`
+
+Models of Qwen2.5-VL's class with the proportions of its 3B config, random weights, float32; two learners on gloo
+(FSDP2) and two replicas, on whatever cores there are. Medians, in seconds:
+
+out: learners gather tensor by tensor and write buckets, the run's own process reads them.
+in: the first replies with new weights, less the same replies with weights that are there; both replicas load them.
+error: of a fixed reply's log-probs in the replicas after it, nats a token, beside the trainer's.
+"""
+
+import contextlib
+import json
+import os
+import platform
+import statistics
+import tempfile
+import time
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import ray
+import torch
+import tyro
+from transformers import AutoModelForImageTextToText, AutoTokenizer, Qwen2_5_VLConfig
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+from rlvlm.algorithms.policy_gradient.algorithm import PolicyGradient, PPOAlgorithmConfig, make_slot
+from rlvlm.algorithms.policy_gradient.config import PPOConfig
+from rlvlm.algorithms.sft_config import ReplySFTConfig
+from rlvlm.core import metrics
+from rlvlm.core.sampling import ReplyRequest
+from rlvlm.envs.registry import task_env
+from rlvlm.pocket.models import weights_folder
+from rlvlm.policies.vlm.config import PolicyConfig
+from rlvlm.runs.build import built, make_policy
+from rlvlm.serving.apps import running_policy
+from rlvlm.serving.config import PolicyVllmConfig, ServedEngineConfig
+from rlvlm.serving.engine import ServedEngine
+
+SIZES = {10: (256, 7), 50: (512, 10), 200: (1024, 10)}
+"""Width and layers, by millions of parameters."""
+_TASK = "number_line"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Config:
+    sizes: tuple[int, ...] = tuple(SIZES)
+    """Millions of parameters."""
+    learns: tuple[Literal["all", "lora"], ...] = ("all", "lora")
+    backend: Literal["transformers", "vllm"] = "transformers"
+    learners: int = 2
+    replicas: int = 2
+    bucket_mib: int = 256
+    rounds: int = 3
+    out: Path | None = None
+    """File for the figures, as JSON."""
+
+
+def main() -> None:
+    config = tyro.cli(Config, description=__doc__)
+    torch.set_num_threads(1)
+    cores = max(8, config.learners + config.replicas + 2)  # in Ray's books: those of the machine are shared
+    ray.init(num_cpus=cores, include_dashboard=False, log_to_driver=False, object_store_memory=3 << 30)
+    report: dict[str, Any] = {"machine": platform.processor() or platform.machine(), "cores": os.cpu_count()}
+    for millions in config.sizes:
+        with tempfile.TemporaryDirectory() as folder:
+            count = save_model(Path(folder), *SIZES[millions])
+            for learns in config.learns:
+                name = f"{count / 1e6:.0f} M, {learns}"
+                report[name] = measured(config, folder, learns)
+                print(name, json.dumps(report[name]), flush=True)
+    if config.out:
+        config.out.write_text(json.dumps(report, indent=2) + "\n")
+
+
+def save_model(folder: Path, width: int, layers: int) -> int:
+    """Writes a random model with the pocket policy's tokens to `folder`; returns how many parameters it has."""
+    tokenizer = AutoTokenizer.from_pretrained(weights_folder("policy"))
+    marks = {"image": "<|image_pad|>", "video": "<|video_pad|>"}
+    marks |= {"vision_start": "<|vision_start|>", "vision_end": "<|vision_end|>"}
+    text = {  # 2,048 wide, 11,008 within, heads of 128, one in 8 for keys and values
+        "vocab_size": len(tokenizer), "hidden_size": width, "intermediate_size": 43 * width // 8,
+        "num_hidden_layers": layers, "num_attention_heads": width // 64, "num_key_value_heads": 2,
+        "max_position_embeddings": 4096, "pad_token_id": tokenizer.pad_token_id, "bos_token_id": None,
+        "eos_token_id": tokenizer.eos_token_id,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [8, 12, 12]},
+    }  # fmt: skip
+    vision = {
+        "depth": 2, "hidden_size": 64, "out_hidden_size": width, "num_heads": 2, "intermediate_size": 128,
+        "fullatt_block_indexes": [1], "window_size": 56,
+    }  # fmt: skip
+    ids = {f"{name}_token_id": tokenizer.convert_tokens_to_ids(token) for name, token in marks.items()}
+    torch.manual_seed(0)
+    model = AutoModelForImageTextToText.from_config(
+        Qwen2_5_VLConfig(text_config=text, vision_config=vision, tie_word_embeddings=True, **ids)
+    )
+    model.generation_config.eos_token_id = tokenizer.eos_token_id
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    pixels = (2 * 14) ** 2
+    Qwen2VLImageProcessorPil(patch_size=14, size={"shortest_edge": pixels, "longest_edge": 4 * pixels}).save_pretrained(
+        folder
+    )
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def measured(config: Config, folder: str, learns: Literal["all", "lora"]) -> dict[str, float]:
+    """Medians over rounds; the first is not counted."""
+    policy = PolicyConfig(model=folder, device="cpu", learns=learns)
+    vllm = PolicyVllmConfig(eager=True, max_tokens=1024)
+    engine = ServedEngineConfig(
+        num_replicas=config.replicas, num_cpus=0.5, bucket_mib=config.bucket_mib, backend=config.backend,
+        **({"vllm": vllm} if config.backend == "vllm" else {}),
+    )  # fmt: skip
+    slot = make_slot(_TASK, task_env(_TASK))
+    slot.begin(0)
+    image = slot.env.draw(slot.turn.snapshot[None])
+    asked = [ReplyRequest(prompt=slot.turn.prompt, image=slot.image, seed=seed) for seed in range(2 * config.replicas)]
+    with contextlib.ExitStack() as stack:
+        count = len(slot.env.action_names)
+        used = engine.vllm if config.backend == "vllm" else None
+        app = stack.enter_context(running_policy(policy, count, engine.placement, "sync", batch_size=2, vllm=used))
+        settings = (
+            PPOAlgorithmConfig()
+            .envs(task=_TASK, env_settings=task_env(_TASK))
+            .acting(make_policy=partial(make_policy, policy), make_engine=partial(ServedEngine, app, config=engine))
+            .learning(
+                algo=PPOConfig(num_learners=config.learners, shard=config.learners > 1, num_envs=4, rollout_turns=16),
+                sft=ReplySFTConfig(turns=0),
+                total_steps=100,
+            )  # fmt: skip
+            .debugging(seed=0)
+        )
+        algorithm: PolicyGradient = stack.enter_context(built(settings))
+        algorithm.prepare(lambda line: None)
+        served: Any = algorithm._engine
+        served.show([slot.image], image)
+        found: dict[str, list[float]] = {"out": [], "in": []}
+        mib = 0.0
+        for number in range(config.rounds + 1):
+            moved(algorithm, number)
+            began = time.monotonic()
+            algorithm._sync_weights()
+            out_s = time.monotonic() - began
+            algorithm._version += 1
+            weights = algorithm._pack()
+            mib = sum(place.end - place.begin for one in weights.buckets for place in one.tensors) / 2**20
+            served.use(weights)
+            seconds = []
+            for _ in range(2):
+                began = time.monotonic()
+                served.reply(asked, max_new_tokens=4)
+                seconds.append(time.monotonic() - began)
+            if number:
+                found["out"].append(out_s)
+                found["in"].append(seconds[0] - seconds[1])
+        error = served.report()[metrics.ENGINE_SYNC_ERROR]
+    return {"MiB": round(mib, 1), **{name: round(statistics.median(all_), 3) for name, all_ in found.items()}} | {
+        "error": error
+    }
+
+
+def moved(algorithm: PolicyGradient, number: int) -> None:
+    """Has all learners' weights change a little, as an update would."""
+
+    def move(learner: Any) -> None:
+        with torch.no_grad():
+            for value in learner.policy.trained_state().values():
+                value.mul_(1.0 + 1e-3 * (number + 1))
+
+    for answer in algorithm.learner_group.foreach_learner(move):  # pyright: ignore[reportOptionalMemberAccess]
+        answer.get()
+
+
+if __name__ == "__main__":
+    main()
