@@ -92,6 +92,7 @@ def open_algorithm(config: RunConfig, make_judge: MakeJudge | None) -> Iterator[
                     config.task,
                     batch_size=-(-algo.num_envs // engine.num_replicas),
                     vllm=engine.vllm if engine.backend == "vllm" else None,
+                    takes_turns=engine.colocated,
                 )
             )
             make_engine = partial(ServedEngine, app, config=engine)

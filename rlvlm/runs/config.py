@@ -345,6 +345,17 @@ def _check_together(run: RunConfig) -> None:  # noqa: C901 - one rule after the 
         )
     assert isinstance(algo, PolicyGradientConfig), "the algorithm's sections"
     plays_elsewhere = algo.env_runners or (run.engine and run.engine.num_replicas)
+    if run.engine and run.engine.colocated:
+        if algo.staleness:
+            raise ValueError(
+                f"algo.staleness {algo.staleness} has no effect with engine.colocated, where nobody samples while the "
+                "learners learn; set --algo.staleness 0, or leave out --engine.colocated"
+            )
+        if run.engine.num_replicas > max(1, algo.num_learners):
+            raise ValueError(
+                f"engine.colocated has at most one replica for each learner, got engine.num_replicas "
+                f"{run.engine.num_replicas} and {max(1, algo.num_learners)} learners; set both to the same number"
+            )
     if algo.staleness and not (plays_elsewhere or reward.scores):
         raise ValueError(
             f"algo.staleness {algo.staleness} has no effect where the run's own process plays and nobody scores; set "

@@ -108,9 +108,11 @@ def roles_of(config: RunConfig) -> list[Role]:
         )  # fmt: skip
     if config.engine:
         engine = config.engine
+        beside = " (on the learners' GPUs, in turns)" if engine.colocated else ""
         found.append(
             Role(
-                name="the policy's replicas", count=engine.num_replicas, cpus=engine.num_cpus, gpus=engine.num_gpus,
+                name=f"the policy's replicas{beside}", count=engine.num_replicas,
+                cpus=engine.num_cpus, gpus=engine.num_gpus,
                 setting="--engine.num-replicas, --engine.num-gpus",
             )
         )  # fmt: skip

@@ -5,7 +5,7 @@ import re
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
 import ray
@@ -23,6 +23,7 @@ from rlvlm.policies.vlm.config import PolicyConfig
 from rlvlm.policies.vlm.loading import load_policy
 from rlvlm.policies.vlm.vllm import check_policy
 from rlvlm.serving.app_file import AppFile
+from rlvlm.serving.card_turns import card_turns
 from rlvlm.serving.client import IN_FLIGHT, ServedJudge
 from rlvlm.serving.config import PlacementConfig
 from rlvlm.serving.deployments import bind_judge, bind_policy, check_engine, check_environment
@@ -97,7 +98,7 @@ def start_judge(
 
 
 @contextmanager
-def running_policy(
+def running_policy(  # noqa: PLR0913 - what a deployment has
     policy: PolicyConfig,
     num_actions: int,
     placement: PlacementConfig,
@@ -105,6 +106,7 @@ def running_policy(
     batch_size: int,
     build: PolicyBuilder = load_policy,
     vllm: EngineConfig | None = None,
+    takes_turns: bool = False,
 ) -> Iterator[str]:
     """The name of a Serve app whose replicas hold `policy`, while the context is open.
 
@@ -116,6 +118,7 @@ def running_policy(
         batch_size: turns that go through the model together.
         build: makes the policy inside each replica; it must pickle. Not used on vLLM.
         vllm: settings of vLLM, where the replicas are to run it.
+        takes_turns: on the learners' cards: the replicas load once it is theirs, see `card_turns`.
 
     Raises:
         UsageError: vLLM cannot be given what learns of the policy.
@@ -125,14 +128,15 @@ def running_policy(
         check_policy(policy)
         check_engine(vllm, placement, "engine", "engine.backend vllm")
     app = _unique("policy", name)
-    application = bind_policy(policy, num_actions, placement, batch_size, build, vllm)
-    _start(application, app, placement, "policy", "engine")
-    logger.info("the policy answers in app %s, %d replicas", app, placement.num_replicas)
-    try:
-        yield app
-    finally:
-        if ray.is_initialized():
-            serve.delete(app, _blocking=True)
+    application = bind_policy(policy, num_actions, placement, batch_size, build, vllm, takes_turns)
+    with card_turns(app, placement.num_replicas) if takes_turns else nullcontext():
+        _start(application, app, placement, "policy", "engine")
+        logger.info("the policy answers in app %s, %d replicas", app, placement.num_replicas)
+        try:
+            yield app
+        finally:
+            if ray.is_initialized():
+                serve.delete(app, _blocking=True)
 
 
 @contextmanager

@@ -101,16 +101,25 @@ class ServedEngineConfig:
     bucket_mib: int = BUCKET_MIB
     """Weights come in pieces of so many MiB, > 0, of which no process holds more than two beside its own weights; a
     larger tensor is a piece of its own."""
+    colocated: bool = False
+    """Share the learners' GPUs: the replicas, at most one for each learner, have none of their own, and sleep while the
+    learners learn, with weights and caches off the card."""
     vllm: PolicyVllmConfig = field(default_factory=PolicyVllmConfig)
 
     def __post_init__(self) -> None:
         if self.num_replicas < 0:
             raise ValueError(f"engine.num_replicas must be >= 0, got {self.num_replicas}")
         # a setting that does nothing would look as if it did
+        if self.colocated and self.num_gpus:
+            raise ValueError(
+                f"engine.num_gpus must be 0 with engine.colocated, which uses the learners' GPUs, got {self.num_gpus:g}"
+            )
         rest = (self.num_cpus, self.num_gpus, self.timeout_s, self.retries, self.stall_s, self.backend)
         if self.bucket_mib < 1:
             raise ValueError(f"engine.bucket_mib must be >= 1, got {self.bucket_mib}")
-        if not self.num_replicas and (*rest, self.bucket_mib) != (1.0, 0.0, 120.0, 4, 5.0, "transformers", BUCKET_MIB):
+        if not self.num_replicas and (*rest, self.bucket_mib, self.colocated) != (
+            *(1.0, 0.0, 120.0, 4, 5.0, "transformers", BUCKET_MIB, False),
+        ):
             raise ValueError("the other settings of engine have no effect without engine.num_replicas")
         if self.backend != "vllm" and self.vllm != PolicyVllmConfig():
             raise ValueError("the settings of engine.vllm have no effect without engine.backend vllm")

@@ -72,6 +72,7 @@ def bind_policy(
     batch_size: int,
     build: PolicyBuilder = load_policy,
     vllm: EngineConfig | None = None,
+    takes_turns: bool = False,
 ) -> serve.Application:
     """The deployment of a policy, bound and ready for `serve.run`.
 
@@ -82,13 +83,14 @@ def bind_policy(
         batch_size: turns that go through the model together.
         build: makes the policy inside each replica. It must pickle. Not used on vLLM.
         vllm: its settings, where the policy's chat VLM is to run on it.
+        takes_turns: on the learners' cards, see `card_turns`.
     """
     name = f"policy-{policy.model.rstrip('/').rpartition('/')[2] or 'pocket'}"
     if vllm is not None:
         on_vllm = serve.deployment(**_options(name, placement, vllm.interpreter))(VllmPolicyReplica)
-        return on_vllm.bind(policy, vllm, placement, batch_size)
+        return on_vllm.bind(policy, vllm, placement, batch_size, takes_turns)
     in_torch = serve.deployment(**_options(name, placement))(PolicyReplica)
-    return in_torch.bind(policy, num_actions, placement, batch_size, build)
+    return in_torch.bind(policy, num_actions, placement, batch_size, build, takes_turns)
 
 
 def _options(

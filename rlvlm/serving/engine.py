@@ -16,6 +16,7 @@ from rlvlm.policies.images import SeenImages
 from rlvlm.policies.vlm.engine import asked_tokens
 from rlvlm.policies.vlm.policy import VLMPolicy
 from rlvlm.policies.vlm.vllm import TokenRules
+from rlvlm.serving.card_turns import begin_turn
 from rlvlm.serving.client import REFUSED, AppClient
 from rlvlm.serving.config import ServedEngineConfig
 from rlvlm.serving.policy_replica import ReplyCall, ReplyReceipt, Sampling, TokenCall
@@ -51,6 +52,7 @@ class ServedEngine:
         self.version = 0
         """Of the weights that replies are sampled with now."""
         self.bucket_bytes = config.bucket_mib << 20
+        self._app, self._is_colocated = app, config.colocated
         self._policy = policy
         self._probe, self._frame = probe, frame
         self._by_tokens = config.backend == "vllm"
@@ -115,6 +117,19 @@ class ServedEngine:
     def report(self) -> dict[str, float]:
         """How far replicas were off when they took over the newest weights that answered, and what was sent again."""
         return {metrics.ENGINE_SYNC_ERROR: self._sync_error, metrics.ENGINE_RETRIES: float(self._num_retries)}
+
+    @property
+    def shares_cards(self) -> bool:
+        """Whether the replicas sample on the learners' GPUs."""
+        return self._is_colocated
+
+    def sleep(self) -> None:
+        """Has every replica leave the learners' GPUs; returns once they have."""
+        begin_turn(self._app, is_engines=False)
+
+    def wake(self, cards: Sequence[tuple[str, str]]) -> None:
+        """Has every replica take the GPU of a learner; returns once they have."""
+        begin_turn(self._app, is_engines=True, cards=tuple(cards))
 
     def close(self) -> None:
         """Ends the threads that wait for answers."""

@@ -1,10 +1,12 @@
 """One copy of a policy in a process of its own: samples replies, with exactly the weights that a request names."""
 
 import asyncio
+import os
 import shutil
 import tempfile
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -22,11 +24,13 @@ from rlvlm.policies.vlm.engine import PolicyEngine
 from rlvlm.policies.vlm.loading import load_policy
 from rlvlm.policies.vlm.policy import VLMPolicy
 from rlvlm.policies.vlm.vllm import TokenRules, TokenSampling, VllmSampler
+from rlvlm.serving.card_turns import TurnTaker, torch_device
 from rlvlm.serving.config import PlacementConfig
 from rlvlm.serving.fair_queue import FairQueue
-from rlvlm.serving.replica import Replica
+from rlvlm.serving.replica import Heartbeat, Replica
 from rlvlm.serving.weights import FETCH_TIMEOUT_S, Weights, check_probe, feed_buckets, load_weights, write_adapter
 from rlvlm.vlms.config import EngineConfig
+from rlvlm.vlms.devices import free_card
 
 BATCH_WAIT_S = 0.002
 """How long a request waits for others to share its batch."""
@@ -95,6 +99,7 @@ class PolicyReplica(Replica):
         placement: with which resources.
         batch_size: turns answered together.
         build: makes the policy.
+        takes_turns: on the learners' cards; it is loaded when it is first its turn.
     """
 
     def __init__(
@@ -104,17 +109,39 @@ class PolicyReplica(Replica):
         placement: PlacementConfig,
         batch_size: int,
         build: PolicyBuilder = load_policy,
+        takes_turns: bool = False,
     ) -> None:
         super().__init__("policy", config.device, placement)
         self._sync_error = 0.0
         self._digest: str | None = ""
         """Of the weights that it was given; empty with those it was loaded with, None while it may have a mixture."""
-        settled = replace(config, device=self._device)
-        self._engine = self._load(lambda: PolicyEngine(build(settled, num_actions), batch_size))
+        self._make = lambda device: PolicyEngine(build(replace(config, device=device), num_actions), batch_size)
+        self._engine: PolicyEngine | None = None
+        self._turns = TurnTaker(self._wake, self._sleep) if takes_turns else None
+        if self._turns is None:
+            self._engine = self._load(lambda: self._make(self._device))
         self._batches = FairQueue(partial(self._run, self._answers), batch_size=batch_size, wait_s=BATCH_WAIT_S)
+
+    def _wake(self, card: str) -> None:
+        device = torch_device(card)
+        if self._engine is not None:
+            self._engine.policy.to(device)
+            return
+        self._heartbeat = Heartbeat(waits_for_gpu=device != "cpu")
+        self._engine = self._load(lambda: self._make(device))
+
+    def _sleep(self) -> None:
+        assert self._engine is not None, "it was awake"
+        self._engine.policy.to("cpu")
+        self._engine.policy.images.clear()  # what was made of them lies on the card, too; they come with the requests
+        free_card()
 
     async def ask(self, call: ReplyCall) -> ReplyReceipt | RunError:
         """The replies to one request, or the error that hit them: raised, Serve would log it as a fault of its own."""
+        async with self._turns.awake() if self._turns else nullcontext():
+            return await self._ask(call)
+
+    async def _ask(self, call: ReplyCall) -> ReplyReceipt | RunError:
         if call.weights is not None and call.weights.digest != self._digest:
             # The first of them sets out while the model is still at work on what it has; not all of them, or this
             # machine's object store would hold the whole model for each of them that comes.
@@ -136,34 +163,38 @@ class PolicyReplica(Replica):
             version, digest = (0, "") if call.weights is None else (call.weights.version, call.weights.digest)
             alike.setdefault((version, digest, call.sampling), []).append(place)
         answers: list[Any] = [None] * len(items)
+        engine = self._engine
+        assert engine is not None, "it is awake, or has a card of its own"
         for (version, digest, sampling), places in alike.items():
             outcome: Sequence[SampledReply | RunError]
             try:
                 weights = items[places[0]][0].weights
-                if weights is not None and (version, digest) != (self._engine.version, self._digest):
+                if weights is not None and (version, digest) != (engine.version, self._digest):
                     # in the model's thread, between two batches: no batch sees half of the old
                     # and half of the new weights
                     self._digest = None  # what is refused may have left a mixture: the next ones are loaded anew
-                    self._sync_error = load_weights(self._engine.policy, weights, self._heartbeat.fetching)
-                    self._engine.use(version)
+                    self._sync_error = load_weights(engine.policy, weights, self._heartbeat.fetching)
+                    engine.use(version)
                     self._digest = digest
                 if self._digest is None:
                     raise ModelUnavailable("this replica was given weights that it refused", "send it good ones")
-                outcome = self._sample([items[place] for place in places], sampling)
+                outcome = self._sample(engine, [items[place] for place in places], sampling)
             except RunError as error:
                 outcome = [error] * len(places)
             for place, answer in zip(places, outcome, strict=True):
                 answers[place] = answer
         return answers
 
-    def _sample(self, items: Sequence[tuple[ReplyCall, int]], sampling: Sampling) -> Sequence[SampledReply]:
+    def _sample(
+        self, engine: PolicyEngine, items: Sequence[tuple[ReplyCall, int]], sampling: Sampling
+    ) -> Sequence[SampledReply]:
         requests = [call.requests[place] for call, place in items]
-        for index in self._engine.missing([request.image for request in requests]):
+        for index in engine.missing([request.image for request in requests]):
             call, place = items[index]
-            self._engine.show([requests[index].image], np.asarray(call.frames[place])[None])  # sizes may differ
-        if self._engine.acts == "head":
-            return self._engine.act(requests, greedy=sampling.greedy)
-        return self._engine.reply(
+            engine.show([requests[index].image], np.asarray(call.frames[place])[None])  # sizes may differ
+        if engine.acts == "head":
+            return engine.act(requests, greedy=sampling.greedy)
+        return engine.reply(
             requests,
             max_new_tokens=sampling.max_new_tokens,
             temperature=sampling.temperature,
@@ -179,10 +210,16 @@ class VllmPolicyReplica(Replica):
         settings: of the engine.
         placement: with which resources.
         batch_size: replies written at once.
+        takes_turns: as of a `PolicyReplica`.
     """
 
     def __init__(
-        self, config: PolicyConfig, settings: EngineConfig, placement: PlacementConfig, batch_size: int
+        self,
+        config: PolicyConfig,
+        settings: EngineConfig,
+        placement: PlacementConfig,
+        batch_size: int,
+        takes_turns: bool = False,
     ) -> None:
         super().__init__("policy", config.device, placement, is_elsewhere=True)
         clear_abandoned(_PREFIX)
@@ -194,9 +231,30 @@ class VllmPolicyReplica(Replica):
         self._taking = asyncio.Lock()
         self._idle = asyncio.Condition()
         self._under_way: dict[int, int] = {}
-        settled = replace(config, device=self._device)
-        self._sampler = self._load(lambda: VllmSampler(settled, settings, max_requests=batch_size))
+        self._make = lambda device: VllmSampler(
+            replace(config, device=device), settings, max_requests=batch_size, sleeps=takes_turns
+        )
+        self._loaded: VllmSampler | None = None
+        self._turns = TurnTaker(self._wake, self._sleep) if takes_turns else None
+        if self._turns is None:
+            self._loaded = self._load(lambda: self._make(self._device))
         self._slots = FairQueue(self._ask_engine, batch_size=1, concurrency=2 * batch_size)
+
+    @property
+    def _sampler(self) -> VllmSampler:
+        assert self._loaded is not None, "it is awake, or has a card of its own"
+        return self._loaded
+
+    def _wake(self, card: str) -> None:
+        if self._loaded is not None:
+            self._loaded.wake()
+            return
+        if card:
+            os.environ["CUDA_VISIBLE_DEVICES"] = card  # for the engine's own processes, which take the first they see
+        self._loaded = self._load(lambda: self._make("cuda" if card else "cpu"))
+
+    def _sleep(self) -> None:
+        self._sampler.sleep()
 
     def __del__(self) -> None:
         """Called by Serve when it stops the replica: takes the files of weights along."""
@@ -207,6 +265,10 @@ class VllmPolicyReplica(Replica):
 
         Their texts and values are missing: those are the trainer's to say.
         """
+        async with self._turns.awake() if self._turns else nullcontext():
+            return await self._ask(call)
+
+    async def _ask(self, call: TokenCall) -> ReplyReceipt | RunError:
         version = call.weights.version
         try:
             async with self._taking:
@@ -230,7 +292,7 @@ class VllmPolicyReplica(Replica):
             RuntimeError: it is, or does.
         """
         await super().check_health()
-        if self._sampler.is_dead:
+        if self._loaded is not None and self._loaded.is_dead:
             raise RuntimeError("vLLM's engine has died")
 
     async def _ask_engine(self, items: list[tuple[TokenCall, int]]) -> list[SampledReply]:
@@ -282,7 +344,10 @@ class VllmPolicyReplica(Replica):
                         await self._sampler.load_buckets(version, folder, weights.buckets)
                     finally:
                         is_over.set()
-                        await feeding  # an error of its own is the cause of the engine's
+                        try:
+                            await feeding  # an error of its own is the cause of the engine's
+                        finally:
+                            shutil.rmtree(folder, ignore_errors=True)
                 probe = weights.probe
                 here = await self._sampler.read(probe.tokens, probe.frame[0], call.rules, version)
                 distance = check_probe(weights, here, is_coarse=self._sampler.is_coarse)
@@ -291,6 +356,6 @@ class VllmPolicyReplica(Replica):
                 raise
         self._sync_errors[version] = distance
         # vLLM reads the files once; gigabytes of old versions would fill the disk
-        for old in self._folder.iterdir():
-            if not weights.adapter or not self._sampler.holds(int(old.name.rpartition("-")[2])):
+        for old in self._folder.iterdir() if weights.adapter else ():
+            if not self._sampler.holds(int(old.name.rpartition("-")[2])):
                 shutil.rmtree(old, ignore_errors=True)

@@ -74,6 +74,21 @@ def pick_device(device: str, section: str = "vlm") -> torch.device:
     return chosen
 
 
+def free_card() -> None:
+    """Gives back what torch holds of this process's GPU without using it."""
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
+
+
+def card_of(device: torch.device) -> str:
+    """The id of a GPU that torch calls `device` here, as CUDA_VISIBLE_DEVICES has it; empty for a CPU."""
+    if device.type != "cuda":
+        return ""
+    seen = [one for one in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if one]
+    number = device.index or 0
+    return seen[number] if seen else str(number)
+
+
 def place(inputs: Any, model: Any) -> dict[str, torch.Tensor]:
     """The tensors of `inputs` by name, on the model's device and in its precision; numbers of tokens stay whole."""
     return {

@@ -22,7 +22,8 @@ arXiv:2402.03300 (GRPO); Li et al. 2025, arXiv:2509.09674 (SimpleVLA-RL). Depart
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -330,8 +331,28 @@ class PolicyGradient(BaseAlgorithm):
         self._policy.show([slot.image], frame)
         probe = self._policy.write(slot.turn.prompt, slot.image, slot.env.action_text(0))
         engine = self.config.make_engine(self._policy, probe, frame)
+        if engine.shares_cards:
+            engine.wake(self._cards())
         engine.use(engine.pack(0))
         return engine
+
+    def _cards(self) -> list[tuple[str, str]]:
+        """The learners' GPUs."""
+        return [(node, card) for node, card in self._learners.call_all("card") if card]
+
+    @contextmanager
+    def _engine_asleep(self) -> Iterator[None]:
+        """While the context is open the learners have their GPUs for themselves."""
+        engine = self._engine
+        if engine is None or not engine.shares_cards:
+            yield
+            return
+        engine.sleep()
+        try:
+            yield
+        finally:
+            self._learners.call_all("free_card")
+            engine.wake(self._cards())
 
     def _make_labeller(self) -> RewardLabeller:
         """Gives turns their reward: from the sources that the config weighs."""
@@ -374,10 +395,11 @@ class PolicyGradient(BaseAlgorithm):
         )  # fmt: skip
         self._stats.note(found)
         self._source.scorer_noise = found.get(metrics.JUDGE_PREFLIGHT_NOISE, self._source.scorer_noise)
-        if not is_turns:
-            self._start_vla(log)
-        elif is_taught:
-            self._start_vlm(log)
+        with self._engine_asleep():
+            if not is_turns:
+                self._start_vla(log)
+            elif is_taught:
+                self._start_vlm(log)
         if self._learner is None:  # all learners begin as the policy that plays here, fresh adapters too
             self._learners.call_all("take_weights", put_buckets(self._policy.trained_state(), self._bucket_bytes))
         self._learners.call_all("begin")
@@ -459,7 +481,8 @@ class PolicyGradient(BaseAlgorithm):
         if learned:
             ages = [self._version - float(one.versions.mean()) for one in learned if len(one)]
             self._stats.note({metrics.STALENESS: float(np.mean(ages))})
-            self._learners.call_all("learn", learned, done / self.config.total_steps)
+            with self._engine_asleep():
+                self._learners.call_all("learn", learned, done / self.config.total_steps)
             self._warn_of_mismatch()
             self._sync_weights()
             self._version += 1

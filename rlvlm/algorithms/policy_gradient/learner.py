@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import ray
 import torch
 from ray.rllib.core import DEFAULT_MODULE_ID
 from ray.rllib.core.rl_module.torch import TorchRLModule
@@ -39,6 +40,7 @@ from rlvlm.envs.registry import make_env
 from rlvlm.policies.buckets import Bucket, fill_from_buckets
 from rlvlm.policies.protocol import SHOWN_AT_ONCE, TokenPolicy, look
 from rlvlm.policies.weights import slice_like
+from rlvlm.vlms.devices import card_of, free_card
 from rlvlm.vlms.skeleton import skeleton_of, skeletons
 
 _LOG_RATIO_BOUND = 2.0
@@ -383,6 +385,14 @@ class TokenLearner(ManualLearner):
     def take_weights(self, buckets: Sequence[Bucket]) -> None:
         """Takes over what lies in `buckets` of an equal policy: all learners begin alike."""
         fill_from_buckets(self.policy.trained_state(), buckets, fetch_bucket)
+
+    def card(self) -> tuple[str, str]:
+        """The node of this learner in Ray, and its GPU there; empty on a CPU."""
+        return ray.get_runtime_context().get_node_id(), card_of(self.policy.device)
+
+    def free_card(self) -> None:
+        """Gives back what it holds of its GPU without using it."""
+        free_card()
 
     def forget_images(self) -> None:
         """Leaves nothing behind that was made of images: who goes on from a checkpoint has none either."""

@@ -70,6 +70,19 @@ class Engine(Protocol):
         """What the engine knows of itself, by names of `rlvlm.core.metrics`."""
         ...
 
+    @property
+    def shares_cards(self) -> bool:
+        """Whether it samples on the learners' GPUs, and must sleep while they learn."""
+        ...
+
+    def sleep(self) -> None:
+        """Leaves the learners' GPUs to them; returns once it has. Only where it shares them."""
+        ...
+
+    def wake(self, cards: Sequence[tuple[str, str]]) -> None:
+        """Takes the learners' GPUs, each given by its node in Ray and its id there. It begins asleep."""
+        ...
+
     def close(self) -> None:
         """Frees what the engine holds beside the policy."""
         ...
@@ -106,6 +119,17 @@ class PolicyEngine:
     def report(self) -> dict[str, float]:
         """Nothing that the policy does not say itself."""
         return {}
+
+    @property
+    def shares_cards(self) -> bool:
+        """The policy is the trainer's own."""
+        return False
+
+    def sleep(self) -> None:
+        """There is nothing beside the policy."""
+
+    def wake(self, cards: Sequence[tuple[str, str]]) -> None:
+        """There is nothing beside the policy."""
 
     def close(self) -> None:
         """There is nothing beside the policy."""

@@ -83,13 +83,16 @@ class VllmSampler:
         config: of the policy: a chat VLM with an adapter, or one whose every weight learns.
         settings: of the engine.
         max_requests: replies written at once.
+        sleeps: whether it must be able to leave its card to others.
 
     Raises:
         UsageError: the policy has parts that learn and that vLLM cannot be given.
         ModelUnavailable: vLLM is not installed here, or the weights cannot be loaded.
     """
 
-    def __init__(self, config: PolicyConfig, settings: EngineConfig, *, max_requests: int) -> None:
+    def __init__(
+        self, config: PolicyConfig, settings: EngineConfig, *, max_requests: int, sleeps: bool = False
+    ) -> None:
         check_policy(config)
         self._has_adapter = config.has_adapter
         import torch
@@ -97,6 +100,7 @@ class VllmSampler:
         dtype = config.dtype
         if dtype == "auto":  # as the trainer's: vLLM would take what the folder says
             dtype = "bfloat16" if torch.cuda.is_available() else "float32"
+        self._sleeps = sleeps and torch.cuda.is_available()  # on a CPU vLLM cannot, and nobody needs it to
         self.is_coarse = dtype != "float32"
         rank = next((rank for rank in _RANKS if rank >= _rank_of(config)), None)
         if rank is None:
@@ -107,6 +111,7 @@ class VllmSampler:
             max_cpu_loras=KEPT_VERSIONS,
             max_lora_rank=rank,
             logprobs_mode="processed_logprobs",
+            enable_sleep_mode=self._sleeps,
             worker_extension_cls="rlvlm.policies.vlm.vllm_worker.BucketLoader",
         )
         self._core = VllmCore(
@@ -133,6 +138,16 @@ class VllmSampler:
     def is_dead(self) -> bool:
         """Whether the engine will answer nothing any more."""
         return self._core.is_dead or self._is_mixed
+
+    def sleep(self) -> None:
+        """Leaves the card: weights go to main memory, and the cache of keys and values is let go."""
+        if self._sleeps:
+            self._core.run(self._core.sleep())
+
+    def wake(self) -> None:
+        """Is back on the card with the weights that it had."""
+        if self._sleeps:
+            self._core.run(self._core.wake())
 
     @property
     def keeps_others(self) -> bool:

@@ -158,6 +158,15 @@ class VllmCore:
         """Empties the cache of computed beginnings: those of other weights must not be used again."""
         await self._loop.on_loop(self._engine.reset_prefix_cache())
 
+    async def sleep(self) -> None:
+        """Moves the weights to main memory and lets the cache of keys and values go."""
+        await self._loop.on_loop(self._engine.sleep(level=1))
+
+    async def wake(self) -> None:
+        """Moves the weights back; what was computed before is forgotten."""
+        await self._loop.on_loop(self._engine.wake_up())
+        await self.forget_prefixes()
+
     def shutdown(self) -> None:
         """Ends the engine's processes."""
         self._engine.shutdown()
