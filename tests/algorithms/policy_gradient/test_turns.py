@@ -133,7 +133,7 @@ def test_a_real_judge_rewards_every_turn_and_goes_on_where_it_was(make: Any, tmp
     first.prepare(told.append)
     assert told[:2] == [
         "trying the judge on 64 turns whose worth is known",
-        "the judge tells better from worse turns: area under the curve 1.00, best threshold 0.50 (Youden's J 1.00)",
+        "AUC of success 1.00 (1.00 to 1.00), best threshold 0.38 (Youden's J 1.00)",
     ]
     first.train()
     records, report = first.drain_records(), first.report()
