@@ -111,7 +111,7 @@ class TestServed:
             for row, reply in enumerate(replies):
                 ids = reply.tokens.reply_ids
                 np.testing.assert_allclose(reply.log_probs, again.log_probs[row, : len(ids)].detach(), atol=1e-3)
-                assert reply.value == pytest.approx(float(again.values[row]), abs=1e-4)
+                assert np.isnan(reply.value), "a critic's word is the learner's, from its own weights"
                 assert reply.text == policy.text_of(ids) and not np.isin(ids, policy.banned_ids).any()
                 assert reply.is_complete == (ids[-1] == policy.stop_id)
             alone = [engine.reply([one], max_new_tokens=12, temperature=0.7)[0] for one in asked[:3]]
