@@ -13,7 +13,8 @@ published one, and replies are as long as they may be, for a random model hardly
 import gc
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -150,7 +151,7 @@ def run_vla(config: Config, root: Path) -> dict[str, Any]:
     del network
     free()
     groups = max(1, config.rows // 8)
-    algo = GRPOConfig(warm_up=0, rounds=1, groups=groups, group_size=8, minibatches=4, microbatch_turns=16)
+    algo = GRPOConfig(warm_up=0, rounds=1, groups=groups, group_size=8, minibatches=4, microbatch_turns=16, lr=2e-5)
     settings = (
         GRPOAlgorithmConfig()
         .envs(task="push_block", env_settings=EnvConfig(episode_steps=8 * config.turns))
@@ -260,16 +261,16 @@ def write_vlm(family: Any, text: dict[str, Any], vision: dict[str, Any], folder:
     return folder
 
 
-class new_weights:  # noqa: N801 - used as a context
+@contextmanager
+def new_weights() -> Iterator[None]:
     """Weights are drawn where the GPU is, in bfloat16."""
-
-    def __enter__(self) -> None:
-        torch.set_default_dtype(torch.bfloat16)
-        torch.set_default_device(device())
-
-    def __exit__(self, *error: object) -> None:
-        torch.set_default_dtype(torch.float32)
-        torch.set_default_device("cpu")
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        with torch.device(device()):
+            yield
+    finally:
+        torch.set_default_dtype(before)
 
 
 def device() -> Literal["cuda", "cpu"]:
