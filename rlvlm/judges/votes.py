@@ -132,12 +132,12 @@ def _voted(verdicts: Sequence[Verdict], stamp: Stamp) -> Verdict:
     label = next((one for one in Label if 2 * labels.count(one) > len(labels)), None)
     if label is None and all(labels):  # all were read, and they do not agree
         label = Label.TIE
-    shares = [verdict.probabilities for verdict in verdicts]
+    shares = [verdict.probabilities for verdict in verdicts if verdict.probabilities is not None]
     return Verdict(
         status=Status.of(label) if label else _lost(verdicts),
         label=label,
         stamp=stamp,
-        probabilities=tuple(np.mean(shares, axis=0).tolist()) if all(shares) else None,
+        probabilities=tuple(np.mean(shares, axis=0).tolist()) if len(shares) == len(verdicts) else None,
         text=SEPARATOR.join(verdict.text for verdict in verdicts),
         latency_s=max(verdict.latency_s for verdict in verdicts),
         usage=_spent(verdicts),

@@ -4,7 +4,7 @@ from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.spatial import cKDTree
+from scipy.spatial import KDTree
 
 from rlvlm.core.steps import FloatArray, Transitions
 from rlvlm.rewards.growing import GrowingArray
@@ -27,7 +27,7 @@ class VisitedStates:
 
     def __init__(self, size: int) -> None:
         self._rows = GrowingArray((size,), np.float64)
-        self._trees: tuple[cKDTree | None, cKDTree | None] = (None, None)
+        self._trees: tuple[KDTree | None, KDTree | None] = (None, None)
         """Of the older and of the more recent states."""
 
     def __len__(self) -> int:
@@ -45,9 +45,9 @@ class VisitedStates:
         num_old = 0 if old is None else old.n
         num_recent = len(self) - num_old
         if num_recent >= max(_LEAST_RECENT, num_old // 10):
-            self._trees = (cKDTree(self.rows), None)
+            self._trees = (KDTree(self.rows), None)
         else:
-            self._trees = (old, cKDTree(self.rows[num_old:]))
+            self._trees = (old, KDTree(self.rows[num_old:]))
 
     def distances(self, points: NDArray[np.float64], k: int) -> NDArray[np.float64]:
         """Euclidean distance of each point to its k-th nearest neighbour, the nearest one not counted.
@@ -63,7 +63,9 @@ class VisitedStates:
         """
         rank = min(k, len(self) - 1)
         # each tree's own nearest rank + 1; among them are those of both together
-        found = [tree.query(points, range(1, rank + 2))[0] for tree in self._trees if tree is not None]
+        found = [
+            np.reshape(tree.query(points, rank + 1)[0], (len(points), -1)) for tree in self._trees if tree is not None
+        ]
         return np.partition(np.concatenate(found, axis=1), rank, axis=1)[:, rank]
 
 

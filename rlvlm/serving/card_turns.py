@@ -30,7 +30,7 @@ Card = tuple[str, str]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Turn:
+class CardTurn:
     """Whose turn it is."""
 
     number: int
@@ -50,7 +50,7 @@ class CardTurns:
 
     def __init__(self, num_replicas: int) -> None:
         self._num_replicas = num_replicas
-        self._turn = Turn(number=0, is_engines=False)
+        self._turn = CardTurn(number=0, is_engines=False)
         self._reached: dict[int, int] = {}
         self._failed = ""
         self._changed = asyncio.Condition()
@@ -59,14 +59,14 @@ class CardTurns:
         """Begins another turn; returns once all replicas are where it wants them, or with what hit one of them."""
         async with self._changed:
             number = self._turn.number + 1
-            self._turn, self._failed = Turn(number=number, is_engines=is_engines, cards=cards), ""
+            self._turn, self._failed = CardTurn(number=number, is_engines=is_engines, cards=cards), ""
             self._changed.notify_all()
             await self._changed.wait_for(
                 lambda: self._failed or sum(one >= number for one in self._reached.values()) >= self._num_replicas
             )
             return self._failed
 
-    async def follow(self, rank: int, reached: int) -> Turn:
+    async def follow(self, rank: int, reached: int) -> CardTurn:
         """The next turn, once it begins; `reached` is the one that the replica has made way for, -1 for one that has
         just come and holds nothing.
         """
@@ -161,7 +161,7 @@ class TurnTaker:
         reached = -1
         while True:
             try:
-                turn: Turn = ray.get(self._turns.follow.remote(self._rank, reached))
+                turn: CardTurn = ray.get(self._turns.follow.remote(self._rank, reached))
             except RayError:
                 return  # the run is over
             try:
@@ -172,7 +172,7 @@ class TurnTaker:
                 ray.get(self._turns.fail.remote(str(cause) or type(cause).__name__))
             reached = turn.number
 
-    def _take(self, turn: Turn) -> None:
+    def _take(self, turn: CardTurn) -> None:
         if turn.is_engines == self._is_awake:
             return
         with self._condition:
