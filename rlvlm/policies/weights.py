@@ -41,7 +41,7 @@ def fill(own: Mapping[str, Any], state: Mapping[str, Any]) -> None:
     Raises:
         ValueError: a name or a shape differs.
     """
-    check_same(own, {name: tuple(value.shape) for name, value in state.items()})
+    check_same(own, {name: tuple(np.shape(value)) for name, value in state.items()})
     for name, value in own.items():
         given = state[name]
         copy_into(value, given if isinstance(given, Tensor) else torch.from_numpy(np.array(given)))  # may be read-only

@@ -168,7 +168,7 @@ def test_what_the_script_makes_of_a_signal(
     assert fake_slurm.wait(slurm, job) == {"codes": codes}
     assert (slurm / "told").read_text().splitlines() == told
     said = (tmp_path / "run.log").read_text()
-    assert ("restarts are enough; resume with: rlvlm resume" in said) == (restarts == 0)
+    assert ("restarts are enough; go on with: rlvlm resume" in said) == (restarts == 0)
 
 
 RUN_THAT_IS_LOST = """#!/bin/bash

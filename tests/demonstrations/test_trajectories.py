@@ -522,6 +522,6 @@ def test_the_command_says_what_was_done_and_what_has_no_effect(
     card = (tmp_path / "d" / "README.md").read_text()
     assert "| turned | True |" in card and "| gripper | minus_one_opens |" in card
     assert "no effect on trajectories" in log(*words, "--player", "me")[1]
-    assert "no env in chunks" in log(str(file), "--task", "number_line", "--form", "libero")[1]
+    assert "is not an env in chunks" in log(str(file), "--task", "number_line", "--form", "libero")[1]
     assert "no effect on chats" in log(str(file), "--task", "number_line", "--cut.stride", "2")[1]
     assert open_folder(tmp_path / "d").kind == "chunks"

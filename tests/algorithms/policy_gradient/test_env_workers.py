@@ -181,10 +181,12 @@ def test_workers_step_side_by_side(local_ray: None) -> None:
         envs = WorkerEnvs(workers, SETTINGS, local, 1, lambda keys, images: None)
         envs.begin(ids)
         chunks = np.zeros((8, local.chunk_steps, len(local.action_low)), np.float32)
-        began = time.monotonic()
-        for _ in range(3):
+        took = []
+        for _ in range(6):  # the quickest counts: a busy machine may hold up some
+            began = time.monotonic()
             envs.step(ids, chunks)
-        seconds[count] = time.monotonic() - began
+            took.append(time.monotonic() - began)
+        seconds[count] = min(took)
         for worker in workers:
             ray.kill(worker)
     assert seconds[1] / seconds[4] > 2.5, seconds
