@@ -105,13 +105,25 @@ def worth_of(right: float, wrong: float) -> float:
     return high if right >= wrong else 1 - high
 
 
+def balanced_shares(counts: ArrayLike) -> tuple[float, float]:
+    """Shares of right and of wrong labels; the two truths count alike, however often each was asked about.
+
+    Args:
+        counts: [2, 3] right, wrong and undecided labels where the left or the right side is nearer.
+
+    Returns:
+        0 and 0 where one of the two was never asked about.
+    """
+    table = np.asarray(counts, float)
+    if not table.sum(1).all():
+        return 0.0, 0.0
+    right, wrong, _ = (table / table.sum(1, keepdims=True)).mean(0)
+    return float(right), float(wrong)
+
+
 def shares_of_pairs(pairs: ArrayLike) -> tuple[float, float]:
     """Shares of right and of wrong labels, of a teacher table [10, 2, 3] (`figures.teacher_table`)."""
-    counts = np.asarray(pairs, float).sum(0)  # [left or right nearer, (right, wrong, undecided)]
-    if not counts.sum(1).all():
-        return 0.0, 0.0
-    right, wrong, _ = (counts / counts.sum(1, keepdims=True)).mean(0)
-    return float(right), float(wrong)
+    return balanced_shares(np.asarray(pairs, float).sum(0))
 
 
 def shares_of_scores(scores: Sequence[Sequence[float]]) -> tuple[float, float]:

@@ -9,8 +9,9 @@ import numpy as np
 from rlvlm.judge_bench.asking import Answer
 from rlvlm.judge_bench.figures import outcome_of
 from rlvlm.judge_bench.items import Item
-from rlvlm.judge_bench.prediction import bits_of, worth_of
+from rlvlm.judge_bench.prediction import balanced_shares, bits_of, worth_of
 
+_COLUMNS = {"right": 0, "wrong": 1}
 _NO_BITS = 0.001
 """Labels that say less teach nothing: of accuracy 0.52."""
 
@@ -43,24 +44,23 @@ def remedies(items: Sequence[Item], answers: Sequence[Answer]) -> list[Remedy]:
         if item.kind == "pair" and item.case == "pair":
             by_pair.setdefault((one.task, one.item), {})[one.swapped] = (item, one)
     both = [pair for pair in by_pair.values() if len(pair) == 2]
-    once: list[tuple[bool, str]] = []  # whether the right side is nearer, and what became of the answer
-    twice: list[tuple[bool, str]] = []
+    once, twice = np.zeros((2, 3)), np.zeros((2, 3))  # as of `balanced_shares`
     for pair in both:
         outcomes = {}
         for is_swapped, (item, one) in pair.items():
             outcomes[is_swapped] = outcome_of(item, one)
-            once.append(((item.gap > 0) != is_swapped, outcomes[is_swapped]))
+            once[int((item.gap > 0) != is_swapped), _COLUMNS.get(outcomes[is_swapped], 2)] += 1
         # right in one order and wrong in the other: the same side twice, which is no preference
         agreed = outcomes[False] if outcomes[False] == outcomes[True] else "undecided"
-        twice.append((pair[False][0].gap > 0, agreed))
+        twice[:, _COLUMNS.get(agreed, 2)] += 1  # the label is the same in either order
     if not both:
         return []
     found = []
-    for name, settings, labels, calls in (
+    for name, settings, counts, calls in (
         ("each pair once", "", once, 1),
         ("both orders", "--judge.both-orders", twice, 2),
     ):
-        right, wrong = _shares(labels)
+        right, wrong = balanced_shares(counts)
         bits = bits_of(right, wrong) if right > wrong else 0.0
         found.append(
             Remedy(
@@ -72,13 +72,3 @@ def remedies(items: Sequence[Item], answers: Sequence[Answer]) -> list[Remedy]:
             )
         )
     return sorted(found, key=lambda one: math.inf if one.calls is None else one.calls)
-
-
-def _shares(labels: Sequence[tuple[bool, str]]) -> tuple[float, float]:
-    """Right and wrong labels, of all; the two truths count alike."""
-    counts = np.zeros((2, 3))
-    for is_right_nearer, outcome in labels:
-        counts[int(is_right_nearer), {"right": 0, "wrong": 1}.get(outcome, 2)] += 1
-    counts = counts[counts.any(1)]
-    right, wrong, _ = (counts / counts.sum(1, keepdims=True)).mean(0)
-    return float(right), float(wrong)
