@@ -5,9 +5,15 @@ Source: Hu et al. 2021, arXiv:2106.09685. An adapter lives in a folder of its ow
 """
 
 import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
 
 from rlvlm.core.errors import ModelUnavailable, first_line
 from rlvlm.vlms.files import folder_digest
@@ -95,6 +101,59 @@ def save_adapter(model: Any, folder: Path) -> None:
     """Writes the adapter of `model` into `folder`, and nothing of the model below it."""
     model.save_pretrained(str(folder), safe_serialization=True, save_embedding_layers=False)
     (folder / "README.md").unlink(missing_ok=True)  # PEFT's empty form of a model card
+
+
+@contextmanager
+def cast_adapters(model: Any) -> Iterator[None]:
+    """While the context is open, adapters in float32 beside 16-bit or 4-bit layers are computed in the precision of
+    those layers, from copies made now: for sampling, where PEFT's casts in each layer and for each token cost more than
+    the arithmetic. Adapters that have the precision of their layers are left alone, and so are other kinds than plain
+    LoRA. Without gradients; weights that change meanwhile are not seen.
+
+    Args:
+        model: with an adapter or without one.
+    """
+    if not hasattr(model, "peft_config"):
+        yield
+        return
+    from peft.tuners.lora import LoraLayer
+
+    layers: list[Any] = list(model.modules())
+    changed = []
+    try:
+        for layer in layers:
+            if isinstance(layer, LoraLayer) and (forward := _cast_forward(layer)) is not None:
+                layer.forward = forward  # of the instance, in front of the class's own
+                changed.append(layer)
+        yield
+    finally:
+        for layer in changed:
+            del layer.forward
+
+
+def _cast_forward(layer: Any) -> Callable[..., Tensor] | None:
+    """`layer` of PEFT as a function of its input, with copies of the adapter in the layer's precision; None where that
+    is no gain or is not what the layer computes.
+    """
+    base, names = layer.get_base_layer(), layer.active_adapters
+    precision = getattr(base, "compute_dtype", None) or getattr(base, "weight", torch.empty(0)).dtype
+    is_plain = len(names) == 1 and names[0] in layer.lora_A and not getattr(layer, "lora_variant", {})
+    # an instance with a forward of its own belongs to somebody else, e.g. to accelerate's hooks
+    if not is_plain or layer.merged or layer.disable_adapters or "forward" in vars(layer):
+        return None
+    down, up, scaling = layer.lora_A[names[0]], layer.lora_B[names[0]], layer.scaling[names[0]]
+    is_linear = isinstance(base, torch.nn.Linear) and isinstance(down, torch.nn.Linear) and up.bias is None
+    if not is_linear or precision not in (torch.bfloat16, torch.float16) or down.weight.dtype != torch.float32:
+        return None
+    # scaled before it is rounded, so that each layer's output is rounded once, in the sum
+    inner, outer = down.weight.detach().to(precision), (up.weight.detach() * scaling).to(precision).T
+
+    def forward(x: Tensor, *arguments: Any, **settings: Any) -> Tensor:
+        plain = base(x, *arguments, **settings)
+        narrow = functional.linear(x.to(precision), inner).flatten(0, -2)
+        return torch.addmm(plain.to(precision).flatten(0, -2), narrow, outer).view_as(plain).to(plain.dtype)
+
+    return forward
 
 
 def check_adapter(folder: Path) -> None:

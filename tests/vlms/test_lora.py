@@ -3,11 +3,13 @@ import json
 import numpy as np
 import pytest
 import torch
+from peft.tuners.lora import LoraLayer
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from rlvlm.core.errors import ModelUnavailable
 from rlvlm.vlms.config import VLMConfig
 from rlvlm.vlms.loading import load_vlm
-from rlvlm.vlms.lora import LoraConfig, adapter_mark, add_adapter, load_adapter, save_adapter
+from rlvlm.vlms.lora import LoraConfig, adapter_mark, add_adapter, cast_adapters, load_adapter, save_adapter
 
 
 def logits(vlm, model):
@@ -53,6 +55,51 @@ def test_training_goes_on_with_the_adapter_alone(tiny_vlms, taught):
 def test_four_bit_weights_take_an_adapter(tiny_vlms, taught):
     vlm = load_vlm(VLMConfig(model=str(tiny_vlms["qwen3_vl"]), adapter=str(taught[0]), quantization="nf4"))
     assert torch.isfinite(logits(vlm, vlm.model)).all()
+
+
+class CountCasts(TorchDispatchMode):
+    """Counts changes of precision."""
+
+    count = 0
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        self.count += operation is torch.ops.aten._to_copy.default
+        return operation(*args, **(kwargs or {}))
+
+
+def outputs(model):
+    """Of each layer with an adapter alone: a random model as a whole makes much of a last bit."""
+    draw = torch.Generator().manual_seed(0)
+    layers = [layer for layer in model.modules() if isinstance(layer, LoraLayer)]
+    with torch.no_grad():
+        return [layer(torch.randn(2, 3, layer.in_features, generator=draw).bfloat16()) for layer in layers]
+
+
+@pytest.mark.parametrize("quantization", ["none", "nf4"])
+def test_adapters_beside_16_bit_layers_are_cast_once(tiny_vlms, taught, quantization):
+    settings = {"dtype": "bfloat16", "adapter": str(taught[0]), "quantization": quantization}
+    model = load_vlm(VLMConfig(model=str(tiny_vlms["qwen3_vl"]), **settings)).model
+    for sign in (1, -1):  # copies are of the weights as they are when the context opens
+        with CountCasts() as by_peft:
+            exact = outputs(model)
+        with cast_adapters(model), CountCasts() as casts:
+            near = outputs(model)
+        assert len(exact) > 5 and casts.count <= by_peft.count - 2 * len(exact)
+        for one, other in zip(near, exact, strict=True):
+            torch.testing.assert_close(one, other, rtol=0.02, atol=0.01 * float(other.abs().max()))
+            assert one.dtype == torch.bfloat16
+        for one, other in zip(outputs(model), exact, strict=True):
+            assert torch.equal(one, other), "afterwards all is as it was"
+        for name, weight in model.named_parameters():
+            if "lora_B" in name:
+                weight.data.mul_(-sign)
+
+
+def test_adapters_in_the_precision_of_their_layers_stay_as_they_are(tiny_vlms, taught):
+    vlm = load_vlm(VLMConfig(model=str(tiny_vlms["qwen3_vl"]), adapter=str(taught[0])))
+    with cast_adapters(vlm.model):
+        inside = logits(vlm, vlm.model)
+    assert torch.equal(inside, logits(vlm, vlm.model))
 
 
 def test_an_adapter_of_another_model_is_refused(tiny_vlms, taught):

@@ -104,7 +104,8 @@ class BatchMaker:
         tokens = tuple(episodes[e].tokens[t] for t, e in rows)
 
         def padded(name: str) -> Tensor:
-            return _padded([torch.from_numpy(np.ascontiguousarray(getattr(episodes[e], name)[t])) for t, e in rows])
+            # copied: what came through Ray may not be written, which torch warns of
+            return _padded([torch.from_numpy(np.array(getattr(episodes[e], name)[t])) for t, e in rows])
 
         old, mask = padded("log_probs"), padded("masks")
         steps = torch.tensor([int(episodes[e].steps[t]) for t, e in rows])

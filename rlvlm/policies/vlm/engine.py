@@ -20,6 +20,7 @@ from rlvlm.policies.buckets import Bucket
 from rlvlm.policies.vlm.config import BUCKET_MIB
 from rlvlm.policies.vlm.padding import Padded
 from rlvlm.policies.vlm.policy import NO_REPLY, VLMPolicy
+from rlvlm.vlms.lora import cast_adapters
 
 
 class Engine(Protocol):
@@ -165,7 +166,8 @@ class PolicyEngine:
         if max_new_tokens < 1 or temperature <= 0:
             raise ValueError(f"need max_new_tokens >= 1 and temperature > 0, got {max_new_tokens} and {temperature}")
         chunks = [requests[i : i + self.max_batch] for i in range(0, len(requests), self.max_batch)]
-        return [reply for chunk in chunks for reply in self._reply(chunk, max_new_tokens, temperature, greedy)]
+        with cast_adapters(self.policy.model):
+            return [reply for chunk in chunks for reply in self._reply(chunk, max_new_tokens, temperature, greedy)]
 
     @torch.no_grad()
     def act(self, requests: Sequence[ReplyRequest], *, greedy: bool = False) -> list[SampledReply]:

@@ -1,6 +1,6 @@
 """One update of GRPO on real episodes: where it starts, where it moves, and what it remembers."""
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
@@ -59,6 +59,24 @@ def test_the_first_minibatch_has_ratios_of_one() -> None:
     learner.learn(sample(learner, runner), 0.0)
     assert learner.report()[metrics.UPDATE_FIRST_RATIO] <= 1e-5
     assert learner.report()[metrics.UPDATES] == 1
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("error:The given NumPy array is not writable")
+def test_episodes_may_lie_in_memory_that_nobody_may_write() -> None:
+    """As those that came through Ray's object store."""
+    learner, runner = make()
+    update = sample(learner, runner)
+    for episode in update:
+        columns = (getattr(episode, field.name) for field in fields(episode))
+        for array in (one for column in columns for one in (column if isinstance(column, tuple) else (column,))):
+            if isinstance(array, np.ndarray):
+                array.flags.writeable = False
+    torch.set_warn_always(True)  # not only where it is the first of the process
+    try:
+        learner.learn(update, 0.0)
+    finally:
+        torch.set_warn_always(False)
 
 
 @pytest.mark.slow
