@@ -47,7 +47,9 @@ from ray import serve
 from ray.serve.context import _get_global_client
 
 from rlvlm.algorithms.base import TrainingStats
-from rlvlm.algorithms.policy_gradient.algorithm import PolicyGradient, PPOAlgorithmConfig, TokenConfig, make_slot
+from rlvlm.algorithms.env_slots import make_slot
+from rlvlm.algorithms.policy_gradient.algorithm import PolicyGradient, PPOAlgorithmConfig
+from rlvlm.algorithms.policy_gradient.algorithm_config import TokenConfig
 from rlvlm.algorithms.policy_gradient.config import PPOConfig
 from rlvlm.algorithms.policy_gradient.rollouts import Actor
 from rlvlm.algorithms.policy_gradient.runner import Rollout

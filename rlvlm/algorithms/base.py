@@ -95,7 +95,7 @@ class BaseConfig(AlgorithmConfig):
     """An RLlib config with a task and its envs. Ours hold frozen config sections, which a sweep may replace.
 
     Args:
-        algo_class: the algorithm.
+        algo_class: the algorithm; None of a config that is compared with others, and built by nobody.
         runner: what plays.
     """
 
@@ -104,7 +104,7 @@ class BaseConfig(AlgorithmConfig):
     taken_settings: ClassVar[tuple[str, ...]] = ()
     """RLlib's own hyperparameters that the algorithm takes over."""
 
-    def __init__(self, algo_class: type[Algorithm], runner: type[EnvRunner]) -> None:
+    def __init__(self, algo_class: type[Algorithm] | None, runner: type[EnvRunner]) -> None:
         super().__init__(algo_class)
         self.task = ""
         self.env_settings = EnvConfig()

@@ -11,7 +11,9 @@ from rlvlm.core.episodes import Observations, TokenEpisode
 from rlvlm.core.finite import check_finite
 from rlvlm.core.sampling import SampledReply
 from rlvlm.core.turns import Reply, Turn
+from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.env import TurnEnv
+from rlvlm.envs.registry import make_env
 
 _WHOLE = ("snapshot", "prompt", "reply", "env_reward", "success", "progress")
 """Columns of a turn that are kept in a checkpoint: what a later piece of the episode still shows of it."""
@@ -177,6 +179,11 @@ class EnvSlot:
         """
         fix = f"mend the env; rlvlm check-task {self._task} looks at it"
         check_finite(f"the env {self._task}, {len(self._history)} turns after seed {self._seed}", fix, came)
+
+
+def make_slot(task: str, settings: EnvConfig) -> EnvSlot:
+    """A new env of `task` for demonstrations or evaluations; every episode in it begins with a seed of its own."""
+    return EnvSlot(make_env(task, settings, 0), task)
 
 
 def distance_of(env: TurnEnv) -> float:

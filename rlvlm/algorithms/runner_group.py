@@ -46,7 +46,7 @@ class Runner(Protocol[Sampled]):
         ...
 
     def save_tree(self) -> dict[str, Any]:
-        """Envs, running episodes and generators."""
+        """Envs, running episodes and generators. Not `get_state`: RLlib calls its runners' `set_state` with weights."""
         ...
 
     def load_tree(self, tree: dict[str, Any]) -> None:
@@ -81,17 +81,17 @@ class LocalRunnerGroup(Generic[Sample]):
         """No runner here can be lost without the rest."""
         return []
 
-    def save_tree(self) -> dict[str, Any]:
+    def get_state(self) -> dict[str, Any]:
         """The runner's state tree."""
         return self._runner.save_tree()
 
-    def load_tree(self, tree: dict[str, Any]) -> None:
-        """Restores what `save_tree` returned; of a group of actors, what the first of them did."""
-        runners = tree.get("runners", {"1": tree})
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Restores what `get_state` returned; of a group of actors, what the first of them did."""
+        runners = state.get("runners", {"1": state})
         if runners:
             self._runner.load_tree(runners[min(runners, key=int)])
         else:  # all were lost at that moment
-            self._runner.begin(tree["restarts"] + 1)
+            self._runner.begin(state["restarts"] + 1)
 
 
 class RemoteRunnerGroup(Generic[Sample]):
@@ -171,23 +171,23 @@ class RemoteRunnerGroup(Generic[Sample]):
                 logger.warning("env runner %d was lost again as soon as it had started", index)
         return back
 
-    def save_tree(self) -> dict[str, Any]:
+    def get_state(self) -> dict[str, Any]:
         """The state trees of all runners between two turns; one that is lost at this moment has none."""
         answers = self._group.foreach_env_runner(_call, kwargs={"method": "save_tree"}, local_env_runner=False)
         return {"restarts": self._restarts, "runners": {str(index): tree for index, tree in _opened(answers).items()}}
 
-    def load_tree(self, tree: dict[str, Any]) -> None:
-        """Restores what `save_tree` returned; the first actor goes on where a runner in the learner's process was.
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Restores what `get_state` returned; the first actor goes on where a runner in the learner's process was.
 
         Raises:
             MachineError: a runner is lost meanwhile.
         """
-        if "runners" not in tree:
-            tree = {"restarts": 0, "runners": {"1": tree}}
-        self._restarts = tree["restarts"]
+        if "runners" not in state:
+            state = {"restarts": 0, "runners": {"1": state}}
+        self._restarts = state["restarts"]
         for index in self._group.healthy_env_runner_ids():
-            if str(index) in tree["runners"]:
-                is_there = self._call_runner(index, "load_tree", tree=tree["runners"][str(index)])
+            if str(index) in state["runners"]:
+                is_there = self._call_runner(index, "load_tree", tree=state["runners"][str(index)])
             else:
                 is_there = self._begin_anew(index)
             if not is_there:

@@ -72,7 +72,7 @@ def command(words: Sequence[str], prog: str) -> int:
     folder.check_task(task)
     where = arguments.policy.device if not os.environ.get("RAY_ADDRESS") else "auto"  # else a worker may be elsewhere
     check_network("policy", where, arguments.policy.model, arguments.policy.revision)
-    from rlvlm.algorithms.policy_gradient.algorithm import make_slot
+    from rlvlm.algorithms.env_slots import make_slot
     from rlvlm.algorithms.sft_job import TrainLoopConfig, make_policy, run_sft
     from rlvlm.algorithms.sft_replies import (
         check_actions,

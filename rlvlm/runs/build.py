@@ -18,15 +18,10 @@ from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.tune.trainable import trainable
 
 from rlvlm.algorithms.contract import RunAlgorithm
-from rlvlm.algorithms.env_slots import EnvSlot
+from rlvlm.algorithms.env_slots import EnvSlot, make_slot
 from rlvlm.algorithms.evaluation import Player
-from rlvlm.algorithms.policy_gradient.algorithm import (
-    GRPOAlgorithmConfig,
-    MakeEngine,
-    PolicyGradient,
-    PPOAlgorithmConfig,
-    make_slot,
-)
+from rlvlm.algorithms.policy_gradient.algorithm import GRPOAlgorithmConfig, PolicyGradient, PPOAlgorithmConfig
+from rlvlm.algorithms.policy_gradient.algorithm_config import MakeEngine
 from rlvlm.algorithms.policy_gradient.config import PolicyGradientConfig, PPOConfig
 from rlvlm.algorithms.policy_gradient.panel import CHUNK_ROWS, TURN_ROWS
 from rlvlm.algorithms.policy_gradient.player import (

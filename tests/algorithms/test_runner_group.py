@@ -97,7 +97,7 @@ def train(algorithm, rounds):
 def tree(algorithm):
     return copy.deepcopy(
         {
-            "crew": algorithm._runner_group.save_tree(),
+            "crew": algorithm._runner_group.get_state(),
             "learner": algorithm._learner.save_tree(),
             "steps": algorithm.env_steps,
         }

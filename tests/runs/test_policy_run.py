@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 from tiny_run import interrupted, run_here, start, table
 
-from rlvlm.algorithms.policy_gradient.algorithm import make_slot
+from rlvlm.algorithms.env_slots import make_slot
 from rlvlm.algorithms.policy_gradient.player import load_vlm
 from rlvlm.core.sampling import ReplyRequest
 from rlvlm.envs.registry import task_env

@@ -27,66 +27,42 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import ray
 import torch
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
-from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 from torch.nn.utils import parameters_to_vector
 
-from rlvlm.algorithms.base import (
-    UNCHANGED,
-    BaseAlgorithm,
-    BaseConfig,
-    Learners,
-    TrainingStats,
-    check_learners,
-    own_learner_gpu,
-)
+from rlvlm.algorithms.base import BaseAlgorithm, Learners, TrainingStats
 from rlvlm.algorithms.checkpoint import load_tree, save_tree
-from rlvlm.algorithms.env_slots import EnvSlot
+from rlvlm.algorithms.env_slots import make_slot
 from rlvlm.algorithms.evaluation import Evaluation, PlayedEpisode
 from rlvlm.algorithms.policy_gradient.advantages import find_estimator
-from rlvlm.algorithms.policy_gradient.config import GRPOConfig, PolicyGradientConfig, PPOConfig
+from rlvlm.algorithms.policy_gradient.algorithm_config import TokenConfig
+from rlvlm.algorithms.policy_gradient.config import GRPOConfig, PPOConfig
 from rlvlm.algorithms.policy_gradient.critic import Critic
-from rlvlm.algorithms.policy_gradient.learner import PolicyModule, TokenLearner
+from rlvlm.algorithms.policy_gradient.learner import TokenLearner
 from rlvlm.algorithms.policy_gradient.monitors import ReadableMonitor, watch_replies
-from rlvlm.algorithms.policy_gradient.player import TokenPlayer, chunk_player, policy_file, take_vla, turn_player
+from rlvlm.algorithms.policy_gradient.player import TokenPlayer, chunk_player, policy_file, turn_player
 from rlvlm.algorithms.policy_gradient.rewards import RewardLabeller, preflight, shown_frames
 from rlvlm.algorithms.policy_gradient.rollouts import Actor, ChunkSampler
-from rlvlm.algorithms.policy_gradient.runner import ChunkRunner, TurnRunner, join
+from rlvlm.algorithms.policy_gradient.runner import TurnRunner, join
 from rlvlm.algorithms.policy_gradient.source import EpisodeSource, play_chunks_of, play_turns_of
+from rlvlm.algorithms.policy_gradient.supervised_start import start_chunks, start_replies
 from rlvlm.algorithms.runner_group import LocalRunnerGroup, RemoteRunnerGroup, check_places
-from rlvlm.algorithms.sft_chunks import demonstrate as demonstrate_chunks
-from rlvlm.algorithms.sft_chunks import imitate, read_demonstrations
-from rlvlm.algorithms.sft_replies import (
-    check_sft_manifest,
-    demonstrate,
-    fine_tune,
-    load_demonstrations,
-    load_trained,
-    sft_manifest_of,
-)
 from rlvlm.algorithms.sharding import fetch_bucket, put_buckets
 from rlvlm.core import metrics
 from rlvlm.core.episodes import TokenEpisode
 from rlvlm.core.errors import RunError, UsageError
-from rlvlm.core.sampling import ReplyTokens
 from rlvlm.core.steps import FloatArray, Frames
-from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.registry import make_env
 from rlvlm.judges.judge import Judge, Remembering
 from rlvlm.policies.buckets import Bucket, fill_from_buckets
-from rlvlm.policies.vla.build import build_policy
-from rlvlm.policies.vla.config import VLAConfig
-from rlvlm.policies.vla.observe import ObsProcessor
 from rlvlm.policies.vla.tokens import ActionScale
 from rlvlm.policies.vlm.config import BUCKET_MIB
 from rlvlm.policies.vlm.engine import Engine, PolicyEngine
-from rlvlm.policies.vlm.policy import VLMPolicy
-from rlvlm.rewards.config import TurnRewardConfig
 from rlvlm.rewards.scorers import Scorer, make_scorer
 from rlvlm.rewards.scoring_items import ScoredItem
 from rlvlm.rewards.temporal import TemporalNovelty
@@ -95,147 +71,6 @@ logger = logging.getLogger(__name__)
 
 _MOST_OFF = 0.05
 """Mean of |trainer / engine - 1| over sampled tokens before any step; above it the two are taken for two policies."""
-
-MakePolicy = Callable[[Any], Any]
-"""Makes a policy for an env, in the process that trains it; it must pickle."""
-MakeEngine = Callable[[VLMPolicy, ReplyTokens, Frames], Engine]
-"""Makes what samples for a policy that is trained here, given a fixed reply and its image [1, H, W, 3] to compare by;
-it must pickle."""
-
-
-class TokenConfig(BaseConfig):
-    """Our frozen configs as attributes of an RLlib config; a sweep may replace any of them.
-
-    Args:
-        algo_class: the algorithm.
-        algo: its preset.
-    """
-
-    own_settings = ".learning(algo=PolicyGradientConfig(...))"
-
-    def __init__(self, algo_class: type | None = None, algo: PolicyGradientConfig | None = None) -> None:
-        super().__init__(algo_class or PolicyGradient, TurnRunner)
-        self.algo = algo or PPOConfig()
-        self.sft: Any = None
-        self.policy: VLAConfig | None = None
-        self.make_policy: MakePolicy | None = None
-        self.make_engine: MakeEngine | None = None
-        self.reward = TurnRewardConfig()
-        self.goal = ""
-        self.make_judge: Callable[[], Judge] | None = None
-        self.make_fallback_judge: Callable[[], Judge] | None = None
-        self.judge_env: EnvConfig | None = None
-        self.total_steps = 15_000
-
-    def acting(
-        self,
-        *,
-        policy: VLAConfig = UNCHANGED,
-        make_policy: MakePolicy = UNCHANGED,
-        make_engine: MakeEngine | None = UNCHANGED,
-    ) -> Self:
-        """Chooses the policy.
-
-        Args:
-            policy: a VLA, for envs in chunks.
-            make_policy: makes another; for envs that are talked to.
-            make_engine: makes what samples its replies elsewhere; None samples in the algorithm's process.
-        """
-        if isinstance(policy, VLAConfig):
-            make_policy, self.env_runner_cls = partial(build_policy, policy), ChunkRunner
-        return self._take(policy=policy, make_policy=make_policy, make_engine=make_engine)
-
-    def learning(
-        self, *, algo: PolicyGradientConfig = UNCHANGED, sft: Any = UNCHANGED, total_steps: int = UNCHANGED
-    ) -> Self:
-        """Chooses how it learns.
-
-        Args:
-            algo: estimator, loss, rollouts and updates, numbers of processes included.
-            sft: the supervised start, of the policy's own kind.
-            total_steps: env steps over which the step sizes fall.
-        """
-        if isinstance(algo, PolicyGradientConfig):
-            here: dict[str, Any] = {"num_gpus_per_learner": 0} if self.policy is None else own_learner_gpu(algo.device)
-            gpus: dict[str, Any] = {"num_gpus_per_learner": algo.gpus_per_learner} if algo.num_learners else here
-            self.learners(num_learners=algo.num_learners, **gpus)
-            self.env_runners(
-                num_env_runners=algo.env_runners, num_gpus_per_env_runner=algo.gpus_per_env_runner,
-                create_local_env_runner=not algo.env_runners,
-            )  # fmt: skip
-        return self._take(algo=algo, sft=sft, total_steps=total_steps)
-
-    def rewards(
-        self,
-        *,
-        reward: TurnRewardConfig = UNCHANGED,
-        goal: str = UNCHANGED,
-        make_judge: Callable[[], Judge] | None = UNCHANGED,
-        make_fallback_judge: Callable[[], Judge] | None = UNCHANGED,
-        judge_env: EnvConfig | None = UNCHANGED,
-    ) -> Self:
-        """Chooses what turns, chunks and episodes are worth.
-
-        Args:
-            reward: sources and their weights.
-            goal: what a judge is told; empty takes the env's own goal, or the episode's instruction.
-            make_judge: makes the judge in the process that asks it; must pickle. None where nobody is asked.
-            make_fallback_judge: likewise the judge that is asked where the first has no answer.
-            judge_env: settings of the env that draws for the judge; None takes those of `envs`.
-        """
-        return self._take(
-            reward=reward, goal=goal, make_judge=make_judge, make_fallback_judge=make_fallback_judge,
-            judge_env=judge_env,
-        )  # fmt: skip
-
-    def validate(self) -> None:
-        """Checks what can be checked before anything starts.
-
-        Raises:
-            ValueError: says which setting is wrong and what to do.
-        """
-        super().validate()
-        if self.make_policy is None:
-            raise ValueError("there is no policy; call .acting(policy=VLAConfig()) or .acting(make_policy=...)")
-        algo, needs = self.algo, find_estimator(self.algo.advantage.estimator).needs
-        env_runners = (self.num_env_runners or 0) if self.in_evaluation else algo.env_runners
-        check_learners(self, algo.num_learners, algo.gpus_per_learner, env_runners)
-        if self.reward.asks_judge != (self.make_judge is not None):
-            raise ValueError(
-                f"the reward is {self.reward.title('judge')}, make_judge {self.make_judge}: a judge's score needs one, "
-                "and no other reward does"
-            )
-        if "groups" in needs and algo.group_size < 2:
-            raise ValueError(f"{algo.advantage.estimator} needs algo.group_size >= 2, got {algo.group_size}")
-        if "groups" in needs and self.policy is None and algo.num_envs % algo.group_size:
-            raise ValueError(f"algo.group_size must divide algo.num_envs, got {algo.group_size}, {algo.num_envs}")
-        if algo.env_runners and self.policy is None:
-            raise ValueError("algo.env_runners play envs in chunks; replies are sampled by engine.num_replicas")
-        if algo.staleness and algo.rounds > 1 and "groups" in needs:
-            raise ValueError(
-                f"algo.rounds {algo.rounds} has no effect with algo.staleness, which learns from one rollout at a "
-                "time; set --algo.rounds 1"
-            )
-        is_measured = algo.advantage.scorer_noise == "measured"
-        if is_measured and not (self.reward.scores and self.reward.monitor.preflight):
-            raise ValueError(
-                "algo.advantage.scorer_noise measured needs reward.source judged, and reward.monitor.preflight "
-                "episodes to measure it on"
-            )
-
-    def get_default_rl_module_spec(self) -> RLModuleSpec:
-        """The policy, made for the task's env."""
-
-        def make() -> Any:
-            assert self.make_policy is not None, "checked by `validate`"
-            return self.make_policy(make_env(self.task, self.env_settings, self.seed))
-
-        settings = {"make_policy": make, "is_sharded": self.algo.shard}
-        return RLModuleSpec(module_class=PolicyModule, model_config=settings)
-
-    def get_default_learner_class(self) -> type[TokenLearner]:
-        """The learner of all estimators and losses."""
-        return TokenLearner
 
 
 class PolicyGradient(BaseAlgorithm):
@@ -311,6 +146,7 @@ class PolicyGradient(BaseAlgorithm):
                 runner.policy = self._policy
                 self._runner_group = LocalRunnerGroup(runner)
             play = play_chunks_of(self._runner_group, self._labeller, algo, self.config.reward, self._needed_scale)
+        self._bucket_bytes = BUCKET_MIB << 20 if self._engine is None else self._engine.bucket_bytes
         self._critic: Critic | None = None
         if estimator.has_critic and algo.advantage.values == "state":
             self._critic = Critic(algo.advantage.critic, self._viewer, self.config.seed)
@@ -336,24 +172,6 @@ class PolicyGradient(BaseAlgorithm):
         engine.use(engine.pack(0))
         return engine
 
-    def _cards(self) -> list[tuple[str, str]]:
-        """The learners' GPUs."""
-        return [(node, card) for node, card in self._learners.call_all("card") if card]
-
-    @contextmanager
-    def _engine_asleep(self) -> Iterator[None]:
-        """While the context is open the learners have their GPUs for themselves."""
-        engine = self._engine
-        if engine is None or not engine.shares_cards:
-            yield
-            return
-        engine.sleep()
-        try:
-            yield
-        finally:
-            self._learners.call_all("free_card")
-            engine.wake(self._cards())
-
     def _make_labeller(self) -> RewardLabeller:
         """Gives turns their reward: from the sources that the config weighs."""
         reward, scorer, novelty = self.config.reward, None, None
@@ -372,6 +190,18 @@ class PolicyGradient(BaseAlgorithm):
             self.config.seed, remembers=remembers, flaw=reward.flaw, measured=(reward.measured, self.config.task),
             make_fallback_judge=self.config.make_fallback_judge,
         )  # fmt: skip
+
+    def training_step(self) -> None:
+        """A rollout, each turn's credit, some passes of updates."""
+        self.prepare()
+        done = self.env_steps  # step sizes fall by what was done before this rollout
+        episodes = self._source.next()  # rolled out, labelled, without the groups that teach nothing
+        self._learn_from(episodes, done)
+        if self.config.policy is None and self._source.newest:
+            watched = watch_replies(self._source.newest, self.config.algo.max_reply_tokens)
+            self._readable.check(watched)
+            self._stats.note(watched)
+        self.log_round()
 
     def prepare(self, log: Callable[[str], None] = logger.info) -> bool:
         """Tries the judge on what is known, and gives the policy its supervised start, once; the loss's reference is
@@ -397,9 +227,13 @@ class PolicyGradient(BaseAlgorithm):
         self._source.scorer_noise = found.get(metrics.JUDGE_PREFLIGHT_NOISE, self._source.scorer_noise)
         with self._engine_asleep():
             if not is_turns:
-                self._start_vla(log)
+                self._scale, measured = start_chunks(self.config, self._policy, self._viewer, log)
+                self._stats.note(measured)
+                if still := np.flatnonzero(~self._sampler().explored).tolist():
+                    named = ", ".join(map(str, still))
+                    log(f"dimensions {named} of the actions are not explored: demonstrations hardly use their range")
             elif is_taught:
-                self._start_vlm(log)
+                self._stats.note(start_replies(self.config, self._policy, log))
         if self._learner is None:  # all learners begin as the policy that plays here, fresh adapters too
             self._learners.call_all("take_weights", put_buckets(self._policy.trained_state(), self._bucket_bytes))
         self._learners.call_all("begin")
@@ -407,76 +241,12 @@ class PolicyGradient(BaseAlgorithm):
         self._is_prepared = True
         return is_taught
 
-    def _start_vlm(self, log: Callable[[str], None]) -> None:
-        """Turns of the scripted expert, those of a folder, or another run's policy."""
-        sft = self.config.sft
-        slot = make_slot(self.config.task, replace(self.config.env_settings, physics="exact"))
-        if sft.start_from:
-            start = Path(sft.start_from)
-            log(f"starting from {start}")
-            names = slot.env.action_names
-            check_sft_manifest(
-                start, sft_manifest_of(self.config.task, self.config.env_settings, self._policy.config, names), log
-            )
-            load_trained(self._policy, start)
-            return
-        if sft.demonstrations:
-            log(f"reading the demonstrations in {sft.demonstrations}")
-            episodes = load_demonstrations(Path(sft.demonstrations), slot.env, self.config.env_settings)
-        else:
-            log(f"collecting {sft.turns:,} turns of the scripted expert")
-            episodes = demonstrate(slot, sft, self.config.seed)
-        longest = self.config.algo.max_reply_tokens
-        measured = fine_tune(self._policy, slot, episodes, sft, self.config.seed, longest, log)
-        self._stats.note(measured)
-        held_out = "no held-out turns"
-        if metrics.SFT_VALID in measured:
-            exact, valid = (measured[name] for name in (metrics.SFT_EXACT_ACTION, metrics.SFT_VALID))
-            held_out = (
-                f"held-out turns, greedy: {exact:.0%} with the demonstrated action, {valid:.0%} readable; sampled, as "
-                f"rollouts are: {measured[metrics.SFT_SAMPLED_EXACT_ACTION]:.0%}, "
-                f"{measured[metrics.SFT_SAMPLED_VALID]:.0%}"
-            )
-        log(f"supervised start: {sft.updates} updates in {measured[metrics.SFT_WALL_S]:.0f} s, {held_out}")
-
-    def _start_vla(self, log: Callable[[str], None]) -> None:
-        """The policy imitates the env's script or a folder; not one that comes trained, or is another run's."""
-        sft, config = self.config.sft, self.config.policy
-        assert config is not None, "it acts"
-        if sft.start_from:
-            start = Path(sft.start_from).expanduser()
-            log(f"starting from the policy of {start}")
-            self._scale = take_vla(start / "algorithm", self._policy, config)
-        elif self._policy.scale is not None:
-            self._scale = self._policy.scale
-        else:
-            rng = np.random.default_rng(np.random.SeedSequence(self.config.seed, spawn_key=(6,)))
-            if sft.demonstrations:
-                data, task, env = Path(sft.demonstrations).expanduser(), self.config.task, self.config.env_settings
-                shown = read_demonstrations(data, task, env, self._viewer, self._policy.image_px, log)
-            else:
-                log(f"{sft.episodes} demonstrations by the task's expert")
-                shown = demonstrate_chunks(self._viewer, sft, self.config.seed, log)
-            actions = shown.actions.reshape(-1, shown.actions.shape[-1])
-            self._scale = ActionScale.of_actions(actions, self._viewer.scaled_actions)
-            loss = imitate(self._policy, ObsProcessor(self._policy, self._viewer), shown, self._scale, sft, rng, log)
-            self._stats.note({metrics.SFT_LOSS: loss, metrics.SFT_DEMONSTRATIONS: float(shown.num_episodes)})
-        is_explored = self._sampler().explored
-        if not is_explored.all():
-            still = ", ".join(map(str, np.flatnonzero(~is_explored)))
-            log(f"dimensions {still} of the actions are not explored: demonstrations hardly use their range")
-
-    def training_step(self) -> None:
-        """A rollout, each turn's credit, some passes of updates."""
-        self.prepare()
-        done = self.env_steps  # step sizes fall by what was done before this rollout
-        self._learn_from(self._source.next(), done)
-        self._log_round()
-
     def _learn_from(self, episodes: Sequence[TokenEpisode], done: int) -> None:
+        """Credits `episodes` and updates the policy by them, `done` env steps into the run; nothing of none."""
         began = time.monotonic()
         if self._engine is not None:
             check_versions(episodes, self._version, self.config.algo.staleness)
+        # a critic of the state knows nothing in the first round: it learns from it, and the policy waits
         learned = list(episodes) if self._critic is None else self._critic.fill(episodes)
         if learned:
             ages = [self._version - float(one.versions.mean()) for one in learned if len(one)]
@@ -487,6 +257,24 @@ class PolicyGradient(BaseAlgorithm):
             self._sync_weights()
             self._version += 1
             self._update_s = time.monotonic() - began
+
+    def _cards(self) -> list[tuple[str, str]]:
+        """The learners' GPUs."""
+        return [(node, card) for node, card in self._learners.call_all("card") if card]
+
+    @contextmanager
+    def _engine_asleep(self) -> Iterator[None]:
+        """While the context is open the learners have their GPUs for themselves."""
+        engine = self._engine
+        if engine is None or not engine.shares_cards:
+            yield
+            return
+        engine.sleep()
+        try:
+            yield
+        finally:
+            self._learners.call_all("free_card")
+            engine.wake(self._cards())
 
     def _warn_of_mismatch(self) -> None:
         """Says once that the engine is not quite the policy that is trained."""
@@ -511,10 +299,6 @@ class PolicyGradient(BaseAlgorithm):
             fill_from_buckets(self._policy.trained_state(), buckets, fetch_bucket)
             self._policy.forget_stale_images()
             self._buckets = [] if self._engine is None else buckets
-
-    @property
-    def _bucket_bytes(self) -> int:
-        return BUCKET_MIB << 20 if self._engine is None else self._engine.bucket_bytes
 
     def _pack(self) -> Any:
         """The policy's weights as they are now, for a rollout: in the engine's way, or for env runners of chunks."""
@@ -541,14 +325,6 @@ class PolicyGradient(BaseAlgorithm):
             self._learn_from(episodes, self.env_steps)
         if self._engine is not None:
             self._engine.use(self._pack())
-
-    def _log_round(self) -> None:
-        """Hands the round's numbers to RLlib; `score` is always there and always finite, as Tune requires."""
-        if self.config.policy is None and self._source.newest:
-            watched = watch_replies(self._source.newest, self.config.algo.max_reply_tokens)
-            self._readable.check(watched)
-            self._stats.note(watched)
-        self.log_round()
 
     def report(self) -> dict[str, float]:
         """The newest numbers by their names in `rlvlm.core.metrics`."""
@@ -636,13 +412,13 @@ class PolicyGradient(BaseAlgorithm):
         """
         self.flush_pending()
         tree = {
-            "runner": self._runner_group.save_tree(),
+            "runner": self._runner_group.get_state(),
             "learner": self._learners.call("save_tree"),
             "scale": None if self._scale is None else self._scale.write("task"),
             "tally": self._stats.get_state(),
-            "labeller": self._labeller.save_tree(),
+            "labeller": self._labeller.get_state(),
             "scorer_noise": self._source.scorer_noise,
-            "critic": None if self._critic is None else self._critic.save_tree(),
+            "critic": None if self._critic is None else self._critic.get_state(),
             "is_prepared": self._is_prepared,
             "version": self._version,
             "iteration": self._iteration,
@@ -660,17 +436,17 @@ class PolicyGradient(BaseAlgorithm):
             CorruptCheckpoint: a file is missing or differs from what was written.
         """
         tree = load_tree(Path(checkpoint_dir))
-        self._runner_group.load_tree(tree["runner"])
+        self._runner_group.set_state(tree["runner"])
         self._learners.call_all("load_tree", tree["learner"])
         self._sync_weights()
         self._scale = None if tree["scale"] is None else ActionScale.read(tree["scale"], "task")
         self._stats.set_state(tree["tally"])
         self._source.forget()
-        self._labeller.load_tree(tree["labeller"])
+        self._labeller.set_state(tree["labeller"])
         if self.config.algo.advantage.scorer_noise == "measured":
             self._source.scorer_noise = float(tree["scorer_noise"])
         if self._critic is not None:
-            self._critic.load_tree(tree["critic"])
+            self._critic.set_state(tree["critic"])
         self._is_prepared, self._version, self._packed = tree["is_prepared"], tree["version"], None
         self._iteration = tree["iteration"]
         self._forget_images()
@@ -727,11 +503,6 @@ def check_versions(episodes: Sequence[TokenEpisode], version: int, staleness: in
             f"an update of version {version} of the weights was given replies of version {sorted(odd)}",
             "go on from the last checkpoint: rlvlm resume",
         )
-
-
-def make_slot(task: str, settings: EnvConfig) -> EnvSlot:
-    """A new env of `task` for demonstrations or evaluations; every episode in it begins with a seed of its own."""
-    return EnvSlot(make_env(task, settings, 0), task)
 
 
 def _without_memory(make_judge: Callable[[], Judge] | None) -> Judge:

@@ -135,7 +135,7 @@ class Critic:
         """Share of the variance of scores that the critic predicted in the newest update, none before the first."""
         return self._latest
 
-    def save_tree(self) -> dict[str, Any]:
+    def get_state(self) -> dict[str, Any]:
         """Everything that an exact continuation needs."""
         return {
             "network": network_state(self._network),
@@ -146,11 +146,11 @@ class Critic:
             "latest": self._latest,
         }
 
-    def load_tree(self, tree: dict[str, Any]) -> None:
-        """Restores what `save_tree` returned."""
-        load_network(self._network, tree["network"])
-        load_optimizer(self._optimizer, tree["adam"])
-        self._middle, self._spread = (torch.from_numpy(np.array(value)) for value in tree["scale"])
-        self._scores, self._lengths, self._features = (np.array(value) for value in tree["memory"])
-        self._generator.set_state(torch.from_numpy(np.array(tree["generator"])))
-        self._latest = dict(tree["latest"])
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Restores what `get_state` returned."""
+        load_network(self._network, state["network"])
+        load_optimizer(self._optimizer, state["adam"])
+        self._middle, self._spread = (torch.from_numpy(np.array(value)) for value in state["scale"])
+        self._scores, self._lengths, self._features = (np.array(value) for value in state["memory"])
+        self._generator.set_state(torch.from_numpy(np.array(state["generator"])))
+        self._latest = dict(state["latest"])

@@ -197,7 +197,7 @@ class RewardLabeller:
         records, self._records = self._records, []
         return records
 
-    def save_tree(self) -> dict[str, Any]:
+    def get_state(self) -> dict[str, Any]:
         """Everything that an exact continuation needs; between rollouts only controls may be under way."""
         self._note_controls()
         return {
@@ -209,19 +209,19 @@ class RewardLabeller:
             "facts": {name: value for name, value in self._facts.items() if name != metrics.REWARD_WAIT_S},
         }
 
-    def load_tree(self, tree: dict[str, Any]) -> None:
-        """Restores what `save_tree` returned; what is being asked is forgotten."""
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Restores what `get_state` returned; what is being asked is forgotten."""
         wait([answers for _, answers in self._waiting])
         self._note_controls()
         self._waiting.clear()
         self._records = []
-        self.monitor.set_state(tree["monitor"])
-        self._threshold, self.monitor.claim = tree["threshold"], float(tree["claim"])
-        self._facts = dict(tree["facts"])
+        self.monitor.set_state(state["monitor"])
+        self._threshold, self.monitor.claim = state["threshold"], float(state["claim"])
+        self._facts = dict(state["facts"])
         if self._scorer is not None:
-            self._scorer.set_state(tree["scorer"])
+            self._scorer.set_state(state["scorer"])
         if self._novelty is not None:
-            self._novelty.set_state(tree["novelty"])
+            self._novelty.set_state(state["novelty"])
 
     def _questions(self, episode: TokenEpisode) -> list[Question]:
         """What is asked about the turns of an episode, or about the whole of it once it is over."""

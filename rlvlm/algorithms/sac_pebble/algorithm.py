@@ -229,7 +229,7 @@ class SACPebble(BaseAlgorithm):
             MachineError: the disk is full or cannot be written.
         """
         tree = {
-            "runner": self._runner_group.save_tree(),
+            "runner": self._runner_group.get_state(),
             "learner": self._learner.save_tree(),
             "schedule": self._switch.get_state(),
             "relabelling": self._relabelling.get_state(),
@@ -252,7 +252,7 @@ class SACPebble(BaseAlgorithm):
                 f"{checkpoint_dir} was written by an earlier rlvlm, which trusted and relabelled otherwise",
                 "go on with the commit that environment.json in the run's folder names, or start the run anew",
             )
-        self._runner_group.load_tree(tree["runner"])
+        self._runner_group.set_state(tree["runner"])
         self._learner.load_tree(tree["learner"])
         self._switch.set_state(tree["schedule"])
         self._relabelling.set_state(tree["relabelling"])

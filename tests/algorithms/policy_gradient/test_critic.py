@@ -68,7 +68,7 @@ def test_a_continuation_repeats_to_the_bit() -> None:
     one, other = critic(), critic()
     for seed in range(3):
         one.fill(rolled(seed))
-    other.load_tree(one.save_tree())
+    other.set_state(one.get_state())
     for seed in range(3, 6):  # 240 episodes: the oldest are forgotten
         left, right = one.fill(rolled(seed)), other.fill(rolled(seed))
         assert left and all(np.array_equal(a.values, b.values) for a, b in zip(left, right, strict=True))

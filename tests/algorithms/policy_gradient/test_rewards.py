@@ -193,7 +193,7 @@ def test_the_monitor_hears_of_episodes_that_end_and_of_controls() -> None:
     assert figures[metrics.JUDGE_TRUE_SUCCESS] == 1 and figures[metrics.JUDGE_SCORE] == 1
     assert figures[metrics.JUDGE_CONTROL_SCORE] == 1 and figures[metrics.JUDGE_BACKWARDS_SCORE] == 0
     again = RewardLabeller(JUDGED, Distance())
-    again.load_tree(labeller.save_tree())
+    again.set_state(labeller.get_state())
     figures.pop(metrics.REWARD_WAIT_S)
     assert again.report() == figures
 
@@ -283,7 +283,7 @@ def test_a_threshold_makes_scores_binary_and_may_be_calibrated() -> None:
     assert labeller.report()[metrics.JUDGE_FALSE_POSITIVES] == 0, "the monitor goes by it too"
     assert [record.claim for record in labeller.drain_records()] == pytest.approx([0.25, 0.25])
     resumed, _ = judged([0.24, 0.26], threshold="calibrated")
-    resumed.load_tree(labeller.save_tree())
+    resumed.set_state(labeller.get_state())
     assert score(resumed, [whole(12), whole(11)]).tolist() == [0, 1]
 
 
@@ -347,7 +347,7 @@ def test_one_thread_asks_and_nobody_waits_for_controls() -> None:
     assert metrics.JUDGE_CONTROL_SCORE not in labeller.report()
     may_go_on.set()
     assert len(labeller.label(second, 0)) == 1 and metrics.JUDGE_CONTROL_SCORE in labeller.report()
-    labeller.save_tree()  # waits for the newest
+    labeller.get_state()  # waits for the newest
     assert len(threads) == 1 and threading.get_ident() not in threads
 
 

@@ -163,7 +163,7 @@ def test_a_continuation_is_bit_equal(make: Any, tmp_path: Path):
     second.load_checkpoint(str(tmp_path / "saved"))
     second.train()
     assert_equal_weights(weights(first), weights(second))
-    assert first._runner_group.save_tree()["noise"] == second._runner_group.save_tree()["noise"]
+    assert first._runner_group.get_state()["noise"] == second._runner_group.get_state()["noise"]
     times = (metrics.ROLLOUT_S, metrics.ROLLOUT_WAIT_S, metrics.UPDATE_S)
     left, right = ({k: v for k, v in one.report().items() if k not in times} for one in (first, second))
     assert left == right

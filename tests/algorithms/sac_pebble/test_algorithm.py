@@ -104,7 +104,7 @@ def act(algorithm, num_steps):
 
 def tree(algorithm):
     return {
-        "runner": algorithm._runner_group.save_tree(),
+        "runner": algorithm._runner_group.get_state(),
         "learner": algorithm._learner.save_tree(),
         "schedule": algorithm._switch.get_state(),
         "steps": algorithm.env_steps,

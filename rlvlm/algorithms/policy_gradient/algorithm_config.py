@@ -1,0 +1,167 @@
+"""RLlib's config of policy gradients over tokens: our frozen settings, and the numbers of processes as RLlib has them.
+
+`PPOAlgorithmConfig` and `GRPOAlgorithmConfig`, its presets, stand beside their algorithms in `algorithm`.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Self
+
+from ray.rllib.core.rl_module.rl_module import RLModuleSpec
+
+from rlvlm.algorithms.base import UNCHANGED, BaseConfig, check_learners, own_learner_gpu
+from rlvlm.algorithms.policy_gradient.advantages import find_estimator
+from rlvlm.algorithms.policy_gradient.config import PolicyGradientConfig, PPOConfig
+from rlvlm.algorithms.policy_gradient.learner import PolicyModule, TokenLearner
+from rlvlm.algorithms.policy_gradient.runner import ChunkRunner, TurnRunner
+from rlvlm.core.sampling import ReplyTokens
+from rlvlm.core.steps import Frames
+from rlvlm.envs.config import EnvConfig
+from rlvlm.envs.registry import make_env
+from rlvlm.judges.judge import Judge
+from rlvlm.policies.vla.build import build_policy
+from rlvlm.policies.vla.config import VLAConfig
+from rlvlm.policies.vlm.engine import Engine
+from rlvlm.policies.vlm.policy import VLMPolicy
+from rlvlm.rewards.config import TurnRewardConfig
+
+MakePolicy = Callable[[Any], Any]
+"""Makes a policy for an env, in the process that trains it; it must pickle."""
+MakeEngine = Callable[[VLMPolicy, ReplyTokens, Frames], Engine]
+"""Makes what samples for a policy that is trained here, given a fixed reply and its image [1, H, W, 3] to compare by;
+it must pickle."""
+
+
+class TokenConfig(BaseConfig):
+    """Our frozen configs as attributes of an RLlib config; a sweep may replace any of them.
+
+    Args:
+        algo_class: the algorithm.
+        algo: its preset.
+    """
+
+    own_settings = ".learning(algo=PolicyGradientConfig(...))"
+
+    def __init__(self, algo_class: type | None = None, algo: PolicyGradientConfig | None = None) -> None:
+        super().__init__(algo_class, TurnRunner)
+        self.algo = algo or PPOConfig()
+        self.sft: Any = None
+        self.policy: VLAConfig | None = None
+        self.make_policy: MakePolicy | None = None
+        self.make_engine: MakeEngine | None = None
+        self.reward = TurnRewardConfig()
+        self.goal = ""
+        self.make_judge: Callable[[], Judge] | None = None
+        self.make_fallback_judge: Callable[[], Judge] | None = None
+        self.judge_env: EnvConfig | None = None
+        self.total_steps = 15_000
+
+    def acting(
+        self,
+        *,
+        policy: VLAConfig = UNCHANGED,
+        make_policy: MakePolicy = UNCHANGED,
+        make_engine: MakeEngine | None = UNCHANGED,
+    ) -> Self:
+        """Chooses the policy.
+
+        Args:
+            policy: a VLA, for envs in chunks.
+            make_policy: makes another; for envs that are talked to.
+            make_engine: makes what samples its replies elsewhere; None samples in the algorithm's process.
+        """
+        if isinstance(policy, VLAConfig):
+            make_policy, self.env_runner_cls = partial(build_policy, policy), ChunkRunner
+        return self._take(policy=policy, make_policy=make_policy, make_engine=make_engine)
+
+    def learning(
+        self, *, algo: PolicyGradientConfig = UNCHANGED, sft: Any = UNCHANGED, total_steps: int = UNCHANGED
+    ) -> Self:
+        """Chooses how it learns.
+
+        Args:
+            algo: estimator, loss, rollouts and updates, numbers of processes included.
+            sft: the supervised start, of the policy's own kind.
+            total_steps: env steps over which the step sizes fall.
+        """
+        if isinstance(algo, PolicyGradientConfig):
+            here: dict[str, Any] = {"num_gpus_per_learner": 0} if self.policy is None else own_learner_gpu(algo.device)
+            gpus: dict[str, Any] = {"num_gpus_per_learner": algo.gpus_per_learner} if algo.num_learners else here
+            self.learners(num_learners=algo.num_learners, **gpus)
+            self.env_runners(
+                num_env_runners=algo.env_runners, num_gpus_per_env_runner=algo.gpus_per_env_runner,
+                create_local_env_runner=not algo.env_runners,
+            )  # fmt: skip
+        return self._take(algo=algo, sft=sft, total_steps=total_steps)
+
+    def rewards(
+        self,
+        *,
+        reward: TurnRewardConfig = UNCHANGED,
+        goal: str = UNCHANGED,
+        make_judge: Callable[[], Judge] | None = UNCHANGED,
+        make_fallback_judge: Callable[[], Judge] | None = UNCHANGED,
+        judge_env: EnvConfig | None = UNCHANGED,
+    ) -> Self:
+        """Chooses what turns, chunks and episodes are worth.
+
+        Args:
+            reward: sources and their weights.
+            goal: what a judge is told; empty takes the env's own goal, or the episode's instruction.
+            make_judge: makes the judge in the process that asks it; must pickle. None where nobody is asked.
+            make_fallback_judge: likewise the judge that is asked where the first has no answer.
+            judge_env: settings of the env that draws for the judge; None takes those of `envs`.
+        """
+        return self._take(
+            reward=reward, goal=goal, make_judge=make_judge, make_fallback_judge=make_fallback_judge,
+            judge_env=judge_env,
+        )  # fmt: skip
+
+    def validate(self) -> None:
+        """Checks what can be checked before anything starts.
+
+        Raises:
+            ValueError: says which setting is wrong and what to do.
+        """
+        super().validate()
+        if self.make_policy is None:
+            raise ValueError("there is no policy; call .acting(policy=VLAConfig()) or .acting(make_policy=...)")
+        algo, needs = self.algo, find_estimator(self.algo.advantage.estimator).needs
+        env_runners = (self.num_env_runners or 0) if self.in_evaluation else algo.env_runners
+        check_learners(self, algo.num_learners, algo.gpus_per_learner, env_runners)
+        if self.reward.asks_judge != (self.make_judge is not None):
+            raise ValueError(
+                f"the reward is {self.reward.title('judge')}, make_judge {self.make_judge}: a judge's score needs one, "
+                "and no other reward does"
+            )
+        if "groups" in needs and algo.group_size < 2:
+            raise ValueError(f"{algo.advantage.estimator} needs algo.group_size >= 2, got {algo.group_size}")
+        if "groups" in needs and self.policy is None and algo.num_envs % algo.group_size:
+            raise ValueError(f"algo.group_size must divide algo.num_envs, got {algo.group_size}, {algo.num_envs}")
+        if algo.env_runners and self.policy is None:
+            raise ValueError("algo.env_runners play envs in chunks; replies are sampled by engine.num_replicas")
+        if algo.staleness and algo.rounds > 1 and "groups" in needs:
+            raise ValueError(
+                f"algo.rounds {algo.rounds} has no effect with algo.staleness, which learns from one rollout at a "
+                "time; set --algo.rounds 1"
+            )
+        is_measured = algo.advantage.scorer_noise == "measured"
+        if is_measured and not (self.reward.scores and self.reward.monitor.preflight):
+            raise ValueError(
+                "algo.advantage.scorer_noise measured needs reward.source judged, and reward.monitor.preflight "
+                "episodes to measure it on"
+            )
+
+    def get_default_rl_module_spec(self) -> RLModuleSpec:
+        """The policy, made for the task's env."""
+
+        def make() -> Any:
+            assert self.make_policy is not None, "checked by `validate`"
+            return self.make_policy(make_env(self.task, self.env_settings, self.seed))
+
+        settings = {"make_policy": make, "is_sharded": self.algo.shard}
+        return RLModuleSpec(module_class=PolicyModule, model_config=settings)
+
+    def get_default_learner_class(self) -> type[TokenLearner]:
+        """The learner of all estimators and losses."""
+        return TokenLearner

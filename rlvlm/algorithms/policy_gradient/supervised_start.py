@@ -1,0 +1,108 @@
+"""What a policy can do before its first rollout: demonstrations are learned from, or another run's policy is taken."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from rlvlm.algorithms.env_slots import make_slot
+from rlvlm.algorithms.policy_gradient.algorithm_config import TokenConfig
+from rlvlm.algorithms.policy_gradient.player import take_vla
+from rlvlm.algorithms.sft_chunks import demonstrate as demonstrate_chunks
+from rlvlm.algorithms.sft_chunks import imitate, read_demonstrations
+from rlvlm.algorithms.sft_replies import (
+    check_sft_manifest,
+    demonstrate,
+    fine_tune,
+    load_demonstrations,
+    load_trained,
+    sft_manifest_of,
+)
+from rlvlm.core import metrics
+from rlvlm.envs.env import ChunkEnv
+from rlvlm.policies.vla.observe import ObsProcessor
+from rlvlm.policies.vla.policy import VLAPolicy
+from rlvlm.policies.vla.tokens import ActionScale
+from rlvlm.policies.vlm.policy import VLMPolicy
+
+
+def start_replies(config: TokenConfig, policy: VLMPolicy, log: Callable[[str], None]) -> dict[str, float]:
+    """Fine-tunes `policy` on turns of the env's scripted expert or of a folder, or gives it another run's weights.
+
+    Args:
+        config: with `sft`, which says what it begins with.
+        policy: trained in place.
+        log: takes a line on what is being done now.
+
+    Returns:
+        How well it does what was demonstrated, by names in `rlvlm.core.metrics`; nothing of another run's weights.
+
+    Raises:
+        UsageError: the demonstrations, or the weights, are of no use in this env.
+    """
+    sft = config.sft
+    slot = make_slot(config.task, replace(config.env_settings, physics="exact"))
+    if sft.start_from:
+        start = Path(sft.start_from)
+        log(f"starting from {start}")
+        wanted = sft_manifest_of(config.task, config.env_settings, policy.config, slot.env.action_names)
+        check_sft_manifest(start, wanted, log)
+        load_trained(policy, start)
+        return {}
+    if sft.demonstrations:
+        log(f"reading the demonstrations in {sft.demonstrations}")
+        episodes = load_demonstrations(Path(sft.demonstrations), slot.env, config.env_settings)
+    else:
+        log(f"collecting {sft.turns:,} turns of the scripted expert")
+        episodes = demonstrate(slot, sft, config.seed)
+    measured = fine_tune(policy, slot, episodes, sft, config.seed, config.algo.max_reply_tokens, log)
+    held_out = "no held-out turns"
+    if metrics.SFT_VALID in measured:
+        exact, valid = measured[metrics.SFT_EXACT_ACTION], measured[metrics.SFT_VALID]
+        held_out = (
+            f"held-out turns, greedy: {exact:.0%} with the demonstrated action, {valid:.0%} readable; sampled, as "
+            f"rollouts are: {measured[metrics.SFT_SAMPLED_EXACT_ACTION]:.0%}, "
+            f"{measured[metrics.SFT_SAMPLED_VALID]:.0%}"
+        )
+    log(f"supervised start: {sft.updates} updates in {measured[metrics.SFT_WALL_S]:.0f} s, {held_out}")
+    return measured
+
+
+def start_chunks(
+    config: TokenConfig, policy: VLAPolicy, env: ChunkEnv, log: Callable[[str], None]
+) -> tuple[ActionScale, dict[str, float]]:
+    """Has `policy` imitate the env's script or a folder; not one that comes trained, or is another run's.
+
+    Args:
+        config: with `sft`, which says what it begins with.
+        policy: trained in place.
+        env: of held-out states; its script demonstrates, and it draws.
+        log: takes a line on what is being done now.
+
+    Returns:
+        The scale of the policy's actions, and the loss and the number of demonstrations by names in
+        `rlvlm.core.metrics`; none of these where nothing was imitated.
+
+    Raises:
+        UsageError: the demonstrations, or the weights, are of no use in this env.
+    """
+    sft = config.sft
+    assert config.policy is not None, "it acts"
+    if sft.start_from:
+        start = Path(sft.start_from).expanduser()
+        log(f"starting from the policy of {start}")
+        return take_vla(start / "algorithm", policy, config.policy), {}
+    if policy.scale is not None:
+        return policy.scale, {}
+    rng = np.random.default_rng(np.random.SeedSequence(config.seed, spawn_key=(6,)))
+    if sft.demonstrations:
+        folder = Path(sft.demonstrations).expanduser()
+        shown = read_demonstrations(folder, config.task, config.env_settings, env, policy.image_px, log)
+    else:
+        log(f"{sft.episodes} demonstrations by the task's expert")
+        shown = demonstrate_chunks(env, sft, config.seed, log)
+    # bins of a token span what was demonstrated: no bin is spent on what nobody does
+    scale = ActionScale.of_actions(shown.actions.reshape(-1, shown.actions.shape[-1]), env.scaled_actions)
+    loss = imitate(policy, ObsProcessor(policy, env), shown, scale, sft, rng, log)
+    return scale, {metrics.SFT_LOSS: loss, metrics.SFT_DEMONSTRATIONS: float(shown.num_episodes)}
