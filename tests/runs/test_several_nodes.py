@@ -159,15 +159,18 @@ def test_a_run_goes_on_when_the_nodes_of_its_envs_and_of_its_judge_are_lost(tmp_
 
 
 def test_the_node_of_the_engine_may_be_lost_and_that_of_the_learner_ends_a_run_that_resumes(tmp_path: Path) -> None:
-    """Replicas of the policy find the spare card and fetch the weights; what a learner held is in the checkpoint."""
-    with nodes(0, LEARNERS, ENGINE, ENGINE) as (cluster, (learner, *_)):
+    """Replicas of the policy find a spare card, in the supervised start and in training, and fetch the weights; what a
+    learner held is in the checkpoint.
+    """
+    with nodes(0, LEARNERS, ENGINE, ENGINE, ENGINE) as (cluster, (learner, *_)):
         run = Run(cluster, tmp_path / "run", *TURNS, *WITH_LEARNER, *WITH_ENGINE, "--steps", "100000")
         try:
-            run.progressed()
-            (engine,) = replica_nodes("policy")
-            lose(cluster, engine)
-            run.progressed()
-            assert replica_nodes("policy").isdisjoint({engine})
+            for is_reached in (lambda: "collecting" in run.said, lambda: len(run.steps) >= 3):
+                run.wait_until(is_reached)
+                (engine,) = replica_nodes("policy")
+                lose(cluster, engine)
+                run.progressed()
+                assert replica_nodes("policy").isdisjoint({engine})
             lose(cluster, learner.node_id)
             said = run.ended(MachineError.exit_code)
             assert "learners are gone" in said and "saved up to step" in said
