@@ -6,10 +6,10 @@ mistakes, silence and a preference for a side count by what they take away: see 
 
 import csv
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -35,18 +35,24 @@ COLUMNS = (
 NEAR = 0.1
 """Runs whose judge is worth more or less by more than this say nothing about a judge."""
 FEWEST = 3
-"""Runs near a judge below which nothing is said."""
+"""Runs near a judge below which nothing is predicted."""
+GAIN = 0.05
+"""Success that training must add to count as learning; evaluations of one policy scatter by less."""
+
+Grade = Literal["good enough", "probably good enough", "uncertain", "probably too weak", "too weak"]
+"""Of a judge on a task. The probable ones rest on training runs of other tasks."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExpectedSuccess:
-    """The success to expect of training one task with a judge."""
+    """What to expect of training one task with a judge."""
 
     task: str
     kind: str
     """pairs or scores: what the judge was asked there."""
     worth: float
     """Of the judge, see `worth_of`."""
+    grade: Grade
     before: float | None
     """Success before training, the mean over runs near the judge; None where there are no data near."""
     success: float | None
@@ -58,14 +64,10 @@ class ExpectedSuccess:
     """Runs near the judge."""
     is_asked: bool
     """Whether the judge was asked about this task; if not, its answers to all others stand for it."""
-
-    def __str__(self) -> str:
-        about = f"{self.task}, by {self.kind} (worth those of a judge that is right in {100 * self.worth:.0f} %"
-        about += ")" if self.is_asked else ", by its answers about other tasks)"
-        if self.success is None:
-            return f"{about}: no data, {self.count} training runs near it"
-        spread = f"{self.low:.2f} to {self.high:.2f} in {self.count} training runs near it"
-        return f"{about}: success {self.success:.2f} ({spread}), from {self.before:.2f} before training"
+    never: float | None
+    """Of all runs with this kind of question none up to this worth learned; None where there are none."""
+    always: float | None
+    """From this worth on all of them learned; None where not even the best judge's did."""
 
 
 def bits_of(right: float, wrong: float) -> float:
@@ -198,29 +200,66 @@ def fit_curves(runs: Sequence[Mapping[str, str]]) -> dict[tuple[str, str], Curve
     return curves
 
 
+def learning_limits(curves: Iterable[Curve]) -> tuple[float | None, float | None]:
+    """Two worths: up to the first no run learned, and from the second on every run did; None where there is none."""
+    runs = [
+        (worth, success > before + GAIN)
+        for curve in curves
+        for worth, before, success in zip(curve.worths, curve.befores, curve.successes, strict=True)
+    ]
+    first_learned = min((worth for worth, has_learned in runs if has_learned), default=math.inf)
+    last_failed = max((worth for worth, has_learned in runs if not has_learned), default=-math.inf)
+    never = max((worth for worth, _ in runs if worth < first_learned), default=None)
+    return never, min((worth for worth, _ in runs if worth > last_failed), default=None)
+
+
 def predict(teacher: Mapping[str, Any], runs: Sequence[Mapping[str, str]]) -> list[ExpectedSuccess]:
-    """What to expect of training each task that runs are known of with a judge.
+    """What to expect of training with a judge: each task that it was asked about, and each that runs are known of.
+
+    Runs of the task with judges of nearly the same worth decide where there are enough of them, else the runs of all
+    tasks with the same kind of question.
 
     Args:
         teacher: the judge's tables by task, and of `all`; a task that was not asked takes the latter.
         runs: rows of `read_curve`.
     """
+    curves = fit_curves(runs)
+    asked = [(task, kind) for kind in SHARES for task, tables in teacher.items() if task != "all" and kind in tables]
     found = []
-    for (task, kind), curve in fit_curves(runs).items():
+    for task, kind in dict.fromkeys((*asked, *curves)):
         table = next((one[kind] for one in (teacher.get(task, {}), teacher["all"]) if kind in one), None)
-        if table is None:
+        shares = (0.0, 0.0) if table is None else SHARES[kind](table)
+        if table is None or (kind == "scores" and not any(shares)):  # successes alone, or none: nothing is known
             continue
-        worth = worth_of(*SHARES[kind](table))
-        near = np.abs(curve.worths - worth) <= NEAR
-        about = {"task": task, "kind": kind, "worth": worth, "count": int(near.sum())}
-        about["is_asked"] = kind in teacher.get(task, {})
-        if near.sum() < FEWEST:
-            found.append(ExpectedSuccess(before=None, success=None, low=None, high=None, **about))
-            continue
-        expected = float(np.interp(worth, curve.worths, curve.fitted))
-        # the spread is that of the runs about the curve, moved to where the curve is at the judge's place
-        low, high = expected + np.quantile((curve.successes - curve.fitted)[near], [0.05, 0.95])
-        ends = (math.floor(100 * max(0.0, low)) / 100, math.ceil(100 * min(1.0, high)) / 100)
-        before = float(curve.befores[near].mean())
-        found.append(ExpectedSuccess(before=before, success=expected, low=ends[0], high=ends[1], **about))
+        worth, curve = worth_of(*shares), curves.get((task, kind))
+        never, always = learning_limits(other for (_, of), other in curves.items() if of == kind)
+        before = success = low = high = None
+        near = np.zeros(0, bool) if curve is None else np.abs(curve.worths - worth) <= NEAR
+        if curve is not None and near.sum() >= FEWEST:
+            success = float(np.interp(worth, curve.worths, curve.fitted))
+            # the spread is that of the runs about the curve, moved to where the curve is at the judge's place
+            ends = success + np.quantile((curve.successes - curve.fitted)[near], [0.05, 0.95])
+            low, high = math.floor(100 * max(0.0, ends[0])) / 100, math.ceil(100 * min(1.0, ends[1])) / 100
+            before = float(curve.befores[near].mean())
+            grade: Grade = "good enough" if low > before + GAIN else "uncertain"
+            grade = "too weak" if high <= before + GAIN else grade
+        else:
+            grade = "probably good enough" if always is not None and worth >= always else "uncertain"
+            grade = "probably too weak" if never is not None and worth <= never else grade
+        found.append(
+            ExpectedSuccess(
+                task=task,
+                kind=kind,
+                worth=worth,
+                grade=grade,
+                before=before,
+                success=success,
+                low=low,
+                high=high,
+                count=int(near.sum()),
+                is_asked=kind in teacher.get(task, {}),
+                never=never,
+                always=always,
+            )
+        )
     return found

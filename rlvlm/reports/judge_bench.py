@@ -33,6 +33,11 @@ from rlvlm.runs.plots import to_png
 from rlvlm.runs.records import encode_png
 from rlvlm.templates import render
 
+TASK_HEADS = ("pairs right", "undecided", "order kept", "AUC of success", "VOC")
+"""Columns of the tables with a line per task."""
+GRADE_HEADS = ("task", "asked for", "worth", "for training", "expected success")
+"""Columns of the table that says whether to train."""
+_ASKED_FOR = {"pairs": "comparisons", "scores": "scores"}
 MAX_WORST = 8
 """Wrong answers shown of each kind."""
 _CARD_PX = 160
@@ -93,14 +98,15 @@ def bench_judge(  # noqa: PLR0913 - the command's options
         )
     row = summarise(found)
     runs = read_curve(curve or CURVE_FILE)
-    predictions = predict(row["teacher"], runs)
+    # tasks that were not asked about are left to reports of runs: an answer about drawers says little about blocks
+    predictions = [one for one in predict(row["teacher"], runs) if one.is_asked]
     row["prediction"] = [asdict(one) for one in predictions]
     row["bench"]["wall_s"] = round(time.perf_counter() - began, 1)
     out.mkdir(parents=True, exist_ok=True)
     write_json(out / ROW_FILE, row)
     lines = [json.dumps(_plain(asdict(one))) for one in found.rows()[1]]
     write_whole(out / "answers.jsonl", "".join(f"{line}\n" for line in lines))
-    picture = to_png(draw_success(runs, predictions)) if predictions else b""
+    picture = to_png(draw_success(runs, predictions)) if predictions and runs else b""
     write_whole(out / "bench.html", bench_page(row, worst, picture))
     print_row(row)
     console.print(f"\nrow, answers and page: {out / 'bench.html'}", markup=False)
@@ -115,8 +121,7 @@ def print_row(row: Mapping[str, Any]) -> None:
         console.print("stopped before the end: the figures below cover the answers given until then")
     facts = [(name, cell) for name, cell in cells(row).items() if cell != "-"]
     console.print(plain_table(("", ""), facts, words=("",)))
-    heads = ("task", "pairs right", "undecided", "order kept", "AUC of success", "VOC")
-    console.print(plain_table(heads, task_lines(row), words=("task",)))
+    console.print(plain_table(("task", *TASK_HEADS), task_lines(row), words=("task",)))
     for fault in row["faults"]:
         console.print(f"fault: {fault['name']} ({fault['evidence']})", markup=False, style="bold")
     if not row["faults"]:
@@ -124,10 +129,42 @@ def print_row(row: Mapping[str, Any]) -> None:
     for place, way in enumerate(row.get("remedies", ())):
         advice = f" ({way['settings']})" if way["settings"] and not place else ""
         console.print(f"{way_of_asking(way)}{advice}", markup=False)
-    for one in row["prediction"]:
-        console.print(f"expected of training: {ExpectedSuccess(**one)}", markup=False)
+    console.print("\nGood enough to train with?", style="bold", markup=False)
+    if row["prediction"]:
+        console.print(plain_table(GRADE_HEADS, grade_lines(row), words=GRADE_HEADS))
+    for line in grade_notes(row):
+        console.print(line, markup=False)
+
+
+def grade_lines(row: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    """Cells under `GRADE_HEADS` of what was predicted, one line per task and kind of question."""
+    found = []
+    for one in (ExpectedSuccess(**prediction) for prediction in row["prediction"]):
+        success = "-"
+        if one.success is not None:
+            success = f"{one.success:.2f} ({one.low:.2f} to {one.high:.2f}), from {one.before:.2f}, {one.count} runs"
+        found.append((one.task, _ASKED_FOR[one.kind], f"{100 * one.worth:.0f} %", one.grade, success))
+    return found
+
+
+def grade_notes(row: Mapping[str, Any]) -> list[str]:
+    """What the columns of `grade_lines` mean, and what the grades of tasks without runs rest on."""
     if not row["prediction"]:
-        console.print("no prediction: no runs of simulated judges are known (benchmarks/judge_quality.py makes them)")
+        return ["Nothing can be said: neither pairs nor successes beside failures were asked about."]
+    notes = [
+        "Worth: how often a judge is right that always decides and says as much; 50 % is chance, below it misleads."
+    ]
+    for kind, name in _ASKED_FOR.items():
+        ones = [one for one in row["prediction"] if one["kind"] == kind and one["success"] is None]
+        if not ones:
+            continue
+        never, always = ones[0]["never"], ones[0]["always"]
+        limits = [] if never is None else [f"none learned up to a worth of {100 * never:.0f} %"]
+        limits += [] if always is None else [f"all learned from {100 * always:.0f} % on"]
+        of_all = f"of all runs known {', '.join(limits)}" if limits else "nor of another task"
+        what = f"{name.capitalize()} without an expected success"
+        notes.append(f"{what}: no training runs of the task are known with such a judge; {of_all}.")
+    return notes
 
 
 def way_of_asking(way: Mapping[str, Any]) -> str:
@@ -280,10 +317,13 @@ def bench_page(row: Mapping[str, Any], worst: WorstAnswers, success: bytes) -> s
         facts=[(name, cell) for name, cell in cells(row).items() if cell != "-"],
         faults=row["faults"],
         ways=[way_of_asking(way) for way in row.get("remedies", ())],
-        predictions=[str(ExpectedSuccess(**one)) for one in row["prediction"]],
+        grade_heads=GRADE_HEADS,
+        grades=grade_lines(row),
+        grade_notes=grade_notes(row),
         success=f"data:image/png;base64,{b64encode(success).decode()}" if success else "",
         is_whole=row["bench"]["is_whole"],
         left_out=row["bench"]["left_out"],
+        task_heads=("task", *TASK_HEADS),
         tasks=task_lines(row),
         difficulty=difficulty,
         means=[(case, f"{value:.2f}") for case, value in means.items()],
@@ -311,6 +351,9 @@ def _small(frames: Frames) -> list[str]:
 def compare_benches(paths: Sequence[Path]) -> int:
     """Prints the rows of several judges side by side, and returns the exit code.
 
+    Figures of all tasks together only where all judges were asked about the same tasks; then those of each task that
+    they have in common.
+
     Args:
         paths: rows, or folders with one.
 
@@ -324,11 +367,19 @@ def compare_benches(paths: Sequence[Path]) -> int:
     for path, row in zip(paths[1:], rows[1:], strict=True):
         for line in differences(rows[0], row):
             console.print(f"{path} against {paths[0]}: {line}", markup=False)
-    tables = [cells(row) for row in rows]
-    names = dict.fromkeys(name for table in tables for name in table)
-    heads = ("", *(f"{_name(row)[:40]} [{number}]" for number, row in enumerate(rows, start=1)))
-    lines = [(name, *(table.get(name, "-") for table in tables)) for name in names]
-    console.print(plain_table(heads, [line for line in lines if set(line[1:]) != {"-"}], words=("",)))
+    common = [task for task in rows[0]["tasks"] if all(task in row["tasks"] for row in rows)]
+    if all(row["tasks"].keys() == rows[0]["tasks"].keys() for row in rows):
+        tables = [cells(row) for row in rows]
+        names = dict.fromkeys(name for table in tables for name in table)
+        heads = ("", *(f"{_name(row)[:40]} [{number}]" for number, row in enumerate(rows, start=1)))
+        lines = [(name, *(table.get(name, "-") for table in tables)) for name in names]
+        console.print(plain_table(heads, [line for line in lines if set(line[1:]) != {"-"}], words=("",)))
+    elif not common:
+        console.print("they have no task in common")
+    by_task = [{task: figures for task, *figures in task_lines(row)} for row in rows]
+    lines = [(task, f"[{number}]", *of[task]) for task in common for number, of in enumerate(by_task, start=1)]
+    if lines:
+        console.print(plain_table(("task", "judge", *TASK_HEADS), lines, words=("task", "judge")))
     for number, row in enumerate(rows, start=1):
         said = "; ".join(fault["name"] for fault in row["faults"]) or "no fault found"
         console.print(f"[{number}] {_name(row)}, {row['bench']['suite']}: {said}", markup=False)
@@ -340,10 +391,10 @@ def differences(row: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
     found = []
     ours, theirs = row["manifest"], other["manifest"]
     if ours.keys() != theirs.keys():
-        found.append(f"other tasks ({', '.join(sorted(ours.keys() ^ theirs.keys()))}); totals are not comparable")
+        found.append(f"other tasks ({', '.join(sorted(ours.keys() ^ theirs.keys()))})")
     changed = [task for task in ours if task in theirs and ours[task]["digest"] != theirs[task]["digest"]]
     if changed:
-        found.append(f"other items of {', '.join(changed)}: another version, seed, form of score or machine")
+        found.append(f"other items of {', '.join(changed)}: another number, form of score, seed, version or machine")
     for task in ours:
         if task in theirs and task not in changed:
             looks = np.array(ours[task]["looks"], float), np.array(theirs[task]["looks"], float)

@@ -441,11 +441,12 @@ def _train(training: Training, stop: StopRequest) -> bool:
 
 def _print_summary(folder: RunFolder, console: RunConsole) -> None:
     summary = folder.summary()
-    rate, at_any = summary["success"], summary["final_success_rate"]
+    rate = summary["success"]
     success = "not evaluated"
     if not summary["has_success"]:
         success = f"return {summary['final_episode_return']:.4g} (the env does not define success)"
     elif rate is not None:
+        at_any = float(folder.evaluations.read()[-1]["success_rate"])  # of the same evaluation
         success = f"success {rate:.0%} (at the end of episodes, last evaluation; at any step {at_any:.0%})"
     if shares := (summary.get("decodings") or {}).get("at the end"):
         measured = {what: names for what, names in DECODINGS.items() if names[0] in shares}

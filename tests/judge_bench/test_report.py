@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 from pathlib import Path
 
@@ -35,10 +36,15 @@ def bench(out: Path, *words: str) -> dict:
     return json.loads((out / "bench.json").read_text())
 
 
+def scored(row: dict) -> dict:
+    """What is predicted of training with its scores."""
+    return next(one for one in row["prediction"] if one["kind"] == "scores")
+
+
 def test_a_judge_of_ones_own_gets_a_row_a_page_and_its_answers(tmp_path, capsys):
     row = bench(tmp_path / "dim", "--judge.backend", "tests.judge_bench.test_report:dim", "--frames", "4")
     said = capsys.readouterr().out
-    assert "accuracy on decided pairs" in said and "expected of training: push_block" in said and "fault: " in said
+    assert "accuracy on decided pairs" in said and "Good enough to train with?" in said and "fault: " in said
     assert row["bench"]["suite"] == TASK and row["bench"]["frames"] == 4 and row["tasks"].keys() == {TASK}
     page = (tmp_path / "dim" / "bench.html").read_text()
     assert "The worst answers to pairs" in page and "data:image/png;base64," in page and "<script" not in page
@@ -51,6 +57,14 @@ def test_a_judge_of_ones_own_gets_a_row_a_page_and_its_answers(tmp_path, capsys)
     run_word(["judge-bench", "compare", str(tmp_path / "oracle"), str(tmp_path / "dim" / "bench.json")])
     said = capsys.readouterr().out
     assert "other items" not in said and "frames 4 and not 8" in said and "[1] oracle" in said
+    assert "accuracy on decided pairs" in said and said.count(f"\n{TASK} ") == 2, "a line of each judge"
+    # of a judge that was asked about more, only what both were asked is compared
+    more = {name: row[name] | {"drawer_open": row[name][TASK]} for name in ("tasks", "manifest")}
+    (tmp_path / "more.json").write_text(json.dumps(row | more))
+    run_word(["judge-bench", "compare", str(tmp_path / "oracle"), str(tmp_path / "more.json")])
+    said = capsys.readouterr().out
+    assert "other tasks (drawer_open)" in said and "accuracy on decided pairs" not in said
+    assert said.count(f"\n{TASK} ") == 2 and "\ndrawer_open " not in said
     with pytest.raises(UsageError, match="not a row"):
         run_word(["judge-bench", "compare", str(tmp_path), str(tmp_path)])
 
@@ -67,10 +81,12 @@ def test_a_curve_gives_a_prediction(tmp_path, capsys):
     runs = [f"{TASK},scores,,,,,,{worth},{seed},0.5,{worth}" for worth in (0.96, 0.98, 1.0) for seed in range(2)]
     (tmp_path / "runs.csv").write_text("\n".join([",".join(COLUMNS), *runs]))
     row = bench(tmp_path / "oracle", "--reference", "oracle", "--curve", str(tmp_path / "runs.csv"))
-    assert row["prediction"][0]["success"] == pytest.approx(1.0) and row["prediction"][0]["count"] == 6
-    assert (
-        "expected of training: push_block, by scores (worth those of a judge that is right in 100 %): success 1.00"
-        in capsys.readouterr().out
-    )
+    assert scored(row)["success"] == pytest.approx(1.0) and scored(row)["count"] == 6
+    said = capsys.readouterr().out.split("Good enough to train with?")[1]
+    assert re.search(r"push_block +scores +100 % +good enough +1.00 \(1.00 to 1.00\), from 0.50, 6 runs", said)
+    assert re.search(r"push_block +comparisons +100 % +uncertain +-", said) and "nor of another task" in said
+    page = (tmp_path / "oracle" / "bench.html").read_text()
+    assert 0 < page.index("1.00 (1.00 to 1.00), from 0.50") < page.index("What is wrong"), "the answer comes first"
     row = bench(tmp_path / "random", "--reference", "random", "--curve", str(tmp_path / "runs.csv"))
-    assert row["prediction"][0]["success"] is None and "no data" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert scored(row)["success"] is None and "none learned" not in said and "all learned from 96 % on" in said
