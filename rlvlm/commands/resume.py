@@ -59,6 +59,8 @@ def command(words: Sequence[str], prog: str) -> int:
     check_before_run(config)
     if options:
         write_whole(folder.path / "config.yaml", config_text(config))
+    if newest is None:
+        sys.stdout.write(f"{folder.path} has no checkpoint yet, so the run starts again from step 0\n")
     from rlvlm.runs.train import resume_run
 
     return resume_run(folder, config)

@@ -81,10 +81,11 @@ def command(words: Sequence[str], prog: str) -> int:
     if arguments.list:
         show_list(Console())
         return EXIT_DONE
+    names = [path.stem for path in sorted(app_folder().glob("*.yaml"))]
     if not arguments.name:
-        names = ", ".join(path.stem for path in sorted(app_folder().glob("*.yaml")))
-        raise UsageError(f"name an app: {prog} NAME; apps: {names}", f"{prog} --list")
-    if Path(arguments.name).is_dir():
+        raise UsageError(f"name an app: {prog} NAME; apps: {', '.join(names)}", f"{prog} --list")
+    # the app's name wins: `judge-bench --out pocket` leaves a folder that is no run
+    if arguments.name not in names and Path(arguments.name).is_dir():
         found = run_app(Path(arguments.name), arguments.replicas, arguments.num_gpus, arguments.trust)
     elif (arguments.replicas, arguments.num_gpus, arguments.trust) != (1, 0.0, False):
         raise UsageError("--replicas, --num-gpus and --trust go with the folder of a run", f"{prog} --help")

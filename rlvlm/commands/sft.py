@@ -27,7 +27,7 @@ _OF_RUNS = ("turns", "demonstrations", "start_from", "p_wrong", "p_perturb")
 
 @dataclass(frozen=True, kw_only=True)
 class SFTArguments:
-    """Teach a policy the demonstrations in a folder; again with the same --out: goes on where it stopped."""
+    """Fine-tune a policy on the demonstrations in a folder; again with the same --out: goes on where it stopped."""
 
     source: Annotated[Path, tyro.conf.arg(name="from")]
     """Folder that `rlvlm collect` made."""

@@ -237,7 +237,7 @@ def check_settings(before: RunState, config: RunConfig) -> None:
     if odd:
         changes = "; ".join(f"{name} is {changed[name]}" for name in odd)
         raise UsageError(
-            f"config.yaml differs from what the run had at step {before.env_steps:,}: {changes}",
+            f"the settings differ from those of the run at step {before.env_steps:,}: {changes}",
             "undo the change, or start a new run with it",
         )
 

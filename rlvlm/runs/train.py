@@ -332,7 +332,8 @@ def open_training(
             stop.take_over()  # starting Ray has put its own handlers in place
         if checkpoint is None:
             training.begin(stop)
-        console.phase(f"training in {folder.path}")
+        start = f" from step {before.env_steps:,}" if before.env_steps else ""
+        console.phase(f"training in {folder.path}{start}")
         yield training
 
 

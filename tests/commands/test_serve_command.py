@@ -32,6 +32,13 @@ def test_a_name_and_options_become_the_file_that_is_started(started, tmp_path):
     assert str(file.http.token_path) == "/k/token"
 
 
+def test_a_folder_does_not_hide_the_app_of_its_name(started, tmp_path, monkeypatch, capsys):
+    (tmp_path / "pocket").mkdir()  # of `rlvlm judge-bench --out pocket`
+    monkeypatch.chdir(tmp_path)
+    assert main(["serve", "pocket"]) == 0 and started[0].name == "pocket"
+    assert main(["serve", "./pocket"]) == 2 and "not in a run's folder" in box_words(capsys.readouterr().err)
+
+
 def test_a_path_works_as_a_name(started):
     assert main(["serve", str(REPOSITORY / "serve_apps" / "clip_cpu.yaml")]) == 0
     assert started[0].judges[0].judge.backend == "clip"

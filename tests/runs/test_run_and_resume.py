@@ -95,7 +95,8 @@ def test_a_run_that_is_stopped_and_then_killed_ends_as_one_that_was_neither(
     _, alive = psutil.wait_procs(processes, timeout=45)
     assert not alive, "nothing of ours outlives the run"
 
-    assert not finish(start("resume", str(run / "eval.csv")))[1]
+    said, err = finish(start("resume", str(run / "eval.csv")))
+    assert not err and re.search(rf"training in {run} from step \d+", said), "where it goes on"
     assert_same_run(run, whole[0])
     assert json.loads((run / "summary.json").read_text())["wall_s"] > summary["wall_s"]
 
