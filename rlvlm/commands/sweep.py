@@ -11,7 +11,7 @@ from rlvlm.commands.arguments import parse
 from rlvlm.core.console.tables import plain_console, plain_table
 from rlvlm.core.errors import EXIT_DONE
 from rlvlm.sweeps.config import SweepConfig, find_sweep_file, read_sweep
-from rlvlm.sweeps.plan import expand
+from rlvlm.sweeps.plan import expand, notes_of_plans
 
 
 @dataclass(frozen=True)
@@ -64,4 +64,6 @@ def show_plan(sweep: SweepConfig, out: Path) -> None:
     console = plain_console()
     console.print(sweep.title, style="bold")
     console.print(plain_table(heads, rows, words=words, wraps=words))
+    for note in notes_of_plans(plans):
+        console.print(note, markup=False)
     console.print(f"{len(plans)} runs, in {out}")

@@ -10,6 +10,7 @@ from typing import Any
 
 from rlvlm.core.errors import UsageError
 from rlvlm.runs.config import RunConfig
+from rlvlm.runs.preflight import notes_of
 from rlvlm.runs.recipes import recipe
 from rlvlm.runs.settings import flat, override, to_yaml
 from rlvlm.sweeps.config import SweepConfig
@@ -62,6 +63,12 @@ def expand(sweep: SweepConfig) -> list[TrialPlan]:
                     "set it once in budget:, or say budget: {may_differ: true}",
                 )
     return plans
+
+
+def notes_of_plans(plans: Sequence[TrialPlan]) -> list[str]:
+    """What a user should know of the runs before they start, once for all seeds; nothing of it stops one."""
+    notes = [f"{plan.task}, {plan.source}: {note}" for plan in plans for note in notes_of(plan.config)]
+    return list(dict.fromkeys(notes))
 
 
 def shared_judges(plans: Sequence[TrialPlan], judge_cpus: float, folder: Path) -> dict[str, RunConfig]:

@@ -20,7 +20,7 @@ from rlvlm.serving.apps import start_judge
 from rlvlm.sweeps.callback import SweepCallback, SweepScheduler
 from rlvlm.sweeps.config import SweepConfig
 from rlvlm.sweeps.folder import FINISHED, State, SweepFolder, held_sweep
-from rlvlm.sweeps.plan import TrialPlan, app_name, expand, shared_judges
+from rlvlm.sweeps.plan import TrialPlan, app_name, expand, notes_of_plans, shared_judges
 from rlvlm.sweeps.progress_table import ProgressTable
 from rlvlm.sweeps.trial import SweepTrial
 
@@ -49,6 +49,8 @@ def run_sweep(path: Path, sweep: SweepConfig) -> int:
         waiting = [key for key, record in callback.records.items() if record.state not in FINISHED]
         if waiting:
             callback.retry(waiting)
+            for note in notes_of_plans([plans[key] for key in waiting]):
+                table.line(note)
             table.phase(f"starting Ray; {len(waiting)} of {len(plans)} runs to go")
             stack.enter_context(ray_session(log=table.phase))
             stop.take_over()

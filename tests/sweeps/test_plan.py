@@ -7,6 +7,7 @@ import pytest
 from ray.rllib.algorithms.utils import _get_learner_bundles
 
 from rlvlm.algorithms.policy_gradient.algorithm import PPOAlgorithmConfig
+from rlvlm.cli import run_word
 from rlvlm.commands.arguments import parse_run
 from rlvlm.core.errors import UsageError
 from rlvlm.runs.config import RunConfig
@@ -14,7 +15,7 @@ from rlvlm.runs.preflight import networks_of
 from rlvlm.runs.recipes import recipe
 from rlvlm.runs.settings import from_yaml, override, to_yaml
 from rlvlm.sweeps.config import BudgetConfig, SourceConfig, SweepConfig, find_sweep_file, read_sweep
-from rlvlm.sweeps.plan import alone_command, app_name, expand, shared_judges
+from rlvlm.sweeps.plan import alone_command, app_name, expand, notes_of_plans, shared_judges
 from rlvlm.sweeps.sweep import largest_places
 
 JUDGE = SourceConfig(title="VLM", settings={"reward.teacher": "judge"})
@@ -63,6 +64,22 @@ def test_queries_are_counted_session_by_session() -> None:
     assert replace(config, steps=3_000).max_queries == 0
     assert replace(config, feedback=replace(config.feedback, max_queries=250)).max_queries == 250
     assert expand(SWEEP)[2].config.max_queries == 0  # the true reward asks nobody
+
+
+def test_sources_that_would_ask_nothing_are_named_once_before_they_run(tmp_path: Path, capsys) -> None:
+    short = replace(SWEEP, tasks=("drawer_open",), budget=BudgetConfig(steps=3_000))  # the first session is at 3,000
+    assert [note.partition(" would be asked")[0] for note in notes_of_plans(expand(short))] == [
+        "drawer_open, vlm: nothing",
+        "drawer_open, oracle: nothing",
+    ]
+    assert not notes_of_plans(expand(replace(short, budget=BudgetConfig(steps=3_001))))
+    file = tmp_path / "short.yaml"
+    file.write_text(
+        "title: short\ntasks: [drawer_open]\nseeds: [0]\nbudget: {steps: 3000}\n"
+        "sources: {oracle: {title: oracle, settings: {reward.teacher: oracle}}}\n"
+    )
+    assert run_word(["sweep", str(file), "--plan"]) == 0
+    assert "drawer_open, oracle: nothing would be asked" in capsys.readouterr().out
 
 
 def test_budgets_are_equal_or_refused() -> None:
