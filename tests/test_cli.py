@@ -246,6 +246,13 @@ def test_what_needs_no_machinery_loads_none(line: str) -> None:
     assert "Usage" in child.stdout or "usage" in child.stdout or "rlvlm" in child.stdout or "task:" in child.stdout
 
 
+@pytest.mark.slow
+def test_learners_and_env_runners_wait_for_no_library_of_models() -> None:
+    code = "import sys, rlvlm.runs.build; print({'transformers', 'peft', 'scipy.spatial', 'sympy'} & set(sys.modules))"
+    child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert child.stdout == "set()\n", "each of them costs every process of a run a second or two"
+
+
 def test_a_module_of_the_working_folder_is_found(tmp_path, monkeypatch, capsys) -> None:
     (tmp_path / "task_of_mine.py").write_text(
         "from rlvlm.envs.registry import Task\n"

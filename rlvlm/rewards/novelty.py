@@ -1,14 +1,16 @@
 """Novelty: how far a state lies from those visited before. Rewards exploration before the first labels come."""
 
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.spatial import KDTree
 
 from rlvlm.core.steps import FloatArray, Transitions
 from rlvlm.rewards.growing import GrowingArray
 from rlvlm.rewards.source import Labelling, RewardSource, SourceContext
+
+if TYPE_CHECKING:
+    from scipy.spatial import KDTree
 
 _LEAST_RECENT = 512
 """States that are kept apart from the large tree before it is built anew."""
@@ -40,6 +42,8 @@ class VisitedStates:
 
     def append(self, rows: FloatArray) -> None:
         """Adds [M, D]."""
+        from scipy.spatial import KDTree  # slow to import, and most sources look for no neighbours
+
         self._rows.append(rows)
         old = self._trees[0]
         num_old = 0 if old is None else old.n

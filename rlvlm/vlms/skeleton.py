@@ -13,9 +13,6 @@ from typing import Any
 import torch
 from safetensors import safe_open
 from torch import Tensor, nn
-from transformers import GenerationConfig
-from transformers.conversion_mapping import get_model_conversion_mapping
-from transformers.core_model_loading import WeightRenaming, rename_source_key
 
 _wanted = False
 
@@ -88,6 +85,11 @@ def build_skeleton(
     Raises:
         ValueError: a weight is made of several of the folder's, or has another shape there.
     """
+    # a second and a half to import, and every learner and env runner reads this module for `pending`
+    from transformers import GenerationConfig
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import WeightRenaming, rename_source_key
+
     make = getattr(network_class, "from_config", None) or network_class._from_config
     with _parameters_on_meta():
         network = make(config, **settings).eval()

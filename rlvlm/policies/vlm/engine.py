@@ -6,12 +6,11 @@ are encoded when they are shown, not when they are asked about.
 """
 
 from collections.abc import Sequence
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import DynamicCache
 
 from rlvlm.core.errors import UsageError
 from rlvlm.core.sampling import ReplyRequest, ReplyTokens, SampledReply
@@ -21,6 +20,9 @@ from rlvlm.policies.vlm.config import BUCKET_MIB
 from rlvlm.policies.vlm.padding import Padded
 from rlvlm.policies.vlm.policy import NO_REPLY, VLMPolicy
 from rlvlm.vlms.lora import cast_adapters
+
+if TYPE_CHECKING:
+    from transformers import DynamicCache
 
 
 class Engine(Protocol):
@@ -204,6 +206,8 @@ class PolicyEngine:
         asked = asked_tokens(policy, requests, self._sizes(requests), max_new_tokens)
         noise = None if greedy else _uniforms(requests, max_new_tokens)
         padded = policy.pad(asked)
+        from transformers import DynamicCache  # slow to import, and whoever plays chunks reads this module too
+
         cache = DynamicCache(config=policy.backbone.text_config)
         hidden = policy.hidden(padded, [one.image for one in asked], cache)
         values = policy.prompt_values(hidden, padded).tolist()
@@ -224,7 +228,7 @@ class PolicyEngine:
     def _sizes(self, requests: Sequence[ReplyRequest]) -> list[tuple[int, int]]:
         return [image.size_px for image in self.policy.images.get([request.image for request in requests])]
 
-    def _decode_step(self, padded: Padded, tokens: Tensor, step: int, cache: DynamicCache) -> Tensor:
+    def _decode_step(self, padded: Padded, tokens: Tensor, step: int, cache: "DynamicCache") -> Tensor:
         """[B, D] hidden states after one more token each. Finished replies go along; nobody looks at them."""
         positions = (padded.positions.amax((0, 2)) + 1 + step)[None, :, None].expand(len(padded.positions), -1, 1)
         mask = padded.attention
