@@ -22,9 +22,8 @@ from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.env import Outcome, TurnEnv
 from rlvlm.envs.minigrid.ids import OTHERS, WITHOUT_EXPERT, family
 from rlvlm.envs.minigrid.missions import read_mission
-from rlvlm.envs.minigrid.planner import LEFT, RIGHT, STEPS, Layout, Plan, find_plan
+from rlvlm.envs.minigrid.planner import LEFT, RIGHT, STEPS, Plan, plan_shortest, plan_subgoals
 from rlvlm.envs.minigrid.renderer import TILE_PX, paint
-from rlvlm.envs.minigrid.subgoals import SubgoalPlanner
 
 _INVALID = -0.1
 _PASSED = -1
@@ -202,12 +201,11 @@ class MiniGridTurnEnv(TurnEnv):
             return None
         if not self._is_exact:
             mission = read_mission(self._env)
-            return None if mission is None else SubgoalPlanner(self._env, mission).plan()
+            return None if mission is None else plan_subgoals(self._env, mission)
         thing = self._env.carrying
         carried = None if thing is None else (OBJECT_TO_IDX[thing.type], COLOR_TO_IDX[thing.color])
-        layout = Layout(self._grid(), carried, self._wants_door)
         column, row, facing = (int(value) for value in self._agent())
-        return find_plan(layout, layout.start((column, row, facing)))
+        return plan_shortest(self._grid(), (column, row, facing), carried, self._wants_door)
 
     def _grid(self) -> NDArray[np.int64]:
         return self._env.grid.encode().astype(np.int64)

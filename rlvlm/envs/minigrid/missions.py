@@ -1,4 +1,4 @@
-"""What the missions of MiniGrid and BabyAI ask for, read from the env itself. Used by `env`; `subgoals` plans for it.
+"""What the missions of MiniGrid and BabyAI ask for, read from the env itself. Used by `env`; `planner` plans for it.
 
 BabyAI's missions are trees of instructions; MiniGrid's own envs each keep what they want under names of their own.
 """

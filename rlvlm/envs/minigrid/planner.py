@@ -1,16 +1,27 @@
-"""The shortest way through a grid, where the mission is a goal square or a locked door. Used by `env`.
+"""What MiniGrid's scripted expert does next: a plan is the whole way from the present state to success. Used by `env`.
 
-It moves, picks up, and opens doors; it never puts anything down, which no shortest way to a goal square or through a
-locked door needs as long as nothing but the key lies in the way. `subgoals` plans for all other missions.
+`plan_shortest` knows missions of a goal square or a locked door, and searches all that can happen: no way is shorter.
+It moves, picks up, and opens doors; it never puts anything down, which no shortest way of these needs as long as
+nothing but the key lies in the way.
+
+`plan_subgoals` knows the other missions: go to, pick up, put down, open, put beside. Each goal is reached by a shortest
+walk over cells and directions, found by Dijkstra's search. Where something stands in the way, that is a goal of its
+own, and is reached first: a locked door wants its key (which may lie in a box), and a thing that blocks the way is put
+aside. Each leg is the shortest there is, the whole is not: where a door is locked it takes some five steps more than
+`plan_shortest`, by which progress is counted; where none is, it takes the same ones.
 """
 
+import heapq
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 from minigrid.core.constants import OBJECT_TO_IDX
+from minigrid.core.world_object import Box, Door, WorldObj
 from numpy.typing import NDArray
+
+from rlvlm.envs.minigrid.missions import Cell, Face, Goal, Mission, Open, PutBeside, Stand, Take
 
 LEFT, RIGHT, FORWARD, PICK_UP, DROP, TOGGLE, DONE = range(7)
 STEPS = ((1, 0), (0, 1), (-1, 0), (0, -1))
@@ -20,11 +31,18 @@ _KEY, _DOOR, _GOAL = OBJECT_TO_IDX["key"], OBJECT_TO_IDX["door"], OBJECT_TO_IDX[
 _CARRIED = {OBJECT_TO_IDX[kind] for kind in ("key", "ball", "box")}
 _FREE = {OBJECT_TO_IDX[kind] for kind in ("empty", "floor", "goal")}
 
-Cell = tuple[int, int]
+Pose = tuple[Cell, int]
+"""Where the agent stands, and which way it faces."""
 State = tuple[Cell, int, int, int, int]
-"""Cell and direction of the agent; place in `Layout.things` of what it carries (-1: nothing, -2: something that is not
+"""Cell and direction of the agent; place in `_Layout.things` of what it carries (-1: nothing, -2: something that is not
 in the grid); bits of the things that still lie there; bits of the doors that are open."""
-NOTHING, OTHER = -1, -2
+_NOTHING, _OTHER = -1, -2
+_COST_BLOCKED, _COST_LOCKED = 20, 40
+"""Steps that it is thought to take to put a thing aside, and to fetch a key."""
+_TRIES, _DEPTH = 30, 12
+"""Things done for one goal, and goals within goals, after which there is no way."""
+Entry = tuple[int, tuple[tuple[int, bool], ...]]
+"""Cost of a step to another pose; its actions, each with whether nothing has to be cleared for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,14 +63,46 @@ class Plan:
         return Plan(self.actions[1:], self.targets[1:]) if len(self.actions) > 1 else None
 
 
-class Layout:
-    """What stays as it is while the agent moves.
+def _ahead(pose: Pose) -> Cell:
+    (x, y), facing = pose
+    return x + STEPS[facing][0], y + STEPS[facing][1]
+
+
+def plan_shortest(
+    grid: NDArray[np.int64], agent: tuple[int, int, int], carried: tuple[int, int] | None, wants_door: bool
+) -> Plan | None:
+    """A shortest way, by breadth-first search; None where there is none, or nothing is left to do.
 
     Args:
         grid: [W, H, 3] kind, colour and state of each cell.
+        agent: column, row and direction.
         carried: kind and colour of what the agent carries, where it does.
         wants_door: whether success is to open a locked door rather than to stand on a goal square.
     """
+    layout = _Layout(grid, carried, wants_door)
+    start = layout.start(agent)
+    if layout.is_success(start):
+        return None
+    came_from: dict[State, tuple[State, int]] = {}
+    queue = deque([start])
+    while queue:
+        state = queue.popleft()
+        for action, after in layout.moves(state):
+            if after in came_from or after == start:
+                continue
+            came_from[after] = state, action
+            if layout.is_success(after):
+                actions = []
+                while after != start:
+                    after, action = came_from[after]
+                    actions.append(action)
+                return layout.plan(start, actions[::-1])
+            queue.append(after)
+    return None
+
+
+class _Layout:
+    """What stays as it is while the agent moves; see `plan_shortest`."""
 
     def __init__(self, grid: NDArray[np.int64], carried: tuple[int, int] | None, wants_door: bool) -> None:
         self._kinds: dict[Cell, tuple[int, int, int]] = {
@@ -70,20 +120,20 @@ class Layout:
     def start(self, agent: tuple[int, int, int]) -> State:
         """The state with the agent at column, row and direction."""
         is_open = sum(1 << i for i, cell in enumerate(self.doors) if self._kinds[cell][2] == _OPEN)
-        return agent[:2], agent[2], OTHER if self._carried else NOTHING, (1 << len(self.things)) - 1, is_open
+        return agent[:2], agent[2], _OTHER if self._carried else _NOTHING, (1 << len(self.things)) - 1, is_open
 
     def moves(self, state: State) -> Iterator[tuple[int, State]]:
         """Every action that changes something, and what comes of it; walking into lava is left out."""
         cell, direction, hand, lying, is_open = state
         yield LEFT, (cell, (direction - 1) % 4, hand, lying, is_open)
         yield RIGHT, (cell, (direction + 1) % 4, hand, lying, is_open)
-        ahead = self._ahead(cell, direction)
+        ahead = _ahead((cell, direction))
         kind, colour, _ = self._kinds[ahead]
         if kind in _CARRIED:
             bit = 1 << self.things.index(ahead)
             if not lying & bit:
                 yield FORWARD, (ahead, direction, hand, lying, is_open)
-            elif hand == NOTHING:
+            elif hand == _NOTHING:
                 yield PICK_UP, (cell, direction, self.things.index(ahead), lying ^ bit, is_open)
         elif kind == _DOOR:
             bit = 1 << self.doors.index(ahead)
@@ -100,45 +150,323 @@ class Layout:
             return any(state[4] >> self.doors.index(cell) & 1 for cell in self._locked)
         return state[0] in self._goals
 
-    def targets(self, state: State, actions: tuple[int, ...]) -> tuple[tuple[str, Cell], ...]:
-        """For each action of a way, what the next one beyond walking acts on, or the last cell of the way."""
-        found: list[tuple[str, Cell]] = []
+    def plan(self, state: State, actions: list[int]) -> Plan:
+        """The way from `state` by `actions`, with what each of them leads to: what the next action beyond walking acts
+        on, or the last cell.
+        """
+        targets: list[tuple[str, Cell]] = []
         for number, action in enumerate(actions, start=1):
             if action in (PICK_UP, TOGGLE):
-                target = "door" if action == TOGGLE else "key", self._ahead(*state[:2])
-                found += [target] * (number - len(found))
+                target = "door" if action == TOGGLE else "key", _ahead(state[:2])
+                targets += [target] * (number - len(targets))
             state = dict(self.moves(state))[action]
-        return (*found, *[("goal", state[0])] * (len(actions) - len(found)))
+        return Plan(tuple(actions), (*targets, *[("goal", state[0])] * (len(actions) - len(targets))))
 
     def _held(self, hand: int) -> tuple[int, int] | None:
-        return self._carried if hand == OTHER else self._kinds[self.things[hand]][:2] if hand >= 0 else None
-
-    def _ahead(self, cell: Cell, direction: int) -> Cell:
-        return cell[0] + STEPS[direction][0], cell[1] + STEPS[direction][1]
+        return self._carried if hand == _OTHER else self._kinds[self.things[hand]][:2] if hand >= 0 else None
 
 
-def find_plan(layout: Layout, start: State) -> Plan | None:
-    """A shortest way, by breadth-first search; None where there is none, or nothing is left to do."""
-    if layout.is_success(start):
+class _NoWay(Exception):
+    """Nothing leads to the goal."""
+
+
+def plan_subgoals(env: object, mission: Mission) -> Plan | None:
+    """Actions that fulfil a mission from the env's present state, of which nothing is changed; None where no way is
+    known.
+
+    Args:
+        env: of MiniGrid.
+        mission: what is left to do in it.
+    """
+    thought = _Thought(env, mission)
+    try:
+        for goal in mission.goals:
+            thought.reach(goal)
+    except _NoWay:
         return None
-    came_from: dict[State, tuple[State, int]] = {}
-    queue = deque([start])
-    while queue:
-        state = queue.popleft()
-        for action, after in layout.moves(state):
-            if after in came_from or after == start:
+    targets: list[tuple[str, Cell]] = []
+    for num_actions, target in thought.acted:
+        targets += [target] * (num_actions - len(targets))
+    return Plan(tuple(thought.actions), tuple(targets)) if thought.actions else None
+
+
+class _Thought:
+    """The grid, the agent and its hand as they would be after all actions so far; see `plan_subgoals`."""
+
+    def __init__(self, env: object, mission: Mission) -> None:
+        grid = env.grid  # pyright: ignore[reportAttributeAccessIssue] - a MiniGridEnv
+        self._cells: dict[Cell, WorldObj | None] = {
+            (x, y): grid.get(x, y) for x in range(grid.width) for y in range(grid.height)
+        }
+        self._cell: Cell = tuple(map(int, env.agent_pos))  # pyright: ignore[reportAttributeAccessIssue]
+        self._facing = int(env.agent_dir)  # pyright: ignore[reportAttributeAccessIssue]
+        self._hand: WorldObj | None = env.carrying  # pyright: ignore[reportAttributeAccessIssue]
+        doors = [thing for thing in self._cells.values() if isinstance(thing, Door)]
+        self._open = {id(door) for door in doors if door.is_open}
+        self._locked = {id(door) for door in doors if door.is_locked}
+        self._mission = mission
+        self.actions: list[int] = []
+        self.acted: list[tuple[int, tuple[str, Cell]]] = []
+        """After how many actions something was acted on or reached, and what."""
+
+    def reach(self, goal: Goal, depth: int = 0) -> None:
+        """Plays until `goal` is reached.
+
+        Raises:
+            _NoWay: it is not, whatever was tried.
+        """
+        if depth > _DEPTH:
+            raise _NoWay
+        for _ in range(_TRIES):
+            if self._come_nearer(goal, depth):
+                return
+        raise _NoWay
+
+    def _come_nearer(self, goal: Goal, depth: int) -> bool:
+        """Does one thing more for `goal`; whether it is reached by that."""
+        match goal:
+            case Stand():
+                arrived = self._go(lambda pose: pose[0] in goal.cells, depth)
+                self._note(self._name(self._cell), self._cell)
+                return arrived
+            case Face():
+                return self._face(goal, depth)
+            case Take():
+                return self._take(goal, depth)
+            case Open():
+                return self._open_one(goal, depth)
+            case PutBeside():
+                return self._put_beside(goal, depth)
+
+    def _face(self, goal: Face, depth: int) -> bool:
+        arrived = self._go_before(goal.things, depth)
+        self._note(self._name(self._front), self._front)
+        if arrived and goal.says_done:
+            self._act(DONE)
+        return arrived
+
+    def _take(self, goal: Take, depth: int) -> bool:
+        is_lying = bool(self._places(goal.things))
+        if is_lying and not self._go_before(goal.things, depth):
+            return False
+        if self._hand is None and is_lying:
+            self._act(PICK_UP)
+            return True
+        self._put_down()  # another thing; or the one that is wanted, which has to be picked up anew
+        return False
+
+    def _open_one(self, goal: Open, depth: int) -> bool:
+        if not self._go_before(goal.things, depth):
+            return False
+        door = self._cells[self._front]
+        assert door is not None, "what it went to"
+        if id(door) in self._locked and not self._fits(door):
+            self._fetch_key(door.color, depth)
+            return False
+        self._act(TOGGLE)
+        return id(door) in self._open
+
+    def _put_beside(self, goal: PutBeside, depth: int) -> bool:
+        if not any(self._hand is thing for thing in goal.things):
+            apart = tuple(one for one in goal.things if any(other is not one for other in goal.fixed))
+            self.reach(Take(things=apart), depth + 1)
+            return False
+        places = self._places(one for one in goal.fixed if one is not self._hand)
+        beside = _around(places, goal.across_corners)
+        if not self._go(lambda pose: _ahead(pose) in beside and self._is_empty(_ahead(pose)), depth):
+            return False
+        self._act(DROP)
+        return True
+
+    def _go_before(self, things: tuple[WorldObj, ...], depth: int) -> bool:
+        """Walks until one of `things` is ahead; whether it is."""
+        places = set(self._places(things))
+        return bool(places) and self._go(lambda pose: _ahead(pose) in places, depth)
+
+    def _go(self, is_end: Callable[[Pose], bool], depth: int) -> bool:
+        """Walks to the nearest pose that is wanted, as far as nothing is in the way; else clears that.
+
+        Raises:
+            _NoWay: there is no such pose.
+        """
+        for action, is_free in self._way(is_end):
+            if not is_free:
+                self._clear(depth)
+                return False
+            self._act(action)
+        return True
+
+    def _clear(self, depth: int) -> None:
+        """Unlocks the door that is ahead, or puts the thing aside, all the way: what was in the hand is fetched anew by
+        whoever wants it there.
+        """
+        thing = self._cells[self._front]
+        assert thing is not None, "it is in the way"
+        if isinstance(thing, Door):
+            self.reach(Open(things=(thing,)), depth + 1)
+        else:
+            self.reach(Take(things=(thing,)), depth + 1)
+            self._put_down()
+
+    def _fetch_key(self, colour: str, depth: int) -> None:
+        """Has a key of `colour` in the hand in the end, out of a box if need be."""
+
+        def is_it(thing: WorldObj | None) -> bool:
+            return thing is not None and thing.type == "key" and thing.color == colour
+
+        lying = [thing for thing in self._cells.values() if thing is not None]
+        keys = tuple(thing for thing in lying if is_it(thing))
+        boxes = tuple(thing for thing in lying if isinstance(thing, Box) and is_it(thing.contains))
+        if not keys and not boxes:
+            raise _NoWay
+        if not keys:
+            self.reach(Face(things=boxes), depth + 1)
+            self._act(TOGGLE)
+            keys = tuple(thing for thing in (self._cells[self._front],) if thing is not None)
+        self.reach(Take(things=keys), depth + 1)
+
+    def _put_down(self) -> None:
+        """Puts down what is in the hand, at the nearest place where it is in nobody's way.
+
+        Raises:
+            _NoWay: there is none, or nothing is in the hand.
+        """
+        if self._hand is None:
+            raise _NoWay
+
+        def will_do(pose: Pose) -> bool:
+            place = _ahead(pose)
+            return self._is_empty(place) and not self._would_block(place)
+
+        try:
+            way = self._way(will_do, clears=False)
+        except _NoWay:  # then anywhere
+            way = self._way(lambda pose: self._is_empty(_ahead(pose)), clears=False)
+        for action, _ in way:
+            self._act(action)
+        self._act(DROP)
+
+    def _would_block(self, place: Cell) -> bool:
+        """Whether a thing at `place` stands before a door, or parts cells around it from each other."""
+        sides = [(place[0] + x, place[1] + y) for x, y in STEPS]
+        if any(isinstance(self._cells.get(side), Door) for side in sides):
+            return True
+        ring = [(place[0] + x, place[1] + y) for x in (-1, 0, 1) for y in (-1, 0, 1) if (x, y) != (0, 0)]
+        free = {cell for cell in ring if cell in self._cells and (self._is_empty(cell) or cell == self._cell)}
+        wanted = [side for side in sides if side in free]
+        if not wanted:
+            return False
+        reached, queue = {wanted[0]}, [wanted[0]]
+        while queue:
+            x, y = queue.pop()
+            near = {(x + dx, y + dy) for dx, dy in STEPS} & free - reached
+            reached |= near
+            queue += near
+        return not set(wanted) <= reached
+
+    def _way(self, is_end: Callable[[Pose], bool], clears: bool = True) -> list[tuple[int, bool]]:
+        """The cheapest walk to a pose that is wanted: actions, each with whether nothing has to be cleared for it.
+
+        Args:
+            is_end: whether a pose is wanted.
+            clears: whether the walk may lead through what has to be cleared first.
+
+        Raises:
+            _NoWay: there is none.
+        """
+        start: Pose = (self._cell, self._facing)
+        costs: dict[Pose, int] = {start: 0}
+        came_from: dict[Pose, tuple[Pose, tuple[tuple[int, bool], ...]]] = {}
+        queue = [(0, 0, start)]
+        while queue:
+            cost, _, pose = heapq.heappop(queue)
+            if cost > costs[pose]:
                 continue
-            came_from[after] = state, action
-            if layout.is_success(after):
-                actions = _retraced(came_from, start, after)
-                return Plan(actions, layout.targets(start, actions))
-            queue.append(after)
-    return None
+            if is_end(pose):
+                legs = []
+                while pose != start:
+                    pose, actions = came_from[pose]
+                    legs.append(actions)
+                return [action for actions in reversed(legs) for action in actions]
+            cell, facing = pose
+            edges: dict[Pose, Entry | None] = {
+                (cell, (facing - 1) % 4): (1, ((LEFT, True),)),
+                (cell, (facing + 1) % 4): (1, ((RIGHT, True),)),
+                (_ahead(pose), facing): self._entering(_ahead(pose), clears),
+            }
+            for after, entry in edges.items():
+                if entry is None:
+                    continue
+                step_cost, actions = entry
+                if cost + step_cost < costs.get(after, cost + step_cost + 1):
+                    costs[after] = cost + step_cost
+                    came_from[after] = pose, actions
+                    heapq.heappush(queue, (cost + step_cost, len(costs), after))
+        raise _NoWay
+
+    def _entering(self, cell: Cell, clears: bool) -> Entry | None:
+        """What it costs to enter a cell from beside it, and by which actions; None where nobody can."""
+        if cell not in self._cells or cell in self._mission.never:
+            return None
+        thing = self._cells[cell]
+        if thing is None or thing.type in ("floor", "goal") or id(thing) in self._open:
+            return 1, ((FORWARD, True),)
+        if isinstance(thing, Door):
+            if self._mission.is_picky:
+                return None
+            if id(thing) not in self._locked or self._fits(thing):
+                return 2, ((TOGGLE, True), (FORWARD, True))
+            return (2 + _COST_LOCKED, ((TOGGLE, False),)) if clears else None
+        if thing.can_pickup() and clears and not self._mission.is_picky:
+            return 1 + _COST_BLOCKED, ((PICK_UP, False),)
+        return None
+
+    def _act(self, action: int) -> None:
+        """Carries out an action in thought."""
+        self.actions.append(action)
+        front = self._front
+        if action in (PICK_UP, DROP, TOGGLE, DONE):
+            self._note(self._name(front), front)
+        if action in (LEFT, RIGHT):
+            self._facing = (self._facing + (1 if action == RIGHT else -1)) % 4
+        elif action == FORWARD:
+            self._cell = front
+        elif action == PICK_UP:
+            self._hand, self._cells[front] = self._cells[front], None
+        elif action == DROP:
+            self._hand, self._cells[front] = None, self._hand
+        elif action == TOGGLE:
+            thing = self._cells[front]
+            if isinstance(thing, Box):
+                self._cells[front] = thing.contains
+            else:
+                self._locked.discard(id(thing))
+                self._open ^= {id(thing)}
+
+    def _note(self, name: str, cell: Cell) -> None:
+        self.acted.append((len(self.actions), (name, cell)))
+
+    def _name(self, cell: Cell) -> str:
+        thing = self._cells[cell]
+        return "empty cell" if thing is None else thing.type
+
+    @property
+    def _front(self) -> Cell:
+        return _ahead((self._cell, self._facing))
+
+    def _places(self, things: Iterable[WorldObj]) -> list[Cell]:
+        wanted = {id(thing) for thing in things}
+        return [cell for cell, thing in self._cells.items() if id(thing) in wanted]
+
+    def _fits(self, door: WorldObj) -> bool:
+        """Whether the key of a door is in the hand."""
+        return self._hand is not None and self._hand.type == "key" and self._hand.color == door.color
+
+    def _is_empty(self, cell: Cell) -> bool:
+        return cell in self._cells and self._cells[cell] is None
 
 
-def _retraced(came_from: dict[State, tuple[State, int]], start: State, end: State) -> tuple[int, ...]:
-    actions = []
-    while end != start:
-        end, action = came_from[end]
-        actions.append(action)
-    return tuple(reversed(actions))
+def _around(places: Iterable[Cell], across_corners: bool) -> set[Cell]:
+    """Cells beside `places`."""
+    steps = [(x, y) for x in (-1, 0, 1) for y in (-1, 0, 1) if across_corners or 0 in (x, y)]
+    return {(x + dx, y + dy) for x, y in places for dx, dy in steps if (dx, dy) != (0, 0)}
