@@ -263,9 +263,8 @@ class TrainingStats:
         """Restores what `get_state` returned."""
         self._recent = deque(state["recent"], maxlen=_RECENT_EPISODES)
         self._facts = dict(state["facts"])
-        self._rewards_of_running = state.get("rewards_of_running", 0.0)  # older checkpoints have none
-        if "signal" in state:  # likewise
-            self.signal.set_state(state["signal"])
+        self._rewards_of_running = state["rewards_of_running"]
+        self.signal.set_state(state["signal"])
         self.env_steps, self._num_episodes = state["env_steps"], state["num_episodes"]
         self._steps_taken = self.env_steps
 

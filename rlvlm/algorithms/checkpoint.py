@@ -139,12 +139,10 @@ def load_policy_file(folder: Path) -> PolicyFile:
 
     folder = Path(folder)
     digests = _digests(folder)
-    check_file(folder / POLICY_FILE, digests[POLICY_FILE])
-    if _CARD in digests:
-        check_file(folder / _CARD, digests[_CARD])
+    for name in (POLICY_FILE, _CARD):
+        check_file(folder / name, digests[name])
     with _believed(folder):
-        content = (folder / _CARD).read_bytes() if _CARD in digests else b'{"kind": "squashed_gaussian", "card": {}}'
-        card = json.loads(content)  # rlvlm 0.1 knew one kind, and wrote no card
+        card = json.loads((folder / _CARD).read_bytes())
         return PolicyFile(kind=card["kind"], card=card["card"], weights=load_safetensors(folder / POLICY_FILE))
 
 
@@ -226,13 +224,13 @@ def _unflatten(node: Any, arrays: Any) -> Any:
 
 
 def _digests(folder: Path) -> dict[str, str]:
-    """The manifest; rlvlm 0.1 knew one kind of policy, and wrote no card.
+    """The manifest.
 
     Raises:
         CorruptCheckpoint: it is missing, or lists something else.
     """
-    digests = read_manifest(folder, {*_FILES} - {_CARD})
-    if not set(digests) <= {*_FILES}:
+    digests = read_manifest(folder, _FILES)
+    if set(digests) != {*_FILES}:
         raise CorruptCheckpoint(f"{folder} holds no checkpoint of ours: {sorted(digests)}", "use one that rlvlm wrote")
     return digests
 

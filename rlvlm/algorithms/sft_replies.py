@@ -392,7 +392,7 @@ def write_sft_manifest(folder: Path, manifest: SFTManifest) -> None:
 
 
 def read_sft_manifest(folder: Path) -> SFTManifest | None:
-    """What the weights in `folder` learned from; None where an older rlvlm did not write it down.
+    """What the weights in `folder` learned from; None where nothing was learned there.
 
     Raises:
         UsageError: it cannot be read.

@@ -59,16 +59,6 @@ def test_the_policy_can_be_read_alone(tmp_path, policy):
     torch.testing.assert_close(got.weights, dict(policy.weights), rtol=0, atol=0)
 
 
-def test_one_of_before_there_were_cards_is_a_squashed_gaussian(tmp_path, policy):
-    save_tree(tmp_path / "one", TREE, policy)
-    (tmp_path / "one" / "policy.json").unlink()
-    manifest = json.loads((tmp_path / "one" / "manifest.json").read_text())
-    del manifest["policy.json"]
-    (tmp_path / "one" / "manifest.json").write_text(json.dumps(manifest))
-    assert load_policy_file(tmp_path / "one").kind == "squashed_gaussian"
-    assert load_tree(tmp_path / "one")["steps"] == 7
-
-
 def test_nothing_is_pickled(tmp_path, policy):
     save_tree(tmp_path / "one", TREE, policy)
     assert {path.name for path in (tmp_path / "one").iterdir()} == {

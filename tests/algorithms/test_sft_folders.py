@@ -50,7 +50,7 @@ def test_weights_of_another_policy_are_refused(tmp_path: Path):
 
 def test_what_was_taught_is_known_and_compared_by_hand(tmp_path: Path):
     taught = sft_manifest_of("a", EnvConfig(shows_last=True), PolicyConfig(), ("left", "right"))
-    assert read_sft_manifest(tmp_path) is None, "an older rlvlm wrote none"
+    assert read_sft_manifest(tmp_path) is None
     check_sft_manifest(tmp_path, taught, pytest.fail)
     write_sft_manifest(tmp_path, taught)
     assert read_sft_manifest(tmp_path) == taught and not taught.lacks(taught) + taught.differs(taught)

@@ -33,7 +33,6 @@ from rlvlm.algorithms.sac_pebble.player import KIND, StepsPlayer
 from rlvlm.algorithms.sac_pebble.reward_switch import RewardSetup, build_switch, try_judge
 from rlvlm.algorithms.sac_pebble.runner import Sample, StepEnvRunner, join
 from rlvlm.core import metrics
-from rlvlm.core.errors import UsageError
 from rlvlm.core.steps import FloatArray, Frames
 from rlvlm.envs.images import FrameStore
 from rlvlm.envs.registry import make_env
@@ -244,14 +243,8 @@ class SACPebble(BaseAlgorithm):
 
         Raises:
             CorruptCheckpoint: a file is missing or differs from what was written.
-            UsageError: an earlier version wrote it.
         """
         tree = load_tree(Path(checkpoint_dir))
-        if "relabelling" not in tree:
-            raise UsageError(
-                f"{checkpoint_dir} was written by an earlier rlvlm, which trusted and relabelled otherwise",
-                "go on with the commit that environment.json in the run's folder names, or start the run anew",
-            )
         self._runner_group.set_state(tree["runner"])
         self._learner.load_tree(tree["learner"])
         self._switch.set_state(tree["schedule"])

@@ -114,7 +114,6 @@ class Replay:
         self.__init__(self.capacity, self.device)
         columns = state["columns"]
         if columns:
-            columns = {"bonuses": np.zeros(state["num_rows"], np.float32), **columns}  # older checkpoints have none
             self._lay_out({name: columns[name] for name in _COLUMNS})
         self._next_row, self._num_rows = state["next_row"], state["num_rows"]
         for name, values in columns.items():

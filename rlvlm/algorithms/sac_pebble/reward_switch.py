@@ -164,7 +164,7 @@ class RewardSwitch:
         if self._loop is not None:
             self._loop.set_state(tree["loop"])
             if tree["is_learned"]:
-                self._switch_to_learned(self._loop, tree.get("learned_since", 0))  # older ones have no bonus
+                self._switch_to_learned(self._loop, tree["learned_since"])
         if (novelty := self._novelty_in_use) is not None:
             novelty.set_state(tree["novelty"])
 

@@ -8,11 +8,10 @@ import pytest
 import torch
 from state_trees import assert_same
 
-from rlvlm.algorithms.checkpoint import load_policy_file, load_tree, save_tree
 from rlvlm.algorithms.sac_pebble.algorithm import SACPebbleConfig
 from rlvlm.algorithms.sac_pebble.config import SACConfig
 from rlvlm.core import metrics
-from rlvlm.core.errors import MachineError, NumericsError, UsageError
+from rlvlm.core.errors import MachineError, NumericsError
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.registry import Task
 from rlvlm.judge_bench.preflight import JudgeRefused
@@ -253,17 +252,6 @@ def test_a_run_that_stops_within_an_episode_resumes_too(build, tmp_path):
     for one, other in zip(left.episodes, right.episodes, strict=True):
         assert len(one) == 20
         assert_same(dataclasses.asdict(one), dataclasses.asdict(other))
-
-
-def test_a_checkpoint_of_an_earlier_version_is_refused_by_name(build, tmp_path):
-    algorithm = train(build(StepRewardConfig(source="environment")), 1)
-    algorithm.save_checkpoint(str(tmp_path / "new"))
-    old = load_tree(tmp_path / "new")
-    old["relabelled_to"] = old.pop("relabelling") and None
-    save_tree(tmp_path / "old", old, load_policy_file(tmp_path / "new"))
-    with pytest.raises(UsageError, match="earlier rlvlm") as refused:
-        algorithm.load_checkpoint(str(tmp_path / "old"))
-    assert "environment.json" in refused.value.fix
 
 
 def test_evaluating_changes_nothing(build):
