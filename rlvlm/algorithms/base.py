@@ -271,7 +271,9 @@ class TrainingStats:
 
 class BaseAlgorithm(Algorithm):
     """Everything of RLlib's life cycle that stands on `save_checkpoint`, `load_checkpoint` and `evaluate_policy`, and
-    what a run asks for besides (`RunAlgorithm`) where an algorithm has nothing to add.
+    what a run asks for besides, which is all that the run's loop knows of an algorithm: it is trained in rounds, looked
+    at, saved, and gone on with. A continuation is exact: after `load_checkpoint` all but wall-clock time repeats to the
+    bit. Evaluations and checkpoints come between rounds, so a round lasts seconds.
 
     A state is a whole checkpoint: what `get_state` returns and what `save_to_path` writes are the same files.
     """
@@ -312,25 +314,43 @@ class BaseAlgorithm(Algorithm):
         return self._stats.env_steps
 
     def prepare(self, log: Callable[[str], None]) -> bool:
-        """What comes before the first round: nothing, unless there is a supervised start. See `RunAlgorithm`."""
+        """What comes before the first round of a new run: nothing, unless there is a supervised start.
+
+        Args:
+            log: takes a line on what is being done now.
+
+        Returns:
+            Whether there is something to look at already: the run then evaluates the policy at step 0 and saves it.
+        """
         return False
 
     def flush_pending(self) -> None:
-        """Nothing is under way, unless an algorithm learns from rollouts that go on meanwhile."""
+        """Learns from rollouts that are under way, where there are any: called before an evaluation or a checkpoint, so
+        that both are of one moment.
+        """
 
     def finish(self) -> None:
-        """Waits for answers that are still to come; there are none unless an algorithm asks ahead."""
+        """Waits for answers that are still to come; called once, after the last round."""
+
+    def drain_records(self) -> list[Any]:
+        """What others were asked and answered since the last call; the run's pipeline knows how to write it down."""
+        raise NotImplementedError("each algorithm asks others about something else")
 
     def evaluate_policy(self, num_episodes: int) -> Evaluation:
         """Episodes of the present policy on the true task."""
         raise NotImplementedError("each algorithm has its own player")
 
     def rewarded(self, episodes: Sequence[PlayedEpisode]) -> list[PlayedEpisode]:
-        """`episodes` to be filmed, as they are: those that have a source to ask were given its rewards in play."""
+        """The first of the last evaluation's episodes, about to be filmed: with what the reward source makes of each
+        moment, where it was not asked when they were played.
+
+        Raises:
+            JudgeUnavailable: it does not answer.
+        """
         return list(episodes)
 
     def draw(self, snapshots: FloatArray, size_px: int) -> Frames:
-        """Images [N, H, W, 3] of `snapshots` [N, S], in the task's own size where it has one."""
+        """Images [N, H, W, 3] of `snapshots` [N, S]; `size_px` is the side wanted, for envs that have no size."""
         return self._viewer.draw(snapshots)
 
     def report(self) -> dict[str, float]:

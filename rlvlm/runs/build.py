@@ -4,7 +4,7 @@ What differs by policy or algorithm stands here; everything else of a run is the
 """
 
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -17,13 +17,12 @@ from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.tune.trainable import trainable
 
-from rlvlm.algorithms.contract import RunAlgorithm
+from rlvlm.algorithms.base import BaseAlgorithm
 from rlvlm.algorithms.env_slots import EnvSlot, make_slot
 from rlvlm.algorithms.evaluation import Player
 from rlvlm.algorithms.policy_gradient.algorithm import GRPOAlgorithmConfig, PolicyGradient, PPOAlgorithmConfig
 from rlvlm.algorithms.policy_gradient.algorithm_config import MakeEngine
 from rlvlm.algorithms.policy_gradient.config import PolicyGradientConfig, PPOConfig
-from rlvlm.algorithms.policy_gradient.panel import CHUNK_ROWS, TURN_ROWS
 from rlvlm.algorithms.policy_gradient.player import (
     ScriptPlayer,
     chunk_player,
@@ -36,10 +35,8 @@ from rlvlm.algorithms.policy_gradient.rewards import shown_frames
 from rlvlm.algorithms.policy_gradient.rollouts import Actor, ChunkSampler
 from rlvlm.algorithms.sac_pebble.algorithm import SACPebbleConfig
 from rlvlm.algorithms.sac_pebble.config import SACConfig
-from rlvlm.algorithms.sac_pebble.panel import ROWS as SAC_ROWS
 from rlvlm.algorithms.sac_pebble.player import StepsPlayer
 from rlvlm.algorithms.sac_pebble.player import load_policy as load_actor
-from rlvlm.core.console.panel import PanelRow
 from rlvlm.core.errors import JudgeUnavailable
 from rlvlm.core.steps import FloatArray, Frames
 from rlvlm.demonstrations.collect import RandomPlayer, ScriptedExpert
@@ -60,12 +57,10 @@ from rlvlm.serving.client import ServedJudge
 from rlvlm.serving.engine import ServedEngine
 
 MakeJudge = Callable[[], Judge]
-PANEL_ROWS: dict[str, Sequence[PanelRow]] = {"sac": SAC_ROWS, "ppo": TURN_ROWS, "grpo": CHUNK_ROWS}
-"""What the live panel shows, by algorithm."""
 
 
 @contextmanager
-def open_algorithm(config: RunConfig, make_judge: MakeJudge | None) -> Iterator[RunAlgorithm]:
+def open_algorithm(config: RunConfig, make_judge: MakeJudge | None) -> Iterator[BaseAlgorithm]:
     """The algorithm of a run, ready to train or to be restored; it is stopped when the context closes, and so is the
     Serve app that samples for it.
     """
@@ -171,7 +166,7 @@ def answering_judge(app: str) -> Judge:
     return judge
 
 
-def draw_examples(config: RunConfig, algorithm: RunAlgorithm) -> Draw:
+def draw_examples(config: RunConfig, algorithm: BaseAlgorithm) -> Draw:
     """Draws the examples of the judge's page as the judge sees them."""
     reward = config.reward
     if not isinstance(reward, ChunkRewardConfig) or not isinstance(algorithm, PolicyGradient):

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from rlvlm.algorithms.contract import RunAlgorithm
+from rlvlm.algorithms.base import BaseAlgorithm
 from rlvlm.algorithms.policy_gradient.algorithm import PolicyGradient
 from rlvlm.algorithms.policy_gradient.player import stands_still
 from rlvlm.core import metrics
@@ -138,7 +138,7 @@ def _of_scores(folder: RunFolder, examples: Sequence[Mapping[str, Any]]) -> dict
     }
 
 
-def write_episodes_page(folder: RunFolder, config: RunConfig, algorithm: RunAlgorithm) -> None:
+def write_episodes_page(folder: RunFolder, config: RunConfig, algorithm: BaseAlgorithm) -> None:
     """`episodes.html`: the last evaluation's episodes with what the policy said or did, where it says or plans; of
     chunks also `success_by_instruction.csv`.
     """

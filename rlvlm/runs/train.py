@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ray.exceptions import NodeDiedError, ObjectLostError, RayActorError, WorkerCrashedError
 
-from rlvlm.algorithms.contract import RunAlgorithm
+from rlvlm.algorithms.base import BaseAlgorithm
 from rlvlm.algorithms.evaluation import Evaluation
 from rlvlm.core import metrics
 from rlvlm.core.console.panel import RunConsole
@@ -24,12 +24,13 @@ from rlvlm.judge_bench.preflight import JudgeRefused
 from rlvlm.judges.cache import CachedJudge
 from rlvlm.judges.judge import Judge
 from rlvlm.labels.store import LabelStore
-from rlvlm.runs.build import PANEL_ROWS, draw_examples, film_draw, open_algorithm
+from rlvlm.runs.build import draw_examples, film_draw, open_algorithm
 from rlvlm.runs.checkpoints import Checkpoint, RunState, newest_sound
 from rlvlm.runs.config import RunConfig
 from rlvlm.runs.folder import RunFolder, check_settings, label_store
 from rlvlm.runs.memory import MemoryWatch
 from rlvlm.runs.pages import write_episodes_page, write_judge_page
+from rlvlm.runs.panels import PANEL_ROWS
 from rlvlm.runs.placement import check_placed, own_gpu
 from rlvlm.runs.plots import write_plots
 from rlvlm.runs.preflight import bench_command, check_judge_knows, notes_of
@@ -79,7 +80,7 @@ class Training:
         *,
         folder: RunFolder,
         config: RunConfig,
-        algorithm: RunAlgorithm,
+        algorithm: BaseAlgorithm,
         console: RunConsole,
         memory: MemoryWatch,
         before: RunState,

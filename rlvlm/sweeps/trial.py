@@ -15,8 +15,8 @@ from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_f
 from rlvlm.core.console.panel import RunConsole
 from rlvlm.core.console.quiet import quiet_output
 from rlvlm.core.errors import RunError, UsageError
-from rlvlm.runs.build import PANEL_ROWS
 from rlvlm.runs.folder import RunFolder, create_folder
+from rlvlm.runs.panels import PANEL_ROWS
 from rlvlm.runs.preflight import check_before_run
 from rlvlm.runs.train import Training, choose_sound, convert_errors, open_training
 from rlvlm.sweeps.config import FlatConfig

@@ -2,9 +2,9 @@ import io
 
 from rich.console import Console
 
-from rlvlm.algorithms.sac_pebble.panel import ROWS
 from rlvlm.core import metrics
 from rlvlm.core.console.panel import PanelRow, RunConsole
+from rlvlm.runs.panels import PANEL_ROWS
 
 LATEST = {
     metrics.ENV_STEPS: 2_500,
@@ -21,7 +21,7 @@ LATEST = {
 
 def test_a_pipe_gets_one_plain_line_when_it_is_due() -> None:
     stream = io.StringIO()
-    with RunConsole(stream, "tiny: judge labels", 40_000, ROWS) as console:
+    with RunConsole(stream, "tiny: judge labels", 40_000, PANEL_ROWS["sac"]) as console:
         console.update(LATEST, is_due=True)
         console.update({metrics.ENV_STEPS: 2_750}, is_due=False)
         console.phase("evaluating", is_line=False)
@@ -50,7 +50,7 @@ def test_an_algorithm_shows_its_own_numbers() -> None:
 
 def test_a_reward_that_is_withheld_says_so_until_it_is_in_force() -> None:
     stream = io.StringIO()
-    with RunConsole(stream, "t", 100, ROWS) as console:
+    with RunConsole(stream, "t", 100, PANEL_ROWS["sac"]) as console:
         asked = {metrics.QUERIES: 3.0}
         for latest in ({}, asked | {metrics.REWARD_IS_TRUSTED: 0.0}, {metrics.REWARD_IS_TRUSTED: 1.0}):
             console.update(latest, is_due=True)
@@ -67,7 +67,7 @@ class Terminal(io.StringIO):
 
 def test_a_terminal_gets_a_panel_with_everything() -> None:
     stream = Terminal()
-    with RunConsole(stream, "tiny", 40_000, ROWS) as console:
+    with RunConsole(stream, "tiny", 40_000, PANEL_ROWS["sac"]) as console:
         console.update(LATEST, is_due=True)
         panel = console.render()
     shown = io.StringIO()

@@ -1,8 +1,32 @@
-"""What a run of this algorithm shows besides success and returns."""
+"""What the live panel of a run shows besides success and returns, by algorithm. `RunConsole` takes it."""
+
+from collections.abc import Mapping, Sequence
 
 from rlvlm.core import metrics
 from rlvlm.core.console.panel import DEFAULT, PanelRow
 
+_LEARNED_REWARD = (
+    *DEFAULT,
+    PanelRow(label="learned return, training", metric=metrics.TRAIN_LEARNED_RETURN, format=".2f", word="learned"),
+    PanelRow(
+        label="learned reward",
+        metric=metrics.REWARD_IS_TRUSTED,
+        format="",
+        word="reward",
+        is_rare=True,
+        says=("exploring: the reward model is not yet better than chance", "in force"),
+    ),
+    PanelRow(label="answers predicted, newest session", metric=metrics.REWARD_FORETOLD, format=".0%", is_rare=True),
+    PanelRow(label="queries", metric=metrics.QUERIES, format=",.0f", word="labels", is_rare=True),
+    PanelRow(
+        label="label accuracy, decided pairs", metric=metrics.LABEL_ACCURACY, format=".1%", word="right", is_rare=True
+    ),
+    PanelRow(label="labels right or wrong", metric=metrics.QUERIES_OK, format=",.0f", is_rare=True),
+    PanelRow(label="labels without preference", metric=metrics.QUERIES_NO_PREFERENCE, format=",.0f", is_rare=True),
+    PanelRow(label="answers nobody could read", metric=metrics.QUERIES_INVALID, format=",.0f", is_rare=True),
+    PanelRow(label="queries without an answer", metric=metrics.QUERIES_FAILED, format=",.0f", is_rare=True),
+)
+"""Of a learned reward and the labels behind it."""
 _SAMPLED = PanelRow(
     label="sampled success, evaluation", metric=metrics.EVAL_SAMPLED_SUCCESS, format=".0%", word="sampled"
 )
@@ -14,7 +38,7 @@ _FOOLED = (
     PanelRow(label="the judge's alarm", metric=metrics.JUDGE_ALARM, format=".0f", word="alarm", is_rare=True),
 )  # fmt: skip
 
-TURN_ROWS = (
+_TURNS = (
     *DEFAULT,
     _SAMPLED,
     PanelRow(label="return above 0, greedy", metric=metrics.EVAL_STRICT_SUCCESS, format=".0%", word="return>0"),
@@ -28,8 +52,8 @@ TURN_ROWS = (
     PanelRow(label="judged reward of a turn", metric=metrics.REWARD_JUDGED, format="+.2f", word="judged", is_rare=True),
     *_FOOLED,
 )
-"""For `RunConsole`, of envs that are talked to."""
-CHUNK_ROWS = (
+"""Of a policy that writes."""
+_CHUNKS = (
     *DEFAULT,
     _SAMPLED,
     PanelRow(label="updates", metric=metrics.UPDATES, format=",.0f", word="updates"),
@@ -39,4 +63,7 @@ CHUNK_ROWS = (
     PanelRow(label="step size", metric=metrics.UPDATE_LR, format=".1e"),
     *_FOOLED,
 )
-"""For `RunConsole`, of envs in chunks."""
+"""Of a policy that acts in chunks."""
+
+PANEL_ROWS: Mapping[str, Sequence[PanelRow]] = {"sac": _LEARNED_REWARD, "ppo": _TURNS, "grpo": _CHUNKS}
+"""By the name that a run's config has for its algorithm."""
