@@ -4,9 +4,9 @@
 
 Simulated judges of known quality answer about pairs of images of drawer_open, spread evenly over the gaps in true
 progress. Each way of asking spends the same number of answers, unless its name says more; a reward model is fitted to
-the labels and orders new pairs, played with other seeds, by true progress. No policy is trained, so that many ways, judges
-and seeds take minutes. A judge errs at random, anew in each order of a pair and in each member of a committee, but for a
-share of pairs on which it gets every question wrong (`hard`): real judges err about the same pairs again.
+the labels and orders new pairs, played with other seeds, by true progress. No policy is trained, so that many ways,
+judges and seeds take minutes. A judge errs at random, anew in each order of a pair and in each member of a committee,
+but for a share of pairs on which it gets every question wrong (`hard`): real judges err about the same pairs again.
 """
 
 import csv

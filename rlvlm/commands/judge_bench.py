@@ -27,6 +27,9 @@ class JudgeBenchArguments:
     """Images shown of an episode, >= 1; by default 8, and 1 of a judge that was trained on single images."""
     pairs: int | None = None
     """Pairs of each task; by default the suite's."""
+    episodes: int | None = None
+    """Episodes played of each task, >= 4; the judge scores a third as many of each case: success, near miss, failure,
+    cut short. By default the suite's."""
     curve: Path | None = None
     """Runs of simulated judges that the success of training is predicted from (`benchmarks/judge_quality.py`); by
     default those that ship."""
@@ -36,6 +39,8 @@ class JudgeBenchArguments:
     def __post_init__(self) -> None:
         if min(1 if self.frames is None else self.frames, 1 if self.pairs is None else self.pairs) < 1:
             raise ValueError(f"--frames and --pairs must be >= 1, got {self.frames} and {self.pairs}")
+        if self.episodes is not None and self.episodes < 4:
+            raise ValueError(f"--episodes must be >= 4, one of each way of playing, got {self.episodes}")
 
 
 @dataclass(frozen=True)
@@ -63,6 +68,7 @@ def command(words: Sequence[str], prog: str) -> int:
         reference=bench.reference,
         num_frames=bench.frames,
         num_pairs=bench.pairs,
+        num_episodes=bench.episodes,
         seed=bench.seed,
         curve=bench.curve,
     )

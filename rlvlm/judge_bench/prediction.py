@@ -36,6 +36,8 @@ NEAR = 0.1
 """Runs whose judge is worth more or less by more than this say nothing about a judge."""
 FEWEST = 3
 """Runs near a judge below which nothing is predicted."""
+_FOLDS = 10
+_Z90 = 1.645
 GAIN = 0.05
 """Success that training must add to count as learning; evaluations of one policy scatter by less."""
 
@@ -52,6 +54,9 @@ class ExpectedSuccess:
     """pairs or scores: what the judge was asked there."""
     worth: float
     """Of the judge, see `worth_of`."""
+    worth_low: float
+    worth_high: float
+    """Between the two its worth lies with a probability of 90 %, as few answers as it gave."""
     grade: Grade
     before: float | None
     """Success before training, the mean over runs near the judge; None where there are no data near."""
@@ -59,9 +64,9 @@ class ExpectedSuccess:
     """After training, in [0, 1]; None where there are no data near."""
     low: float | None
     high: float | None
-    """Between the two lie nine of ten runs near the judge; with few runs, all."""
+    """What nine of ten runs near the judge reach, with few runs all, were its worth the low or the high one."""
     count: int
-    """Runs near the judge."""
+    """Runs with judges of nearly this worth."""
     is_asked: bool
     """Whether the judge was asked about this task; if not, its answers to all others stand for it."""
     never: float | None
@@ -131,22 +136,48 @@ def shares_of_pairs(pairs: ArrayLike) -> tuple[float, float]:
 def shares_of_scores(scores: Sequence[Sequence[float]]) -> tuple[float, float]:
     """Episodes that are told rightly and wrongly by their scores, of a teacher table [11] (lists by progress).
 
-    From the best threshold on a score says success; where failures score higher than successes, below it.
+    From the best threshold on a score says success; where failures score higher than successes, below it. The threshold
+    is that of the other answers, in folds: the best one for the few dozen answers of a task would fit their noise, and
+    three in four could be told apart by scores that know next to nothing.
     """
     from rlvlm.judges.agreement import best_threshold
 
     failures, successes = [score for row in scores[:-1] for score in row], list(scores[-1])
-    if not failures or not successes:
+    if min(len(failures), len(successes)) < 2:
         return 0.0, 0.0
-    truths = [False] * len(failures) + [True] * len(successes)
     sign = 1 if np.mean(successes) >= np.mean(failures) else -1
-    _, youden = best_threshold([sign * score for score in (*failures, *successes)], truths)
-    share = (1 + sign * youden) / 2  # right of both truths in the mean
+    values = sign * np.array([*failures, *successes])
+    truths = np.array([False] * len(failures) + [True] * len(successes))
+    # each kind is dealt out in turn, so that no fold leaves one of them without answers
+    folds = np.concatenate([np.arange(len(failures)), np.arange(len(successes))]) % _FOLDS
+    claims = np.zeros(len(values), bool)
+    for fold in range(_FOLDS):
+        threshold, _ = best_threshold(values[folds != fold], truths[folds != fold])
+        claims[folds == fold] = values[folds == fold] >= threshold
+    found = (claims[truths].mean() + (~claims[~truths]).mean()) / 2  # the two truths count alike
+    # scores that know nothing do a little worse than chance so, which is not the same as being wrong
+    found = max(float(found), 0.5)
+    share = found if sign > 0 else 1 - found
     return share, 1 - share
 
 
 SHARES = {"pairs": shares_of_pairs, "scores": shares_of_scores}
 """Of a teacher's table, by kind."""
+
+
+def worth_interval(kind: str, table: Any) -> tuple[float, float]:
+    """[low, high] where the worth of a judge lies with a probability of 90 %, from a teacher's table of its answers.
+
+    By the normal approximation of the share of right labels, whose two truths were asked about so many times; one
+    answer of each kind is added, since eight of eight are not all.
+    """
+    right, wrong = SHARES[kind](table)
+    counts = np.asarray(table, float).sum((0, 2)) if kind == "pairs" else [sum(map(len, table[:-1])), len(table[-1])]
+    total = sum(counts)
+    share = (right * total + 1) / (total + 2)
+    reach = _Z90 * math.sqrt(share * (1 - share) * sum(1 / max(count, 1) for count in counts)) / 2
+    low = worth_of(max(right - reach, 0.0), min(wrong + reach, 1.0))
+    return low, worth_of(min(right + reach, 1.0), max(wrong - reach, 0.0))
 
 
 def read_curve(path: Path = CURVE_FILE) -> list[dict[str, str]]:
@@ -232,25 +263,29 @@ def predict(teacher: Mapping[str, Any], runs: Sequence[Mapping[str, str]]) -> li
         if table is None or (kind == "scores" and not any(shares)):  # successes alone, or none: nothing is known
             continue
         worth, curve = worth_of(*shares), curves.get((task, kind))
+        ends = worth_interval(kind, table)
         never, always = learning_limits(other for (_, of), other in curves.items() if of == kind)
         before = success = low = high = None
         near = np.zeros(0, bool) if curve is None else np.abs(curve.worths - worth) <= NEAR
         if curve is not None and near.sum() >= FEWEST:
             success = float(np.interp(worth, curve.worths, curve.fitted))
-            # the spread is that of the runs about the curve, moved to where the curve is at the judge's place
-            ends = success + np.quantile((curve.successes - curve.fitted)[near], [0.05, 0.95])
-            low, high = math.floor(100 * max(0.0, ends[0])) / 100, math.ceil(100 * min(1.0, ends[1])) / 100
+            # the spread is that of the runs about the curve, moved to where the curve is at both ends of the worth
+            reached = np.interp(ends, curve.worths, curve.fitted)
+            reached = reached + np.quantile((curve.successes - curve.fitted)[near], [0.05, 0.95])
+            low, high = math.floor(100 * max(0.0, reached[0])) / 100, math.ceil(100 * min(1.0, reached[1])) / 100
             before = float(curve.befores[near].mean())
             grade: Grade = "good enough" if low > before + GAIN else "uncertain"
             grade = "too weak" if high <= before + GAIN else grade
         else:
-            grade = "probably good enough" if always is not None and worth >= always else "uncertain"
-            grade = "probably too weak" if never is not None and worth <= never else grade
+            grade = "probably good enough" if always is not None and ends[0] >= always else "uncertain"
+            grade = "probably too weak" if never is not None and ends[1] <= never else grade
         found.append(
             ExpectedSuccess(
                 task=task,
                 kind=kind,
                 worth=worth,
+                worth_low=ends[0],
+                worth_high=ends[1],
                 grade=grade,
                 before=before,
                 success=success,

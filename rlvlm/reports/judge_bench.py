@@ -55,6 +55,7 @@ def bench_judge(  # noqa: PLR0913 - the command's options
     reference: Literal["none", "oracle", "random", "left"] = "none",
     num_frames: int | None = None,
     num_pairs: int | None = None,
+    num_episodes: int | None = None,
     seed: int = 0,
     curve: Path | None = None,
 ) -> int:
@@ -67,6 +68,7 @@ def bench_judge(  # noqa: PLR0913 - the command's options
         reference: who answers in the judge's place, if anybody.
         num_frames: images shown of an episode; None: what the judge was trained on.
         num_pairs: of each task; None: the suite's.
+        num_episodes: played of each task, a third as many are shown of each case; None: the suite's.
         seed: of the items.
         curve: table of runs that the success of training is predicted from; None: the one that ships.
 
@@ -77,6 +79,8 @@ def bench_judge(  # noqa: PLR0913 - the command's options
     wanted = find_suite(suite)
     if num_pairs is not None:
         wanted = replace(wanted, pairs=num_pairs)
+    if num_episodes is not None:
+        wanted = replace(wanted, episodes=num_episodes, videos=num_episodes // 3)
     judge: Judge | Reference = Reference(reference) if reference != "none" else build_judge(config)
     if config.store and not isinstance(judge, Reference):
         judge = CachedJudge(judge, LabelStore(Path(config.store).expanduser()))
@@ -143,7 +147,8 @@ def grade_lines(row: Mapping[str, Any]) -> list[tuple[str, ...]]:
         success = "-"
         if one.success is not None:
             success = f"{one.success:.2f} ({one.low:.2f} to {one.high:.2f}), from {one.before:.2f}, {one.count} runs"
-        found.append((one.task, _ASKED_FOR[one.kind], f"{100 * one.worth:.0f} %", one.grade, success))
+        worth = f"{100 * one.worth:.0f} % ({100 * one.worth_low:.0f} to {100 * one.worth_high:.0f})"
+        found.append((one.task, _ASKED_FOR[one.kind], worth, one.grade, success))
     return found
 
 

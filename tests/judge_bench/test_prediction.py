@@ -11,6 +11,7 @@ from rlvlm.judge_bench.prediction import (
     read_curve,
     shares_of_pairs,
     shares_of_scores,
+    worth_interval,
     worth_of,
 )
 
@@ -41,12 +42,36 @@ def test_what_tables_are_worth():
     assert worth_of(*shares_of_scores(rows)) == pytest.approx(0.8)
 
 
+def test_scores_that_know_nothing_are_worth_nothing_however_few_they_are():
+    rng = np.random.default_rng(0)
+    worths = []
+    for _ in range(100):
+        drawn = rng.random(28).tolist()
+        worths.append(worth_of(*shares_of_scores([[]] * 9 + [drawn[:20], drawn[20:]])))
+    away = np.abs(np.array(worths) - 0.5).mean()
+    assert away < 0.09, "by the threshold that is best for the same answers they are .17 away from chance"
+
+
+def test_the_interval_of_a_worth_holds_it_nine_times_of_ten_and_shrinks():
+    rng = np.random.default_rng(0)
+    held = {}
+    for count in (20, 400):
+        found = []
+        for _ in range(200):
+            right = rng.binomial(count, 0.8, 2)
+            low, high = worth_interval("pairs", [[[one, count - one, 0] for one in right.tolist()]])
+            found.append((low <= 0.8 <= high, high - low))
+        held[count] = np.mean([inside for inside, _ in found])
+        assert np.mean([width for _, width in found]) < {20: 0.25, 400: 0.06}[count]
+    assert all(0.83 < share < 0.97 for share in held.values())
+
+
 def row(worth: float, success: float) -> dict[str, str]:
     return {"task": "drawer_open", "kind": "pairs", "worth": str(worth), "before": "0.1", "success": str(success)}
 
 
 def table(accuracy: float) -> list[list[list[float]]]:
-    return [[[accuracy, 1 - accuracy, 0]] * 2] * 10
+    return [[[10_000 * accuracy, 10_000 * (1 - accuracy), 0]] * 2] * 10  # so many answers that chance has no part
 
 
 def test_a_prediction_is_the_curve_and_says_where_it_has_no_data():

@@ -77,16 +77,27 @@ def test_what_was_answered_before_a_signal_is_kept(tmp_path, capsys):
     assert row["figures"]["cost"]["answers"] == 64 and "stopped before the end" in capsys.readouterr().out
 
 
+def test_more_episodes_make_the_worth_of_scores_surer(tmp_path):
+    few, more = (
+        scored(bench(tmp_path / count, "--reference", "oracle", "--pairs", "2", "--episodes", count))
+        for count in ("6", "48")
+    )
+    assert few["worth"] == more["worth"] == pytest.approx(1.0) and few["worth_low"] < more["worth_low"] < 1.0
+    with pytest.raises(SystemExit):
+        bench(tmp_path / "none", "--episodes", "3")
+
+
 def test_a_curve_gives_a_prediction(tmp_path, capsys):
     runs = [f"{TASK},scores,,,,,,{worth},{seed},0.5,{worth}" for worth in (0.96, 0.98, 1.0) for seed in range(2)]
     (tmp_path / "runs.csv").write_text("\n".join([",".join(COLUMNS), *runs]))
     row = bench(tmp_path / "oracle", "--reference", "oracle", "--curve", str(tmp_path / "runs.csv"))
     assert scored(row)["success"] == pytest.approx(1.0) and scored(row)["count"] == 6
     said = capsys.readouterr().out.split("Good enough to train with?")[1]
-    assert re.search(r"push_block +scores +100 % +good enough +1.00 \(1.00 to 1.00\), from 0.50, 6 runs", said)
-    assert re.search(r"push_block +comparisons +100 % +uncertain +-", said) and "nor of another task" in said
+    assert re.search(r"push_block +scores +100 % \(.*\) +good enough +1.00 \(0.9\d to 1.00\), from 0.50, 6 runs", said)
+    assert re.search(r"push_block +comparisons +100 % \(.*\) +uncertain +-", said) and "nor of another task" in said
     page = (tmp_path / "oracle" / "bench.html").read_text()
-    assert 0 < page.index("1.00 (1.00 to 1.00), from 0.50") < page.index("What is wrong"), "the answer comes first"
+    answer = re.search(r"1.00 \(0.9\d to 1.00\), from 0.50", page)
+    assert answer and answer.start() < page.index("What is wrong"), "the answer comes first"
     row = bench(tmp_path / "random", "--reference", "random", "--curve", str(tmp_path / "runs.csv"))
     said = capsys.readouterr().out
     assert scored(row)["success"] is None and "none learned" not in said and "all learned from 96 % on" in said
