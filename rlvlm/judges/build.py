@@ -1,9 +1,12 @@
 """From a judge's config to a judge. Serving, runs and notebooks start here."""
 
 import json
+import socket
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 from rlvlm.core.errors import JudgeUnavailable, ModelUnavailable, UsageError
 from rlvlm.judges.asking import AsyncAsker, BatchAsker
@@ -16,6 +19,8 @@ from rlvlm.judges.votes import BothOrders
 from rlvlm.labels.store import open_store
 from rlvlm.pocket.models import shipped_folder, weights_folder
 
+CONNECT_S = 10.0
+"""Longest wait for a server to take a connection."""
 ABILITIES_FILE = "abilities.json"
 """Says in a small model's folder what it was trained on: the fields of `Abilities`."""
 POCKET_ABILITIES = Abilities(score=frozenset({"progress"}), goal_pictures=False)
@@ -52,6 +57,25 @@ def build_judge(config: JudgeConfig) -> Judge:
     except ModelUnavailable as error:
         raise JudgeUnavailable(str(error), error.fix) from error
     return BothOrders(judge) if config.both_orders else judge
+
+
+def check_reachable(config: JudgeConfig) -> None:
+    """Passes where something listens at `judge.api.base_url`. Nothing is sent, and nothing tried behind a proxy.
+
+    Raises:
+        JudgeUnavailable: nothing does.
+    """
+    address = urlsplit(config.api.base_url)
+    if not config.is_remote or not address.hostname or (getproxies() and not proxy_bypass(address.hostname)):
+        return
+    port = address.port or {"https": 443}.get(address.scheme, 80)
+    try:
+        socket.create_connection((address.hostname, port), timeout=CONNECT_S).close()
+    except OSError as error:
+        raise JudgeUnavailable(
+            f"nothing listens at {config.api.base_url}: {error.strerror or error}",
+            "start the server first, or mend --judge.api.base-url",
+        ) from error
 
 
 # torch, transformers and the providers' clients load only when a judge that needs them is wanted

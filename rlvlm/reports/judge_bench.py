@@ -23,7 +23,7 @@ from rlvlm.judge_bench.items import CASES, Item, TaskItems, noise_like
 from rlvlm.judge_bench.prediction import CURVE_FILE, ExpectedSuccess, predict, read_curve
 from rlvlm.judge_bench.rows import PAIR_NAMES, ROW_FILE, SCORE_NAMES, number_cell, read_row, share_cell
 from rlvlm.judge_bench.suites import find_suite
-from rlvlm.judges.build import build_judge
+from rlvlm.judges.build import build_judge, check_reachable
 from rlvlm.judges.cache import CachedJudge
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.judges.judge import Judge
@@ -81,6 +81,8 @@ def bench_judge(  # noqa: PLR0913 - the command's options
         wanted = replace(wanted, pairs=num_pairs)
     if num_episodes is not None:
         wanted = replace(wanted, episodes=num_episodes, videos=num_episodes // 3)
+    if reference == "none":
+        check_reachable(config)
     judge: Judge | Reference = Reference(reference) if reference != "none" else build_judge(config)
     if config.store and not isinstance(judge, Reference):
         judge = CachedJudge(judge, LabelStore(Path(config.store).expanduser()))

@@ -43,6 +43,8 @@ def check_before_run(config: RunConfig) -> None:
     """
     if config.reward.asks_judge:
         _check_judge(config)
+        if config.judge.is_own and not config.serve.app:
+            load_object(config.judge.backend, "judge.backend")
     cluster_address()
     _check_models(config)
     _check_folders(config)
@@ -279,9 +281,11 @@ def _check_judge(config: RunConfig) -> None:
     if config.judge.ships_weights and not (model or weights_folder().is_dir()):
         raise JudgeUnavailable(f"the pocket judge's weights are not in {weights_folder()}", POCKET_FIX)
     if config.judge.is_remote:
-        from rlvlm.judges.build import build_judge  # only this asks for the provider's client
+        from rlvlm.judges.build import build_judge, check_reachable  # only this asks for the provider's client
 
         build_judge(config.judge)  # its client and its key; nothing is sent
+        if not os.environ.get("RAY_ADDRESS"):  # else a replica may reach what this machine does not
+            check_reachable(config.judge)
     elif not os.environ.get("RAY_ADDRESS"):  # else a replica may be on another machine than this one
         _check_judge_fits(config)
 

@@ -12,6 +12,7 @@ from rlvlm.algorithms.sft_replies import sft_manifest_of, write_sft_manifest
 from rlvlm.commands.arguments import parse, parse_run
 from rlvlm.commands.judge_bench import JudgeBenchArguments
 from rlvlm.core.errors import JudgeUnavailable, MachineError, RunError, UsageError
+from rlvlm.judges import build
 from rlvlm.pocket.models import weights_folder
 from rlvlm.rewards.config import StepRewardConfig
 from rlvlm.runs import preflight
@@ -225,6 +226,24 @@ def test_a_dead_cluster_is_no_wait_of_ten_minutes(monkeypatch: pytest.MonkeyPatc
         monkeypatch.setenv("RAY_ADDRESS", dead)
         with pytest.raises(MachineError, match="no Ray answers at"):
             cluster_address()
+
+
+def test_a_judge_that_is_not_there_is_said_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(build, "getproxies", dict)
+    remote = {"judge.backend": "openai", "judge.model": "a model"}
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = {"judge.api.base_url": f"http://127.0.0.1:{server.getsockname()[1]}/v1"}
+        config = override(recipe("drawer_open"), remote | address)
+        build.check_reachable(config.judge)
+    with pytest.raises(JudgeUnavailable, match=r"nothing listens at http://127.0.0.1:\d+/v1: Connection refused"):
+        check_before_run(config)
+    monkeypatch.setattr(build, "getproxies", lambda: {"http": "http://127.0.0.1:1"})
+    monkeypatch.setattr(build, "proxy_bypass", lambda host: False)
+    build.check_reachable(config.judge)  # the proxy may know the way
+    for backend in ("no_such_file:judge", "rlvlm.testing:no_such_judge"):
+        with pytest.raises(UsageError, match="judge.backend"):
+            check_before_run(override(recipe("drawer_open"), {"judge.backend": backend}))
 
 
 @pytest.mark.parametrize(
