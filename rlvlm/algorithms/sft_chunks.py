@@ -166,6 +166,7 @@ def imitate(
     """
     bins = torch.from_numpy(encode(scale.from_env(demonstrations.actions)))  # [N, L, A]
     targets = soft_targets(config.label_width).to(policy.device)
+    # a bell around a bin says that its neighbours are nearly as good, which is untrue of a gripper's two positions
     is_soft = torch.tensor(scale.scaled) & (torch.tensor(scale.high) > torch.tensor(scale.low))
     images, words, proprio = obs_processor.look(demonstrations.obs, demonstrations.images)
     offsets = None

@@ -161,11 +161,12 @@ def gae_tokens(played: Trajectories, config: AdvantageConfig) -> Tensor:
     advantages, ahead = torch.zeros_like(values), torch.zeros_like(values[0, :, 0])
     last = is_token.sum(-1) - 1  # [T, E]
     for turn in reversed(range(len(values))):
-        ahead = torch.where(played.ends[turn], 0.0, ahead)
+        ahead = torch.where(played.ends[turn], 0.0, ahead)  # nothing flows back over an episode's end
         for token in reversed(range(values.shape[-1])):
             is_last = last[turn] == token
             gamma = is_last * config.gamma + ~is_last * config.token_gamma
             lam = is_last * config.gae_lambda + ~is_last * config.token_lambda
+            # an answer's last token leads to the next turn's state, every other one to the token behind it
             after = values[turn, :, min(token + 1, values.shape[-1] - 1)]
             after = torch.where(is_last, played.next_values[turn], after)
             td_error = is_last * played.rewards[turn] + gamma * after - values[turn, :, token]
@@ -207,6 +208,7 @@ def gigpo(played: Trajectories, config: AdvantageConfig) -> Tensor:
     episodes = group_relative(episode_returns(played.rewards), played.groups, scaled, correction=0)
     # Rounded: rewards that come in another order sum to the same number, and equal turns are known to be equal.
     to_go = returns_to_go(played.rewards.double(), played.ends, config.gamma).float()
+    # a state is compared within its own group alone, so the pair of both is one number
     keys = played.groups * (int(played.states.max()) + 1) + played.states
     turns = torch.zeros_like(to_go, dtype=torch.float64)
     turns[live] = group_relative(to_go[live], keys[live], scaled, correction=0)
@@ -229,6 +231,7 @@ def turn_gae(rewards: Tensor, values: Tensor, next_values: Tensor, ends: Tensor,
 
     Source: Schulman et al. 2016, arXiv:1506.02438, eq. 16. The last row looks ahead through its `next_values` alone.
     """
+    # d_t = r_t + gamma V(s_t+1) - V(s_t);   A_t = d_t + gamma lam A_t+1, and A_t = d_t where the episode ends
     td_errors = rewards + gamma * next_values - values
     advantages = torch.zeros_like(td_errors)
     ahead = torch.zeros_like(td_errors[0])
@@ -251,6 +254,7 @@ def token_gae(turn_returns: Tensor, token_values: Tensor, is_token: Tensor, gamm
     Returns:
         [..., N], 0 outside the answer.
     """
+    # as of turns, with the next token's value ahead, and 0 after the last one: its return holds all that follows
     values = token_values * is_token
     later = torch.cat((is_token[..., 1:], torch.zeros_like(is_token[..., :1])), dim=-1)
     next_values = torch.cat((values[..., 1:], torch.zeros_like(values[..., :1])), dim=-1)
@@ -290,6 +294,7 @@ def group_relative(
         [B] float64. Exactly 0 for a score that is alone, where common code keeps it as it is, and for groups whose
         scores are equal, whatever their value: a rounded mean over a deviation of nothing would teach by chance.
     """
+    # A_i = R_i - mean_j R_j, over the j that share i's key, and over their standard deviation where that is wanted
     wide = scores.double()
     _, members = keys.unique(return_inverse=True)
     zeros = torch.zeros_like(wide)

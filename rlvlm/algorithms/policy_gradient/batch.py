@@ -100,7 +100,12 @@ class BatchMaker:
             ((int(at), slots[e], t, e) for e, one in enumerate(episodes) for t, at in enumerate(one.played_at))
         )
         rows = [(t, e) for *_, t, e in order]
-        obs = _observations(episodes, rows)
+        obs = Observations(
+            images=tuple(episodes[e].obs.images[t] for t, e in rows),
+            texts=tuple(episodes[e].obs.texts[t] for t, e in rows),
+            proprio=np.stack([episodes[e].obs.proprio[t] for t, e in rows]),
+            snapshots=np.stack([episodes[e].obs.snapshots[t] for t, e in rows]),
+        )
         tokens = tuple(episodes[e].tokens[t] for t, e in rows)
 
         def padded(name: str) -> Tensor:
@@ -108,6 +113,7 @@ class BatchMaker:
             return _padded([torch.from_numpy(np.array(getattr(episodes[e], name)[t])) for t, e in rows])
 
         old, mask = padded("log_probs"), padded("masks")
+        # a chunk that the episode's end cut short has tokens for steps that were never run
         steps = torch.tensor([int(episodes[e].steps[t]) for t, e in rows])
         lengths = steps * self._action_size if self._action_size else torch.tensor([len(one) for one in tokens])
         is_run = torch.arange(old.shape[1]) < lengths[:, None]
@@ -121,7 +127,7 @@ class BatchMaker:
             own = _padded(self._each_once(obs, tokens, self._log_probs))
             counts = truncated_importance(own, old, sampled, algo.loss)
             mismatch = mismatch_of(own[sampled], old[sampled], counts[sampled], algo.loss.correction_cap)
-            weights, old = weights * counts, own
+            weights, old = weights * counts, own  # from here on the ratio starts at the trainer's own policy
         token_values = None
         episodes = self._valued(episodes, rows, obs)
         if self.has_token_values:
@@ -132,7 +138,7 @@ class BatchMaker:
         values = torch.tensor([float(episodes[e].values[t]) for t, e in rows]) if token_values is None else token_values
         reference = None
         if algo.loss.kl_weight:
-            with self.policy.with_weights(self.start):
+            with self.policy.with_weights(self.start):  # no second copy of the network: what learns is swapped
                 reference = _padded(self._each_once(obs, tokens, self._log_probs)).to(device)
         return Batch(
             obs=obs,
@@ -188,7 +194,7 @@ class BatchMaker:
         ends[last] = torch.tensor([one.is_over for one in episodes])
         values = columns("values").float()
         next_values = torch.cat([values[1:], torch.zeros_like(values[:1])])
-        next_values[last] = 0.0
+        next_values[last] = 0.0  # what follows the last turn: nothing, unless a time limit or the rollout's end cut it
         has_own_values = self.estimator.has_critic and self._algo.advantage.values == "policy"
         cut = [e for e, one in enumerate(episodes) if not one.terminated]
         cut.sort(key=lambda e: (episodes[e].played_at[-1], episodes[e].slot))
@@ -320,15 +326,6 @@ def differences(answers: Sequence[Sequence[IntArray]], advantages: FloatArray) -
             if kind:
                 apart[place][number] = (np.abs(own - means[-kind]) / unit).mean()
     return np.concatenate(apart)
-
-
-def _observations(episodes: Sequence[TokenEpisode], rows: Sequence[tuple[int, int]]) -> Observations:
-    return Observations(
-        images=tuple(episodes[e].obs.images[t] for t, e in rows),
-        texts=tuple(episodes[e].obs.texts[t] for t, e in rows),
-        proprio=np.stack([episodes[e].obs.proprio[t] for t, e in rows]),
-        snapshots=np.stack([episodes[e].obs.snapshots[t] for t, e in rows]),
-    )
 
 
 def _padded(rows: Sequence[Tensor]) -> Tensor:

@@ -122,6 +122,7 @@ class Critic:
         self._features = np.concatenate([self._features, features])[-int(self._lengths.sum()) :]
 
     def _learn(self) -> None:
+        """Some steps of cross-entropy: scores lie in [0, 1], and so does what is expected of them."""
         config, wanted = self._config, torch.from_numpy(self._scores.repeat(self._lengths))
         scaled = self._scaled(self._features)
         for _ in range(config.steps):

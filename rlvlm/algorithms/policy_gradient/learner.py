@@ -160,6 +160,7 @@ class TokenLearner(ManualLearner):
             NumericsError: the loss or the gradient is not finite.
         """
         algo, batch = self._algo, self.batches.make(episodes)
+        # Adam's first steps are as large as its rate says, whatever the gradient: the rate rises over some updates
         warmth = min(1.0, (self.num_updates + 1) / (algo.warm_up + 1))
         fall = algo.final_lr + (1 - algo.final_lr) * (1 + math.cos(math.pi * min(progress, 1.0))) / 2
         share, target = 1.0, algo.kl_target
@@ -177,7 +178,7 @@ class TokenLearner(ManualLearner):
             is_tested[batch.slots[rows]] |= is_test
             divergence = readings[-1][metrics.UPDATE_KL]
             if target is not None and divergence > 2 * target:
-                break
+                break  # before the step: the policy has gone far enough by the ones before
             self._optimizer.step()
             if algo.largest_kl and divergence > algo.largest_kl:
                 break
@@ -227,6 +228,7 @@ class TokenLearner(ManualLearner):
         sums = torch.zeros(len(_SUMS), dtype=torch.float64, device=self.policy.device)
         is_warming_up = self.num_updates < self._value_warm_up
         # Weights are of the whole update, of which a minibatch is an estimate.
+        # The mean over turns is taken anew of each minibatch; a sum over the update is split between its minibatches.
         scale = len(batch.tokens) / len(rows) if algo.loss.average == "turn" else algo.minibatches or 1.0
         parts = self._micro_batches(batch, local_shard(rows))
         num_parts = self._agree(len(parts))
@@ -235,9 +237,10 @@ class TokenLearner(ManualLearner):
             part = parts[number] if number < len(parts) else rows[:1]
             now = self._predict(batch, part, scale)
             loss = losses.total_loss(now, algo.loss)
-            value = loss.value * (len(part) / len(rows))
+            value = loss.value * (len(part) / len(rows))  # a mean of a part, where the policy's loss is a sum
+            # a critic that knows nothing yet would have the policy learn its mistakes
             total = value if is_warming_up else loss.policy + value + loss.rest
-            if number >= len(parts):
+            if number >= len(parts):  # a backward pass gathers weights too
                 (total * 0.0).backward()
                 continue
             total.backward()

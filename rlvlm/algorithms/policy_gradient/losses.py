@@ -94,11 +94,13 @@ def total_loss(batch: Minibatch, config: LossConfig) -> Loss:
     advantages = batch.advantages if batch.advantages.ndim == 2 else batch.advantages.unsqueeze(-1)
     weights = batch.weights[:, : log_ratio.shape[1]]
     policy = (find_policy_loss(config.policy)(log_ratio, advantages, config) * weights).sum()
+    # L = sum_n w_n L_pi,n + kl_weight KL(policy || reference) - entropy_weight H + value_weight L_V
     rest = policy.new_zeros(())
     if batch.reference is not None:
         rest = rest + config.kl_weight * (k3(batch.log_probs, batch.reference) * batch.weights).sum()
     if config.entropy_weight:
         assert batch.entropies is not None, "asked for"
+        # of actions alone: a thought that is drawn more evenly explores nothing
         rest = rest - config.entropy_weight * (batch.entropies * batch.weights * batch.is_action).sum()
     value = policy.new_zeros(())
     if batch.returns is not None:
@@ -125,9 +127,9 @@ def log_ratios(batch: Minibatch, config: LossConfig) -> Tensor:
     differences = torch.where(is_token, batch.log_probs - batch.old_log_probs, 0.0)
     if config.ratio == "token":
         return differences
-    if config.ratio == "weighted":
+    if config.ratio == "weighted":  # log r = lambda log r(thought) + log r(action), eq. 2
         return (differences * torch.where(batch.is_action, 1.0, config.thought_weight)).sum(-1, keepdim=True)
-    if config.ratio == "answer":
+    if config.ratio == "answer":  # one ratio for the whole answer, which every token of it carries
         return differences.sum(dim=1, keepdim=True) * is_token
     per_action = differences.view(len(differences), -1, batch.action_size).sum(dim=2)
     return per_action.repeat_interleave(batch.action_size, dim=1) * is_token
@@ -140,10 +142,12 @@ def clipped(log_ratio: Tensor, advantages: Tensor, config: LossConfig) -> Tensor
     Source: Schulman et al. 2017, arXiv:1707.06347, eq. 7; Yu et al. 2025, arXiv:2503.14476 (two clips); Ye et al. 2020,
     arXiv:1912.09729 (dual clip).
     """
+    # the larger loss of the two: a good token gains nothing more beyond 1 + high, a bad one nothing below 1 - low
     ratio = log_ratio.clamp(max=_LARGEST_LOG_RATIO).exp()
     near = ratio.clamp(1 - config.clip_low, 1 + config.clip_high)
     loss = torch.maximum(-advantages * ratio, -advantages * near)
     if config.dual_clip is not None:
+        # a token that has become likely and is bad would else lose without bound
         loss = torch.where(advantages < 0, torch.minimum(loss, -advantages * config.dual_clip), loss)
     return loss
 
@@ -213,7 +217,7 @@ def truncated_importance(trainer: Tensor, engine: Tensor, is_token: Tensor, conf
     version, so what is corrected is the difference of two programs, and PPO's ratio starts from the trainer's.
     """
     log_ratio = torch.where(is_token, trainer - engine, 0.0)
-    if config.correction == "sequence":
+    if config.correction == "sequence":  # the product over an answer is its own importance weight
         log_ratio = log_ratio.sum(-1, keepdim=True).expand_as(log_ratio)
     return torch.where(is_token, log_ratio.clamp(-_LARGEST_LOG_RATIO, math.log(config.correction_cap)).exp(), 1.0)
 

@@ -114,7 +114,9 @@ def chunk_player(
             return []
         envs = sampler.env.many() if make_envs is None else make_envs()
         for _ in range(_TRIES):
-            own = replace(sampler, temperature=None if is_greedy else sampler.temperature, generator=_fresh())
+            # the same draws each time: evaluations differ by the policy alone
+            fresh = torch.Generator().manual_seed(0)
+            own = replace(sampler, temperature=None if is_greedy else sampler.temperature, generator=fresh)
             played = play_chunks(envs, "", ids, np.arange(len(ids)), own)
             if len(played) == len(ids):
                 return played
@@ -124,10 +126,6 @@ def chunk_player(
         )
 
     return TokenPlayer(roll, greedy)
-
-
-def _fresh() -> torch.Generator:
-    return torch.Generator().manual_seed(0)
 
 
 def _of_replies(greedy: Sequence[TokenEpisode], sampled: Sequence[TokenEpisode]) -> dict[str, float]:

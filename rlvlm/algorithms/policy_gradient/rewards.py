@@ -99,6 +99,7 @@ class RewardLabeller:
         began = time.monotonic()
         wanted = {key for episode in episodes for key, _ in self._questions(episode)} if self._waiting else set()
         given: dict[Hashable, tuple[ScoringItem, Score]] = {}
+        # questions are answered in the order in which they were asked, and later ones may be of the next rollout
         while self._waiting and any(key in wanted for key, _ in self._waiting[0][0]):
             questions, answers = self._waiting.pop(0)
             given |= {
@@ -161,6 +162,7 @@ class RewardLabeller:
         Raises:
             JudgeUnavailable: there is no answer about an episode, and the config says to stop then.
         """
+        # Var(first - again) = 2 Var(noise)
         first, again = (np.array([self._value(score) for score in scorer.score(known)]) for _ in range(2))
         return float(np.sqrt(np.nanmean((first - again) ** 2) / 2)) / (1.0 + self._config.success_weight)
 
@@ -265,6 +267,7 @@ class RewardLabeller:
             item, score = asked
             value = self._value(score)
             if not per_turn:
+                # the judge's word and the env's own test, as a weighted mean that stays in [0, 1]
                 value = (value + config.success_weight * bool(item.is_success)) / (1.0 + config.success_weight)
             rewards[t] = float(to_reward(value)) if config.is_centred and math.isfinite(value) else value
             record = ScoredItem(

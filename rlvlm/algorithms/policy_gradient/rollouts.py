@@ -97,6 +97,7 @@ def play_turns(
             slot.place, seed = waiting.pop()
             slot.begin(seed)
             running.append((slot, np.random.default_rng(seed)))
+        # from each episode's own generator: what else is under way makes no difference to a reply
         noise = [int(rng.integers(2**63)) for _, rng in running]
         replies = actor.act([slot for slot, _ in running], noise, greedy)
         for (slot, rng), reply in zip(list(running), replies, strict=True):
@@ -177,7 +178,7 @@ def play_chunks(
             came = envs.step(rows, sampler.to_actions(choice[0]))
             told.append((rows, obs, choice, came))
             running = np.flatnonzero(~came.ended)
-            rows = rows[running]
+            rows = rows[running]  # of envs that have ended nothing more is drawn, sampled or stepped
             obs = _observed(came.obs).at(running.tolist())
         kept = [(row, place) for row, place in enumerate(places.tolist()) if row not in envs.lost]
         for row, place in kept:

@@ -192,11 +192,12 @@ class ChunkRunner(TokenRunner):
                 those that a runner in the learner's process would have.
         """
         own = (max(self.worker_index - 1, 0), restart)
-        kin = own if any(own) else ()
+        kin = own if any(own) else ()  # so a run with one actor plays what a run without any would play
         seed = self.config.seed
         self._states = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(5, *kin)))
         token_seed = int(np.random.SeedSequence(seed, spawn_key=(8, *kin)).generate_state(1)[0]) if kin else seed
         self._tokens = torch.Generator().manual_seed(token_seed)
+        # groups are compared by their number, so no two runners may ever give the same one
         self._next_group = (own[0] * 1_000_000 + restart) * 1_000_000_000
 
     def sample(  # pyright: ignore[reportIncompatibleMethodOverride] - who calls it passes these

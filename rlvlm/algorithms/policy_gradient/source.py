@@ -79,13 +79,14 @@ class EpisodeSource:
         self.rollout_s = self.wait_s = 0.0
         if self._algo.staleness:
             while len(self._under_way) <= self._algo.staleness:
-                self._begin()
+                self._begin()  # with the weights as they are now, which will be `staleness` updates old
             return self._filtered(self._labelled(self._ended()))
         episodes: list[TokenEpisode] = []
         kept: list[TokenEpisode] = []
         for _ in range(self._algo.rounds if self._is_compared and not self._algo.rollout_turns else 1):
             self._begin()
             episodes += self._labelled(self._ended())
+            # what earlier rounds kept stays: thresholds look at one group at a time
             kept = self._filtered(episodes)
             if len(kept) >= self._algo.groups * self._algo.group_size:
                 break
@@ -118,7 +119,7 @@ class EpisodeSource:
             self._under_way.append(self._pool.submit(played))
         else:
             here: Future[tuple[Rollout, float]] = Future()
-            here.set_result(played())
+            here.set_result(played())  # at once, as the policy of this process may be trained next
             self._under_way.append(here)
 
     def _ended(self) -> list[TokenEpisode]:

@@ -148,6 +148,7 @@ class SACPebble(BaseAlgorithm):
             if switch.is_feedback_due(self.env_steps):
                 self._learn_reward()  # query, ask, store, fit
             if switch.learned is not None:
+                # all rows are to carry the present reward before the next session changes it again
                 steps_left = switch.steps_to_session(self.env_steps)
                 turns_left = None if steps_left is None else max(steps_left // len(rewards[-1]), 1)
                 self._relabelling.advance(switch.learned, turns_left, switch.bonus)
@@ -184,6 +185,7 @@ class SACPebble(BaseAlgorithm):
             return
         self._relabelling.start()
         if not was_learned:
+            # new critics fit what the replay says, so none of it may be novelty's any more
             self._relabelling.advance(switch.learned, 1, switch.bonus)
             bonus_weight = switch.bonus_weight(self.env_steps)
             learner.restart_critics(bonus_weight)

@@ -120,6 +120,7 @@ class SACLearner(ManualLearner):
             self._blocks["actor"].step()
             self._blocks["alpha"].step()
         with torch.no_grad():
+            # target <- target + tau (critic - target)
             self._target_values.lerp_(self._blocks["critic"].values, self._sac.tau)
         return critic_values, policy_values
 
@@ -132,6 +133,7 @@ class SACLearner(ManualLearner):
         """
         obs, value = None, 0.0
         if self._sac.is_calibrated:
+            # V = r + gamma p V, with p the share of steps after which the episode goes on
             p_on = 1 - float(self.replay.terminated.mean())
             reward = float(self.replay.rewards.mean()) + bonus_weight * float(self.replay.bonuses.mean())
             value = reward / (1 - self._sac.gamma * p_on)

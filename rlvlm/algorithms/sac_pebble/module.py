@@ -55,6 +55,7 @@ class TwinCritic(nn.Module):
     @torch.no_grad()
     def calibrate(self, centre: Tensor, spread: Tensor) -> None:
         """Makes fresh networks see `(obs - centre) / spread`; both are `[D]`."""
+        # W ((s - c) / d) + b  =  (W / d) s + (b - (W / d) c): the scale goes into the weights, and costs no pass
         from_obs = self.weights[0][:, : len(spread)]  # [2, D, H], a window
         from_obs.div_(spread[:, None])
         self.biases[0].sub_((centre @ from_obs)[:, None])
