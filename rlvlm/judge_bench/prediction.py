@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from rlvlm.core.errors import UsageError
+from rlvlm.judges.agreement import area_under_curve
 
 CURVE_FILE = Path(__file__).with_name("quality.csv")
 """The runs that ship; absent until they have been made."""
@@ -36,7 +37,6 @@ NEAR = 0.1
 """Runs whose judge is worth more or less by more than this say nothing about a judge."""
 FEWEST = 3
 """Runs near a judge below which nothing is predicted."""
-_FOLDS = 10
 _Z90 = 1.645
 GAIN = 0.05
 """Success that training must add to count as learning; evaluations of one policy scatter by less."""
@@ -134,30 +134,16 @@ def shares_of_pairs(pairs: ArrayLike) -> tuple[float, float]:
 
 
 def shares_of_scores(scores: Sequence[Sequence[float]]) -> tuple[float, float]:
-    """Episodes that are told rightly and wrongly by their scores, of a teacher table [11] (lists by progress).
+    """Of a success and a failure, how often the success scores higher and how often lower, equal scores counting half.
 
-    From the best threshold on a score says success; where failures score higher than successes, below it. The threshold
-    is that of the other answers, in folds: the best one for the few dozen answers of a task would fit their noise, and
-    three in four could be told apart by scores that know next to nothing.
+    Of a teacher table [11] (lists by progress). It is the AUC: for scores of 0 and 1 the mean of the shares of successes
+    and of failures that are told rightly, and for others no threshold has to be chosen, which a few dozen answers
+    would be too few for. 0 and 0 where successes or failures are missing.
     """
-    from rlvlm.judges.agreement import best_threshold
-
     failures, successes = [score for row in scores[:-1] for score in row], list(scores[-1])
-    if min(len(failures), len(successes)) < 2:
+    if not failures or not successes:
         return 0.0, 0.0
-    sign = 1 if np.mean(successes) >= np.mean(failures) else -1
-    values = sign * np.array([*failures, *successes])
-    truths = np.array([False] * len(failures) + [True] * len(successes))
-    # each kind is dealt out in turn, so that no fold leaves one of them without answers
-    folds = np.concatenate([np.arange(len(failures)), np.arange(len(successes))]) % _FOLDS
-    claims = np.zeros(len(values), bool)
-    for fold in range(_FOLDS):
-        threshold, _ = best_threshold(values[folds != fold], truths[folds != fold])
-        claims[folds == fold] = values[folds == fold] >= threshold
-    found = (claims[truths].mean() + (~claims[~truths]).mean()) / 2  # the two truths count alike
-    # scores that know nothing do a little worse than chance so, which is not the same as being wrong
-    found = max(float(found), 0.5)
-    share = found if sign > 0 else 1 - found
+    share = area_under_curve([*failures, *successes], [False] * len(failures) + [True] * len(successes))
     return share, 1 - share
 
 
@@ -168,14 +154,24 @@ SHARES = {"pairs": shares_of_pairs, "scores": shares_of_scores}
 def worth_interval(kind: str, table: Any) -> tuple[float, float]:
     """[low, high] where the worth of a judge lies with a probability of 90 %, from a teacher's table of its answers.
 
-    By the normal approximation of the share of right labels, whose two truths were asked about so many times; one
-    answer of each kind is added, since eight of eight are not all.
+    The normal approximation. Of labels the share that is right counts, one answer of each kind added, since eight of
+    eight are not all; of scores the AUC (Hanley and McNeil 1982, Radiology 143(1), eq. 1, for at most one mistake less
+    than perfect).
     """
     right, wrong = SHARES[kind](table)
-    counts = np.asarray(table, float).sum((0, 2)) if kind == "pairs" else [sum(map(len, table[:-1])), len(table[-1])]
-    total = sum(counts)
-    share = (right * total + 1) / (total + 2)
-    reach = _Z90 * math.sqrt(share * (1 - share) * sum(1 / max(count, 1) for count in counts)) / 2
+    if kind == "pairs":
+        counts = np.asarray(table, float).sum((0, 2))
+        share = (right * counts.sum() + 1) / (counts.sum() + 2)
+        error = math.sqrt(share * (1 - share) * (1 / np.maximum(counts, 1)).sum()) / 2
+    else:
+        positives, negatives = max(len(table[-1]), 1), max(sum(map(len, table[:-1])), 1)
+        area = min(max(right, wrong), 1 - 0.5 / max(positives, negatives))  # the error of a perfect one would be 0
+        both_higher, both_lower = area / (2 - area), 2 * area**2 / (1 + area)
+        error = math.sqrt(
+            (area * (1 - area) + (positives - 1) * (both_higher - area**2) + (negatives - 1) * (both_lower - area**2))
+            / (positives * negatives)
+        )
+    reach = _Z90 * error
     low = worth_of(max(right - reach, 0.0), min(wrong + reach, 1.0))
     return low, worth_of(min(right + reach, 1.0), max(wrong - reach, 0.0))
 

@@ -42,28 +42,21 @@ def test_what_tables_are_worth():
     assert worth_of(*shares_of_scores(rows)) == pytest.approx(0.8)
 
 
-def test_scores_that_know_nothing_are_worth_nothing_however_few_they_are():
+@pytest.mark.parametrize("kind", ["pairs", "scores"])
+def test_the_interval_of_a_worth_holds_it_nine_times_of_ten_and_shrinks(kind):
     rng = np.random.default_rng(0)
-    worths = []
-    for _ in range(100):
-        drawn = rng.random(28).tolist()
-        worths.append(worth_of(*shares_of_scores([[]] * 9 + [drawn[:20], drawn[20:]])))
-    away = np.abs(np.array(worths) - 0.5).mean()
-    assert away < 0.09, "by the threshold that is best for the same answers they are .17 away from chance"
 
+    def table_of(count: int):
+        right = rng.binomial(count, 0.8, 2).tolist()
+        if kind == "pairs":
+            return [[[one, count - one, 0] for one in right]]
+        # normal scores whose means are 1.19 deviations apart have an AUC of .8
+        return [[]] * 9 + [rng.normal(0, 1, count).tolist(), rng.normal(1.19, 1, count).tolist()]
 
-def test_the_interval_of_a_worth_holds_it_nine_times_of_ten_and_shrinks():
-    rng = np.random.default_rng(0)
-    held = {}
-    for count in (20, 400):
-        found = []
-        for _ in range(200):
-            right = rng.binomial(count, 0.8, 2)
-            low, high = worth_interval("pairs", [[[one, count - one, 0] for one in right.tolist()]])
-            found.append((low <= 0.8 <= high, high - low))
-        held[count] = np.mean([inside for inside, _ in found])
-        assert np.mean([width for _, width in found]) < {20: 0.25, 400: 0.06}[count]
-    assert all(0.83 < share < 0.97 for share in held.values())
+    for count, widest in ((20, 0.3), (400, 0.06)):
+        ends = np.array([worth_interval(kind, table_of(count)) for _ in range(200)])
+        assert 0.83 < np.mean((ends[:, 0] <= 0.8) & (ends[:, 1] >= 0.8)) < 0.97
+        assert (ends[:, 1] - ends[:, 0]).mean() < widest
 
 
 def row(worth: float, success: float) -> dict[str, str]:
