@@ -136,9 +136,9 @@ def shares_of_pairs(pairs: ArrayLike) -> tuple[float, float]:
 def shares_of_scores(scores: Sequence[Sequence[float]]) -> tuple[float, float]:
     """Of a success and a failure, how often the success scores higher and how often lower, equal scores counting half.
 
-    Of a teacher table [11] (lists by progress). It is the AUC: for scores of 0 and 1 the mean of the shares of successes
-    and of failures that are told rightly, and for others no threshold has to be chosen, which a few dozen answers
-    would be too few for. 0 and 0 where successes or failures are missing.
+    Of a teacher table [11] (lists by progress). It is the AUC: for scores of 0 and 1 the mean of the shares of
+    successes and of failures that are told rightly, and for others no threshold has to be chosen, which a few dozen
+    answers would be too few for. 0 and 0 where successes or failures are missing.
     """
     failures, successes = [score for row in scores[:-1] for score in row], list(scores[-1])
     if not failures or not successes:
