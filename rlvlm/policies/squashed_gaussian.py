@@ -29,6 +29,7 @@ class ActionSample:
     @classmethod
     def of(cls, outputs: Tensor, noise: Tensor) -> "ActionSample":
         """The actions that `noise` `[B, A]`, standard normal, makes of the network's outputs `[B, 2A]`."""
+        # a = tanh(u),  u = mean + std * noise
         mean, raw = outputs.chunk(2, dim=-1)
         width = torch.tanh(raw)
         log_std = _log_std(width)
@@ -52,8 +53,10 @@ class ActionSample:
             action_gradient: [B, A] of the loss, at the actions.
             density_gradient: [] of the loss, at every log-density.
         """
+        # dL/du = dL/da (1 - a^2) + 2 a dL/dlog p
         before = torch.addcmul(action_gradient, action_gradient, self.actions.square(), value=-1)
         before.addcmul_(density_gradient, self.actions, value=2)
+        # du/dlog std = std * noise, and log p holds -log std
         log_std = before * self.deviation - density_gradient
         return torch.cat((before, _HALF_RANGE * log_std * (1 - self.width.square())), dim=-1)
 
@@ -147,6 +150,7 @@ def log_density(before: Tensor, noise: Tensor, log_std: Tensor) -> Tensor:
     Returns:
         [B] summed over the action's dimensions.
     """
+    # log p(a) = sum_i  -noise_i^2 / 2 - log std_i - log(2 pi) / 2 - log(1 - tanh(u_i)^2)
     constant = 0.5 * math.log(2 * math.pi) + 2 * math.log(2)
     stretch = before + softplus(-2 * before)
     each = torch.addcmul(2 * stretch - log_std, noise, noise, value=-0.5)

@@ -46,6 +46,7 @@ class PocketVLA(VLAPolicy):
         self.look_for = nn.Linear(config.word_width, 2 * first)
         self.find = nn.Conv2d(first, second, 3, padding=1)
         self.find_for = nn.Linear(config.word_width, 2 * second)
+        # a soft argmax over places: without sharpening it would say the middle of the image for nearly everything
         self.log_sharpness = nn.Parameter(torch.full((second, 1), math.log(5.0)))
         places = torch.linspace(-1, 1, config.image_px // 2)
         self.register_buffer("places", torch.cartesian_prod(places, places), persistent=False)  # rows of (y, x)
@@ -104,6 +105,7 @@ class PocketVLA(VLAPolicy):
     def _see(self, images: Tensor, words: Tensor, proprio: Tensor) -> Tensor:
         """[B, hidden] what the trunk makes of it all."""
         num, cameras = images.shape[:2]
+        # the instruction is the mean of its words; what it asks for decides which filters look (FiLM)
         counted = (words != self._vocabulary).sum(dim=1, keepdim=True).clamp(min=1)
         said = self.words(words).sum(dim=1) / counted
         pixels = images.flatten(0, 1).permute(0, 3, 1, 2).float() / 127.5 - 1.0
@@ -112,6 +114,7 @@ class PocketVLA(VLAPolicy):
         for look, look_for in zip(self.look_around, self.look_around_for, strict=True):
             maps = maps + functional.relu(_film(look(maps), look_for(filters)))
         maps = functional.relu(_film(self.find(maps), self.find_for(filters))).flatten(2)  # [B * C, channels, places]
+        # each channel says where it sees what it looks for, in (y, x): a policy needs places, not a pooled impression
         attention = (maps * self.log_sharpness.exp()).softmax(dim=2)
         where = (attention @ self.places).flatten(1)
         seen = torch.cat([where, maps.mean(dim=2)], dim=1).view(num, -1)

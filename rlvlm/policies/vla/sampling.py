@@ -11,6 +11,7 @@ from rlvlm.policies.vla.tokens import ALIAS, TOP_BIN
 
 def log_distribution(logits: Tensor, temperature: float) -> Tensor:
     """Log-probabilities `[..., 255]` of the actions that bins decode to, from logits `[..., 256]`, float32, nats."""
+    # log p(top) = log(p(254) + p(255)): both decode to the same action
     every = torch.log_softmax(logits.float() / temperature, dim=-1)
     top = torch.logaddexp(every[..., TOP_BIN], every[..., ALIAS])
     return torch.cat([every[..., :TOP_BIN], top[..., None]], dim=-1)
@@ -46,6 +47,7 @@ def draw_bins(
         Bins [...] from 0 to 254, and their log-probabilities [...], float32.
     """
     scaled = logits.float() / temperature
+    # the inverse of the distribution function: the first bin whose running sum exceeds a uniform number
     scaled -= scaled.amax(dim=-1, keepdim=True)
     rising = torch.exp(scaled).cumsum_(dim=-1)  # in place: these are the largest tensors of a rollout
     total = rising[..., -1:]

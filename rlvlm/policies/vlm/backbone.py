@@ -72,12 +72,14 @@ class Backbone:
         ids = self._prompts.get((prompt, size_px))
         if ids is None:
             words = self.processor.tokenizer(prompt, add_special_tokens=False)["input_ids"]
+            # an env's words may come from anywhere, and could end the user's turn or put words into the model's mouth
             if np.isin(words, [*self.banned_ids.tolist(), self.stop_id]).any():
                 raise UsageError(
                     f"a prompt must not hold tokens of the chat's format, got {prompt[:80]!r}", "say it in plain words"
                 )
             content = [{"type": "image"}, {"type": "text", "text": prompt}]
             chat = self.processor.apply_chat_template([{"role": "user", "content": content}])
+            # how many tokens an image makes depends on its size alone, so a black one stands for it
             ids = self.processor(text=[chat], images=[[np.zeros((*size_px, 3), np.uint8)]])["input_ids"][0].numpy()
             _remember(self._prompts, (prompt, size_px), ids)
         return ids
@@ -132,6 +134,7 @@ class Backbone:
         embedded = self.language.get_input_embeddings()(ids)
         is_image = ids == self.image_id
         embedded = embedded.masked_scatter(is_image[..., None], layers[-1].to(embedded.dtype))
+        # Qwen3-VL adds features of earlier layers of the encoder to the first layers of the language model
         deep = {"visual_pos_masks": is_image, "deepstack_visual_embeds": layers[:-1]} if len(layers) > 1 else {}
         if hasattr(self.model, "create_masks_for_generate"):  # tokens of one image see each other, as in Gemma 3
             attention = self.model.create_masks_for_generate(
@@ -201,6 +204,7 @@ class Backbone:
 
     def _banned(self, tokenizer: Any) -> Tensor:
         added = [index for index, token in tokenizer.added_tokens_decoder.items() if token.special]
+        # embeddings are padded to a round number: ids beyond the tokenizer's have weights and no words
         unused = range(len(tokenizer), self.model.get_output_embeddings().weight.shape[0])
         banned = {*tokenizer.all_special_ids, *added, *unused, self.image_id} - {self.stop_id}
         return torch.tensor(sorted(banned))

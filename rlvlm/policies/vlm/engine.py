@@ -211,6 +211,7 @@ class PolicyEngine:
         cache = DynamicCache(config=policy.backbone.text_config)
         hidden = policy.hidden(padded, [one.image for one in asked], cache)
         values = policy.prompt_values(hidden, padded).tolist()
+        # one token at a time for all replies together, until each has ended or is as long as it may be
         state = hidden[:, -1]
         chosen, log_probs = [], []
         is_open = torch.ones(len(asked), dtype=torch.bool, device=policy.device)
@@ -230,6 +231,7 @@ class PolicyEngine:
 
     def _decode_step(self, padded: Padded, tokens: Tensor, step: int, cache: "DynamicCache") -> Tensor:
         """[B, D] hidden states after one more token each. Finished replies go along; nobody looks at them."""
+        # behind the largest position of the prompt, in which an image may count less than its tokens
         positions = (padded.positions.amax((0, 2)) + 1 + step)[None, :, None].expand(len(padded.positions), -1, 1)
         mask = padded.attention
         if mask is not None:

@@ -61,6 +61,7 @@ class VLMPolicy(nn.Module):
         self.action_head = (
             _head(width, config.head_width, num_actions).to(self.device) if config.acts == "head" else None
         )
+        # frozen, an encoder looks once at each image of a run, whose features are kept
         for name, parameter in model.named_parameters():
             if not config.train_vision and is_vision(name):
                 parameter.requires_grad_(False)
@@ -182,6 +183,7 @@ class VLMPolicy(nn.Module):
         """
         (seen,) = self.images.get([image])
         ids = np.array([*self.tokenizer(text, add_special_tokens=False)["input_ids"], self.stop_id], np.int64)
+        # what sampling may not write must not be learned either
         if np.isin(ids[:-1], [*self.banned_ids.tolist(), self.stop_id]).any():
             raise ValueError(f"a reply must not hold special tokens, got {text[:80]!r}")
         return ReplyTokens(prompt_ids=self.encode(prompt, seen.size_px), image=image, reply_ids=ids)
@@ -206,6 +208,7 @@ class VLMPolicy(nn.Module):
             with torch.no_grad():
                 features, grids = self.backbone.encode_images(part)
             for key, frame, seen, grid in zip(keys[begin:], part, features, grids, strict=False):
+                # an encoder that learns makes other features of it after each update
                 kept = frame if self._looks_again else None
                 self.images.add(key, SeenImage(features=seen, grid=grid, size_px=frames.shape[1:3], frame=kept))
 
@@ -247,6 +250,7 @@ class VLMPolicy(nn.Module):
         chosen, entropies = self.backbone.chosen_log_probs(
             before[mask], padded.replies[mask], temperature, with_entropies=with_entropies, in_slices=self._recomputes
         )
+        # what stands at padding is 0 and not computed: of a vocabulary's width each place costs much
         zeros = torch.zeros(mask.shape, device=self.device)
         token_values = None
         if with_token_values:
@@ -346,7 +350,7 @@ class VLMPolicy(nn.Module):
         """
         assert self.action_head is not None, "asked of policies with an action head"
         prompts = hidden[:, : padded.prompt_length]
-        if self.config.pooling == "last":
+        if self.config.pooling == "last":  # it has seen all before it
             pooled = prompts[:, -1]
         elif padded.attention is None:
             pooled = prompts.mean(1)
@@ -379,6 +383,7 @@ class VLMPolicy(nn.Module):
         seen = self.images.get(keys)
         if not (self._looks_again and torch.is_grad_enabled()):
             return seen
+        # envs side by side show the same image: one pass of the encoder, whose gradients add up
         firsts = {key: image for key, image in zip(keys, seen, strict=True)}
         features, _ = self.backbone.encode_images([image.frame for image in firsts.values() if image.frame is not None])
         again = {
