@@ -1,6 +1,7 @@
 """`rlvlm sft TASK --from DATA`."""
 
 import os
+import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -12,7 +13,7 @@ import tyro
 
 from rlvlm.algorithms.policy_gradient.config import PPOConfig
 from rlvlm.algorithms.sft_config import JobConfig, ReplySFTConfig
-from rlvlm.commands.arguments import parse, task_first
+from rlvlm.commands.arguments import parse, print_progress, task_first
 from rlvlm.core.episodes import TokenEpisode
 from rlvlm.core.errors import EXIT_DONE, UsageError
 from rlvlm.envs.config import EnvConfig
@@ -105,10 +106,13 @@ def command(words: Sequence[str], prog: str) -> int:
         job=arguments.job,
         seed=arguments.seed,
     )
-    with ray_session(None, num_workers=arguments.job.num_workers):
+    turns, updates = sum(len(episode) for episode in episodes), arguments.sft.updates
+    print_progress(f"{len(episodes):,} episodes with {turns:,} turns, {updates:,} updates, into {arguments.out}")
+    with ray_session(None, num_workers=arguments.job.num_workers, log=print_progress):
         measured = run_sft(loop_config, arguments.out)
     numbers = ", ".join(f"{name.partition('/')[2].replace('_', ' ')} {value:.3f}" for name, value in measured.items())
     sys.stdout.write(f"{arguments.out}: {numbers}\n")
+    sys.stdout.write(f"train on from it: rlvlm run {task} --sft.start-from {shlex.quote(str(arguments.out))}\n")
     return EXIT_DONE
 
 

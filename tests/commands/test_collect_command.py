@@ -1,19 +1,24 @@
 """`rlvlm collect`, `data` and `sft`, as typed."""
 
 import json
+import shlex
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 from api_server import ApiServer, Response, completion, error
 from tiny_run import box_words
 
+from rlvlm.algorithms import sft_job
 from rlvlm.algorithms.sft_replies import sft_manifest_of, write_sft_manifest
 from rlvlm.cli import main, run_word
+from rlvlm.commands.arguments import parse_run
 from rlvlm.core.errors import UsageError
 from rlvlm.demonstrations.folder import open_folder
 from rlvlm.envs.config import EnvConfig
 from rlvlm.pocket.models import weights_folder
 from rlvlm.policies.vlm.config import PolicyConfig
+from rlvlm.runs import ray_session
 
 
 def test_collect_show_export_and_import(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -110,6 +115,23 @@ def test_demonstrations_and_policies_of_other_prompts_are_not_mixed(tmp_path: Pa
     write_sft_manifest(out, sft_manifest_of("empty_random_5x5", EnvConfig(shows_last=True), PolicyConfig(), names))
     with pytest.raises(UsageError, match="trained with other settings: .*env.shows_last was True, not False"):
         run_word(words)
+
+
+def test_a_job_says_how_much_it_learns_from_and_how_to_train_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What Ray Train does meanwhile is tested in `tests/algorithms/test_sft_job.py`."""
+    monkeypatch.setattr(sft_job, "run_sft", lambda loop, out: {"sft/held_out_loss": 0.5})
+    monkeypatch.setattr(ray_session, "ray_session", lambda *words, **settings: nullcontext())
+    source, out = str(tmp_path / "demos"), tmp_path / "a policy"
+    assert run_word(["collect", "number_line", "--episodes", "3", "--out", source]) == 0
+    assert run_word(["sft", "number_line", "--from", source, "--out", str(out), "--sft.updates", "7"]) == 0
+    said = capsys.readouterr()
+    num_turns = sum(len(record.steps) for record in open_folder(Path(source)).episodes())
+    assert f"3 episodes with {num_turns} turns, 7 updates" in said.err
+    assert "held out loss 0.500" in said.out
+    words = shlex.split(said.out.splitlines()[-1].partition("rlvlm run ")[2])
+    assert parse_run(words, "rlvlm run").config.sft.start_from == str(out)  # pyright: ignore[reportOptionalMemberAccess]
 
 
 def test_the_policy_and_its_lessons_are_those_of_the_tasks_recipe(capsys: pytest.CaptureFixture[str]) -> None:
