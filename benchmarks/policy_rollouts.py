@@ -252,7 +252,7 @@ def contest(config: Config, task: str) -> dict[str, Any]:
         algorithm = stack.enter_context(built(algorithm_of(config, run)))
         assert isinstance(algorithm, PolicyGradient)
         algorithm.prepare(lambda line: None)
-        policy, runner = algorithm._policy, algorithm._runner_group
+        policy, runner = algorithm._policy, algorithm.env_runner_group.local_env_runner
         ways: dict[str, tuple[Engine, int, Sequence[psutil.Process]]] = {
             "generate": (GenerateEngine(policy), max(1, config.turns // 16 // run.algo.num_envs), ()),
             "engine": (PolicyEngine(policy, run.algo.num_envs), config.turns // run.algo.num_envs, ()),
@@ -285,7 +285,7 @@ def rollout_rates(
     config: Config, algorithm: PolicyGradient, ways: dict[str, tuple[Engine, int, Sequence[psutil.Process]]]
 ) -> dict[str, dict[str, float]]:
     """Medians over rounds, of env steps per second."""
-    ppo, runner = algorithm.config.algo, algorithm._runner_group
+    ppo, runner = algorithm.config.algo, algorithm.env_runner_group.local_env_runner
     found: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
     for number in range(config.rounds + 1):
         for name, (engine, turns, processes) in ways.items():

@@ -127,7 +127,7 @@ class PolicyGradient(BaseAlgorithm):
         self._engine: Engine | None = None
         if is_turns:
             assert isinstance(runner, TurnRunner), "what the config names"
-            self._runner_group: Any = runner
+            self._runner_group: Any = LocalRunnerGroup(runner)
             self._engine = self._make_engine()
             runner.actor = Actor(self._engine, algo.max_reply_tokens, algo.temperature)
             if algo.loss.entropy_weight or algo.loss.ratio == "weighted":  # else no token differs from the others
