@@ -10,13 +10,12 @@ import pytest
 import ray
 import torch
 
-from rlvlm.algorithms.policy_gradient.algorithm import GRPOAlgorithmConfig, PolicyGradient
-from rlvlm.algorithms.policy_gradient.config import GRPOConfig, LossConfig
+from rlvlm.algorithms.policy_gradient.algorithm import PolicyGradient
+from rlvlm.algorithms.policy_gradient.config import LossConfig
 from rlvlm.algorithms.sft_config import ChunkSFTConfig
 from rlvlm.core import metrics
 from rlvlm.core.episodes import TokenEpisode
-from rlvlm.envs.config import EnvConfig
-from rlvlm.policies.vla.config import PocketVLAConfig, VLAConfig
+from tests.algorithms.policy_gradient.tiny_runs import chunk_config
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
@@ -28,17 +27,8 @@ def make(local_ray: None):
     def one(**algo: Any) -> PolicyGradient:
         settings = {"groups": 3, "group_size": 3, "rounds": 1, "minibatches": 1, "kl_target": None} | algo
         settings |= {"max_grad_norm": 1e9}
-        config = (
-            GRPOAlgorithmConfig()
-            .envs(task="push_block", env_settings=EnvConfig(episode_steps=16))
-            .acting(policy=VLAConfig(pocket=PocketVLAConfig(image_px=16, hidden=32)))
-            .learning(
-                sft=ChunkSFTConfig(episodes=8, updates=10),
-                algo=GRPOConfig(**settings),
-            )
-            .debugging(seed=0)
-        )
-        algorithm = config.build_algo()
+        sft = ChunkSFTConfig(episodes=8, updates=10)
+        algorithm = chunk_config(episode_steps=16, sft=sft, **settings).build_algo()
         assert isinstance(algorithm, PolicyGradient)
         built.append(algorithm)
         return algorithm
@@ -102,15 +92,12 @@ def test_runners_play_side_by_side_and_one_that_is_lost_comes_back(make: Any, tm
     assert seen_alone and algorithm._runner_group.alive() == (1, 2)
 
 
-def test_two_learners_have_the_gradient_of_one(make: Any) -> None:
-    one, two = (
-        make(loss=LossConfig(average="trajectory", kl_weight=0.05)),
-        make(loss=LossConfig(average="trajectory", kl_weight=0.05), num_learners=2),
-    )
-    one.prepare(lambda line: None)
+def test_two_learners_have_the_gradient_of_one_and_go_on_to_the_bit(make: Any, tmp_path: Path) -> None:
+    loss = LossConfig(average="trajectory", kl_weight=0.05)
+    one, two = make(loss=loss), make(loss=loss, num_learners=2)
+    for algorithm in (one, two):
+        algorithm.prepare(lambda line: None)
     update = update_of(one, 0)
-    two._learners.call_all("take_weights", one._learners.call("put_weights", 1 << 16))
-    two._learners.call_all("begin")
     for algorithm in (one, two):
         algorithm._learners.call_all("learn", update, 0.0)
     alone, *both = (
@@ -126,17 +113,13 @@ def test_two_learners_have_the_gradient_of_one(make: Any) -> None:
     for name, value in reports[0].items():
         assert reports[1][name] == pytest.approx(value, rel=1e-3, abs=1e-5), name
 
-
-def test_a_checkpoint_of_two_learners_goes_on_to_the_bit(make: Any, tmp_path: Path) -> None:
-    first = make(num_learners=2)
-    first.prepare(lambda line: None)
-    first._learners.call_all("learn", update_of(first, 0), 0.0)
-    first._sync_weights()
-    assert first.report()[metrics.UPDATE_FIRST_RATIO] <= 1e-5, "the learners must see what was sampled here"
-    first.save_checkpoint(str(tmp_path / "saved"))
-    second = make(num_learners=2)
-    second.load_checkpoint(str(tmp_path / "saved"))
-    for algorithm in (first, second):
+    # a checkpoint of the two
+    two._sync_weights()
+    assert two.report()[metrics.UPDATE_FIRST_RATIO] <= 1e-5, "the learners must see what was sampled here"
+    two.save_checkpoint(str(tmp_path / "saved"))
+    other = make(loss=loss, num_learners=2)
+    other.load_checkpoint(str(tmp_path / "saved"))
+    for algorithm in (two, other):
         algorithm._learners.call_all("learn", update_of(algorithm, 1), 0.0)
-    left, right = (one._learners.call("save_tree")["trained"] for one in (first, second))
+    left, right = (one._learners.call("save_tree")["trained"] for one in (two, other))
     assert all(torch.equal(value, right[name]) for name, value in left.items())
