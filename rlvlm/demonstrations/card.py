@@ -146,7 +146,7 @@ def write_card(folder: DemonstrationFolder) -> Census:
             f"{counts.episodes:,} episodes, {counts.steps:,} steps, {len(counts.pictures):,} distinct images; "
             f"{success}, mean return {counts.returns / max(counts.episodes, 1):.3g}.",
             *("", *players, *_table("action", "steps", counts.actions)),
-            f"Spoilt on purpose: {counts.noisy / max(counts.steps, 1):.1%} of steps.",
+            f"Deliberate mistakes: {counts.noisy / max(counts.steps, 1):.1%} of steps.",
             *("", *_table("left out by the default filter", "steps", counts.rejected)),
         ]
         what_for = "`rlvlm data export` writes chat formats and Parquet."

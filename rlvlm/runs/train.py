@@ -424,7 +424,7 @@ def resume_run(folder: RunFolder, config: RunConfig) -> int:
         except StoppedEarly:
             console.line(f"stopped before there was anything to save; start over with: {folder.resume_command}")
             return EXIT_PREEMPTED
-        _print_summary(folder, console)
+        print_summary(folder, console)
     return EXIT_DONE if is_done else EXIT_PREEMPTED
 
 
@@ -441,7 +441,8 @@ def _train(training: Training, stop: StopRequest) -> bool:
     return training.is_over
 
 
-def _print_summary(folder: RunFolder, console: RunConsole) -> None:
+def print_summary(folder: RunFolder, console: RunConsole) -> None:
+    """Prints what came of a run in one line, and where to look or how to go on."""
     summary = folder.summary()
     rate = summary["success"]
     success = "not evaluated"

@@ -93,7 +93,7 @@ def test_noise_has_the_share_that_is_asked_for_and_is_known(tmp_path: Path) -> N
     kept, reasons = select(folder.episodes(), FilterConfig(noise=False))
     assert reasons["spoilt on purpose"] == sum(step.is_noise for step in steps)
     text = (write_card(folder), (tmp_path / "README.md").read_text())[1]
-    assert "expert-wrong-actions-0.3-thoughts-0.2" in text and "Spoilt on purpose" in text
+    assert "expert-wrong-actions-0.3-thoughts-0.2" in text and "Deliberate mistakes" in text
 
 
 def test_unreadable_replies_are_counted_as_such(tmp_path: Path) -> None:

@@ -1,3 +1,4 @@
+import io
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -6,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from rlvlm.core import metrics
+from rlvlm.core.console.panel import RunConsole
 from rlvlm.rewards.config import StepRewardConfig
 from rlvlm.rewards.scoring_items import ScoredItem
 from rlvlm.runs.checkpoints import RunState
@@ -15,6 +17,7 @@ from rlvlm.runs.plots import write_plots
 from rlvlm.runs.records import score_row
 from rlvlm.runs.scores import DECODINGS
 from rlvlm.runs.summary import run_card, summarise, summarise_decodings
+from rlvlm.runs.train import print_summary
 
 STATE = RunState(env_steps=4_000, wall_s=240.0, peak_rss_mb=1234.4)
 
@@ -29,6 +32,18 @@ def test_the_numbers_of_a_filled_folder(filled: RunFolder, config: RunConfig) ->
     assert summary["label_accuracy"] == 0.5  # one right, one wrong per session; where the truth ties none counts
     assert (summary["env_steps"], summary["steps_per_s"], summary["peak_rss_mb"]) == (4_000, 16.7, 1234)
     assert (summary["seed"], summary["exit_reason"]) == (3, "done")
+
+
+def test_the_last_line_is_of_one_evaluation(filled: RunFolder, config: RunConfig) -> None:
+    # at the end 0.6 of the last evaluation's episodes succeed, at any step 0.9; the mean of three is another figure
+    rows = filled.evaluations.read()
+    filled.evaluations.path.unlink()
+    filled.evaluations.append([row | {"success_at_end": 0.6} for row in rows])
+    filled.write_summary(summarise(filled, config, STATE, "SIGINT"))
+    out = io.StringIO()
+    print_summary(filled, RunConsole(out, "a run", 4_000))
+    assert "success 60% (at the end of episodes, last evaluation; at any step 90%)" in out.getvalue()
+    assert f"saved; resume with: rlvlm resume {filled.path}" in out.getvalue()
 
 
 def test_a_run_that_never_got_anywhere_has_no_rates(folder: RunFolder, config: RunConfig) -> None:
