@@ -112,6 +112,18 @@ def kill(algorithm, index):
     os.kill(pid, signal.SIGKILL)
 
 
+def wait_for_both(algorithm):
+    """Trains until a lost runner is back, and both have played a whole turn."""
+    deadline = time.monotonic() + 120
+    while algorithm.env_runner_group.num_healthy_remote_workers() < 2:
+        assert time.monotonic() < deadline, "it never came back"
+        algorithm.train()
+        time.sleep(0.2)
+    steps = algorithm.env_steps
+    algorithm.train()
+    assert algorithm.env_steps == steps + 2 * NUM_ENVS * EPISODE_STEPS
+
+
 def test_one_runner_that_is_never_ahead_is_the_local_one_bit_for_bit(build):
     here, there = build(0, turn_steps=EPISODE_STEPS), build(1, turn_steps=EPISODE_STEPS)
     for algorithm in (here, there):
@@ -175,14 +187,10 @@ def test_a_runner_that_dies_again_as_it_begins_is_tried_once_more(pair, caplog, 
 
     monkeypatch.setattr(runner_group, "_call_runner", die_first)
     kill(pair, 1)
-    deadline = time.monotonic() + 120
-    while not deaths or pair.env_runner_group.num_healthy_remote_workers() < 2:
-        assert time.monotonic() < deadline, "it never came back"
+    while not deaths:
         pair.train()
+    wait_for_both(pair)
     assert "env runner 1 was lost again as soon as it had started" in caplog.text
-    steps = pair.env_steps
-    pair.train()
-    assert pair.env_steps == steps + 2 * NUM_ENVS * EPISODE_STEPS
 
 
 def test_what_a_env_raises_reaches_the_caller_with_its_place(build):
@@ -197,26 +205,18 @@ def test_more_runners_than_the_cluster_can_hold_are_refused(build):
         build(9)
 
 
-def test_a_runner_that_hangs_is_replaced_and_named(build, caplog):
-    algorithm = build(2)
-    train(algorithm, 1)
-    algorithm._runner_group._timeout_s = 3.0
-    algorithm.env_runner_group.foreach_env_runner(
+def test_a_runner_that_hangs_is_replaced_and_named(pair, caplog, monkeypatch):
+    monkeypatch.setattr(pair._runner_group, "_timeout_s", 3.0)
+    pair.env_runner_group.foreach_env_runner(
         lambda runner: setattr(runner, "act", lambda **_: time.sleep(3600)),
         remote_worker_ids=[1],
         local_env_runner=False,
     )
-    algorithm.train()
-    assert algorithm.env_steps == 3 * NUM_ENVS * EPISODE_STEPS, "the other one's turns count"
+    before = pair.env_steps
+    pair.train()
+    assert pair.env_steps == before + NUM_ENVS * EPISODE_STEPS, "the other one's turns count"
     assert "env runner 1 has not answered for 3 s" in caplog.text
-    deadline = time.monotonic() + 120
-    while algorithm.env_runner_group.num_healthy_remote_workers() < 2:
-        assert time.monotonic() < deadline, "its successor never came"
-        time.sleep(0.5)
-        algorithm.train()
-    steps = algorithm.env_steps
-    algorithm.train()
-    assert algorithm.env_steps == steps + 2 * NUM_ENVS * EPISODE_STEPS
+    wait_for_both(pair)
 
 
 def test_a_run_goes_on_with_another_number_of_runners(build, pair, tmp_path):
