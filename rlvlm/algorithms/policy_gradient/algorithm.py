@@ -127,7 +127,8 @@ class PolicyGradient(BaseAlgorithm):
         self._engine: Engine | None = None
         if is_turns:
             assert isinstance(runner, TurnRunner), "what the config names"
-            self._runner_group: Any = LocalRunnerGroup(runner)
+            group: Any = LocalRunnerGroup  # turns have one runner, which is sampled here and saved as a group is
+            self._runner_group: Any = group(runner)
             self._engine = self._make_engine()
             runner.actor = Actor(self._engine, algo.max_reply_tokens, algo.temperature)
             if algo.loss.entropy_weight or algo.loss.ratio == "weighted":  # else no token differs from the others
