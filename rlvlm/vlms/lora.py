@@ -118,11 +118,11 @@ def cast_adapters(model: Any) -> Iterator[None]:
         return
     from peft.tuners.lora import LoraLayer
 
-    layers: list[Any] = list(model.modules())
+    adapted: list[Any] = [layer for layer in model.modules() if isinstance(layer, LoraLayer)]
     changed = []
     try:
-        for layer in layers:
-            if isinstance(layer, LoraLayer) and (forward := _cast_forward(layer)) is not None:
+        for layer in adapted:
+            if (forward := _cast_forward(layer)) is not None:
                 layer.forward = forward  # of the instance, in front of the class's own
                 changed.append(layer)
         yield
