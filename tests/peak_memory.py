@@ -18,7 +18,9 @@ def peak_of(work: Callable[[], Any]) -> int:
         return int(Path("/proc/self/status").read_text().partition("RssAnon:")[2].split()[0]) << 10
 
     # else glibc keeps freed tensors of up to 32 MiB for later, and what counts here is what `work` holds
-    ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, 64 << 10)
+    libc = ctypes.CDLL(None)
+    libc.mallopt(_M_MMAP_THRESHOLD, 64 << 10)
+    libc.malloc_trim(0)  # nor may it have room left by earlier tests, which `work` would fill unseen
     begun, is_over, found = now(), threading.Event(), [0]
 
     def watch() -> None:

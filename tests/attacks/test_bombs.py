@@ -1,4 +1,4 @@
-"""Images and videos made to cost more than they show: each is refused within 50 ms of CPU and 64 MB of memory."""
+"""Images and videos made to cost more than they show: each is refused within 100 ms of CPU and 64 MB of memory."""
 
 import gc
 import io
@@ -17,9 +17,11 @@ from PIL import Image
 
 logger = logging.getLogger(__name__)
 
-MAX_CPU_S, MAX_BYTES = 0.050, 64 * 10**6
+MAX_CPU_S, MAX_BYTES = 0.100, 64 * 10**6
+"""The dearest takes 30 ms on a machine of its own, reading its 7 MB of JSON, and 75 ms on one whose cores others use
+too. Opened, such images take from a third of a second to minutes."""
 TRIES = 3
-"""Of which the best counts: on a shared machine the same work costs up to twice the CPU time now and then."""
+"""Of which the best counts."""
 SMALL = movie([0, 100, 200])
 
 
