@@ -159,7 +159,8 @@ def grade_notes(row: Mapping[str, Any]) -> list[str]:
     if not row["prediction"]:
         return ["Nothing can be said: neither pairs nor successes beside failures were asked about."]
     notes = [
-        "Worth: how often a judge is right that always decides and says as much; 50 % is chance, below it misleads."
+        "Worth, with its 90 % interval: how often a judge is right that always decides and says as much; 50 % is "
+        "chance, below it misleads."
     ]
     for kind, name in _ASKED_FOR.items():
         ones = [one for one in row["prediction"] if one["kind"] == kind and one["success"] is None]

@@ -123,6 +123,7 @@ def draw_success(
             for one in predictions:
                 if (one.task, one.kind) == (task, kind):
                     axes.axvline(100 * one.worth, color=LINES[1], linewidth=2, label="this judge")
+                    axes.axvspan(100 * one.worth_low, 100 * one.worth_high, color=LINES[1], alpha=0.15, linewidth=0)
             axes.set(xlabel="worth of its answers, %", ylim=(-0.03, 1.05), title=f"{task}, {kind}")
         panels[0].set_ylabel("success after training")
         panels[0].legend(fontsize=8, loc="lower right")
