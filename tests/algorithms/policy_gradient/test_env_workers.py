@@ -1,5 +1,6 @@
 """Envs in processes of their own: the same episodes, several at once, and a lost worker costs whole groups."""
 
+import asyncio
 import os
 import signal
 import time
@@ -28,25 +29,36 @@ pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
 SETTINGS = EnvConfig(episode_steps=32)
 PX = 16
-STEP_S = 0.02
+SIDE_BY_SIDE = 4
 
 
-class SleepingTables(PushBlocks):
-    """They take their time for every chunk, as a simulator does, but without the core: a test machine has few."""
+class MeetingPoint:
+    """Lets nobody go on before all workers have arrived."""
+
+    def __init__(self) -> None:
+        self._barrier = asyncio.Barrier(SIDE_BY_SIDE)
+
+    async def arrive(self) -> None:
+        async with asyncio.timeout(60):
+            await self._barrier.wait()
+
+
+class MeetingTables(PushBlocks):
+    """Their steps end when those of all workers have begun."""
 
     def step(self, rows: Any, chunks: Any) -> ChunkStep:
-        time.sleep(STEP_S * len(rows))
+        ray.get(ray.get_actor("meeting point").arrive.remote())
         return super().step(rows, chunks)
 
 
-class SleepingPushBlock(PushBlock):
+class MeetingPushBlock(PushBlock):
     """Of such tables."""
 
     def many(self) -> PushBlocks:
-        return SleepingTables(self.episode_steps, False)
+        return MeetingTables(self.episode_steps, False)
 
 
-SLEEPING = Task(name="sleeping", goal="push", maker=f"{__name__}:SleepingPushBlock", kind="chunks")
+MEETING = Task(name="meeting", goal="push", maker=f"{__name__}:MeetingPushBlock", kind="chunks")
 
 
 @pytest.fixture(scope="module")
@@ -172,21 +184,14 @@ def test_a_run_with_workers_is_the_run_without_and_a_kill_costs_no_episode(local
 
 
 def test_workers_step_side_by_side(local_ray: None) -> None:
-    task = f"{__name__}:SLEEPING"
-    ids = np.arange(8)
-    seconds = {}
-    for count in (1, 4):
-        workers = start_workers(count, task, 0, PX)
-        local = make_env(task, SETTINGS, 0)
-        envs = WorkerEnvs(workers, SETTINGS, local, 1, lambda keys, images: None)
-        envs.begin(ids)
-        chunks = np.zeros((8, local.chunk_steps, len(local.action_low)), np.float32)
-        took = []
-        for _ in range(6):  # the quickest counts: a busy machine may hold up some
-            began = time.monotonic()
-            envs.step(ids, chunks)
-            took.append(time.monotonic() - began)
-        seconds[count] = min(took)
-        for worker in workers:
-            ray.kill(worker)
-    assert seconds[1] / seconds[4] > 2.5, seconds
+    meeting_point = ray.remote(MeetingPoint).options(name="meeting point", num_cpus=0).remote()
+    task = f"{__name__}:MEETING"
+    workers = start_workers(SIDE_BY_SIDE, task, 0, PX)
+    local = make_env(task, SETTINGS, 0)
+    envs, ids = WorkerEnvs(workers, SETTINGS, local, 1, lambda keys, images: None), np.arange(2 * SIDE_BY_SIDE)
+    envs.begin(ids)
+    chunks = np.zeros((len(ids), local.chunk_steps, len(local.action_low)), np.float32)
+    for _ in range(2):  # one after the other, the first would wait for a second that has not begun
+        assert len(envs.step(ids, chunks).success) == len(ids)
+    for actor in [*workers, meeting_point]:
+        ray.kill(actor)
