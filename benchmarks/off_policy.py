@@ -47,7 +47,7 @@ class Config:
     """Env steps of each run, over which its step sizes fall."""
     seeds: tuple[int, ...] = (0,)
     staleness: tuple[int, ...] = ()
-    """Ages of rollouts, in updates; envs in chunks are rolled out once an update."""
+    """Ages of rollouts, in updates, of envs in chunks: an env runner plays each once an update."""
     noise: tuple[float, ...] = ()
     """Standard deviations of what a noisy engine adds to each logit, nats."""
     temperatures: tuple[float, ...] = ()
@@ -146,9 +146,9 @@ def train(config: Config, seed: int, loss: dict[str, Any], algo: dict[str, Any],
 
 def main(show: Callable[[str], None] = print) -> None:
     config = tyro.cli(Config, description=__doc__)
-    # RLlib starts one by itself, with a dashboard; all that is measured runs in this process
-    ray.init("local", num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level="error")
-    once = {"rounds": 1} if config.staleness else {}
+    # RLlib starts one by itself, with a dashboard; all that is measured runs in this process, or in one env runner
+    ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="error")
+    once = {"rounds": 1, "env_runners": 1} if config.staleness else {}
     variants: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, float]]] = {
         f"staleness {one}": ({}, {**once, "staleness": one}, {}) for one in config.staleness
     }
