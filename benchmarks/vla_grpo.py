@@ -83,9 +83,8 @@ def main(task: str, trial: Trial) -> None:
         raise SystemExit("error: a trial gives its noise as a number; `python -m rlvlm.run` measures it")
     if trial.reward.source == "judged":
         scorer = make_scorer(
-            trial.reward.teacher, None, lambda snapshots: viewer.draw(snapshots, 64), trial.seed, remembers=False,
-            flaw=trial.reward.flaw,
-        )  # fmt: skip
+            trial.reward, task, trial.seed, lambda snapshots: viewer.draw(snapshots, 64), remembers=False
+        )
     labeller, critic = RewardLabeller(trial.reward, scorer), None
     if trial.grpo.advantage.values == "state":
         critic = Critic(trial.grpo.advantage.critic, viewer, trial.seed)

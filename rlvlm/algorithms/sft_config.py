@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass, field
 
+from rlvlm.core.checks import check_least, check_positive
+
 NO_EXPERT_FIX = "--sft.demonstrations DIR, --sft.start-from DIR, or --sft.turns 0 and a model that can play a little"
 """What helps where no script plays an env."""
 
@@ -32,9 +34,7 @@ class SFTConfig:
             )
         if not 0 <= self.p_perturb < 1:
             raise ValueError(f"sft.p_perturb must be in [0, 1), got {self.p_perturb}")
-        for name in ("batch_size", "lr"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"sft.{name} must be > 0, got {getattr(self, name)}")
+        check_positive(self, "sft", "batch_size", "lr")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,11 +60,8 @@ class ReplySFTConfig(SFTConfig):
         for name in ("p_wrong", "held_out"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"sft.{name} must be in [0, 1), got {getattr(self, name)}")
-        for name in ("updates", "max_grad_norm"):
-            if getattr(self, name) <= 0:
-                raise ValueError(f"sft.{name} must be > 0, got {getattr(self, name)}")
-        if self.reply_weight < 0:
-            raise ValueError(f"sft.reply_weight must be >= 0, got {self.reply_weight}")
+        check_positive(self, "sft", "updates", "max_grad_norm")
+        check_least(self, "sft", 0, "reply_weight")
         if self.turns < 0:
             raise ValueError(f"sft.turns must be >= 0, got {self.turns}; 0 goes without")
 
@@ -102,10 +99,8 @@ class ChunkSFTConfig(SFTConfig):
 
     def __post_init__(self) -> None:
         SFTConfig.__post_init__(self)
-        least = {"episodes": 1, "updates": 0, "scenes": 0, "noise": 0, "label_width": 0, "weight_decay": 0}
-        for name, minimum in least.items():
-            if not getattr(self, name) >= minimum:
-                raise ValueError(f"sft.{name} must be >= {minimum}, got {getattr(self, name)}")
+        check_least(self, "sft", 1, "episodes")
+        check_least(self, "sft", 0, "updates", "scenes", "noise", "label_width", "weight_decay")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -127,9 +122,5 @@ class JobConfig:
     full_shard`."""
 
     def __post_init__(self) -> None:
-        for name in ("num_workers", "save_every", "max_reply_tokens"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"job.{name} must be >= 1, got {getattr(self, name)}")
-        for name in ("gpus_per_worker", "cpus_per_worker"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"job.{name} must be >= 0, got {getattr(self, name)}")
+        check_least(self, "job", 1, "num_workers", "save_every", "max_reply_tokens")
+        check_least(self, "job", 0, "gpus_per_worker", "cpus_per_worker")

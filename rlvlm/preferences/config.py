@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Literal
 
+from rlvlm.core.checks import check_least, check_positive
 from rlvlm.rewards.config import StepRewardConfig
 
 Sampling = Literal["uniform", "disagreement", "entropy", "k_center"]
@@ -118,12 +119,9 @@ class FeedbackConfig:
     be concluded."""
 
     def __post_init__(self) -> None:
-        for name in ("first_step", "every_steps", "queries", "segment_steps", "recent_episodes", "pool"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"feedback.{name} must be >= 1, got {getattr(self, name)}")
-        for name in ("max_queries", "preflight"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"feedback.{name} must be >= 0, got {getattr(self, name)}")
+        names = ("first_step", "every_steps", "queries", "segment_steps", "recent_episodes", "pool")
+        check_least(self, "feedback", 1, *names)
+        check_least(self, "feedback", 0, "max_queries", "preflight")
 
     def pool_factor(self, num_fits: int) -> int:
         """Candidates to be drawn for each query, once the reward model was fitted `num_fits` times."""
@@ -180,9 +178,8 @@ class RewardModelConfig:
     of a hundred."""
 
     def __post_init__(self) -> None:
-        for name in ("picture_px", "ensemble", "batch_size", "max_epochs", "max_updates"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"reward_model.{name} must be >= 1, got {getattr(self, name)}")
+        check_least(self, "reward_model", 1, "picture_px", "ensemble", "batch_size", "max_epochs", "max_updates")
+        check_positive(self, "reward_model", "lr")
         if self.hold_out_every < 0 or self.hold_out_every == 1:
             raise ValueError(f"reward_model.hold_out_every must be 0 or >= 2, got {self.hold_out_every}")
         if not 0 <= self.min_updates <= self.max_updates:
@@ -194,8 +191,6 @@ class RewardModelConfig:
                 raise ValueError(f"reward_model.{name} must be in (0, 1], got {getattr(self, name)}")
         if not 0 <= self.label_smoothing < 1:
             raise ValueError(f"reward_model.label_smoothing must be in [0, 1), got {self.label_smoothing}")
-        if self.lr <= 0:
-            raise ValueError(f"reward_model.lr must be > 0, got {self.lr}")
 
 
 def check_learning(reward: StepRewardConfig, feedback: FeedbackConfig, reward_model: RewardModelConfig) -> None:

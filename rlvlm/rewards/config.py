@@ -1,9 +1,11 @@
 """Which reward a run learns from; imports nothing heavy so that the command line starts at once."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from typing import Literal
+
+from rlvlm.core.checks import check_least, check_shares
 
 SOURCES = ("preference", "score", "judged", "environment", "success", "novelty")
 """Sources of steps' rewards by their names, each of which means the same in all algorithms."""
@@ -47,8 +49,7 @@ class ExplorationConfig:
     """rho, in [0, 1]: share of the weight that is lost with each env step (the paper's lie from 1e-5 to 1e-3)."""
 
     def __post_init__(self) -> None:
-        if self.weight < 0:
-            raise ValueError(f"reward.exploration.weight must be >= 0, got {self.weight}")
+        check_least(self, "reward.exploration", 0, "weight")
         if not 0 <= self.decay <= 1:
             raise ValueError(f"reward.exploration.decay must be in [0, 1], got {self.decay}; 0 keeps the weight")
 
@@ -230,49 +231,48 @@ class TurnRewardConfig:
     There are fewer where a part would not have a group for each env runner."""
     monitor: MonitorConfig = field(default_factory=MonitorConfig)
 
-    def __post_init__(self) -> None:
-        for name, least in {"num_frames": 2, "frame_px": 1, "parts": 1, "noise": 0, "success_weight": 0}.items():
-            if not getattr(self, name) >= least:
-                raise ValueError(f"reward.{name} must be >= {least}, got {getattr(self, name)}")
-        # settings of a scorer, which would be read by nobody without one; those of `per` differ by the kind of env
-        chosen = {
-            "per": type(self).__dataclass_fields__["per"].default,
-            "teacher": "judge", "success_weight": 0.0, "threshold": None, "without_answer": "drop", "neutral": 0.5,
-            "parts": 4
-        }  # fmt: skip
-        idle = [name for name, value in chosen.items() if getattr(self, name) != value and not self.scores]
-        threshold, bias = self.threshold, self.false_positives
-        rules = {
-            f"reward.neutral and false_positives must be in [0, 1], got {self.neutral}, {bias}": (
-                not 0 <= self.neutral <= 1 or not 0 <= bias <= 1
-            ),
-            f"reward.false_positives goes with the teacher biased, got {bias} for {self.teacher}": (
-                bias != FALSE_POSITIVES and self.teacher != "biased"
-            ),
-            f"reward.source is {self.source} and reward.mixture weighs {self.mixture.used or 'nothing'}: weights go "
-            "with the source mixture, which needs one at least": (self.source == "mixture") != bool(self.mixture.used),
-            f"reward.noise goes with the teacher progress, got {self.noise}": self.noise and self.teacher != "progress",
-            "reward.teacher measured and reward.measured FILE go together, got "
-            f"{self.teacher} and {self.measured or 'no file'}": (self.teacher == "measured") != bool(self.measured),
-            f"reward.threshold must be in (0, 1], calibrated or None, got {threshold}": (
-                isinstance(threshold, float | int) and not 0 < threshold <= 1
-            ),
-            f"reward.{', '.join(idle)} have no effect without scores: set reward.source judged, or mixture "
-            "with reward.mixture.judged": idle,
-            "a calibrated threshold needs a judge, and monitor.preflight episodes to calibrate it on": (
-                threshold == "calibrated" and not (self.asks_judge and self.monitor.preflight)
-            ),
-            "reward.fallback_judge has no effect where no judge is asked": self.fallback_judge and not self.asks_judge,
-            "reward.neutral has no effect unless without_answer is neutral": (
-                self.without_answer != "neutral" and self.neutral != 0.5
-            ),
-            f"the {self.teacher} teacher is about whole episodes; set reward.per episode": (
-                self.teacher in ("biased", "progress", "measured") and self.per == "turn"
-            ),
-        }
-        for message, is_broken in rules.items():
-            if is_broken:
-                raise ValueError(message)
+    def __post_init__(self) -> None:  # noqa: C901 - one rule after the other
+        check_least(self, "reward", 2, "num_frames")
+        check_least(self, "reward", 1, "frame_px", "parts")
+        check_least(self, "reward", 0, "noise", "success_weight")
+        check_shares(self, "reward", "neutral", "false_positives")
+        # What only a scorer reads. By its field's default: envs in turns and in chunks have another `per`.
+        defaults = {one.name: one.default for one in fields(self)}
+        of_scorer = ("per", "teacher", "success_weight", "threshold", "without_answer", "neutral", "parts")
+        idle = [] if self.scores else [name for name in of_scorer if getattr(self, name) != defaults[name]]
+        threshold = self.threshold
+        if self.false_positives != FALSE_POSITIVES and self.teacher != "biased":
+            raise ValueError(
+                f"reward.false_positives goes with the teacher biased, got {self.false_positives} for {self.teacher}"
+            )
+        if (self.source == "mixture") != bool(self.mixture.used):
+            raise ValueError(
+                f"reward.source is {self.source} and reward.mixture weighs {self.mixture.used or 'nothing'}: weights "
+                "go with the source mixture, which needs one at least"
+            )
+        if self.noise and self.teacher != "progress":
+            raise ValueError(f"reward.noise goes with the teacher progress, got {self.noise}")
+        if (self.teacher == "measured") != bool(self.measured):
+            raise ValueError(
+                "reward.teacher measured and reward.measured FILE go together, got "
+                f"{self.teacher} and {self.measured or 'no file'}"
+            )
+        if isinstance(threshold, float | int) and not 0 < threshold <= 1:
+            raise ValueError(f"reward.threshold must be in (0, 1], calibrated or None, got {threshold}")
+        if idle:
+            raise ValueError(
+                f"reward.{', '.join(idle)} have no effect without scores: set reward.source judged, or mixture "
+                "with reward.mixture.judged"
+            )
+        if threshold == "calibrated" and not (self.asks_judge and self.monitor.preflight):
+            raise ValueError("a calibrated threshold needs a judge, and monitor.preflight episodes to calibrate it on")
+        if self.fallback_judge and not self.asks_judge:
+            raise ValueError("reward.fallback_judge has no effect where no judge is asked")
+        if self.without_answer != "neutral" and self.neutral != 0.5:
+            raise ValueError("reward.neutral has no effect unless without_answer is neutral")
+        # these simulate a judge of episodes: none of them says what a single turn is worth
+        if self.teacher in ("biased", "progress", "measured") and self.per == "turn":
+            raise ValueError(f"the {self.teacher} teacher is about whole episodes; set reward.per episode")
 
     @property
     def weights(self) -> dict[str, float]:
@@ -281,11 +281,6 @@ class TurnRewardConfig:
         if self.source == "mixture":
             return {name: float(getattr(self.mixture, name, 0.0)) for name in names}
         return {name: float(name == self.source) for name in names}
-
-    @property
-    def flaw(self) -> float:
-        """How wrong a simulated teacher is: false positives of the biased one, noise of progress."""
-        return self.noise if self.teacher == "progress" else self.false_positives
 
     @property
     def scores(self) -> bool:

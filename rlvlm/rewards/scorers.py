@@ -17,7 +17,7 @@ from rlvlm.core.judging import Clip, Score, Stamp, Status, Usage
 from rlvlm.core.steps import FloatArray, Frames
 from rlvlm.judges.health import JudgeHealth
 from rlvlm.judges.judge import Judge
-from rlvlm.rewards.config import ScoreTeacher
+from rlvlm.rewards.config import TurnRewardConfig
 from rlvlm.rewards.scoring_items import ScoringItem
 
 logger = logging.getLogger(__name__)
@@ -213,31 +213,32 @@ class FallbackScorer:
 
 
 class SimulatedScorer:
-    """A scorer that asks no judge: a member says what an item scores. Its chance hangs on how often it was asked.
+    """A scorer that looks at nothing: a function says what an item scores.
 
     Args:
-        seed: of chance.
+        value: score in [0, 1] of an item, given a generator that is another one each time something is scored.
+        seed: of the generators.
         judge: name in the stamp.
-        settings: what else stands there.
+        settings: what else the stamp says.
     """
 
-    def __init__(self, seed: int, judge: str, settings: str = "") -> None:
+    def __init__(
+        self, value: Callable[[ScoringItem, np.random.Generator], float], seed: int, judge: str, settings: str = ""
+    ) -> None:
+        self._value = value
         self._seed = seed
         self._stamp = Stamp(judge=judge, revision="", prompt="none", decoding=f"{settings}seed={seed}")
         self.num_asked = 0
 
-    def value(self, item: ScoringItem, rng: np.random.Generator) -> float:
-        """In [0, 1]; `rng` is another one for each showing."""
-        raise NotImplementedError
-
     def score(self, items: Sequence[ScoringItem]) -> list[Score]:
         """See `Scorer`; there is always a value."""
-        throws = range(self.num_asked, self.num_asked + len(items))
+        scores = []
+        for number, item in enumerate(items, self.num_asked):
+            # seeded by the count of what was scored before: a resumed run goes on with the same draws
+            value = self._value(item, np.random.default_rng((self._seed, number)))
+            scores.append(Score(status=Status.OK, value=value, stamp=self._stamp))
         self.num_asked += len(items)
-        # chance hangs on the count of showings alone, so a resumed run goes on where it was
-        rngs = [np.random.default_rng((self._seed, throw)) for throw in throws]
-        values = [self.value(item, rng) for item, rng in zip(items, rngs, strict=True)]
-        return [Score(status=Status.OK, value=value, stamp=self._stamp) for value in values]
+        return scores
 
     def get_state(self) -> dict[str, Any]:
         """See `Scorer`."""
@@ -248,47 +249,53 @@ class SimulatedScorer:
         self.num_asked = int(state["num_asked"])
 
 
-class RandomScorer(SimulatedScorer):
+def random_scorer(seed: int) -> SimulatedScorer:
     """Random scores in [0, 1), drawn anew each time: the negative control."""
-
-    def __init__(self, seed: int) -> None:
-        super().__init__(seed, "random")
-
-    def value(self, item: ScoringItem, rng: np.random.Generator) -> float:
-        return float(rng.random())
+    return SimulatedScorer(lambda _, rng: float(rng.random()), seed, "random")
 
 
-class BiasedScorer(SimulatedScorer):
-    """The truth, 1 or 0, but for a share of failures that it takes for successes: the control for monitors.
-
-    Args:
-        false_positives: that share, in [0, 1].
-        seed: of which failures these are.
+def biased_scorer(false_positives: float, seed: int) -> SimulatedScorer:
+    """The truth, 1 or 0, but for a share of failures, in [0, 1], that it takes for successes: the control that the
+    monitor must catch. `seed` decides which failures these are.
     """
 
-    def __init__(self, false_positives: float, seed: int) -> None:
-        super().__init__(seed, "biased", f"false_positives={false_positives:g} ")
-        self._false_positives = false_positives
+    def value(item: ScoringItem, _: np.random.Generator) -> float:
+        # by the item and not by a draw: the same failure fools the judge every time, as it would a real one
+        digest = hashlib.sha256(seed.to_bytes(8, "big", signed=True) + item.key).digest()
+        chance = int.from_bytes(digest[:8], "big") / 2**64
+        return float(item.is_success or chance < false_positives)
 
-    def value(self, item: ScoringItem, rng: np.random.Generator) -> float:
-        # by the item and not by the draw: the same failure fools the judge every time, as a real one's would
-        return float(item.is_success or chance_of(item, self._seed) < self._false_positives)
+    return SimulatedScorer(value, seed, "biased", f"false_positives={false_positives:g} ")
 
 
-class ProgressScorer(SimulatedScorer):
-    """The simulator's progress with noise that is drawn anew each time: a judge as good as one wants.
+def progress_scorer(noise: float, seed: int) -> SimulatedScorer:
+    """The simulator's progress with normal noise of standard deviation `noise`, drawn anew each time and cut to [0, 1]:
+    a judge as good as one wants.
+    """
+    return SimulatedScorer(
+        lambda item, rng: float(np.clip(item.progress + noise * rng.normal(), 0.0, 1.0)),
+        seed, "progress", f"noise={noise:g} ",
+    )  # fmt: skip
+
+
+def measured_scorer(scores: list[list[float]], seed: int, name: str) -> SimulatedScorer:
+    """Gives an episode one of the scores that a judge gave to episodes of such progress, drawn anew each time.
 
     Args:
-        noise: standard deviation; scores are cut to [0, 1].
-        seed: of the noise.
+        scores: [11] as `read_scores` gives them; a row without any takes those of the nearest one, and successes are
+            taken for failures of the highest progress where none was measured.
+        seed: of the draws.
+        name: of the judge that was measured.
     """
+    known = [place for place, row in enumerate(scores) if row]
+    filled = [scores[min(known, key=lambda other: abs(other - place))] for place in range(_SCORE_ROWS)]
 
-    def __init__(self, noise: float, seed: int) -> None:
-        super().__init__(seed, "progress", f"noise={noise:g} ")
-        self._noise = noise
+    def value(item: ScoringItem, rng: np.random.Generator) -> float:
+        # the last row is of successes alone; a failure at progress 1 belongs to the bin below it
+        row = _SCORE_ROWS - 1 if item.is_success else min(int(item.progress * (_SCORE_ROWS - 1)), _SCORE_ROWS - 2)
+        return float(rng.choice(filled[row]))
 
-    def value(self, item: ScoringItem, rng: np.random.Generator) -> float:
-        return float(np.clip(item.progress + self._noise * rng.normal(), 0.0, 1.0))
+    return SimulatedScorer(value, seed, f"measured {name}")
 
 
 def read_scores(path: Path, task: str) -> list[list[float]]:
@@ -336,44 +343,39 @@ class MeasuredScorer(SimulatedScorer):
 
 
 def make_scorer(  # noqa: PLR0913 - all of them parts of a run
-    teacher: ScoreTeacher,
-    make_judge: Callable[[], Judge] | None,
-    draw: Callable[[FloatArray], Frames],
+    reward: TurnRewardConfig,
+    task: str,
     seed: int,
+    draw: Callable[[FloatArray], Frames],
     *,
-    remembers: bool,
-    flaw: float = 0.0,
-    measured: tuple[str, str] = ("", ""),
+    make_judge: Callable[[], Judge] | None = None,
     make_fallback_judge: Callable[[], Judge] | None = None,
+    remembers: bool,
 ) -> Scorer:
-    """The scorer that `teacher` names.
+    """The scorer that `reward.teacher` names.
 
     Args:
-        teacher: judge, or a control.
-        make_judge: makes the judge in this process; None where nobody looks.
-        draw: see `JudgeScorer`.
+        reward: who scores, with the settings of a control.
+        task: whose measured scores are meant.
         seed: of a control.
-        remembers: see `JudgeScorer`.
-        flaw: of a simulated teacher: the false positives of the biased one, the noise of progress.
-        measured: of the teacher measured, file and task as of `read_scores`.
+        draw: see `JudgeScorer`.
+        make_judge: makes the judge in this process; None where nobody looks.
         make_fallback_judge: makes a judge that is asked where the first has no answer; None where nobody is.
+        remembers: see `JudgeScorer`.
+
+    Raises:
+        UsageError: there are no measured scores.
     """
-    if teacher == "random":
-        return RandomScorer(seed)
-    if teacher == "biased":
-        return BiasedScorer(flaw, seed)
-    if teacher == "progress":
-        return ProgressScorer(flaw, seed)
-    if teacher == "measured":
-        return MeasuredScorer(read_scores(Path(measured[0]), measured[1]), seed, measured[0])
+    if reward.teacher == "random":
+        return random_scorer(seed)
+    if reward.teacher == "biased":
+        return biased_scorer(reward.false_positives, seed)
+    if reward.teacher == "progress":
+        return progress_scorer(reward.noise, seed)
+    if reward.teacher == "measured":
+        return measured_scorer(read_scores(Path(reward.measured), task), seed, reward.measured)
     assert make_judge is not None, "the config has checked that there is a judge"
     first = JudgeScorer(make_judge(), draw, remembers=remembers)
     if make_fallback_judge is None:
         return first
     return FallbackScorer(first, JudgeScorer(make_fallback_judge(), draw, remembers=remembers))
-
-
-def chance_of(item: ScoringItem, seed: int) -> float:
-    """A number in [0, 1) that depends on the item and the seed alone."""
-    digest = hashlib.sha256(seed.to_bytes(8, "big", signed=True) + item.key).digest()
-    return int.from_bytes(digest[:8], "big") / 2**64

@@ -8,7 +8,7 @@ from rlvlm.core.judging import Score, Stamp, Status
 from rlvlm.judges.prompts import OTHER_GOAL
 from rlvlm.rewards.config import MonitorConfig
 from rlvlm.rewards.monitor import JudgeMonitor, RewardHacked
-from rlvlm.rewards.scorers import BiasedScorer
+from rlvlm.rewards.scorers import biased_scorer
 from rlvlm.rewards.scoring_items import ScoringItem
 
 STAMP = Stamp(judge="by_hand", revision="1", prompt="numbers/1", decoding="")
@@ -84,7 +84,7 @@ def test_a_fifth_of_failures_called_successes_is_caught() -> None:
     for _ in range(20):
         truths = rng.random(100) < 0.4
         items = [shown(*rng.random(2), success=bool(truth)) for truth in truths]
-        watch.note([score.value or 0.0 for score in BiasedScorer(0.2, 0).score(items)], truths.tolist())
+        watch.note([score.value or 0.0 for score in biased_scorer(0.2, 0).score(items)], truths.tolist())
     assert "failures successes" in watch.alarm and watch.report()[metrics.JUDGE_ALARM] == 1
 
 

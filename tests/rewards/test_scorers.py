@@ -10,12 +10,12 @@ from rlvlm.core.errors import JudgeUnavailable, UsageError
 from rlvlm.core.judging import Clip, Score, Stamp, Status
 from rlvlm.core.steps import FloatArray, Frames
 from rlvlm.rewards.scorers import (
-    BiasedScorer,
     FallbackScorer,
     JudgeScorer,
-    MeasuredScorer,
-    ProgressScorer,
-    RandomScorer,
+    biased_scorer,
+    measured_scorer,
+    progress_scorer,
+    random_scorer,
     read_scores,
 )
 from rlvlm.rewards.scoring_items import ScoringItem
@@ -96,7 +96,7 @@ def test_a_judge_that_answers_nothing_ends_the_run() -> None:
 
 
 def test_the_die_falls_anew_each_time_and_goes_on_where_it_was() -> None:
-    whole, first, rest = RandomScorer(3), RandomScorer(3), RandomScorer(3)
+    whole, first, rest = random_scorer(3), random_scorer(3), random_scorer(3)
     same = [shown(1)] * 400
     values = [score.value or 0.0 for score in whole.score(same)]
     assert len(set(values)) == 400 and np.mean(values) == pytest.approx(0.5, abs=0.05)
@@ -108,18 +108,18 @@ def test_the_die_falls_anew_each_time_and_goes_on_where_it_was() -> None:
 @pytest.mark.slow
 def test_the_biased_judge_takes_its_share_of_failures_for_successes() -> None:
     failures = [shown(number) for number in range(2_000)]
-    values = [score.value or 0.0 for score in BiasedScorer(0.2, 0).score(failures)]
+    values = [score.value or 0.0 for score in biased_scorer(0.2, 0).score(failures)]
     assert np.mean(values) == pytest.approx(0.2, abs=0.03)
-    assert values == [score.value for score in BiasedScorer(0.2, 0).score(failures)]
-    assert {score.value for score in BiasedScorer(0.2, 0).score([shown(1, success=True)] * 9)} == {1.0}
+    assert values == [score.value for score in biased_scorer(0.2, 0).score(failures)]
+    assert {score.value for score in biased_scorer(0.2, 0).score([shown(1, success=True)] * 9)} == {1.0}
 
 
 def test_a_simulated_judge_of_progress_errs_as_much_as_it_is_told_to() -> None:
     half = [replace(shown(1), progress=0.5)] * 2_000
-    values = [score.value or 0.0 for score in ProgressScorer(0.1, 0).score(half)]
+    values = [score.value or 0.0 for score in progress_scorer(0.1, 0).score(half)]
     assert np.mean(values) == pytest.approx(0.5, abs=0.01) and np.std(values) == pytest.approx(0.1, abs=0.01)
-    assert {score.value for score in ProgressScorer(0.0, 0).score(half)} == {0.5}
-    assert all(0 <= (score.value or 0.0) <= 1 for score in ProgressScorer(2.0, 0).score(half))
+    assert {score.value for score in progress_scorer(0.0, 0).score(half)} == {0.5}
+    assert all(0 <= (score.value or 0.0) <= 1 for score in progress_scorer(2.0, 0).score(half))
 
 
 def test_a_measured_judge_gives_what_was_given_at_such_progress(tmp_path: Path) -> None:
@@ -127,7 +127,7 @@ def test_a_measured_judge_gives_what_was_given_at_such_progress(tmp_path: Path) 
     rows[0], rows[7], rows[10] = [0.1], [0.4, 0.6], [0.9]
     file = tmp_path / "bench.json"
     file.write_text(json.dumps({"teacher": {"all": {"scores": rows}, "b": {"pairs": []}}}))
-    scorer = MeasuredScorer(read_scores(file, "b"), 0, "x")  # of b there are none, so those of all
+    scorer = measured_scorer(read_scores(file, "b"), 0, "x")  # of b there are none, so those of all
     half = [replace(shown(1), progress=0.75)] * 400
     values = [score.value for score in scorer.score(half)]
     assert set(values) == {0.4, 0.6} and 150 < values.count(0.4) < 250

@@ -186,10 +186,9 @@ class PolicyGradient(BaseAlgorithm):
         """Who says what a turn or an episode is worth; a judge is made by `make_judge`."""
         reward = self.config.reward
         return make_scorer(
-            reward.teacher, make_judge,
+            reward, self.config.task, self.config.seed,
             lambda snapshots: shown_frames(self.draw_for_judge(snapshots, reward.frame_px), reward),
-            self.config.seed, remembers=remembers, flaw=reward.flaw, measured=(reward.measured, self.config.task),
-            make_fallback_judge=self.config.make_fallback_judge,
+            make_judge=make_judge, make_fallback_judge=self.config.make_fallback_judge, remembers=remembers,
         )  # fmt: skip
 
     def training_step(self) -> None:

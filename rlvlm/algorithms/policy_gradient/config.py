@@ -3,29 +3,10 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
+from rlvlm.core.checks import check_least, check_positive, check_shares
+
 Granularity = Literal["token", "action", "answer", "weighted"]
 Averaging = Literal["turn", "trajectory", "token", "constant"]
-
-
-def check_shares(owner: object, section: str, *names: str) -> None:
-    """Raises ValueError unless every named field lies in [0, 1]."""
-    for name in names:
-        if not 0 <= getattr(owner, name) <= 1:
-            raise ValueError(f"{section}.{name} must be in [0, 1], got {getattr(owner, name)}")
-
-
-def check_least(owner: object, section: str, least: float, *names: str) -> None:
-    """Raises ValueError unless every named field is `least` or above."""
-    for name in names:
-        if not getattr(owner, name) >= least:
-            raise ValueError(f"{section}.{name} must be >= {least:g}, got {getattr(owner, name)}")
-
-
-def check_positive(owner: object, section: str, *names: str) -> None:
-    """Raises ValueError unless every named field is above 0."""
-    for name in names:
-        if not getattr(owner, name) > 0:
-            raise ValueError(f"{section}.{name} must be > 0, got {getattr(owner, name)}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

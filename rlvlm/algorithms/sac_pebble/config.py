@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from rlvlm.core.checks import check_least, check_positive
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SACConfig:
@@ -62,25 +64,10 @@ class SACConfig:
             raise ValueError(f"algo.random_hold must be in [0, 1), got {self.random_hold}")
         if not 0 < self.tau <= 1:
             raise ValueError(f"algo.tau must be in (0, 1], got {self.tau}")
-        for name in ("actor_lr", "critic_lr", "alpha_lr", "initial_alpha", "updates_per_step"):
-            if getattr(self, name) <= 0:
-                raise ValueError(f"algo.{name} must be > 0, got {getattr(self, name)}")
-        for name in (
-            "batch_size",
-            "actor_every",
-            "turn_steps",
-            "seed_steps",
-            "replay_capacity",
-            "novelty_neighbour",
-            "threads",
-        ):
-            if getattr(self, name) < 1:
-                raise ValueError(f"algo.{name} must be >= 1, got {getattr(self, name)}")
-        if min(self.critic_reset_updates, self.env_runners) < 0:
-            raise ValueError(
-                "algo.critic_reset_updates and algo.env_runners must be >= 0, got "
-                f"{self.critic_reset_updates} and {self.env_runners}"
-            )
+        check_positive(self, "algo", "actor_lr", "critic_lr", "alpha_lr", "initial_alpha", "updates_per_step")
+        check_least(self, "algo", 1, "batch_size", "actor_every", "turn_steps", "seed_steps")
+        check_least(self, "algo", 1, "replay_capacity", "novelty_neighbour", "threads")
+        check_least(self, "algo", 0, "critic_reset_updates", "env_runners")
         if not self.hidden or min(self.hidden) < 1:
             raise ValueError(f"algo.hidden needs at least one layer of >= 1 units, got {self.hidden}")
 

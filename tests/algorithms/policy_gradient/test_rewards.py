@@ -35,7 +35,7 @@ from rlvlm.judge_bench.preflight import known_items, scored_suite
 from rlvlm.judges.cache import CachedJudge
 from rlvlm.judges.judge import Remembering
 from rlvlm.rewards.config import ChunkRewardConfig, MixtureConfig, MonitorConfig, TurnRewardConfig
-from rlvlm.rewards.scorers import JudgeScorer, RandomScorer
+from rlvlm.rewards.scorers import JudgeScorer, SimulatedScorer, random_scorer
 from rlvlm.rewards.scoring_items import ScoringItem
 from rlvlm.rewards.temporal import TemporalNovelty
 from tests.algorithms.policy_gradient.by_hand import episode
@@ -299,8 +299,8 @@ def test_noise_is_how_far_scores_of_one_episode_lie_apart() -> None:
     assert noise() == pytest.approx(math.sqrt(0.04 / 2))
     assert noise(success_weight=1.0) == pytest.approx(math.sqrt(0.04 / 2) / 2)
     assert noise(threshold=0.8) == pytest.approx(math.sqrt((0 + 1) / 2 / 2))
-    random = RewardLabeller(ChunkRewardConfig(source="judged", teacher="random"), RandomScorer(seed=0))
-    assert random.measure_noise(known * 300, RandomScorer(seed=0)) == pytest.approx(1 / math.sqrt(12), abs=0.02)
+    random = RewardLabeller(ChunkRewardConfig(source="judged", teacher="random"), random_scorer(seed=0))
+    assert random.measure_noise(known * 300, random_scorer(seed=0)) == pytest.approx(1 / math.sqrt(12), abs=0.02)
     judge = ByHand([0.2, 0.4])
     remembering = CachedJudge(judge)
     assert isinstance(remembering, Remembering) and not isinstance(judge, Remembering)
@@ -331,7 +331,7 @@ def test_one_thread_asks_and_nobody_waits_for_controls() -> None:
     """A control's chance hangs on the order of questions, so that no second thread may come in between."""
     threads, may_go_on = set[int](), threading.Event()
 
-    class Slow(RandomScorer):
+    class Slow(SimulatedScorer):
         def score(self, items: Sequence[ScoringItem]) -> list[Score]:
             threads.add(threading.get_ident())
             if items[0].snapshots[0] > items[0].snapshots[-1]:  # backwards
@@ -339,7 +339,7 @@ def test_one_thread_asks_and_nobody_waits_for_controls() -> None:
             return super().score(items)
 
     config = ChunkRewardConfig(source="judged", monitor=MonitorConfig(controls=1))
-    labeller = RewardLabeller(config, Slow(0))
+    labeller = RewardLabeller(config, Slow(lambda item, rng: 0.5, 0, "slow"))
     first, second = [whole(3, group=0), whole(4, group=1)], [whole(5, group=2)]
     labeller.show(first)
     labeller.show(second)
@@ -418,8 +418,8 @@ def test_noise_is_measured_and_without_known_episodes_nothing_is() -> None:
     def found(task: str, **settings: Any) -> dict[str, float]:
         reward = ChunkRewardConfig(source="judged", **settings)
         noise = AdvantageConfig(scorer_noise="measured" if reward.teacher == "random" else 0.0)
-        labeller = RewardLabeller(reward, RandomScorer(0))
-        return preflight(labeller, task, task_env(task), reward, noise, 0, "", lambda: RandomScorer(0), lines.append)
+        labeller = RewardLabeller(reward, random_scorer(0))
+        return preflight(labeller, task, task_env(task), reward, noise, 0, "", lambda: random_scorer(0), lines.append)
 
     measured = found("push_block", teacher="random")
     assert set(measured) == {metrics.JUDGE_PREFLIGHT_NOISE} and measured[metrics.JUDGE_PREFLIGHT_NOISE] > 0.1
