@@ -62,7 +62,15 @@ def ray_address() -> Iterator[str]:
     with pytest.MonkeyPatch.context() as patch:  # workers find what test files define
         tests = Path(__file__).parent
         patch.setenv("PYTHONPATH", os.pathsep.join([str(tests.parent), str(tests), os.environ.get("PYTHONPATH", "")]))
-        cluster = Cluster(initialize_head=True, head_node_args=head)
+        for tries_left in (3, 2, 1, 0):
+            try:
+                cluster = Cluster(initialize_head=True, head_node_args=head)
+                break
+            except Exception:  # Ray waits 15 seconds for a process of its own, which a machine full of tests takes
+                if not tries_left:
+                    raise
+    for end in (cluster.head_node.kill_dashboard, cluster.head_node.kill_monitor, cluster.head_node.kill_log_monitor):
+        end(check_alive=False)  # nobody looks into this Ray
     yield cluster.address
     cluster.shutdown()
     shutil.rmtree(folder, ignore_errors=True)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import nbformat
 import pytest
+from jupyter_core.utils import run_sync
 from nbclient import NotebookClient
 
 ROOT = Path(__file__).parents[2]
@@ -52,14 +53,26 @@ def test_outputs_are_stripped(name):
         assert cell.cell_type != "code" or (not cell.outputs and cell.execution_count is None)
 
 
+@pytest.fixture(scope="module")
+def kernel(ray_address):
+    """One kernel for all notebooks, on the tests' own Ray: to start one, and to import torch there, takes seconds."""
+    manager = NotebookClient(nbformat.v4.new_notebook()).create_kernel_manager()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_ADDRESS", ray_address)
+        patch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]))
+        run_sync(manager.start_kernel)()
+    yield manager
+    run_sync(manager.shutdown_kernel)(now=True)
+
+
 @pytest.mark.ray
 @pytest.mark.parametrize("name", sorted(SMALL))
-def test_a_notebook_runs_from_its_first_cell_to_its_last(name, tmp_path, monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]))
+def test_a_notebook_runs_from_its_first_cell_to_its_last(name, kernel, tmp_path):
     book = nbformat.read(NOTEBOOKS / f"{name}.ipynb", as_version=4)
     (place,) = [number for number, cell in enumerate(book.cells) if "parameters" in cell.metadata.get("tags", [])]
     chosen = "\n".join(f"{key} = {value!r}" for key, value in SMALL[name].items())
     book.cells.insert(place + 1, nbformat.v4.new_code_cell(chosen))
-    NotebookClient(book, timeout=1_200, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    book.cells.insert(0, nbformat.v4.new_code_cell(f"%reset -f\n%cd -q {tmp_path}"))  # nothing of the one before
+    NotebookClient(book, km=kernel, timeout=1_200).execute()
     shown = [output for cell in book.cells if cell.cell_type == "code" for output in cell.outputs]
     assert any("image/png" in output.get("data", {}) for output in shown), "a reader sees images"

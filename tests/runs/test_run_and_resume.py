@@ -14,6 +14,7 @@ import numpy as np
 import psutil
 import pytest
 import torch
+from ray import serve
 from tiny_run import WORDS, assert_same_run, box_words, finish, run_here, start, table
 
 from rlvlm.algorithms.checkpoint import load_policy_file
@@ -74,7 +75,7 @@ def wait_for_rows(run: Path, count: int, child: "subprocess.Popen[str]") -> None
 
 
 def test_a_run_that_is_stopped_and_then_killed_ends_as_one_that_was_neither(
-    whole: tuple[Path, str], tmp_path: Path
+    local_ray: None, whole: tuple[Path, str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     run = tmp_path / "run"
     child = start("run", *WORDS, "--out", str(run))
@@ -95,36 +96,39 @@ def test_a_run_that_is_stopped_and_then_killed_ends_as_one_that_was_neither(
     _, alive = psutil.wait_procs(processes, timeout=45)
     assert not alive, "nothing of ours outlives the run"
 
-    said, err = finish(start("resume", str(run / "eval.csv")))
-    assert not err and re.search(rf"training in {run} from step \d+", said), "where it goes on"
+    capfd.readouterr()
+    run_here("resume", str(run / "eval.csv"))
+    assert re.search(rf"training in {run} from step \d+", capfd.readouterr().out), "where it goes on"
     assert_same_run(run, whole[0])
     assert json.loads((run / "summary.json").read_text())["wall_s"] > summary["wall_s"]
 
 
 def test_a_run_goes_on_with_what_it_was_begun_with(
-    whole: tuple[Path, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    local_ray: None, whole: tuple[Path, str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     run = shutil.copytree(whole[0], tmp_path / "run", symlinks=True)
     begun = (run / "config.yaml").read_text().replace("steps: 400", "steps: 420", 1)
     (run / "config.yaml").write_text(begun.replace("teacher: oracle", "teacher: random"))
     before = {file: file.read_bytes() for file in run.rglob("*") if file.is_file() and file.name != "run.log"}
     assert main(["resume", str(run)]) == 2
-    told = box_words(capsys.readouterr().err)
+    told = box_words(capfd.readouterr().err)
     assert "reward.teacher is 'random', before 'oracle'" in told and "steps is" not in told
     assert before == {file: file.read_bytes() for file in run.rglob("*") if file.is_file() and file.name != "run.log"}
     (run / "config.yaml").write_text(re.sub("actor_lr: .*", "actor_lr: 0.0001", begun))
-    said, err = finish(start("resume", str(run)))
+    run_here("resume", str(run))
     change = "from step 400 on algo.actor_lr is 0.0001, before 0.0003"
-    assert not err and change in said
+    assert change in capfd.readouterr().out
     assert f"- changed during the run: {change}" in (run / "README.md").read_text()
     assert change in json.loads((run / "checkpoints" / "last" / "run.json").read_text())["changes"]
 
 
-def test_a_number_that_is_none_ends_the_run_with_what_was_met_and_good_checkpoints(tmp_path: Path) -> None:
+def test_a_number_that_is_none_ends_the_run_with_what_was_met_and_good_checkpoints(
+    local_ray: None, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     run = tmp_path / "run"
     words = [*WORDS[1:], "--reward.source", "environment", "--reward.teacher", "judge", "--env.num-envs", "1"]
-    _, err = finish(start("run", "odd_env:ODD", *words, "--out", str(run)), 4)
-    told = re.sub(r"[│\s]", "", err)  # the words of a box, whose lines break where they must
+    run_here("run", "odd_env:ODD", *words, "--out", str(run), code=4)
+    told = re.sub(r"[│\s]", "", capfd.readouterr().err)  # the words of a box, whose lines break where they must
     assert "1of1rewardsarenotfinite" in told and str(run / "numerics") in told
     evidence = json.loads((run / "numerics" / "error.json").read_text())
     assert evidence["task"] == "odd_env:ODD" and evidence["seed"] == 2
@@ -152,11 +156,11 @@ def test_a_judge_that_cannot_load_leaves_no_folder(
     assert not out.parent.exists()
 
 
-def test_a_served_judge_answers_and_is_seen(tiny_vlms: dict[str, Path], tmp_path: Path) -> None:
+def test_a_served_judge_answers_and_is_seen(local_ray: None, tiny_vlms: dict[str, Path], tmp_path: Path) -> None:
     words = ["--reward.teacher", "judge", "--judge.backend", "transformers"]
     words += ["--judge.model", str(tiny_vlms["qwen3_vl"])]
-    _, err = finish(start("run", *WORDS, *words, "--steps", "160", "--out", str(tmp_path / "run")))
-    assert not err
+    run_here("run", *WORDS, *words, "--steps", "160", "--out", str(tmp_path / "run"))
+    serve.shutdown()
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["queries"] > 0 and summary["labels"]["failed"] == 0
     page = (tmp_path / "run" / "judge_panel.html").read_text()

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from ray import serve
 from stub_judge import stub
-from tiny_run import finish, interrupted, start, table
+from tiny_run import interrupted, run_here, start, table
 
 from rlvlm.core.errors import EXIT_PREEMPTED, JudgeUnavailable, UsageError
 from rlvlm.demonstrations.folder import create_folder
@@ -75,10 +75,11 @@ def test_a_signal_during_demonstrations_does_not_wait_for_the_rest(tmp_path: Pat
 
 @pytest.mark.ray
 @pytest.mark.slow
-def test_a_run_that_was_interrupted_ends_as_one_that_was_not(tmp_path: Path) -> None:
+def test_a_run_that_was_interrupted_ends_as_one_that_was_not(
+    local_ray: None, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     whole = tmp_path / "whole"
-    words = ["run", *WORDS, "--reward.source", "judged", "--reward.teacher", "biased"]
-    finish(start(*words, "--out", str(whole)))
+    run_here("run", *WORDS, "--reward.source", "judged", "--reward.teacher", "biased", "--out", str(whole))
     names = "episodes.html success_by_instruction.csv summary.json README.md plots/learning_curve.png videos".split()
     assert all((whole / name).exists() for name in names)
     rows, (last, *_) = table(whole / "success_by_instruction.csv"), table(whole / "eval.csv")[::-1]
@@ -88,13 +89,15 @@ def test_a_run_that_was_interrupted_ends_as_one_that_was_not(tmp_path: Path) -> 
     assert all(row["instruction"] in page for row in rows)
     assert "32 steps, seed" in page, "env steps, not the images that are shown"
     killed = interrupted(whole, tmp_path / "killed")
-    finish(start("resume", str(killed)))
+    run_here("resume", str(killed))
     assert table(whole / "eval.csv", "wall_s") == table(killed / "eval.csv", "wall_s")
     scores = [table(one / "vlm_score_log.csv", "timestamp", "latency_s") for one in (whole, killed)]
     assert scores[0] == scores[1] and scores[0], "what was scored after the checkpoint is not there twice"
     weights = [(one / "checkpoints/last/algorithm/policy.safetensors").read_bytes() for one in (whole, killed)]
     assert weights[0] == weights[1]
-    assert "success" in finish(start("eval", str(killed), "--episodes", "3"))[0]
+    capfd.readouterr()
+    run_here("eval", str(killed), "--episodes", "3")
+    assert "success" in capfd.readouterr().out
     compared = json.loads((killed / "evaluation.json").read_text())["compared"]
     assert {name: one["episodes"] for name, one in compared.items()} == {"policy, greedy": 3, "policy, sampled": 3}
 

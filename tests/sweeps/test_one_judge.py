@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import yaml
 from api_server import ApiServer
-from tiny_run import finish, start, table
+from ray import serve
+from tiny_run import run_here, table
 
 from rlvlm.cli import main
 from rlvlm.labels.store import LabelStore
@@ -26,7 +27,9 @@ def test_the_algorithms_share_one_deployment(tmp_path: Path) -> None:
 
 @pytest.mark.ray
 @pytest.mark.slow
-def test_three_algorithms_learn_from_one_judge_at_the_same_time(tmp_path: Path) -> None:
+def test_three_algorithms_learn_from_one_judge_at_the_same_time(
+    local_ray: None, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     """Tasks that take seconds in the place of those in the file, and a judge behind a server's API."""
     tree = yaml.safe_load(FILE.read_text())
     own = list(tree["task_settings"].values())
@@ -50,8 +53,9 @@ def test_three_algorithms_learn_from_one_judge_at_the_same_time(tmp_path: Path) 
         }
         file = tmp_path / "sweep.yaml"
         file.write_text(yaml.safe_dump(tree))
-        said, err = finish(start("sweep", str(file), "--out", str(tmp_path / "sweep")))
-    assert said.count("loading the judge") == 1 and not err
+        run_here("sweep", str(file), "--out", str(tmp_path / "sweep"))
+        serve.shutdown()
+    assert capfd.readouterr().out.count("loading the judge") == 1
     states = {row["task"]: row["state"] for row in table(tmp_path / "sweep" / "trials.csv")}
     assert states == dict.fromkeys(TASKS, "done")
 

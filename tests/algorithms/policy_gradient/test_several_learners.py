@@ -2,6 +2,7 @@
 
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from rlvlm.algorithms.sharding import fetch_bucket
 from rlvlm.core import metrics
 from rlvlm.core.errors import MachineError, NumericsError
 from rlvlm.policies.buckets import read_bucket
-from tests.algorithms.policy_gradient.tiny_runs import KL, KL_AND_ENTROPY, build
+from tests.algorithms.policy_gradient.tiny_runs import KL_AND_ENTROPY, build
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
@@ -21,17 +22,23 @@ pytestmark = [pytest.mark.ray, pytest.mark.slow]
 UNEVEN: dict[str, Any] = {"num_envs": 3, "rollout_turns": 9, "minibatch_turns": 9, "epochs": 1, "max_grad_norm": 1e9}
 
 
-@pytest.fixture
-def make(local_ray: Any, tmp_path: Path):
-    built = []
+@pytest.fixture(scope="module")
+def make(local_ray: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    built, folder = [], tmp_path_factory.mktemp("model")
 
-    def one(algo: Any = None, **settings: Any) -> Any:
-        built.append(build(tmp_path / "model", algo, **settings))
+    def one(**settings: Any) -> Any:
+        built.append(build(folder, KL_AND_ENTROPY, **(UNEVEN | settings)))
         return built[-1]
 
     yield one
     for algorithm in built:
         algorithm.stop()
+
+
+@pytest.fixture(scope="module")
+def two(make: Any) -> Any:
+    """Two learners; the tests of this file go on with it in their order."""
+    return make(num_learners=2)
 
 
 def of_all(algorithm: Any, what: Any) -> list[Any]:
@@ -42,9 +49,8 @@ def gradients(learner: Any) -> dict[str, torch.Tensor]:
     return {name: p.grad for name, p in learner.policy.named_parameters() if p.grad is not None}
 
 
-def test_two_learners_have_the_gradient_of_one(make: Any) -> None:
-    one = make(KL_AND_ENTROPY, **UNEVEN)
-    two = make(KL_AND_ENTROPY, num_learners=2, **UNEVEN)
+def test_two_learners_have_the_gradient_of_one(make: Any, two: Any) -> None:
+    one = make()
     for algorithm in (one, two):
         algorithm.prepare(lambda line: None)
     one._source._begin()
@@ -63,25 +69,25 @@ def test_two_learners_have_the_gradient_of_one(make: Any) -> None:
         assert reports[1][name] == pytest.approx(value, rel=1e-3, abs=1e-4), name
 
 
-def test_a_round_a_checkpoint_and_on(make: Any, tmp_path: Path) -> None:
-    first = make(KL, num_learners=2)
-    first.train()
-    report = first.report()
-    assert report[metrics.UPDATE_FIRST_RATIO] <= 1e-4, "the learners must see what was sampled here"
-    weights = first._learners.call("save_tree")["trained"]
-    for name, value in first._policy.trained_state().items():
+def test_a_round_a_checkpoint_and_on(make: Any, two: Any, tmp_path: Path) -> None:
+    two._sync_weights()  # its learners have learned since it last played
+    two.train()
+    assert two.report()[metrics.UPDATE_FIRST_RATIO] <= 1e-4, "the learners must see what was sampled here"
+    weights = two._learners.call("save_tree")["trained"]
+    for name, value in two._policy.trained_state().items():
         assert torch.equal(value.cpu(), weights[name]), name
-    first.save_checkpoint(str(tmp_path / "saved"))
-    first.train()
-    second = make(KL, num_learners=2)
-    second.load_checkpoint(str(tmp_path / "saved"))
-    second.train()
-    left, right = (one._learners.call("save_tree")["trained"] for one in (first, second))
+    two.save_checkpoint(str(tmp_path / "saved"))
+    two.train()
+    other = make(num_learners=2)
+    other.load_checkpoint(str(tmp_path / "saved"))
+    other.train()
+    left, right = (one._learners.call("save_tree")["trained"] for one in (two, other))
     assert all(torch.equal(value, right[name]) for name, value in left.items())
+    other.stop()
 
 
 def test_learners_that_share_out_the_weights_play_save_and_go_on(make: Any, tmp_path: Path) -> None:
-    first = make(KL, num_learners=2, shard=True)
+    first = make(num_learners=2, shard=True)
     first.train()
     assert first.report()[metrics.UPDATE_FIRST_RATIO] <= 1e-4, "the learners must see what was sampled here"
     sizes = of_all(first, lambda learner: sum(p.to_local().nbytes for p in learner.policy.value_head.parameters()))
@@ -94,28 +100,25 @@ def test_learners_that_share_out_the_weights_play_save_and_go_on(make: Any, tmp_
         assert torch.equal(value.cpu(), weights[name]), name
     first.save_checkpoint(str(tmp_path / "saved"))
     first.train()
-    alone = make(KL)
+    alone = make()
     alone.load_checkpoint(str(tmp_path / "saved"))
     alone.train()
     for name, value in alone._policy.trained_state().items():
         torch.testing.assert_close(first._policy.trained_state()[name], value, atol=1e-4, rtol=1e-4, msg=name)
 
 
-def test_what_one_learner_meets_is_told_and_a_lost_one_ends_the_run(make: Any) -> None:
-    algorithm = make(num_learners=2)
-    algorithm.prepare(lambda line: None)
-
+def test_what_one_learner_meets_is_told_and_a_lost_one_ends_the_run(two: Any) -> None:
     def poison(learner: Any) -> int:
         if torch.distributed.get_rank() == 1:  # only its share of the loss is not finite
             learner.policy.value_head[-1].bias.data.fill_(torch.nan)
         return os.getpid()
 
-    pids = of_all(algorithm, poison)
+    pids = of_all(two, poison)
     with pytest.raises(NumericsError, match="not finite"):
-        algorithm._learners.call_all("learn", algorithm._source.next(), 0.0)
+        two._learners.call_all("learn", two._source.next(), 0.0)
     os.kill(pids[1], signal.SIGKILL)
     with pytest.raises(MachineError, match="1 of 2 learners are gone"):
-        algorithm._learners.call_all("report")
+        two._learners.call_all("report")
 
 
 def test_what_cannot_work_is_refused(make: Any) -> None:
