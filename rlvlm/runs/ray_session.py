@@ -105,6 +105,9 @@ def start_ray(
         # Workers started ahead take memory, and on a busy machine Ray waits for them, without end when late.
         "prestart_worker_first_driver": False,
         "worker_register_timeout_seconds": 300,
+        # Ray's own 15 leaves a judge's replica no core wherever anything else computes, this process included, and a
+        # run then waits for its answers.
+        "worker_niceness": 0,
         "enable_metrics_collection": exports_metrics or dashboard_port is not None,
     }
     first = time.monotonic()
