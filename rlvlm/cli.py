@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.table import Table
 
-from rlvlm.core.console.boxes import expand_home, guarded
+from rlvlm.core.console.boxes import guarded
+from rlvlm.core.disk import expand_home
 from rlvlm.core.errors import EXIT_DONE, UsageError
 
 COMMANDS: dict[str, str] = {

@@ -4,7 +4,8 @@ import sys
 from collections.abc import Sequence
 
 from rlvlm.commands import run
-from rlvlm.core.console.boxes import expand_home, guarded
+from rlvlm.core.console.boxes import guarded
+from rlvlm.core.disk import expand_home
 
 
 def main(words: Sequence[str] | None = None) -> int:

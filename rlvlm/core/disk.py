@@ -6,6 +6,7 @@ A crash, a full disk or another process sees the old content or the new one, and
 import fcntl
 import json
 import os
+import re
 import secrets
 import shutil
 import tempfile
@@ -39,8 +40,8 @@ def replacing(path: Path, *, is_synced: bool = True) -> Iterator[Path]:
     try:
         yield partial
         if is_synced:
-            _sync(partial)
-        os.replace(partial, path)
+            _sync(partial)  # before the rename: else a power cut can leave the name with no content
+        os.replace(partial, path)  # atomic, as both are on one disk
     finally:
         partial.unlink(missing_ok=True)
 
@@ -73,6 +74,7 @@ def held(file: Path, what: str, fix: str) -> Iterator[None]:
             fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             raise UsageError(what, fix) from error
+        # the kernel lets go of the lock with the stream, also where this process is killed
         yield
 
 
@@ -80,6 +82,14 @@ def shipped(name: str) -> Path:
     """A file or folder that ships beside the package: in the checkout, else in the installed package."""
     package = Path(__file__).resolve().parents[1]
     return next((path for root in (package.parent, package) if (path := root / name).exists()), package / name)
+
+
+def expand_home(text: str) -> str:
+    """A word of a command line or a value of a file, with the home folder in place of a `~` that begins a path: shells
+    do that for `--out ~/x`, but not for `--out=~/x`, and YAML never does.
+    """
+    path = re.fullmatch(r"(--[\w.-]+=|)(~(?:/.*)?)", text, re.DOTALL)
+    return path[1] + os.path.expanduser(path[2]) if path else text
 
 
 def append_whole(path: Path, content: bytes) -> None:
@@ -97,6 +107,7 @@ def append_whole(path: Path, content: bytes) -> None:
                 data = data[file.write(data) :]
             os.fsync(file.fileno())
         except OSError:
+            # a full disk may have taken half a line, which the next one would be glued to
             with suppress(OSError):
                 file.truncate(length)
             raise
@@ -108,6 +119,7 @@ def replace_folder(partial: Path, folder: Path) -> None:
     Raises:
         OSError: the disk refused; `folder` is as it was before.
     """
+    # a folder that is not empty cannot be renamed over: for a moment between the two renames there is none
     aside = folder.with_name(f".{folder.name}.old")
     shutil.rmtree(aside, ignore_errors=True)
     had_one = folder.exists()

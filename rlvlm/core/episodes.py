@@ -136,6 +136,7 @@ class TokenEpisode:
     @property
     def turn_rewards(self) -> FloatArray:
         """[T] true rewards, summed over each turn's env steps."""
+        # turn t has the rewards from `ends - steps` to `ends`, and the next turn begins where it ends
         return np.add.reduceat(self.env_rewards, self.ends - self.steps).astype(np.float32)
 
     @property

@@ -129,6 +129,7 @@ class Verdict:
     """Content address of what was asked, given by the label store that keeps the answer; empty where none does."""
 
     def __post_init__(self) -> None:
+        # a failure must never look like a tie, nor a tie like a choice
         decided = self.label in (Label.LEFT, Label.RIGHT)
         if decided != (self.status is Status.OK) or (self.label is Label.TIE) != (self.status is Status.NO_PREFERENCE):
             raise ValueError(f"label {self.label!r} does not go with status {self.status!r}")

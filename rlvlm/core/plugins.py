@@ -34,7 +34,7 @@ def find_registered(
         UsageError: there is none.
     """
     if is_reference(name):
-        function = load_object(name, setting)
+        function = load_object(name, setting)  # importing its module runs the decorator
         for registered in registry.values():
             if function_of(registered) is function:
                 return registered
@@ -74,6 +74,7 @@ def load_object(reference: str, setting: str) -> Any:
                     del sys.modules[path.stem]  # half a module would be found the next time
                     raise
         else:
+            # appended, not put first: a file here that is called like a library must not replace it
             if (folder := str(Path.cwd())) not in sys.path:
                 sys.path.append(folder)
             module = importlib.import_module(module_name)

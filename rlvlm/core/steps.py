@@ -69,7 +69,8 @@ class Trajectory:
         return len(self.env_rewards)
 
     def segment(self, start: int, num_steps: int) -> "Segment":
-        """A copy of the `num_steps` steps from `start` on; the trajectory itself can then be forgotten."""
+        """The `num_steps` steps from `start` on."""
+        # copied, as a view of 50 steps would keep all arrays of the episode in memory for as long as its query is kept
         steps = slice(start, start + num_steps)
         return Segment(**{column.name: getattr(self, column.name)[steps].copy() for column in fields(Segment)})
 

@@ -24,6 +24,7 @@ def optimizer_state(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
 
 def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
     """Restores what `optimizer_state` returned; copied, since the optimiser writes in place."""
+    # the groups with their step sizes stay those of the optimiser as it was built, which may have been given others
     slots = {
         int(at): {name: torch.tensor(np.asarray(value)) for name, value in slot.items()} for at, slot in state.items()
     }
@@ -32,4 +33,5 @@ def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> N
 
 def _array(value: torch.Tensor) -> np.ndarray:
     value = value.detach().cpu()
+    # np.array copies: the tensor goes on changing while the state waits to be written
     return np.array(value.float() if value.dtype == torch.bfloat16 else value)

@@ -26,7 +26,7 @@ def read_yaml(text: str, name: str) -> Any:
     try:
         if len(text) > MAX_CHARS:
             raise ValueError(f"it has more than {MAX_CHARS:,} characters")
-        _check_shape(text)
+        _check_shape(text)  # a pass over the events alone, which holds nothing in memory
         return yaml.safe_load(text)
     except (yaml.YAMLError, ValueError, OverflowError) as error:  # a date or a number may be none
         reason = " ".join(str(error).split())
@@ -48,5 +48,5 @@ def _check_shape(text: str) -> None:
             num_aliases += 1
             if num_aliases > MAX_ALIASES:
                 raise ValueError(f"it has more than {MAX_ALIASES} aliases (*name)")
-            if event.anchor in open_anchors:
+            if event.anchor in open_anchors:  # whoever walks such a tree never comes to an end
                 raise ValueError(f"the alias *{event.anchor} stands inside of what it names")

@@ -180,8 +180,8 @@ class RewardModel:
         self._num_seen = len(examples)
         return report | {
             metrics.REWARD_IS_TRUSTED: float(self.is_trusted),
-            metrics.REWARD_NUM_FORETOLD: float(self.evidence.num),
-            metrics.REWARD_NUM_FORETOLD_RIGHT: float(self.evidence.num_right),
+            metrics.REWARD_NUM_PREDICTED: float(self.evidence.num),
+            metrics.REWARD_NUM_PREDICTED_RIGHT: float(self.evidence.num_right),
         }
 
     def get_state(self) -> dict[str, Any]:
@@ -227,7 +227,7 @@ class RewardModel:
             return {}
         is_right = self._objective.predicted(self.ensemble.mean_returns(unseen.rows, unseen.places), unseen.targets)
         self.evidence.add(is_right)
-        return {metrics.REWARD_FORETOLD: sum(is_right) / len(is_right)} if is_right else {}
+        return {metrics.REWARD_PREDICTED: sum(is_right) / len(is_right)} if is_right else {}
 
     def _quality(self, given: _ExampleTensors) -> float:
         """The objective's quality of the members' mean on `given`; NaN where that is empty."""

@@ -16,7 +16,7 @@ _LEARNED_REWARD = (
         is_rare=True,
         says=("exploring: the reward model is not yet better than chance", "in force"),
     ),
-    PanelRow(label="answers predicted, newest session", metric=metrics.REWARD_FORETOLD, format=".0%", is_rare=True),
+    PanelRow(label="answers predicted, newest session", metric=metrics.REWARD_PREDICTED, format=".0%", is_rare=True),
     PanelRow(label="queries", metric=metrics.QUERIES, format=",.0f", word="labels", is_rare=True),
     PanelRow(
         label="label accuracy, decided pairs", metric=metrics.LABEL_ACCURACY, format=".1%", word="right", is_rare=True

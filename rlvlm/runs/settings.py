@@ -17,7 +17,7 @@ from typing import Any, Literal, TypeVar
 
 import yaml
 
-from rlvlm.core.console.boxes import expand_home
+from rlvlm.core.disk import expand_home
 from rlvlm.core.errors import UsageError
 from rlvlm.core.yaml_text import read_yaml
 

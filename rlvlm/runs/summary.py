@@ -153,8 +153,8 @@ def summarise_trust(folder: RunFolder) -> dict[str, int | None]:
     row = trusted or fitted[-1]
     return {
         "in_force_from_step": None if trusted is None else int(trusted[metrics.ENV_STEPS]),
-        "predicted": int(row.get(metrics.REWARD_NUM_FORETOLD, 0)),
-        "foretold_right": int(row.get(metrics.REWARD_NUM_FORETOLD_RIGHT, 0)),
+        "predicted": int(row.get(metrics.REWARD_NUM_PREDICTED, 0)),
+        "foretold_right": int(row.get(metrics.REWARD_NUM_PREDICTED_RIGHT, 0)),
     }
 
 

@@ -159,14 +159,14 @@ def test_rewards_count_only_where_they_tell_labels_they_were_not_trained_on() ->
     pairs = telling_pairs(150)
     good = RewardModel(build_input("image"), CONFIG, seed=0)
     told = good.fit(comparisons_of(pairs))
-    assert told[metrics.REWARD_IS_TRUSTED] == 1 and told[metrics.REWARD_FORETOLD] > 0.8
+    assert told[metrics.REWARD_IS_TRUSTED] == 1 and told[metrics.REWARD_PREDICTED] > 0.8
     assert good.is_trusted and good.evidence.num == 75, "half of them"
     coin = Examples(num_sides=2)
     tosses = np.random.default_rng(0).integers(2, size=len(pairs))
     coin.add(decided(pairs, [verdict([Label.LEFT, Label.RIGHT][toss]) for toss in tosses], "drop"))
     fooled = RewardModel(build_input("image"), CONFIG, seed=0)
     told = fooled.fit(coin)
-    assert told[metrics.REWARD_IS_TRUSTED] == 0 and told[metrics.REWARD_FORETOLD] < 0.7 and not fooled.is_trusted
+    assert told[metrics.REWARD_IS_TRUSTED] == 0 and told[metrics.REWARD_PREDICTED] < 0.7 and not fooled.is_trusted
     assert fooled.ensemble.predict(steps).std() > 0
     blind = RewardModel(build_input("image"), RewardModelConfig(picture_px=16, hold_out_every=0), seed=0)
     assert not blind.is_trusted

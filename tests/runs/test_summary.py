@@ -116,7 +116,7 @@ def test_the_card_has_the_judges_figures_in_the_run_beside_those_in_its_bench(
 
 def test_the_card_says_when_and_why_the_learned_reward_counted(filled: RunFolder, config: RunConfig) -> None:
     assert "learned reward" not in card(filled, config, "done", []), "nothing was fitted"
-    names = (metrics.REWARD_IS_TRUSTED, metrics.REWARD_NUM_FORETOLD, metrics.REWARD_NUM_FORETOLD_RIGHT)
+    names = (metrics.REWARD_IS_TRUSTED, metrics.REWARD_NUM_PREDICTED, metrics.REWARD_NUM_PREDICTED_RIGHT)
     for step, numbers in ((5_000, (0, 50, 26)), (6_000, (1, 150, 112)), (7_000, (1, 250, 190))):
         filled.metrics.append([{metrics.ENV_STEPS: step, **dict(zip(names, numbers, strict=True))}])
         if step == 5_000:

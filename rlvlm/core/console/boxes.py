@@ -16,6 +16,7 @@ from rich.text import Text
 import rlvlm
 from rlvlm.core.errors import EXIT_DONE, MachineError, RunError, UsageError
 
+# a line of a traceback; one that came from a Ray worker may begin with the worker's name and process in brackets
 _FRAME = re.compile(r'\s*(?:\(\w+, .*\)\s*)?File "(.+)", line (\d+), in (\w+)')
 EXIT_CRASH = 1
 EXIT_INTERRUPTED = 130
@@ -24,20 +25,10 @@ EXIT_UNREAD = 141
 """What shells use for a program whose reader went away, as `| head` does."""
 
 
-def expand_home(text: str) -> str:
-    """A word of a command line or a value of a file, with the home folder in place of a `~` that begins a path: shells
-    do that for `--out ~/x`, but not for `--out=~/x`, and YAML never does.
-    """
-    path = _PATH.fullmatch(text)
-    return path[1] + os.path.expanduser(path[2]) if path else text
-
-
-_PATH = re.compile(r"(--[\w.-]+=|)(~(?:/.*)?)", re.DOTALL)
-
-
 def open_streams() -> None:
     """Gives a process that was started with standard output or error closed (`>&-`) streams that nobody reads."""
     for descriptor, name in ((1, "stdout"), (2, "stderr")):
+        # else the next file that is opened gets the number, and what libraries print goes into it
         try:
             os.fstat(descriptor)
         except OSError:
@@ -65,7 +56,8 @@ def guarded(action: Callable[[], int]) -> int:
         show_failure("stopped by Ctrl-C", "")
         return EXIT_INTERRUPTED
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is still unwritten is thrown away quietly
+        # Python flushes at its end once more, and would complain on stderr: what is unwritten goes nowhere instead
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_UNREAD
     except Exception as error:  # the outermost frame: a user gets a box, the file keeps the traceback
         with tempfile.NamedTemporaryFile("w", prefix="rlvlm-crash-", suffix=".txt", delete=False) as file:
@@ -92,8 +84,9 @@ def users_place(error: BaseException) -> str:
     place, is_inside = "", False
     for line in "".join(traceback.format_exception(error)).splitlines():
         found = _FRAME.match(line)
+        # the last such frame is the deepest, which is where the user has to look
         if found and found[1].startswith(str(package)) and found[1] != __file__:
-            is_inside = True
+            is_inside = True  # frames above ours are of whoever called rlvlm, and are not to blame
         elif found and is_inside and not found[1].startswith(foreign):
             place = f"in {found[3]}() at line {found[2]} of {found[1]}"
     return place

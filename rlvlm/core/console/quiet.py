@@ -20,6 +20,7 @@ def quiet_output(log: Path) -> Iterator[TextIO]:
     Yields:
         The terminal, or whatever standard output was before.
     """
+    # what Python has buffered so far belongs to the terminal
     sys.stdout.flush()
     sys.stderr.flush()
     kept = os.dup(1), os.dup(2)
@@ -35,7 +36,7 @@ def quiet_output(log: Path) -> Iterator[TextIO]:
             with suppress(BrokenPipeError):  # whoever read it has gone, with words still unread
                 terminal.close()
     finally:
-        sys.stdout.flush()
+        sys.stdout.flush()  # and what it has buffered since, to the log
         sys.stderr.flush()
         for target, descriptor in enumerate(kept, start=1):
             os.dup2(descriptor, target)

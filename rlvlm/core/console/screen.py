@@ -33,6 +33,7 @@ class Screen(ABC):
     """
 
     def __init__(self, stream: TextIO, title: str) -> None:
+        # soft_wrap: in a log a line stays one line, however long, so that grep finds it
         self._console = QuietConsole(file=stream, highlight=False, soft_wrap=True, force_terminal=stream.isatty())
         self._title = title
         self._live: Live | None = None  # there while the image is

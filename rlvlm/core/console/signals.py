@@ -52,6 +52,7 @@ class StopRequest:
             signal.signal(number, self._ask)
 
     def _ask(self, number: int, _: FrameType | None) -> None:
+        # the second time its default action, as if we had never listened: the exit status is that of the signal
         if self._was_asked and number != signal.SIGUSR1:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)

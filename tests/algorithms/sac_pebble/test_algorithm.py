@@ -372,7 +372,7 @@ def test_a_coin_and_a_judge_of_places_never_reward_a_run(build, teacher):
         algorithm.train()
         assert algorithm._switch.learned is None and torch.isnan(algorithm._learner.replay.rewards).all()
     told = algorithm.report()
-    assert told[metrics.REWARD_IS_TRUSTED] == 0 and told[metrics.REWARD_NUM_FORETOLD] == 550
+    assert told[metrics.REWARD_IS_TRUSTED] == 0 and told[metrics.REWARD_NUM_PREDICTED] == 550
     assert told[metrics.UPDATES] == 600, "it explored to the end"
 
 
