@@ -83,6 +83,26 @@ SECTIONS: dict[str, dict[str, type]] = {
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Role:
+    """Processes of a run that do the same."""
+
+    name: str
+    count: int = 1
+    cpus: float = 0.0
+    """Of each."""
+    gpus: float = 0.0
+    """Of each; below 1 it shares a card."""
+    setting: str
+    """That makes them fewer, or ask for less."""
+    is_own: bool = False
+    """Whether it is the run's own process, which stays where it is."""
+    is_served: bool = False
+    """Whether Ray Serve places them, and not RLlib."""
+    learns: bool = False
+    """Whether they hold the policy that is trained, with its gradients."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class RunConfig:
     """A whole run."""
 
@@ -164,9 +184,8 @@ class RunConfig:
         """Most questions that a run can ask, by its sessions to the last step and its budget; 0 where nobody is."""
         feedback = self.feedback
         if feedback is None or not isinstance(self.reward, StepRewardConfig):
-            return (
-                self.steps if self.reward.asks_judge else 0
-            )  # one for each turn or episode, and the shortest has one step
+            # one for each turn or episode, and the shortest has one step
+            return self.steps if self.reward.asks_judge else 0
         if not self.reward.is_learned or self.steps <= feedback.first_step:
             return 0
         # a session at the very last step would teach nobody
@@ -174,32 +193,57 @@ class RunConfig:
         return min(sessions * feedback.queries, feedback.max_queries)
 
     @property
+    def roles(self) -> list[Role]:
+        """The processes that a run starts beside its own. A judge that runs already is not the run's."""
+        algo, engine, serve = self.algo, self.engine, self.serve
+        gpus = 0.0 if isinstance(algo, SACConfig) else algo.gpus_per_env_runner
+        found = [Role(name="env runners", count=algo.env_runners, cpus=1.0, gpus=gpus, setting="--algo.env-runners")]
+        if not isinstance(algo, SACConfig):
+            # each runner has workers of its own, and so has the run's own process where it plays by itself
+            count = algo.env_workers * max(1, algo.env_runners)
+            found.append(Role(name="env workers", count=count, cpus=1.0, setting="--algo.env-workers"))
+            gpus, setting = float(algo.gpus_per_learner), "--algo.num-learners, --algo.gpus-per-learner"
+            # for a learner with a GPU RLlib asks for no core
+            cpus = 0.0 if gpus else 1.0
+            found.append(
+                Role(name="learners", count=algo.num_learners, cpus=cpus, gpus=gpus, setting=setting, learns=True)
+            )
+        if engine:
+            beside = " (on the learners' GPUs, in turns)" if engine.colocated else ""
+            found.append(
+                Role(
+                    name=f"the policy's replicas{beside}", count=engine.num_replicas, is_served=True,
+                    cpus=engine.num_cpus, gpus=engine.num_gpus,
+                    setting="--engine.num-replicas, --engine.num-gpus",
+                )
+            )  # fmt: skip
+        if self.reward.asks_judge and not serve.app:
+            found.append(
+                Role(
+                    name="the judge", count=serve.num_replicas, is_served=True,
+                    cpus=serve.num_cpus, gpus=serve.num_gpus,
+                    setting="--serve.num-replicas, --serve.num-gpus, or --serve.app for a judge that runs already",
+                )
+            )  # fmt: skip
+        return [role for role in found if role.count]
+
+    @property
     def worker_places(self) -> tuple[dict[str, float], ...]:
-        """What Ray has to set aside for each process beside the run's own: a core for an env runner, an env worker or
-        an engine, and the runner's GPU; for a learner a core, or its GPU, with which RLlib asks for no core.
-        """
+        """What Ray has to set aside for each process beside the run's own, judges left out."""
+        places = [
+            {name: amount for name, amount in (("CPU", role.cpus), ("GPU", role.gpus)) if amount}
+            for role in self.roles
+            if not role.is_served
+            for _ in range(role.count)
+        ]
         replicas = self.engine.num_replicas if self.engine else 0
-        cores = replicas + bool(replicas)  # Serve's own actors need a place too
-        if isinstance(self.algo, SACConfig):
-            return ({"CPU": 1.0},) * (self.algo.env_runners + cores)
-        algo = self.algo
-        cores += algo.env_workers * max(1, algo.env_runners)
-        runner = {"CPU": 1.0} | ({"GPU": algo.gpus_per_env_runner} if algo.gpus_per_env_runner else {})
-        learner = {"GPU": float(algo.gpus_per_learner)} if algo.gpus_per_learner else {"CPU": 1.0}
-        return (runner,) * algo.env_runners + ({"CPU": 1.0},) * cores + (learner,) * algo.num_learners
+        # a core for each replica whatever it asks for, and one for Serve's own actors
+        return (*places, *({"CPU": 1.0},) * (replicas + bool(replicas)))
 
     @property
     def wanted_gpus(self) -> dict[str, float]:
         """GPUs that settings set aside, by what they are for; of the judge only where it is the run's own."""
-        found: dict[str, float] = {}
-        if not isinstance(self.algo, SACConfig):
-            found["the learners"] = float(self.algo.gpus_per_learner * self.algo.num_learners)
-            found["the env runners"] = self.algo.gpus_per_env_runner * self.algo.env_runners
-        if self.reward.asks_judge and not self.serve.app:
-            found["the judge"] = self.serve.num_gpus * self.serve.num_replicas
-        if self.engine:
-            found["the policy's replicas"] = self.engine.num_gpus * self.engine.num_replicas
-        return {name: count for name, count in found.items() if count}
+        return {role.name: role.gpus * role.count for role in self.roles if role.gpus}
 
     def why_unused(self, name: str) -> str | None:
         """The setting that leaves the one of that dotted name without effect; None where it has one. A recipe may have
@@ -316,7 +360,7 @@ def _without_effect(run: RunConfig) -> Iterator[tuple[Any, str, tuple[str, ...]]
 
 def _check_together(run: RunConfig) -> None:  # noqa: C901 - one rule after the other
     """Raises ValueError where settings of two sections contradict each other, or one leaves another without effect that
-    no recipe has; see also `RunConfig.unused_settings`.
+    no recipe has; see also `RunConfig.why_unused`.
     """
     policy, algo, reward, sft = run.policy, run.algo, run.reward, run.sft
     if isinstance(reward, StepRewardConfig):

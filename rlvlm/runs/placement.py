@@ -20,7 +20,7 @@ from rich.table import Table
 from rlvlm.algorithms.sac_pebble.config import SACConfig
 from rlvlm.core.console.tables import plain_table
 from rlvlm.core.errors import MachineError
-from rlvlm.runs.config import RunConfig
+from rlvlm.runs.config import Role, RunConfig
 from rlvlm.runs.environment import usable_cores
 from rlvlm.runs.preflight import learner_memory, networks_of
 from rlvlm.vlms import devices
@@ -29,24 +29,6 @@ logger = logging.getLogger(__name__)
 
 _BOOKING_S = 30.0
 """Longest wait for a GPU that Ray says is free."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Role:
-    """Processes of a run that do the same."""
-
-    name: str
-    count: int = 1
-    cpus: float = 0.0
-    """Of each."""
-    gpus: float = 0.0
-    """Of each; below 1 it shares a card."""
-    setting: str
-    """That makes them fewer, or ask for less."""
-    memory: str = ""
-    """What one takes of its GPU, where that is known."""
-    is_own: bool = False
-    """Whether it is the run's own process, which stays where it is."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -62,9 +44,10 @@ class Node:
 
     def take(self, role: Role) -> bool:
         """Gives one process of `role` its place, as Ray does: shares of a card on the fullest that has room."""
+        # the small term: shares such as 0.1 do not add up exactly
         if role.cpus > self.cpus + 1e-9:
             return False
-        if role.gpus >= 1:
+        if role.gpus >= 1:  # whole cards: Ray knows no 1.5
             whole = [number for number, free in enumerate(self.gpus) if free == 1][: int(role.gpus)]
             if len(whole) < role.gpus:
                 return False
@@ -80,51 +63,20 @@ class Node:
 
 
 def roles_of(config: RunConfig) -> list[Role]:
-    """What a run starts, the run's own process first. A judge that runs already is not the run's."""
-    algo, found = config.algo, []
+    """The run's own process, and all that it starts."""
+    algo = config.algo
     own = [section for section, (device, *_) in networks_of(config).items() if device != "cpu"]
+    # a GPU that torch does not see may still be in Ray's books, as in a cluster's head that is shown none
     is_seen = torch.cuda.is_available() or any(node.gpus and node.is_own for node in nodes())
-    learns_here = isinstance(algo, SACConfig) or not algo.num_learners
-    found.append(
-        Role(
-            name="the run's own process" + (" (learns)" if learns_here else ""),
-            gpus=float(bool(own) and is_seen), is_own=True,
-            setting=", ".join(f"--{section}.device cpu" for section in own),
-            memory=learner_memory(config) if learns_here else "",
-        )
-    )  # fmt: skip
-    gpus = 0.0 if isinstance(algo, SACConfig) else algo.gpus_per_env_runner
-    found.append(Role(name="env runners", count=algo.env_runners, cpus=1.0, gpus=gpus, setting="--algo.env-runners"))
-    if not isinstance(algo, SACConfig):
-        count = algo.env_workers * max(1, algo.env_runners)
-        found.append(Role(name="env workers", count=count, cpus=1.0, setting="--algo.env-workers"))
-    if not isinstance(algo, SACConfig) and algo.num_learners:
-        gpus = float(algo.gpus_per_learner)
-        found.append(
-            Role(
-                name="learners", count=algo.num_learners, cpus=0.0 if gpus else 1.0, gpus=gpus,
-                setting="--algo.num-learners, --algo.gpus-per-learner", memory=learner_memory(config),
-            )
-        )  # fmt: skip
-    if config.engine:
-        engine = config.engine
-        beside = " (on the learners' GPUs, in turns)" if engine.colocated else ""
-        found.append(
-            Role(
-                name=f"the policy's replicas{beside}", count=engine.num_replicas,
-                cpus=engine.num_cpus, gpus=engine.num_gpus,
-                setting="--engine.num-replicas, --engine.num-gpus",
-            )
-        )  # fmt: skip
-    if config.reward.asks_judge and not config.serve.app:
-        serve = config.serve
-        found.append(
-            Role(
-                name="the judge", count=serve.num_replicas, cpus=serve.num_cpus, gpus=serve.num_gpus,
-                setting="--serve.num-replicas, --serve.num-gpus, or --serve.app for a judge that runs already",
-            )
-        )  # fmt: skip
-    return [role for role in found if role.count]
+    learns = isinstance(algo, SACConfig) or not algo.num_learners
+    mine = Role(
+        name="the run's own process" + (" (learns)" if learns else ""),
+        gpus=float(bool(own) and is_seen),
+        is_own=True,
+        setting=", ".join(f"--{section}.device cpu" for section in own),
+        learns=learns,
+    )
+    return [mine, *config.roles]
 
 
 def nodes() -> list[Node]:
@@ -195,11 +147,13 @@ def plan_table(config: RunConfig) -> Table:
     """
     roles, machines = roles_of(config), nodes()
     where = place(roles, _with_cores_for(roles, machines))
-    rows = []
+    rows, memory = [], learner_memory(config) or "-"  # of the GPU of whoever learns
     for role in roles:
         counts = {name: where[role.name].count(name) for name in dict.fromkeys(where[role.name])}
         spots = ", ".join(f"{count} on {name}" if role.count > 1 else name for name, count in counts.items())
-        rows.append((role.name, str(role.count), f"{role.cpus:g}", f"{role.gpus:g}", spots, role.memory or "-"))
+        rows.append(
+            (role.name, str(role.count), f"{role.cpus:g}", f"{role.gpus:g}", spots, memory if role.learns else "-")
+        )
     heads = ("role", "processes", "CPU each", "GPU each", "where", "memory of its GPU")
     return plain_table(heads, rows, words=(heads[0], *heads[4:]), wraps=heads[4:])
 
@@ -226,6 +180,7 @@ def book_gpu(share: float, wanted: str = "") -> tuple[Any, str]:
         MachineError: Ray has none left here.
     """
     node = ray.get_runtime_context().get_node_id()
+    # Ray chooses the card: the wrong ones are held until the wanted one comes, and given back then
     held: list[Any] = []
     try:
         while share > 0 and ray.available_resources().get("GPU", 0.0) + 1e-9 >= share:
@@ -270,8 +225,10 @@ def own_gpu(config: RunConfig) -> Iterator[None]:
     named = next((device.partition(":")[2] for device in wants if ":" in device), "")
     index: int | None = int(named or 0)
     booking = None
+    # shown fewer than the node has: they were given to this process, and are in Ray's books already
     if len(seen) >= len(next(one.gpus for one in nodes() if one.is_own)):
         others = sum(role.count * role.gpus for role in roles_of(config) if not role.is_own)
+        # what others of this run will want is left to them, and the run's own process gets by with the rest of a card
         share = min(1.0, ray.cluster_resources().get("GPU", 0.0) - others)
         try:
             booking, card = book_gpu(share, seen[int(named)] if named else "")

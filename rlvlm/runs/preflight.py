@@ -3,10 +3,8 @@
 import os
 import shlex
 import socket
-from collections.abc import Iterator
-from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from rlvlm.algorithms.policy_gradient.config import PolicyGradientConfig, PPOConfig
 from rlvlm.algorithms.sac_pebble.config import SACConfig
@@ -22,6 +20,7 @@ from rlvlm.policies.vlm.config import PolicyConfig, check_family
 from rlvlm.rewards.config import ChunkRewardConfig, StepRewardConfig
 from rlvlm.runs.config import RunConfig
 from rlvlm.runs.environment import gpu_names
+from rlvlm.runs.settings import changed_leaves, option_words
 
 CONNECT_S = 5.0
 """Longest wait for the cluster that RAY_ADDRESS names."""
@@ -152,12 +151,9 @@ def learner_memory(config: RunConfig) -> str:
     if policy is None or not policy.model or isinstance(algo, SACConfig):
         return ""
     from rlvlm.algorithms.policy_gradient.memory_plan import plan, size_of, words_of
-    from rlvlm.vlms import files
 
-    folder = Path(policy.model).expanduser()
     try:
-        if not folder.is_dir():
-            folder = files.fetched(policy.model, policy.revision, ("config.json",), "policy")
+        folder = _model_folder(policy)
     except ModelUnavailable:
         return ""
     return words_of(plan(size_of(policy, folder), policy, algo, on_gpu=True))
@@ -175,7 +171,7 @@ def _check_memory(config: RunConfig) -> None:
     if not gpu_names():
         return
     from rlvlm.algorithms.policy_gradient.memory_plan import fix_of, plan, size_of, words_of
-    from rlvlm.vlms import devices, files
+    from rlvlm.vlms import devices
 
     wants = policy.openvla if isinstance(policy, VLAConfig) else policy
     has_gpu = algo.gpus_per_learner if algo.num_learners else devices.pick_device(wants.device).type == "cuda"
@@ -184,13 +180,22 @@ def _check_memory(config: RunConfig) -> None:
         return
     # a learner with a share of a card may use that share of its memory
     room = card * min(1.0, float(has_gpu))
-    folder = Path(policy.model).expanduser()
-    if not folder.is_dir():
-        folder = files.fetched(policy.model, policy.revision, ("config.json",), "policy")
-    size = size_of(policy, folder)
+    size = size_of(policy, _model_folder(policy))
     if fix := fix_of(size, policy, algo, room):
         needs = words_of(plan(size, policy, algo, on_gpu=True))
         raise MachineError(f"a learner of {policy.model} takes {needs}, and its GPU has {room / 2**30:.0f} GiB", fix)
+
+
+def _model_folder(policy: PolicyConfig | VLAConfig) -> Path:
+    """The folder of a policy's model; of one of the hub, the place of its config, which says how large it is.
+
+    Raises:
+        ModelUnavailable: the hub does not have it, or cannot be reached.
+    """
+    from rlvlm.vlms.files import fetched  # torch is for those alone who name a model
+
+    folder = Path(policy.model).expanduser()
+    return folder if folder.is_dir() else fetched(policy.model, policy.revision, ("config.json",), "policy")
 
 
 def cluster_address() -> str:
@@ -439,20 +444,8 @@ def bench_command(config: RunConfig) -> str:
     words = ["rlvlm", "judge-bench", config.task]
     if config.serve.app:  # its settings are known to whoever started it
         return f"{shlex.join(words)} with the --judge settings of the app {config.serve.app}"
-    words += _changed(config.judge, JudgeConfig(), "--judge")
+    changed = changed_leaves({"judge": JudgeConfig()}, {"judge": config.judge})
+    words += option_words({name: value for name, (_, value) in changed.items()})
     if not isinstance(config.reward, StepRewardConfig):
         words += ["--frames", str(config.reward.num_frames)]
     return shlex.join(words)
-
-
-def _changed(config: Any, default: Any, prefix: str) -> Iterator[str]:
-    """Words of the command line that make `config` of `default`."""
-    for one in fields(config):
-        value, usual = getattr(config, one.name), getattr(default, one.name)
-        name = one.name.replace("_", "-")
-        if is_dataclass(value):
-            yield from _changed(value, usual, f"{prefix}.{name}")
-        elif isinstance(value, bool) and value != usual:
-            yield f"{prefix}.{name if value else f'no-{name}'}"
-        elif value != usual:
-            yield from (f"{prefix}.{name}", str(value))

@@ -77,11 +77,6 @@ def from_yaml(kind: type[T], text: str, name: str = "the configuration") -> T:
     return read_settings(kind, read_yaml(text, name))
 
 
-def read_settings(kind: type[T], tree: Any) -> T:
-    """The config of `kind` that a tree of YAML values stands for; defaults and errors as of `from_yaml`."""
-    return _read(kind, tree, "")
-
-
 def kind_of(config: Any) -> Any:
     """The config's class, with each union of sections narrowed to the section that this one has: of another algorithm's
     sections, neither the command line nor a YAML file shows anything. What is read as it goes through `as_config`.
@@ -110,12 +105,39 @@ def read_like(config: T, tree: Any) -> T:
     """The config that a tree of YAML values stands for, which has the same sections as `config`; defaults and errors as
     of `read_settings`.
     """
-    return as_config(type(config), _read(kind_of(config), tree, ""))
+    return as_config(type(config), read_settings(kind_of(config), tree))
 
 
-def flat(config: Any) -> dict[str, Any]:
-    """The leaves of a config tree as YAML would hold them, by dotted name, e.g. `reward.teacher`."""
-    return _flat(_plain(config), "")
+def flat(config: Any, prefix: str = "") -> dict[str, Any]:
+    """The leaves of a config tree as YAML would hold them, by dotted name, e.g. `reward.teacher`.
+
+    Args:
+        config: a config, or a tree of YAML values.
+        prefix: before each name.
+    """
+    leaves: dict[str, Any] = {}
+    for key, value in _plain(config).items():
+        # an empty mapping is a leaf: it would be lost else, and is a setting as any other
+        leaves |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) and value else {prefix + key: value}
+    return leaves
+
+
+def changed_leaves(before: Any, after: Any) -> dict[str, tuple[Any, Any]]:
+    """The leaves of `after` that differ from those of `before`, or are not there: dotted name to both values."""
+    old = flat(before)
+    return {name: (old.get(name), value) for name, value in flat(after).items() if old.get(name) != value}
+
+
+def option_words(settings: Mapping[str, Any]) -> list[str]:
+    """The words of a command line that set leaves as `flat` has them, e.g. `--eval.episodes 4` or `--algo.no-shard`."""
+    words: list[str] = []
+    for name, value in settings.items():
+        group, dot, leaf = name.replace("_", "-").rpartition(".")
+        if isinstance(value, bool):
+            words.append(f"--{group}{dot}{'' if value else 'no-'}{leaf}")
+        else:
+            words += [f"--{group}{dot}{leaf}", *map(str, value if isinstance(value, list) else [value])]
+    return words
 
 
 def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, str]:
@@ -144,7 +166,7 @@ def override(config: T, settings: Mapping[str, Any]) -> T:
         UsageError: a name that the tree does not have, a value of the wrong type, or one that the config refuses.
     """
     tree = _plain(config)
-    known = _flat(tree, "")
+    known = flat(tree)
     for name, value in settings.items():
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1)
@@ -157,14 +179,8 @@ def override(config: T, settings: Mapping[str, Any]) -> T:
     return read_like(config, tree)
 
 
-def _flat(tree: Mapping[str, Any], prefix: str) -> dict[str, Any]:
-    leaves: dict[str, Any] = {}
-    for key, value in tree.items():
-        leaves |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) and value else {prefix + key: value}
-    return leaves
-
-
 def _plain(value: Any) -> Any:
+    """`value` as YAML would hold it: mappings, lists and single values."""
     if dataclasses.is_dataclass(value):
         return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
     if isinstance(value, Path):
@@ -176,28 +192,35 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _read(kind: Any, value: Any, place: str) -> Any:
-    """`value` as `kind`: a dataclass, one of its field types, or a union, tuple or mapping of those."""
+def read_settings(kind: Any, value: Any, place: str = "") -> Any:
+    """The config of `kind` that a tree of YAML values stands for; defaults and errors as of `from_yaml`.
+
+    Args:
+        kind: a dataclass, one of its field types, or a union, tuple or mapping of those.
+        value: the tree.
+        place: dotted name of where it stands in the whole configuration, for messages.
+    """
     origin, members = typing.get_origin(kind), typing.get_args(kind)
     if dataclasses.is_dataclass(kind):
         return _read_dataclass(typing.cast(type, kind), value, place)
     if origin is typing.Annotated:
-        return _read(members[0], value, place)
+        return read_settings(members[0], value, place)
     if origin is Literal:
         return _checked(value in members, value, place, f"one of {', '.join(map(str, members))}")
     if origin in (typing.Union, types.UnionType):
         return _read_union(members, value, place)
     if origin is tuple:
         _checked(isinstance(value, list), value, place, "a list")
-        return tuple(_read(members[0], item, f"{place}[{i}]") for i, item in enumerate(value))
+        return tuple(read_settings(members[0], item, f"{place}[{i}]") for i, item in enumerate(value))
     if origin is dict:
         _checked(isinstance(value, Mapping), value, place, "a mapping")
-        return {str(key): _read(members[1], item, f"{place}.{key}") for key, item in value.items()}
+        return {str(key): read_settings(members[1], item, f"{place}.{key}") for key, item in value.items()}
     value = expand_home(value) if isinstance(value, str) else value
     if kind is Path:
         return Path(_checked(isinstance(value, str | Path), value, place, "a path"))
     if kind is float and type(value) is int:
         return float(value)
+    # `type`, not isinstance: True is an int to Python, and no number of steps
     return _checked(kind is Any or type(value) is kind, value, place, f"of type {kind.__name__}")
 
 
@@ -207,11 +230,11 @@ def _read_union(members: tuple[Any, ...], value: Any, place: str) -> Any:
         return None
     first, *others = (member for member in members if member is not type(None))
     try:
-        return _read(first, value, place)
+        return read_settings(first, value, place)
     except UsageError:
         for member in others:
             with contextlib.suppress(UsageError):
-                return _read(member, value, place)
+                return read_settings(member, value, place)
         raise
 
 
@@ -234,7 +257,7 @@ def _read_dataclass(kind: type, value: Any, place: str) -> Any:
     if missing:
         raise UsageError(f"{prefix}{missing[0]} is missing", f"add {prefix}{missing[0]}")
     try:
-        return kind(**{key: _read(hints[key], item, f"{prefix}{key}") for key, item in value.items()})
+        return kind(**{key: read_settings(hints[key], item, f"{prefix}{key}") for key, item in value.items()})
     except ValueError as error:
         raise UsageError(str(error), "correct the value") from error
 

@@ -11,7 +11,7 @@ What a run has done is read from its own folder, so nothing is lost with the pro
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 
@@ -19,10 +19,10 @@ from rlvlm.core.disk import held, write_whole
 from rlvlm.core.errors import UsageError
 from rlvlm.runs.folder import RunFolder, check_disk, read_config
 from rlvlm.runs.scores import Floats, scores
-from rlvlm.runs.settings import to_yaml
+from rlvlm.runs.settings import changed_leaves, to_yaml
 from rlvlm.runs.tables import CsvTable
 from rlvlm.sweeps.config import SweepConfig, read_sweep
-from rlvlm.sweeps.plan import TrialPlan, differing, expand
+from rlvlm.sweeps.plan import TrialPlan, expand
 
 FILE = "sweep.yaml"
 COLUMNS = ("task", "source", "seed", "state", "env_steps", "score", "cause")
@@ -168,7 +168,8 @@ def held_sweep(path: Path, config: SweepConfig) -> Iterator[tuple[SweepFolder, l
             if run is None or not run.has_begun():
                 continue
             # before anything is written: a refused sweep leaves its folder as it was
-            for name, (old, new) in differing(read_config(run.path), plan.config).items():
+            begun = replace(read_config(run.path), out=None)  # its folder is no setting
+            for name, (old, new) in changed_leaves(begun, replace(plan.config, out=None)).items():
                 raise UsageError(
                     f"{plan.key} was started with {name} {old!r}, and would now have {new!r}: runs of one "
                     "sweep must stay comparable",

@@ -6,13 +6,12 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from rlvlm.core.errors import UsageError
 from rlvlm.runs.config import RunConfig
 from rlvlm.runs.preflight import notes_of
 from rlvlm.runs.recipes import recipe
-from rlvlm.runs.settings import flat, override, to_yaml
+from rlvlm.runs.settings import changed_leaves, option_words, override, to_yaml
 from rlvlm.sweeps.config import SweepConfig
 
 
@@ -89,26 +88,12 @@ def app_name(config: RunConfig, folder: Path) -> str:
     return f"sweep-{config.judge.backend}-{hashlib.sha256(settings.encode()).hexdigest()[:10]}"
 
 
-def differing(old: RunConfig, new: RunConfig) -> dict[str, tuple[Any, Any]]:
-    """The leaves in which two runs differ, apart from their folder: dotted name to both values."""
-    before, after = flat(replace(old, out=None)), flat(replace(new, out=None))
-    return {name: (before.get(name), value) for name, value in after.items() if before.get(name) != value}
-
-
 def alone_command(config: RunConfig) -> list[str]:
     """The words that run `config` without the sweep, but for settings that have no effect in it."""
     start = recipe(config.task, has_checkpoint=bool(config.policy and config.policy.model))
-    words = ["rlvlm", "run", config.task]
-    for name, (_, value) in differing(start, config).items():
-        option = name.replace("_", "-")
-        if config.why_unused(name) is not None:
-            continue
-        if isinstance(value, bool):  # --section.no-flag
-            group, dot, leaf = option.rpartition(".")
-            words.append(f"--{group}{dot}{'' if value else 'no-'}{leaf}")
-        else:
-            words += [f"--{option}", *map(str, value if isinstance(value, list) else [value])]
-    return words
+    changed = changed_leaves(replace(start, out=None), replace(config, out=None))
+    in_force = {name: value for name, (_, value) in changed.items() if config.why_unused(name) is None}
+    return ["rlvlm", "run", config.task, *option_words(in_force)]
 
 
 def _plan(sweep: SweepConfig, task: str, source: str, seed: int) -> TrialPlan:
