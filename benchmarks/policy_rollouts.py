@@ -46,7 +46,6 @@ import tyro
 from ray import serve
 from ray.serve.context import _get_global_client
 
-from rlvlm.algorithms.base import TrainingStats
 from rlvlm.algorithms.env_slots import make_slot
 from rlvlm.algorithms.policy_gradient.algorithm import PolicyGradient, PPOAlgorithmConfig
 from rlvlm.algorithms.policy_gradient.algorithm_config import TokenConfig
@@ -54,6 +53,7 @@ from rlvlm.algorithms.policy_gradient.config import PPOConfig
 from rlvlm.algorithms.policy_gradient.rollouts import Actor
 from rlvlm.algorithms.policy_gradient.runner import Rollout
 from rlvlm.algorithms.policy_gradient.source import EpisodeSource
+from rlvlm.algorithms.training_stats import TrainingStats
 from rlvlm.core import metrics
 from rlvlm.core.sampling import ReplyRequest, ReplyTokens, SampledReply
 from rlvlm.core.steps import FloatArray, Frames

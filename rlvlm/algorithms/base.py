@@ -1,34 +1,23 @@
-"""RLlib's `Algorithm`, `AlgorithmConfig`, `EnvRunner`, `Learner` and `LearnerGroup` as all our algorithms use them.
+"""RLlib's `Algorithm`, `AlgorithmConfig` and `EnvRunner` as all our algorithms use them; `learners` has the rest.
 
 An algorithm of ours is trained in rounds, looked at, saved and gone on with by RLlib's public calls. It plays, labels
 and learns with its own code, so most of RLlib's settings have no effect: `reject_unused_settings` finds those that
 somebody has set all the same.
-
-Several learners hold equal weights and the same rollout. Each goes through its share of a minibatch, weighted by what
-it counts in the whole; the gradients are summed over all of them, and each takes the same step. So several learners
-have the gradient of one, however uneven their shares are.
 """
 
 import logging
-import time
-import traceback
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory, mkdtemp
-from typing import Any, ClassVar, Generic, NoReturn, Self, TypeVar
+from typing import Any, ClassVar, NoReturn, Self
 
 import numpy as np
-import ray
-import torch
-from numpy.typing import NDArray
 from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.callbacks.callbacks import RLlibCallback
 from ray.rllib.callbacks.utils import make_callback
 from ray.rllib.core import DEFAULT_MODULE_ID
-from ray.rllib.core.learner.torch.torch_learner import TorchLearner
 from ray.rllib.env.env_runner import EnvRunner
 from ray.rllib.env.env_runner_group import EnvRunnerGroup
 from ray.rllib.utils.from_config import NotProvided
@@ -38,17 +27,13 @@ from ray.rllib.utils.metrics import (
     NUM_ENV_STEPS_SAMPLED_LIFETIME,
     NUM_EPISODES,
 )
-from torch import Tensor, distributed, nn
 
 from rlvlm.algorithms.evaluation import Evaluation, PlayedEpisode
-from rlvlm.algorithms.reward_signal import RewardSignalMonitor
-from rlvlm.algorithms.sharding import is_sharded, local
+from rlvlm.algorithms.training_stats import TrainingStats
 from rlvlm.core import metrics
 from rlvlm.core.errors import MachineError, UsageError
-from rlvlm.core.finite import check_finite
 from rlvlm.core.steps import FloatArray, Frames
 from rlvlm.envs.config import EnvConfig
-from rlvlm.vlms.devices import pick_device
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +42,6 @@ UNCHANGED: Any = NotProvided
 _NOISY_LOGGERS = ("ray.rllib", "ray.tune.utils.util", "ray._common.deprecation")
 _QUIET = "ERROR"
 _SET_UP_TRIES = 5
-_RECENT_EPISODES = 10
 
 _USED_CALLBACKS = {"on_algorithm_init", "on_train_result", "on_evaluate_start", "on_evaluate_end"}
 """Those of RLlib's that are called. The others belong to its episodes and its own restoring, which are not ours."""
@@ -80,11 +64,6 @@ _USED_SETTINGS = {
     *("_is_frozen", "_validate_config", "policies", "simple_optimizer", "_prior_exploration_config"),
 }
 """RLlib's settings that our algorithms read, or that RLlib's part of them does."""
-
-
-Learner = TypeVar("Learner")
-Row = TypeVar("Row")
-Answer = TypeVar("Answer")
 
 
 class Unset(float):
@@ -193,82 +172,6 @@ def _reject_callback(name: str) -> NoReturn:
     )
 
 
-class TrainingStats:
-    """Counters, the newest facts and means of the last episodes."""
-
-    def __init__(self) -> None:
-        self.env_steps = 0
-        """Env steps so far, of all envs together."""
-        self._steps_taken = 0
-        self._num_episodes = 0
-        self._recent: deque[list[float]] = deque(maxlen=_RECENT_EPISODES)
-        self._facts: dict[str, float] = {}
-        self._rewards_of_running = 0.0
-        self.signal = RewardSignalMonitor()
-
-    def record(self, new_steps: int, episodes: Iterable[tuple[float, bool]]) -> None:
-        """Counts steps, and the true return and success of the episodes that ended in them."""
-        ended = [[env_return, float(is_success)] for env_return, is_success in episodes]
-        self.env_steps += new_steps
-        self._num_episodes += len(ended)
-        self._recent.extend(ended)
-
-    def take_new_steps(self) -> int:
-        """Env steps since the last call, or since what was loaded."""
-        new, self._steps_taken = self.env_steps - self._steps_taken, self.env_steps
-        return new
-
-    def note(self, facts: Mapping[str, float]) -> None:
-        """Keeps numbers until newer ones of the same names come."""
-        self._facts |= facts
-
-    def note_rewards(self, rewards: NDArray[np.float32], num_ended: int, leaves_out: bool) -> None:
-        """Notes what a round's transitions were given; the learned return is a mean over episodes, however long.
-
-        Args:
-            rewards: [B] as they went into the replay; NaN where the source has given none.
-            num_ended: episodes that ended in the round. What others were given counts with those that end next.
-            leaves_out: whether those without stay without, and are counted.
-        """
-        self.signal.check({"step": rewards}, num_ended)
-        if np.isfinite(rewards).all():
-            self._rewards_of_running += float(rewards.sum())
-            if num_ended:
-                self._facts[metrics.TRAIN_LEARNED_RETURN] = self._rewards_of_running / num_ended
-                self._rewards_of_running = 0.0
-        if leaves_out:
-            before = self._facts.get(metrics.TRAIN_LEFT_OUT, 0.0)
-            self._facts[metrics.TRAIN_LEFT_OUT] = before + float(np.isnan(rewards).sum())
-
-    def report(self) -> dict[str, float]:
-        """The newest numbers; returns and success are means of 10 episodes, and missing until the first has ended."""
-        numbers = {metrics.ENV_STEPS: float(self.env_steps), metrics.EPISODES: float(self._num_episodes)}
-        if self._recent:
-            means = np.mean(self._recent, axis=0)
-            numbers |= {metrics.TRAIN_EPISODE_RETURN: float(means[0]), metrics.TRAIN_EPISODE_SUCCESS: float(means[1])}
-        return numbers | self._facts
-
-    def get_state(self) -> dict[str, Any]:
-        """Everything, for a checkpoint."""
-        return {
-            "recent": list(self._recent),
-            "facts": self._facts,
-            "env_steps": self.env_steps,
-            "num_episodes": self._num_episodes,
-            "rewards_of_running": self._rewards_of_running,
-            "signal": self.signal.get_state(),
-        }
-
-    def set_state(self, state: Mapping[str, Any]) -> None:
-        """Restores what `get_state` returned."""
-        self._recent = deque(state["recent"], maxlen=_RECENT_EPISODES)
-        self._facts = dict(state["facts"])
-        self._rewards_of_running = state["rewards_of_running"]
-        self.signal.set_state(state["signal"])
-        self.env_steps, self._num_episodes = state["env_steps"], state["num_episodes"]
-        self._steps_taken = self.env_steps
-
-
 class BaseAlgorithm(Algorithm):
     """Everything of RLlib's life cycle that stands on `save_checkpoint`, `load_checkpoint` and `evaluate_policy`, and
     what a run asks for besides, which is all that the run's loop knows of an algorithm: it is trained in rounds, looked
@@ -279,7 +182,7 @@ class BaseAlgorithm(Algorithm):
     """
 
     config: Any
-    _stats: "TrainingStats"
+    _stats: TrainingStats
     _viewer: Any
     """An env that nobody plays in; it draws."""
     _runner_group: Any = None
@@ -481,50 +384,24 @@ class BaseAlgorithm(Algorithm):
 
 
 class BaseRunner(EnvRunner):
-    """An env runner whose policy, settings and random numbers come with each call of our own."""
+    """An env runner whose policy, settings and random numbers come with each call of our own.
+
+    Args:
+        config: of the algorithm.
+        worker_index: 0 in the learner's process, from 1 on elsewhere; RLlib passes it, and more that is not used.
+    """
 
     config: Any
+    env: Any
+
+    def __init__(self, *, config: Any, worker_index: int = 0, **unused: Any) -> None:
+        super().__init__(config=config, worker_index=worker_index)
 
     def assert_healthy(self) -> None:
         """Nothing to check: a runner either lives or has raised."""
 
     def set_state(self, state: dict[str, Any]) -> None:
         """RLlib sends weights and connectors here; ours come with a turn, and there are no connectors."""
-
-
-class ManualLearner(TorchLearner):
-    """A learner that is handed what it learns from by the algorithm, and takes its own steps."""
-
-    def configure_optimizers_for_module(self, module_id: str, config: Any = None) -> None:
-        """Nothing to register: the learner's own optimiser takes the steps."""
-
-    def _make_modules_ddp_if_necessary(self) -> None:
-        """Gradients are summed by `add_up_gradients`, so that shares may be uneven; RLlib's wrapper averages."""
-
-    def compute_loss_for_module(self, *, module_id: str, config: Any, batch: Any, fwd_out: Any) -> Tensor:
-        """RLlib's own path from episodes to a loss, which our learners do not take.
-
-        Raises:
-            RuntimeError: always.
-        """
-        raise RuntimeError(f"{type(self).__name__} is handed what it learns from; call `learn`")
-
-    def configure_torch(self, threads: int) -> None:
-        """Torch as this process needs it: `threads` CPU threads, and fresh memory left alone."""
-        torch.set_num_threads(threads)
-        # RLlib asks torch for determinism, which also writes NaN to all fresh memory, a replay's at once.
-        torch.utils.deterministic.fill_uninitialized_memory = False  # pyright: ignore[reportAttributeAccessIssue]
-
-
-def own_learner_gpu(device: str) -> dict[str, Any]:
-    """RLlib's settings of the GPU of the learner in this process: none, or the one that `device` (auto, cpu or cuda)
-    means. With it a Tuner's trial reserves a GPU, and the learner, its replay and its batches lie there.
-
-    Raises:
-        ModelUnavailable: `cuda` is wanted and there is none here.
-    """
-    chosen = pick_device(device, "algo")
-    return {"num_gpus_per_learner": int(chosen.type != "cpu"), "local_gpu_idx": chosen.index or 0}
 
 
 @contextmanager
@@ -538,170 +415,3 @@ def quiet_rllib() -> Iterator[None]:
     finally:
         for name, level in levels.items():
             logging.getLogger(name).setLevel(level)
-
-
-class Learners(Generic[Learner]):
-    """All learners of an algorithm, as its own process sees them.
-
-    Args:
-        algorithm: set up by RLlib.
-        threads: CPU threads of torch in each learner's process.
-    """
-
-    def __init__(self, algorithm: Algorithm, threads: int) -> None:
-        assert algorithm.learner_group is not None, "RLlib has set it up"
-        self._group: Any = algorithm.learner_group
-        self.local: Learner | None = None
-        """The one in this process; None where there are actors."""
-        if self._group.is_local:
-            self.local = next(iter(self._group.foreach_learner(lambda learner: learner))).get()
-        else:
-            torch.set_num_threads(threads)
-        self.call_all("configure_torch", threads)
-
-    def call_all(self, method: str, *arguments: Any, first_alone: bool = False) -> list[Any]:
-        """What `method` returned to each learner, the first's first; with `first_alone` None for all others.
-
-        Raises:
-            MachineError: a learner is gone.
-            Exception: whatever a learner raised.
-        """
-        if self.local is not None:
-            return [getattr(self.local, method)(*arguments)]
-        sent = [ray.put(argument) for argument in arguments]  # once, however many learners read it
-        called = self._group.foreach_learner(
-            _call, healthy_only=False, method=method, arguments=sent, first_alone=first_alone
-        )
-        answers = [answer.get() for answer in called]
-        if lost := [answer for answer in answers if not isinstance(answer, tuple)]:
-            raise MachineError(
-                f"{len(lost)} of {len(answers)} learners are gone: {type(lost[0]).__name__}",
-                "look for what ends them (memory?), then `rlvlm resume`; start it again where nothing was saved",
-            )
-        if raised := [(time_s, outcome) for _, time_s, outcome in answers if isinstance(outcome, Exception)]:
-            raise min(raised, key=lambda one: one[0])[1]  # the others only missed this one in a sum
-        return [outcome for _, _, outcome in sorted(answers, key=lambda answer: answer[0])]
-
-    def call(self, method: str, *arguments: Any) -> Any:
-        """What `method` returned to the first learner; all of them run it, and the others' answers go nowhere."""
-        return self.call_all(method, *arguments, first_alone=True)[0]
-
-
-def check_learners(config: AlgorithmConfig, wanted: int, gpus_each: float, env_runners: int = 0) -> None:
-    """Passes where the config's number of learners is `wanted` and the cluster has a place for each.
-
-    Args:
-        config: with RLlib's numbers.
-        wanted: learners, by the hyperparameters.
-        gpus_each: GPUs for each of them.
-        env_runners: likewise, processes that play.
-
-    Raises:
-        ValueError: RLlib has another number.
-        MachineError: the cluster has too few cores or GPUs; RLlib would wait for them without a word.
-    """
-    if (config.num_env_runners, config.num_learners) != (env_runners, wanted):
-        raise ValueError(
-            f"num_env_runners must be {env_runners} and num_learners what the hyperparameters say, {wanted}; got "
-            f"{config.num_env_runners} and {config.num_learners}: set them by .learning(...)"
-        )
-    if not (wanted and ray.is_initialized()):
-        return
-    has = ray.cluster_resources()
-    for resource, each in (("GPU", gpus_each), ("CPU", 0.0 if gpus_each else 1.0)):
-        total, there = wanted * each, has.get(resource, 0.0)
-        if total > there:
-            raise MachineError(
-                f"{wanted} learners ask for {total:g} {resource}, the Ray cluster has {there:g}",
-                "lower --algo.num-learners or --algo.gpus-per-learner, or use a cluster that has them",
-            )
-
-
-def local_shard(rows: Tensor) -> Tensor:
-    """The part of `rows` [B] that this process's learner goes through: all of them where it is the only one.
-
-    Shares differ by a row at most; with fewer rows than learners some are empty.
-    """
-    if not _are_several():
-        return rows
-    return rows.tensor_split(distributed.get_world_size())[distributed.get_rank()]
-
-
-def all_reduce(numbers: Tensor) -> Tensor:
-    """`numbers` summed over all learners, the same to the bit in each; themselves where there is one."""
-    if not _are_several():
-        return numbers
-    summed = numbers.clone()
-    distributed.all_reduce(summed)
-    return summed
-
-
-def add_up_gradients(parameters: Sequence[nn.Parameter]) -> None:
-    """Sums the gradients of `parameters` over all learners, in place; where nobody has one there is 0.
-
-    Those of slices have been summed in the backward pass.
-    """
-    parameters = [one for one in parameters if not is_sharded([one])]
-    if not (_are_several() and parameters):
-        return
-    parts = [torch.zeros_like(one) if one.grad is None else one.grad for one in parameters]
-    summed = all_reduce(torch.cat([part.float().reshape(-1) for part in parts]))
-    sizes = [part.numel() for part in parts]
-    for parameter, values in zip(parameters, summed.split(sizes), strict=True):
-        parameter.grad = values.reshape(parameter.shape).to(parameter.dtype)
-
-
-def check_weights(parameters: Sequence[nn.Parameter], fix: str) -> None:
-    """Passes where all of `parameters` are finite after a step; one may be broken that no loss of this step has seen.
-
-    Raises:
-        NumericsError: says how many are not.
-    """
-    sums = torch.stack([local(parameter.detach()).float().sum() for parameter in parameters])
-    check_finite("after an update", fix, {"parameters' sums": sums})
-
-
-def largest(count: int) -> int:
-    """The largest of all learners' `count`."""
-    if not _are_several():
-        return count
-    counts: list[Any] = [None] * distributed.get_world_size()
-    distributed.all_gather_object(counts, count)
-    return max(counts)
-
-
-def map_sharded(rows: Sequence[Row], compute: Callable[[Sequence[Row]], list[Answer]]) -> list[Answer]:
-    """`compute`'s answers for all of `rows`, in their order; each learner computes a share and gets the rest."""
-    if not _are_several():
-        return compute(rows)
-    count, rank = distributed.get_world_size(), distributed.get_rank()
-    # Shares are equally long, so that learners who gather weights together call the policy equally often: some rows
-    # are computed twice, and the last share's surplus is cut off.
-    size = -(-len(rows) // count)
-    parts: list[Any] = [None] * count
-    distributed.all_gather_object(parts, compute([rows[(rank * size + k) % len(rows)] for k in range(size)]))
-    return [answer for part in parts for answer in part][: len(rows)]
-
-
-def _are_several() -> bool:
-    return distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1
-
-
-def _call(learner: Any, method: str, arguments: Sequence[Any], first_alone: bool = False) -> tuple[int, float, Any]:
-    """Runs in a learner's actor: its rank, the wall clock's time at the end, and what the method returned or raised.
-
-    Raised there, an exception would end the actor without saying why. The others may be waiting for this learner in the
-    middle of a sum; without its process group they stop waiting.
-    """
-    rank = distributed.get_rank() if distributed.is_available() and distributed.is_initialized() else 0
-    outcome: Any
-    try:
-        outcome = getattr(learner, method)(*ray.get(list(arguments)))
-        if first_alone and rank:
-            outcome = None  # weights of billions of parameters would travel once for each learner
-    except Exception as error:
-        error.add_note(f"in learner {rank}:\n{traceback.format_exc()}")
-        outcome = error
-        if distributed.is_initialized():
-            distributed.destroy_process_group()
-    return rank, time.time(), outcome

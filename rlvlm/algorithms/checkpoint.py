@@ -1,6 +1,6 @@
 """A state tree on disk: numbers and words as JSON, arrays as npz, the policy as safetensors. Nothing is pickled.
 
-A state tree is what the rooms' `get_state` methods return: dicts with string keys and lists, with arrays, numbers,
+A state tree is what `get_state` methods return: dicts with string keys and lists, with arrays, numbers,
 strings, booleans or None at the leaves. The folder appears under its name only once it is complete and on disk, and
 every file in it carries a SHA-256 that is verified before anything is restored.
 
@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from safetensors import SafetensorError
 
 from rlvlm.core.disk import replace_folder, sync_tree
-from rlvlm.core.errors import MachineError, NumericsError, RunError
+from rlvlm.core.errors import MachineError, ModelUnavailable, NumericsError, RunError
 
 if TYPE_CHECKING:  # --help reads this module's errors and waits for neither
     import numpy as np
@@ -39,7 +39,7 @@ MANIFEST = "manifest.json"
 _OLDER = "`rlvlm resume` goes on from the newest sound checkpoint of the run; others can be named as its folder"
 
 
-class CorruptCheckpoint(RunError):  # noqa: N818 - named for what is found, as in the other rooms
+class CorruptCheckpoint(RunError):  # noqa: N818 - named for what is found
     """A checkpoint's file is missing or differs from what was written."""
 
     exit_code = 3
@@ -125,15 +125,21 @@ def load_tree(folder: Path) -> dict[str, Any]:
     folder = Path(folder)
     for name, digest in _digests(folder).items():
         check_file(folder / name, digest)
-    with _believed(folder):
+    # digests only say that the files are as they were written, not that we wrote them
+    with corrupt_if_unreadable(folder):
         return _unflatten(json.loads((folder / _STATE).read_bytes()), _load_arrays(folder / _ARRAYS))
 
 
-def load_policy_file(folder: Path) -> PolicyFile:
+def load_policy_file(folder: Path, kind: str = "") -> PolicyFile:
     """The policy that was saved in `folder`; reads nothing else but the manifest.
 
+    Args:
+        folder: of the checkpoint.
+        kind: that it must be of; empty takes any.
+
     Raises:
-        CorruptCheckpoint: a file is missing, differs from what was written, or never was of a checkpoint.
+        CorruptCheckpoint: a file is missing, differs from what was written, never was of a checkpoint, or holds another
+            kind of policy.
     """
     from safetensors.torch import load_file as load_safetensors
 
@@ -141,26 +147,37 @@ def load_policy_file(folder: Path) -> PolicyFile:
     digests = _digests(folder)
     for name in (POLICY_FILE, _CARD):
         check_file(folder / name, digests[name])
-    with _believed(folder):
+    with corrupt_if_unreadable(folder):
         card = json.loads((folder / _CARD).read_bytes())
+        if kind and card["kind"] != kind:
+            raise ValueError(f"its policy is a {card['kind']}, not a {kind}")
         return PolicyFile(kind=card["kind"], card=card["card"], weights=load_safetensors(folder / POLICY_FILE))
 
 
 @contextmanager
-def _believed(folder: Path) -> Iterator[None]:
+def corrupt_if_unreadable(
+    folder: Path,
+    holds: str = "checkpoint of ours",
+    fix: str = "use a checkpoint that rlvlm wrote; nothing of this one was run",
+) -> Iterator[None]:
     """Names a checkpoint whose files are as the manifest says and still make no sense: somebody else's, or an attack.
+
+    Args:
+        folder: that is read inside.
+        holds: what it was taken to hold, for the message.
+        fix: what to do.
 
     Raises:
         CorruptCheckpoint: whatever went wrong inside.
+        ModelUnavailable: as it was raised: a large model is missing to which the checkpoint belongs.
     """
     try:
         yield
-    except Exception as error:  # strange files break readers in any way, from JSON to zip
+    except ModelUnavailable:
+        raise
+    except Exception as error:  # strange files break readers and networks in any way, from JSON and zip to torch
         reason = " ".join(str(error).split())[:200]
-        raise CorruptCheckpoint(
-            f"{folder} holds no checkpoint of ours: {type(error).__name__} {reason}",
-            "use a checkpoint that rlvlm wrote; nothing of this one was run",
-        ) from error
+        raise CorruptCheckpoint(f"{folder} holds no {holds}: {type(error).__name__} {reason}", fix) from error
 
 
 def _load_arrays(path: Path) -> "dict[str, np.ndarray]":
@@ -169,26 +186,28 @@ def _load_arrays(path: Path) -> "dict[str, np.ndarray]":
     Raises:
         ValueError: a member is anything else.
     """
+    import numpy as np
+    from numpy.lib import format as npy
+
+    read_headers = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
     with zipfile.ZipFile(path) as archive:
         members = archive.infolist()
         if any(member.compress_type != zipfile.ZIP_STORED for member in members):
             raise ValueError("its arrays are compressed, which ours are not")
         if sum(member.file_size for member in members) > path.stat().st_size:
             raise ValueError("its arrays claim more bytes than the file has")
-        return {member.filename.removesuffix(".npy"): _load_array(archive, member) for member in members}
-
-
-def _load_array(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> "np.ndarray":
-    import numpy as np
-    from numpy.lib import format as npy
-
-    with archive.open(member) as stream:
-        read_header = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}[npy.read_magic(stream)]
-        shape, is_fortran, dtype = read_header(stream)
-        content = bytearray(stream.read())
-    if dtype.hasobject or math.prod(shape) * dtype.itemsize != len(content):
-        raise ValueError(f"an array of shape {shape} and type {dtype} does not fit its bytes")
-    return np.frombuffer(content, dtype).reshape(shape, order="F" if is_fortran else "C")
+        arrays = {}
+        for member in members:
+            # np.load would allocate what the header claims before it reads; here the bytes come first, and must fit
+            with archive.open(member) as stream:
+                read_header = read_headers[npy.read_magic(stream)]
+                shape, is_fortran, dtype = read_header(stream)
+                content = bytearray(stream.read())
+            if dtype.hasobject or math.prod(shape) * dtype.itemsize != len(content):
+                raise ValueError(f"an array of shape {shape} and type {dtype} does not fit its bytes")
+            array = np.frombuffer(content, dtype).reshape(shape, order="F" if is_fortran else "C")
+            arrays[member.filename.removesuffix(".npy")] = array
+        return arrays
 
 
 def _flatten(node: Any, path: str, arrays: "dict[str, np.ndarray]") -> Any:

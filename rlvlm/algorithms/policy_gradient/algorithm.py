@@ -35,10 +35,11 @@ import torch
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from torch.nn.utils import parameters_to_vector
 
-from rlvlm.algorithms.base import BaseAlgorithm, Learners, TrainingStats
+from rlvlm.algorithms.base import BaseAlgorithm
 from rlvlm.algorithms.checkpoint import load_tree, save_tree
 from rlvlm.algorithms.env_slots import make_slot
 from rlvlm.algorithms.evaluation import Evaluation, PlayedEpisode
+from rlvlm.algorithms.learners import Learners
 from rlvlm.algorithms.policy_gradient.advantages import find_estimator
 from rlvlm.algorithms.policy_gradient.algorithm_config import TokenConfig
 from rlvlm.algorithms.policy_gradient.config import GRPOConfig, PPOConfig
@@ -53,6 +54,7 @@ from rlvlm.algorithms.policy_gradient.source import EpisodeSource, play_chunks_o
 from rlvlm.algorithms.policy_gradient.supervised_start import start_chunks, start_replies
 from rlvlm.algorithms.runner_group import LocalRunnerGroup, RemoteRunnerGroup, check_places
 from rlvlm.algorithms.sharding import fetch_bucket, put_buckets
+from rlvlm.algorithms.training_stats import TrainingStats
 from rlvlm.core import metrics
 from rlvlm.core.episodes import TokenEpisode
 from rlvlm.core.errors import RunError, UsageError

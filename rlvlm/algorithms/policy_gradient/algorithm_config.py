@@ -9,7 +9,8 @@ from typing import Any, Self
 
 from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 
-from rlvlm.algorithms.base import UNCHANGED, BaseConfig, check_learners, own_learner_gpu
+from rlvlm.algorithms.base import UNCHANGED, BaseConfig
+from rlvlm.algorithms.learners import check_learners, own_learner_gpu
 from rlvlm.algorithms.policy_gradient.advantages import find_estimator
 from rlvlm.algorithms.policy_gradient.config import PolicyGradientConfig, PPOConfig
 from rlvlm.algorithms.policy_gradient.learner import PolicyModule, TokenLearner

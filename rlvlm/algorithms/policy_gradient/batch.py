@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from rlvlm.algorithms.base import largest, map_sharded
+from rlvlm.algorithms.learners import largest, map_sharded
 from rlvlm.algorithms.policy_gradient.advantages import Trajectories, estimate, find_estimator
 from rlvlm.algorithms.policy_gradient.config import PolicyGradientConfig
 from rlvlm.algorithms.policy_gradient.losses import k3, token_weights, truncated_importance

@@ -1,7 +1,7 @@
 """Trains a policy on episodes. RLlib builds the learner; the algorithm hands it each update's episodes.
 
 Log-probs and values are computed anew from exactly the observations and tokens that were stored. Several learners take
-each step together, see `algorithms.base`.
+each step together, see `algorithms.learners`.
 """
 # pyright: reportAttributeAccessIssue=false
 # RLlib types configs and modules by their base classes
@@ -17,7 +17,7 @@ from ray.rllib.core import DEFAULT_MODULE_ID
 from ray.rllib.core.rl_module.torch import TorchRLModule
 from torch import Tensor
 
-from rlvlm.algorithms.base import ManualLearner, add_up_gradients, all_reduce, check_weights, largest, local_shard
+from rlvlm.algorithms.learners import ManualLearner, add_up_gradients, all_reduce, check_weights, largest, local_shard
 from rlvlm.algorithms.policy_gradient import losses
 from rlvlm.algorithms.policy_gradient.advantages import find_estimator
 from rlvlm.algorithms.policy_gradient.batch import Batch, BatchMaker

@@ -1,7 +1,6 @@
 """Whole episodes of a token policy for evaluations and `rlvlm eval`, and how a checkpoint holds it."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -10,13 +9,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from rlvlm.algorithms.checkpoint import CorruptCheckpoint, PolicyFile, load_policy_file, load_tree
+from rlvlm.algorithms.checkpoint import PolicyFile, corrupt_if_unreadable, load_policy_file, load_tree
 from rlvlm.algorithms.env_slots import EnvSlot
 from rlvlm.algorithms.evaluation import FIRST_SEED, Evaluation, PlayedEpisode
 from rlvlm.algorithms.policy_gradient.rollouts import Actor, ChunkSampler, play_chunks, play_turns
 from rlvlm.core import metrics
 from rlvlm.core.episodes import TokenEpisode
-from rlvlm.core.errors import MachineError, ModelUnavailable, UsageError
+from rlvlm.core.errors import MachineError, UsageError
 from rlvlm.demonstrations.collect import Demonstrator as Script
 from rlvlm.envs.env import ChunkEnv, ChunkEnvs
 from rlvlm.judges.agreement import wilson_interval
@@ -29,6 +28,7 @@ from rlvlm.policies.vlm.policy import VLMPolicy
 VLM_KIND, VLA_KIND = "vlm", "vla"
 """Of the policy's file in a checkpoint."""
 _SCALE_KEY = "task"
+_PLAYABLE = "policy that can be played"
 _TRIES = 5
 """Of episodes of which some were lost with their env."""
 Roll = Callable[[Sequence[int], bool], list[TokenEpisode]]
@@ -222,9 +222,8 @@ def load_vlm(policy: VLMPolicy, folder: Path) -> None:
     Raises:
         CorruptCheckpoint: a file is missing, differs from what was written, or holds another kind of policy.
     """
-    file = load_policy_file(folder)
-    with _playable(folder, "use a checkpoint of this run, with its own config"):
-        _check_kind(file, VLM_KIND)
+    file = load_policy_file(folder, VLM_KIND)
+    with corrupt_if_unreadable(folder, _PLAYABLE, "use a checkpoint of this run, with its own config"):
         policy.load_trained_state(file.weights)
 
 
@@ -250,8 +249,8 @@ def load_vla(folder: Path, env: ChunkEnv) -> tuple[VLAPolicy, ActionScale]:
         CorruptCheckpoint: a file is missing, differs from what was written, or holds another kind of policy.
         ModelUnavailable: the checkpoint is of an adapter, and the model that it belongs to cannot be loaded.
     """
-    file = load_policy_file(folder)
-    with _playable(folder):
+    file = load_policy_file(folder, VLA_KIND)
+    with corrupt_if_unreadable(folder, _PLAYABLE):
         policy = build_policy(_config_of(file), env)
         policy.load_trained_state(file.weights)
         return policy, ActionScale.read(file.card["statistics"], _SCALE_KEY)
@@ -264,8 +263,8 @@ def take_vla(folder: Path, policy: VLAPolicy, config: VLAConfig) -> ActionScale:
         CorruptCheckpoint: a file is missing, differs from what was written, or holds another kind of policy.
         UsageError: its policy was built by other settings, or for an env of another shape.
     """
-    file = load_policy_file(folder)
-    with _playable(folder):
+    file = load_policy_file(folder, VLA_KIND)
+    with corrupt_if_unreadable(folder, _PLAYABLE):
         before = asdict(_config_of(file).pocket)
         scale = ActionScale.read(file.card["statistics"], _SCALE_KEY)
     odd = {name: value for name, value in before.items() if value != getattr(config.pocket, name)}
@@ -281,36 +280,13 @@ def take_vla(folder: Path, policy: VLAPolicy, config: VLAConfig) -> ActionScale:
             f"and {wanted.get(name, 'missing')} here",
             "start from a run of the same task, or of one with the same cameras, actions and proprioception",
         )
-    with _playable(folder):
+    with corrupt_if_unreadable(folder, _PLAYABLE):
         policy.load_trained_state(file.weights)
     return scale
 
 
-def _check_kind(file: PolicyFile, kind: str) -> None:
-    if file.kind != kind:
-        raise ValueError(f"its policy is a {file.kind}, not a {kind}")
-
-
 def _config_of(file: PolicyFile) -> VLAConfig:
-    _check_kind(file, VLA_KIND)
+    """The config on the card of a VLA's file: JSON has lists for tuples, and dicts for configs within it."""
     card = dict(file.card["config"])
     pocket = PocketVLAConfig(**{**card["pocket"], "channels": tuple(card["pocket"]["channels"])})
     return VLAConfig(**{**card, "pocket": pocket, "openvla": OpenVLAConfig(**card["openvla"])})
-
-
-@contextmanager
-def _playable(folder: Path, fix: str = "use a checkpoint that rlvlm wrote") -> Iterator[None]:
-    """Names a checkpoint that makes no policy.
-
-    Raises:
-        CorruptCheckpoint: whatever went wrong inside.
-    """
-    try:
-        yield
-    except ModelUnavailable:  # the large model beside whose weights these belong
-        raise
-    except Exception as error:  # strange weights break a network in any way
-        reason = " ".join(str(error).split())[:200]
-        raise CorruptCheckpoint(
-            f"{folder} holds no policy that can be played: {type(error).__name__} {reason}", fix
-        ) from error

@@ -35,26 +35,7 @@ def join(rollouts: Sequence[Rollout]) -> Rollout:
     return [episode for episodes, _ in rollouts for episode in episodes], images
 
 
-class TokenRunner(BaseRunner):
-    """What runners of both kinds of env have in common with RLlib's."""
-
-    config: Any
-    env: Any
-
-    def __init__(self, *, config: Any, worker_index: int = 0, **unused: Any) -> None:
-        super().__init__(config=config, worker_index=worker_index)
-
-    def make_env(self) -> None:
-        """Envs are made once, with the runner."""
-
-    def make_module(self) -> None:
-        """The policy is set from outside, or made with the runner."""
-
-    def get_metrics(self) -> None:
-        """The algorithm counts episodes itself."""
-
-
-class TurnRunner(TokenRunner):
+class TurnRunner(BaseRunner):
     """Envs that are talked to, played side by side by the policy that is trained, in its process.
 
     Seeds of episodes and replies come from one generator of the runner's own.
@@ -148,7 +129,7 @@ class TurnRunner(TokenRunner):
             slot.env.close()
 
 
-class ChunkRunner(TokenRunner):
+class ChunkRunner(BaseRunner):
     """Envs in chunks side by side, persistent, each group from an initial state of its own.
 
     In the learner's process it plays with the very policy that is trained (`policy` is set from outside). An actor has

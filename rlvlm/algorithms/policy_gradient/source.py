@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rlvlm.algorithms.base import TrainingStats
 from rlvlm.algorithms.policy_gradient.config import AdvantageConfig, PolicyGradientConfig
 from rlvlm.algorithms.policy_gradient.rewards import RewardLabeller, known_episodes_of
 from rlvlm.algorithms.policy_gradient.runner import Rollout, TurnRunner, join
 from rlvlm.algorithms.runner_group import LocalRunnerGroup, RemoteRunnerGroup
+from rlvlm.algorithms.training_stats import TrainingStats
 from rlvlm.core import metrics
 from rlvlm.core.episodes import TokenEpisode
 from rlvlm.core.steps import FloatArray, Frames

@@ -21,9 +21,10 @@ import numpy as np
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 
-from rlvlm.algorithms.base import BaseAlgorithm, BaseConfig, Learners, TrainingStats, Unset, own_learner_gpu
+from rlvlm.algorithms.base import BaseAlgorithm, BaseConfig, Unset
 from rlvlm.algorithms.checkpoint import PolicyFile, load_tree, save_tree
 from rlvlm.algorithms.evaluation import Evaluation, evaluate
+from rlvlm.algorithms.learners import Learners, own_learner_gpu
 from rlvlm.algorithms.runner_group import LocalRunnerGroup, RemoteRunnerGroup, check_places
 from rlvlm.algorithms.sac_pebble.config import SACConfig
 from rlvlm.algorithms.sac_pebble.label import Relabelling, add_labelled
@@ -32,6 +33,7 @@ from rlvlm.algorithms.sac_pebble.module import SACModule
 from rlvlm.algorithms.sac_pebble.player import KIND, StepsPlayer
 from rlvlm.algorithms.sac_pebble.reward_switch import RewardSetup, build_switch, try_judge
 from rlvlm.algorithms.sac_pebble.runner import Sample, StepEnvRunner, join
+from rlvlm.algorithms.training_stats import TrainingStats
 from rlvlm.core import metrics
 from rlvlm.core.steps import FloatArray, Frames
 from rlvlm.envs.images import FrameStore

@@ -8,7 +8,7 @@ import torch
 from ray.rllib.core import DEFAULT_MODULE_ID
 from torch import Tensor
 
-from rlvlm.algorithms.base import ManualLearner
+from rlvlm.algorithms.learners import ManualLearner
 from rlvlm.algorithms.sac_pebble import losses
 from rlvlm.algorithms.sac_pebble.config import SACConfig
 from rlvlm.algorithms.sac_pebble.dense import ParameterBlock, fast_products, flatten

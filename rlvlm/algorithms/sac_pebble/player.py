@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from rlvlm.algorithms.checkpoint import CorruptCheckpoint, load_policy_file
+from rlvlm.algorithms.checkpoint import corrupt_if_unreadable, load_policy_file
 from rlvlm.algorithms.evaluation import PlayedEpisode
 from rlvlm.core.steps import FloatArray, Trajectory, Transitions
 from rlvlm.envs.env import StepEnv
@@ -138,17 +138,10 @@ def load_policy(folder: Path) -> SquashedGaussian:
     Raises:
         CorruptCheckpoint: a file is missing, differs from what was written, or holds another kind of policy.
     """
-    file = load_policy_file(folder)
-    try:
-        if file.kind != KIND:
-            raise ValueError(f"its policy is a {file.kind}, not a {KIND}")
+    file = load_policy_file(folder, KIND)
+    with corrupt_if_unreadable(folder, "policy that can be played"):
+        # the sizes are read off the weights; the last layer gives a mean and a deviation for each action
         shapes = [file.weights[f"layers.{depth}.weight"].shape for depth in range(len(file.weights) // 2)]
         policy = SquashedGaussian(shapes[0][1], shapes[-1][0] // 2, [shape[0] for shape in shapes[:-1]])
         policy.load_state_dict(file.weights)
-    except Exception as error:  # strange weights break a network in any way
-        reason = " ".join(str(error).split())[:200]
-        raise CorruptCheckpoint(
-            f"{folder} holds no policy that can be played: {type(error).__name__} {reason}",
-            "use a checkpoint that rlvlm wrote",
-        ) from error
     return policy

@@ -48,11 +48,9 @@ class StepEnvRunner(BaseRunner):
 
     Args:
         config: a `SACPebbleConfig`.
-        worker_index: 0 in the learner's process, from 1 on elsewhere; RLlib passes it, and what is not used here.
+        worker_index: as of `BaseRunner`.
     """
 
-    config: Any
-    env: Any
     policy: SquashedGaussian
 
     def __init__(self, *, config: Any, worker_index: int = 0, **unused: Any) -> None:

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from rlvlm.algorithms.base import TrainingStats
 from rlvlm.algorithms.policy_gradient.batch import differences
 from rlvlm.algorithms.policy_gradient.config import AdvantageConfig, GRPOConfig
 from rlvlm.algorithms.policy_gradient.rewards import RewardLabeller, known_episodes_of
 from rlvlm.algorithms.policy_gradient.source import EpisodeSource, informative_groups, is_informative
+from rlvlm.algorithms.training_stats import TrainingStats
 from rlvlm.rewards.config import ChunkRewardConfig
 from tests.algorithms.policy_gradient.by_hand import episode, scored
 

@@ -1,0 +1,229 @@
+"""The learners of an algorithm: RLlib's, handed what they learn from, in this process or as actors that step together.
+
+Several learners hold equal weights and the same rollout. Each goes through its share of a minibatch, weighted by what
+it counts in the whole; the gradients are summed over all of them, and each takes the same step. So several learners
+have the gradient of one, however uneven their shares are. `sharding` is for a policy that no single GPU holds.
+"""
+
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, TypeVar
+
+import ray
+import torch
+from ray.rllib.algorithms.algorithm import Algorithm
+from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
+from ray.rllib.core.learner.torch.torch_learner import TorchLearner
+from torch import Tensor, distributed, nn
+
+from rlvlm.algorithms.sharding import is_sharded, local
+from rlvlm.core.errors import MachineError
+from rlvlm.core.finite import check_finite
+from rlvlm.vlms.devices import pick_device
+
+Learner = TypeVar("Learner")
+Row = TypeVar("Row")
+Answer = TypeVar("Answer")
+
+
+class ManualLearner(TorchLearner):
+    """A learner that is handed what it learns from by the algorithm, and takes its own steps."""
+
+    def configure_optimizers_for_module(self, module_id: str, config: Any = None) -> None:
+        """Nothing to register: the learner's own optimiser takes the steps."""
+
+    def _make_modules_ddp_if_necessary(self) -> None:
+        """Gradients are summed by `add_up_gradients`, so that shares may be uneven; RLlib's wrapper averages."""
+
+    def compute_loss_for_module(self, *, module_id: str, config: Any, batch: Any, fwd_out: Any) -> Tensor:
+        """RLlib's own path from episodes to a loss, which our learners do not take.
+
+        Raises:
+            RuntimeError: always.
+        """
+        raise RuntimeError(f"{type(self).__name__} is handed what it learns from; call `learn`")
+
+    def configure_torch(self, threads: int) -> None:
+        """Torch as this process needs it: `threads` CPU threads, and fresh memory left alone."""
+        torch.set_num_threads(threads)
+        # RLlib asks torch for determinism, which also writes NaN to all fresh memory, a replay's at once.
+        torch.utils.deterministic.fill_uninitialized_memory = False  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def own_learner_gpu(device: str) -> dict[str, Any]:
+    """RLlib's settings of the GPU of the learner in this process: none, or the one that `device` (auto, cpu or cuda)
+    means. With it a Tuner's trial reserves a GPU, and the learner, its replay and its batches lie there.
+
+    Raises:
+        ModelUnavailable: `cuda` is wanted and there is none here.
+    """
+    chosen = pick_device(device, "algo")
+    return {"num_gpus_per_learner": int(chosen.type != "cpu"), "local_gpu_idx": chosen.index or 0}
+
+
+class Learners(Generic[Learner]):
+    """All learners of an algorithm, as its own process sees them.
+
+    Args:
+        algorithm: set up by RLlib.
+        threads: CPU threads of torch in each learner's process.
+    """
+
+    def __init__(self, algorithm: Algorithm, threads: int) -> None:
+        assert algorithm.learner_group is not None, "RLlib has set it up"
+        self._group: Any = algorithm.learner_group
+        self.local: Learner | None = None
+        """The one in this process; None where there are actors."""
+        if self._group.is_local:
+            self.local = next(iter(self._group.foreach_learner(lambda learner: learner))).get()
+        else:
+            torch.set_num_threads(threads)
+        self.call_all("configure_torch", threads)
+
+    def call_all(self, method: str, *arguments: Any, first_alone: bool = False) -> list[Any]:
+        """What `method` returned to each learner, the first's first; with `first_alone` None for all others.
+
+        Raises:
+            MachineError: a learner is gone.
+            Exception: whatever a learner raised.
+        """
+        if self.local is not None:
+            return [getattr(self.local, method)(*arguments)]
+        sent = [ray.put(argument) for argument in arguments]  # once, however many learners read it
+        called = self._group.foreach_learner(
+            _call, healthy_only=False, method=method, arguments=sent, first_alone=first_alone
+        )
+        answers = [answer.get() for answer in called]
+        if lost := [answer for answer in answers if not isinstance(answer, tuple)]:
+            raise MachineError(
+                f"{len(lost)} of {len(answers)} learners are gone: {type(lost[0]).__name__}",
+                "look for what ends them (memory?), then `rlvlm resume`; start it again where nothing was saved",
+            )
+        if raised := [(time_s, outcome) for _, time_s, outcome in answers if isinstance(outcome, Exception)]:
+            raise min(raised, key=lambda one: one[0])[1]  # the others only missed this one in a sum
+        return [outcome for _, _, outcome in sorted(answers, key=lambda answer: answer[0])]
+
+    def call(self, method: str, *arguments: Any) -> Any:
+        """What `method` returned to the first learner; all of them run it, and the others' answers go nowhere."""
+        return self.call_all(method, *arguments, first_alone=True)[0]
+
+
+def _call(learner: Any, method: str, arguments: Sequence[Any], first_alone: bool = False) -> tuple[int, float, Any]:
+    """Runs in a learner's actor: its rank, the wall clock's time at the end, and what the method returned or raised.
+
+    Raised there, an exception would end the actor without saying why. The others may be waiting for this learner in the
+    middle of a sum; without its process group they stop waiting.
+    """
+    rank = distributed.get_rank() if distributed.is_available() and distributed.is_initialized() else 0
+    outcome: Any
+    try:
+        outcome = getattr(learner, method)(*ray.get(list(arguments)))
+        if first_alone and rank:
+            outcome = None  # weights of billions of parameters would travel once for each learner
+    except Exception as error:
+        error.add_note(f"in learner {rank}:\n{traceback.format_exc()}")
+        outcome = error
+        if distributed.is_initialized():
+            distributed.destroy_process_group()
+    return rank, time.time(), outcome
+
+
+def check_learners(config: AlgorithmConfig, wanted: int, gpus_each: float, env_runners: int = 0) -> None:
+    """Passes where the config's number of learners is `wanted` and the cluster has a place for each.
+
+    Args:
+        config: with RLlib's numbers.
+        wanted: learners, by the hyperparameters.
+        gpus_each: GPUs for each of them.
+        env_runners: likewise, processes that play.
+
+    Raises:
+        ValueError: RLlib has another number.
+        MachineError: the cluster has too few cores or GPUs; RLlib would wait for them without a word.
+    """
+    if (config.num_env_runners, config.num_learners) != (env_runners, wanted):
+        raise ValueError(
+            f"num_env_runners must be {env_runners} and num_learners what the hyperparameters say, {wanted}; got "
+            f"{config.num_env_runners} and {config.num_learners}: set them by .learning(...)"
+        )
+    if not (wanted and ray.is_initialized()):
+        return
+    has = ray.cluster_resources()
+    for resource, each in (("GPU", gpus_each), ("CPU", 0.0 if gpus_each else 1.0)):
+        total, there = wanted * each, has.get(resource, 0.0)
+        if total > there:
+            raise MachineError(
+                f"{wanted} learners ask for {total:g} {resource}, the Ray cluster has {there:g}",
+                "lower --algo.num-learners or --algo.gpus-per-learner, or use a cluster that has them",
+            )
+
+
+def _are_several() -> bool:
+    return distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1
+
+
+def local_shard(rows: Tensor) -> Tensor:
+    """The part of `rows` [B] that this process's learner goes through: all of them where it is the only one.
+
+    Shares differ by a row at most; with fewer rows than learners some are empty.
+    """
+    if not _are_several():
+        return rows
+    return rows.tensor_split(distributed.get_world_size())[distributed.get_rank()]
+
+
+def all_reduce(numbers: Tensor) -> Tensor:
+    """`numbers` summed over all learners, the same to the bit in each; themselves where there is one."""
+    if not _are_several():
+        return numbers
+    summed = numbers.clone()
+    distributed.all_reduce(summed)
+    return summed
+
+
+def add_up_gradients(parameters: Sequence[nn.Parameter]) -> None:
+    """Sums the gradients of `parameters` over all learners, in place; where nobody has one there is 0.
+
+    Those of slices have been summed in the backward pass.
+    """
+    parameters = [one for one in parameters if not is_sharded([one])]
+    if not (_are_several() and parameters):
+        return
+    parts = [torch.zeros_like(one) if one.grad is None else one.grad for one in parameters]
+    summed = all_reduce(torch.cat([part.float().reshape(-1) for part in parts]))
+    sizes = [part.numel() for part in parts]
+    for parameter, values in zip(parameters, summed.split(sizes), strict=True):
+        parameter.grad = values.reshape(parameter.shape).to(parameter.dtype)
+
+
+def check_weights(parameters: Sequence[nn.Parameter], fix: str) -> None:
+    """Passes where all of `parameters` are finite after a step; one may be broken that no loss of this step has seen.
+
+    Raises:
+        NumericsError: says how many are not.
+    """
+    sums = torch.stack([local(parameter.detach()).float().sum() for parameter in parameters])
+    check_finite("after an update", fix, {"parameters' sums": sums})
+
+
+def largest(count: int) -> int:
+    """The largest of all learners' `count`."""
+    if not _are_several():
+        return count
+    counts: list[Any] = [None] * distributed.get_world_size()
+    distributed.all_gather_object(counts, count)
+    return max(counts)
+
+
+def map_sharded(rows: Sequence[Row], compute: Callable[[Sequence[Row]], list[Answer]]) -> list[Answer]:
+    """`compute`'s answers for all of `rows`, in their order; each learner computes a share and gets the rest."""
+    if not _are_several():
+        return compute(rows)
+    count, rank = distributed.get_world_size(), distributed.get_rank()
+    # Shares are equally long, so that learners who gather weights together call the policy equally often: some rows
+    # are computed twice, and the last share's surplus is cut off.
+    size = -(-len(rows) // count)
+    parts: list[Any] = [None] * count
+    distributed.all_gather_object(parts, compute([rows[(rank * size + k) % len(rows)] for k in range(size)]))
+    return [answer for part in parts for answer in part][: len(rows)]

@@ -1,0 +1,143 @@
+"""What a run has counted so far, and a warning where its rewards are all the same. Filled by the algorithms."""
+
+import logging
+import math
+from collections import deque
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlvlm.core import metrics
+
+logger = logging.getLogger(__name__)
+
+_RECENT_EPISODES = 10
+_FEWEST_EPISODES = 40
+"""Before that, a sparse reward may simply not have been met: at 5 % success, one run in eight meets none in 40."""
+
+
+class RewardSignalMonitor:
+    """Looks at everything that was given as reward since the start of a run, until two of it differ."""
+
+    def __init__(self) -> None:
+        self._bounds: dict[str, list[float]] = {}
+        self._num_episodes = 0
+        self._is_settled = False
+        """Whether the rewards differ, or a warning was given."""
+
+    def check(self, given: Mapping[str, NDArray[Any]], num_ended: int) -> None:
+        """Warns, once, where all of it is the same.
+
+        Args:
+            given: new rewards by what each is for, `step` or `episode`; NaN where there is none. An episode's reward
+                may be constant while those of its steps differ, as when a judge gives every episode one half at its
+                last step.
+            num_ended: episodes that ended with them.
+        """
+        if self._is_settled:
+            return
+        for what, rewards in given.items():
+            known = rewards[np.isfinite(rewards)]
+            if known.size:
+                low, high = self._bounds.setdefault(what, [math.inf, -math.inf])
+                self._bounds[what] = [min(low, float(known.min())), max(high, float(known.max()))]
+        self._num_episodes += num_ended
+        constant = {what: low for what, (low, high) in self._bounds.items() if low == high}
+        if not constant:
+            self._is_settled = bool(self._bounds)
+        elif self._num_episodes >= _FEWEST_EPISODES:
+            self._is_settled = True
+            what, reward = next(iter(constant.items()))
+            logger.warning(
+                "every %s of the first %d episodes has the same reward, %.3g: nothing can be learned from that. If a "
+                "judge gives it, look at its answers in judge_panel.html and measure it with `rlvlm judge-bench`; if "
+                "the env gives it, no episode has succeeded yet, or all have",
+                what, self._num_episodes, reward,
+            )  # fmt: skip
+
+    def get_state(self) -> dict[str, Any]:
+        """Everything, for a checkpoint."""
+        return {"bounds": self._bounds, "num_episodes": self._num_episodes, "is_settled": self._is_settled}
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Restores what `get_state` returned."""
+        self._bounds = {what: list(bounds) for what, bounds in state["bounds"].items()}
+        self._num_episodes, self._is_settled = state["num_episodes"], state["is_settled"]
+
+
+class TrainingStats:
+    """Counters, the newest facts and means of the last episodes."""
+
+    def __init__(self) -> None:
+        self.env_steps = 0
+        """Env steps so far, of all envs together."""
+        self._steps_taken = 0
+        self._num_episodes = 0
+        self._recent: deque[list[float]] = deque(maxlen=_RECENT_EPISODES)
+        self._facts: dict[str, float] = {}
+        self._rewards_of_running = 0.0
+        self.signal = RewardSignalMonitor()
+
+    def record(self, new_steps: int, episodes: Iterable[tuple[float, bool]]) -> None:
+        """Counts steps, and the true return and success of the episodes that ended in them."""
+        ended = [[env_return, float(is_success)] for env_return, is_success in episodes]
+        self.env_steps += new_steps
+        self._num_episodes += len(ended)
+        self._recent.extend(ended)
+
+    def take_new_steps(self) -> int:
+        """Env steps since the last call, or since what was loaded."""
+        new, self._steps_taken = self.env_steps - self._steps_taken, self.env_steps
+        return new
+
+    def note(self, facts: Mapping[str, float]) -> None:
+        """Keeps numbers until newer ones of the same names come."""
+        self._facts |= facts
+
+    def note_rewards(self, rewards: NDArray[np.float32], num_ended: int, leaves_out: bool) -> None:
+        """Notes what a round's transitions were given; the learned return is a mean over episodes, however long.
+
+        Args:
+            rewards: [B] as they went into the replay; NaN where the source has given none.
+            num_ended: episodes that ended in the round. What others were given counts with those that end next.
+            leaves_out: whether those without stay without, and are counted.
+        """
+        self.signal.check({"step": rewards}, num_ended)
+        if np.isfinite(rewards).all():
+            self._rewards_of_running += float(rewards.sum())
+            if num_ended:
+                self._facts[metrics.TRAIN_LEARNED_RETURN] = self._rewards_of_running / num_ended
+                self._rewards_of_running = 0.0
+        if leaves_out:
+            before = self._facts.get(metrics.TRAIN_LEFT_OUT, 0.0)
+            self._facts[metrics.TRAIN_LEFT_OUT] = before + float(np.isnan(rewards).sum())
+
+    def report(self) -> dict[str, float]:
+        """The newest numbers; returns and success are means of 10 episodes, and missing until the first has ended."""
+        numbers = {metrics.ENV_STEPS: float(self.env_steps), metrics.EPISODES: float(self._num_episodes)}
+        if self._recent:
+            means = np.mean(self._recent, axis=0)
+            numbers |= {metrics.TRAIN_EPISODE_RETURN: float(means[0]), metrics.TRAIN_EPISODE_SUCCESS: float(means[1])}
+        return numbers | self._facts
+
+    def get_state(self) -> dict[str, Any]:
+        """Everything, for a checkpoint."""
+        return {
+            "recent": list(self._recent),
+            "facts": self._facts,
+            "env_steps": self.env_steps,
+            "num_episodes": self._num_episodes,
+            "rewards_of_running": self._rewards_of_running,
+            "signal": self.signal.get_state(),
+        }
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Restores what `get_state` returned."""
+        self._recent = deque(state["recent"], maxlen=_RECENT_EPISODES)
+        self._facts = dict(state["facts"])
+        self._rewards_of_running = state["rewards_of_running"]
+        self.signal.set_state(state["signal"])
+        self.env_steps, self._num_episodes = state["env_steps"], state["num_episodes"]
+        self._steps_taken = self.env_steps
