@@ -79,6 +79,7 @@ def write_parquet(file: Path, schema: pa.Schema, rows: Iterable[Mapping[str, Any
 
 def export_parquet(store: LabelStore, file: Path) -> int:
     """Writes every answer of the store, failed ones too; returns and raises as `write_parquet` does."""
+    # truths fit in memory and may stand in any line, so they are read first; answers pass through one by one
     truths = store.truths()
     return write_parquet(file, SCHEMA, (_row(item, truth_about(item.question, truths)) for item in store.answers()))
 
@@ -89,6 +90,7 @@ def _row(item: StoredAnswer, truth: Truth | None) -> dict[str, Any]:
     p_left, p_right, p_tie = (answer.probabilities if is_verdict else None) or (None, None, None)
     progress = (truth.progress if truth else None) or (None, None)
     returns = (truth.returns if truth else None) or (None, None)
+    # accuracy is a share of decided labels: neither an undecided judge nor an undecided truth is right or wrong
     is_comparable = truth is not None and truth.better is not Label.TIE and answer.status is Status.OK
     return {
         "key": item.key,

@@ -59,7 +59,7 @@ class ImageStore:
             if is_image and not (file := self.file(digest)).exists():
                 data = BytesIO()
                 Image.fromarray(np.ascontiguousarray(image)).save(data, format="png", compress_level=_FAST)
-                # its name is its digest, so it can be redrawn
+                # not synced, for speed: what a power cut loses or tears is known by its name, the digest
                 write_whole(file, data.getvalue(), is_synced=False)
                 num_written += 1
         return num_written
@@ -74,12 +74,21 @@ class ImageStore:
             raise MissingImage(f"an image is named by 64 hexadecimal digits, got {digest[:80]!r}")
         file = self.file(digest)
         try:
-            image = _decode(_read(file))
+            # no link is followed, and a pipe that nobody writes to is not waited for
+            with open(os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as stream:
+                data = stream.read(MAX_FILE_BYTES + 1)
+            if len(data) > MAX_FILE_BYTES:
+                raise ValueError(f"larger than {MAX_FILE_BYTES} bytes")
+            image = Image.open(BytesIO(data), formats=["PNG"])
+            # only the header has been read by now: a small file can promise any number of pixels
+            if image.width * image.height > MAX_PIXELS or image.mode != "RGB":
+                raise ValueError(f"at most {MAX_PIXELS} pixels in RGB are wanted, got {image.mode} {image.size}")
+            pixels = np.asarray(image)
         except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:  # Pillow raises all of these
             raise MissingImage(f"{file} cannot be read: {error}") from error
-        if image_digest(image) != digest:
+        if image_digest(pixels) != digest:
             raise MissingImage(f"{file} is not the image that it is named after")
-        return image
+        return pixels
 
     def has(self, digest: str) -> bool:
         """Whether a file of that name is there; `load` checks its content."""
@@ -87,28 +96,10 @@ class ImageStore:
 
     def file(self, digest: str) -> Path:
         """Where the image of that digest lies, or would lie."""
+        # 256 folders: file systems get slow with a million entries in one
         return self._folder / digest[:2] / f"{digest}.png"
 
 
 def is_digest(text: object) -> bool:
     """Whether `text` is a SHA-256 in lower-case hex: nothing else may become part of a path."""
     return isinstance(text, str) and len(text) == 64 and _HEX.issuperset(text)
-
-
-def _read(file: Path) -> bytes:
-    """A regular file's bytes, up to `MAX_FILE_BYTES`; links and devices are not followed."""
-    # O_NONBLOCK: opening a pipe that nobody writes to would wait for ever
-    descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-    with open(descriptor, "rb") as stream:
-        data = stream.read(MAX_FILE_BYTES + 1)
-    if len(data) > MAX_FILE_BYTES:
-        raise ValueError(f"larger than {MAX_FILE_BYTES} bytes")
-    return data
-
-
-def _decode(data: bytes) -> NDArray[np.uint8]:
-    """The pixels of a PNG, once its header promises an image of sensible size."""
-    image = Image.open(BytesIO(data), formats=["PNG"])
-    if image.width * image.height > MAX_PIXELS or image.mode != "RGB":
-        raise ValueError(f"an RGB image of at most {MAX_PIXELS} pixels is wanted, got {image.mode} {image.size}")
-    return np.asarray(image)

@@ -7,7 +7,6 @@ out by hand on plain values, and refuses every other. Used to import label files
 import os
 import pickletools
 import stat
-from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -21,14 +20,13 @@ from rlvlm.core.errors import UsageError
 MAX_FILE_BYTES = 2 * 2**30
 MAX_OPCODES = 100_000
 """Seven arrays take about a hundred."""
+# no objects, texts or records: an array of those holds more than numbers
 _TYPES = frozenset({"b1", "u1", "i1", "i2", "i4", "i8", "f2", "f4", "f8"})
 _VALUES = frozenset(
     "BININT BININT1 BININT2 LONG1 BINFLOAT BINUNICODE BINUNICODE8 SHORT_BINUNICODE BINBYTES BINBYTES8 "
     "SHORT_BINBYTES BYTEARRAY8".split()
 )
-_CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
-_TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
-_PUTS, _GETS = frozenset({"BINPUT", "LONG_BINPUT"}), frozenset({"BINGET", "LONG_BINGET"})
+"""Instructions that put their argument on the stack as it is."""
 _NAMES = {
     ("numpy.core.multiarray", "_reconstruct"): "reconstruct",
     ("numpy._core.multiarray", "_reconstruct"): "reconstruct",
@@ -86,122 +84,116 @@ def read_pickled_arrays(source: Path | bytes) -> list[NDArray[Any]]:
     data = source if isinstance(source, bytes) else _read(source)
     if data[:1] != b"\x80":
         raise RefusedPickle("it is no pickle of protocol 2 to 5")
-    machine = _Machine()
     try:
-        # genops only parses; a length that lies beyond the end of the file is an error there
-        for number, (opcode, argument, _) in enumerate(pickletools.genops(data)):
-            if number >= MAX_OPCODES:
-                raise RefusedPickle(f"it has more than {MAX_OPCODES:,} instructions")
-            machine.do(opcode.name, argument)
-        return machine.result()
+        (top,) = _run(data)
     except RefusedPickle:
         raise
     except (ValueError, IndexError, KeyError, TypeError, OverflowError, RecursionError, MemoryError) as error:
         raise RefusedPickle(f"it is torn or makes no sense ({type(error).__name__})") from error
+    if not isinstance(top, list) or not all(isinstance(item, _Array) for item in top):
+        raise RefusedPickle("a list of arrays is wanted at its top")
+    arrays = [item.array for item in top]
+    if any(array is None for array in arrays):
+        raise RefusedPickle("it has an array without content")
+    return arrays
 
 
-class _Machine:
-    """A pickle's stack, marks and memo, with plain values on them."""
+def _run(data: bytes) -> list[Any]:  # noqa: C901 - one instruction after the other
+    """The stack when the program ends: plain values, and placeholders for names, types and arrays.
 
-    def __init__(self) -> None:
-        self._stack: list[Any] = []
-        self._marks: list[int] = []
-        self._memo: dict[int, Any] = {}
+    Raises:
+        RefusedPickle: an instruction is none of those that arrays are made of.
+    """
+    stack: list[Any] = []
+    marks: list[int] = []
+    memo: dict[int, Any] = {}
 
-    def do(self, opcode: str, argument: Any) -> None:
-        """Carries out one instruction.
-
-        Raises:
-            RefusedPickle: it is none of those that arrays are made of.
-        """
-        if opcode in _VALUES:
-            self._stack.append(argument)
-        elif opcode in _CONSTANTS:
-            self._stack.append(_CONSTANTS[opcode])
-        elif opcode in _PUTS or opcode == "MEMOIZE":
-            self._memo[len(self._memo) if opcode == "MEMOIZE" else argument] = self._stack[-1]
-        elif opcode in _GETS:
-            self._stack.append(self._memo[argument])
-        elif opcode in _TUPLES:
-            self._stack.append(tuple(self._take(_TUPLES[opcode])))
-        elif handler := _HANDLERS.get(opcode):
-            handler(self, argument)
-        elif opcode not in ("PROTO", "FRAME", "STOP"):
-            raise RefusedPickle(f"it has the instruction {opcode}, which no array needs")
-
-    def result(self) -> list[NDArray[Any]]:
-        """What is left on the stack when the program ends."""
-        (top,) = self._stack
-        if not isinstance(top, list) or not all(isinstance(item, _Array) for item in top):
-            raise RefusedPickle("a list of arrays is wanted at its top")
-        arrays = [item.array for item in top]
-        if any(array is None for array in arrays):
-            raise RefusedPickle("it has an array without content")
-        return arrays
-
-    def _take(self, count: int) -> list[Any]:
-        if count > len(self._stack):
+    def take(count: int) -> list[Any]:
+        if count > len(stack):  # a slice would give fewer without a word
             raise RefusedPickle("it takes more than there is")
-        taken = self._stack[len(self._stack) - count :]
-        del self._stack[len(self._stack) - count :]
+        taken = stack[len(stack) - count :]
+        del stack[len(stack) - count :]
         return taken
 
-    def _since_mark(self) -> list[Any]:
-        return self._take(len(self._stack) - self._marks.pop())
+    # genops only parses; a length that lies beyond the end of the file is an error there
+    for number, (opcode, argument, _) in enumerate(pickletools.genops(data)):
+        if number >= MAX_OPCODES:  # a few bytes can ask for any number of them
+            raise RefusedPickle(f"it has more than {MAX_OPCODES:,} instructions")
+        match opcode.name:
+            case "PROTO" | "FRAME" | "STOP":
+                pass
+            case name if name in _VALUES:
+                stack.append(argument)
+            case "NONE" | "NEWTRUE" | "NEWFALSE" as name:
+                stack.append({"NONE": None, "NEWTRUE": True, "NEWFALSE": False}[name])
+            case "BINPUT" | "LONG_BINPUT":
+                memo[argument] = stack[-1]
+            case "MEMOIZE":
+                memo[len(memo)] = stack[-1]
+            case "BINGET" | "LONG_BINGET":
+                stack.append(memo[argument])
+            case "MARK":
+                marks.append(len(stack))
+            case "EMPTY_LIST":
+                stack.append([])
+            case "EMPTY_TUPLE":
+                stack.append(())
+            case "TUPLE1" | "TUPLE2" | "TUPLE3" as name:
+                stack.append(tuple(take(int(name[-1]))))
+            case "TUPLE":
+                stack.append(tuple(take(len(stack) - marks.pop())))
+            case "APPEND" | "APPENDS" as name:
+                items = take(1 if name == "APPEND" else len(stack) - marks.pop())
+                if not isinstance(stack[-1], list):
+                    raise RefusedPickle("it appends to what is no list")
+                stack[-1].extend(items)
+            case "GLOBAL":
+                stack.append(_named(*argument.split(" ", 1)))
+            case "STACK_GLOBAL":
+                stack.append(_named(*take(2)))
+            case "REDUCE":
+                stack.append(_made_by(*take(2)))
+            case "BUILD":
+                stack.append(_filled(*take(2)))
+            case name:
+                raise RefusedPickle(f"it has the instruction {name}, which no array needs")
+    return stack
 
-    def _grow(self, items: list[Any]) -> None:
-        if not isinstance(self._stack[-1], list):
-            raise RefusedPickle("it appends to what is no list")
-        self._stack[-1].extend(items)
 
-    def _name(self, module: Any, name: Any) -> None:
-        if not (isinstance(module, str) and isinstance(name, str)) or (module, name) not in _NAMES:
-            raise RefusedPickle(f"it names {str(module)[:60]!r} {str(name)[:60]!r}, which no array needs")
-        self._stack.append(_Name(_NAMES[module, name]))
-
-    def _reduce(self) -> None:
-        """Where unpickling would call, this makes a placeholder."""
-        callee, arguments = self._take(2)
-        what = callee.what if isinstance(callee, _Name) else ""
-        if what == "reconstruct" and len(arguments) == 3 and arguments[0] == _Name("ndarray"):
-            self._stack.append(_Array())
-        elif what == "dtype" and arguments[0] in _TYPES:
-            self._stack.append(_Type(arguments[0]))
-        elif what == "frombuffer":
-            raw, kind, shape, order = arguments
-            self._stack.append(_Array(_make(raw, kind, shape, order == "F")))
-        elif what == "bytes" and not arguments:
-            self._stack.append(b"")
-        elif what == "encode" and len(arguments) == 2 and arguments[1] == "latin1":
-            self._stack.append(arguments[0].encode("latin1"))
-        else:
-            raise RefusedPickle("it calls something in a way that no array needs")
-
-    def _build(self) -> None:
-        """Where unpickling would set a state, this fills a placeholder."""
-        target, state = self._take(2)
-        if isinstance(target, _Type) and len(state) == 8 and state[1] in ("<", ">", "|", "="):
-            target.order = state[1]
-        elif isinstance(target, _Array) and len(state) == 5:
-            _, shape, kind, is_fortran, raw = state
-            target.array = _make(raw, kind, shape, is_fortran is True)
-        else:
-            raise RefusedPickle("it sets the state of something that is no array")
-        self._stack.append(target)
+def _named(module: Any, name: Any) -> _Name:
+    """Where unpickling would import, this only compares words."""
+    if not (isinstance(module, str) and isinstance(name, str)) or (module, name) not in _NAMES:
+        raise RefusedPickle(f"it names {str(module)[:60]!r} {str(name)[:60]!r}, which no array needs")
+    return _Name(_NAMES[module, name])
 
 
-_HANDLERS: dict[str, Callable[[_Machine, Any], None]] = {
-    "MARK": lambda machine, _: machine._marks.append(len(machine._stack)),
-    "EMPTY_LIST": lambda machine, _: machine._stack.append([]),
-    "TUPLE": lambda machine, _: machine._stack.append(tuple(machine._since_mark())),
-    "EMPTY_TUPLE": lambda machine, _: machine._stack.append(()),
-    "APPEND": lambda machine, _: machine._grow(machine._take(1)),
-    "APPENDS": lambda machine, _: machine._grow(machine._since_mark()),
-    "GLOBAL": lambda machine, argument: machine._name(*argument.split(" ", 1)),
-    "STACK_GLOBAL": lambda machine, _: machine._name(*machine._take(2)),
-    "REDUCE": lambda machine, _: machine._reduce(),
-    "BUILD": lambda machine, _: machine._build(),
-}
+def _made_by(callee: Any, arguments: Any) -> Any:
+    """Where unpickling would call, this makes a placeholder."""
+    what = callee.what if isinstance(callee, _Name) else ""
+    if what == "reconstruct" and len(arguments) == 3 and arguments[0] == _Name("ndarray"):
+        return _Array()
+    if what == "dtype" and arguments[0] in _TYPES:
+        return _Type(arguments[0])
+    if what == "frombuffer":  # protocol 5: the bytes come with the call, older protocols set them as a state
+        raw, kind, shape, order = arguments
+        return _Array(_make(raw, kind, shape, order == "F"))
+    if what == "bytes" and not arguments:
+        return b""
+    if what == "encode" and len(arguments) == 2 and arguments[1] == "latin1":
+        return arguments[0].encode("latin1")  # how protocol 2, which knows no bytes, writes them
+    raise RefusedPickle("it calls something in a way that no array needs")
+
+
+def _filled(target: Any, state: Any) -> Any:
+    """Where unpickling would set a state, this fills a placeholder."""
+    if isinstance(target, _Type) and len(state) == 8 and state[1] in ("<", ">", "|", "="):
+        target.order = state[1]
+    elif isinstance(target, _Array) and len(state) == 5:
+        _, shape, kind, is_fortran, raw = state
+        target.array = _make(raw, kind, shape, is_fortran is True)
+    else:
+        raise RefusedPickle("it sets the state of something that is no array")
+    return target
 
 
 def _make(raw: Any, kind: Any, shape: Any, is_fortran: bool) -> NDArray[Any]:

@@ -130,6 +130,7 @@ def truth_about(question: Question, truths: Mapping[str, Truth]) -> Truth | None
     """
     if question.id in truths:
         return truths[question.id]
+    # judges are asked in both orders, the simulator states a truth once
     mirrored = truths.get(question.swapped.id)
     return None if mirrored is None else mirrored.swapped
 
@@ -196,16 +197,15 @@ _KINDS = {"verdict": (Verdict, "label"), "score": (Score, "value")}
 """What answers a line may hold, and the field that is left out where there is none."""
 
 
-@cache
-def _adapter(kind: type[T]) -> TypeAdapter[T]:
-    return TypeAdapter(kind)
+_adapter = cache(TypeAdapter)  # a validator takes milliseconds to build
 
 
 def _read(kind: type[T], value: Any) -> T:
     """`value`, of a JSON object, as `kind`; ValueError where it is of another type or not finite."""
     if _has_odd_number(value):
         raise ValueError("a finite number is wanted")
-    return _adapter(kind).validate_python(value)  # not from JSON: its parser refuses texts that are no UTF-8
+    # not `validate_json`, whose parser refuses texts that are no UTF-8
+    return _adapter(kind).validate_python(value)
 
 
 def _has_odd_number(value: Any) -> bool:

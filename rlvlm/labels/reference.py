@@ -56,6 +56,7 @@ def read_reference(file: Path) -> ReferenceSession:
     if len(arrays) != _NUM_ARRAYS:
         raise RefusedPickle(f"{_NUM_ARRAYS} arrays are wanted, got {len(arrays)}")
     images, true_labels, labels, _, _, *rewards = arrays
+    # every shape is checked before anything is stored: half a session in a store could not be told from a whole one
     if images.dtype != np.uint8 or images.ndim != 4 or images.shape[3] != 3 or images.shape[2] % 2:
         raise RefusedPickle(f"pairs of images are [N, H, 2W, 3] uint8, got {images.shape} {images.dtype}")
     count, width = len(images), images.shape[2] // 2
@@ -117,6 +118,7 @@ def import_reference(files: Sequence[Path], store: LabelStore, *, goal: str, jud
 
 def _codes(array: NDArray[Any], count: int) -> NDArray[np.int64]:
     flat = array.reshape(-1)
+    # by value, whatever number type the file has: 1.0 is a label, 0.5 is none
     if len(flat) != count or not np.isin(flat, list(_LABELS)).all():
         raise RefusedPickle("labels are 0, 1 or -1, one per pair")
     return flat.astype(np.int64)

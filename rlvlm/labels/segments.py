@@ -42,6 +42,7 @@ class DamagedLine(ValueError):  # noqa: N818 - named for what is found
 
 def encode_line(record: dict[str, Any]) -> bytes:
     """The line of a record, with its line break: CRC-32 in hex, a space, JSON."""
+    # ASCII by default: models write lone surrogates, which have no UTF-8
     body = json.dumps(record, separators=(",", ":"), allow_nan=False).encode()
     return b"%08x %s\n" % (zlib.crc32(body), body)
 
@@ -100,6 +101,7 @@ class Segments:
             name = f"{datetime.now(UTC):%Y%m%dT%H%M%S}-{secrets.token_hex(8)}{SUFFIX}"
             self._own, self._process = self._folder / name, os.getpid()
             self._own.touch(exist_ok=False)
+        # one segment a writer: appends of several machines to one file overwrite each other on a network file system
         append_whole(self._own, b"".join(map(encode_line, records)))
 
     def new_records(self) -> Iterator[tuple[Place, dict[str, Any]]]:
@@ -110,6 +112,7 @@ class Segments:
         """
         for file in self._files():
             for place, line in _whole_lines(file, self._read_to.get(file, 0)):
+                # before it is decoded, so that a damaged line is reported once and not at every look
                 self._read_to[file] = place.offset + place.length + 1
                 try:
                     record = decode_line(line)

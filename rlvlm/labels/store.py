@@ -5,7 +5,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -56,6 +56,7 @@ class LabelStore:
         self._origin = origin or Origin()
         self._is_marked = _check_mark(self.folder)
         self._lines = Segments(self.folder / "lines")
+        # plain tuples and 32 bytes for a key's 64 characters: a million answers then take 300 MB
         self._places: dict[bytes, tuple[Path, int, int]] = {}
 
     @property
@@ -86,7 +87,6 @@ class LabelStore:
         Args:
             key: `answer_key` of a question and a stamp.
         """
-        # 32 bytes for 64 characters: the index is what a store keeps in memory
         place = self._places.get(bytes.fromhex(key))
         if place is None:
             return None
@@ -181,19 +181,14 @@ class LabelStore:
 
     def stamps(self) -> Counter[Stamp]:
         """Who answered, and how often; failed answers do not count."""
-        counts: Counter[tuple[str, ...]] = Counter()
+        counts: Counter[Stamp] = Counter()
+        # of the bare records: only who answered is wanted, and validating whole answers costs most of a read
         for _, record in Segments(self.folder / "lines").new_records():
-            with suppress(KeyError, TypeError, AttributeError):  # a damaged record is nobody's
+            with suppress(KeyError, TypeError, AttributeError):  # a record that makes no sense is nobody's
                 if record["kind"] != "truth" and record["answer"]["status"] != Status.FAILED:
-                    counts[tuple(map(str, record["answer"]["stamp"].values()))] += 1
-        names = [field.name for field in fields(Stamp)]
-        return Counter(
-            {
-                Stamp(**dict(zip(names, stamp, strict=True))): count
-                for stamp, count in counts.items()
-                if len(stamp) == len(names)
-            }
-        )
+                    stamp = record["answer"]["stamp"]
+                    counts[Stamp(**{name: str(text) for name, text in stamp.items()})] += 1
+        return counts
 
     def count_lines(self) -> Counter[str]:
         """How many lines there are of each kind, damaged and unfinished ones among them."""
@@ -218,6 +213,7 @@ class LabelStore:
             self._lines.append([to_record(item) for item in items])
 
     def _mark(self) -> None:
+        # with the first line and not before: a run that asks nobody leaves no empty store behind
         if not self._is_marked:
             # in one move; several writers may do so at once, with the same words
             write_whole(self.folder / _MARK, json.dumps({"what": _WHAT, "schema": SCHEMA}) + "\n")
@@ -268,7 +264,7 @@ def _check_mark(folder: Path) -> bool:
             f"{file} does not say which label store this is",
             f'if the rest is whole, write {{"what": "{_WHAT}", "schema": {SCHEMA}}} into it',
         )
-    if schema > SCHEMA:
+    if schema > SCHEMA:  # writing into it could harm what newer code relies on
         raise UsageError(
             f"{folder} is a label store of schema {schema}; this rlvlm reads schemas up to {SCHEMA}",
             "use the rlvlm that wrote it, or a newer one",
@@ -280,8 +276,8 @@ def _schema_of(file: Path) -> int | None:
     """The schema that a mark names; None where it is no mark of ours."""
     try:
         with open(file, "rb") as stream:
-            mark = json.loads(stream.read(4_096))
+            mark = json.loads(stream.read(4_096))  # a mark is short; anything else of that name may be huge
         schema = mark["schema"] if mark["what"] == _WHAT else None
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
-    return schema if type(schema) is int and schema >= 1 else None
+    return schema if type(schema) is int and schema >= 1 else None  # `true` is an int to isinstance
