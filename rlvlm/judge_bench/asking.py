@@ -64,21 +64,23 @@ class Reference:
 
     def answers(self, asked: Sequence[tuple[Item, bool]]) -> list[Verdict | Score]:
         """See `KnowsItems`."""
-        return [self._answer(item, swapped) for item, swapped in asked]
-
-    def _answer(self, item: Item, swapped: bool) -> Verdict | Score:
-        key = hashlib.sha256(repr((item.kind, item.case, item.goal, item.truth, swapped)).encode())
-        for side in item.sides:
-            key.update(side.tobytes())
-        chance = int.from_bytes(key.digest()[:8], "big") / 2**64
-        if len(item.sides) == 1:
-            truth = float(item.success) if item.kind in ("video", "turn") else item.truth[0]
-            value = {"oracle": truth, "random": chance, "left": 0.5}[self.name]
-            return Score(status=Status.OK, value=value, stamp=self.stamp)
-        left, right = item.truth[::-1] if swapped else item.truth
-        chosen = Label.LEFT if chance < 0.5 else Label.RIGHT
-        label = {"oracle": Label.of(left, right), "random": chosen, "left": Label.LEFT}[self.name]
-        return Verdict(status=Status.of(label), label=label, stamp=self.stamp)
+        said: list[Verdict | Score] = []
+        for item, swapped in asked:
+            # chance follows from the question, so that the same suite always gives the same row
+            key = hashlib.sha256(repr((item.kind, item.case, item.goal, item.truth, swapped)).encode())
+            for side in item.sides:
+                key.update(side.tobytes())
+            chance = int.from_bytes(key.digest()[:8], "big") / 2**64
+            if len(item.sides) == 1:
+                truth = float(item.success) if item.kind in ("video", "turn") else item.truth[0]
+                value = {"oracle": truth, "random": chance, "left": 0.5}[self.name]
+                said.append(Score(status=Status.OK, value=value, stamp=self.stamp))
+                continue
+            left, right = item.truth[::-1] if swapped else item.truth
+            chosen = Label.LEFT if chance < 0.5 else Label.RIGHT
+            label = {"oracle": Label.of(left, right), "random": chosen, "left": Label.LEFT}[self.name]
+            said.append(Verdict(status=Status.of(label), label=label, stamp=self.stamp))
+        return said
 
 
 def ask(
@@ -106,12 +108,12 @@ def ask(
             if (item.kind == "pair") == compares
             for swapped in ((False, True) if compares else (False,))
         ]
-        order = rng.permutation(len(questions))
+        order = rng.permutation(len(questions))  # else a pair's two questions would follow each other
         for begin in range(0, len(questions), ASKED_AT_ONCE):
             block = [questions[place] for place in order[begin : begin + ASKED_AT_ONCE]]
             try:
                 yield _ask(judge, made, block, num_frames)
-            except UnsupportedQuestion as error:
+            except UnsupportedQuestion as error:  # of this kind of question; the other may do
                 log(f"{made.task}: {'pairs' if compares else 'scores'} are left out: {first_line(error)}")
                 break
 
@@ -127,6 +129,7 @@ def _ask(
         elapsed = 0.0
     else:
         shown = _draw(made, asked, num_frames)
+        # a block holds one kind alone, so one of the two lists is empty
         queries = [
             Query(goal=item.goal, left=s[0], right=s[1]) for (item, _), s in zip(asked, shown, strict=True) if s[1:]
         ]
@@ -137,7 +140,7 @@ def _ask(
         ]
         began = time.perf_counter()
         said = judge.compare(queries) if queries else judge.score(clips)
-        elapsed = (time.perf_counter() - began) / len(block)
+        elapsed = (time.perf_counter() - began) / len(block)  # drawing is the bench's time and not the judge's
         if all(answer.status is Status.FAILED for answer in said):
             raise JudgeUnavailable(
                 f"none of {len(said)} questions about {made.task} was answered: {said[0].text or 'no reason given'}",
@@ -172,6 +175,7 @@ def _draw(made: TaskItems, asked: Sequence[tuple[Item, bool]], num_frames: int) 
             for place in places
             for side in (asked[place][0].sides[::-1] if asked[place][1] else asked[place][0].sides)
         ]
+        # the same moment is drawn once: controls show those of the item that they were made of
         distinct, inverse = np.unique(np.concatenate(sides), axis=0, return_inverse=True)
         frames = made.draw(distinct, camera)[inverse.ravel()]
         parts = iter(np.split(frames, np.cumsum([len(side) for side in sides])[:-1]))

@@ -14,7 +14,7 @@ from rlvlm.demonstrations.lerobot import read_lerobot
 from rlvlm.demonstrations.trajectory import CutConfig
 from rlvlm.envs.registry import task_env
 from rlvlm.judge_bench.asking import Answer, Reference, ask
-from rlvlm.judge_bench.faults import Fault, find_faults
+from rlvlm.judge_bench.faults import find_faults
 from rlvlm.judge_bench.figures import cost_figures, pair_figures, pooled, score_figures, teacher_table
 from rlvlm.judge_bench.items import Item, TaskItems, make_items, recorded_items
 from rlvlm.judge_bench.remedies import remedies
@@ -49,11 +49,6 @@ class Measured:
         """Items and answers, in the order of asking, of some tasks or of all."""
         answers = [one for task in (self.answers if tasks is None else tasks) for one in self.answers[task]]
         return [self.made[one.task].items[one.item] for one in answers], answers
-
-    @property
-    def faults(self) -> list[Fault]:
-        """What is wrong with the judge, over all tasks."""
-        return find_faults(*self.rows(), self.num_frames)
 
 
 def frames_for(config: JudgeConfig) -> int:
@@ -99,6 +94,7 @@ def measure(  # noqa: PLR0913 - what a bench is made of
             made = make_items(suite, task, env, config.picture_px, seed, config.score == "utility")
         task = made.task  # noqa: PLW2901 - of a recording the name of its folder
         found.items_s += time.perf_counter() - began
+        # some tasks have no script: the suite goes on without them
         if not made.items:
             found.left_out[task] = "it has no success: no script plays it, or none was recorded"
             log(f"{place} of {len(suite.tasks)}  {task}: left out, {found.left_out[task]}")
@@ -108,17 +104,17 @@ def measure(  # noqa: PLR0913 - what a bench is made of
         answers = found.answers[task] = []
         try:
             for block in ask(judge, made, num_frames, seed, log):
-                answers += block
+                answers += block  # at once, so that what was paid for is kept whatever comes next
                 if is_stopped():
                     found.is_whole = False
                     break
         except JudgeUnavailable as error:
-            if not sum(map(len, found.answers.values())):
+            if not sum(map(len, found.answers.values())):  # nothing to keep: a wrong key, or no such model
                 raise
             found.left_out[task], found.is_whole = first_line(error), False
             logger.warning("%s: %s", task, found.left_out[task])
         on_task(made, answers)
-        found.made[task] = made.closed()
+        found.made[task] = made.closed()  # fifty open envs would fill the memory
         log(f"{place} of {len(suite.tasks)}  {task}: {len(answers)} answers in {time.perf_counter() - began:.1f} s")
         if is_stopped():
             break
@@ -139,6 +135,7 @@ def summarise(found: Measured) -> dict[str, Any]:
         first. `teacher`: tables by task, and of all. `manifest`: digests and small images by task.
     """
     tables = {task: teacher_table(*found.rows([task])) for task in found.answers}
+    # in KiB on Linux, in bytes on macOS
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1_024)
     items, answers = found.rows()
     return {
@@ -162,7 +159,7 @@ def summarise(found: Measured) -> dict[str, Any]:
             task: {"pairs": pair_figures(*found.rows([task])), "scores": score_figures(*found.rows([task]))}
             for task in found.answers
         },
-        "faults": [asdict(fault) for fault in found.faults],
+        "faults": [asdict(fault) for fault in find_faults(items, answers, found.num_frames)],
         "remedies": [asdict(way) for way in remedies(items, answers)],
         "teacher": {"all": pooled(tables)} | tables,
         "manifest": {task: {"digest": made.digest, "looks": made.looks} for task, made in found.made.items()},
@@ -171,7 +168,7 @@ def summarise(found: Measured) -> dict[str, Any]:
 
 def _gpu_bytes() -> int | None:
     """Most memory of a GPU that this process took; None where it has none."""
-    torch = sys.modules.get("torch")
+    torch = sys.modules.get("torch")  # a judge behind an API never imported it
     if torch is None or not torch.cuda.is_available():
         return None
     return int(torch.cuda.max_memory_allocated())

@@ -48,6 +48,7 @@ def find_faults(
     rows = list(zip(items, answers, strict=True))
     pairs = [(item, one) for item, one in rows if item.kind == "pair"]
     scores = [(item, one) for item, one in rows if item.kind != "pair" and np.isfinite(one.value)]
+    # the lower end of an interval must pass each bound: a few answers by chance condemn no judge
     found = [
         _side(pairs),
         *_brightness(pairs, scores),
@@ -87,16 +88,19 @@ def _brightness(pairs: Sequence[tuple[Item, Answer]], scores: Sequence[tuple[Ite
             and sign * (one.brightness[1] - one.brightness[0]) * (-item.gap if one.swapped else item.gap) < 0
         ]
         decided = [outcome for outcome in misled if outcome in ("right", "wrong")]
+        # of such pairs alone: in the others the brighter side is the right answer
         wrong = share(decided.count("wrong"), len(decided))
         if wrong and wrong["count"] >= FEWEST and wrong["low"] > _OF_A_SIDE:
             text = f"names it in {wrong['value']:.0%} of {wrong['count']} answers where it is the wrong side"
             return [Fault(name=f"chooses the {name} image", evidence=text)]
-    shown = [(item, one) for item, one in scores if one.brightness and item.case not in ("noise",)]
+    # noise is grey on average, and no judge of brightness could go by it
+    shown = [(item, one) for item, one in scores if one.brightness and item.case != "noise"]
     if len(shown) < 2 * FEWEST:
         return []
     values = [one.value for _, one in shown]
     with_light = rank_correlation(values, [one.brightness[0] for _, one in shown])
     with_truth = rank_correlation(values, [item.truth[0] for item, _ in shown])
+    # in some scenes progress itself brightens the image, so it must go with light far more than with the truth
     if abs(with_light) > 0.9 and abs(with_light) > abs(with_truth) + 0.2:
         how = "brightness" if with_light > 0 else "darkness"
         text = f"rank correlation {with_light:.2f} with the last image's grey level, {with_truth:.2f} with progress"
@@ -111,6 +115,7 @@ def _pairs_without_instruction(pairs: Sequence[tuple[Item, Answer]]) -> Fault | 
         for item, one in pairs
         if item.case == "other task"
     ]
+    # who saw no difference under the task's own instruction is expected to see none under another
     decided = [(label, before) for label, before in both if before in ("left", "right")]
     same = share(sum(label == before for label, before in decided), len(decided))
     if same and same["count"] >= FEWEST and same["low"] > 0.8:
@@ -140,7 +145,8 @@ def _scores_without_instruction(scores: Sequence[tuple[Item, Answer]]) -> Fault 
 
 def _last_frame(scores: Sequence[tuple[Item, Answer]]) -> Fault | None:
     changes = _changes(scores, "jump")
-    values = [one.value for item, one in scores if item.case not in ("track",)]
+    # of episodes alone: single images have no other frames, and a judge of one answer is another fault
+    values = [one.value for item, one in scores if item.case != "track"]
     same = share(sum(change <= _ALIKE for change in changes), len(changes))
     if same and same["count"] >= FEWEST_CONTROLS and same["low"] > 0.6 and np.std(values) > _ALIKE:
         text = f"{same['value']:.0%} of {same['count']} scores stay the same where all other images are the first one"
@@ -178,6 +184,7 @@ def _constant(scores: Sequence[tuple[Item, Answer]]) -> Fault | None:
 def _tells_no_success(scores: Sequence[tuple[Item, Answer]], least_auc: float | None) -> Fault | None:
     table = told_apart(scores)
     area = resampled_auc(table)
+    # a bench says what may be chance; a preflight is given a bound, since its dozens of items leave chance much room
     if least_auc is None:
         is_told = area is None or len(table) < 2 * FEWEST or area["low"] > 0.5
     else:  # where a bound is set, nothing known counts as nothing told apart; no scores at all are another fault
@@ -209,6 +216,7 @@ def _sees_differences(pairs: Sequence[tuple[Item, Answer]]) -> Fault | None:
 def _knows_nothing(pairs: Sequence[tuple[Item, Answer]]) -> Fault | None:
     outcomes = [outcome_of(item, one) for item, one in pairs if item.case == "pair"]
     right = share(outcomes.count("right"), outcomes.count("right") + outcomes.count("wrong"))
+    # four times as many as elsewhere, since this alone stops a run
     if right and right["count"] >= 4 * FEWEST and right["low"] <= 0.5:
         if right["high"] < 0.5:
             text = f"{right['value']:.0%} of {right['count']} decided labels are right"

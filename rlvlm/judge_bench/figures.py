@@ -21,6 +21,8 @@ from rlvlm.judges.agreement import (
 Floats = NDArray[np.float64]
 Figures = dict[str, Any]
 RESAMPLES = 500
+COLUMNS = {"right": 0, "wrong": 1}
+"""Of a table of outcomes; whatever is neither counts as undecided, in column 2."""
 _SWAP = {"left": "right", "right": "left", "tie": "tie"}
 
 
@@ -40,8 +42,9 @@ def resampled(values: Floats, statistic: Callable[[Floats], float]) -> Figures |
     if not len(values) or not math.isfinite(value := float(statistic(values))):
         return None
     rng = np.random.default_rng(0)
+    # whole rows are drawn: a score stays with its truth
     draws = np.array([statistic(values[rng.integers(len(values), size=len(values))]) for _ in range(RESAMPLES)])
-    draws = draws[np.isfinite(draws)]
+    draws = draws[np.isfinite(draws)]  # a draw without a single success has no AUC
     low, high = np.quantile(draws, [0.025, 0.975]) if len(draws) else (value, value)
     return {"value": value, "low": float(low), "high": float(high), "count": len(values)}
 
@@ -78,10 +81,11 @@ def pair_figures(items: Sequence[Item], answers: Sequence[Answer]) -> Figures:
     for item, one in pairs:
         outcome = outcome_of(item, one)
         if outcome not in ("tie", "unknown") and math.isfinite(item.gap):
-            bins[difficulty_of(item), {"right": 0, "wrong": 1}.get(outcome, 2)] += 1
+            bins[difficulty_of(item), COLUMNS.get(outcome, 2)] += 1
     sure = confidences(items, answers)
     hits, misses, _ = bins.sum(0).tolist()
     decided = [one for _, one in pairs if one.label in ("left", "right")]
+    # a pair counts once here, though it was asked twice: by the answer to its sides as they are
     by_order = {(one.task, one.item, one.swapped): one.label for _, one in rows}
     both = [
         (label, by_order[task, place, True])
@@ -89,6 +93,7 @@ def pair_figures(items: Sequence[Item], answers: Sequence[Answer]) -> Figures:
         if not swapped and by_order.get((task, place, True))
     ]
     twice = [one for item, one in rows if item.case == "same image" and one.label]
+    # in the same order of sides: a preference for a side would else look like a change of mind
     elsewhere = [
         (one.label, by_order.get((one.task, item.source, one.swapped)))
         for item, one in rows
@@ -124,7 +129,7 @@ def confidences(items: Sequence[Item], answers: Sequence[Answer]) -> Floats:
         for item, one in zip(items, answers, strict=True)
         if item.case == "pair" and one.p is not None and (outcome := outcome_of(item, one)) in ("right", "wrong")
     ]
-    table = np.array(rows, float).reshape(-1, 2)
+    table = np.array(rows, float).reshape(-1, 2)  # also of no rows
     return table[np.isfinite(table[:, 0])]
 
 
@@ -158,7 +163,7 @@ def score_figures(items: Sequence[Item], answers: Sequence[Answer]) -> Figures:
         **_track_figures([(item, one) for item, one in known if item.kind == "image"]),
     }
     truths = table[:, 1] > 0
-    if not (truths.any() and (~truths).any()):
+    if not (truths.any() and (~truths).any()):  # no threshold tells one kind from nothing
         return figures
     threshold, youden = best_threshold(table[:, 0], truths)
 
@@ -235,9 +240,9 @@ def teacher_table(items: Sequence[Item], answers: Sequence[Answer]) -> Figures:
     for item, one in zip(items, answers, strict=True):
         if item.kind == "pair" and item.case == "pair":
             gain = -item.gap if one.swapped else item.gap
-            column = {"right": 0, "wrong": 1}.get(outcome_of(item, one), 2)
-            pairs[difficulty_of(item), int(gain > 0), column] += 1
+            pairs[difficulty_of(item), int(gain > 0), COLUMNS.get(outcome_of(item, one), 2)] += 1
         elif item.kind in ("video", "turn") and item.case in (*CASES, "nearer", "farther") and math.isfinite(one.value):
+            # a failure may end at full progress, e.g. where a success was undone: it stays among the failures
             row = NUM_BINS if item.success else min(int(item.truth[0] * NUM_BINS), NUM_BINS - 1)
             scores[row].append(round(one.value, 4))
     table: Figures = {"pairs": pairs.tolist()} if pairs.any() else {}

@@ -104,12 +104,12 @@ class TaskItems:
 
     def closed(self) -> "TaskItems":
         """The same without the env, which takes a hundred megabytes: nothing is drawn any more."""
+
+        def refuse(snapshots: FloatArray, camera: str) -> Frames:
+            raise AssertionError("the env is closed: draw while the task is asked about")
+
         self.close()
-        return replace(self, draw=_draw_nothing, close=lambda: None)
-
-
-def _draw_nothing(snapshots: FloatArray, _: str) -> Frames:
-    raise AssertionError("the env is closed: draw while the task is asked about")
+        return replace(self, draw=refuse, close=lambda: None)
 
 
 def make_items(suite: Suite, task: str, config: EnvConfig, size_px: int, seed: int, asks_turns: bool) -> TaskItems:
@@ -130,16 +130,20 @@ def make_items(suite: Suite, task: str, config: EnvConfig, size_px: int, seed: i
     env = make_env(task, config, seed)
     rng = np.random.default_rng((VERSION, seed, zlib.crc32(task.encode())))  # apart for each task
     episodes = _play(env, suite.episodes, seed, rng)
+    # what no script plays to a success has no known answers
+    if not any(episode.is_success for episode in episodes):
+        episodes = []
     elsewhere = next((goal for other in suite.tasks if (goal := task_goal(other)) != task_goal(task)), OTHER_GOAL)
-    asked = _Asked(
-        suite=suite,
-        elsewhere=elsewhere,
-        same_scene=_other_goals(env, task, suite.shares_scenes),
-        cameras=env.cameras[1:2] if isinstance(env, ChunkEnv) else (),
-        turns=(lambda count: _turns(env, episodes, count, rng)) if asks_turns else None,
-    )
-    draw: Draw = partial(_draw, env, None if isinstance(env, TurnEnv) else size_px)
-    return _gather(task, episodes, episodes, env.image_key, asked, draw, rng, env.close)
+    goals = list(getattr(env, "instructions", ()))
+    if suite.shares_scenes:
+        goals += [task_goal(other) for other in task_families().get(task.partition("/")[0], ())]
+    cameras = env.cameras[1:2] if isinstance(env, ChunkEnv) else ()
+
+    items = _image_items(suite, env.image_key, episodes, elsewhere, rng)
+    scored = _turns(env, episodes, 2 * suite.videos, rng) if asks_turns else _videos(episodes, suite.videos)
+    items += [*scored, *_score_controls(scored, len(items), suite.controls, elsewhere, goals, cameras)]
+    size = None if isinstance(env, TurnEnv) else size_px  # turns are drawn as their policies see them
+    return _task_items(task, items, lambda snapshots, camera: draw_images(env, snapshots, size, camera), env.close)
 
 
 def recorded_items(
@@ -173,14 +177,15 @@ def recorded_items(
         )
         episodes.append(episode)
     goals = sorted({episode.goal for episode in episodes})
-    asked = _Asked(
-        suite=suite,
-        elsewhere=OTHER_GOAL,
-        same_scene=lambda goal: next((other for other in goals if other != goal), ""),
-    )
     known = [episode for episode in episodes if episode.is_success]
-    draw: Draw = partial(_draw_recorded, films, size_px)
-    return _gather(task, known, episodes if known else [], lambda rows: rows.astype(np.int64), asked, draw, rng)
+    if not known:  # failures alone say nothing: any low score would be right
+        episodes = []
+
+    # a snapshot (episode, step) is its own key: no two moments of a film are taken for one image
+    items = _image_items(suite, lambda rows: rows.astype(np.int64), known, OTHER_GOAL, rng)
+    scored = _videos(episodes, suite.videos)
+    items += [*scored, *_score_controls(scored, len(items), suite.controls, OTHER_GOAL, goals)]
+    return _task_items(task, items, partial(_draw_recorded, films, size_px))
 
 
 def _draw_recorded(films: Sequence[RobotTrajectory], size_px: int, snapshots: FloatArray, _: str) -> Frames:
@@ -195,47 +200,35 @@ def _draw_recorded(films: Sequence[RobotTrajectory], size_px: int, snapshots: Fl
     return np.stack([frame[::scale, ::scale] for frame in frames])
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Asked:
-    """What is made of episodes."""
-
-    suite: Suite
-    elsewhere: str
-    same_scene: Callable[[str], str]
-    cameras: Sequence[str] = ()
-    turns: Callable[[int], list[Item]] | None = None
-
-
-def _gather(  # noqa: PLR0913 - the parts of a task
-    task: str,
-    known: Sequence[Episode],
-    episodes: Sequence[Episode],
+def _image_items(
+    suite: Suite,
     image_key: Callable[[FloatArray], NDArray[np.int64]],
-    asked: _Asked,
-    draw: Draw,
+    known: Sequence[Episode],
+    elsewhere: str,
     rng: np.random.Generator,
-    close: Callable[[], None] = lambda: None,
-) -> TaskItems:
-    """All items of a task; `known` are the episodes whose progress is known at each moment."""
-    suite = asked.suite
-    items: list[Item] = []
-    if episodes:
-        items += _pairs(image_key, known, suite.pairs, rng)
-        items += _pair_controls(items, suite.controls, asked.elsewhere, rng)
-        items += _tracks(known, suite.tracks)
-        begin = len(items)
-        items += asked.turns(2 * suite.videos) if asked.turns else _videos(episodes, suite.videos)
-        items += _score_controls(items, begin, suite.controls, asked.elsewhere, asked.same_scene, asked.cameras)
-    digest, looks = _digest(task, items), _looks(draw, items)
-    return TaskItems(task=task, items=tuple(items), draw=draw, digest=digest, looks=looks, close=close)
+) -> list[Item]:
+    """Pairs with their controls and single images; of `known`, whose progress is known at each moment."""
+    pairs = _pairs(image_key, known, suite.pairs, rng)
+    return [*pairs, *_pair_controls(pairs, suite.controls, elsewhere, rng), *_tracks(known, suite.tracks)]
 
 
-def _draw(env: Env[Any, Any], size_px: int | None, snapshots: FloatArray, camera: str) -> Frames:
-    return draw_images(env, snapshots, size_px, camera)
+def _task_items(task: str, items: Sequence[Item], draw: Draw, close: Callable[[], None] = lambda: None) -> TaskItems:
+    """All items of a task, with what two machines compare them by."""
+    rows = [
+        [one.kind, one.case, one.goal, one.action, one.camera, one.source, one.track, one.success]
+        + [round(value, 2) for value in one.truth]
+        + [[len(side), *np.round(side[[0, -1]].astype(float), 2).ravel().tolist()] for side in one.sides]
+        for one in items
+    ]
+    # rounded, since machines differ in the last digits; a tiny negative number becomes -0.0 on some of them alone
+    text = json.dumps([VERSION, task, rows]).replace("-0.0", "0.0")
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    return TaskItems(task=task, items=tuple(items), draw=draw, digest=digest, looks=_looks(draw, items), close=close)
 
 
 def _play(env: Env[Any, Any], count: int, seed: int, rng: np.random.Generator) -> list[Episode]:
-    """Up to `count` episodes in all styles; fewer where no script plays, none where nothing but chance does."""
+    """Up to `count` episodes in all styles; fewer where no script plays."""
+    # no state that a run or a small model has trained on, or the bench would measure memory
     first = (FIRST_HELD_OUT_STATE if isinstance(env, ChunkEnv) else FIRST_SEED) + 10_000 * seed
     found = []
     for number in range(count):
@@ -243,7 +236,7 @@ def _play(env: Env[Any, Any], count: int, seed: int, rng: np.random.Generator) -
         episode = play(env, first + number, player_of(env, first + number, style), _AFTER_SUCCESS)
         if episode is not None:
             found.append(episode)
-    return found if any(episode.is_success for episode in found) else []
+    return found
 
 
 def _pairs(
@@ -259,10 +252,12 @@ def _pairs(
         own = [episode for episode in episodes if episode.goal == goal]
         snapshots = np.concatenate([episode.snapshots[list(episode.looked)] for episode in own])
         progress = np.concatenate([episode.progress[list(episode.looked)] for episode in own])
+        # by what is drawn: two states that look alike may differ in progress, and nobody could tell them apart
         _, first = np.unique(image_key(snapshots), axis=0, return_index=True)
         snapshots, progress = snapshots[first], progress[first]
         wanted = (place + 1) * count // len(goals) - place * count // len(goals)
         for _ in range(4):  # where progress comes in leaps, some gaps do not exist and others are drawn in their place
+            # one from each bin in turn, at a random place in it, with the nearer side left or right by chance
             sizes = (np.arange(wanted) % NUM_BINS + rng.random(wanted)) / NUM_BINS
             drawn = draw_gap_pairs(progress, (sizes * rng.choice([-1, 1], wanted)).astype(np.float32), rng)
             for left, right in drawn:
@@ -283,10 +278,12 @@ def draw_gap_pairs(progress: FloatArray, gaps: FloatArray, rng: np.random.Genera
     """
     order = np.argsort(progress)
     ranked = progress[order]
+    # left ends from which a step of `gap` stays within the range of progress that was met
     low, high = ranked[0] - np.minimum(gaps, 0), ranked[-1] - np.maximum(gaps, 0)
     left_target = low + rng.random(len(gaps)) * np.maximum(high - low, 0)
     grain = 1.0 / len(ranked)  # noise of one rank, or the same few images would be met again and again
     ends = [target + grain * rng.standard_normal(len(gaps)) for target in (left_target, left_target + gaps)]
+    # the progress that was met next to each end, and one of all images that have just this
     met = [ranked[np.clip(np.searchsorted(ranked, end), 0, len(ranked) - 1)] for end in ends]
     ranks = [rng.integers(np.searchsorted(ranked, one), np.searchsorted(ranked, one, side="right")) for one in met]
     return np.stack([order[rank] for rank in ranks], axis=1)
@@ -296,6 +293,7 @@ def _pair_controls(pairs: Sequence[Item], count: int, elsewhere: str, rng: np.ra
     """One image twice, and pairs under the instruction of another task."""
     if not pairs:
         return []
+    # twice as many under another instruction: only those whose own label is decided count
     chosen = rng.permutation(len(pairs))[: 2 * count].tolist()
     twice = [
         replace(pairs[place], case="same image", sides=pairs[place].sides[:1] * 2, truth=pairs[place].truth[:1] * 2)
@@ -311,6 +309,7 @@ def _tracks(episodes: Sequence[Episode], count: int) -> list[Item]:
     """Images of successes, from the start to the first moment of success."""
     items = []
     for number, episode in enumerate([one for one in episodes if one.is_success][:count]):
+        # what comes after the success is a success too, and has no order
         looked = np.array(episode.looked)[: episode.successes.index(True) + 1]
         for place in np.unique(np.linspace(0, len(looked) - 1, TRACK_IMAGES).round().astype(int)):
             moment = looked[place]
@@ -358,6 +357,7 @@ def _videos(episodes: Sequence[Episode], count: int) -> list[Item]:
         looked = episode.progress[list(episode.looked)][:first]
         if first > 1:
             add("cut short", episode, first // 2)
+        # the last moment that is near and no success yet: the hardest failure to tell
         near = np.flatnonzero((looked >= _NEAR) & (looked < 0.95))
         if len(near):
             add("near miss", episode, int(near[-1]))
@@ -376,7 +376,7 @@ def _turns(env: Env[Any, Any], episodes: Sequence[Episode], count: int, rng: np.
     for episode in episodes:
         for number, (before, after) in enumerate(zip(episode.looked, episode.looked[1:], strict=False)):
             gain = float(episode.progress[after] - episode.progress[before])
-            if gain:
+            if gain:  # a turn that changes nothing is neither useful nor harmful
                 item = Item(
                     kind="turn",
                     case="nearer" if gain > 0 else "farther",
@@ -392,13 +392,20 @@ def _turns(env: Env[Any, Any], episodes: Sequence[Episode], count: int, rng: np.
 
 
 def _score_controls(
-    items: Sequence[Item], begin: int, count: int, elsewhere: str, same_scene: Callable[[str], str], cameras: Any
+    scored: Sequence[Item], begin: int, count: int, elsewhere: str, goals: Sequence[str], cameras: Sequence[str] = ()
 ) -> list[Item]:
-    """Controls made of the first `count` successes from the place `begin` on."""
-    places = [place for place in range(begin, len(items)) if items[place].success][:count]
+    """Controls made of the first `count` successes among `scored`, whose places begin at `begin`.
+
+    Args:
+        scored: turns or videos.
+        begin: place of the first of them among the task's items.
+        count: of the successes.
+        elsewhere: the goal of another task.
+        goals: of the same scene; the first that is not the item's own is taken.
+        cameras: from which the successes are shown again.
+    """
     controls: list[Item] = []
-    for place in places:
-        item = items[place]
+    for place, item in [(begin + place, item) for place, item in enumerate(scored) if item.success][:count]:
         (side,) = item.sides
         made: dict[str, dict[str, Any]] = {
             "reversed": {"sides": (side[::-1],)},
@@ -408,7 +415,7 @@ def _score_controls(
         }
         if len(side) > 2:
             made["jump"] = {"sides": (np.concatenate([np.repeat(side[:1], len(side) - 1, axis=0), side[-1:]]),)}
-        if other := same_scene(item.goal):
+        if other := next((goal for goal in goals if goal != item.goal), ""):
             made["other goal"] = {"goal": other}
         controls += [
             replace(item, case=case, truth=(0.0,), success=False, source=place, **change)
@@ -416,25 +423,6 @@ def _score_controls(
         ]
         controls += [replace(item, case="other camera", camera=camera, source=place) for camera in cameras]
     return controls
-
-
-def _other_goals(env: Env[Any, Any], task: str, shares_scenes: bool) -> Callable[[str], str]:
-    """Gives a goal of the same scene that is not the one it is given; empty where there is none."""
-    known = list(getattr(env, "instructions", ()))
-    if shares_scenes:
-        known += [task_goal(other) for other in task_families().get(task.partition("/")[0], ())]
-    return lambda goal: next((other for other in known if other != goal), "")
-
-
-def _digest(task: str, items: Sequence[Item]) -> str:
-    rows = [
-        [one.kind, one.case, one.goal, one.action, one.camera, one.source, one.track, one.success]
-        + [round(value, 2) for value in one.truth]
-        + [[len(side), *np.round(side[[0, -1]].astype(float), 2).ravel().tolist()] for side in one.sides]
-        for one in items
-    ]
-    text = json.dumps([VERSION, task, rows]).replace("-0.0", "0.0")
-    return hashlib.sha256(text.encode()).hexdigest()
 
 
 _LOOKS = 6
@@ -457,5 +445,6 @@ def _looks(draw: Draw, items: Sequence[Item]) -> tuple[tuple[int, ...], ...]:
 
 def noise_like(frames: Frames, item: Item) -> Frames:
     """Noise of the shape of `frames`, the same for the same item."""
+    # of the item's content: a question that is asked again shows the same noise
     seed = int.from_bytes(hashlib.sha256(item.sides[0].tobytes()).digest()[:8], "big")
     return np.random.default_rng(seed).integers(0, 256, frames.shape, np.uint8)

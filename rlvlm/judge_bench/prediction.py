@@ -106,7 +106,7 @@ def worth_of(right: float, wrong: float) -> float:
     """
     bits = bits_of(right, wrong)
     low, high = 0.5, 1.0  # the bits of an accuracy rise from 0 to 1 in between
-    for _ in range(40):
+    for _ in range(40):  # bisection, to the last digit that matters: 1 - H(p) has no inverse in closed form
         share = (low + high) / 2
         low, high = (share, high) if 1 - _entropy(share) < bits else (low, share)
     return high if right >= wrong else 1 - high
@@ -122,7 +122,7 @@ def balanced_shares(counts: ArrayLike) -> tuple[float, float]:
         0 and 0 where one of the two was never asked about.
     """
     table = np.asarray(counts, float)
-    if not table.sum(1).all():
+    if not table.sum(1).all():  # half of the balance is missing: no answer may look like knowledge then
         return 0.0, 0.0
     right, wrong, _ = (table / table.sum(1, keepdims=True)).mean(0)
     return float(right), float(wrong)
@@ -161,11 +161,13 @@ def worth_interval(kind: str, table: Any) -> tuple[float, float]:
     right, wrong = SHARES[kind](table)
     if kind == "pairs":
         counts = np.asarray(table, float).sum((0, 2))
+        # the mean of two shares p, each of n_i answers: its error is sqrt(p (1 - p) (1/n_0 + 1/n_1)) / 2
         share = (right * counts.sum() + 1) / (counts.sum() + 2)
         error = math.sqrt(share * (1 - share) * (1 / np.maximum(counts, 1)).sum()) / 2
     else:
         positives, negatives = max(len(table[-1]), 1), max(sum(map(len, table[:-1])), 1)
         area = min(max(right, wrong), 1 - 0.5 / max(positives, negatives))  # the error of a perfect one would be 0
+        # A(1-A) + (n-1)(Q1-A^2) + (m-1)(Q2-A^2), over n m; Q1 = A / (2-A), Q2 = 2 A^2 / (1+A)
         both_higher, both_lower = area / (2 - area), 2 * area**2 / (1 + area)
         error = math.sqrt(
             (area * (1 - area) + (positives - 1) * (both_higher - area**2) + (negatives - 1) * (both_lower - area**2))
@@ -187,7 +189,7 @@ def read_curve(path: Path = CURVE_FILE) -> list[dict[str, str]]:
     try:
         with path.open(newline="") as file:
             rows = list(csv.DictReader(file))
-        for row in rows:
+        for row in rows:  # here, by the name of the file, and not in the middle of a report
             numbers = float(row["worth"]), float(row["before"]), float(row["success"])
             if not row["task"] or row["kind"] not in ("pairs", "scores") or not np.isfinite(numbers).all():
                 raise ValueError(f"a row {row}")
@@ -254,6 +256,7 @@ def predict(teacher: Mapping[str, Any], runs: Sequence[Mapping[str, str]]) -> li
     asked = [(task, kind) for kind in SHARES for task, tables in teacher.items() if task != "all" and kind in tables]
     found = []
     for task, kind in dict.fromkeys((*asked, *curves)):
+        # the task's own answers, else those to all tasks together
         table = next((one[kind] for one in (teacher.get(task, {}), teacher["all"]) if kind in one), None)
         shares = (0.0, 0.0) if table is None else SHARES[kind](table)
         if table is None or (kind == "scores" and not any(shares)):  # successes alone, or none: nothing is known
@@ -270,9 +273,11 @@ def predict(teacher: Mapping[str, Any], runs: Sequence[Mapping[str, str]]) -> li
             reached = reached + np.quantile((curve.successes - curve.fitted)[near], [0.05, 0.95])
             low, high = math.floor(100 * max(0.0, reached[0])) / 100, math.ceil(100 * min(1.0, reached[1])) / 100
             before = float(curve.befores[near].mean())
+            # nine of ten runs must learn, or must not; in between it is luck
             grade: Grade = "good enough" if low > before + GAIN else "uncertain"
             grade = "too weak" if high <= before + GAIN else grade
         else:
+            # no run of this task near this worth: what all tasks' runs show, at both ends of the worth
             grade = "probably good enough" if always is not None and ends[0] >= always else "uncertain"
             grade = "probably too weak" if never is not None and ends[1] <= never else grade
         found.append(

@@ -87,11 +87,12 @@ def preflight(
     """
     unasked: list[str] = []
     answers: Sequence[Answer] = [one for block in ask(judge, made, num_frames, seed, unasked.append) for one in block]
-    if unasked:
+    if unasked:  # a bench leaves this out; a run would meet it at its first label
         raise UnsupportedQuestion("; ".join(unasked), f"ask in another form; --{setting} 0 starts without asking")
     items = [made.items[one.item] for one in answers]
     faults = find_faults(items, answers, num_frames, least_auc)
-    if any(fault.is_fatal for fault in faults):  # the others may be the reason
+    # all of them are said: the others may be the reason
+    if any(fault.is_fatal for fault in faults):
         raise JudgeRefused(
             f"the judge {'; it '.join(f'{fault.name} ({fault.evidence})' for fault in faults)}",
             f"use a judge that knows this task, or ask in another form; --{setting} 0 starts all the same",

@@ -7,11 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from rlvlm.judge_bench.asking import Answer
-from rlvlm.judge_bench.figures import outcome_of
+from rlvlm.judge_bench.figures import COLUMNS, outcome_of
 from rlvlm.judge_bench.items import Item
 from rlvlm.judge_bench.prediction import balanced_shares, bits_of, worth_of
 
-_COLUMNS = {"right": 0, "wrong": 1}
 _NO_BITS = 0.001
 """Labels that say less teach nothing: of accuracy 0.52."""
 
@@ -49,10 +48,10 @@ def remedies(items: Sequence[Item], answers: Sequence[Answer]) -> list[Remedy]:
         outcomes = {}
         for is_swapped, (item, one) in pair.items():
             outcomes[is_swapped] = outcome_of(item, one)
-            once[int((item.gap > 0) != is_swapped), _COLUMNS.get(outcomes[is_swapped], 2)] += 1
+            once[int((item.gap > 0) != is_swapped), COLUMNS.get(outcomes[is_swapped], 2)] += 1
         # right in one order and wrong in the other: the same side twice, which is no preference
         agreed = outcomes[False] if outcomes[False] == outcomes[True] else "undecided"
-        twice[:, _COLUMNS.get(agreed, 2)] += 1  # the label is the same in either order
+        twice[:, COLUMNS.get(agreed, 2)] += 1  # the label is the same in either order
     if not both:
         return []
     found = []
@@ -61,6 +60,7 @@ def remedies(items: Sequence[Item], answers: Sequence[Answer]) -> list[Remedy]:
         ("both orders", "--judge.both-orders", twice, 2),
     ):
         right, wrong = balanced_shares(counts)
+        # a judge that is mostly wrong has bits too, but a run takes its labels at their word
         bits = bits_of(right, wrong) if right > wrong else 0.0
         found.append(
             Remedy(

@@ -54,6 +54,7 @@ def task_figures(row: Mapping[str, Any], task: str, kind: str) -> Figures:
     nothing of that kind was asked.
     """
     figures = dict(row["tasks"].get(task, row["figures"])[kind])
+    # a table of runs has room for one number, and runs show no controls
     if kind == "scores":
         figures["false_positives"] = figures.get("false_positives", {}).get("all cases")
     return figures

@@ -7,10 +7,11 @@ out by hand on plain values, and refuses every other. Used to import label files
 import os
 import pickletools
 import stat
+from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -116,7 +117,8 @@ def _run(data: bytes) -> list[Any]:  # noqa: C901 - one instruction after the ot
         return taken
 
     # genops only parses; a length that lies beyond the end of the file is an error there
-    for number, (opcode, argument, _) in enumerate(pickletools.genops(data)):
+    program = cast(Iterator[tuple[pickletools.OpcodeInfo, Any, Any]], pickletools.genops(data))
+    for number, (opcode, argument, _) in enumerate(program):
         if number >= MAX_OPCODES:  # a few bytes can ask for any number of them
             raise RefusedPickle(f"it has more than {MAX_OPCODES:,} instructions")
         match opcode.name:

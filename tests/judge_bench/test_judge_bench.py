@@ -121,10 +121,6 @@ def run(judge) -> Measured:
     return measure(SMALL, judge, CONFIG, num_frames=8)
 
 
-def faults_of(judge) -> set[str]:
-    return {fault.name for fault in run(judge).faults}
-
-
 def test_a_judge_that_sees_everything_has_no_fault(made):
     row = summarise(run(Seeing(made)))
     assert row["faults"] == []
@@ -134,18 +130,17 @@ def test_a_judge_that_sees_everything_has_no_fault(made):
 
 
 @pytest.mark.parametrize(
-    ("planted", "name"),
+    ("planted", "names"),
     [
-        (PrefersLeft, "prefers the left image"),
-        (ByBrightness, "chooses the brighter image"),
-        (IgnoresInstruction, "ignores the instruction"),
-        (IgnoresInstruction, "ignores the instruction when it scores"),
-        (LastFrameOnly, "sees the last frame only"),
-        (Copies, "copies the answer before"),
+        (PrefersLeft, {"prefers the left image"}),
+        (ByBrightness, {"chooses the brighter image"}),
+        (IgnoresInstruction, {"ignores the instruction", "ignores the instruction when it scores"}),
+        (LastFrameOnly, {"sees the last frame only"}),
+        (Copies, {"copies the answer before"}),
     ],
 )
-def test_a_planted_fault_is_named(made, planted, name):
-    assert name in faults_of(planted(made))
+def test_a_planted_fault_is_named(made, planted, names):
+    assert names <= {fault["name"] for fault in summarise(run(planted(made)))["faults"]}
 
 
 def test_references_come_in_the_right_order():
