@@ -24,12 +24,11 @@ from rlvlm.vlms.chats import Chat
 from rlvlm.vlms.images import resize
 from rlvlm.vlms.supervised import DialogueBuilder, Dialogues
 
+# chances that a turn is played by the expert, and that an episode is left early, so that long ones do not crowd out
+# other beginnings
 _EXPERT_SHARE, _P_LEAVE = 0.6, 0.06
-"""Chances that a turn is played by the expert, and that an episode is left early, so that long ones do not crowd out
-other beginnings."""
 _HELD_OUT_SEED = 1_000_000
-_AGENT, _PER_CELL = 3, 3
-"""Entries of a MiniGrid's key that say where the agent is, and what is in each cell."""
+_AGENT, _PER_CELL = 3, 3  # entries of a MiniGrid's key that say where the agent is, and what is in each cell
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -161,8 +160,7 @@ class PolicyDataset:
         self.held_out: dict[str, Rows] = {}
         self._tasks = [task for task in POLICY_TASKS if not config.tasks or task.name in config.tasks]
         self._groups: list[ImageGroup] = []
-        self._rows: list[Rows] = []
-        """Of each task, the image of each moment."""
+        self._rows: list[Rows] = []  # of each task, the image of each moment
         self._envs: dict[str, TurnEnv] = {}
         self._moments: list[Moment] = []
         frames: list[NDArray[np.uint8]] = []

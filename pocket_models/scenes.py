@@ -21,8 +21,7 @@ TIE_GAP = 0.02
 """Images whose progress differs by less than this are taught as no difference, however well they can be seen."""
 IMAGE_PX = 300
 """As the preference loop draws for a judge."""
-_LONGEST_MOVE = 20
-"""Steps that a random action is held, at most."""
+_LONGEST_MOVE = 20  # steps that a random action is held, at most
 _BINS = 50
 
 Split = Literal["train", "held_out"]

@@ -35,25 +35,22 @@ from rlvlm.vlms.supervised import Dialogues
 
 AWAY, SAME, NEARER, REACHED = RATINGS = (1, 2, 4, 5)
 """Ratings of a turn, as the prompt of a step's utility has them."""
+# the rating of a turn whose two images are exchanged
 _BACKWARDS = {AWAY: NEARER, SAME: SAME, NEARER: AWAY, REACHED: AWAY}
-"""The rating of a turn whose two images are exchanged."""
-_WEIGHTS = {AWAY: 1.0, SAME: 1.0, NEARER: 1.0, REACHED: 0.7}
-"""How often each rating is asked about."""
+_WEIGHTS = {AWAY: 1.0, SAME: 1.0, NEARER: 1.0, REACHED: 0.7}  # how often each rating is asked about
 _P_BACKWARDS, _P_OTHER_GOAL, _P_OTHER_COLOUR = 0.15, 0.15, 0.3
+# chances that a turn is the expert's, that it is a reply that cannot be read and changes nothing, and that its
+# episode is left early, so that long ones do not crowd out other beginnings
 _EXPERT_SHARE, _P_UNREADABLE, _P_LEAVE = 0.5, 0.05, 0.08
-"""Chances that a turn is the expert's, that it is a reply that cannot be read and changes nothing, and that its episode
-is left early, so that long ones do not crowd out other beginnings."""
 _HELD_OUT_SEED = 50_000_000
 
 PUSH_STEPS, _PUSH_FRAMES = 32, 8
 """Longest episode of push_block, as the task has it, and the moments kept of one."""
-_CLIP_FRAMES = (2, 2, 3, 4, 6, 8)
-"""Frames of the clips of a step, one of these."""
+_CLIP_FRAMES = (2, 2, 3, 4, 6, 8)  # frames of the clips of a step, one of these
 _P_OTHER_BLOCK, _P_BESIDE, _P_STOP, _MAX_NOISE = 0.25, 0.5, 0.4, 0.5
+# standard deviation of where a push beside the pad ends, per axis: around the largest distance that succeeds
 _BESIDE = 0.16
-"""Standard deviation of where a push beside the pad ends, per axis: around the largest distance that succeeds."""
-_BINS, _REACH = 31, 0.62
-"""Offsets from the pad are read in so many bins between plus and minus this."""
+_BINS, _REACH = 31, 0.62  # offsets from the pad are read in so many bins between plus and minus this
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -323,7 +320,7 @@ def collect_turns(task: TurnTask, count: int, split: Split, seed: int) -> tuple[
 def collect_pushes(count: int, split: Split, seed: int) -> list[Push]:
     """`count` episodes, the splits' from different seeds."""
     rng = np.random.default_rng(seed + (_HELD_OUT_SEED if split == "held_out" else 0))
-    states = np.stack([table.random_tables(rng) for _ in range(count)])
+    states = np.stack([table.random_table(rng) for _ in range(count)])
     pushes_other = rng.random(count) < _P_OTHER_BLOCK
     beside = np.where(rng.random((count, 1)) < _P_BESIDE, rng.normal(0, _BESIDE, (count, 2)), 0.0)
     noise = rng.uniform(0, _MAX_NOISE, (count, 1))

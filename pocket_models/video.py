@@ -37,20 +37,15 @@ _LOGGER = logging.getLogger(__name__)
 
 MOMENTS = 8
 """Frames kept of an episode, evenly spread, the first and the last among them."""
-_CLIP_FRAMES = (2, 4)
-"""Frames of the clips of a step, one of these."""
+_CLIP_FRAMES = (2, 4)  # frames of the clips of a step, one of these
 _P_WHOLE, _P_BACKWARDS, _P_OTHER_INSTRUCTION = 0.8, 0.15, 0.3
-_P_SAME_SUITE = 0.8
-"""Of the instructions of other tasks."""
-_BINS, _REACH_M = 15, 0.45
-"""Places along both sides of the table are read in so many bins between plus and minus this."""
-_AT_M = 0.07
-"""What is so near to a target, along both sides of the table, is at it."""
+_P_SAME_SUITE = 0.8  # of the instructions of other tasks
+_BINS, _REACH_M = 15, 0.45  # places along both sides of the table are read in so many bins between plus and minus this
+_AT_M = 0.07  # what is so near to a target, along both sides of the table, is at it
 _NOISES, _P_NOISES = (0.02, 0.1, 0.2, 0.6), (0.4, 0.2, 0.1, 0.3)
 _EPISODE_STEPS = 144
 _P_LETS_GO = 0.4
-_LETS_GO = 12
-"""The last chunk from which on a gripper may stay open; most things are where they should be by then."""
+_LETS_GO = 12  # the last chunk from which on a gripper may stay open; most things are where they should be by then
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -21,8 +21,7 @@ from rlvlm.demonstrations.records import EpisodeRecord, StepRecord
 from rlvlm.envs.env import FIRST_HELD_OUT_STATE, ChunkEnv, TurnEnv
 from rlvlm.labels.images import MissingImage, image_digest
 
-_REMEMBERED = 256
-"""Thoughts, of which a wrong one is taken."""
+_REMEMBERED = 256  # thoughts, of which a wrong one is taken
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,16 +105,11 @@ class RandomPlayer:
 FIRST_SEED = 2**33
 """Demonstrations start from seeds from here on, which neither training nor evaluation uses."""
 Log = Callable[[str], None]
-_STREAM = 6
-"""Of a seed's random numbers; others are for policies and judges."""
-_LOG_EVERY = 50
-"""Demonstrations between lines about them."""
-_MOST_SKIPPED = 50
-"""Initial states without a script, one after the other, after which the env is taken to have none."""
-_HOPELESS = 20
-"""Failures without a success after which no more is tried."""
-_CHANCES = 4
-"""Episodes that the script may play for each one that is wanted."""
+_STREAM = 6  # of a seed's random numbers; others are for policies and judges
+_LOG_EVERY = 50  # demonstrations between lines about them
+_MOST_SKIPPED = 50  # initial states without a script, one after the other, after which the env is taken to have none
+_HOPELESS = 20  # failures without a success after which no more is tried
+_CHANCES = 4  # episodes that the script may play for each one that is wanted
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

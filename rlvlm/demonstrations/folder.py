@@ -19,11 +19,11 @@ from rlvlm.labels.images import ImageStore, image_digest
 SCHEMA = 1
 """Rises when older code could no longer read what newer code writes."""
 _MARK, _WHAT = "demonstrations.json", "rlvlm demonstrations"
+# what a torn or foreign line, and an array file with any of its bytes changed, may raise
 _DAMAGES = (
     *(ValueError, TypeError, KeyError, RecursionError),
     *(OSError, BadZipFile, zlib.error, EOFError, NotImplementedError),
 )
-"""What a torn or foreign line, and an array file with any of its bytes changed, may raise."""
 _ID = re.compile(r"[A-Za-z0-9._-]{1,120}")
 
 

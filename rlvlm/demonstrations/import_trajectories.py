@@ -31,16 +31,13 @@ READERS: Mapping[Source, Callable[[Path, CutConfig], Iterator[RobotTrajectory | 
     "lerobot": read_lerobot,
     "rlds": read_rlds,
 }
+# sources whose images are turned by half a turn to be as published policies, and our envs, have them
 _UPSIDE_DOWN = ("libero",)
-"""Sources whose images are turned by half a turn to be as published policies, and our envs, have them."""
-_TELL_EVERY = 50
-"""Episodes between lines about them."""
-_COMPARED = 20
-"""Episodes whose first states are compared with the task's own."""
+_TELL_EVERY = 50  # episodes between lines about them
+_COMPARED = 20  # episodes whose first states are compared with the task's own
+# metres or radians by which a first state is larger than any of the task's own; and metres from a place
 _UNLIKE, _SAME_PLACE = 0.5, 0.02
-"""Metres or radians by which a first state is larger than any of the task's own; and metres from a place."""
-_ROUNDING = 1e-3
-"""By how much an action may be out of its range."""
+_ROUNDING = 1e-3  # by how much an action may be out of its range
 
 
 def import_trajectories(

@@ -24,8 +24,8 @@ from rlvlm.core.steps import Frames
 from rlvlm.demonstrations.rlds import decoded
 from rlvlm.demonstrations.trajectory import CutConfig, RobotTrajectory, Torn
 
+# names of the columns, the first that is there
 _ACTIONS, _STATES = ("action", "actions"), ("observation.state", "state")
-"""Names of the columns, the first that is there."""
 _DAMAGES = (OSError, KeyError, ValueError, TypeError, IndexError, pa.ArrowException)
 
 

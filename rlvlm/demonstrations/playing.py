@@ -15,10 +15,8 @@ from rlvlm.core.steps import FloatArray, Frames
 from rlvlm.demonstrations.collect import RandomPlayer, ScriptedExpert
 from rlvlm.envs.env import ChunkEnv, Env, StepEnv, TurnEnv
 
-_HOLD = 0.9
-"""Probability that a random action is kept for one more step: who goes on reaches further than who trembles."""
-_CHUNK_NOISE = 0.02
-"""Of a script's actions in chunks, as in a run's demonstrations."""
+_HOLD = 0.9  # probability that a random action is kept for one more step: who goes on reaches further than who trembles
+_CHUNK_NOISE = 0.02  # of a script's actions in chunks, as in a run's demonstrations
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

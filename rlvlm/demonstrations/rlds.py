@@ -22,8 +22,7 @@ from rlvlm.demonstrations.trajectory import CutConfig, RobotTrajectory, Torn
 from rlvlm.labels.images import MAX_PIXELS
 from rlvlm.vlms.stills import read_rgb
 
-_POLYNOMIAL = 0x82F63B78
-"""Of CRC-32C, bits reversed."""
+_POLYNOMIAL = 0x82F63B78  # of CRC-32C, bits reversed
 _OBSERVED = "steps/observation/"
 
 

@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 
 from rlvlm.core.steps import FloatArray, Frames
 
-_STILL = 1e-4
-"""An action of at most this length moves nothing, as in OpenVLA's filter."""
+_STILL = 1e-4  # an action of at most this length moves nothing, as in OpenVLA's filter
 GripperUnits = Literal["minus_one_opens", "one_opens", "one_closes"]
 
 

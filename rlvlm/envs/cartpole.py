@@ -25,14 +25,12 @@ _MAX_ANGLE, _MAX_X = math.radians(30), 1.92
 _SUCCESS_DEG, _SUCCESS_STEPS = 5.0, 50
 _FIXED_START = np.array([0.05, 0.05, 0.05, 0.05])
 _RANDOM_START = np.array([0.5, 0.5, math.radians(20), 0.5])
+# force, in units of 10 N, per cart position, its speed, pole angle and its speed
 _BALANCE = np.array([0.1, 0.2, 8.0, 2.0], np.float32)
-"""Force, in units of 10 N, per cart position, its speed, pole angle and its speed."""
-_GRAIN = 0.25e-3
-"""Of image keys, radians: 0.03 of a pixel at the pole's tip at 200 pixels."""
 
 _SCENE_PX = 200
+# scene of 200 pixels, y downwards: height of the rail, width and height of the cart, where the pole turns
 _RAIL_Y, _CART, _AXLE = 150.0, (50.0, 30.0), (100.0, 142.5)
-"""Scene of 200 pixels, y downwards: height of the rail, width and height of the cart, where the pole turns."""
 _POLE_LENGTH, _POLE_WIDTH = 125.0, 10.0
 _BLACK, _BROWN, _PURPLE = (0, 0, 0), (202, 152, 101), (129, 132, 203)
 
@@ -50,13 +48,14 @@ class CartPole(StepEnv):
 
     goal = "balance the brown pole on the black cart to be upright"
     snapshot_size = 1
+    grain = 0.25e-3  # radians: 0.03 of a pixel at the pole's tip at 200 pixels
 
     def __init__(self, config: EnvConfig, seed: int) -> None:
         self.observation_space = gym.spaces.Box(-np.inf, np.inf, (4,), np.float32)
         self.action_space = gym.spaces.Box(-1.0, 1.0, (1,), np.float32)
         self._spread = _FIXED_START if config.start == "fixed" else _RANDOM_START
         self._episode_steps = config.episode_steps
-        self._backgrounds: dict[int, FloatArray] = {}
+        self._backgrounds: dict[int, FloatArray] = {}  # by size in pixels: what never moves is painted once
         self.reset(seed=seed)
 
     def reset(
@@ -85,15 +84,11 @@ class CartPole(StepEnv):
         if size_px not in self._backgrounds:
             self._backgrounds[size_px] = _background(size_px)
         frames = np.empty((len(snapshots), size_px, size_px, 3), np.uint8)
-        for frame, angle in zip(frames, np.rint(snapshots[:, 0] / _GRAIN) * _GRAIN, strict=True):
+        for frame, angle in zip(frames, np.rint(snapshots[:, 0] / self.grain) * self.grain, strict=True):
             image = self._backgrounds[size_px].copy()
             _paint_pole(image, float(angle))
             np.rint(image, out=frame, casting="unsafe")
         return frames
-
-    def image_key(self, snapshots: FloatArray) -> NDArray[np.int64]:
-        """[N, 1]: the angle in steps of a quarter of a milliradian."""
-        return np.rint(snapshots / _GRAIN).astype(np.int64)
 
     def scripted_action(self, obs: FloatArray) -> FloatArray:
         """[1] a force that keeps the pole up: linear in what is observed."""
@@ -101,9 +96,8 @@ class CartPole(StepEnv):
 
     def get_state(self) -> dict[str, Any]:
         """Position, angle and their speeds, generator and step counts."""
-        generator = self.generator_text()
         counts = {"steps": self._steps, "upright_steps": self._upright_steps}
-        return {"state": self._state.copy(), "generator": generator} | counts
+        return {"state": self._state.copy(), "generator": self.generator_text()} | counts
 
     def set_state(self, state: dict[str, Any]) -> None:
         self._state = np.array(state["state"])
@@ -129,6 +123,7 @@ def _moved(state: NDArray[np.float64], force: float) -> NDArray[np.float64]:
     push = (force + _POLE_KG * _HALF_POLE_M * spin**2 * sine) / mass
     turn = (_GRAVITY * sine - cosine * push) / (_HALF_POLE_M * (4 / 3 - _POLE_KG * cosine**2 / mass))
     thrust = push - _POLE_KG * _HALF_POLE_M * turn * cosine / mass
+    # at its stop a place is held but its speed is kept, as in the paper's code
     x = min(max(x + _STEP_S * speed, -_MAX_X), _MAX_X)
     angle = min(max(angle + _STEP_S * spin, -_MAX_ANGLE), _MAX_ANGLE)
     return np.array([x, speed + _STEP_S * thrust, angle, spin + _STEP_S * turn])
@@ -141,7 +136,7 @@ def _grid(size_px: int) -> tuple[FloatArray, FloatArray]:
 
 
 def _blend(image: FloatArray, outside: NDArray[np.floating], colour: tuple[int, int, int]) -> None:
-    """Lays a colour over `picture` [H, W, 3] where `outside` [H, W], scene pixels from a shape's edge, is negative."""
+    """Lays a colour over `image` [H, W, 3] where `outside` [H, W], scene pixels from a shape's edge, is negative."""
     # half a pixel of ramp on either side of the edge, which is what makes it smooth
     share = np.clip(0.5 - outside * (len(image) / _SCENE_PX), 0.0, 1.0)[..., None]
     image += share * (np.array(colour, np.float32) - image)
@@ -151,7 +146,7 @@ def _background(size_px: int) -> FloatArray:
     """What never moves [H, W, 3]: white, the rail, the cart."""
     x, y = _grid(size_px)
     image = np.full((size_px, size_px, 3), 255.0, np.float32)
-    _blend(image, np.abs(y - _RAIL_Y) - 0.5 + 0 * x, _BLACK)
+    _blend(image, np.abs(y - _RAIL_Y) - 0.5 + 0 * x, _BLACK)  # 0 * x: the rail is as long as the image is wide
     _blend(image, np.maximum(np.abs(x - _AXLE[0]) - _CART[0] / 2, np.abs(y - _RAIL_Y) - _CART[1] / 2), _BLACK)
     return image
 
@@ -159,6 +154,7 @@ def _background(size_px: int) -> FloatArray:
 def _paint_pole(image: FloatArray, angle: float) -> None:
     """Adds the pole, leaning to the right by `angle` radians, and its axle."""
     x, y = (middles - middle for middles, middle in zip(_grid(len(image)), _AXLE, strict=True))
+    # in the pole's own axes: along it, upwards from the axle, and across it; y points down
     along = x * math.sin(angle) - y * math.cos(angle)
     across = x * math.cos(angle) + y * math.sin(angle)
     middle = (_POLE_LENGTH - _POLE_WIDTH) / 2

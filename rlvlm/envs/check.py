@@ -1,7 +1,6 @@
 """What every env promises, checked."""
 
 import warnings
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -13,8 +12,8 @@ from rlvlm.envs.env import ChunkEnv, StepEnv, TurnEnv
 AnyEnv = StepEnv | TurnEnv | ChunkEnv
 Answer = tuple[Any, Any, bool, bool, dict[str, Any]]
 """What `step` returns; of a reset the same with no reward."""
+# what may be in `info` by a contract; of anything else in it nobody can say that it comes back
 _PROMISED = ("snapshot", "snapshots", "progress", "success", "steps", "env_rewards", "legal", "is_invalid", "action")
-"""What may be in `info` by a contract; of anything else in it nobody can say that it comes back."""
 _NONSENSE = (
     *("", "{", '{"action":', '{"action": "no such word"}', '{"action": {}}', '{"action": null}'),
     *("[" * 5_000, "\ud800"),
@@ -71,6 +70,7 @@ def check_turn_env(env: TurnEnv, twin: TurnEnv) -> None:
     _check_reading(env)
     _check_repeats(env, twin, 60)
     _check_images(env, twin, 30)
+    # demonstrations are the expert's replies, so each has to be read as the action that it stands for
     for seed in range(5) if env.has_expert else ():
         env.reset(seed=seed)
         is_over = False
@@ -126,10 +126,6 @@ def _random_action(env: AnyEnv, rng: np.random.Generator) -> Any:
         shape = (env.chunk_steps, len(env.action_low))
         return rng.uniform(env.action_low, env.action_high, shape).astype(np.float32)
     return rng.uniform(-1.0, 1.0, env.action_space.shape).astype(np.float32)
-
-
-def _generators(*seeds: int) -> Iterator[np.random.Generator]:
-    return map(np.random.default_rng, seeds)
 
 
 def _play(env: Any, num: int, seed: int, start: int | None = None) -> list[Answer]:
@@ -190,7 +186,7 @@ def _check_repeats(env: AnyEnv, twin: AnyEnv, num: int, num_before: int = 7) -> 
     for name, value in state.items():
         assert isinstance(value, np.ndarray | np.generic | bool | int | float | str), f"state {name!r} is {type(value)}"
         assert np.asarray(value).dtype != object, f"state {name!r} holds Python objects"
-    kept = {name: np.array(value) for name, value in state.items()}
+    kept = {name: np.array(value) for name, value in state.items()}  # copies: a state may be a window into the env
     future = _play(env, num, seed=3)
     for name, value in state.items():
         message = f"get_state() gives {name!r} as it is now, not the array that the env goes on changing: copy it"
@@ -241,7 +237,7 @@ def _check_images(env: AnyEnv, twin: AnyEnv, num: int, different: FloatArray | N
         assert len(different) >= 2 and len(looks) == len(different), "different scenes look different"
         seen = np.concatenate([seen, different])
         images = _drawn(env, seen)
-    if isinstance(env, ChunkEnv):
+    if isinstance(env, ChunkEnv):  # these look into the simulator too
         env.landmarks(seen)
     _assert_same(_play(env, num, seed=6), future, "drawing and finding landmarks disturb nothing")
     keys = env.image_key(seen)
@@ -290,8 +286,10 @@ def _check_chunk(env: ChunkEnv, answer: Answer) -> None:
 
 def _check_side_by_side(env: ChunkEnv, num_chunks: int) -> None:
     """Envs side by side do what each does by itself, and leave finished ones alone."""
-    state_ids = np.array([17, 18, 17])
-    chunks = np.stack([[_random_action(env, rng) for _ in range(num_chunks)] for rng in _generators(7, 8, 7)])
+    # the first and the third are one episode twice: equal states driven by equal chunks stay equal
+    state_ids, seeds = np.array([17, 18, 17]), (7, 8, 7)
+    generators = [np.random.default_rng(seed) for seed in seeds]
+    chunks = np.stack([[_random_action(env, rng) for _ in range(num_chunks)] for rng in generators])
     many = env.many()
     obs = many.begin(state_ids)
     running = np.ones(len(state_ids), bool)

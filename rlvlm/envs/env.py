@@ -45,6 +45,8 @@ class Env(gym.Env[Obs, Act]):
     """Whether the env can tell success; where it cannot, no episode has it, and returns are what is compared."""
     snapshot_size: int
     """S."""
+    grain: float
+    """What snapshots are rounded to before they are drawn, in their own units, so that equal keys give equal images."""
     promised: ClassVar[tuple[str, ...]] = ("goal", "snapshot_size")
     """Attributes that every env of this kind has."""
 
@@ -52,6 +54,7 @@ class Env(gym.Env[Obs, Act]):
         """Refuses a class that lacks methods: where it is and which they are, before an hour of training."""
         missing = [name for name in dir(cls) if getattr(getattr(cls, name, None), "__isabstractmethod__", False)]
         missing += [name for name in ("reset", "step") if getattr(cls, name) is getattr(gym.Env, name)]
+        missing += ["grain or image_key"] if cls.image_key is Env.image_key and not hasattr(cls, "grain") else []
         if missing:
             line = f", line {inspect.getsourcelines(cls)[1]}" if inspect.getsourcefile(cls) else ""
             what = f"the env {cls.__name__} ({inspect.getsourcefile(cls)}{line}) lacks {', '.join(missing)}"
@@ -62,9 +65,11 @@ class Env(gym.Env[Obs, Act]):
     def snapshot(self) -> FloatArray:
         """The present state as `[S]`: everything that can change the image."""
 
-    @abstractmethod
     def image_key(self, snapshots: FloatArray) -> NDArray[np.int64]:
-        """`[N, P]`: snapshots with equal keys look the same, to well under a pixel at any size in use."""
+        """`[N, P]`: snapshots with equal keys look the same, to well under a pixel at any size in use. By default
+        snapshots in steps of `grain`.
+        """
+        return np.rint(snapshots / self.grain).astype(np.int64)
 
     @abstractmethod
     def get_state(self) -> dict[str, Any]:
@@ -119,12 +124,7 @@ Outcome = tuple[float, bool, bool]
 
 
 _MAX_STARTS = 1_000
-_HELD_OUT_BYTES = 51
-"""Of 256 values of a byte: a fifth."""
-
-
-def _is_held_out(start_key: bytes) -> bool:
-    return hashlib.sha256(start_key).digest()[0] < _HELD_OUT_BYTES
+_HELD_OUT_BYTES = 51  # of 256 values of a byte: a fifth
 
 
 class TurnEnv(Env[Turn, str]):
@@ -176,19 +176,12 @@ class TurnEnv(Env[Turn, str]):
         Args:
             text: what the player wrote; anything is allowed.
         """
-        reply = self.read(text)
-        action = reply.action
-        # as the reference answers what it cannot read
-        if action is None and self.rules == "legacy":
+        action = read = self.read(text).action
+        if action is None and self.rules == "legacy":  # as the reference answers what it cannot read
             action = int(self.np_random.choice(self.legal()))
         reward, terminated, truncated = self.act(action)
-        return (
-            self.turn(),
-            reward,
-            terminated,
-            truncated,
-            self.info() | {"is_invalid": reply.action is None, "action": action},
-        )
+        info = self.info() | {"is_invalid": read is None, "action": action}
+        return self.turn(), reward, terminated, truncated, info
 
     def read(self, text: str) -> Reply:
         """What the env understands; nothing is raised and nothing changes."""
@@ -218,7 +211,11 @@ class TurnEnv(Env[Turn, str]):
 
     def may_start(self, first: FloatArray) -> bool:
         """Whether an episode may start as the one whose first snapshot [S] is `first` did: the split has it."""
-        return self.split == "all" or (self.split == "held_out") == _is_held_out(self.start_key(first))
+        if self.split == "all":
+            return True
+        # a hash of the start and not a draw: each start is on the same side in every run, whoever meets it
+        is_held_out = hashlib.sha256(self.start_key(first)).digest()[0] < _HELD_OUT_BYTES
+        return is_held_out == (self.split == "held_out")
 
     def start_key(self, first: FloatArray) -> bytes:
         """What makes a start a different one from others, by its snapshot [S]."""
@@ -342,7 +339,7 @@ class ChunkEnv(Env[ChunkObs, FloatArray]):
     @staticmethod
     def answer_alone(came: ChunkStep, state_id: int) -> tuple[ChunkObs, float, bool, bool, dict[str, Any]]:
         """What `step` returns, of what came of the chunk of one env."""
-        steps = int(came.steps[0])
+        steps = int(came.steps[0])  # what lies behind them in the arrays is padding: the episode had ended
         info = {
             "state_id": state_id,
             "progress": float(came.progress[0]),
@@ -421,23 +418,21 @@ class SyncChunkEnvs(ChunkEnvs):
     def step(self, rows: NDArray[np.intp], chunks: FloatArray) -> ChunkStep:
         """Drives the envs `rows` [n] by `chunks` [n, L, A]."""
         answers = [self._envs[row].step(chunk) for row, chunk in zip(rows.tolist(), chunks, strict=True)]
-        infos = [info for *_, info in answers]
-        left_out = [chunks.shape[1] - info["steps"] for info in infos]
+        seen, _, terminated, truncated, infos = zip(*answers, strict=True)
+        snapshots, rewards = [], []
+        for info in infos:
+            # steps that an episode's end left out have no reward, and show what there was at the end
+            left_out = chunks.shape[1] - info["steps"]
+            snapshots.append(np.pad(info["snapshots"], ((0, left_out), (0, 0)), mode="edge"))
+            rewards.append(np.pad(info["env_rewards"], (0, left_out)))
         return ChunkStep(
-            obs=ChunkObs.joined([answer[0] for answer in answers]),
-            snapshots=np.stack(
-                [
-                    np.pad(info["snapshots"], ((0, missing), (0, 0)), mode="edge")
-                    for info, missing in zip(infos, left_out, strict=True)
-                ]
-            ),
+            obs=ChunkObs.joined(list(seen)),
+            snapshots=np.stack(snapshots),
             steps=np.array([info["steps"] for info in infos], np.int64),
-            env_rewards=np.stack(
-                [np.pad(info["env_rewards"], (0, missing)) for info, missing in zip(infos, left_out, strict=True)]
-            ),
+            env_rewards=np.stack(rewards),
             success=np.array([info["success"] for info in infos], bool),
             success_at_end=np.array([info.get("success_at_end", info["success"]) for info in infos], bool),
             progress=np.array([info["progress"] for info in infos], np.float32),
-            terminated=np.array([answer[2] for answer in answers], bool),
-            truncated=np.array([answer[3] for answer in answers], bool),
+            terminated=np.array(terminated, bool),
+            truncated=np.array(truncated, bool),
         )

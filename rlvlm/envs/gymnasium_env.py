@@ -45,8 +45,7 @@ from rlvlm.envs.rendering import ensure_renderer
 
 STORED_PX = 64
 """Side of the images kept where a scene cannot be drawn again."""
-_KEY_GRAIN = 0.25e-3
-"""Grain of the positions that images are drawn from, metres or radians."""
+_KEY_GRAIN = 0.25e-3  # grain of the positions that images are drawn from, metres or radians
 _FIXED_SEED = 0
 _RULES = "mend the env: https://gymnasium.farama.org/api/env/ has the rules"
 _LIBRARY = f"{os.sep}gymnasium{os.sep}"

@@ -33,13 +33,17 @@ PAD_TOLERANCE = 0.12
 
 _TABLE, _PAD, _HAND = (218, 208, 190), (250, 250, 250), (45, 45, 50)
 _PALETTE = np.array([(204, 45, 40), (52, 150, 70), (48, 90, 200), (228, 186, 40)], np.float32)
-_GRAIN = 1e-3
-"""Of image keys: 0.1 of a pixel at 200 pixels."""
+_GRAIN = 1e-3  # of what is drawn: 0.1 of a pixel at 200 pixels
+_NEAR = 1.6  # distance between block and pad that counts as no progress at all
+
+CHUNK_STEPS = 8
+ACTION_SIZE = 7
+_GRIPPER = ACTION_SIZE - 1
 
 
-def random_tables(rng: np.random.Generator) -> FloatArray:
+def random_table(rng: np.random.Generator) -> FloatArray:
     """One start `[10]`: hand on the left, two blocks of different colours in the middle, pad on the right."""
-    rows = rng.permutation(2) * 2 - 1
+    rows = rng.permutation(2) * 2 - 1  # 1 is the far half of the table, -1 the near one: the asked block is in either
     hand = (rng.uniform(-0.8, -0.7), rng.uniform(-0.2, 0.2))
     blocks = [(rng.uniform(-0.2, 0.0), row * rng.uniform(0.28, 0.45)) for row in rows]
     pad = (rng.uniform(0.45, 0.65), rng.uniform(-0.45, 0.45))
@@ -71,22 +75,30 @@ def is_solved(states: FloatArray) -> NDArray[np.bool_]:
     return np.abs(states[:, ASKED] - states[:, PAD]).max(axis=1) < PAD_TOLERANCE
 
 
+def progress_of(states: FloatArray) -> FloatArray:
+    """[N] how far the asked block has come, 1 on the pad."""
+    distance = np.hypot(*(states[:, ASKED] - states[:, PAD]).T)
+    nearness = 1.0 - np.clip(distance / _NEAR, 0.0, 1.0)
+    return np.where(is_solved(states), 1.0, nearness).astype(np.float32)
+
+
 def scripted_moves(states: FloatArray) -> FloatArray:
     """`[N, 2]` in [-1, 1]: to the middle of the asked block's left side, then straight to the pad."""
     to_block = states[:, ASKED] - states[:, HAND]
     reach = HAND_RADIUS + BLOCK_HALF
+    # away from the block until the hand is level with it, or it would push the block aside on its way
     is_level = np.abs(to_block[:, 1]) < 0.06
     to_touch = to_block.copy()
     to_touch[:, 0] -= np.where(is_level, reach - 0.02, reach + 0.08)
     is_there = (np.abs(to_block[:, 1]) < 0.1) & (to_block[:, 0] < reach + 0.02)
     goal = np.where(is_there[:, None], states[:, PAD] - states[:, ASKED], to_touch) / MAX_STEP
-    longest = np.maximum(np.abs(goal).max(axis=1, keepdims=True), 1.0)
+    longest = np.maximum(np.abs(goal).max(axis=1, keepdims=True), 1.0)  # both axes shrink alike: straight, not bent
     return (goal / longest).astype(np.float32)
 
 
 def draw_tables(states: FloatArray, size_px: int) -> Frames:
     """Images `[N, size_px, size_px, 3]` from above, with smooth edges; which block is asked for cannot be seen."""
-    states = np.rint(states / _GRAIN).astype(np.float32) * np.float32(_GRAIN)
+    states = np.rint(states / _GRAIN).astype(np.float32) * np.float32(_GRAIN)  # equal keys, equal images
     across = (np.arange(size_px, dtype=np.float32) + 0.5) * np.float32(2 / size_px) - 1
     up = across[::-1, None]
     channels = np.empty((3, len(states), size_px, size_px), np.float32)
@@ -99,6 +111,7 @@ def draw_tables(states: FloatArray, size_px: int) -> Frames:
             channel += cover * (colour[:, None, None] - channel)
 
     def square(middle: FloatArray, half: float) -> FloatArray:
+        """[N, H, W] how far each pixel lies outside a square, negative inside."""
         beside = np.abs(across - middle[:, 0, None, None]) - np.float32(half)
         above = np.abs(up - middle[:, 1, None, None]) - np.float32(half)
         return np.maximum(beside, above)
@@ -119,21 +132,18 @@ def draw_tables(states: FloatArray, size_px: int) -> Frames:
     return np.rint(channels).astype(np.uint8).transpose(1, 2, 3, 0).copy()
 
 
-CHUNK_STEPS = 8
-ACTION_SIZE = 7
-_GRIPPER = ACTION_SIZE - 1
-_NEAR = 1.6
-"""Distance between block and pad that counts as no progress at all."""
-
-
-def start_of(state_id: int) -> FloatArray:
-    """The initial state `[10]` of a number: always the same one."""
-    return random_tables(np.random.default_rng((state_id, 0x707573)))
-
-
 def instruction_of(state: FloatArray) -> str:
     """What is asked of `state` [10]."""
     return INSTRUCTIONS[int(state[COLOURS])]
+
+
+def observed(states: FloatArray) -> ChunkObs:
+    """What a policy is given at `states` [N, 10]."""
+    return ChunkObs(
+        snapshots=states.copy(),
+        instructions=tuple(map(instruction_of, states)),
+        proprio=states[:, HAND].copy(),
+    )
 
 
 class PushBlocks(ChunkEnvs):
@@ -153,8 +163,10 @@ class PushBlocks(ChunkEnvs):
 
     def begin(self, state_ids: NDArray[np.int64]) -> ChunkObs:
         """First observations of N new episodes."""
+        # a number has a generator of its own, so the same start in every run; a group of equal numbers is drawn once
         distinct, inverse = np.unique(state_ids, return_inverse=True)
-        self.states = np.stack([start_of(state_id) for state_id in distinct.tolist()])[inverse]
+        generators = [np.random.default_rng((state_id, 0x707573)) for state_id in distinct.tolist()]
+        self.states = np.stack([random_table(rng) for rng in generators])[inverse]
         self.ages = np.zeros(len(state_ids), np.int64)
         self.solved = np.zeros(len(state_ids), bool)
         return observed(self.states)
@@ -162,6 +174,7 @@ class PushBlocks(ChunkEnvs):
     def step(self, rows: NDArray[np.intp], chunks: FloatArray) -> ChunkStep:
         """Moves the tables `rows` [n] by `chunks` [n, L, 7]."""
         states, ages, solved = self.states[rows], self.ages[rows], self.solved[rows]
+        # tables that are done stay as they are while the others finish their chunk
         done = (is_solved(states) & (not self._plays_on)) | (ages >= self._episode_steps)
         success = np.zeros(len(rows), bool)
         trail = np.empty((*chunks.shape[:2], STATE_SIZE), np.float32)
@@ -172,7 +185,7 @@ class PushBlocks(ChunkEnvs):
             states = np.where(done[:, None], states, moved(states, moves))
             steps += ~done
             now = is_solved(states)
-            rewards[:, index] = now & ~done & ~solved
+            rewards[:, index] = now & ~done & ~solved  # 1 once, however long the block stays on the pad
             success |= now
             solved |= now
             done |= (now & (not self._plays_on)) | (ages + steps >= self._episode_steps)
@@ -209,6 +222,7 @@ class PushBlock(ChunkEnv):
     scaled_actions = (True,) * _GRIPPER + (False,)
     proprio_size = 2
     snapshot_size = STATE_SIZE
+    grain = _GRAIN
     num_offsets = 4
 
     def __init__(self, config: EnvConfig, seed: int) -> None:
@@ -224,7 +238,9 @@ class PushBlock(ChunkEnv):
         """First observation and info of a new episode; `options["state_id"]` chooses the initial state."""
         self._state_id = self.drawn_state(seed, options)
         obs = self._tables.begin(np.array([self._state_id]))
-        return obs, self._info(self._tables.states)
+        states = self._tables.states
+        success, progress = bool(is_solved(states)[0]), float(progress_of(states)[0])
+        return obs, {"state_id": self._state_id, "progress": progress, "success": success}
 
     def step(self, chunk: FloatArray) -> tuple[ChunkObs, float, bool, bool, dict[str, Any]]:  # pyright: ignore[reportIncompatibleMethodOverride] - the action of an env in chunks is a chunk
         """Observation, 1 if the block has come to lie on the pad, terminated, truncated, info."""
@@ -239,10 +255,6 @@ class PushBlock(ChunkEnv):
         """Images [N, size_px, size_px, 3] from above."""
         return draw_tables(snapshots, size_px)
 
-    def image_key(self, snapshots: FloatArray) -> NDArray[np.int64]:
-        """[N, 10]: states in steps of the grain."""
-        return np.rint(snapshots / _GRAIN).astype(np.int64)
-
     def landmarks(self, snapshots: FloatArray) -> FloatArray:
         """[N, 3, 2]: the hand, the block that is asked for, and the pad."""
         return np.stack([snapshots[:, part] for part in (HAND, ASKED, PAD)], axis=1)
@@ -250,13 +262,14 @@ class PushBlock(ChunkEnv):
     def augment_scenes(self, snapshots: FloatArray, starts: FloatArray, rng: np.random.Generator) -> FloatArray:
         """[N, 10] hands of `snapshots` on tables of `starts`, blocks and pad moved by up to 0.1."""
         scenes = starts.copy()
-        places = slice(ASKED.start, PAD.stop)
+        places = slice(ASKED.start, PAD.stop)  # of both blocks and the pad, which lie side by side in a state
         scenes[:, places] += rng.uniform(-0.1, 0.1, scenes[:, places].shape).astype(np.float32)
         scenes[:, HAND] = snapshots[:, HAND]
         return scenes
 
     def scripted_chunk(self, noise: float, rng: np.random.Generator) -> FloatArray:
         """[L, 7]: round the block to its left side, then straight to the pad; the gripper stays open."""
+        # a copy of the table is moved along, so each action answers what the ones before it have led to
         state, chunk = self._tables.states.copy(), np.zeros((CHUNK_STEPS, ACTION_SIZE), np.float32)
         for action in chunk:
             action[:2] = np.clip(scripted_moves(state)[0] + noise * rng.normal(size=2), -1.0, 1.0)
@@ -284,26 +297,3 @@ class PushBlock(ChunkEnv):
         self._tables.solved = np.array([state["solved"]], bool)
         self._state_id = int(state["state_id"])
         self.set_generator(state["generator"])
-
-    def _info(self, states: FloatArray) -> dict[str, Any]:
-        return {
-            "state_id": self._state_id,
-            "progress": float(progress_of(states)[0]),
-            "success": bool(is_solved(states)[0]),
-        }
-
-
-def observed(states: FloatArray) -> ChunkObs:
-    """What a policy is given at `states` [N, 10]."""
-    return ChunkObs(
-        snapshots=states.copy(),
-        instructions=tuple(map(instruction_of, states)),
-        proprio=states[:, HAND].copy(),
-    )
-
-
-def progress_of(states: FloatArray) -> FloatArray:
-    """[N] how far the asked block has come, 1 on the pad."""
-    distance = np.hypot(*(states[:, ASKED] - states[:, PAD]).T)
-    nearness = 1.0 - np.clip(distance / _NEAR, 0.0, 1.0)
-    return np.where(is_solved(states), 1.0, nearness).astype(np.float32)

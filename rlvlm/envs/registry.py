@@ -342,12 +342,9 @@ def _set_template(env: Any, file: str) -> None:
         raise UsageError(f"env.prompt {file} names what there is not: {error}", f"known: {known}, $$") from error
 
 
-_SEEDS = 40
-"""Of which starts are counted, where the env itself says nothing."""
-_REPEATED = 0.8
-"""Less different ones than this share of the seeds, and starts are counted again in ten times as many."""
-_FEW = 200
-"""Starts that are fewer are few: recipes evaluate on so many episodes."""
+_SEEDS = 40  # of which starts are counted, where the env itself says nothing
+_REPEATED = 0.8  # less different ones than this share of the seeds, and starts are counted again in ten times as many
+_FEW = 200  # starts that are fewer are few: recipes evaluate on so many episodes
 
 
 @cache

@@ -29,16 +29,13 @@ from rlvlm.envs.mujoco.renderer import Camera
 
 _PER_SIDE = 11
 _SIDE = 0.25
-_RADIUS = 0.004
-"""Of particles, and height at which the cloth lies, metres."""
+_RADIUS = 0.004  # of particles, and height at which the cloth lies, metres
 _KEYPOINTS_PER_SIDE = 6
-_REACH = 0.15
-"""Targets lie within this distance of the middle along x and y, metres."""
+_REACH = 0.15  # targets lie within this distance of the middle along x and y, metres
 _LIFT = 0.06
 _CARRY_HEIGHT, _DROP_HEIGHT = _RADIUS + _LIFT, 3 * _RADIUS
 _SUB_STEP_S = 0.01
-_LIFT_SPEED, _CARRY_SPEED = 0.6, 0.5
-"""Metres per second: 6 and 5 mm a sub-step."""
+_LIFT_SPEED, _CARRY_SPEED = 0.6, 0.5  # metres per second: 6 and 5 mm a sub-step
 _SETTLING_STEPS = 30
 _COST_PER_METRE = 10.0
 _SUCCESS = 0.9

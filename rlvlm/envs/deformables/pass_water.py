@@ -28,19 +28,15 @@ from rlvlm.envs.mujoco.renderer import Camera
 _PER_SIDE = 4
 _NUM_BALLS = _PER_SIDE**3
 _RADIUS = 0.0325
-_INSIDE = 0.28
-"""Width and depth of the cup's inside, metres."""
+_INSIDE = 0.28  # width and depth of the cup's inside, metres
 _HEIGHT = 0.24
 _WALL = 0.02
 _GOAL_X = 1.2
 _START_SPREAD = 0.1
-_SUB_STEPS = 8
-"""Per env step, of 10 ms each."""
+_SUB_STEPS = 8  # per env step, of 10 ms each
 _SUB_STEP_S = 0.01
-_SPEED = 1.1
-"""Of the cup at action 1, metres per second: 11 mm a sub-step."""
-_GENTLE = 0.3
-"""Of an action of the script: at 1 two or three balls in a hundred are spilled."""
+_SPEED = 1.1  # of the cup at action 1, metres per second: 11 mm a sub-step
+_GENTLE = 0.3  # of an action of the script: at 1 two or three balls in a hundred are spilled
 _SPILL_COST = 10.0
 _SUCCESS = -0.36
 _SETTLING_STEPS = 40
@@ -48,10 +44,8 @@ _NUM_FIXED_STARTS = 1_000
 _EYE = np.array([0.53, -1.0, 2.0])
 _FORWARD, _UP = np.array([0.0, 0.5, -np.sqrt(0.75)]), np.array([0.0, np.sqrt(0.75), 0.5])
 _FULL_PX, _FOVY_DEG = 720, 45.0
-_DISC_PX, _DISC_RADIUS_PX = (632, 394), 20
-"""Column, row and radius of the disc in the paper's image of 720 pixels."""
-_DISC_AWAY = 1.4
-"""From the camera along its axis, metres: nearer than the cup ever is."""
+_DISC_PX, _DISC_RADIUS_PX = (632, 394), 20  # column, row and radius of the disc in the paper's image of 720 pixels
+_DISC_AWAY = 1.4  # from the camera along its axis, metres: nearer than the cup ever is
 
 
 def _disc() -> str:

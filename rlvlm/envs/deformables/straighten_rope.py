@@ -34,15 +34,11 @@ _DRAWN_RADIUS = 0.01
 _BLUE = ".1 .2 1 1"
 _KEYPOINTS = np.rint(np.linspace(0, _NUM_PARTICLES - 1, 10)).astype(int)
 _ENDS = [0, -1]
-_LOW = (-0.325, -0.325, _RADIUS)
-"""Where pickers may be, metres."""
+_LOW = (-0.325, -0.325, _RADIUS)  # where pickers may be, metres
 _HIGH = (0.325, 0.325, 0.05)
-_MOVES = 6
-"""Moves per env step."""
-_MOVE_S = 0.01
-"""Time of a move; its simulation takes two steps."""
-_SPEED = 1.0
-"""Of a picker along each axis at action 1, metres per second: 1 cm a move."""
+_MOVES = 6  # moves per env step
+_MOVE_S = 0.01  # time of a move; its simulation takes two steps
+_SPEED = 1.0  # of a picker along each axis at action 1, metres per second: 1 cm a move
 _REWARD_CAP = 1.1
 _SUCCESS = 0.95
 _NUM_FIXED_STARTS = 1_000

@@ -43,6 +43,7 @@ class Blackjack(TurnEnv):
     snapshot_size = 2 + 2 * _MAX_CARDS
     action_names = ("stand", "hit")
     picture_px = (SIDE_PX, SIDE_PX)
+    grain = 1  # snapshots hold whole numbers
 
     def __init__(self, config: EnvConfig, seed: int) -> None:
         self.rules, self.split = config.rules, config.split
@@ -100,10 +101,6 @@ class Blackjack(TurnEnv):
         shown = self._player[:_MAX_CARDS]
         snapshot[1 : 1 + len(shown)] = shown
         return snapshot.ravel()
-
-    def image_key(self, snapshots: FloatArray) -> NDArray[np.int64]:
-        """[N, 44]: all cards that show."""
-        return np.rint(snapshots).astype(np.int64)
 
     def draw(self, snapshots: FloatArray) -> Frames:
         """Images [N, 300, 300, 3] of `snapshots` [N, 44]."""

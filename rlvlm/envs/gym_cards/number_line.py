@@ -8,7 +8,6 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
 from rlvlm.core.steps import FloatArray, Frames
@@ -16,8 +15,7 @@ from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.env import Outcome, TurnEnv
 from rlvlm.envs.gym_cards.canvas import SIDE_PX, font
 
-_LAST = 5
-"""Numbers run from 0 to this."""
+_LAST = 5  # numbers run from 0 to this
 _MAX_TURNS = 2 * _LAST
 _PROMPT = (
     "This is a game on a number line. The picture shows a target number and the current number. "
@@ -42,6 +40,7 @@ class NumberLine(TurnEnv):
     action_names = ("-", "+")
     num_starts = 30
     picture_px = (SIDE_PX, SIDE_PX)
+    grain = 1  # snapshots hold whole numbers
 
     def __init__(self, config: EnvConfig, seed: int) -> None:
         self.rules, self.split = config.rules, config.split
@@ -93,10 +92,6 @@ class NumberLine(TurnEnv):
     def draw(self, snapshots: FloatArray) -> Frames:
         """Images [N, 300, 300, 3] of `snapshots` [N, 2]."""
         return np.stack([_paint(int(current), int(target)) for current, target in self.image_key(snapshots)])
-
-    def image_key(self, snapshots: FloatArray) -> NDArray[np.int64]:
-        """[N, 2]: both numbers."""
-        return np.rint(snapshots).astype(np.int64)
 
     def get_state(self) -> dict[str, Any]:
         """Numbers, turns and generator."""

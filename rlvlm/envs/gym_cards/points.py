@@ -24,8 +24,7 @@ from rlvlm.envs.gym_cards.arithmetic import Tokens, completion, legacy_value, pr
 from rlvlm.envs.gym_cards.canvas import RANKS, SIDE_PX, SUIT_LETTERS, card_face, draw_cards, font, table
 from rlvlm.envs.gym_cards.search import search
 
-_BLANK = " "
-"""What stands in a formula for a number that is not on the table, or was used already."""
+_BLANK = " "  # what stands in a formula for a number that is not on the table, or was used already
 _WON, _LOST = 10.0, -1.0
 _NUMBERS = tuple(str(number) for number in range(1, 11))
 
@@ -42,6 +41,7 @@ class PointsGame(TurnEnv):
     """
 
     picture_px = (SIDE_PX, SIDE_PX)
+    grain = 1  # snapshots hold whole numbers
     num_cards: ClassVar[int]
     target: ClassVar[int]
     max_entries: ClassVar[int]
@@ -132,10 +132,6 @@ class PointsGame(TurnEnv):
         for place, entry in enumerate(self._entries):
             codes[place] = 1 if entry == _BLANK else 2 + self.action_names.index(entry)
         return np.concatenate([self._cards.ravel().astype(np.float32), codes])
-
-    def image_key(self, snapshots: FloatArray) -> NDArray[np.int64]:
-        """[N, S]: cards and formula."""
-        return np.rint(snapshots).astype(np.int64)
 
     def draw(self, snapshots: FloatArray) -> Frames:
         """Images [N, 300, 300, 3] of `snapshots` [N, S]."""

@@ -15,13 +15,12 @@ from string import ascii_letters
 from rlvlm.envs.gym_cards.arithmetic import Tokens, joined
 
 _TARGET = 24
+# joints of the first round, after which a search that found nothing ends, so that it does not grow without end
 _MOST_TRIED = 14
-"""Joints of the first round, after which a search that found nothing ends, so that it does not grow without end."""
 
 _APPLIED = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv}
 
-_Item = tuple[Fraction, Tokens]
-"""A number, and the formula that makes it."""
+_Item = tuple[Fraction, Tokens]  # a number, and the formula that makes it
 
 # Places of two cards, as dealt, and what is done with their numbers, the greater first; `\\` divides the smaller by the
 # greater. In a thought they are called A, B, C, ... a, b, c, d. Each solves most of what the ones before it leave; the

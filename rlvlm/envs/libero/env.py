@@ -16,9 +16,9 @@ from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.env import ChunkEnv, ChunkEnvs
 from rlvlm.envs.libero.expert import Script, ScriptMemory, has_script
 from rlvlm.envs.libero.scene import CAMERAS, LiberoScene, shared_scene
+from rlvlm.envs.mujoco.env import KEY_GRAIN
 from rlvlm.envs.rendering import ensure_renderer
 from rlvlm.envs.robosuite.arm import EXACT_STEP_S, FAST_STEP_S
-from rlvlm.envs.robosuite.scene import image_key
 
 CHUNK_STEPS = 8
 ACTION_SIZE = 7
@@ -141,11 +141,13 @@ class LiberoEnv(ChunkEnv):
     scaled_actions = (True,) * _GRIPPER + (False,)
     proprio_size = _PROPRIO_SIZE
     offset_unit = 0.1
+    grain = KEY_GRAIN
 
     def __init__(self, config: EnvConfig, seed: int, suite: str, number: str) -> None:
         ensure_renderer()  # before an hour of training, not after
         self._scene = shared_scene(suite, int(number), config.mesh_cell if config.look == "light" else 0.0)
         self._config = config
+        self.grain = self._scene.grain  # finer where shadows and reflections are drawn
         self.goal = self._scene.instruction
         self.instructions = (self.goal,)
         self.episode_steps = config.episode_steps
@@ -186,10 +188,6 @@ class LiberoEnv(ChunkEnv):
     def draw(self, snapshots: FloatArray, size_px: int, camera: str = "") -> Frames:
         """Images [N, size_px, size_px, 3], turned as those that published policies were trained on."""
         return np.ascontiguousarray(self._scene.draw(snapshots, size_px, camera)[:, :, ::-1])
-
-    def image_key(self, snapshots: FloatArray) -> NDArray[np.int64]:
-        """[N, S]: snapshots in steps of the scene's grain."""
-        return image_key(snapshots, self._scene.grain)
 
     def landmarks(self, snapshots: FloatArray) -> FloatArray:
         """[N, K, 3]: the hand, and what the goals name."""

@@ -24,16 +24,12 @@ from rlvlm.envs.robosuite.grasping import plan_grasp, surface_points
 Doubles = NDArray[np.float64]
 
 _SLIDE = int(mujoco.mjtJoint.mjJNT_SLIDE)
-_BAR_M = 0.02
-"""Depth of a drawer's handle, its outermost part."""
-_KNOB_M = 0.03
-"""Height of a knob's upper part, by which it is taken."""
-_BEYOND_M, _BEYOND_RAD = 0.03, 0.35
-"""How much farther a hand goes than would be enough."""
+_BAR_M = 0.02  # depth of a drawer's handle, its outermost part
+_KNOB_M = 0.03  # height of a knob's upper part, by which it is taken
+_BEYOND_M, _BEYOND_RAD = 0.03, 0.35  # how much farther a hand goes than would be enough
+# by how much the hand points below the horizontal at a drawer's handle: a pull wants the fingers above and below it,
+# a push room for the wrist
 _STEEP = {"open": math.radians(20.0), "close": math.radians(55.0)}
-"""By how much the hand points below the horizontal at a drawer's handle: a pull wants the fingers above and below it, a
-push room for the wrist.
-"""
 _UP = np.array([0.0, 0.0, 1.0])
 
 
@@ -143,9 +139,10 @@ Doubles = NDArray[np.float64]
 OPEN, CLOSED = 1.0, 0.0
 PUTS, TURNS, DRAWS = ("on", "in"), ("turnon", "turnoff"), ("open", "close")
 """Goals that ask for a thing to be put, a knob to be turned, a drawer to be moved."""
+# in which goals are worked at: what a drawer is to hold goes in between
 _ORDER = ("open", "turnon", "turnoff", "on", "in", "close")
-"""In which goals are worked at: what a drawer is to hold goes in between."""
 APPROACH, HOVER, TURN, DESCEND, CLOSE, LIFT, CARRY, LOWER, RELEASE, LEAVE, TWIST, DRAW = range(12)
+# env steps that a leg may take at most
 _LEG_STEPS = {
     APPROACH: 60,
     HOVER: 60,
@@ -160,17 +157,12 @@ _LEG_STEPS = {
     TWIST: 40,
     DRAW: 40,
 }
-"""Env steps that a leg may take at most."""
+# how near the hand has to come to a leg's end; the others end by their time
 _NEAR_M = {APPROACH: 0.03, HOVER: 0.015, DESCEND: 0.006, LIFT: 0.03, CARRY: 0.012, LOWER: 0.01, LEAVE: 0.03, DRAW: 0.01}
-"""How near the hand has to come to a leg's end; the others end by their time."""
-_SLIPPED_M = 0.05
-"""A thing that has moved so much against the hand is not held any more."""
-_BEFORE_M = 0.12
-"""From which distance the hand goes to a handle."""
-_GAIN = 2.0 / 0.05
-"""Action per metre of distance: at 2.5 cm it is at full speed."""
-_ASIDE = np.array([1, 1, 1, 0.3, 0.3, 0.3])
-"""Noise of turns is a third of that of places."""
+_SLIPPED_M = 0.05  # a thing that has moved so much against the hand is not held any more
+_BEFORE_M = 0.12  # from which distance the hand goes to a handle
+_GAIN = 2.0 / 0.05  # action per metre of distance: at 2.5 cm it is at full speed
+_ASIDE = np.array([1, 1, 1, 0.3, 0.3, 0.3])  # noise of turns is a third of that of places
 
 
 @dataclass(slots=True)

@@ -24,20 +24,14 @@ from rlvlm.envs.robosuite.scene import Doubles, RobosuiteScene, load, silence
 CAMERAS = ("agentview", "robot0_eye_in_hand")
 NO_OP = np.array([0, 0, 0, 0, 0, 0, -1], np.float32)
 """Stand still with the gripper open."""
+# env steps before an episode, as in OpenVLA's evaluation: saved starts let things fall by a little
 _SETTLING_STEPS = 10
-"""Env steps before an episode, as in OpenVLA's evaluation: saved starts let things fall by a little."""
-_SETTLING_AGAIN = 3
-"""Env steps after things were moved."""
-_EVERY_HELD_OUT = 5
-"""One saved start of so many is for evaluation alone."""
-_FAR_M = 0.8
-"""From here on a thing that has to come somewhere counts as no progress."""
-_ALMOST = 0.9
-"""Progress of a goal that is as near as can be, and not reached."""
-_TRIES = 20
-"""For a place that is free."""
-_SHIFT_M = 0.03
-"""How far things are moved, along both sides of the table, in scenes that nobody has played."""
+_SETTLING_AGAIN = 3  # env steps after things were moved
+_EVERY_HELD_OUT = 5  # one saved start of so many is for evaluation alone
+_FAR_M = 0.8  # from here on a thing that has to come somewhere counts as no progress
+_ALMOST = 0.9  # progress of a goal that is as near as can be, and not reached
+_TRIES = 20  # for a place that is free
+_SHIFT_M = 0.03  # how far things are moved, along both sides of the table, in scenes that nobody has played
 
 _scenes: "weakref.WeakValueDictionary[tuple[str, int, float], LiberoScene]" = weakref.WeakValueDictionary()
 

@@ -21,14 +21,11 @@ from rlvlm.envs.env import FIRST_HELD_OUT_STATE, ChunkEnv, ChunkEnvs
 from rlvlm.envs.libero.env import CHUNK_STEPS, LiberoEnv
 from rlvlm.envs.libero.tasks import SUITES, instruction_of
 
-_MOST_POSITIONS = 72
-"""Joint positions of the largest task, and some to spare: 66 would do for all 130."""
-_KEPT = 12
-"""Tasks that stay compiled, 0.4 GB each: all of the suites of ten, some of libero_90."""
+_MOST_POSITIONS = 72  # joint positions of the largest task, and some to spare: 66 would do for all 130
+_KEPT = 12  # tasks that stay compiled, 0.4 GB each: all of the suites of ten, some of libero_90
 
 
-_LANDMARKS = 5
-"""The hand, and what a task's goals name: four at most, in all 130 tasks."""
+_LANDMARKS = 5  # the hand, and what a task's goals name: four at most, in all 130 tasks
 
 
 class LiberoSuite(ChunkEnv):

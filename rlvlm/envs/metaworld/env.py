@@ -74,11 +74,9 @@ class MetaWorldTask:
 
 
 _NO_GOAL = np.zeros(3)
-_ROBOT_BODIES = ("base", "mocap")
-"""Roots of what `robot="hidden"` leaves out."""
+_ROBOT_BODIES = ("base", "mocap")  # roots of what `robot="hidden"` leaves out
 _FURNITURE = ("tablelink", "RetainingWall")
-_LEAST_METRES = 1e-3
-"""A start nearer to the target than this counts as this far away."""
+_LEAST_METRES = 1e-3  # a start nearer to the target than this counts as this far away
 
 
 class MetaWorldEnv(MujocoEnv):
@@ -282,8 +280,7 @@ def _restore(stock: SawyerXYZEnv, name: str, value: Any) -> None:
 
 
 _FULL_FOVY_DEG = 45.0
-_DRAWER_RANGE = 0.16
-"""Metres, the joint's."""
+_DRAWER_RANGE = 0.16  # metres, the joint's
 
 
 def _opening_angle_deg(kept: float) -> float:

@@ -26,8 +26,7 @@ from rlvlm.envs.minigrid.planner import LEFT, RIGHT, STEPS, Plan, plan_shortest,
 from rlvlm.envs.minigrid.renderer import TILE_PX, paint
 
 _INVALID = -0.1
-_PASSED = -1
-"""Stands for a reply that could not be read in the list of actions."""
+_PASSED = -1  # stands for a reply that could not be read in the list of actions
 _DIRECTIONS = ("right", "down", "left", "up")
 
 
@@ -44,6 +43,7 @@ class MiniGridTurnEnv(TurnEnv):
     """
 
     action_names = ("turn left", "turn right", "move forward", "pick up", "drop", "toggle", "done")
+    grain = 1  # snapshots hold whole numbers
 
     def __init__(self, config: EnvConfig, seed: int, name: str) -> None:
         env = gym.make(name, disable_env_checker=True).unwrapped
@@ -61,8 +61,8 @@ class MiniGridTurnEnv(TurnEnv):
         self.snapshot_size = env.width * env.height * 3 + 3
         self.has_expert = name not in WITHOUT_EXPERT
         self._is_still = "Dynamic" not in name
+        # whether the search for a shortest way knows the mission; else subgoals are planned for
         self._is_exact = not self._has_mission and self._is_still
-        """Whether the search for a shortest way knows the mission; else subgoals are planned for."""
         self.reset(seed=seed)
 
     def begin(self) -> None:
@@ -128,10 +128,6 @@ class MiniGridTurnEnv(TurnEnv):
     def snapshot(self) -> FloatArray:
         """[S]: the encoded grid, then column, row and direction of the agent."""
         return np.concatenate([self._grid().ravel(), self._agent()]).astype(np.float32)
-
-    def image_key(self, snapshots: FloatArray) -> NDArray[np.int64]:
-        """[N, S]: the whole snapshot."""
-        return np.rint(snapshots).astype(np.int64)
 
     def draw(self, snapshots: FloatArray) -> Frames:
         """Images [N, H * 32, W * 32, 3] of the whole grid, lighter where the agent sees."""
@@ -217,8 +213,7 @@ class MiniGridTurnEnv(TurnEnv):
         return int(self._env.agent_dir)
 
 
-_GRIDS = 8
-"""Of which an env's are compared."""
+_GRIDS = 8  # of which an env's are compared
 
 
 @cache

@@ -120,6 +120,7 @@ def _at(env: Any, cell: Any) -> tuple[WorldObj, ...]:
     return () if thing is None else (thing,)
 
 
+# by what an env has, the more special first: whether it is of this kind, and what it wants
 _READERS: tuple[tuple[Callable[[Any], bool], Callable[[Any], Mission]], ...] = (
     (
         lambda env: hasattr(env, "obstacles"),
@@ -160,4 +161,3 @@ _READERS: tuple[tuple[Callable[[Any], bool], Callable[[Any], Mission]], ...] = (
     (lambda env: hasattr(env, "door"), lambda env: Mission(goals=(Open(things=(env.door,)),))),
     (lambda env: bool(_squares(env)), lambda env: Mission(goals=(Stand(cells=_squares(env)),))),
 )
-"""By what an env has, the more special first: whether it is of this kind, and what it wants."""

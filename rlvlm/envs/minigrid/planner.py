@@ -37,10 +37,8 @@ State = tuple[Cell, int, int, int, int]
 """Cell and direction of the agent; place in `_Layout.things` of what it carries (-1: nothing, -2: something that is not
 in the grid); bits of the things that still lie there; bits of the doors that are open."""
 _NOTHING, _OTHER = -1, -2
-_COST_BLOCKED, _COST_LOCKED = 20, 40
-"""Steps that it is thought to take to put a thing aside, and to fetch a key."""
-_TRIES, _DEPTH = 30, 12
-"""Things done for one goal, and goals within goals, after which there is no way."""
+_COST_BLOCKED, _COST_LOCKED = 20, 40  # steps that it is thought to take to put a thing aside, and to fetch a key
+_TRIES, _DEPTH = 30, 12  # things done for one goal, and goals within goals, after which there is no way
 Entry = tuple[int, tuple[tuple[int, bool], ...]]
 """Cost of a step to another pose; its actions, each with whether nothing has to be cleared for it."""
 

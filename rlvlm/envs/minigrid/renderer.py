@@ -14,8 +14,7 @@ TILE_PX = 32
 """Side of a cell, as MiniGrid draws it."""
 _DIRECTIONS = np.array([(1, 0), (0, 1), (-1, 0), (0, -1)])
 _OPEN = 0
-_CODE = 16
-"""More than there are kinds of objects, colours or states."""
+_CODE = 16  # more than there are kinds of objects, colours or states
 _WALL, _DOOR = OBJECT_TO_IDX["wall"], OBJECT_TO_IDX["door"]
 
 

@@ -41,6 +41,7 @@ class MujocoEnv(StepEnv):
         MachineError: no off-screen renderer works here.
     """
 
+    grain = KEY_GRAIN
     _model: mujoco.MjModel
     _data: mujoco.MjData
 
@@ -65,18 +66,13 @@ class MujocoEnv(StepEnv):
             raise ValueError(f"snapshots must have shape [N, {self.snapshot_size}], got {snapshots.shape}")
         if self._renderer is None:
             self._renderer = self._make_renderer()
-        return self._renderer.draw(np.rint(snapshots / KEY_GRAIN) * np.float32(KEY_GRAIN), size_px)
-
-    def image_key(self, snapshots: FloatArray) -> NDArray[np.int64]:
-        """[N, S]: snapshots in steps of a quarter of a millimetre (or of a milliradian)."""
-        return np.rint(snapshots / KEY_GRAIN).astype(np.int64)
+        return self._renderer.draw(np.rint(snapshots / self.grain) * np.float32(self.grain), size_px)
 
     def get_state(self) -> dict[str, Any]:
         """Physics, generator and step count."""
         physics = np.empty(mujoco.mj_stateSize(self._model, mujoco.mjtState.mjSTATE_INTEGRATION))
         mujoco.mj_getState(self._model, self._data, physics, mujoco.mjtState.mjSTATE_INTEGRATION)
-        generator = self.generator_text()
-        return {"physics": physics, "steps": self._steps, "generator": generator}
+        return {"physics": physics, "steps": self._steps, "generator": self.generator_text()}
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Restores what `get_state` returned; observations, rewards and images go on bit-identically.

@@ -21,12 +21,10 @@ from rlvlm.core.steps import FloatArray, Frames
 from rlvlm.envs.rendering import FIX, ensure_renderer
 
 _MAX_GEOMS = 1_000
+# geom groups as the renderer's own model uses them; glass stands still and lets light through
 _STILL, _MOVING, _GLASS, _UNSEEN = 0, 1, 2, 5
-"""Geom groups as the renderer's own model uses them; glass stands still and lets light through."""
-_PIXEL = np.dtype("V3")
-"""Three bytes that are copied as one: thirty times as fast as a mask over channels."""
-_SEEN_BY_DEFAULT = 3
-"""Scenes put what is not to be seen (collision shapes) into groups from here on."""
+_PIXEL = np.dtype("V3")  # three bytes that are copied as one: thirty times as fast as a mask over channels
+_SEEN_BY_DEFAULT = 3  # scenes put what is not to be seen (collision shapes) into groups from here on
 _open: "weakref.WeakSet[Closable]" = weakref.WeakSet()
 
 

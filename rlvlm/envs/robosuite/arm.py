@@ -24,8 +24,8 @@ EXACT_STEP_S = 0.002
 FAST_STEP_S = 0.005
 """A longer one: twice the speed, slightly other movements."""
 _NULLSPACE_KP = 10.0
+# ranges of the gripper's command per second: it changes by a little in each substep
 _GRIPPER_SPEED = 0.01 / EXACT_STEP_S
-"""Ranges of the gripper's command per second: it changes by a little in each substep."""
 
 Doubles = NDArray[np.float64]
 

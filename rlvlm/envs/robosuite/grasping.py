@@ -10,21 +10,17 @@ from numpy.typing import NDArray
 
 Doubles = NDArray[np.float64]
 
-_OPENING_M = 0.072
-"""Widest thing between the open fingers, with some air."""
-_FINGER_M = 0.05
-"""From the middle of the grasp to an open finger."""
+_OPENING_M = 0.072  # widest thing between the open fingers, with some air
+_FINGER_M = 0.05  # from the middle of the grasp to an open finger
+# places beside the middle of a thing that are tried, and how much of it must reach beyond them
 _SHIFTS_M, _AT_LEAST_M = np.array([0.0, 0.015, -0.015, 0.03, -0.03]), 0.005
-"""Places beside the middle of a thing that are tried, and how much of it must reach beyond them."""
+# how far the palm is above the finger tips, and half of its length and width, with some air
 _PALM_ABOVE_M, _PALM_M = 0.05, (0.11, 0.04)
-"""How far the palm is above the finger tips, and half of its length and width, with some air."""
+# cost of a grasp that would run into something else; a radian of turning costs 0.25, a decimetre of opening 0.6
 _BLOCKED = 1.0
-"""Cost of a grasp that would run into something else; a radian of turning costs 0.25, a decimetre of opening 0.6."""
-_ANGLES = 36
-"""Directions of the fingers that are tried, over half a turn."""
+_ANGLES = 36  # directions of the fingers that are tried, over half a turn
 _ROUND = np.linspace(0, 2 * np.pi, 24, endpoint=False)
-_SPACING_M = 0.015
-"""About half of the distance between points of a box."""
+_SPACING_M = 0.015  # about half of the distance between points of a box
 _MESH_POINTS = 300
 
 

@@ -22,30 +22,27 @@ from numpy.typing import NDArray
 from rlvlm.core.steps import FloatArray, Frames
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.env import Outcome, TurnEnv
+from rlvlm.envs.mujoco.env import KEY_GRAIN
 from rlvlm.envs.rendering import ensure_renderer
 from rlvlm.envs.robosuite import words
 from rlvlm.envs.robosuite.arm import EXACT_STEP_S, FAST_STEP_S
-from rlvlm.envs.robosuite.scene import Doubles, RobosuiteScene, image_key, load, silence
+from rlvlm.envs.robosuite.scene import Doubles, RobosuiteScene, load, silence
 
 CAMERA, SECOND_CAMERA = "robot0_eye_in_hand", "robot0_robotview"
+# shares of 5 cm by which the hand's goal runs ahead of it
 _MOVES: dict[str, tuple[float, float, float]] = dict(
     zip(words.MOVES, [(0.5, 0, 0), (-0.5, 0, 0), (0, 0.5, 0), (0, -0.5, 0), (0, 0, 0.5), (0, 0, -0.5)], strict=True)
 )
-"""Shares of 5 cm by which the hand's goal runs ahead of it."""
 _GRIPPER: dict[str, float] = dict(zip(words.GRIPPER, (1.0, -1.0), strict=True))
 _GRIPPER_TICKS = 10
 _SETTLING_TICKS = 10
 _INVALID = -0.1
-_NEAR_M = 0.014
-"""About half of what a move of four ticks covers, 2.6 cm."""
-_MESH_CELL_M = 0.005
-"""How finely things are drawn."""
-_CARRYING_M = 1.05
-"""Height of the hand at which a held can clears the walls of the bins."""
+_NEAR_M = 0.014  # about half of what a move of four ticks covers, 2.6 cm
+_MESH_CELL_M = 0.005  # how finely things are drawn
+_CARRYING_M = 1.05  # height of the hand at which a held can clears the walls of the bins
 _HELD_BY_M, _CLEAR_M, _DROP_M, _IN_BIN_M = 0.012, 0.1, 0.93, 0.05
 
-_LIFTED = 0.37
-"""Robosuite's shaped value of a can that is held 10 cm above the bottom of its bin."""
+_LIFTED = 0.37  # Robosuite's shaped value of a can that is held 10 cm above the bottom of its bin
 
 _scenes: "weakref.WeakValueDictionary[str, CanScene]" = weakref.WeakValueDictionary()
 
@@ -126,6 +123,7 @@ class PickPlaceCan(TurnEnv):
     """
 
     goal = words.GOAL
+    grain = KEY_GRAIN
     action_names = (*_MOVES, *_GRIPPER)
     milestones = MappingProxyType({"grasped": 0.35, "lifted": _LIFTED})
 
@@ -199,7 +197,7 @@ class PickPlaceCan(TurnEnv):
 
     def image_key(self, snapshots: FloatArray) -> NDArray[np.int64]:
         """[N, P]: what can be seen of snapshots, in steps of a quarter of a millimetre (or of a milliradian)."""
-        return image_key(snapshots[:, self._scene.seen])
+        return super().image_key(snapshots[:, self._scene.seen])
 
     def get_state(self) -> dict[str, Any]:
         """Physics and arm, the turn, and the generator."""

@@ -33,13 +33,13 @@ from rlvlm.envs.robosuite.arm import Arm
 
 _NEEDS = ("robosuite", "libero")
 _NO_FOLDER = os.path.join(os.devnull, "libero")
+# what robosuite reads from `robosuite.macros_private`, its own place for settings
 _SETTINGS = {
     "CONSOLE_LOGGING_LEVEL": None,
     "FILE_LOGGING_LEVEL": None,
     "ENABLE_NUMBA": False,
     "MUJOCO_GPU_RENDERING": False,
 }
-"""What robosuite reads from `robosuite.macros_private`, its own place for settings."""
 
 
 def load(module: str) -> ModuleType:
@@ -85,10 +85,8 @@ def silence() -> Iterator[None]:
             random.setstate(python_state)
 
 
-_FEW_FACES = 200
-"""Meshes with fewer are left alone."""
-_CELLS_ACROSS = 10
-"""A mesh keeps at least so many cells along its longest side."""
+_FEW_FACES = 200  # meshes with fewer are left alone
+_CELLS_ACROSS = 10  # a mesh keeps at least so many cells along its longest side
 
 
 def thin_meshes(model: mujoco.MjModel, cell_m: float) -> None:
@@ -135,10 +133,9 @@ def shrink_textures(model: mujoco.MjModel, side_px: int) -> None:
         model.tex_height[texture], model.tex_width[texture] = rows, columns
 
 
+# grain of images with everything in them: edges of shadows and reflections move by more than their things do
 _FINE_GRAIN = 0.05e-3
-"""Grain of images with everything in them: edges of shadows and reflections move by more than their things do."""
-_TEXTURE_PX = 256
-"""Side of textures, at most."""
+_TEXTURE_PX = 256  # side of textures, at most
 _COLLISION_GROUP = 0
 _STATE = mujoco.mjtState.mjSTATE_INTEGRATION
 
@@ -193,7 +190,7 @@ class RobosuiteScene:
     def draw(self, snapshots: FloatArray, size_px: int, camera: str = "") -> Frames:
         """Images [N, size_px, size_px, 3] of joint positions [N, S], the right way up.
 
-        Positions are rounded to the grain of `image_key` first, so that equal keys give equal images to the bit.
+        Positions are rounded to the grain of image keys first, so that equal keys give equal images to the bit.
         """
         if self._renderer is None:
             is_whole = self._mesh_cell == 0
@@ -208,8 +205,3 @@ class RobosuiteScene:
         """Frees OpenGL; the next image opens it again."""
         if self._renderer is not None:
             self._renderer.close()
-
-
-def image_key(snapshots: FloatArray, grain: float = KEY_GRAIN) -> NDArray[np.int64]:
-    """[N, S]: joint positions in steps of `grain`, metres or radians."""
-    return np.rint(snapshots / grain).astype(np.int64)
