@@ -11,8 +11,6 @@ from rlvlm.core.disk import write_whole
 from rlvlm.demonstrations.folder import DemonstrationFolder
 from rlvlm.demonstrations.records import EpisodeRecord
 
-_STEPS_OF_HASH = 2**64
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FilterConfig:
@@ -42,7 +40,7 @@ def select(records: Iterable[EpisodeRecord], config: FilterConfig) -> tuple[Kept
         if is_lost or is_poor:
             reasons["episode without success" if is_lost else "return too small"] += max(len(record.steps), 1)
             continue
-        places = [] if record.steps else [0]
+        places = [] if record.steps else [0]  # chunks are taken or left as a whole
         for place, step in enumerate(record.steps):
             if config.valid and step.action is None:
                 reasons["unreadable reply"] += 1
@@ -73,7 +71,8 @@ def split(records: Iterable[EpisodeRecord], held_out: float) -> tuple[list[Episo
     for record in records:
         # a hash and not a draw: an episode keeps its side as the folder grows
         digest = hashlib.sha256(f"{record.task}:{record.seed}".encode()).digest()
-        sides[int.from_bytes(digest[:8]) < held_out * _STEPS_OF_HASH].append(record)
+        is_held_out = int.from_bytes(digest[:8]) < held_out * 2**64
+        sides[is_held_out].append(record)
     return sides
 
 
@@ -111,6 +110,7 @@ def census(records: Iterable[EpisodeRecord], config: FilterConfig | None = None)
         counts.returns += record.env_return
         counts.players[record.player] += 1
         counts.pictures |= record.digests()
+        # of chunks failures are kept for judges to see, and never learned from
         counts.rejected += select([record], config or FilterConfig(successful=record.kind == "chunks"))[1]
         if record.kind == "chunks":
             counts.chunks += len(record.arrays.get("actions", ()))

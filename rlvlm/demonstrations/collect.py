@@ -82,7 +82,7 @@ class ScriptedExpert:
             action = int(self._noise.choice(others))
         earlier = sorted({known for known in self._thoughts if known != thought})
         is_wrong_thought = bool(earlier) and self._noise.random() < self._p_wrong_thought
-        self._thoughts.append(thought)
+        self._thoughts.append(thought)  # the right one: mistakes are not repeated as if they had been thoughts
         if is_wrong_thought:
             thought = earlier[int(self._noise.integers(len(earlier)))]
         return PlayerReply(env.action_text(action, thought), is_wrong_action or is_wrong_thought)
@@ -164,7 +164,7 @@ def collect(
     num_new = 0
     for record in play_episodes(env, player, folder.task, wanted=wanted, seed=seed, known=known, log=log):
         images: Frames = np.empty((0, 0, 0, 3), np.uint8)
-        if keeps_images and isinstance(env, TurnEnv):
+        if keeps_images and isinstance(env, TurnEnv):  # drawn once the episode is over: from its snapshots, in one go
             images = env.draw(record.arrays["snapshots"])
             *digests, last = [(image_digest(image),) for image in images]
             steps = tuple(replace(step, pictures=one) for step, one in zip(record.steps, digests, strict=True))
@@ -207,6 +207,7 @@ def play_episodes(
         if successes + failures * is_turns >= wanted:
             break
         played = successes + failures
+        # a script that mostly fails would play for ever
         if not is_turns and (played >= _CHANCES * wanted or (failures >= _HOPELESS and not successes)):
             raise UsageError(
                 f"the script succeeded in {successes} of {played} episodes, {wanted} are wanted",
@@ -216,6 +217,7 @@ def play_episodes(
         start = FIRST_SEED + 10**7 * seed + place
         name = f"{player.name}-{start}" if is_turns else f"{player.name}-{seed}-{place}"
         if known and name in known:
+            # counted as when it was played, so that whoever goes on stops where one that was never stopped does
             successes, failures = successes + known[name], failures + (not known[name])
             continue
         if isinstance(env, TurnEnv):
@@ -223,18 +225,18 @@ def play_episodes(
             episode = play(env, player, task, start)
         else:
             assert isinstance(player, Perturbation), "only its script plays an env in chunks"
+            # of this episode alone: it does not matter which others were played before
             rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(_STREAM, place)))
             episode = _play_chunks(env, task, name, player, rng)
-        if isinstance(episode, str):
+        if isinstance(episode, str):  # the instruction that there is no script for
             without_script.add(episode)
             num_skipped += 1
             if num_skipped >= _MOST_SKIPPED and not played:
                 fix = "choose a policy that is trained, or import demonstrations with rlvlm data import"
                 raise UsageError(f"no script could demonstrate: {', '.join(sorted(without_script))}", fix)
             continue
-        is_success = episode.success
-        successes, failures = successes + is_success, failures + (not is_success)
-        if is_success and successes % _LOG_EVERY == 0:
+        successes, failures = successes + episode.success, failures + (not episode.success)
+        if episode.success and successes % _LOG_EVERY == 0:
             log(f"demonstrations: {successes} of {wanted}, {failures} failures" + ("" if is_turns else " left out"))
         yield episode
     if without_script:
@@ -250,7 +252,7 @@ def play(env: TurnEnv, player: Demonstrator, task: str, seed: int) -> EpisodeRec
     terminated = truncated = False
     while not (terminated or truncated):
         prompt, written = turn.prompt, player.reply(env, turn)
-        action = env.read(written.text).action
+        action = env.read(written.text).action  # before the step: what is legal changes with it
         turn, reward, terminated, truncated, info = env.step(written.text)
         snapshots.append(turn.snapshot)
         steps.append(
@@ -293,7 +295,7 @@ def _play_chunks(
         if chunk is None:
             return instruction
         perturbed.append(bool(perturbation.p_perturb and chunks and rng.random() < perturbation.p_perturb))
-        if perturbed[-1]:
+        if perturbed[-1]:  # the script's own movements at a wrong moment: within reach, and likely to undo something
             chunk = chunks[rng.integers(len(chunks))]
         obs, reward, terminated, truncated, info = env.step(chunk)
         seen.append(obs)

@@ -96,11 +96,38 @@ def import_chats(file: Path, folder: DemonstrationFolder, player: str, images: P
         except (OSError, SyntaxError, Image.DecompressionBombError):
             counts["image missing or unreadable"] += 1
             continue
-        digest = hashlib.sha256(json.dumps(chat, sort_keys=True).encode()).hexdigest()[:12]  # files share names
-        record = _record(folder, player, f"{file.stem[:60]}-{number}-{digest}", number, said, pictures)
-        if record.id in known:
+        # two files may have one name, and one file may grow: the same chat has the same id, and no other has
+        digest = hashlib.sha256(json.dumps(chat, sort_keys=True).encode()).hexdigest()[:12]
+        name = re.sub(r"[^A-Za-z0-9._-]", "-", f"{file.stem[:60]}-{number}-{digest}")
+        if name in known:
             counts["there already"] += 1
             continue
+        steps = []
+        for (prompt, _, answer), shown in zip(said, pictures, strict=True):
+            action = read_reply(answer, folder.action_names, range(len(folder.action_names))).action
+            steps.append(
+                StepRecord(
+                    prompt=prompt,
+                    text=answer,
+                    action=None if action is None else folder.action_names[action],
+                    env_reward=0.0,
+                    success=False,
+                    progress=0.0,
+                    pictures=tuple(image_digest(picture) for picture in shown),
+                )
+            )
+        record = EpisodeRecord(
+            id=name,
+            task=folder.task,
+            kind=folder.kind,
+            seed=number,
+            player=player,
+            goal="",
+            env_return=0.0,
+            success=False,
+            terminated=False,
+            steps=tuple(steps),
+        )
         folder.add(record, sum(pictures, []))
         counts["added"] += 1
     if not counts:
@@ -120,6 +147,11 @@ def _chat(form: ChatFormat, name: str, images: list[str], step: StepRecord) -> d
 
 
 def _chats(file: Path) -> Iterator[Any]:
+    """The chats of a JSON array, or of lines of JSON.
+
+    Raises:
+        UsageError: the file is neither, or cannot be read.
+    """
     try:
         text = file.read_text(encoding="utf-8")
         lines = filter(str.strip, text.split("\n"))  # splitlines would also cut at U+2028 within a string
@@ -132,7 +164,7 @@ def _said(chat: dict[str, Any]) -> list[Said]:
     """Questions and answers of a chat of either form; what is no such chat raises one of several errors."""
     if "messages" in chat:
         turns = [(message["role"], *_parts(message["content"])) for message in chat["messages"]]
-    else:
+    else:  # LLaVA's: each `<image>` among the words stands for the next file
         given = chat.get("image", chat.get("images", []))
         names = iter([given] if isinstance(given, str) else list(given))
         roles = {"human": "user", "gpt": "assistant", "system": "system"}
@@ -146,7 +178,7 @@ def _said(chat: dict[str, Any]) -> list[Said]:
     if not turns or [role for role, _, _ in turns] != ["user", "assistant"] * (len(turns) // 2):
         raise ValueError("questions and answers must alternate")
     said = [(asked[1], asked[2], answer[1]) for asked, answer in zip(turns[::2], turns[1::2], strict=True)]
-    return [(system + said[0][0], *said[0][1:]), *said[1:]]
+    return [(system + said[0][0], *said[0][1:]), *said[1:]]  # envs know no system message
 
 
 def _parts(content: str | list[dict[str, str]]) -> tuple[str, list[str]]:
@@ -163,46 +195,10 @@ def _load(root: Path, name: str) -> NDArray[np.uint8]:
     Raises:
         OSError: it is missing, lies outside `root`, or is no image of sensible size.
     """
-    path = (root / name).resolve()
+    path = (root / name).resolve()  # symbolic links and `..` too: a chat may not read what lies elsewhere
     if not path.is_relative_to(root) or not path.is_file():
         raise OSError(f"{name!r} is no file below {root}")
     return read_rgb(path, ("PNG", "JPEG", "WEBP"), MAX_PIXELS)
-
-
-def _record(
-    folder: DemonstrationFolder,
-    player: str,
-    name: str,
-    seed: int,
-    said: list[Said],
-    pictures: list[list[NDArray[np.uint8]]],
-) -> EpisodeRecord:
-    steps = []
-    for (prompt, _, answer), shown in zip(said, pictures, strict=True):
-        action = read_reply(answer, folder.action_names, range(len(folder.action_names))).action
-        steps.append(
-            StepRecord(
-                prompt=prompt,
-                text=answer,
-                action=None if action is None else folder.action_names[action],
-                env_reward=0.0,
-                success=False,
-                progress=0.0,
-                pictures=tuple(image_digest(picture) for picture in shown),
-            )
-        )
-    return EpisodeRecord(
-        id=re.sub(r"[^A-Za-z0-9._-]", "-", name),
-        task=folder.task,
-        kind=folder.kind,
-        seed=seed,
-        player=player,
-        goal="",
-        env_return=0.0,
-        success=False,
-        terminated=False,
-        steps=tuple(steps),
-    )
 
 
 SCHEMA = pa.schema(
@@ -241,8 +237,7 @@ def export_parquet(folder: DemonstrationFolder, file: Path) -> int:
             episode = {name: getattr(record, name) for name in ("task", "seed", "player", "goal", "env_return")}
             episode |= {"episode": record.id, "episode_success": record.success}
             # columns that are none of the schema's are left out
-            yield from [episode | {"step": place, **asdict(step)} for place, step in enumerate(record.steps)] or [
-                episode
-            ]
+            steps = [episode | {"step": place, **asdict(step)} for place, step in enumerate(record.steps)]
+            yield from steps or [episode]
 
     return write_parquet(file, SCHEMA, rows())

@@ -79,6 +79,8 @@ class DemonstrationFolder:
             raise ValueError(f"{self.path} holds {self.task}, got an episode of {record.task} ({record.kind})")
         if not _ID.fullmatch(record.id):
             raise ValueError(f"an id is up to 120 letters, digits and . _ -, got {record.id!r}")
+        # images and arrays first and the line last: what a crash leaves is a file that nothing names, never a line
+        # that names what is not there
         self.picture_store.keep((image_digest(picture), picture) for picture in pictures)
         if record.arrays:
             with replacing(self.path / "arrays" / f"{record.id}.npz") as partial, open(partial, "wb") as stream:
@@ -109,7 +111,7 @@ class DemonstrationFolder:
                         with np.load(self.path / "arrays" / f"{found['id']}.npz", allow_pickle=False) as file:
                             arrays = {name: file[name] for name in found["arrays"]}
                     record = from_json(found, arrays)
-                except _DAMAGES:
+                except _DAMAGES:  # one line is lost, not the folder
                     self.num_damaged += 1
                     continue
                 if record.id not in seen:
@@ -152,7 +154,7 @@ def create_folder(
                 f"{path} is not a folder of demonstrations, and not empty", "name a new or an empty folder with --out"
             )
         folder = open_folder(path)
-        if folder.has_lines:
+        if folder.has_lines:  # else a failed import left it: what it was for no longer matters
             if (folder.task, folder.kind, folder.action_names) != (task, kind, action_names):
                 raise UsageError(f"{path} holds demonstrations of {folder.task}, not of {task}", "name another folder")
             if other := folder.differs(env or {}) + _changed(folder.chunks, chunks or {}):
@@ -169,13 +171,13 @@ def create_folder(
 
 
 def _changed(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> list[str]:
-    """What of `ours` is set otherwise in `theirs`, in words; both as JSON has them. `auto` is what each run decides."""
-    plain = json.loads(json.dumps(ours))
-    return [
-        f"{key} {theirs[key]}, not {plain[key]}"
-        for key in plain
-        if theirs.get(key, plain[key]) not in (plain[key], "auto")
-    ]
+    """What of `ours` is set otherwise in `theirs`, in words."""
+    changes = []
+    for key, own in json.loads(json.dumps(ours)).items():  # through JSON, as theirs went: tuples become lists
+        # what an older folder does not name had no effect, and `auto` is what each run decides for itself
+        if theirs.get(key, own) not in (own, "auto"):
+            changes.append(f"{key} {theirs[key]}, not {own}")
+    return changes
 
 
 def open_folder(path: Path) -> DemonstrationFolder:

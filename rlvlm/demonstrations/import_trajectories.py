@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from rlvlm.core.errors import UsageError
-from rlvlm.core.steps import FloatArray, Frames
+from rlvlm.core.steps import Frames
 from rlvlm.demonstrations.collect import Log, form_of
 from rlvlm.demonstrations.folder import DemonstrationFolder, create_folder
 from rlvlm.demonstrations.lerobot import read_lerobot
@@ -33,7 +33,7 @@ READERS: Mapping[Source, Callable[[Path, CutConfig], Iterator[RobotTrajectory | 
 }
 # sources whose images are turned by half a turn to be as published policies, and our envs, have them
 _UPSIDE_DOWN = ("libero",)
-_TELL_EVERY = 50  # episodes between lines about them
+_LOG_EVERY = 50  # episodes between lines about them
 _COMPARED = 20  # episodes whose first states are compared with the task's own
 # metres or radians by which a first state is larger than any of the task's own; and metres from a place
 _UNLIKE, _SAME_PLACE = 0.5, 0.02
@@ -58,6 +58,8 @@ def import_trajectories(
         UsageError: no file can be read, units are unknown, or the data are unlike the task's own.
     """
     read = READERS[form]
+    # Data sets are larger than memory, so trajectories come one by one, and whoever has to look at several before the
+    # first is taken reads the beginning of the set again.
     torn: list[Torn] = []
     trajectories = _whole(read(source, config), torn)
     first = next(trajectories, None)
@@ -103,6 +105,7 @@ def import_trajectories(
                 f"{sample.shape[3]} x {sample.shape[2]}",
                 "scale them with --cut.image-px",
             )
+        # in the env's own spelling, which a policy is given; files differ in case, points and underscores
         alike = (one for one in env.instructions if _plain(one) == _plain(trajectory.instruction))
         record = EpisodeRecord(
             id=name,
@@ -123,7 +126,7 @@ def import_trajectories(
         )
         folder.add(record, images.reshape(-1, *images.shape[2:]))
         counts["added"] += 1
-        if counts["added"] % _TELL_EVERY == 0:
+        if counts["added"] % _LOG_EVERY == 0:
             log(f"{counts['added']} episodes added, {counts.total() - counts['added']} left out")
     for one in torn:
         log(f"torn: {one.file}: {one.reason}")
@@ -135,8 +138,16 @@ def _chunks_of(
     trajectory: RobotTrajectory, env: ChunkEnv, grippers: NDArray[np.bool_], made: dict[str, Any], config: CutConfig
 ) -> Cut | str:
     """The chunks of a trajectory, in the env's units; or why it cannot be learned from."""
-    if reason := _reason_against(trajectory, env, made["late"]):
-        return reason
+    if env.instructions and _plain(trajectory.instruction) not in map(_plain, env.instructions):
+        return f"another task's instruction: {trajectory.instruction}"
+    if trajectory.is_late != made["late"]:  # a folder's card says one thing of all that is in it
+        return "seen at another moment than the others"
+    if trajectory.actions.shape[1:] != env.action_low.shape:
+        return f"actions of {trajectory.actions.shape[-1]} numbers, not {len(env.action_low)}"
+    if trajectory.proprio.shape[1:] != (env.proprio_size,):
+        return f"proprioception of {trajectory.proprio.shape[-1]} numbers, not {env.proprio_size}"
+    if not (np.isfinite(trajectory.actions).all() and np.isfinite(trajectory.proprio).all()):
+        return "numbers that are not finite"
     actions = opened(trajectory.actions, grippers, made["gripper"])
     if not ((actions >= env.action_low - _ROUNDING) & (actions <= env.action_high + _ROUNDING)).all():
         return "actions out of range"
@@ -165,6 +176,7 @@ def _check_like(trajectories: Iterable[RobotTrajectory], env: ChunkEnv, task: st
         return
     met = f"the first episode's instruction is {some[0].instruction!r}"
     fix = "import data whose states are the task's own; --cut.unlike takes it all the same"
+    # the median: a few odd episodes do not make a data set another robot's
     first = np.median(np.abs([one.proprio[0] for one in some]), axis=0)
     if (first - np.abs(starts).max(axis=0) > _UNLIKE).any():
         found, own = (np.array2string(np.asarray(row), precision=2) for row in (some[0].proprio[0], starts[0]))
@@ -172,6 +184,7 @@ def _check_like(trajectories: Iterable[RobotTrajectory], env: ChunkEnv, task: st
     num = min(3, starts.shape[1])  # a hand's place comes first, and is what the first numbers of an action move
     actions = np.concatenate([one.actions[:-1, :num] for one in some])
     places = np.concatenate([one.proprio[1:, :num] for one in some])
+    # a movement is far from the place where it ends, but where both are small: then it has to be much nearer than small
     error, size = np.abs(actions - places).mean(), np.abs(actions).mean()
     if error < _SAME_PLACE and error < size / 4:
         raise UsageError(
@@ -188,6 +201,7 @@ def _gripper_units(trajectories: Iterator[RobotTrajectory], grippers: NDArray[np
         UsageError: none is: 1 may mean either.
     """
     for trajectory in trajectories:
+        # actions of another size are refused later, with a better reason than their gripper's units
         if trajectory.actions.shape[1:] != grippers.shape or (trajectory.actions[:, grippers] < -_ROUNDING).any():
             return "minus_one_opens"
     if not grippers.any():
@@ -198,21 +212,6 @@ def _gripper_units(trajectories: Iterator[RobotTrajectory], grippers: NDArray[np
     )
 
 
-def _reason_against(trajectory: RobotTrajectory, env: ChunkEnv, late: bool) -> str:
-    """Why a trajectory cannot be learned from in `env`, apart from its units; empty where it can."""
-    if env.instructions and _plain(trajectory.instruction) not in map(_plain, env.instructions):
-        return f"another task's instruction: {trajectory.instruction}"
-    if trajectory.is_late != late:
-        return "seen at another moment than the others"
-    if trajectory.actions.shape[1:] != env.action_low.shape:
-        return f"actions of {trajectory.actions.shape[-1]} numbers, not {len(env.action_low)}"
-    if trajectory.proprio.shape[1:] != (env.proprio_size,):
-        return f"proprioception of {trajectory.proprio.shape[-1]} numbers, not {env.proprio_size}"
-    if not (np.isfinite(trajectory.actions).all() and np.isfinite(trajectory.proprio).all()):
-        return "numbers that are not finite"
-    return ""
-
-
 def _plain(instruction: str) -> str:
     """An instruction without what files write differently."""
     return " ".join(re.sub(r"[^a-z0-9 ]", " ", instruction.lower().replace("_", " ")).split())
@@ -220,9 +219,8 @@ def _plain(instruction: str) -> str:
 
 def _name_of(form: Source, trajectory: RobotTrajectory) -> str:
     """An id that equal trajectories share."""
-    seen: tuple[FloatArray, FloatArray] = (trajectory.actions, trajectory.proprio)
     digest = hashlib.sha256(trajectory.instruction.encode())
-    for one in seen:
+    for one in (trajectory.actions, trajectory.proprio):
         digest.update(np.ascontiguousarray(one).tobytes())
     stem = re.sub(r"[^A-Za-z0-9._-]", "-", f"{trajectory.file.stem[:60]}-{trajectory.name[:20]}")
     return f"{form}-{stem}-{digest.hexdigest()[:12]}"
@@ -240,7 +238,7 @@ def _shown(trajectory: RobotTrajectory, steps: NDArray[np.intp], is_turned: Any,
         raise UsageError(f"{trajectory.file}: its images are torn: {error}", "fetch it anew") from error
     if images.dtype != np.uint8 or images.ndim != 5 or images.shape[4] != 3 or images.shape[2] != images.shape[3]:
         raise UsageError(f"{trajectory.file}: square images of bytes are wanted, got {images.dtype} {images.shape[1:]}")
-    images = images[:, :, ::-1, ::-1] if is_turned else images
+    images = images[:, :, ::-1, ::-1] if is_turned else images  # by half a turn: both sides are reversed
     if size_px and size_px != images.shape[2]:
         one_by_one = map(Image.fromarray, np.ascontiguousarray(images).reshape(-1, *images.shape[2:]))
         scaled = [np.asarray(image.resize((size_px, size_px), Image.Resampling.LANCZOS)) for image in one_by_one]

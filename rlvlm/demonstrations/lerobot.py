@@ -73,7 +73,7 @@ class _LeRobotDataset:
         self._features: Mapping[str, Any] = info["features"]
         if not version.startswith(("v2", "v3")):
             raise ValueError(f"version {version}, and 2.x and 3.x are read")
-        for path in (info["data_path"], info.get("video_path") or ""):
+        for path in (info["data_path"], info.get("video_path") or ""):  # untrusted, and formatted into file names
             if Path(path).is_absolute() or ".." in Path(path).parts:
                 raise ValueError(f"{path} lies elsewhere")
         found = [next((name for name in names if name in self._features), None) for names in (_ACTIONS, _STATES)]
@@ -81,7 +81,7 @@ class _LeRobotDataset:
             raise ValueError(f"no column {' or '.join(_ACTIONS)}, or none {' or '.join(_STATES)}")
         self._actions, self._states = found
         images = [name for name, feature in self._features.items() if feature["dtype"] in ("image", "video")]
-        images.sort(key=lambda name: "wrist" in name or "hand" in name)  # the wrist's last
+        images.sort(key=lambda name: "wrist" in name or "hand" in name)  # the wrist's last, as in our envs
         self._cameras = list(self._config.cameras) or images
         if version.startswith("v2"):
             self.file = self._source / "meta" / "episodes.jsonl"
@@ -93,6 +93,7 @@ class _LeRobotDataset:
             raise ValueError("no file in meta/episodes")
         for file in files:
             self.file = file
+            # statistics of each feature are most of the file, and nothing here asks for them
             names = [name for name in pq.read_schema(self.file).names if not name.startswith("stats/")]
             for episode in pq.read_table(self.file, columns=names).to_pylist():
                 yield episode | {key: episode[f"data/{key}"] for key in ("chunk_index", "file_index")}
@@ -128,16 +129,18 @@ class _LeRobotDataset:
 
     def _rows(self, episode: Mapping[str, Any]) -> pa.Table:
         """The rows of an episode, from the file that `meta/` names or from the one that has them."""
-        number, length, rows = episode["episode_index"], episode["length"], 0
-        named: Path = self._source / self._info["data_path"].format(**episode)
-        for place in (lambda: named, lambda: self._files.get(number, named)):  # all files are only read where need be
-            self.file = place()
-            if self.file.exists() or number not in self._files:
-                table = pq.read_table(self.file, filters=[("episode_index", "=", number)])
-                if table.num_rows == length:
-                    return table
-                rows = table.num_rows
-        raise ValueError(f"{rows} of {length} steps of episode {number}")
+        number, length = episode["episode_index"], episode["length"]
+        of_episode = [("episode_index", "=", number)]
+        self.file = named = self._source / self._info["data_path"].format(**episode)
+        if named.exists():
+            table = pq.read_table(named, filters=of_episode)
+            if table.num_rows == length:
+                return table
+        self.file = self._files.get(number, named)  # all files are read for this, so only where need be
+        table = pq.read_table(self.file, filters=of_episode)
+        if table.num_rows == length:
+            return table
+        raise ValueError(f"{table.num_rows} of {length} steps of episode {number}")
 
     @cached_property
     def _files(self) -> dict[int, Path]:
@@ -198,11 +201,13 @@ def _filmed(film: _Film, steps: NDArray[np.intp]) -> Frames:
     try:
         with av.open(str(film.file), format="mp4") as container:  # a playlist could name any file
             stream = container.streams.video[0]
+            # several episodes share a film: to the key frame before this one, and on from there
             if film.begins_s and stream.time_base:
                 container.seek(int(film.begins_s / stream.time_base), stream=stream)
             for frame in container.decode(stream):
                 if len(images) == len(wanted):
                     break
+                # within half a frame: times are rounded when films are written
                 if frame.time is not None and abs(frame.time - wanted[len(images)]) < 0.5 / film.fps:
                     images.append(frame.to_ndarray(format="rgb24").astype(np.uint8, copy=False))
         if len(images) < len(wanted):

@@ -40,8 +40,8 @@ def read_libero(source: Path, config: CutConfig) -> Iterator[RobotTrajectory | T
         try:
             with h5py.File(path, "r") as file:
                 data: Any = file["data"]
-                is_own = "problem_info" in data.attrs
-                for name in sorted(data, key=lambda name: (len(name), name)):
+                is_own = "problem_info" in data.attrs  # LIBERO's script writes it, and OpenVLA's does not
+                for name in sorted(data, key=lambda name: (len(name), name)):  # demo_2 before demo_10
                     yield _trajectory(path, name, data[name], _instruction(path, data), is_own, config)
         except (OSError, KeyError, ValueError, TypeError, AttributeError) as error:
             yield Torn(file=path, reason=f"torn, or no file of LIBERO's: {error}")
@@ -58,9 +58,8 @@ def _instruction(path: Path, data: Any) -> str:
 
 def _trajectory(path: Path, name: str, demo: Any, instruction: str, is_own: bool, config: CutConfig) -> RobotTrajectory:
     obs = demo["obs"]
-    turns = "ee_states" if "ee_states" in obs else "ee_ori"
-    places = [obs["ee_pos"][()]] if turns == "ee_ori" else []
-    proprio = np.concatenate([*places, obs[turns][()], obs["gripper_states"][()]], axis=1)
+    pose = ("ee_states",) if "ee_states" in obs else ("ee_pos", "ee_ori")
+    proprio = np.concatenate([obs[part][()] for part in (*pose, "gripper_states")], axis=1)
     actions = demo["actions"][()]
     cameras = [obs[camera] for camera in config.cameras or _CAMERAS]
     counts = [len(actions), len(proprio), *map(len, cameras)]

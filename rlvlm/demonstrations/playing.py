@@ -98,6 +98,7 @@ def _step_player(env: StepEnv, seed: int, style: Style) -> tuple[Callable[[Any],
         action = env.scripted_action(obs)
         if action is None:
             return None
+        # without noise nothing is drawn, so that what is random afterwards does not hang on how long the script played
         noise = style.noise * rng.standard_normal(shape) if style.noise else 0.0
         return np.clip(action + noise, -1, 1).astype(np.float32)
 
@@ -113,6 +114,7 @@ def _step_player(env: StepEnv, seed: int, style: Style) -> tuple[Callable[[Any],
 def _chunk_player(env: ChunkEnv, seed: int, style: Style) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
     rng = np.random.default_rng(seed)
     shape = (env.chunk_steps, len(env.action_low))
+    # the middle of a range moves nothing
     still = np.broadcast_to((env.action_low + env.action_high) / 2, shape).astype(np.float32)
     return (
         lambda _: env.scripted_chunk(style.noise, rng),
@@ -140,7 +142,7 @@ def play(env: Env[Any, Any], seed: int, choose: Choose, after_success: int | Non
         after_success: steps, turns or chunks after which an episode is left that was a success, >= 0; None plays on
             until the env ends it.
     """
-    options = {"state_id": seed} if isinstance(env, ChunkEnv) else None
+    options = {"state_id": seed} if isinstance(env, ChunkEnv) else None  # there it is the number that decides a start
     obs, info = env.reset(seed=seed, options=options)
     snapshots, progress, rewards, actions = [env.snapshot()[None]], [info["progress"]], [], []
     goal = obs.instructions[0] if isinstance(env, ChunkEnv) else env.goal
@@ -153,6 +155,7 @@ def play(env: Env[Any, Any], seed: int, choose: Choose, after_success: int | Non
             return None
         obs, reward, is_terminated, is_truncated, info = env.step(action)
         is_over = is_terminated or is_truncated
+        # a chunk has a snapshot and a reward for each of its steps, and one progress at its end
         snapshots.append(info.get("snapshots", env.snapshot()[None]))
         rewards.append(info.get("env_rewards", [reward]))
         progress += [info["progress"]] * len(rewards[-1])

@@ -96,6 +96,7 @@ def from_json(line: Any, arrays: Mapping[str, NDArray[Any]]) -> EpisodeRecord:
         record = EpisodeRecord(**fields, steps=steps, last_pictures=last, arrays=arrays)
         texts = [record.id, record.task, record.kind, record.player, record.goal]
         texts += [text for step in record.steps for text in (step.prompt, step.text, *step.pictures)]
+        # JSON has no types of its own, and these go into prompts, file names and sums
         if not all(isinstance(text, str) for text in texts):
             raise TypeError("a text is wanted")
         numbers = [record.env_return, record.seed]
@@ -123,6 +124,7 @@ def to_token_episode(record: EpisodeRecord, env: TurnEnv) -> TokenEpisode:
     places = {name: place for place, name in enumerate(names)}
     replies = []
     for step in record.steps:
+        # read again for its span alone: the action is the one that was read as the episode was played
         read = read_reply(step.text, names, range(len(names)))
         action = None if step.action is None else places[step.action]
         replies.append(Reply(text=step.text, thought=read.thought, action=action, action_span=read.action_span))
@@ -141,6 +143,7 @@ def to_token_episode(record: EpisodeRecord, env: TurnEnv) -> TokenEpisode:
         ),
         snapshots=snapshots,
         steps=np.ones(count, np.int64),
+        # nobody sampled these: the tokens are those of whoever learns, and there are no log-probs, values or versions
         tokens=(),
         log_probs=(),
         masks=(),

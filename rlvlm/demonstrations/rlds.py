@@ -54,6 +54,8 @@ def _records(path: Path) -> Iterator[bytes]:
         while left:
             head = file.read(12)
             length, checksum = struct.unpack("<QI", head) if len(head) == 12 else (left, 0)
+            # the length is checked before so many bytes are read: a torn file may name any number of them. Records
+            # are not: a checksum of megabytes takes long in Python, and what is torn in them does not parse
             if length > left - 16 or _masked_checksum(head[:8]) != checksum:
                 raise ValueError(f"no whole record {left} bytes before its end")
             yield file.read(length)
@@ -92,6 +94,7 @@ def _trajectory(path: Path, number: int, record: bytes, config: CutConfig) -> Ro
     if any(len(shelf) != num for shelf in shelves):
         raise ValueError(f"{num} steps have {', '.join(str(len(shelf)) for shelf in shelves)} images")
     actions, proprio = numbers("steps/action"), numbers(f"{_OBSERVED}state")
+    # where there are rewards, a success has one above 0; data without them are taken for demonstrations
     rewards = list(features["steps/reward"].float_list.value) if "steps/reward" in features else []
     return RobotTrajectory.recorded(
         actions,
@@ -112,7 +115,7 @@ def _cameras(features: Mapping[str, Any]) -> list[str]:
         for name in features
         if name.startswith(_OBSERVED)
         and features[name].bytes_list.value
-        and features[name].bytes_list.value[0].startswith((b"\xff\xd8", b"\x89PNG"))
+        and features[name].bytes_list.value[0].startswith((b"\xff\xd8", b"\x89PNG"))  # how JPEG and PNG begin
     ]
     return sorted(names, key=lambda name: ("wrist" in name or "hand" in name, name))
 

@@ -38,7 +38,7 @@ class CutConfig:
     unlike: bool = False
     """Take what begins elsewhere than the task's own episodes, or whose actions are places and not movements."""
     cameras: tuple[str, ...] = ()
-    """Names of the images in the data, in the order of the world's cameras; empty: all, the wrist's last."""
+    """Names of the images in the data, in the order of the env's cameras; empty: all, the wrist's last."""
 
     def __post_init__(self) -> None:
         if self.stride < 0 or self.image_px < 0:
@@ -65,8 +65,8 @@ class RobotTrajectory:
 
     @classmethod
     def recorded(cls, actions: FloatArray, proprio: FloatArray, *, is_late: bool, **rest: Any) -> Self:
-        """Of what a file has beside one another; of its first action nobody saw what was before, where it is late."""
-        if is_late:
+        """Of what a file has beside one another; where it is late, actions go to what was seen before them."""
+        if is_late:  # of the first action nobody saw what was before, and of the last state no action followed
             actions, proprio = actions[1:], proprio[:-1]
         return cls(actions=actions, proprio=proprio, is_late=is_late, **rest)
 
@@ -96,7 +96,7 @@ def cut(actions: FloatArray, grippers: NDArray[np.bool_], length: int, config: C
     """Cuts `actions` [T, A] into chunks of `length`; C may be 0.
 
     Args:
-        actions: in the world's units, where 0 is no movement.
+        actions: in the env's units, where 0 is no movement.
         grippers: [A] which of their dimensions are grippers.
         length: L.
         config: stride, end and filter.
@@ -110,6 +110,7 @@ def cut(actions: FloatArray, grippers: NDArray[np.bool_], length: int, config: C
     for chunk, first in zip(chunks, firsts.tolist(), strict=True):
         given = actions[kept[first : first + length]]
         chunk[: len(given)] = given
+        # standing still is 0 for what moves the arm; a gripper is commanded to a place, and 0 would close it
         chunk[len(given) :] = given[-1] if config.last == "repeat" else np.where(grippers, given[-1], 0.0)
     # with a stride below L chunks overlap: only the steps up to the next one are counted
     steps = np.minimum(stride, len(kept) - firsts)
@@ -122,6 +123,7 @@ def moving(actions: FloatArray, grippers: NDArray[np.bool_]) -> NDArray[np.intp]
     Source: Kim et al. 2024, arXiv:2406.09246 (OpenVLA), its LIBERO data without no-ops.
     """
     kept: list[int] = []
+    # a gripper is compared with the last action that was kept, so that a slow change of it is not lost step by step
     for place, action in enumerate(actions):
         is_still = np.linalg.norm(action[~grippers]) < _STILL
         if not (is_still and (not kept or np.array_equal(action[grippers], actions[kept[-1]][grippers]))):
@@ -131,9 +133,9 @@ def moving(actions: FloatArray, grippers: NDArray[np.bool_]) -> NDArray[np.intp]
 
 def opened(actions: FloatArray, grippers: NDArray[np.bool_], units: GripperUnits) -> FloatArray:
     """`actions` [T, A] with 1 for an open gripper and 0 for a closed one."""
-    convert: dict[str, Callable[[FloatArray], FloatArray]] = {
-        "minus_one_opens": lambda given: (1.0 - given) / 2.0,
-        "one_opens": lambda given: given,
-        "one_closes": lambda given: 1.0 - given,
-    }
-    return np.where(grippers, convert[units](actions), actions).astype(np.float32)
+    openness = actions
+    if units == "minus_one_opens":
+        openness = (1.0 - actions) / 2.0
+    elif units == "one_closes":
+        openness = 1.0 - actions
+    return np.where(grippers, openness, actions).astype(np.float32)
