@@ -60,7 +60,7 @@ def completion(tokens: Tokens, numbers: tuple[int, ...], target: int, symbols: s
     stack = read(tokens)
     if stack is None:
         return None
-    if stack == START and numbers:
+    if stack == START and numbers:  # every episode begins so: the table of whole formulas has it
         return reachable(numbers, symbols).get((target, 1))
     # Of brackets that open one another's first operand, more than there are numbers hold nothing but the next one: they
     # are left out, and closed where the innermost of them closes.
@@ -74,7 +74,7 @@ def completion(tokens: Tokens, numbers: tuple[int, ...], target: int, symbols: s
     if found is None or len(levels) == len(stack):
         return found
     depth, place = 0, 0
-    while depth >= 0:
+    while depth >= 0:  # up to the bracket that closes the innermost level that was kept
         depth += (found[place] == "(") - (found[place] == ")")
         place += 1
     return (*found[:place], *(")",) * (len(stack) - len(levels)), *found[place:])
@@ -157,7 +157,7 @@ def _applied(left: Ratio, operator: str, right: Ratio) -> Ratio:
         above, below = a * d + (c * b if operator == "+" else -c * b), b * d
     else:
         above, below = (a * c, b * d) if operator == "*" else (a * d, b * c)
-    shared = gcd(above, below) * (1 if below > 0 else -1)
+    shared = gcd(above, below) * (1 if below > 0 else -1)  # lowest terms, so that equal fractions are equal keys
     return above // shared, below // shared
 
 
@@ -278,7 +278,7 @@ def _to_reach(levels: tuple[Level, ...], numbers: tuple[int, ...], target: Ratio
 @lru_cache(maxsize=2_048)
 def _choices(numbers: tuple[int, ...], is_grouping: bool) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
     """Every way to take some of `numbers` as one operand, and what is left; equal ways once."""
-    ways = {}
+    ways = {}  # by the numbers and not by their places: of two fives it does not matter which is taken
     for size in range(1, len(numbers) + 1 if is_grouping else 2):
         for places in combinations(range(len(numbers)), size):
             chosen = tuple(numbers[i] for i in places)
@@ -292,6 +292,7 @@ def joined(left: Tokens, operator: str, right: Tokens) -> Tokens:
     if _PRECEDENCE[_outermost(left)] < strength:
         left = ("(", *left, ")")
     weaker = _PRECEDENCE[_outermost(right)]
+    # a - (b - c) and a / (b / c) keep their brackets, a + (b - c) does not need them
     if weaker < strength or (weaker == strength and operator in "-/"):
         right = ("(", *right, ")")
     return (*left, operator, *right)
@@ -318,6 +319,7 @@ def _evaluate(node: ast.expr) -> float:
         raise ValueError("no arithmetic")
     left, right = _evaluate(node.left), _evaluate(node.right)
     if isinstance(node.op, ast.Pow):
+        # 9**9**9**9 is four numbers, and would run until memory is out; of a negative number a root is complex
         if abs(right) * max(abs(left), 2).__trunc__().bit_length() > _MAX_LEGACY_BITS or (left < 0 and right % 1):
             raise ValueError("too large a power")
         return left**right

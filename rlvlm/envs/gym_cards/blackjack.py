@@ -96,7 +96,7 @@ class Blackjack(TurnEnv):
 
     def snapshot(self) -> FloatArray:
         """[44]: the dealer's open card, then one's own; 0 where there is none."""
-        snapshot = np.zeros((1 + _MAX_CARDS, 2), np.float32)
+        snapshot = np.zeros((1 + _MAX_CARDS, 2), np.float32)  # 21 aces are the longest hand that is not over
         snapshot[0] = self._dealer[0]
         shown = self._player[:_MAX_CARDS]
         snapshot[1 : 1 + len(shown)] = shown
@@ -125,6 +125,7 @@ class Blackjack(TurnEnv):
     def expert_action(self) -> int:
         """Basic strategy, as far as one may only stand or hit."""
         (own, is_soft), dealers = total(self._player), min(int(self._dealer[0, 0]), 10)
+        # a soft hand cannot be lost by one card; a dealer who shows 2 to 6 is likely to go over 21
         if is_soft:
             enough = 19 if dealers in (1, 9, 10) else 18
         elif 2 <= dealers <= 6:
@@ -144,6 +145,7 @@ class Blackjack(TurnEnv):
     def _drawn(self, count: int) -> NDArray[np.int64]:
         """[count, 2] cards of an endless deck. What counts as 10 shows as jack, queen or king."""
         values = _DECK[self.np_random.integers(0, len(_DECK), count)]
+        # drawn for every card, wanted or not: how many numbers a deal takes does not hang on its cards
         faces = self.np_random.integers(11, 14, count)
         return draw_cards(self.np_random, np.where(values == 10, faces, values))
 
@@ -168,6 +170,7 @@ def _paint(hand: tuple[tuple[int, int], ...], per_row: int) -> Frames:
     image.paste(card_back(_CARD_PX), (78, 25))
     pen.text((5, 130), "Player", font=font(16), fill="white")
     own = hand[1:]
+    # two rows at most, whatever the hand: with more cards than fit side by side they overlap to the right
     in_row = max(per_row, -(-len(own) // 2))
     pitch = width + _GAP_PX if in_row == per_row else (SIDE_PX - 5 - width) // (in_row - 1)
     for place, card in enumerate(own):

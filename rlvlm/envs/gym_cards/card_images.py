@@ -9,7 +9,6 @@ from typing import Any, Literal
 
 import gymnasium as gym
 import numpy as np
-from numpy.typing import NDArray
 
 from rlvlm.core.steps import Frames
 from rlvlm.envs.config import EnvConfig
@@ -50,10 +49,11 @@ class CardImageEnv(gym.Env[Frames, int]):
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Frames, dict[str, Any]]:
         """First image and info of a new episode; `options` is not used."""
         super().reset(seed=seed, options=options)
+        # an own seed for the env in turns, so that episodes after a seeded one follow from it too
         if seed is None and self._np_random is not None:
             seed = int(self.np_random.integers(2**31))
-        _, info = self._env.reset(seed=seed)
-        return self._image(), self._told(info)
+        self._env.reset(seed=seed)
+        return self.render(), self._info()
 
     def step(self, action: int | np.integer) -> tuple[Frames, float, bool, bool, dict[str, Any]]:
         """Image, reward, terminated, truncated, info.
@@ -65,20 +65,17 @@ class CardImageEnv(gym.Env[Frames, int]):
             names = ", ".join(f"{number} {name}" for number, name in enumerate(self.action_names))
             raise ValueError(f"an action must be one of {names}; got {action!r}")
         reward, terminated, truncated = self._env.act(int(action))
-        return self._image(), reward, terminated, truncated, self._told(self._env.info())
+        return self.render(), reward, terminated, truncated, self._info()
 
     def render(self) -> Frames:  # pyright: ignore[reportIncompatibleMethodOverride] - always one image
         """The present image."""
-        return self._image()
-
-    def _image(self) -> NDArray[np.uint8]:
         return self._env.draw(self._env.snapshot()[None])[0]
 
-    def _told(self, info: dict[str, Any]) -> dict[str, Any]:
-        """`info` with the reference's keys, and with what a text wrapper needs: the env's words."""
-        return info | self._env.reference_info() | {"prompt": self._env.prompt()}
+    def _info(self) -> dict[str, Any]:
+        """The env's info with the reference's keys, and with what a text wrapper needs: the env's words."""
+        return self._env.info() | self._env.reference_info() | {"prompt": self._env.prompt()}
 
 
 for _id, _game in (IDS | OWN_IDS).items():
-    if _id not in gym.registry:
+    if _id not in gym.registry:  # where the reference's package was imported first, its names stay its own
         gym.register(_id, f"{__name__}:CardImageEnv", kwargs={"game": _game})

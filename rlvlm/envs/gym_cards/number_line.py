@@ -50,7 +50,7 @@ class NumberLine(TurnEnv):
     def begin(self) -> None:
         """Both numbers are drawn; equal ones are told apart as the reference does."""
         self._current, self._target = (int(number) for number in self.np_random.integers(0, _LAST + 1, 2))
-        if self._current == self._target:
+        if self._current == self._target:  # an episode that begins with success would teach nothing
             self._target = (self._target + 1) % _LAST
         self._first_distance = abs(self._target - self._current)
         self._turns = 0

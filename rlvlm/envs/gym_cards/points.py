@@ -62,16 +62,17 @@ class PointsGame(TurnEnv):
     def begin(self) -> None:
         """Deals a hand; one that can be solved, where that is wanted."""
         ranks = self.deal()
+        # whole deals are thrown away, so that hands that can be solved keep the odds that they have among themselves
         while self._must_be_solvable and not self._completion((), ranks):
             ranks = self.deal()
         self._cards = draw_cards(self.np_random, ranks)
-        prepare(tuple(sorted(self._numbers())), self._symbols)
+        prepare(tuple(sorted(self._numbers())), self._symbols)  # here and not in the middle of an episode
         self._entries: list[str] = []
         self._turns = 0
         self._is_won = False
 
     def start_key(self, first: FloatArray) -> bytes:
-        """The numbers of the hand, in whatever order and suits."""
+        """The numbers of the hand, in whatever order and suits: what makes a hand easy or hard."""
         return bytes(sorted(min(int(rank), 10) for rank in first[: 2 * self.num_cards : 2]))
 
     def act(self, action: int | None) -> Outcome:
@@ -85,6 +86,7 @@ class PointsGame(TurnEnv):
             return _LOST, False, is_late
         symbol = self.action_names[action]
         if symbol == "=":
+            # a formula of some of the numbers may have the value, too; blanks are no numbers
             is_complete = sum(entry in _NUMBERS for entry in self._entries) == self.num_cards
             read = legacy_value("".join(self._entries)) if self.rules == "legacy" else value(self._tokens())
             self._is_won = is_complete and read == self.target
@@ -142,7 +144,7 @@ class PointsGame(TurnEnv):
         cards, codes = key[: 2 * self.num_cards].reshape(-1, 2), key[2 * self.num_cards :]
         hand = tuple((int(rank), int(suit)) for rank, suit in cards)
         entries = [_BLANK if code == 1 else self.action_names[code - 2] for code in codes if code]
-        image = _laid_out(hand).copy()
+        image = _laid_out(hand).copy()  # the cards stay while the formula grows
         self.write(image, entries)
         return np.asarray(image)
 
@@ -246,6 +248,7 @@ class Points24(PointsGame):
         """The search from the empty formula, as long as what stands agrees with it; else what completes it."""
         numbers, stands = self._numbers(), self._tokens()
         found = search(tuple(numbers))
+        # after a blank, or another beginning than the search found, only that formula is left which completes it
         if len(stands) < len(self._entries) or stands != (found.formula or ())[: len(stands)]:
             return super().plan()
         working = "; ".join(found.steps) + ". "
@@ -258,7 +261,7 @@ class Points24(PointsGame):
         pen, lines = ImageDraw.Draw(image), [" ".join(entries)]
         pen.text((10, 210), "Formula:", font=font(16), fill="white")
         if self.rules == "mended" and pen.textlength(lines[0], font=font(16)) > SIDE_PX - 20:
-            half = len(entries) // 2 + 1
+            half = len(entries) // 2 + 1  # broken between entries, never within a number
             lines = [" ".join(entries[:half]), " ".join(entries[half:])]
         for row, line in enumerate(lines):
             pen.text((10, 240 + 26 * row), line, font=font(16), fill="white")

@@ -67,6 +67,7 @@ def search(numbers: tuple[int, ...]) -> Search:
             value, formula = _join(*pair)
             others = [item for place, item in enumerate(items) if place not in (i, j)]
             left = tuple(sorted((value, *(number for number, _ in others))))
+            # what a first round passes over is not marked as seen: the second comes back to it
             if left in seen or (is_first_round and (value.denominator > 1 or turn >= _MOST_TRIED)):
                 continue
             seen.add(left)
@@ -75,6 +76,7 @@ def search(numbers: tuple[int, ...]) -> Search:
             if is_first_round or draft is not None:
                 written.append(step)
             if draft is not None:
+                # once more, with the joint spelt out: brackets are needed or not according to what stands inside
                 return Search(tuple(written), draft, _look("", ((value, formula), *others))[1])
     return Search(tuple(written), None, None)
 

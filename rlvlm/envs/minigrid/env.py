@@ -72,15 +72,16 @@ class MiniGridTurnEnv(TurnEnv):
     def act(self, action: int | None) -> Outcome:
         """One step of the env, or none."""
         before = self.snapshot()
+        # all that was ever done is kept, unreadable replies too: set_state plays it again
         self._done.append(_PASSED if action is None else action)
         self._last = "could not be read"
         if action is None:  # not one of the env's own actions: in some envs even "done" moves the agent
             self._env.step_count += 1
             return _INVALID, False, self._env.step_count >= self._env.max_steps
         _, reward, terminated, truncated, _ = self._env.step(action)
-        is_in_vain = np.array_equal(before, self.snapshot())
+        is_in_vain = np.array_equal(before, self.snapshot())  # as a greedy policy cannot see, and would repeat
         self._last = f"was {self.action_names[action]}" + (" and changed nothing" if is_in_vain else "")
-        self._is_success = bool(terminated) and float(reward) > 0
+        self._is_success = bool(terminated) and float(reward) > 0  # lava and wrong objects end an episode, too
         self._plan = None if terminated else self._next_plan(action)
         return float(reward), bool(terminated), bool(truncated) and not terminated
 
@@ -90,7 +91,7 @@ class MiniGridTurnEnv(TurnEnv):
 
     def start_key(self, first: FloatArray) -> bytes:
         """The grid, wherever the agent starts in it; where there is but one grid, where it starts."""
-        seen = first if _has_one_grid(self._name) else first[:-3]
+        seen = first if _has_one_grid(self._name) else first[:-3]  # the last three are the agent
         return np.rint(seen).astype(np.int64).tobytes()
 
     def prompt(self) -> str:
@@ -102,7 +103,8 @@ class MiniGridTurnEnv(TurnEnv):
         if self._shows_text or self._has_mission:
             thing = self._env.carrying
             hand = f"the {thing.color} {thing.type}" if thing is not None else "nothing"
-            stated = f" Mission: {self._env.mission}. It faces {_DIRECTIONS[self._facing()]} and carries {hand}."
+            facing = _DIRECTIONS[int(self._env.agent_dir)]
+            stated = f" Mission: {self._env.mission}. It faces {facing} and carries {hand}."
         if self._shows_last and self._last:
             stated += f" Your last action {self._last}."
         return (
@@ -167,6 +169,7 @@ class MiniGridTurnEnv(TurnEnv):
         if self._plan is None:
             return f'"thoughts": "{seen} I know no way."'
         thing, (target_column, target_row) = self._plan.target
+        # where it faces once it has turned as the plan begins
         turns = list(takewhile(lambda action: action in (LEFT, RIGHT), self._plan.actions))
         heading = (facing + turns.count(RIGHT) - turns.count(LEFT)) % len(STEPS)
         way = f"I go {_DIRECTIONS[heading]} to {column + STEPS[heading][0]},{row + STEPS[heading][1]}."
@@ -177,6 +180,7 @@ class MiniGridTurnEnv(TurnEnv):
         self._done: list[int] = []
         self._last = ""
         self._env.reset(seed=grid_seed)
+        # MiniGrid's reward counts steps against this; a shorter limit of ours is one for it too
         self._env.max_steps = min(self._env.max_steps, self._max_turns)
         if self._has_mission:
             self.goal = self._env.mission or OTHERS[0]
@@ -186,6 +190,7 @@ class MiniGridTurnEnv(TurnEnv):
 
     def _next_plan(self, action: int) -> Plan | None:
         """The plan after `action`: its rest where the action followed it and nothing else moves; else a new one."""
+        # a plan is dear in the larger mazes; most actions of an expert, and many of a policy, follow the one there is
         if self._is_still and self._plan is not None and self._plan.actions[0] == action:
             return self._plan.rest() or self._new_plan()
         if self._is_still and self._plan is None and action in self._legal[:3]:
@@ -195,7 +200,7 @@ class MiniGridTurnEnv(TurnEnv):
     def _new_plan(self) -> Plan | None:
         if not self.has_expert:
             return None
-        if not self._is_exact:
+        if not self._is_exact:  # its mission asks for more than a square or a door, or something moves by itself
             mission = read_mission(self._env)
             return None if mission is None else plan_subgoals(self._env, mission)
         thing = self._env.carrying
@@ -207,10 +212,7 @@ class MiniGridTurnEnv(TurnEnv):
         return self._env.grid.encode().astype(np.int64)
 
     def _agent(self) -> NDArray[np.int64]:
-        return np.array([*self._env.agent_pos, self._facing()], np.int64)
-
-    def _facing(self) -> int:
-        return int(self._env.agent_dir)
+        return np.array([*self._env.agent_pos, int(self._env.agent_dir)], np.int64)
 
 
 _GRIDS = 8  # of which an env's are compared

@@ -3,7 +3,6 @@
 BabyAI's missions are trees of instructions; MiniGrid's own envs each keep what they want under names of their own.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,17 +63,46 @@ class Mission:
     """Cells that end the episode as a failure."""
     is_picky: bool = False
     """Whether to pick up anything else, or to open another door, fails."""
-    is_still: bool = True
-    """Whether nothing moves by itself."""
 
 
 def read_mission(env: Any) -> Mission | None:
     """What is left to do in an env of MiniGrid's package; None where nobody has written down how it says so."""
-    if hasattr(env, "instrs"):
+    if hasattr(env, "instrs"):  # BabyAI's
         strict: list[bool] = []
         goals = _instructed(env.instrs, strict)
         return Mission(goals=tuple(goals), is_picky=any(strict))
-    return next((read(env) for holds, read in _READERS if holds(env)), None)
+    # MiniGrid's own are told apart by what they have. The more special come first: what asks for a thing to be put
+    # somewhere has a `target_pos` too, and nearly all have a goal square or a door somewhere.
+    grid = env.grid
+    cells = [(x, y) for x in range(grid.width) for y in range(grid.height)]
+    squares = tuple(cell for cell in cells if (thing := grid.get(*cell)) is not None and thing.type == "goal")
+    if hasattr(env, "obstacles"):
+        return Mission(goals=(Stand(cells=squares),), is_picky=True)
+    if hasattr(env, "success_pos"):
+        return Mission(goals=(Stand(cells=(tuple(env.success_pos),)),), never=(tuple(env.failure_pos),))
+    if hasattr(env, "red_door"):
+        doors = [door for door in (env.red_door, env.blue_door) if not door.is_open]
+        return Mission(goals=tuple(Open(things=(door,)) for door in doors))
+    if hasattr(env, "targetColor"):
+        return Mission(goals=(Take(things=_things(env, env.targetType, env.targetColor)),), is_picky=True)
+    if hasattr(env, "target_pos"):
+        target = grid.get(*env.target_pos)
+        targets = () if target is None else (target,)
+        if not hasattr(env, "move_type"):
+            return Mission(goals=(Face(things=targets, says_done=True),), is_picky=True)
+        moved = _things(env, env.move_type, env.moveColor)
+        return Mission(goals=(PutBeside(things=moved, fixed=targets, across_corners=True),), is_picky=True)
+    if hasattr(env, "obj"):
+        return Mission(goals=(Take(things=(env.obj,)),))
+    if hasattr(env, "door"):
+        return Mission(goals=(Open(things=(env.door,)),))
+    return Mission(goals=(Stand(cells=squares),)) if squares else None
+
+
+def _things(env: Any, kind: str, colour: str) -> tuple[WorldObj, ...]:
+    """What of that kind and colour lies in the grid, or is carried."""
+    found = [*env.grid.grid, env.carrying]
+    return tuple(thing for thing in found if thing is not None and (thing.type, thing.color) == (kind, colour))
 
 
 def _instructed(instr: Any, strict: list[bool]) -> list[Goal]:
@@ -97,67 +125,3 @@ def _instructed(instr: Any, strict: list[bool]) -> list[Goal]:
             raise AssertionError(f"BabyAI has no other instructions, got {other}")
     left = [part for part in parts if getattr(instr, f"{part}_done") != "success"]
     return [goal for part in left for goal in _instructed(getattr(instr, f"instr_{part}"), strict)]
-
-
-def _things(env: Any, matches: Callable[[WorldObj], bool]) -> tuple[WorldObj, ...]:
-    """What lies in the grid, or is carried, and matches."""
-    found = [*env.grid.grid, env.carrying]
-    return tuple(thing for thing in found if thing is not None and matches(thing))
-
-
-def _squares(env: Any) -> tuple[Cell, ...]:
-    grid = env.grid
-    cells = [(x, y) for x in range(grid.width) for y in range(grid.height)]
-    return tuple(cell for cell in cells if (thing := grid.get(*cell)) is not None and thing.type == "goal")
-
-
-def _of(kind: str, colour: str) -> Callable[[WorldObj], bool]:
-    return lambda thing: (thing.type, thing.color) == (kind, colour)
-
-
-def _at(env: Any, cell: Any) -> tuple[WorldObj, ...]:
-    thing = env.grid.get(*cell)
-    return () if thing is None else (thing,)
-
-
-# by what an env has, the more special first: whether it is of this kind, and what it wants
-_READERS: tuple[tuple[Callable[[Any], bool], Callable[[Any], Mission]], ...] = (
-    (
-        lambda env: hasattr(env, "obstacles"),
-        lambda env: Mission(goals=(Stand(cells=_squares(env)),), is_picky=True, is_still=False),
-    ),
-    (
-        lambda env: hasattr(env, "success_pos"),
-        lambda env: Mission(goals=(Stand(cells=(tuple(env.success_pos),)),), never=(tuple(env.failure_pos),)),
-    ),
-    (
-        lambda env: hasattr(env, "red_door"),
-        lambda env: Mission(
-            goals=tuple(Open(things=(door,)) for door in (env.red_door, env.blue_door) if not door.is_open)
-        ),
-    ),
-    (
-        lambda env: hasattr(env, "targetColor"),
-        lambda env: Mission(goals=(Take(things=_things(env, _of(env.targetType, env.targetColor))),), is_picky=True),
-    ),
-    (
-        lambda env: hasattr(env, "move_type"),
-        lambda env: Mission(
-            goals=(
-                PutBeside(
-                    things=_things(env, _of(env.move_type, env.moveColor)),
-                    fixed=_at(env, env.target_pos),
-                    across_corners=True,
-                ),
-            ),
-            is_picky=True,
-        ),
-    ),
-    (
-        lambda env: hasattr(env, "target_pos"),
-        lambda env: Mission(goals=(Face(things=_at(env, env.target_pos), says_done=True),), is_picky=True),
-    ),
-    (lambda env: hasattr(env, "obj"), lambda env: Mission(goals=(Take(things=(env.obj,)),))),
-    (lambda env: hasattr(env, "door"), lambda env: Mission(goals=(Open(things=(env.door,)),))),
-    (lambda env: bool(_squares(env)), lambda env: Mission(goals=(Stand(cells=_squares(env)),))),
-)

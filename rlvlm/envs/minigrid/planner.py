@@ -82,7 +82,7 @@ def plan_shortest(
     if layout.is_success(start):
         return None
     came_from: dict[State, tuple[State, int]] = {}
-    queue = deque([start])
+    queue = deque([start])  # first in, first out: states come by the number of actions, so the first success is nearest
     while queue:
         state = queue.popleft()
         for action, after in layout.moves(state):
@@ -128,7 +128,7 @@ class _Layout:
         ahead = _ahead((cell, direction))
         kind, colour, _ = self._kinds[ahead]
         if kind in _CARRIED:
-            bit = 1 << self.things.index(ahead)
+            bit = 1 << self.things.index(ahead)  # of the mask of things that still lie where they lay
             if not lying & bit:
                 yield FORWARD, (ahead, direction, hand, lying, is_open)
             elif hand == _NOTHING:
@@ -161,7 +161,10 @@ class _Layout:
         return Plan(tuple(actions), (*targets, *[("goal", state[0])] * (len(actions) - len(targets))))
 
     def _held(self, hand: int) -> tuple[int, int] | None:
-        return self._carried if hand == _OTHER else self._kinds[self.things[hand]][:2] if hand >= 0 else None
+        """Kind and colour of what is in the hand of a state."""
+        if hand == _NOTHING:
+            return None
+        return self._carried if hand == _OTHER else self._kinds[self.things[hand]][:2]
 
 
 class _NoWay(Exception):
@@ -213,32 +216,30 @@ class _Thought:
         Raises:
             _NoWay: it is not, whatever was tried.
         """
-        if depth > _DEPTH:
+        if depth > _DEPTH:  # each thing in the way would have another in its own
             raise _NoWay
+        # Each of these does one thing more for the goal, and says whether it is reached by that. Where something was in
+        # the way they have cleared it instead, and begin again with the grid as it is then.
         for _ in range(_TRIES):
-            if self._come_nearer(goal, depth):
+            match goal:
+                case Stand():
+                    is_reached = self._go(lambda pose: pose[0] in goal.cells, depth)
+                    self._note(self._cell)
+                case Face():
+                    is_reached = self._face(goal, depth)
+                case Take():
+                    is_reached = self._take(goal, depth)
+                case Open():
+                    is_reached = self._open_one(goal, depth)
+                case PutBeside():
+                    is_reached = self._put_beside(goal, depth)
+            if is_reached:
                 return
         raise _NoWay
 
-    def _come_nearer(self, goal: Goal, depth: int) -> bool:
-        """Does one thing more for `goal`; whether it is reached by that."""
-        match goal:
-            case Stand():
-                arrived = self._go(lambda pose: pose[0] in goal.cells, depth)
-                self._note(self._name(self._cell), self._cell)
-                return arrived
-            case Face():
-                return self._face(goal, depth)
-            case Take():
-                return self._take(goal, depth)
-            case Open():
-                return self._open_one(goal, depth)
-            case PutBeside():
-                return self._put_beside(goal, depth)
-
     def _face(self, goal: Face, depth: int) -> bool:
         arrived = self._go_before(goal.things, depth)
-        self._note(self._name(self._front), self._front)
+        self._note(self._front)
         if arrived and goal.says_done:
             self._act(DONE)
         return arrived
@@ -262,15 +263,17 @@ class _Thought:
             self._fetch_key(door.color, depth)
             return False
         self._act(TOGGLE)
-        return id(door) in self._open
+        return id(door) in self._open  # one that was open is shut now, and opened the next time
 
     def _put_beside(self, goal: PutBeside, depth: int) -> bool:
         if not any(self._hand is thing for thing in goal.things):
+            # a thing that is wanted and fixed at once is not put beside itself
             apart = tuple(one for one in goal.things if any(other is not one for other in goal.fixed))
             self.reach(Take(things=apart), depth + 1)
             return False
         places = self._places(one for one in goal.fixed if one is not self._hand)
-        beside = _around(places, goal.across_corners)
+        steps = [(x, y) for x in (-1, 0, 1) for y in (-1, 0, 1) if goal.across_corners or 0 in (x, y)]
+        beside = {(x + dx, y + dy) for x, y in places for dx, dy in steps if (dx, dy) != (0, 0)}
         if not self._go(lambda pose: _ahead(pose) in beside and self._is_empty(_ahead(pose)), depth):
             return False
         self._act(DROP)
@@ -308,18 +311,15 @@ class _Thought:
 
     def _fetch_key(self, colour: str, depth: int) -> None:
         """Has a key of `colour` in the hand in the end, out of a box if need be."""
-
-        def is_it(thing: WorldObj | None) -> bool:
-            return thing is not None and thing.type == "key" and thing.color == colour
-
         lying = [thing for thing in self._cells.values() if thing is not None]
-        keys = tuple(thing for thing in lying if is_it(thing))
-        boxes = tuple(thing for thing in lying if isinstance(thing, Box) and is_it(thing.contains))
-        if not keys and not boxes:
-            raise _NoWay
+        keys = tuple(thing for thing in lying if (thing.type, thing.color) == ("key", colour))
         if not keys:
+            filled = [box for box in lying if isinstance(box, Box) and box.contains is not None]
+            boxes = tuple(box for box in filled if (box.contains.type, box.contains.color) == ("key", colour))
+            if not boxes:
+                raise _NoWay
             self.reach(Face(things=boxes), depth + 1)
-            self._act(TOGGLE)
+            self._act(TOGGLE)  # the box is gone, and its key lies where it was
             keys = tuple(thing for thing in (self._cells[self._front],) if thing is not None)
         self.reach(Take(things=keys), depth + 1)
 
@@ -351,6 +351,7 @@ class _Thought:
             return True
         ring = [(place[0] + x, place[1] + y) for x in (-1, 0, 1) for y in (-1, 0, 1) if (x, y) != (0, 0)]
         free = {cell for cell in ring if cell in self._cells and (self._is_empty(cell) or cell == self._cell)}
+        # the free cells beside it have to be joined by others around it: a search among the eight is enough
         wanted = [side for side in sides if side in free]
         if not wanted:
             return False
@@ -377,8 +378,8 @@ class _Thought:
         came_from: dict[Pose, tuple[Pose, tuple[tuple[int, bool], ...]]] = {}
         queue = [(0, 0, start)]
         while queue:
-            cost, _, pose = heapq.heappop(queue)
-            if cost > costs[pose]:
+            cost, _, pose = heapq.heappop(queue)  # of equal costs the one that was found first: plans are repeatable
+            if cost > costs[pose]:  # a cheaper way was found since
                 continue
             if is_end(pose):
                 legs = []
@@ -410,11 +411,11 @@ class _Thought:
         if thing is None or thing.type in ("floor", "goal") or id(thing) in self._open:
             return 1, ((FORWARD, True),)
         if isinstance(thing, Door):
-            if self._mission.is_picky:
+            if self._mission.is_picky:  # which counts any other door as a failure
                 return None
             if id(thing) not in self._locked or self._fits(thing):
                 return 2, ((TOGGLE, True), (FORWARD, True))
-            return (2 + _COST_LOCKED, ((TOGGLE, False),)) if clears else None
+            return (2 + _COST_LOCKED, ((TOGGLE, False),)) if clears else None  # wants its key first
         if thing.can_pickup() and clears and not self._mission.is_picky:
             return 1 + _COST_BLOCKED, ((PICK_UP, False),)
         return None
@@ -424,7 +425,7 @@ class _Thought:
         self.actions.append(action)
         front = self._front
         if action in (PICK_UP, DROP, TOGGLE, DONE):
-            self._note(self._name(front), front)
+            self._note(front)
         if action in (LEFT, RIGHT):
             self._facing = (self._facing + (1 if action == RIGHT else -1)) % 4
         elif action == FORWARD:
@@ -437,16 +438,15 @@ class _Thought:
             thing = self._cells[front]
             if isinstance(thing, Box):
                 self._cells[front] = thing.contains
-            else:
+            else:  # a door, which is opened or shut; unlocked it stays
                 self._locked.discard(id(thing))
                 self._open ^= {id(thing)}
 
-    def _note(self, name: str, cell: Cell) -> None:
-        self.acted.append((len(self.actions), (name, cell)))
-
-    def _name(self, cell: Cell) -> str:
+    def _note(self, cell: Cell) -> None:
+        """Keeps what the actions so far led to: what is at `cell`."""
         thing = self._cells[cell]
-        return "empty cell" if thing is None else thing.type
+        name = "empty cell" if thing is None else thing.type
+        self.acted.append((len(self.actions), (name, cell)))
 
     @property
     def _front(self) -> Cell:
@@ -462,9 +462,3 @@ class _Thought:
 
     def _is_empty(self, cell: Cell) -> bool:
         return cell in self._cells and self._cells[cell] is None
-
-
-def _around(places: Iterable[Cell], across_corners: bool) -> set[Cell]:
-    """Cells beside `places`."""
-    steps = [(x, y) for x in (-1, 0, 1) for y in (-1, 0, 1) if across_corners or 0 in (x, y)]
-    return {(x + dx, y + dy) for x, y in places for dx, dy in steps if (dx, dy) != (0, 0)}

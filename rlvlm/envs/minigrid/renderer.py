@@ -58,15 +58,14 @@ def visible(
     inside = ((cells >= 0) & (cells < (width, height))).all(-1)
     rows = np.arange(count)[:, None, None]
     column, row = np.where(inside, cells[..., 0], 0), np.where(inside, cells[..., 1], 0)
-    seen = inside if sees_through else inside & _lit(_blocks(grids[rows, column, row]) | ~inside)
+    seen = inside
+    if not sees_through:  # a wall hides what lies behind it, and so does a door that is not open
+        kinds, states = grids[rows, column, row][..., 0], grids[rows, column, row][..., 2]
+        blocked = (kinds == _WALL) | ((kinds == _DOOR) & (states != _OPEN)) | ~inside
+        seen = inside & _lit(blocked)
     mask = np.zeros((count, width, height), bool)
     np.logical_or.at(mask, (rows, column, row), seen)
     return mask
-
-
-def _blocks(cells: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Whether a cell hides what lies behind it: a wall, or a door that is not open."""
-    return (cells[..., 0] == _WALL) | ((cells[..., 0] == _DOOR) & (cells[..., 2] != _OPEN))
 
 
 def _lit(blocked: NDArray[np.bool_]) -> NDArray[np.bool_]:
