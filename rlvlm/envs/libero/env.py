@@ -57,7 +57,7 @@ class LiberoEnvs(ChunkEnvs):
     def begin(self, state_ids: NDArray[np.int64]) -> ChunkObs:
         """First observations of N new episodes."""
         distinct, inverse = np.unique(state_ids, return_inverse=True)
-        starts = []
+        starts = []  # a group of equal numbers is one start, settled once
         with self._scene.turn:
             for state_id in distinct.tolist():
                 state = self._scene.start(state_id, self._moved_m)
@@ -85,7 +85,7 @@ class LiberoEnvs(ChunkEnvs):
                 is_solved = False
                 for index, action in enumerate(chunks[place, :left]):
                     scene.arm.step(to_robosuite(action), self._step_s)
-                    trail[place, index:] = scene.positions()
+                    trail[place, index:] = scene.positions()  # up to the end: steps that are left out show the last one
                     steps[place] = index + 1
                     is_cut[place] = scene.has_diverged()
                     if is_cut[place]:  # numbers have become impossible: the episode is cut there, as a failure
@@ -98,7 +98,9 @@ class LiberoEnvs(ChunkEnvs):
                         break
                 success_at_end[place] = is_solved
                 self.states[row] = scene.save()
-                mujoco.mj_kinematics(scene.model, scene.data)
+                mujoco.mj_kinematics(
+                    scene.model, scene.data
+                )  # a step leaves places as they were before its last substep
                 proprio[place] = scene.arm.proprio()
                 progress[place] = 1.0 if is_solved else scene.progress()
         self.ages[rows] += steps
@@ -174,6 +176,7 @@ class LiberoEnv(ChunkEnv):
     def step(self, chunk: FloatArray) -> tuple[ChunkObs, float, bool, bool, dict[str, Any]]:  # pyright: ignore[reportIncompatibleMethodOverride] - the action of an env in chunks is a chunk
         """Observation, 1 if the task has just been solved, terminated, truncated, info."""
         chunk = np.asarray(chunk, np.float32)
+        # the script remembers what it was about as long as what it planned is what is done; else it begins again
         is_scripted = self._planned is not None and np.array_equal(chunk, self._planned[0])
         self._memory = self._planned[1] if self._planned is not None and is_scripted else ScriptMemory()
         self._planned = None

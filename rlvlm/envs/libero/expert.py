@@ -15,13 +15,11 @@ from typing import Any, Self
 
 import mujoco
 import numpy as np
-from numpy.typing import NDArray
 
 from rlvlm.core.steps import FloatArray
 from rlvlm.envs.libero.scene import LiberoScene
+from rlvlm.envs.robosuite.arm import Doubles
 from rlvlm.envs.robosuite.grasping import plan_grasp, surface_points
-
-Doubles = NDArray[np.float64]
 
 _SLIDE = int(mujoco.mjtJoint.mjJNT_SLIDE)
 _BAR_M = 0.02  # depth of a drawer's handle, its outermost part
@@ -41,45 +39,37 @@ def is_drawer(scene: LiberoScene, name: str) -> bool:
 
 
 class _Jointed:
-    """What hangs on one joint."""
-
-    def __init__(self, scene: LiberoScene, verb: str, name: str, joint: str) -> None:
-        self._scene, self._verb = scene, verb
-        self._joint: Any = scene.model.joint(joint)
-        parent = getattr(scene.env.object_states_dict[name], "parent_name", name)
-        self._bounds: Any = scene.env.get_object(parent).object_properties["articulation"]
-
-    def bounds(self, verb: str) -> tuple[float, float]:
-        """The joint's positions between which the benchmark calls `verb` done."""
-        low, high = sorted(self._bounds[f"default_{verb}_ranges"])
-        return low, high
-
-    @property
-    def position(self) -> float:
-        """The joint's, in metres or radians."""
-        return float(self._scene.data.qpos[self._joint.qposadr[0]])
-
-    @property
-    def axis(self) -> Doubles:
-        """[3] the joint's, in the world."""
-        return self._scene.data.xaxis[self._joint.id]
-
-    def points(self) -> Doubles:
-        """[N, 3] of its surface, in the world."""
-        return surface_points(self._scene.model, self._scene.data, int(self._joint.bodyid[0]))
-
-
-class Knob(_Jointed):
-    """A knob that is turned from above.
+    """What hangs on one joint, as the scene has it now.
 
     Args:
         scene: whose positions in world coordinates are up to date.
-        verb: `turnon` or `turnoff`.
-        name: of the fixture that it belongs to.
+        verb: what is to be done with it.
+        name: of the fixture that it belongs to, or of the region inside of it.
     """
 
     def __init__(self, scene: LiberoScene, verb: str, name: str) -> None:
-        super().__init__(scene, verb, name, scene.env.get_object(name).joints[0])
+        self._scene, self._verb = scene, verb
+        joint: Any = scene.model.joint(scene.env.get_object(name).joints[0])
+        parent = getattr(scene.env.object_states_dict[name], "parent_name", name)
+        self._ranges: Any = scene.env.get_object(parent).object_properties["articulation"]
+        self._body = int(joint.bodyid[0])
+        self.position = float(scene.data.qpos[joint.qposadr[0]])
+        """Of the joint, in metres or radians."""
+        self.axis: Doubles = scene.data.xaxis[joint.id]
+        """[3] of the joint, in the world."""
+
+    def bounds(self, verb: str) -> tuple[float, float]:
+        """The joint's positions between which the benchmark calls `verb` done."""
+        low, high = sorted(self._ranges[f"default_{verb}_ranges"])
+        return low, high
+
+    def points(self) -> Doubles:
+        """[N, 3] of its surface, in the world."""
+        return surface_points(self._scene.model, self._scene.data, self._body)
+
+
+class Knob(_Jointed):
+    """A knob that is turned from above: `turnon` or `turnoff`."""
 
     def bar(self) -> Doubles:
         """[N, 3] points of the upper part, which fits between two fingers."""
@@ -89,28 +79,20 @@ class Knob(_Jointed):
     def turned(self, across: Doubles) -> Doubles:
         """[2] where the fingers' direction `across` [2] points once the knob is turned far enough."""
         low, high = self.bounds(self._verb)
+        # a little beyond the nearer end, for the fingers slip, but not out at the other one
         wanted = min(low + _BEYOND_RAD, high) if self.position < low else max(high - _BEYOND_RAD, low)
-        turn = (wanted - self.position) * float(np.sign(self.axis[2]))
+        turn = (wanted - self.position) * float(np.sign(self.axis[2]))  # seen from above, whichever way the axis points
         x, y = across
         return np.array([np.cos(turn) * x - np.sin(turn) * y, np.sin(turn) * x + np.cos(turn) * y])
 
 
 class Drawer(_Jointed):
-    """A drawer that is pulled open by its handle, or pushed shut.
-
-    Args:
-        scene: whose positions in world coordinates are up to date.
-        verb: `open` or `close`.
-        name: of the region inside of it.
-    """
-
-    def __init__(self, scene: LiberoScene, verb: str, name: str) -> None:
-        super().__init__(scene, verb, name, scene.env.object_sites_dict[name].joints[0])
+    """A drawer that is pulled open by its handle, or pushed shut: `open` or `close`."""
 
     @property
     def out(self) -> Doubles:
         """[3] the direction in which it opens."""
-        return self.axis * float(np.sign(sum(self.bounds("open"))))
+        return self.axis * float(np.sign(sum(self.bounds("open"))))  # joints count outwards or inwards
 
     def handle(self) -> Doubles:
         """[3] the middle of its handle."""
@@ -133,8 +115,6 @@ class Drawer(_Jointed):
         sideways = np.cross(self.out, _UP)
         return np.cross(sideways, self.pointing()) if self._verb == "open" else sideways
 
-
-Doubles = NDArray[np.float64]
 
 OPEN, CLOSED = 1.0, 0.0
 PUTS, TURNS, DRAWS = ("on", "in"), ("turnon", "turnoff"), ("open", "close")
@@ -235,7 +215,9 @@ class Script:
         if memory.goal < 0:
             self._choose()
         place, grip = self._leg()
-        for _ in _LEG_STEPS:  # legs that are over take no step
+        for (
+            _
+        ) in _LEG_STEPS:  # legs that are over take no step; a bound, or two legs could hand over to each other for ever
             if not self._is_over(place):
                 break
             self._begin_next_leg()
@@ -253,7 +235,7 @@ class Script:
         memory = self._memory
         if memory.steps >= _LEG_STEPS[memory.leg]:
             return True
-        if memory.leg == TURN and self._verb in DRAWS:
+        if memory.leg == TURN and self._verb in DRAWS:  # the whole hand is turned, and not its yaw alone
             return bool(np.linalg.norm(self._turning()) < 0.2)
         if memory.leg in (TURN, TWIST):
             return bool(abs(self._across_now() @ memory.across) > 0.995)
@@ -262,11 +244,12 @@ class Script:
     def _choose(self) -> None:
         """Takes up the first goal that is not reached, with a grasp for its thing."""
         memory, scene = self._memory, self._scene
+        # chosen anew whenever a leg comes to nothing, so what a mishap has undone is done again
         unmet = [index for index, goal in enumerate(self._goals) if not self._is_reached(goal)]
         unmet.sort(key=lambda index: _ORDER.index(self._goals[index][0]))
         memory.goal, memory.leg, memory.steps = (unmet or [0])[0], APPROACH, 0
         verb, thing, *_ = self._goals[memory.goal]
-        if verb in DRAWS:
+        if verb in DRAWS:  # a handle is where the drawer is: it is looked for at each step
             return
         others = [self._points(name) for name in scene.env.obj_body_id if name != thing]
         obstacles = np.concatenate(others) if others else np.empty((0, 3))
@@ -290,7 +273,7 @@ class Script:
         memory, arm = self._memory, self._scene.arm
         x, y, z = memory.place
         thing = self._goals[memory.goal][1]
-        if memory.leg == APPROACH:
+        if memory.leg == APPROACH:  # level, or the hand would sweep things away on its way down
             return np.array([x, y, max(memory.hover, arm.place[2] - 0.01)]), OPEN
         if memory.leg in (HOVER, TURN):
             return np.array([x, y, memory.hover]), OPEN
@@ -300,14 +283,16 @@ class Script:
             return np.array([x, y, self._carrying_height()]), CLOSED
         if memory.leg in (CARRY, LOWER):
             target, top, is_inside = self._target()
+            # the thing and not the hand is to be there: it may have slid between the fingers since it was taken
             hold = self._scene.place_of(thing) - arm.place
             height = self._carrying_height()
-            if memory.leg == LOWER:
+            if memory.leg == LOWER:  # onto something it is set down; into something it is dropped from near its floor
                 drop = max(target[2] + memory.below - 0.02, target[2] + 0.03)
                 height = drop if is_inside else top + memory.below + 0.006
             return np.array([*(target - hold)[:2], height]), CLOSED
         if memory.leg == RELEASE:
             return np.array([x, y, z]), OPEN
+        # what is left is LEAVE: straight up, above all that stands there
         if self._verb in TURNS:
             return np.array([x, y, memory.hover + 0.05]), OPEN
         _, top, _ = self._target()
@@ -321,7 +306,7 @@ class Script:
         if memory.leg == LEAVE or (memory.leg in (LIFT, CARRY, LOWER) and has_slipped):
             self._choose()
             return
-        following = {}
+        following = {}  # otherwise legs follow in the order of their numbers
         if self._verb in TURNS:
             following = {CLOSE: TWIST, TWIST: RELEASE}
         elif self._verb in DRAWS:
@@ -331,7 +316,7 @@ class Script:
             memory.place = tuple(here + self._drawer.way())
         if memory.leg == TWIST:
             memory.across = tuple(Knob(scene, self._verb, thing).turned(self._across_now()))
-        if memory.leg == LIFT:
+        if memory.leg == LIFT:  # how it was taken: against this it is told whether it has slipped
             memory.offset = tuple(hold)
             memory.below = float(here[2] - self._points(thing)[:, 2].min())
         if memory.leg in (LIFT, RELEASE):
@@ -394,7 +379,8 @@ class Script:
             pointing, fingers = self._drawer.pointing(), self._drawer.fingers()
             left, right = (self._scene.data.xpos[finger] for finger in self._fingers)
             now: Doubles = (left - right) / np.linalg.norm(left - right)
-            towards = fingers if fingers @ now >= 0 else -fingers
+            towards = fingers if fingers @ now >= 0 else -fingers  # which finger is where does not matter
+            # a cross product turns the one direction into the other, by the sine of the angle between them
             error: Doubles = np.cross(self._scene.arm.turn[:, 2], pointing) + np.cross(now, towards)
             return error / 0.5
         now, wanted = self._across_now(), np.array(self._memory.across)

@@ -69,6 +69,8 @@ class LiberoScene(RobosuiteScene):
         self.named = tuple(dict.fromkeys(name for goal in self.goals for name in goal[1:]))
         self._saved = _saved_starts(suite, name)
         self._is_held_out = np.arange(len(self._saved)) % _EVERY_HELD_OUT == _EVERY_HELD_OUT - 1
+        self.num_held_out = int(self._is_held_out.sum())
+        """Saved starts for evaluation alone."""
         self._settled: dict[int, Doubles] = {}
         self._things = np.flatnonzero(self.model.jnt_type == mujoco.mjtJoint.mjJNT_FREE)
         joints = [self.model.joint(number) for number in range(self.model.njnt)]
@@ -78,11 +80,6 @@ class LiberoScene(RobosuiteScene):
         self._aside = mujoco.MjData(self.model)  # the state that is lent stays as it is
         self.turn = threading.RLock()
         """Held by whoever drives the physics: a judge's thread may make an env of it while another is played."""
-
-    @property
-    def num_held_out(self) -> int:
-        """Saved starts for evaluation alone."""
-        return int(self._is_held_out.sum())
 
     def start(self, state_id: int, moved_m: float) -> Doubles:
         """The start of episode `state_id`, settled: one of the benchmark's saved starts, with things moved.
@@ -96,14 +93,14 @@ class LiberoScene(RobosuiteScene):
         """
         own = np.flatnonzero(self._is_held_out == (state_id >= FIRST_HELD_OUT_STATE))
         index = int(own[state_id % len(own)])
-        if index not in self._settled:
+        if index not in self._settled:  # ten env steps, and the same ones each time
             self._settled[index] = self._settle_saved(self._saved[index])
         self.load(self._settled[index])
         if moved_m > 0:
             self._move_things(np.random.default_rng((state_id, 0x6D6F76)), moved_m)
             for _ in range(_SETTLING_AGAIN):
                 self.arm.step(NO_OP)
-        state = self.save()
+        state = self.save()  # before the next line, which moves the solver's warm start on, and the future with it
         mujoco.mj_fwdPosition(self.model, self.data)
         return state
 
@@ -152,6 +149,7 @@ class LiberoScene(RobosuiteScene):
             own[1:] = [
                 data.site_xpos[sites[name]] if name in sites else data.xpos[env.obj_body_id[name]] for name in names
             ]
+            # so that a critic sees by the landmarks whether it has been turned
             for place, address in turning.items():
                 own[place, 2] += row[address]
         return places
@@ -185,6 +183,7 @@ class LiberoScene(RobosuiteScene):
         """Shifts each stack of things to a place where it touches nothing that it did not touch before."""
         model, data = self.model, self.data
         mujoco.mj_fwdPosition(model, data)
+        # what touches at the start may go on touching: it stands on it, or lies in it
         touching = self._touching()
         for stack in self._stacks(touching):
             addresses = np.concatenate([model.jnt_qposadr[joint] + np.arange(2) for joint in stack])
@@ -195,13 +194,14 @@ class LiberoScene(RobosuiteScene):
                 mujoco.mj_fwdPosition(model, data)
                 if not any(pair & bodies for pair in self._touching() - touching):
                     break
-            else:
+            else:  # no room: it stays where it was
                 data.qpos[addresses] = was
                 mujoco.mj_fwdPosition(model, data)
 
     def _stacks(self, touching: set[frozenset[int]]) -> list[list[int]]:
         """Joints of things that touch each other, directly or not; those that touch a fixture are left out."""
         stack_of = {int(self.model.jnt_bodyid[joint]): index for index, joint in enumerate(self._things)}
+        # as often as there are things: each round lets a stack's number travel by one thing at least
         for _ in stack_of:
             for one, other in (tuple(pair) for pair in touching if pair <= stack_of.keys()):
                 stack_of[one] = stack_of[other] = min(stack_of[one], stack_of[other])
@@ -217,12 +217,13 @@ class LiberoScene(RobosuiteScene):
         return {frozenset(pair) for pair in roots.tolist() if pair[0] != pair[1]}
 
     def _nearness(self, goal: Sequence[str]) -> float:
+        """How near a goal is, in [0, 1]: by the distance to go, or by the share of a joint's range that is missing."""
         if self.is_reached(goal):
             return 1.0
-        if len(goal) == 3:
+        if len(goal) == 3:  # something is to come on or into something
             distance = float(np.linalg.norm(self.place_of(goal[1]) - self.place_of(goal[2])))
             return _ALMOST * (1.0 - min(distance / _FAR_M, 1.0))
-        verb, name = goal
+        verb, name = goal  # a knob, a drawer or a door is to be moved
         holder = self.env.object_states_dict[name]
         parent = self.env.get_object(getattr(holder, "parent_name", name))
         wanted = parent.object_properties["articulation"][f"default_{verb}_ranges"]
@@ -264,7 +265,7 @@ def _compiled(suite: str, name: str) -> Any:
     controller = load("robosuite").load_controller_config(default_controller="OSC_POSE")
     try:
         with silence():
-            np.random.seed(0)
+            np.random.seed(0)  # the benchmark draws places of fixtures from the global generator as it compiles
             return maker(
                 file,
                 robots=["Panda"],

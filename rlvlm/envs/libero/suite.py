@@ -60,7 +60,7 @@ class LiberoSuite(ChunkEnv):
         self._task = 0
         self._state_id = 0
         self._turn = threading.RLock()  # a judge's images are drawn while others are rolled out
-        own = self.member(0).num_held_out
+        own = self.member(0).num_held_out  # of each task; None where things are moved: no two starts are equal
         self.num_held_out = own and own * self._num_tasks
         self.reset(seed=seed)
 
@@ -80,6 +80,7 @@ class LiberoSuite(ChunkEnv):
     def place_of(self, state_id: int) -> tuple[int, int]:
         """The task of an initial state of the suite, and which of that task's own initial states it is."""
         first = FIRST_HELD_OUT_STATE if state_id >= FIRST_HELD_OUT_STATE else 0
+        # task by task in turn, so that any run of numbers meets all of them about equally often
         own, task = divmod(state_id - first, self._num_tasks)
         return task, first + own
 
@@ -188,7 +189,7 @@ class LiberoSuiteEnvs(ChunkEnvs):
         """
         tasks = np.array([self._suite.place_of(state_id)[0] for state_id in state_ids.tolist()], np.int64)
         distinct = np.unique(tasks)
-        num = _KEPT - 1
+        num = _KEPT - 1  # one place is the task's whose episode is under way, which is never closed
         parts = [distinct[first : first + num] for first in range(0, len(distinct), num)]
         return [np.flatnonzero(np.isin(tasks, part)) for part in parts]
 
@@ -201,10 +202,10 @@ class LiberoSuiteEnvs(ChunkEnvs):
         parts, groups = [], []
         for task in np.unique(self._tasks).tolist():
             groups.append(np.flatnonzero(self._tasks == task))
-            self._places[groups[-1]] = np.arange(len(groups[-1]))
+            self._places[groups[-1]] = np.arange(len(groups[-1]))  # which row each is among those of its own task
             self._envs[task] = self._suite.member(task).many()
             parts.append(numbered(self._envs[task].begin(own[groups[-1]]), task))
-        return ChunkObs.joined(parts).at(np.argsort(np.concatenate(groups)))
+        return ChunkObs.joined(parts).at(np.argsort(np.concatenate(groups)))  # back in the order that was asked for
 
     def step(self, rows: NDArray[np.intp], chunks: FloatArray) -> ChunkStep:
         """Drives the envs `rows` [n] by `chunks` [n, L, 7]."""

@@ -72,7 +72,7 @@ def read_mission(env: Any) -> Mission | None:
         goals = _instructed(env.instrs, strict)
         return Mission(goals=tuple(goals), is_picky=any(strict))
     # MiniGrid's own are told apart by what they have. The more special come first: what asks for a thing to be put
-    # somewhere has a `target_pos` too, and nearly all have a goal square or a door somewhere.
+    # somewhere has a `target_pos` too, and a goal square or a door may be there for another mission's sake.
     grid = env.grid
     cells = [(x, y) for x in range(grid.width) for y in range(grid.height)]
     squares = tuple(cell for cell in cells if (thing := grid.get(*cell)) is not None and thing.type == "goal")

@@ -19,6 +19,8 @@ from scipy.linalg.lapack import dgesv
 
 from rlvlm.core.steps import FloatArray
 
+Doubles = NDArray[np.float64]
+
 EXACT_STEP_S = 0.002
 """robosuite's step of the simulation."""
 FAST_STEP_S = 0.005
@@ -26,8 +28,6 @@ FAST_STEP_S = 0.005
 _NULLSPACE_KP = 10.0
 # ranges of the gripper's command per second: it changes by a little in each substep
 _GRIPPER_SPEED = 0.01 / EXACT_STEP_S
-
-Doubles = NDArray[np.float64]
 
 
 class Arm:
@@ -111,7 +111,7 @@ class Arm:
         grip = np.array([-1.0, 1.0]) * np.sign(action[6]) * _GRIPPER_SPEED * step_s
         for index in range(round(self.control_step_s / step_s)):
             mujoco.mj_step1(model, data)
-            if index == 0 and not keeps_goal:
+            if index == 0 and not keeps_goal:  # where the hand is now is known once positions are up to date
                 self._set_goal(change)
             data.ctrl[self._motors] = self._torques()
             np.clip(self._grip + grip, -1.0, 1.0, out=self._grip)

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 
 import mujoco
 import numpy as np
-from numpy.typing import NDArray
 
-Doubles = NDArray[np.float64]
+from rlvlm.envs.robosuite.arm import Doubles
 
 _OPENING_M = 0.072  # widest thing between the open fingers, with some air
 _FINGER_M = 0.05  # from the middle of the grasp to an open finger
@@ -39,6 +38,7 @@ class Grasp:
 def surface_points(model: mujoco.MjModel, data: mujoco.MjData, body: int) -> Doubles:
     """[N, 3] points in the world, on and in all that collides in the tree below `body`."""
     inside = [body]
+    # MuJoCo numbers a body after its parent, so one pass finds the whole tree
     for other in range(body + 1, model.nbody):
         if model.body_parentid[other] in inside:
             inside.append(other)
@@ -104,11 +104,13 @@ def plan_grasp(points: Doubles, fingers: Doubles, obstacles: Doubles) -> Grasp:
         places = places + sideways * offsets[:, None]
         costs = costs + 3.0 * np.abs(offsets) + _BLOCKED * 2 * (np.abs(offsets) > np.maximum(room, 0))
     else:
+        # one finger inside and one outside of the rim, on the side that either direction points to
         across, depth = np.concatenate([across, -across]), 0.022
         middle = places[np.argmin(widths)]
         places = middle + across * ((upper @ across.T).max(axis=0) - middle @ across.T - 0.008)[:, None]
         costs = np.zeros(len(across))
-    z = max(top - depth, points[:, 2].min() + 0.012)
+    z = max(top - depth, points[:, 2].min() + 0.012)  # the tips stay clear of the table
+    # a turn of the hand, by the smaller angle: fingers have no sign
     costs = costs + 0.25 * np.arccos(np.clip(np.abs(across @ fingers), 0, 1))
     # Where other things are, in the axes of each hand: along its fingers and across its palm.
     away = obstacles[:, None, :2] - places  # [M, angles, 2]

@@ -68,8 +68,10 @@ class CanScene(RobosuiteScene):
         super().__init__(env, (CAMERA, SECOND_CAMERA), _MESH_CELL_M)
         self.arm.let_go()
         self._first = self.save()
-        self._can = env.obj_body_id[env.obj_to_use]
-        first = int(self.model.jnt_qposadr[self.model.body_jntadr[self._can]])
+        body = env.obj_body_id[env.obj_to_use]
+        self.can: Doubles = self.data.xpos[body]
+        """[3] its middle, as of the latest kinematics: a window into the simulator's memory."""
+        self._address = first = int(self.model.jnt_qposadr[self.model.body_jntadr[body]])
         self.seen = np.r_[env.robots[0]._ref_joint_pos_indexes, self.arm.gripper_joints, first : first + 7]
         """Joint positions of the robot and the can; the things of the other tasks fall for ever, far away."""
         self._object = env.objects[env.object_id]
@@ -81,15 +83,10 @@ class CanScene(RobosuiteScene):
         self.bin = np.array(env.target_bin_placements[env.object_id][:2])
         """[2] middle of where the can should go."""
 
-    @property
-    def can(self) -> Doubles:
-        """[3] its middle, as of the latest kinematics."""
-        return self.data.xpos[self._can]
-
     def start(self, rng: np.random.Generator) -> Doubles:
         """A state with the can anywhere in the first bin, at rest."""
         self.load(self._first)
-        address = int(self.model.jnt_qposadr[self.model.body_jntadr[self._can]])
+        address = self._address  # of a free joint: three numbers of place, four of a quaternion
         angle = rng.uniform(0, 2 * np.pi)
         self.data.qpos[address : address + 2] = rng.uniform(self._low, self._high)
         self.data.qpos[address + 3 : address + 7] = np.cos(angle / 2), 0, 0, np.sin(angle / 2)
@@ -99,12 +96,12 @@ class CanScene(RobosuiteScene):
 
     def value(self) -> tuple[float, bool]:
         """Robosuite's shaped value, 0 to 1, and its test of success; positions and contacts must be up to date."""
-        if self.env._check_success():
+        if self.env._check_success():  # the staged rewards below stop at 0.7
             return 1.0, True
         return float(max(self.env.staged_rewards())), False
 
     def is_held(self) -> bool:
-        """Whether both finger pads touch the can."""
+        """Whether both finger pads touch the can; contacts must be up to date."""
         return bool(self.env._check_grasp(self.env.robots[0].gripper, self._object))
 
 
@@ -174,7 +171,7 @@ class PickPlaceCan(TurnEnv):
         stated = ""
         if self._shows_text:
             x, y, z = (100 * self._hand).round().astype(int).tolist()
-            stated = f"{words.HAND_AT}{x}, {y}, {z}{words.OPEN if self._is_open() else words.CLOSED}"
+            stated = f"{words.HAND_AT}{x}, {y}, {z}{words.OPEN if self._is_open else words.CLOSED}"
         seen = words.ONE_VIEW if len(self._cameras) == 1 else words.TWO_VIEWS
         return f"{seen}{words.TASK}{stated}{words.CHOOSE}{words.ANSWER}"
 
@@ -215,20 +212,24 @@ class PickPlaceCan(TurnEnv):
     def expert_thought(self) -> str:
         """Where the can is from the hand, or the bin from the can, in centimetres."""
         way = self._bin - self._can[:2] if self._held else self._can[:2] - self._hand[:2]
+        # to the right is along -y; under the legacy rules, whose left and right are swapped, along +y
         ahead, right = (100 * way * [1, 2 * self._moves["right"][1]]).round().astype(int).tolist()
         side = words.RIGHT if right >= 0 else words.LEFT
         places = f"{abs(ahead)}{words.AHEAD if ahead >= 0 else words.BEHIND}{abs(right)}{side}"
         return f'"thoughts": "{words.HOLDING if self._held else words.EMPTY}{places}{self._next_move()}."'
 
     def _next_move(self) -> str:
+        """The expert's action, from what is seen now alone: a mishap is mended without being noticed as one."""
         hand, can = self._hand, self._can
         if self._held:
             way, is_high = self._bin - can[:2], hand[2] >= _CARRYING_M
+            # high up it goes on until it is over the middle; once on its way down it only has to stay over the bin
             if np.abs(way).max() > (2 * _NEAR_M if is_high else _IN_BIN_M):
                 return self._towards(way) if is_high else "up"
             return "down" if can[2] > _DROP_M else "open gripper"
-        if not self._is_open():
+        if not self._is_open:
             return "open gripper"
+        # it lies where it should, and success wants the hand to be away from it
         if np.abs(can[:2] - self._bin).max() < _IN_BIN_M:
             return "up"
         way = can[:2] - hand[:2]
@@ -240,10 +241,6 @@ class PickPlaceCan(TurnEnv):
         """The move along the longer side of `way` [2]."""
         return max(self._moves, key=lambda name: float(way @ self._moves[name][:2]))
 
-    def _is_open(self) -> bool:
-        """Whether the fingers were last commanded to open."""
-        return bool(self._command > 0)
-
     def _look(self) -> None:
         """Keeps what the state says of hand, can and task. Contacts are found anew, so it follows from the state."""
         scene = self._scene
@@ -251,6 +248,6 @@ class PickPlaceCan(TurnEnv):
         mujoco.mj_fwdPosition(scene.model, scene.data)
         self._positions = scene.positions()
         self._hand, self._can, self._bin = scene.arm.place.copy(), scene.can.copy(), scene.bin
-        self._command = float(scene.arm.get_memory()[12])
+        self._is_open = bool(scene.arm.get_memory()[12] > 0)  # as the fingers were last commanded
         self._held = scene.is_held()
         self._value, self._is_success = scene.value()

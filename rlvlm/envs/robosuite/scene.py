@@ -22,14 +22,13 @@ from unittest import mock
 
 import mujoco
 import numpy as np
-from numpy.typing import NDArray
 
 from rlvlm.core.errors import MachineError
 from rlvlm.core.steps import FloatArray, Frames
 from rlvlm.envs.mujoco.env import DIVERGED, KEY_GRAIN
 from rlvlm.envs.mujoco.renderer import Renderer
 from rlvlm.envs.rendering import FIX
-from rlvlm.envs.robosuite.arm import Arm
+from rlvlm.envs.robosuite.arm import Arm, Doubles
 
 _NEEDS = ("robosuite", "libero")
 _NO_FOLDER = os.path.join(os.devnull, "libero")
@@ -104,12 +103,15 @@ def thin_meshes(model: mujoco.MjModel, cell_m: float) -> None:
         cubes = np.floor(vertices / side).astype(np.int64)
         _, representative, cube_of = np.unique(cubes, axis=0, return_index=True, return_inverse=True)
         faces = representative[cube_of.ravel()][model.mesh_face[first : first + count]]
+        # a face is flat once two of its corners fell together; equal faces are found by their smallest corner first, in
+        # the same sense of rotation
         is_flat = (faces == np.roll(faces, 1, axis=1)).any(axis=1)
         turned = np.take_along_axis(faces, (faces.argmin(axis=1)[:, None] + np.arange(3)) % 3, axis=1)
         _, distinct = np.unique(turned, axis=0, return_index=True)  # two sides of a thin plate are two faces
         kept = np.setdiff1d(distinct, np.flatnonzero(is_flat))
         if not len(kept):
             continue
+        # in place, at the beginning of the mesh's own room: MuJoCo's arrays cannot shrink
         stays = slice(first, first + len(kept))
         model.mesh_face[stays] = faces[kept]
         model.mesh_facenormal[stays] = model.mesh_facenormal[first + kept]
@@ -138,8 +140,6 @@ _FINE_GRAIN = 0.05e-3
 _TEXTURE_PX = 256  # side of textures, at most
 _COLLISION_GROUP = 0
 _STATE = mujoco.mjtState.mjSTATE_INTEGRATION
-
-Doubles = NDArray[np.float64]
 
 
 class RobosuiteScene:
