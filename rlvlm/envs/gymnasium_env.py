@@ -91,7 +91,7 @@ class WrappedGymEnv(StepEnv):
         is_mujoco = hasattr(physics, "qpos") and hasattr(physics, "mocap_pos")
         self._images = DrawnScene(env_id, physics) if is_mujoco else StoredImage(env_id)
         self.reset(seed=seed)
-        info = self._act(np.zeros(self._low.size, np.float32))[4]
+        info = self._act(np.zeros(self._low.size, np.float32))[4]  # a step shows what its infos say of success
         self.has_success = self._threshold is not None or "success" in info or "is_success" in info
         self.note = self._images.note
         if not self.has_success:
@@ -156,7 +156,7 @@ class WrappedGymEnv(StepEnv):
     def _begin(self, chance: np.random.Generator, start: str) -> tuple[FloatArray, dict[str, Any]]:
         """Observation [D] and info of the env's own reset, with its chances drawn from `chance` in state `start`."""
         chance.bit_generator.state = json.loads(start)
-        self._env.unwrapped.np_random = chance
+        self._env.unwrapped.np_random = chance  # a reset with a seed would make one that nobody saves
         self._start, self._actions, self._return = start, [], 0.0
         came = self._ask("reset", self._env.reset)
         if not (isinstance(came, tuple) and len(came) == 2 and isinstance(came[1], dict)):
@@ -165,7 +165,7 @@ class WrappedGymEnv(StepEnv):
 
     def _act(self, action: FloatArray) -> tuple[FloatArray, float, bool, bool, dict[str, Any]]:
         """One step of the env, with `action` [A] stretched from [-1, 1] to its bounds."""
-        self._actions.append(np.array(action, np.float32))
+        self._actions.append(np.array(action, np.float32))  # what the state is made of
         # from [-1, 1] to the env's bounds: low + (a + 1) / 2 (high - low), in float64, which bounds may need
         share = (np.clip(action, -1.0, 1.0).astype(np.float64) + 1) / 2
         stretched = (self._low + share * (self._high - self._low)).reshape(self._acted_shape)
@@ -199,6 +199,7 @@ class WrappedGymEnv(StepEnv):
         except (UsageError, NumericsError):
             raise
         except Exception as error:  # whatever other people's code raises
+            # the last place that is not Gymnasium's own: a wrapper of its may be what finds the env's mistake
             frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _LIBRARY not in frame.filename]
             place = f"{frames[-1].filename}, line {frames[-1].lineno}, in {frames[-1].name}"
             what = f"gym:{self._id} raised {type(error).__name__} in {name}(): {first_line(error)}"
@@ -248,7 +249,7 @@ class DrawnScene:
 
     def draw(self, snapshots: FloatArray, size_px: int) -> Frames:
         """Images of `snapshots`, rounded to the grain of the keys, so that equal keys look equal to the bit."""
-        if size_px not in self._renderers:
+        if size_px not in self._renderers:  # Gymnasium's renderer has one size for its life
             self._renderers[size_px] = self._make_renderer(size_px)
         renderer = self._renderers[size_px]
         frames = np.empty((len(snapshots), size_px, size_px, 3), np.uint8)
@@ -330,7 +331,7 @@ def _make(env_id: str, **settings: Any) -> Env:
     except (DependencyNotInstalled, ImportError) as error:
         raise UsageError(f"gym:{env_id} needs a package: {first_line(error)}", "install what it names") from error
     except TypeError as error:
-        if set(settings) & {"width", "height"}:
+        if set(settings) & {"width", "height"}:  # which not every env takes: the caller tries without
             raise
         raise UsageError(
             f"gym:{env_id} cannot be made with render_mode=rgb_array: {first_line(error)}", _RULES
@@ -375,6 +376,7 @@ def _checked_spaces(env: Env, env_id: str) -> tuple[gym.spaces.Box, gym.spaces.B
         )
     if not (np.isfinite(acted.low).all() and np.isfinite(acted.high).all()):
         raise UsageError(f"the actions of gym:{env_id} must have bounds, got {acted}", "wrap it in gymnasium's Clip")
+    # asked of the signature and not by a try: a reset that fails for another reason has another message
     takes = inspect.signature(env.unwrapped.reset).parameters.values()
     if not {"seed", "options"} <= {one.name for one in takes} and not any(one.kind == one.VAR_KEYWORD for one in takes):
         raise UsageError(f"gym:{env_id} breaks a rule of Gymnasium: reset() must take seed and options", _RULES)

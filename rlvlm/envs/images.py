@@ -41,6 +41,7 @@ class FrameStore:
 
     def frames(self, snapshots: FloatArray) -> Frames:
         """Images [N, H, W, 3] of `snapshots` [N, S], row for row."""
+        # a batch of segments shows the same scene many times, so each look is drawn, looked up and copied once
         first, inverse = self.distinct(snapshots)
         unique = np.empty((len(first), self._size_px, self._size_px, 3), np.uint8)
         keys = self.keys(snapshots[first])
@@ -54,8 +55,11 @@ class FrameStore:
         if missing:
             unique[missing] = self._env.draw(snapshots[first[missing]], self._size_px)
             self.num_drawn += len(missing)
-            for index in missing:
-                self._keep(keys[index], unique[index])
+            for index in missing:  # in a free slot, or in place of the image that was not used for longest
+                is_full = len(self._slots) == len(self._images)
+                slot = self._slots.popitem(last=False)[1] if is_full else len(self._slots)
+                self._slots[keys[index]] = slot
+                self._images[slot] = unique[index]
         return unique if len(first) == len(snapshots) else unique[inverse]
 
     def distinct(self, snapshots: FloatArray) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
@@ -80,9 +84,3 @@ class FrameStore:
     def keys(self, snapshots: FloatArray) -> list[bytes]:
         """A name for the image of each of `snapshots` [N, S]: equal names, equal images."""
         return [key.tobytes() for key in self._env.image_key(snapshots)]
-
-    def _keep(self, key: bytes, image: NDArray[np.uint8]) -> None:
-        """Remembers an image in a free slot, or in place of the one not used for longest."""
-        slot = len(self._slots) if len(self._slots) < len(self._images) else self._slots.popitem(last=False)[1]
-        self._slots[key] = slot
-        self._images[slot] = image

@@ -195,7 +195,7 @@ def register(task: Task) -> None:
     Raises:
         ValueError: the name is taken by another task, or `maker` is not of the form `module:function`.
     """
-    if _TASKS.get(task.name, task) != task:
+    if _TASKS.get(task.name, task) != task:  # a plugin that is imported twice registers the same task again
         raise ValueError(f"the task {task.name!r} is already registered as {_TASKS[task.name]}; choose another name")
     if not all(task.maker.partition(":")):
         raise ValueError(f"maker must look like package.module:function, got {task.maker!r}")
@@ -295,11 +295,11 @@ def check_unused(name: str, config: EnvConfig) -> None:
         )
     if task.used_settings is None:
         return
-    heeded = (*task.used_settings, "episode_steps")
+    used = (*task.used_settings, "episode_steps")
     names = [field.name for field in fields(EnvConfig)]
-    odd = [name for name in names if name not in heeded and getattr(config, name) != getattr(task.env, name)]
+    odd = [name for name in names if name not in used and getattr(config, name) != getattr(task.env, name)]
     if odd:
-        ignored, known = (", ".join(f"env.{name}" for name in those) for those in (odd, heeded))
+        ignored, known = (", ".join(f"env.{name}" for name in those) for those in (odd, used))
         raise ValueError(f"{ignored} would have no effect on {task.name}; what has: {known}")
 
 
@@ -309,7 +309,7 @@ def make_env(task: str, config: EnvConfig, seed: int) -> Any:
     Its class follows from `Task.kind`: a `StepEnv`, a `TurnEnv` or a `ChunkEnv`.
 
     Raises:
-        UsageError: there is no such task.
+        UsageError: there is no such task, or `config.prompt` cannot be read or names what there is not.
         MachineError: the machine cannot draw it.
     """
     found = find_task(task)
@@ -320,26 +320,18 @@ def make_env(task: str, config: EnvConfig, seed: int) -> Any:
         what = f"the env {type(env).__name__} of {task} ({found.maker}) has no {', '.join(lacking)}"
         raise UsageError(what, "set it in the class, or in __init__: rlvlm/envs/env.py says what it is")
     if config.prompt:
-        _set_template(env, config.prompt)
+        try:
+            env.template = Template(Path(config.prompt).expanduser().read_text())
+            env.turn()  # fills the slots once: a name that there is not is found here, and not within a run
+        except OSError as error:
+            what = f"env.prompt {config.prompt} cannot be read: {error.strerror}"
+            raise UsageError(what, "name a text file") from error
+        except (KeyError, ValueError) as error:
+            what = f"env.prompt {config.prompt} names what there is not: {error}"
+            raise UsageError(what, f"known: {', '.join(f'${name}' for name in env.prompt_fields())}, $$") from error
     if config.split != "all" and (few := few_starts(task)) is not None:
         warn_once(f"{task} has {few} different starts; --env.split holds out about a fifth of them, {few / 5:.0f}")
     return env
-
-
-def _set_template(env: Any, file: str) -> None:
-    """Has an env in turns ask with the words of a file.
-
-    Raises:
-        UsageError: it cannot be read, or names what there is not.
-    """
-    try:
-        env.template = Template(Path(file).expanduser().read_text())
-        env.turn()
-    except OSError as error:
-        raise UsageError(f"env.prompt {file} cannot be read: {error.strerror}", "name a text file") from error
-    except (KeyError, ValueError) as error:
-        known = ", ".join(f"${name}" for name in env.prompt_fields())
-        raise UsageError(f"env.prompt {file} names what there is not: {error}", f"known: {known}, $$") from error
 
 
 _SEEDS = 40  # of which starts are counted, where the env itself says nothing
@@ -357,6 +349,7 @@ def few_starts(task: str) -> int | None:
         return None
     env = make_env(task, replace(task_env(task), split="all"), 0)
     count = env.num_starts
+    # a few seeds show whether starts repeat at all; only then is it worth playing ten times as many
     if count is None and env.count_starts(_SEEDS) < _REPEATED * _SEEDS:
         count = env.count_starts(10 * _SEEDS)
     env.close()
@@ -382,7 +375,7 @@ def make_vector(task: str, config: EnvConfig, seed: int) -> "gym.vector.SyncVect
     import numpy as np
     from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
-    find_task(task)
+    find_task(task)  # an unknown name raises here, and not within Gymnasium's own
     seeds = np.random.SeedSequence(seed).generate_state(config.num_envs)
     makers = [partial(make_env, task, config, int(own)) for own in seeds]
     return SyncVectorEnv(makers, autoreset_mode=AutoresetMode.SAME_STEP)

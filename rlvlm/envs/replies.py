@@ -44,6 +44,7 @@ def read_reply(text: str, names: Sequence[str], legal: Sequence[int]) -> Reply:
     thought = text[start + 1 : at].strip().removesuffix(",").rstrip()
     is_word = isinstance(value, str) or type(value) is int
     index = {name.casefold(): i for i, name in enumerate(names)}.get(str(value).strip().casefold())
+    # two actions in one object are no decision; a boolean or a list may look like a word, and is none
     chosen = index if is_word and index in legal and len(actions) == 1 else None
     span = (begin + 1, end - 1) if isinstance(value, str) else (begin, end)
     return Reply(text=text, thought=thought, action=chosen, action_span=span)
@@ -91,7 +92,7 @@ def _objects(text: str) -> Iterator[tuple[int, list[Member]]]:
             members, end = _members(text, start + 1)
             yield start, members
         except (ValueError, RecursionError, IndexError):
-            end = start + 1
+            end = start + 1  # not an object from here on; one may begin inside of it
         start = text.find("{", end)
 
 

@@ -64,7 +64,7 @@ def _text(numbers: NDArray[np.float64] | NDArray[np.int64]) -> str:
 
 
 def _particle(index: int) -> str:
-    is_picked = index == 0
+    is_picked = index == 0  # heavy and without weight: it goes where it is moved, whatever hangs on it
     joints = "".join(f'<joint type="slide" axis="{axis}"/>' for axis in ("1 0 0", "0 1 0", "0 0 1"))
     mass = 10 if is_picked else 0.1 / _PER_SIDE**2
     return f'''<body name="{index}" gravcomp="{int(is_picked)}">
@@ -126,6 +126,7 @@ class ClothScene(MujocoScene):
         edges = self._flat[self.model.flex_edge]  # [E, 2, 3]
         # all particles lie at the origin of the model, so edges have no length of their own there
         self.model.flexedge_length0[:] = np.linalg.norm(edges[:, 1] - edges[:, 0], axis=1)
+        # where the best fold leaves the cloth is found by making it, in this same simulation
         best = mujoco.MjData(self.model)
         best.qpos[:] = self._flat.ravel()
         self._fold(best, self._flat[-1, :2])
@@ -157,7 +158,8 @@ class ClothScene(MujocoScene):
     def judge(self, data: mujoco.MjData) -> SceneState:
         """Minus ten times the mean distance of particles from their goal; progress is the share of it that is gone."""
         particles = data.qpos.reshape(-1, 3).copy()
-        particles[:, :2] = (particles[:, :2] - data.userdata[:2]) @ _turn(data)  # turned back
+        # turned and shifted back: the goal was found with the cloth in the middle
+        particles[:, :2] = (particles[:, :2] - data.userdata[:2]) @ _turn(data)
         distance = self._distance(particles)
         progress = 1.0 - distance / self._unfolded_distance
         # nothing has moved in a new episode, and nothing may follow a fold
@@ -168,6 +170,7 @@ class ClothScene(MujocoScene):
     def _fold(self, data: mujoco.MjData, target: NDArray[np.float64]) -> None:
         """Lifts the corner, carries it to `target` [2] and lowers it, in straight lines, and waits for the cloth."""
         lifted, carried, lowered = (*data.qpos[:2], _CARRY_HEIGHT), (*target, _CARRY_HEIGHT), (*target, _DROP_HEIGHT)
+        # the last is no movement: the cloth goes on sinking while the corner is held
         for place, speed in ((lifted, _LIFT_SPEED), (carried, _CARRY_SPEED), (lowered, _LIFT_SPEED), (lowered, 0.0)):
             path, num_steps = np.zeros(3), _SETTLING_STEPS
             if speed:

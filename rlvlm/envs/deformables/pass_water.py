@@ -119,6 +119,7 @@ class WaterScene(MujocoScene):
         data.qpos[0] = rng.uniform(-_START_SPREAD, _START_SPREAD)
         across = (np.arange(_PER_SIDE) - (_PER_SIDE - 1) / 2) * 2.05 * _RADIUS
         upwards = _WALL + (1.0 + 2.05 * np.arange(_PER_SIDE)) * _RADIUS
+        # a grid with gaps, shaken a little: equal columns of balls would stand on each other for ever
         lattice = np.stack(np.meshgrid(across, across, upwards), axis=-1).reshape(_NUM_BALLS, 3)
         _balls(data)[:] = lattice + [data.qpos[0], 0.0, 0.0] + rng.uniform(-1e-3, 1e-3, (_NUM_BALLS, 3))
         self._move(data, 0.0, _SETTLING_STEPS)

@@ -23,7 +23,7 @@ from rlvlm.envs.env import StepEnv, check_action
 
 _KEY_METRES = 0.25e-3
 _SUCCESS = 0.9
-_NO_HORIZON = 10**9
+_NO_HORIZON = 10**9  # the time limit is ours
 _simulators: dict[str, "_Simulator"] = {}
 
 
@@ -100,7 +100,7 @@ class SoftGymEnv(StepEnv):
 
     def draw(self, snapshots: FloatArray, size_px: int) -> Frames:
         """Images [N, size_px, size_px, 3] of `snapshots` [N, S], rounded to the grain of `image_key` first."""
-        self._simulator.holder = None
+        self._simulator.holder = None  # drawing moves the scene: whoever steps next plays its episode again
         frames = np.empty((len(snapshots), size_px, size_px, 3), np.uint8)
         for key, frame in zip(self.image_key(snapshots), frames, strict=True):
             places = (key[1:] * _KEY_METRES).astype(np.float32)
@@ -124,8 +124,7 @@ class SoftGymEnv(StepEnv):
     def get_state(self) -> dict[str, Any]:
         """The episode so far, and the generator."""
         actions = np.array(self._actions, np.float32).reshape(-1, *self._action_shape)
-        generator = self.generator_text()
-        return {"start": self._start, "actions": actions, "generator": generator}
+        return {"start": self._start, "actions": actions, "generator": self.generator_text()}
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Goes through the stored episode again; as exact as PyFleX's solver, on a GPU, repeats itself."""

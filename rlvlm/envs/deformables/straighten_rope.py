@@ -45,7 +45,7 @@ _NUM_FIXED_STARTS = 1_000
 
 
 def _particle(index: int) -> str:
-    is_end = index in (0, _NUM_PARTICLES - 1)
+    is_end = index in (0, _NUM_PARTICLES - 1)  # held: heavy and without weight, so that the rope does not drag it along
     joints = "".join(f'<joint type="slide" axis="{axis}"/>' for axis in ("1 0 0", "0 1 0", "0 0 1"))
     mass = 10 if is_end else 0.1 / _NUM_PARTICLES
     return f'''<body name="{index}" gravcomp="{int(is_end)}">
@@ -97,7 +97,7 @@ class RopeScene(MujocoScene):
         self.action_size = 8
         # all particles lie at the origin of the model, so edges have no length of their own there
         self.model.flexedge_length0[:] = _SPACING
-        self.drawn = copy.copy(self.model)
+        self.drawn = copy.copy(self.model)  # thicker in images than in the simulation
         self.drawn.flex_radius[:] = _DRAWN_RADIUS
         self._is_fixed = start == "fixed"
 
@@ -114,7 +114,7 @@ class RopeScene(MujocoScene):
         for _ in range(_MOVES):
             moved = pickers[_ENDS] + _MOVE_S * speeds
             stays = ((moved >= _LOW) & (moved <= _HIGH)).all(axis=1, keepdims=True)
-            for _ in range(2):
+            for _ in range(2):  # set again for each: the rope has pulled at it in the one before
                 velocities[_ENDS] = speeds * stays
                 mujoco.mj_step(self.model, data)
 
@@ -144,13 +144,14 @@ def draw_curve(rng: np.random.Generator) -> NDArray[np.float64]:
     """[41, 2] particles of a crumpled rope in the plane, metres, centred; it never comes near itself."""
     while True:
         turns = np.zeros(_NUM_PARTICLES - 1)
-        for index in range(1, len(turns)):
+        for index in range(1, len(turns)):  # bends that last for some particles, or it would be a zigzag
             turns[index] = 0.9 * turns[index - 1] + rng.normal(0.0, 0.12)
         headings = rng.uniform(-np.pi, np.pi) + np.cumsum(turns)
         steps = _SPACING * np.stack([np.cos(headings), np.sin(headings)], axis=1)
         curve = np.vstack([np.zeros((1, 2)), np.cumsum(steps, axis=0)])
         curve -= curve.mean(axis=0)
         gaps = np.linalg.norm(curve[:, None] - curve[None], axis=-1)
+        # of particles at least five apart along the rope, for neighbours are always near
         is_apart = gaps[np.triu_indices(_NUM_PARTICLES, 5)].min() > 3 * _RADIUS
         is_crumpled = 0.1 * _LENGTH < gaps[0, -1] < 0.6 * _LENGTH
         if is_apart and is_crumpled and np.abs(curve).max() < 0.25:

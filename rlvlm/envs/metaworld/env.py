@@ -101,7 +101,7 @@ class MetaWorldEnv(MujocoEnv):
         self._stock: SawyerXYZEnv = ALL_V3_ENVIRONMENTS[scene.env_name]()
         stock = self._stock
         stock._set_task_called = stock.seeded_rand_vec = True
-        stock._freeze_rand_vec = config.start == "fixed"
+        stock._freeze_rand_vec = config.start == "fixed"  # then every reset places things as `_last_rand_vec` says
         if config.start == "fixed":
             stock.hand_init_pos = np.array(scene.hand_start or stock.hand_init_pos)
             stock._last_rand_vec = np.array(scene.placement or _first_draw(stock))
@@ -114,8 +114,12 @@ class MetaWorldEnv(MujocoEnv):
         self._positions = model.body_pos.copy(), model.site_pos.copy()
         self._placed = _placed_bodies(model)
         self.snapshot_size = model.nq + 3 * len(self._placed)
-        in_picture = np.arange(model.nq) if self._shows_robot else _scene_positions(model)
-        self._shown = np.append(in_picture, np.arange(model.nq, self.snapshot_size))
+        shown = np.arange(model.nq)
+        if not self._shows_robot:  # its joints change no image: without them more snapshots share a key
+            joint_of = np.searchsorted(model.jnt_qposadr, shown, side="right") - 1  # a joint may have several positions
+            roots = model.body_rootid[model.jnt_bodyid[joint_of]]
+            shown = np.flatnonzero(~np.isin(roots, [model.body(name).id for name in _ROBOT_BODIES]))
+        self._shown = np.append(shown, np.arange(model.nq, self.snapshot_size))
         box = self._stock.sawyer_observation_space
         self._low, self._high = box.low, box.high
         self._hand = self._data.body("hand").xpos  # windows into the simulator's memory
@@ -131,7 +135,7 @@ class MetaWorldEnv(MujocoEnv):
         """First observation [39] and info of a new episode; `options` is not used."""
         super().reset(seed=seed, options=options)
         stock = self._stock
-        stock.np_random = self.np_random
+        stock.np_random = self.np_random  # chance belongs to our state, which is saved
         self._model.body_pos[:], self._model.site_pos[:] = self._positions  # independent of the episode before
         mujoco.mj_resetData(self._model, self._data)
         stock.reset_model()
@@ -185,6 +189,8 @@ class MetaWorldEnv(MujocoEnv):
 
     def get_state(self) -> dict[str, Any]:
         """Physics, moved bodies, the stock env's own bookkeeping, generator and step count."""
+        # the stock env keeps what its reward remembers in attributes of its own: numbers and arrays are saved by name,
+        # and so is which of them were not set yet
         state = super().get_state() | {
             "placed": self._model.body_pos[self._placed],
             "sites": self._model.site_pos.copy(),
@@ -205,10 +211,12 @@ class MetaWorldEnv(MujocoEnv):
         self._start_distance = float(state["start_distance"])
 
     def _make_renderer(self) -> Renderer:
+        model = self._model
         hidden = _ROBOT_BODIES[1:] if self._shows_robot else _ROBOT_BODIES
-        hidden_geoms = _belongs_to(self._model, self._model.geom_bodyid, hidden)
-        placed = tuple(self._model.body(body).name for body in self._placed)
-        return Renderer(self._model, self._scene.camera, hidden_geoms, placed)
+        roots = model.body_rootid[model.geom_bodyid]
+        hidden_geoms = np.isin(roots, [model.body(name).id for name in hidden])
+        placed = tuple(model.body(body).name for body in self._placed)
+        return Renderer(model, self._scene.camera, hidden_geoms, placed)
 
     def _observe(self) -> NDArray[np.float64]:
         """[39] the stock observation, clipped as in the stock step: now, one step ago, and zeros for the goal."""
@@ -230,7 +238,7 @@ class MetaWorldEnv(MujocoEnv):
 
 def _facts_at_rest(stock: SawyerXYZEnv, obs: NDArray[np.float64]) -> dict[str, Any]:
     """What the stock env says of a start; it does not remember having been asked, as some of them otherwise would."""
-    before = dict(vars(stock))
+    before = dict(vars(stock))  # rewards keep first distances, first contacts and the like
     facts = stock.evaluate_state(obs, np.zeros(4, np.float32))[1]
     vars(stock).update(before)
     return facts | {"success": False}
@@ -253,22 +261,11 @@ def _placed_bodies(model: mujoco.MjModel) -> NDArray[np.int64]:
     return np.array([body for body in children if model.body(body).name not in fixed and body not in free], int)
 
 
-def _belongs_to(model: mujoco.MjModel, bodies: NDArray[np.int32], roots: tuple[str, ...]) -> NDArray[np.bool_]:
-    """[N] whether each body [N] hangs on one of `roots` (children of the world)."""
-    return np.isin(model.body_rootid[bodies], [model.body(name).id for name in roots])
-
-
-def _scene_positions(model: mujoco.MjModel) -> NDArray[np.int64]:
-    """Indices into qpos of the joints that do not belong to the robot."""
-    owner = np.searchsorted(model.jnt_qposadr, np.arange(model.nq), side="right") - 1  # a joint may have several
-    return np.flatnonzero(~_belongs_to(model, model.jnt_bodyid[owner], _ROBOT_BODIES))
-
-
 def _is_own(value: object) -> bool:
     """Whether a stock env's attribute is a number or array of its own, not a window into the simulator's memory."""
     if not isinstance(value, np.ndarray):
         return isinstance(value, bool | int | float | np.generic)
-    while isinstance(value, np.ndarray):
+    while isinstance(value, np.ndarray):  # a view has the array that it looks into as its base; the last one owns it
         value = value.base
     return value is None
 

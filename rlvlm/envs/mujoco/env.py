@@ -138,7 +138,7 @@ class MujocoScene(ABC):
             raise ValueError("the model needs a camera that is fixed to the world and comes first: <camera .../>")
         if not self.model.actuator_ctrllimited.all():
             raise ValueError('each actuator needs a range, e.g. <motor joint="elbow" ctrlrange="-1 1"/>')
-        axes = np.empty(9)
+        axes = np.empty(9)  # of the model's own camera, row by row: its columns are right, up and backwards
         mujoco.mju_quat2Mat(axes, self.model.cam_quat[0])
         (x, y, z), fovy = self.model.cam_pos[0].tolist(), float(self.model.cam_fovy[0])
         right, up = (axes[0], axes[3], axes[6]), (axes[1], axes[4], axes[7])
@@ -218,6 +218,7 @@ class SceneEnv(MujocoEnv):
             )
         obs, outcome, info = self._look()
         self._steps += 1
+        # an end for good is no time limit: a critic must not look beyond the one, and has to beyond the other
         truncated = not outcome.is_over and self._steps >= self._episode_steps
         return obs, outcome.reward, outcome.is_over, truncated, info
 

@@ -156,6 +156,7 @@ class Renderer:
         self._model.body_pos[self._placed] = placed.reshape(-1, 3)
         if self._num_mocaps:
             self._data.mocap_pos[:], self._data.mocap_quat[:] = places.reshape(-1, 3), turns.reshape(-1, 4)
+        # what places depend on, and no more: forces and contacts are not seen
         mujoco.mj_kinematics(self._model, self._data)
         mujoco.mj_flex(self._model, self._data)
         mujoco.mj_camlight(self._model, self._data)
@@ -168,7 +169,7 @@ class Renderer:
         still, moving = self._still[key], self._paint(view, (_MOVING,), size_px)
         # the depth test that OpenGL would have made, had both been drawn together
         is_in_front = moving.depths < still.depths
-        if (is_in_front & still.is_glass).any():
+        if (is_in_front & still.is_glass).any():  # behind it or before it, the two colours would have to be mixed
             return self._whole(view, size_px)
         colours = still.colours.copy()
         np.copyto(colours.view(_PIXEL)[:, :, 0], moving.colours.view(_PIXEL)[:, :, 0], where=is_in_front)
@@ -179,6 +180,7 @@ class Renderer:
         layer = self._paint(view, (_STILL, _GLASS), size_px)
         if not (self._groups == _GLASS).any():
             return layer
+        # glass leaves no depth, so that it is found by drawing it alone, and opaque
         opaque = self._paint(view, (_STILL,), size_px)
         colours, materials = self._model.geom_rgba[:, 3].copy(), self._model.mat_rgba[:, 3].copy()
         self._model.geom_rgba[:, 3] = self._model.mat_rgba[:, 3] = 1.0
@@ -223,6 +225,7 @@ class Renderer:
     def _open(self, size_px: int) -> mujoco.MjrContext:
         """The OpenGL context, current and with a buffer of at least `size_px`."""
         if self._canvas is None:
+            # MuJoCo makes the buffer as large as the model says, whatever the window is
             self._model.vis.global_.offwidth = self._model.vis.global_.offheight = size_px
             backend = ensure_renderer()
             try:
@@ -234,7 +237,7 @@ class Renderer:
             close_at_exit(self)
         window, context = self._canvas
         window.make_current()
-        if size_px > context.offWidth:
+        if size_px > context.offWidth:  # the buffer only grows: sizes are asked for in turns
             mujoco.mjr_resizeOffscreen(size_px, size_px, context)
         mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN, context)
         return context
@@ -246,6 +249,7 @@ def _sort_geoms(model: mujoco.MjModel, hidden: NDArray[np.bool_], placed: list[i
     It is not where something that moves lets light through, and it is of no use where what deforms makes the image.
     """
     visible = (model.geom_group < _SEEN_BY_DEFAULT) & ~hidden
+    # a body moves if it is not welded to the world, or hangs on one that a snapshot places, or on a mocap body
     moves = (model.body_weldid != 0) | np.isin(model.body_rootid, model.body_rootid[placed])
     moves |= model.body_mocapid[model.body_rootid] >= 0
     alphas = np.where(model.geom_matid >= 0, model.mat_rgba[model.geom_matid, 3] if model.nmat else 1.0, 1.0)
