@@ -175,6 +175,7 @@ def compare_figures(judge: Judge, scenes: Scenes, pairs: NDArray[np.int64]) -> d
         )
 
     start = time.perf_counter()
+    # both orders: a judge that prefers a side is right about half of the pairs, and is found out by their exchange
     verdicts, swapped = ask(pairs), ask(pairs[:, ::-1])
     elapsed_s = time.perf_counter() - start
     gaps = scenes.progress[pairs[:, 1]] - scenes.progress[pairs[:, 0]]
@@ -341,14 +342,19 @@ def reply_figures(engine: PolicyEngine, task: PolicyTask, count: int, seed: int,
     env, moments = collect_moments(task, count, seed)
     replies = Replies([task], moments)
     images = [moment.image for moment in moments]
-    missing = engine.missing(images)
+    missing = engine.missing(images)  # each different image is encoded once, however many moments share it
     for begin in range(0, len(missing), engine.max_batch):
         rows = missing[begin : begin + engine.max_batch]
         engine.show([images[row] for row in rows], env.draw(np.stack([moments[row].snapshot for row in rows])))
     requests = [ReplyRequest(prompt=moment.prompt, image=moment.image, seed=i) for i, moment in enumerate(moments)]
     sampled = engine.reply(requests, max_new_tokens=max_new_tokens)
     greedy = engine.reply(requests, max_new_tokens=max_new_tokens, greedy=True)
-    actions = [_action(env.action_names, reply.text, one.legal) for reply, one in zip(sampled, moments, strict=True)]
+    actions = []
+    for reply, moment in zip(sampled, moments, strict=True):
+        # stricter than the env's own reading: the action has to be the reply's last member, as it was taught
+        found = re.search(r'"action": "([^"]*)"\}$', reply.text)
+        index = env.action_names.index(found[1]) if found and found[1] in env.action_names else None
+        actions.append(index if index in moment.legal else None)
     chosen = [action for action in actions if action is not None]
 
     def reads(answers: Sequence[SampledReply]) -> float:
@@ -365,12 +371,6 @@ def reply_figures(engine: PolicyEngine, task: PolicyTask, count: int, seed: int,
         "tokens": float(np.mean([len(reply.tokens.reply_ids) for reply in sampled])),
         "pictures": len(set(images)),
     }
-
-
-def _action(names: Sequence[str], text: str, legal: Sequence[int]) -> int | None:
-    found = re.search(r'"action": "([^"]*)"\}$', text)
-    index = names.index(found[1]) if found and found[1] in names else None
-    return index if index in legal else None
 
 
 def _mean(values: FloatArray) -> float:

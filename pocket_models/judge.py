@@ -79,7 +79,7 @@ class JudgeDataset:
         for each in scenes:
             _LOGGER.info("%s, %s: %d images, %d frames", each.task, each.name, len(each.images), len(each.frames))
             frames += [resize(image, image_processor) for image in each.images]
-            self._setups.append(replace(each, images=each.images[:, :0, :0].copy()))
+            self._setups.append(replace(each, images=each.images[:, :0, :0].copy()))  # a copy: a view would keep all
         self.frames = np.stack(frames)
         self.progress = np.concatenate([each.progress for each in self._setups])
         self._ends = np.cumsum([len(each.progress) for each in self._setups])
@@ -93,7 +93,7 @@ class JudgeDataset:
 
     def build_heads(self, width: int) -> "ProgressHead":
         """The head that reads the progress."""
-        return ProgressHead(width, self.progress, [self.setup_of(row).task for row in range(len(self.progress))])
+        return ProgressHead(width, self.progress, [each.task for each in self._setups for _ in each.progress])
 
     def draw_images(self, num: int, rng: np.random.Generator) -> Rows:
         """Images of pairs, so that small differences are seen as often as they are asked about."""
@@ -134,7 +134,8 @@ class JudgeDataset:
             label = label_of(left, right, tie_gap)
             reported = report(scenes.phrase, left, right, label) if form == "label" else ""
             turns.append((chat_of(form, scenes.goal, reported), answer(form, scenes.phrase, left, right, label)))
-        return self._dialogues.build(turns, pairs[:, : {"label": 0, "score": 1}.get(form, 2)])
+        num_shown = {"label": 0, "score": 1}.get(form, 2)
+        return self._dialogues.build(turns, pairs[:, :num_shown])
 
 
 class ProgressHead(nn.Module):
@@ -162,6 +163,7 @@ class ProgressHead(nn.Module):
         tokens = encoded.flatten(1, -2)
         surprise = -(soft[:, None] * torch.log_softmax(self.percent(tokens), dim=-1)).sum(-1).mean()
         error = self.amount(tokens).squeeze(-1) - progress[:, None]
+        # the amount is what pairs are compared by; the percentage has gradients where the amount is nearly right
         loss = 10 * error.square().mean() + 0.3 * surprise
         errors, tasks = error.detach().mean(1).abs(), self._tasks[rows]
         by_task = {f"error/{task}": float(errors[torch.from_numpy(tasks == task)].mean()) for task in np.unique(tasks)}
@@ -208,6 +210,7 @@ def phrases(described: Sequence[str]) -> list[str]:
     chats = [chat_of(form, _GOAL_SLOT, _REPORT_SLOT) for form in FORMS]
     texts = [part.get("text", "") for chat in chats for message in chat for part in message["content"]]
     pieces = {"user\n", "assistant\n", *CONCLUSIONS.values()} | split_phrases(texts, (_GOAL_SLOT, _REPORT_SLOT))
+    # what stands before and after a percentage, with the separators that a report puts between the two images
     for phrase in described:
         before, _, after = phrase.partition("{percent}")
         pieces |= {_SEPARATORS[0] + before, after + _SEPARATORS[1] + before, after + _SEPARATORS[2]}
@@ -217,7 +220,7 @@ def phrases(described: Sequence[str]) -> list[str]:
 def corpus(topics: Iterable[tuple[str, str]]) -> list[str]:
     """Dialogues about each goal and phrase with all amounts: what the tokenizer learns its merges from."""
     texts = []
-    for goal, phrase in topics:
+    for goal, phrase in topics:  # every number, for a number that was never met is cut into other tokens than its like
         for percent in range(_PERCENTS):
             left, right = percent / 100, 1 - percent / 100
             label = int(right > left)

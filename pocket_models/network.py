@@ -66,6 +66,7 @@ def build_tokenizer(texts: Iterable[str], phrases: Iterable[str], vocab_size: in
     backend.train_from_iterator(
         texts, trainers.BpeTrainer(vocab_size=vocab_size, initial_alphabet=alphabet, show_progress=False)
     )
+    # through Qwen's own class, so that whoever loads the folder gets the tokenizer that the class's config promises
     learned = json.loads(backend.to_str())["model"]
     merges: Any = [tuple(merge) for merge in learned["merges"]]
     tokenizer: Any = Qwen2Tokenizer(vocab=learned["vocab"], merges=merges, unk_token=PAD, eos_token=STOP, pad_token=PAD)

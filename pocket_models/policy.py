@@ -226,6 +226,7 @@ def collect_moments(task: PolicyTask, count: int, seed: int) -> tuple[TurnEnv, l
     rng = np.random.default_rng(seed)
     turn, info = env.reset(seed=seed)
     moments = []
+    # the expert alone would show few mistakes, and chance alone hardly an episode's end
     while len(moments) < count:
         action = env.expert_action()
         moments.append(
@@ -265,7 +266,7 @@ class Replies:
 
     def draw(self, moment: Moment, env: TurnEnv, rng: np.random.Generator) -> str:
         """One reply: a legal action, each as likely, with a plan that says nothing about what is wise here."""
-        action = int(rng.choice(moment.legal))
+        action = int(rng.choice(moment.legal))  # by chance: it is to learn by trial, and nothing is to be unlearnt
         before, _, after = self._split(moment)
         # borrowed plans must fit the drawn action, or thought and action would contradict each other
         make = self._tasks[moment.task].plans
@@ -290,7 +291,7 @@ def prompt_phrases(moments: Sequence[Moment]) -> Iterator[str]:
     prompts: dict[str, set[str]] = defaultdict(set)
     for moment in moments:
         prompts[moment.task].add(moment.prompt)
-    for alike in prompts.values():
+    for alike in prompts.values():  # what differs from turn to turn, such as a formula, is in no intersection
         pieces = [set(re.findall(r".+?(?:[.;:] |$)", prompt)) for prompt in alike]
         yield from sorted(set.intersection(*pieces))
 

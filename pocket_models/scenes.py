@@ -129,6 +129,7 @@ def collect(task: SceneTask, split: Split, seed: int) -> Iterator[Scenes]:
         played = [moment for episode in episodes for moment in _play(env, task, first_seed + episode, rng)]
         snapshots = np.stack([snapshot for snapshot, _ in played])
         progress = np.array([value for _, value in played], np.float32)
+        # frames that look alike are one image; `looks` says which image each frame shows
         _, first, looks = np.unique(env.image_key(snapshots), axis=0, return_index=True, return_inverse=True)
         count = setup.max_images // shrink
         # half of the images as a run meets them, half spread over progress: most frames show very little of it

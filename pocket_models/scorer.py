@@ -127,8 +127,9 @@ class Push:
         if instruction == instruction_of(snapshot):
             return bool(table.is_solved(seen)[0])
         # as if the other block had been asked for: places and colours of the two exchanged
-        seen[:, [*range(table.ASKED.start, table.OTHER.stop)]] = snapshot[[4, 5, 2, 3]]
+        seen[:, table.ASKED], seen[:, table.OTHER] = snapshot[table.OTHER], snapshot[table.ASKED]
         seen[:, table.COLOURS : table.COLOURS + 2] = snapshot[[table.COLOURS + 1, table.COLOURS]]
+        # a colour that is not on the table is never reached
         return instruction == instruction_of(seen[0]) and bool(table.is_solved(seen)[0])
 
 
@@ -197,6 +198,7 @@ class ScorerDataset:
             self.pushes = list(zip(thinned, firsts.tolist(), strict=True))
             values, sizes = readable_pushes(snapshots_of_all)
             self.groups.append(ImageGroup(task="push_block", start=len(frames), values=values, sizes=sizes))
+            # some hundred at a time: all of them as floats would be gigabytes
             for part in np.array_split(snapshots_of_all, len(snapshots_of_all) // 200 + 1):
                 frames += list(table.draw_tables(part, PATCHES * FINE_PATCH_PX))
         self.frames = np.stack(frames)
@@ -236,6 +238,7 @@ class ScorerDataset:
     def draw_turn(self, rng: np.random.Generator) -> LabelledQuestion:
         """A question about a turn: all tasks and ratings about equally often; some backwards, some off the goal."""
         turn, images = self.turns[rng.choice(len(self.turns), p=self._weights)]
+        # backwards and off the goal the same images deserve another answer: it has to look at both, and read the goal
         chance = rng.random()
         if _P_BACKWARDS <= chance < _P_BACKWARDS + _P_OTHER_GOAL:
             others = [goal for goal in (*self._goals, prompts.OTHER_GOAL, prompts.OTHER_GOAL) if goal != turn.goal]
@@ -250,7 +253,7 @@ class ScorerDataset:
         last = len(push.snapshots) - 1 if rng.random() < 0.8 else int(rng.integers(1, len(push.snapshots)))
         moments = np.linspace(0, last, num_frames).round().astype(int)
         if rng.random() < _P_BACKWARDS:
-            moments = moments[::-1]
+            moments = moments[::-1]  # what counts is the last image, and not that one of them shows success
         goal = push.instruction
         if rng.random() < _P_OTHER_COLOUR:
             goal = str(rng.choice(push.other_instructions))

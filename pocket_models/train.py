@@ -163,6 +163,7 @@ class Trainer:
         metrics, num_steps = self.metrics["vision"], self.config.vision_steps
         steps = optimise("vision", num_steps, optimizers, self._vision_loss, schedule=hold_then_fall, metrics=metrics)
         for step in steps:
+            # what it reads in images that it never trained on, and no loss, says that it has learned enough
             if self.data.held_out and (step % 100 == 0 or step == num_steps):
                 read = {task: 1 - self._misread(rows).mean() for task, rows in self.data.held_out.items()}
                 metrics |= {f"held_out/{task}": float(share) for task, share in read.items()}
@@ -185,7 +186,7 @@ class Trainer:
     def _train_language(self) -> None:
         rng = self._rng if self.data.jitters_encoding else None
         encoded = encode_all(self.model, self.data.frames, self._image_processor, rng)  # once: it no longer changes
-        with torch.no_grad():
+        with torch.no_grad():  # where it misreads, a right answer would teach the language model to guess
             errors = self.heads.errors(encoded, np.arange(len(encoded))).numpy()
 
         def loss_of_step() -> tuple[Tensor, Metrics]:

@@ -193,7 +193,7 @@ def readable_places(clips: Clips) -> tuple[NDArray[np.int64], tuple[int, ...]]:
     columns = [clips.things.index(name) for name in clips.targets]
     apart = np.abs(across[..., :, None, :] - across[..., None, columns, :]).max(axis=-1)  # [N, MOMENTS, K, T]
     apart[..., columns, np.arange(len(columns))] = np.inf  # a target is not at itself
-    apart = np.where(np.isfinite(apart), apart, np.inf)
+    apart = np.where(np.isfinite(apart), apart, np.inf)  # nor is what a scene does not have, whose places are NaN
     at = np.where(apart.min(axis=-1) < _AT_M, 2 + apart.argmin(axis=-1), 1)
     values = np.concatenate([bins, at[..., None]], axis=-1) * is_there[..., None]
     sizes = (_BINS + 1, _BINS + 1, len(clips.targets) + 2) * len(clips.things)
