@@ -1,9 +1,13 @@
+"""MetaWorld's tasks: the reference method's three scenes by hand and by eye, and every stock task by its name."""
+
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from metaworld.env_dict import ALL_V3_ENVIRONMENTS
 from metaworld.policies import SawyerDrawerOpenV3Policy
 from stock_steps import actions, assert_steps_are_the_stock_ones
 
@@ -12,15 +16,19 @@ from rlvlm.core.steps import FloatArray
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.images import FrameStore
 from rlvlm.envs.metaworld.env import MetaWorldEnv
-from rlvlm.envs.registry import make_env
+from rlvlm.envs.metaworld.goals import STOCK_GOALS
+from rlvlm.envs.registry import find_task, make_env, task_goal
 from rlvlm.testing import check_step_env
 
 DRAWER_JOINT, DRAWER_X = 9, 10
-"""Places in a snapshot: seven arm joints, two fingers, the drawer, then the drawer's body position."""
+"""Places in drawer_open's snapshots: seven arm joints, two fingers, the drawer, then the drawer's body position."""
+OBJECT_XY, GOAL_X = slice(9, 11), 16
+"""In those of soccer and sweep_into: the free joint of ball or cube; soccer's goal comes after its seven numbers."""
 
 
-def make(seed: int = 0, **fields: Any) -> MetaWorldEnv:
-    world = make_env("drawer_open", EnvConfig(**fields), seed)
+def make(task: str = "drawer_open", seed: int = 0, **fields: Any) -> MetaWorldEnv:
+    stock = {"episode_steps": 25, "robot": "visible"} if task.startswith("metaworld/") else {}
+    world = make_env(task, EnvConfig(**(stock | fields)), seed)
     assert isinstance(world, MetaWorldEnv)
     return world
 
@@ -31,14 +39,19 @@ def world() -> MetaWorldEnv:
     return make()
 
 
-def drawn_out(world: MetaWorldEnv, *extensions: float) -> FloatArray:
-    """Snapshots [N, S] of the present state with the drawer drawn out by `extensions`, metres."""
-    snapshots = np.repeat(world.snapshot()[None], len(extensions), axis=0)
-    snapshots[:, DRAWER_JOINT] = -np.array(extensions)
+def with_values(world: MetaWorldEnv, place: int | slice, *values: Any) -> FloatArray:
+    """Snapshots [N, S] of the present state with each of `values`, metres, at `place`."""
+    snapshots = np.repeat(world.snapshot()[None], len(values), axis=0)
+    snapshots[:, place] = values
     return snapshots
 
 
-def test_the_papers_start_by_hand() -> None:
+def drawn_out(world: MetaWorldEnv, *extensions: float) -> FloatArray:
+    """With the drawer drawn out by `extensions`, metres."""
+    return with_values(world, DRAWER_JOINT, *(-extension for extension in extensions))
+
+
+def test_the_drawers_start_by_hand() -> None:
     obs, info = make().reset()
     # the drawer stands at (0, 0.9, 0); its handle is 0.17 in front and 0.09 above
     np.testing.assert_allclose(obs[4:7], [0.0, 0.73, 0.09], atol=1e-3)
@@ -50,17 +63,64 @@ def test_the_papers_start_by_hand() -> None:
     assert info["progress"] < 1e-3 and not info["success"]
 
 
+def test_the_other_starts_by_hand() -> None:
+    obs, info = make("soccer").reset()
+    np.testing.assert_allclose(obs[:3], [0.0, 0.56, 0.05], atol=0.03)
+    np.testing.assert_allclose(obs[4:7], [0.0, 0.65, 0.03], atol=1e-3)
+    np.testing.assert_allclose(info["snapshot"][GOAL_X:], [0.0, 0.85, 0.0], atol=1e-6)
+    assert info["progress"] == 0.0 and not info["success"]
+    obs, info = make("sweep_into").reset()
+    np.testing.assert_allclose(obs[:3], [0.0, 0.53, 0.05], atol=0.05)  # the table stops the fingers
+    np.testing.assert_allclose(obs[4:7], [0.0, 0.65, 0.07], atol=1e-3)  # on the table, whose top is 5 cm above the hole
+    assert info["progress"] == 0.0 and not info["success"]
+
+
+def drawers(world: MetaWorldEnv) -> FloatArray:
+    return drawn_out(world, 0.0, 0.02, 0.08, 0.16)
+
+
+def objects(world: MetaWorldEnv) -> FloatArray:
+    return with_values(world, OBJECT_XY, (0.0, 0.65), (0.0, 0.75), (0.05, 0.75), (0.0, 0.85))
+
+
+def anything(world: MetaWorldEnv) -> FloatArray:
+    scenes = np.repeat(world.snapshot()[None], 3, axis=0)
+    scenes[1, 1] += 0.3
+    scenes[2, -1] += 0.1
+    return scenes
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("fields", [{}, {"start": "random", "robot": "visible"}], ids=["paper", "random"])
-def test_it_is_a_env(fields: dict[str, Any]) -> None:
-    world = make(episode_steps=25, **fields)
-    check_step_env(world, make(episode_steps=25, **fields), drawn_out(world, 0.0, 0.02, 0.08, 0.16))
+@pytest.mark.parametrize(
+    ("task", "different", "fields"),
+    [
+        *((task, drawers if task == "drawer_open" else objects, fields)
+          for task in ("drawer_open", "soccer", "sweep_into")
+          for fields in ({}, {"start": "random", "robot": "visible"})),
+        ("metaworld/hammer-v3", anything, {}),  # with two objects, and without a measured distance
+        ("metaworld/bin-picking-v3", anything, {"start": "random"}),  # it notes its first step
+    ],
+)  # fmt: skip
+def test_they_keep_the_contract(
+    task: str, different: Callable[[MetaWorldEnv], FloatArray], fields: dict[str, Any]
+) -> None:
+    world, twin = (make(task, episode_steps=25, **fields) for _ in range(2))
+    check_step_env(world, twin, different(world))
 
 
-@pytest.mark.parametrize("start", ["fixed", "random"])
-def test_physics_and_reward_are_the_stock_ones(start: str) -> None:
+@pytest.mark.parametrize(
+    ("task", "start", "steps"),
+    [
+        *(("drawer_open", start, 60) for start in ("fixed", "random")),
+        *(pytest.param(task, "random", 60, marks=pytest.mark.slow) for task in ("soccer", "sweep_into")),
+        *(pytest.param(f"metaworld/{name}-v3", "random", 20, marks=pytest.mark.slow)
+          for name in ("door-open", "stick-push", "bin-picking")),
+    ],
+)  # fmt: skip
+def test_physics_and_reward_are_the_stock_ones(task: str, start: str, steps: int) -> None:
+    world = make(task, start=start, seed=3)
     hand_start = (0.0, 0.75, 0.15) if start == "fixed" else None
-    assert_steps_are_the_stock_ones(make(start=start, seed=3), "drawer-open-v3", 60, hand_start)
+    assert_steps_are_the_stock_ones(world, world._scene.env_name, steps, hand_start)
 
 
 @pytest.mark.filterwarnings("ignore:Constant")
@@ -82,6 +142,21 @@ def test_the_scripted_policy_opens_the_drawer(start: str, steps: int) -> None:
     assert len(first) < len(infos)  # while the arm approaches, the image stands still
 
 
+@pytest.mark.parametrize("task", ["soccer", "sweep_into"])
+def test_progress_rises_to_success_under_metaworlds_own_script(task: str) -> None:
+    world = make(task)
+    obs, info = world.reset()
+    infos = [info]
+    while not infos[-1]["success"]:
+        obs, _, _, is_late, info = world.step(np.clip(world.scripted_action(obs), -1, 1))
+        infos.append(info)
+        assert not is_late
+    progress = np.array([info["progress"] for info in infos])
+    assert progress[0] == 0.0 and progress[-1] == progress.max()
+    # success is 7 cm from the goal's middle or 5 cm from the hole's, of about 20 cm at the start
+    assert 0.6 < progress[-1] < 0.9 and progress[-2] < 0.8
+
+
 def test_random_starts_cover_the_stock_range() -> None:
     world = make(start="random")
     xs = np.array([world.reset()[1]["snapshot"][DRAWER_X] for _ in range(30)])
@@ -89,6 +164,9 @@ def test_random_starts_cover_the_stock_range() -> None:
     assert xs.min() < -0.05 and xs.max() > 0.05
     obs, info = world.reset()
     np.testing.assert_allclose(obs[4], info["snapshot"][DRAWER_X], atol=1e-3)
+    soccer = make("soccer", start="random")
+    snapshots = np.stack([soccer.reset()[1]["snapshot"] for _ in range(12)])
+    assert np.ptp(snapshots[:, OBJECT_XY.start]) > 0.08 and np.ptp(snapshots[:, GOAL_X]) > 0.08
 
 
 def test_the_time_limit_is_ours_and_may_exceed_the_stock_500() -> None:
@@ -101,6 +179,68 @@ def test_the_time_limit_is_ours_and_may_exceed_the_stock_500() -> None:
 def test_an_action_that_is_not_finite_is_refused() -> None:
     with pytest.raises(NumericsError, match="finite"):
         make().step(np.array([0.0, np.nan, 0.0, 0.0], np.float32))
+
+
+def test_a_state_survives_a_file(tmp_path: Path) -> None:
+    world = make(start="random")
+    for action in actions(5):
+        world.step(action)
+    state = world.get_state()
+    words = {name: value for name, value in state.items() if not isinstance(value, np.ndarray)}
+    (tmp_path / "state.json").write_text(json.dumps(words))
+    np.savez(tmp_path / "state.npz", **{name: value for name, value in state.items() if name not in words})
+    future = [world.step(action)[:2] for action in actions(20, seed=1)] + [world.reset()]
+    with np.load(tmp_path / "state.npz") as arrays:
+        stored = dict(arrays) | json.loads((tmp_path / "state.json").read_text())
+    twin = make(start="random", seed=1)
+    twin.set_state(stored)
+    again = [twin.step(action)[:2] for action in actions(20, seed=1)] + [twin.reset()]
+    for (obs, rest), (other_obs, other_rest) in zip(future[:-1], again[:-1], strict=True):
+        np.testing.assert_array_equal(obs, other_obs)
+        assert rest == other_rest
+    np.testing.assert_array_equal(future[-1][0], again[-1][0])
+
+
+def test_every_stock_task_has_a_goal_in_words() -> None:
+    assert STOCK_GOALS.keys() == ALL_V3_ENVIRONMENTS.keys()
+    assert task_goal("metaworld/door-open-v3") == "open the door"
+    assert find_task("metaworld/door-open-v3").goal_state == "the door is open"
+
+
+@pytest.mark.slow
+def test_the_fixed_start_is_one_of_the_stock_ones_and_the_same_in_every_run() -> None:
+    starts = [make("metaworld/box-close-v3", seed=seed).snapshot() for seed in (0, 1)]
+    np.testing.assert_array_equal(*starts)
+    random = [make("metaworld/box-close-v3", seed=seed, start="random").snapshot() for seed in (0, 1)]
+    assert not np.array_equal(*random)
+
+
+def test_a_state_at_the_start_is_restored_in_the_middle_of_an_episode() -> None:
+    # bin-picking notes the first step's distance in what is None at a start
+    world, other = (
+        make("metaworld/bin-picking-v3", start="random"),
+        make("metaworld/bin-picking-v3", start="random", seed=1),
+    )
+    world.reset()
+    state = world.get_state()
+    future = [world.step(action)[:2] for action in actions(20)]
+    for action in actions(5, seed=1):
+        other.step(action)
+    other.set_state(state)
+    for (obs, reward), action in zip(future, actions(20), strict=True):
+        again, other_reward, *_ = other.step(action)
+        np.testing.assert_array_equal(again, obs)
+        assert other_reward == reward
+
+
+def test_progress_without_a_measured_distance_follows_the_door() -> None:
+    world = make("metaworld/door-open-v3")
+    assert world.reset()[1]["progress"] == 0.0
+    progress = []
+    for angle in (0.0, -0.5, -1.0, -1.5):
+        world._stock.data.joint("doorjoint").qpos = angle
+        progress.append(world.step(np.zeros(4, np.float32))[4]["progress"])
+    assert progress == sorted(progress) and progress[-1] > 0.8
 
 
 def test_the_drawer_is_well_visible_at_64_pixels(world: MetaWorldEnv) -> None:
@@ -137,26 +277,41 @@ def test_a_moved_drawer_is_drawn_where_the_snapshot_says(world: MetaWorldEnv) ->
     assert centre[1] > centre[0] + 5
 
 
-def test_a_state_survives_a_file(tmp_path: Path) -> None:
-    world = make(start="random")
-    for action in actions(5):
-        world.step(action)
-    state = world.get_state()
-    words = {name: value for name, value in state.items() if not isinstance(value, np.ndarray)}
-    (tmp_path / "state.json").write_text(json.dumps(words))
-    np.savez(tmp_path / "state.npz", **{name: value for name, value in state.items() if name not in words})
-    future = [world.step(action)[:2] for action in actions(20, seed=1)] + [world.reset()]
-    with np.load(tmp_path / "state.npz") as arrays:
-        stored = dict(arrays) | json.loads((tmp_path / "state.json").read_text())
-    twin = make(start="random", seed=1)
-    twin.set_state(stored)
-    again = [twin.step(action)[:2] for action in actions(20, seed=1)] + [twin.reset()]
-    for (obs, rest), (other_obs, other_rest) in zip(future[:-1], again[:-1], strict=True):
-        np.testing.assert_array_equal(obs, other_obs)
-        assert rest == other_rest
-    np.testing.assert_array_equal(future[-1][0], again[-1][0])
+def centre(image: FloatArray, is_it: FloatArray) -> FloatArray:
+    """(row, column) of the middle of the pixels that are it, in [0, 1]."""
+    return np.array([places.mean() for places in np.nonzero(is_it)]) / len(image)
 
 
-def test_snapshots_of_another_shape_are_refused(world: MetaWorldEnv) -> None:
-    with pytest.raises(ValueError, match=r"\[N, 13\]"):
-        world.draw(world.snapshot(), 64)
+def test_the_ball_is_well_visible_and_the_image_upright() -> None:
+    world = make("soccer")
+    near, far, right = world.draw(with_values(world, OBJECT_XY, (0.0, 0.65), (0.0, 0.75), (0.1, 0.65)), 64).astype(int)
+    empty = world.draw(with_values(world, OBJECT_XY, (5.0, 5.0)), 64)[0].astype(int)
+    places = [centre(image, np.abs(image - empty).max(-1) > 25) for image in (near, far, right)]
+    net = centre(empty, (empty[..., 2] > empty[..., 0] + 30))
+    assert all(0.1 < value < 0.9 for place in places for value in place)
+    # the camera looks from the right over the table: the goal is up and to the right, and so the ball goes
+    assert net[0] < places[0][0] and net[1] > places[0][1]
+    assert np.linalg.norm(places[1] - net) < np.linalg.norm(places[0] - net)
+    assert places[2][0] > places[0][0]  # nearer to the camera is lower: not upside down
+
+
+def test_the_cube_is_flat_green_and_moves_down_the_image_to_the_hole() -> None:
+    world = make("sweep_into")
+    start, inside, right = world.draw(with_values(world, OBJECT_XY, (0.0, 0.65), (0.0, 0.84), (0.1, 0.65)), 64).astype(
+        int
+    )
+    places = []
+    for image in (start, inside, right):
+        is_green = (image[..., 1] > 150) & (image[..., 0] < 30) & (image[..., 2] < 30)
+        assert 0.005 < is_green.mean() < 0.05
+        places.append(centre(image, is_green))
+    assert places[1][0] > places[0][0] + 0.2  # the camera stands behind the hole: what comes nearer is lower
+    assert places[2][1] < places[0][1] - 0.1  # ... and the robot's right is its left: not mirrored
+
+
+def test_a_moved_goal_is_drawn_where_the_snapshot_says() -> None:
+    world = make("soccer")
+    snapshots = with_values(world, OBJECT_XY, (5.0, 5.0), (5.0, 5.0))
+    snapshots[1, GOAL_X] = 0.1
+    one, other = (centre(p, p[..., 2] > p[..., 0] + 30) for p in world.draw(snapshots, 64).astype(int))
+    assert np.linalg.norm(one - other) > 0.05
