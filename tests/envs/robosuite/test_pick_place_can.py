@@ -59,7 +59,7 @@ def test_the_image_is_the_right_way_up(env: PickPlaceCan) -> None:
     scene = env._scene
     scene.load(env._state)
     mujoco.mj_kinematics(scene.model, scene.data)
-    address = int(scene.model.jnt_qposadr[scene.model.body_jntadr[scene._can]])
+    address = scene._address
     shown = np.repeat(env.snapshot()[None], 4, axis=0)
     shown[:, address : address + 2] = env._hand[:2] + [0.05, 0.0]
     shown[1, address] += 0.06
