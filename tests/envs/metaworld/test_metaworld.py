@@ -217,10 +217,7 @@ def test_the_fixed_start_is_one_of_the_stock_ones_and_the_same_in_every_run() ->
 
 def test_a_state_at_the_start_is_restored_in_the_middle_of_an_episode() -> None:
     # bin-picking notes the first step's distance in what is None at a start
-    world, other = (
-        make("metaworld/bin-picking-v3", start="random"),
-        make("metaworld/bin-picking-v3", start="random", seed=1),
-    )
+    world, other = (make("metaworld/bin-picking-v3", start="random", seed=seed) for seed in (0, 1))
     world.reset()
     state = world.get_state()
     future = [world.step(action)[:2] for action in actions(20)]
@@ -297,9 +294,8 @@ def test_the_ball_is_well_visible_and_the_image_upright() -> None:
 
 def test_the_cube_is_flat_green_and_moves_down_the_image_to_the_hole() -> None:
     world = make("sweep_into")
-    start, inside, right = world.draw(with_values(world, OBJECT_XY, (0.0, 0.65), (0.0, 0.84), (0.1, 0.65)), 64).astype(
-        int
-    )
+    snapshots = with_values(world, OBJECT_XY, (0.0, 0.65), (0.0, 0.84), (0.1, 0.65))
+    start, inside, right = world.draw(snapshots, 64).astype(int)
     places = []
     for image in (start, inside, right):
         is_green = (image[..., 1] > 150) & (image[..., 0] < 30) & (image[..., 2] < 30)
