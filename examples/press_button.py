@@ -21,6 +21,7 @@ class PressButton(TurnEnv):
 
     goal, snapshot_size, picture_px = TASK.goal, 1, (64, 64)
     action_names = ("red", "green", "blue")
+    grain = 1  # snapshots are whole numbers
 
     def __init__(self, config: EnvConfig, seed: int) -> None:
         self.max_turns = config.episode_steps
@@ -48,9 +49,6 @@ class PressButton(TurnEnv):
 
     def snapshot(self):
         return np.array([self.lamp], np.float32)
-
-    def image_key(self, snapshots):
-        return np.rint(snapshots).astype(np.int64)
 
     def draw(self, snapshots):
         frames = np.full((len(snapshots), 64, 64, 3), 230, np.uint8)

@@ -1,7 +1,5 @@
 """A task of one's own in one file: a ball slides over a plate and is to stop in the ring. See docs/tasks.md."""
 
-import json
-
 import gymnasium as gym
 import numpy as np
 
@@ -28,6 +26,7 @@ class SlideBall(StepEnv):
     """Observations and snapshots are the ball's place on the unit square; an action moves it."""
 
     goal, snapshot_size = TASK.goal, 2
+    grain = 1e-3  # snapshots are rounded to this before they are drawn: less than that nobody sees
 
     def __init__(self, config: EnvConfig, seed: int) -> None:
         self.observation_space = gym.spaces.Box(0.0, 1.0, (2,), np.float32)
@@ -57,16 +56,13 @@ class SlideBall(StepEnv):
         x, y = np.meshgrid(*[(np.arange(size_px) + 0.5) / size_px] * 2)
         frames = np.full((len(snapshots), size_px, size_px, 3), 230, np.uint8)
         frames[:, np.abs(np.hypot(x - RING[0], y - RING[1]) - 0.1) < 0.02] = (0, 150, 0)
-        for frame, (ball_x, ball_y) in zip(frames, self.image_key(snapshots) / 1000, strict=True):
+        for frame, (ball_x, ball_y) in zip(frames, self.image_key(snapshots) * self.grain, strict=True):
             frame[np.hypot(x - ball_x, y - ball_y) < 0.06] = (200, 30, 30)
         return frames
 
-    def image_key(self, snapshots):
-        return np.rint(snapshots * 1000).astype(np.int64)
-
     def get_state(self):
-        return {"ball": self.ball, "steps": self.steps, "generator": json.dumps(self.np_random.bit_generator.state)}
+        return {"ball": self.ball, "steps": self.steps, "generator": self.generator_text()}
 
     def set_state(self, state):
         self.ball, self.steps = np.array(state["ball"]), int(state["steps"])
-        self.np_random.bit_generator.state = json.loads(state["generator"])
+        self.set_generator(state["generator"])

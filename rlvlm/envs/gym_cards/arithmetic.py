@@ -242,6 +242,7 @@ def _with_operand_of(
 def _bracketed(levels: tuple[Level, ...], numbers: tuple[int, ...], symbols: str) -> dict[Ratio, Tokens]:
     """Every value that the brackets `levels` can close with after all `numbers` were used."""
     found: dict[Ratio, Tokens] = {}
+    # inside the bracket: total + term * factor + added
     for term, rest, tokens in _with_operand_of(levels, numbers, symbols, True):
         for factor, sums in _endings(rest, symbols).items():
             start = _applied(levels[0][0], "+", _applied(term, "*", factor))
@@ -259,6 +260,7 @@ def _to_reach(levels: tuple[Level, ...], numbers: tuple[int, ...], target: Ratio
     is_known = waiting in ("+", "-") or (waiting != "" and term[0] != 0 and missing[0] != 0)
     best: Tokens | None = None
     for value, rest, tokens in _with_operand_of(levels, numbers, symbols, not is_known):
+        # total + value * factor + added = target, so `added` is looked up and not searched for
         for factor, sums in _endings(rest, symbols).items():
             more = sums.get(_applied(missing, "-", _applied(value, "*", factor)))
             if more is not None and (best is None or _is_before((*tokens, *more), best)):
@@ -271,6 +273,7 @@ def _to_reach(levels: tuple[Level, ...], numbers: tuple[int, ...], target: Ratio
             whole = None if inner is None else (*inner, ")")
         else:
             whole = _operands(numbers, symbols).get(operand) if numbers else None
+        # as many tokens, earlier in the symbols' order: the answer is one, whichever way it was found
         best = whole if best is None or (whole is not None and _is_before(whole, best)) else best
     return best
 
