@@ -79,7 +79,7 @@ class Knob(_Jointed):
     def turned(self, across: Doubles) -> Doubles:
         """[2] where the fingers' direction `across` [2] points once the knob is turned far enough."""
         low, high = self.bounds(self._verb)
-        # a little beyond the nearer end, for the fingers slip, but not out at the other one
+        # a little beyond the bound that comes first, but not out at the other one
         wanted = min(low + _BEYOND_RAD, high) if self.position < low else max(high - _BEYOND_RAD, low)
         turn = (wanted - self.position) * float(np.sign(self.axis[2]))  # seen from above, whichever way the axis points
         x, y = across

@@ -314,8 +314,8 @@ class _Thought:
         lying = [thing for thing in self._cells.values() if thing is not None]
         keys = tuple(thing for thing in lying if (thing.type, thing.color) == ("key", colour))
         if not keys:
-            filled = [box for box in lying if isinstance(box, Box) and box.contains is not None]
-            boxes = tuple(box for box in filled if (box.contains.type, box.contains.color) == ("key", colour))
+            filled = ((box, box.contains) for box in lying if isinstance(box, Box))
+            boxes = tuple(box for box, inside in filled if inside and (inside.type, inside.color) == ("key", colour))
             if not boxes:
                 raise _NoWay
             self.reach(Face(things=boxes), depth + 1)
