@@ -81,7 +81,7 @@ class ImageGroup:
 
 def readable_columns(keys: NDArray[np.int64]) -> tuple[NDArray[np.int64], tuple[int, ...]]:
     """Columns of images' keys [N, P] that differ among the images of a task, and how many values each may take."""
-    columns = np.flatnonzero((keys != keys[0]).any(0))
+    columns = np.flatnonzero((keys != keys[0]).any(0))  # what never differs cannot be read off an image
     return columns, tuple(int(keys[:, column].max()) + 1 for column in columns)
 
 
@@ -125,6 +125,7 @@ class ReadingHeads(nn.Module):
         for group, reader in zip(self._groups, self.readers, strict=True):
             inside = (rows >= group.start) & (rows < group.start + len(group.values))
             if inside.any():  # a small batch may have no image of a group
+                # all tokens of the last layer at once: where in the image a value stands differs from env to env
                 logits = reader(encoded[torch.from_numpy(inside)][:, -1].flatten(1))
                 values = torch.from_numpy(group.values[rows[inside] - group.start])
                 found.append(
@@ -147,6 +148,7 @@ class LabelledQuestion:
     @property
     def chat(self) -> Chat:
         """What a judge is asked in a run, with blanks in the place of the images."""
+        # the words come from where a run takes them; images are put in as tokens that were encoded once
         blank = np.zeros((len(self.images), 2, 2, 3), np.uint8)
         return prompts.score_messages(self.mode, Clip(goal=self.goal, frames=blank, action=self.action))
 

@@ -160,7 +160,7 @@ def policy(
 
 def draw_balanced_pairs(scenes: Scenes, num_pairs: int, rng: np.random.Generator) -> NDArray[np.int64]:
     """[num_pairs, 2] images, as many in each difficulty bin, in random order."""
-    sizes = (np.arange(num_pairs) % NUM_BINS + rng.random(num_pairs)) / NUM_BINS
+    sizes = (np.arange(num_pairs) % NUM_BINS + rng.random(num_pairs)) / NUM_BINS  # anywhere within each bin
     signs = rng.choice([-1, 1], size=num_pairs)
     return draw_gap_pairs(scenes.progress, (sizes * signs).astype(np.float32), rng)
 
@@ -232,7 +232,7 @@ def turn_figures(judge: Judge, task: TurnTask, num_turns: int, seed: int) -> Fig
         return scores_of(judge, clips)
 
     goal = task_goal(task.name)
-    scores = ask(turns, goal, 1)
+    scores = ask(turns, goal, 1)  # in [0, 1]: ratings 1 to 5 are 0, 1/4, ... 1
     truths = np.array([turn.rating for turn in turns])
     nearest = np.array(RATINGS)[np.abs(scores[:, None] - (np.array(RATINGS) - 1) / 4).argmin(1)]
     better = [turn for turn in turns if turn.rating in (NEARER, REACHED)]
@@ -273,6 +273,7 @@ def video_figures(judge: Judge, clips: Clips, num_frames: int) -> Figures:
     moments = np.linspace(0, MOMENTS - 1, num_frames).round().astype(int)
     halves = np.linspace(0, MOMENTS // 2, num_frames).round().astype(int)
     goals = sorted(set(clips.instructions))
+    # another task's instruction; of a suite with one task alone there is no other, and those count in no figure
     others = [goals[(goals.index(own) + 1) % len(goals)] for own in clips.instructions]
     is_other = np.array([one != own for one, own in zip(others, clips.instructions, strict=True)])
 

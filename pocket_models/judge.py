@@ -101,7 +101,7 @@ class JudgeDataset:
 
     def draw_pairs(self, num_pairs: int, rng: np.random.Generator) -> NDArray[np.int64]:
         """[num_pairs, 2] images, both of one set-up: gaps of all sizes, small ones more often."""
-        shares = np.array([each.share for each in self._setups])
+        shares = np.array([each.share for each in self._setups])  # not by their images: hard tasks are drawn more often
         setups = rng.choice(len(shares), size=num_pairs, p=shares / shares.sum())
         # half of the gaps are small: a run's judge is mostly asked about images that are nearly alike
         sizes = np.where(rng.random(num_pairs) < 0.5, rng.random(num_pairs), 0.3 * rng.random(num_pairs) ** 2)

@@ -79,7 +79,7 @@ def build_tokenizer(texts: Iterable[str], phrases: Iterable[str], vocab_size: in
 def split_phrases(texts: Iterable[str], slots: Iterable[str]) -> set[str]:
     """What stands between the `slots` of `texts`: the fixed pieces of prompts, each to become one token."""
     pieces = set(texts)
-    for slot in slots:
+    for slot in slots:  # one slot after the other: what is left of a text after all of them is fixed
         pieces = {piece for text in pieces for piece in text.split(slot)}
     return pieces
 
@@ -100,7 +100,7 @@ def build_model(tokenizer: Any, patch_px: int) -> Any:
         "patch_size": patch_px,
         "spatial_merge_size": MERGE,
         "out_hidden_size": 128,
-        "num_position_embeddings": PATCHES**2,
+        "num_position_embeddings": PATCHES**2,  # one for each patch: every image has the same number of them
         "deepstack_visual_indexes": [1],
         "initializer_range": 0.05,
     }
@@ -113,7 +113,7 @@ def build_model(tokenizer: Any, patch_px: int) -> Any:
         "num_key_value_heads": 2,
         "head_dim": 32,
         "max_position_embeddings": 4096,
-        "initializer_range": 0.05,
+        "initializer_range": 0.05,  # Qwen's 0.02 is for networks many times as wide
         "pad_token_id": ids[PAD],
         "bos_token_id": None,
         "eos_token_id": ids[STOP],
@@ -141,7 +141,7 @@ def build_model(tokenizer: Any, patch_px: int) -> Any:
 
 def build_image_processor(patch_px: int) -> Qwen2VLImageProcessorPil:
     """Qwen-VL's Pillow image processor that cuts every image into `PATCHES` x `PATCHES` patches of that size."""
-    pixels = (PATCHES * patch_px) ** 2
+    pixels = (PATCHES * patch_px) ** 2  # both limits: any image is scaled to just that
     return Qwen2VLImageProcessorPil(
         size={"shortest_edge": pixels, "longest_edge": pixels},
         patch_size=patch_px,

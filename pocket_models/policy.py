@@ -172,7 +172,7 @@ class PolicyDataset:
             distinct = {moment.image: moment for moment in [*moments, *unseen]}
             row_of = {image: len(frames) + place for place, image in enumerate(distinct)}
             keys = np.stack([moment.key for moment in distinct.values()])
-            columns, sizes = readable_columns(keys)  # what never differs cannot be read
+            columns, sizes = readable_columns(keys)
             group = ImageGroup(task=task.name, start=len(frames), values=keys[:, columns], sizes=sizes)
             frames += [resize(env.draw(one.snapshot[None])[0], image_processor) for one in distinct.values()]
             self._groups.append(group)

@@ -138,7 +138,7 @@ def collect(task: SceneTask, split: Split, seed: int) -> Iterator[Scenes]:
         images, progress = env.draw(snapshots[first[kept]], IMAGE_PX), progress[first[kept]]
         env.close()
         if split == "train":  # what is held out stays as a run would draw it
-            images = np.concatenate([images, *(np.flip(images, axes) for axes in task.mirrors)])
+            images = np.concatenate([images, *(np.flip(images, axes) for axes in task.mirrors)])  # behind the others
             progress = np.tile(progress, 1 + len(task.mirrors))
         yield Scenes(
             task=task.name,
@@ -166,6 +166,7 @@ def _play(env: StepEnv, task: SceneTask, seed: int, rng: np.random.Generator) ->
     is_aimless, holds = rng.random() < task.p_aimless, rng.random() < 0.5
     has_arrived = is_over = False
     while not is_over:
+        # once there it stays "there", even where the random actions that follow lead away again
         has_arrived = has_arrived or info["progress"] >= extent
         if is_aimless or (has_arrived and not holds):
             if steps_left == 0:  # each random action is held for a while, or the robot would only tremble
@@ -201,7 +202,7 @@ def label_of(left: float, right: float, tie_gap: float = TIE_GAP) -> int:
 def draw_uniform_pairs(scenes: Scenes, num_pairs: int, rng: np.random.Generator) -> NDArray[np.int64]:
     """[num_pairs, 2] images as the preference loop meets them: uniform over frames, never the same twice."""
     pairs = np.empty((0, 2), np.int64)
-    while len(pairs) < num_pairs:
+    while len(pairs) < num_pairs:  # pairs of one image are thrown away, so more are drawn than are needed
         drawn = scenes.frames[rng.integers(len(scenes.frames), size=(2 * num_pairs, 2))]
         pairs = np.concatenate([pairs, drawn[drawn[:, 0] != drawn[:, 1]]])
     return pairs[:num_pairs]

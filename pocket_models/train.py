@@ -132,7 +132,7 @@ class Trainer:
     """
 
     def __init__(self, config: TrainConfig) -> None:
-        torch.manual_seed(config.seed)
+        torch.manual_seed(config.seed)  # of the weights; data and batches hang on a generator of their own
         self.config = config
         self._rng = np.random.default_rng(config.seed)
         tokenizer = None if config.start is None else AutoTokenizer.from_pretrained(config.start)
@@ -191,6 +191,7 @@ class Trainer:
 
         def loss_of_step() -> tuple[Tensor, Metrics]:
             total, metrics = torch.zeros(()), {}
+            # each kind is a batch of its own, whose dialogues show equally many images
             for kind, batch in self.data.draw_dialogues(self.config.language_batch, self._rng, errors).items():
                 loss, right = answer_loss(self.model, batch, encoded)
                 total = total + loss

@@ -228,6 +228,7 @@ def play(config: PlayConfig) -> Clips:
         settings = replace(
             task_env(task), moved=config.moved, look="light", physics="fast", episode_steps=_EPISODE_STEPS
         )
+        # the env's own scene, which says where things are; it is the one that the env has made
         env, scene = make_env(task, settings, 0), shared_scene(suite, int(number), settings.mesh_cell)
         played += [_episode(env, scene, first + index, rng) for index in range(config.episodes)]
         targets.add(scene.goals[0][2])
@@ -255,7 +256,7 @@ def _episode(
     """Frames of `MOMENTS` moments, where each thing and the place it is wanted at was, and whether it succeeded."""
     noise = float(rng.choice(_NOISES, p=_P_NOISES))
     lets_go = int(rng.integers(_LETS_GO)) if rng.random() < _P_LETS_GO else _EPISODE_STEPS
-    things = sorted({*scene.env.objects_dict, *scene.named})
+    things = sorted({*scene.env.objects_dict, *scene.named})  # what lies about, and places that goals name
 
     def places() -> FloatArray:
         return np.stack([scene.place_of(name) for name in things]).astype(np.float32)

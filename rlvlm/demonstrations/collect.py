@@ -158,6 +158,7 @@ def collect(
         UsageError: as of `play_episodes`.
         OSError: the disk refused.
     """
+    # each seed has ten million starts of its own, from `FIRST_SEED` on
     if isinstance(env, TurnEnv) and not (0 <= seed < 1_000 and 0 <= wanted <= 10**7):
         raise ValueError(f"0 <= seed < 1000 and 0 <= episodes <= 10 million are wanted, got {seed} and {wanted}")
     known = {record.id: record.success for record in folder.episodes()}
@@ -363,6 +364,7 @@ def folder_form(folder: DemonstrationFolder) -> ChunkForm:
         UsageError: it holds no chunks.
     """
     try:
+        # by name: a folder's card says more of its chunks than their form
         form: dict[str, Any] = {name: folder.chunks[name] for name in ChunkForm.__slots__}
         return ChunkForm(**{**form, "cameras": tuple(form["cameras"])})
     except (KeyError, TypeError) as error:
@@ -397,7 +399,7 @@ def is_whole(record: EpisodeRecord, form: ChunkForm) -> bool:
         return False
     if not all(np.issubdtype(arrays[name].dtype, np.floating) for name in ("proprio", "actions")):
         return False
-    num = len(arrays["actions"])
+    num = len(arrays["actions"])  # C: all others have to agree with it
     if "perturbed" in arrays and (arrays["perturbed"].shape != (num,) or arrays["perturbed"].dtype != bool):
         return False
     shapes = {"actions": (num, form.chunk_steps, form.action_size), "proprio": (num, form.proprio_size)}
