@@ -9,8 +9,7 @@ from numpy.typing import NDArray
 
 from rlvlm.core.episodes import Observations, TokenEpisode
 from rlvlm.core.finite import check_finite
-from rlvlm.core.sampling import SampledReply
-from rlvlm.core.turns import Reply, Turn
+from rlvlm.core.turns import Reply, SampledReply, Turn
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.env import TurnEnv
 from rlvlm.envs.registry import make_env

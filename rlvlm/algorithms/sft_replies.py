@@ -28,7 +28,7 @@ from rlvlm.core import metrics
 from rlvlm.core.disk import write_json
 from rlvlm.core.episodes import TokenEpisode
 from rlvlm.core.errors import UsageError
-from rlvlm.core.sampling import ReplyRequest, ReplyTokens
+from rlvlm.core.turns import ReplyRequest, ReplyTokens
 from rlvlm.demonstrations.collect import ScriptedExpert
 from rlvlm.demonstrations.folder import open_folder
 from rlvlm.demonstrations.records import to_token_episode

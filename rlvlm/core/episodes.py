@@ -10,9 +10,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from rlvlm.core.sampling import IntArray
 from rlvlm.core.steps import FloatArray
-from rlvlm.core.turns import Reply
+from rlvlm.core.turns import IntArray, Reply
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -9,8 +9,8 @@ from torch import Tensor, device
 from torch.nn import Parameter
 
 from rlvlm.core.episodes import Observations
-from rlvlm.core.sampling import IntArray
 from rlvlm.core.steps import FloatArray, Frames
+from rlvlm.core.turns import IntArray
 from rlvlm.policies.images import SeenImages
 from rlvlm.policies.weights import Shardable
 

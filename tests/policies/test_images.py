@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from rlvlm.core.errors import MachineError
-from rlvlm.core.sampling import IntArray
+from rlvlm.core.turns import IntArray
 from rlvlm.policies.images import SeenImage, SeenImages
-from rlvlm.policies.vlm.padding import pad
+from rlvlm.policies.vlm.backbone import pad
 
 KIB = 1024
 

@@ -11,7 +11,7 @@ from bitsandbytes.functional import dequantize_4bit
 from bitsandbytes.nn.modules import Linear4bit
 
 from rlvlm.core.errors import MachineError, UsageError
-from rlvlm.core.sampling import ReplyRequest, SampledReply
+from rlvlm.core.turns import ReplyRequest, SampledReply
 from rlvlm.policies.vlm import loading
 from rlvlm.policies.vlm.config import PolicyConfig
 from rlvlm.policies.vlm.engine import PolicyEngine

@@ -7,7 +7,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from rlvlm.policies.vlm.spans import token_ends, tokens_of_span
+from rlvlm.policies.vlm.policy import token_ends, tokens_of_span
 
 TEXT = '{"thoughts": "größer 目标, so I add", "action": "turn left"}'
 SPAN = (TEXT.index("turn left"), TEXT.index("turn left") + len("turn left"))

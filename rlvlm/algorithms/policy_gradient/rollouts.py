@@ -15,8 +15,8 @@ from rlvlm.algorithms.env_slots import EnvSlot
 from rlvlm.core.chunks import ChunkObs, ChunkStep
 from rlvlm.core.episodes import Observations, TokenEpisode
 from rlvlm.core.finite import check_finite
-from rlvlm.core.sampling import ReplyRequest, SampledReply
 from rlvlm.core.steps import FloatArray
+from rlvlm.core.turns import ReplyRequest, SampledReply
 from rlvlm.envs.env import ChunkEnv, ChunkEnvs
 from rlvlm.policies.protocol import look
 from rlvlm.policies.vla.policy import VLAPolicy

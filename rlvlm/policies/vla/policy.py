@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from rlvlm.core.episodes import Observations
 from rlvlm.core.errors import UsageError
 from rlvlm.core.finite import check_finite
-from rlvlm.core.sampling import IntArray
 from rlvlm.core.steps import FloatArray, Frames
+from rlvlm.core.turns import IntArray
 from rlvlm.policies.images import SeenImages
 from rlvlm.policies.protocol import Prediction
 from rlvlm.policies.vla.sampling import draw_bins, entropy, likeliest_bins, log_probs_of

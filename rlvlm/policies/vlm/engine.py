@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from rlvlm.core.errors import UsageError
-from rlvlm.core.sampling import ReplyRequest, ReplyTokens, SampledReply
 from rlvlm.core.steps import Frames
+from rlvlm.core.turns import ReplyRequest, ReplyTokens, SampledReply
 from rlvlm.policies.buckets import Bucket
+from rlvlm.policies.vlm.backbone import Padded
 from rlvlm.policies.vlm.config import BUCKET_MIB
-from rlvlm.policies.vlm.padding import Padded
 from rlvlm.policies.vlm.policy import NO_REPLY, VLMPolicy
 from rlvlm.vlms.lora import cast_adapters
 

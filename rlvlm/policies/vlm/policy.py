@@ -3,6 +3,7 @@
 Algorithms train it; `engine` samples from it.
 """
 
+import os
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -14,14 +15,12 @@ from torch import Tensor, nn
 
 from rlvlm.core.episodes import Observations
 from rlvlm.core.errors import UsageError
-from rlvlm.core.sampling import IntArray, ReplyTokens
 from rlvlm.core.steps import FloatArray, Frames
+from rlvlm.core.turns import IntArray, ReplyTokens
 from rlvlm.policies.images import SeenImage, SeenImages
 from rlvlm.policies.protocol import SHOWN_AT_ONCE, Prediction
-from rlvlm.policies.vlm.backbone import Backbone
+from rlvlm.policies.vlm.backbone import Backbone, Padded, pad
 from rlvlm.policies.vlm.config import PolicyConfig
-from rlvlm.policies.vlm.padding import Padded, pad
-from rlvlm.policies.vlm.spans import decode, tokens_of_span
 from rlvlm.policies.weights import Shardable, fill, lent, trained
 from rlvlm.vlms.blocks import recompute_blocks
 
@@ -391,6 +390,33 @@ class VLMPolicy(nn.Module):
             for (key, image), fresh in zip(firsts.items(), features, strict=True)
         }
         return [again[key] for key in keys]
+
+
+def decode(tokenizer: Any, ids: IntArray) -> str:
+    """The words of `ids` [N], without special tokens and without tidying up spaces."""
+    return tokenizer.decode(ids.tolist(), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+
+
+def token_ends(tokenizer: Any, ids: IntArray) -> IntArray:
+    """[N] where in the decoded text each token of `ids` ends, in characters; never falls.
+
+    The offsets come from decoding ever longer beginnings of the sampled ids. Tokenizing the text again would give other
+    tokens: a policy need not spell a word the way its tokenizer does. A token that holds only part of a character ends
+    where the character begins.
+    """
+    text = decode(tokenizer, ids)
+    ends = np.zeros(len(ids), np.int64)
+    for count in range(1, len(ids) + 1):
+        ends[count - 1] = len(os.path.commonprefix((decode(tokenizer, ids[:count]), text)))
+    return np.maximum.accumulate(ends)
+
+
+def tokens_of_span(tokenizer: Any, ids: IntArray, span: tuple[int, int]) -> NDArray[np.bool_]:
+    """[N] True for each token that holds a part of the characters `span` (begin, end) of the decoded text."""
+    begin, end = span
+    ends = token_ends(tokenizer, ids)
+    begins = np.concatenate([[0], ends[:-1]])
+    return (begins < end) & (ends > begin)
 
 
 def is_vision(name: str) -> bool:

@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 
 from rlvlm.core.errors import ModelUnavailable, UsageError, first_line
-from rlvlm.core.sampling import IntArray, ReplyTokens
 from rlvlm.core.steps import FloatArray, Frames
+from rlvlm.core.turns import IntArray, ReplyTokens
 from rlvlm.pocket.models import weights_folder
 from rlvlm.policies.buckets import Bucket
 from rlvlm.policies.vlm.config import PolicyConfig

@@ -24,8 +24,8 @@ from rlvlm.core.chunks import ChunkObs
 from rlvlm.core.episodes import TokenEpisode
 from rlvlm.core.errors import JudgeUnavailable, UsageError
 from rlvlm.core.judging import Clip, Query, Score, Stamp, Status, Verdict
-from rlvlm.core.sampling import ReplyTokens, SampledReply
 from rlvlm.core.steps import FloatArray, Frames, spread
+from rlvlm.core.turns import ReplyTokens, SampledReply
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.push_block import PushBlock
 from rlvlm.envs.registry import make_env, task_env

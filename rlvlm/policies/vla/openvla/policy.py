@@ -9,7 +9,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from rlvlm.core.episodes import Observations
-from rlvlm.core.sampling import IntArray
+from rlvlm.core.turns import IntArray
 from rlvlm.policies.vla.config import OpenVLAConfig
 from rlvlm.policies.vla.openvla.images import to_pixels
 from rlvlm.policies.vla.policy import VLAPolicy
