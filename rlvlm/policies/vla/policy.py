@@ -16,8 +16,7 @@ from rlvlm.core.steps import FloatArray, Frames
 from rlvlm.core.turns import IntArray
 from rlvlm.policies.images import SeenImages
 from rlvlm.policies.protocol import Prediction
-from rlvlm.policies.vla.sampling import draw_bins, entropy, likeliest_bins, log_probs_of
-from rlvlm.policies.vla.tokens import ActionScale
+from rlvlm.policies.vla.tokens import ActionScale, draw_bins, entropy, likeliest_bins, log_probs_of
 from rlvlm.policies.weights import Shardable, fill, lent, trained
 from rlvlm.vlms.skeleton import device_of
 

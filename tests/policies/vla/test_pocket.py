@@ -6,7 +6,7 @@ from torch.nn import functional
 
 from rlvlm.policies.vla.config import PocketVLAConfig
 from rlvlm.policies.vla.pocket import PocketVLA
-from rlvlm.policies.vla.sampling import draw_bins, log_probs_of
+from rlvlm.policies.vla.tokens import draw_bins, log_probs_of
 from tests.oracles import pocket_vla as oracle
 
 TOKENS = 8 * 7

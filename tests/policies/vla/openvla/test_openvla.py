@@ -17,7 +17,7 @@ from rlvlm.policies.vla.openvla.images import to_pixels
 from rlvlm.policies.vla.openvla.loading import load_openvla
 from rlvlm.policies.vla.openvla.network import CheckpointConfig, OpenVLANetwork
 from rlvlm.policies.vla.openvla.policy import EMPTY_ID, START_ID, OpenVLAPolicy
-from rlvlm.policies.vla.sampling import draw_bins, log_probs_of
+from rlvlm.policies.vla.tokens import draw_bins, log_probs_of
 from rlvlm.vlms.lora import save_adapter
 from tests.oracles import openvla_oft as oracle
 from tests.tiny_openvla import SMALL, STATISTICS, write_openvla

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from rlvlm.policies.vla.sampling import draw_bins, entropy, likeliest_bins, log_distribution, log_probs_of
+from rlvlm.policies.vla.tokens import draw_bins, entropy, likeliest_bins, log_distribution, log_probs_of
 
 
 def test_by_hand() -> None:
