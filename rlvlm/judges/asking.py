@@ -4,7 +4,7 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -23,6 +23,7 @@ logger = logging.getLogger(__name__)
 
 Item = TypeVar("Item")
 Given = TypeVar("Given")
+T = TypeVar("T")
 Question = TypeVar("Question", Query, Clip)
 
 
@@ -31,6 +32,7 @@ def ask_what_can_be(
 ) -> list[DialogueResult]:
     """How each item went, in order; those that a model of these abilities cannot be asked about have failed already."""
     problems = [prompts.problem_of(item, abilities) for item in items]
+    # an odd clip among a thousand costs its own answer: raised, it would end the run or break its batch
     good = [item for item, problem in zip(items, problems, strict=True) if problem is None]
     in_order = iter(ask(good) if good else ())
     return [
@@ -83,6 +85,7 @@ class AdaptiveBatches:
             return list(ask(batch))
         except (ValueError, RuntimeError, TypeError, IndexError, MemoryError) as error:
             reason = f"{type(error).__name__}: {error}"
+            # CUDA, the CPU's allocator and bitsandbytes each have their own class and words for it
             words = ("out of memory", "allocate memory", "not enough memory")
             is_too_large = isinstance(error, MemoryError) or any(word in str(error).lower() for word in words)
             if failed is None and not is_too_large:
@@ -136,7 +139,7 @@ class BatchAsker:
             replies = self._engine.generate(batch, max_new_tokens=max_new_tokens, temperature=temperature)
             return [reply.text for reply in replies]
 
-        def failed(reason: str) -> str:
+        def failed(reason: str) -> str:  # a text has no status that could say so
             raise _cannot_reply(reason)
 
         return self._batches.run(chats, write, failed)
@@ -201,6 +204,7 @@ class AsyncAsker:
             JudgeUnavailable: the engine will answer nobody: it is dead, or has a wrong key, or the budget is spent.
         """
         config, start, usage = self._config, time.perf_counter(), None
+        # a provider may have us wait for ever; an engine of our own is watched by whoever serves it
         deadline = time.monotonic() + config.api.deadline_s if config.is_remote else math.inf
         try:
             request = next(dialogue)
@@ -233,10 +237,8 @@ class AsyncAsker:
                         fatal.append(error)
                 return DialogueResult(text=str(fatal[0]), has_failed=True)
 
-        async def ask_all() -> list[DialogueResult]:
-            return await asyncio.gather(*map(ask, items))
-
-        asked = self._engine.run(ask_all())
+        asked = self._engine.run(_gather(map(ask, items)))
+        # answers that were paid for before the end are given out; only where there are none is it an outage
         num_failed = sum(one.has_failed for one in asked)
         if fatal and num_failed == len(asked):
             raise fatal[0]
@@ -251,10 +253,7 @@ class AsyncAsker:
             async with self._gate:
                 return await self.write_one(chat, max_new_tokens, temperature)
 
-        async def write_all() -> list[str]:
-            return await asyncio.gather(*map(write, chats))
-
-        return self._engine.run(write_all())
+        return self._engine.run(_gather(map(write, chats)))
 
     async def write_one(self, chat: Chat, max_new_tokens: int, temperature: float) -> str:
         """The model's reply; raises as `write` does."""
@@ -275,6 +274,11 @@ class AsyncAsker:
 
 
 Asker = BatchAsker | AsyncAsker
+
+
+async def _gather(work: Iterable[Awaitable[T]]) -> list[T]:
+    """`asyncio.gather`, which must be called where the event loop runs: in the engine's thread."""
+    return await asyncio.gather(*work)
 
 
 def _some_answered(asked: list[DialogueResult], config: JudgeConfig) -> list[DialogueResult]:
@@ -298,9 +302,11 @@ def _stamp(engine: ChatEngine | AsyncEngine, config: JudgeConfig) -> Stamp:
         server = urlsplit(config.api.base_url).netloc
         name, revision = name + (f"@{server}" if server else ""), config.revision
     else:
+        # the processor resizes images within these bounds, so another bound is another image
         traits = f" min_pixels={config.min_pixels} max_pixels={config.max_pixels} {engine.traits}"
         if config.prompt == "two_stage" and not config.runs_elsewhere:
             traits += " label=choice"  # held to the labels; answers from before that were free text
+    # greedy answers do not depend on the seed: two runs of other seeds may share them
     sampling = f" top_p={TOP_P:g} seed={config.seed}" if config.temperature > 0 else ""
     return Stamp(
         judge=name,

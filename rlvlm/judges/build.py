@@ -35,28 +35,45 @@ def build_judge(config: JudgeConfig) -> Judge:
         UnsupportedQuestion: it cannot be asked as `config` says.
         ImportError: the package its backend stands on is not installed.
     """
-    members = {
-        "pocket": _pocket_judge,
-        "transformers": _chat_judge,
-        "vllm": _vllm_judge,
-        "openai": _remote_judge,
-        "gemini": _remote_judge,
-        "clip": _numeric_judge,
-        "blip2": _numeric_judge,
-        "robometer": _numeric_judge,
-        "rynnvalue": _numeric_judge,
-        "cached": _stored_judge,
-    }
     try:
-        if config.is_own:
-            from rlvlm.judges import own
-
-            judge = own.build(config)
-        else:
-            judge = members[config.backend](config)
-    except ModelUnavailable as error:
+        judge = _build(config)
+    except ModelUnavailable as error:  # the loaders know models, and whoever waits for a judge waits for this error
         raise JudgeUnavailable(str(error), error.fix) from error
     return BothOrders(judge) if config.both_orders else judge
+
+
+def _build(config: JudgeConfig) -> Judge:
+    # torch, transformers and the providers' clients load only when a judge that needs them is wanted
+    match config.backend:
+        case "pocket":
+            return _pocket_judge(config)
+        case "transformers":
+            return _chat_judge(config)
+        case "vllm":
+            from rlvlm.vlms.engines.vllm import VllmEngine
+
+            engine = VllmEngine(config, config.engine, max_requests=config.batch_size, max_images=MAX_IMAGES)
+            return ChatJudge(config, AsyncAsker(engine, config))
+        case "openai" | "gemini" as provider:
+            from rlvlm.vlms.engines.remote import RemoteEngine
+
+            engine = RemoteEngine(config.model, config.api, provider, config.seed)
+            return ChatJudge(config, AsyncAsker(engine, config))
+        case "clip" | "blip2" | "robometer" | "rynnvalue" as name:
+            from rlvlm.judges.numeric import NumericJudge
+
+            folder = "similarity" if config.reads_states else "reward_heads"
+            return NumericJudge(config, import_module(f"rlvlm.judges.{folder}.{name}").load(config))
+        case "cached":
+            try:
+                store = open_store(Path(config.cached.store).expanduser())
+                return StoredJudge(store, pick_stamp(store, config.cached.judge, config.cached.prompt))
+            except UsageError as error:
+                raise JudgeUnavailable(str(error), error.fix) from error
+        case _:  # `module:NAME`, as the config has checked
+            from rlvlm.judges import own
+
+            return own.build(config)
 
 
 def check_reachable(config: JudgeConfig) -> None:
@@ -76,9 +93,6 @@ def check_reachable(config: JudgeConfig) -> None:
             f"nothing listens at {config.api.base_url}: {error.strerror or error}",
             "start the server first, or mend --judge.api.base-url",
         ) from error
-
-
-# torch, transformers and the providers' clients load only when a judge that needs them is wanted
 
 
 def _chat_judge(config: JudgeConfig, model: str = "", abilities: Abilities | None = None) -> ChatJudge:
@@ -114,33 +128,3 @@ def _pocket_judge(config: JudgeConfig) -> ChatJudge:
             raise JudgeUnavailable(f"{file} cannot be read: {error}", "restore it, or make the weights anew") from error
     abilities.check(config)
     return _chat_judge(config, str(folder), abilities)
-
-
-def _vllm_judge(config: JudgeConfig) -> ChatJudge:
-    from rlvlm.vlms.engines.vllm import VllmEngine
-
-    engine = VllmEngine(config, config.engine, max_requests=config.batch_size, max_images=MAX_IMAGES)
-    return ChatJudge(config, AsyncAsker(engine, config))
-
-
-def _remote_judge(config: JudgeConfig) -> ChatJudge:
-    from rlvlm.vlms.engines.remote import RemoteEngine
-
-    assert config.backend in ("openai", "gemini")
-    return ChatJudge(config, AsyncAsker(RemoteEngine(config.model, config.api, config.backend, config.seed), config))
-
-
-def _numeric_judge(config: JudgeConfig) -> Judge:
-    from rlvlm.judges.numeric import NumericJudge
-
-    folder = "similarity" if config.reads_states else "reward_heads"
-    model = import_module(f"rlvlm.judges.{folder}.{config.backend}").load(config)
-    return NumericJudge(config, model)
-
-
-def _stored_judge(config: JudgeConfig) -> StoredJudge:
-    try:
-        store = open_store(Path(config.cached.store).expanduser())
-        return StoredJudge(store, pick_stamp(store, config.cached.judge, config.cached.prompt))
-    except UsageError as error:
-        raise JudgeUnavailable(str(error), error.fix) from error

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from rlvlm.core.errors import JudgeUnavailable, UsageError
 from rlvlm.core.judging import Clip, Query, Score, Stamp, Status, Verdict
 from rlvlm.judges.judge import Judge
-from rlvlm.labels.records import Images, Question, answer_key, describe
+from rlvlm.labels.records import answer_key, describe
 from rlvlm.labels.store import LabelStore
 
 Item = TypeVar("Item", Query, Clip)
@@ -60,53 +60,38 @@ class CachedJudge:
     def _answer(self, items: Sequence[Item], ask: Callable[[Sequence[Item]], list[Answer]]) -> list[Answer]:
         if not items:
             return []
-        stamp = self.stamp
+        stamp, store = self.stamp, self._store
         # the address of a question is a hash of goal and pixels: the same for every run and machine
         described = [describe(item) for item in items]
         keys = [answer_key(question.id, stamp) for question, _ in described]
-        found = self._remember(keys)
+        if store is not None:  # and not by truth: an empty store is falsy
+            store.refresh()  # other runs add to the same store meanwhile
+            known: dict[str, Any] = {key: store.find(key) for key in dict.fromkeys(keys)}
+        else:
+            known = {key: self._known.get(key) for key in keys}
         # a question that comes twice in one call is asked once
-        unknown = {key: place for place, key in enumerate(keys) if key not in found}
+        unknown = {key: place for place, key in enumerate(keys) if known[key] is None}
         if unknown:
-            asked = [items[place] for place in unknown.values()]
-            fresh = self._ask(asked, [described[place] for place in unknown.values()], ask)
-            found |= dict(zip(unknown, fresh, strict=True))
+            questions = [described[place][0] for place in unknown.values()]
+            images = [image for place in unknown.values() for image in described[place][1]]
+            with ThreadPoolExecutor(1, thread_name_prefix="label-pictures") as pool:  # written while the judge thinks
+                kept = pool.submit(store.keep_images, images) if store is not None else None
+                given = zip(questions, ask([items[place] for place in unknown.values()]), strict=True)
+                fresh = [replace(answer, question=question.id) for question, answer in given]
+                if kept:
+                    kept.result()  # an answer whose images are missing could not be looked at later
+            # kept before they are handed out: what a crash loses was then learned from by nobody
+            if store is not None:
+                store.add_answers(list(zip(questions, fresh, strict=True)))
+            else:
+                answered = [answer for answer in fresh if answer.status is not Status.FAILED]
+                self._known |= {answer_key(answer.question, answer.stamp): answer for answer in answered}
+            known |= dict(zip(unknown, fresh, strict=True))
         self.misses += len(unknown)
         self.hits += len(keys) - len(unknown)
         if self._show is not None:
             self._show(self.hits, self.misses)
-        return [found[key] for key in keys]
-
-    def _remember(self, keys: Sequence[str]) -> dict[str, Any]:
-        """What is known of `keys`: verdicts or scores, as the keys say."""
-        if self._store is None:
-            return {key: self._known[key] for key in keys if key in self._known}
-        # other runs add to the same store meanwhile
-        self._store.refresh()
-        answers = {key: self._store.find(key) for key in dict.fromkeys(keys)}
-        return {key: answer for key, answer in answers.items() if answer is not None}
-
-    def _ask(
-        self,
-        items: Sequence[Item],
-        described: Sequence[tuple[Question, Images]],
-        ask: Callable[[Sequence[Item]], list[Answer]],
-    ) -> list[Answer]:
-        """The judge's answers, each with its question's address, kept before they are handed out."""
-        questions, store = [question for question, _ in described], self._store
-        with ThreadPoolExecutor(1, thread_name_prefix="label-pictures") as pool:  # written while the judge thinks
-            images = [image for _, shown in described for image in shown]
-            kept = pool.submit(store.keep_images, images) if store is not None else None
-            given = zip(questions, ask(items), strict=True)
-            answers = [replace(answer, question=question.id) for question, answer in given]
-            if kept:
-                kept.result()
-        if store is not None:  # an empty one is falsy
-            store.add_answers(list(zip(questions, answers, strict=True)))
-        else:
-            known = [answer for answer in answers if answer.status is not Status.FAILED]
-            self._known |= {answer_key(answer.question, answer.stamp): answer for answer in known}
-        return answers
+        return [known[key] for key in keys]
 
 
 class StoredJudge:

@@ -31,6 +31,7 @@ class ChatJudge:
         self._config = config
         self._asker = asker
         self._abilities = abilities or Abilities()
+        # now and not at the first question: a file of sentences that cannot be read must end a run before it starts
         self._label = label_dialogue(config.prompt)
         self._score = score_dialogue(config.score, prompts.sentences_of(config))
         self._abilities.check(config)
@@ -83,7 +84,7 @@ class ChatJudge:
         For whoever has time before the model has: resizing takes a quarter of a small model's answer. A query that
         cannot be asked comes back as it is.
         """
-        if prompts.problem_of(query, self._abilities) is not None:
+        if prompts.problem_of(query, self._abilities) is not None:  # `compare` gives its answer: failed, and why
             return query
         try:
             left, right = self._asker.shrink(query.left), self._asker.shrink(query.right)

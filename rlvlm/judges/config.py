@@ -157,6 +157,7 @@ class JudgeConfig(VLMConfig):
             )
         if self.backend == "cached" and not self.cached.store:
             raise ValueError("judge.backend cached needs judge.cached.store: the folder of a label store")
+        # settings that do nothing would look as if they did
         if self.wording and self.backend not in _WITH_HEADS and self.score not in _WORDED:
             raise ValueError(
                 f"judge.wording has no effect on judge.score {self.score}, only on {', '.join(_WORDED)} and the "

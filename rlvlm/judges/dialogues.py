@@ -122,9 +122,11 @@ def _choose(chat: Chat, choices: Sequence[Spellings], tokens: Sequence[Spellings
         choices: each by all its spellings.
         tokens: first tokens that stand for each choice, where a server gives only those; the spellings, if None.
     """
+    # every spelling is a choice of its own for the engine: a model that would write `Yes` has said yes
     texts = tuple(text for spellings in choices for text in spellings)
     reply = yield ChatRequest(chat=chat, choices=texts, wants_log_probs=True)
     if reply.choice_log_p is None:
+        # a server: it wrote a text, and told its likeliest first tokens at best
         known = None if reply.is_refusal else token_shares(reply.first_tokens or (), tokens or choices)
         return known and _Shares(shares=known[0], total=known[1], text=_kept_text(reply)), reply
     log_p = reply.choice_log_p
@@ -140,6 +142,7 @@ def token_shares(tokens: Tokens, choices: Sequence[Spellings]) -> tuple[list[flo
     """Probabilities of the choices, summing to 1, and their sum before; None where the reply hardly begins with one."""
     masses = [fsum(p for token, p in tokens if token.strip(_MARKS) in spellings) for spellings in choices]
     total = fsum(masses)
+    # a server's rounded logarithms may add up to a little over 1; to more than that, they are no probabilities
     return ([mass / total for mass in masses], total) if MIN_TOKEN_MASS <= total <= _ROUNDING else None
 
 
@@ -184,7 +187,7 @@ def _score_by_choice(mode: ScoreMode, sentences: Mapping[str, str], clip: Clip) 
     """
     choices = {"success": YES_AND_NO, "utility": RATINGS, "statement": TRUE_AND_FALSE}[mode]
     known, reply = yield from _choose(prompts.score_messages(mode, clip, sentences), choices)
-    if known is None:
+    if known is None:  # no probabilities: the word that was written decides, all or nothing
         if mode == "utility":
             return _score_of(reply, parse_rating)
         word = reply.readable.strip(_MARKS + "!").lower()
@@ -215,7 +218,7 @@ def _score_delta(sentences: Mapping[str, str], clip: Clip) -> Dialogue:
         reply = yield ChatRequest(chat=prompts.score_messages("delta", pair, sentences))
         texts.append(_kept_text(reply))
         change = None if reply.is_refusal else parse_change(reply.readable)
-        if change is None:
+        if change is None:  # one unread step and the sum means nothing: the rest is not asked
             return DialogueResult(value=None, text=" | ".join(texts))
         # v + (100 - v) c / 100 in shares: a gain is taken of what is left
         value += (1 - value) * change

@@ -206,6 +206,7 @@ def split(labels: Sequence[Labelled], share: float) -> tuple[list[Labelled], lis
         labels: all.
         share: of the images that are held out, in (0, 1); which ones depends on their content alone.
     """
+    # by image and not by label: a label of two images that were learnt from would be no test of sight
     limit = int(share * 2**32)  # digests are uniform, so a share of their range is a share of the images
     sides: tuple[list[Labelled], list[Labelled]] = ([], [])
     for one in labels:
@@ -241,6 +242,7 @@ class LabelDataset:
         image_token = tokenizer.convert_ids_to_tokens(shapes.image_token_id)
         self._dialogues = DialogueBuilder(tokenizer, image_token, tokens_per_image)
         digests = sorted({digest for one in labels for digest in (one.left, one.right)})
+        # made small once: resizing at every draw would cost more than the step
         images, places = [], {}
         for digest in digests:
             try:
@@ -271,7 +273,9 @@ class LabelDataset:
         drawn = self._rng.integers(len(self._by_goal[goal]), size=num_pairs)
         rows = [self._by_goal[goal][place] for place in drawn]
         rows += [(right, left, answer.swapped) for left, right, answer in rows]
+        # an image that stands in several rows goes through the vision encoder once
         shown, places = np.unique([row[:2] for row in rows], return_inverse=True)
+        # the words alone: images come in as patches, so any two of them give the chat
         chat = compare_messages("direct", Query(goal=goal, left=_BLANK, right=_BLANK))
         batch = self._dialogues.build([(chat, _ANSWERS[answer]) for *_, answer in rows], places.reshape(-1, 2))
         return batch, jitter(patches_of(self._images[shown], self._image_processor), self._rng)
@@ -332,6 +336,7 @@ def _initial_model(config: DistillConfig) -> Any:
         )
     shapes = AutoConfig.from_pretrained(folder)
     model: Any = AutoModelForImageTextToText.from_config(shapes, dtype=torch.float32)
+    # where to stop, which only a pretrained folder says
     model.generation_config = GenerationConfig.from_pretrained(folder)
     return model
 

@@ -25,6 +25,7 @@ class JudgeHealth:
             NumericsError: one of them is a number that is none.
         """
         for answer in answers:
+            # NaN passes every comparison below and would be learned from for hours before a loss shows it
             numbers = (answer.value,) if isinstance(answer, Score) else answer.probabilities
             given = [number for number in numbers or () if number is not None]
             check_finite(
@@ -40,6 +41,7 @@ class JudgeHealth:
         Raises:
             JudgeUnavailable: every one of `answers` is missing, or most of the latest cannot be read.
         """
+        # nothing came: an outage, and a run must not go on without labels
         if answers and all(answer.status is Status.FAILED for answer in answers):
             raise JudgeUnavailable(
                 f"none of {len(answers)} queries was answered: {answers[0].text or 'no reason given'}",

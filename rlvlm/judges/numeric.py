@@ -80,6 +80,7 @@ class NumericJudge:
             numbers = margins.double().cpu().numpy()
             shares = self._model.share(numbers)
             odds = [None] * len(texts) if shares is None else [(share, 1 - share, 0.0) for share in shares.tolist()]
+            # such a model cannot say that it sees no difference; only equal numbers are a tie
             return [
                 DialogueResult(value=Label.of(margin, 0.0), text=text, probabilities=p)
                 for margin, text, p in zip(numbers.tolist(), texts, odds, strict=True)
@@ -95,6 +96,7 @@ class NumericJudge:
             rated = zip(values.double().cpu().tolist(), texts, strict=True)
             return [DialogueResult(value=value, text=text) for value, text in rated]
 
+        # what failed was shown nothing, whatever the clip holds
         most = self._model.max_frames
         return [
             one.score(self.stamp, 0 if one.has_failed else min(len(clip.frames), most))
@@ -108,10 +110,10 @@ class NumericJudge:
         try:
             with torch.inference_mode():
                 outcomes = ask_what_can_be(items, self._model.abilities, lambda good: self._batches.run(good, answer))
-        except MemoryError as error:
+        except MemoryError as error:  # one item alone was too much
             fix = "choose a smaller model, or --judge.dtype bfloat16"
             raise JudgeUnavailable(f"out of memory: {error}", fix) from error
         except (RuntimeError, ValueError, TypeError, IndexError) as error:
             raise JudgeUnavailable(f"the judge's network broke: {error}", "run `rlvlm doctor`") from error
-        elapsed = time.perf_counter() - start
+        elapsed = time.perf_counter() - start  # of all: they went through the network together
         return [one if one.has_failed else replace(one, latency_s=elapsed) for one in outcomes]

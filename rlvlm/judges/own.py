@@ -45,7 +45,7 @@ def build(config: JudgeConfig) -> Judge:
         what = f"{reference!r} takes {', '.join(needed) or 'nothing'}"
         raise JudgeUnavailable(f"{what}; a judge of one's own takes a config, or images and a goal", _FIX)
     judge = function(config)
-    if not isinstance(judge, Judge):
+    if not isinstance(judge, Judge):  # now, with its name, and not as an AttributeError in a replica
         missing = [member for member in ("stamp", "compare", "score") if not hasattr(judge, member)]
         raise JudgeUnavailable(f"what {reference!r} returns is no judge: it has no {', '.join(missing)}", _FIX)
     return judge
@@ -67,6 +67,7 @@ class _FunctionRater:
         """[N] in [0, 1]; see `similarity.model.ImageRater`."""
         scores = np.full(len(images), np.nan)
         for goal in dict.fromkeys(map(str, goals)):
+            # one call a goal, or a function that is a network would see one image at a time
             places = [place for place, one in enumerate(goals) if one == goal]
             given = np.asarray(self._function([images[place] for place in places], goal), np.float64)
             if given.shape != (len(places),) or not ((given >= 0) & (given <= 1)).all():  # also where one is NaN

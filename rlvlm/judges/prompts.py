@@ -146,6 +146,7 @@ def wording_mark(config: JudgeConfig) -> str:
     """What sets answers to other sentences apart from those to ours, for stamps; empty where they are ours."""
     if not config.wording:
         return ""
+    # of what is said and not of the file: another order of the same sentences is the same wording
     text = json.dumps(sentences_of(config), sort_keys=True)
     return f" wording={hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
@@ -199,6 +200,7 @@ def problem_of(item: Query | Clip, abilities: Abilities) -> str | None:
 def compare_messages(mode: Mode, query: Query) -> Chat:
     """The first turn, to the vision model: intro, goal image, tag, left images, tag, right images, questions."""
     goal = check_goal(query.goal)
+    # of single images it must not speak of time: the pocket judge was trained on these very words
     is_clip = max(len(query.left), len(query.right)) > 1
     intro = (INTRO_CLIPS if is_clip else INTRO_PICTURES).format(goal=goal)
     request = {
@@ -233,6 +235,7 @@ def score_messages(mode: ScoreMode, clip: Clip, sentences: Mapping[str, str] = S
     alone.
     """
     goal = check_goal(clip.goal)
+    # forms of published models, each in its own order: what differs from their training costs accuracy
     if mode in sentences:
         request = text_part(sentences[mode].replace("{goal}", goal))
         shown = image_parts(spread(clip.frames, MAX_FRAMES_OF.get(mode, MAX_FRAMES)))

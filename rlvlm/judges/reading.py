@@ -25,6 +25,7 @@ MAX_CHARS = 20_000
 """Only this many last characters of an answer are read."""
 
 # --- values, and the forms that give one ------------------------------------------------------------------------------
+# a value is no part of a longer number, a date, a range or a fraction of something else
 _BEFORE, _AFTER = r"(?<![\d.,+\-/~#])", r"(?![\d%/]|\s?/\s?\d|[.,:\-]\d)"
 _NAMES = (
     "answer|label|choice|verdict|antwort|réponse|respuesta|risposta|resposta|ответ|метка|答案|回答|标签|答え|정답|답"
@@ -39,7 +40,9 @@ _CHANGE = re.compile(r"[*\s]*(?P<value>[+-]?\d{1,3}(?:\.\d{1,6})?)\s?%?[.*\s]*")
 _LABELS = {"0": Label.LEFT, "1": Label.RIGHT, "-1": Label.TIE}
 _OPEN = r"[\s*_`\"'“‘「【(\[{:]{0,12}"
 _CLOSE = r"[\s*_`\"'”’」】)\]}.。!！,，;；]*"
+# `is` in the languages that models fall into, and what stands in its place in lists and JSON
 _LINK = r"(?:is|ist|est|es|è|é|是)(?![^\W\d])|[:：=]|->|=>|→|은|는"
+# words that only lead up to an answer; three of them at most, so that the pattern stays linear
 _LEAD = (
     r"(?:(?:so|therefore|thus|hence|then|and|now|finally|overall|in (?:conclusion|summary)|conclusion|"
     r"i (?:think|believe|conclude)(?:\sthat)?|based on (?:this|that|these))(?:\s?[,:]\s?|\s+)){0,3}"
@@ -81,6 +84,7 @@ _ANSWERS = re.compile(
     re.IGNORECASE,
 )
 """Talk of answers or of another scale, beside the reading itself."""
+# words by which an answer is taken back, and numbers in words, which may be another answer
 _RETRACTION = re.compile(
     r"\b(?:actually|wait|hm+|oops|sorry|correct(?:ion|ed|ing)?|mistak\w*|wrong|incorrect|errors?|instead|scratch|"
     r"retract\w*|withdraw\w*|reconsider\w*|rethink\w*|second (?:thought|look)|look(?:ed|ing)? again|reflection|mind|"
@@ -89,16 +93,19 @@ _RETRACTION = re.compile(
     r"coin|zero|one|minus|negative)\b",
     re.IGNORECASE,
 )
+# doubt about a choice; a tie may be unsure
 _HEDGE = re.compile(
     r"\b(?:if|would|could|might|may|should|maybe|perhaps|probably|possibly|unsure|uncertain|not sure|"
     r"(?:cannot|can't) tell|depend\w*|or)\b",
     re.IGNORECASE,
 )
+# a sentence that breaks off here goes on in the next line, with what nobody can know
 _DANGLING = re.compile(
     r"\b(?:is|be|was|are|am|not|of|an?|the|to|than|number|say|as|for|at|with|and|or|but|gets?|gives?|means?|only|"
     r"it|that|this|by|about|around|between|from|in|on)$",
     re.IGNORECASE,
 )
+# numbers that name a thing or a measure and so are no answer: `image 2`, `5 cm`
 _THING_NUMBER = re.compile(
     r"\b(?:pictures?|images?|clips?|frames?|scenes?|photos?)\s?#?\d{1,3}(?:\s(?:and|than|to)\s\d{1,3})?(?![\d%/])|"
     r"\b\d{1,4}(?:\.\d{1,4})?\s?(?:cm|mm|m|px|pixels?|degrees?)\b",
@@ -120,6 +127,7 @@ _THOUGHT = re.compile(
     r"(?:\s[^<>\n]{0,80})?\s?(?:\|?>|\u25b7|\])",
     re.IGNORECASE,
 )
+# gpt-oss writes its thoughts and its answer into channels
 _CHANNEL = re.compile(r"<\|channel\|>\s*(\w{0,20})[^<\n]{0,40}<\|message\|>")
 _START_TOKEN = re.compile(r"<\|(?:assistant|im_start|start|begin_of_text|bot)\|>|<s>|<start_of_turn>", re.IGNORECASE)
 _END_TOKEN = re.compile(
@@ -154,6 +162,7 @@ def parse_score(text: str) -> float | None:
     value = _read(answer_lines(text), *_PERCENT)
     if value is None:
         return None
+    # the value alone: `40 %`, `40/100`, `40 out of 100`
     number = float(re.split(r"[\s%/]", value, maxsplit=1)[0])
     is_ambiguous = number <= 1 and "." in value and not value.endswith(("%", "100", "percent"))
     return None if is_ambiguous or number > 100 else number / 100
@@ -176,6 +185,7 @@ def parse_rating(text: str) -> float | None:
 def parse_change(text: str) -> float | None:
     """A signed percentage that stands alone, as a number in [-1, 1]; None when it cannot be read for certain."""
     lines = answer_lines(text)
+    # alone on its line: with a sign in it, a number in a sentence may be a range or a hyphen
     found = _CHANGE.fullmatch(lines[0]) if len(lines) == 1 else None
     value = float(found["value"]) / 100 if found else 2.0
     return value if abs(value) <= 1 else None
@@ -187,12 +197,14 @@ def answer_lines(text: str) -> list[str]:
     None at all where reasoning never ends, in whatever form, and where a chat goes on behind its answer's end.
     """
     text = text.translate(_PLAIN)
+    # the last channel must be the final one: anything else is a thought that was cut
     if "<|channel|>" in text:
         channels = list(_CHANNEL.finditer(text))
         if not channels or channels[-1][1] != "final" or text.rindex("<|channel|>") != channels[-1].start():
             return []
         text = text[channels[-1].end() :]
     last_end, depth, is_closed = 0, dict[str, int](), dict[str, bool]()
+    # a chat template may have opened the first thought, so an end without a beginning is none the less one
     for mark in _THOUGHT.finditer(text):
         name, closes = mark["name"].lower(), mark["close"] is not None
         depth[name] = depth.get(name, 0) + (-1 if closes else 1)
@@ -202,6 +214,7 @@ def answer_lines(text: str) -> list[str]:
     if any(count > 0 for count in depth.values()) or not all(is_closed.values()):
         return []
     text = text[last_end:]
+    # answers stand at the end; the first line of what is left may be a torn one
     if len(text) > MAX_CHARS:
         text = text[-MAX_CHARS:].partition("\n")[2]
     text = _START_TOKEN.sub(" ", text)

@@ -35,6 +35,7 @@ class BothOrders:
 
     def compare(self, queries: Sequence[Query]) -> list[Verdict]:
         """One verdict per query, in order."""
+        # side by side, so that both orders of a query share a batch and are lost together
         both = [one for query in queries for one in (query, query.swapped)]
         verdicts = self._judge.compare(both)
         stamp = self.stamp
@@ -112,6 +113,7 @@ class Committee:
         stamp = self.stamp
         scores = []
         for answers in zip(*(member.score(clips) for member in self._members), strict=True):
+            # a member that is silent does not count as a score of 0
             values = [one.value for one in answers if one.value is not None]
             scores.append(
                 Score(
@@ -132,6 +134,7 @@ def _voted(verdicts: Sequence[Verdict], stamp: Stamp) -> Verdict:
     label = next((one for one in Label if 2 * labels.count(one) > len(labels)), None)
     if label is None and all(labels):  # all were read, and they do not agree
         label = Label.TIE
+    # a mean over some of the votes would not be about the label that all of them gave
     shares = [verdict.probabilities for verdict in verdicts if verdict.probabilities is not None]
     return Verdict(
         status=Status.of(label) if label else _lost(verdicts),

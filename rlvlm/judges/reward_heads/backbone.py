@@ -92,6 +92,7 @@ def chat_inputs(model: LoadedVLM, chats: Sequence[Chat], *, are_counted: bool) -
         chats: with images.
         are_counted: whether `Image 1:` and so on stands before each image, as Qwen's template can write.
     """
+    # heads read tokens that stand in the user's turn: a prompt for the model's own turn would only be noise
     render = model.processor.apply_chat_template
     return model.inputs([render(chat, add_generation_prompt=False, add_vision_id=are_counted) for chat in chats], chats)
 

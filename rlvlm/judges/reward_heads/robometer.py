@@ -105,6 +105,7 @@ class Robometer:
         model = self._model
         inputs = chat_inputs(model, [self._progress_chat(clip) for clip in clips], are_counted=True)
         hidden = model.model(inputs)
+        # of a clip the end counts; the frames before are context for it
         answers = [self._read(rows[-1:]) for rows in rows_where(hidden, inputs["input_ids"], model.token_id(PROGRESS))]
         texts = [f"progress {progress:.3f}, success {success:.3f}" for progress, success in answers]
         return torch.tensor([answer[self._column] for answer in answers]), texts

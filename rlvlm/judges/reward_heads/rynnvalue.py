@@ -58,6 +58,7 @@ class RynnValueNetwork(Qwen3VLPreTrainedModel):
     @staticmethod
     def settings(folder: Path, raw: dict[str, Any]) -> Qwen3VLConfig:
         """The network's config; what belongs to the heads is kept beside it."""
+        # a name that transformers does not know: its own loader would refuse the folder
         if raw.get("model_type") != "rynn_value_lang":
             raise ValueError(f"its model_type is {raw.get('model_type')!r}, not 'rynn_value_lang'")
         scale = raw["value_tokenizer_config"]
@@ -85,6 +86,7 @@ class RynnValueNetwork(Qwen3VLPreTrainedModel):
         inputs = dict(inputs)
         there = inputs.pop("attention_mask").bool()
         model: Any = self.model  # transformers types ids by their numbers' width
+        # worked out here: the model derives them from a 2D mask, and gets one of all pairs
         positions, _ = model.get_rope_index(
             inputs["input_ids"],
             mm_token_type_ids=inputs["mm_token_type_ids"],
@@ -108,6 +110,7 @@ def open_pairs(there: Tensor, groups: Tensor) -> Tensor:
         groups: [B, N] the group it belongs to, -1 for none.
     """
     causal = torch.ones(groups.shape[1], groups.shape[1], dtype=torch.bool, device=groups.device).tril()
+    # so an answer's tokens may hold several hidden states, and no answer is seen by the next one
     own = (groups[:, :, None] == groups[:, None, :]) & (groups >= 0)[:, :, None]
     free = (groups < 0)[:, None, :] & there[:, None, :]
     return own | causal & free
@@ -116,6 +119,7 @@ def open_pairs(there: Tensor, groups: Tensor) -> Tensor:
 def group_tokens(ids: Tensor, tokens: Sequence[int]) -> Tensor:
     """[B, N] for `ids` [B, N]: the number of the run of equal tokens, out of `tokens`, that each belongs to, or -1."""
     is_own = torch.isin(ids, torch.tensor(list(tokens), device=ids.device))
+    # equal neighbours are one group: an image stands between two groups of one kind
     before = torch.nn.functional.pad(ids[:, :-1], (1, 0), value=-1)
     starts = is_own & (ids != before)
     return torch.where(is_own, starts.cumsum(dim=1) - 1, -1)

@@ -53,7 +53,6 @@ class ClipRater:
         settings = config.similarity
         self.revision = encoder.revision
         self._encoder = encoder
-        # SigLIP was trained on texts of one length, padding included and unmasked.
         self._is_padded = encoder.model.config.model_type.startswith("siglip")
         self._alpha = settings.alpha
         self._texts: dict[str, NDArray[np.float64]] = {}
@@ -66,6 +65,7 @@ class ClipRater:
         # a batch about one goal image would encode it once per question
         wanted = {_key(goal): goal for goal in goals if not isinstance(goal, str)}
         inputs = self._encoder.see([*images, *wanted.values()])
+        # in float64: the projection below subtracts vectors that are nearly equal
         seen = _units(self._encoder.model.get_image_features(**inputs))
         drawn = dict(zip(wanted, seen[len(images) :], strict=True))
         states = seen[: len(images)]
@@ -79,6 +79,7 @@ class ClipRater:
     def _of_text(self, text: str) -> NDArray[np.float64]:
         """[E] unit vector; remembered, since a run has one goal."""
         if text not in self._texts:
+            # to the full length and without a mask, as in its training: shorter inputs give other vectors
             inputs = self._encoder.read([text], **({"padding": "max_length"} if self._is_padded else {}))
             if self._is_padded:
                 inputs.pop("attention_mask", None)

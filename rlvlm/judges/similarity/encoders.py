@@ -80,6 +80,7 @@ def load_encoder(config: JudgeConfig, model_class: Any, parts: Sequence[str], ki
         )
     folder, revision = locate(config.model, config.revision, config.section)
     model = load_weights(model_class, folder, config)
+    # AutoModel loads whatever config.json names: a text model would break at the first image, with its own words
     if not all(hasattr(model, part) for part in parts):
         what = f"{folder} holds a {model.config.model_type} model, which backend {config.backend} cannot use"
         raise ModelUnavailable(what, f"choose {kind}")

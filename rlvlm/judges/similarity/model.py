@@ -101,6 +101,7 @@ def baseline_reward(states: Units, goals: Units, baseline: NDArray[np.float64], 
         [N] 1 - |alpha * proj(s) + (1 - alpha) * s - g|^2 / 2, in [-1, 1]; the cosine where alpha is 0.
     """
     line = goals - baseline
+    # proj(s) = b + ((s - b) . l / l . l) l, with the line l = g - b
     length = (line**2).sum(-1, keepdims=True)
     along = ((states - baseline) * line).sum(-1, keepdims=True) / np.where(length == 0, 1.0, length)
     projected = baseline + along * line  # the baseline itself where it equals the goal
