@@ -215,9 +215,7 @@ def start_ways(config: Config, stack: ExitStack) -> dict[str, Callable[[Sequence
         placement = PlacementConfig(num_replicas=config.replicas, num_cpus=1, num_gpus=config.gpus, timeout_s=1800)
         judge = replace(config.judge, prompt=prompt)
         running = stack.enter_context(start_judge(judge, placement, prompt))
-        ways[prompt] = lambda queries, judge=running.judge: [
-            NUMBER_OF[verdict.label] for verdict in judge.compare(queries)
-        ]
+        ways[prompt] = lambda queries, judge=running: [NUMBER_OF[verdict.label] for verdict in judge.compare(queries)]
     return ways
 
 

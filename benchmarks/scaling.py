@@ -105,7 +105,7 @@ def measure_judge(config: Config) -> dict[str, float]:
         for replicas in config.replicas:
             placement = PlacementConfig(num_replicas=replicas, timeout_s=600)
             judge = replace(JudgeConfig(), batch_size=config.pairs // 6)
-            judges[replicas] = stack.enter_context(start_judge(judge, placement, f"replicas-{replicas}")).judge
+            judges[replicas] = stack.enter_context(start_judge(judge, placement, f"replicas-{replicas}"))
             judges[replicas].compare(queries)  # warm, every replica of it
         for _ in range(config.rounds):
             for replicas, judge in judges.items():
@@ -187,8 +187,8 @@ def measure_requests() -> dict[str, float]:
         for _ in range(16)
     ]
     with start_judge(JudgeConfig(), PlacementConfig(), "instant", build=build_instant) as running:
-        one_ms = median_ms(lambda: running.judge.compare(queries[:1]))
-        batch_ms = median_ms(lambda: running.judge.compare(queries))
+        one_ms = median_ms(lambda: running.compare(queries[:1]))
+        batch_ms = median_ms(lambda: running.compare(queries))
     size = len(pickle.dumps(Request(key="", run="", kind="compare", items=queries), 5))
     return {
         "pair_bytes": size // len(queries),

@@ -157,8 +157,18 @@ class BatchAsker:
         outcomes: dict[int, DialogueResult] = {}
         # dialogues may end at different turns; those that go on share the next batch
         while requests:
+            # dialogues of one form ask alike, so the first speaks for all
+            chats, first = [request.chat for request in requests.values()], next(iter(requests.values()))
+            if first.wants_log_probs:
+                rows = self._engine.choice_log_p(chats, first.choices)
+                replies = [ChatReply(choice_log_p=row) for row in rows]
+            else:
+                most, temperature = self._config.max_new_tokens, self._config.temperature
+                replies = self._engine.generate(
+                    chats, max_new_tokens=most, temperature=temperature, choices=first.choices
+                )
             following: dict[int, ChatRequest] = {}
-            for place, reply in zip(requests, self._replies(list(requests.values())), strict=True):
+            for place, reply in zip(requests, replies, strict=True):
                 try:
                     following[place] = dialogues[place].send(reply)
                 except StopIteration as end:
@@ -166,16 +176,6 @@ class BatchAsker:
             requests = following
         elapsed = time.perf_counter() - start
         return [replace(outcomes[place], latency_s=elapsed) for place in range(len(items))]
-
-    def _replies(self, requests: Sequence[ChatRequest]) -> Sequence[ChatReply]:
-        """The replies to one turn of a batch; dialogues of one form ask alike, so the first speaks for all."""
-        chats, choices = [request.chat for request in requests], requests[0].choices
-        if requests[0].wants_log_probs:
-            return [ChatReply(choice_log_p=row) for row in self._engine.choice_log_p(chats, choices)]
-        config = self._config
-        return self._engine.generate(
-            chats, max_new_tokens=config.max_new_tokens, temperature=config.temperature, choices=choices
-        )
 
 
 class AsyncAsker:

@@ -279,11 +279,11 @@ def judge_session(
     with start_judge(judge, config.serve, name=config.task) as running:
         if config.serve.app:
             # a running app says itself which judge it is
-            backend, _, model = running.judge.stamp.judge.partition(":")
+            backend, _, model = running.stamp.judge.partition(":")
             if backend == "pocket":
                 asked = replace(config.judge, backend=backend, model="" if model == backend else model)
                 check_judge_knows(replace(config, judge=asked))
-        yield lambda: CachedJudge(running.judge, open_store(), show_cache(config.task))
+        yield lambda: CachedJudge(running, open_store(), show_cache(config.task))
 
 
 def reachable(api: ApiConfig, ledger: Path) -> ApiConfig:

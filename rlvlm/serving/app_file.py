@@ -199,6 +199,7 @@ def read_app_file(path: Path) -> AppFile:
 
 def _first_reason(error: ValidationError) -> str:
     """Where the first problem is, and what: `applications.0.args.judge.modle: no such setting`."""
+    # one at a time, and without the value: a file may hold what nobody is to read in a log
     problem = error.errors(include_url=False, include_input=False)[0]
     place = ".".join(str(part) for part in problem["loc"] if ":" not in str(part))  # without the tag of the union
     unknown = problem["type"] in ("extra_forbidden", "unexpected_keyword_argument")

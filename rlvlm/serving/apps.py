@@ -6,7 +6,6 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
 
 import ray
 from ray import serve
@@ -46,21 +45,10 @@ _POLL_S = 0.5
 _QUIET = {"log_level": "WARNING", "enable_access_log": False}
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RunningJudge:
-    """A judge on Serve that this run may use."""
-
-    judge: ServedJudge
-    app: str
-    """Name of the Serve application."""
-    is_ours: bool
-    """Whether this run started it."""
-
-
 @contextmanager
 def start_judge(
     judge: JudgeConfig, placement: PlacementConfig, name: str, build: Builder = build_judge, app: str = ""
-) -> Iterator[RunningJudge]:
+) -> Iterator[ServedJudge]:
     """A judge that answers while the context is open: the app `placement.app`, or one started now and then deleted.
 
     Serve runs without an HTTP proxy; the judge is reached through its handle alone.
@@ -89,8 +77,8 @@ def start_judge(
     )
     try:
         stamp = client.stamp  # asks, so that an app that is not there ends the run now
-        logger.info("judge %s, prompt %s, answers in Serve app %s", stamp.judge, stamp.prompt, placement.app or app)
-        yield RunningJudge(judge=client, app=placement.app or app, is_ours=not placement.app)
+        logger.info("judge %s, prompt %s, answers in Serve app %s", stamp.judge, stamp.prompt, client.app)
+        yield client
     finally:
         client.hang_up()  # an app that was there before is left alone, and not asked on
         if not placement.app and ray.is_initialized():
@@ -196,7 +184,7 @@ def running_apps(file: AppFile, report: Callable[[str, float], None], is_stopped
         yield
     finally:
         if ray.is_initialized():
-            for name in names:
+            for name in names:  # all at once: one after the other each would have its grace
                 serve.delete(name, _blocking=False)
             deadline = time.monotonic() + 10  # what is left then ends with Ray
             while time.monotonic() < deadline and set(names) & _statuses().keys():
@@ -219,6 +207,7 @@ def _check_cluster(wanted: Mapping[str, float], who: str, fix: str) -> None:
     Raises:
         JudgeUnavailable: it has less.
     """
+    # of the whole cluster, since nodes that are busy become free; what no node has never comes
     total = ray.cluster_resources()
     for resource, amount in wanted.items():
         if amount > total.get(resource, 0.0):
@@ -261,6 +250,7 @@ def _start(application: serve.Application, app: str, placement: PlacementConfig,
             last_report = time.monotonic()
             logger.info("waiting for the %s to load (%.0f s)", what, waited_s)
 
+    # no HTTP: a run's judge is reached by its handle, and a port would be open to everybody
     serve.start(proxy_location="Disabled", logging_config=_QUIET)
     target = serve.RunTarget(application, name=app, route_prefix=None)
     serve.run_many([target], wait_for_ingress_deployment_creation=False, wait_for_applications_running=False)
@@ -325,6 +315,7 @@ def _check_free(app: str, placement: PlacementConfig, what: str, section: str) -
     if any(replica.get("node_id") for deployment in deployments.values() for replica in deployment["replicas"]):
         return  # a node has taken one, which may still be loading
     free, total = ray.available_resources(), ray.cluster_resources()
+    # GPUs first: they are what is scarce, and what the advice is about
     for resource, each in (("GPU", placement.num_gpus), ("CPU", placement.num_cpus)):
         if each > free.get(resource, 0.0):
             others = sorted(name for name in serve.status().applications if name != app)

@@ -61,6 +61,7 @@ class CardTurns:
             number = self._turn.number + 1
             self._turn, self._failed = CardTurn(number=number, is_engines=is_engines, cards=cards), ""
             self._changed.notify_all()
+            # by rank: a replica that comes back takes the place of the one that was lost
             await self._changed.wait_for(
                 lambda: self._failed or sum(one >= number for one in self._reached.values()) >= self._num_replicas
             )
@@ -173,28 +174,28 @@ class TurnTaker:
             reached = turn.number
 
     def _take(self, turn: CardTurn) -> None:
-        if turn.is_engines == self._is_awake:
+        if turn.is_engines == self._is_awake:  # where another engine failed, the turn is begun again for all
             return
         with self._condition:
+            # what is being sampled comes to its end first: torn off, its callers would only ask again
             self._condition.wait_for(lambda: not self._num_busy)
-            if turn.is_engines:
-                self._wake(self._own_card(turn.cards))
-            else:
+            if not turn.is_engines:
                 self._sleep()
+            elif not turn.cards:  # the learners learn on CPUs
+                self._wake("")
+            else:
+                node = ray.get_runtime_context().get_node_id()
+                own = [card for where, card in turn.cards if where == node]
+                if not own:  # weights and caches cannot be put on a card of another machine
+                    fix = "leave out --engine.colocated"
+                    raise ModelUnavailable("no learner has a card on this engine's node", fix)
+                self._wake(own[self._local_rank % len(own)])
             self._is_awake = turn.is_engines
             self._condition.notify_all()
-
-    def _own_card(self, cards: tuple[Card, ...]) -> str:
-        if not cards:
-            return ""
-        node = ray.get_runtime_context().get_node_id()
-        own = [card for where, card in cards if where == node]
-        if not own:
-            raise ModelUnavailable("no learner has a card on this engine's node", "leave out --engine.colocated")
-        return own[self._local_rank % len(own)]
 
 
 def torch_device(card: str) -> str:
     """What torch calls the card of that id here; the CPU for none."""
     seen = [one for one in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if one]
+    # Ray counts cards by the node, torch by what this process may see
     return f"cuda:{seen.index(card) if card in seen else int(card)}" if card else "cpu"

@@ -134,7 +134,7 @@ class AppClient:
         self._is_over = True
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"handle": None}
+        return self.__dict__ | {"handle": None}  # a handle belongs to the process that asked for it
 
     def call(self, method: str, *args: Any, check: Callable[[Any], Any] | None = None) -> Any:
         """One request's answer, after as many tries as it takes.
@@ -197,7 +197,7 @@ class AppClient:
             try:
                 outcome = self._wait(response)
             except TimeoutError:
-                response.cancel()
+                response.cancel()  # or the replica would go on for nobody
                 raise
             except DeploymentUnavailableError:
                 self.handle = None  # it names a deployment, and an app that was deployed anew may have another one
@@ -206,9 +206,10 @@ class AppClient:
                 self._note(REFUSED)
                 if time.monotonic() > give_up:
                     raise
+                # apart from each other: callers who come back together are refused together
                 time.sleep(random.uniform(*REFUSED_WAIT_S))
                 continue
-            if isinstance(outcome, RunError):
+            if isinstance(outcome, RunError):  # errors come as values, see `JudgeReplica`
                 raise outcome
             return check(outcome) if check else outcome
 
@@ -226,6 +227,7 @@ class AppClient:
                 # interrupted from another thread
                 return response.result(timeout_s=max(min(_POLL_S, left_s), 0))
             except TimeoutError as error:
+                # the replica's own TimeoutError is its answer; ours only means that this piece of the wait is over
                 if isinstance(error, RayTaskError) or left_s <= _POLL_S or self._is_over:
                     raise
 
@@ -264,6 +266,8 @@ class ServedJudge:
             in_flight: requests under way at once.
             run: who asks; the runs on one server get even shares of it. Empty makes up a name.
         """
+        self.app = app
+        """Name of the Serve application."""
         self._in_flight = in_flight
         self._run = run or f"client-{uuid.uuid4().hex[:8]}"
         self._batch_size = batch_size
@@ -279,6 +283,7 @@ class ServedJudge:
         self._stamp: Stamp | None = None
 
     def __getstate__(self) -> dict[str, Any]:
+        # counters register with the process they are made in, and locks do not pickle
         return {name: value for name, value in self.__dict__.items() if name != "_metrics"}
 
     @property
@@ -345,7 +350,7 @@ class ServedJudge:
             if receipt.digests != digests or len(receipt.answers) != len(digests):
                 self._metrics.crossed.inc(1, {"run": self._run})
                 raise JudgeUnavailable(
-                    f"judge app {self._client.app!r} answered a question that was not asked",
+                    f"judge app {self.app!r} answered a question that was not asked",
                     "client and server must run the same version of rlvlm",
                 )
             return receipt.answers

@@ -1,6 +1,6 @@
 """Where judges and policies run on Ray Serve, and what their HTTP server lets in; imports nothing heavy."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -46,6 +46,7 @@ class PlacementConfig:
             raise ValueError(f"serve.num_replicas must be >= 1, got {self.num_replicas}")
         if self.num_cpus < 0 or self.num_gpus < 0:
             raise ValueError(f"serve.num_cpus and num_gpus must be >= 0, got {self.num_cpus} and {self.num_gpus}")
+        # Ray places shares of one GPU or several whole ones, nothing in between
         if self.num_gpus > 1 and self.num_gpus != int(self.num_gpus):
             raise ValueError(f"serve.num_gpus above 1 must be a whole number, got {self.num_gpus}")
         if self.max_replicas and self.max_replicas < self.num_replicas:
@@ -109,17 +110,15 @@ class ServedEngineConfig:
     def __post_init__(self) -> None:
         if self.num_replicas < 0:
             raise ValueError(f"engine.num_replicas must be >= 0, got {self.num_replicas}")
-        # a setting that does nothing would look as if it did
         if self.colocated and self.num_gpus:
             raise ValueError(
                 f"engine.num_gpus must be 0 with engine.colocated, which uses the learners' GPUs, got {self.num_gpus:g}"
             )
-        rest = (self.num_cpus, self.num_gpus, self.timeout_s, self.retries, self.stall_s, self.backend)
         if self.bucket_mib < 1:
             raise ValueError(f"engine.bucket_mib must be >= 1, got {self.bucket_mib}")
-        if not self.num_replicas and (*rest, self.bucket_mib, self.colocated) != (
-            *(1.0, 0.0, 120.0, 4, 5.0, "transformers", BUCKET_MIB, False),
-        ):
+        # a setting that does nothing would look as if it did
+        others = [one for one in fields(self) if one.name not in ("num_replicas", "vllm")]
+        if not self.num_replicas and any(getattr(self, one.name) != one.default for one in others):
             raise ValueError("the other settings of engine have no effect without engine.num_replicas")
         if self.backend != "vllm" and self.vllm != PolicyVllmConfig():
             raise ValueError("the settings of engine.vllm have no effect without engine.backend vllm")
@@ -190,6 +189,7 @@ class HttpConfig:
             raise ValueError("http.judges needs the name of at least one Serve app, got none; use e.g. [pocket]")
         if len(set(self.judges)) != len(self.judges):
             raise ValueError(f"http.judges must name each app once, got {list(self.judges)}")
+        # at the start: an alias that leads nowhere would be met by a caller, days later
         if unknown := set(self.aliases.values()) - set(self.judges):
             raise ValueError(f"http.aliases names {sorted(unknown)}, which is none of http.judges {list(self.judges)}")
         if self.media_root and not Path(self.media_root).is_absolute():

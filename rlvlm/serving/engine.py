@@ -61,6 +61,7 @@ class ServedEngine:
         self._frames = SeenImages[Frames](policy.config.cache_mib << 20)
         self._sync_error, self._measured = 0.0, -1
         self._num_retries = 0
+        # two requests a replica: one is computed while the next is on its way
         self._pool = ThreadPoolExecutor(2 * config.num_replicas, thread_name_prefix="policy-request")
         self._client = AppClient(
             app,
@@ -79,6 +80,7 @@ class ServedEngine:
 
     def pack(self, version: int, buckets: Sequence[Bucket] = ()) -> Weights:
         """Puts the policy's present weights where every replica finds them as soon as it is asked for `version`."""
+        # the cache of images may have dropped it since
         if self._policy.images.missing([self._probe.image]):
             self._policy.show([self._probe.image], self._frame)
         return pack_weights(
@@ -155,6 +157,7 @@ class ServedEngine:
         keys = [request.image for request in requests]
         frames = tuple(self._frames.get(keys))
         if self._by_tokens:
+            # vLLM loads a checkpoint by itself, so without weights it would answer as nobody trained
             assert self._weights is not None, "`use` comes first"
             sizes = [(frame.shape[0], frame.shape[1]) for frame in frames]
             return TokenCall(

@@ -92,7 +92,7 @@ class FairQueue:
         if not items:
             return []
         key = key or f"#{next(self._numbers)}"
-        if key in self._finished:
+        if key in self._finished:  # the answer was lost on its way, with the connection or the caller's patience
             self.num_joined += 1
             return self._finished[key]
         request = self._open.get(key)
@@ -111,6 +111,7 @@ class FairQueue:
             self.num_joined += 1
         request.num_callers += 1
         try:
+            # shielded: one caller who leaves must not cancel what others wait for
             return await asyncio.shield(request.done)
         except asyncio.CancelledError:
             request.num_callers -= 1
@@ -157,7 +158,7 @@ class FairQueue:
             ]
             if not fitting:
                 break
-            run = min(fitting, key=lambda run: run.served)
+            run = min(fitting, key=lambda run: run.served)  # among equals the one that came first
             request = run.waiting[0]
             count = 1 if self._is_one_by_one else len(request.items)
             batch += [(request, request.num_begun + number) for number in range(count)]

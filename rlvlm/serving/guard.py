@@ -90,7 +90,7 @@ class Guard:
 
         try:
             await self._app(scope, replay, send)
-        finally:
+        finally:  # held until the answer is out: the app keeps the decoded images as long
             self._held_bytes -= len(body)
 
     def _has_token(self, scope: Scope) -> bool:

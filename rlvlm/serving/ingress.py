@@ -145,13 +145,16 @@ class Routes:
     async def score_video(self, request: wire.VideoScoreRequest) -> wire.VideoScoreAnswer:
         """How much of its task a video shows done (the reference systems' route)."""
         name, judge = self._judge(request.backend)
+        # before a video is decoded: the cheap checks first
         goal = _checked_goal(request.task_text)
         frames = await self._decode(self._read_clip, request)
         options = request.backend_kwargs or wire.BackendOptions()
         if options.prompt_template is not None or options.user_prompt is not None or options.system_prompt is not None:
             start = time.perf_counter()
             text = await judge.generate(_worded_chat(options, goal, frames), self._config.max_tokens, 0.0)
-            value = _read_score(text, options.score_mode)
+            # a bare number on the scale of 0 to 1 alone: in a sentence `0.7` may be 70 % or anything else
+            share = _UNIT.fullmatch(text.strip()) if options.score_mode == "unit" else None
+            value = float(share[0]) if share else parse_score(text)
             return wire.VideoScoreAnswer(
                 score=value,
                 model_output=text,
@@ -177,6 +180,7 @@ class Routes:
             raise Refusal(422, "policy", f"there is no policy {name!r} here", f"use one of {list(self._policies)}")
         config = next(config for config in self._config.policies if config.app == name)
         [frames] = await self._decode(read_images, [[request.image]])
+        # drawn here and told, so that any answer can be had again
         seed = secrets.randbits(62) if request.seed is None else request.seed
         asked = ReplyRequest(prompt=request.prompt, image=hashlib.sha256(frames.tobytes()).digest(), seed=seed)
         sampling = Sampling(
@@ -189,7 +193,7 @@ class Routes:
         )
         [answer] = receipt.answers
         action = answer.action
-        if action is None:
+        if action is None:  # of a policy that acts in text: its reply names the action
             action = read_reply(answer.text, config.action_names, range(len(config.action_names))).action
         return wire.ActAnswer(
             text=answer.text,
@@ -217,6 +221,7 @@ class Routes:
     ) -> list[wire.PreferenceAnswer]:
         _, judge = self._judge(backend)
         goals = [_checked_goal(question.goal) for question in questions]
+        # all images of a request together: the limits on their number and pixels are the request's
         groups = [group for one in questions for group in (one.left, one.right, _goal_images(one))]
         sides = await self._decode(read_images, groups)
         queries = [
@@ -446,6 +451,7 @@ def _worded_chat(options: wire.BackendOptions, task: str, frames: Frames) -> Cha
         words = options.user_prompt or ""
         if not any(slot in words for slot in _SLOTS):
             words = f"Task info:\n{_SLOTS[0]}\n\n{words}"
+    # the task is plain words by now and can open no slot of its own
     for slot in _SLOTS:
         words = words.replace(slot, task)
     system = [{"type": "text", "text": options.system_prompt}] if options.system_prompt else []
@@ -453,13 +459,6 @@ def _worded_chat(options: wire.BackendOptions, task: str, frames: Frames) -> Cha
         *([{"role": "system", "content": system}] if system else []),
         {"role": "user", "content": [*shown, {"type": "text", "text": words}]},
     ]
-
-
-def _read_score(text: str, mode: str) -> float | None:
-    """The score [0, 1] in a reply; None where it cannot be read for certain."""
-    # only a bare number on the scale of 0 to 1 is one: in a sentence `0.7` may be 70 % or anything else
-    share = _UNIT.fullmatch(text.strip()) if mode == "unit" else None
-    return float(share[0]) if share else parse_score(text)
 
 
 def _read_chat(turns: list[wire.ChatTurn]) -> Chat:

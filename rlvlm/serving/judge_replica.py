@@ -3,8 +3,9 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, cast
@@ -126,7 +127,7 @@ class JudgeReplica(Replica):
             return UnsupportedQuestion(f"{self._judge.stamp.judge} cannot write text", "choose a chat model")
         write = partial(self._judge.generate, max_new_tokens=max_new_tokens, temperature=temperature)
         try:
-            if self._slots is not None:
+            if self._slots is not None:  # an engine batches by itself, questions and chats together
                 return await self._slots.put([_Chat(chat, max_new_tokens, temperature) for chat in chats])
             return [reply for part in self._parts(chats) for reply in await self._watched(write, part)]
         except _UNANSWERED as error:
@@ -158,25 +159,17 @@ class JudgeReplica(Replica):
     async def _ask_engine(self, items: list[Query | Clip | _Chat]) -> list[Verdict | Score | str]:
         """Has a judge whose engine batches by itself answer one question among others."""
         judge, [item] = cast(ContinuousJudge, self._judge), items
-        with self._heartbeat.waiting():
-            try:
-                answer: Verdict | Score | str
-                if isinstance(item, Query):
-                    answer = await judge.compare_one(item)
-                elif isinstance(item, Clip):
-                    answer = await judge.score_one(item)
-                else:
-                    answer = await judge.generate_one(
-                        item.chat, max_new_tokens=item.max_new_tokens, temperature=item.temperature
-                    )
-            except JudgeUnavailable as error:
-                self._failure = str(error)
-                raise
-        self._failure, self._last_answer = "", time.monotonic()
-        return [answer]
+        with self._heartbeat.waiting(), self._noted():
+            if isinstance(item, Query):
+                return [await judge.compare_one(item)]
+            if isinstance(item, Clip):
+                return [await judge.score_one(item)]
+            wanted, temperature = item.max_new_tokens, item.temperature
+            return [await judge.generate_one(item.chat, max_new_tokens=wanted, temperature=temperature)]
 
     def _prepared(self, request: Request) -> tuple[list[Any], list[bytes]]:
         """What can be done while the model is at work on others: the items with resized images, and their digests."""
+        # of what came in, before it is made smaller: the client compares them with what it sent
         digests = [digest(item) for item in request.items]
         shrink = getattr(self._judge, "shrink", None)
         if shrink is None or request.kind != "compare":
@@ -191,6 +184,7 @@ class JudgeReplica(Replica):
                 f"the pocket judge was not trained on the goal {unknown[0]!r}: its answers mean nothing",
                 f"it knows {sorted(self._goals)}; a general model knows more, and judge.untrained ok asks all the same",
             )
+        # without a key: a plain handle's calls are never sent again
         requests = [Request(key="", run="", kind=kind, items=part) for part in self._parts(items)]
         joined: list[Any] = []
         for outcome in await asyncio.gather(*map(self.ask, requests)):
@@ -200,7 +194,7 @@ class JudgeReplica(Replica):
         return joined
 
     async def _probe_beside(self) -> None:
-        """Learns whether the judge would answer; `_watched` notes it."""
+        """Learns whether the judge would answer, and leaves the note to `_noted`."""
         try:
             await self._watched(_probe, self._judge)
         except JudgeUnavailable as error:
@@ -208,13 +202,19 @@ class JudgeReplica(Replica):
 
     async def _watched(self, ask: Callable[[Any], Any], items: Any) -> Any:
         """`_run`, with a note of whether the judge answers at all."""
+        with self._noted():
+            return await self._run(ask, items)
+
+    @contextmanager
+    def _noted(self) -> Iterator[None]:
+        """Around a question: notes for the health check whether the judge answers."""
         try:
-            answers = await self._run(ask, items)
+            yield
         except JudgeUnavailable as error:
+            # somebody else's outage ends no replica of ours: a new one would not mend it
             self._failure = "" if self._is_paid else str(error)
             raise
         self._failure, self._last_answer = "", time.monotonic()
-        return answers
 
     def _parts(self, items: Sequence[Any]) -> list[list[Any]]:
         return [list(items[start : start + self._batch_size]) for start in range(0, len(items), self._batch_size)]

@@ -116,9 +116,11 @@ def read_video(data: bytes, num_frames: int, max_pixels: int | None) -> Frames:
         _check_boxes(data)
         options: dict[str, Any] = {"format": "mp4", "options": _DEMUXER, "metadata_errors": "replace"}
         with av.open(io.BytesIO(data), "r", **options) as container:
+            # all of this is the header's word; not a frame is decoded before it fits
             if len(container.streams.video) != 1:
                 raise _Unfit(f"it has {len(container.streams.video)} video tracks, one is needed")
             stream = container.streams.video[0]
+            # 0 where it does not say, which would make the limit mean nothing
             if not 1 <= stream.frames <= MAX_VIDEO_FRAMES:
                 raise _Unfit(f"a video has at most {MAX_VIDEO_FRAMES} frames, it says {stream.frames}")
             if stream.codec_context.name not in _CODECS:
@@ -181,39 +183,36 @@ class MediaRoot:
             Refusal: it names no video that this server may read.
         """
         try:
-            return self._read(name)
-        except (OSError, ValueError):
+            parts = name.removeprefix(self._name + "/").split("/")
+            is_plain = name.isprintable() and "\\" not in name and not {"", ".", ".."} & set(parts)
+            if self._root is None or not is_plain or Path(name).suffix.lower() not in _SUFFIXES:
+                raise ValueError
+            # a copy, so that closing it on the way down leaves the root open for the next caller
+            folder = os.dup(self._root)
+            try:
+                for part in parts[:-1]:
+                    inner = os.open(part, _DIRECTORY, dir_fd=folder)
+                    os.close(folder)
+                    folder = inner
+                descriptor = os.open(parts[-1], _FILE, dir_fd=folder)
+            finally:
+                os.close(folder)
+            with open(descriptor, "rb") as stream:
+                found = os.fstat(descriptor)
+                # a plain file of ours that no second name leads to: a hard link could be to a file outside
+                if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1 or found.st_uid != os.geteuid():
+                    raise ValueError
+                # one byte more than is allowed shows that there are more, whatever the size on disk says
+                data = stream.read(MAX_VIDEO_BYTES + 1)
+            if len(data) > MAX_VIDEO_BYTES or data[4:8] != b"ftyp":
+                raise ValueError
+        except (OSError, ValueError):  # one refusal for all of them: which it was would say what is there
             raise Refusal(
                 400,
                 "video_path",
                 "video_path names no video that this server may read",
                 "name an MP4 inside its media root, or upload frames",
             ) from None
-
-    def _read(self, name: str) -> bytes:
-        parts = name.removeprefix(self._name + "/").split("/")
-        is_plain = name.isprintable() and "\\" not in name and not {"", ".", ".."} & set(parts)
-        if self._root is None or not is_plain or Path(name).suffix.lower() not in _SUFFIXES:
-            raise ValueError
-        # a copy, so that closing it on the way down leaves the root open for the next caller
-        folder = os.dup(self._root)
-        try:
-            for part in parts[:-1]:
-                inner = os.open(part, _DIRECTORY, dir_fd=folder)
-                os.close(folder)
-                folder = inner
-            descriptor = os.open(parts[-1], _FILE, dir_fd=folder)
-        finally:
-            os.close(folder)
-        with open(descriptor, "rb") as stream:
-            found = os.fstat(descriptor)
-            # a plain file of ours that no second name leads to: a hard link could be to a file outside
-            if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1 or found.st_uid != os.geteuid():
-                raise ValueError
-            # one byte more than is allowed shows that there are more, whatever the size on disk says
-            data = stream.read(MAX_VIDEO_BYTES + 1)
-        if len(data) > MAX_VIDEO_BYTES or data[4:8] != b"ftyp":
-            raise ValueError
         return data
 
 
@@ -236,6 +235,7 @@ class _CountedFile(io.BytesIO):
 
 def _open_image(text: str) -> Image.Image:
     """One image whose header alone has been read; no address is ever followed."""
+    # only the beginning is looked at: the rest is megabytes of base64
     prefix = _DATA_URI.match(text)
     if prefix is None and ":" in text[:64]:
         raise _Unfit("images are sent as base64, addresses are never followed")
@@ -256,6 +256,7 @@ def _open_image(text: str) -> Image.Image:
     except Image.DecompressionBombError:
         raise _Unfit(f"an image has at most {MAX_PIXELS:,} pixels") from None
     _check_size(*image.size)
+    # only its first frame would be judged, and others could hold any number of pixels
     if getattr(image, "n_frames", 1) > 1:
         raise _Unfit("it is animated")
     if image.format == "JPEG" and data.count(b"\xff\xda") > _MAX_JPEG_SCANS:
@@ -287,7 +288,7 @@ def _check_chunks(data: bytes) -> None:
         if num_chunks > _MAX_WEBP_CHUNKS:
             raise _Unfit(f"a WebP has at most {_MAX_WEBP_CHUNKS} chunks")
         (size,) = struct.unpack_from("<I", data, at + 4)
-        at += 8 + size + size % 2
+        at += 8 + size + size % 2  # chunks are padded to an even length
 
 
 def _check_boxes(data: bytes) -> None:
@@ -298,6 +299,7 @@ def _check_boxes(data: bytes) -> None:
     at = num_header_bytes = 0
     while at + 8 <= len(data):
         size, name = struct.unpack_from(">I4s", data, at)
+        # 1 says that the size follows in 64 bits, 0 that the box reaches to the end of the file
         if size == 1 and at + 16 <= len(data):
             (size,) = struct.unpack_from(">Q", data, at + 8)
         size = min(size or len(data), len(data) - at)

@@ -23,8 +23,6 @@ Picture = Annotated[
 ]
 Pictures = Annotated[list[Picture], Field(min_length=1, max_length=MAX_IMAGES)]
 JudgeName = Annotated[str, StringConstraints(max_length=100)]
-
-
 Words = Annotated[str, StringConstraints(max_length=MAX_TEXT_CHARS)]
 
 

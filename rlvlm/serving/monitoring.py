@@ -96,14 +96,12 @@ def show_cache(run: str) -> Callable[[int, int], None]:
     return show
 
 
-class RunMetrics:
-    """What a run shows of its own metrics: label accuracy stands beside the judge's figures."""
+def show_accuracy(run: str) -> Callable[[Mapping[str, float]], None]:
+    """Shows the label accuracy in each row of a run's metrics that has one, beside the judge's figures."""
+    accuracy = ray_metrics.Gauge(LABEL_ACCURACY, f"{metrics.LABEL_ACCURACY} of a run.", tag_keys=("run",))
 
-    def __init__(self, run: str) -> None:
-        self._run = run
-        self._accuracy = ray_metrics.Gauge(LABEL_ACCURACY, f"{metrics.LABEL_ACCURACY} of a run.", tag_keys=("run",))
-
-    def publish(self, row: Mapping[str, float]) -> None:
-        """Shows the newest accuracy, where `row` has one."""
+    def show(row: Mapping[str, float]) -> None:
         if metrics.LABEL_ACCURACY in row:
-            self._accuracy.set(row[metrics.LABEL_ACCURACY], {"run": self._run})
+            accuracy.set(row[metrics.LABEL_ACCURACY], {"run": run})
+
+    return show

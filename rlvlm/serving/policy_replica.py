@@ -127,6 +127,7 @@ class PolicyReplica(Replica):
         if self._engine is not None:
             self._engine.policy.to(device)
             return
+        # only now is it known whether the model runs on a GPU, whose waiting threads show life in other ways
         self._heartbeat = Heartbeat(waits_for_gpu=device != "cpu")
         self._engine = self._load(lambda: self._make(device))
 
@@ -139,20 +140,17 @@ class PolicyReplica(Replica):
     async def ask(self, call: ReplyCall) -> ReplyReceipt | RunError:
         """The replies to one request, or the error that hit them: raised, Serve would log it as a fault of its own."""
         async with self._turns.awake() if self._turns else nullcontext():
-            return await self._ask(call)
-
-    async def _ask(self, call: ReplyCall) -> ReplyReceipt | RunError:
-        if call.weights is not None and call.weights.digest != self._digest:
-            # The first of them sets out while the model is still at work on what it has; not all of them, or this
-            # machine's object store would hold the whole model for each of them that comes.
-            begun = partial(ray.wait, [call.weights.buckets[0].where[0]], timeout=FETCH_TIMEOUT_S, fetch_local=True)
-            await asyncio.get_running_loop().run_in_executor(None, begun)
-        # turn by turn, each with its call: a batch may hold turns of several calls
-        items = [(call, place) for place in range(len(call.requests))]
-        answers = await self._batches.put(items, key=call.key)
-        if failed := [answer for answer in answers if isinstance(answer, RunError)]:
-            return failed[0]
-        return ReplyReceipt(answers=answers, sync_error=self._sync_error)
+            if call.weights is not None and call.weights.digest != self._digest:
+                # The first of them sets out while the model is still at work on what it has; not all of them, or this
+                # machine's object store would hold the whole model for each of them that comes.
+                begun = partial(ray.wait, [call.weights.buckets[0].where[0]], timeout=FETCH_TIMEOUT_S, fetch_local=True)
+                await asyncio.get_running_loop().run_in_executor(None, begun)
+            # turn by turn, each with its call: a batch may hold turns of several calls
+            items = [(call, place) for place in range(len(call.requests))]
+            answers = await self._batches.put(items, key=call.key)
+            if failed := [answer for answer in answers if isinstance(answer, RunError)]:
+                return failed[0]
+            return ReplyReceipt(answers=answers, sync_error=self._sync_error)
 
     def _answers(self, items: Sequence[tuple[ReplyCall, int]]) -> list[SampledReply | RunError]:
         """An answer to each turn, or why there is none; turns that are sampled alike go through the model together."""
@@ -222,7 +220,7 @@ class VllmPolicyReplica(Replica):
         takes_turns: bool = False,
     ) -> None:
         super().__init__("policy", config.device, placement, is_elsewhere=True)
-        clear_abandoned(_PREFIX)
+        clear_abandoned(_PREFIX)  # gigabytes that a killed replica left on this machine
         self._kept = tempfile.TemporaryDirectory(prefix=_PREFIX)
         self._claim = claim(Path(self._kept.name))
         self._folder = Path(self._kept.name) / "versions"
@@ -231,6 +229,7 @@ class VllmPolicyReplica(Replica):
         self._taking = asyncio.Lock()
         self._idle = asyncio.Condition()
         self._under_way: dict[int, int] = {}
+        # as a function, since a replica that takes turns learns its device at its first turn
         self._make = lambda device: VllmSampler(
             replace(config, device=device), settings, max_requests=batch_size, sleeps=takes_turns
         )
@@ -265,25 +264,23 @@ class VllmPolicyReplica(Replica):
 
         Their texts and values are missing: those are the trainer's to say.
         """
-        async with self._turns.awake() if self._turns else nullcontext():
-            return await self._ask(call)
-
-    async def _ask(self, call: TokenCall) -> ReplyReceipt | RunError:
         version = call.weights.version
-        try:
-            async with self._taking:
-                await self._sync_weights(call)
-                self._under_way[version] = self._under_way.get(version, 0) + 1
+        async with self._turns.awake() if self._turns else nullcontext():
             try:
-                items = [(call, place) for place in range(len(call.prompts))]
-                answers = await self._slots.put(items, key=call.key)
-            finally:
-                self._under_way[version] -= 1
-                async with self._idle:
-                    self._idle.notify_all()
-        except RunError as error:
-            return error
-        return ReplyReceipt(answers=answers, sync_error=self._sync_errors[version])
+                async with self._taking:
+                    await self._sync_weights(call)
+                    # counted before the lock is given back: the next version waits for those of this one
+                    self._under_way[version] = self._under_way.get(version, 0) + 1
+                try:
+                    items = [(call, place) for place in range(len(call.prompts))]
+                    answers = await self._slots.put(items, key=call.key)
+                finally:
+                    self._under_way[version] -= 1
+                    async with self._idle:
+                        self._idle.notify_all()
+            except RunError as error:
+                return error
+            return ReplyReceipt(answers=answers, sync_error=self._sync_errors[version])
 
     async def check_health(self) -> None:
         """Passes unless the engine is dead or one reply takes longer than callers wait.
@@ -326,6 +323,7 @@ class VllmPolicyReplica(Replica):
         if self._sampler.holds(version):
             return
         loop, folder = asyncio.get_running_loop(), self._folder / f"version-{version}"
+        # adapters of several versions stand side by side in vLLM; whole weights overwrite those in use
         if weights.adapter:
             await loop.run_in_executor(None, write_adapter, weights, folder)
         else:
@@ -348,10 +346,11 @@ class VllmPolicyReplica(Replica):
                             await feeding  # an error of its own is the cause of the engine's
                         finally:
                             shutil.rmtree(folder, ignore_errors=True)
+                # before anything is sampled: a fixed reply must be as likely here as where the weights come from
                 probe = weights.probe
                 here = await self._sampler.read(probe.tokens, probe.frame[0], call.rules, version)
                 distance = check_probe(weights, here, is_coarse=self._sampler.is_coarse)
-            except RunError:
+            except RunError:  # it may hold them half: nothing may be asked of this version
                 await self._sampler.forget(version)
                 raise
         self._sync_errors[version] = distance

@@ -111,6 +111,7 @@ def answer_errors(app: FastAPI) -> None:
 
     @app.exception_handler(Exception)
     async def broken(_: Request, error: Exception) -> Response:
+        # its class alone: the message may hold what the caller sent, and logs are read by others
         logger.error("a request broke the gateway: %s", type(error).__name__)
         refusal = Refusal(500, "internal", "the gateway broke on this request", "please report it with the request")
         return AsciiJSON(refusal.body, refusal.status, refusal.headers)

@@ -72,6 +72,7 @@ class Replica:
         self._what, self._placement, self._unavailable = what, placement, unavailable
         self._device = assigned_device(device)
         self._heartbeat = Heartbeat(waits_for_gpu=self._device.startswith("cuda"), is_elsewhere=is_elsewhere)
+        # one: models are not thread-safe, and two batches at once would take twice the memory
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=what)
 
     def _load(self, build: Callable[[], Model]) -> Model:
@@ -94,6 +95,7 @@ class Replica:
             return model
 
         try:
+            # in the model's thread, which OpenMP's number of threads and CUDA's current device belong to
             return self._thread.submit(limited).result(START_TIMEOUT_S)
         except (ModelUnavailable, UnsupportedQuestion) as error:
             logger.exception("the %s cannot be loaded", self._what)
@@ -210,6 +212,7 @@ class Heartbeat:
             self._num_silent = 0
             return None
         busy_s = time.monotonic() - busy_since
+        # a model may be lively for ever, e.g. in a loop of its own; nobody waits for the answer any more
         if busy_s > deadline_s:
             return f"one batch has taken {busy_s:.0f} s, callers wait {deadline_s:.0f} s (--serve.timeout-s)"
         # waiting for an engine's process, for an API or for weights looks the same as being stuck
@@ -220,8 +223,10 @@ class Heartbeat:
             now = self._num_batches, self._num_layers, *_stack(self._thread)
         else:
             now = self._num_batches, time.clock_gettime_ns(self._clock)
+        # any change at all is a sign of life; how much of it does not matter
         self._num_silent = self._num_silent + 1 if now == self._last else 0
         self._last = now
+        # Serve replaces after `FAILED_CHECKS` failures in a row, so the first comes as many looks before the time is up
         if self._num_silent < max(1, round(stall_s / HEALTH_PERIOD_S) - FAILED_CHECKS + 1):
             return None
         return (
@@ -308,8 +313,10 @@ def cause_of(status: ApplicationStatusOverview) -> RunError | None:
 
     A cause that the app itself names is final, so Serve's further tries are not waited for.
     """
+    # a deployment's message is closer to the cause than the app's, which only says that a deployment failed
     messages = [deployment.message for deployment in status.deployments.values()] + [status.message]
     for message in messages:
+        # somewhere in a traceback of Ray's, so it is searched for
         if found := re.search(re.escape(_MARK) + r"(\[.*\])", message):
             kind, what, fix = json.loads(found[1])
             return _KINDS[kind](what, fix)

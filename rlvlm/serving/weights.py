@@ -110,6 +110,7 @@ def pack_weights(
         )
     elif not buckets:
         buckets = write_buckets(policy.trained_state(), put, size=bucket_bytes)
+    # by what they say and not by their bytes alone: a dtype or kernel that differs would pass every checksum
     with torch.no_grad():
         log_probs = policy.read([probe]).log_probs[0].cpu().numpy()
     return Weights(
@@ -137,7 +138,8 @@ def fetch(
     try:
         with waiting():
             content: Any = ray.get(bucket.where[0], timeout=FETCH_TIMEOUT_S)
-            ray.wait([one.where[0] for one in following], timeout=0, fetch_local=True) if following else None
+            if following:  # it sets out while this one is copied
+                ray.wait([following[0].where[0]], timeout=0, fetch_local=True)
     except GetTimeoutError as error:
         raise _refused(weights, f"they did not come within {FETCH_TIMEOUT_S:.0f} s") from error
     except RayError as error:
@@ -166,7 +168,7 @@ def load_weights(
         fill_from_buckets(policy.trained_state(), weights.buckets, lambda bucket: fetch(weights, bucket, waiting))
     except ValueError as error:
         raise _refused(weights, str(error)) from error
-    policy.forget_stale_images()
+    policy.forget_stale_images()  # what the vision tower's former weights made of them
     probe = weights.probe
     if policy.images.missing([probe.tokens.image]):
         policy.show([probe.tokens.image], probe.frame)
@@ -181,6 +183,7 @@ def write_adapter(weights: Weights, folder: Path) -> None:
     Raises:
         ModelUnavailable: it is torn or not finite; nothing was written.
     """
+    # whole before a byte is written: vLLM must never find half an adapter
     try:
         state = {
             name: value for bucket in weights.buckets for name, value in read_bucket(bucket, fetch(weights, bucket))
@@ -218,12 +221,13 @@ def feed_buckets(weights: Weights, folder: Path, readers: int, is_over: threadin
                 return
             content = fetch(weights, bucket)
             content.tofile(folder / f"{number}.part")
-            del content
+            del content  # gives its memory in the object store back before the next one comes
             (folder / f"{number}.part").rename(folder / str(number))
+            # the one before was read meanwhile; no more than two ever lie on the disk
             if number:
                 wait_until_read(number - 1)
         wait_until_read(len(weights.buckets) - 1)
-    except BaseException:
+    except BaseException:  # whatever it is, the readers would wait for the next file for ever
         (folder / FAILED).touch()
         raise
 

@@ -23,7 +23,7 @@ from stub_judge import StubJudge, set_trap, stub, stub_queries
 from rlvlm.core.errors import JudgeUnavailable
 from rlvlm.core.judging import Query, Verdict
 from rlvlm.judges.config import JudgeConfig
-from rlvlm.serving.apps import RunningJudge, start_judge
+from rlvlm.serving.apps import start_judge
 from rlvlm.serving.client import Receipt, Request, ServedJudge
 from rlvlm.serving.config import PlacementConfig
 from rlvlm.serving.deployments import MAX_ONGOING_REQUESTS, MAX_QUEUED_REQUESTS
@@ -47,7 +47,7 @@ def trap(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def running(cluster, trap) -> Iterator[RunningJudge]:
+def running(cluster, trap) -> Iterator[ServedJudge]:
     """Two replicas of a stub that takes 10 ms per batch and 5 ms per question: about 260 questions per second."""
     build = stub(latency_s=0.01, per_item_s=0.005, trap=str(trap))
     with start_judge(CONFIG, PLACEMENT, "stub", build) as running:
@@ -63,7 +63,7 @@ def report(request) -> Iterator[FaultReport]:
         report.write(Path(folder))
 
 
-def client_of(running: RunningJudge, **changes) -> ServedJudge:
+def client_of(running: ServedJudge, **changes) -> ServedJudge:
     return ServedJudge(running.app, **{"timeout_s": 30.0, "retries": 6, "batch_size": 4, "in_flight": 8} | changes)
 
 

@@ -26,24 +26,21 @@ def make_judge(model: ScriptedModel, abilities: Abilities | None = None, **chang
     return ChatJudge(config, BatchAsker(model, config), abilities)
 
 
-def test_success_is_the_share_of_yes_among_yes_and_no():
-    # by hand: yes 0.3 + 0.06, no 0.04: the rest of the probability went elsewhere; 0.36 / 0.40 = 0.9
-    p = [0.3, 0.06, 1e-30, 0.04, 1e-30, 1e-30]
-    score = make_judge(ScriptedModel(log_p=lambda count: [np.log(p)] * count), score="success").score([CLIP])[0]
-    assert (score.status, score.text) == (Status.OK, "yes") and score.value == pytest.approx(0.9)
-
-
-def test_success_is_invalid_where_yes_and_no_are_both_unlikely():
-    judge = make_judge(ScriptedModel(log_p=lambda count: [[-20.0] * 6, [-1.0, -9, -9, -1.5, -9, -9]]), score="success")
-    assert [score.status for score in judge.score([CLIP] * 2)] == [Status.INVALID, Status.OK]
-
-
-def test_utility_is_the_mean_of_five_ratings():
-    # by hand: 0.1 x 1/4 + 0.3 x 3/4 + 0.6 x 1 = 0.85, the likeliest rating is 5
-    p = [1e-30, 0.1, 1e-30, 0.3, 0.6]
-    judge = make_judge(ScriptedModel(log_p=lambda count: [np.log(p)] * count), score="utility")
-    score = judge.score([replace(CLIP, action="pull")])[0]
-    assert (score.status, score.text) == (Status.OK, "5") and score.value == pytest.approx(0.85)
+@pytest.mark.parametrize(
+    ("form", "p", "value", "text"),
+    [
+        # by hand: yes 0.3 + 0.06, no 0.04: the rest of the probability went elsewhere; 0.36 / 0.40 = 0.9
+        ("success", [0.3, 0.06, 1e-30, 0.04, 1e-30, 1e-30], 0.9, "yes"),
+        # 0.1 x 1/4 + 0.3 x 3/4 + 0.6 x 1 = 0.85, the likeliest rating is 5
+        ("utility", [1e-30, 0.1, 1e-30, 0.3, 0.6], 0.85, "5"),
+        ("statement", [0.3, 0.1], 0.3, "True"),  # among all words: not 0.3 / 0.4
+    ],
+)
+def test_a_score_from_probabilities(form, p, value, text):
+    judge = make_judge(ScriptedModel(log_p=lambda count: [[-20.0] * len(p), np.log(p)]), score=form)
+    faint, score = judge.score([CLIP] * 2)
+    assert (score.status, score.text) == (Status.OK, text) and score.value == pytest.approx(value)
+    assert faint.status is Status.INVALID, "all choices together are unlikely"
 
 
 def test_a_step_is_shown_as_before_action_after():
@@ -70,10 +67,11 @@ def test_a_model_that_only_scores_is_not_asked_to_compare():
     assert judge.score([CLIP])[0].status is Status.OK
 
 
-def test_no_probability_at_all_is_invalid_and_not_a_number_nowhere():
-    judge = make_judge(ScriptedModel(log_p=lambda count: [[-np.inf] * 3]))
-    verdict = judge.compare([QUERY])[0]
-    assert verdict.status is Status.INVALID and sum(verdict.probabilities) == pytest.approx(1)
+def test_a_model_that_does_not_answer_with_a_label_is_invalid():
+    given = [[-20.0, -21.0, -22.0], [-np.inf] * 3, [-1.0, -2.0, -3.0]]
+    verdicts = make_judge(ScriptedModel(log_p=lambda count: given)).compare([QUERY] * 3)
+    assert [verdict.status for verdict in verdicts] == [Status.INVALID, Status.INVALID, Status.OK]
+    assert sum(verdicts[1].probabilities) == pytest.approx(1), "numbers even where there was no probability at all"
 
 
 @pytest.mark.parametrize(
@@ -82,12 +80,13 @@ def test_no_probability_at_all_is_invalid_and_not_a_number_nowhere():
         ("progress", ["40", "quite a lot"], [0.4, None]),
         ("rating", ["Rating: 4", "4.5"], [0.75, None]),
         ("video", ["<think>30 or 50</think><answer>45</answer>", "<think>I see 45"], [0.45, None]),
+        ("rubric", ["ANSWER: 4", "ANSWER: 1", "5", "ANSWER: 7", "nearly"], [0.75, 0.0, 1.0, None, None]),
     ],
 )
 def test_a_written_score_has_its_own_scale(form, texts, values):
-    scores = make_judge(ScriptedModel(texts), score=form).score([CLIP] * 2)
+    scores = make_judge(ScriptedModel(texts), score=form, batch_size=8).score([CLIP] * len(texts))
     assert [score.value for score in scores] == values
-    assert [score.status for score in scores] == [Status.OK, Status.INVALID]
+    assert [score.status for score in scores] == [Status.INVALID if one is None else Status.OK for one in values]
     assert [score.text for score in scores] == texts
 
 
@@ -158,12 +157,6 @@ def test_a_model_that_breaks_on_everything_is_unavailable():
         make_judge(ScriptedModel(log_p=broken)).compare([QUERY] * 3)
 
 
-def test_a_model_that_does_not_answer_with_a_label_is_invalid():
-    faint = [[-20.0, -21.0, -22.0], [-1.0, -2.0, -3.0]]
-    verdicts = make_judge(ScriptedModel(log_p=lambda count: faint)).compare([QUERY] * 2)
-    assert [verdict.status for verdict in verdicts] == [Status.INVALID, Status.OK]
-
-
 def test_a_chat_model_also_just_writes():
     model = ScriptedModel(["hello", "there", "again", "and", "on"])
     image = {"type": "image", "image": IMAGE[0]}
@@ -199,18 +192,15 @@ def test_a_chat_on_which_the_model_breaks_says_why():
         make_judge(ScriptedModel()).generate([[{"role": "user", "content": "a"}]], max_new_tokens=8, temperature=0.0)
 
 
-# --- the forms that published reward models have: statement, rubric, delta
+# --- the forms that published reward models have: statement, delta
 
 
-def test_a_statement_is_worth_its_probability_of_true_among_all_words():
-    model = ScriptedModel(log_p=lambda count: [np.log([0.3, 0.1]).tolist()] * count)
-    score = make_judge(model, score="statement").score([CLIP])[0]
-    assert score.value == pytest.approx(0.3) and score.text == "True"  # not 0.3 / 0.4
+def test_a_statement_stands_behind_the_clip():
+    model = ScriptedModel(log_p=lambda count: [[-1.0, -2.0]] * count)
+    make_judge(model, score="statement").score([CLIP])
     parts = model.chats[0][0]["content"]
     assert [part["type"] for part in parts] == ["image"] * 3 + ["text"]
     assert parts[-1]["text"].endswith("The answer is:") and "open the drawer" in parts[-1]["text"]
-    lost = make_judge(ScriptedModel(log_p=lambda count: [[-20.0, -20.0]] * count), score="statement").score([CLIP])[0]
-    assert lost.status is Status.INVALID
 
 
 def test_a_statement_behind_an_api_that_tells_its_likeliest_tokens():
@@ -224,13 +214,6 @@ def test_a_statement_behind_an_api_that_tells_its_likeliest_tokens():
         with pytest.raises(StopIteration) as end:
             dialogue.send(ChatReply(text=tokens[0][0], first_tokens=tuple(tokens)))
         assert end.value.value.value == pytest.approx(value), tokens
-
-
-def test_a_rubric_is_answered_in_five_steps():
-    for text, value in (("ANSWER: 4", 0.75), ("ANSWER: 1", 0.0), ("5", 1.0), ("ANSWER: 7", None), ("nearly", None)):
-        score = make_judge(ScriptedModel([text]), score="rubric").score([CLIP])[0]
-        assert score.value == value, text
-        assert score.status is (Status.INVALID if value is None else Status.OK)
 
 
 def test_deltas_are_taken_of_what_is_left():

@@ -24,10 +24,10 @@ from rlvlm.judges.cache import CachedJudge
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.rewards.judged import JudgedReward
 from rlvlm.serving import apps, monitoring
-from rlvlm.serving.apps import RunningJudge, start_judge
+from rlvlm.serving.apps import start_judge
 from rlvlm.serving.client import ServedJudge
 from rlvlm.serving.config import PlacementConfig
-from rlvlm.serving.monitoring import ClientMetrics, RunMetrics, show_cache
+from rlvlm.serving.monitoring import ClientMetrics, show_accuracy, show_cache
 from rlvlm.testing import FakeJudge, TinyEnv, check_judge
 
 pytestmark = pytest.mark.ray
@@ -46,7 +46,7 @@ def config(tiny_vlms) -> JudgeConfig:
 
 
 @pytest.fixture(scope="module")
-def running(cluster, config) -> Iterator[RunningJudge]:
+def running(cluster, config) -> Iterator[ServedJudge]:
     """Two replicas that share a card."""
     placement = PlacementConfig(num_replicas=2, num_cpus=0.5, num_gpus=0.5, timeout_s=60.0)
     with start_judge(config, placement, "runs/two replicas") as running:
@@ -67,15 +67,15 @@ def replica_names(app: str) -> list[str]:
 def test_a_served_judge_answers_as_the_local_one_does(running, config):
     queries = make_queries(11, seed=0)
     local = build_judge(replace(config, device="cpu"))
-    served = running.judge.compare(queries)
-    assert running.judge.stamp == local.stamp
+    served = running.compare(queries)
+    assert running.stamp == local.stamp
     for one, other in zip(served, local.compare(queries), strict=True):
         assert (one.status, one.label) == (other.status, other.label)
         assert one.probabilities == pytest.approx(other.probabilities, abs=1e-5)
 
 
 def test_the_served_judge_keeps_the_contract(running):
-    check_judge(running.judge)
+    check_judge(running)
 
 
 def test_two_replicas_share_one_card(running):
@@ -85,25 +85,25 @@ def test_two_replicas_share_one_card(running):
 
 
 def test_the_client_travels_to_a_task(running):
-    client = pickle.loads(pickle.dumps(running.judge))
+    client = pickle.loads(pickle.dumps(running))
     queries = make_queries(5, seed=1)
 
     @ray.remote(num_cpus=0)
     def ask(judge: ServedJudge):
         return judge.compare(queries)
 
-    assert [v.label for v in ray.get(ask.remote(client))] == [v.label for v in running.judge.compare(queries)]
+    assert [v.label for v in ray.get(ask.remote(client))] == [v.label for v in running.compare(queries)]
 
 
 def test_images_beyond_the_grpc_limit_pass(running):
     pictures = np.zeros((4, 2, 1, 600, 600, 3), np.uint8)  # 8.6 MB in one request
     queries = [Query(goal="open the drawer", left=left, right=right) for left, right in pictures]
-    assert all(verdict.status is not Status.FAILED for verdict in running.judge.compare(queries))
+    assert all(verdict.status is not Status.FAILED for verdict in running.compare(queries))
 
 
 def test_attaching_by_name_leaves_the_app_alone(running, config):
     with start_judge(config, PlacementConfig(app=running.app), "other") as attached:
-        assert not attached.is_ours and attached.judge.stamp == running.judge.stamp
+        assert attached.stamp == running.stamp
     assert running.app in serve.status().applications
 
 
@@ -115,7 +115,7 @@ def test_an_app_that_is_not_there_is_named(running, config):
 
 def test_a_replica_killed_at_work_loses_no_label(running):
     queries = make_queries(400, seed=2)
-    expected = running.judge.compare(queries)
+    expected = running.compare(queries)
     client = ServedJudge(running.app, timeout_s=30.0, retries=6, batch_size=4)
     answers = []
     worker = threading.Thread(target=lambda: answers.extend(client.compare(queries)))
@@ -158,7 +158,7 @@ def test_a_judge_grows_with_its_load(cluster):
     with start_judge(config, placement, "growing", stub(latency_s=0.2)) as growing:
         assert len(replica_names(growing.app)) == 1
         over = threading.Event()
-        load = threading.Thread(target=_ask_until, args=(growing.judge, over))
+        load = threading.Thread(target=_ask_until, args=(growing, over))
         load.start()
         wait_until(lambda: len(replica_names(growing.app)) == 2, 30, "a second copy")
         over.set()
@@ -173,10 +173,10 @@ def _ask_until(judge: ServedJudge, over: threading.Event) -> None:
 def test_the_figures_reach_rays_prometheus_endpoint(running):
     """Scrapes for real, after questions of which one fails."""
     bad = Query(goal="", left=make_queries(1, 0)[0].left, right=make_queries(1, 0)[0].right)
-    running.judge.compare([*make_queries(7, seed=5), bad])
-    running.judge.score([Clip(goal="open the drawer", frames=query.left) for query in make_queries(2, seed=6)])
+    running.compare([*make_queries(7, seed=5), bad])
+    running.score([Clip(goal="open the drawer", frames=query.left) for query in make_queries(2, seed=6)])
     ClientMetrics().retries.inc(1, {"run": "a-run", "reason": "ActorDiedError"})
-    RunMetrics("a-run").publish({metrics.LABEL_ACCURACY: 0.9, "sac/alpha": 1.0})
+    show_accuracy("a-run")({metrics.LABEL_ACCURACY: 0.9, "sac/alpha": 1.0})
     cache = CachedJudge(FakeJudge(), show=show_cache("a-run"))
     assert cache.compare(stub_queries(3, 0)) == cache.compare(stub_queries(3, 0))
     port = ray.nodes()[0]["MetricsExportPort"]
@@ -222,6 +222,6 @@ def test_a_judged_reward_through_serve_is_that_of_the_judge_itself(cluster):
     zeros |= {name: np.zeros(30, np.float32) for name in ("terminated", "env_rewards", "success")}
     steps = Transitions(**zeros, snapshots=np.array([(0.2, 0.5, block) for block in blocks], np.float32))
     with start_judge(JudgeConfig(batch_size=4), PlacementConfig(num_cpus=0.1), "judged", stub()) as running:
-        served = JudgedReward(running.judge, FrameStore(env, 64), "push").label(steps)
+        served = JudgedReward(running, FrameStore(env, 64), "push").label(steps)
     np.testing.assert_array_equal(served, JudgedReward(StubJudge(), FrameStore(env, 64), "push").label(steps))
     assert len(set(served.tolist())) > 10

@@ -47,7 +47,7 @@ def make_pairs(count: int) -> list[Query]:
 @contextmanager
 def served(config: JudgeConfig) -> Iterator[ServedJudge]:
     with start_judge(config, PlacementConfig(), "test-vllm") as running:
-        yield running.judge
+        yield running
 
 
 @pytest.fixture(scope="module")
@@ -127,7 +127,7 @@ def test_engine_or_replica_killed_both_are_replaced_and_nothing_is_left(local_ra
         return {process.pid for process in psutil.process_iter() if is_engine_of(process, parents)}
 
     with start_judge(ON_VLLM, PlacementConfig(retries=12), "test-vllm-dies") as running:
-        app, judge, pairs = running.app, running.judge, make_pairs(2)
+        app, judge, pairs = running.app, running, make_pairs(2)
         expected = [verdict.label for verdict in judge.compare(pairs)]
         for victim in ("engine", "replica"):
             (engine,), (replica,) = engines(), replica_pids(app)

@@ -64,21 +64,14 @@ class Blip2Rater:
         assert all(isinstance(text, str) for text in goals), "goal images are refused before"
         # the query tokens stand in front, and positions count from there
         inputs = encoder.read(list(map(str, goals)), padding_side="right")
+        tokens, mask, config = inputs["input_ids"], inputs["attention_mask"], encoder.model.config
+        if config.image_token_index is not None:  # this checkpoint counts on places for its query tokens
+            places = tokens.new_full((len(tokens), config.num_query_tokens), config.image_token_index)
+            tokens = torch.cat([places, tokens], dim=1)
+            mask = torch.cat([torch.ones_like(places), mask], dim=1)
         is_match = self._head == "match"
         logits = encoder.model(
-            **encoder.see(images),
-            **self._with_query_places(inputs["input_ids"], inputs["attention_mask"]),
-            use_image_text_matching_head=is_match,
+            **encoder.see(images), input_ids=tokens, attention_mask=mask, use_image_text_matching_head=is_match
         ).logits_per_image.double()  # [N, 2] classes of the matching head, or [N, N] cosines
+        # of N images and N texts every pair has a cosine; those of each image with its own text stand on the diagonal
         return (logits.softmax(-1)[:, 1] if is_match else (1 + logits.diagonal()) / 2).cpu().numpy()
-
-    def _with_query_places(self, tokens: torch.Tensor, mask: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Tokens and mask with places for the query tokens in front, where the checkpoint counts on them."""
-        config = self._encoder.model.config
-        if config.image_token_index is None:
-            return {"input_ids": tokens, "attention_mask": mask}
-        places = tokens.new_full((len(tokens), config.num_query_tokens), config.image_token_index)
-        return {
-            "input_ids": torch.cat([places, tokens], dim=1),
-            "attention_mask": torch.cat([torch.ones_like(places), mask], dim=1),
-        }
