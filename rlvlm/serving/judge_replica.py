@@ -61,7 +61,12 @@ class JudgeReplica(Replica):
             RuntimeError: the judge cannot be loaded or does not answer; its one line carries the cause and the fix.
         """
         super().__init__(
-            "judge", config.device, placement, is_elsewhere=config.runs_elsewhere, unavailable=JudgeUnavailable
+            "judge",
+            config.device,
+            placement,
+            section="serve",
+            is_elsewhere=config.runs_elsewhere,
+            unavailable=JudgeUnavailable,
         )
         # never probed: each question costs, and a new replica mends no outage of somebody else's
         self._is_paid = config.is_remote

@@ -111,7 +111,7 @@ class PolicyReplica(Replica):
         build: PolicyBuilder = load_policy,
         takes_turns: bool = False,
     ) -> None:
-        super().__init__("policy", config.device, placement)
+        super().__init__("policy", config.device, placement, section="engine")
         self._sync_error = 0.0
         self._digest: str | None = ""
         """Of the weights that it was given; empty with those it was loaded with, None while it may have a mixture."""
@@ -219,7 +219,7 @@ class VllmPolicyReplica(Replica):
         batch_size: int,
         takes_turns: bool = False,
     ) -> None:
-        super().__init__("policy", config.device, placement, is_elsewhere=True)
+        super().__init__("policy", config.device, placement, section="engine", is_elsewhere=True)
         clear_abandoned(_PREFIX)  # gigabytes that a killed replica left on this machine
         self._kept = tempfile.TemporaryDirectory(prefix=_PREFIX)
         self._claim = claim(Path(self._kept.name))

@@ -56,6 +56,7 @@ class Replica:
         what: it is, for messages: `judge`.
         device: that the config asks for.
         placement: with which resources.
+        section: of the options that place it, for messages: `serve`.
         is_elsewhere: whether the model runs in another process, as an engine or behind an API.
         unavailable: the error of a model that cannot be loaded.
     """
@@ -66,10 +67,11 @@ class Replica:
         device: str,
         placement: PlacementConfig,
         *,
+        section: str,
         is_elsewhere: bool = False,
         unavailable: type[ModelUnavailable] = ModelUnavailable,
     ) -> None:
-        self._what, self._placement, self._unavailable = what, placement, unavailable
+        self._what, self._placement, self._section, self._unavailable = what, placement, section, unavailable
         self._device = assigned_device(device)
         self._heartbeat = Heartbeat(waits_for_gpu=self._device.startswith("cuda"), is_elsewhere=is_elsewhere)
         # one: models are not thread-safe, and two batches at once would take twice the memory
@@ -91,7 +93,7 @@ class Replica:
             if torch := sys.modules.get("torch"):  # a judge behind an API needs none, and its replica starts sooner
                 # torch would take every core of the machine, and so would each replica beside it
                 torch.set_num_threads(max(1, int(self._placement.num_cpus)))
-            check_share(self._device, share)
+            check_share(self._device, share, self._what, self._section)
             return model
 
         try:
@@ -126,7 +128,8 @@ class Replica:
             RuntimeError: it shows no sign of life, or one batch takes longer than callers wait.
         """
         placement = self._placement
-        if reason := self._heartbeat.stuck(stall_s=placement.stall_s, deadline_s=placement.timeout_s):
+        seconds = {"stall_s": placement.stall_s, "deadline_s": placement.timeout_s}
+        if reason := self._heartbeat.stuck(**seconds, section=self._section):
             logger.error("this replica is stuck: %s", reason)
             # Serve kills the process in a moment; this is the only trace of where it hung
             faulthandler.dump_traceback(file=sys.__stderr__ or 2, all_threads=True)
@@ -200,12 +203,13 @@ class Heartbeat:
         finally:
             self._is_fetching = False
 
-    def stuck(self, *, stall_s: float, deadline_s: float) -> str | None:
+    def stuck(self, *, stall_s: float, deadline_s: float, section: str = "serve") -> str | None:
         """One look: why the model is stuck, None while there is hope.
 
         Args:
             stall_s: silence after which Serve is to replace the replica, which takes `FAILED_CHECKS` looks.
             deadline_s: longest batch, however lively: callers have given up by then.
+            section: of the options that set the two, for the message.
         """
         busy_since = self.busy_since
         if busy_since is None:
@@ -214,7 +218,7 @@ class Heartbeat:
         busy_s = time.monotonic() - busy_since
         # a model may be lively for ever, e.g. in a loop of its own; nobody waits for the answer any more
         if busy_s > deadline_s:
-            return f"one batch has taken {busy_s:.0f} s, callers wait {deadline_s:.0f} s (--serve.timeout-s)"
+            return f"one batch has taken {busy_s:.0f} s, callers wait {deadline_s:.0f} s (--{section}.timeout-s)"
         # waiting for an engine's process, for an API or for weights looks the same as being stuck
         if self._is_elsewhere or self._is_fetching or self._clock is None:
             self._num_silent = 0
@@ -231,7 +235,7 @@ class Heartbeat:
             return None
         return (
             f"the model has shown no sign of life for {self._num_silent * HEALTH_PERIOD_S:.0f} s; "
-            "if it was only slow, raise --serve.stall-s"
+            f"if it was only slow, raise --{section}.stall-s"
         )
 
 
@@ -289,17 +293,27 @@ def measured(device: str) -> GpuMemory | None:
     return GpuMemory(peak=torch.cuda.max_memory_reserved(), total=torch.cuda.get_device_properties(0).total_memory)
 
 
-def check_share(device: str, share: float) -> None:
-    """Raises JudgeUnavailable where the loaded and once asked judge holds more than its share; 0 and 1 set no limit.
+def check_share(device: str, share: float, what: str, section: str) -> None:
+    """Passes where the loaded and once asked model holds no more than its share; 0 and 1 set no limit.
 
     The CUDA context of each process, some hundred MB, comes on top and is in no process's share.
+
+    Args:
+        device: that the model is on.
+        share: of the card.
+        what: the model is, and the section of its own options: `judge`.
+        section: of the options that place it: `serve`.
+
+    Raises:
+        ModelUnavailable: it holds more.
     """
     memory = measured(device)
     if memory and 0 < share < 1 and memory.peak > share * memory.total:
         held, total = memory.peak / GIB, memory.total / GIB
-        raise JudgeUnavailable(
-            f"the judge holds {held:.2f} of {total:.2f} GiB, its share is {share:g} of the card",
-            f"raise --serve.num-gpus to {min(1.0, memory.peak / memory.total + 0.1):.1f}, or --judge.quantization nf4",
+        needed = min(1.0, memory.peak / memory.total + 0.1)
+        raise ModelUnavailable(
+            f"the {what} holds {held:.2f} of {total:.2f} GiB, its share is {share:g} of the card",
+            f"raise --{section}.num-gpus to {needed:.1f}, or --{what}.quantization nf4",
         )
 
 

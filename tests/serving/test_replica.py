@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from ray.serve.schema import ApplicationStatus
 
-from rlvlm.core.errors import JudgeUnavailable, MachineError
+from rlvlm.core.errors import JudgeUnavailable, MachineError, ModelUnavailable
 from rlvlm.serving import replica as module
 from rlvlm.serving.config import PlacementConfig
 from rlvlm.serving.replica import (
@@ -87,7 +87,8 @@ def test_of_a_model_that_runs_elsewhere_only_the_deadline_counts_and_the_oldest_
         with heartbeat.waiting():
             assert heartbeat.busy_since == oldest
         time.sleep(0.1)
-        assert "has taken" in (heartbeat.stuck(stall_s=5.0, deadline_s=0.05) or "")
+        said = heartbeat.stuck(stall_s=5.0, deadline_s=0.05, section="engine")
+        assert "has taken" in (said or "") and "--engine.timeout-s" in (said or "")
     assert heartbeat.busy_since is None
 
 
@@ -112,20 +113,22 @@ def test_loading_that_takes_too_long_is_a_named_cause(monkeypatch) -> None:
     monkeypatch.setattr(module, "START_TIMEOUT_S", 0.1)
     ended = threading.Event()
     with pytest.raises(RuntimeError, match="rlvlm-cause.*the judge cannot be loaded: it took longer than 0 s"):
-        Replica("judge", "cpu", PlacementConfig(), unavailable=JudgeUnavailable)._load(lambda: ended.wait(10))
+        replica = Replica("judge", "cpu", PlacementConfig(), section="serve", unavailable=JudgeUnavailable)
+        replica._load(lambda: ended.wait(10))
     ended.set()
 
 
-def test_a_judge_beyond_its_share_is_refused_with_the_share_it_needs(monkeypatch) -> None:
+def test_a_model_beyond_its_share_is_refused_with_the_share_it_needs(monkeypatch) -> None:
     monkeypatch.setattr(module, "measured", lambda device: GpuMemory(peak=24 * GIB, total=40 * GIB))
-    with pytest.raises(JudgeUnavailable, match="holds 24.00 of 40.00 GiB, its share is 0.5") as caught:
-        check_share("cuda", 0.5)
-    assert "--serve.num-gpus to 0.7" in caught.value.fix
+    for what, section in (("judge", "serve"), ("policy", "engine")):
+        with pytest.raises(ModelUnavailable, match=f"{what} holds 24.00 of 40.00 GiB, its share is 0.5") as caught:
+            check_share("cuda", 0.5, what, section)
+        assert caught.value.fix == f"raise --{section}.num-gpus to 0.7, or --{what}.quantization nf4"
     for share in (0.6, 0.0, 1.0):  # by hand: 24 of 40 are 0.6; no share and a whole card set no limit
-        check_share("cuda", share)
+        check_share("cuda", share, "judge", "serve")
     monkeypatch.undo()
     limit_share("cpu", 0.5)
-    check_share("cpu", 0.5)
+    check_share("cpu", 0.5, "judge", "serve")
     assert assigned_device("cpu") == "cpu" and assigned_device("cuda:1") == "cuda:1"
 
 
@@ -138,7 +141,7 @@ def test_the_allocator_stops_at_the_share() -> None:
     limit_share("cuda", 0.25)
     with pytest.raises(torch.OutOfMemoryError):
         torch.empty(int(0.5 * torch.cuda.get_device_properties(0).total_memory), dtype=torch.uint8, device="cuda")
-    check_share("cuda", 0.25)
+    check_share("cuda", 0.25, "judge", "serve")
 
 
 class Status:
