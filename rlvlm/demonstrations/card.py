@@ -38,6 +38,7 @@ def select(records: Iterable[EpisodeRecord], config: FilterConfig) -> tuple[Kept
         is_lost = config.successful and not record.success
         is_poor = config.min_return is not None and record.env_return < config.min_return
         if is_lost or is_poor:
+            # counted in steps, as all reasons are; chunks count as one
             reasons["episode without success" if is_lost else "return too small"] += max(len(record.steps), 1)
             continue
         places = [] if record.steps else [0]  # chunks are taken or left as a whole
@@ -132,6 +133,7 @@ def write_card(folder: DemonstrationFolder) -> Census:
         num = len(counts.pictures)
         kept = f"{num:,} distinct images are kept" if num else "images are drawn from states"
         said = f"{counts.episodes:,} episodes, {counts.chunks:,} chunks, {counts.steps:,} env steps; {success}; {kept}."
+        # how the chunks were made stands on the card word for word: whoever imports again needs the same
         lists = {name: ", ".join(map(str, value)) for name, value in folder.chunks.items() if isinstance(value, list)}
         lines = [
             *(said, "", *players, "| instruction | episodes | successes |", "|---|---|---|"),

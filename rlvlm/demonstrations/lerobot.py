@@ -131,7 +131,8 @@ class _LeRobotDataset:
         """The rows of an episode, from the file that `meta/` names or from the one that has them."""
         number, length = episode["episode_index"], episode["length"]
         of_episode = [("episode_index", "=", number)]
-        self.file = named = self._source / self._info["data_path"].format(**episode)
+        named: Path = self._source / self._info["data_path"].format(**episode)
+        self.file = named
         if named.exists():
             table = pq.read_table(named, filters=of_episode)
             if table.num_rows == length:

@@ -76,6 +76,7 @@ class VLMPlayer:
         from rlvlm.demonstrations.collect import PlayerReply
         from rlvlm.vlms.chats import image_parts, text_part
 
+        # no earlier turns: a policy sees one image and one prompt, and so it learns from replies to just these
         content = [*image_parts(env.draw(turn.snapshot[None])), text_part(turn.prompt)]
         return PlayerReply(self._write([{"role": "user", "content": content}]))
 
@@ -106,7 +107,7 @@ def _remote(config: PlayerConfig) -> "Callable[[Chat], str]":
         )
         try:
             return engine.run(asked).text
-        except (TransientError, Refused) as error:
+        except (TransientError, Refused) as error:  # an outage is no reply: nothing is written down for this turn
             what = f"{config.model} did not answer a turn: {error}"
             raise MachineError(what, "the episodes so far are kept; the same command goes on") from error
 

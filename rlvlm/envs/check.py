@@ -14,6 +14,7 @@ Answer = tuple[Any, Any, bool, bool, dict[str, Any]]
 """What `step` returns; of a reset the same with no reward."""
 # what may be in `info` by a contract; of anything else in it nobody can say that it comes back
 _PROMISED = ("snapshot", "snapshots", "progress", "success", "steps", "env_rewards", "legal", "is_invalid", "action")
+# nothing, unfinished, no word of the env, not a word at all, nested too deep to parse, half of a surrogate pair
 _NONSENSE = (
     *("", "{", '{"action":', '{"action": "no such word"}', '{"action": {}}', '{"action": null}'),
     *("[" * 5_000, "\ud800"),
@@ -191,7 +192,7 @@ def _check_repeats(env: AnyEnv, twin: AnyEnv, num: int, num_before: int = 7) -> 
     for name, value in state.items():
         message = f"get_state() gives {name!r} as it is now, not the array that the env goes on changing: copy it"
         assert np.array_equal(kept[name], np.asarray(value), equal_nan=kept[name].dtype.kind == "f"), message
-    _play(twin, num_before // 2, seed=4, start=99)
+    _play(twin, num_before // 2, seed=4, start=99)  # what an instance has been through must not matter
     for other, promise in ((env, "set_state"), (twin, "set_state on another instance")):
         other.set_state(state)
         assert np.array_equal(other.snapshot(), here), f"{promise}: another scene"
@@ -224,6 +225,7 @@ def _check_images(env: AnyEnv, twin: AnyEnv, num: int, different: FloatArray | N
     """
     env.reset(seed=6)
     seen = np.stack([_snapshot(answer) for answer in _play(env, num, seed=5)])
+    # the future is played once, then everything is drawn, and then it has to come about again
     state, future = env.get_state(), _play(env, num, seed=6)
     env.set_state(state)
     images = _drawn(env, seen)
@@ -256,7 +258,7 @@ def _check_reading(env: TurnEnv) -> None:
         assert reply.action == action and "because" in reply.thought, f"{text} is read as {reply}"
         assert reply.action_span and reply.text[slice(*reply.action_span)] == env.action_names[action], "the span"
     for text in _NONSENSE:
-        before, state = env.snapshot(), env.get_state()
+        before, state = env.snapshot(), env.get_state()  # restored below: each piece of nonsense meets the same turn
         assert env.read(text).action is None, f"{text[:40]!r} is read as an action"
         _, reward, _, _, info = env.step(text)
         assert info["is_invalid"], "a reply that cannot be read is flagged"

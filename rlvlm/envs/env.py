@@ -35,7 +35,7 @@ class Env(gym.Env[Obs, Act]):
     Chance comes from `self.np_random` alone, and belongs to the state. Time limits truncate, they do not terminate.
     """
 
-    metadata = {"render_modes": []}
+    metadata = {"render_modes": []}  # images are drawn from snapshots, by whoever looks
     render_mode = None
     goal: str
     """Fills the slot of a judge's prompt, e.g. `open the drawer`; empty where only the user can say it."""
@@ -52,6 +52,7 @@ class Env(gym.Env[Obs, Act]):
 
     def __new__(cls, *_: Any, **__: Any) -> Self:
         """Refuses a class that lacks methods: where it is and which they are, before an hour of training."""
+        # Gymnasium's base is no ABC, so Python itself makes instances of what lacks abstract methods
         missing = [name for name in dir(cls) if getattr(getattr(cls, name, None), "__isabstractmethod__", False)]
         missing += [name for name in ("reset", "step") if getattr(cls, name) is getattr(gym.Env, name)]
         missing += ["grain or image_key"] if cls.image_key is Env.image_key and not hasattr(cls, "grain") else []
@@ -80,7 +81,7 @@ class Env(gym.Env[Obs, Act]):
         """Restores what `get_state` returned, on this or another instance of the same config."""
 
     def generator_text(self) -> str:
-        """The state of `np_random`, for `get_state`."""
+        """The state of `np_random`, for `get_state`: as text, for states hold no Python objects."""
         return json.dumps(self.np_random.bit_generator.state)
 
     def set_generator(self, text: str) -> None:
@@ -329,6 +330,7 @@ class ChunkEnv(Env[ChunkObs, FloatArray]):
     def drawn_state(self, seed: int | None, options: dict[str, Any] | None) -> int:
         """The initial state's number: that of the options, or one drawn with the seed."""
         super().reset(seed=seed, options=options)
+        # drawn even where it is not used: the generator goes on in the same way whoever chooses
         drawn = int(self.np_random.integers(FIRST_HELD_OUT_STATE))
         return drawn if options is None else int(options.get("state_id", drawn))
 
@@ -412,7 +414,7 @@ class SyncChunkEnvs(ChunkEnvs):
         """
         if len(state_ids) > len(self._envs):
             raise ValueError(f"{len(state_ids)} episodes need as many envs, there are {len(self._envs)}")
-        pairs = zip(self._envs, state_ids.tolist(), strict=False)
+        pairs = zip(self._envs, state_ids.tolist(), strict=False)  # there may be more envs than episodes
         return ChunkObs.joined([env.reset(options={"state_id": state_id})[0] for env, state_id in pairs])
 
     def step(self, rows: NDArray[np.intp], chunks: FloatArray) -> ChunkStep:

@@ -235,6 +235,7 @@ def find_task(name: str) -> Task:
     Raises:
         UsageError: there is no such task; proposes one of a like name.
     """
+    # what is registered comes first, and what imports something after it; a colon is in no registered name
     if name in _TASKS:
         return _TASKS[name]
     if name.startswith(GYMNASIUM):
@@ -385,6 +386,7 @@ def _near(name: str) -> str:
     """What somebody who wrote `name` may have meant; of a family, its own tasks alone."""
     families = task_families()
     family, _, member = name.rpartition("/")
+    # the family first: of a misspelt one the nearest, so that a member's name is looked for among few
     closest = difflib.get_close_matches(family or name, families, n=1)
     if family or name in families:
         known = {full.partition("/")[2]: full for full in families[closest[0]]} if closest else {}
@@ -423,6 +425,7 @@ def _gymnasium_task(name: str) -> Task:
         goal="",
         maker="rlvlm.envs.gymnasium_env:WrappedGymEnv",
         arguments=(env_id,),
+        # as Gymnasium has it: it draws its own starts, and nobody knows which part of a scene is the robot
         env=EnvConfig(start="random", robot="visible", episode_steps=episode_steps or EnvConfig().episode_steps),
     )
 
@@ -432,6 +435,7 @@ def _load(reference: str) -> Task:
     try:
         task = getattr(importlib.import_module(module), attribute)
     except (ImportError, ValueError, AttributeError) as error:
+        # a path in place of a module's name is a likely slip, and says which folder to put on the path
         folder, _, file = module.removesuffix(".py").rpartition("/")
         fix = f"PYTHONPATH={folder} and {file}:{attribute}" if folder else "give it as package.module:NAME"
         raise UsageError(f"cannot load the task {reference!r}: {error}", fix) from error

@@ -87,7 +87,7 @@ class SoftGymEnv(StepEnv):
             NumericsError: the action is not finite.
         """
         check_action(action)
-        if self._simulator.holder is not self:
+        if self._simulator.holder is not self:  # another env of this process has played, or drawn, since
             self._replay()
         self._actions.append(np.array(action, np.float32))
         self._step(self._actions[-1])
@@ -104,7 +104,7 @@ class SoftGymEnv(StepEnv):
         frames = np.empty((len(snapshots), size_px, size_px, 3), np.uint8)
         for key, frame in zip(self.image_key(snapshots), frames, strict=True):
             places = (key[1:] * _KEY_METRES).astype(np.float32)
-            start = self._starts[key[0]]
+            start = self._starts[key[0]]  # scenes differ in how many particles and shapes they have
             particles, shapes = np.size(start["particle_pos"]), np.size(start["shape_pos"])
             shown = {
                 "particle_pos": places[:particles],

@@ -70,6 +70,7 @@ class MujocoEnv(StepEnv):
 
     def get_state(self) -> dict[str, Any]:
         """Physics, generator and step count."""
+        # all that the next step depends on, the solver's warm start too: less, and the future is only nearly the same
         physics = np.empty(mujoco.mj_stateSize(self._model, mujoco.mjtState.mjSTATE_INTEGRATION))
         mujoco.mj_getState(self._model, self._data, physics, mujoco.mjtState.mjSTATE_INTEGRATION)
         return {"physics": physics, "steps": self._steps, "generator": self.generator_text()}
@@ -189,7 +190,7 @@ class SceneEnv(MujocoEnv):
         self.snapshot_size = scene.model.nq + 7 * scene.model.nmocap
         self._scene = scene
         self._model, self._data = scene.model, mujoco.MjData(scene.model)
-        obs, _ = self.reset(seed=seed)
+        obs, _ = self.reset(seed=seed)  # a scene says how much it observes by observing
         self.observation_space = gym.spaces.Box(-np.inf, np.inf, obs.shape, np.float32)
 
     def reset(
@@ -197,7 +198,7 @@ class SceneEnv(MujocoEnv):
     ) -> tuple[FloatArray, dict[str, Any]]:
         """First observation [D] and info of a new episode; `options` is not used."""
         super().reset(seed=seed, options=options)
-        mujoco.mj_resetData(self._model, self._data)
+        mujoco.mj_resetData(self._model, self._data)  # user data too, in which a scene may keep what `place` drew
         self._scene.place(self._data, self.np_random)
         self._steps = 0
         obs, _, info = self._look()
