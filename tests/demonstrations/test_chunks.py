@@ -24,12 +24,12 @@ from rlvlm.envs.push_block import PushBlock
 from rlvlm.labels.images import image_digest
 
 
-def world(episode_steps: int = 32) -> PushBlock:
+def make(episode_steps: int = 32) -> PushBlock:
     return PushBlock(EnvConfig(episode_steps=episode_steps), seed=0)
 
 
 def folder_at(path: Path) -> DemonstrationFolder:
-    return create_folder(path, "push_block", "chunks", chunks=asdict(form_of(world())))
+    return create_folder(path, "push_block", "chunks", chunks=asdict(form_of(make())))
 
 
 def contents(folder: DemonstrationFolder) -> dict[str, tuple[int, bytes]]:
@@ -37,7 +37,7 @@ def contents(folder: DemonstrationFolder) -> dict[str, tuple[int, bytes]]:
 
 
 def test_what_is_kept_leads_to_what_was_reached(tmp_path: Path) -> None:
-    one, folder = world(), folder_at(tmp_path / "d")
+    one, folder = make(), folder_at(tmp_path / "d")
     assert collect(one, Perturbation(noise=0.05), folder, 3, seed=2) == 3
     for record in open_folder(tmp_path / "d").episodes():
         assert record.success and record.terminated and record.env_return == 1 and is_whole(record, form_of(one))
@@ -55,18 +55,18 @@ def test_what_is_kept_leads_to_what_was_reached(tmp_path: Path) -> None:
 
 def test_a_stopped_collection_goes_on_as_if_it_had_not_been(tmp_path: Path) -> None:
     whole, parts = folder_at(tmp_path / "whole"), folder_at(tmp_path / "parts")
-    collect(world(), Perturbation(noise=0.05), whole, 5, seed=0)
-    collect(world(), Perturbation(noise=0.05), parts, 2, seed=0)
+    collect(make(), Perturbation(noise=0.05), whole, 5, seed=0)
+    collect(make(), Perturbation(noise=0.05), parts, 2, seed=0)
     with open(tmp_path / "parts" / "episodes.jsonl", "ab") as file:
         file.write(b'{"id": "script-noi')  # half a line, as a crash leaves it
-    assert collect(world(), Perturbation(noise=0.05), open_folder(tmp_path / "parts"), 5, seed=0) == 3
+    assert collect(make(), Perturbation(noise=0.05), open_folder(tmp_path / "parts"), 5, seed=0) == 3
     assert contents(parts) == contents(whole) and list(contents(parts)) == list(contents(whole))
-    assert collect(world(), Perturbation(noise=0.05), parts, 5, seed=0) == 0
-    assert collect(world(), Perturbation(noise=0.05), parts, 1, seed=1) == 1, "another seed adds its own"
+    assert collect(make(), Perturbation(noise=0.05), parts, 5, seed=0) == 0
+    assert collect(make(), Perturbation(noise=0.05), parts, 1, seed=1) == 1, "another seed adds its own"
 
 
 def test_a_script_that_is_led_astray_shows_how_to_go_on() -> None:
-    one = world(64)
+    one = make(64)
     records = list(play_episodes(one, Perturbation(p_perturb=0.4), "push_block", wanted=6, seed=0))
     assert {record.player for record in records} == {"script-perturb-0.4"}
     assert sum(record.arrays["perturbed"].sum() for record in records) > 3
@@ -85,7 +85,7 @@ def test_a_script_that_is_led_astray_shows_how_to_go_on() -> None:
 
 def test_failures_are_kept_beside_the_successes_that_are_wanted(tmp_path: Path) -> None:
     folder = folder_at(tmp_path)
-    num = collect(world(14), Perturbation(noise=0.3), folder, 6, seed=0)  # some pushes take longer than 14 steps
+    num = collect(make(14), Perturbation(noise=0.3), folder, 6, seed=0)  # some pushes take longer than 14 steps
     records = list(folder.episodes())
     assert len(records) == num > 6 and sum(record.success for record in records) == 6
     counts = write_card(folder)
@@ -98,7 +98,7 @@ def test_failures_are_kept_beside_the_successes_that_are_wanted(tmp_path: Path) 
 
 def test_equal_seeds_play_equal_episodes_and_others_do_not() -> None:
     def actions(seed: int, noise: float) -> list[bytes]:
-        played = play_episodes(world(), Perturbation(noise=noise), "push_block", wanted=2, seed=seed)
+        played = play_episodes(make(), Perturbation(noise=noise), "push_block", wanted=2, seed=seed)
         return [record.arrays["actions"].tobytes() for record in played]
 
     assert actions(0, 0.1) == actions(0, 0.1) != actions(1, 0.1)
@@ -106,13 +106,13 @@ def test_equal_seeds_play_equal_episodes_and_others_do_not() -> None:
 
 
 def test_a_folder_has_one_form(tmp_path: Path) -> None:
-    other = asdict(replace(form_of(world()), chunk_steps=4))
+    other = asdict(replace(form_of(make()), chunk_steps=4))
     create_folder(tmp_path / "d", "push_block", "chunks", chunks=other)
     folder = folder_at(tmp_path / "d")  # nothing came of the first
-    collect(world(), Perturbation(), folder, 1, seed=0)
+    collect(make(), Perturbation(), folder, 1, seed=0)
     with pytest.raises(UsageError, match="chunk_steps 8, not 4"):
         create_folder(tmp_path / "d", "push_block", "chunks", chunks=other)
-    assert folder_form(open_folder(tmp_path / "d")) == form_of(world())
+    assert folder_form(open_folder(tmp_path / "d")) == form_of(make())
     turns = create_folder(tmp_path / "t", "number_line", "turns", ("+", "-"))
     with pytest.raises(UsageError, match="holds turns of number_line, and no chunks"):
         folder_form(turns)
@@ -120,9 +120,9 @@ def test_a_folder_has_one_form(tmp_path: Path) -> None:
 
 def test_arrays_of_other_shapes_and_strange_numbers_are_not_whole(tmp_path: Path) -> None:
     folder = folder_at(tmp_path)
-    collect(world(), Perturbation(noise=0.0), folder, 1, seed=0)
+    collect(make(), Perturbation(noise=0.0), folder, 1, seed=0)
     (record,) = folder.episodes()
-    form = form_of(world())
+    form = form_of(make())
     arrays = dict(record.arrays)
     assert is_whole(record, form)
     for name, broken in {
@@ -137,7 +137,7 @@ def test_arrays_of_other_shapes_and_strange_numbers_are_not_whole(tmp_path: Path
 
 
 def test_kept_images_come_back_or_are_missed_by_name(tmp_path: Path) -> None:
-    one = world()
+    one = make()
     form = form_of(one, image_px=24)
     folder = create_folder(tmp_path, "push_block", "chunks", chunks=asdict(form))
     (played,) = play_episodes(one, Perturbation(), "push_block", wanted=1, seed=0)

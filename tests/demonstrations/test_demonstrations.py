@@ -68,7 +68,7 @@ def test_what_is_kept_is_what_happened(tmp_path: Path) -> None:
     assert terminated and np.array_equal(turn.snapshot, whole.snapshots[-1])
 
 
-def test_a_image_is_kept_once(tmp_path: Path) -> None:
+def test_an_image_is_kept_once(tmp_path: Path) -> None:
     folder = folder_of(tmp_path, "number_line", 60)
     counts = census(folder.episodes())
     assert len(list((tmp_path / "pictures").rglob("*.png"))) == len(counts.pictures) <= 36 < counts.steps

@@ -59,8 +59,8 @@ def told(line: str) -> None:
 
 
 def take(source: Path, form: Source, out: Path, **settings: Any) -> tuple[DemonstrationFolder, dict[str, int]]:
-    world = TwoEyes(EnvConfig(episode_steps=32), seed=0)
-    folder, counts = import_trajectories(source, form, out, "push_block", world, CutConfig(**settings), told)
+    env = TwoEyes(EnvConfig(episode_steps=32), seed=0)
+    folder, counts = import_trajectories(source, form, out, "push_block", env, CutConfig(**settings), told)
     return folder, dict(counts)
 
 
@@ -213,10 +213,10 @@ def test_a_gripper_that_may_mean_either_must_be_explained(tmp_path: Path) -> Non
 def test_an_episode_of_libero_goes_out_as_a_file_comes_back_and_can_be_played(tmp_path: Path) -> None:
     """Seen through both cameras at every chunk, in robosuite's units, as OpenVLA's files have it."""
     pytest.importorskip("robosuite")
-    world: Any = make_env("libero_object/0", task_env("libero_object/0"), 0)
-    (played,) = play_episodes(world, Perturbation(noise=0.02), "libero_object/0", wanted=1, seed=0)
+    env: Any = make_env("libero_object/0", task_env("libero_object/0"), 0)
+    (played,) = play_episodes(env, Perturbation(noise=0.02), "libero_object/0", wanted=1, seed=0)
     count = len(played.arrays["actions"])
-    images = np.stack([world.draw(played.arrays["snapshots"][:count], PX, camera) for camera in world.cameras], axis=1)
+    images = np.stack([env.draw(played.arrays["snapshots"][:count], PX, camera) for camera in env.cameras], axis=1)
     actions = played.arrays["actions"].reshape(-1, 7)[: played.arrays["steps"].sum()]
     every_step = np.arange(len(actions)) // 8  # what was seen between is not looked at
     states = played.arrays["proprio"][every_step]
@@ -224,17 +224,17 @@ def test_an_episode_of_libero_goes_out_as_a_file_comes_back_and_can_be_played(tm
     shown = np.stack([to_robosuite(action) for action in actions]), states, images[every_step]
     write_libero(file, "", [shown], is_own=False)
     folder, counts = import_trajectories(
-        file, "libero", tmp_path / "d", "libero_object/0", world, CutConfig(last="repeat"), told
+        file, "libero", tmp_path / "d", "libero_object/0", env, CutConfig(last="repeat"), told
     )
     (record,) = folder.episodes()
-    assert counts == {"added": 1} and record.goal == world.goal == played.goal
+    assert counts == {"added": 1} and record.goal == env.goal == played.goal
     assert np.array_equal(kept_images(folder, record), images)
     assert np.array_equal(record.arrays["proprio"], played.arrays["proprio"])
     assert np.array_equal(record.arrays["actions"].reshape(-1, 7)[: len(actions)], actions)
-    world.reset(options={"state_id": played.seed})
-    infos = [world.step(chunk)[4] for chunk in record.arrays["actions"]]
+    env.reset(options={"state_id": played.seed})
+    infos = [env.step(chunk)[4] for chunk in record.arrays["actions"]]
     assert infos[-1]["success"] and [info["steps"] for info in infos] == record.arrays["steps"].tolist()
-    world.close()
+    env.close()
 
 
 # --- RLDS
@@ -434,11 +434,11 @@ def test_data_that_are_unlike_the_task_are_refused(
     if actions:
         done[:-1, :6] = seen[1:, :6]
     write_lerobot(tmp_path / "set", "v2.1", [(done, seen, images)], "image")
-    world = WideEyes(EnvConfig(episode_steps=32), seed=0)
+    env = WideEyes(EnvConfig(episode_steps=32), seed=0)
     with pytest.raises(UsageError, match=words):
-        import_trajectories(tmp_path / "set", "lerobot", tmp_path / "d", "push_block", world, CutConfig(), told)
+        import_trajectories(tmp_path / "set", "lerobot", tmp_path / "d", "push_block", env, CutConfig(), told)
     settings = CutConfig(unlike=True)
-    _, counts = import_trajectories(tmp_path / "set", "lerobot", tmp_path / "d", "push_block", world, settings, told)
+    _, counts = import_trajectories(tmp_path / "set", "lerobot", tmp_path / "d", "push_block", env, settings, told)
     assert counts == {"added": 1}
 
 

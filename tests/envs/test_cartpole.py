@@ -21,7 +21,7 @@ def angles(*degrees: float) -> np.ndarray:
 
 
 @pytest.mark.parametrize("fields", [{}, {"start": "random", "episode_steps": 25}], ids=["paper", "random"])
-def test_it_is_a_env(fields: dict[str, Any]) -> None:
+def test_it_keeps_the_contract(fields: dict[str, Any]) -> None:
     check_step_env(make(**fields), make(**fields), angles(-30.0, -1.0, 0.0, 1.0, 30.0))
 
 

@@ -35,7 +35,7 @@ def test_a_hand_is_the_same_in_any_order_and_suits() -> None:
     assert env.start_key(env.snapshot()) == key
 
 
-def test_a_env_with_one_start_says_so() -> None:
+def test_an_env_with_one_start_says_so() -> None:
     sides = []
     for split in ("training", "held_out"):
         try:

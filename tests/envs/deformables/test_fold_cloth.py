@@ -62,7 +62,7 @@ def test_the_nearer_to_the_corner_the_better(env: SceneEnv) -> None:
 
 
 @pytest.mark.slow
-def test_it_is_a_env(env: SceneEnv) -> None:
+def test_it_keeps_the_contract(env: SceneEnv) -> None:
     different = np.stack([fold(env, *target)[4]["snapshot"] for target in ((0.0, 0.0), (0.1, -0.1), (0.1, 0.0))])
     check_step_env(make(start="random"), make(start="random"), different)
 

@@ -64,7 +64,7 @@ def test_a_step_at_full_speed_moves_the_cup_by_88_mm() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("start", ["fixed", "random"])
-def test_it_is_a_env(start: str) -> None:
+def test_it_keeps_the_contract(start: str) -> None:
     env, different = make(start=start, episode_steps=20), []
     for cup_x, num_spilled in ((0.0, 0), (0.6, 0), (1.2, 0), (0.0, 5)):
         set_scene(env, cup_x, num_spilled)

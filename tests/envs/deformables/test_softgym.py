@@ -25,29 +25,29 @@ def make(**fields: Any) -> SoftGymEnv:
 
 
 def test_a_step_by_hand() -> None:
-    world = make()
-    obs, info = world.reset()
+    env = make()
+    obs, info = env.reset()
     np.testing.assert_array_equal(obs, np.zeros(9))
-    assert world.snapshot_size == 1 + 4 * 4 + 14 and info["progress"] == 0.0
+    assert env.snapshot_size == 1 + 4 * 4 + 14 and info["progress"] == 0.0
     # full speed is 2 cm a step, and half of the last step's goes on: 2, then 3 cm
-    obs, reward, terminated, truncated, info = world.step(np.array([1, 0], np.float32))
+    obs, reward, terminated, truncated, info = env.step(np.array([1, 0], np.float32))
     assert obs[0] == pytest.approx(0.02) and reward == pytest.approx(0.02) and not terminated and not truncated
-    obs, _, _, _, info = world.step(np.array([1, 0], np.float32))
+    obs, _, _, _, info = env.step(np.array([1, 0], np.float32))
     assert obs[0] == pytest.approx(0.05) and info["progress"] == pytest.approx(0.5) and not info["success"]
-    info = [world.step(np.array([1, 0], np.float32)) for _ in range(3)][-1][4]
+    info = [env.step(np.array([1, 0], np.float32)) for _ in range(3)][-1][4]
     assert info["progress"] == 1.0 and info["success"]
 
 
 @pytest.mark.parametrize("start", ["fixed", "random"])
-def test_it_is_a_env(start: str) -> None:
+def test_it_keeps_the_contract(start: str) -> None:
     different = np.zeros((3, 31), np.float32)
     different[:, 1] = 0.0, 0.3, 0.6
     check_step_env(make(start=start), make(start=start), different)
 
 
 def test_envs_that_share_the_simulator_do_not_disturb_each_other() -> None:
-    world, right = make(), np.array([1, 0], np.float32)
-    alone = [world.step(right)[0] for _ in range(4)]
+    env, right = make(), np.array([1, 0], np.float32)
+    alone = [env.step(right)[0] for _ in range(4)]
     one, other = make(), make(start="random")
     for expected in alone:
         np.testing.assert_array_equal(one.step(right)[0], expected)

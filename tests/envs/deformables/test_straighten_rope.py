@@ -48,7 +48,7 @@ def test_a_straight_rope_by_hand() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("start", ["fixed", "random"])
-def test_it_is_a_env(start: str) -> None:
+def test_it_keeps_the_contract(start: str) -> None:
     different = np.stack([laid_straight(angle) for angle in (0.0, 0.5, 1.0)]).astype(np.float32)
     check_step_env(make(start=start), make(start=start), different)
 

@@ -126,10 +126,10 @@ def test_no_more_tasks_stay_compiled_than_there_is_room_for(
     again = rolled(few)
     for one, other in zip(again, at_once, strict=True):
         assert one[0] == other[0] and np.array_equal(one[1], other[1])
-    worlds = dict(few._members)
+    envs = dict(few._members)
     for camera in few.cameras * 2:
         few.draw(np.stack([again[1][1][0], again[3][1][0]]), 16, camera)
-    kept = [few._members[task] is worlds[task] for task in (0, 7, 8) if task in worlds]
+    kept = [few._members[task] is envs[task] for task in (0, 7, 8) if task in envs]
     assert len(few._members) == 3 and kept, "a batch's tasks stay while it is looked at"
     held = list(suite._members)  # by the other tests
     gone = weakref.ref(few.member(next(task for task in range(10) if task not in held))._scene)

@@ -28,27 +28,27 @@ OBJECT_XY, GOAL_X = slice(9, 11), 16
 
 def make(task: str = "drawer_open", seed: int = 0, **fields: Any) -> MetaWorldEnv:
     stock = {"episode_steps": 25, "robot": "visible"} if task.startswith("metaworld/") else {}
-    world = make_env(task, EnvConfig(**(stock | fields)), seed)
-    assert isinstance(world, MetaWorldEnv)
-    return world
+    env = make_env(task, EnvConfig(**(stock | fields)), seed)
+    assert isinstance(env, MetaWorldEnv)
+    return env
 
 
 @pytest.fixture(scope="module")
-def world() -> MetaWorldEnv:
+def env() -> MetaWorldEnv:
     """One env for all tests that only draw, because opening a renderer takes half a second."""
     return make()
 
 
-def with_values(world: MetaWorldEnv, place: int | slice, *values: Any) -> FloatArray:
+def with_values(env: MetaWorldEnv, place: int | slice, *values: Any) -> FloatArray:
     """Snapshots [N, S] of the present state with each of `values`, metres, at `place`."""
-    snapshots = np.repeat(world.snapshot()[None], len(values), axis=0)
+    snapshots = np.repeat(env.snapshot()[None], len(values), axis=0)
     snapshots[:, place] = values
     return snapshots
 
 
-def drawn_out(world: MetaWorldEnv, *extensions: float) -> FloatArray:
+def drawn_out(env: MetaWorldEnv, *extensions: float) -> FloatArray:
     """With the drawer drawn out by `extensions`, metres."""
-    return with_values(world, DRAWER_JOINT, *(-extension for extension in extensions))
+    return with_values(env, DRAWER_JOINT, *(-extension for extension in extensions))
 
 
 def test_the_drawers_start_by_hand() -> None:
@@ -75,16 +75,16 @@ def test_the_other_starts_by_hand() -> None:
     assert info["progress"] == 0.0 and not info["success"]
 
 
-def drawers(world: MetaWorldEnv) -> FloatArray:
-    return drawn_out(world, 0.0, 0.02, 0.08, 0.16)
+def drawers(env: MetaWorldEnv) -> FloatArray:
+    return drawn_out(env, 0.0, 0.02, 0.08, 0.16)
 
 
-def objects(world: MetaWorldEnv) -> FloatArray:
-    return with_values(world, OBJECT_XY, (0.0, 0.65), (0.0, 0.75), (0.05, 0.75), (0.0, 0.85))
+def objects(env: MetaWorldEnv) -> FloatArray:
+    return with_values(env, OBJECT_XY, (0.0, 0.65), (0.0, 0.75), (0.05, 0.75), (0.0, 0.85))
 
 
-def anything(world: MetaWorldEnv) -> FloatArray:
-    scenes = np.repeat(world.snapshot()[None], 3, axis=0)
+def anything(env: MetaWorldEnv) -> FloatArray:
+    scenes = np.repeat(env.snapshot()[None], 3, axis=0)
     scenes[1, 1] += 0.3
     scenes[2, -1] += 0.1
     return scenes
@@ -104,8 +104,8 @@ def anything(world: MetaWorldEnv) -> FloatArray:
 def test_they_keep_the_contract(
     task: str, different: Callable[[MetaWorldEnv], FloatArray], fields: dict[str, Any]
 ) -> None:
-    world, twin = (make(task, episode_steps=25, **fields) for _ in range(2))
-    check_step_env(world, twin, different(world))
+    env, twin = (make(task, episode_steps=25, **fields) for _ in range(2))
+    check_step_env(env, twin, different(env))
 
 
 @pytest.mark.parametrize(
@@ -118,37 +118,37 @@ def test_they_keep_the_contract(
     ],
 )  # fmt: skip
 def test_physics_and_reward_are_the_stock_ones(task: str, start: str, steps: int) -> None:
-    world = make(task, start=start, seed=3)
+    env = make(task, start=start, seed=3)
     hand_start = (0.0, 0.75, 0.15) if start == "fixed" else None
-    assert_steps_are_the_stock_ones(world, world._scene.env_name, steps, hand_start)
+    assert_steps_are_the_stock_ones(env, env._scene.env_name, steps, hand_start)
 
 
 @pytest.mark.filterwarnings("ignore:Constant")
 @pytest.mark.parametrize(("start", "steps"), [("fixed", 60), ("random", 120)])
 def test_the_scripted_policy_opens_the_drawer(start: str, steps: int) -> None:
-    world = make(start=start)
+    env = make(start=start)
     policy = SawyerDrawerOpenV3Policy()
-    obs, info = world.reset()
+    obs, info = env.reset()
     infos = [info]
     for _ in range(steps):
         action = np.clip(policy.get_action(obs.astype(float)), -1, 1).astype(np.float32)
-        obs, _, _, _, info = world.step(action)
+        obs, _, _, _, info = env.step(action)
         infos.append(info)
     progress = np.array([info["progress"] for info in infos])
     success = np.array([info["success"] for info in infos])
     assert progress[0] < 0.01 and progress[-1] == 1.0
     assert success[-1] and not success[progress < 0.95].any()
-    first, _ = FrameStore(world, 8).distinct(np.stack([info["snapshot"] for info in infos]))
+    first, _ = FrameStore(env, 8).distinct(np.stack([info["snapshot"] for info in infos]))
     assert len(first) < len(infos)  # while the arm approaches, the image stands still
 
 
 @pytest.mark.parametrize("task", ["soccer", "sweep_into"])
 def test_progress_rises_to_success_under_metaworlds_own_script(task: str) -> None:
-    world = make(task)
-    obs, info = world.reset()
+    env = make(task)
+    obs, info = env.reset()
     infos = [info]
     while not infos[-1]["success"]:
-        obs, _, _, is_late, info = world.step(np.clip(world.scripted_action(obs), -1, 1))
+        obs, _, _, is_late, info = env.step(np.clip(env.scripted_action(obs), -1, 1))
         infos.append(info)
         assert not is_late
     progress = np.array([info["progress"] for info in infos])
@@ -158,11 +158,11 @@ def test_progress_rises_to_success_under_metaworlds_own_script(task: str) -> Non
 
 
 def test_random_starts_cover_the_stock_range() -> None:
-    world = make(start="random")
-    xs = np.array([world.reset()[1]["snapshot"][DRAWER_X] for _ in range(30)])
+    env = make(start="random")
+    xs = np.array([env.reset()[1]["snapshot"][DRAWER_X] for _ in range(30)])
     assert (np.abs(xs) <= 0.1).all()
     assert xs.min() < -0.05 and xs.max() > 0.05
-    obs, info = world.reset()
+    obs, info = env.reset()
     np.testing.assert_allclose(obs[4], info["snapshot"][DRAWER_X], atol=1e-3)
     soccer = make("soccer", start="random")
     snapshots = np.stack([soccer.reset()[1]["snapshot"] for _ in range(12)])
@@ -170,10 +170,10 @@ def test_random_starts_cover_the_stock_range() -> None:
 
 
 def test_the_time_limit_is_ours_and_may_exceed_the_stock_500() -> None:
-    world = make(episode_steps=3)
-    assert [world.step(action)[2:4] for action in actions(3)] == [(False, False), (False, False), (False, True)]
-    world = make(episode_steps=600)
-    assert [world.step(action)[3] for action in actions(600)] == [False] * 599 + [True]
+    env = make(episode_steps=3)
+    assert [env.step(action)[2:4] for action in actions(3)] == [(False, False), (False, False), (False, True)]
+    env = make(episode_steps=600)
+    assert [env.step(action)[3] for action in actions(600)] == [False] * 599 + [True]
 
 
 def test_an_action_that_is_not_finite_is_refused() -> None:
@@ -182,14 +182,14 @@ def test_an_action_that_is_not_finite_is_refused() -> None:
 
 
 def test_a_state_survives_a_file(tmp_path: Path) -> None:
-    world = make(start="random")
+    env = make(start="random")
     for action in actions(5):
-        world.step(action)
-    state = world.get_state()
+        env.step(action)
+    state = env.get_state()
     words = {name: value for name, value in state.items() if not isinstance(value, np.ndarray)}
     (tmp_path / "state.json").write_text(json.dumps(words))
     np.savez(tmp_path / "state.npz", **{name: value for name, value in state.items() if name not in words})
-    future = [world.step(action)[:2] for action in actions(20, seed=1)] + [world.reset()]
+    future = [env.step(action)[:2] for action in actions(20, seed=1)] + [env.reset()]
     with np.load(tmp_path / "state.npz") as arrays:
         stored = dict(arrays) | json.loads((tmp_path / "state.json").read_text())
     twin = make(start="random", seed=1)
@@ -217,10 +217,10 @@ def test_the_fixed_start_is_one_of_the_stock_ones_and_the_same_in_every_run() ->
 
 def test_a_state_at_the_start_is_restored_in_the_middle_of_an_episode() -> None:
     # bin-picking notes the first step's distance in what is None at a start
-    world, other = (make("metaworld/bin-picking-v3", start="random", seed=seed) for seed in (0, 1))
-    world.reset()
-    state = world.get_state()
-    future = [world.step(action)[:2] for action in actions(20)]
+    env, other = (make("metaworld/bin-picking-v3", start="random", seed=seed) for seed in (0, 1))
+    env.reset()
+    state = env.get_state()
+    future = [env.step(action)[:2] for action in actions(20)]
     for action in actions(5, seed=1):
         other.step(action)
     other.set_state(state)
@@ -231,17 +231,17 @@ def test_a_state_at_the_start_is_restored_in_the_middle_of_an_episode() -> None:
 
 
 def test_progress_without_a_measured_distance_follows_the_door() -> None:
-    world = make("metaworld/door-open-v3")
-    assert world.reset()[1]["progress"] == 0.0
+    env = make("metaworld/door-open-v3")
+    assert env.reset()[1]["progress"] == 0.0
     progress = []
     for angle in (0.0, -0.5, -1.0, -1.5):
-        world._stock.data.joint("doorjoint").qpos = angle
-        progress.append(world.step(np.zeros(4, np.float32))[4]["progress"])
+        env._stock.data.joint("doorjoint").qpos = angle
+        progress.append(env.step(np.zeros(4, np.float32))[4]["progress"])
     assert progress == sorted(progress) and progress[-1] > 0.8
 
 
-def test_the_drawer_is_well_visible_at_64_pixels(world: MetaWorldEnv) -> None:
-    closed, half, opened = world.draw(drawn_out(world, 0.0, 0.08, 0.16), 64).astype(int)
+def test_the_drawer_is_well_visible_at_64_pixels(env: MetaWorldEnv) -> None:
+    closed, half, opened = env.draw(drawn_out(env, 0.0, 0.08, 0.16), 64).astype(int)
     is_green = closed[..., 1] > closed[..., 0] + 30
     assert 0.1 < is_green.mean() < 0.5
     rows, columns = np.nonzero(is_green)
@@ -253,23 +253,23 @@ def test_the_drawer_is_well_visible_at_64_pixels(world: MetaWorldEnv) -> None:
     assert to_the_right > columns.max() + 5  # not mirrored: the drawer opens to the right
 
 
-def test_a_hidden_robot_changes_neither_image_nor_key_and_a_visible_one_both(world: MetaWorldEnv) -> None:
+def test_a_hidden_robot_changes_neither_image_nor_key_and_a_visible_one_both(env: MetaWorldEnv) -> None:
     visible = make(robot="visible")
-    moved = np.repeat(world.snapshot()[None], 2, axis=0)
+    moved = np.repeat(env.snapshot()[None], 2, axis=0)
     moved[1, :9] += 0.1
-    one, other = world.draw(moved, 64)
+    one, other = env.draw(moved, 64)
     np.testing.assert_array_equal(one, other)
-    np.testing.assert_array_equal(*world.image_key(moved))
+    np.testing.assert_array_equal(*env.image_key(moved))
     one, other = visible.draw(moved, 64)
     assert (one != other).mean() > 0.01
     assert (visible.image_key(moved)[0] != visible.image_key(moved)[1]).any()
-    assert (world.draw(moved[:1], 64) != visible.draw(moved[:1], 64)).mean() > 0.01
+    assert (env.draw(moved[:1], 64) != visible.draw(moved[:1], 64)).mean() > 0.01
 
 
-def test_a_moved_drawer_is_drawn_where_the_snapshot_says(world: MetaWorldEnv) -> None:
-    snapshots = drawn_out(world, 0.0, 0.0)
+def test_a_moved_drawer_is_drawn_where_the_snapshot_says(env: MetaWorldEnv) -> None:
+    snapshots = drawn_out(env, 0.0, 0.0)
     snapshots[1, DRAWER_X] = 0.1
-    left, right = world.draw(snapshots, 64).astype(int)
+    left, right = env.draw(snapshots, 64).astype(int)
     centre = [np.nonzero(image[..., 1] > image[..., 0] + 30)[1].mean() for image in (left, right)]
     assert centre[1] > centre[0] + 5
 
@@ -280,9 +280,9 @@ def centre(image: FloatArray, is_it: FloatArray) -> FloatArray:
 
 
 def test_the_ball_is_well_visible_and_the_image_upright() -> None:
-    world = make("soccer")
-    near, far, right = world.draw(with_values(world, OBJECT_XY, (0.0, 0.65), (0.0, 0.75), (0.1, 0.65)), 64).astype(int)
-    empty = world.draw(with_values(world, OBJECT_XY, (5.0, 5.0)), 64)[0].astype(int)
+    env = make("soccer")
+    near, far, right = env.draw(with_values(env, OBJECT_XY, (0.0, 0.65), (0.0, 0.75), (0.1, 0.65)), 64).astype(int)
+    empty = env.draw(with_values(env, OBJECT_XY, (5.0, 5.0)), 64)[0].astype(int)
     places = [centre(image, np.abs(image - empty).max(-1) > 25) for image in (near, far, right)]
     net = centre(empty, (empty[..., 2] > empty[..., 0] + 30))
     assert all(0.1 < value < 0.9 for place in places for value in place)
@@ -293,9 +293,9 @@ def test_the_ball_is_well_visible_and_the_image_upright() -> None:
 
 
 def test_the_cube_is_flat_green_and_moves_down_the_image_to_the_hole() -> None:
-    world = make("sweep_into")
-    snapshots = with_values(world, OBJECT_XY, (0.0, 0.65), (0.0, 0.84), (0.1, 0.65))
-    start, inside, right = world.draw(snapshots, 64).astype(int)
+    env = make("sweep_into")
+    snapshots = with_values(env, OBJECT_XY, (0.0, 0.65), (0.0, 0.84), (0.1, 0.65))
+    start, inside, right = env.draw(snapshots, 64).astype(int)
     places = []
     for image in (start, inside, right):
         is_green = (image[..., 1] > 150) & (image[..., 0] < 30) & (image[..., 2] < 30)
@@ -306,8 +306,8 @@ def test_the_cube_is_flat_green_and_moves_down_the_image_to_the_hole() -> None:
 
 
 def test_a_moved_goal_is_drawn_where_the_snapshot_says() -> None:
-    world = make("soccer")
-    snapshots = with_values(world, OBJECT_XY, (5.0, 5.0), (5.0, 5.0))
+    env = make("soccer")
+    snapshots = with_values(env, OBJECT_XY, (5.0, 5.0), (5.0, 5.0))
     snapshots[1, GOAL_X] = 0.1
-    one, other = (centre(p, p[..., 2] > p[..., 0] + 30) for p in world.draw(snapshots, 64).astype(int))
+    one, other = (centre(p, p[..., 2] > p[..., 0] + 30) for p in env.draw(snapshots, 64).astype(int))
     assert np.linalg.norm(one - other) > 0.05

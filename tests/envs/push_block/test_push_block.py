@@ -12,7 +12,7 @@ from rlvlm.envs.env import SyncChunkEnvs
 from rlvlm.envs.push_block import PushBlock
 
 
-def world(episode_steps: int = 32, plays_on: bool = False) -> PushBlock:
+def make(episode_steps: int = 32, plays_on: bool = False) -> PushBlock:
     return PushBlock(EnvConfig(episode_steps=episode_steps, plays_on=plays_on), seed=0)
 
 
@@ -33,14 +33,14 @@ def test_pulling_away_moves_nothing() -> None:
 
 
 def test_keeps_the_contract() -> None:
-    check_chunk_env(world(), world())
-    check_chunk_env(world(episode_steps=12), world(episode_steps=12))  # ends in the middle of a chunk
-    check_chunk_env(world(plays_on=True), world(plays_on=True))
+    check_chunk_env(make(), make())
+    check_chunk_env(make(episode_steps=12), make(episode_steps=12))  # ends in the middle of a chunk
+    check_chunk_env(make(plays_on=True), make(plays_on=True))
 
 
 def test_side_by_side_one_by_one_and_at_once_are_the_same() -> None:
     rng = np.random.default_rng(0)
-    at_once, one_by_one = world().many(), SyncChunkEnvs([world() for _ in range(5)])
+    at_once, one_by_one = make().many(), SyncChunkEnvs([make() for _ in range(5)])
     ids = np.array([4, 4, 9, 1_000_000, 2])
     assert np.array_equal(at_once.begin(ids).snapshots, one_by_one.begin(ids).snapshots)
     for rows in (np.arange(5), np.array([0, 3]), np.array([2, 4])):
@@ -52,7 +52,7 @@ def test_side_by_side_one_by_one_and_at_once_are_the_same() -> None:
 
 def test_the_script_solves_held_out_states_and_reads_the_instruction() -> None:
     rng = np.random.default_rng(0)
-    one = world()
+    one = make()
     instructions = set()
     for state_id in range(1_000_000, 1_000_050):
         obs, info = one.reset(options={"state_id": state_id})
@@ -66,7 +66,7 @@ def test_the_script_solves_held_out_states_and_reads_the_instruction() -> None:
 
 
 def test_an_episode_stops_at_success_in_the_middle_of_a_chunk() -> None:
-    one = world()
+    one = make()
     one.reset(options={"state_id": 3})
     state = one.get_state()
     state["state"] = np.array([0.2, 0.0, 0.42, 0.0, 0.0, 0.5, 0.6, 0.0, 0, 2], np.float32)
@@ -78,7 +78,7 @@ def test_an_episode_stops_at_success_in_the_middle_of_a_chunk() -> None:
 
 
 def test_an_episode_that_plays_on_is_rewarded_once_and_ends_by_its_time_alone() -> None:
-    one = world(episode_steps=20, plays_on=True)
+    one = make(episode_steps=20, plays_on=True)
     one.reset(options={"state_id": 3})
     state = one.get_state()
     state["state"] = np.array([0.2, 0.0, 0.42, 0.0, 0.0, 0.5, 0.6, 0.0, 0, 2], np.float32)
@@ -94,14 +94,14 @@ def test_an_episode_that_plays_on_is_rewarded_once_and_ends_by_its_time_alone() 
     assert (reward, terminated, truncated, info["success"]) == (0.0, False, False, False)
     _, reward, terminated, truncated, info = one.step(chunk)
     assert (info["steps"], reward, terminated, truncated) == (4, 0.0, False, True)
-    other = world(episode_steps=20, plays_on=True)
+    other = make(episode_steps=20, plays_on=True)
     other.set_state(half)
     assert other.step(chunk)[1] == 0.0, "it remembers that it was rewarded"
     assert not EnvConfig(plays_on=True).for_evaluation().plays_on
 
 
 def test_only_the_colours_tell_which_block_is_asked_for() -> None:
-    one = world()
+    one = make()
     state = one.snapshot()[None]
     swapped = state.copy()
     swapped[:, table.ASKED], swapped[:, table.OTHER] = state[:, table.OTHER], state[:, table.ASKED]
@@ -110,7 +110,7 @@ def test_only_the_colours_tell_which_block_is_asked_for() -> None:
 
 
 def test_hundreds_of_tables_take_milliseconds_a_step() -> None:
-    many = world().many()
+    many = make().many()
     many.begin(np.arange(256))
     chunks = np.random.default_rng(0).uniform(-1, 1, (256, 8, 7)).astype(np.float32)
     start = time.process_time()
