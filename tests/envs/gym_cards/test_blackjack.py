@@ -16,9 +16,9 @@ def cards(*ranks: int) -> np.ndarray:
 
 
 def dealt(dealer: np.ndarray, player: np.ndarray) -> Blackjack:
-    world = make_env("blackjack", EnvConfig(), 0)
-    world.set_state(world.get_state() | {"dealer": dealer, "player": player})
-    return world
+    env = make_env("blackjack", EnvConfig(), 0)
+    env.set_state(env.get_state() | {"dealer": dealer, "player": player})
+    return env
 
 
 def test_hands_worked_by_hand() -> None:
@@ -36,22 +36,22 @@ def test_hands_worked_by_hand() -> None:
 
 
 def test_a_hit_that_is_survived_earns_nothing_and_an_unreadable_reply_costs_a_tenth() -> None:
-    world = dealt(cards(2, 3), cards(2, 3))
-    turn, earned, terminated, _, _ = world.step(HIT)
+    env = dealt(cards(2, 3), cards(2, 3))
+    turn, earned, terminated, _, _ = env.step(HIT)
     assert earned == 0.0 and not terminated and (turn.snapshot[2:8:2] > 0).all()
-    _, earned, terminated, truncated, info = world.step("hit or stand")
+    _, earned, terminated, truncated, info = env.step("hit or stand")
     assert (earned, terminated, truncated, info["is_invalid"]) == (-0.1, False, False, True)
-    assert any(world.step("?")[3] for _ in range(18))
+    assert any(env.step("?")[3] for _ in range(18))
 
 
 def win_rate(choose, hands: int) -> float:
-    world = make_env("blackjack", EnvConfig(), 0)
+    env = make_env("blackjack", EnvConfig(), 0)
     wins = 0
     for seed in range(hands):
-        world.reset(seed=seed)
+        env.reset(seed=seed)
         is_over = False
         while not is_over:
-            _, reward, is_over, _, _ = world.step(world.action_text(choose(world)))
+            _, reward, is_over, _, _ = env.step(env.action_text(choose(env)))
         wins += reward == 1.0
     return wins / hands
 
@@ -59,15 +59,15 @@ def win_rate(choose, hands: int) -> float:
 @pytest.mark.slow
 def test_win_rates_are_those_of_the_reference() -> None:
     """Simulated there: basic strategy 0.429, always stand 0.381. The standard error here is 0.007 and 0.011."""
-    assert win_rate(lambda world: world.expert_action(), 5_000) == pytest.approx(0.429, abs=0.021)
-    assert win_rate(lambda world: 0, 2_000) == pytest.approx(0.381, abs=0.033)
+    assert win_rate(lambda env: env.expert_action(), 5_000) == pytest.approx(0.429, abs=0.021)
+    assert win_rate(lambda env: 0, 2_000) == pytest.approx(0.381, abs=0.033)
 
 
 def test_the_cards_lie_where_the_reference_draws_them() -> None:
-    world = make_env("blackjack", EnvConfig(), 0)
+    env = make_env("blackjack", EnvConfig(), 0)
     snapshot = np.zeros((1, 44), np.float32)
     snapshot[0, :6] = [5, 0, 7, 1, 12, 3]
-    frame = world.draw(snapshot)[0]
+    frame = env.draw(snapshot)[0]
     is_card = (frame != frame[-1, -1]).any(-1)
     for y, xs in ((25, (5, 78)), (150, (5, 79))):
         for x in xs:

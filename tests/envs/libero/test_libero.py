@@ -30,7 +30,7 @@ def make(**changes: object) -> LiberoEnv:
 
 
 @pytest.fixture(scope="module")
-def world() -> LiberoEnv:
+def env() -> LiberoEnv:
     """Holds the scene, which all envs of this module share."""
     return make()
 
@@ -70,34 +70,34 @@ def test_without_the_packages_the_line_that_installs_them(monkeypatch: pytest.Mo
 
 
 @pytest.mark.slow
-def test_names_are_the_benchmarks(world: LiberoEnv) -> None:
+def test_names_are_the_benchmarks(env: LiberoEnv) -> None:
     theirs = load("libero.libero.benchmark.libero_suite_task_map").libero_task_map
     assert {suite: tuple(theirs[suite]) for suite in SUITES} == SUITES
 
 
 @pytest.mark.slow
-def test_keeps_the_contract(world: LiberoEnv) -> None:
+def test_keeps_the_contract(env: LiberoEnv) -> None:
     settings = {"moved": 0.02, "episode_steps": 12}  # ends in the middle of a chunk
     check_chunk_env(make(**settings), make(**settings), num_chunks=2)
 
 
 @pytest.mark.slow
-def test_steps_as_robosuite_does(world: LiberoEnv) -> None:
-    scene = world._scene
-    env, controller = scene.env, scene.env.robots[0].controller
+def test_steps_as_robosuite_does(env: LiberoEnv) -> None:
+    scene = env._scene
+    inner, controller = scene.env, scene.env.robots[0].controller
     start = scene.start(3, 0.0)
     actions = np.random.default_rng(0).uniform(-1, 1, (10, 7))
     actions[:, 6] = np.sign(actions[:, 6])
     scene.load(start)
     memory = scene.arm.get_memory()
-    env.sim.forward()
+    inner.sim.forward()
     controller.update(force=True)
     controller.goal_pos, controller.goal_ori = memory[:3].copy(), memory[3:12].reshape(3, 3).copy()
-    env.robots[0].gripper.current_action = memory[12:].copy()
+    inner.robots[0].gripper.current_action = memory[12:].copy()
     scene.load(start)
     theirs = []
     for action in actions:
-        env.step(action)
+        inner.step(action)
         theirs.append(scene.data.qpos.copy())
     scene.load(start)
     for action, positions in zip(actions, theirs, strict=True):
@@ -106,8 +106,8 @@ def test_steps_as_robosuite_does(world: LiberoEnv) -> None:
 
 
 @pytest.mark.slow
-def test_things_touch_where_robosuite_says_so(world: LiberoEnv) -> None:
-    scene, rng = world._scene, np.random.default_rng(0)
+def test_things_touch_where_robosuite_says_so(env: LiberoEnv) -> None:
+    scene, rng = env._scene, np.random.default_rng(0)
     scene.load(scene.start(3, 0.0))
     things = [scene.env.get_object(name) for name in scene.env.obj_body_id]
     said = []
@@ -124,23 +124,23 @@ def test_things_touch_where_robosuite_says_so(world: LiberoEnv) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("plays_on", [False, True])
-def test_success_is_the_benchmarks(world: LiberoEnv, plays_on: bool) -> None:
+def test_success_is_the_benchmarks(env: LiberoEnv, plays_on: bool) -> None:
     """The can is put into the basket by hand, falls, and lies there: the episode ends with reward 1, or plays on."""
-    world = make(plays_on=plays_on)
-    world.reset(options={"state_id": 3})
-    scene = world._scene
-    scene.load(world._one.states[0])
+    env = make(plays_on=plays_on)
+    env.reset(options={"state_id": 3})
+    scene = env._scene
+    scene.load(env._one.states[0])
     mujoco.mj_forward(scene.model, scene.data)
     address = int(scene.model.jnt_qposadr[scene.model.body_jntadr[scene.env.obj_body_id["alphabet_soup_1"]]])
     scene.data.qpos[address : address + 3] = scene.place_of("basket_1_contain_region") + [0, 0, 0.05]
-    world._one.states[0] = scene.save()
+    env._one.states[0] = scene.save()
     still = np.array([[0, 0, 0, 0, 0, 0, OPEN]] * 8, np.float32)
-    _, reward, terminated, truncated, info = world.step(still)
+    _, reward, terminated, truncated, info = env.step(still)
     assert (reward, terminated, truncated, info["success"], info["progress"]) == (1.0, not plays_on, False, True, 1.0)
     assert sorted(info["env_rewards"].tolist()) == [0.0] * (info["steps"] - 1) + [1.0], "rewarded once"
     if plays_on:
         assert info["steps"] == 8
-        _, reward, terminated, _, info = world.step(still)
+        _, reward, terminated, _, info = env.step(still)
         assert (reward, terminated, info["success"], info["success_at_end"]) == (0.0, False, True, True)
     else:
         assert info["env_rewards"][-1] == 1.0 and 1 <= info["steps"] < 8
@@ -161,7 +161,7 @@ def test_the_script_turns_a_knob_opens_and_shuts_a_drawer_and_puts_beside(suite:
 
 
 @pytest.mark.slow
-def test_the_script_solves_held_out_states_and_goes_on_where_it_was(world: LiberoEnv) -> None:
+def test_the_script_solves_held_out_states_and_goes_on_where_it_was(env: LiberoEnv) -> None:
     one, rng = make(moved=0.02, episode_steps=280), np.random.default_rng(0)
     for state_id in (FIRST_HELD_OUT_STATE, FIRST_HELD_OUT_STATE + 1):
         one.reset(options={"state_id": state_id})
@@ -178,8 +178,8 @@ def test_the_script_solves_held_out_states_and_goes_on_where_it_was(world: Liber
 
 
 @pytest.mark.slow
-def test_moved_things_are_elsewhere_and_stand_clear(world: LiberoEnv, monkeypatch: pytest.MonkeyPatch) -> None:
-    scene = world._scene
+def test_moved_things_are_elsewhere_and_stand_clear(env: LiberoEnv, monkeypatch: pytest.MonkeyPatch) -> None:
+    scene = env._scene
     things = scene.model.jnt_qposadr[scene._things]
 
     def places(state_id: int, moved_m: float) -> np.ndarray:
@@ -200,20 +200,20 @@ def test_moved_things_are_elsewhere_and_stand_clear(world: LiberoEnv, monkeypatc
 
 
 @pytest.mark.slow
-def test_held_out_states_have_saved_starts_of_their_own(world: LiberoEnv) -> None:
+def test_held_out_states_have_saved_starts_of_their_own(env: LiberoEnv) -> None:
     def arm(state_id: int) -> bytes:
-        return world.reset(options={"state_id": state_id})[0].snapshots[0, :7].tobytes()
+        return env.reset(options={"state_id": state_id})[0].snapshots[0, :7].tobytes()
 
     training = {arm(state_id) for state_id in range(40)}
     held_out = {arm(FIRST_HELD_OUT_STATE + index) for index in range(10)}
     assert (len(training), len(held_out)) == (40, 10) and not training & held_out
-    assert world.num_held_out == 10 and arm(FIRST_HELD_OUT_STATE + 10) == arm(FIRST_HELD_OUT_STATE)
+    assert env.num_held_out == 10 and arm(FIRST_HELD_OUT_STATE + 10) == arm(FIRST_HELD_OUT_STATE)
     assert make(moved=0.01).num_held_out is None  # each number moves things elsewhere
 
 
 @pytest.mark.slow
-def test_fast_physics_closes_the_gripper_as_quickly(world: LiberoEnv) -> None:
-    scene = world._scene
+def test_fast_physics_closes_the_gripper_as_quickly(env: LiberoEnv) -> None:
+    scene = env._scene
     start = scene.start(3, 0.0)
     closing = np.array([0, 0, 0, 0, 0, 0, 1], np.float32)
     fingers = []
@@ -227,16 +227,16 @@ def test_fast_physics_closes_the_gripper_as_quickly(world: LiberoEnv) -> None:
 
 
 @pytest.mark.slow
-def test_images_are_turned_as_the_published_ones(world: LiberoEnv) -> None:
+def test_images_are_turned_as_the_published_ones(env: LiberoEnv) -> None:
     """The camera faces the robot, so the robot's left, where the basket is, would be right: published images mirror."""
-    world.reset(options={"state_id": 3})
-    scene = world._scene
-    with_basket = world.snapshot()
+    env.reset(options={"state_id": 3})
+    scene = env._scene
+    with_basket = env.snapshot()
     address = int(scene.model.jnt_qposadr[scene.model.body_jntadr[scene.env.obj_body_id["basket_1"]]])
     assert with_basket[address + 1] > 0.2
     without = with_basket.copy()
     without[address] = 9.0
-    seen, empty = world.draw(np.stack([with_basket, without]), 64).astype(int)
+    seen, empty = env.draw(np.stack([with_basket, without]), 64).astype(int)
     rows, columns = np.nonzero(np.abs(seen - empty).sum(axis=2) > 60)
     assert columns.max() < 32 and 20 < rows.mean() < 50
 
@@ -324,38 +324,38 @@ assert os.environ["MUJOCO_GL"] in ("egl", "osmesa")
 
 
 @pytest.mark.slow
-def test_what_went_wrong_before_a_state_was_loaded_does_not_end_its_episode(world: LiberoEnv) -> None:
-    world.reset(options={"state_id": 3})
-    world._scene.data.warning.number[:] = 1  # as after a script's rehearsal that MuJoCo had to start over
-    assert not world.step(np.zeros((8, 7), np.float32))[3]
+def test_what_went_wrong_before_a_state_was_loaded_does_not_end_its_episode(env: LiberoEnv) -> None:
+    env.reset(options={"state_id": 3})
+    env._scene.data.warning.number[:] = 1  # as after a script's rehearsal that MuJoCo had to start over
+    assert not env.step(np.zeros((8, 7), np.float32))[3]
 
 
 @pytest.mark.slow
-def test_landmarks_are_the_hand_and_what_the_goals_name(world: LiberoEnv) -> None:
-    world.reset(options={"state_id": 3})
-    world.step(np.tile(np.array([0.4, -0.2, -0.5, 0, 0, 0, OPEN], np.float32), (8, 1)))
-    scene = world._scene
+def test_landmarks_are_the_hand_and_what_the_goals_name(env: LiberoEnv) -> None:
+    env.reset(options={"state_id": 3})
+    env.step(np.tile(np.array([0.4, -0.2, -0.5, 0, 0, 0, OPEN], np.float32), (8, 1)))
+    scene = env._scene
     assert scene.goals == [["in", "alphabet_soup_1", "basket_1_contain_region"]]
-    found = world.landmarks(world.snapshot()[None])[0]
-    scene.load(world._one.states[0])
+    found = env.landmarks(env.snapshot()[None])[0]
+    scene.load(env._one.states[0])
     mujoco.mj_kinematics(scene.model, scene.data)
     expected = [scene.arm.place, scene.place_of("alphabet_soup_1"), scene.place_of("basket_1_contain_region")]
     assert found == pytest.approx(np.array(expected), abs=1e-6)
 
 
 @pytest.mark.slow
-def test_scenes_that_nobody_played_have_the_arm_of_one_moment_among_the_things_of_another(world: LiberoEnv) -> None:
-    starts = [world.reset(options={"state_id": number})[0].snapshots[0] for number in (3, 4)]
-    world.step(np.tile(np.array([0.4, -0.2, -0.5, 0, 0, 0, OPEN], np.float32), (8, 1)))
-    moments = np.tile(world.snapshot(), (2, 1))
-    scenes = world.augment_scenes(moments, np.stack(starts), np.random.default_rng(0))
+def test_scenes_that_nobody_played_have_the_arm_of_one_moment_among_the_things_of_another(env: LiberoEnv) -> None:
+    starts = [env.reset(options={"state_id": number})[0].snapshots[0] for number in (3, 4)]
+    env.step(np.tile(np.array([0.4, -0.2, -0.5, 0, 0, 0, OPEN], np.float32), (8, 1)))
+    moments = np.tile(env.snapshot(), (2, 1))
+    scenes = env.augment_scenes(moments, np.stack(starts), np.random.default_rng(0))
     assert np.array_equal(scenes[:, :9], moments[:, :9])  # seven joints and two fingers come first
-    model = world._scene.model
+    model = env._scene.model
     shifts = (scenes - starts)[:, 9:].reshape(2, -1, 7)  # of things, each with a place and a quaternion
     assert shifts.shape[1] == 7 and model.nq == 58
     assert (shifts[..., 2:] == 0).all() and 0.02 < np.abs(shifts[..., :2]).max() <= 0.0301
-    hand = world.landmarks(moments)[:, 0]
-    assert np.array_equal(world.landmarks(scenes)[:, 0], hand) and not np.array_equal(*world.draw(scenes, 32))
+    hand = env.landmarks(moments)[:, 0]
+    assert np.array_equal(env.landmarks(scenes)[:, 0], hand) and not np.array_equal(*env.draw(scenes, 32))
 
 
 @pytest.mark.slow

@@ -25,39 +25,39 @@ def made(task: str, seed: int = 0, **fields) -> MiniGridTurnEnv:
 
 def test_an_empty_room_worked_by_hand() -> None:
     """Six by six cells: the agent starts at 1,1 facing right, the goal is at 4,4: three steps, a turn, three steps."""
-    world = made("minigrid/MiniGrid-Empty-6x6-v0")
-    assert world.snapshot()[-3:].tolist() == [1, 1, 0] and world.picture_px == (192, 192)
+    env = made("minigrid/MiniGrid-Empty-6x6-v0")
+    assert env.snapshot()[-3:].tolist() == [1, 1, 0] and env.picture_px == (192, 192)
     played = []
-    while not world.is_success():
-        played.append(world.expert_action())
-        _, reward, terminated, _, info = world.step(world.action_text(played[-1], world.expert_thought()))
+    while not env.is_success():
+        played.append(env.expert_action())
+        _, reward, terminated, _, info = env.step(env.action_text(played[-1], env.expert_thought()))
     assert played == [FORWARD] * 3 + [RIGHT] + [FORWARD] * 3
     assert terminated and info["progress"] == 1.0 and reward == pytest.approx(1 - 0.9 * 7 / 144)
 
 
 def test_the_action_follows_from_the_thought_alone() -> None:
     """It turns until it faces the next cell, and acts on the target once that is the next cell."""
-    world, sides = made("doorkey_6x6"), ["right", "down", "left", "up"]
+    env, sides = made("doorkey_6x6"), ["right", "down", "left", "up"]
     for seed in range(20):
-        world.reset(seed=seed)
-        while not world.is_success():
+        env.reset(seed=seed)
+        while not env.is_success():
             words = re.search(
                 r"I stand at (.*) and face (.*)\. Next is the (.*) at (.*)\. I go (.*) to (.*)\.",
-                world.expert_thought(),
+                env.expert_thought(),
             )
             assert words is not None
             cell, facing, thing, target, side, next_cell = words.groups()
-            assert cell == f"{world._env.agent_pos[0]},{world._env.agent_pos[1]}"
+            assert cell == f"{env._env.agent_pos[0]},{env._env.agent_pos[1]}"
             turns = (sides.index(side) - sides.index(facing)) % 4
             acts = {"key": PICK_UP, "door": TOGGLE, "goal": FORWARD}[thing] if next_cell == target else FORWARD
-            assert world.expert_action() in {0: (acts,), 1: (RIGHT,), 2: (LEFT, RIGHT), 3: (LEFT,)}[turns]
-            world.act(world.expert_action())
+            assert env.expert_action() in {0: (acts,), 1: (RIGHT,), 2: (LEFT, RIGHT), 3: (LEFT,)}[turns]
+            env.act(env.expert_action())
 
 
 def test_progress_rises_on_the_way_and_falls_off_it() -> None:
-    world = made("minigrid/MiniGrid-Empty-6x6-v0")
-    texts = {action: world.action_text(action) for action in world.legal()}
-    progress = [world.step(texts[action])[4]["progress"] for action in (FORWARD, FORWARD, LEFT, RIGHT, LEFT)]
+    env = made("minigrid/MiniGrid-Empty-6x6-v0")
+    texts = {action: env.action_text(action) for action in env.legal()}
+    progress = [env.step(texts[action])[4]["progress"] for action in (FORWARD, FORWARD, LEFT, RIGHT, LEFT)]
     assert progress == pytest.approx([1 / 7, 2 / 7, 1 / 7, 2 / 7, 1 / 7])
 
 
@@ -81,15 +81,15 @@ def test_legacy_rules_are_exact_after_set_state_too() -> None:
     ["doorkey_6x6", "four_rooms", "multi_room", "minigrid/MiniGrid-ObstructedMaze-1Dlhb-v0", "unlock", "lava_gap"],
 )
 def test_images_are_minigrids_own_in_true_colours(task: str) -> None:
-    world, rng = made(task), np.random.default_rng(0)
+    env, rng = made(task), np.random.default_rng(0)
     snapshots, frames = [], []
     for _ in range(40):
-        turn, _, terminated, truncated, _ = world.step(world.action_text(int(rng.integers(7))))
+        turn, _, terminated, truncated, _ = env.step(env.action_text(int(rng.integers(7))))
         snapshots.append(turn.snapshot)
-        frames.append(world._env.get_frame(highlight=True, tile_size=32))
+        frames.append(env._env.get_frame(highlight=True, tile_size=32))
         if terminated or truncated:
-            world.reset()
-    np.testing.assert_array_equal(world.draw(np.stack(snapshots)), frames)
+            env.reset()
+    np.testing.assert_array_equal(env.draw(np.stack(snapshots)), frames)
 
 
 def test_red_is_red_and_green_is_green() -> None:
@@ -103,12 +103,12 @@ def test_red_is_red_and_green_is_green() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("task", SHORT_NAMES)
 def test_the_expert_always_succeeds_and_progress_never_falls(task: str) -> None:
-    world = made(task)
+    env = made(task)
     for seed in range(30):
-        world.reset(seed=seed)
+        env.reset(seed=seed)
         before, is_over = 0.0, False
         while not is_over:
-            _, _, terminated, truncated, info = world.step(world.action_text(world.expert_action()))
+            _, _, terminated, truncated, info = env.step(env.action_text(env.expert_action()))
             assert info["progress"] > before
             before, is_over = info["progress"], terminated or truncated
         assert info["success"]
@@ -134,27 +134,27 @@ def shortest(env) -> int:
 @pytest.mark.slow
 @pytest.mark.parametrize("task", ["doorkey_5x5", "lava_gap"])
 def test_the_way_is_a_shortest_one(task: str) -> None:
-    world = made(task)
+    env = made(task)
     for seed in (2, 3):
-        world.reset(seed=seed)
-        length, env = 0, deepcopy(world._env)
-        while not world.is_success():
-            world.act(world.expert_action())
+        env.reset(seed=seed)
+        length, inner = 0, deepcopy(env._env)
+        while not env.is_success():
+            env.act(env.expert_action())
             length += 1
-        assert length == shortest(env)
+        assert length == shortest(inner)
 
 
 def test_a_key_is_put_down_before_the_ball_is_picked_up() -> None:
     """Worked by hand: a corridor with a locked door, the key behind the agent, the ball behind the door."""
-    world = made("minigrid/MiniGrid-UnlockPickup-v0")
-    env = world._env
-    env.grid = Grid(7, 3)
-    env.grid.wall_rect(0, 0, 7, 3)
-    env.obj, env.agent_pos, env.agent_dir = Ball("red"), (2, 1), 0
-    env.grid.set(1, 1, Key("blue"))
-    env.grid.set(3, 1, Door("blue", is_locked=True))
-    env.grid.set(5, 1, env.obj)
-    plan = world._new_plan()
+    env = made("minigrid/MiniGrid-UnlockPickup-v0")
+    inner = env._env
+    inner.grid = Grid(7, 3)
+    inner.grid.wall_rect(0, 0, 7, 3)
+    inner.obj, inner.agent_pos, inner.agent_dir = Ball("red"), (2, 1), 0
+    inner.grid.set(1, 1, Key("blue"))
+    inner.grid.set(3, 1, Door("blue", is_locked=True))
+    inner.grid.set(5, 1, inner.obj)
+    plan = env._new_plan()
     assert plan is not None
     actions = [LEFT if action == RIGHT else action for action in plan.actions]  # half a turn goes either way
     key = [LEFT, LEFT, PICK_UP]
@@ -188,58 +188,58 @@ def test_a_key_is_put_down_before_the_ball_is_picked_up() -> None:
     ],
 )
 def test_missions_of_several_steps_are_played_to_their_end(name: str) -> None:
-    world = made(f"minigrid/{name}")
+    env = made(f"minigrid/{name}")
     for seed in range(8):
-        world.reset(seed=seed)
+        env.reset(seed=seed)
         is_over = False
         while not is_over:
-            _, _, terminated, truncated, info = world.step(world.action_text(world.expert_action()))
+            _, _, terminated, truncated, info = env.step(env.action_text(env.expert_action()))
             is_over = terminated or truncated
-        assert info["success"], (seed, world._env.mission)
+        assert info["success"], (seed, env._env.mission)
 
 
 def test_a_mission_goes_on_from_wherever_somebody_else_has_led_it() -> None:
-    world = made("minigrid/MiniGrid-BlockedUnlockPickup-v0", seed=1)
+    env = made("minigrid/MiniGrid-BlockedUnlockPickup-v0", seed=1)
     rng = np.random.default_rng(0)
     for _ in range(60):  # but nobody opens the box that is wanted, which ends it
         if rng.random() < 0.4:
-            world.step(world.action_text(int(rng.integers(TOGGLE))))
-        elif not world.is_success():
-            world.step(world.action_text(world.expert_action()))
+            env.step(env.action_text(int(rng.integers(TOGGLE))))
+        elif not env.is_success():
+            env.step(env.action_text(env.expert_action()))
     twin = made("minigrid/MiniGrid-BlockedUnlockPickup-v0")
-    twin.set_state(world.get_state())
-    assert twin._plan == world._plan
-    while not world.is_success():
-        *_, truncated, _ = world.step(world.action_text(world.expert_action()))
+    twin.set_state(env.get_state())
+    assert twin._plan == env._plan
+    while not env.is_success():
+        *_, truncated, _ = env.step(env.action_text(env.expert_action()))
         assert not truncated
 
 
 def test_what_no_script_plays_says_so() -> None:
-    world = made("minigrid/MiniGrid-Playground-v0")
-    assert not world.has_expert and read_mission(world._env) is None
+    env = made("minigrid/MiniGrid-Playground-v0")
+    assert not env.has_expert and read_mission(env._env) is None
     with pytest.raises(UsageError, match="has_expert"):
-        world.expert_action()
+        env.expert_action()
 
 
 def test_the_plan_is_the_same_whether_kept_or_made_anew() -> None:
-    world = made("doorkey_6x6", seed=3)
-    while not world.is_success():
-        kept = world._plan
+    env = made("doorkey_6x6", seed=3)
+    while not env.is_success():
+        kept = env._plan
         assert kept is not None
-        world.set_state(world.get_state())
-        anew = world._new_plan()
+        env.set_state(env.get_state())
+        anew = env._new_plan()
         assert anew is not None and len(anew.actions) == len(kept.actions) and anew.target == kept.target
-        world.act(world.expert_action())
+        env.act(env.expert_action())
 
 
 def test_a_key_that_was_put_down_is_fetched_again_and_the_wrong_end_of_lava_is_no_success() -> None:
-    world = made("doorkey_6x6")
-    while world._env.carrying is None:
-        world.act(world.expert_action())
+    env = made("doorkey_6x6")
+    while env._env.carrying is None:
+        env.act(env.expert_action())
     for action in (LEFT, DROP, LEFT):
-        world.act(action)
-    while not world.is_success():
-        _, terminated, truncated = world.act(world.expert_action())
+        env.act(action)
+    while not env.is_success():
+        _, terminated, truncated = env.act(env.expert_action())
         assert not truncated
     lava = made("lava_gap")
     deaths = 0
@@ -256,10 +256,10 @@ def test_a_key_that_was_put_down_is_fetched_again_and_the_wrong_end_of_lava_is_n
 
 
 def test_only_useful_actions_are_legal_and_text_is_told_where_wanted() -> None:
-    world = made("empty_random_6x6")
-    assert world.legal() == (LEFT, RIGHT, FORWARD)
-    assert world.read('{"action": "pick up"}').action is None
-    assert "carries" not in world.prompt()
+    env = made("empty_random_6x6")
+    assert env.legal() == (LEFT, RIGHT, FORWARD)
+    assert env.read('{"action": "pick up"}').action is None
+    assert "carries" not in env.prompt()
     told = made("doorkey_6x6", shows_text=True)
     while told._env.carrying is None:
         assert "carries nothing" in told.prompt()
@@ -271,26 +271,26 @@ def test_only_useful_actions_are_legal_and_text_is_told_where_wanted() -> None:
 
 
 def test_the_last_action_and_whether_it_was_in_vain_is_told_where_wanted() -> None:
-    world, silent = made("doorkey_6x6", shows_last=True), made("doorkey_6x6")
+    env, silent = made("doorkey_6x6", shows_last=True), made("doorkey_6x6")
     told = {}
     for reply in ("no idea", '{"action": "toggle"}', '{"action": "turn left"}'):
-        turn, *_ = world.step(reply)
+        turn, *_ = env.step(reply)
         told[reply] = turn.prompt
-        assert silent.step(reply)[0].prompt == silent.reset(seed=0)[0].prompt == world.reset(seed=0)[0].prompt
+        assert silent.step(reply)[0].prompt == silent.reset(seed=0)[0].prompt == env.reset(seed=0)[0].prompt
     said = [re.findall(r"Your last action (.*)\. Choose", prompt) for prompt in told.values()]
     assert said == [["could not be read"], ["was toggle and changed nothing"], ["was turn left"]]
-    world.step('{"action": "turn left"}')
-    state, prompt = world.get_state(), world.prompt()
-    world.step('{"action": "turn right"}')
-    world.set_state(state)
-    assert world.prompt() == prompt
+    env.step('{"action": "turn left"}')
+    state, prompt = env.get_state(), env.prompt()
+    env.step('{"action": "turn right"}')
+    env.set_state(state)
+    assert env.prompt() == prompt
 
 
 def test_the_turns_of_an_episode_are_minigrids_or_fewer() -> None:
     for given, expected in ((1_000, 144), (20, 20)):
-        world = made("minigrid/MiniGrid-Empty-6x6-v0", episode_steps=given)
+        env = made("minigrid/MiniGrid-Empty-6x6-v0", episode_steps=given)
         turns = 1
-        while not world.step("no idea" if turns % 2 else '{"action": "turn left"}')[3]:
+        while not env.step("no idea" if turns % 2 else '{"action": "turn left"}')[3]:
             turns += 1
         assert turns == expected
 
