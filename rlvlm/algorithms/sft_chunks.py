@@ -18,14 +18,8 @@ from rlvlm.algorithms.sft_config import ChunkSFTConfig
 from rlvlm.core.chunks import ChunkObs
 from rlvlm.core.errors import UsageError
 from rlvlm.core.steps import FloatArray, Frames
-from rlvlm.demonstrations.collect import (
-    Perturbation,
-    folder_form,
-    form_of,
-    is_whole,
-    kept_images,
-    play_episodes,
-)
+from rlvlm.demonstrations.chunk_form import folder_form, form_of, is_whole, kept_images
+from rlvlm.demonstrations.collect import Perturbation, play_episodes
 from rlvlm.demonstrations.folder import open_folder
 from rlvlm.demonstrations.records import EpisodeRecord
 from rlvlm.envs.config import EnvConfig

@@ -84,7 +84,8 @@ def command(words: Sequence[str], prog: str) -> int:
 def _collect(task: str, kind: str, arguments: CollectArguments) -> str:
     """Has the task's script play, or a VLM; what the folder holds then."""
     from rlvlm.demonstrations.card import write_card
-    from rlvlm.demonstrations.collect import Perturbation, collect, form_of
+    from rlvlm.demonstrations.chunk_form import form_of
+    from rlvlm.demonstrations.collect import Perturbation, collect
     from rlvlm.demonstrations.folder import create_folder
     from rlvlm.reports.contact_sheet import write_sheet
 

@@ -15,7 +15,8 @@ from PIL import Image
 
 from rlvlm.core.errors import UsageError
 from rlvlm.core.steps import Frames
-from rlvlm.demonstrations.collect import Log, form_of
+from rlvlm.demonstrations.chunk_form import form_of
+from rlvlm.demonstrations.collect import Log
 from rlvlm.demonstrations.folder import DemonstrationFolder, create_folder
 from rlvlm.demonstrations.lerobot import read_lerobot
 from rlvlm.demonstrations.libero_hdf5 import read_libero

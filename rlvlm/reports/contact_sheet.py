@@ -9,7 +9,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from rlvlm.core.steps import Frames
 from rlvlm.demonstrations.card import SHEET
-from rlvlm.demonstrations.collect import folder_form, is_whole, kept_images
+from rlvlm.demonstrations.chunk_form import folder_form, is_whole, kept_images
 from rlvlm.demonstrations.folder import DemonstrationFolder
 from rlvlm.demonstrations.records import EpisodeRecord
 from rlvlm.envs.env import ChunkEnv

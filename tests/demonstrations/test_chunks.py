@@ -8,15 +8,8 @@ import pytest
 
 from rlvlm.core.errors import UsageError
 from rlvlm.demonstrations.card import write_card
-from rlvlm.demonstrations.collect import (
-    Perturbation,
-    collect,
-    folder_form,
-    form_of,
-    is_whole,
-    kept_images,
-    play_episodes,
-)
+from rlvlm.demonstrations.chunk_form import folder_form, form_of, is_whole, kept_images
+from rlvlm.demonstrations.collect import Perturbation, collect, play_episodes
 from rlvlm.demonstrations.folder import DemonstrationFolder, create_folder, open_folder
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.env import FIRST_HELD_OUT_STATE

@@ -20,7 +20,8 @@ from PIL import Image
 from rlvlm.cli import main
 from rlvlm.core.errors import UsageError
 from rlvlm.core.steps import FloatArray, Frames
-from rlvlm.demonstrations.collect import Perturbation, folder_form, is_whole, kept_images, play_episodes
+from rlvlm.demonstrations.chunk_form import folder_form, is_whole, kept_images
+from rlvlm.demonstrations.collect import Perturbation, play_episodes
 from rlvlm.demonstrations.folder import DemonstrationFolder, open_folder
 from rlvlm.demonstrations.import_trajectories import Source, import_trajectories
 from rlvlm.demonstrations.libero_hdf5 import read_libero

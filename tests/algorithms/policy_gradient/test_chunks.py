@@ -18,7 +18,8 @@ from rlvlm.core import metrics
 from rlvlm.core.episodes import TokenEpisode
 from rlvlm.core.errors import JudgeUnavailable, UsageError
 from rlvlm.core.judging import Clip, Score
-from rlvlm.demonstrations.collect import Perturbation, collect, form_of, play_episodes
+from rlvlm.demonstrations.chunk_form import form_of
+from rlvlm.demonstrations.collect import Perturbation, collect, play_episodes
 from rlvlm.demonstrations.folder import create_folder
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.registry import make_env
