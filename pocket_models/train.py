@@ -158,30 +158,29 @@ class Trainer:
         self._train_language()
 
     def _train_vision(self) -> None:
+        def loss_of_step() -> tuple[Tensor, Metrics]:
+            rows = self.data.draw_images(self.config.vision_batch, self._rng)
+            patches = patches_of(self.data.frames[rows], self._image_processor)
+            if self.data.jitters_training:
+                patches = jitter(patches, self._rng)
+            return self.heads.loss(encode(self.model, patches), rows)
+
         visual = self.model.model.visual
         optimizers = muon_and_adamw(visual.blocks, [*visual.parameters(), *self.heads.parameters()], self.config.lr)
         metrics, num_steps = self.metrics["vision"], self.config.vision_steps
-        steps = optimise("vision", num_steps, optimizers, self._vision_loss, schedule=hold_then_fall, metrics=metrics)
+        steps = optimise("vision", num_steps, optimizers, loss_of_step, schedule=hold_then_fall, metrics=metrics)
         for step in steps:
             # what it reads in images that it never trained on, and no loss, says that it has learned enough
-            if self.data.held_out and (step % 100 == 0 or step == num_steps):
-                read = {task: 1 - self._misread(rows).mean() for task, rows in self.data.held_out.items()}
-                metrics |= {f"held_out/{task}": float(share) for task, share in read.items()}
-                if min(read.values()) >= self.config.enough:
-                    break
-
-    def _vision_loss(self) -> tuple[Tensor, Metrics]:
-        rows = self.data.draw_images(self.config.vision_batch, self._rng)
-        patches = patches_of(self.data.frames[rows], self._image_processor)
-        if self.data.jitters_training:
-            patches = jitter(patches, self._rng)
-        return self.heads.loss(encode(self.model, patches), rows)
-
-    @torch.no_grad()
-    def _misread(self, rows: np.ndarray) -> np.ndarray:
-        """[N] by how much the vision encoder misreads each of the images `rows`."""
-        encoded = encode_all(self.model, self.data.frames[rows], self._image_processor)
-        return self.heads.errors(encoded, rows).numpy()
+            if not self.data.held_out or (step % 100 and step != num_steps):
+                continue
+            read = {}
+            for task, rows in self.data.held_out.items():
+                encoded = encode_all(self.model, self.data.frames[rows], self._image_processor)
+                with torch.no_grad():
+                    read[task] = 1 - self.heads.errors(encoded, rows).numpy().mean()
+            metrics |= {f"held_out/{task}": float(share) for task, share in read.items()}
+            if min(read.values()) >= self.config.enough:
+                break
 
     def _train_language(self) -> None:
         rng = self._rng if self.data.jitters_encoding else None

