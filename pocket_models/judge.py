@@ -163,7 +163,6 @@ class ProgressHead(nn.Module):
         tokens = encoded.flatten(1, -2)
         surprise = -(soft[:, None] * torch.log_softmax(self.percent(tokens), dim=-1)).sum(-1).mean()
         error = self.amount(tokens).squeeze(-1) - progress[:, None]
-        # the amount is what pairs are compared by; the percentage has gradients where the amount is nearly right
         loss = 10 * error.square().mean() + 0.3 * surprise
         errors, tasks = error.detach().mean(1).abs(), self._tasks[rows]
         by_task = {f"error/{task}": float(errors[torch.from_numpy(tasks == task)].mean()) for task in np.unique(tasks)}

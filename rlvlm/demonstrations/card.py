@@ -111,7 +111,7 @@ def census(records: Iterable[EpisodeRecord], config: FilterConfig | None = None)
         counts.returns += record.env_return
         counts.players[record.player] += 1
         counts.pictures |= record.digests()
-        # of chunks failures are kept for judges to see, and never learned from
+        # of chunks only successes are learned from
         counts.rejected += select([record], config or FilterConfig(successful=record.kind == "chunks"))[1]
         if record.kind == "chunks":
             counts.chunks += len(record.arrays.get("actions", ()))

@@ -98,9 +98,7 @@ class LiberoEnvs(ChunkEnvs):
                         break
                 success_at_end[place] = is_solved
                 self.states[row] = scene.save()
-                mujoco.mj_kinematics(
-                    scene.model, scene.data
-                )  # a step leaves places as they were before its last substep
+                mujoco.mj_kinematics(scene.model, scene.data)  # a step leaves places as before its last substep
                 proprio[place] = scene.arm.proprio()
                 progress[place] = 1.0 if is_solved else scene.progress()
         self.ages[rows] += steps

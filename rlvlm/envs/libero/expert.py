@@ -215,9 +215,8 @@ class Script:
         if memory.goal < 0:
             self._choose()
         place, grip = self._leg()
-        for (
-            _
-        ) in _LEG_STEPS:  # legs that are over take no step; a bound, or two legs could hand over to each other for ever
+        # legs that are over take no step; one round of them at most, or a goal without hope would be chosen for ever
+        for _ in _LEG_STEPS:
             if not self._is_over(place):
                 break
             self._begin_next_leg()

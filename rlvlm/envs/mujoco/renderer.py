@@ -180,7 +180,7 @@ class Renderer:
         layer = self._paint(view, (_STILL, _GLASS), size_px)
         if not (self._groups == _GLASS).any():
             return layer
-        # glass leaves no depth, so that it is found by drawing it alone, and opaque
+        # where glass is: drawn by itself and opaque, it leaves its depth
         opaque = self._paint(view, (_STILL,), size_px)
         colours, materials = self._model.geom_rgba[:, 3].copy(), self._model.mat_rgba[:, 3].copy()
         self._model.geom_rgba[:, 3] = self._model.mat_rgba[:, 3] = 1.0
