@@ -233,4 +233,4 @@ def wide(positions: FloatArray, task: int) -> FloatArray:
 
 def numbered(obs: ChunkObs, task: int) -> ChunkObs:
     """`obs` of the task number `task`, as the suite's."""
-    return ChunkObs(snapshots=wide(obs.snapshots, task), instructions=obs.instructions, proprio=obs.proprio)
+    return replace(obs, snapshots=wide(obs.snapshots, task))

@@ -82,7 +82,14 @@ class MiniGridTurnEnv(TurnEnv):
         is_in_vain = np.array_equal(before, self.snapshot())  # as a greedy policy cannot see, and would repeat
         self._last = f"was {self.action_names[action]}" + (" and changed nothing" if is_in_vain else "")
         self._is_success = bool(terminated) and float(reward) > 0  # lava and wrong objects end an episode, too
-        self._plan = None if terminated else self._next_plan(action)
+        plan = self._plan
+        if terminated:
+            self._plan = None
+        elif self._is_still and plan is not None and plan.actions[0] == action and len(plan.actions) > 1:
+            # The plan is followed. To make another is dear in the larger mazes, and it would be as short.
+            self._plan = Plan(plan.actions[1:], plan.targets[1:])
+        elif not (self._is_still and plan is None and action in self._legal[:3]):
+            self._plan = self._new_plan()  # no walk makes a way where there was none, but all else may
         return float(reward), bool(terminated), bool(truncated) and not terminated
 
     def legal(self) -> tuple[int, ...]:
@@ -168,7 +175,7 @@ class MiniGridTurnEnv(TurnEnv):
         seen = f"I stand at {column},{row} and face {_DIRECTIONS[facing]}."
         if self._plan is None:
             return f'"thoughts": "{seen} I know no way."'
-        thing, (target_column, target_row) = self._plan.target
+        thing, (target_column, target_row) = self._plan.targets[0]
         # where it faces once it has turned as the plan begins
         turns = list(takewhile(lambda action: action in (LEFT, RIGHT), self._plan.actions))
         heading = (facing + turns.count(RIGHT) - turns.count(LEFT)) % len(STEPS)
@@ -187,15 +194,6 @@ class MiniGridTurnEnv(TurnEnv):
         self._is_success = False
         self._plan = self._new_plan()
         self._first_length = len(self._plan.actions) if self._plan is not None else 0
-
-    def _next_plan(self, action: int) -> Plan | None:
-        """The plan after `action`: its rest where the action followed it and nothing else moves; else a new one."""
-        # a plan is dear in the larger mazes; most actions of an expert, and many of a policy, follow the one there is
-        if self._is_still and self._plan is not None and self._plan.actions[0] == action:
-            return self._plan.rest() or self._new_plan()
-        if self._is_still and self._plan is None and action in self._legal[:3]:
-            return None  # no walk makes a way where there was none
-        return self._new_plan()
 
     def _new_plan(self) -> Plan | None:
         if not self.has_expert:

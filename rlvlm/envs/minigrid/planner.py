@@ -51,17 +51,9 @@ class Plan:
     targets: tuple[tuple[str, Cell], ...]
     """For each action, what is acted on next, beyond walking: `key`, `door`, `goal`, ... and where."""
 
-    @property
-    def target(self) -> tuple[str, Cell]:
-        """What is acted on next."""
-        return self.targets[0]
-
-    def rest(self) -> "Plan | None":
-        """The plan without its first action; None where that was the last one."""
-        return Plan(self.actions[1:], self.targets[1:]) if len(self.actions) > 1 else None
-
 
 def _ahead(pose: Pose) -> Cell:
+    """The cell that an agent there looks at, and walks into."""
     (x, y), facing = pose
     return x + STEPS[facing][0], y + STEPS[facing][1]
 

@@ -228,7 +228,7 @@ def test_the_plan_is_the_same_whether_kept_or_made_anew() -> None:
         assert kept is not None
         env.set_state(env.get_state())
         anew = env._new_plan()
-        assert anew is not None and len(anew.actions) == len(kept.actions) and anew.target == kept.target
+        assert anew is not None and len(anew.actions) == len(kept.actions) and anew.targets[0] == kept.targets[0]
         env.act(env.expert_action())
 
 
