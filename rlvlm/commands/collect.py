@@ -89,19 +89,19 @@ def _collect(task: str, kind: str, arguments: CollectArguments) -> str:
     from rlvlm.demonstrations.folder import create_folder
     from rlvlm.reports.contact_sheet import write_sheet
 
-    out, env, seed = arguments.out, arguments.env, arguments.seed
+    out, config, seed = arguments.out, arguments.env, arguments.seed
     if kind == "turns":
-        world = make_env(task, env, 0)
-        player = _player_of_turns(task, arguments, has_expert=world.has_expert)
-        folder = create_folder(out, task, kind, world.action_names, asdict(env))
-        num_new = collect(world, player, folder, arguments.episodes, seed, keeps_images=arguments.pictures)
+        env = make_env(task, config, 0)
+        player = _player_of_turns(task, arguments, has_expert=env.has_expert)
+        folder = create_folder(out, task, kind, env.action_names, asdict(config))
+        num_new = collect(env, player, folder, arguments.episodes, seed, keeps_images=arguments.pictures)
     else:
-        env = replace(env, physics="exact", plays_on=False)  # whatever a run's training has
-        world = make_env(task, env, seed)
-        folder = create_folder(out, task, kind, env=asdict(env), chunks=asdict(form_of(world)))
+        config = replace(config, physics="exact", plays_on=False)  # whatever a run's training has
+        env = make_env(task, config, seed)
+        folder = create_folder(out, task, kind, env=asdict(config), chunks=asdict(form_of(env)))
         perturbation = Perturbation(noise=arguments.noise, p_perturb=arguments.p_perturb)
-        num_new = collect(world, perturbation, folder, arguments.episodes, seed, log=print_progress)
-        write_sheet(folder, lambda: world)
+        num_new = collect(env, perturbation, folder, arguments.episodes, seed, log=print_progress)
+        write_sheet(folder, lambda: env)
     counts = write_card(folder)
     parts = {
         "turns": f"{counts.steps:,} steps, {len(counts.pictures):,} distinct images",

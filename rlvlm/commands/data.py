@@ -128,13 +128,13 @@ def import_file(arguments: ImportArguments) -> str:
             "a JSON array of chats, or a file with one chat per line" if form == "chats" else "a file or a data set"
         )
         raise UsageError(f"{file} is not a file", f"name {wanted}")
-    world = make_env(task, task_env(task), 0)
+    env = make_env(task, task_env(task), 0)
     if form == "chats":
-        folder = create_folder(out, task, kind, world.action_names)
+        folder = create_folder(out, task, kind, env.action_names)
         counts = import_chats(file, folder, arguments.player, arguments.images)
     else:
-        folder, counts = import_trajectories(file, form, out, task, world, arguments.cut, print_progress)
-        write_sheet(folder, lambda: world)
+        folder, counts = import_trajectories(file, form, out, task, env, arguments.cut, print_progress)
+        write_sheet(folder, lambda: env)
     write_card(folder)
     left_out = "".join(f"; left out {counts[reason]:,}: {reason}" for reason in counts if reason != "added")
     text = f"{counts['added']:,} {'chats' if form == 'chats' else 'episodes'} added to {out}{left_out}"

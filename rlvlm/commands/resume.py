@@ -46,9 +46,9 @@ def command(words: Sequence[str], prog: str) -> int:
     config, summary = folder.config(), folder.summary()
     if options:
         config = parse_settings(config, options, f"{prog} {arguments.path}")
-    # refused before Ray starts; a damaged checkpoint is passed over later, and an older one's settings checked then
     newest = next(iter(folder.checkpoints.newest_first()), None)
-    with suppress(CorruptCheckpoint):  # an older one is gone on from, and its settings are checked then
+    # refused before Ray starts; where it is damaged an older one is gone on from, and its settings are checked then
+    with suppress(CorruptCheckpoint):
         if newest is not None:
             check_settings(newest.state, config)
     # finished, unless more steps are wanted now
@@ -58,7 +58,8 @@ def command(words: Sequence[str], prog: str) -> int:
     check_newest(folder, arguments.path)
     check_before_run(config)
     if options:
-        write_whole(folder.path / "config.yaml", config_text(config))
+        with folder.locked():  # not under the hands of a run that works: its folder would no longer say what it does
+            write_whole(folder.path / "config.yaml", config_text(config))
     if newest is None:
         sys.stdout.write(f"{folder.path} has no checkpoint yet, so the run starts again from step 0\n")
     from rlvlm.runs.train import resume_run

@@ -69,7 +69,7 @@ def open_algorithm(config: RunConfig, make_judge: MakeJudge | None) -> Iterator[
     torch.set_num_threads(1 if isinstance(algo, SACConfig) else algo.threads)
     with ExitStack() as stack:
         make_engine = None
-        if engine and engine.num_replicas:
+        if engine and engine.num_replicas:  # else the run's own process samples
             assert isinstance(policy, PolicyConfig) and isinstance(algo, PPOConfig), "the algorithm's sections"
             slot = make_slot(config.task, config.env)
             num_actions = len(slot.env.action_names)
@@ -80,6 +80,7 @@ def open_algorithm(config: RunConfig, make_judge: MakeJudge | None) -> Iterator[
                     num_actions,
                     engine.placement,
                     config.task,
+                    # all envs ask at once, and each replica answers its share in one pass
                     batch_size=-(-algo.num_envs // engine.num_replicas),
                     vllm=engine.vllm if engine.backend == "vllm" else None,
                     takes_turns=engine.colocated,
@@ -92,8 +93,8 @@ def open_algorithm(config: RunConfig, make_judge: MakeJudge | None) -> Iterator[
 @contextmanager
 def built(settings: AlgorithmConfig) -> Iterator[Any]:
     """The algorithm that RLlib builds of `settings`; it is stopped when the context closes."""
-    # RLlib makes an empty folder per algorithm, by default in the user's home, which may not even be writable.
-    # a module's constant, as RLlib passes no other path on
+    # RLlib makes an empty folder per algorithm, by default in the user's home, which may not even be writable; the
+    # module's constant is the only way, as RLlib passes no other path on
     trainable.DEFAULT_STORAGE_PATH = ray.get_runtime_context().get_temp_dir()  # pyright: ignore[reportPrivateImportUsage]
     algorithm: Algorithm = settings.build_algo()
     try:
@@ -235,8 +236,8 @@ def turn_players(config: RunConfig, checkpoint: Path) -> Players:
     # starts that training never had, where the env's split holds some out
     held_out = config.env.for_evaluation()
     slots = partial(make_slot, config.task, held_out)
-    world = slots().env
-    policy, start = (make_policy(config.policy, world) for _ in range(2))
+    env = slots().env
+    policy, start = (make_policy(config.policy, env) for _ in range(2))
     load_vlm(policy, checkpoint)
 
     def plays(who: VLMPolicy, slots: Callable[[], EnvSlot] = slots) -> dict[str, Player]:
@@ -249,18 +250,18 @@ def turn_players(config: RunConfig, checkpoint: Path) -> Players:
     if load_start(start, checkpoint):
         who["before PPO"] = plays(start)
     others = {f"{name}, {how}": player for name, both in who.items() for how, player in both.items()}
-    if world.has_expert:
+    if env.has_expert:
         others["scripted expert"] = ScriptPlayer(ScriptedExpert(), slots())
     # what chance reaches: in envs in turns it reaches many a goal in the end
     others["random actions"] = ScriptPlayer(RandomPlayer(), slots())
 
     def draw(snapshots: FloatArray, size_px: int) -> Frames:
-        return world.draw(snapshots)  # its images have a size of their own
+        return env.draw(snapshots)  # its images have a size of their own
 
     name = "policy, greedy"
     return Players(
-        own=others.pop(name), name=name, draw=draw, others=others, has_success=world.has_success,
-        milestones=world.milestones,
+        own=others.pop(name), name=name, draw=draw, others=others, has_success=env.has_success,
+        milestones=env.milestones,
     )  # fmt: skip
 
 
@@ -269,14 +270,14 @@ def chunk_players(config: RunConfig, checkpoint: Path) -> Players:
     algo = config.algo
     assert isinstance(algo, PolicyGradientConfig)
     torch.set_num_threads(algo.threads)
-    world = make_env(config.task, config.policy_env.for_evaluation(), config.seed)
-    policy, scale = load_vla(checkpoint, world)
+    env = make_env(config.task, config.policy_env.for_evaluation(), config.seed)
+    policy, scale = load_vla(checkpoint, env)
     sampler = ChunkSampler(
-        policy=policy, env=world, scale=scale, temperature=algo.temperature, least_range=algo.least_range
+        policy=policy, env=env, scale=scale, temperature=algo.temperature, least_range=algo.least_range
     )  # fmt: skip
     others = {"policy, sampled": chunk_player(sampler, greedy=False)}
     return Players(
-        own=chunk_player(sampler), name="policy, greedy", draw=world.draw, others=others, has_success=world.has_success
+        own=chunk_player(sampler), name="policy, greedy", draw=env.draw, others=others, has_success=env.has_success
     )
 
 

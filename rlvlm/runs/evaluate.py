@@ -18,7 +18,7 @@ from rlvlm.runs.folder import RunFolder
 from rlvlm.runs.scores import evaluation_row
 from rlvlm.runs.video import write_videos
 
-_UNTOLD = "-"
+_UNDEFINED = "-"
 """In place of success, where the env has no test of it."""
 _MOST_SHOWN = 20
 """With more episodes than this no single one is listed."""
@@ -65,9 +65,9 @@ def evaluate_run(folder: RunFolder, path: Path, episodes: int, with_video: bool,
     if episodes <= _MOST_SHOWN:
         heads = ("episode", "success at the end", "at any step", "true return", "progress at the end")
         rows = []
+        # where the env does not define success, a `no` would be a claim
+        known = {True: "yes", False: "no"} if players.has_success else dict.fromkeys((True, False), _UNDEFINED)
         for number, one in enumerate(each, start=1):
-            # where the env does not define success, a `no` would be a claim
-            known = {True: "yes", False: "no"} if players.has_success else dict.fromkeys((True, False), _UNTOLD)
             at_end, success = (known[one[what]] for what in ("success_at_end", "success"))
             rows.append((str(number), at_end, success, f"{one['return']:.1f}", f"{one['final_progress']:.0%}"))
         console.print(plain_table(heads, rows))
@@ -148,7 +148,7 @@ def _table_of_players(
         cells = []
         for what in ("success_at_end", "success", *milestones, "above_zero"):
             if not has_success and what.startswith("success"):
-                cells.append(_UNTOLD)
+                cells.append(_UNDEFINED)
                 continue
             interval = f" ({100 * one[what + '_low']:.0f} to {100 * one[what + '_high']:.0f})"
             cells.append(f"{100 * one[what]:.1f}{interval if one['distinct'] > 1 else ''}")

@@ -105,6 +105,7 @@ class RunFolder:
 
     def cut(self, last_step: int) -> None:
         """Takes all growing files back to `last_step`, as they were when its checkpoint was made."""
+        # rows of steps that were taken and never saved: they come again
         for table in (self.evaluations, self.queries, self.scores, self.metrics, self.samples):
             table.cut(last_step)
         self.checkpoints.discard_after(last_step)
@@ -144,7 +145,9 @@ class RunFolder:
             UsageError: another process writes to it.
         """
         what = f"another process is writing to {self.path}"
-        with held(self.path / "config.yaml", what, "wait for that run to end, or stop it"):
+        # a lock is of a file and not of its name, so of one that is never replaced: `resume --steps N` renames another
+        # config.yaml into place
+        with held(self.path / "command.txt", what, "wait for that run to end, or stop it"):
             yield
 
 
@@ -155,11 +158,7 @@ def read_config(path: Path) -> RunConfig:
         UsageError: it cannot be read.
     """
     file = path / "config.yaml"
-    try:
-        text = file.read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"cannot read {file}: {error}", "restore the file, or start a new run") from error
-    return read_config_text(text, str(file))
+    return read_config_text(_text_of(file), str(file))
 
 
 def create_folder(config: RunConfig, command: Sequence[str], started: datetime) -> RunFolder:
@@ -268,6 +267,7 @@ def _check_place(path: Path) -> None:
 
 def default_path(task: str, started: datetime) -> Path:
     """`runs/TASK/<time>`, with a number where that is taken."""
+    # several runs may start in one second, as those of a job array do
     path = Path("runs") / re.sub(r"\W+", "-", task) / started.strftime("%Y%m%d-%H%M%S")
     names = (path, *(path.with_name(f"{path.name}-{number}") for number in range(2, 100)))
     return next((name for name in names if not name.exists()), path)
@@ -286,18 +286,30 @@ def check_trust(paths: Sequence[Path], *, trust: bool) -> None:
     Raises:
         UsageError: a folder names code and is not trusted, or its file cannot be read.
     """
-    for file in () if trust else (file for path in paths for file in _settings_of(path)):
-        try:
-            tree = read_yaml(file.read_text(), str(file))
-        except (OSError, UnicodeDecodeError) as error:
-            raise UsageError(f"cannot read {file}: {error}", "restore the file, or start a new run") from error
+    if trust:
+        return
+    for file in (file for path in paths for file in _settings_of(path)):
+        tree = read_yaml(_text_of(file), str(file))
+        if not isinstance(tree, dict):
+            continue  # names nothing, and whoever reads it as settings refuses it
         # a sweep names several tasks, a run one
-        tasks = tree.get("tasks") if isinstance(tree, dict) else None
-        named = [tree.get("task"), *(tasks if isinstance(tasks, list) else ())] if isinstance(tree, dict) else []
-        for name in map(str, named):
+        tasks = tree.get("tasks")
+        for name in map(str, [tree.get("task"), *(tasks if isinstance(tasks, list) else ())]):
             if is_foreign(name):
                 what = f"{file} names code outside of rlvlm, {name}, which would be imported, and so executed"
                 raise UsageError(what, "inspect it; if you trust its author, add --trust")
+
+
+def _text_of(file: Path) -> str:
+    """A file of settings.
+
+    Raises:
+        UsageError: it cannot be read.
+    """
+    try:
+        return file.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"cannot read {file}: {error}", "restore the file, or start a new run") from error
 
 
 def _settings_of(path: Path) -> list[Path]:

@@ -1,4 +1,4 @@
-"""A small process beside a run that ends what a killed run leaves behind. Started by `private_ray` with a private Ray.
+"""A small process beside a run that ends what a killed run leaves behind. Started with every Ray of our own.
 
 Ray's own processes notice that their driver was killed, but two of them take a minute over it, because they report to a
 server that died with it.
@@ -37,6 +37,7 @@ def users_of(folder: Path) -> list[int]:
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         try:
+            # its log files: Ray's processes keep them open as long as they live, whoever their parent is by now
             links = [os.readlink(link) for link in (process / "fd").iterdir()]
         except OSError:  # it ended meanwhile, or belongs to somebody else
             continue

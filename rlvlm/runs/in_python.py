@@ -85,8 +85,8 @@ def learned_reward(run: RunFolder) -> Callable[[Frames], FloatArray]:
     if checkpoint is None:
         raise UsageError(f"{run.path} has no checkpoint yet", f"let it continue: {run.resume_command}")
     size_px = model_config.picture_px
-    world = make_env(config.task, config.env, config.seed)
-    inputs = reward_input(world, FrameStore(world, size_px, 1), reward, model_config)
+    env = make_env(config.task, config.env, config.seed)
+    inputs = reward_input(env, FrameStore(env, size_px, 1), reward, model_config)
     model = RewardModel(inputs, model_config, seed=0)
     model.set_state(load_tree(checkpoint.algorithm)["schedule"]["loop"]["model"])
 

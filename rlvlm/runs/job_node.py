@@ -74,7 +74,7 @@ def keep_node(arguments: NodeArguments) -> int:
 def _head(parent: Path, arguments: NodeArguments) -> Iterator[Callable[[], None]]:
     """The first node, once all have joined; it announces its address, and the job's script when all are here."""
     folder = arguments.folder
-    write_token(folder)
+    write_token(folder)  # before the address, which is what the others wait for
     start_ray(parent, node_ip=ray.util.get_node_ip_address())
     try:
         address = ray.get_runtime_context().gcs_address

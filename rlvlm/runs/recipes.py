@@ -159,7 +159,7 @@ def points24() -> RunConfig:
     """
     base = _turns(
         "points24", steps=8_192, gamma=0.95, reward_scale=0.1,
-        world=replace(task_env("points24"), split="training"),
+        env=replace(task_env("points24"), split="training"),
         sft=ReplySFTConfig(turns=40_000, updates=2_500, batch_size=48, lr=1.5e-3),
     )  # fmt: skip
     return replace(base, algo=replace(base.algo, max_reply_tokens=640), eval=replace(base.eval, every_steps=base.steps))
@@ -171,7 +171,7 @@ def empty_random_6x6() -> RunConfig:
     """
     return _turns(
         "empty_random_6x6", steps=6_144, gamma=0.97, final_lr=0.05,
-        world=replace(task_env("empty_random_6x6"), episode_steps=24),
+        env=replace(task_env("empty_random_6x6"), episode_steps=24),
         sft=ReplySFTConfig(turns=1_000, p_wrong=0.5, updates=300),
     )  # fmt: skip
 
@@ -185,7 +185,7 @@ def doorkey(task: str, episode_steps: int, turns: int, updates: int) -> RunConfi
     """
     return _turns(
         task, steps=4_096, gamma=0.97, final_lr=0.05,
-        world=replace(task_env(task), episode_steps=episode_steps, split="training", shows_last=True),
+        env=replace(task_env(task), episode_steps=episode_steps, split="training", shows_last=True),
         sft=ReplySFTConfig(turns=turns, p_perturb=0.3, updates=updates),
     )  # fmt: skip
 
@@ -200,7 +200,7 @@ def pick_place_can() -> RunConfig:
     steps = 15_360
     base = _turns(
         "pick_place_can", steps=steps, gamma=0.97,
-        world=replace(
+        env=replace(
             task_env("pick_place_can"), second_view=True, view_px=96, shows_text=True, physics="fast",
         ),
         sft=ReplySFTConfig(turns=12_000, p_perturb=0.12, updates=800, reply_weight=0.2),
@@ -226,13 +226,14 @@ def _turns(
     gamma: float = 0.9,
     reward_scale: float = 1.0,
     sft: ReplySFTConfig = _SHORT_AND_NOISY,
-    world: EnvConfig | None = None,
+    env: EnvConfig | None = None,
     final_lr: float = 0.02,
 ) -> RunConfig:
+    """A task in turns: what its env and its length ask for is given, all else is alike."""
     return RunConfig(
         task=task,
         steps=steps,
-        env=world or task_env(task),
+        env=env or task_env(task),
         judge=JudgeConfig(model="scorer", score="utility"),
         sft=sft,
         algo=PPOConfig(
@@ -268,12 +269,12 @@ def libero(task: str) -> RunConfig:
     Four fifths of the usual time limit: failures cost less, and there is time to try again, as demonstrations show that
     go astray now and then.
     """
-    world = task_env(task)
+    env = task_env(task)
     judge, reward = _judged(task)
     return RunConfig(
         task=task,
         steps=600_000,
-        env=replace(world, moved=0.02, physics="fast", mesh_cell=0.012, episode_steps=world.episode_steps * 4 // 5),
+        env=replace(env, moved=0.02, physics="fast", mesh_cell=0.012, episode_steps=env.episode_steps * 4 // 5),
         policy=VLAConfig(pocket=PocketVLAConfig(image_px=64, dilated=1, predicts_offsets=True)),
         sft=ChunkSFTConfig(episodes=100, noise=0.02, p_perturb=0.1, label_width=0.05, updates=800),
         judge=judge,

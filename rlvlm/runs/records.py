@@ -65,6 +65,7 @@ class Recorder:
                 self._labels = self._labels or self._open_labels()
                 self._labels.add_truths(truths)
             self._folder.queries.append(map(query_row, queries))
+            # examples are chosen of each session by itself, so it does not matter how many were drained together
             for _, session in groupby(queries, key=lambda record: record.session):
                 self._folder.samples.append(compared_examples(list(session), self._draw))
             release_free_memory()

@@ -165,7 +165,7 @@ def override(config: T, settings: Mapping[str, Any]) -> T:
     Raises:
         UsageError: a name that the tree does not have, a value of the wrong type, or one that the config refuses.
     """
-    tree = _plain(config)
+    tree = _plain(config)  # a copy, whose branches may be written to
     known = flat(tree)
     for name, value in settings.items():
         if name not in known:

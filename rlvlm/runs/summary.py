@@ -46,6 +46,7 @@ def summarise(folder: RunFolder, config: RunConfig, state: RunState, exit_reason
     success = [float(row["success_rate"]) for row in trained if has_success]
     returns = [float(row["episode_return"]) for row in trained]
     at_end = [float(row["success_at_end"]) for row in trained[-FINAL_EVALUATIONS:] if row.get("success_at_end")]
+    # what one run does not have is left out, so that a reader need not tell "none" from "not measured"
     return {
         "task": config.task,
         "seed": config.seed,
@@ -149,6 +150,7 @@ def summarise_trust(folder: RunFolder) -> dict[str, int | None]:
     fitted = [row for row in folder.metrics.read() if row.get(metrics.REWARD_IS_TRUSTED) is not None]
     if not fitted:
         return {}
+    # the first time that it was better than chance; from then on it stays in force
     trusted = next((row for row in fitted if row[metrics.REWARD_IS_TRUSTED]), None)
     row = trusted or fitted[-1]
     return {
@@ -251,10 +253,8 @@ def run_card(  # one page, one argument per source of facts
         for what, names in DECODINGS.items():
             for when, shares in measured.items():
                 cells = []
-                independent = (
-                    int(shares["distinct"]),
-                    episodes,
-                )  # a greedy episode that is played again says nothing new
+                # a greedy episode that is played again says nothing new
+                independent = (int(shares["distinct"]), episodes)
                 for name, count in zip(names, independent, strict=True) if names[0] in shares else ():
                     share = shares[name]
                     low, high = wilson_interval(round(share * count), count)

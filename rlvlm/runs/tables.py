@@ -85,6 +85,7 @@ class JsonLines:
     def cut(self, last_step: int) -> None:
         """Drops lines of later steps than `last_step`, and a torn last line."""
         if self.path.exists():
+            # written anew from what was read: Python's floats come back as the same digits
             kept = [row for row in self.read() if row[self.step_key] <= last_step]
             write_whole(self.path, "".join(json.dumps(row) + "\n" for row in kept))
 

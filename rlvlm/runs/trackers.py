@@ -82,6 +82,7 @@ class Trackers:
                 project=config.track.wandb_project,
                 id=wandb_id(folder.path),
                 name=config.title,
+                # runs of a sweep stand together
                 group=next((path.name for path in folder.path.parents if (path / "sweep.yaml").is_file()), None),
                 resume="allow",
                 dir=str(folder.path),

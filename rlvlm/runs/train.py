@@ -91,6 +91,7 @@ class Training:
         self._console = console
         self._memory = memory
         self._before = before
+        # a run's folder may be moved, and is no setting
         self._settings = {name: value for name, value in flat(config).items() if name != "out"}
         self._changes = list(before.changes)
         self._started = time.monotonic()
@@ -101,6 +102,7 @@ class Training:
         for name, change in differences(before.settings, self._settings).items():
             self._changes.append(f"from step {before.env_steps:,} on {name} is {change}")
             console.line(self._changes[-1])
+        # opened late: a run whose teacher is no judge has no store
         labels = partial(label_store, folder, config)
         self._recorder = Recorder(folder, labels, draw_examples(config, algorithm), config.judge_goal)
         # time and step of the last rounds: the speed shown is a recent one, as rounds get slower or faster
@@ -160,6 +162,7 @@ class Training:
         before = self._algorithm.env_steps
         self._algorithm.train()
         config = self._config
+        # rollouts under way are learned from first: what is evaluated and what is saved are of one moment
         if any(self._crosses(p, before) for p in (config.eval.every_steps, config.track.checkpoint_every_steps)):
             self._algorithm.flush_pending()
         if self.is_over:
@@ -307,13 +310,14 @@ def open_training(
         RunError: something that it needs does not start, or the checkpoint is of a run with other settings.
     """
     before = RunState(env_steps=0, wall_s=0.0, peak_rss_mb=0.0) if checkpoint is None else checkpoint.state
-    check_settings(before, config)
+    check_settings(before, config)  # now: the rest takes a minute, and an older checkpoint may have had other settings
     console.phase("starting Ray and the judge" if config.reward.asks_judge else "starting Ray")
     with ExitStack() as stack:
         memory = stack.enter_context(MemoryWatch(before.peak_rss_mb))
         port = config.track.dashboard_port if config.track.dashboard else None
         stack.enter_context(ray_session(port, num_workers=len(config.worker_places), log=console.phase))
         check_placed(config)
+        # booked before the others are placed, to whom Ray may give the very card that a setting names
         stack.enter_context(own_gpu(config))
         make_judge = stack.enter_context(judge_session(config, partial(label_store, folder, config), folder.ledger))
         algorithm = stack.enter_context(open_algorithm(config, make_judge))
@@ -411,34 +415,28 @@ def resume_run(folder: RunFolder, config: RunConfig) -> int:
         terminal = stack.enter_context(quiet_output(folder.log))
         console = stack.enter_context(RunConsole(terminal, config.title, config.steps, PANEL_ROWS[config.algorithm]))
         stop.log, stop.advice = console.line, folder.resume_command
+        # inside of the lock: what it leaves in the folder is of this run
         stack.enter_context(convert_errors(folder))
         checkpoint = choose_sound(folder.checkpoints.newest_first(), console)
         try:
             with open_training(folder, config, checkpoint, console, stop) as training:
                 try:
-                    is_done = _train(training, stop)
-                except RunError:
+                    while not (training.is_over or stop):
+                        training.advance()
+                    training.save()
+                except RunError as error:
+                    # no checkpoint of now: the next start must not begin in what went wrong
+                    training.finish(type(error).__name__)
                     if newest := next(iter(folder.checkpoints.newest_first()), None):
                         console.line(f"saved up to step {newest.step:,}; resume with: {folder.resume_command}")
                     raise
+                training.finish("done" if training.is_over else stop.signal_name)
+                is_done = training.is_over
         except StoppedEarly:
             console.line(f"stopped before there was anything to save; start over with: {folder.resume_command}")
             return EXIT_PREEMPTED
         print_summary(folder, console)
     return EXIT_DONE if is_done else EXIT_PREEMPTED
-
-
-def _train(training: Training, stop: StopRequest) -> bool:
-    """Goes on until the last step, and returns True, or until `stop`; a checkpoint is saved in both cases."""
-    try:
-        while not (training.is_over or stop):
-            training.advance()
-        training.save()
-    except RunError as error:
-        training.finish(type(error).__name__)
-        raise
-    training.finish("done" if training.is_over else stop.signal_name)
-    return training.is_over
 
 
 def print_summary(folder: RunFolder, console: RunConsole) -> None:
@@ -451,6 +449,7 @@ def print_summary(folder: RunFolder, console: RunConsole) -> None:
     elif rate is not None:
         at_any = float(folder.evaluations.read()[-1]["success_rate"])  # of the same evaluation
         success = f"success {rate:.0%} (at the end of episodes, last evaluation; at any step {at_any:.0%})"
+    # of a policy that is also sampled both say something: greedy play may stand still where sampled play gets on
     if shares := (summary.get("decodings") or {}).get("at the end"):
         measured = {what: names for what, names in DECODINGS.items() if names[0] in shares}
         success = ", ".join(

@@ -16,9 +16,10 @@ from damaged import damage
 from ray.exceptions import ActorDiedError
 
 from rlvlm.cli import main
+from rlvlm.core.disk import write_whole
 from rlvlm.core.errors import MachineError, RunError, UsageError
 from rlvlm.runs.checkpoints import RunState
-from rlvlm.runs.config import RunConfig
+from rlvlm.runs.config import RunConfig, config_text
 from rlvlm.runs.folder import RunFolder, check_newest, check_trust, create_folder, find_folder
 from rlvlm.runs.tables import CsvTable, JsonLines
 from rlvlm.runs.train import convert_errors
@@ -139,12 +140,23 @@ def test_a_cut_takes_everything_back_to_one_step(filled: RunFolder) -> None:
     assert filled.summary() == {}
 
 
-def test_a_folder_is_held_by_one_process_and_says_what_became_of_the_run(folder: RunFolder, tmp_path: Path) -> None:
+def test_a_folder_is_held_by_one_process_whatever_another_does(
+    folder: RunFolder, config: RunConfig, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("rlvlm.commands.resume.check_before_run", lambda config: None)  # it takes seconds
+    file = folder.path / "config.yaml"
+    before = file.read_text()
     with folder.locked():
+        assert main(["resume", str(folder.path), "--steps", "40000"]) == 2
+        assert "another process" in capsys.readouterr().err and file.read_text() == before
+        write_whole(file, config_text(replace(config, steps=40_000)))  # the name is another file's now
         with pytest.raises(UsageError, match="another process"), folder.locked():
             pass
     with folder.locked():
         pass
+
+
+def test_a_folder_says_what_became_of_the_run_wherever_it_is(folder: RunFolder, tmp_path: Path) -> None:
     assert not folder.has_begun()
     folder.ledger.write_text("{}")
     assert folder.has_begun(), "something was paid for"
