@@ -107,16 +107,15 @@ def parse_run(words: Sequence[str], prog: str) -> RunArguments[RunConfig]:
     # options decide the defaults before they are parsed: a recipe differs for a policy that comes trained
     default = recipe(task, has_checkpoint=any(option.split("=")[0] == _CHECKPOINT for option in options))
     default = default.smoke() if "--smoke" in options else default
-    return _parse(default, options, f"{prog} {task if task in words else 'TASK'}")
+    return parse_options(default, options, f"{prog} {task if task in words else 'TASK'}")
 
 
-def parse_settings(config: RunConfig, options: Sequence[str], prog: str) -> RunConfig:
-    """A run's configuration with options of a command line, checked as those of `run` are; raises as `parse_run`."""
-    return _parse(config, options, prog).config
+def parse_options(default: RunConfig, options: Sequence[str], prog: str) -> RunArguments[RunConfig]:
+    """The arguments of a run that starts from `default`; what differs from it has an effect, or is refused.
 
-
-def _parse(default: RunConfig, options: Sequence[str], prog: str) -> RunArguments[RunConfig]:
-    """The arguments of a run that starts from `default`; what differs from it has an effect, or is refused."""
+    Raises:
+        UsageError, SystemExit: as `parse_run`.
+    """
     known = flat(default)
     about = f"Train on a task ({task_summary()}); every option overrides one field of the task's recipe."
     kind: Any = kind_of(default)  # of the sections that only some algorithms have, those of the task's own
@@ -146,6 +145,8 @@ def _parse(default: RunConfig, options: Sequence[str], prog: str) -> RunArgument
 
 def _with_most_used(config: Any, prefix: str = "") -> Any:
     """The config as an instance of a subclass whose fields, all but the most used ones, are hidden from help."""
+    # tyro hides what a field's type says it should, so types are what has to be replaced; options that are hidden
+    # work all the same
     kind, shown, values = type(config), {}, {}
     for name, hint in get_type_hints(kind, include_extras=True).items():
         values[name] = getattr(config, name)

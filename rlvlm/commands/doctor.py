@@ -41,12 +41,16 @@ class CheckResult:
     """What one check found."""
 
     name: str
-    is_ok: bool
     found: str
     fix: str = ""
     """What mends it; empty when it is ok."""
     is_essential: bool = True
-    """Whether a run can do without."""
+    """Whether no run can do without."""
+
+    @property
+    def is_ok(self) -> bool:
+        """Whether nothing has to be done about it."""
+        return not self.fix
 
 
 def command(words: Sequence[str], prog: str) -> int:
@@ -56,48 +60,43 @@ def command(words: Sequence[str], prog: str) -> int:
     # what a run can do without is a note and no failure
     is_fit = all(finding.is_ok for finding in findings if finding.is_essential)
     if arguments.json:
-        report = {"is_fit": is_fit, "findings": [asdict(finding) for finding in findings]}
+        report = {"is_fit": is_fit, "findings": [asdict(one) | {"is_ok": one.is_ok} for one in findings]}
         sys.stdout.write(json.dumps(report, indent=2) + "\n")
-    else:
-        console = Console(highlight=False, soft_wrap=True)
-        failed = {True: ("FAIL", "red"), False: ("note", "yellow")}
-        for finding in findings:
-            mark = ("ok  ", "green") if finding.is_ok else failed[finding.is_essential]
-            console.print(Text.assemble(mark, f"  {finding.name:<18}{finding.found}"))
-            if finding.fix:
-                console.print(Text(f"      fix: {finding.fix}", style="bold"))
-        console.print("This machine can run rlvlm." if is_fit else "This machine needs the fixes above first.")
+        return EXIT_DONE if is_fit else MachineError.exit_code
+    console = Console(highlight=False, soft_wrap=True)
+    failed = {True: ("FAIL", "red"), False: ("note", "yellow")}
+    for finding in findings:
+        mark = ("ok  ", "green") if finding.is_ok else failed[finding.is_essential]
+        console.print(Text.assemble(mark, f"  {finding.name:<18}{finding.found}"))
+        if finding.fix:
+            console.print(Text(f"      fix: {finding.fix}", style="bold"))
+    console.print("This machine can run rlvlm." if is_fit else "This machine needs the fixes above first.")
     return EXIT_DONE if is_fit else MachineError.exit_code
 
 
 def software() -> Iterator[CheckResult]:
-    """Python, the packages and the pocket judge's weights."""
-    is_ok = sys.version_info[:2] == (3, 11)
-    yield CheckResult(name="python", is_ok=is_ok, found=sys.version.split()[0], fix="" if is_ok else "use Python 3.11")
+    """Python, the packages, the pocket judge's weights, and whether LIBERO's packages can be imported."""
+    fix = "" if sys.version_info[:2] == (3, 11) else "use Python 3.11"
+    yield CheckResult(name="python", found=sys.version.split()[0], fix=fix)
     versions = {name: package_version(name) for name in PACKAGES}
     missing = [name for name, version in versions.items() if version is None]
     found = f"missing: {', '.join(missing)}" if missing else ", ".join(f"{n} {v}" for n, v in versions.items())
-    yield CheckResult(name="packages", is_ok=not missing, found=found, fix="make setup" if missing else "")
+    yield CheckResult(name="packages", found=found, fix="make setup" if missing else "")
     folder = weights_folder()
     # the folder may be there without its weights
     size = sum(file.stat().st_size for file in folder.iterdir()) if any(folder.glob("*.safetensors")) else 0
     found = f"{size / 2**20:.0f} MiB of weights" if size else f"no weights in {folder}"
-    yield CheckResult(name="pocket judge", is_ok=size > 0, found=found, fix="" if size else POCKET_FIX)
-    yield _libero()
-
-
-def _libero() -> CheckResult:
-    """Whether LIBERO's packages can be imported, which is more than that they are there."""
+    yield CheckResult(name="pocket judge", found=found, fix="" if size else POCKET_FIX)
     from rlvlm.envs.robosuite.scene import load  # MuJoCo is not for those who only ask for help
 
     found, fix = "its packages load", ""
     try:
-        load("libero.libero.envs")
+        load("libero.libero.envs")  # imported, which is more than that it is installed: its assets may be missing
     except MachineError as error:
         found, fix = f"{error}; no other task does", error.fix
     except Exception as error:  # packages of others, which may fail in any way
         found, fix = f"{type(error).__name__}: {error}", "pip install --force-reinstall '.[libero]'"
-    return CheckResult(name="libero", is_ok=not fix, found=found, fix=fix, is_essential=False)
+    yield CheckResult(name="libero", found=found, fix=fix, is_essential=False)
 
 
 def rendering() -> Iterator[CheckResult]:
@@ -106,46 +105,42 @@ def rendering() -> Iterator[CheckResult]:
     # any that works will do, unless MUJOCO_GL insists on one that does not
     working = [backend for backend, failure in tried.items() if failure is None]
     found = "; ".join(f"{backend}: {failure or 'works'}" for backend, failure in tried.items())
+    fix = "" if working else FIX
     forced = os.environ.get("MUJOCO_GL", "").strip().lower()
     if forced and forced not in working:
-        found, fix = f"MUJOCO_GL={forced}; {found}", "unset MUJOCO_GL" if working else FIX
-    else:
-        fix = "" if working else FIX
-    yield CheckResult(name="rendering", is_ok=not fix, found=found, fix=fix)
+        found, fix = f"MUJOCO_GL={forced}; {found}", fix or "unset MUJOCO_GL"
+    yield CheckResult(name="rendering", found=found, fix=fix)
 
 
 def memory() -> Iterator[CheckResult]:
     """Main memory with the cores, shared memory, and GPUs."""
     free = psutil.virtual_memory().available
     fix = "" if free >= MEMORY_BYTES else f"end other programs: a run takes up to {MEMORY_BYTES / GIB:.0f} GiB"
-    found = f"{free / GIB:.1f} GiB available, {usable_cores()} cores"
-    yield CheckResult(name="memory and cores", is_ok=not fix, found=found, fix=fix)
+    yield CheckResult(name="memory and cores", found=f"{free / GIB:.1f} GiB available, {usable_cores()} cores", fix=fix)
+    # Ray's object store lies there; where it is too small, Ray uses a file on the disk and is slower
     shm = Path("/dev/shm")
     free = shutil.disk_usage(shm).free if shm.is_dir() else 0
     fix = "" if free >= SHM_BYTES else "give the container more: docker run --shm-size=1g"
-    found = f"{free / GIB:.1f} GiB in {shm}"
-    yield CheckResult(name="shared memory", is_ok=not fix, found=found, fix=fix, is_essential=False)
-    gpus = ", ".join(gpu_names()) or "none; the pocket judge does not need one"
-    yield CheckResult(name="gpu", is_ok=True, found=gpus)
+    yield CheckResult(name="shared memory", found=f"{free / GIB:.1f} GiB in {shm}", fix=fix, is_essential=False)
+    yield CheckResult(name="gpu", found=", ".join(gpu_names()) or "none; the pocket judge does not need one")
 
 
 def disks() -> Iterator[CheckResult]:
     """Room where runs lie, where temporary files do, and where checkpoints do; and the home folder, which Ray needs."""
     found, is_ok = _tried_folder(Path.home(), 0)
-    yield CheckResult(name="home folder", is_ok=is_ok, found=found, fix="" if is_ok else "export HOME=/tmp/home")
+    yield CheckResult(name="home folder", found=found, fix="" if is_ok else "export HOME=/tmp/home")
     free = shutil.disk_usage(Path.cwd()).free
     fix = "" if free >= DISK_BYTES else "free some space, or use --out on another disk"
-    yield CheckResult(name="disk here", is_ok=not fix, found=f"{free / GIB:.1f} GiB free", fix=fix)
+    yield CheckResult(name="disk here", found=f"{free / GIB:.1f} GiB free", fix=fix)
     root = Path(tempfile.gettempdir())
     found, is_ok = _tried_folder(root, GIB)
     fix = "" if is_ok else f"free some space in {root}, or export TMPDIR=/tmp"
-    yield CheckResult(name="temporary folder", is_ok=is_ok, found=found, fix=fix)
-    scratch = os.environ.get(SCRATCH, "")
+    yield CheckResult(name="temporary folder", found=found, fix=fix)
     found, is_ok = f"{SCRATCH} is not set; checkpoints are kept in the run's folder", True
-    if scratch:
+    if scratch := os.environ.get(SCRATCH, ""):
         found, is_ok = _tried_folder(Path(scratch).expanduser(), 0)
     fix = "" if is_ok else f"unset {SCRATCH}, or name a folder you may write to"
-    yield CheckResult(name="scratch", is_ok=is_ok, found=found, fix=fix, is_essential=False)
+    yield CheckResult(name="scratch", found=found, fix=fix, is_essential=False)
 
 
 def network() -> Iterator[CheckResult]:
@@ -154,19 +149,16 @@ def network() -> Iterator[CheckResult]:
         found, fix = cluster_address() or "RAY_ADDRESS is not set: a run starts its own Ray", ""
     except RunError as error:
         found, fix = str(error), error.fix
-    yield CheckResult(name="ray cluster", is_ok=not fix, found=found, fix=fix)
+    yield CheckResult(name="ray cluster", found=found, fix=fix)
     try:
         free_port()
-    except OSError as error:
-        yield CheckResult(
-            name="ports", is_ok=False, found=f"no loopback port: {error.strerror}", fix="ip link set lo up"
-        )
+    except OSError as error:  # some containers have no loopback interface, over which Ray's processes talk
+        yield CheckResult(name="ports", found=f"no loopback port: {error.strerror}", fix="ip link set lo up")
         return
-    if port_is_free(DASHBOARD_PORT):
-        yield CheckResult(name="ports", is_ok=True, found=f"loopback works, {DASHBOARD_PORT} is free for a dashboard")
-        return
-    fix = "only for --track.dashboard: choose another with --track.dashboard-port"
-    yield CheckResult(name="ports", is_ok=False, found=f"{DASHBOARD_PORT} is taken", fix=fix, is_essential=False)
+    found, fix = f"loopback works, {DASHBOARD_PORT} is free for a dashboard", ""
+    if not port_is_free(DASHBOARD_PORT):
+        found, fix = f"{DASHBOARD_PORT} is taken", "only for --track.dashboard: choose another --track.dashboard-port"
+    yield CheckResult(name="ports", found=found, fix=fix, is_essential=False)
 
 
 CHECKS: tuple[Callable[[], Iterator[CheckResult]], ...] = (software, rendering, memory, disks, network)
@@ -176,6 +168,7 @@ def _tried_folder(folder: Path, least_bytes: int) -> tuple[str, bool]:
     """How much room there is in a folder or why it cannot be written, and whether that is enough."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        # permissions alone say too little: the disk may be read-only, or a quota used up
         with tempfile.NamedTemporaryFile(dir=folder):
             free = shutil.disk_usage(folder).free
     except OSError as error:

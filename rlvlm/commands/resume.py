@@ -9,7 +9,7 @@ from pathlib import Path
 import tyro
 
 from rlvlm.algorithms.checkpoint import CorruptCheckpoint
-from rlvlm.commands.arguments import parse_settings
+from rlvlm.commands.arguments import parse_options
 from rlvlm.core.disk import write_whole
 from rlvlm.core.errors import EXIT_DONE, UsageError
 from rlvlm.runs.config import config_text
@@ -45,7 +45,7 @@ def command(words: Sequence[str], prog: str) -> int:
     folder = find_folder(arguments.path)
     config, summary = folder.config(), folder.summary()
     if options:
-        config = parse_settings(config, options, f"{prog} {arguments.path}")
+        config = parse_options(config, options, f"{prog} {arguments.path}").config
     newest = next(iter(folder.checkpoints.newest_first()), None)
     # refused before Ray starts; where it is damaged an older one is gone on from, and its settings are checked then
     with suppress(CorruptCheckpoint):

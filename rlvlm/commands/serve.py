@@ -81,7 +81,7 @@ def command(words: Sequence[str], prog: str) -> int:
     if arguments.list:
         show_list(Console())
         return EXIT_DONE
-    names = [path.stem for path in sorted(app_folder().glob("*.yaml"))]
+    names = list(app_files())
     if not arguments.name:
         raise UsageError(f"name an app: {prog} NAME; apps: {', '.join(names)}", f"{prog} --list")
     # the app's name wins: `judge-bench --out pocket` leaves a folder that is no run
@@ -123,9 +123,11 @@ def serve_apps(file: AppFile, *, exports_metrics: bool = False) -> int:
     is_new = make_token(file.http.token_path)
     read_token(file.http.token_path)  # what is wrong with it is said now, not by a replica in a minute
     with ExitStack() as stack:
+        # removed at a good end; after a failure it is all there is of what libraries said
         log = Path(tempfile.mkstemp(prefix="rlvlm-serve-", suffix=".log")[1])
         console = Console(file=stack.enter_context(quiet_output(log)), highlight=False, soft_wrap=True)
         stop = stack.enter_context(StopRequest())
+        # ended before the console's stream is given back
         progress = Progress(console)
         stack.callback(progress.end)
         progress.say("starting Ray")
@@ -250,7 +252,7 @@ def find_app(name: str) -> AppFile:
     """
     if name.endswith((".yaml", ".yml")):
         return read_app_file(Path(name))
-    known = {path.stem: path for path in sorted(app_folder().glob("*.yaml"))}
+    known = app_files()
     if name not in known:
         near = difflib.get_close_matches(name, known, n=1)
         hint = f"did you mean rlvlm serve {near[0]}?" if near else "rlvlm serve --list"
@@ -258,25 +260,26 @@ def find_app(name: str) -> AppFile:
     return read_app_file(known[name])
 
 
-def app_folder() -> Path:
-    """Where app files are: `serve_apps` here, else in the checkout, else in the installed package.
+def app_files() -> dict[str, Path]:
+    """App files by their names: of `serve_apps` here, else in the checkout, else in the installed package.
 
     Raises:
-        UsageError: in none of them.
+        UsageError: there is no such folder.
     """
     for folder in (Path.cwd() / FOLDER, shipped(FOLDER)):
         if folder.is_dir():
-            return folder
+            return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
     raise UsageError(f"there is no folder {FOLDER} here", "give the path of an app file: rlvlm serve FILE.yaml")
 
 
 def show_list(console: Console) -> None:
     """One line per judge, and below them what each app is for and how a run attaches to it."""
     heads, rows = ("app", "backend", "model", "takes"), []
-    files = [read_app_file(path) for path in sorted(app_folder().glob("*.yaml"))]
+    files = [read_app_file(path) for path in app_files().values()]
     for file in files:
         for number, entry in enumerate(file.judges):
             model = entry.judge.model.rpartition("/")[2] or "its own"
+            # the name of an app stands at the first of its judges alone
             rows.append(("" if number else file.name, entry.judge.backend, model, entry.resources))
     console.print(plain_table(heads, rows, words=heads))
     console.print()
@@ -310,6 +313,7 @@ def run_app(path: Path, replicas: int, num_gpus: float, trust: bool) -> AppFile:
     from rlvlm.runs.evaluate import choose_checkpoint
 
     checkpoint = choose_checkpoint(folder, path, print).algorithm.absolute()
+    # an env is needed once: for the names of its actions, and a first turn to show how to ask
     slot = make_slot(config.task, config.env.for_evaluation())
     names = slot.env.action_names
     slot.begin(0)
@@ -322,7 +326,7 @@ def run_app(path: Path, replicas: int, num_gpus: float, trust: bool) -> AppFile:
         policy=policy,
         num_actions=len(names),
         placement=PlacementConfig(num_replicas=replicas, num_gpus=num_gpus),
-        build=partial(trained_policy, checkpoint=checkpoint),
+        build=partial(trained_policy, checkpoint=checkpoint),  # called in each replica
     )
     act = ActConfig(
         app=_POLICY_APP,

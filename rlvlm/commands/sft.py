@@ -96,6 +96,7 @@ def command(words: Sequence[str], prog: str) -> int:
     episodes = load()  # what cannot be learned from is reported here: a worker's error comes with all of Ray's frames
     if arguments.policy.acts == "head":
         check_actions(split(episodes, arguments.sft.held_out)[0])
+    # before the training: what is found there after a kill says what it was to become
     arguments.out.mkdir(parents=True, exist_ok=True)
     write_sft_manifest(arguments.out, manifest)
     loop_config = TrainLoopConfig(

@@ -21,7 +21,7 @@ from rlvlm.core.errors import EXIT_DONE, MachineError, UsageError
 from rlvlm.runs.config import RunConfig
 from rlvlm.runs.folder import default_path
 from rlvlm.runs.preflight import networks_of
-from rlvlm.sweeps.config import SweepConfig, find_sweep_file, read_sweep
+from rlvlm.sweeps.config import find_sweep_file, read_sweep
 from rlvlm.sweeps.plan import expand, shared_judges
 
 BODY = "# ---- below this line the copies are alike ----\n"
@@ -103,7 +103,15 @@ def command(words: Sequence[str], prog: str) -> int:
             raise UsageError(f"a sweep takes no {options[0]}", f"change {arguments.task}, or a copy of it")
         file = Path(arguments.task) if Path(arguments.task).exists() else find_sweep_file(Path(arguments.task).stem)
         sweep = read_sweep(file)
-        configs, wanted = [plan.config for plan in expand(sweep)], _gpus_of_sweep(sweep)
+        plans = expand(sweep)
+        # all of its judges work at a time, and beside them at least one run: the one that asks for most
+        judges = shared_judges(plans, sweep.resources.judge_cpus, Path()).values()
+        of_runs = [sum(place.get("GPU", 0.0) for place in plan.config.worker_places) for plan in plans]
+        wanted = {
+            "the judges": sum(one.serve.num_gpus * one.serve.num_replicas for one in judges),
+            "a run": sweep.resources.gpus + max(of_runs),
+        }
+        configs = [plan.config for plan in plans]
         run_words, title, home = ["sweep", str(file.absolute())], sweep.title, Path("runs/sweeps") / file.stem
     else:
         run_words = [arguments.task, *options]
@@ -130,24 +138,12 @@ def command(words: Sequence[str], prog: str) -> int:
     return EXIT_DONE
 
 
-def _gpus_of_sweep(sweep: SweepConfig) -> dict[str, float]:
-    """GPUs that a sweep needs at least, by what they are for: all of its judges, and one run beside them."""
-    plans = expand(sweep)
-    judges = shared_judges(plans, sweep.resources.judge_cpus, Path()).values()
-    of_runs = [sum(place.get("GPU", 0.0) for place in plan.config.worker_places) for plan in plans]
-    found = {
-        "the judges": sum(one.serve.num_gpus * one.serve.num_replicas for one in judges),
-        "a run": sweep.resources.gpus + max(of_runs),
-    }
-    return {name: count for name, count in found.items() if count}
-
-
 def _check_machine(job: SlurmConfig, configs: Sequence[RunConfig], gpus: Mapping[str, float]) -> None:
     """Raises UsageError where the runs want GPUs, or weights of judges or policies, that the job will not have."""
     wanted, there = sum(gpus.values()), job.gpus_per_node * job.nodes
     if wanted > there:
         fix = f"--gpus-per-node {math.ceil(wanted / job.nodes)}, before the --"
-        parts = " and ".join(f"{name} {count:g}" for name, count in gpus.items())
+        parts = " and ".join(f"{name} {count:g}" for name, count in gpus.items() if count)
         raise UsageError(f"the run asks for {wanted:g} GPUs ({parts}), the job for {there}", fix)
     policies = {(model, revision) for one in configs for _, model, revision in networks_of(one).values() if model}
     judges = {
@@ -156,7 +152,7 @@ def _check_machine(job: SlurmConfig, configs: Sequence[RunConfig], gpus: Mapping
         if one.reward.asks_judge and not one.serve.app and one.judge.wants_weights
     }
     if not job.offline or not (policies | judges):
-        return
+        return  # pocket models ship, and others may be fetched by the job itself
     from rlvlm.commands.fetch import is_here  # imports the hub's client
 
     for model, revision in sorted(policies | judges):
@@ -185,10 +181,11 @@ def job_script(config: SlurmConfig, out: Path, words: Sequence[str]) -> str:
         f"--cpus-per-task={config.cpus}",
         f"--mem={config.memory_gb}G",
         f"--time={config.time}",
-        "--requeue",
+        "--requeue",  # after a node's failure too, with the log kept whole by append
         "--open-mode=append",
         f"--signal=B:USR1@{config.save_s}",
     ]
+    # what is not asked for is left out: some clusters refuse an empty or a zero request
     options += [f"--gpus-per-node={config.gpus_per_node}"] if config.gpus_per_node else []
     options += [f"--partition={config.partition}"] if config.partition else []
     options += [f"--account={config.account}"] if config.account else []
