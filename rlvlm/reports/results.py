@@ -17,7 +17,7 @@ from rlvlm.runs.plots import column
 from rlvlm.runs.scores import Floats, scores
 from rlvlm.runs.settings import flat
 from rlvlm.runs.summary import FINAL_EVALUATIONS, summarise_answers, summarise_judge, summarise_queries
-from rlvlm.sweeps.folder import DONE, FLAT, State, SweepFolder
+from rlvlm.sweeps.folder import ENDED, State, SweepFolder
 from rlvlm.sweeps.plan import app_name
 
 SOLVED = 0.8
@@ -75,7 +75,7 @@ class RunResult:
     @property
     def is_finished(self) -> bool:
         """Whether it came to its end, so that it has a final score and is compared."""
-        return self.state in (DONE, FLAT) and len(self.steps) > 0
+        return self.state in ENDED and len(self.steps) > 0
 
     @property
     def final(self) -> float:

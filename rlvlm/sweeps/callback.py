@@ -41,7 +41,7 @@ class Halving:
             max_t=max(total_steps, config.first_rung),
             grace_period=config.first_rung,
             reduction_factor=config.keep_one_in,
-            stop_last_trials=False,
+            stop_last_trials=False,  # a run that reaches its budget is done, and not halted
         )
         self._members: dict[str, SimpleNamespace] = {}
 
@@ -112,6 +112,7 @@ class SweepCallback(Callback):
 
     def on_step_begin(self, iteration: int, trials: list[Trial], **info: Any) -> None:
         """Takes the signals over, which Tune claims for itself when it starts."""
+        # once: the handler that is there by now is Tune's
         if self._tune_ends is None:
             self._tune_ends = signal.getsignal(signal.SIGUSR1)
             self.stop.take_over()
@@ -132,7 +133,7 @@ class SweepCallback(Callback):
         """Notes where a run is."""
         key = trial.config["trial"]
         if self.records[key].state is State.HALTED:
-            return
+            return  # the scheduler, which Tune asks first, has decided on this very report
         state = State(result["reason"]) if result["done"] else State.RUNNING
         self._note(key, state, env_steps=result["env_steps"], score=result.get("score"))
         self._table.update(key, self.records[key], result["steps_per_s"], result.get("evaluated_at", 0))

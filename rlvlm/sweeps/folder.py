@@ -28,8 +28,6 @@ FILE = "sweep.yaml"
 COLUMNS = ("task", "source", "seed", "state", "env_steps", "score", "cause")
 BYTES_PER_RUN = 128 * 2**20
 """Free disk asked for, for each run that can work at a time."""
-FLAT, DONE = "flat", "done"
-"""Exit reasons after which a run is finished."""
 
 
 class State(StrEnum):
@@ -47,7 +45,9 @@ class State(StrEnum):
     FAILED = "failed"
 
 
-FINISHED = (State.DONE, State.FLAT, State.HALTED)
+ENDED = (State.DONE, State.FLAT)
+"""States that are also the exit reason in the run's own summary: it came to its end."""
+FINISHED = (*ENDED, State.HALTED)
 """These are never taken up again."""
 
 
@@ -108,33 +108,33 @@ class SweepFolder:
 
     def records(self, plans: Sequence[TrialPlan]) -> dict[str, TrialRecord]:
         """What has become of each run, by key: from its folder, and whether it was halted or failed from trials.csv."""
-        # a run's own folder says how far it came; that it was halted, or failed, is known to the sweep alone
         noted = {(row["task"], row["source"], int(row["seed"])): row for row in self._trials.read()}
-        return {plan.key: self._record(plan, noted.get((plan.task, plan.source, plan.seed), {})) for plan in plans}
+        records = {}
+        for plan in plans:
+            row = noted.get((plan.task, plan.source, plan.seed), {})
+            run, (steps, found) = self.run(plan), self.evaluations(plan)
+            reason = run.summary().get("exit_reason") if run else None
+            # a run's own folder says how far it came; that it was halted, or failed, is known to the sweep alone
+            state = State.WAITING if run is None else State.SAVED
+            if row.get("state") in (State.HALTED, State.FAILED):
+                state = State(row["state"])
+            # a run that ended well after it had failed once is finished
+            if reason in ENDED:
+                state = State(reason)
+            records[plan.key] = TrialRecord(
+                task=plan.task,
+                source=plan.source,
+                seed=plan.seed,
+                state=state,
+                env_steps=steps[-1] if steps else 0,
+                score=float(found[-1]) if steps else None,
+                cause=row.get("cause", "") if state is State.FAILED else "",
+            )
+        return records
 
     def write_records(self, records: Sequence[TrialRecord]) -> None:
         """Puts trials.csv in place anew."""
         self._trials.write(asdict(record) for record in records)
-
-    def _record(self, plan: TrialPlan, noted: dict[str, str]) -> TrialRecord:
-        steps, found = self.evaluations(plan)
-        run = self.run(plan)
-        reason = run.summary().get("exit_reason") if run else None
-        state = State.WAITING if run is None else State.SAVED
-        if noted.get("state") in (State.HALTED, State.FAILED):
-            state = State(noted["state"])
-        # a run that ended well after it had failed once is finished
-        if reason in (DONE, FLAT):
-            state = State(reason)
-        return TrialRecord(
-            task=plan.task,
-            source=plan.source,
-            seed=plan.seed,
-            state=state,
-            env_steps=steps[-1] if steps else 0,
-            score=float(found[-1]) if steps else None,
-            cause=noted.get("cause", "") if state is State.FAILED else "",
-        )
 
 
 def find_sweep(path: Path) -> SweepFolder | None:
@@ -162,6 +162,7 @@ def held_sweep(path: Path, config: SweepConfig) -> Iterator[tuple[SweepFolder, l
         raise UsageError(f"{path} is not empty and holds no sweep", "choose a new or empty folder with --out")
     folder.path.mkdir(parents=True, exist_ok=True)
     what = f"another process runs the sweep in {folder.path}"
+    # a file of its own: sweep.yaml is replaced below
     with held(folder.path / ".lock", what, "wait for it, or stop it"):
         for plan in plans:
             run = folder.run(plan)

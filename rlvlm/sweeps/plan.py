@@ -72,6 +72,7 @@ def notes_of_plans(plans: Sequence[TrialPlan]) -> list[str]:
 
 def shared_judges(plans: Sequence[TrialPlan], judge_cpus: float, folder: Path) -> dict[str, RunConfig]:
     """One run's configuration per Serve app that has to be started for `plans`, by the app's name."""
+    # by the app's name: of runs that ask the same judge the last one stands for all
     configs = [plan.config for plan in plans if plan.config.reward.asks_judge and not plan.config.serve.app]
     return {
         app_name(config, folder): replace(config, serve=replace(config.serve, num_cpus=judge_cpus))

@@ -88,6 +88,7 @@ class ProgressTable(Screen):
             for key, record in self.records.items()
             if record.state not in (*FINISHED, State.FAILED)
         ]
+        # as if all that is left were done at the speed of now: runs that wait follow those that end
         left = clock(sum(todo), sum(self._speeds.values())) or "-"
         foot = f"{self._phase}   {foot}   left about {left}"
         return Group(Text(self._title, style="bold"), table, Text(""), Text(foot))

@@ -88,6 +88,7 @@ def _tune(folder: SweepFolder, sweep: SweepConfig, waiting: Sequence[str], callb
     places = tune.PlacementGroupFactory([{"CPU": resources.cpus, "GPU": resources.gpus}, *workers])
     tune.Tuner(
         tune.with_resources(SweepTrial, places),
+        # names alone: the run of each trial is read from the sweep's own file, in the process that runs it
         param_space={"sweep": str(folder.path), "trial": tune.grid_search(list(waiting))},
         tune_config=tune.TuneConfig(
             scheduler=SweepScheduler(callback),
@@ -127,6 +128,7 @@ def _judges(
 
 
 def _print_summary(table: ProgressTable, callback: SweepCallback, folder: SweepFolder, stop: StopRequest) -> int:
+    """Says how the sweep ended and how to go on, and returns the exit code."""
     records, place = list(callback.records.values()), shlex.quote(str(folder.path))
     folder.write_records(records)
     failed = [record for record in records if record.state is State.FAILED]

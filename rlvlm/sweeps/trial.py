@@ -20,7 +20,7 @@ from rlvlm.runs.panels import PANEL_ROWS
 from rlvlm.runs.preflight import check_before_run
 from rlvlm.runs.train import Training, choose_sound, convert_errors, open_training
 from rlvlm.sweeps.config import FlatConfig
-from rlvlm.sweeps.folder import DONE, FLAT, SweepFolder
+from rlvlm.sweeps.folder import ENDED, State, SweepFolder
 from rlvlm.sweeps.plan import TrialPlan, alone_command, app_name
 
 REPORT_S = 3.0
@@ -42,28 +42,44 @@ class SweepTrial(Trainable):
         self._sweep = SweepFolder(Path(config["sweep"]))
         self._flat = self._sweep.config().flat
         self._plan: TrialPlan = self._sweep.plans()[config["trial"]]
-        self._folder = self._find_or_create()
-        reason = self._folder.summary().get("exit_reason")
-        self._reason = reason if reason in (DONE, FLAT) else ""
+        found = self._sweep.run(self._plan)
+        if found is not None and not found.has_begun():
+            found.remove()  # it failed before its first step, and may have been planned anew
+            found = None
+        if found is None:
+            run = replace(self._plan.config, out=self._sweep.run_path(self._plan))
+            found = create_folder(run, alone_command(self._plan.config), datetime.now())
+        self._folder: RunFolder = found
         self._training: Training | None = None
         self._is_written = False
         self._stack = ExitStack()
+        reason = found.summary().get("exit_reason")
+        self._reason: str = reason if reason in ENDED else ""
         if self._reason:
             return
         try:
             self._training = self._open()
         except BaseException:
+            # Tune calls no `cleanup` after a setup that failed
             self._stack.close()
             raise
 
     def step(self) -> dict[str, Any]:
-        """Trains until the next evaluation, for some seconds at most, and returns where the run is."""
-        training = self._training
+        """Trains until the next evaluation, the end or the time of a report, and returns where the run is."""
+        training, deadline = self._training, time.monotonic() + REPORT_S
         if training is None:
             return self._report()
         try:
             with convert_errors(self._folder):
-                self._train(training)
+                self._end_if_over(training)  # killed after its last step, before its summary
+                while not self._reason:
+                    # reports are due at evaluations, which the sweep's halving decides by, and now and then in between
+                    known = len(self._folder.evaluations.read())
+                    training.advance()
+                    has_news = len(self._folder.evaluations.read()) > known
+                    self._end_if_over(training)
+                    if has_news or time.monotonic() > deadline:
+                        break
         except RunError as error:
             self._write_down(training, type(error).__name__)  # and no checkpoint: the next try must not begin there
             raise
@@ -88,25 +104,19 @@ class SweepTrial(Trainable):
 
     @property
     def _env_steps(self) -> int:
+        # a run that is finished was not opened again
         state = self._training.state if self._training else None
         return state.env_steps if state else int(self._folder.summary()["env_steps"])
 
-    def _find_or_create(self) -> RunFolder:
-        found = self._sweep.run(self._plan)
-        if found is not None and found.has_begun():
-            return found
-        if found is not None:  # it failed before its first step, and may have been planned anew
-            found.remove()
-        config = replace(self._plan.config, out=self._sweep.run_path(self._plan))
-        return create_folder(config, alone_command(self._plan.config), datetime.now())
-
     def _open(self) -> Training:
+        """The run loop where the newest checkpoint left it, with the run's folder locked."""
         config = self._folder.config()
         if config.reward.asks_judge:  # the judge that the sweep has started for all who ask it
             config = replace(config, serve=replace(config.serve, app=app_name(config, self._sweep.path)))
         with convert_errors(self._folder):
             check_before_run(config)
             _HOLDING(lambda: self._stack.enter_context(self._folder.locked()))
+            # the run's own log: several runs share the sweep's terminal
             log = self._stack.enter_context(open(self._folder.log, "a", buffering=1))
             self._stack.enter_context(quiet_output(self._folder.log))
             console = self._stack.enter_context(
@@ -115,32 +125,20 @@ class SweepTrial(Trainable):
             newest = choose_sound(self._folder.checkpoints.newest_first(), console)
             return self._stack.enter_context(open_training(self._folder, config, newest, console))
 
-    def _train(self, training: Training) -> None:
-        """Goes on until the next evaluation, the end, or the time of a report."""
-        deadline = time.monotonic() + REPORT_S
-        self._end_if_over(training)  # killed after its last step, before its summary
-        while not self._reason:
-            # reports are due at evaluations, which the sweep's halving decides by, and now and then in between
-            known = len(self._folder.evaluations.read())
-            training.advance()
-            has_news = len(self._folder.evaluations.read()) > known
-            self._end_if_over(training)
-            if has_news or time.monotonic() > deadline:
-                break
-
     def _write_down(self, training: Training, exit_reason: str) -> None:
         """Leaves summary, plots and pages; after it nothing of the run is saved any more."""
         self._is_written = True
         training.finish(exit_reason)
 
     def _end_if_over(self, training: Training) -> None:
+        """Writes the run's end down where it has come to one: its last step, or a curve that is flat."""
         if training.is_over:
-            self._reason = DONE
+            self._reason = State.DONE
         elif self._flat is not None:
             steps, found = self._sweep.evaluations(self._plan)
             if is_flat(steps, found, self._plan.config.steps, self._flat):
-                training.save()
-                self._reason = FLAT
+                training.save()  # no later step will: what is played and served is the policy of now
+                self._reason = State.FLAT
         if self._reason:
             self._write_down(training, self._reason)
 
