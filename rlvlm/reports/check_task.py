@@ -59,6 +59,7 @@ def check_task(task: str, out: Path, num_episodes: int, seed: int) -> int:
     for prefix, start in starts.items():
         player_env = make_env(task, replace(recipe(task).env, start=start), seed) if start else env
         for name, play in players(player_env).items():
+            # processor time: on a busy machine the clock on the wall says little
             began = time.process_time()
             some = [one for n in range(num_episodes) if (one := play(seed + n)) is not None]
             if not some:

@@ -39,6 +39,29 @@ from rlvlm.templates import inline, render
 COLUMNS = 3
 _FEW_POINTS = 4
 """Curves of fewer evaluations show each as a point."""
+SHOWN = {
+    "title": "source",
+    "finished": "runs finished",
+    "bench": "bench of its judge",
+    "expected": "expected success",
+    "score": "final score",
+    "mean_over_run": "mean over the run",
+    "steps_to_solve": f"steps to {SOLVED:g}",
+    "success_at_end": "success at the end",
+    "final_success_rate": "at any step",
+    "final_return": "true return",
+    "label_accuracy": "labels right",
+    "queries": "queries",
+    "minutes": "minutes",
+    "minutes_per_success": "min / success",
+    "queries_per_success": "queries / success",
+    "usd_per_success": "USD / success",
+}
+"""The columns of a task's table, and their heads."""
+WORDS = ("task", "source", "state", "cause", "run")
+"""Columns of words in the table of all runs; the others are numbers."""
+ALWAYS = ("title", "finished", "score")
+"""Columns that are shown even where nothing stands in them."""
 
 
 def compare(paths: Sequence[Path], out: Path | None = None, benches: Sequence[Path] = ()) -> int:
@@ -68,6 +91,7 @@ def compare(paths: Sequence[Path], out: Path | None = None, benches: Sequence[Pa
     heads = ("task", "source", "finished", "score", "interval", "success at end", "labels right", "minutes")
     rows = []
     for row in groups:
+        # of one run, or of runs that are all alike, there is no interval
         is_one = row["score"] is None or row["score_low"] == row["score_high"]
         interval = "-" if is_one else f"{row['score_low']:.2f} to {row['score_high']:.2f}"
         facts = [cell(key, row[key]) for key in ("success_at_end", "label_accuracy", "minutes")]
@@ -82,31 +106,6 @@ def compare(paths: Sequence[Path], out: Path | None = None, benches: Sequence[Pa
     console.print(f"\n{overall(results)}\n", markup=False)
     console.print(f"page, images and tables: {out / 'report.html'}", markup=False, soft_wrap=True)
     return EXIT_DONE
-
-
-SHOWN = {
-    "title": "source",
-    "finished": "runs finished",
-    "bench": "bench of its judge",
-    "expected": "expected success",
-    "score": "final score",
-    "mean_over_run": "mean over the run",
-    "steps_to_solve": f"steps to {SOLVED:g}",
-    "success_at_end": "success at the end",
-    "final_success_rate": "at any step",
-    "final_return": "true return",
-    "label_accuracy": "labels right",
-    "queries": "queries",
-    "minutes": "minutes",
-    "minutes_per_success": "min / success",
-    "queries_per_success": "queries / success",
-    "usd_per_success": "USD / success",
-}
-"""The columns of a task's table, and their heads."""
-WORDS = ("task", "source", "state", "cause", "run")
-"""Columns of words in the table of all runs; the others are numbers."""
-ALWAYS = ("title", "finished", "score")
-"""Columns that are shown even where nothing stands in them."""
 
 
 def comparison_page(results: Results, scores: Path, curves: Path) -> str:
@@ -254,6 +253,7 @@ def group_rows(results: Results, task: str) -> list[dict[str, Any]]:
 def _benched(results: Results, task: str, source: str) -> dict[str, str | None]:
     """What the bench of a source's judge says of the task, and what success it predicts; None where none is known."""
     runs = results.of(task, source)
+    # runs of one source ask the same judge; the first that asked anybody says whom
     row = next((found for run in runs if (found := find_row(results.benches, *run.judge))), None)
     if row is None:
         return {"bench": None, "expected": None}
@@ -309,7 +309,7 @@ def draw_scores(results: Results) -> Figure:
     """Final scores: a panel over all common tasks, then one per task; per source the mean, its interval, every run."""
     common = results.common_tasks
     panels = [("all tasks" if len(common) == len(results.tasks) else f"{len(common)} tasks", common)]
-    panels = panels if len(common) > 1 else []
+    panels = panels if len(common) > 1 else []  # of a single task the panel of all would say the same again
     panels += [(task, [task]) for task in results.tasks]
     width, height = min(len(panels), COLUMNS), math.ceil(len(panels) / COLUMNS)
     figure = Figure(figsize=(1.2 + 3.4 * width, height * (1.1 + 0.36 * len(results.sources))), layout="constrained")
@@ -386,6 +386,7 @@ def _draw_curve(axes: Axes, runs: Sequence[RunResult], colour: str) -> None:
     marker = "o" if len(grid) < _FEW_POINTS else None  # a line through one point is invisible
     axes.plot(grid / 1_000, interquartile_mean(values, axis=0), color=colour, linewidth=2.2, marker=marker)
     if len(runs) > 1:
+        # whole curves are drawn again, so that the band at one step goes with that at the next
         low, high = percentiles(resampled_means([values], np.random.default_rng(SEED)))
         axes.fill_between(grid / 1_000, low, high, color=colour, alpha=0.15, linewidth=0)
 

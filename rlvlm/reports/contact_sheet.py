@@ -83,7 +83,7 @@ def write_sheet(folder: DemonstrationFolder, make_env: Callable[[], ChunkEnv]) -
     rows = []
     for record in chosen:
         # kept images show the moment before each chunk; states also show the end
-        num = len(record.arrays["actions"]) + (env is not None)  # states show the end too
+        num = len(record.arrays["actions"]) + (env is not None)
         moments = np.unique(np.linspace(0, num - 1, COLUMNS).astype(int))
         ends = np.concatenate([[0], np.cumsum(record.arrays["steps"])])
         labels = tuple(f"step {ends[moment]}" for moment in moments)
@@ -94,14 +94,12 @@ def write_sheet(folder: DemonstrationFolder, make_env: Callable[[], ChunkEnv]) -
                 assert env is not None, "else there are images"
                 images = env.draw(record.arrays["snapshots"][moments], IMAGE_PX, camera)
             else:
-                images = np.stack([_resized(image) for image in kept[:, place]])
+                size = (IMAGE_PX, IMAGE_PX)
+                resized = [Image.fromarray(one).resize(size, Image.Resampling.BICUBIC) for one in kept[:, place]]
+                images = np.stack([np.asarray(one) for one in resized])
             title = f"{record.goal} ({record.id}, {ending}), {camera}"
             rows.append(Row(title=title, images=images, labels=labels))
     contact_sheet(f"{folder.task}: demonstrations", rows).save(folder.path / SHEET)
     if env is not None:
         env.close()
     return folder.path / SHEET
-
-
-def _resized(image: np.ndarray) -> np.ndarray:
-    return np.asarray(Image.fromarray(image).resize((IMAGE_PX, IMAGE_PX), Image.Resampling.BICUBIC))

@@ -130,6 +130,7 @@ def read_run(folder: RunFolder) -> Recorded:
         if one is None or store is None or not isinstance(one.answer, Verdict):
             found.add(item, answer, ("", ""))
             continue
+        # the log has the answer itself, the store what it cost
         kept = _answer(one.answer, config.task, answer.item, swapped=False)
         found.add(item, replace(answer, tokens=kept.tokens, cost_usd=kept.cost_usd), _shown(one.question))
         other = store.find(answer_key(one.question.swapped.id, one.answer.stamp))
@@ -157,6 +158,7 @@ def read_store(folder: Path) -> list[Recorded]:
         values = {name: (np.nan, np.nan) if truth is None else truth.values for name, truth in known.items()}
         gaps = [abs(left - right) for left, right in values.values() if not np.isnan(left - right)]
         has_progress = any(truth is not None and truth.progress is not None for truth in known.values())
+        # progress lies in [0, 1]; returns have the env's scale, and are compared by their share of the widest gap
         scale = 1.0 if has_progress or not gaps else max(*gaps, 1e-6)
         # a judge's answers about several goals are one entry; the first few name it
         goals = sorted({one.question.goal for one in stored})
@@ -170,6 +172,7 @@ def read_store(folder: Path) -> list[Recorded]:
         places: dict[str, int] = {}
         pairs: dict[int, Item] = {}
         for one in stored:
+            # whichever order came first names the pair, and the other is the same pair swapped
             swapped = one.question.swapped.id in places
             number = places.setdefault(one.question.swapped.id if swapped else one.question.id, len(places))
             left, right = values[one.question.id]

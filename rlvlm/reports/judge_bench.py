@@ -3,7 +3,6 @@
 import json
 import math
 import time
-from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -31,7 +30,7 @@ from rlvlm.labels.store import LabelStore
 from rlvlm.reports.judge_figures import draw_success
 from rlvlm.runs.plots import to_png
 from rlvlm.runs.records import encode_png
-from rlvlm.templates import render
+from rlvlm.templates import inline, render
 
 TASK_HEADS = ("pairs right", "undecided", "order kept", "AUC of success", "VOC")
 """Columns of the tables with a line per task."""
@@ -82,7 +81,7 @@ def bench_judge(  # noqa: PLR0913 - the command's options
     if num_episodes is not None:
         wanted = replace(wanted, episodes=num_episodes, videos=num_episodes // 3)
     if reference == "none":
-        check_reachable(config)
+        check_reachable(config)  # before minutes are spent on playing episodes
     judge: Judge | Reference = Reference(reference) if reference != "none" else build_judge(config)
     if config.store and not isinstance(judge, Reference):
         judge = CachedJudge(judge, LabelStore(Path(config.store).expanduser()))
@@ -133,6 +132,7 @@ def print_row(row: Mapping[str, Any]) -> None:
     if not row["faults"]:
         console.print("no known fault was found")
     for place, way in enumerate(row.get("remedies", ())):
+        # they come best first, and only the best is worth its settings
         advice = f" ({way['settings']})" if way["settings"] and not place else ""
         console.print(f"{way_of_asking(way)}{advice}", markup=False)
     console.print("\nGood enough to train with?", style="bold", markup=False)
@@ -193,6 +193,7 @@ def _name(row: Mapping[str, Any]) -> str:
 def cells(row: Mapping[str, Any]) -> dict[str, str]:
     """A row's figures as text by what they are; `-` where nothing was asked."""
     pairs, scores, cost = (row["figures"][name] for name in ("pairs", "scores", "cost"))
+    # [10, 3] right, wrong and the rest of the pairs whose gap lies in each tenth, the hardest first
     bins = np.array(pairs.get("by_difficulty", np.zeros((10, 3))))
     hard, easy = bins[:3].sum(0), bins[7:].sum(0)
     false = scores.get("false_positives", {})
@@ -269,6 +270,7 @@ class WorstAnswers:
             one.item: (item, one) for item, one in judged if item.case == "pair" and outcome_of(item, one) == "wrong"
         }
         widest = sorted(wrong.values(), key=lambda pair: -abs(pair[0].gap))[:MAX_WORST]
+        # drawn now, a few more than are shown in the end: the task's env is closed when the next one begins
         self._pairs += [(abs(item.gap), _pair_card(made, item, one)) for item, one in widest]
         # of scores of episodes, turns and controls those that are farthest from the truth, 0 or 1
         scored = [
@@ -328,7 +330,7 @@ def bench_page(row: Mapping[str, Any], worst: WorstAnswers, success: bytes) -> s
         grade_heads=GRADE_HEADS,
         grades=grade_lines(row),
         grade_notes=grade_notes(row),
-        success=f"data:image/png;base64,{b64encode(success).decode()}" if success else "",
+        success=inline(success) if success else "",
         is_whole=row["bench"]["is_whole"],
         left_out=row["bench"]["left_out"],
         task_heads=("task", *TASK_HEADS),
@@ -375,6 +377,7 @@ def compare_benches(paths: Sequence[Path]) -> int:
     for path, row in zip(paths[1:], rows[1:], strict=True):
         for line in differences(rows[0], row):
             console.print(f"{path} against {paths[0]}: {line}", markup=False)
+    # a figure of all tasks together says nothing where one judge was asked about easier ones
     common = [task for task in rows[0]["tasks"] if all(task in row["tasks"] for row in rows)]
     if all(row["tasks"].keys() == rows[0]["tasks"].keys() for row in rows):
         tables = [cells(row) for row in rows]
@@ -405,6 +408,7 @@ def differences(row: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
         found.append(f"other items of {', '.join(changed)}: another number, form of score, seed, version or machine")
     for task in ours:
         if task in theirs and task not in changed:
+            # items agree to the bit; images only about so, as each machine draws them anew
             looks = np.array(ours[task]["looks"], float), np.array(theirs[task]["looks"], float)
             if looks[0].shape != looks[1].shape or (looks[0].size and np.abs(looks[0] - looks[1]).max() > _TOLERANCE):
                 found.append(f"other images of {task}: another size, look or renderer")

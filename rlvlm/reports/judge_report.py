@@ -26,6 +26,9 @@ from rlvlm.runs.tables import CsvTable
 from rlvlm.templates import inline, render
 
 BIN_COLUMNS = ("source", "bin", *(name.replace(" ", "_") for name in OUTCOMES))
+MAX_MISTAKES = 6
+"""Shown per source."""
+_CARD_PX = 200
 
 
 def report_judges(paths: Sequence[Path], out: Path, ask_swapped: int = 0) -> int:
@@ -79,7 +82,8 @@ def ask_in_other_order(path: Path, count: int) -> int:
     if not config.reward.asks_judge or not is_store(place):
         raise UsageError(f"{path} has no judge's answers to ask again", "leave out --ask-swapped")
     store = LabelStore(place)
-    judge = CachedJudge(build_judge(config.judge), store)
+    judge = CachedJudge(build_judge(config.judge), store)  # whose answers to what was asked before cost nothing
+    # of a store that several runs share, what this run asked, and of that what this judge answered
     wanted = {row["question"] for row in folder.queries.read() if row.get("question")}
     asked = [
         item.question
@@ -112,11 +116,6 @@ def _queries(store: LabelStore, questions: Sequence[Question]) -> list[Query]:
     return found
 
 
-MAX_MISTAKES = 6
-"""Shown per source."""
-_CARD_PX = 200
-
-
 def report_page(
     sources: Sequence[Recorded], rows: Sequence[Mapping[str, Any]], pictures: Mapping[str, Path], title: str
 ) -> str:
@@ -124,8 +123,8 @@ def report_page(
 
     Args:
         sources: what is reported.
-        rows: `measures.summarise` of each.
-        pictures: files from `figures.draw_all`.
+        rows: `summarise` of each.
+        pictures: files from `draw_all`.
         title: of the page.
     """
     tables = [table_cells(row) for row in rows]

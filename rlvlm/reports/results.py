@@ -292,6 +292,7 @@ def _with_costs(folder: SweepFolder, runs: Sequence[RunResult]) -> list[RunResul
     apps = [app_name(run.config, folder.path) if run.config.reward.asks_judge else "" for run in runs]
     paid = []
     for run, app in zip(runs, apps, strict=True):
+        # by the questions asked: they share the judge's cache too, and who happened to ask first says nothing
         ledger = folder.ledger(app)
         total = sum(other.queries for other, its in zip(runs, apps, strict=True) if its == app)
         if app and total and ledger.exists():

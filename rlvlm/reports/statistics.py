@@ -14,6 +14,10 @@ from rlvlm.runs.scores import Floats
 
 RESAMPLES = 5_000
 CONFIDENCE = 0.95
+FEW_SEEDS = 3
+"""With fewer finished runs per task and source than this, an interval supports nothing."""
+SEED = 0
+"""Of the bootstrap, so that a report says the same each time."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -89,12 +93,6 @@ def percentiles(samples: Floats) -> Floats:
     return np.percentile(samples, [50 * (1 - CONFIDENCE), 50 * (1 + CONFIDENCE)], axis=0)
 
 
-FEW_SEEDS = 3
-"""With fewer finished runs per task and source than this, an interval supports nothing."""
-SEED = 0
-"""Of the bootstrap, so that a report says the same each time."""
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankedSource:
     """A source among others, best first."""
@@ -148,13 +146,15 @@ def rank(strata: dict[str, list[Floats]]) -> list[RankedSource]:
 
 
 def _sentences(results: Results, ranking: Sequence[RankedSource], num_seeds: int) -> str:
+    """Who is ahead, by how much, and whether the runs support it; of fewer than `FEW_SEEDS` no conclusion is drawn."""
     best, *others = ranking
     name = results.sources[best.source]
     if not others:
         return f"There is nothing to compare {name} with: its score is {_scored(best.score)}."
     second = others[0]
     assert second.behind is not None
-    behind = second.behind  # finer than scores, so that it is seen whether zero is in the interval
+    behind = second.behind
+    # with a digit more than scores, so that it is seen whether zero is in the interval
     interval = f" ({behind.low:.3f} to {behind.high:.3f})" if behind.low < behind.high else ""
     lead = (
         f"{name}: {_scored(best.score)}; {results.sources[second.source]}: {_scored(second.score)}; "
@@ -168,11 +168,9 @@ def _sentences(results: Results, ranking: Sequence[RankedSource], num_seeds: int
     beaten = [other for other in others if other.behind is not None and other.behind.excludes_zero]
     level = [other for other in others if other not in beaten]
     if not level:
-        what = (
-            "The interval of the difference excludes zero"
-            if len(others) == 1
-            else (f"The intervals of its differences to all {len(others)} others exclude zero")
-        )
+        what = "The interval of the difference excludes zero"
+        if len(others) > 1:
+            what = f"The intervals of its differences to all {len(others)} others exclude zero"
         return f"Winner: {lead} {what}, so the runs support it."
     if not beaten:
         return f"No winner: {lead} Every difference may be zero, so the runs do not distinguish the sources."

@@ -14,6 +14,11 @@ from rlvlm.core import metrics
 from rlvlm.envs.registry import find_task
 
 Floats = NDArray[np.float64]
+DECODINGS = {
+    "success": ("success_rate", "sampled_success_rate"),
+    "return above 0": ("strict_success_rate", "sampled_strict_success_rate"),
+}
+"""Columns of `eval.csv` with the share of greedy and of sampled episodes, by what is counted."""
 
 
 def scores(task: str, rows: Sequence[Mapping[str, str]]) -> Floats:
@@ -43,13 +48,6 @@ def score_name(task: str) -> str:
     """What the score of a task is, for axes and tables."""
     scale = find_task(task).return_range
     return "success rate" if scale is None else f"true return, 0 is {scale[0]:g} and 1 is {scale[1]:g}"
-
-
-DECODINGS = {
-    "success": ("success_rate", "sampled_success_rate"),
-    "return above 0": ("strict_success_rate", "sampled_strict_success_rate"),
-}
-"""Columns of `eval.csv` with the share of greedy and of sampled episodes, by what is counted."""
 
 
 def evaluation_row(evaluation: Evaluation, env_steps: int, wall_s: float) -> dict[str, Any]:

@@ -22,6 +22,29 @@ from rlvlm.runs.scores import DECODINGS
 
 FINAL_EVALUATIONS = 3
 """The final success rate is the mean of this many last evaluations."""
+_TITLES = {
+    "learning_curve.png": "Learning curve",
+    "vlm_accuracy.png": "Answers by difficulty",
+    "labels_over_time.png": "Answers over time",
+    "vlm_scores.png": "Scores against the truth",
+    "judge_over_training.png": "The judge against the truth over training",
+}
+_WATCHED = {
+    "failures that the judge calls successes": metrics.JUDGE_FALSE_POSITIVES,
+    "successes that it calls failures": metrics.JUDGE_FALSE_NEGATIVES,
+    "area under its curve": metrics.JUDGE_AUC,
+}
+"""Of the newest episodes."""
+_WHEN = {
+    "before training": "at step 0, before training",
+    "at the end": "at the last evaluation",
+    "at worst": "at the worst evaluation after the start",
+}
+_PAGES = {
+    "judge_panel.html": "the judge's answers, with images",
+    "episodes.html": "episodes of the last evaluation, image by image",
+    "success_by_instruction.csv": "success of the last evaluation, instruction by instruction",
+}
 
 
 def summarise(folder: RunFolder, config: RunConfig, state: RunState, exit_reason: str) -> dict[str, Any]:
@@ -194,32 +217,6 @@ def score_error(rows: Sequence[dict[str, str]]) -> float | None:
 
 def _mean(values: Sequence[float]) -> float | None:
     return round(float(np.mean(values)), 4) if values else None
-
-
-_TITLES = {
-    "learning_curve.png": "Learning curve",
-    "vlm_accuracy.png": "Answers by difficulty",
-    "labels_over_time.png": "Answers over time",
-    "vlm_scores.png": "Scores against the truth",
-    "judge_over_training.png": "The judge against the truth over training",
-}
-
-_WATCHED = {
-    "failures that the judge calls successes": metrics.JUDGE_FALSE_POSITIVES,
-    "successes that it calls failures": metrics.JUDGE_FALSE_NEGATIVES,
-    "area under its curve": metrics.JUDGE_AUC,
-}
-"""Of the newest episodes."""
-_WHEN = {
-    "before training": "at step 0, before training",
-    "at the end": "at the last evaluation",
-    "at worst": "at the worst evaluation after the start",
-}
-_PAGES = {
-    "judge_panel.html": "the judge's answers, with images",
-    "episodes.html": "episodes of the last evaluation, image by image",
-    "success_by_instruction.csv": "success of the last evaluation, instruction by instruction",
-}
 
 
 def run_card(  # one page, one argument per source of facts

@@ -26,8 +26,6 @@ FPS = 30
 LEAST_S = 5.0
 """Shortest video, in seconds."""
 PAPER, INK, FAINT, ACCENT = (250, 250, 248), (38, 70, 83), (200, 206, 208), (231, 111, 81)
-
-
 VIDEO_PX = 300
 """Least width of the images: less has no room for the words. Smaller ones are shown as many times as large."""
 _REWARD_PX = 56
@@ -42,6 +40,7 @@ def write_videos(
     """
     files = []
     for number, episode in enumerate(episodes, start=1):
+        # NaN where no reward was learned, or nobody could say it: then the true one is shown
         is_learned = bool(np.isfinite(episode.learned_rewards).all())
         rewards = episode.learned_rewards if is_learned else episode.env_rewards
         lost = "success, undone at the end" if episode.is_success else "no success"
@@ -50,6 +49,7 @@ def write_videos(
         title = f"step {env_steps:,}{end}, {episode.reward_name if is_learned else 'true reward'}"
         file = folder / f"step_{env_steps:08d}_episode_{number}.mp4"
         bounds = episode.reward_range if is_learned else None
+        # envs in turns draw at a size of their own; whole multiples of it keep its pixels sharp
         frames = draw(episode.snapshots, VIDEO_PX)
         times = -(-VIDEO_PX // frames.shape[2])
         frames = frames.repeat(times, axis=1).repeat(times, axis=2)
