@@ -1,1 +1,1 @@
-"""What a user meets on the terminal: the arguments, the live panel, and the box that explains a failure."""
+"""The words of `rlvlm`, a file each: its arguments, and `command`, which hands over to the packages below."""

@@ -32,7 +32,7 @@ from rlvlm.core.errors import EXIT_DONE, MachineError, UsageError
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.registry import make_env, task_goal
 from rlvlm.policies.vlm.config import PolicyConfig
-from rlvlm.runs.folder import check_trust, find_folder
+from rlvlm.runs.folder import check_trust, choose_checkpoint, find_folder
 from rlvlm.runs.preflight import port_is_free
 from rlvlm.runs.ray_session import ray_session
 from rlvlm.serving.app_file import AppFile, PolicyEntry, read_app_file
@@ -310,7 +310,6 @@ def run_app(path: Path, replicas: int, num_gpus: float, trust: bool) -> AppFile:
             "serve a run such as number_line's; others are played by rlvlm eval",
         )
     from rlvlm.algorithms.env_slots import make_slot
-    from rlvlm.runs.evaluate import choose_checkpoint
 
     checkpoint = choose_checkpoint(folder, path, print).algorithm.absolute()
     # an env is needed once: for the names of its actions, and a first turn to show how to ask

@@ -109,13 +109,7 @@ def compare(paths: Sequence[Path], out: Path | None = None, benches: Sequence[Pa
 
 
 def comparison_page(results: Results, scores: Path, curves: Path) -> str:
-    """The whole page's HTML.
-
-    Args:
-        results: what is compared.
-        scores: PNG of `draw_scores`.
-        curves: PNG of `draw_curves`.
-    """
+    """The whole page's HTML, with the PNGs of `draw_scores` and `draw_curves` in it."""
     tasks = []
     for task in results.tasks:
         rows = group_rows(results, task)

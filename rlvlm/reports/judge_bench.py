@@ -308,12 +308,8 @@ class WorstAnswers:
 
 
 def bench_page(row: Mapping[str, Any], worst: WorstAnswers, success: bytes) -> str:
-    """The page's HTML: figures, faults, and the worst answers with their images.
-
-    Args:
-        row: see `summarise`.
-        worst: answers.
-        success: PNG of the success to expect, as the judge's answers are worth; empty where nothing is known.
+    """The page's HTML: the figures and faults of `summarise`, and the worst answers with their images. `success` is a
+    PNG of the success to expect, as the judge's answers are worth; empty where nothing is known.
     """
     bins = row["figures"]["pairs"].get("by_difficulty", [])
     difficulty = [
@@ -362,10 +358,7 @@ def compare_benches(paths: Sequence[Path]) -> int:
     """Prints the rows of several judges side by side, and returns the exit code.
 
     Figures of all tasks together only where all judges were asked about the same tasks; then those of each task that
-    they have in common.
-
-    Args:
-        paths: rows, or folders with one.
+    they have in common. `paths` are rows, or folders with one.
 
     Raises:
         UsageError: a file is no row, or two rows are about other items.

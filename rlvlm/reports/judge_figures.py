@@ -104,12 +104,8 @@ def draw_accuracy(sources: Sequence[Recorded]) -> Figure:
 def draw_success(
     runs: Sequence[Mapping[str, str]], predictions: Sequence[ExpectedSuccess] = (), columns: int = 3
 ) -> Figure:
-    """What success training comes to against what a judge's answers are worth: a panel per task.
-
-    Args:
-        runs: rows of `prediction.read_curve`.
-        predictions: of a judge, whose place is marked.
-        columns: panels side by side.
+    """What success training comes to against what a judge's answers are worth: a panel per task, `columns` side by
+    side. `runs` are rows of `prediction.read_curve`; the place of the judge that `predictions` are of is marked.
     """
     curves = fit_curves(runs)
     with matplotlib.rc_context(STYLE):

@@ -119,14 +119,7 @@ def _queries(store: LabelStore, questions: Sequence[Question]) -> list[Query]:
 def report_page(
     sources: Sequence[Recorded], rows: Sequence[Mapping[str, Any]], pictures: Mapping[str, Path], title: str
 ) -> str:
-    """The page's HTML.
-
-    Args:
-        sources: what is reported.
-        rows: `summarise` of each.
-        pictures: files from `draw_all`.
-        title: of the page.
-    """
+    """The page's HTML, of `rows` by `summarise` of each source and the files of `draw_all`."""
     tables = [table_cells(row) for row in rows]
     lines = [(name, [table[name] for table in tables]) for name in tables[0]]
     return render(

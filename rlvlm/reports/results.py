@@ -267,11 +267,7 @@ def _judge_of(run: RunFolder) -> tuple[str, str]:
 
 
 def with_benches(results: Results, paths: Sequence[Path]) -> Results:
-    """The results with the rows of their judges' benches.
-
-    Args:
-        results: of runs.
-        paths: rows, or folders with some.
+    """The results with the rows of their judges' benches; `paths` are rows, or folders with some.
 
     Raises:
         UsageError: no row is there, or one that cannot be read.

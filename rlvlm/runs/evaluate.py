@@ -1,7 +1,7 @@
 """`rlvlm eval DIR`: plays a run's policy on the true task. Needs neither Ray nor the judge."""
 
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +13,7 @@ from rlvlm.core.disk import write_json
 from rlvlm.core.errors import EXIT_DONE, MachineError, UsageError
 from rlvlm.judges.agreement import wilson_interval
 from rlvlm.runs.build import film_draw, open_players
-from rlvlm.runs.checkpoints import Checkpoint, newest_sound
-from rlvlm.runs.folder import RunFolder
+from rlvlm.runs.folder import RunFolder, choose_checkpoint
 from rlvlm.runs.scores import evaluation_row
 from rlvlm.runs.video import write_videos
 
@@ -93,26 +92,6 @@ def evaluate_run(folder: RunFolder, path: Path, episodes: int, with_video: bool,
         fix = f"rlvlm eval {shlex.quote(str(path))} --out DIR writes elsewhere"
         raise MachineError(f"the figures above could not be written to {out}: {error.strerror}", fix) from error
     return EXIT_DONE
-
-
-def choose_checkpoint(folder: RunFolder, path: Path, log: Callable[[str], None]) -> Checkpoint:
-    """The checkpoint that `path` lies in, otherwise the best of the run, or the newest sound one where that is damaged.
-
-    Raises:
-        UsageError: there is none yet.
-        CorruptCheckpoint: the one that was named is damaged, or all are.
-    """
-    here = path.resolve()
-    for checkpoint in folder.checkpoints.newest_first():
-        if here.is_relative_to(checkpoint.path.resolve()):
-            checkpoint.check()
-            return checkpoint
-    best = folder.checkpoints.best()
-    if best is None:
-        raise UsageError(f"{folder.path} has no checkpoint yet", f"let it continue: {folder.resume_command}")
-    # where the best is damaged, the newest sound one is the next best guess
-    candidates = [best, *folder.checkpoints.newest_first()]
-    return newest_sound(candidates, lambda damage: log(f"damaged checkpoint: {damage}")) or best
 
 
 def _measured(played: Sequence[PlayedEpisode], milestones: Mapping[str, float]) -> dict[str, float]:

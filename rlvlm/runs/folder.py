@@ -4,7 +4,7 @@ import json
 import re
 import shlex
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime
@@ -17,7 +17,7 @@ from rlvlm.core.errors import MachineError, NumericsError, UsageError
 from rlvlm.core.metrics import ENV_STEPS
 from rlvlm.core.yaml_text import read_yaml
 from rlvlm.envs.registry import GYMNASIUM
-from rlvlm.runs.checkpoints import RunState, checkpoint_store, newest_sound
+from rlvlm.runs.checkpoints import Checkpoint, RunState, checkpoint_store, newest_sound
 from rlvlm.runs.config import RunConfig, config_text, read_config_text
 from rlvlm.runs.environment import describe_environment
 from rlvlm.runs.settings import differences, flat
@@ -121,6 +121,12 @@ class RunFolder:
         write_json(self.numerics / "error.json", about | {"arrays": {k: list(v.shape) for k, v in error.found.items()}})
         np.savez(self.numerics / "found.npz", allow_pickle=False, **error.found)
 
+    def checkpoint_at(self, path: Path) -> Checkpoint | None:
+        """The checkpoint of the run that `path` lies in; None where it lies in none."""
+        here = path.resolve()  # also through the links `last` and `best`
+        found = self.checkpoints.newest_first()
+        return next((each for each in found if here.is_relative_to(each.path.resolve())), None)
+
     def has_begun(self) -> bool:
         """Whether anything was measured, asked or paid for, or a crash left its trace: then the folder is kept."""
         traces = (self.metrics.path, self.queries.path, self.scores.path, self.ledger, self.crash, self.numerics)
@@ -220,12 +226,29 @@ def find_folders(path: Path) -> list[RunFolder]:
 
 def check_newest(folder: RunFolder, path: Path) -> None:
     """Raises UsageError when `path` lies in a checkpoint older than the newest sound one: later work would be lost."""
-    here = path.resolve()
-    named = next((each for each in folder.checkpoints.newest_first() if here.is_relative_to(each.path.resolve())), None)
+    named = folder.checkpoint_at(path)
     newest = None if named is None else newest_sound(folder.checkpoints.newest_first())
     if named is not None and newest is not None and named.step < newest.step:
         fix = f"go on from the newest, step {newest.step:,}: {folder.resume_command}"
         raise UsageError(f"{path} is not the newest checkpoint; going on there would discard later work", fix)
+
+
+def choose_checkpoint(folder: RunFolder, path: Path, log: Callable[[str], None]) -> Checkpoint:
+    """The checkpoint that `path` lies in, otherwise the best of the run, or the newest sound one where that is damaged.
+
+    Raises:
+        UsageError: there is none yet.
+        CorruptCheckpoint: the one that was named is damaged, or all are.
+    """
+    if (named := folder.checkpoint_at(path)) is not None:
+        named.check()
+        return named
+    best = folder.checkpoints.best()
+    if best is None:
+        raise UsageError(f"{folder.path} has no checkpoint yet", f"let it continue: {folder.resume_command}")
+    # where the best is damaged, the newest sound one is the next best guess
+    candidates = [best, *folder.checkpoints.newest_first()]
+    return newest_sound(candidates, lambda damage: log(f"damaged checkpoint: {damage}")) or best
 
 
 def check_settings(before: RunState, config: RunConfig) -> None:

@@ -40,8 +40,7 @@ from rlvlm.rewards.config import StepRewardConfig
 from rlvlm.runs.build import make_policy
 from rlvlm.runs.checkpoints import newest_sound
 from rlvlm.runs.config import RunConfig
-from rlvlm.runs.evaluate import choose_checkpoint
-from rlvlm.runs.folder import RunFolder, check_trust, create_folder, find_folder
+from rlvlm.runs.folder import RunFolder, check_trust, choose_checkpoint, create_folder, find_folder
 from rlvlm.runs.preflight import check_before_run
 from rlvlm.runs.train import start_run
 

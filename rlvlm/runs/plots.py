@@ -98,13 +98,8 @@ def save(figure: Figure, file: Path) -> Path:
 
 
 def draw_learning_curve(evaluations: Rows, queries: Rows, rows: Sequence[Mapping[str, Any]], title: str) -> Figure:
-    """Success, returns, and what there is of the rollouts' health and of queries, over env steps.
-
-    Args:
-        evaluations: of `eval.csv`.
-        queries: of the query log or the score log.
-        rows: of `metrics.jsonl`.
-        title: of the run.
+    """Success, returns, and what there is of the rollouts' health and of queries, over env steps: rows of `eval.csv`,
+    of the query log or the score log, and of `metrics.jsonl`.
     """
     health = {
         label: (name, colour)
@@ -206,12 +201,8 @@ def draw_labels_over_time(queries: Rows, title: str) -> Figure:
 
 
 def draw_scores(scores: Rows, title: str, *, says_success: bool = False) -> Figure:
-    """Every score over the true progress, and the mean score of each tenth of it.
-
-    Args:
-        scores: of the score log.
-        title: of the run.
-        says_success: whether scores are held against success: then none has to be as high as progress.
+    """Every score of the log over the true progress, and the mean score of each tenth of it. Where a score
+    `says_success` it need not be as high as progress.
     """
     given = [row for row in scores if row["vlm_score"]]
     truth, said = column(given, "ground_truth_score"), column(given, "vlm_score")
@@ -231,11 +222,8 @@ def draw_scores(scores: Rows, title: str, *, says_success: bool = False) -> Figu
 
 
 def draw_judge_over_training(rows: Sequence[Mapping[str, Any]], title: str) -> Figure:
-    """What the judge says beside what is true, how often it is wrong, and its controls, over env steps.
-
-    Args:
-        rows: of `metrics.jsonl`, those with a judge's figures.
-        title: of the run.
+    """What the judge says beside what is true, how often it is wrong, and its controls, over env steps: from those rows
+    of `metrics.jsonl` that have a judge's figures.
     """
     steps = np.array([row[metrics.ENV_STEPS] for row in rows]) / 1_000
     figure = titled(10, 7.5, title)
@@ -343,13 +331,8 @@ def draw_spent(axes: Axes, queries: Rows, last: float) -> None:
 
 
 def stack_shares(axes: Axes, shares: Mapping[str, NDArray[Any]], colours: Mapping[str, str], **look: Any) -> None:
-    """One bar per difficulty bin, stacked of shares [N] in percent, each with its number where there is room for it.
-
-    Args:
-        axes: to draw into.
-        shares: by name.
-        colours: by name.
-        look: further settings of the bars.
+    """One bar per difficulty bin, stacked of `shares` [N] in percent by name, each with its number where there is room
+    for it; `look` are further settings of matplotlib's bars.
     """
     base: NDArray[Any] | float = 0.0
     for name, share in shares.items():

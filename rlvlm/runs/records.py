@@ -98,11 +98,8 @@ def query_row(record: QueryRecord) -> dict[str, Any]:
 
 
 def score_row(record: ScoredItem, index: int) -> dict[str, Any]:
-    """A row of `vlm_score_log.csv`; the session of turns and episodes is their group.
-
-    Args:
-        record: what was scored.
-        index: among those of one update, unless it has its own.
+    """A row of `vlm_score_log.csv`; the session of turns and episodes is their group. `index` is the place among those
+    of one update, for records that have none of their own.
     """
     score = record.score
     return {

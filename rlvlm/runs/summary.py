@@ -48,13 +48,8 @@ _PAGES = {
 
 
 def summarise(folder: RunFolder, config: RunConfig, state: RunState, exit_reason: str) -> dict[str, Any]:
-    """What `summary.json` says.
-
-    Args:
-        folder: the run, with its tables complete up to `state`.
-        config: its configuration.
-        state: where it stopped.
-        exit_reason: `done`, or why it stopped earlier.
+    """What `summary.json` says of a run whose tables are complete up to `state`; `exit_reason` is `done`, or why it
+    stopped earlier.
 
     Returns:
         Rates in [0, 1], None where nothing was measured; seconds; MiB; counts. `success` is the headline everywhere:
@@ -192,10 +187,8 @@ def summarise_answers(folder: RunFolder) -> dict[str, Any]:
 
 
 def summarise_queries(rows: Sequence[dict[str, str]]) -> dict[str, Any]:
-    """Counts by status, and the share of right ones among the decided whose truth is known.
-
-    Args:
-        rows: of `vlm_query_log.csv` and `vlm_score_log.csv`; scores are neither right nor wrong.
+    """Counts by status of rows of `vlm_query_log.csv` and `vlm_score_log.csv`, and the share of right ones among the
+    decided whose truth is known; scores are neither right nor wrong.
     """
     by_status = Counter(row["status"] for row in rows)
     judged = [row["correct"] == "1" for row in rows if row.get("correct")]
@@ -207,10 +200,8 @@ def summarise_queries(rows: Sequence[dict[str, str]]) -> dict[str, Any]:
 
 
 def score_error(rows: Sequence[dict[str, str]]) -> float | None:
-    """Mean distance of scores in [0, 1] from the true progress; None where nothing was scored.
-
-    Args:
-        rows: of `vlm_score_log.csv`.
+    """Mean distance of scores in [0, 1] from the true progress, of rows of `vlm_score_log.csv`; None where nothing was
+    scored.
     """
     return _mean([abs(float(row["vlm_score"]) - float(row["ground_truth_score"])) for row in rows if row["vlm_score"]])
 
@@ -222,14 +213,8 @@ def _mean(values: Sequence[float]) -> float | None:
 def run_card(  # one page, one argument per source of facts
     config: RunConfig, summary: Mapping[str, Any], environment: Mapping[str, Any], command: str, files: list[str]
 ) -> str:
-    """The card's Markdown.
-
-    Args:
-        config: of the run.
-        summary: as in `summary.json`.
-        environment: as in `environment.json`.
-        command: the command line that started it.
-        files: paths inside the folder that exist, for the links.
+    """The card's Markdown, of what `summary.json`, `environment.json` and `command.txt` say; `files` are those that
+    exist, by their paths in the folder, for the links.
     """
     end = "Finished" if summary["exit_reason"] == "done" else f"Stopped early ({summary['exit_reason']})"
     rate, measured = summary["success"], summary.get("decodings") or {}

@@ -66,13 +66,7 @@ class StoppedEarly(Exception):  # noqa: N818 - no error
 class Training:
     """The run loop: train, look, write down, save.
 
-    Args:
-        folder: everything is written there.
-        config: of the run.
-        algorithm: built, and restored where the run goes on.
-        console: shows it.
-        memory: watched meanwhile.
-        before: the state it goes on from.
+    Where a run goes on, `algorithm` is restored already, and `before` is the run loop's own state of the same moment.
     """
 
     def __init__(

@@ -26,10 +26,6 @@ class Halving:
     """ASHA over the runs of one task: a score says nothing about the runs of another.
 
     It remembers runs by their keys, so those of earlier starts of the sweep take part in what is decided now.
-
-    Args:
-        config: the rungs.
-        total_steps: env steps of the task's runs.
     """
 
     def __init__(self, config: HalvingConfig, total_steps: int) -> None:
@@ -56,14 +52,8 @@ class Halving:
 
 
 class SweepCallback(Callback):
-    """Tune's callback.
-
-    Args:
-        folder: of the sweep.
-        sweep: as it was started.
-        plans: all runs, by key.
-        table: shows them.
-        stop: whether a signal asked for an end; this takes Tune's own handlers over.
+    """Tune's callback: keeps the records of all runs, shows them in `table`, and gives the signals, which Tune claims,
+    back to `stop`.
     """
 
     def __init__(
@@ -163,11 +153,7 @@ class SweepCallback(Callback):
 
 
 class SweepScheduler(FIFOScheduler):
-    """First come, first served; pauses every run once the sweep is asked to stop, and stops those that are halted.
-
-    Args:
-        callback: of the sweep.
-    """
+    """First come, first served; pauses every run once the sweep is asked to stop, and stops those that are halted."""
 
     def __init__(self, callback: SweepCallback) -> None:
         super().__init__()

@@ -26,12 +26,8 @@ _FRAME_LINES = 6
 
 
 class ProgressTable(Screen):
-    """The runs of a sweep. A context: the table is there while it is open.
-
-    Args:
-        stream: a terminal, or a file or pipe that gets plain lines.
-        title: of the sweep.
-        plans: its runs, by key.
+    """The runs of a sweep, by key. A context: the table is there while it is open, on a terminal; a file or pipe gets
+    plain lines.
     """
 
     def __init__(self, stream: TextIO, title: str, plans: Mapping[str, TrialPlan]) -> None:
@@ -52,13 +48,8 @@ class ProgressTable(Screen):
             self.line(f"{self._plans[key].label}  {record.state}{cause}  ({self._counts()})")
 
     def update(self, key: str, record: TrialRecord, steps_per_s: float, evaluated_at: int) -> None:
-        """A run has reported; where there is no table, a line per evaluation.
-
-        Args:
-            key: the run.
-            record: where it is.
-            steps_per_s: its speed.
-            evaluated_at: env step of its newest evaluation, 0 before the first.
+        """A run has reported; where there is no table, a line per evaluation, of which `evaluated_at` is the newest
+        one's env step, 0 before the first.
         """
         self.records[key] = record
         if record.state is State.RUNNING:
