@@ -133,6 +133,7 @@ def parse_options(default: RunConfig, options: Sequence[str], prog: str) -> RunA
         )
         most_used = _with_most_used(as_config(kind, default))
         kind = type(most_used)
+    # tyro takes the defaults from an instance of the very class that it is to fill
     start = RunArguments(config=most_used or as_config(kind, default))
     arguments = parse(RunArguments[kind], options, prog, start, description=about, config=_CONFIG)
     wanted = as_config(RunConfig, arguments.config)

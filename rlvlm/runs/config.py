@@ -108,15 +108,16 @@ class RunConfig:
 
     may_change: ClassVar[tuple[str, ...]] = (
         *("steps", "eval.*", "track.*"),
+        # what a judge, an engine and the run itself run on
         *("serve.*", "engine.*", "judge.store", "judge.device", "judge.attention", "judge.batch_size", "judge.api.*"),
         *("judge.engine.python", "judge.engine.tensor_parallel", "judge.engine.memory_share", "judge.engine.cache_gib"),
         *("*.device", "*.threads", "*.env_runners", "*.env_workers", "*.num_learners", "*.gpus_per_*", "*.cache_mib"),
         *("*.shard", "*.compute_dtype", "*.recompute", "*.microbatch_tokens"),
+        # what an error advises to change: of a loss that is not finite, and of a judge that fails or is fooled
         *("algo.*lr", "reward_model.lr", "*.kl_weight"),
         *("*.without_answer", "*.fallback_judge", "*.on_alarm", "*.most_unreadable"),
     )
-    """Patterns of the settings that a run may be resumed with after they were changed in its `config.yaml`: how far it
-    goes, what is seen of it, what it runs on, and what its own errors advise to change. The others say what it is."""
+    """Patterns of the settings that a run may be resumed with after they were changed. The others say what it is."""
     task: tyro.conf.Suppress[str]
     """Name of the task in `rlvlm.envs.registry`."""
     goal: str = ""
@@ -165,6 +166,7 @@ class RunConfig:
         if names := [name for name, values in leaves.items() if any(value != value for value in values)]:
             raise ValueError(f"{', '.join(names)} must be a number, got nan")
         check_unused(self.task, self.env)
+        # Serve gives a call up after `serve.timeout_s`; by then the API itself must have answered or been given up
         judge, api = self.judge, self.judge.api
         longest_s = math.ceil(judge.batch_size / api.concurrency) * api.deadline_s
         if judge.is_remote and longest_s >= self.serve.timeout_s:

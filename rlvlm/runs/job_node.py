@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import ray
@@ -81,12 +80,11 @@ def _head(parent: Path, arguments: NodeArguments) -> Iterator[Callable[[], None]
         write_whole(folder / "address", address)
         _wait(
             lambda: sum(node["Alive"] for node in ray.nodes()) >= arguments.nodes,
-            arguments.wait_s,
-            partial(_check_goes_on, folder),
+            arguments,
             f"not all of the job's {arguments.nodes} nodes have joined Ray at {address}",
         )
         write_whole(folder / "ready", "")
-        yield partial(_check_goes_on, folder)
+        yield lambda: None  # Ray is in this process: there is no other to look after
     finally:
         ray.shutdown()
 
@@ -95,7 +93,7 @@ def _head(parent: Path, arguments: NodeArguments) -> Iterator[Callable[[], None]
 def _member(parent: Path, arguments: NodeArguments) -> Iterator[Callable[[], None]]:
     """Another node: `ray start --block` as a child; yields what raises MachineError when that has ended."""
     address, log = arguments.folder / "address", parent / "start.log"
-    _wait(address.is_file, arguments.wait_s, partial(_check_goes_on, arguments.folder), f"{address} is not there")
+    _wait(address.is_file, arguments, f"{address} is not there")
     command = [
         sys.executable,
         "-m",
@@ -129,23 +127,19 @@ def _member(parent: Path, arguments: NodeArguments) -> Iterator[Callable[[], Non
         process.wait()
 
 
-def _check_goes_on(folder: Path) -> None:
-    """Raises MachineError when the job ended while its nodes were still coming together."""
-    if not folder.is_dir():
-        raise MachineError(f"the job ended: {folder} is gone")
-
-
-def _wait(is_so: Callable[[], bool], longest_s: float, check: Callable[[], None], otherwise: str) -> None:
+def _wait(is_so: Callable[[], bool], arguments: NodeArguments, otherwise: str) -> None:
     """Returns once `is_so()`.
 
     Raises:
-        MachineError: `longest_s` seconds were not enough, or what `check` raises.
+        MachineError: the job ended meanwhile, or waited in vain for as long as it may; `otherwise` says for what.
     """
-    end = time.monotonic() + longest_s
+    end = time.monotonic() + arguments.wait_s
     while not is_so():
-        check()
+        if not arguments.folder.is_dir():
+            raise MachineError(f"the job ended: {arguments.folder} is gone")
         if time.monotonic() > end:
-            raise MachineError(f"{otherwise} after {longest_s:.0f} s", "see the job's log for the other nodes' errors")
+            fix = "see the job's log for the other nodes' errors"
+            raise MachineError(f"{otherwise} after {arguments.wait_s:.0f} s", fix)
         time.sleep(POLL_S)
 
 

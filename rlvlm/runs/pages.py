@@ -72,7 +72,7 @@ def write_judge_page(folder: RunFolder, config: RunConfig) -> None:
     rows, examples = folder.queries.read(), folder.samples.read()
     if not rows and not examples:
         return
-    shown = examples[:: -(-len(examples) // MAX_CARDS) or 1]
+    shown = examples[:: -(-len(examples) // MAX_CARDS) or 1]  # every n-th, so that none of the run is left out
     judge = examples[0]["judge"] if examples else "no judge"
     facts = _of_comparisons(rows, shown, config) if rows else _of_scores(folder, shown)
     found = Counter(card["outcome"] for card in facts["cards"])

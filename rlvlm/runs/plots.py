@@ -295,6 +295,7 @@ def _draw_success(axes: Axes, evaluations: Rows) -> None:
         success = column(evaluations, DECODINGS["success"][place])
         label = decoding if is_sampled else "at any step of the episode"
         axes.plot(steps, 100 * success, color=colour, marker="o", markersize=4, linewidth=2, label=label)
+        # of a deterministic policy's few episodes an interval would be as wide as the axes: what is below is filled
         low, high = np.zeros(len(success)), success
         if is_sampled:
             independent = counts if place else distinct  # a greedy episode that is played again says nothing new

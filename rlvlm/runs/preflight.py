@@ -40,6 +40,7 @@ def check_before_run(config: RunConfig) -> None:
         MachineError: no renderer, a GPU is named that is not there or is too small for the policy, the dashboard's port
             is taken, or nothing answers at RAY_ADDRESS.
     """
+    # what a line of code can tell first, what takes seconds after it, and what imports torch last
     if config.reward.asks_judge:
         _check_judge(config)
         if config.judge.is_own and not config.serve.app:
@@ -55,6 +56,7 @@ def check_before_run(config: RunConfig) -> None:
     if config.track.dashboard and not port_is_free(config.track.dashboard_port):
         what = f"port {config.track.dashboard_port} for the Ray dashboard is taken"
         raise MachineError(what, f"choose another: --track.dashboard-port {free_port()}")
+    # drawn in a process of its own, as a renderer that does not work may end the one that tries it
     backend = ensure_renderer()
     if failure := try_renderer(backend):
         raise MachineError(f"drawing with {backend} does not work: {failure}", FIX)

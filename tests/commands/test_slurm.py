@@ -90,7 +90,7 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (
             "number_line -- --algo.num-learners 4 --algo.gpus-per-learner 1",
             2,
-            "the run asks for 4 GPUs (the learners 4)",
+            "the run asks for 4 GPUs (learners 4)",
         ),
         (
             "number_line --nodes 2 -- --algo.num-learners 2 --algo.gpus-per-learner 1 --engine.num-replicas 2 "

@@ -69,6 +69,7 @@ class RunConsole(Screen):
             latest: keys of `rlvlm.core.metrics`; those that are missing keep their last value.
             is_due: whether a plain line is to be printed where there is no panel.
         """
+        # numbers come at different times, and the last known one is shown until the next comes
         self._latest.update(latest)
         self._phase = "training"
         if self._live is None and is_due:

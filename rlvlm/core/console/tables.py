@@ -30,6 +30,7 @@ def plain_table(
         words: heads of the columns that begin at the left.
         wraps: heads of the columns that may take several lines.
     """
+    # a Text shows brackets as they are; rich would take a string's for markup
     table = Table(box=None, padding=(0, 2, 0, 0), show_header=any(heads))
     for head in heads:
         table.add_column(head, justify="left" if head in words else "right", no_wrap=head not in wraps)
