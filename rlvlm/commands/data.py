@@ -138,6 +138,7 @@ def import_file(arguments: ImportArguments) -> str:
     write_card(folder)
     left_out = "".join(f"; left out {counts[reason]:,}: {reason}" for reason in counts if reason != "added")
     text = f"{counts['added']:,} {'chats' if form == 'chats' else 'episodes'} added to {out}{left_out}"
+    # the same data once more add nothing, and that is no mistake
     if not counts["added"] and not counts["there already"]:
         raise UsageError(text, "name data of this task, or give the data's task with --task")
     return f"{text}\n"

@@ -44,7 +44,7 @@ def command(words: Sequence[str], prog: str) -> int:
     if not num_bytes:
         raise JudgeUnavailable(f"{folder} has no judge's files", "name a folder with config.json and weights")
     revision = "" if folder == Path(name) else arguments.revision  # a folder has no other
-    # in a process that may not use the network, which says itself what is wrong
+    # in a process that may use neither the network nor a GPU, which says itself what is wrong
     known = os.environ | {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error", "CUDA_VISIBLE_DEVICES": ""}
     if code := subprocess.run(
         [sys.executable, "-m", __name__, name, revision, arguments.backend], env=known

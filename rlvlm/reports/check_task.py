@@ -62,7 +62,7 @@ def check_task(task: str, out: Path, num_episodes: int, seed: int) -> int:
             # processor time: on a busy machine the clock on the wall says little
             began = time.process_time()
             some = [one for n in range(num_episodes) if (one := play(seed + n)) is not None]
-            if not some:
+            if not some:  # a script is optional, and says so by playing nothing
                 console.print(f"{prefix + name:<12} there is none")
                 continue
             plays[prefix + name] = some

@@ -142,6 +142,7 @@ def comparison_page(results: Results, scores: Path, curves: Path) -> str:
 
 def overall(results: Results) -> str:
     """The sentence that heads page and terminal: over all tasks that every source has finished runs on."""
+    # a mean over other tasks would compare a source on what its rivals were never tried on
     tasks = results.common_tasks
     if len(results.tasks) == 1:
         return find(results, results.tasks).text
@@ -157,6 +158,7 @@ def overall(results: Results) -> str:
 
 def cell(key: str, value: Any) -> str:
     """One fact for readers; shares as percent."""
+    # a source that asks nobody has no queries, and not none of them
     if value is None or value == "" or (key.startswith("queries") and not value):
         return "-"
     if key in ("label_accuracy", "false_positives"):
@@ -204,7 +206,7 @@ def group_rows(results: Results, task: str) -> list[dict[str, Any]]:
     for source in [*scores, *(source for source in results.sources if source not in scores)]:
         runs, score = results.finished(task, source), scores.get(source)
         if not results.of(task, source):
-            continue
+            continue  # runs that are compared need not be of a sweep: some sources were tried on some tasks alone
         # a median over those that got there; how many did stands beside it
         solved = [run.first_solved for run in runs if run.first_solved is not None]
         # costs count all finished runs, the unsuccessful ones too: they had to be paid for a success

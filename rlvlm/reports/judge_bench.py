@@ -131,7 +131,7 @@ def print_row(row: Mapping[str, Any]) -> None:
         console.print(f"fault: {fault['name']} ({fault['evidence']})", markup=False, style="bold")
     if not row["faults"]:
         console.print("no known fault was found")
-    for place, way in enumerate(row.get("remedies", ())):
+    for place, way in enumerate(row["remedies"]):
         # they come best first, and only the best is worth its settings
         advice = f" ({way['settings']})" if way["settings"] and not place else ""
         console.print(f"{way_of_asking(way)}{advice}", markup=False)
@@ -322,7 +322,7 @@ def bench_page(row: Mapping[str, Any], worst: WorstAnswers, success: bytes) -> s
         title=f"{_name(row)} on {row['bench']['suite']}",
         facts=[(name, cell) for name, cell in cells(row).items() if cell != "-"],
         faults=row["faults"],
-        ways=[way_of_asking(way) for way in row.get("remedies", ())],
+        ways=[way_of_asking(way) for way in row["remedies"]],
         grade_heads=GRADE_HEADS,
         grades=grade_lines(row),
         grade_notes=grade_notes(row),

@@ -55,7 +55,7 @@ class RunResult:
     success: Floats
     """[N] success rates."""
     at_end: Floats
-    """[N] share of episodes that ended in success; NaN in runs that did not write it down."""
+    """[N] share of episodes that ended in success; NaN where the env does not define it."""
     returns: Floats
     """[N] true episode returns."""
     queries: int
@@ -243,7 +243,7 @@ def _read(run: RunFolder | None, **about: Any) -> RunResult:
         steps=column(rows, "step").astype(float),
         scores=scores(about["task"], rows),
         success=column(rows, "success_rate").astype(float),
-        at_end=column([{"success_at_end": ""} | row for row in rows], "success_at_end").astype(float),
+        at_end=column(rows, "success_at_end").astype(float),
         returns=column(rows, "episode_return").astype(float),
         queries=asked["queries"],
         label_accuracy=asked["label_accuracy"],

@@ -219,9 +219,9 @@ def run_card(  # one page, one argument per source of facts
     end = "Finished" if summary["exit_reason"] == "done" else f"Stopped early ({summary['exit_reason']})"
     rate, measured = summary["success"], summary.get("decodings") or {}
     success = "was not evaluated yet" if rate is None else f"ends {_percent(rate)} of episodes in success"
-    if not summary.get("has_success", True):
+    if not summary["has_success"]:
         success = "was judged by its return: the env does not define success"
-    elif rate is not None and summary.get("distinct", 0) == 1 < summary["episodes"]:
+    elif rate is not None and summary["distinct"] == 1 < summary["episodes"]:
         success += f" (last evaluation: {summary['episodes']} times the same episode, from one start)"
     elif rate is not None:
         success += " (last evaluation)"
@@ -274,11 +274,11 @@ def _evaluated(summary: Mapping[str, Any]) -> dict[str, str]:
     mean = f"mean of the last {count} evaluations" if count > 1 else "last evaluation"
     rows = {
         "success at the end of the episode, last evaluation": _percent(summary["success"]),
-        f"the same, {mean}": _percent(summary.get("final_success_at_end")),
+        f"the same, {mean}": _percent(summary["final_success_at_end"]),
         f"success at any step, {mean}": _percent(summary["final_success_rate"]),
         "success at any step, best evaluation": _percent(summary["best_success_rate"]),
     }
-    if not summary.get("has_success", True):
+    if not summary["has_success"]:
         final = summary["final_episode_return"]
         rows = {f"true return, {mean}": "not measured" if final is None else f"{final:.4g}"}
     if "distinct" in summary:
@@ -302,7 +302,7 @@ def _results(summary: Mapping[str, Any]) -> dict[str, str]:
         if summary["label_accuracy"] is not None:  # scores are neither right nor wrong, nor are ties of the truth
             rows[f"right, of the {labels['ok']:,} that decide"] = _percent(summary["label_accuracy"])
     if trust := summary.get("learned_reward"):
-        since, count = trust["in_force_from_step"], trust["predicted"] or 0
+        since, count = trust["in_force_from_step"], trust["predicted"]
         share = f"{trust['foretold_right']:,} of {count:,} answers predicted" if count else "no answer was predicted"
         rows["learned reward"] = f"not used, so the agent kept exploring: {share}, no better than chance"
         if since is not None:
@@ -314,7 +314,7 @@ def _results(summary: Mapping[str, Any]) -> dict[str, str]:
         for name, metric in _WATCHED.items():
             if metric in watched:
                 rows[name] = f"{watched[metric]:.2f}" if metric == metrics.JUDGE_AUC else _percent(watched[metric])
-    if summary.get("score_error") is not None and metrics.JUDGE_ALARM not in watched:  # that one says who succeeded
+    if summary["score_error"] is not None and metrics.JUDGE_ALARM not in watched:  # that one says who succeeded
         rows["mean error of scores, of the whole scale"] = _percent(summary["score_error"])
     return rows
 

@@ -135,6 +135,14 @@ def test_without_slurm_the_script_is_there_and_the_box_says_so(
     assert (tmp_path / "run.sbatch").is_file()
 
 
+def submit_with(python: str, script: str, folder: Path) -> str:
+    """Submits a job whose Python is the shell script `python`, and returns its id."""
+    (folder / "python").write_text(python)
+    (folder / "python").chmod(0o755)
+    (folder / "job.sbatch").write_text(re.sub("RLVLM_PYTHON=.*", f"RLVLM_PYTHON={folder / 'python'}", script))
+    return submit(folder / "job.sbatch")
+
+
 RUN_THAT_WAITS = """#!/bin/bash
 echo "ran $3" >> "$FAKE_SLURM/told"
 [[ $3 == resume ]] && exit 0
@@ -156,13 +164,7 @@ while :; do sleep 0.05; done
 def test_what_the_script_makes_of_a_signal(
     number: signal.Signals, restarts: int, codes: list[int], told: list[str], slurm: Path, tmp_path: Path
 ) -> None:
-    python = tmp_path / "python"
-    python.write_text(RUN_THAT_WAITS)
-    python.chmod(0o755)
-    script = tmp_path / "job.sbatch"
-    text = job_script(SlurmConfig(restarts=restarts), tmp_path / "run", ["x"])
-    script.write_text(re.sub("RLVLM_PYTHON=.*", f"RLVLM_PYTHON={python}", text))
-    job = submit(script)
+    job = submit_with(RUN_THAT_WAITS, job_script(SlurmConfig(restarts=restarts), tmp_path / "run", ["x"]), tmp_path)
     wait_for(slurm / "started", tmp_path / "run.log")
     fake_slurm.signal(slurm, job, number)
     assert fake_slurm.wait(slurm, job) == {"codes": codes}
@@ -195,14 +197,9 @@ exit $code
 def test_a_job_comes_back_as_long_as_it_gets_further(
     plan: list[str], codes: list[int], slurm: Path, tmp_path: Path
 ) -> None:
-    python = tmp_path / "python"
-    python.write_text(RUN_THAT_IS_LOST)
-    python.chmod(0o755)
     (slurm / "plan").write_text("\n".join(plan) + "\n")
-    script = tmp_path / "job.sbatch"
-    text = job_script(SlurmConfig(), tmp_path / "run", ["x"])
-    script.write_text(re.sub("RLVLM_PYTHON=.*", f"RLVLM_PYTHON={python}", text))
-    assert fake_slurm.wait(slurm, submit(script)) == {"codes": codes}
+    job = submit_with(RUN_THAT_IS_LOST, job_script(SlurmConfig(), tmp_path / "run", ["x"]), tmp_path)
+    assert fake_slurm.wait(slurm, job) == {"codes": codes}
 
 
 SWEEP_THAT_IS_LOST = """#!/bin/bash
@@ -219,15 +216,11 @@ def test_a_sweep_comes_back_likewise_and_is_reported_at_its_end(
     last: str, codes: list[int], slurm: Path, tmp_path: Path
 ) -> None:
     """Runs that failed are tried once more; those that fail again are in the report with their cause."""
-    python, out = tmp_path / "python", tmp_path / "sweep"
-    python.write_text(SWEEP_THAT_IS_LOST)
-    python.chmod(0o755)
+    out = tmp_path / "sweep"
     (slurm / "last").write_text(last)
-    script = tmp_path / "job.sbatch"
     text = job_script(SlurmConfig(), out, ["sweep", "/shared/small.yaml"])
     assert "#SBATCH --job-name=rlvlm-small\n" in text
-    script.write_text(re.sub("RLVLM_PYTHON=.*", f"RLVLM_PYTHON={python}", text))
-    assert fake_slurm.wait(slurm, submit(script)) == {"codes": codes}
+    assert fake_slurm.wait(slurm, submit_with(SWEEP_THAT_IS_LOST, text, tmp_path)) == {"codes": codes}
     told = (slurm / "told").read_text().splitlines()
     assert told == ["ran sweep /shared/small.yaml", f"ran resume {out}", f"ran report {out}"]
 
