@@ -87,10 +87,8 @@ checkpoints() { find "$out" -maxdepth 5 -path '*/checkpoints/step_*' -prune -pri
 before_run=$(checkpoints)
 code=75
 if [[ -z $asked ]]; then
-    trust=()
-    [[ $1 != sweep && $1 != *:* ]] || trust=(--trust) # the job names this code itself
     if [[ -f $out/config.yaml || -f $out/sweep.yaml ]]; then
-        words=(resume "$out" "${trust[@]}")
+        words=(resume "$out" --trust) # the job's own folder: what code it names, the job has named
     elif [[ $1 == sweep ]]; then
         words=("$@" --out "$out")
     else

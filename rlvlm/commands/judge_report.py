@@ -32,7 +32,7 @@ def command(words: Sequence[str], prog: str) -> int:
     arguments = parse(JudgeReportArguments, words, prog)
     from rlvlm.runs.folder import check_trust
 
-    check_trust(arguments.paths, trust=arguments.trust)
+    check_trust(arguments.paths, trust=arguments.trust, goes_on=bool(arguments.ask_swapped))
     from rlvlm.reports.judge_report import report_judges
 
     return report_judges(arguments.paths, arguments.out, arguments.ask_swapped)

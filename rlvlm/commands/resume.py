@@ -26,13 +26,13 @@ class ResumeArguments:
     path: tyro.conf.Positional[Path]
     """The run's folder, a checkpoint in it, or any file in it; or a sweep's folder."""
     trust: bool = False
-    """Import the task that the folder names as MODULE:NAME, which runs its code."""
+    """Import the task, reward, judge and the like that the folder names as MODULE:NAME, which runs their code."""
 
 
 def command(words: Sequence[str], prog: str) -> int:
     """`resume DIR [options of the run]`: goes on as it was last started, but for the options."""
     arguments, options = tyro.cli(ResumeArguments, args=words, prog=prog, return_unknown_args=True)
-    check_trust([arguments.path], trust=arguments.trust)
+    check_trust([arguments.path], trust=arguments.trust, goes_on=True)
     from rlvlm.sweeps.folder import find_sweep
 
     sweep = find_sweep(arguments.path)

@@ -40,6 +40,12 @@ SCORE_COLUMNS = (
     "ground_truth_score vlm_score timestamp status session env_step index return latency_s text question"
 ).split()
 """A score is in [0, 1]; its truth is the simulator's progress, or of a turn its true utility."""
+CODE_SETTINGS = (
+    *("judge.backend", "reward.source", "reward.teacher"),
+    *("algo.advantage.estimator", "algo.loss.policy"),
+)
+"""Besides the task, those that may name code of the user's own."""
+_OWN = re.compile(r"rlvlm(\.(?!py:)\w+)+:\w+")  # rlvlm.py:NAME would be a file of that name
 RAY_COPY = "_ray_pkg_"
 """How the folders begin into which Ray unpacks a job's --working-dir."""
 BYTES_NEEDED = 512 * 2**20
@@ -86,8 +92,7 @@ class RunFolder:
     @property
     def resume_command(self) -> str:
         """What goes on with the run; one that imports code of the user's own says so."""
-        config = self.config()
-        trust = " --trust" if is_foreign(config.task) else ""
+        trust = " --trust" if code_named(self.config(), goes_on=True) else ""
         return f"rlvlm resume {shlex.quote(str(self.path))}{trust}"
 
     def environment(self) -> dict[str, Any]:
@@ -296,15 +301,13 @@ def default_path(task: str, started: datetime) -> Path:
     return next((name for name in names if not name.exists()), path)
 
 
-def check_trust(paths: Sequence[Path], *, trust: bool) -> None:
-    """Lets pass what imports nothing but rlvlm, and everything where `trust` says so.
-
-    A run's `config.yaml` and a sweep's `sweep.yaml` may name a task as `package.module:NAME`. To go on
-    with it, that module would be imported, and with it whatever it does. Nothing is imported here.
+def check_trust(paths: Sequence[Path], *, trust: bool, goes_on: bool = False) -> None:
+    """Lets pass what imports nothing but rlvlm, and everything where `trust` says so. Nothing is imported here.
 
     Args:
         paths: folders of runs or sweeps, folders full of them, or files in them.
         trust: whether the user gave --trust.
+        goes_on: whether the run is trained on or its judge asked, which imports more than its task.
 
     Raises:
         UsageError: a folder names code and is not trusted, or its file cannot be read.
@@ -312,15 +315,25 @@ def check_trust(paths: Sequence[Path], *, trust: bool) -> None:
     if trust:
         return
     for file in (file for path in paths for file in _settings_of(path)):
-        tree = read_yaml(_text_of(file), str(file))
-        if not isinstance(tree, dict):
-            continue  # names nothing, and whoever reads it as settings refuses it
-        # a sweep names several tasks, a run one
-        tasks = tree.get("tasks")
-        for name in map(str, [tree.get("task"), *(tasks if isinstance(tasks, list) else ())]):
-            if is_foreign(name):
-                what = f"{file} names code outside of rlvlm, {name}, which would be imported, and so executed"
-                raise UsageError(what, "inspect it; if you trust its author, add --trust")
+        for name in code_named(read_yaml(_text_of(file), str(file)), goes_on=goes_on):
+            what = f"{file} names code outside of rlvlm, {name}, which would be imported, and so executed"
+            raise UsageError(what, "inspect it; if you trust its author, add --trust")
+
+
+def code_named(settings: Any, *, goes_on: bool) -> list[str]:
+    """What is named as `module:NAME` and is not rlvlm's own, in a run's config or in the YAML values of a `config.yaml`
+    or a `sweep.yaml`; `goes_on` as of `check_trust`.
+    """
+    if not isinstance(settings, RunConfig | dict):
+        return []  # names nothing, and whoever reads it as settings refuses it
+    leaves = flat(settings)
+    tasks = leaves.get("tasks")  # a sweep names several, a run one
+    tasks = [leaves.get("task"), *(tasks if isinstance(tasks, list) else ())]
+    named = [str(task).removeprefix(GYMNASIUM) for task in tasks]  # `gym:ID` is Gymnasium's own
+    if goes_on:
+        # in a run by its place, in a sweep as a dotted name among the settings of all, of a task or of a source
+        named += [str(value) for name, value in leaves.items() if name.endswith(CODE_SETTINGS)]
+    return [name for name in named if ":" in name and not _OWN.fullmatch(name)]
 
 
 def _text_of(file: Path) -> str:
@@ -342,11 +355,6 @@ def _settings_of(path: Path) -> list[Path]:
     around = ([file for name in names if (file := folder / name).is_file()] for folder in (here, *here.parents))
     below = [file for name in names for file in sorted(here.rglob(name))] if here.is_dir() else []
     return [*next(filter(None, around), []), *below]
-
-
-def is_foreign(name: str) -> bool:
-    """Whether the name of a task has code imported that is not ours; `gym:ID` is Gymnasium's own."""
-    return ":" in name.removeprefix(GYMNASIUM) and not name.startswith("rlvlm.")
 
 
 def label_store(folder: RunFolder, config: RunConfig) -> "LabelStore":

@@ -118,7 +118,7 @@ def flat(config: Any, prefix: str = "") -> dict[str, Any]:
     leaves: dict[str, Any] = {}
     for key, value in _plain(config).items():
         # an empty mapping is a leaf: it would be lost else, and is a setting as any other
-        leaves |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) and value else {prefix + key: value}
+        leaves |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) and value else {f"{prefix}{key}": value}
     return leaves
 
 

@@ -20,7 +20,9 @@ from rlvlm.core.disk import write_whole
 from rlvlm.core.errors import MachineError, RunError, UsageError
 from rlvlm.runs.checkpoints import RunState
 from rlvlm.runs.config import RunConfig, config_text
-from rlvlm.runs.folder import RunFolder, check_newest, check_trust, create_folder, find_folder
+from rlvlm.runs.folder import RunFolder, check_newest, check_trust, code_named, create_folder, find_folder
+from rlvlm.runs.recipes import recipe
+from rlvlm.runs.settings import override
 from rlvlm.runs.tables import CsvTable, JsonLines
 from rlvlm.runs.train import convert_errors
 
@@ -175,16 +177,27 @@ def test_a_folder_says_what_became_of_the_run_wherever_it_is(folder: RunFolder, 
 EVIL = "import pathlib\npathlib.Path(__file__).with_name('ran').touch()\n"
 
 
-@pytest.mark.parametrize("command", ["resume", "eval", "report", "judge-report"])
-def test_a_folder_from_elsewhere_imports_nothing_without_trust(command, tmp_path, monkeypatch, capsys) -> None:
+TASK = "task: evil_module:TASK\n"
+
+
+@pytest.mark.parametrize(
+    ("command", "text"),
+    [
+        *(("resume", TASK), ("eval", TASK), ("report", TASK), ("judge-report", TASK)),
+        ("resume", "task: drawer_open\nreward: {source: 'evil_module:NAME'}\n"),
+        ("judge-report --ask-swapped 1", "task: drawer_open\njudge: {backend: 'evil_module:NAME'}\n"),
+    ],
+)
+def test_a_folder_from_elsewhere_imports_nothing_without_trust(command, text, tmp_path, monkeypatch, capsys) -> None:
     (tmp_path / "evil_module.py").write_text(EVIL)
     monkeypatch.syspath_prepend(str(tmp_path))
     run = tmp_path / "run"
     run.mkdir()
-    (run / "config.yaml").write_text("task: evil_module:TASK\n")
+    (run / "config.yaml").write_text(text)
     (run / "command.txt").write_text("rlvlm run\n")
     monkeypatch.chdir(tmp_path)
-    assert main([command, str(run)]) == 2
+    word, *options = command.split()
+    assert main([word, str(run), *options]) == 2
     said = "".join(char for char in capsys.readouterr().err if char.isalnum() or char in "._:-")
     assert "namescodeoutsideofrlvlmevil_module:" in said and "--trust" in said
     assert not (tmp_path / "ran").exists() and "evil_module" not in sys.modules
@@ -201,6 +214,11 @@ def test_a_folder_from_elsewhere_imports_nothing_without_trust(command, tmp_path
         ("config.yaml", "task: rlvlm_mine:TASK", True),
         ("sweep.yaml", "tasks: [drawer_open, 'mine:TASK']", True),
         ("sweep.yaml", "tasks: [drawer_open, soccer]", False),
+        ("config.yaml", "task: rlvlm.py:TASK", True),
+        ("config.yaml", "task: soccer\njudge: {backend: 'rlvlm.testing:judge', api: {base_url: 'http://a:1'}}", False),
+        ("config.yaml", "task: soccer\nalgo: {loss: {policy: 'mine:loss'}}", True),
+        ("sweep.yaml", "tasks: [soccer]\nsources: {a: {settings: {reward.teacher: 'mine:NAME'}}}", True),
+        ("sweep.yaml", "tasks: [soccer]\n1: {2: [3]}", False),
         ("config.yaml", "- a list", False),
     ],
 )
@@ -211,10 +229,16 @@ def test_what_counts_as_code(file: str, text: str, is_code: bool, tmp_path: Path
     for path in (run, run / "checkpoints" / "last", tmp_path / "runs"):  # itself, below it, above it
         check_trust([path], trust=True)
         if not is_code:
-            check_trust([path], trust=False)
+            check_trust([path], trust=False, goes_on=True)
             continue
-        with pytest.raises(UsageError, match="mine:"):
-            check_trust([path], trust=False)
+        with pytest.raises(UsageError, match="names code outside of rlvlm"):
+            check_trust([path], trust=False, goes_on=True)
+
+
+def test_who_only_plays_a_run_imports_its_task_alone(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("task: soccer\nreward: {teacher: 'mine:NAME'}\n")
+    check_trust([tmp_path], trust=False)
+    assert code_named(override(recipe("soccer"), {"reward.source": "mine:NAME"}), goes_on=True) == ["mine:NAME"]
 
 
 @pytest.fixture
