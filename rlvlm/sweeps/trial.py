@@ -53,8 +53,8 @@ class SweepTrial(Trainable):
         self._training: Training | None = None
         self._is_written = False
         self._stack = ExitStack()
-        reason = found.summary().get("exit_reason")
-        self._reason: str = reason if reason in ENDED else ""
+        reason = str(found.summary().get("exit_reason", ""))
+        self._reason = reason if reason in ENDED else ""
         if self._reason:
             return
         try:

@@ -165,7 +165,7 @@ def test_a_folder_says_what_became_of_the_run_wherever_it_is(folder: RunFolder, 
     folder.write_summary({"a": 1})
     folder.write_summary({"a": 2})
     assert json.loads((folder.path / "summary.json").read_text()) == folder.summary() == {"a": 2}
-    file = shutil.move(folder.path, tmp_path / "elsewhere") / "config.yaml"
+    file = folder.path.rename(tmp_path / "elsewhere") / "config.yaml"
     moved = find_folder(tmp_path / "elsewhere")
     assert moved.config().out == tmp_path / "elsewhere"
     file.write_text(f"{file.read_text()}sede: 1\n")
