@@ -173,8 +173,8 @@ def find_sweep_file(name: str) -> Path:
         UsageError: there is none.
     """
     path = Path(name)
-    # a word without a suffix is the name of a sweep that ships
-    if path.suffix or path.exists():
+    # a word without a suffix is the name of a sweep that ships, also beside a folder of that name (`--out NAME`)
+    if path.suffix or path.is_file():
         return path
     known = {file.stem: file for file in sorted(shipped("tune_configs").glob("*.yaml"))}
     if name not in known:

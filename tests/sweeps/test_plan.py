@@ -197,8 +197,13 @@ def test_the_ready_sweeps_can_be_planned(file: Path) -> None:
     assert file.read_text().startswith("# ")  # says what it compares
 
 
-def test_a_name_that_is_none_is_told_with_those_that_are() -> None:
+def test_a_name_is_that_of_a_ready_sweep_or_is_told_with_those_that_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert READY
+    (tmp_path / READY[0].stem).mkdir()  # of `rlvlm sweep NAME --out NAME`
+    monkeypatch.chdir(tmp_path)
+    assert find_sweep_file(READY[0].stem) == READY[0]
     with pytest.raises(UsageError, match="reward_sources"):
         find_sweep_file("reward_sorces")
     with pytest.raises(UsageError, match="cannot read"):
