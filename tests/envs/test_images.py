@@ -1,8 +1,11 @@
 import numpy as np
 import pytest
 
+from rlvlm.core.errors import UsageError
 from rlvlm.core.steps import FloatArray
+from rlvlm.envs.cartpole import CartPole
 from rlvlm.envs.config import EnvConfig
+from rlvlm.envs.env import Env
 from rlvlm.envs.images import FrameStore
 from rlvlm.testing import TinyEnv
 
@@ -17,6 +20,17 @@ def test_distinct_by_hand() -> None:
     first, inverse = FrameStore(TinyEnv(), 8).distinct(blocks(0.7, 0.4, 0.7, 0.5, 0.4))
     assert first.tolist() == [0, 1, 3]
     assert inverse.tolist() == [0, 1, 0, 2, 1]
+
+
+def test_a_key_counts_in_grains_and_an_env_without_grain_or_key_is_refused() -> None:
+    keys = CartPole(EnvConfig(), 0).image_key(np.array([[0.00024], [0.00026], [-0.0005]], np.float32))
+    assert keys.tolist() == [[1], [1], [-2]]  # a grain is a quarter of a milliradian
+
+    class Grainless(TinyEnv):
+        image_key = Env.image_key
+
+    with pytest.raises(UsageError, match="lacks grain or image_key"):
+        Grainless()
 
 
 def test_distinct_of_nothing_is_nothing() -> None:
