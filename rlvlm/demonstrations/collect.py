@@ -204,9 +204,9 @@ def play_episodes(
     without_script: set[str] = set()
     successes = failures = num_skipped = 0
     for place in count():
-        if successes + failures * is_turns >= wanted:
-            break
         played = successes + failures
+        if (played if is_turns else successes) >= wanted:  # of chunks only successes are learned from
+            break
         # a script that mostly fails would play for ever
         if not is_turns and (played >= _CHANCES * wanted or (failures >= _HOPELESS and not successes)):
             raise UsageError(
