@@ -13,8 +13,6 @@ from rlvlm.judges.config import JudgeConfig
 from rlvlm.policies.vlm.config import PolicyConfig
 from rlvlm.serving.config import DEFAULT_PORT, LOOPBACK_NAMES, HttpConfig, PlacementConfig
 
-JUDGE_APP = "rlvlm.serving.deployments:judge_app"
-GATEWAY_APP = "rlvlm.serving.ingress:gateway_app"
 MAX_FILE_BYTES = 100_000
 
 

@@ -46,12 +46,6 @@ GAUGES = (QUEUE, GPU_BYTES, CACHE_HITS, CACHE_MISSES, LABEL_ACCURACY)
 HISTOGRAMS = (BATCH_SIZE, LATENCY_S)
 
 
-def exported_names() -> set[str]:
-    """The names under which Prometheus finds these figures."""
-    histograms = {f"ray_{name}_{part}" for name in HISTOGRAMS for part in ("bucket", "sum", "count")}
-    return {f"ray_{name}_total" for name in COUNTERS} | {f"ray_{name}" for name in GAUGES} | histograms
-
-
 class ReplicaMetrics:
     """What one replica observes. Serve adds the tags application, deployment and replica."""
 

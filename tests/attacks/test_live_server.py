@@ -23,7 +23,6 @@ import yaml
 from http_edge import noise, png, text
 
 from rlvlm.runs.preflight import free_port
-from rlvlm.serving.app_file import GATEWAY_APP, JUDGE_APP
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 logger = logging.getLogger(__name__)
@@ -84,13 +83,13 @@ class Server:
                 {
                     "name": "pocket",
                     "route_prefix": None,
-                    "import_path": JUDGE_APP,
+                    "import_path": "rlvlm.serving.deployments:judge_app",
                     "args": {"judge": judge, "placement": {"num_cpus": 0.5}},
                 },
                 {
                     "name": "edge",
                     "route_prefix": "/",
-                    "import_path": GATEWAY_APP,
+                    "import_path": "rlvlm.serving.ingress:gateway_app",
                     "args": {"http": {"judges": ["pocket"]}},
                 },
             ],

@@ -6,14 +6,14 @@ import yaml
 from ray.serve.schema import ServeDeploySchema
 
 from rlvlm.core.errors import UsageError
-from rlvlm.serving.app_file import GATEWAY_APP, JUDGE_APP, GatewayArgs, JudgeAppArgs, read_app_file
+from rlvlm.serving.app_file import GatewayArgs, JudgeAppArgs, read_app_file
 
 SERVE_APPS = sorted((Path(__file__).parents[2] / "serve_apps").glob("*.yaml"))
-SMALL = f"""# About it.
-http_options: {{port: 9000}}
+SMALL = """# About it.
+http_options: {port: 9000}
 applications:
-  - {{name: a, import_path: "{JUDGE_APP}", args: {{placement: {{num_gpus: 0.5}}}}}}
-  - {{name: a-http, import_path: "{GATEWAY_APP}", args: {{http: {{judges: [a]}}}}}}
+  - {name: a, import_path: "rlvlm.serving.deployments:judge_app", args: {placement: {num_gpus: 0.5}}}
+  - {name: a-http, import_path: "rlvlm.serving.ingress:gateway_app", args: {http: {judges: [a]}}}
 """
 
 
@@ -71,7 +71,7 @@ def test_the_files_are_those_that_the_docs_name():
         ("judges: [a]", "judges: [b]", r"not in the file: \['b'\]"),
         ("judges: [a]", "judges: []", "at least one Serve app"),
         ("judges: [a]", "token: secret", "args.http.token: no such setting"),
-        (JUDGE_APP, "os:system", "does not match any of the expected tags"),
+        ("rlvlm.serving.deployments:judge_app", "os:system", "does not match any of the expected tags"),
         ("http_options", "http_optons", "http_optons: no such setting"),
         ("applications", "!!python/object/apply:os.system [id]", "not YAML that can be read"),
         ("name: a,", "", "applications.0.name: Field required"),
