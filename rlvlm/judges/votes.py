@@ -34,7 +34,6 @@ class BothOrders:
         return replace(inner, prompt=f"{inner.prompt} both_orders")
 
     def compare(self, queries: Sequence[Query]) -> list[Verdict]:
-        """One verdict per query, in order."""
         # side by side, so that both orders of a query share a batch and are lost together
         both = [one for query in queries for one in (query, query.swapped)]
         verdicts = self._judge.compare(both)
@@ -42,7 +41,6 @@ class BothOrders:
         return [_voted((verdicts[i], _unswapped(verdicts[i + 1])), stamp) for i in range(0, len(verdicts), 2)]
 
     def score(self, clips: Sequence[Clip]) -> list[Score]:
-        """One score per clip, in order."""
         stamp = self.stamp
         return [replace(score, stamp=stamp) for score in self._judge.score(clips)]
 
@@ -101,7 +99,6 @@ class Committee:
         )
 
     def compare(self, queries: Sequence[Query]) -> list[Verdict]:
-        """One verdict per query, in order."""
         stamp = self.stamp
         return [
             _voted(verdicts, stamp)
@@ -109,7 +106,6 @@ class Committee:
         ]
 
     def score(self, clips: Sequence[Clip]) -> list[Score]:
-        """One score per clip, in order."""
         stamp = self.stamp
         scores = []
         for answers in zip(*(member.score(clips) for member in self._members), strict=True):

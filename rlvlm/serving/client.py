@@ -401,15 +401,12 @@ class AsyncAppClient:
         self._handle: DeploymentHandle | None = None
 
     async def compare(self, queries: Sequence[Query]) -> list[Verdict]:
-        """One verdict per query, in order."""
         return await self.ask("compare", list(queries))
 
     async def score(self, clips: Sequence[Clip]) -> list[Score]:
-        """One score per clip, in order."""
         return await self.ask("score", list(clips))
 
     async def generate(self, chat: Chat, max_new_tokens: int, temperature: float) -> str:
-        """The model's reply."""
         replies = await self.ask("generate", [chat], max_new_tokens, temperature)
         return replies[0]
 
