@@ -39,9 +39,9 @@ _LIBERO = (
 )
 """Tasks of LIBERO in which one thing is put somewhere; the script does more, but these are quick."""
 _GRIDS = (
-    *("Empty-Random-6x6-v0", "DoorKey-5x5-v0", "DoorKey-6x6-v0", "DoorKey-8x8-v0", "FourRooms-v0", "LavaGapS6-v0"),
-    *("SimpleCrossingS9N1-v0", "MultiRoom-N2-S4-v0", "Unlock-v0", "UnlockPickup-v0", "KeyCorridorS3R1-v0"),
-)
+    "Empty-Random-6x6-v0 DoorKey-5x5-v0 DoorKey-6x6-v0 DoorKey-8x8-v0 FourRooms-v0 LavaGapS6-v0 SimpleCrossingS9N1-v0 "
+    "MultiRoom-N2-S4-v0 Unlock-v0 UnlockPickup-v0 KeyCorridorS3R1-v0"
+).split()
 SUITES = {
     suite.name: suite
     for suite in (
@@ -56,10 +56,7 @@ SUITES = {
         ),
         Suite(
             name="paper7",
-            tasks=(
-                *("drawer_open", "soccer", "sweep_into", "cartpole", "straighten_rope", "fold_cloth"),
-                "pass_water",
-            ),
+            tasks=("drawer_open", "soccer", "sweep_into", "cartpole", "straighten_rope", "fold_cloth", "pass_water"),
         ),
         Suite(
             name="metaworld50",

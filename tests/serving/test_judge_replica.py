@@ -9,6 +9,7 @@ import pytest
 
 from rlvlm.core.errors import JudgeUnavailable, UnsupportedQuestion
 from rlvlm.core.judging import Clip, Query
+from rlvlm.judges.build import build_judge
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.serving import judge_replica as module
 from rlvlm.serving.client import Receipt, Request, digest
@@ -183,19 +184,18 @@ def test_a_paid_judge_is_never_asked_for_nothing(judge, monkeypatch):
     assert judge.sizes == [1]
 
 
-def test_an_unloadable_judge_says_why_in_one_line():
-    with pytest.raises(RuntimeError, match=r"rlvlm-cause.*no/such/folder.*does not exist"):
-        JudgeReplica(JudgeConfig(model="/no/such/folder", device="cpu"), PlacementConfig())
+def too_large(config: JudgeConfig) -> FakeJudge:
+    raise MemoryError("no room")
 
 
-def test_a_fault_of_the_judges_code_is_named(judge):
-    def build(config):
-        raise MemoryError("no room")
-
-    with pytest.raises(RuntimeError, match="rlvlm-cause.*MemoryError: no room.*replica's log"):
-        JudgeReplica(JudgeConfig(device="cpu"), PlacementConfig(), build)
-
-
-def test_a_judge_that_fails_its_first_question_is_not_started():
-    with pytest.raises(RuntimeError, match="failed on a first, easy question: outage"):
-        JudgeReplica(JudgeConfig(device="cpu"), PlacementConfig(), lambda config: FakeJudge(failing=1))
+@pytest.mark.parametrize(
+    ("model", "build", "said"),
+    [
+        ("/no/such/folder", build_judge, "no/such/folder.*does not exist"),
+        ("", too_large, "MemoryError: no room.*replica's log"),
+        ("", lambda config: FakeJudge(failing=1), "failed on a first, easy question: outage"),
+    ],
+)
+def test_a_judge_that_does_not_start_says_why_in_one_line(model, build, said):
+    with pytest.raises(RuntimeError, match=f"rlvlm-cause.*{said}"):
+        JudgeReplica(JudgeConfig(model=model, device="cpu"), PlacementConfig(), build)
