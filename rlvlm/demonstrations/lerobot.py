@@ -103,6 +103,7 @@ class _LeRobotDataset:
         number = episode["episode_index"]
         table = self._rows(episode)
         data = self.file
+        # data sets of demonstrations alone often have no such column
         success = bool(np.any(_numbers(table["next.success"]))) if "next.success" in table.column_names else True
         tasks = episode.get("tasks") or [self._task_of(table)]
         looks: list[Any] = []
@@ -115,7 +116,7 @@ class _LeRobotDataset:
             self.file = self._source / self._info["video_path"].format(**{**episode, "video_key": camera} | place)
             begins_s = float(place.get("from_timestamp", 0.0))
             looks.append(_Film(file=self.file, begins_s=begins_s, fps=float(self._info["fps"])))
-        self.file = data
+        self.file = data  # what is wrong from here on is wrong with the numbers: a film that is torn says so itself
         return RobotTrajectory.recorded(
             _numbers(table[self._actions]),
             _numbers(table[self._states]),
@@ -123,7 +124,7 @@ class _LeRobotDataset:
             name=f"{number}",
             file=data,
             instruction=str(tasks[0]),
-            look=partial(_look, looks),
+            look=partial(_look, looks),  # later, and only at the steps that chunks begin with
             success=success,
         )
 

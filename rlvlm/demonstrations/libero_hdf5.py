@@ -62,7 +62,7 @@ def _trajectory(path: Path, name: str, demo: Any, instruction: str, is_own: bool
     proprio = np.concatenate([obs[part][()] for part in (*pose, "gripper_states")], axis=1)
     actions = demo["actions"][()]
     cameras = [obs[camera] for camera in config.cameras or _CAMERAS]
-    counts = [len(actions), len(proprio), *map(len, cameras)]
+    counts = [len(actions), len(proprio), *map(len, cameras)]  # a file that was cut short may lack some of one kind
     if len(set(counts)) > 1:
         raise ValueError(f"{name} has {' and '.join(map(str, counts))} actions, states and images of each camera")
     return RobotTrajectory.recorded(
@@ -72,6 +72,7 @@ def _trajectory(path: Path, name: str, demo: Any, instruction: str, is_own: bool
         name=name,
         file=path,
         instruction=instruction,
+        # read from the open file, and only at the steps that chunks begin with: an episode has hundreds of images
         look=lambda steps: np.stack([camera[steps] for camera in cameras], axis=1),
         success=bool(np.max(demo["rewards"][()]) > 0) if "rewards" in demo else True,
     )
