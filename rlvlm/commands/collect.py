@@ -104,7 +104,7 @@ def _collect(task: str, kind: str, arguments: CollectArguments) -> str:
         write_sheet(folder, lambda: env)
     counts = write_card(folder)
     parts = {
-        "turns": f"{counts.steps:,} steps, {len(counts.pictures):,} distinct images",
+        "turns": f"{counts.steps:,} steps, {len(counts.images):,} distinct images",
         "chunks": f"{counts.chunks:,} chunks, {counts.steps:,} env steps",
     }
     success = counts.successes / max(counts.episodes, 1)

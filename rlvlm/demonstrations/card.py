@@ -98,7 +98,8 @@ class Census:
     won: Counter[str] = field(default_factory=Counter)
     """Those that succeeded."""
     rejected: Counter[str] = field(default_factory=Counter)
-    pictures: set[str] = field(default_factory=set)
+    images: set[str] = field(default_factory=set)
+    """Digests of the distinct ones."""
 
 
 def census(records: Iterable[EpisodeRecord], config: FilterConfig | None = None) -> Census:
@@ -110,7 +111,7 @@ def census(records: Iterable[EpisodeRecord], config: FilterConfig | None = None)
         counts.successes += record.success
         counts.returns += record.env_return
         counts.players[record.player] += 1
-        counts.pictures |= record.digests()
+        counts.images |= record.digests()
         # of chunks only successes are learned from
         counts.rejected += select([record], config or FilterConfig(successful=record.kind == "chunks"))[1]
         if record.kind == "chunks":
@@ -130,7 +131,7 @@ def write_card(folder: DemonstrationFolder) -> Census:
     success = f"success {counts.successes / max(counts.episodes, 1):.1%}"
     players = _table("player", "episodes", counts.players)
     if folder.kind == "chunks":
-        num = len(counts.pictures)
+        num = len(counts.images)
         kept = f"{num:,} distinct images are kept" if num else "images are drawn from states"
         said = f"{counts.episodes:,} episodes, {counts.chunks:,} chunks, {counts.steps:,} env steps; {success}; {kept}."
         # how the chunks were made stands on the card word for word: whoever imports again needs the same
@@ -145,7 +146,7 @@ def write_card(folder: DemonstrationFolder) -> Census:
         what_for = f"`python -m rlvlm.run {folder.task} --sft.demonstrations DIR` learns from them."
     else:
         lines = [
-            f"{counts.episodes:,} episodes, {counts.steps:,} steps, {len(counts.pictures):,} distinct images; "
+            f"{counts.episodes:,} episodes, {counts.steps:,} steps, {len(counts.images):,} distinct images; "
             f"{success}, mean return {counts.returns / max(counts.episodes, 1):.3g}.",
             *("", *players, *_table("action", "steps", counts.actions)),
             f"Deliberate mistakes: {counts.noisy / max(counts.steps, 1):.1%} of steps.",

@@ -74,7 +74,7 @@ def kept_images(folder: DemonstrationFolder, record: EpisodeRecord) -> Frames:
     """
     try:
         names = record.arrays["pictures"]
-        images = np.stack([[folder.picture_store.load(str(name)) for name in row] for row in names])
+        images = np.stack([[folder.image_store.load(str(name)) for name in row] for row in names])
         if images.shape[2:] != 2 * (folder_form(folder).image_px,) + (3,):
             raise ValueError(f"images of {images.shape[3]} x {images.shape[2]} pixels")
     except (MissingImage, KeyError, ValueError) as error:

@@ -58,7 +58,7 @@ def export_chats(
                         f"{folder.path} keeps no images of its turns, and chats need them", "collect with --pictures"
                     )
                 step = record.steps[place]
-                images = [os.path.relpath(folder.picture_store.file(digest), file.parent) for digest in step.pictures]
+                images = [os.path.relpath(folder.image_store.file(digest), file.parent) for digest in step.pictures]
                 chat = json.dumps(_chat(form, f"{record.id}-{place}", images, step), ensure_ascii=False)
                 opening = ("[\n" if not count else ",\n") if form == "llava" else ""
                 stream.write(opening + chat + ("" if form == "llava" else "\n"))
@@ -89,7 +89,7 @@ def import_chats(file: Path, folder: DemonstrationFolder, player: str, images: P
     for number, chat in enumerate(_chats(file)):
         try:
             said = _said(chat)
-            pictures = [[_load(root, name) for name in names] for _, names, _ in said]
+            loaded = [[_load(root, name) for name in names] for _, names, _ in said]
         except (KeyError, TypeError, ValueError, AttributeError, IndexError, StopIteration):
             counts["chat without pairs of question and answer, or of another form"] += 1
             continue
@@ -103,7 +103,7 @@ def import_chats(file: Path, folder: DemonstrationFolder, player: str, images: P
             counts["there already"] += 1
             continue
         steps = []
-        for (prompt, _, answer), shown in zip(said, pictures, strict=True):
+        for (prompt, _, answer), shown in zip(said, loaded, strict=True):
             action = read_reply(answer, folder.action_names, range(len(folder.action_names))).action
             steps.append(
                 StepRecord(
@@ -113,7 +113,7 @@ def import_chats(file: Path, folder: DemonstrationFolder, player: str, images: P
                     env_reward=0.0,
                     success=False,
                     progress=0.0,
-                    pictures=tuple(image_digest(picture) for picture in shown),
+                    pictures=tuple(image_digest(image) for image in shown),
                 )
             )
         record = EpisodeRecord(
@@ -128,7 +128,7 @@ def import_chats(file: Path, folder: DemonstrationFolder, player: str, images: P
             terminated=False,
             steps=tuple(steps),
         )
-        folder.add(record, sum(pictures, []))
+        folder.add(record, sum(loaded, []))
         counts["added"] += 1
     if not counts:
         raise UsageError(f"{file} holds no chats", "name a JSON array of chats, or a file with one chat per line")

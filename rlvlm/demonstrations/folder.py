@@ -46,7 +46,7 @@ class DemonstrationFolder:
         self.chunks: Mapping[str, Any] = about.get("chunks", {})
         """Of a task in chunks: what these look like, and how they were made of others' data, by name."""
         self._lines = path / "episodes.jsonl"
-        self.picture_store = ImageStore(path / "pictures")
+        self.image_store = ImageStore(path / "pictures")
         self.num_damaged = 0
         """Lines and files that were not believed when the episodes were last read."""
 
@@ -64,12 +64,12 @@ class DemonstrationFolder:
         """Which settings of `env` the episodes were not collected with, in words; none that are not known."""
         return [f"env.{text}" for text in _changed(self.env, env)]
 
-    def add(self, record: EpisodeRecord, pictures: Iterable[NDArray[np.uint8]] = ()) -> None:
+    def add(self, record: EpisodeRecord, images: Iterable[NDArray[np.uint8]] = ()) -> None:
         """Appends an episode; the disk has it when this returns.
 
         Args:
             record: of this folder's task.
-            pictures: [H, W, 3] each; those that its digests name.
+            images: [H, W, 3] each; those that its digests name.
 
         Raises:
             ValueError: the record is of another task, or its id cannot name a file.
@@ -81,7 +81,7 @@ class DemonstrationFolder:
             raise ValueError(f"an id is up to 120 letters, digits and . _ -, got {record.id!r}")
         # images and arrays first and the line last: what a crash leaves is a file that nothing names, never a line
         # that names what is not there
-        self.picture_store.keep((image_digest(picture), picture) for picture in pictures)
+        self.image_store.keep((image_digest(image), image) for image in images)
         if record.arrays:
             with replacing(self.path / "arrays" / f"{record.id}.npz") as partial, open(partial, "wb") as stream:
                 np.savez_compressed(stream, allow_pickle=False, **dict(record.arrays))

@@ -1,4 +1,4 @@
-"""Which OpenGL backend draws off-screen on this machine. Used by the renderers of this room and by `rlvlm doctor`.
+"""Which OpenGL backend draws off-screen on this machine. Used by all envs that draw with OpenGL, and by `rlvlm doctor`.
 
 The choice is made once per machine: it is written to the environment variable MUJOCO_GL, which child processes inherit.
 """

@@ -140,7 +140,7 @@ def test_kept_images_come_back_or_are_missed_by_name(tmp_path: Path) -> None:
     folder.add(replace(played, arrays=arrays), images)
     (back,) = folder.episodes()
     assert is_whole(back, form) and np.array_equal(kept_images(folder, back)[:, 0], images)
-    assert len(write_card(folder).pictures) == len(images)
-    folder.picture_store.file(image_digest(images[0])).unlink()
+    assert len(write_card(folder).images) == len(images)
+    folder.image_store.file(image_digest(images[0])).unlink()
     with pytest.raises(UsageError, match=f"the images of {played.id} cannot be used"):
         kept_images(folder, back)

@@ -60,7 +60,7 @@ def test_what_is_kept_is_what_happened(tmp_path: Path) -> None:
     for t, reply in enumerate(whole.replies):
         assert np.array_equal(turn.snapshot, whole.snapshots[t]) and turn.prompt == whole.obs.texts[t]
         (digest,) = record.steps[t].pictures
-        assert np.array_equal(folder.picture_store.load(digest), env.draw(turn.snapshot[None])[0])
+        assert np.array_equal(folder.image_store.load(digest), env.draw(turn.snapshot[None])[0])
         assert reply.action_span is not None and reply.action is not None
         assert reply.text[slice(*reply.action_span)] == env.action_names[reply.action] == record.steps[t].action
         turn, reward, terminated, _, info = env.step(reply.text)
@@ -71,7 +71,7 @@ def test_what_is_kept_is_what_happened(tmp_path: Path) -> None:
 def test_an_image_is_kept_once(tmp_path: Path) -> None:
     folder = folder_of(tmp_path, "number_line", 60)
     counts = census(folder.episodes())
-    assert len(list((tmp_path / "pictures").rglob("*.png"))) == len(counts.pictures) <= 36 < counts.steps
+    assert len(list((tmp_path / "pictures").rglob("*.png"))) == len(counts.images) <= 36 < counts.steps
 
 
 def test_a_stopped_collection_goes_on_and_a_finished_one_stays(tmp_path: Path) -> None:
@@ -140,7 +140,7 @@ def test_chats_go_out_and_come_back(tmp_path: Path, form) -> None:
             other.action,
             other.pictures,
         )
-        assert np.array_equal(back.picture_store.load(other.pictures[0]), folder.picture_store.load(one.pictures[0]))
+        assert np.array_equal(back.image_store.load(other.pictures[0]), folder.image_store.load(one.pictures[0]))
 
 
 def test_an_empty_llava_file_is_valid_json(tmp_path: Path) -> None:

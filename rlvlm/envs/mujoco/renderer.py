@@ -1,4 +1,4 @@
-"""Draws a MuJoCo scene off-screen from stored joint positions. Used by the MuJoCo families of this room."""
+"""Draws a MuJoCo scene off-screen from stored joint positions. Used by all envs on MuJoCo."""
 # pyright: reportAttributeAccessIssue=false
 # mujoco ships no type stubs, and its names live in compiled modules
 
