@@ -35,6 +35,11 @@ def fit(
     """
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     losses: list[float] = []
+
+    def recent_loss() -> float:
+        recent = losses[-10:]
+        return sum(recent) / len(recent)
+
     for update in range(updates):
         for group in optimizer.param_groups:
             group["lr"] = lr_of(update)
@@ -45,13 +50,12 @@ def fit(
             nn.utils.clip_grad_norm_(parameters, max_grad_norm)
         optimizer.step()
         losses.append(loss.item())
+        # after the step, whose weights nobody uses any more if it was not finite
         if not math.isfinite(losses[-1]):
             raise NumericsError(
                 f"the loss of update {update + 1} of the supervised start is {losses[-1]}",
                 "start anew with a smaller --sft.lr",
             )
         if (update + 1) % log_every == 0:
-            recent = losses[-10:]
-            log(f"supervised start: update {update + 1} of {updates}, loss {sum(recent) / len(recent):.3f}")
-    recent = losses[-10:]
-    return sum(recent) / len(recent) if recent else math.nan
+            log(f"supervised start: update {update + 1} of {updates}, loss {recent_loss():.3f}")
+    return recent_loss() if losses else math.nan

@@ -1,4 +1,6 @@
-"""The supervised start: demonstrations by the env's script or of a folder, and the policy's lessons from them."""
+"""The supervised start of a policy that acts in chunks: demonstrations by the env's script or of a folder, and the
+imitation of them.
+"""
 
 import math
 from collections import Counter
@@ -57,9 +59,9 @@ class Demonstrations:
 
 
 def demonstrate(
-    world: ChunkEnv, config: ChunkSFTConfig, seed: int, log: Callable[[str], None] = lambda line: None
+    env: ChunkEnv, config: ChunkSFTConfig, seed: int, log: Callable[[str], None] = lambda line: None
 ) -> Demonstrations:
-    """Plays the env's script until it has succeeded `config.episodes` times, and tells how far it is.
+    """Plays the env's script until it has succeeded `config.episodes` times, and logs how far it is.
 
     Raises:
         UsageError: the env has no script, or the script fails most of the time.
@@ -67,22 +69,22 @@ def demonstrate(
     wanted, num_failures = config.episodes, 0
     successes: list[EpisodeRecord] = []
     perturbation = Perturbation(noise=config.noise, p_perturb=config.p_perturb)
-    for record in play_episodes(world, perturbation, "", wanted=wanted, seed=seed, log=log):
+    for record in play_episodes(env, perturbation, "", wanted=wanted, seed=seed, log=log):
         num_failures += not record.success
         successes += [record] if record.success else []
     return _gathered(successes, num_failures)
 
 
 def read_demonstrations(
-    path: Path, task: str, env: EnvConfig, world: ChunkEnv, image_px: int, log: Callable[[str], None]
+    path: Path, task: str, settings: EnvConfig, env: ChunkEnv, image_px: int, log: Callable[[str], None]
 ) -> Demonstrations:
     """The successful episodes of a folder that `rlvlm collect` or `rlvlm data import` made.
 
     Args:
         path: of the folder.
         task: of the run.
-        env: settings of its envs.
-        world: of the task, whose chunks a policy is to learn.
+        settings: of its envs.
+        env: of the task, whose chunks a policy is to learn.
         image_px: side of the images that the policy looks at.
         log: takes lines on what was left out, and on what was set otherwise when it was collected.
 
@@ -97,9 +99,9 @@ def read_demonstrations(
             f"{path} keeps images of {form.image_px} pixels, and the policy looks at {image_px}",
             f"--policy.pocket.image-px {form.image_px}, or import it anew with --cut.image-px {image_px}",
         )
-    if odd := form.against(form_of(world, form.image_px)):
+    if odd := form.against(form_of(env, form.image_px)):
         raise UsageError(f"{path} holds chunks of another form: {'; '.join(odd)}", "collect or import it anew")
-    if other := folder.differs({name: getattr(env, name) for name in _SHAPES_PLAY}):
+    if other := folder.differs({name: getattr(settings, name) for name in _SHAPES_PLAY}):
         log(f"{path} was collected with {'; '.join(other)}")
     outcomes = Counter[str]()
     successes: list[EpisodeRecord] = []
@@ -119,7 +121,7 @@ def read_demonstrations(
 
 
 def _gathered(records: Sequence[EpisodeRecord], num_failures: int, images: Frames | None = None) -> Demonstrations:
-    """The chunks of all `records`, one after the other; what was led astray is left out."""
+    """The chunks of all `records`, one after the other; perturbed ones are left out."""
     arrays = [record.arrays for record in records]
     shown = [np.flatnonzero(~one.get("perturbed", np.zeros(len(one["actions"]), bool))) for one in arrays]
     pairs = list(zip(arrays, shown, strict=True))
@@ -181,11 +183,16 @@ def imitate(
         logits = logits.view(*bins[rows].shape, -1)
         return imitation_loss(logits, bins[rows].to(logits.device), targets, is_soft) + beside
 
+    def lr_of(update: int) -> float:
+        # up over the first updates, then down along half a cosine to a fiftieth
+        rise = min(1.0, (update + 1) / _WARM_UP)
+        return config.lr * (rise * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * update / config.updates))))
+
     return fit(
         torch.optim.AdamW(policy.parameters(), weight_decay=config.weight_decay),
         loss_of,
         updates=config.updates,
-        lr_of=lambda update: config.lr * _share_of_lr(update, config.updates),
+        lr_of=lr_of,
         log_every=200,
         log=log,
     )
@@ -199,6 +206,7 @@ def soft_targets(width: float) -> Tensor:
     """
     if width == 0:
         return torch.eye(NUM_BINS)
+    # softmax of a Gaussian's exponent: cut at the ends, it still sums to 1
     bins = torch.arange(NUM_BINS, dtype=torch.float32)
     width_bins = width * (NUM_BINS - 1) / 2
     return torch.softmax(-0.5 * ((bins[:, None] - bins) / width_bins) ** 2, dim=1)
@@ -217,11 +225,6 @@ def imitation_loss(logits: Tensor, bins: Tensor, targets: Tensor, is_soft: Tenso
     soft = -(targets[bins[..., is_soft]] * log_probs[..., is_soft, :]).sum()
     hard = -log_probs[..., ~is_soft, :].gather(-1, bins[..., ~is_soft, None]).sum()
     return (soft + hard) / bins.numel()
-
-
-def _share_of_lr(step: int, steps: int) -> float:
-    """Rises over the first steps, falls along a cosine to a fiftieth."""
-    return min(1.0, (step + 1) / _WARM_UP) * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * step / steps)))
 
 
 _SCENES_PER_CHUNK = 2

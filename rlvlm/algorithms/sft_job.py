@@ -14,13 +14,12 @@ from typing import Any
 
 import numpy as np
 import ray.train
-import torch
 import yaml
 from ray.train import Checkpoint, CheckpointConfig, RunConfig, ScalingConfig
 from ray.train.huggingface.transformers import RayTrainReportCallback, prepare_trainer
 from ray.train.torch import TorchTrainer
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Sampler
 from transformers import Trainer, TrainingArguments
 
 from rlvlm.algorithms.env_slots import EnvSlot
@@ -39,8 +38,6 @@ from rlvlm.algorithms.sft_replies import (
 )
 from rlvlm.core.episodes import TokenEpisode
 from rlvlm.core.errors import UsageError
-from rlvlm.policies.vlm.config import PolicyConfig
-from rlvlm.policies.vlm.loading import load_policy
 from rlvlm.policies.vlm.policy import VLMPolicy
 
 _MEASURES_FILE = "measures.json"
@@ -97,11 +94,6 @@ def run_sft(loop_config: TrainLoopConfig, folder: Path) -> dict[str, float]:
         return json.loads((inner / _MEASURES_FILE).read_text())
 
 
-def make_policy(config: PolicyConfig, action_names: Sequence[str]) -> VLMPolicy:
-    """The policy that is taught, for a task with these actions."""
-    return load_policy(config, len(action_names))
-
-
 class Imitation(nn.Module):
     """The policy as Hugging Face's trainer wants it: examples in, a loss out.
 
@@ -136,9 +128,11 @@ class ImitationTrainer(Trainer):
 
     def get_train_dataloader(self) -> DataLoader[Any]:
         """Batches of about equal length; with several workers each takes its share of them."""
-        assert isinstance(self.train_dataset, Turns)
-        batches = LengthBatches(self.train_dataset, self._loop_config.sft.batch_size, self._loop_config.seed)
-        loader = DataLoader(self.train_dataset, batch_sampler=batches, collate_fn=collate)
+        examples: Any = self.train_dataset
+        sft = self._loop_config.sft
+        batches = LengthBatches([len(example) for example in examples], sft.batch_size, self._loop_config.seed)
+        loader = DataLoader(examples, batch_sampler=batches, collate_fn=collate)
+        # with several workers accelerate deals the batches out
         return self.accelerator.prepare(loader)
 
     def evaluate(self, *arguments: Any, **unused: Any) -> dict[str, float]:
@@ -158,6 +152,7 @@ class ImitationTrainer(Trainer):
         folder = Path(output_dir or str(self.args.output_dir))
         folder.mkdir(parents=True, exist_ok=True)
         save_trained(self._policy, folder)
+        # the newest of ours; names without a slash are the trainer's own
         measured = {key: value for log in self.state.log_history for key, value in log.items() if "/" in key}
         (folder / _MEASURES_FILE).write_text(json.dumps(measured))
 
@@ -165,25 +160,17 @@ class ImitationTrainer(Trainer):
         load_trained(self._policy, Path(resume_from_checkpoint))
 
 
-class Turns(Dataset[Example]):
-    """Examples by number."""
+class LengthBatches(Sampler[list[int]]):
+    """Batches grouped by length; every epoch has another order, which a resumed job finds again.
 
-    def __init__(self, examples: Sequence[Example]) -> None:
-        self.examples = examples
+    Args:
+        lengths: [M] tokens of each example.
+        batch: examples in a batch.
+        seed: of the orders.
+    """
 
-    def __len__(self) -> int:
-        return len(self.examples)
-
-    def __getitem__(self, index: int) -> Example:
-        return self.examples[index]
-
-
-class LengthBatches(torch.utils.data.Sampler[list[int]]):
-    """Batches grouped by length; every epoch has another order, which a resumed job finds again."""
-
-    def __init__(self, turns: Turns, batch: int, seed: int) -> None:
-        self._turns, self._batch, self._seed = turns, batch, seed
-        self._lengths = [len(example) for example in turns.examples]
+    def __init__(self, lengths: Sequence[int], batch: int, seed: int) -> None:
+        self._lengths, self._batch, self._seed = lengths, batch, seed
         self._epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
@@ -191,9 +178,10 @@ class LengthBatches(torch.utils.data.Sampler[list[int]]):
         self._epoch = epoch
 
     def __len__(self) -> int:
-        return -(-len(self._turns) // self._batch)
+        return -(-len(self._lengths) // self._batch)
 
     def __iter__(self) -> Iterator[list[int]]:
+        # drawn from the seed and the epoch's number alone, so that no state of it has to be saved
         noise = np.random.default_rng(np.random.SeedSequence(self._seed, spawn_key=(6, self._epoch)))
         return grouped_by_length(self._lengths, self._batch, noise)
 
@@ -215,8 +203,8 @@ def _worker(config: dict[str, Any]) -> None:
         held_out=examples_of(policy, slot.env, held_out),
         model=Imitation(policy, loop_config.sft.reply_weight),
         args=training_arguments(loop_config, own),
-        train_dataset=Turns(examples),
-        eval_dataset=Turns([]),  # asked for by the trainer; `evaluate` has its own
+        train_dataset=examples,
+        eval_dataset=[],  # asked for by the trainer; `evaluate` has its own
         data_collator=collate,
         callbacks=[RayTrainReportCallback()],
     )

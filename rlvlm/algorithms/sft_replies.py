@@ -72,6 +72,7 @@ def demonstrate(slot: EnvSlot, config: ReplySFTConfig, seed: int) -> list[TokenE
             text = expert.reply(slot.env, slot.turn).text
             replies.append(slot.env.read(text))
             if config.p_perturb and noise.random() < config.p_perturb:
+                # another action is carried out, and what is learned stays the expert's: `replies` has it already
                 others = [action for action in slot.env.legal() if action != replies[-1].action]
                 text = slot.env.action_text(int(noise.choice(others)))
             slot.play(text)
@@ -107,6 +108,7 @@ def split(episodes: Sequence[TokenEpisode], share: float) -> tuple[list[TokenEpi
     learned: list[TokenEpisode] = []
     held_out: list[TokenEpisode] = []
     for number, episode in enumerate(episodes):
+        # one more is held out wherever `share` of the episodes so far passes a whole number
         is_held_out = int((number + 1) * share) > int(number * share)
         (held_out if is_held_out else learned).append(episode)
     if share > 0 and len(episodes) > 1 and not held_out:
@@ -127,7 +129,7 @@ class Example:
         return len(self.tokens.prompt_ids) + len(self.tokens.reply_ids)
 
 
-def examples_of(policy: VLMPolicy, world: TurnEnv, episodes: Sequence[TokenEpisode]) -> list[Example]:
+def examples_of(policy: VLMPolicy, env: TurnEnv, episodes: Sequence[TokenEpisode]) -> list[Example]:
     """The turns of `episodes` that the policy can learn from, as it would have stored them; it is shown their images.
 
     A policy that acts by a head learns actions, so turns without one that can be read are left out.
@@ -137,7 +139,7 @@ def examples_of(policy: VLMPolicy, world: TurnEnv, episodes: Sequence[TokenEpiso
         *keys, _ = episode.obs.images
         missing = policy.images.missing(keys)
         if missing:
-            policy.show([keys[place] for place in missing], world.draw(episode.snapshots[missing]))
+            policy.show([keys[place] for place in missing], env.draw(episode.snapshots[missing]))
         for key, prompt, reply in zip(keys, episode.obs.texts[:-1], episode.replies, strict=True):
             if policy.action_head is not None and reply.action is None:
                 continue
@@ -164,13 +166,28 @@ def fit_examples(
     Raises:
         NumericsError: the loss is not finite.
     """
+    noise = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(5,)))
+    lengths = [len(example) for example in examples]
+
+    def endless() -> Iterator[list[Example]]:  # epoch after epoch
+        while True:
+            for places in grouped_by_length(lengths, config.batch_size, noise):
+                yield [examples[place] for place in places]
+
+    def lr_of(update: int) -> float:
+        # up over the first tenth, then down to 0 along half a cosine
+        rise = max(config.updates // 10, 1)
+        if update < rise:
+            return config.lr * ((update + 1) / rise)
+        return config.lr * ((1 + math.cos(math.pi * (update - rise) / max(config.updates - rise, 1))) / 2)
+
     heads = [] if policy.action_head is None else list(policy.action_head.parameters())
-    batches = _batches(examples, config, seed)
+    batches = endless()
     loss = fit(
         torch.optim.AdamW([*policy.backbone_parameters(), *heads], betas=(0.9, 0.98), weight_decay=0.01),
         lambda update: imitation_loss(policy, next(batches), config.reply_weight),
         updates=config.updates,
-        lr_of=lambda update: config.lr * _rate(update, config.updates),
+        lr_of=lr_of,
         max_grad_norm=config.max_grad_norm,
         log_every=20,
         log=log,
@@ -188,6 +205,7 @@ def imitation_loss(policy: VLMPolicy, batch: Sequence[Example], reply_weight: fl
         reply_weight: with an action head, how much -log p(reply) counts beside -log p(action).
     """
     tokens = [example.tokens for example in batch]
+    # -log p(reply) = - sum_n log p(token_n | image, prompt, tokens before it)
     if policy.action_head is None:
         return -policy.read(tokens).log_probs.sum(-1).mean()
     actions = torch.tensor([example.action for example in batch], device=policy.device)
@@ -202,14 +220,14 @@ def imitation_loss(policy: VLMPolicy, batch: Sequence[Example], reply_weight: fl
 
 @torch.no_grad()
 def validate(
-    policy: VLMPolicy, world: TurnEnv, examples: Sequence[Example], batch: int, max_reply_tokens: int
+    policy: VLMPolicy, env: TurnEnv, examples: Sequence[Example], batch: int, max_reply_tokens: int
 ) -> dict[str, float]:
     """Loss per turn, and of greedy and of sampled replies (at temperature 1) the share with the demonstrated action and
     the share that can be read; of no examples nothing. Rollouts sample, so training starts from the second kind.
 
     Args:
         policy: not changed.
-        world: reads the replies.
+        env: reads the replies.
         examples: held out; demonstrations that cannot be read are left out of the share of equal actions.
         batch: turns that go through the model together.
         max_reply_tokens: a longer reply is cut.
@@ -217,7 +235,7 @@ def validate(
     if not examples:
         return {}
     loss = 0.0
-    exact, valid = np.zeros(2), np.zeros(2)  # greedy, sampled
+    exact, valid = np.zeros(2), np.zeros(2)  # of greedy and of sampled replies
     engine = PolicyEngine(policy, batch)
     for begin in range(0, len(examples), batch):
         part = examples[begin : begin + batch]
@@ -229,7 +247,7 @@ def validate(
         for how, greedy in enumerate((True, False)):
             if policy.action_head is None:
                 replies = engine.reply(requests, max_new_tokens=max_reply_tokens, greedy=greedy)
-                actions = [world.read(reply.text).action for reply in replies]
+                actions = [env.read(reply.text).action for reply in replies]
             else:
                 actions = [one.action for one in engine.act(requests, greedy=greedy)]
             valid[how] += sum(action is not None for action in actions)
@@ -256,7 +274,7 @@ def fine_tune(
 ) -> dict[str, float]:
     """Fine-tunes on most episodes and validates on the rest; returns what was measured by its names in `metrics`.
 
-    Tells of replies that are longer than `max_reply_tokens`: the policy would learn to write what is then cut.
+    Replies that are longer than `max_reply_tokens` are logged: the policy would learn to write what is then cut.
 
     Raises:
         UsageError: the policy acts by a head, and no turn that it would learn from has an action that can be read.
@@ -279,45 +297,21 @@ def fine_tune(
     return measured | {metrics.SFT_WALL_S: time.monotonic() - started}
 
 
-def _batches(examples: Sequence[Example], config: ReplySFTConfig, seed: int) -> Iterator[list[Example]]:
-    """Batches for ever, epoch after epoch."""
-    noise = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(5,)))
-    lengths = [len(example) for example in examples]
-    while True:
-        for places in grouped_by_length(lengths, config.batch_size, noise):
-            yield [examples[place] for place in places]
-
-
-def _rate(update: int, updates: int) -> float:
-    """Share of the step size: up over the first tenth, then down to 0 along half a cosine."""
-    rise = max(updates // 10, 1)
-    if update < rise:
-        return (update + 1) / rise
-    return (1 + math.cos(math.pi * (update - rise) / max(updates - rise, 1))) / 2
-
-
 _MEGA = 8
 """Batches that are sorted by length together: more save padding, fewer mix better."""
 
 
-def grouped_by_length(
-    lengths: Sequence[int], batch: int, noise: np.random.Generator, kinds: Sequence[int] | None = None
-) -> Iterator[list[int]]:
-    """One epoch: places of examples in batches, each place once; the last batch of a kind may be smaller.
+def grouped_by_length(lengths: Sequence[int], batch: int, noise: np.random.Generator) -> Iterator[list[int]]:
+    """One epoch: places of examples of like `lengths` [M] in batches, each place once; the last may be smaller.
 
-    Args:
-        lengths: [M] of each example.
-        batch: examples per batch.
-        noise: shuffles the examples, and then the batches.
-        kinds: [M] kinds are never mixed in a batch, e.g. with and without an image; None: all are of one kind.
+    `noise` shuffles the examples, and then the batches.
     """
-    kinds = kinds if kinds is not None else [0] * len(lengths)
+    places = noise.permutation(len(lengths)).tolist()
     batches: list[list[int]] = []
-    for kind in sorted(set(kinds)):
-        places = noise.permutation([place for place, own in enumerate(kinds) if own == kind]).tolist()
-        for begin in range(0, len(places), batch * _MEGA):
-            mega = sorted(places[begin : begin + batch * _MEGA], key=lambda place: lengths[place])
-            batches += [mega[at : at + batch] for at in range(0, len(mega), batch)]
+    for begin in range(0, len(places), batch * _MEGA):
+        mega = sorted(places[begin : begin + batch * _MEGA], key=lambda place: lengths[place])
+        batches += [mega[at : at + batch] for at in range(0, len(mega), batch)]
+    # sorted batches would come from the shortest to the longest, eight at a time
     for index in noise.permutation(len(batches)).tolist():
         yield batches[index]
 
@@ -334,7 +328,7 @@ What a split holds out is left out by itself. All other settings change what is 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SFTManifest:
-    """What a policy has learned from, for `sft.json` beside its weights: these alone do not tell."""
+    """What a policy has learned from, for `sft.json` beside its weights, which alone do not say."""
 
     task: str
     action_names: tuple[str, ...]
@@ -408,14 +402,14 @@ def read_sft_manifest(folder: Path) -> SFTManifest | None:
         raise UsageError(f"cannot read {file}: {error}", "restore the file, or train anew with rlvlm sft") from error
 
 
-def load_demonstrations(folder: Path, world: TurnEnv, env: EnvConfig) -> list[TokenEpisode]:
+def load_demonstrations(folder: Path, env: TurnEnv, settings: EnvConfig) -> list[TokenEpisode]:
     """The episodes of a folder that `rlvlm collect` made whose starts `env` may have: what its split holds out is not
     learned from, whoever collected it.
 
     Args:
         folder: of the demonstrations.
-        world: of the task that is learned.
-        env: what `env` is made of.
+        env: of the task that is learned.
+        settings: of `env`.
 
     Raises:
         UsageError: it is no such folder, its episodes are of an env set up otherwise, with other actions or snapshots,
@@ -426,26 +420,26 @@ def load_demonstrations(folder: Path, world: TurnEnv, env: EnvConfig) -> list[To
         raise UsageError(f"{folder} holds {opened.kind} of {opened.task}, not turns", "rlvlm collect number_line")
     records = list(opened.episodes())
     sizes = {record.arrays["snapshots"].shape[1] for record in records if "snapshots" in record.arrays}
-    if sizes - {world.snapshot_size} or opened.action_names != world.action_names:
+    if sizes - {env.snapshot_size} or opened.action_names != env.action_names:
         raise UsageError(
             f"{folder} holds demonstrations of {opened.task}, whose actions or snapshots are not those of this env",
             "collect this task's own, with the same --env options: rlvlm collect TASK",
         )
     try:
-        episodes = [to_token_episode(record, world) for record in records]
+        episodes = [to_token_episode(record, env) for record in records]
     except ValueError as error:
         fix = "learn from what rlvlm collect played; imported chats can be shown, filtered and exported"
         raise UsageError(f"{folder} cannot be learned from: {error}", fix) from error
-    wanted = {key: value for key, value in asdict(env).items() if key not in _WHICH_EPISODES}
+    wanted = {key: value for key, value in asdict(settings).items() if key not in _WHICH_EPISODES}
     if other := opened.differs(wanted):
         raise UsageError(
             f"{folder} holds demonstrations collected with {'; '.join(other)}",
             f"set these as there, or rlvlm collect {opened.task} with these --env options and another --out",
         )
-    kept = [episode for episode in episodes if world.may_start(episode.snapshots[0])]
+    kept = [episode for episode in episodes if env.may_start(episode.snapshots[0])]
     if not kept:
         raise UsageError(
-            f"{folder} has {len(episodes):,} episodes, and none on the side {world.split!r} of the split",
+            f"{folder} has {len(episodes):,} episodes, and none on the side {env.split!r} of the split",
             "collect more with the same --env.split",
         )
     return kept

@@ -74,7 +74,7 @@ def command(words: Sequence[str], prog: str) -> int:
     where = arguments.policy.device if not os.environ.get("RAY_ADDRESS") else "auto"  # else a worker may be elsewhere
     check_network("policy", where, arguments.policy.model, arguments.policy.revision)
     from rlvlm.algorithms.env_slots import make_slot
-    from rlvlm.algorithms.sft_job import TrainLoopConfig, make_policy, run_sft
+    from rlvlm.algorithms.sft_job import TrainLoopConfig, run_sft
     from rlvlm.algorithms.sft_replies import (
         check_actions,
         read_sft_manifest,
@@ -82,6 +82,7 @@ def command(words: Sequence[str], prog: str) -> int:
         split,
         write_sft_manifest,
     )
+    from rlvlm.policies.vlm.loading import load_policy
     from rlvlm.runs.ray_session import ray_session
 
     # pickles: each worker of Ray Train reads the demonstrations itself
@@ -100,7 +101,7 @@ def command(words: Sequence[str], prog: str) -> int:
     arguments.out.mkdir(parents=True, exist_ok=True)
     write_sft_manifest(arguments.out, manifest)
     loop_config = TrainLoopConfig(
-        make_policy=partial(make_policy, arguments.policy.in_run(arguments.seed), folder.action_names),
+        make_policy=partial(load_policy, arguments.policy.in_run(arguments.seed), len(folder.action_names)),
         make_slot=partial(make_slot, task, arguments.env),
         load_episodes=load,
         sft=arguments.sft,

@@ -12,6 +12,7 @@ from rlvlm.algorithms.sft_replies import (
     examples_of,
     fine_tune,
     fit_examples,
+    grouped_by_length,
     imitation_loss,
     split,
     validate,
@@ -161,3 +162,20 @@ def test_replies_too_long_to_be_written_are_told_of(tmp_path: Path):
     assert told[0].startswith("100% of the demonstrated replies are longer than algo.max_reply_tokens 8")
     fine_tune(policy, place, episodes, ReplySFTConfig(updates=1, batch_size=2), 0, 2_000, told.append)
     assert len(told) == 1
+
+
+def test_four_examples_by_hand():
+    batches = list(grouped_by_length([5, 1, 6, 2], 2, np.random.default_rng(0)))
+    assert sorted(sorted(batch) for batch in batches) == [[0, 2], [1, 3]]
+
+
+def test_little_of_a_batch_is_padding():
+    lengths = np.random.default_rng(1).integers(1, 100, 256).tolist()
+
+    def padding(batches: list[list[int]]) -> int:
+        return sum(max(lengths[i] for i in batch) - lengths[j] for batch in batches for j in batch)
+
+    grouped = list(grouped_by_length(lengths, 8, np.random.default_rng(3)))
+    plain = np.random.default_rng(3).permutation(256).reshape(-1, 8).tolist()
+    assert sorted(place for batch in grouped for place in batch) == list(range(256)), "every example once"
+    assert padding(grouped) < padding(plain) / 3
