@@ -145,8 +145,9 @@ def reject_unused_settings(config: BaseConfig) -> None:
     Raises:
         ValueError: names what would be ignored, and what to set instead.
     """
+    # compared with a fresh config of ours and not with RLlib's: we have set some of these ourselves
     make: Any = type(config)
-    fresh = make()  # what nobody has set anything of
+    fresh = make()
     used = {*_USED_SETTINGS, *config.taken_settings, *(f"callbacks_{name}" for name in _USED_CALLBACKS)}
     for name in sorted(vars(AlgorithmConfig()).keys() - used):
         value, default = getattr(config, name), getattr(fresh, name)
@@ -159,6 +160,7 @@ def reject_unused_settings(config: BaseConfig) -> None:
                 "evaluations are whole episodes in this process, by .evaluation(evaluation_interval=..., "
                 "evaluation_duration=...)"
             )
+    # methods of a callback class: one that is overridden is meant to be called
     classes = config.callbacks_class if isinstance(config.callbacks_class, list) else [config.callbacks_class]
     for name in sorted(name for name in dir(RLlibCallback) if name.startswith("on_") and name not in _USED_CALLBACKS):
         if any(getattr(each, name, None) is not getattr(RLlibCallback, name) for each in classes):
@@ -262,6 +264,7 @@ class BaseAlgorithm(Algorithm):
 
     def log_round(self) -> None:
         """Hands a round's numbers to RLlib; `score` is always there and always finite, as Tune requires."""
+        # under the name by which RLlib and Tune know env steps, e.g. in a stopping rule
         steps, report = (ENV_RUNNER_RESULTS, NUM_ENV_STEPS_SAMPLED_LIFETIME), self.report()
         self.metrics.log_value(steps, self._stats.take_new_steps(), reduce="lifetime_sum", with_throughput=True)
         for name, value in report.items():

@@ -78,6 +78,7 @@ class EnvSlot:
 
     def play(self, reply: SampledReply | str, at: int = 0) -> bool:
         """Plays a turn, in round `at` of a rollout; says whether the episode is over."""
+        # as it was when the reply was made: the env's step changes all of it
         before, image, goal, distance = self._turn, self._image, self.env.goal, distance_of(self.env)
         text = reply if isinstance(reply, str) else reply.text
         read = self.env.read(text)
@@ -108,6 +109,7 @@ class EnvSlot:
         Turns that were not sampled, such as an expert's, have no tokens.
         """
         rows = self._history[-1:] if only_newest else self._history[self._first :]
+        # a judge looks at the episode from its start, even where only a later piece of it is learned from
         whole = {name: [row[name] for row in self._history] for name in _WHOLE}
         snapshots = np.stack([*whole["snapshot"], self._turn.snapshot])
         sampled: list[SampledReply] = [row["sampled"] for row in rows if row["sampled"] is not None]
@@ -115,6 +117,7 @@ class EnvSlot:
             one.tokens.reply_ids if one.action is None else np.array([one.action], np.int64) for one in sampled
         )
         masks = tuple(np.ones(len(ids), bool) for ids in tokens)
+        # which tokens make the action: all of them, unless the reply's parsed text says where it stands
         actions = masks
         if self.action_tokens is not None and sampled and sampled[0].action is None:
             spans = [row["reply"].action_span for row in rows]
@@ -155,6 +158,7 @@ class EnvSlot:
 
     def get_state(self) -> dict[str, Any]:
         """Env and running episode: after `set_state` the future is bit-identical. A new piece begins there."""
+        # tokens and log-probs are left out: what they are of was learned from before a checkpoint is made
         history = [{name: row[name] for name in _WHOLE} | {"reply": asdict(row["reply"])} for row in self._history]
         return {"world": self.env.get_state(), "seed": self._seed, "turn": asdict(self._turn), "tape": history}
 

@@ -101,7 +101,8 @@ class Learners(Generic[Learner]):
                 "look for what ends them (memory?), then `rlvlm resume`; start it again where nothing was saved",
             )
         if raised := [(time_s, outcome) for _, time_s, outcome in answers if isinstance(outcome, Exception)]:
-            raise min(raised, key=lambda one: one[0])[1]  # the others only missed this one in a sum
+            # the first that raised is the cause: the others only missed it in the middle of a sum
+            raise min(raised, key=lambda one: one[0])[1]
         return [outcome for _, _, outcome in sorted(answers, key=lambda answer: answer[0])]
 
     def call(self, method: str, *arguments: Any) -> Any:
@@ -190,6 +191,7 @@ def add_up_gradients(parameters: Sequence[nn.Parameter]) -> None:
     parameters = [one for one in parameters if not is_sharded([one])]
     if not (_are_several() and parameters):
         return
+    # one message for all gradients; a learner whose share was empty takes part with zeros
     parts = [torch.zeros_like(one) if one.grad is None else one.grad for one in parameters]
     summed = all_reduce(torch.cat([part.float().reshape(-1) for part in parts]))
     sizes = [part.numel() for part in parts]
@@ -221,8 +223,8 @@ def map_sharded(rows: Sequence[Row], compute: Callable[[Sequence[Row]], list[Ans
     if not _are_several():
         return compute(rows)
     count, rank = distributed.get_world_size(), distributed.get_rank()
-    # Shares are equally long, so that learners who gather weights together call the policy equally often: some rows
-    # are computed twice, and the last share's surplus is cut off.
+    # shares are equally long, so that learners who gather weights together call the policy equally often: some rows
+    # are computed twice, and the last share's surplus is cut off
     size = -(-len(rows) // count)
     parts: list[Any] = [None] * count
     distributed.all_gather_object(parts, compute([rows[(rank * size + k) % len(rows)] for k in range(size)]))

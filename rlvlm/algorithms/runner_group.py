@@ -87,7 +87,7 @@ class LocalRunnerGroup(Generic[Sample]):
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Restores what `get_state` returned; of a group of actors, what the first of them did."""
-        runners = state.get("runners", {"1": state})
+        runners = state.get("runners", {"1": state})  # a tree of one runner's own has no list of runners
         if runners:
             self._runner.load_tree(runners[min(runners, key=int)])
         else:  # all were lost at that moment
@@ -130,7 +130,7 @@ class RemoteRunnerGroup(Generic[Sample]):
             turn: what `Runner.act` takes.
             values: of the policy that acts, in Ray's object store; None: as it is now.
         """
-        # Copied: the learner may go on.
+        # copied: the learner changes the weights while the turn is acted
         self._turn, self._values = turn, ray.put(np.array(self._weights())) if values is None else values
         self._group.foreach_env_runner_async(_call, tag=_TURN, kwargs={"method": "act", "values": self._values, **turn})
 
@@ -144,6 +144,7 @@ class RemoteRunnerGroup(Generic[Sample]):
         asked = self._group.healthy_env_runner_ids()
         answers = self._group.fetch_ready_async_reqs(tags=_TURN, timeout_seconds=self._timeout_s)
         samples = _opened([answer for _, answer in answers])
+        # healthy by RLlib's book and without an answer: it hangs; one that died RLlib has noted itself
         for index in set(asked) & set(self._group.healthy_env_runner_ids()) - samples.keys():
             self._replace(index)
         if not samples:
@@ -182,7 +183,7 @@ class RemoteRunnerGroup(Generic[Sample]):
         Raises:
             MachineError: a runner is lost meanwhile.
         """
-        if "runners" not in state:
+        if "runners" not in state:  # saved by a run whose own process acted
             state = {"restarts": 0, "runners": {"1": state}}
         self._restarts = state["restarts"]
         for index in self._group.healthy_env_runner_ids():
@@ -198,12 +199,13 @@ class RemoteRunnerGroup(Generic[Sample]):
         logger.warning(
             "env runner %d has not answered for %g s (`sample_timeout_s`) and is replaced", index, self._timeout_s
         )
+        # RLlib has no public call that replaces a runner which hangs
         manager = self._group._worker_manager
         manager.set_actor_state(index, False)
         ray.kill(manager.actors()[index], no_restart=False)
 
     def _begin_anew(self, index: int) -> bool:
-        self._restarts += 1
+        self._restarts += 1  # counted even where it fails: no two attempts may have the same random numbers
         return self._call_runner(index, "begin", restart=self._restarts)
 
     def _call_runner(self, index: int, method: str, **arguments: Any) -> bool:

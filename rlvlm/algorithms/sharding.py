@@ -43,6 +43,8 @@ def shard(policy: Any, compute_dtype: torch.dtype | None) -> None:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 
+    # Inner modules first, as FSDP2 wants it: each block is a group of its own that is gathered when it is computed, and
+    # the root takes what is left, embeddings and norms.
     parts = policy.shardable()
     if any(not one.is_floating_point() for one in parts.root.parameters()):
         raise UsageError("4-bit weights cannot be sharded", "leave out --algo.shard or --policy.quantization nf4")
@@ -162,7 +164,7 @@ def clip_gradients(parameters: Sequence[nn.Parameter], max_norm: float) -> float
         part = spread if is_sharded([gradient]) else own
         part += local(gradient).float().square().sum()
     distributed.all_reduce(spread)
-    norm = (spread + own).sqrt()
+    norm = (spread + own).sqrt()  # what each learner holds whole is alike in all, and counts once
     factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)  # as torch.nn.utils.clip_grad_norm_ does
     for gradient in gradients:
         local(gradient).mul_(factor)

@@ -45,7 +45,7 @@ class RewardSignalMonitor:
                 self._bounds[what] = [min(low, float(known.min())), max(high, float(known.max()))]
         self._num_episodes += num_ended
         constant = {what: low for what, (low, high) in self._bounds.items() if low == high}
-        if not constant:
+        if not constant:  # two rewards differ, for each that was given at all: there is nothing more to look for
             self._is_settled = bool(self._bounds)
         elif self._num_episodes >= _FEWEST_EPISODES:
             self._is_settled = True
@@ -107,7 +107,7 @@ class TrainingStats:
         self.signal.check({"step": rewards}, num_ended)
         if np.isfinite(rewards).all():
             self._rewards_of_running += float(rewards.sum())
-            if num_ended:
+            if num_ended:  # else its rewards wait for the episode to end
                 self._facts[metrics.TRAIN_LEARNED_RETURN] = self._rewards_of_running / num_ended
                 self._rewards_of_running = 0.0
         if leaves_out:

@@ -11,6 +11,8 @@ from rlvlm.core.judging import Label, Score, Verdict
 from rlvlm.core.steps import FloatArray, Pair, Segment, Transitions
 from rlvlm.rewards.growing import GrowingArray
 
+_STEP_COLUMNS = ("actions", "next_obs", "snapshots")
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Steps:
@@ -31,12 +33,8 @@ class Steps:
     @classmethod
     def of_segments(cls, segments: Sequence[Segment]) -> "Steps":
         """The steps of segments, one after the other."""
-        return cls(
-            **{
-                name: np.concatenate([getattr(segment, name) for segment in segments])
-                for name in ("actions", "next_obs", "snapshots")
-            }
-        )
+        columns = {name: [getattr(segment, name) for segment in segments] for name in _STEP_COLUMNS}
+        return cls(**{name: np.concatenate(parts) for name, parts in columns.items()})
 
     def __len__(self) -> int:
         return len(self.actions)
@@ -98,15 +96,14 @@ class Examples:
     def add(self, examples: Sequence[Example]) -> int:
         """Takes examples of S segments of equal length; returns how many these are."""
         if examples:
-            for name in ("actions", "next_obs", "snapshots"):
+            for name in _STEP_COLUMNS:
                 self._append(name, np.array([[getattr(side, name) for side in sides] for sides, _ in examples]))
             self._targets.append(np.array([target for _, target in examples], np.float32))
         return len(examples)
 
     def steps(self) -> Steps:
         """All steps of all sides, `[N * S * L]`: example by example, side by side, in time's order."""
-        flat = {name: sides.rows.reshape(-1, sides.rows.shape[-1]) for name, sides in self._sides.items()}
-        return Steps(actions=flat["actions"], next_obs=flat["next_obs"], snapshots=flat["snapshots"])
+        return Steps(**{name: sides.rows.reshape(-1, sides.rows.shape[-1]) for name, sides in self._sides.items()})
 
     def get_state(self) -> dict[str, Any]:
         """Copies of the arrays."""

@@ -1,4 +1,4 @@
-"""K networks that read the same steps, each image but once and in passes of one size.
+"""K networks that read the same steps, each image only once and in passes of one size.
 
 Fitted by the reward model; read by the reward sources and by who chooses queries.
 """

@@ -84,6 +84,7 @@ class TeacherQueue:
         """
         answered = self.finish()
         started = time.perf_counter()
+        # a checkpoint made while the teacher answers holds this state and the questions, which are then asked again
         self._state_before = self._teacher.get_state()
         # drawing needs the renderer of this thread; only the wait may move to another one
         prepared = self._teacher.prepare(session.questions) if session.questions else lambda: []
@@ -216,7 +217,7 @@ class FeedbackLoop:
             number=self.num_sessions, env_steps=env_steps, questions=questions, num_look_alike=num_look_alike
         )
         answered = self._asking.put(session)
-        # The first point of the schedule after now: points that went by without a session are not made up for.
+        # the first point of the schedule after now: points that went by without a session are not made up for
         periods = (env_steps - config.first_step) // config.every_steps + 1
         next_step = config.first_step + periods * config.every_steps
         if next_step >= self._end or self._num_asked >= config.max_queries:
@@ -252,6 +253,7 @@ class FeedbackLoop:
 
     def get_state(self) -> dict[str, Any]:
         """Everything that `set_state` needs to go on exactly; the episodes end to end, one array per field."""
+        # one array per field for all episodes: a hundred small arrays each would make as many files in the archive
         columns = [column.name for column in fields(Trajectory) if column.name != "terminated"]
         recent = {
             "lengths": [len(episode) for episode in self._recent],

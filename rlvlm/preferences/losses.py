@@ -55,7 +55,7 @@ class PreferenceObjective:
         """How many decided labels the members agree with, all together, and how many there are: their quotient is the
         quality of an epoch.
         """
-        is_decided = targets != 0.5
+        is_decided = targets != 0.5  # a tie agrees with nobody
         agrees = (returns[..., 1] > returns[..., 0]) == (targets > 0.5)
         return int((agrees & is_decided).sum()), int(is_decided.sum())
 
@@ -102,11 +102,13 @@ class ScoreObjective:
 
     def is_reached(self, quality: float, held_out: Callable[[], float], config: RewardModelConfig) -> bool:
         """Whether held-out scores are missed by little enough; scores in training where none are held out."""
+        # both are mean squares, so the bound on the root mean square is squared
         error = held_out()
         return (quality if math.isnan(error) else error) < config.stop_error**2
 
     def predicted(self, returns: Tensor, targets: Tensor) -> list[bool]:
         """Whether each score and the next one, no score in two pairs, are in the order of their returns."""
+        # neighbours in pairs, so that each score counts in one answer and answers are independent
         even = len(targets) // 2 * 2
         gains, rises = returns[:even, 0].view(-1, 2).diff().squeeze(1), targets[:even].view(-1, 2).diff().squeeze(1)
         return (gains * rises > 0)[rises != 0].tolist()

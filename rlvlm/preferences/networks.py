@@ -27,6 +27,7 @@ BOUND = 3.0
 """Largest reward. Departure from 1 in both papers: within [-1, 1] the Bradley-Terry model can be at most 88 % sure, so
 every fit pushes all rewards to the two ends, and a quarter of the way is worth as much as all of it."""
 _SMALLEST_SCALE = 0.1
+"""Standard deviation, in units of the observation, below which an input is not scaled up any further."""
 
 
 def bounded(values: Tensor) -> Tensor:
@@ -78,6 +79,7 @@ class ImageNetwork(RewardNetwork):
             channels, size = channels_out, (size - 1) // stride + 1
         head = spread(skip_init(nn.Linear, channels * size**2, 1), 1e-3, rng)
         self.layers = nn.Sequential(*layers, nn.Flatten(), head)
+        # images come as [H, W, 3]: with channels last, convolutions read them as they lie
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def features(self, pictures: Tensor) -> Tensor:
@@ -150,7 +152,7 @@ class StateNetwork(RewardNetwork):
     def calibrate(self, rows: Tensor) -> None:
         """Centres and scales inputs by mean and standard deviation of `rows` `[M, D + A]`."""
         self.centre.copy_(rows.mean(dim=0))
-        # What hardly moved yet may move far later on; the floor keeps it from drowning everything else then.
+        # what hardly moved yet may move far later on; the floor keeps it from drowning everything else then
         self.scale.copy_(rows.std(dim=0, correction=0).clamp_min(_SMALLEST_SCALE))
 
     def features(self, rows: Tensor) -> Tensor:
@@ -191,7 +193,7 @@ class ImageInput:
 
     def names(self, steps: Steps, chosen: NDArray[np.int64]) -> list[bytes]:
         """Equal names, equal rows: one for each of the chosen steps `[M]`; none where hardly a row comes twice."""
-        # The key of a cloth has thousands of bytes; a digest does as well.
+        # the key of a cloth has thousands of bytes; a digest does as well
         return [blake2b(key, digest_size=16).digest() for key in self._frames.keys(steps.snapshots[chosen])]
 
     def rows(self, steps: Steps, chosen: NDArray[np.int64]) -> Tensor:

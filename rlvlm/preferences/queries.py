@@ -145,6 +145,7 @@ def choose(
         return candidates[:num]
     num_sides = known.num_sides
 
+    # k-center compares questions as points: what each side looks like on average, both sides end to end
     def embed(steps: Steps) -> FloatArray:  # [N, S * E] a point per question: the mean features of each side's steps
         features = ensemble.features(steps)
         num_questions = len(steps) // (num_sides * len(sides_of(candidates[0])[0]))
@@ -236,13 +237,14 @@ class ScoreQueries:
         # one row per image: an image that fills fifty episodes is as likely as a rare one
         new = [row for row, name in zip(first, names, strict=True) if name not in self._asked]
         rows = rng.permutation(new)[: num * config.pool_factor(self._model.num_fits)].astype(np.int64)
+        # back from rows of all episodes end to end to an episode and its step
         ends = np.cumsum([len(trajectory) for trajectory in recent])
         episodes = ends.searchsorted(rows, side="right")
         steps = rows - (ends - [len(trajectory) for trajectory in recent])[episodes]
         frames = [recent[episode].segment(int(step), 1) for episode, step in zip(episodes, steps, strict=True)]
         ensemble = self._model.ensemble
         frames = choose(frames, num, sampling=config.sampling, ensemble=ensemble, known=self.examples)
-        self._asked.update(self._keys(frames))
+        self._asked.update(self._keys(frames))  # at once: with `ahead` the next draw comes before the answers
         return frames, 0
 
     def add(self, questions: Sequence[Segment], answers: Sequence[Score]) -> int:
@@ -253,6 +255,7 @@ class ScoreQueries:
         return self.examples.add(scored(questions, answers))
 
     def get_state(self) -> dict[str, Any]:
+        # sorted, since a set's order changes from process to process and checkpoints are to be equal
         asked = np.frombuffer(b"".join(sorted(self._asked)), np.uint8)
         asked = asked.reshape(len(self._asked), len(asked) // max(len(self._asked), 1))
         return {"examples": self.examples.get_state(), "asked": asked}

@@ -41,38 +41,26 @@ class QueryRecord:
     verdict: Verdict
 
     @property
-    def progress_left(self) -> float:
-        """Mean true progress of the segment, in [0, 1]."""
-        return float(self.pair.left.progress.mean())
+    def progress(self) -> tuple[float, float]:
+        """Mean true progress of left and right, in [0, 1]."""
+        return float(self.pair.left.progress.mean()), float(self.pair.right.progress.mean())
 
     @property
-    def progress_right(self) -> float:
-        return float(self.pair.right.progress.mean())
-
-    @property
-    def return_left(self) -> float:
-        """Sum of the env's true rewards over the segment."""
-        return float(self.pair.left.env_rewards.sum())
-
-    @property
-    def return_right(self) -> float:
-        return float(self.pair.right.env_rewards.sum())
+    def returns(self) -> tuple[float, float]:
+        """Sum of the env's true rewards over left and right."""
+        return float(self.pair.left.env_rewards.sum()), float(self.pair.right.env_rewards.sum())
 
     @property
     def correct(self) -> bool | None:
         """Whether the label names the side with more true progress; None when nothing was decided or the truth is a
         tie.
         """
-        return is_correct(self.verdict, self.progress_left, self.progress_right)
+        left, right = self.progress
+        outcome = label_outcome(str(self.verdict.label or ""), right - left)
+        return {"right": True, "wrong": False}.get(outcome)
 
 
 Record = QueryRecord | ScoredItem
-
-
-def is_correct(verdict: Verdict, progress_left: float, progress_right: float) -> bool | None:
-    """Whether a label names the side with more progress; None without a decided label or a progress gap."""
-    outcome = label_outcome(str(verdict.label or ""), progress_right - progress_left)
-    return {"right": True, "wrong": False}.get(outcome)
 
 
 def record_answers(
@@ -113,7 +101,7 @@ class FeedbackCounts:
         return self._counts[metrics.QUERIES]
 
     def count(self, records: Sequence[Record], num_look_alike: int) -> None:
-        """Takes in a session, and gives the teacher up when it does not answer or cannot be understood.
+        """Counts a session's records, and gives the teacher up when it does not answer or cannot be understood.
 
         Raises:
             JudgeUnavailable: every answer of this session is missing, or most of the latest cannot be read.

@@ -62,7 +62,7 @@ class Evidence:
         self.is_enough = False
 
     def add(self, is_right: Iterable[bool]) -> None:
-        """Takes in whether each of some answers was predicted."""
+        """Counts whether each of some answers was predicted."""
         for right in is_right:
             self.num_right, self.num = self.num_right + bool(right), self.num + 1
             # looked at after every answer: Ville's inequality holds for the whole path
@@ -156,19 +156,21 @@ class RewardModel:
         every, numbers = self._config.hold_out_every, torch.arange(len(examples))
         is_held_out = torch.zeros(len(examples), dtype=torch.bool)
         if every and self._objective.ends_on_held_out:
-            # By its place in the list, so an example that is held out once is held out in every later fit.
+            # by its place in the list, so an example that is held out once is held out in every later fit
             is_held_out = numbers % every == every - 1
         if self.num_fits:
+            # before it trains on them: only then does it say something that it predicts them
             report = self._predict(whole.part(numbers >= self._num_seen))
         else:
             for member in self.ensemble.members:
                 member.calibrate(whole.rows)
             report = {}
             if every and len(examples) > 1:
+                # departure 3: the half that this fit has not seen is predicted, then the fit goes on with all
                 is_even, nothing = numbers % 2 == 0, whole.part(numbers < 0)
                 self._train(whole.part(is_even & ~is_held_out), held_out=nothing)
                 report = self._predict(whole.part(~is_even))
-        self.ensemble.forget()
+        self.ensemble.forget()  # what was read before is of other weights
         held_out = whole.part(is_held_out)
         report |= self._train(whole.part(~is_held_out), held_out)
         # a finite loss can still step to weights that are not: the last step is looked at too
@@ -250,7 +252,7 @@ class RewardModel:
         for chosen in orders.split(self._config.batch_size, dim=1)[:max_updates]:
             returns = []
             for member, which in zip(members, chosen, strict=True):
-                # Each row that the batch shows is read once, in however many steps it is shown.
+                # each row that the batch shows is read once, in however many steps it is shown
                 shown, place = given.places[which].unique(return_inverse=True)  # [V], [B, S, L]
                 rewards = member(given.rows[shown])
                 returns.append(rewards.index_select(0, place.flatten()).view(place.shape).sum(-1))
@@ -265,6 +267,7 @@ class RewardModel:
             # summed and not averaged: each member's gradient is that of its own loss alone
             losses.sum().backward()
             self._adam.step()
+            # of the weights before the step, so the quality costs no pass of its own
             grade, num_graded = self._objective.grade(predicted.detach(), targets)
             total, counted = total + grade, counted + num_graded
         self.ensemble.train(False)

@@ -202,11 +202,11 @@ class SimulatedTeacher(Teacher):
         left, right = rewards.sum(-1, dtype=np.float64).T  # [N] plain returns, which thresholds are compared with
         average = self._reward_per_step * num_steps  # return of a segment of the current policy
 
-        # Myopia: step t of a segment weighs gamma^(L - 1 - t), so the end counts most.
+        # myopia: step t of a segment weighs gamma^(L - 1 - t), so the end counts most
         weights = config.gamma ** np.arange(num_steps - 1, -1, -1)
         seen_left, seen_right = (side.astype(np.float64) @ weights for side in rewards.swapaxes(0, 1))
         gain = seen_right - seen_left
-        # Bradley-Terry: P(right is preferred) = sigmoid(beta * gain); a rational teacher takes the larger return.
+        # Bradley-Terry: P(right is preferred) = sigmoid(beta * gain); a rational teacher takes the larger return
         p_right = (np.sign(gain) + 1) / 2 if np.isinf(config.beta) else expit(config.beta * gain)
 
         # drawn for every pair, needed or not: teachers of one seed then differ by their weaknesses alone
@@ -216,7 +216,7 @@ class SimulatedTeacher(Teacher):
         if np.isinf(config.beta):
             is_tied |= gain == 0
         is_skipped = (np.maximum(left, right) <= config.skip * average) & (config.skip * average > 0)
-        # The largest draws name the left side whatever is shown; the smallest are mistakes, so no answer is both.
+        # the largest draws name the left side whatever is shown; the smallest are mistakes, so no answer is both
         is_left = mistake_draws >= 1 - config.left
         verdicts = []
         for right_one, tied, skipped, biased in zip(says_right, is_tied, is_skipped, is_left, strict=True):
@@ -272,7 +272,7 @@ def read_shares(path: Path, task: str = "") -> FloatArray:
     Raises:
         ValueError: the file is not there, is about several judges, or lacks a column or a bin.
     """
-    if path.suffix == ".json":
+    if path.suffix == ".json":  # of judge-bench; else of judge-report, which knows no sides
         return _bench_shares(path, task)
     try:
         with path.open(newline="") as file:
@@ -322,7 +322,9 @@ class MeasuredTeacher(Teacher):
     """
 
     def __init__(self, shares: FloatArray, seed: int, name: str) -> None:
+        # a table without sides has a judge answer alike on both
         by_side = shares if shares.ndim == 3 else np.stack([shares, shares], axis=1)  # [10, 2, 3]
+        # bins that were not measured take the sum over all bins
         by_side = np.where(by_side.sum(2, keepdims=True) > 0, by_side, by_side.sum(0))
         by_side = by_side / by_side.sum(2, keepdims=True)
         self._ends = by_side.cumsum(2)

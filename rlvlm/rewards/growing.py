@@ -1,4 +1,4 @@
-"""An array that grows by rows. Used wherever a room remembers what it has seen: novelty, the set of comparisons."""
+"""An array that grows by rows: visited states of novelty, the labels that a reward model is fitted to."""
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray

@@ -35,7 +35,7 @@ class _ScoredImages(RewardSource):
     def _scores(self, transitions: Transitions) -> NDArray[np.float64]:
         """Scores [B] of the images after each step, each that looks new asked about; NaN where there is none."""
         # by what is drawn and not by state: two states that look alike get one answer
-        first, kind = self._frames.distinct(transitions.snapshots)
+        first, kind = self._frames.distinct(transitions.snapshots)  # the first row of each look, and each row's look
         looks = transitions.snapshots[first]
         scores = self._memory.score(
             self._frames.keys(looks),

@@ -25,9 +25,10 @@ logger = logging.getLogger(__name__)
 
 FEWEST = 30
 """Failures, or controls, below which nothing is concluded from a share of them."""
-_CONFIDENCE = 0.9973  # three standard deviations
-"""Of the intervals that an alarm hangs on: it is looked for after every update, and failures that come closer to
-success as a policy learns are harder to judge. At 0.95 a judge whose errors wavered between 1 and 7 % was accused."""
+_CONFIDENCE = 0.9973
+"""Of the intervals that an alarm depends on, three standard deviations: it is looked for after every update, and
+failures that come closer to success as a policy learns are harder to judge. At 0.95 a judge whose errors wavered
+between 1 and 7 % was accused."""
 _LEAST_RISE = 0.02
 """Of the mean score, between the first episodes and the newest, that counts as one."""
 _UNDONE = 0.5
@@ -56,7 +57,7 @@ class JudgeMonitor:
         """What is wrong; empty as long as nothing is."""
 
     def note(self, scores: Sequence[float], truths: Sequence[bool | None]) -> None:
-        """Takes in scored episodes, oldest first.
+        """Records scored episodes, oldest first.
 
         Args:
             scores: [N] of the judge, in [0, 1].
@@ -101,8 +102,7 @@ class JudgeMonitor:
         chosen = sorted(known, key=lambda each: -each[1])[: self._config.controls]
         if not chosen:
             return []
-        # a film of a success run backwards ends in a failure, and a judge of stills that saw the order would
-        # know
+        # a film of a success run backwards ends in a failure, which a judge that looks at the order knows
         backwards = [replace(item, snapshots=item.snapshots[::-1]) for item, _ in chosen]
         goals = sorted({item.goal for item in items})
         elsewhere = [
@@ -113,7 +113,7 @@ class JudgeMonitor:
         return [[value, turned, other] for value, turned, other in rows if turned is not None and other is not None]
 
     def note_controls(self, rows: Sequence[list[float]]) -> None:
-        """Takes in what `show_controls` returned."""
+        """Records what `show_controls` returned."""
         self._controls.extend(rows)
 
     def report(self) -> dict[str, float]:

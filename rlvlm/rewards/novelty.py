@@ -47,6 +47,7 @@ class VisitedStates:
         self._rows.append(rows)
         old = self._trees[0]
         num_old = 0 if old is None else old.n
+        # rebuilt when the states have grown by a tenth: all rebuilds together then cost eleven times the last
         num_recent = len(self) - num_old
         if num_recent >= max(_LEAST_RECENT, num_old // 10):
             self._trees = (KDTree(self.rows), None)
@@ -90,7 +91,7 @@ class RunningSpread:
         return float(np.sqrt(self._squares / self._count)) if self._count else 0.0
 
     def add(self, values: NDArray[np.float64]) -> None:
-        """Takes in `[M]` numbers, M >= 1."""
+        """Counts `[M]` more numbers, M >= 1."""
         # M2 = M2_a + M2_b + d^2 n_a n_b / (n_a + n_b), d the difference of the means
         shift = float(values.mean()) - self._mean
         total = self._count + len(values)

@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 _FEWEST = 20
 """Latest answers of which one at least must have come."""
 _ASKED_AT_ONCE = 64
-"""Showings that are drawn and held at once: 17 MB of single images at 300 pixels."""
+"""Items that are drawn and held at once: 17 MB of single images at 300 pixels."""
 _SCORE_ROWS = 11
 """Of a table of measured scores: ten bins of progress short of success, and success."""
 _COLUMNS = ("status", "value", "text", "latency_s", "question", "num_frames")
@@ -36,7 +36,7 @@ class Scorer(Protocol):
     """Scores in [0, 1]; a score that nobody gave has no value, and is never replaced by the truth."""
 
     num_asked: int
-    """Showings so far; what a control's chance hangs on."""
+    """Items scored so far, one that is scored again included; seeds a control's draws."""
 
     def score(self, items: Sequence[ScoringItem]) -> list[Score]:
         """One score for each, in order."""
@@ -151,6 +151,7 @@ class JudgeScorer:
         self.num_asked += len(items)
 
         def draw_clips(places: list[int]) -> list[Clip]:
+            # one call of the renderer for all moments of all items, then cut apart again
             asked = [items[place] for place in places]
             frames = self._draw(np.concatenate([item.snapshots for item in asked]))
             parts = np.split(frames, np.cumsum([len(item.snapshots) for item in asked])[:-1])

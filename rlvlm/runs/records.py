@@ -76,8 +76,8 @@ def query_row(record: QueryRecord) -> dict[str, Any]:
     verdict = record.verdict
     p_left, p_right, p_tie = verdict.probabilities or (None, None, None)
     return {
-        "ground_truth_score_1": record.progress_left,
-        "ground_truth_score_2": record.progress_right,
+        "ground_truth_score_1": record.progress[0],
+        "ground_truth_score_2": record.progress[1],
         "vlm_predicted_label": -1 if verdict.label is None else _CODES.get(verdict.label, -1),
         "timestamp": _time(record.timestamp),
         "train_iter": record.env_step,
@@ -89,8 +89,8 @@ def query_row(record: QueryRecord) -> dict[str, Any]:
         "env_step": record.env_step,
         "index": record.index,
         "correct": record.correct,
-        "return_1": record.return_left,
-        "return_2": record.return_right,
+        "return_1": record.returns[0],
+        "return_2": record.returns[1],
         "latency_s": verdict.latency_s,
         "text": verdict.text,
         "question": verdict.question,
@@ -125,11 +125,7 @@ def truths_of(records: Iterable[QueryRecord]) -> Iterator[Truth]:
     """
     for record in records:
         if record.verdict.question:
-            yield Truth(
-                question=record.verdict.question,
-                progress=(record.progress_left, record.progress_right),
-                returns=(record.return_left, record.return_right),
-            )
+            yield Truth(question=record.verdict.question, progress=record.progress, returns=record.returns)
 
 
 def compared_examples(records: Sequence[QueryRecord], draw: Draw) -> list[dict[str, Any]]:
@@ -147,7 +143,7 @@ def compared_examples(records: Sequence[QueryRecord], draw: Draw) -> list[dict[s
                 "index": record.index,
                 "left": encode_png(left),
                 "right": encode_png(right),
-                "progress": [round(float(record.progress_left), 4), round(float(record.progress_right), 4)],
+                "progress": [round(progress, 4) for progress in record.progress],
                 "status": str(verdict.status),
                 "label": None if verdict.label is None else str(verdict.label),
                 "probabilities": shares,

@@ -8,7 +8,7 @@ from rlvlm.core.errors import JudgeUnavailable
 from rlvlm.core.judging import Clip, Label, Status, Verdict
 from rlvlm.core.steps import Pair
 from rlvlm.envs.images import FrameStore
-from rlvlm.preferences.records import FeedbackCounts, QueryRecord, ScoreLog, is_correct, record_answers
+from rlvlm.preferences.records import FeedbackCounts, QueryRecord, ScoreLog, record_answers
 from rlvlm.rewards.judged import JudgedReward
 from rlvlm.testing import TinyEnv
 
@@ -19,19 +19,18 @@ def records_of(verdicts: list[Verdict]) -> list[QueryRecord]:
 
 
 def test_correctness_by_hand() -> None:
-    assert is_correct(verdict(Label.RIGHT), 0.2, 0.3) is True
-    assert is_correct(verdict(Label.LEFT), 0.2, 0.3) is False
-    assert is_correct(verdict(Label.RIGHT), 0.2, 0.2 + 5e-7) is None, "the truth is a tie"
-    assert is_correct(verdict(Label.TIE), 0.2, 0.3) is None
-    assert is_correct(verdict(None), 0.2, 0.3) is None
+    labels = (Label.RIGHT, Label.LEFT, Label.TIE, None)
+    assert [record.correct for record in records_of([verdict(label) for label in labels])] == [True, False, None, None]
+    equal = Pair(left=one_step(0.5, block=0.6), right=one_step(0.5, block=0.6))
+    (tie,) = record_answers([equal], [verdict(Label.RIGHT)], env_step=0, session=0, timestamp=0)
+    assert tie.correct is None, "the truth is a tie"
 
 
 def test_a_record_holds_the_truth_beside_the_answer() -> None:
     left, right = (numbered_trajectory(4, first).segment(1, 2) for first in (0.0, 10.0))
     answer = verdict(Label.RIGHT, text="1")
     (record,) = record_answers([Pair(left=left, right=right)], [answer], env_step=7, session=2, timestamp=1.5)
-    assert (record.progress_left, record.progress_right) == (1.5, 11.5)
-    assert (record.return_left, record.return_right) == (3.0, 23.0)
+    assert (record.progress, record.returns) == ((1.5, 11.5), (3.0, 23.0))
     assert (record.env_step, record.session, record.index, record.timestamp) == (7, 2, 0, 1.5)
     assert record.verdict is answer and record.correct is True
 

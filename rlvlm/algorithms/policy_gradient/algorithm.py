@@ -96,15 +96,17 @@ class PolicyGradient(BaseAlgorithm):
         assert make_policy is not None, "checked by `validate`"
         self._learners: Learners[TokenLearner] = Learners(self, algo.threads)
         self._learner = self._learners.local
-        self._held_out = self.config.env_settings.for_evaluation()
+        self._held_out = self.config.env_settings.for_evaluation()  # starts that no rollout has
         is_turns = self.config.policy is None
         self._viewer: Any = make_env(
             self.config.task, self.config.env_settings if is_turns else self._held_out, self.config.seed
         )
+        # a judge may look at other images than the policy, e.g. larger ones or from elsewhere
         self._judge_viewer = self._viewer
         drawn = self.config.judge_env
         if not is_turns and drawn is not None and drawn.look != self._held_out.look:
             self._judge_viewer = make_env(self.config.task, drawn.for_evaluation(), self.config.seed)
+        # what plays in this process: the learner's own policy, or a copy that takes over the learners' weights
         self._policy: Any = make_policy(self._viewer) if self._learner is None else self._learner.policy
         if self._learner is None:
             self._learners.call_all("watch")
@@ -164,6 +166,7 @@ class PolicyGradient(BaseAlgorithm):
         """What samples replies: the policy of this process, or what the config's `make_engine` makes for it."""
         if self.config.make_engine is None:
             return PolicyEngine(self._policy, self.config.algo.num_envs)
+        # a fixed turn and reply, by which replicas are compared with this policy whenever they take its weights over
         slot = make_slot(self.config.task, self.config.env_settings)
         slot.begin(self.config.seed)
         frame = slot.env.draw(slot.turn.snapshot[None])
@@ -227,6 +230,7 @@ class PolicyGradient(BaseAlgorithm):
         )  # fmt: skip
         self._stats.note(found)
         self._source.scorer_noise = found.get(metrics.JUDGE_PREFLIGHT_NOISE, self._source.scorer_noise)
+        # the supervised start takes the learners' memory, as an update does
         with self._engine_asleep():
             if not is_turns:
                 self._scale, measured = start_chunks(self.config, self._policy, self._viewer, log)
@@ -239,7 +243,7 @@ class PolicyGradient(BaseAlgorithm):
         if self._learner is None:  # all learners begin as the policy that plays here, fresh adapters too
             self._learners.call_all("take_weights", put_buckets(self._policy.trained_state(), self._bucket_bytes))
         self._learners.call_all("begin")
-        self._version += 1
+        self._version += 1  # other weights than those that the engine was given when it was made
         self._is_prepared = True
         return is_taught
 
@@ -275,6 +279,7 @@ class PolicyGradient(BaseAlgorithm):
         try:
             yield
         finally:
+            # first the learners give back what they hold unused: the engine needs that memory
             self._learners.call_all("free_card")
             engine.wake(self._cards())
 
@@ -307,6 +312,7 @@ class PolicyGradient(BaseAlgorithm):
         if self._engine is None:
             values = ray.put(self._weights()) if self.config.algo.env_runners else None
             return self._version, values
+        # once for each version: with `rounds` a policy plays several rollouts
         if self._packed is None or self._packed[0] != self._version:
             self._packed = self._version, self._engine.pack(self._version, self._buckets)
             self._buckets = []  # whoever was given them keeps them, until the next ones come
@@ -363,7 +369,7 @@ class PolicyGradient(BaseAlgorithm):
         """Episodes of the present policy, greedy and sampled, in envs of their own."""
         self.flush_pending()
         player = self._player
-        if player is None:
+        if player is None:  # made anew each time: its sampler holds the scale of actions
             here: Any = self.env_runner_group.local_env_runner if self.env_runner_group else None
             make_envs = None
             if here is not None and self.config.algo.env_workers:
@@ -412,7 +418,7 @@ class PolicyGradient(BaseAlgorithm):
         Raises:
             MachineError: the disk is full or cannot be written.
         """
-        self.flush_pending()
+        self.flush_pending()  # what is under way has no state of its own
         tree = {
             "runner": self._runner_group.get_state(),
             "learner": self._learners.call("save_tree"),

@@ -166,6 +166,7 @@ class BatchMaker:
         if not any(np.isnan(one.values).any() for one in episodes):
             return episodes
         values = [np.zeros(len(one), np.float32) for one in episodes]
+        # a value does not depend on the answer: the critic is asked before it, so no tokens are needed
         if self.estimator.has_critic and self._algo.advantage.values == "policy":
             found = self._each_once(obs, [np.zeros(0, np.int64)] * len(rows), self._values)
             for (t, e), value in zip(rows, found, strict=True):
@@ -188,6 +189,7 @@ class BatchMaker:
         def columns(name: str) -> Tensor:
             return nn.utils.rnn.pad_sequence([torch.from_numpy(np.array(getattr(one, name))) for one in episodes])
 
+        # episodes are of unequal length: what lies behind an end is dead, and its numbers are never read
         is_live = grid(torch.ones(len(rows), dtype=torch.bool))
         last = [len(one) - 1 for one in episodes], list(range(len(episodes)))
         ends = ~is_live
@@ -196,7 +198,9 @@ class BatchMaker:
         next_values = torch.cat([values[1:], torch.zeros_like(values[:1])])
         next_values[last] = 0.0  # what follows the last turn: nothing, unless a time limit or the rollout's end cut it
         has_own_values = self.estimator.has_critic and self._algo.advantage.values == "policy"
+        # V(s_T) where the episode was cut: the critic is asked about the state that its last turn led to
         cut = [e for e, one in enumerate(episodes) if not one.terminated]
+        # in the order in which they were played: micro-batches, and with them last bits, then depend on nothing else
         cut.sort(key=lambda e: (episodes[e].played_at[-1], episodes[e].slot))
         if has_own_values and cut:
             after = Observations.joined([episodes[e].obs.at([len(episodes[e])]) for e in cut])
@@ -204,7 +208,7 @@ class BatchMaker:
             next_values[[len(episodes[e]) - 1 for e in cut], cut] = torch.stack(found)
         states = None
         if "states" in needs:
-            numbers: dict[Hashable, int] = {}
+            numbers: dict[Hashable, int] = {}  # the same image and words: the policy cannot tell such states apart
             pairs = zip(obs.images, obs.texts, strict=True)
             states = grid(torch.tensor([numbers.setdefault(pair, len(numbers)) for pair in pairs]))
         return Trajectories(
@@ -246,16 +250,17 @@ class BatchMaker:
         keys = list(zip(obs.images, obs.texts, proprio, [one.tobytes() for one in tokens], strict=True))
         known: dict[Hashable, int] = {}
         for row, key in enumerate(keys):
-            known.setdefault(key, row)
+            known.setdefault(key, row)  # the first row of each kind
         firsts = list(known.values())
         size = self._algo.microbatch_turns or max(1, len(firsts))
+        agree = largest if self._algo.shard else int  # who gather weights together must look equally often
 
         @torch.no_grad()
         def all_of(rows: Sequence[int]) -> list[Answer]:
             found: list[Answer] = []
             for begin in range(0, len(rows), size):
                 part = obs.at(rows[begin : begin + size])
-                look(self.policy, self.env, part, largest if self._algo.shard else int)
+                look(self.policy, self.env, part, agree)
                 found += compute(part, [tokens[row] for row in rows[begin : begin + size]])
             return found
 
@@ -320,7 +325,7 @@ def differences(answers: Sequence[Sequence[IntArray]], advantages: FloatArray) -
         kinds = np.sign(advantages[acting])
         if not {-1.0, 1.0} <= set(kinds.tolist()):
             continue
-        unit = bins.std(axis=0) + 1.0
+        unit = bins.std(axis=0) + 1.0  # a deviation and one bin
         means = {kind: bins[kinds == kind].mean(axis=0) for kind in (-1.0, 1.0)}
         for place, own, kind in zip(acting, bins, kinds.tolist(), strict=True):
             if kind:

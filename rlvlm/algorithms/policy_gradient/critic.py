@@ -46,6 +46,7 @@ class Critic:
         size = self._seen(np.zeros((1, env.snapshot_size), np.float32)).shape[1] + env.proprio_size + 1
         size += len(self._asked)
         width = config.hidden
+        # forked, so that the policy's draws are the same with and without a critic
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             self._network = nn.Sequential(
@@ -80,7 +81,9 @@ class Critic:
             if came.max() > came.min():  # else there is nothing to explain
                 self._latest[metrics.UPDATE_EXPLAINED] = 1.0 - float(np.var(came - values) / np.var(came))
         else:
+            # scaled once, by the first rollout: a scale that moved would change what the weights mean
             self._middle, self._spread = (torch.from_numpy(part(features, axis=0)) for part in (np.mean, np.std))
+            # over infinity, so that a feature that stands still is 0 and its noise is not blown up
             self._spread[self._spread < _LEAST_STD] = torch.inf
             first = features.shape[1] - len(self._asked)
             self._middle[first:], self._spread[first:] = 0.0, 1.0  # other instructions come later
@@ -92,6 +95,7 @@ class Critic:
         """[C, F] before each chunk: the simulator's state, what the robot feels, the share of time that is gone, and
         which of the world's instructions it follows.
         """
+        # before each chunk: the sum of the steps less the chunk's own
         gone = (np.cumsum(episode.steps) - episode.steps)[:, None] / self._env.episode_steps
         asked = np.zeros((len(gone), len(self._asked)))
         if episode.obs.texts[0] in self._asked:
@@ -104,7 +108,7 @@ class Critic:
 
         A hand that misses by a centimetre shows in the way from it to the thing, and hardly in the places of both.
         """
-        places = self._env.landmarks(snapshots)
+        places = self._env.landmarks(snapshots)  # [C, K, D]
         one, other = np.triu_indices(places.shape[1], 1)
         if not len(one):
             return snapshots
@@ -117,6 +121,7 @@ class Critic:
     def _remember(self, scores: FloatArray, lengths: np.ndarray, features: FloatArray) -> None:
         """Adds episodes, and forgets the oldest ones."""
         most = self._config.episodes
+        # features lie chunk by chunk: as many rows are kept as the kept episodes have chunks
         self._scores = np.concatenate([self._scores, scores])[-most:]
         self._lengths = np.concatenate([self._lengths, lengths])[-most:]
         self._features = np.concatenate([self._features, features])[-int(self._lengths.sum()) :]

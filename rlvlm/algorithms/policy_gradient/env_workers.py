@@ -99,7 +99,8 @@ class WorkerEnvs(ChunkEnvs):
         """
         self.lost = frozenset()
         num_groups = -(-len(state_ids) // self._group_size)
-        owners = np.arange(num_groups) * len(self._workers) // num_groups  # neighbouring groups to the same worker
+        # neighbouring groups to the same worker, whole: one that is lost costs groups and spoils none
+        owners = np.arange(num_groups) * len(self._workers) // num_groups
         self._owner = owners.repeat(self._group_size)[: len(state_ids)]
         self._place = np.empty(len(state_ids), np.intp)
         asked = []
@@ -136,6 +137,7 @@ class WorkerEnvs(ChunkEnvs):
         found = self._gathered(asked, rows)
         if not found:
             return _ended(len(rows), chunks.shape[1], self._local)
+        # answers lie worker by worker; `order` brings them back to the order of `rows`
         parts = [part for _, (part, _) in found]
         came = np.concatenate([own for own, _ in found])
         missing = np.setdiff1d(np.arange(len(rows)), came)

@@ -106,6 +106,8 @@ class TokenLearner(ManualLearner):
         self.policy = self.module[DEFAULT_MODULE_ID].policy
         assert self.config.seed is not None, "the config always has a seed"
         seed = self.config.seed
+        # alike in all learners, which must cut a rollout into the same minibatches; on the CPU, so that a seed gives
+        # the same ones on any device
         self._generator = torch.Generator().manual_seed(seed)
         self._order = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(4,)))
         self._has_critic = find_estimator(algo.advantage.estimator).has_critic and algo.advantage.values == "policy"
@@ -121,7 +123,7 @@ class TokenLearner(ManualLearner):
         """
         if self._algo.shard:
             shard(self.policy, torch.bfloat16 if self._algo.compute_dtype == "bfloat16" else None)
-            self._start_optimizer()
+            self._start_optimizer()  # of the slices: what `build` made was of weights that are no longer there
         self._env = make_env(self.config.task, self.config.env_settings, self.config.seed or 0) if env is None else env
         self.batches = BatchMaker(self.policy, self._env, self._algo)
 
@@ -130,6 +132,7 @@ class TokenLearner(ManualLearner):
         if self._algo.keeps_vision and hasattr(self.policy, "stop_training_vision"):
             self.policy.stop_training_vision()
         self._start_optimizer()
+        # slices stay with their learners; whole weights go to main memory
         self.batches.start = {
             name: value.clone() if is_sharded([value]) else _plain(value).clone()
             for name, value in self.policy.trained_state().items()
@@ -166,12 +169,14 @@ class TokenLearner(ManualLearner):
         share, target = 1.0, algo.kl_target
         if target is not None:
             share = min(1.0, len(episodes) / (algo.groups * algo.group_size))
+            # divergence goes with the square of the step size, so a step of `fall` times the size comes to fall^2 of it
             target *= share * fall**2
         for group, lr in zip(self._optimizer.param_groups, (algo.lr, algo.value_lr), strict=False):
             group["lr"] = lr * self._lr_scale * warmth * fall * share**0.5
+        # kept whole, since how much of the update stays is known only after its last step
         before = [local(parameter.detach()).clone() for parameter in self._acting] if self.is_shrunk else []
         gains = torch.zeros(int(batch.slots.max()) + 1, device=self.policy.device)  # of each env
-        is_tested = torch.zeros_like(gains, dtype=torch.bool)
+        is_tested = torch.zeros_like(gains, dtype=torch.bool)  # an env that was tested may have gained exactly 0
         readings: list[dict[str, float]] = []
         for rows, is_test in self._minibatches(batch):
             readings.append(self._backward(batch, rows, gains if is_test else None))
@@ -197,6 +202,7 @@ class TokenLearner(ManualLearner):
         """
         algo, chosen, epochs = self._algo, batch.chosen, self._algo.epochs
         if algo.minibatches:
+            # all passes are drawn before the first step: the draws do not depend on when an update stops
             passes = [chosen[torch.from_numpy(self._order.permutation(len(chosen)))] for _ in range(epochs)]
             for one in passes:
                 yield from ((rows, False) for rows in one.tensor_split(algo.minibatches) if len(rows))
@@ -204,10 +210,12 @@ class TokenLearner(ManualLearner):
         size = algo.minibatch_turns
         if self.is_shrunk:
             epochs -= 1
+            # some envs at a time: their first minibatch tests what was learned from the other envs so far
             envs = batch.slots.unique()
             order = envs[torch.randperm(len(envs), generator=self._generator)]
             for part in order.split(max(1, size * len(order) // len(chosen))):
                 rows = torch.isin(batch.slots, part).nonzero()[:, 0]
+                # nothing was learned before the first envs' turn, so there is nothing to test on them
                 first, *others = rows[torch.randperm(len(rows), generator=self._generator)].split(size)
                 yield first, part[0] != order[0]
                 yield from ((rest, False) for rest in others)
@@ -237,7 +245,7 @@ class TokenLearner(ManualLearner):
             part = parts[number] if number < len(parts) else rows[:1]
             now = self._predict(batch, part, scale)
             loss = losses.total_loss(now, algo.loss)
-            value = loss.value * (len(part) / len(rows))  # a mean of a part, where the policy's loss is a sum
+            value = loss.value * (len(part) / len(rows))  # a mean over the part, while the policy's loss is a sum
             # a critic that knows nothing yet would have the policy learn its mistakes
             total = value if is_warming_up else loss.policy + value + loss.rest
             if number >= len(parts):  # a backward pass gathers weights too
@@ -250,6 +258,7 @@ class TokenLearner(ManualLearner):
                 if gains is not None:
                     gain = losses.surrogate_gain(log_ratio, now.advantages.view(len(part), -1), is_token, _GAIN_CLIP)
                     gains.index_add_(0, batch.slots[part].to(gains.device), gain)
+                # KL(old || new) at each sampled token by k3: r - 1 - log r, r = new / old
                 bound = math.inf if batch.chunk_tokens else _LOG_RATIO_BOUND
                 near = log_ratio.clamp(-bound, bound)
                 entropies = log_ratio[:0] if now.entropies is None else now.entropies.detach()
@@ -262,7 +271,7 @@ class TokenLearner(ManualLearner):
                 sums += torch.stack([torch.as_tensor(one, device=sums.device).double() for one in found])
         add_up_gradients(self._parameters)
         reading = dict(zip(_SUMS, all_reduce(sums).tolist(), strict=True))
-        norm = clip_gradients(self._parameters, algo.max_grad_norm)
+        norm = clip_gradients(self._parameters, algo.max_grad_norm)  # of the sum: each learner's own would differ
         if not (math.isfinite(reading["loss"]) and math.isfinite(norm)):
             raise NumericsError(
                 f"the loss ({reading['loss']}) or its gradient ({norm}) is not finite after {self.num_updates} updates",
@@ -312,6 +321,7 @@ class TokenLearner(ManualLearner):
         )
         width = now.log_probs.shape[1]
 
+        # columns are padded to the longest answer of the rollout, `now` to the longest of these rows
         def narrow(column: Tensor) -> Tensor:
             column = column[rows.to(column.device)]
             return column[:, :width] if column.ndim == 2 else column
@@ -341,6 +351,7 @@ class TokenLearner(ManualLearner):
         """
         if not before or self.num_updates < self._value_warm_up:
             return 1.0
+        # theta <- theta_before + kept (theta - theta_before)
         kept = losses.kept_share(gains)
         for parameter, old in zip(self._acting, before, strict=True):
             local(parameter).copy_(torch.lerp(old, local(parameter), kept))
@@ -362,6 +373,7 @@ class TokenLearner(ManualLearner):
         self._lr_scale = min(max(self._lr_scale, _LR_RANGE[0]), _LR_RANGE[1])
 
     def _note(self, readings: Sequence[Mapping[str, float]], batch: Batch, kept: float) -> None:
+        """Keeps the update's numbers for `report`: means over its steps, but for what is defined otherwise."""
         names = (metrics.UPDATE_POLICY_LOSS, metrics.UPDATE_GRADIENT, metrics.UPDATE_CLIPPED)
         if self._has_critic:
             names += (metrics.UPDATE_VALUE_LOSS,)
@@ -370,6 +382,7 @@ class TokenLearner(ManualLearner):
         means = {name: sum(one[name] for one in readings) / len(readings) for name in (*names, metrics.UPDATE_KL)}
         follows = self._algo.kl_target is not None
         self._latest = means | {
+            # before any step: what is left is the difference between the engine's and the trainer's programs
             metrics.UPDATE_FIRST_RATIO: readings[0][metrics.UPDATE_FIRST_RATIO],
             metrics.UPDATE_STEPS: float(len(readings)),
             metrics.UPDATE_LR: self._optimizer.param_groups[0]["lr"],
@@ -433,7 +446,7 @@ class TokenLearner(ManualLearner):
         self.policy.load_trained_state(
             {name: torch.as_tensor(np.array(value)).to(own[name].dtype) for name, value in tree["trained"].items()}
         )
-        self.begin()
+        self.begin()  # a fresh optimiser, whose state has the shape of what is loaded into it
         saved = self._optimizer.state_dict()
         states = {  # copied: the tree may lie in memory that other learners read too, and Adam writes in place
             int(number): {name: torch.as_tensor(value).clone() for name, value in state.items()}
@@ -455,6 +468,7 @@ def pack(lengths: Sequence[int], room: int) -> list[list[int]]:
 
     That is what a part costs, for shorter rows are padded; one that is longer than `room` is a part of its own.
     """
+    # longest first: the first of a part is then its longest, and decides what the rest are padded to
     parts: list[list[int]] = []
     for place in sorted(range(len(lengths)), key=lambda place: -lengths[place]):
         if parts and lengths[parts[-1][0]] * (len(parts[-1]) + 1) <= room:

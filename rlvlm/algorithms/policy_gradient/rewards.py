@@ -59,6 +59,7 @@ class RewardLabeller:
         self, config: TurnRewardConfig, scorer: Scorer | None, novelty: TemporalNovelty | None = None, goal: str = ""
     ) -> None:
         self._config, self._scorer, self._novelty, self._goal = config, scorer, novelty, goal
+        # one thread: the draws of a simulated scorer depend on the order of questions
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="scores")
         self._waiting: list[tuple[list[Question], Future[list[Score]]]] = []
         self._controls: Future[list[list[float]]] | None = None
@@ -105,15 +106,17 @@ class RewardLabeller:
             given |= {
                 key: (item, score) for (key, item), score in zip(questions, answers.result(), strict=True)
             }  # fmt: skip
-        self._note_controls()
+        self._note_controls()  # those that the last call has shown
         waited = time.monotonic() - began
         novelty = self._novelties(episodes)
         weights = self._config.weights
         labelled, parts = [], []
         for episode, novel in zip(episodes, novelty, strict=True):
+            success = np.zeros(len(episode), np.float32)
+            success[-1] = episode.is_over and episode.is_success  # with the last turn, once the episode is over
             columns = {
                 "environment": episode.turn_rewards,
-                "success": _at_end(episode, float(episode.is_success)),
+                "success": success,
                 "judged": self._judged(episode, given, env_step),
                 "novelty": novel,
             }
@@ -130,8 +133,8 @@ class RewardLabeller:
         return labelled
 
     def preflight_on(self, made: TaskItems, seed: int, log: Callable[[str], None]) -> dict[str, float]:
-        """How the judge tells items apart whose truth is known, by names in `rlvlm.core.metrics`; that calibrates the
-        threshold where it is to be.
+        """How well the judge tells known items apart, by names in `rlvlm.core.metrics`; sets the threshold where that
+        is to be calibrated.
 
         Raises:
             JudgeRefused: it cannot tell them apart.
@@ -177,6 +180,7 @@ class RewardLabeller:
         steps = episode.num_steps
         moments = np.unique(np.linspace(1, steps, min(_MOMENTS, steps)).round().astype(int))
         whole = self._whole(episode)
+        # the same question as about the whole episode, of as many images, as if it had ended at that moment
         items = [
             replace(
                 whole,
@@ -213,6 +217,7 @@ class RewardLabeller:
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Restores what `get_state` returned; what is being asked is forgotten."""
+        # an answer that comes later would move the scorer's count of what it was asked
         wait([answers for _, answers in self._waiting])
         self._note_controls()
         self._waiting.clear()
@@ -259,6 +264,7 @@ class RewardLabeller:
     ) -> FloatArray:
         """[T] the judge's rewards, NaN where there is none to be had; and notes what was said of what."""
         config, per_turn = self._config, self._config.per == "turn"
+        # turns that nobody was asked about are those whose reply could not be read
         rewards = np.full(len(episode), config.unreadable if per_turn and self._scorer is not None else 0.0)
         for t in range(len(episode) if given else 0):
             asked = given.get(_key(episode, t))
@@ -304,7 +310,7 @@ class RewardLabeller:
         """Keeps the means of each source, raw."""
         names = (metrics.REWARD_ENVIRONMENT, metrics.REWARD_JUDGED, metrics.REWARD_NOVELTY, metrics.REWARD_TOTAL)
         used = (True, self._scorer is not None, self._novelty is not None, True)
-        known = np.isfinite(table)
+        known = np.isfinite(table)  # NaN where the judge gave no answer: a mean over the others
         means = np.where(known, table, 0.0).sum(0) / np.maximum(known.sum(0), 1)
         self._facts = {name: float(mean) for name, mean, is_used in zip(names, means, used, strict=True) if is_used}
         if self._scorer is not None:
@@ -313,7 +319,7 @@ class RewardLabeller:
             self._facts |= {metrics.REWARD_LEFT_OUT: left_out, metrics.REWARD_WAIT_S: waited}
 
     def _watch_judge(self, episodes: Sequence[TokenEpisode], given: dict[Hashable, tuple[ScoringItem, Score]]) -> None:
-        """Tells the monitor of the episodes that ended, and has it show its controls behind what is asked next.
+        """Hands the monitor the episodes that ended, and has it show its controls behind what is asked next.
 
         An episode whose last reply could not be read was called no success by anybody: it counts as scored 0.
         """
@@ -343,22 +349,15 @@ class RewardLabeller:
         self.monitor.note([value for value, _ in ended], [truth for _, truth in ended])
 
     def _note_controls(self) -> None:
-        """Has the monitor take in the controls that were shown last, once there are answers."""
+        """Hands the monitor the controls that were shown last, once there are answers."""
         shown, self._controls = self._controls, None
         if shown is not None:
             self.monitor.note_controls(shown.result())
 
 
 def _key(episode: TokenEpisode, t: int) -> Hashable:
-    """Of a turn, the same in an episode under way and in the piece of it that is learned from."""
+    """Names a turn, the same in an episode under way and in the piece of it that is learned from."""
     return episode.group, episode.slot, episode.seed, int(episode.ends[t]), int(episode.played_at[t])
-
-
-def _at_end(episode: TokenEpisode, value: float) -> FloatArray:
-    """[T] `value` for the last turn of an episode that is over, 0 elsewhere."""
-    rewards = np.zeros(len(episode), np.float32)
-    rewards[-1] = value * episode.is_over
-    return rewards
 
 
 def _utility(item: ScoringItem, gain: float) -> float:

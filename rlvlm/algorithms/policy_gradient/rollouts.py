@@ -5,7 +5,7 @@ Rollouts, evaluations and `rlvlm eval` are made of these. Whoever plays gives `T
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -145,8 +145,21 @@ class ChunkSampler:
         return self.scale.to_env(decode(bins).reshape(len(bins), self.env.chunk_steps, -1))
 
 
-Told = tuple[NDArray[np.intp], Observations, tuple[NDArray[np.int64], FloatArray, FloatArray], ChunkStep]
-"""Rows that were driven, what they saw, what was chosen, and what came of it."""
+class _Round(NamedTuple):
+    """One chunk of each env that was still running, R of them."""
+
+    rows: NDArray[np.intp]
+    """[R] which of all envs these are, ascending."""
+    obs: Observations
+    """R, what they saw."""
+    bins: NDArray[np.int64]
+    """[R, L * A] that were chosen."""
+    log_probs: FloatArray
+    """[R, L * A]; 0 of those that were taken and not drawn."""
+    values: FloatArray
+    """[R]."""
+    outcome: ChunkStep
+    """R, what came of it."""
 
 
 def play_chunks(
@@ -169,25 +182,25 @@ def play_chunks(
     for places in envs.batches(state_ids):
         own_ids, own_groups = state_ids[places], groups[places]
         obs = _observed(envs.begin(own_ids))
-        first, rows = obs, np.arange(len(obs))
-        told: list[Told] = []
+        rows = np.arange(len(obs))
+        rounds: list[_Round] = []
         while len(rows):
+            # before the policy sees them: its answer to NaN would be blamed on the policy
             seen = {"numbers of observations": obs.snapshots, "numbers of proprioception": obs.proprio}
             check_finite(f"the env {task}", _FIX, seen, {"state_ids": own_ids[rows]})
-            choice = sampler.choose(obs)
-            came = envs.step(rows, sampler.to_actions(choice[0]))
-            told.append((rows, obs, choice, came))
-            running = np.flatnonzero(~came.ended)
+            bins, log_probs, values = sampler.choose(obs)
+            outcome = envs.step(rows, sampler.to_actions(bins))
+            rounds.append(_Round(rows, obs, bins, log_probs, values, outcome))
+            running = np.flatnonzero(~outcome.ended)
             rows = rows[running]  # of envs that have ended nothing more is drawn, sampled or stepped
-            obs = _observed(came.obs).at(running.tolist())
+            obs = _observed(outcome.obs).at(running.tolist())
         kept = [(row, place) for row, place in enumerate(places.tolist()) if row not in envs.lost]
         for row, place in kept:
-            played[place] = _chunk_episode(
-                row, place, task, int(own_ids[row]), int(own_groups[row]), first, told, sampler
-            )  # fmt: skip
+            played[place] = _chunk_episode(row, place, task, int(own_ids[row]), int(own_groups[row]), rounds, sampler)
         if kept:
             rewards = np.concatenate([played[place].env_rewards for _, place in kept])
             check_finite(f"the env {task}", _FIX, {"rewards": rewards}, {"state_ids": own_ids})
+    # an env may play its episodes in batches of like ones; the caller gets them in the order it asked for
     return [played[place] for place in sorted(played)]
 
 
@@ -198,63 +211,65 @@ def _observed(obs: ChunkObs) -> Observations:
     )  # fmt: skip
 
 
-def _chunk_episode(  # noqa: PLR0913 - what an episode is of
-    row: int,
-    slot: int,
-    task: str,
-    state_id: int,
-    group: int,
-    first: Observations,
-    told: Sequence[Told],
-    sampler: ChunkSampler,
+def _chunk_episode(
+    row: int, slot: int, task: str, state_id: int, group: int, rounds: Sequence[_Round], sampler: ChunkSampler
 ) -> TokenEpisode:
-    """The episode of env `row` from what all of them showed; `rows` of every chunk ascend."""
-    parts: list[tuple[int, Observations, Any, ChunkStep]] = []
-    for rows, obs, choice, came in told:
-        place = int(np.searchsorted(rows, row))
-        if place == len(rows) or rows[place] != row:
+    """The episode of env `row`, cut out of the rounds of all of them."""
+    own: list[tuple[int, _Round]] = []  # the rounds that the env was in, and its place among those that ran
+    for one in rounds:
+        at = int(np.searchsorted(one.rows, row))
+        if at == len(one.rows) or one.rows[at] != row:
             break
-        parts.append((place, obs, choice, came))
-    place, _, _, last = parts[-1]
-    steps = np.array([came.steps[at] for at, *_, came in parts], np.int64)
+        own.append((at, one))
+    last_at, last = own[-1]
+    steps = np.array([one.outcome.steps[at] for at, one in own], np.int64)
+    first = rounds[0].obs  # of all envs, in their order
     snapshots = np.concatenate(
-        [first.snapshots[row : row + 1], *(came.snapshots[at, : came.steps[at]] for at, *_, came in parts)]
+        [
+            first.snapshots[row : row + 1],
+            *(one.outcome.snapshots[at, :count] for (at, one), count in zip(own, steps, strict=True)),
+        ]
     )
     ends = np.cumsum(steps)
+    # the env is asked for success and progress after each chunk, not after each of its steps
     success, progress = np.zeros(ends[-1], bool), np.full(ends[-1], np.nan, np.float32)
-    success[ends - 1] = [came.success[at] for at, *_, came in parts]
-    progress[ends - 1] = [came.progress[at] for at, *_, came in parts]
-    bins = tuple(choice[0][at].astype(np.int16) for at, _, choice, _ in parts)
-    log_probs = tuple(choice[1][at] for at, _, choice, _ in parts)
+    success[ends - 1] = [one.outcome.success[at] for at, one in own]
+    progress[ends - 1] = [one.outcome.progress[at] for at, one in own]
+    bins = tuple(one.bins[at].astype(np.int16) for at, one in own)
+    log_probs = tuple(one.log_probs[at] for at, one in own)
+    # an episode's end may cut its last chunk short: tokens of steps that were never run teach nothing
     is_run = np.arange(len(bins[0])) < (steps * len(sampler.env.action_low))[:, None]
-    known = progress[ends - 1]
-    after = last.obs.snapshots[place]  # thousands of episodes a round are cut out of the same arrays: no array twice
+    # stacked row by row: thousands of episodes a round are cut out of the same arrays, which none of them may keep
+    after = last.outcome.obs
     seen = Observations(
-        images=(*(obs.images[at] for at, obs, *_ in parts), after.tobytes()),
-        texts=(*(obs.texts[at] for at, obs, *_ in parts), last.obs.instructions[place]),
-        proprio=np.stack([*(obs.proprio[at] for at, obs, *_ in parts), last.obs.proprio[place]]),
-        snapshots=np.stack([*(obs.snapshots[at] for at, obs, *_ in parts), after]),
+        images=(*(one.obs.images[at] for at, one in own), after.snapshots[last_at].tobytes()),
+        texts=(*(one.obs.texts[at] for at, one in own), after.instructions[last_at]),
+        proprio=np.stack([*(one.obs.proprio[at] for at, one in own), after.proprio[last_at]]),
+        snapshots=np.stack([*(one.obs.snapshots[at] for at, one in own), after.snapshots[last_at]]),
     )
     return TokenEpisode(
         task=task,
         seed=state_id,
         group=group,
         slot=slot,
-        played_at=np.zeros(len(parts), np.int64),
+        played_at=np.zeros(len(own), np.int64),
         obs=seen,
         snapshots=snapshots,
         steps=steps,
         tokens=bins,
         log_probs=log_probs,
-        masks=tuple(run & (one < 0) for run, one in zip(is_run, log_probs, strict=True)),  # taken, not drawn: 0
-        values=np.array([choice[2][at] for at, _, choice, _ in parts], np.float32),
-        versions=np.full(len(parts), sampler.version),
-        env_rewards=np.concatenate([came.env_rewards[at, : came.steps[at]] for at, *_, came in parts]),
+        # a token that was taken and not drawn has log-probability 0
+        masks=tuple(run & (one < 0) for run, one in zip(is_run, log_probs, strict=True)),
+        values=np.array([one.values[at] for at, one in own], np.float32),
+        versions=np.full(len(own), sampler.version),
+        env_rewards=np.concatenate(
+            [one.outcome.env_rewards[at, :count] for (at, one), count in zip(own, steps, strict=True)]
+        ),
         success=success,
         progress=progress,
-        gains=np.diff(known, prepend=0.0).astype(np.float32),
-        goals=(first.texts[row],) * len(parts),
+        gains=np.diff(progress[ends - 1], prepend=0.0).astype(np.float32),
+        goals=(first.texts[row],) * len(own),
         is_over=True,
-        terminated=bool(last.terminated[place]),
-        is_undone=bool(success.any()) and not bool(last.success_at_end[place]),
+        terminated=bool(last.outcome.terminated[last_at]),
+        is_undone=bool(success.any()) and not bool(last.outcome.success_at_end[last_at]),
     )

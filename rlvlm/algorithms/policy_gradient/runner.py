@@ -48,7 +48,7 @@ class TurnRunner(BaseRunner):
     actor: Actor
     """Set by the algorithm: plays with the learner's policy."""
     show: Callable[[Sequence[TokenEpisode]], None] | None = None
-    """Set by the algorithm: told of each row of turns as soon as it was played."""
+    """Set by the algorithm: is handed each row of turns as soon as it was played."""
 
     def __init__(self, *, config: Any, worker_index: int = 0, **unused: Any) -> None:
         super().__init__(config=config, worker_index=worker_index)
@@ -77,6 +77,7 @@ class TurnRunner(BaseRunner):
 
     def sample_groups(self, *, group_size: int) -> list[TokenEpisode]:
         """One whole episode of every env; `group_size` neighbours start from the same seed."""
+        # one seed for a group: its episodes differ by what the policy draws, and by nothing else
         starts = [(self._fresh_seed(), self._new_group()) for _ in range(len(self.slots) // group_size)]
         for place, slot in enumerate(self.slots):
             slot.begin(*starts[place // group_size])
@@ -172,11 +173,12 @@ class ChunkRunner(BaseRunner):
             restart: counts the times a lost runner was replaced; 0 at the start. Then the first actor's numbers are
                 those that a runner in the learner's process would have.
         """
+        # which runner this is, the learner's process and the first actor being one, and how often it was replaced
         own = (max(self.worker_index - 1, 0), restart)
-        kin = own if any(own) else ()  # so a run with one actor plays what a run without any would play
+        branch = own if any(own) else ()  # so a run with one actor plays what a run without any would play
         seed = self.config.seed
-        self._states = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(5, *kin)))
-        token_seed = int(np.random.SeedSequence(seed, spawn_key=(8, *kin)).generate_state(1)[0]) if kin else seed
+        self._states = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(5, *branch)))
+        token_seed = int(np.random.SeedSequence(seed, spawn_key=(8, *branch)).generate_state(1)[0]) if branch else seed
         self._tokens = torch.Generator().manual_seed(token_seed)
         # groups are compared by their number, so no two runners may ever give the same one
         self._next_group = (own[0] * 1_000_000 + restart) * 1_000_000_000
@@ -194,6 +196,7 @@ class ChunkRunner(BaseRunner):
         """
         algo, own = self.config.algo, num_groups
         if players:
+            # dealt out in turns, as every runner can tell by itself: none has to be asked how many it plays
             is_one = self.worker_index in players
             own = len(range(players.index(self.worker_index), num_groups, len(players))) if is_one else 0
         if not own:
@@ -210,7 +213,7 @@ class ChunkRunner(BaseRunner):
         envs = self.worker_envs(self.config.env_settings, self.chunk_env, size) if algo.env_workers else self._many
         episodes = play_chunks(envs, self.config.task, state_ids.repeat(size), groups.repeat(size), sampler)
         if not self.worker_index:
-            return episodes, {}
+            return episodes, {}  # the learner's own policy has looked at them
         images = self.policy.images.items()
         self.policy.images.clear()
         return episodes, images
@@ -225,6 +228,7 @@ class ChunkRunner(BaseRunner):
     def get_spaces(self) -> dict[str, tuple[gym.Space[Any], gym.Space[Any]]]:
         """Snapshots and chunks, for RLlib; policies see images and words instead."""
         snapshots = gym.spaces.Box(-np.inf, np.inf, (self.chunk_env.snapshot_size,), np.float32)
+        # an action of RLlib's is a whole chunk: L actions of the env
         low = np.tile(self.chunk_env.action_low, (self.chunk_env.chunk_steps, 1))
         high = np.tile(self.chunk_env.action_high, (self.chunk_env.chunk_steps, 1))
         return {DEFAULT_MODULE_ID: (snapshots, gym.spaces.Box(low, high, dtype=np.float32))}

@@ -78,6 +78,7 @@ class EpisodeSource:
         """
         self.rollout_s = self.wait_s = 0.0
         if self._algo.staleness:
+            # s more than the one that is taken now: at the first call s + 1 are begun, then one for each that is taken
             while len(self._under_way) <= self._algo.staleness:
                 self._begin()  # with the weights as they are now, which will be `staleness` updates old
             return self._filtered(self._labelled(self._ended()))
@@ -109,7 +110,8 @@ class EpisodeSource:
             self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _begin(self) -> None:
-        weights = self._pack()
+        """Begins a rollout with the weights as they are now: in the pool, or at once and in this thread."""
+        weights = self._pack()  # here and not in the pool: the learner may change them next
 
         def played() -> tuple[Rollout, float]:
             began = time.monotonic()
@@ -134,7 +136,9 @@ class EpisodeSource:
         return episodes
 
     def _labelled(self, episodes: list[TokenEpisode]) -> list[TokenEpisode]:
+        """The episodes with their rewards; warns where these are all the same."""
         self.newest = self._labeller.label(episodes, self._stats.env_steps) if episodes else []
+        # of whole episodes alone: pieces of one that goes on would count its steps, but not its return
         if over := [one for one in self.newest if one.is_over]:
             given = {"step": [one.rewards.ravel() for one in over], "episode": [[one.rewards.sum()] for one in over]}
             together = {what: np.concatenate(rewards) for what, rewards in given.items()}
@@ -203,6 +207,7 @@ def play_chunks_of(
         version, values = weights
         rollouts: list[Rollout] = []
         for num_missing in parts:
+            # an env runner that is lost brings less: what is missing is asked for again, of those that are there
             while num_missing > 0:
                 runners.revive()  # here, since only one thread may talk to them
                 turn = {"num_groups": num_missing, "scale": scale(), "version": version, "players": runners.alive()}
@@ -235,5 +240,5 @@ def informative_groups(
 def is_informative(scores: FloatArray, config: AdvantageConfig, scorer_noise: float) -> bool:
     """Whether episodes with `scores` [G] teach something, see `informative_groups`."""
     spread: NDArray[np.floating[Any]] = scores.max() - scores.min()
-    std = scores.astype(np.float64).std(ddof=1) if len(scores) > 1 else 0.0
+    std = scores.astype(np.float64).std(ddof=1) if len(scores) > 1 else 0.0  # of a sample, as noise is measured
     return bool(spread >= config.min_spread and std > config.noise_factor * scorer_noise)

@@ -72,7 +72,7 @@ class SACPebbleConfig(BaseConfig):
             ValueError: says which setting is wrong and what to do.
         """
         super().validate()
-        # RLlib's own discount and step size, where somebody has set them (a Tuner, PBT), for all three optimisers
+        # RLlib's own discount and step size, where somebody has set them (a Tuner, PBT), go to all three optimisers
         if not isinstance(self.gamma, Unset):
             self.sac = replace(self.sac, gamma=self.gamma)
         if not isinstance(self.lr, Unset):
@@ -115,6 +115,7 @@ class SACPebble(BaseAlgorithm):
         learners: Learners[SACLearner] = Learners(self, self.config.sac.threads)
         assert learners.local is not None, "`validate` wants it in this process"
         self._learner = learners.local
+        # with env runners there is no local one: actors get the policy's weights with every turn
         local: Any = self.env_runner_group.local_env_runner
         if local is None:
             self._runner_group = RemoteRunnerGroup(
@@ -168,6 +169,8 @@ class SACPebble(BaseAlgorithm):
             is_seeding = self.env_steps < self.config.sac.seed_steps
             self._runner_group.start({"num_steps": num_steps, "random_actions": is_seeding})
 
+        # Actors act the next turn, with the policy as it is now, while the caller learns from this one. Of an
+        # episode's first turn nothing can be begun ahead: rounds end with episodes, and a checkpoint may lie between.
         turns = self.config.sac.turns(self.config.env_settings.episode_steps)
         start(turns[0])
         for following in (*turns[1:], None):
@@ -183,6 +186,7 @@ class SACPebble(BaseAlgorithm):
         switch, learner = self._switch, self._learner
         was_learned, version = switch.learned is not None, switch.source.version
         self._stats.note(switch.hold_session(self.env_steps))
+        # no learned reward yet, or a session that changed nothing: all rows carry what they should
         if switch.learned is None or (was_learned and switch.learned.version == version):
             return
         self._relabelling.start()
@@ -214,7 +218,7 @@ class SACPebble(BaseAlgorithm):
     def evaluate_policy(self, num_episodes: int) -> Evaluation:
         """Whole episodes of the deterministic policy, in an env of their own; training does not notice."""
         source = self._switch.source
-        asked = None if source.labelling is Labelling.ON_DRAW else source  # a moving source would move by being asked
+        asked = None if source.labelling is Labelling.ON_DRAW else source  # novelty's scale would move by being asked
         player = StepsPlayer(self._learner.networks.policy, self._viewer, asked)
         before = source.get_state()
         episodes = evaluate(player, num_episodes)

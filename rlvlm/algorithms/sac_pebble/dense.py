@@ -77,6 +77,7 @@ class DenseStack:
         for layer, memory in zip(inner, self._hidden, strict=True):
             read = torch.baddbmm(layer.bias, read, layer.weight, out=memory[:, : len(inputs)]).relu_()
             self._read.append(read)
+        # few outputs: O^T = W^T H^T + b^T has few rows in place of few columns; with one it is a product of vectors
         if last.weight.shape[2] > 1:
             return torch.baddbmm(last.bias.mT, last.weight.mT, read.mT).mT
         return (torch.linalg.vecdot(read, last.weight.mT) + last.bias.squeeze(2)).unsqueeze(2)
@@ -93,6 +94,7 @@ class DenseStack:
         for index in range(len(self._layers) - 1, -1, -1):
             layer, read = self._layers[index], self._read[index][:, first_row:]
             assert layer.weight_gradient is not None and layer.bias_gradient is not None, "these layers are not trained"
+            # dW = H^T G, turned where that leaves fewer rows; db = sum of G over rows
             if gradient.shape[2] < read.shape[2] or not layer.weight_gradient.is_contiguous():
                 torch.bmm(gradient.mT, read, out=layer.weight_gradient.mT)
             else:
@@ -100,10 +102,11 @@ class DenseStack:
             torch.sum(gradient, dim=1, keepdim=True, out=layer.bias_gradient)
             if index == 0:
                 return
+            # dH = G W^T, into memory that is kept from pass to pass
             below = self._gradients[index - 1][:, : gradient.shape[1]]
             product = torch.bmm if gradient.shape[2] > 1 else torch.mul
             product(gradient, layer.weight.mT, out=below)
-            # `read` is what a ReLU gave: its derivative is 1 where that is above 0, else 0.
+            # `read` is what a ReLU gave: its derivative is 1 where that is above 0, else 0
             gradient = torch.ops.aten.threshold_backward.grad_input(below, read, 0, grad_input=below)
 
     def input_gradient(self, gradient: Tensor, chosen: Tensor, first_input: int = 0) -> Tensor:
@@ -124,6 +127,7 @@ class DenseStack:
         for network in range(len(into)):
             rows = torch.nonzero(chosen == network).squeeze(1)
             here = gradient.index_select(0, rows)
+            # from the last layer down to the second; the first, which has no ReLU before it, comes after the loop
             for layer, read in zip(self._layers[:0:-1], self._read[:0:-1], strict=True):
                 back = layer.weight[network].T
                 here = here @ back if len(back) > 1 else here * back

@@ -33,6 +33,7 @@ def add_labelled(
     """
     rewards = label_on_arrival(transitions, source)
     is_known = ~np.isnan(rewards) | (source.labelling is Labelling.ON_DRAW)
+    # no copy where nothing is left out, which is nearly always
     filed = transitions if is_known.all() else transitions.part(is_known)
     replay.add(filed, rewards[is_known], None if bonus is None else _labels(bonus, filed))
     return rewards
@@ -65,6 +66,7 @@ class Relabelling:
 
     def start(self) -> None:
         """Every row waits from now on."""
+        # where the last change is not done yet, the rows from the cursor on have waited longest and come first
         self._next_row = self._next_row if self.num_waiting else 0
         self._end = self.num_waiting = len(self._replay)
 
@@ -77,9 +79,10 @@ class Relabelling:
             num_turns: turns in which all of it is to be done, >= 1: as many pieces are labelled now as that takes. None
                 for no hurry.
         """
+        # waiting rows over turns, rounded up; 1 asks for a single piece, however many rows that has
         rows_due = 1 if num_turns is None else -(-self.num_waiting // num_turns)
         while self.num_waiting and rows_due > 0:
-            first = self._next_row % self._end
+            first = self._next_row % self._end  # round once, until no row waits
             end = min(first + min(_PIECE_ROWS, self.num_waiting), self._end)
             labels = _checked(source, source.label_leading(self._replay.transitions(slice(first, end))))
             piece = slice(first, first + len(labels))

@@ -90,7 +90,8 @@ class SACLearner(ManualLearner):
             q, log_density, alpha = policy_values
             self._latest[metrics.ACTOR_LOSS] = losses.actor_loss(q, log_density, alpha).item()
             self._latest |= {metrics.ALPHA: alpha.item(), metrics.ENTROPY: -log_density.mean().item()}
-        if not torch.tensor(list(self._latest.values())).sum().isfinite():  # one such update spoils every weight
+        # of the last update alone: one that is not finite spoils every weight, and with them all updates after it
+        if not torch.tensor(list(self._latest.values())).sum().isfinite():
             assert batch is not None, "there was an update"
             raise NumericsError(
                 f"a loss is not finite after {self.num_updates} updates: {self._latest}",
@@ -107,11 +108,13 @@ class SACLearner(ManualLearner):
         looked_at = {"weights of the target": self._target_values}
         for name, block in self._blocks.items():
             looked_at |= {f"weights of the {name}": block.values, f"gradients of the {name}": block.gradients}
+        # one number for all of them; which vector it was is looked for in that case alone
         if not torch.stack([vector.sum() for vector in looked_at.values()]).sum().isfinite():
             check_finite(f"after {self.num_updates} updates", _FIX, looked_at)
 
     def _improve(self, batch: ReplayBatch) -> tuple[CriticValues, PolicyValues | None]:
         """One update of critics and target, and when it is their turn of policy and temperature."""
+        # the policy's noise at the next states and at these: both updates get the same, whoever computes gradients
         noise = torch.randn(2, *batch.actions.shape, generator=self._generator, device=self.device)
         critic_values, policy_values = self._sac_update.critic_gradients(batch, noise), None
         self._blocks["critic"].step()

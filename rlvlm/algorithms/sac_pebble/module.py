@@ -66,7 +66,7 @@ class TwinCritic(nn.Module):
         *inner, (last_weight, last_bias) = zip(self.weights, self.biases, strict=True)
         for weight, bias in inner:
             hidden = torch.relu_(torch.baddbmm(bias, hidden, weight))
-        # One output unit: a weighted sum is several times faster here than a matrix product with one column.
+        # one output unit: a weighted sum is several times faster here than a matrix product with one column
         return (hidden * last_weight.transpose(1, 2)).sum(dim=-1) + last_bias.squeeze(-1)
 
 
@@ -102,6 +102,7 @@ class SACModule(TorchRLModule):
         self.critic.reset(generator)
         if obs is not None:
             self.critic.calibrate(*centre_and_spread(obs))
+        # fresh weights give values near 0: the last bias alone moves them all
         self.critic.biases[-1].detach().fill_(value)
         self.target.load_state_dict(self.critic.state_dict())
 

@@ -54,7 +54,7 @@ class EpisodeBuffer:
 
     def __init__(self, num_envs: int) -> None:
         self._steps: list[Step] = []
-        self._starts = np.zeros(num_envs, np.int64)
+        self._starts = np.zeros(num_envs, np.int64)  # place in `_steps` of each running episode's first step
 
     def record(self, step: Step, ended: NDArray[np.bool_]) -> list[Trajectory]:
         """Keeps one step; returns the episodes that it ended (`ended` `[N]`)."""
@@ -86,13 +86,13 @@ class StepsPlayer:
 
     Args:
         policy: on any device.
-        world: not one that training uses.
+        env: not one that training uses.
         source: labels the episodes; it must not change by being asked. None: their learned rewards are NaN.
     """
 
-    def __init__(self, policy: SquashedGaussian, world: StepEnv, source: RewardSource | None = None) -> None:
+    def __init__(self, policy: SquashedGaussian, env: StepEnv, source: RewardSource | None = None) -> None:
         self._policy = policy
-        self._env = world
+        self._env = env
         self._source = source
 
     def play(self, seeds: Sequence[int]) -> list[PlayedEpisode]:
@@ -119,6 +119,7 @@ class StepsPlayer:
             }
             steps.append({name: np.asarray(value, np.float32)[None] for name, value in columns.items()})
             obs, is_over = next_obs, terminated or truncated
+        # all steps at once: a judge or a reward model reads them as one batch
         learned = np.full(len(steps), np.nan, np.float32)
         if self._source is not None:
             learned = np.asarray(self._source.label(to_transitions(steps)), np.float32)

@@ -85,13 +85,14 @@ class Replay:
         if not self._places:
             self._lay_out(new)
         rows = np.concatenate([values.reshape(count, -1) for values in new.values()], axis=1, dtype=np.float32)
-        places = (self._next_row + np.arange(count)) % self.capacity
+        places = (self._next_row + np.arange(count)) % self.capacity  # a ring: the oldest rows are overwritten
         self._table[torch.from_numpy(places)] = torch.as_tensor(rows, device=self.device)
         self._next_row = int((self._next_row + count) % self.capacity)
         self._num_rows = min(self._num_rows + count, self.capacity)
 
     def draw(self, rows: Tensor, rewards: Tensor | None = None) -> ReplayBatch:
         """The given rows `[B]` (integers below `len`) as a batch, with `rewards` `[B]` in place of the stored ones."""
+        # one gather of the leading columns; what an update reads are windows into it
         gathered = self._table[:, : self._places["rewards"].stop].index_select(0, rows)
         columns = {name: self._column(gathered, name) for name in _DRAWN}
         if rewards is not None:
@@ -111,7 +112,7 @@ class Replay:
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Restores what `get_state` returned; the capacity must be the same."""
-        self.__init__(self.capacity, self.device)
+        self.__init__(self.capacity, self.device)  # rows that came meanwhile have never been
         columns = state["columns"]
         if columns:
             self._lay_out({name: columns[name] for name in _COLUMNS})

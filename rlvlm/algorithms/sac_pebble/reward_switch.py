@@ -151,6 +151,7 @@ class RewardSwitch:
         return {
             "is_learned": self.learned is not None,
             "learned_since": self._learned_since,
+            # novelty is saved below, and only as long as it counts: its states grow with every step
             "source": None if self._first_source is self._novelty else self._first_source.get_state(),
             "novelty": None if novelty is None else novelty.get_state(),
             "loop": None if self._loop is None else self._loop.get_state(),
@@ -158,6 +159,7 @@ class RewardSwitch:
 
     def set_state(self, tree: dict[str, Any]) -> None:
         """Restores what `get_state` returned, in a switch built from the same config, however far it has come."""
+        # back to the start first: this switch may have come farther than the one that was saved
         self.source = self._first_source
         if tree["source"] is not None:
             self._first_source.set_state(tree["source"])
@@ -192,6 +194,7 @@ def build_switch(setup: RewardSetup, task: str, viewer: StepEnv, novelty_neighbo
     context = SourceContext(env=viewer, frames=frames, goal=goal, judge=judge, novelty_neighbour=novelty_neighbour)
     if not reward.is_learned:
         source = build_source(reward.source, context)
+        # a reward of novelty is shown every state; what a judge says directly is logged, as queries are
         return RewardSwitch(
             source,
             novelty=source if isinstance(source, NoveltyReward) else None,

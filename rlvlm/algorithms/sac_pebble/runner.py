@@ -71,13 +71,14 @@ class StepEnvRunner(BaseRunner):
         """
         if self.env is not None:
             self.env.close()
+        # which runner this is, the learner's process and the first actor being one, and how often it was replaced
         seed, own = self.config.seed, (max(self.worker_index - 1, 0), restart)
-        kin = own if any(own) else ()
-        if kin:
-            seed = int(np.random.SeedSequence(seed, spawn_key=(2, *kin)).generate_state(1)[0])
+        branch = own if any(own) else ()
+        if branch:
+            seed = int(np.random.SeedSequence(seed, spawn_key=(2, *branch)).generate_state(1)[0])
         self.env = make_vector(self.config.task, self.config.env_settings, seed)
         self.num_envs = self.env.num_envs
-        self._noise = np.random.default_rng(np.random.SeedSequence(self.config.seed, spawn_key=(1, *kin)))
+        self._noise = np.random.default_rng(np.random.SeedSequence(self.config.seed, spawn_key=(1, *branch)))
         self._buffer = EpisodeBuffer(self.num_envs)
         self._random = np.zeros((self.num_envs, *self._spaces()[1].shape), np.float32)
         self._obs = np.array(self.env.reset()[0], np.float32)
@@ -166,7 +167,7 @@ class StepEnvRunner(BaseRunner):
     def save_tree(self) -> dict[str, Any]:
         """Envs, running episodes and noise as a state tree: after `load_tree` the future is bit-identical."""
         return {
-            "worlds": [world.get_state() for world in self._envs],
+            "worlds": [env.get_state() for env in self._envs],
             "obs": self._obs,
             "random": self._random,
             "noise": self._noise.bit_generator.state,
@@ -175,8 +176,8 @@ class StepEnvRunner(BaseRunner):
 
     def load_tree(self, tree: dict[str, Any]) -> None:
         """Restores what `save_tree` returned."""
-        for world, env_state in zip(self._envs, tree["worlds"], strict=True):
-            world.set_state(env_state)
+        for env, env_state in zip(self._envs, tree["worlds"], strict=True):
+            env.set_state(env_state)
         self._obs = np.array(tree["obs"], np.float32)
         self._random = np.array(tree["random"], np.float32)
         self._noise.bit_generator.state = tree["noise"]
@@ -188,4 +189,4 @@ class StepEnvRunner(BaseRunner):
 
     @property
     def _envs(self) -> list[StepEnv]:
-        return [world.unwrapped for world in self.env.envs]
+        return [wrapped.unwrapped for wrapped in self.env.envs]
