@@ -40,32 +40,19 @@ class EnvSlot:
         self.is_over = self.is_terminated = False
         """Whether the episode has ended, for whatever reason, and whether it has for good; a time limit only cuts."""
         self._task, self._seed = task, 0
-        self._turn: Turn
-        self._image = b""
+        self.turn: Turn
+        """That waits for a reply; after an episode's end its last state."""
+        self.image = b""
+        """Key of the turn's image: equal keys look the same."""
         self._history: list[dict[str, Any]] = []
         self._first = 0
-
-    @property
-    def turn(self) -> Turn:
-        """The turn that waits for a reply; after an episode's end its last state."""
-        return self._turn
-
-    @property
-    def image(self) -> bytes:
-        """Key of its image: equal keys look the same."""
-        return self._image
-
-    @property
-    def newest(self) -> dict[str, Any]:
-        """The turn that was played last: snapshot, prompt, reply as the env read it, env_reward, success, ..."""
-        return self._history[-1]
 
     def begin(self, seed: int, group: int = 0) -> None:
         """A new episode from a reset with `seed`, compared with others of its `group`."""
         self._seed, self._history, self.is_over, self.is_terminated = seed, [], False, False
         self.begin_piece(group)
         self._show(self.env.reset(seed=seed)[0])
-        self._check({"numbers of the observation": self._turn.snapshot})
+        self._check({"numbers of the observation": self.turn.snapshot})
 
     def begin_piece(self, group: int = 0) -> None:
         """What was played so far is learned from already."""
@@ -79,7 +66,7 @@ class EnvSlot:
     def play(self, reply: SampledReply | str, at: int = 0) -> bool:
         """Plays a turn, in round `at` of a rollout; says whether the episode is over."""
         # as it was when the reply was made: the env's step changes all of it
-        before, image, goal, distance = self._turn, self._image, self.env.goal, distance_of(self.env)
+        before, image, goal, distance = self.turn, self.image, self.env.goal, distance_of(self.env)
         text = reply if isinstance(reply, str) else reply.text
         read = self.env.read(text)
         turn, env_reward, terminated, truncated, info = self.env.step(text)
@@ -111,7 +98,7 @@ class EnvSlot:
         rows = self._history[-1:] if only_newest else self._history[self._first :]
         # a judge looks at the episode from its start, even where only a later piece of it is learned from
         whole = {name: [row[name] for row in self._history] for name in _WHOLE}
-        snapshots = np.stack([*whole["snapshot"], self._turn.snapshot])
+        snapshots = np.stack([*whole["snapshot"], self.turn.snapshot])
         sampled: list[SampledReply] = [row["sampled"] for row in rows if row["sampled"] is not None]
         tokens = tuple(
             one.tokens.reply_ids if one.action is None else np.array([one.action], np.int64) for one in sampled
@@ -132,8 +119,8 @@ class EnvSlot:
             slot=self.place,
             played_at=np.array([row["at"] for row in rows], np.int64),
             obs=Observations(
-                images=(*(row["image"] for row in rows), self._image),
-                texts=(*(row["prompt"] for row in rows), self._turn.prompt),
+                images=(*(row["image"] for row in rows), self.image),
+                texts=(*(row["prompt"] for row in rows), self.turn.prompt),
                 proprio=np.zeros((len(rows) + 1, 0), np.float32),
                 snapshots=snapshots[len(self._history) - len(rows) :],
             ),
@@ -160,7 +147,7 @@ class EnvSlot:
         """Env and running episode: after `set_state` the future is bit-identical. A new piece begins there."""
         # tokens and log-probs are left out: what they are of was learned from before a checkpoint is made
         history = [{name: row[name] for name in _WHOLE} | {"reply": asdict(row["reply"])} for row in self._history]
-        return {"world": self.env.get_state(), "seed": self._seed, "turn": asdict(self._turn), "tape": history}
+        return {"world": self.env.get_state(), "seed": self._seed, "turn": asdict(self.turn), "tape": history}
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Restores what `get_state` returned."""
@@ -171,8 +158,8 @@ class EnvSlot:
         self.begin_piece()
 
     def _show(self, turn: Turn) -> None:
-        self._turn = turn
-        self._image = self.env.image_key(turn.snapshot[None])[0].tobytes()
+        self.turn = turn
+        self.image = self.env.image_key(turn.snapshot[None])[0].tobytes()
 
     def _check(self, came: dict[str, Any]) -> None:
         """Passes where what came from the env is finite.

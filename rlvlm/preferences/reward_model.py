@@ -208,8 +208,11 @@ class RewardModel:
 
     def _train(self, given: _ExampleTensors, held_out: _ExampleTensors) -> dict[str, float]:
         """Epochs over `given` until the objective has enough or they are used up; returns what the last one gave."""
-        config, losses, is_reached, quality, updates, epoch = self._config, [], False, 0.0, 0, 0
-        # good labels are ordered right within an epoch or two, when rewards are still too flat for SAC to see
+        config = self._config
+        updates = epoch = 0
+        losses, quality, is_reached = [], 0.0, False
+        # departure 1: good labels are ordered right within an epoch or two, when rewards are still too flat for SAC to
+        # see, so `min_updates` are made whatever the quality
         while updates < config.min_updates or (
             epoch < config.max_epochs and updates < config.max_updates and not is_reached
         ):

@@ -37,8 +37,9 @@ def test_garbage_is_flagged_and_never_becomes_an_action(task: str) -> None:
     for number, text in enumerate(nearly(names, SEED)):
         before, image = slot.turn.snapshot, slot.image
         slot.play(text)
-        reply = slot.newest["reply"]
-        assert np.isfinite(slot.newest["env_reward"])
+        played = slot.episode(only_newest=True)
+        reply = played.replies[-1]
+        assert np.isfinite(played.env_rewards[-1])
         if reply.action is None:
             unread += 1
             assert np.array_equal(slot.turn.snapshot, before) and slot.image == image, text
