@@ -75,6 +75,7 @@ def save_tree(folder: Path, tree: dict[str, Any], policy: PolicyFile) -> None:
         )
     import numpy as np
 
+    # beside the folder and not in it: a rename within one file system is all or nothing
     folder = Path(folder).absolute()
     partial = folder.with_name(f".{folder.name}.partial")
     arrays: dict[str, np.ndarray] = {}
@@ -110,6 +111,7 @@ def write_tensors(weights: Mapping[str, "torch.Tensor"], file: Path) -> None:
     try:
         save_file(dict(weights), file)
     except SafetensorError as error:
+        # "No space left on device (os error 28)": the number stands in the text alone
         number = re.search(r"os error (\d+)", str(error))
         if number is None:
             raise
@@ -221,7 +223,7 @@ def _flatten(node: Any, path: str, arrays: "dict[str, np.ndarray]") -> Any:
         return [_flatten(value, f"{path}/{index}", arrays) for index, value in enumerate(node)]
     if hasattr(node, "detach"):  # a tensor
         node = node.detach().cpu().numpy()
-    if isinstance(node, np.generic):
+    if isinstance(node, np.generic):  # a number of numpy's, which JSON does not know
         node = node.item()
     if isinstance(node, np.ndarray):
         assert node.dtype != object, f"a state tree holds no arrays of objects, got one at {path}"

@@ -84,7 +84,7 @@ class EnvSlot:
                 "env_reward": float(env_reward),
                 "success": bool(info["success"]),
                 "progress": float(info["progress"]),
-                "gain": distance - distance_of(self.env),
+                "gain": distance - distance_of(self.env),  # > 0 where the turn came nearer to success
             }
         )
         self.is_over, self.is_terminated = bool(terminated or truncated), bool(terminated)

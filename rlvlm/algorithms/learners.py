@@ -148,7 +148,7 @@ def check_learners(config: AlgorithmConfig, wanted: int, gpus_each: float, env_r
             f"num_env_runners must be {env_runners} and num_learners what the hyperparameters say, {wanted}; got "
             f"{config.num_env_runners} and {config.num_learners}: set them by .learning(...)"
         )
-    if not (wanted and ray.is_initialized()):
+    if not (wanted and ray.is_initialized()):  # a config may be checked where no cluster is at hand
         return
     has = ray.cluster_resources()
     for resource, each in (("GPU", gpus_each), ("CPU", 0.0 if gpus_each else 1.0)):
@@ -205,6 +205,7 @@ def check_weights(parameters: Sequence[nn.Parameter], fix: str) -> None:
     Raises:
         NumericsError: says how many are not.
     """
+    # one number per parameter, and one transfer from the GPU for all of them
     sums = torch.stack([local(parameter.detach()).float().sum() for parameter in parameters])
     check_finite("after an update", fix, {"parameters' sums": sums})
 

@@ -123,6 +123,7 @@ def read_demonstrations(
 def _gathered(records: Sequence[EpisodeRecord], num_failures: int, images: Frames | None = None) -> Demonstrations:
     """The chunks of all `records`, one after the other; perturbed ones are left out."""
     arrays = [record.arrays for record in records]
+    # a perturbed chunk is what nobody should imitate; the ones after it show how to go on from there
     shown = [np.flatnonzero(~one.get("perturbed", np.zeros(len(one["actions"]), bool))) for one in arrays]
     pairs = list(zip(arrays, shown, strict=True))
     snapshots = [np.empty((len(rows), 0)) if images is not None else one["snapshots"][rows] for one, rows in pairs]
@@ -221,6 +222,7 @@ def imitation_loss(logits: Tensor, bins: Tensor, targets: Tensor, is_soft: Tenso
         targets: [256, 256] what each bin is taught as in the dimensions of `is_soft`.
         is_soft: [A]; the other dimensions are taught the single bin.
     """
+    # -sum_b q(b) log p(b), with q a bell around the demonstrated bin, or all of it on that bin
     log_probs = torch.log_softmax(logits.float(), dim=-1)
     soft = -(targets[bins[..., is_soft]] * log_probs[..., is_soft, :]).sum()
     hard = -log_probs[..., ~is_soft, :].gather(-1, bins[..., ~is_soft, None]).sum()
@@ -262,6 +264,7 @@ class OffsetLoss:
         log: Callable[[str], None],
     ) -> None:
         self.policy = policy
+        # drawn and measured once: gradient steps pick rows
         self._true = obs_processor.true_offsets(shown)
         self._num_scenes = num_scenes
         if num_scenes:
@@ -290,6 +293,7 @@ def augment_scenes(
     Raises:
         UsageError: the env cannot rearrange its scenes.
     """
+    # the robot of one moment, the things of another episode's start: so the hand is where no script would have it
     moments, starts = rng.integers(len(shown), size=num), np.empty(num, np.intp)
     instructions = np.array(shown.instructions)
     for instruction in np.unique(instructions):

@@ -137,7 +137,7 @@ def examples_of(policy: VLMPolicy, env: TurnEnv, episodes: Sequence[TokenEpisode
     examples = []
     for episode in episodes:
         *keys, _ = episode.obs.images
-        missing = policy.images.missing(keys)
+        missing = policy.images.missing(keys)  # how many tokens a turn has depends on its image
         if missing:
             policy.show([keys[place] for place in missing], env.draw(episode.snapshots[missing]))
         for key, prompt, reply in zip(keys, episode.obs.texts[:-1], episode.replies, strict=True):
@@ -252,6 +252,7 @@ def validate(
                 actions = [one.action for one in engine.act(requests, greedy=greedy)]
             valid[how] += sum(action is not None for action in actions)
             exact[how] += sum(action == one.action is not None for action, one in zip(actions, part, strict=True))
+    # a demonstration that cannot be read has no action to be equal to, but its turn can be answered validly
     exact /= max(sum(one.action is not None for one in examples), 1)
     valid /= len(examples)
     return {
@@ -419,6 +420,7 @@ def load_demonstrations(folder: Path, env: TurnEnv, settings: EnvConfig) -> list
     if opened.kind != "turns":
         raise UsageError(f"{folder} holds {opened.kind} of {opened.task}, not turns", "rlvlm collect number_line")
     records = list(opened.episodes())
+    # a task's envs may have snapshots of other sizes under other settings, e.g. larger grids
     sizes = {record.arrays["snapshots"].shape[1] for record in records if "snapshots" in record.arrays}
     if sizes - {env.snapshot_size} or opened.action_names != env.action_names:
         raise UsageError(

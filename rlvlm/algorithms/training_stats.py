@@ -105,6 +105,7 @@ class TrainingStats:
             leaves_out: whether those without stay without, and are counted.
         """
         self.signal.check({"step": rewards}, num_ended)
+        # novelty labels at the draw: such a round's rewards are all NaN, and no return is known
         if np.isfinite(rewards).all():
             self._rewards_of_running += float(rewards.sum())
             if num_ended:  # else its rewards wait for the episode to end

@@ -41,6 +41,7 @@ class _ScoredImages(RewardSource):
             self._frames.keys(looks),
             lambda places: [Clip(goal=self._goal, frames=image[None]) for image in self._frames.frames(looks[places])],
         )
+        # back from looks to steps
         return np.array([np.nan if score.value is None else score.value for score in scores])[kind]
 
     def get_state(self) -> dict[str, Any]:

@@ -110,7 +110,8 @@ class ScoreMemory:
         processors and on all GPUs, so that a continuation that forgot would not be exact.
         """
         scores = list(self._known.values())
-        stamps = list(dict.fromkeys(score.stamp for score in scores))  # thousands of answers share a few
+        # by number: thousands of answers share a few stamps
+        stamps = list(dict.fromkeys(score.stamp for score in scores))
         # all keys are digests of one length; with none at all the reshape still needs a number
         key_size = len(next(iter(self._known), b"-"))
         return {
@@ -195,6 +196,7 @@ class FallbackScorer:
         except JudgeUnavailable as error:
             logger.warning("the judge does not answer (%s): the fallback judge is asked", first_line(error))
             return self._fallback.score(items)
+        # what failed and what could not be read alike: neither is a score
         missing = [place for place, score in enumerate(scores) if score.value is None]
         if missing:
             again = self._fallback.score([items[place] for place in missing])
@@ -310,6 +312,7 @@ def read_scores(path: Path, task: str) -> list[list[float]]:
         UsageError: there are none.
     """
     try:
+        # a bench of several tasks has a table for each that has one, and one of all together
         tables = json.loads(path.expanduser().read_text())["teacher"]
         table = tables[task] if "scores" in tables.get(task, {}) else tables["all"]
         scores = [[float(score) for score in row] for row in table["scores"]]

@@ -107,6 +107,7 @@ def estimate(played: Trajectories, config: AdvantageConfig) -> tuple[Tensor, Ten
     raw = chosen.compute(played, config)
     whole = played.token_values if "token_values" in chosen.needs else played.rewards
     assert whole is not None, "asked for"
+    # checked here and not by each estimator: one may be a user's own
     if raw.shape != whole.shape:
         raise UsageError(
             f"the estimator {config.estimator} gave {list(raw.shape)}, not {list(whole.shape)}",
@@ -143,7 +144,7 @@ def bi_level(played: Trajectories, config: AdvantageConfig) -> Tensor:
     Source: VAGEN, Wang et al. 2025, arXiv:2510.16907.
     """
     assert played.token_values is not None and played.is_token is not None, "asked for"
-    last = (played.is_token.sum(-1, keepdim=True) - 1).clamp_min(0)
+    last = (played.is_token.sum(-1, keepdim=True) - 1).clamp_min(0)  # place of each answer's last token
     values = played.token_values.gather(-1, last)[..., 0]
     turns = turn_gae(played.rewards, values, played.next_values, played.ends, config.gamma, config.gae_lambda)
     return token_gae(
@@ -193,6 +194,7 @@ def rloo(played: Trajectories, config: AdvantageConfig) -> Tensor:
 
     Source: Ahmadian et al. 2024, arXiv:2402.14740.
     """
+    # A_i = R_i - mean of R_j over j != i: a baseline that does not depend on R_i leaves the gradient unbiased
     scores = group_relative(episode_returns(played.rewards), played.groups, False, leaves_one_out=True)
     return scores.to(played.rewards.dtype) * played.is_live
 

@@ -72,6 +72,7 @@ class TokenConfig(BaseConfig):
             make_engine: makes what samples its replies elsewhere; None samples in the algorithm's process.
         """
         if isinstance(policy, VLAConfig):
+            # which kind of env is played follows from the policy: a VLA's are in chunks
             make_policy, self.env_runner_cls = partial(build_policy, policy), ChunkRunner
         return self._take(policy=policy, make_policy=make_policy, make_engine=make_engine)
 
@@ -86,6 +87,7 @@ class TokenConfig(BaseConfig):
             total_steps: env steps over which the step sizes fall.
         """
         if isinstance(algo, PolicyGradientConfig):
+            # a VLM lies where its own config says; RLlib places a VLA, and learners that are actors
             here: dict[str, Any] = {"num_gpus_per_learner": 0} if self.policy is None else own_learner_gpu(algo.device)
             gpus: dict[str, Any] = {"num_gpus_per_learner": algo.gpus_per_learner} if algo.num_learners else here
             self.learners(num_learners=algo.num_learners, **gpus)
@@ -146,6 +148,7 @@ class TokenConfig(BaseConfig):
                 f"algo.rounds {algo.rounds} has no effect with algo.staleness, which learns from one rollout at a "
                 "time; set --algo.rounds 1"
             )
+        # the noise is that of the judge's scores of known episodes, which the preflight plays
         is_measured = algo.advantage.scorer_noise == "measured"
         if is_measured and not (self.reward.scores and self.reward.monitor.preflight):
             raise ValueError(

@@ -186,6 +186,7 @@ def token_weights(
     Returns:
         [M, N], 0 where there is no token. For trajectory and token they sum to 1.
     """
+    # each so that sum_n w_n L_n is the mean in question; chunks count by actions, of `action_size` tokens each
     mask = is_token.float()
     if average == "turn":
         return mask / len(mask)
@@ -272,5 +273,6 @@ def kept_share(gains: Tensor) -> float:
     """
     if len(gains) < 2:
         return 1.0
+    # E[m^2] = mu^2 + s^2: the share of m^2 that is mu^2 is estimated by 1 - s^2 / m^2
     mean, error = float(gains.mean()), float(gains.std()) / math.sqrt(len(gains))
     return 1 - (error / mean) ** 2 if mean > error else 0.0

@@ -103,7 +103,7 @@ def size_of(policy: PolicyConfig | VLAConfig, folder: Path) -> ModelSize:
 
     settings = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     shape = LoraConfig(rank=policy.lora_rank, alpha=policy.lora_alpha, targets=policy.lora_targets)
-    with torch.device("meta"):
+    with torch.device("meta"):  # shapes without memory: the model's weights are never read
         network = AutoModelForImageTextToText.from_config(settings)
         network = add_adapter(network, shape) if policy.has_adapter else network
     for name, parameter in network.named_parameters():
@@ -150,6 +150,7 @@ def plan(size: ModelSize, policy: PolicyConfig | VLAConfig, algo: PolicyGradient
     """
     wants: Any = policy.openvla if isinstance(policy, VLAConfig) else policy
     has_adapter = wants.learns == "lora" if isinstance(policy, VLAConfig) else policy.has_adapter
+    # bytes of a number: adapters are always float32, and what they stand beside is bfloat16 where a GPU computes
     is_coarse = wants.dtype == "bfloat16" or (wants.dtype == "auto" and has_adapter and on_gpu)
     base = 2 if is_coarse else 4
     learned_bytes = 4 if has_adapter else base
@@ -158,6 +159,7 @@ def plan(size: ModelSize, policy: PolicyConfig | VLAConfig, algo: PolicyGradient
     if getattr(policy, "quantization", "none") == "nf4":
         in_common -= (base - _NF4_BYTES) * size.frozen_nf4
     own = size.learned / spread
+    # the weights before an update that may be taken back; only updates with the policy's own critic are
     copies = 4 * own * (algo.is_shrunk and algo.advantage.values == "policy")
     if algo.loss.kl_weight:
         copies += 4 * own * (2 if algo.shard else 1)  # the start lies in main memory where it is no slice
@@ -168,6 +170,7 @@ def plan(size: ModelSize, policy: PolicyConfig | VLAConfig, algo: PolicyGradient
         passing = compute * (size.outside + 2 * size.block) + (compute + 4) * learns * (size.outside + size.block)
     elif algo.num_learners > 1:
         passing = 8 * own
+    # with checkpointing each layer's input and one block's activations are kept, without it those of all blocks
     recomputes = size.total >= LARGE if wants.recompute is None else wants.recompute
     block = 4 * size.inner_width + 8.3 * size.width
     kept = size.layers * size.width + block if recomputes else size.layers * block
@@ -192,6 +195,7 @@ def fix_of(
 
     if fits(policy, algo):
         return None
+    # the cheapest change first: smaller micro-batches take longer and change nothing else
     fewer = algo.microbatch_tokens // 2
     while fewer >= 512:
         if fits(policy, replace(algo, microbatch_tokens=fewer)):
@@ -200,6 +204,7 @@ def fix_of(
     otherwise = "a smaller --policy.model, or a larger card"
     if getattr(policy, "quantization", "") == "nf4":  # which is not shared out
         return otherwise
+    # then more GPUs, of which each holds a share
     for count in _LEARNERS:
         if count > algo.num_learners * algo.shard and count <= algo.minibatch_turns:
             wider = replace(algo, num_learners=count, shard=True, gpus_per_learner=1.0)

@@ -48,6 +48,7 @@ class ReadableMonitor:
             )
         is_hopeless = share >= _HOPELESS
         if is_hopeless and not self._was_hopeless:
+            # replies that are cut have no end that could be read: room helps those, and practice all others
             cut = measured[metrics.REPLY_CUT]
             more = "a larger --algo.max-reply-tokens" if cut > 0.5 else "more --sft.turns or --sft.updates"
             logger.warning(
@@ -72,6 +73,7 @@ def watch_replies(episodes: Sequence[TokenEpisode], max_reply_tokens: int) -> di
         the entropy of the actions taken, in nats.
     """
     replies = [ids.tolist() for one in episodes for ids in one.tokens]
+    # an episode that goes on from an earlier rollout has replies of both; only those of this one have images here
     read = [pair for one in episodes for pair in zip(one.replies[one.first_step :], one.obs.images[:-1], strict=True)]
     lengths = [len(reply) for reply in replies]
     return {
@@ -99,6 +101,7 @@ def same_thought_share(thoughts: Sequence[tuple[str, bytes]]) -> float:
     for thought, image in thoughts:
         if thought:
             images[thought].add(image)
+    # images of any thought, each once, although one may have been met with several thoughts
     different = set().union(*images.values()) if images else set()
     return max(map(len, images.values())) / len(different) if len(different) > 1 else 0.0
 
@@ -107,4 +110,5 @@ def action_entropy(actions: Sequence[int | None]) -> float:
     """Entropy of the actions that could be read, in nats; 0 where there is none."""
     counts = Counter(action for action in actions if action is not None)
     total = sum(counts.values())
+    # H = - sum_a p(a) log p(a), over the rollout as a whole: 0 where one action is always taken
     return -sum(count / total * math.log(count / total) for count in counts.values()) if total else 0.0

@@ -65,6 +65,7 @@ class TokenPlayer:
         Args:
             num_episodes: of each kind, >= 1.
         """
+        # the same seeds every time: evaluations of a run, and of runs with each other, differ by the policy alone
         greedy = self.roll(range(FIRST_SEED, FIRST_SEED + num_episodes), True)
         first = self._first_sampled_seed
         sampled = self.roll(range(first, first + num_episodes), False)
@@ -197,6 +198,7 @@ def stands_still(episode: TokenEpisode) -> bool:
     """
     if episode.terminated or len(episode) < 2:
         return False
+    # of images and words there is one more than turns: the last is of the state after the episode
     (image, words), (last_image, last_words) = zip(episode.obs.images[-3:-1], episode.obs.texts[-3:-1], strict=True)
     return image == last_image and words == last_words
 
@@ -271,6 +273,7 @@ def take_vla(folder: Path, policy: VLAPolicy, config: VLAConfig) -> ActionScale:
     if odd:
         names = ", ".join(f"policy.pocket.{name} {value}" for name, value in odd.items())
         raise UsageError(f"the policy of {folder.parent} was built with {names}", "give this run the same")
+    # compared here, so that the message can name one weight and say what to do
     wanted = {name: tuple(value.shape) for name, value in policy.trained_state().items()}
     found = {name: tuple(value.shape) for name, value in file.weights.items()}
     if other := sorted(name for name in wanted.keys() | found.keys() if wanted.get(name) != found.get(name)):

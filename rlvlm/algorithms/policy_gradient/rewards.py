@@ -166,6 +166,7 @@ class RewardLabeller:
             JudgeUnavailable: there is no answer about an episode, and the config says to stop then.
         """
         # Var(first - again) = 2 Var(noise)
+        # the threshold and the success's weight are part of what an episode is worth, and so of its noise
         first, again = (np.array([self._value(score) for score in scorer.score(known)]) for _ in range(2))
         return float(np.sqrt(np.nanmean((first - again) ** 2) / 2)) / (1.0 + self._config.success_weight)
 
@@ -369,6 +370,7 @@ def _utility(item: ScoringItem, gain: float) -> float:
 
 def known_episodes_of(episodes: Sequence[TokenEpisode]) -> list[TokenEpisode]:
     """Those without a turn of unknown reward; where episodes are compared, groups that have one are left out whole."""
+    # an advantage within a group that lost an episode would be against the wrong mean
     unknown = {id(one) for one in episodes if np.isnan(one.rewards).any()}
     groups = [one.group for one in episodes]
     broken = {one.group for one in episodes if id(one) in unknown and groups.count(one.group) > 1}

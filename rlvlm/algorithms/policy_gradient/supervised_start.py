@@ -93,7 +93,7 @@ def start_chunks(
         start = Path(sft.start_from).expanduser()
         log(f"starting from the policy of {start}")
         return take_vla(start / "algorithm", policy, config.policy), {}
-    if policy.scale is not None:
+    if policy.scale is not None:  # a published VLA: it brings what it has learned, and the scale of its actions
         return policy.scale, {}
     rng = np.random.default_rng(np.random.SeedSequence(config.seed, spawn_key=(6,)))
     if sft.demonstrations:

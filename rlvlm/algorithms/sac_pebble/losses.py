@@ -25,6 +25,7 @@ def td_target(
 
     Source: Haarnoja et al. 2018, arXiv:1812.05905, eq. 5-6, with the smaller of two target critics.
     """
+    # y = r + gamma (1 - terminated) (min_k Q_k(s', a') - alpha log p(a' | s'))
     soft_value = next_q.amin(dim=0) - alpha * next_log_density
     return rewards + gamma * (1 - terminated) * soft_value
 
@@ -44,6 +45,7 @@ def actor_loss(q: Tensor, log_density: Tensor, alpha: Tensor) -> Tensor:
 
     Source: Haarnoja et al. 2018, arXiv:1812.05905, eq. 7.
     """
+    # the smaller of two critics: a policy seeks out the actions that a critic overrates
     return (alpha * log_density - q.amin(dim=0)).mean()
 
 

@@ -127,6 +127,7 @@ class RewardSwitch:
         """Asks the teacher and fits the reward; the first fit that is trusted puts the learned reward in force."""
         assert self._loop is not None, "sessions are only due where there is a feedback loop"
         session_metrics = self._loop.run_session(env_steps)
+        # once in force it stays so: later answers may be harder without being random
         if self._loop.source.is_trusted and self.learned is None:
             logger.info("the learned reward is in force from step %d on", env_steps)
             self._switch_to_learned(self._loop, env_steps)
@@ -213,6 +214,7 @@ def build_switch(setup: RewardSetup, task: str, viewer: StepEnv, novelty_neighbo
         total_steps=setup.total_steps,
     )
     novelty = NoveltyReward.build(context)
+    # novelty twice: it is the first source, and is shown every state as long as it counts
     return RewardSwitch(novelty, novelty, loop, exploration=reward.exploration)
 
 
