@@ -208,22 +208,23 @@ def test_a_judged_run_trains_on_the_judges_word_about_every_new_image(build):
     assert {record.env_step for record in records} == {120} and algorithm.drain_records() == []
 
 
+UNLEARNED = [StepRewardConfig(source=source) for source in ("environment", "novelty", "judged")]
+LEARNED = [
+    PREFERENCE,
+    StepRewardConfig(source="score"),
+    *(StepRewardConfig(teacher=teacher, model="state") for teacher in ("oracle", "random")),
+    exploring(bonus="disagreement"),
+    exploring(bonus="novelty"),
+]
+# a learned reward takes over in the third round: a run may stop before that and after it
+RESUMED = [*((reward, 3) for reward in UNLEARNED), *((reward, after) for reward in LEARNED for after in (2, 3))]
+
+
 @pytest.mark.parametrize(
-    "reward",
-    [
-        StepRewardConfig(source="environment"),
-        StepRewardConfig(source="novelty"),
-        StepRewardConfig(source="judged"),
-        PREFERENCE,
-        StepRewardConfig(source="score"),
-        StepRewardConfig(source="preference", teacher="oracle", model="state"),
-        StepRewardConfig(source="preference", teacher="random", model="state"),
-        StepRewardConfig(teacher="oracle", model="state", exploration=ExplorationConfig(bonus="disagreement")),
-        StepRewardConfig(teacher="oracle", model="state", exploration=ExplorationConfig(bonus="novelty")),
-    ],
-    ids=lambda reward: f"{reward.source}-{reward.teacher}-{reward.model}-{reward.exploration.bonus}",
+    ("reward", "stop_after"),
+    RESUMED,
+    ids=[f"{one.source}-{one.teacher}-{one.model}-{one.exploration.bonus}-{after}" for one, after in RESUMED],
 )
-@pytest.mark.parametrize("stop_after", [2, 3])
 def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(build, tmp_path, reward, stop_after):
     straight = train(build(reward), 6)
     first = train(build(reward), stop_after)
