@@ -200,7 +200,7 @@ def imitate(
 
 
 def soft_targets(width: float) -> Tensor:
-    """Row b of the result [256, 256] is what bin b is taught as: a bell around it, cut at the range's ends; sums to 1.
+    """Row b of the result [256, 256] is the target of bin b: a bell around it, cut at the range's ends; sums to 1.
 
     Args:
         width: standard deviation in units of normalised actions, which span 2; 0 gives single bins.
@@ -219,8 +219,8 @@ def imitation_loss(logits: Tensor, bins: Tensor, targets: Tensor, is_soft: Tenso
     Args:
         logits: [B, L, A, 256].
         bins: [B, L, A] that were demonstrated.
-        targets: [256, 256] what each bin is taught as in the dimensions of `is_soft`.
-        is_soft: [A]; the other dimensions are taught the single bin.
+        targets: [256, 256] the target of each bin in the dimensions of `is_soft`.
+        is_soft: [A]; in the other dimensions the target is the single bin.
     """
     # -sum_b q(b) log p(b), with q a bell around the demonstrated bin, or all of it on that bin
     log_probs = torch.log_softmax(logits.float(), dim=-1)

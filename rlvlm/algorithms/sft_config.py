@@ -82,10 +82,10 @@ class ChunkSFTConfig(SFTConfig):
     noise: float = 0.05
     """Standard deviation of what is added to the expert's actions, scaled to [-1, 1]."""
     label_width: float = 0.15
-    """Standard deviation of the bell over bins that a token is taught as, in units of the range [-1, 1] of normalised
+    """Standard deviation of the bell over bins that is a token's target, in units of the range [-1, 1] of normalised
     actions; 0 teaches the single bin. It decides how widely the policy explores: much less and the episodes of a group
     are all alike; much more and sampled actions miss. Dimensions that never change, and those that are not scaled, are
-    always taught as single bins."""
+    always single bins."""
     scenes: int = 0
     """Rearranged scenes for a policy that learns to predict offsets: the robot of a demonstrated moment among the
     things of an episode's start, each moved a little. Demonstrations show the hand where it should be, so what they

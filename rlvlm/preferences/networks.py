@@ -82,13 +82,13 @@ class ImageNetwork(RewardNetwork):
         # images come as [H, W, 3]: with channels last, convolutions read them as they lie
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
-    def features(self, pictures: Tensor) -> Tensor:
-        """`[M, E]` what the linear layer reads of `pictures` `[M, H, W, 3]` uint8."""
-        return self.layers[:-1](pictures.permute(0, 3, 1, 2).float() / 255)
+    def features(self, images: Tensor) -> Tensor:
+        """`[M, E]` what the linear layer reads of `images` `[M, H, W, 3]` uint8."""
+        return self.layers[:-1](images.permute(0, 3, 1, 2).float() / 255)
 
-    def forward(self, pictures: Tensor) -> Tensor:
-        """Rewards `[M]` of `pictures` `[M, H, W, 3]` uint8."""
-        return bounded(self.layers[-1](self.features(pictures)).squeeze(-1))
+    def forward(self, images: Tensor) -> Tensor:
+        """Rewards `[M]` of `images` `[M, H, W, 3]` uint8."""
+        return bounded(self.layers[-1](self.features(images)).squeeze(-1))
 
 
 class ResNetNetwork(RewardNetwork):
@@ -117,13 +117,13 @@ class ResNetNetwork(RewardNetwork):
             self.head = spread(nn.Linear(widths[-1], 1), 1e-3, rng)
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
-    def features(self, pictures: Tensor) -> Tensor:
-        """`[M, 512]` means over the last map of `pictures` `[M, H, W, 3]` uint8."""
-        return self.body(pictures.permute(0, 3, 1, 2).float() / 255).pooler_output.flatten(1)
+    def features(self, images: Tensor) -> Tensor:
+        """`[M, 512]` means over the last map of `images` `[M, H, W, 3]` uint8."""
+        return self.body(images.permute(0, 3, 1, 2).float() / 255).pooler_output.flatten(1)
 
-    def forward(self, pictures: Tensor) -> Tensor:
-        """Rewards `[M]` of `pictures` `[M, H, W, 3]` uint8."""
-        return bounded(self.head(self.features(pictures)).squeeze(-1))
+    def forward(self, images: Tensor) -> Tensor:
+        """Rewards `[M]` of `images` `[M, H, W, 3]` uint8."""
+        return bounded(self.head(self.features(images)).squeeze(-1))
 
 
 class StateNetwork(RewardNetwork):

@@ -220,9 +220,9 @@ class PolicyGradient(BaseAlgorithm):
         """
         sft = self.config.sft
         is_turns = self.config.policy is None
-        is_taught = not is_turns or (sft is not None and bool(sft.turns or sft.demonstrations or sft.start_from))
+        can_act = not is_turns or (sft is not None and bool(sft.turns or sft.demonstrations or sft.start_from))
         if self._is_prepared:
-            return is_taught
+            return can_act
         found = preflight(
             self._labeller, self.config.task, self.config.env_settings, self.config.reward,
             self.config.algo.advantage, self.config.seed, self.config.goal,
@@ -238,14 +238,14 @@ class PolicyGradient(BaseAlgorithm):
                 if still := np.flatnonzero(~self._sampler().explored).tolist():
                     named = ", ".join(map(str, still))
                     log(f"dimensions {named} of the actions are not explored: demonstrations hardly use their range")
-            elif is_taught:
+            elif can_act:
                 self._stats.note(start_replies(self.config, self._policy, log))
         if self._learner is None:  # all learners begin as the policy that plays here, fresh adapters too
             self._learners.call_all("take_weights", put_buckets(self._policy.trained_state(), self._bucket_bytes))
         self._learners.call_all("begin")
         self._version += 1  # other weights than those that the engine was given when it was made
         self._is_prepared = True
-        return is_taught
+        return can_act
 
     def _learn_from(self, episodes: Sequence[TokenEpisode], done: int) -> None:
         """Credits `episodes` and updates the policy by them, `done` env steps into the run; nothing of none."""

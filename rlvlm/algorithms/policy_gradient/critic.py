@@ -3,7 +3,7 @@ credit. The algorithm has it fill in the values of every update's episodes.
 
 Source: Pinto et al. 2018, arXiv:1710.06542 (a critic that sees the state, for a policy that sees images); Schulman et
 al. 2017, arXiv:1707.06347 (PPO). Departures: scores are in [0, 1], so the critic is a classifier of them
-(cross-entropy); it is taught whole episodes' scores, those of several updates, and no bootstrap.
+(cross-entropy); it is fitted to whole episodes' scores, those of several updates, and never bootstraps.
 """
 
 from collections.abc import Sequence
@@ -93,7 +93,7 @@ class Critic:
 
     def _features_of(self, episode: TokenEpisode) -> FloatArray:
         """[C, F] before each chunk: the simulator's state, what the robot feels, the share of time that is gone, and
-        which of the world's instructions it follows.
+        which of the env's instructions it follows.
         """
         # before each chunk: the sum of the steps less the chunk's own
         gone = (np.cumsum(episode.steps) - episode.steps)[:, None] / self._env.episode_steps

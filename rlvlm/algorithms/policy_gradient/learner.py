@@ -361,7 +361,7 @@ class TokenLearner(ManualLearner):
         """Sets the next update's step size by how far this one has moved the policy; not while it warms up.
 
         Args:
-            divergences: per answer, nats, before each gradient step; a single one tells of no step's size.
+            divergences: per answer, nats, before each gradient step; a single one says nothing of a step's size.
             target: for the last of them; None leaves the step size alone.
         """
         if target is None or self.num_updates <= self._algo.warm_up:

@@ -17,7 +17,7 @@ _HOPELESS = 0.9
 """Share of unreadable replies from which on a user is warned."""
 
 
-class PolicyCollapsed(RunError):  # noqa: N818 - named for what happened, as in the other rooms
+class PolicyCollapsed(RunError):  # noqa: N818 - named for what happened
     """A policy no longer writes what its env can read."""
 
     exit_code = 4

@@ -52,7 +52,7 @@ class RewardLabeller:
         config: sources, their weights, and who scores.
         scorer: scores turns or episodes; None where nobody does.
         novelty: of what is done; None where it counts nothing.
-        goal: what the judge is told in the place of the env's own goal; empty tells that.
+        goal: what the judge is asked about in the place of the env's own goal; empty takes that.
     """
 
     def __init__(
