@@ -326,26 +326,6 @@ def read_scores(path: Path, task: str) -> list[list[float]]:
     return scores
 
 
-class MeasuredScorer(SimulatedScorer):
-    """Gives an episode one of the scores that a judge gave to episodes of such progress, drawn anew each time.
-
-    Args:
-        scores: [11] as `read_scores` gives them; a row without any takes those of the nearest one, and successes are
-            taken for failures of the highest progress where none was measured.
-        seed: of the draws.
-        name: of the judge that was measured.
-    """
-
-    def __init__(self, scores: list[list[float]], seed: int, name: str) -> None:
-        super().__init__(seed, f"measured {name}")
-        known = [place for place, row in enumerate(scores) if row]
-        self._scores = [scores[min(known, key=lambda other: abs(other - place))] for place in range(_SCORE_ROWS)]
-
-    def value(self, item: ScoringItem, rng: np.random.Generator) -> float:
-        row = _SCORE_ROWS - 1 if item.is_success else min(int(item.progress * (_SCORE_ROWS - 1)), _SCORE_ROWS - 2)
-        return float(rng.choice(self._scores[row]))
-
-
 def make_scorer(  # noqa: PLR0913 - all of them parts of a run
     reward: TurnRewardConfig,
     task: str,
