@@ -6,7 +6,7 @@ import torch
 from oracles.sac import OracleSAC
 from ray.rllib.core import DEFAULT_MODULE_ID
 
-from rlvlm.algorithms import base
+from rlvlm.algorithms import learners
 from rlvlm.algorithms.sac_pebble.algorithm import SACPebble, SACPebbleConfig
 from rlvlm.algorithms.sac_pebble.config import SACConfig
 from rlvlm.algorithms.sac_pebble.learner import SACLearner
@@ -39,7 +39,7 @@ def make_learner(seed=0, **sac):
 
 def test_a_gpu_is_reserved_where_one_is_wanted(monkeypatch):
     for device, gpus in (("cpu", 0), ("cuda", 1)):
-        monkeypatch.setattr(base, "pick_device", lambda *arguments, device=device: torch.device(device))
+        monkeypatch.setattr(learners, "pick_device", lambda *arguments, device=device: torch.device(device))
         config = SACPebbleConfig().envs(task="rlvlm.testing:TINY").learning(sac=SACConfig())
         config.rewards(reward=StepRewardConfig(source="environment"))
         assert config.num_gpus_per_learner == gpus
