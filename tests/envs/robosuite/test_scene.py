@@ -1,9 +1,13 @@
-"""Thinned meshes and textures keep their shape in less; what the physics uses stays."""
+"""A compiled scene is loaded with its libraries; its meshes and textures keep their shape in less."""
+
+from pathlib import Path
 
 import mujoco
 import numpy as np
+import pytest
 
-from rlvlm.envs.robosuite.scene import shrink_textures, thin_meshes
+from rlvlm.core.errors import MachineError
+from rlvlm.envs.robosuite.scene import load, shrink_textures, thin_meshes
 
 SIDE = 20
 
@@ -66,3 +70,17 @@ def test_textures_are_averaged_by_whole_blocks() -> None:
     assert small[:3].tolist() == [1, 1, 1] and not small[3:].any()
     shrink_textures(model, side_px=8)
     assert model.tex_width[0] == 16  # small enough already
+
+
+def test_a_library_that_the_system_lacks_is_named_with_its_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("robosuite")
+    pytest.importorskip("libero")
+    (tmp_path / "needs_gl.py").write_text(
+        "raise ImportError('libGL.so.1: cannot open shared object file: No such file or directory')"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(MachineError, match=r"libGL\.so\.1") as caught:  # as OpenCV says on a slim machine
+        load("needs_gl")
+    assert "libgl1" in caught.value.fix
