@@ -29,6 +29,14 @@ Obs = TypeVar("Obs")
 Act = TypeVar("Act")
 
 
+def place_of(cls: type) -> str:
+    """Where a class is written, as `FILE, line N`; its module where there is no source."""
+    try:
+        return f"{inspect.getsourcefile(cls)}, line {inspect.getsourcelines(cls)[1]}"
+    except (OSError, TypeError):  # typed at a prompt, or compiled
+        return f"module {cls.__module__}"
+
+
 class Env(gym.Env[Obs, Act]):
     """What the three kinds share; `reset` and `step` put `success` (bool) and `progress` (float in [0, 1]) into `info`.
 
@@ -57,10 +65,14 @@ class Env(gym.Env[Obs, Act]):
         missing += [name for name in ("reset", "step") if getattr(cls, name) is getattr(gym.Env, name)]
         missing += ["grain or image_key"] if cls.image_key is Env.image_key and not hasattr(cls, "grain") else []
         if missing:
-            line = f", line {inspect.getsourcelines(cls)[1]}" if inspect.getsourcefile(cls) else ""
-            what = f"the env {cls.__name__} ({inspect.getsourcefile(cls)}{line}) lacks {', '.join(missing)}"
+            what = f"the env {cls.__name__} ({place_of(cls)}) lacks {', '.join(missing)}"
             raise UsageError(what, "docs/tasks.md shows a whole env, and rlvlm/envs/env.py says what each returns")
         return super().__new__(cls)
+
+    @property
+    def source_class(self) -> type:
+        """The class whose code says how this env behaves, for messages; of a wrapped env the one that is wrapped."""
+        return type(self)
 
     @abstractmethod
     def snapshot(self) -> FloatArray:

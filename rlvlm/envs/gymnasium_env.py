@@ -38,7 +38,7 @@ from PIL import Image
 from rlvlm.core.errors import NumericsError, UsageError, first_line
 from rlvlm.core.steps import FloatArray, Frames
 from rlvlm.envs.config import EnvConfig
-from rlvlm.envs.env import StepEnv, check_action
+from rlvlm.envs.env import StepEnv, check_action, place_of
 from rlvlm.envs.mujoco.renderer import close_at_exit
 from rlvlm.envs.registry import warn_once
 from rlvlm.envs.rendering import ensure_renderer
@@ -47,7 +47,10 @@ STORED_PX = 64
 """Side of the images kept where a scene cannot be drawn again."""
 _KEY_GRAIN = 0.25e-3  # grain of the positions that images are drawn from, metres or radians
 _FIXED_SEED = 0
-_RULES = "mend the env: https://gymnasium.farama.org/api/env/ has the rules"
+_PROBE_STEPS = 1_000
+"""Longest look for an env that says its success."""
+_SUCCESS_KEYS = ("success", "is_success")
+_RULES = "mend the env: docs/tasks.md and https://gymnasium.farama.org/api/env/ have the rules"
 _LIBRARY = f"{os.sep}gymnasium{os.sep}"
 
 Env = gym.Env[Any, Any]
@@ -68,6 +71,11 @@ class WrappedGymEnv(StepEnv):
 
     metadata = {"render_modes": []}
     goal = ""
+
+    @property
+    def source_class(self) -> type:
+        """The class of the env that is wrapped."""
+        return type(self._env.unwrapped)
 
     def __init__(self, config: EnvConfig, seed: int, env_id: str) -> None:
         ensure_renderer()
@@ -90,12 +98,19 @@ class WrappedGymEnv(StepEnv):
         physics = getattr(self._env.unwrapped, "data", None)
         is_mujoco = hasattr(physics, "qpos") and hasattr(physics, "mocap_pos")
         self._images = DrawnScene(env_id, physics) if is_mujoco else StoredImage(env_id)
+        self._odd_obs = ""  # what observations are, where they are not as the space says
+        self.has_success = self._threshold is not None
         self.reset(seed=seed)
-        info = self._act(np.zeros(self._low.size, np.float32))[4]  # a step shows what its infos say of success
-        self.has_success = self._threshold is not None or "success" in info or "is_success" in info
+        for _ in range(min(self._episode_steps, _PROBE_STEPS)):  # some say it at the end of an episode alone
+            *_, is_terminated, is_truncated, info = self._act(np.zeros(self._low.size, np.float32))
+            self._info(info, False)
+            if self.has_success or is_terminated or is_truncated:
+                break
         self.note = self._images.note
         if not self.has_success:
             self.note += "; the env says nothing of success, so compare returns"
+        if self._odd_obs:
+            self.note += f"; its observations are {self._odd_obs}, its space says {observed.dtype}: they are converted"
         self.reset(seed=seed)
         self.snapshot_size = self.snapshot().size
 
@@ -181,9 +196,9 @@ class WrappedGymEnv(StepEnv):
         if np.size(reward) != 1 or np.asarray(reward).dtype.kind not in "biuf":
             self._refuse("the reward of step() must be one number", reward)
         number = float(np.asarray(reward).item())
-        if not (math.isfinite(number) and np.isfinite(np.asarray(obs, np.float64)).all()):
-            what = f"gym:{self._id} gives the reward {number:g} and the observation {obs} in step {len(self._actions)}"
-            raise NumericsError(f"{what} of an episode; both must be finite", "mend the env")
+        if not math.isfinite(number):
+            what = f"gym:{self._id} gives the reward {number:g} in step {len(self._actions)} of an episode"
+            raise NumericsError(f"{what}; it must be finite", f"mend the env: {place_of(self.source_class)}")
         self._return += number
         is_late = len(self._actions) >= self._episode_steps
         return flat, number, bool(is_terminated), bool(is_truncated) or is_late, info
@@ -198,15 +213,16 @@ class WrappedGymEnv(StepEnv):
             return method()
         except (UsageError, NumericsError):
             raise
-        except Exception as error:  # whatever other people's code raises
+        except (Exception, SystemExit) as error:  # whatever other people's code raises
             # the last place that is not Gymnasium's own: a wrapper of its may be what finds the env's mistake
             frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _LIBRARY not in frame.filename]
             place = f"{frames[-1].filename}, line {frames[-1].lineno}, in {frames[-1].name}"
             what = f"gym:{self._id} raised {type(error).__name__} in {name}(): {first_line(error)}"
             raise UsageError(what, f"mend the env: {place}") from error
 
-    def _refuse(self, rule: str, came: object) -> NoReturn:
-        raise UsageError(f"gym:{self._id} breaks a rule of Gymnasium: {rule}; got {_described(came)}", _RULES)
+    def _refuse(self, rule: str, came: object, whose: str = "of Gymnasium") -> NoReturn:
+        what = f"gym:{self._id} breaks a rule {whose}: {rule}; got {_described(came)}"
+        raise UsageError(what, f"{_RULES}; it is written in {place_of(self.source_class)}")
 
     def _checked(self, name: str, obs: Any) -> FloatArray:
         """[D] an observation that the method `name` gave; refuses one that is not as the observation space says."""
@@ -217,13 +233,33 @@ class WrappedGymEnv(StepEnv):
             self._refuse(f"the observation of {name}() must be an array of numbers", obs)
         if array.shape != wanted:
             self._refuse(f"the observation of {name}() must have the shape {wanted} of observation_space", obs)
-        return np.asarray(obs, np.float32).ravel().copy()
+        if not np.isfinite(array).all():
+            what = f"gym:{self._id} gives the observation {obs} in {name}(), step {len(self._actions)} of an episode"
+            raise NumericsError(f"{what}; it must be finite", f"mend the env: {place_of(self.source_class)}")
+        if not isinstance(obs, np.ndarray | np.generic):
+            self._odd_obs = f"a {type(obs).__name__}"
+        elif obs.dtype != self._env.observation_space.dtype:
+            self._odd_obs = str(obs.dtype)
+        return array.astype(np.float32).ravel()
 
     def _info(self, info: dict[str, Any], is_won: bool) -> dict[str, Any]:
         """The info of an env, from that of the env and whether it ended well."""
-        success = bool(np.all(info.get("success", info.get("is_success", is_won))))
-        progress = min(max(float(info.get("progress", success)), 0.0), 1.0)
-        return {"snapshot": self.snapshot(), "progress": progress, "success": success}
+        said = [key for key in _SUCCESS_KEYS if key in info]
+        success = is_won
+        if said:
+            self.has_success = True
+            success = bool(np.all(self._numbers(said[0], info[said[0]])))
+        progress = self._numbers("progress", info["progress"]) if "progress" in info else np.array(float(success))
+        if progress.size != 1:
+            self._refuse("info['progress'] must be one number", info["progress"], whose="of ours")
+        return {"snapshot": self.snapshot(), "progress": min(max(progress.item(), 0.0), 1.0), "success": success}
+
+    def _numbers(self, key: str, came: Any) -> NDArray[np.float64]:
+        """What the info has under `key`: bools or finite numbers, of any shape. A text would pass for success."""
+        array = np.asarray(came)
+        if array.size == 0 or array.dtype.kind not in "biuf" or not np.isfinite(array).all():
+            self._refuse(f"info[{key!r}] must be a bool or a finite number", came, whose="of ours")
+        return array.astype(np.float64)
 
 
 class DrawnScene:
@@ -328,7 +364,7 @@ class StoredImage:
 def _make(env_id: str, **settings: Any) -> Env:
     try:
         return gym.make(env_id, render_mode="rgb_array", disable_env_checker=True, **settings)
-    except (DependencyNotInstalled, ImportError) as error:
+    except (DependencyNotInstalled, ImportError) as error:  # the first of these is a `gym.error.Error` too
         raise UsageError(f"gym:{env_id} needs a package: {first_line(error)}", "install what it names") from error
     except TypeError as error:
         if set(settings) & {"width", "height"}:  # which not every env takes: the caller tries without
@@ -336,6 +372,8 @@ def _make(env_id: str, **settings: Any) -> Env:
         raise UsageError(
             f"gym:{env_id} cannot be made with render_mode=rgb_array: {first_line(error)}", _RULES
         ) from error
+    except gym.error.Error as error:  # a rule that Gymnasium itself holds an env to
+        raise UsageError(f"gym:{env_id} cannot be made: {first_line(error)}", _RULES) from error
 
 
 def _rendered(env: Env) -> Frames:
@@ -374,6 +412,8 @@ def _checked_spaces(env: Env, env_id: str) -> tuple[gym.spaces.Box, gym.spaces.B
             f"{type(acted).__name__}: {observed}, {acted}",
             "wrap it in an env of your own: docs/tasks.md",
         )
+    if not (observed.low.size and acted.low.size):
+        raise UsageError(f"gym:{env_id} has nothing to observe or to do: {observed}, {acted}", _RULES)
     if not (np.isfinite(acted.low).all() and np.isfinite(acted.high).all()):
         raise UsageError(f"the actions of gym:{env_id} must have bounds, got {acted}", "wrap it in gymnasium's Clip")
     # asked of the signature and not by a try: a reset that fails for another reason has another message

@@ -3,7 +3,6 @@
 One report for all kinds of env: the contract, what it costs, how far random play and its script get, a contact sheet.
 """
 
-import inspect
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -19,7 +18,7 @@ from rlvlm.core.steps import FloatArray
 from rlvlm.demonstrations.playing import Episode, draw_images, players
 from rlvlm.envs.check import check_chunk_env, check_step_env, check_turn_env
 from rlvlm.envs.config import EnvConfig
-from rlvlm.envs.env import ChunkEnv, Env, StepEnv, TurnEnv
+from rlvlm.envs.env import ChunkEnv, Env, StepEnv, TurnEnv, place_of
 from rlvlm.envs.registry import full_name, make_env, task_env, task_families, task_goal, task_names
 from rlvlm.reports.contact_sheet import COLUMNS, IMAGE_PX, Row, contact_sheet
 from rlvlm.runs.recipes import recipe
@@ -119,9 +118,9 @@ def check_contract(task: str, config: EnvConfig, seed: int, episodes: Sequence[E
                 check_chunk_env(env, twin, num_chunks=3)
         except AssertionError as error:
             when = f" with start {start}" if kind is StepEnv else ""
-            place = f"{inspect.getsourcefile(type(env))}, line {inspect.getsourcelines(type(env))[1]}"
+            source = env.source_class
             raise UsageError(
-                f"{task}{when} breaks the env contract: {error}", f"mend {type(env).__name__}: {place}"
+                f"{task}{when} breaks the env contract: {error}", f"mend {source.__name__}: {place_of(source)}"
             ) from error
         finally:
             env.close()

@@ -167,6 +167,53 @@ class OldMake(Slider):
         super().__init__()
 
 
+class NoMetadata(Slider):
+    metadata = None  # type: ignore[assignment]
+
+
+class NothingToDo(Slider):
+    def __init__(self, render_mode=None):
+        super().__init__(render_mode)
+        self.action_space = gym.spaces.Box(-1.0, 1.0, (0,))
+
+
+class LostAtFirst(Slider):
+    def reset(self, *, seed=None, options=None):
+        return super().reset(seed=seed)[0] * np.nan, {}
+
+
+class Leaves(Slider):
+    def reset(self, *, seed=None, options=None):
+        raise SystemExit("no display")
+
+
+class Says(Slider):
+    info = {}
+
+    def step(self, action):
+        return *super().step(action)[:4], self.info
+
+
+class TextSuccess(Says):
+    info = {"success": "False"}
+
+
+class NoSuccessYet(Says):
+    info = {"is_success": None}
+
+
+class LostSuccess(Says):
+    info = {"success": np.nan}
+
+
+class TextProgress(Says):
+    info = {"progress": "half"}
+
+
+class TwoProgresses(Says):
+    info = {"progress": np.array([0.1, 0.2])}
+
+
 @pytest.mark.parametrize(
     ("broken", "rule"),
     [
@@ -182,6 +229,15 @@ class OldMake(Slider):
         (NoImage, r"render\(\) must return an image .* got NoneType"),
         (Floats, r"render\(\) .* got an array of float64"),
         (OldMake, "cannot be made with render_mode"),
+        (NoMetadata, "cannot be made: Expect the environment metadata"),
+        (NothingToDo, "nothing to observe or to do"),
+        (LostAtFirst, r"gives the observation \[\[nan\]\] in reset\(\)"),
+        (Leaves, r"raised SystemExit in reset\(\): no display"),
+        (TextSuccess, r"info\['success'\] must be a bool or a finite number; got str 'False'"),
+        (NoSuccessYet, r"info\['is_success'\] must be .* got NoneType"),
+        (LostSuccess, r"info\['success'\] must be .* got float nan"),
+        (TextProgress, r"info\['progress'\] must be .* got str 'half'"),
+        (TwoProgresses, r"info\['progress'\] must be one number"),
     ],
 )
 def test_a_broken_rule_of_gymnasium_is_named(broken: type[Slider], rule: str) -> None:
@@ -201,6 +257,26 @@ def test_an_env_that_tells_its_success_and_progress_is_believed() -> None:
         obs, _, _, _, info = env.step(np.array([1, 0], np.float32))
         place = obs[0]
         assert info["success"] == (place > 4) and info["progress"] == pytest.approx(place / 10, abs=1e-6)
+
+
+class SaysAtTheEnd(Slider):
+    def step(self, action):
+        obs, reward, is_over, is_late, info = super().step([0.5, 0.0])
+        return [obs[0]], reward, is_over, is_late, {"is_success": self.place >= 10} if is_over else info
+
+
+def test_an_env_that_says_its_success_at_the_end_alone_is_believed_and_odd_types_are_noted() -> None:
+    gym.register("SaysAtTheEndTest-v0", entry_point=SaysAtTheEnd, max_episode_steps=30)
+    try:
+        env = make("SaysAtTheEndTest-v0")
+    finally:
+        del gym.registry["SaysAtTheEndTest-v0"]
+    assert env.has_success and "its observations are a list, its space says float64" in env.note
+    env.reset(seed=1)
+    while not (answer := env.step(np.zeros(2, np.float32)))[2]:
+        assert not answer[-1]["success"]
+    assert answer[-1]["success"]
+    assert "its observations" not in make("SliderTest-v0").note
 
 
 def test_time_is_up_after_the_steps_asked_for() -> None:

@@ -1,6 +1,7 @@
 import re
 from pathlib import Path
 
+import gymnasium as gym
 import numpy as np
 import pytest
 from PIL import Image
@@ -159,6 +160,36 @@ def test_a_broken_promise_is_named(task: str, promise: str, tmp_path: Path) -> N
     with pytest.raises(UsageError, match=promise):
         check_task(f"{__name__}:{task}", tmp_path / "sheet.png", num_episodes=4, seed=0)
     assert not (tmp_path / "sheet.png").exists()
+
+
+class Unsteady(gym.Env):
+    """Draws chances that no seed decides."""
+
+    metadata = {"render_modes": ["rgb_array"]}
+    observation_space = action_space = gym.spaces.Box(-1.0, 1.0, (1,), np.float32)
+
+    def __init__(self, render_mode=None):
+        self.place = np.zeros(1, np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        return self.step(None)[0], {}
+
+    def step(self, action):
+        self.place = np.random.uniform(-1, 1, 1).astype(np.float32)
+        return self.place, 0.0, False, False, {}
+
+    def render(self):
+        return np.full((8, 8, 3), 100 + 100 * self.place[0], np.uint8)
+
+
+def test_of_a_wrapped_env_its_own_file_is_to_be_mended_not_ours(tmp_path: Path) -> None:
+    gym.register("UnsteadyTest-v0", entry_point=Unsteady, max_episode_steps=20)
+    try:
+        with pytest.raises(UsageError, match="chances come from self.np_random alone") as caught:
+            check_task("gym:UnsteadyTest-v0", tmp_path / "sheet.png", num_episodes=2, seed=0)
+    finally:
+        del gym.registry["UnsteadyTest-v0"]
+    assert re.fullmatch(rf"mend Unsteady: {re.escape(__file__)}, line \d+", caught.value.fix)
 
 
 @pytest.mark.parametrize(

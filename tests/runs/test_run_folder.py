@@ -219,6 +219,8 @@ def test_a_folder_from_elsewhere_imports_nothing_without_trust(command, text, tm
         ("config.yaml", "task: soccer\nalgo: {loss: {policy: 'mine:loss'}}", True),
         ("sweep.yaml", "tasks: [soccer]\nsources: {a: {settings: {reward.teacher: 'mine:NAME'}}}", True),
         ("sweep.yaml", "tasks: [soccer]\n1: {2: [3]}", False),
+        ("config.yaml", "task: soccer\njudge: {engine: {python: '/tmp/mine:/python'}}", True),
+        ("config.yaml", "task: soccer\nengine: {vllm: {python: ''}}", False),
         ("config.yaml", "- a list", False),
     ],
 )

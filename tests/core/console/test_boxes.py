@@ -46,9 +46,11 @@ def test_the_unexpected_is_a_box_too_and_the_traceback_lies_in_a_file(capsys: py
 
 def test_what_ends_well_returns_its_code(capsys: pytest.CaptureFixture[str]) -> None:
     assert guarded(lambda: 75) == 75
-    assert guarded(raising(SystemExit(2))) == 2
+    assert guarded(raising(SystemExit(2))) == 2 and guarded(raising(SystemExit())) == 0
     assert guarded(raising(KeyboardInterrupt())) == 130
     assert "[bold]" not in capsys.readouterr().err
+    assert guarded(raising(SystemExit("no display"))) == 1, "as Python does with a text"
+    assert "no display" in capsys.readouterr().err
 
 
 def test_a_message_is_not_read_as_markup(capsys: pytest.CaptureFixture[str]) -> None:
