@@ -8,7 +8,7 @@ from itertools import pairwise
 import numpy as np
 
 from rlvlm.judge_bench.asking import Answer
-from rlvlm.judge_bench.figures import outcome_of, rank_correlation, resampled_auc, share, told_apart
+from rlvlm.judge_bench.figures import outcome_of, rank_correlation, resampled_auc, share, success_table
 from rlvlm.judge_bench.items import Item
 
 FEWEST = 12
@@ -42,7 +42,7 @@ def find_faults(
         items: of the answers.
         answers: of one judge.
         num_frames: most images of an episode that it was shown; of one or two no more can be said.
-        least_auc: below this area under the curve successes and failures count as not told apart, in [0.5, 1]; None:
+        least_auc: below this area under the curve successes and failures count as not distinguished, in [0.5, 1]; None:
             where chance may have given the area.
     """
     rows = list(zip(items, answers, strict=True))
@@ -182,12 +182,12 @@ def _constant(scores: Sequence[tuple[Item, Answer]]) -> Fault | None:
 
 
 def _tells_no_success(scores: Sequence[tuple[Item, Answer]], least_auc: float | None) -> Fault | None:
-    table = told_apart(scores)
+    table = success_table(scores)
     area = resampled_auc(table)
-    # a bench says what may be chance; a preflight is given a bound, since its dozens of items leave chance much room
+    # a bench says what may be chance; a preflight is given a bound: among dozens of items much may be chance
     if least_auc is None:
         is_told = area is None or len(table) < 2 * FEWEST or area["low"] > 0.5
-    else:  # where a bound is set, nothing known counts as nothing told apart; no scores at all are another fault
+    else:  # where a bound is set, an unknown area counts as too small; no scores at all are another fault
         is_told = not scores or (area is not None and area["value"] >= least_auc)
     if is_told:
         return None

@@ -152,7 +152,7 @@ def score_figures(items: Sequence[Item], answers: Sequence[Answer]) -> Figures:
     if not rows:
         return {}
     known = [(item, one) for item, one in rows if math.isfinite(one.value)]
-    table = told_apart(rows)
+    table = success_table(rows)
     by_case: dict[str, Floats] = {
         case: np.array([one.value for item, one in known if item.case == case])
         for case in dict.fromkeys(item.case for item, _ in known)
@@ -163,7 +163,7 @@ def score_figures(items: Sequence[Item], answers: Sequence[Answer]) -> Figures:
         **_track_figures([(item, one) for item, one in known if item.kind == "image"]),
     }
     truths = table[:, 1] > 0
-    if not (truths.any() and (~truths).any()):  # no threshold tells one kind from nothing
+    if not (truths.any() and (~truths).any()):  # a threshold needs both kinds
         return figures
     threshold, youden = best_threshold(table[:, 0], truths)
 
@@ -181,7 +181,7 @@ def score_figures(items: Sequence[Item], answers: Sequence[Answer]) -> Figures:
     }
 
 
-def told_apart(rows: Sequence[tuple[Item, Answer]]) -> Floats:
+def success_table(rows: Sequence[tuple[Item, Answer]]) -> Floats:
     """[N, 2] score, and whether it is of a success, of all scored episodes and turns that are no controls."""
     main = [
         (one.value, item.success)
@@ -192,7 +192,7 @@ def told_apart(rows: Sequence[tuple[Item, Answer]]) -> Floats:
 
 
 def resampled_auc(table: Floats) -> Figures | None:
-    """Area under the ROC curve of `told_apart`'s table, with its interval; None where a kind is missing."""
+    """Area under the ROC curve of `success_table`, with its interval; None where a kind is missing."""
     return resampled(table, lambda drawn: area_under_curve(drawn[:, 0], drawn[:, 1] > 0))
 
 

@@ -252,7 +252,7 @@ def _pairs(
         own = [episode for episode in episodes if episode.goal == goal]
         snapshots = np.concatenate([episode.snapshots[list(episode.looked)] for episode in own])
         progress = np.concatenate([episode.progress[list(episode.looked)] for episode in own])
-        # by what is drawn: two states that look alike may differ in progress, and nobody could tell them apart
+        # by what is drawn: two states that look alike may differ in progress, and nobody could rank them
         _, first = np.unique(image_key(snapshots), axis=0, return_index=True)
         snapshots, progress = snapshots[first], progress[first]
         wanted = (place + 1) * count // len(goals) - place * count // len(goals)
@@ -357,7 +357,7 @@ def _videos(episodes: Sequence[Episode], count: int) -> list[Item]:
         looked = episode.progress[list(episode.looked)][:first]
         if first > 1:
             add("cut short", episode, first // 2)
-        # the last moment that is near and no success yet: the hardest failure to tell
+        # the last moment that is near and no success yet: the hardest failure to recognise
         near = np.flatnonzero((looked >= _NEAR) & (looked < 0.95))
         if len(near):
             add("near miss", episode, int(near[-1]))

@@ -1,4 +1,4 @@
-"""From how well a judge answers to how far training with it gets: a curve through runs that simulated judges taught.
+"""From how well a judge answers to how far training with it gets: a curve through runs trained with simulated judges.
 
 The runs are rows of a CSV that `benchmarks/judge_quality.py` writes. What answers are worth is one number, so that
 mistakes, silence and a preference for a side count by what they take away: see `worth_of`.
@@ -76,7 +76,7 @@ class ExpectedSuccess:
 
 
 def bits_of(right: float, wrong: float) -> float:
-    """Bits of truth in a label that is taken at its word: of `right + wrong` labels each tells 1 - H(accuracy).
+    """Bits of truth in a label that is taken at its word: each of `right + wrong` labels carries 1 - H(accuracy).
 
     H is the entropy of one choice of two. 0 for a judge that knows nothing or says nothing, 1 for one that is always
     right. One that is wrong more often than right has bits too.
@@ -137,7 +137,7 @@ def shares_of_scores(scores: Sequence[Sequence[float]]) -> tuple[float, float]:
     """Of a success and a failure, how often the success scores higher and how often lower, equal scores counting half.
 
     Of a teacher table [11] (lists by progress). It is the AUC: for scores of 0 and 1 the mean of the shares of
-    successes and of failures that are told rightly, and for others no threshold has to be chosen, which a few dozen
+    successes and of failures that are recognised, and for others no threshold has to be chosen, which a few dozen
     answers would be too few for. 0 and 0 where successes or failures are missing.
     """
     failures, successes = [score for row in scores[:-1] for score in row], list(scores[-1])
@@ -200,7 +200,7 @@ def read_curve(path: Path = CURVE_FILE) -> list[dict[str, str]]:
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """Runs of one task that judges of known worth taught, by worth, and what becomes of success with it."""
+    """Runs of one task, trained with judges of known worth, by worth, and what becomes of success with it."""
 
     worths: NDArray[np.float64]
     """[N] rising."""

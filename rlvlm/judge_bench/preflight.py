@@ -54,7 +54,7 @@ def known_items(suite: Suite, config: EnvConfig, size_px: int, seed: int, per_tu
         size_px: as of `make_items`.
         seed: of play.
         per_turn: whether single turns are scored.
-        goal: what the judge is told in place of the env's own goal; empty tells that.
+        goal: that the judge is asked about; empty for the env's own.
     """
     made = make_items(suite, suite.tasks[0], config, size_px, seed, per_turn)
     return replace(made, items=tuple(replace(item, goal=goal) for item in made.items)) if goal else made

@@ -91,7 +91,7 @@ def check_reachable(config: JudgeConfig) -> None:
     except OSError as error:
         raise JudgeUnavailable(
             f"nothing listens at {config.api.base_url}: {error.strerror or error}",
-            "start the server first, or mend --judge.api.base-url",
+            "start the server first, or correct --judge.api.base-url",
         ) from error
 
 

@@ -126,7 +126,7 @@ def _choose(chat: Chat, choices: Sequence[Spellings], tokens: Sequence[Spellings
     texts = tuple(text for spellings in choices for text in spellings)
     reply = yield ChatRequest(chat=chat, choices=texts, wants_log_probs=True)
     if reply.choice_log_p is None:
-        # a server: it wrote a text, and told its likeliest first tokens at best
+        # a server: it wrote a text, and gave its likeliest first tokens at best
         known = None if reply.is_refusal else token_shares(reply.first_tokens or (), tokens or choices)
         return known and _Shares(shares=known[0], total=known[1], text=_kept_text(reply)), reply
     log_p = reply.choice_log_p

@@ -56,7 +56,7 @@ def read_reference(file: Path) -> ReferenceSession:
     if len(arrays) != _NUM_ARRAYS:
         raise RefusedPickle(f"{_NUM_ARRAYS} arrays are wanted, got {len(arrays)}")
     images, true_labels, labels, _, _, *rewards = arrays
-    # every shape is checked before anything is stored: half a session in a store could not be told from a whole one
+    # every shape is checked before anything is stored: half a session in a store would look like a whole one
     if images.dtype != np.uint8 or images.ndim != 4 or images.shape[3] != 3 or images.shape[2] % 2:
         raise RefusedPickle(f"pairs of images are [N, H, 2W, 3] uint8, got {images.shape} {images.dtype}")
     count, width = len(images), images.shape[2] // 2

@@ -50,7 +50,7 @@ REFUSED_WAIT_S = (0.1, 0.5)
 _DIED = (RayActorError, NodeDiedError, ObjectLostError, DeploymentUnavailableError)
 """A replica died, its node with the answer on it, or the app has a deployment of another name by now."""
 _PASSING = (*_DIED, BackPressureError, TimeoutError, ModelUnavailable)
-"""Failures that another try may mend: a replica died or is overloaded, slow, or about to be replaced."""
+"""Failures after which another try may succeed: a replica died or is overloaded, slow, or about to be replaced."""
 _POLL_S = 1.0
 """How soon a request that waits sees that nobody wants its answer any more."""
 

@@ -37,7 +37,7 @@ class ServedEngine:
         probe: a fixed reply, by which every replica that takes weights over is compared with `policy`.
         frame: [1, H, W, 3] its image.
         config: of the app: how many replicas it has, and what is in them. Those with vLLM are sent token ids and send
-            back token ids; the words are `policy`'s to tell, and values of states are NaN.
+            back token ids; `policy` decodes the texts, and values of states are NaN.
     """
 
     def __init__(

@@ -180,7 +180,7 @@ class Routes:
             raise Refusal(422, "policy", f"there is no policy {name!r} here", f"use one of {list(self._policies)}")
         config = next(config for config in self._config.policies if config.app == name)
         [frames] = await self._decode(read_images, [[request.image]])
-        # drawn here and told, so that any answer can be had again
+        # drawn here and sent back, so that any answer can be reproduced
         seed = secrets.randbits(62) if request.seed is None else request.seed
         asked = ReplyRequest(prompt=request.prompt, image=hashlib.sha256(frames.tobytes()).digest(), seed=seed)
         sampling = Sampling(

@@ -68,7 +68,7 @@ class JudgeReplica(Replica):
             is_elsewhere=config.runs_elsewhere,
             unavailable=JudgeUnavailable,
         )
-        # never probed: each question costs, and a new replica mends no outage of somebody else's
+        # never probed: each question costs, and a new replica would meet a provider's outage too
         self._is_paid = config.is_remote
         self._failure = ""
         self._last_answer = time.monotonic()
@@ -216,7 +216,7 @@ class JudgeReplica(Replica):
         try:
             yield
         except JudgeUnavailable as error:
-            # somebody else's outage ends no replica of ours: a new one would not mend it
+            # a provider's outage is no reason to replace a replica: a new one would meet it too
             self._failure = "" if self._is_paid else str(error)
             raise
         self._failure, self._last_answer = "", time.monotonic()
