@@ -60,11 +60,7 @@ def rank_correlation(left: ArrayLike, right: ArrayLike) -> float:
 
 
 def pair_figures(items: Sequence[Item], answers: Sequence[Answer]) -> Figures:
-    """How a judge compares.
-
-    Args:
-        items: of all answers, in the same order.
-        answers: [N], of which those to pairs count.
+    """How a judge compares: of `answers` [N] to `items` [N], those to pairs.
 
     Returns:
         `accuracy`: of decided labels of pairs, those that name the side with more progress. `undecided`, `unread`: of
@@ -134,11 +130,8 @@ def confidences(items: Sequence[Item], answers: Sequence[Answer]) -> Floats:
 
 
 def score_figures(items: Sequence[Item], answers: Sequence[Answer]) -> Figures:
-    """How a judge scores: episodes (or turns) as success or failure, images along a success, controls.
-
-    Args:
-        items: of all answers, in the same order.
-        answers: [N], of which the scores count.
+    """How a judge scores: episodes (or turns) as success or failure, images along a success, controls; of `answers` [N]
+    to `items` [N] the scores.
 
     Returns:
         `auc`: chance that a success scores above another case. `threshold`: from where on a score is best called a

@@ -113,13 +113,8 @@ def worth_of(right: float, wrong: float) -> float:
 
 
 def balanced_shares(counts: ArrayLike) -> tuple[float, float]:
-    """Shares of right and of wrong labels; the two truths count alike, however often each was asked about.
-
-    Args:
-        counts: [2, 3] right, wrong and undecided labels where the left or the right side is nearer.
-
-    Returns:
-        0 and 0 where one of the two was never asked about.
+    """Shares of right and of wrong labels, of `counts` [2, 3] of right, wrong and undecided ones where the left or the
+    right side is nearer. The two count alike, however often each was asked about; 0 and 0 where one of them never was.
     """
     table = np.asarray(counts, float)
     if not table.sum(1).all():  # half of the balance is missing: no answer may look like knowledge then

@@ -32,11 +32,8 @@ class Remedy:
 
 
 def remedies(items: Sequence[Item], answers: Sequence[Answer]) -> list[Remedy]:
-    """Ways of asking, the cheapest first; empty where no pair was asked in both orders.
-
-    Args:
-        items: of all answers, in the same order.
-        answers: [N], of which those to pairs count.
+    """Ways of asking, the cheapest first, reckoned from the `answers` [N] to `items` [N] that are about pairs; empty
+    where no pair was asked in both orders.
     """
     by_pair: dict[tuple[str, int], dict[bool, tuple[Item, Answer]]] = {}
     for item, one in zip(items, answers, strict=True):

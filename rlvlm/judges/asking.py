@@ -184,10 +184,6 @@ class AsyncAsker:
     What an API adds: answers have a price, and a model may decline. A refusal and an empty reply are answers that
     cannot be read (invalid); a provider that blocks a question or does not answer in time gave none (failed). Neither
     is ever a tie.
-
-    Args:
-        engine: batches by itself, or has somebody else's servers do it.
-        config: how it is asked.
     """
 
     def __init__(self, engine: AsyncEngine, config: JudgeConfig) -> None:

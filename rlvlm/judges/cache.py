@@ -95,13 +95,9 @@ class CachedJudge:
 
 
 class StoredJudge:
-    """What one judge once answered, under that judge's own stamp.
+    """What one judge once answered, under that judge's own stamp, which `pick_stamp` finds.
 
     A question that it was never asked is a failed answer that names the question's key, never a guess.
-
-    Args:
-        store: with the answers.
-        stamp: whose answers; `pick_stamp` finds it.
     """
 
     def __init__(self, store: LabelStore, stamp: Stamp) -> None:

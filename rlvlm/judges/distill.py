@@ -200,11 +200,8 @@ def read_labels(store: LabelStore, judge: str = "", prompt: str = "") -> tuple[S
 
 
 def split(labels: Sequence[Labelled], share: float) -> tuple[list[Labelled], list[Labelled]]:
-    """Labels to learn from, and labels held out: those that show an image which no learnt one shows.
-
-    Args:
-        labels: all.
-        share: of the images that are held out, in (0, 1); which ones depends on their content alone.
+    """Labels to learn from, and labels held out: those that show an image which no learnt one shows. Which images these
+    are, a `share` in (0, 1) of all, depends on their content alone.
     """
     # by image and not by label: a label of two images that were learnt from would be no test of sight
     limit = int(share * 2**32)  # digests are uniform, so a share of their range is a share of the images

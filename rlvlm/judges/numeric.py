@@ -48,12 +48,8 @@ class NumericModel(Protocol):
 class NumericJudge:
     """A model that answers in numbers as a judge.
 
-    Args:
-        config: what is asked for.
-        model: answers.
-
     Raises:
-        UnsupportedQuestion: it has no such answer.
+        UnsupportedQuestion: it has no answer to what `config` asks for.
     """
 
     def __init__(self, config: JudgeConfig, model: NumericModel) -> None:

@@ -35,20 +35,14 @@ def image_digest(image: NDArray[Any]) -> str:
 
 
 class ImageStore:
-    """The folder `pictures/` of a store.
-
-    Args:
-        folder: made at the first image.
-    """
+    """The folder `pictures/` of a store, made with the first image."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def keep(self, images: Iterable[tuple[str, NDArray[Any]]]) -> int:
-        """Writes what is not there yet and returns how many files that were.
-
-        Args:
-            images: digest and pixels; what is no `[H, W, 3]` uint8 image is left out.
+        """Writes what is not there yet, by digest, and returns how many files that were; what is no `[H, W, 3]` uint8
+        image is left out.
 
         Raises:
             OSError: the disk refused.

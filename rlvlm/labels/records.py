@@ -122,12 +122,7 @@ def describe(item: Query | Clip) -> tuple[Question, Images]:
 
 
 def truth_about(question: Question, truths: Mapping[str, Truth]) -> Truth | None:
-    """What is known about a question, from itself or from the same in the other order.
-
-    Args:
-        question: any.
-        truths: by `Question.id`, from `LabelStore.truths`.
-    """
+    """What `LabelStore.truths` know about a question, from itself or from the same in the other order."""
     if question.id in truths:
         return truths[question.id]
     # judges are asked in both orders, the simulator states a truth once
@@ -136,12 +131,7 @@ def truth_about(question: Question, truths: Mapping[str, Truth]) -> Truth | None
 
 
 def answer_key(question: str, stamp: Stamp) -> str:
-    """SHA-256 over everything that decides an answer.
-
-    Args:
-        question: `Question.id`.
-        stamp: who is asked, and how.
-    """
+    """SHA-256 over everything that decides an answer: the question, by its `Question.id`, and who is asked and how."""
     return hashlib.sha256(json.dumps([question, *asdict(stamp).values()]).encode()).hexdigest()
 
 

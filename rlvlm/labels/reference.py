@@ -44,10 +44,7 @@ class ReferenceSession:
 
 
 def read_reference(file: Path) -> ReferenceSession:
-    """The labels in one pickled file of the reference.
-
-    Args:
-        file: untrusted.
+    """The labels in one pickled file of the reference, which is untrusted.
 
     Raises:
         RefusedPickle: it is anything else; says what was met.

@@ -48,10 +48,7 @@ def encode_line(record: dict[str, Any]) -> bytes:
 
 
 def decode_line(line: bytes) -> dict[str, Any]:
-    """The record of a line.
-
-    Args:
-        line: with or without its line break; untrusted.
+    """The record of an untrusted line, with or without its line break.
 
     Raises:
         DamagedLine: the checksum does not fit, or what it covers is no JSON object.
@@ -73,11 +70,7 @@ def decode_line(line: bytes) -> dict[str, Any]:
 
 
 class Segments:
-    """The folder of all segments: appends to one that nobody else writes to, and reads what was appended to any.
-
-    Args:
-        folder: it need not exist yet.
-    """
+    """The folder of all segments, made with the first: appends to one that nobody else writes to, reads them all."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

@@ -82,11 +82,7 @@ class LabelStore:
                 self._places.setdefault(key, (place.file, place.offset, place.length))
 
     def find(self, key: str) -> Answer | None:
-        """The answer of that key, None where there is none that can be believed.
-
-        Args:
-            key: `answer_key` of a question and a stamp.
-        """
+        """The answer of that `answer_key`, None where there is none that can be believed."""
         place = self._places.get(bytes.fromhex(key))
         if place is None:
             return None
@@ -129,10 +125,7 @@ class LabelStore:
         self._append([replace(truth, when=now, origin=self._origin) for truth in truths])
 
     def keep_images(self, images: Images) -> None:
-        """Writes the images that are not there yet. Keep them before the answers about them.
-
-        Args:
-            images: digests and pixels, from `describe`.
+        """Writes those images of `describe` that are not there yet. Keep them before the answers about them.
 
         Raises:
             OSError: the disk refused.

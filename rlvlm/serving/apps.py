@@ -98,15 +98,7 @@ def running_policy(  # noqa: PLR0913 - what a deployment has
 ) -> Iterator[str]:
     """The name of a Serve app whose replicas hold `policy`, while the context is open.
 
-    Args:
-        policy: what to load.
-        num_actions: that an action head chooses from.
-        placement: where, with which resources.
-        name: of the run; the app's name is made from it and is unique.
-        batch_size: turns that go through the model together.
-        build: makes the policy inside each replica; it must pickle. Not used on vLLM.
-        vllm: settings of vLLM, where the replicas are to run it.
-        takes_turns: on the learners' cards: the replicas load once it is theirs, see `card_turns`.
+    It is made from the run's `name` and is unique; the other arguments are those of `deployments.bind_policy`.
 
     Raises:
         UsageError: vLLM cannot be given what learns of the policy.
@@ -197,12 +189,8 @@ def unhealthy(file: AppFile) -> list[str]:
 
 
 def _check_cluster(wanted: Mapping[str, float], who: str, fix: str) -> None:
-    """Passes where the whole cluster has what is asked for, whoever holds it now.
-
-    Args:
-        wanted: amount of each resource, by Ray's name.
-        who: asks, for the message.
-        fix: what to do, with the slot `{resource}` in lower case.
+    """Passes where the whole cluster has the `wanted` amounts of resources, whoever holds them now; `fix` has a slot
+    `{resource}`.
 
     Raises:
         JudgeUnavailable: it has less.
@@ -223,14 +211,8 @@ def _unique(kind: str, name: str) -> str:
 
 
 def _start(application: serve.Application, app: str, placement: PlacementConfig, what: str, section: str) -> None:
-    """Returns when the app is running; without an HTTP proxy.
-
-    Args:
-        application: bound.
-        app: its name.
-        placement: what was asked for.
-        what: is in it, for messages.
-        section: of the options that place it.
+    """Returns when the app is running; without an HTTP proxy. `what` is in it, and the `section` of the options that
+    place it, are for messages.
 
     Raises:
         JudgeUnavailable: it cannot be loaded or placed; nothing of it is left.
@@ -265,12 +247,8 @@ def _start(application: serve.Application, app: str, placement: PlacementConfig,
 def _wait_until_running(
     names: Sequence[str], look: Callable[[Sequence[str], float], None], is_stopped: Callable[[], bool] = lambda: False
 ) -> None:
-    """Returns when all apps run, or the wait is ended.
-
-    Args:
-        names: of the apps.
-        look: called between two looks with what is still loading and the seconds by now; raises to end the wait.
-        is_stopped: ends it without an error.
+    """Returns when all apps run, or `is_stopped` says so. Between two looks `look` is called with what is still loading
+    and the seconds by now; it raises to end the wait.
 
     Raises:
         JudgeUnavailable: one of them cannot be loaded, or takes too long.

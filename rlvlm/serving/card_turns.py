@@ -42,11 +42,7 @@ class CardTurn:
 
 
 class CardTurns:
-    """The actor: whose turn it is, and which replicas know. Engines begin asleep.
-
-    Args:
-        num_replicas: that must have made way before a turn begins.
-    """
+    """The actor: whose turn it is, and which of `num_replicas` have made way. Engines begin asleep."""
 
     def __init__(self, num_replicas: int) -> None:
         self._num_replicas = num_replicas

@@ -137,12 +137,8 @@ class AppClient:
         return self.__dict__ | {"handle": None}  # a handle belongs to the process that asked for it
 
     def call(self, method: str, *args: Any, check: Callable[[Any], Any] | None = None) -> Any:
-        """One request's answer, after as many tries as it takes.
-
-        Args:
-            method: of the replica.
-            args: its arguments.
-            check: makes the result of the answer; what it raises counts as that try's failure.
+        """What the replica's `method` answers, after as many tries as it takes. `check` makes the result of the answer;
+        what it raises counts as that try's failure.
 
         Raises:
             ModelUnavailable: no try was answered; of the kind that was asked for.

@@ -87,14 +87,7 @@ Ready = Callable[[], Awaitable[Collection[str]]]
 
 
 class Routes:
-    """What the routes do; each method is the endpoint of one.
-
-    Args:
-        config: limits and names.
-        judges: by name, the default first.
-        policies: likewise.
-        ready: names those judges that answer now.
-    """
+    """What the routes do; each method is the endpoint of one. Made by `build_app`, of its arguments."""
 
     def __init__(
         self,

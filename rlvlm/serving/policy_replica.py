@@ -91,15 +91,8 @@ class ReplyReceipt:
 
 
 class PolicyReplica(Replica):
-    """The policy itself. Small requests are merged, and one thread runs the model.
-
-    Args:
-        config: of the policy.
-        num_actions: that an action head chooses from.
-        placement: with which resources.
-        batch_size: turns answered together.
-        build: makes the policy.
-        takes_turns: on the learners' cards; it is loaded when it is first its turn.
+    """The policy itself. Small requests are merged, and one thread runs the model. On cards that it shares with the
+    learners it is loaded at its first turn. The arguments are those of `deployments.bind_policy`.
     """
 
     def __init__(
@@ -201,14 +194,8 @@ class PolicyReplica(Replica):
 
 
 class VllmPolicyReplica(Replica):
-    """The policy's chat VLM on vLLM: token ids in, token ids out; every prompt enters the engine by itself.
-
-    Args:
-        config: of the policy.
-        settings: of the engine.
-        placement: with which resources.
-        batch_size: replies written at once.
-        takes_turns: as of a `PolicyReplica`.
+    """The policy's chat VLM on vLLM: token ids in, token ids out; every prompt enters the engine by itself, and
+    `batch_size` replies are written at once. The arguments are those of `deployments.bind_policy`.
     """
 
     def __init__(

@@ -296,13 +296,8 @@ def measured(device: str) -> GpuMemory | None:
 def check_share(device: str, share: float, what: str, section: str) -> None:
     """Passes where the loaded and once asked model holds no more than its share; 0 and 1 set no limit.
 
-    The CUDA context of each process, some hundred MB, comes on top and is in no process's share.
-
-    Args:
-        device: that the model is on.
-        share: of the card.
-        what: the model is, and the section of its own options: `judge`.
-        section: of the options that place it: `serve`.
+    The CUDA context of each process, some hundred MB, comes on top and is in no process's share. `what` the model is
+    names the section of its own options too; `section` is that of the options that place it.
 
     Raises:
         ModelUnavailable: it holds more.

@@ -124,12 +124,8 @@ def pack_weights(
 def fetch(
     weights: Weights, bucket: Bucket, waiting: Callable[[], AbstractContextManager[Any]] = nullcontext
 ) -> Content:
-    """The bytes of one of the buckets of `weights`, read-only; the one after it sets out meanwhile.
-
-    Args:
-        weights: whose bucket it is.
-        bucket: that is wanted.
-        waiting: a context around the wait.
+    """The bytes of one of the buckets of `weights`, read-only, waited for in the context `waiting`; the one after it
+    sets out meanwhile.
 
     Raises:
         ModelUnavailable: they do not come.
@@ -150,15 +146,10 @@ def fetch(
 def load_weights(
     policy: VLMPolicy, weights: Weights, waiting: Callable[[], AbstractContextManager[Any]] = nullcontext
 ) -> float:
-    """Gives `policy` the weights, bucket by bucket, and says how far its log-probs of the probe are off.
-
-    Args:
-        policy: that takes them.
-        weights: to be taken.
-        waiting: a context around the wait for a bucket.
+    """Gives `policy` the weights, bucket by bucket, each waited for in the context `waiting`.
 
     Returns:
-        Mean distance per token, nats.
+        How far its log-probs of the probe are off: mean distance per token, nats.
 
     Raises:
         ModelUnavailable: they are torn, of another policy, not finite, or make another policy here than where they come

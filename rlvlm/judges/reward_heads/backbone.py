@@ -85,12 +85,8 @@ def stamp_parts(config: JudgeConfig, model: LoadedVLM) -> tuple[str, str]:
 
 
 def chat_inputs(model: LoadedVLM, chats: Sequence[Chat], *, are_counted: bool) -> dict[str, Tensor]:
-    """The network's inputs [B, N] of chats that end where the model's turn would begin, see `LoadedVLM.inputs`.
-
-    Args:
-        model: whose template renders them.
-        chats: with images.
-        are_counted: whether `Image 1:` and so on stands before each image, as Qwen's template can write.
+    """The network's inputs [B, N] of chats that end where the model's turn would begin, see `LoadedVLM.inputs`; where
+    they `are_counted`, Qwen's template writes `Image 1:` and so on before each image.
     """
     # heads read tokens that stand in the user's turn: a prompt for the model's own turn would only be noise
     render = model.processor.apply_chat_template

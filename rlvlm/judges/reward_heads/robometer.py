@@ -83,12 +83,7 @@ def _head(width: int, outputs: int) -> nn.Sequential:
 
 
 class Robometer:
-    """See `numeric.NumericModel`.
-
-    Args:
-        model: with a `RobometerNetwork`.
-        config: what is asked for, `progress` or `success`, and in which words.
-    """
+    """A `RobometerNetwork` as a `numeric.NumericModel`; `config.score` is `progress` or `success`."""
 
     abilities = Abilities(compare=frozenset({"direct"}), score=frozenset({"progress", "success"}), goal_pictures=False)
     max_frames = prompts.MAX_FRAMES

@@ -177,12 +177,7 @@ class _Residual(nn.Module):
 
 
 class RynnValue:
-    """See `numeric.NumericModel`. A score is 1 - log(1 + seconds left) / log(1 + the most): 1 is done.
-
-    Args:
-        model: with a `RynnValueNetwork`.
-        config: in which words it is asked.
-    """
+    """A `RynnValueNetwork` as a `numeric.NumericModel`: a score is 1 - log(1 + seconds left) / log(1 + the most)."""
 
     abilities = Abilities(compare=frozenset({"direct"}), score=frozenset({"progress"}), goal_pictures=False)
     max_frames = prompts.MAX_FRAMES

@@ -40,12 +40,7 @@ def load(config: JudgeConfig) -> SimilarityModel:
 
 
 class Blip2Rater:
-    """Probability of a match, by the query transformer that looks at image and words together; or their cosine.
-
-    Args:
-        encoder: the network.
-        config: the head.
-    """
+    """Probability of a match, by the query transformer that looks at image and words together; or their cosine."""
 
     sees_goal_images = False
 

@@ -40,12 +40,7 @@ def load(config: JudgeConfig) -> SimilarityModel:
 
 
 class ClipRater:
-    """Similarity in the space that images and texts share.
-
-    Args:
-        encoder: the network.
-        config: baseline and its weight.
-    """
+    """Similarity in the space that images and texts share."""
 
     sees_goal_images = True
 

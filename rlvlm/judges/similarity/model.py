@@ -44,12 +44,7 @@ class ImageRater(Protocol):
 
 
 class SimilarityModel:
-    """An `ImageRater` as a `numeric.NumericModel`: the last image of a clip counts.
-
-    Args:
-        config: sentence and tie band.
-        rater: the network.
-    """
+    """An `ImageRater` as a `numeric.NumericModel`: the last image of a clip counts."""
 
     prompt = "likeness/1"  # the name that stored answers have
     max_frames = 1
