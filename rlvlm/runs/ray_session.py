@@ -30,6 +30,9 @@ OBJECT_STORE_BYTES = 200 * 2**20
 MAX_TEMP_PATH = 40
 """Longest path of Ray's folder: it puts sockets below, and their paths end at 107 bytes."""
 _PREFIX = "rlvlm"
+_TOKEN = secrets.token_hex(32)
+"""Of every Ray that this process starts: Ray reads it once per process, and shows the next Ray the same."""
+_TOKEN_PATH = "RAY_AUTH_TOKEN_PATH"
 _PROXY = ("RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH", "rlvlm.serving.proxy.bound_headers")
 """Has Serve's HTTP proxy, where there is one, take no header of endless length."""
 
@@ -71,6 +74,7 @@ def ray_session(
         else:
             parent = make_parent()
             stack.enter_context(guarded_folder(parent))
+            stack.callback(_forget_token, parent)
             start_ray(parent, dashboard_port, num_workers, exports_metrics=exports_metrics, log=log)
         stack.callback(ray.shutdown)  # from a cluster that is not ours it only disconnects
         yield
@@ -99,7 +103,7 @@ def start_ray(
         MachineError: no try succeeds.
     """
     # With no mode chosen Ray turns its token on by itself, and takes this one instead of writing into the home folder.
-    os.environ.setdefault("RAY_AUTH_TOKEN_PATH", str(write_token(parent)))
+    os.environ.setdefault(_TOKEN_PATH, str(write_token(parent)))
     os.environ.setdefault(*_PROXY)
     system = {
         # Workers started ahead take memory, and on a busy machine Ray waits for them, without end when late.
@@ -176,8 +180,16 @@ def make_parent() -> Path:
 
 
 def write_token(parent: Path) -> Path:
-    """A new file `token` in `parent`, with a random token that only this user can read."""
+    """A new file `token` in `parent`, with this process's random token, that only this user can read."""
     file = parent / "token"
     with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as stream:
-        stream.write(secrets.token_hex(32))
+        stream.write(_TOKEN)
     return file
+
+
+def _forget_token(parent: Path) -> None:
+    """Lets the next Ray of this process name a token's file of its own: that in `parent` goes away with the folder, and
+    Ray's servers wait for it without end.
+    """
+    if os.environ.get(_TOKEN_PATH) == str(parent / "token"):
+        del os.environ[_TOKEN_PATH]
