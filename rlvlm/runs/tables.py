@@ -9,6 +9,9 @@ from typing import Any
 
 from rlvlm.core.disk import append_whole, write_whole
 
+MAX_CELL = 100_000
+"""Characters kept of a text: a server may answer without end, and Python's csv refuses to read cells beyond 131,072."""
+
 
 class CsvTable:
     """A CSV file with fixed columns, one line per row.
@@ -25,7 +28,8 @@ class CsvTable:
         self.step_column = step_column
 
     def append(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        r"""Adds whole rows in one write. A cell of None is empty; line breaks in text become `\n`.
+        r"""Adds whole rows in one write. A cell of None is empty; line breaks in text become `\n`, and what is beyond
+        `MAX_CELL` is cut off.
 
         Raises:
             ValueError: a row has a column that the table does not know.
@@ -59,7 +63,8 @@ class CsvTable:
             writer.writeheader()
         for row in rows:
             writer.writerow({key: _cell(value) for key, value in row.items()})
-        return text.getvalue().encode()
+        # a model may write half of a surrogate pair, which has no UTF-8
+        return text.getvalue().encode(errors="replace")
 
 
 class JsonLines:
@@ -96,7 +101,7 @@ def _cell(value: Any) -> Any:
     if isinstance(value, float):
         return f"{value:.6g}"
     if isinstance(value, str):
-        return value.replace("\r", "").replace("\n", "\\n")
+        return value.replace("\r", "").replace("\n", "\\n")[:MAX_CELL]
     return "" if value is None else value
 
 

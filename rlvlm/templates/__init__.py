@@ -24,7 +24,8 @@ def render(name: str, **facts: Any) -> str:
         name: of a template in this folder.
         facts: what the template asks for; a missing one raises jinja2's UndefinedError.
     """
-    return _PAGES.get_template(name).render(facts)
+    page = _PAGES.get_template(name).render(facts)
+    return page.encode(errors="replace").decode()  # a model may write half of a surrogate pair, which has no UTF-8
 
 
 def inline(image: Path | bytes, kind: str = "png") -> str:

@@ -55,7 +55,7 @@ def test_a_run_without_examples_has_a_page_of_figures(filled: RunFolder, config:
     assert "No query was asked" in filled.panel.read_text() and "0 of 12 queries" in filled.panel.read_text()
 
 
-EVIL = '</p><script>alert(1)</script><img src=x onerror="alert(2)">'
+EVIL = '</p><script>alert(1)</script><img src=x onerror="alert(2)">\ud83d'
 
 
 def card(
@@ -101,6 +101,7 @@ def test_a_models_words_cannot_leave_their_place() -> None:
     page = episodes_page([evil], EVIL, EVIL, {})
     assert "<script" not in page and "<img src=x" not in page
     assert page.count("&lt;script&gt;alert(1)") == 6  # the heading twice, note, title, thought, action
+    assert page.encode(), "half of a surrogate pair is no reason to have no page"
     assert "default-src 'none'" in page
 
 

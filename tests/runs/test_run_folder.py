@@ -23,7 +23,7 @@ from rlvlm.runs.config import RunConfig, config_text
 from rlvlm.runs.folder import RunFolder, check_newest, check_trust, code_named, create_folder, find_folder
 from rlvlm.runs.recipes import recipe
 from rlvlm.runs.settings import override
-from rlvlm.runs.tables import CsvTable, JsonLines
+from rlvlm.runs.tables import MAX_CELL, CsvTable, JsonLines
 from rlvlm.runs.train import convert_errors
 
 NOW = datetime(2026, 1, 2, 3, 4, 5)
@@ -256,6 +256,10 @@ def test_rows_are_lines_whatever_a_judge_writes(table: CsvTable) -> None:
     with pytest.raises(ValueError, match="colour"):  # an unknown column is refused, and nothing is written
         table.append([{"step": 1, "text": ""}, {"step": 2, "colour": "red"}])
     assert table.path.read_text() == whole
+    table.append([{"step": 3, "text": "\n" * 200_000}])
+    assert len(table.read()[-1]["text"]) == MAX_CELL, "an answer without end can be read again"
+    table.append([{"step": 4, "text": "half \ud83d of a sign"}])
+    assert table.read()[-1]["text"] == "half ? of a sign"
     table.write([{"step": True, "text": 1 / 3}])
     assert table.path.read_text() == "step,text\n1,0.333333\n"
 
