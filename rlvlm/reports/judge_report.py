@@ -67,8 +67,8 @@ def report_judges(paths: Sequence[Path], out: Path, ask_swapped: int = 0) -> int
     return EXIT_DONE
 
 
-def ask_in_other_order(path: Path, count: int) -> int:
-    """Puts up to `count` questions of a run to its judge again with left and right exchanged; returns how many.
+def ask_in_other_order(path: Path, count: int) -> None:
+    """Puts up to `count` questions of a run to its judge again with left and right exchanged.
 
     The answers go into the run's store, under the same stamp, so they are asked once.
 
@@ -96,8 +96,7 @@ def ask_in_other_order(path: Path, count: int) -> int:
             "ask with the weights and settings of the run, or leave out --ask-swapped",
         )
     # evenly spread over the run, as what is asked changes while the policy learns
-    judge.compare(list(_queries(store, asked[:: -(-len(asked) // count)])))
-    return min(count, len(asked))
+    judge.compare(_queries(store, asked[:: -(-len(asked) // count)]))
 
 
 def _queries(store: LabelStore, questions: Sequence[Question]) -> list[Query]:

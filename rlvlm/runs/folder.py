@@ -6,7 +6,7 @@ import shlex
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import is_dataclass, replace
 from datetime import datetime
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -321,10 +321,10 @@ def check_trust(paths: Sequence[Path], *, trust: bool, goes_on: bool = False) ->
 
 
 def code_named(settings: Any, *, goes_on: bool) -> list[str]:
-    """What is named as `module:NAME` and is not rlvlm's own, in a run's config or in the YAML values of a `config.yaml`
-    or a `sweep.yaml`; `goes_on` as of `check_trust`.
+    """What is named as `module:NAME` and is not rlvlm's own, in the config of a run or a sweep or in the YAML values of
+    its file; `goes_on` as of `check_trust`.
     """
-    if not isinstance(settings, RunConfig | dict):
+    if not (is_dataclass(settings) or isinstance(settings, dict)):
         return []  # names nothing, and whoever reads it as settings refuses it
     leaves = flat(settings)
     tasks = leaves.get("tasks")  # a sweep names several, a run one

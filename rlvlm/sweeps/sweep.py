@@ -14,6 +14,7 @@ from ray import tune
 from rlvlm.core.console.quiet import quiet_output
 from rlvlm.core.console.signals import StopRequest
 from rlvlm.core.errors import EXIT_DONE, EXIT_PREEMPTED, JudgeUnavailable
+from rlvlm.runs.folder import code_named
 from rlvlm.runs.ray_session import ray_session
 from rlvlm.runs.train import reachable
 from rlvlm.serving.apps import start_judge
@@ -60,7 +61,7 @@ def run_sweep(path: Path, sweep: SweepConfig) -> int:
             able = [key for key in waiting if callback.records[key].state is not State.FAILED]
             if able and not stop:
                 _tune(folder, sweep, able, callback)
-        return _print_summary(table, callback, folder, stop)
+        return _print_summary(table, callback, folder, sweep, stop)
 
 
 def largest_places(runs: Sequence[Sequence[dict[str, float]]]) -> list[dict[str, float]]:
@@ -127,9 +128,12 @@ def _judges(
         yield
 
 
-def _print_summary(table: ProgressTable, callback: SweepCallback, folder: SweepFolder, stop: StopRequest) -> int:
+def _print_summary(
+    table: ProgressTable, callback: SweepCallback, folder: SweepFolder, sweep: SweepConfig, stop: StopRequest
+) -> int:
     """Says how the sweep ended and how to go on, and returns the exit code."""
     records, place = list(callback.records.values()), shlex.quote(str(folder.path))
+    place += " --trust" if code_named(sweep, goes_on=True) else ""
     folder.write_records(records)
     failed = [record for record in records if record.state is State.FAILED]
     if all(record.state in FINISHED for record in records):
