@@ -26,7 +26,8 @@ T = TypeVar("T")
 
 def to_yaml(config: Any) -> str:
     """The YAML text of a config tree, in the order of its fields; `from_yaml` gives an equal tree back."""
-    return yaml.safe_dump(_plain(config), sort_keys=False, allow_unicode=True, width=110)
+    # wide enough that each value, a long goal too, is one line: `commented` writes behind lines
+    return yaml.safe_dump(_plain(config), sort_keys=False, allow_unicode=True, width=1_000)
 
 
 def commented(text: str, config: Any) -> str:
