@@ -65,5 +65,5 @@ def show_plan(sweep: SweepConfig, out: Path) -> None:
     console.print(sweep.title, style="bold")
     console.print(plain_table(heads, rows, words=words, wraps=words))
     for note in notes_of_plans(plans):
-        console.print(note, markup=False)
+        console.print(note)
     console.print(f"{len(plans)} runs, in {out}")

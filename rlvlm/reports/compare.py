@@ -102,9 +102,9 @@ def compare(paths: Sequence[Path], out: Path | None = None, benches: Sequence[Pa
         if row["bench"]:
             said = f"{row['task']}, {row['title']}: bench of its judge: {row['bench']}; expected success "
             said += f"{row['expected'] or 'unknown'}, scored {cell('score', row['score'])}"
-            console.print(said, markup=False, soft_wrap=True)
-    console.print(f"\n{overall(results)}\n", markup=False)
-    console.print(f"page, images and tables: {out / 'report.html'}", markup=False, soft_wrap=True)
+            console.print(said, soft_wrap=True)
+    console.print(f"\n{overall(results)}\n")
+    console.print(f"page, images and tables: {out / 'report.html'}", soft_wrap=True)
     return EXIT_DONE
 
 

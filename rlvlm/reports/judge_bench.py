@@ -90,14 +90,14 @@ def bench_judge(  # noqa: PLR0913 - the command's options
     console = plain_console(soft_wrap=True)
     began = time.perf_counter()
     with StopRequest() as stop:
-        stop.log = lambda line: console.print(line, markup=False)
+        stop.log = lambda line: console.print(line)
         found = measure(
             wanted,
             judge,
             config,
             num_frames=frames,
             seed=seed,
-            log=lambda line: console.print(line, markup=False),
+            log=lambda line: console.print(line),
             is_stopped=lambda: bool(stop),
             on_task=worst.add,
         )
@@ -114,32 +114,32 @@ def bench_judge(  # noqa: PLR0913 - the command's options
     picture = to_png(draw_success(runs, predictions)) if predictions and runs else b""
     write_whole(out / "bench.html", bench_page(row, worst, picture))
     print_row(row)
-    console.print(f"\nrow, answers and page: {out / 'bench.html'}", markup=False)
+    console.print(f"\nrow, answers and page: {out / 'bench.html'}")
     return EXIT_PREEMPTED if stop else EXIT_DONE
 
 
 def print_row(row: Mapping[str, Any]) -> None:
     """Prints a row: figures of all tasks, one line per task, and what is wrong."""
     console = plain_console(soft_wrap=True)
-    console.print(f"\n{_name(row)} on {row['bench']['suite']}", style="bold", markup=False)
+    console.print(f"\n{_name(row)} on {row['bench']['suite']}", style="bold")
     if not row["bench"]["is_whole"]:
         console.print("stopped before the end: the figures below cover the answers given until then")
     facts = [(name, cell) for name, cell in cells(row).items() if cell != "-"]
     console.print(plain_table(("", ""), facts, words=("",)))
     console.print(plain_table(("task", *TASK_HEADS), task_lines(row), words=("task",)))
     for fault in row["faults"]:
-        console.print(f"fault: {fault['name']} ({fault['evidence']})", markup=False, style="bold")
+        console.print(f"fault: {fault['name']} ({fault['evidence']})", style="bold")
     if not row["faults"]:
         console.print("no known fault was found")
     for place, way in enumerate(row["remedies"]):
         # they come best first, and only the best is worth its settings
         advice = f" ({way['settings']})" if way["settings"] and not place else ""
-        console.print(f"{way_of_asking(way)}{advice}", markup=False)
-    console.print("\nGood enough to train with?", style="bold", markup=False)
+        console.print(f"{way_of_asking(way)}{advice}")
+    console.print("\nGood enough to train with?", style="bold")
     if row["prediction"]:
         console.print(plain_table(GRADE_HEADS, grade_lines(row), words=GRADE_HEADS))
     for line in grade_notes(row):
-        console.print(line, markup=False)
+        console.print(line)
 
 
 def grade_lines(row: Mapping[str, Any]) -> list[tuple[str, ...]]:
@@ -369,7 +369,7 @@ def compare_benches(paths: Sequence[Path]) -> int:
     console = plain_console(soft_wrap=True)
     for path, row in zip(paths[1:], rows[1:], strict=True):
         for line in differences(rows[0], row):
-            console.print(f"{path} against {paths[0]}: {line}", markup=False)
+            console.print(f"{path} against {paths[0]}: {line}")
     # a figure of all tasks together says nothing where one judge was asked about easier ones
     common = [task for task in rows[0]["tasks"] if all(task in row["tasks"] for row in rows)]
     if all(row["tasks"].keys() == rows[0]["tasks"].keys() for row in rows):
@@ -386,7 +386,7 @@ def compare_benches(paths: Sequence[Path]) -> int:
         console.print(plain_table(("task", "judge", *TASK_HEADS), lines, words=("task", "judge")))
     for number, row in enumerate(rows, start=1):
         said = "; ".join(fault["name"] for fault in row["faults"]) or "no fault found"
-        console.print(f"[{number}] {_name(row)}, {row['bench']['suite']}: {said}", markup=False)
+        console.print(f"[{number}] {_name(row)}, {row['bench']['suite']}: {said}")
     return EXIT_DONE
 
 

@@ -61,9 +61,9 @@ def report_judges(paths: Sequence[Path], out: Path, ask_swapped: int = 0) -> int
     console = plain_console(soft_wrap=True)
     for row in rows:
         said = [(name, cell) for name, cell in table_cells(row).items() if cell != "-"]
-        console.print(str(row["source"]), style="bold", markup=False)
+        console.print(str(row["source"]), style="bold")
         console.print(plain_table(("", ""), said, words=("",)))
-    console.print(f"page and images: {out / 'judge_report.html'}", markup=False)
+    console.print(f"page and images: {out / 'judge_report.html'}")
     return EXIT_DONE
 
 

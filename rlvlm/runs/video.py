@@ -53,6 +53,8 @@ def write_videos(
         frames = draw(episode.snapshots, VIDEO_PX)
         times = -(-VIDEO_PX // frames.shape[2])
         frames = frames.repeat(times, axis=1).repeat(times, axis=2)
+        # H.264 halves the colours' resolution, and refuses an odd number of pixels
+        frames = frames[:, : frames.shape[1] // 2 * 2, : frames.shape[2] // 2 * 2]
         files.append(write_mp4(file, compose_frames(frames, rewards, title, episode.progress, bounds)))
     return files
 

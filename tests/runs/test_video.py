@@ -57,15 +57,17 @@ def test_a_long_title_goes_on_beside_the_reward_and_does_not_run_into_it() -> No
     assert second[:, 1].max() < 300 - 10 - 50, "the reward stands to its right"
 
 
-@pytest.mark.parametrize("width", [96, 192, 300])
-def test_small_images_are_enlarged_until_there_is_room_for_words(width: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("height", "width", "shown"), [(64, 96, 384), (64, 192, 384), (64, 300, 300), (75, 301, 300)])
+def test_small_images_are_enlarged_until_there_is_room_for_words_and_odd_ones_are_filmed_too(
+    height: int, width: int, shown: int, tmp_path: Path
+) -> None:
     ones = np.ones(3, np.float32)
     played = PlayedEpisode(
         snapshots=ones[:, None], env_rewards=ones, learned_rewards=ones, success=ones > 0, progress=ones
     )
-    (file,) = write_videos(tmp_path, [played], 0, lambda rows, _: np.zeros((len(rows), 64, width, 3), np.uint8))
+    (file,) = write_videos(tmp_path, [played], 0, lambda rows, _: np.zeros((len(rows), height, width, 3), np.uint8))
     with av.open(str(file)) as container:
-        assert container.streams.video[0].width == {96: 384, 192: 384, 300: 300}[width]
+        assert container.streams.video[0].width == shown
 
 
 @pytest.mark.slow

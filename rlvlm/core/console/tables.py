@@ -12,8 +12,11 @@ WIDTH = 160
 
 
 def plain_console(*, soft_wrap: bool = False) -> Console:
-    """A console on standard output that colours no numbers; `soft_wrap` leaves long lines to the terminal."""
-    return Console(file=sys.stdout, highlight=False, soft_wrap=soft_wrap, width=None if sys.stdout.isatty() else WIDTH)
+    """A console on standard output that colours no numbers and reads no markup: paths, titles and models' words may
+    have brackets. `soft_wrap` leaves long lines to the terminal.
+    """
+    width = None if sys.stdout.isatty() else WIDTH
+    return Console(file=sys.stdout, highlight=False, markup=False, soft_wrap=soft_wrap, width=width)
 
 
 def plain_table(
