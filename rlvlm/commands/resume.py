@@ -45,7 +45,11 @@ def command(words: Sequence[str], prog: str) -> int:
     folder = find_folder(arguments.path)
     config, summary = folder.config(), folder.summary()
     if options:
-        config = parse_options(config, options, f"{prog} {arguments.path}").config
+        wanted = parse_options(config, options, f"{prog} {arguments.path}")
+        if odd := [name for name in ("smoke", "print_config", "plan") if getattr(wanted, name)]:
+            option = f"--{odd[0].replace('_', '-')}"
+            raise UsageError(f"{option} is for a run that begins", f"leave out {option}")
+        config = wanted.config
     newest = next(iter(folder.checkpoints.newest_first()), None)
     # refused before Ray starts; where it is damaged an older one is gone on from, and its settings are checked then
     with suppress(CorruptCheckpoint):

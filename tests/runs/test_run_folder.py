@@ -148,6 +148,8 @@ def test_a_folder_is_held_by_one_process_whatever_another_does(
     monkeypatch.setattr("rlvlm.commands.resume.check_before_run", lambda config: None)  # it takes seconds
     file = folder.path / "config.yaml"
     before = file.read_text()
+    assert main(["resume", str(folder.path), "--print-config"]) == 2, "and does not train"
+    assert "--print-config is for a run that begins" in capsys.readouterr().err
     with folder.locked():
         assert main(["resume", str(folder.path), "--steps", "40000"]) == 2
         assert "another process" in capsys.readouterr().err and file.read_text() == before

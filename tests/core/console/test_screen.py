@@ -4,6 +4,7 @@ import pytest
 from rich.text import Text
 
 from rlvlm.core.console.screen import Screen
+from rlvlm.core.console.tables import plain_console, plain_table
 
 
 class Picture(Screen):
@@ -30,3 +31,10 @@ def test_a_terminal_gets_the_image_and_lines_above_it() -> None:
         screen.line("a line")
     assert "\x1b[?25h" in stream.getvalue(), "the cursor comes back"
     assert "an image" in stream.getvalue() and "a line" in stream.getvalue() and "a title" not in stream.getvalue()
+
+
+def test_brackets_of_a_path_or_a_title_are_no_markup(capsys: pytest.CaptureFixture[str]) -> None:
+    console = plain_console(soft_wrap=True)
+    console.print("look at /runs/[bold]/x")
+    console.print(plain_table(("[red]",), [("[/b]",)]))
+    assert capsys.readouterr().out.split() == ["look", "at", "/runs/[bold]/x", "[red]", "[/b]"]
