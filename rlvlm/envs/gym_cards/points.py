@@ -137,16 +137,15 @@ class PointsGame(TurnEnv):
 
     def draw(self, snapshots: FloatArray) -> Frames:
         """Images [N, 300, 300, 3] of `snapshots` [N, S]."""
-        return np.stack([self.paint(key) for key in self.image_key(snapshots)])
-
-    def paint(self, key: NDArray[np.int64]) -> Frames:
-        """One image [300, 300, 3]."""
-        cards, codes = key[: 2 * self.num_cards].reshape(-1, 2), key[2 * self.num_cards :]
-        hand = tuple((int(rank), int(suit)) for rank, suit in cards)
-        entries = [_BLANK if code == 1 else self.action_names[code - 2] for code in codes if code]
-        image = _laid_out(hand).copy()  # the cards stay while the formula grows
-        self.write(image, entries)
-        return np.asarray(image)
+        images = []
+        for key in self.image_key(snapshots):
+            cards, codes = key[: 2 * self.num_cards].reshape(-1, 2), key[2 * self.num_cards :]
+            hand = tuple((int(rank), int(suit)) for rank, suit in cards)
+            entries = [_BLANK if code == 1 else self.action_names[code - 2] for code in codes if code]
+            image = _laid_out(hand).copy()  # the cards stay while the formula grows
+            self.write(image, entries)
+            images.append(np.asarray(image))
+        return np.stack(images)
 
     def write(self, image: Image.Image, entries: list[str]) -> None:
         """Writes the formula into an image."""
