@@ -208,7 +208,12 @@ class ScorerDataset:
         weights = np.array([_WEIGHTS[rating] / counts[task, rating] for task, rating in kinds])
         self._weights = weights / weights.sum()
         self._goals = tuple(dict.fromkeys(turn.goal for turn, _ in self.turns))
-        self.tokenizer = tokenizer or build_scorer_tokenizer(action_names)
+        if tokenizer is None:
+            goals = [task_goal(task.name) for task in TURN_TASKS]
+            asked = [f"push the {name} block onto the pad" for name in table.COLOUR_NAMES]
+            corpus = [*goals, *asked, prompts.OTHER_GOAL, prompts.NO_ACTION, *sorted(action_names)] * 3
+            tokenizer = build_tokenizer(corpus, question_phrases(), 500)
+        self.tokenizer = tokenizer
 
     def build_heads(self, width: int) -> ReadingHeads:
         """One per env."""
@@ -260,14 +265,6 @@ class ScorerDataset:
         is_reached = push.is_reached(goal, push.snapshots[moments[-1]])
         images = tuple((first + moments).tolist())
         return LabelledQuestion(mode="success", goal=goal, images=images, answer="yes" if is_reached else "no")
-
-
-def build_scorer_tokenizer(action_names: set[str]) -> Any:
-    """Fixed sentences of the scorer's questions are single tokens."""
-    goals = [task_goal(task.name) for task in TURN_TASKS]
-    asked = [f"push the {name} block onto the pad" for name in table.COLOUR_NAMES]
-    corpus = [*goals, *asked, prompts.OTHER_GOAL, prompts.NO_ACTION, *sorted(action_names)] * 3
-    return build_tokenizer(corpus, question_phrases(), 500)
 
 
 def rating_of(left_before: int, left_after: int) -> int:

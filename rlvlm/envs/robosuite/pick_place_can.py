@@ -74,7 +74,7 @@ class CanScene(RobosuiteScene):
         self._address = first = int(self.model.jnt_qposadr[self.model.body_jntadr[body]])
         self.seen = np.r_[env.robots[0]._ref_joint_pos_indexes, self.arm.gripper_joints, first : first + 7]
         """Joint positions of the robot and the can; the things of the other tasks fall for ever, far away."""
-        self._object = env.objects[env.object_id]
+        self.object, self.gripper = env.objects[env.object_id], env.robots[0].gripper
         sampler = env.placement_initializer.samplers["CollisionObjectSampler"]
         middle = np.asarray(sampler.reference_pos)[:2]
         self._low, self._high = (
@@ -99,10 +99,6 @@ class CanScene(RobosuiteScene):
         if self.env._check_success():  # the staged rewards below stop at 0.7
             return 1.0, True
         return float(max(self.env.staged_rewards())), False
-
-    def is_held(self) -> bool:
-        """Whether both finger pads touch the can; contacts must be up to date."""
-        return bool(self.env._check_grasp(self.env.robots[0].gripper, self._object))
 
 
 class PickPlaceCan(TurnEnv):
@@ -249,5 +245,5 @@ class PickPlaceCan(TurnEnv):
         self._positions = scene.positions()
         self._hand, self._can, self._bin = scene.arm.place.copy(), scene.can.copy(), scene.bin
         self._is_open = bool(scene.arm.get_memory()[12] > 0)  # as the fingers were last commanded
-        self._held = scene.is_held()
+        self._held = bool(scene.env._check_grasp(scene.gripper, scene.object))  # both finger pads touch the can
         self._value, self._is_success = scene.value()
