@@ -125,6 +125,8 @@ class FeedbackCounts:
         names = (metrics.QUERIES, metrics.QUERIES_LOOK_ALIKE, *_METRIC.values())
         counts = {name: float(self._counts[name]) for name in names}
         checked = self._counts["correct"] + self._counts["wrong"]
+        if checked:  # where nothing moves, the truth of most pairs is a tie, and a share of three says little
+            counts[metrics.LABELS_CHECKED] = float(checked)
         decided = self._counts["left"] + self._counts["right"]
         shares = {metrics.LABEL_ACCURACY: (self._counts["correct"], checked)}
         if decided:  # of scores nobody is undecided

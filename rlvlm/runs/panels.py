@@ -21,6 +21,13 @@ _LEARNED_REWARD = (
     PanelRow(
         label="label accuracy, decided pairs", metric=metrics.LABEL_ACCURACY, format=".1%", word="right", is_rare=True
     ),
+    PanelRow(
+        label="decided pairs with a true difference",
+        metric=metrics.LABELS_CHECKED,
+        format=",.0f",
+        word="of",
+        is_rare=True,
+    ),
     PanelRow(label="labels right or wrong", metric=metrics.QUERIES_OK, format=",.0f", is_rare=True),
     PanelRow(label="labels without preference", metric=metrics.QUERIES_NO_PREFERENCE, format=",.0f", is_rare=True),
     PanelRow(label="answers nobody could read", metric=metrics.QUERIES_INVALID, format=",.0f", is_rare=True),

@@ -196,6 +196,7 @@ def summarise_queries(rows: Sequence[dict[str, str]]) -> dict[str, Any]:
         "queries": len(rows),
         "labels": {str(status): by_status[status] for status in Status},
         "label_accuracy": _mean(judged),
+        "labels_checked": len(judged),
     }
 
 
@@ -300,7 +301,8 @@ def _results(summary: Mapping[str, Any]) -> dict[str, str]:
             f"{labels[status]:,}" for status in ("no_preference", "invalid", "failed")
         )
         if summary["label_accuracy"] is not None:  # scores are neither right nor wrong, nor are ties of the truth
-            rows[f"right, of the {labels['ok']:,} that decide"] = _percent(summary["label_accuracy"])
+            checked = f"{summary['labels_checked']:,} of {labels['ok']:,}"
+            rows[f"right, of the {checked} decided ones whose progress differs"] = _percent(summary["label_accuracy"])
     if trust := summary.get("learned_reward"):
         since, count = trust["in_force_from_step"], trust["predicted"]
         share = f"{trust['foretold_right']:,} of {count:,} answers predicted" if count else "no answer was predicted"

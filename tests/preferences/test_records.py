@@ -48,6 +48,7 @@ def test_each_kind_of_answer_is_counted_apart() -> None:
         metrics.QUERIES_FAILED: 1,
         metrics.QUERIES_LOOK_ALIKE: 5,
         metrics.LABEL_ACCURACY: 0.75,
+        metrics.LABELS_CHECKED: 4,
         metrics.LABELS_LEFT: 1 / 4,
         metrics.LABELS_UNDECIDED: 1 / 7,
     }

@@ -29,7 +29,8 @@ def test_the_numbers_of_a_filled_folder(filled: RunFolder, config: RunConfig) ->
     assert summary["final_episode_return"] == 30.0
     assert summary["queries"] == 12
     assert summary["labels"] == {"ok": 6, "no_preference": 2, "invalid": 2, "failed": 2}
-    assert summary["label_accuracy"] == 0.5  # one right, one wrong per session; where the truth ties none counts
+    # one right, one wrong per session; where the truth ties none counts
+    assert (summary["label_accuracy"], summary["labels_checked"]) == (0.5, 4)
     assert (summary["env_steps"], summary["steps_per_s"], summary["peak_rss_mb"]) == (4_000, 16.7, 1234)
     assert (summary["seed"], summary["exit_reason"]) == (3, "done")
 
@@ -76,6 +77,7 @@ def test_the_card_says_what_came_of_the_run_and_how_to_do_it_again(filled: RunFo
     assert "# drawer_open, judge labels, image reward, seed 3" in text
     assert "Finished after 4,000 env steps; the policy ends 90.0 % of episodes in success (last evaluation)" in text
     assert "| no preference / unreadable / no answer | 2 / 2 / 2 |" in text
+    assert "| right, of the 4 of 6 decided ones whose progress differs | 50.0 % |" in text
     assert "rlvlm run drawer_open --seed 3" in text
     assert "![Learning curve](plots/learning_curve.png)" in text and "vlm_accuracy.png" not in text
     assert "[videos/a.mp4](videos/a.mp4)" in text and "judge_panel.html" in text

@@ -14,6 +14,7 @@ LATEST = {
     metrics.TRAIN_LEARNED_RETURN: 12.1,
     metrics.QUERIES: 120,
     metrics.LABEL_ACCURACY: 0.914,
+    metrics.LABELS_CHECKED: 93,
     metrics.STEPS_PER_S: 50.0,
     metrics.QUERIES_NO_PREFERENCE: 7,
 }
@@ -27,7 +28,7 @@ def test_a_pipe_gets_one_plain_line_when_it_is_due() -> None:
         console.phase("evaluating", is_line=False)
     assert stream.getvalue().splitlines() == [
         "tiny: judge labels",
-        "step   2,500/40,000  success 20%  return 812.3  learned 12.10  labels 120  right 91.4%  "
+        "step   2,500/40,000  success 20%  return 812.3  learned 12.10  labels 120  right 91.4%  of 93  "
         "steps/s 50  left 0:12:30",
     ]
     assert "\x1b" not in stream.getvalue()
