@@ -16,7 +16,7 @@ from rlvlm.core.errors import EXIT_DONE, UsageError
 from rlvlm.envs.registry import task_summary
 from rlvlm.runs.config import RunConfig
 from rlvlm.runs.recipes import RECIPES, recipe
-from rlvlm.runs.settings import as_config, differences, flat, kind_of
+from rlvlm.runs.settings import as_config, by_meaning, differences, flat, kind_of
 
 _HELP = ("-h", "--help")
 _HELP_ALL = "--help-all"
@@ -134,6 +134,7 @@ def parse_options(default: RunConfig, options: Sequence[str], prog: str) -> RunA
         most_used = _with_most_used(as_config(kind, default))
         kind = type(most_used)
     # tyro takes the defaults from an instance of the very class that it is to fill
+    _check_names(default, known, options)
     start = RunArguments(config=most_used or as_config(kind, default))
     arguments = parse(RunArguments[kind], options, prog, start, description=about, config=_CONFIG)
     wanted = as_config(RunConfig, arguments.config)
@@ -142,6 +143,27 @@ def parse_options(default: RunConfig, options: Sequence[str], prog: str) -> RunA
             option = f"--{name.replace('_', '-')}"
             raise UsageError(f"{option} has no effect with {why}", f"leave out {option}")
     return replace(arguments, config=wanted)
+
+
+def _check_names(config: RunConfig, known: Mapping[str, Any], options: Sequence[str]) -> None:
+    """Refuses an option that does not exist where a setting means what its name says: the parser's own suggestions are
+    names that are spelled alike, and --learning-rate is spelled like none of --algo.actor-lr's letters.
+
+    Raises:
+        UsageError: with those settings.
+    """
+    for option in options:
+        given = option.partition("=")[0]
+        name = given[2:].replace("-", "_")
+        section, _, last = name.rpartition(".")
+        endings = {one.rpartition(".")[2] for one in known}
+        if not option.startswith("--") or name in known or difflib.get_close_matches(last, endings, cutoff=0.8):
+            continue
+        meant = by_meaning(config, last.replace("_", " ").strip())
+        meant = {one: about for one, about in meant.items() if one.startswith(f"{section}.")} or meant
+        if meant:
+            hints = (f"--{one.replace('_', '-')} ({about})" for one, about in meant.items())
+            raise UsageError(f"there is no option {given}", f"did you mean {', or '.join(hints)}?")
 
 
 def _with_most_used(config: Any, prefix: str = "") -> Any:

@@ -5,6 +5,7 @@ import os
 import shutil
 import sys
 import tempfile
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -56,7 +57,7 @@ class CheckResult:
 def command(words: Sequence[str], prog: str) -> int:
     """`doctor [--json]`: the findings, and whether a run can work here."""
     arguments = parse(DoctorArguments, words, prog)
-    findings = [finding for check in CHECKS for finding in check()]
+    findings = [finding for check in CHECKS for finding in _findings(check)]
     # what a run can do without is a note and no failure
     is_fit = all(finding.is_ok for finding in findings if finding.is_essential)
     if arguments.json:
@@ -72,6 +73,16 @@ def command(words: Sequence[str], prog: str) -> int:
             console.print(Text(f"      fix: {finding.fix}", style="bold"))
     console.print("This machine can run rlvlm." if is_fit else "This machine needs the fixes above first.")
     return EXIT_DONE if is_fit else MachineError.exit_code
+
+
+def _findings(check: Callable[[], Iterator[CheckResult]]) -> Iterator[CheckResult]:
+    """What a check finds; one that breaks off has found something too, and the others go on."""
+    try:
+        yield from check()
+    except Exception as error:  # packages of others and the machine's own state, which may fail in any way
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        found = f"{type(error).__name__}: {error} (in {place.filename}, line {place.lineno})"
+        yield CheckResult(name=check.__name__, found=found, fix="mend what the message names; then again")
 
 
 def software() -> Iterator[CheckResult]:

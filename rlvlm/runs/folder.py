@@ -334,7 +334,7 @@ def code_named(settings: Any, *, goes_on: bool) -> list[str]:
         # in a run by its place, in a sweep as a dotted name among the settings of all, of a task or of a source
         named += [str(value) for name, value in leaves.items() if name.endswith(CODE_SETTINGS)]
     # an interpreter that runs a judge's or a policy's engine is a program as any other
-    programs = [str(value) for name, value in leaves.items() if goes_on and name.endswith("engine.python") and value]
+    programs = [str(value) for name, value in leaves.items() if goes_on and name.endswith(".python") and value]
     return [name for name in named if ":" in name and not _OWN.fullmatch(name)] + programs
 
 

@@ -48,6 +48,30 @@ def commented(text: str, config: Any) -> str:
     return "\n".join(lines) + "\n"
 
 
+def by_meaning(config: Any, words: str, prefix: str = "") -> dict[str, str]:
+    """The settings whose meaning has `words` in it, e.g. `learning rate`: dotted name to its first sentence. A single
+    word must be its first.
+
+    Args:
+        config: a config tree.
+        words: in lower case; small misspellings do not matter.
+        prefix: before each name.
+    """
+    found: dict[str, str] = {}
+    for field in dataclasses.fields(config):
+        value, name = getattr(config, field.name), f"{prefix}{field.name}"
+        about = _field_docs(type(config)).get(field.name, "")
+        # the one abbreviation among names is spelled out before the sentence
+        spelled = field.name.replace("lr", "learning rate").split("_") if "lr" in field.name.split("_") else []
+        text, length = " ".join([*spelled, about.lower()]).split(), len(words.split())
+        windows = [" ".join(text[n : n + length]) for n in range(len(text) if length > 1 else 1)]
+        if dataclasses.is_dataclass(value):
+            found |= by_meaning(value, words, f"{name}.")
+        elif difflib.get_close_matches(words, windows, n=1, cutoff=0.85):
+            found[name] = about
+    return found
+
+
 @functools.cache
 def _field_docs(kind: type) -> dict[str, str]:
     """The first sentence of the docstring below each field of a config, its bases' included."""

@@ -83,3 +83,16 @@ def test_a_cluster_that_is_not_there_and_a_home_that_cannot_be_used_are_found(
     (tmp_path / "file").touch()
     monkeypatch.setenv("HOME", str(tmp_path / "file"))
     assert not one("home folder", doctor.disks).is_ok
+
+
+def test_a_check_that_breaks_off_is_a_failure_and_the_others_go_on(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def rendering() -> Iterator[CheckResult]:
+        yield CheckResult(name="first", found="seen")
+        raise PermissionError(13, "Permission denied", "/some/program")
+
+    monkeypatch.setattr(doctor, "CHECKS", (rendering, *findings((True, True))))
+    assert main(["doctor"]) == 3
+    text = capsys.readouterr().out
+    assert "FAIL  rendering" in text and "/some/program" in text and "first" in text and "thing" in text

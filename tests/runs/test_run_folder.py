@@ -223,6 +223,7 @@ def test_a_folder_from_elsewhere_imports_nothing_without_trust(command, text, tm
         ("sweep.yaml", "tasks: [soccer]\n1: {2: [3]}", False),
         ("config.yaml", "task: soccer\njudge: {engine: {python: '/tmp/mine:/python'}}", True),
         ("config.yaml", "task: soccer\nengine: {vllm: {python: ''}}", False),
+        ("config.yaml", "task: soccer\nengine: {vllm: {python: '/tmp/mine:/python'}}", True),
         ("config.yaml", "- a list", False),
     ],
 )
