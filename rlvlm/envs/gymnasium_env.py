@@ -290,7 +290,12 @@ class DrawnScene:
         renderer = self._renderers[size_px]
         frames = np.empty((len(snapshots), size_px, size_px, 3), np.uint8)
         for frame, row in zip(frames, np.rint(snapshots / _KEY_GRAIN) * _KEY_GRAIN, strict=True):
-            self._pose(renderer.unwrapped, row)
+            scene: Any = renderer.unwrapped
+            places, turns = np.split(row[self._num_joints :], [3 * self._num_mocaps])
+            scene.data.qpos[:], scene.data.qvel[:] = row[: self._num_joints], 0.0
+            scene.data.mocap_pos[:], scene.data.mocap_quat[:] = places.reshape(-1, 3), turns.reshape(-1, 4)
+            mujoco.mj_forward(scene.model, scene.data)
+            scene.mujoco_renderer.viewer.make_context_current()  # which Gymnasium forgets where several envs draw
             frame[:] = _resized(_rendered(renderer), size_px)
         return frames
 
@@ -317,14 +322,6 @@ class DrawnScene:
             scene.mujoco_renderer.viewer.scn.flags[flag] = 0
         close_at_exit(self)
         return renderer
-
-    def _pose(self, scene: Any, row: NDArray[np.floating]) -> None:
-        """Puts the positions `row` [S] into `scene`, an env of Gymnasium's MuJoCo family, and readies its renderer."""
-        places, turns = np.split(row[self._num_joints :], [3 * self._num_mocaps])
-        scene.data.qpos[:], scene.data.qvel[:] = row[: self._num_joints], 0.0
-        scene.data.mocap_pos[:], scene.data.mocap_quat[:] = places.reshape(-1, 3), turns.reshape(-1, 4)
-        mujoco.mj_forward(scene.model, scene.data)
-        scene.mujoco_renderer.viewer.make_context_current()  # which Gymnasium forgets where several envs draw
 
 
 class StoredImage:

@@ -97,7 +97,14 @@ class LiberoScene(RobosuiteScene):
         own = np.flatnonzero(self._is_held_out == (state_id >= FIRST_HELD_OUT_STATE))
         index = int(own[state_id % len(own)])
         if index not in self._settled:  # ten env steps, and the same ones each time
-            self._settled[index] = self._settle_saved(self._saved[index])
+            saved, model, data = self._saved[index], self.model, self.data
+            mujoco.mj_resetData(model, data)
+            data.time, data.qpos[:], data.qvel[:] = saved[0], saved[1 : 1 + model.nq], saved[1 + model.nq :]
+            self.arm.let_go()
+            for step in range(_SETTLING_STEPS):
+                # the first pulls to the pose of rest: robosuite has not noticed by then that it was moved from there
+                self.arm.step(NO_OP, keeps_goal=step == 0)
+            self._settled[index] = self.save()
         self.load(self._settled[index])
         if moved_m > 0:
             self._move_things(np.random.default_rng((state_id, 0x6D6F76)), moved_m)
@@ -168,19 +175,6 @@ class LiberoScene(RobosuiteScene):
             scenes[:, address : address + 2] += shifts.astype(np.float32)
         scenes[:, self._robot] = positions[:, self._robot]
         return scenes
-
-    def _settle_saved(self, saved: Doubles) -> Doubles:
-        """A saved start after it has come to rest.
-
-        The first step pulls to the pose of rest: robosuite has not noticed then that it was moved from there.
-        """
-        model, data = self.model, self.data
-        mujoco.mj_resetData(model, data)
-        data.time, data.qpos[:], data.qvel[:] = saved[0], saved[1 : 1 + model.nq], saved[1 + model.nq :]
-        self.arm.let_go()
-        for index in range(_SETTLING_STEPS):
-            self.arm.step(NO_OP, keeps_goal=index == 0)
-        return self.save()
 
     def _move_things(self, rng: np.random.Generator, moved_m: float) -> None:
         """Shifts each stack of things to a place where it touches nothing that it did not touch before."""

@@ -277,29 +277,26 @@ class _Thought:
         return bool(places) and self._go(lambda pose: _ahead(pose) in places, depth)
 
     def _go(self, is_end: Callable[[Pose], bool], depth: int) -> bool:
-        """Walks to the nearest pose that is wanted, as far as nothing is in the way; else clears that.
+        """Walks to the nearest pose that is wanted, as far as nothing is in the way; else clears that, and says so.
 
         Raises:
             _NoWay: there is no such pose.
         """
         for action, is_free in self._way(is_end):
-            if not is_free:
-                self._clear(depth)
-                return False
-            self._act(action)
+            if is_free:
+                self._act(action)
+                continue
+            # A locked door is opened, and anything else put aside, all the way: what was in the hand for it is fetched
+            # anew by whoever wants it there.
+            thing = self._cells[self._front]
+            assert thing is not None, "it is in the way"
+            if isinstance(thing, Door):
+                self.reach(Open(things=(thing,)), depth + 1)
+            else:
+                self.reach(Take(things=(thing,)), depth + 1)
+                self._put_down()
+            return False
         return True
-
-    def _clear(self, depth: int) -> None:
-        """Unlocks the door that is ahead, or puts the thing aside, all the way: what was in the hand is fetched anew by
-        whoever wants it there.
-        """
-        thing = self._cells[self._front]
-        assert thing is not None, "it is in the way"
-        if isinstance(thing, Door):
-            self.reach(Open(things=(thing,)), depth + 1)
-        else:
-            self.reach(Take(things=(thing,)), depth + 1)
-            self._put_down()
 
     def _fetch_key(self, colour: str, depth: int) -> None:
         """Has a key of `colour` in the hand in the end, out of a box if need be."""
