@@ -38,7 +38,6 @@ from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.env import ChunkEnv
 from rlvlm.envs.registry import make_env
 from rlvlm.policies.vla.config import VLAConfig
-from rlvlm.policies.vla.observe import ObsProcessor
 from rlvlm.policies.vla.tokens import ActionScale
 from rlvlm.rewards.config import ChunkRewardConfig, TurnRewardConfig
 from rlvlm.rewards.scorers import make_scorer
@@ -188,7 +187,7 @@ def supervised(task: str, policy: Any, world: ChunkEnv, trial: Trial) -> tuple[A
     actions = shown.actions.reshape(-1, shown.actions.shape[-1])
     scale = ActionScale.of_actions(actions, world.scaled_actions)
     shown_s = time.process_time() - began
-    loss = imitate(policy, ObsProcessor(policy, world), shown, scale, trial.sft, rng, lambda line: None)
+    loss = imitate(policy, world, shown, scale, trial.sft, rng, lambda line: None)
     if trial.start is not None:
         save(policy, scale, trial.start)
     return scale, {"demonstrations_s": round(shown_s, 1), metrics.SFT_LOSS: round(loss, 3)}

@@ -5,7 +5,7 @@ imitation of them.
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
 
@@ -26,7 +26,6 @@ from rlvlm.demonstrations.folder import open_folder
 from rlvlm.demonstrations.records import EpisodeRecord
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.env import ChunkEnv
-from rlvlm.policies.vla.observe import ObsProcessor
 from rlvlm.policies.vla.pocket import PocketVLA
 from rlvlm.policies.vla.policy import VLAPolicy
 from rlvlm.policies.vla.tokens import NUM_BINS, ActionScale, encode
@@ -143,7 +142,7 @@ def _gathered(records: Sequence[EpisodeRecord], num_failures: int, images: Frame
 
 def imitate(
     policy: VLAPolicy,
-    obs_processor: ObsProcessor,
+    env: ChunkEnv,
     demonstrations: Demonstrations,
     scale: ActionScale,
     config: ChunkSFTConfig,
@@ -165,11 +164,11 @@ def imitate(
     targets = soft_targets(config.label_width).to(policy.device)
     # a bell around a bin says that its neighbours are nearly as good, which is untrue of a gripper's two positions
     is_soft = torch.tensor(scale.scaled) & (torch.tensor(scale.high) > torch.tensor(scale.low))
-    images, words, proprio = obs_processor.look(demonstrations.obs, demonstrations.images)
+    images, words, proprio = network_inputs(policy, env, demonstrations.obs, demonstrations.images)
     offsets = None
     if policy.predicts_offsets and demonstrations.images is None:
         net = cast(PocketVLA, policy)
-        offsets = OffsetLoss(net, obs_processor, demonstrations.obs, demonstrations.begins, config.scenes, rng, log)
+        offsets = OffsetLoss(net, env, demonstrations.obs, demonstrations.begins, config.scenes, rng, log)
     elif policy.predicts_offsets:
         log("the demonstrations keep images and no states: the policy does not learn to predict offsets from them")
 
@@ -197,6 +196,27 @@ def imitate(
         log_every=200,
         log=log,
     )
+
+
+def network_inputs(
+    policy: VLAPolicy, env: ChunkEnv, obs: ChunkObs, images: Frames | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Images [N, cameras, H, W, 3] uint8, words [N, W] and proprioception [N, P], on the policy's device.
+
+    Args:
+        policy: says how large images are and how words are written.
+        env: draws what it looks at.
+        obs: of N moments.
+        images: of these moments, where they were kept; else they are drawn.
+    """
+    drawn = policy.draw(env, obs.snapshots) if images is None else images
+    words, proprio = policy.read(obs.instructions), torch.from_numpy(obs.proprio)
+    return torch.from_numpy(drawn).to(policy.device), words, proprio.to(policy.device)
+
+
+def true_offsets(policy: VLAPolicy, env: ChunkEnv, obs: ChunkObs) -> Tensor:
+    """[N, W] as `ChunkEnv.offsets` at the N moments of `obs`, on the policy's device."""
+    return torch.from_numpy(env.offsets(obs.snapshots)).to(policy.device)
 
 
 def soft_targets(width: float) -> Tensor:
@@ -242,7 +262,7 @@ class OffsetLoss:
 
     Args:
         policy: predicts offsets.
-        obs_processor: draws what it sees.
+        env: draws what it sees.
         shown: [N] demonstrated moments.
         begins: [E] which of them are the first of an episode.
         num_scenes: that nobody has played; 0 leaves them out.
@@ -256,7 +276,7 @@ class OffsetLoss:
     def __init__(
         self,
         policy: PocketVLA,
-        obs_processor: ObsProcessor,
+        env: ChunkEnv,
         shown: ChunkObs,
         begins: NDArray[np.intp],
         num_scenes: int,
@@ -265,12 +285,12 @@ class OffsetLoss:
     ) -> None:
         self.policy = policy
         # drawn and measured once: gradient steps pick rows
-        self._true = obs_processor.true_offsets(shown)
+        self._true = true_offsets(policy, env, shown)
         self._num_scenes = num_scenes
         if num_scenes:
             log(f"drawing {num_scenes:,} scenes that nobody has played, to learn to see from")
-            scenes = augment_scenes(shown, begins, num_scenes, obs_processor, rng)
-            self._scenes = (*obs_processor.look(scenes), obs_processor.true_offsets(scenes))
+            scenes = augment_scenes(shown, begins, num_scenes, env, rng)
+            self._scenes = (*network_inputs(policy, env, scenes), true_offsets(policy, env, scenes))
 
     def loss(self, predicted: Tensor, rows: Tensor, rng: np.random.Generator) -> Tensor:
         """Mean squared error, in multiples of the env's `offset_unit`: of `predicted` [B, W] at the moments `rows` [B],
@@ -285,7 +305,7 @@ class OffsetLoss:
 
 
 def augment_scenes(
-    shown: ChunkObs, begins: NDArray[np.intp], num: int, obs_processor: ObsProcessor, rng: np.random.Generator
+    shown: ChunkObs, begins: NDArray[np.intp], num: int, env: ChunkEnv, rng: np.random.Generator
 ) -> ChunkObs:
     """`num` scenes that nobody has played: the robot of a demonstrated moment among the things of an episode's start,
     each moved a little; both of one instruction, as it may decide which things there are.
@@ -299,4 +319,5 @@ def augment_scenes(
     for instruction in np.unique(instructions):
         rows = np.flatnonzero(instructions[moments] == instruction)
         starts[rows] = rng.choice(begins[instructions[begins] == instruction], len(rows))
-    return obs_processor.augment_scenes(shown.at(moments), shown.at(starts), rng)
+    scenes = env.augment_scenes(shown.at(moments).snapshots, shown.at(starts).snapshots, rng)
+    return replace(shown.at(moments), snapshots=scenes)

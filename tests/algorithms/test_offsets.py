@@ -4,14 +4,13 @@ import numpy as np
 import pytest
 import torch
 
-from rlvlm.algorithms.sft_chunks import augment_scenes, demonstrate, imitate
+from rlvlm.algorithms.sft_chunks import augment_scenes, demonstrate, imitate, network_inputs, true_offsets
 from rlvlm.algorithms.sft_config import ChunkSFTConfig
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.push_block import HAND
 from rlvlm.envs.registry import make_env
 from rlvlm.policies.vla.build import build_policy
 from rlvlm.policies.vla.config import PocketVLAConfig, VLAConfig
-from rlvlm.policies.vla.observe import ObsProcessor
 from rlvlm.policies.vla.pocket import PocketVLA
 from rlvlm.policies.vla.tokens import ActionScale
 
@@ -28,8 +27,7 @@ def policy(offsets: bool = True) -> PocketVLA:
 
 
 def seen_by(net: PocketVLA) -> tuple[Seen, torch.Tensor]:
-    obs_processor = ObsProcessor(net, WORLD)
-    return obs_processor.look(SHOWN.obs), obs_processor.true_offsets(SHOWN.obs)
+    return network_inputs(net, WORLD, SHOWN.obs), true_offsets(net, WORLD, SHOWN.obs)
 
 
 def error(net: PocketVLA) -> float:
@@ -38,8 +36,7 @@ def error(net: PocketVLA) -> float:
 
 
 def test_scenes_that_nobody_played_have_a_hand_of_one_moment_and_things_of_a_start() -> None:
-    net = policy()
-    scenes = augment_scenes(SHOWN.obs, SHOWN.begins, 200, ObsProcessor(net, WORLD), np.random.default_rng(0))
+    scenes = augment_scenes(SHOWN.obs, SHOWN.begins, 200, WORLD, np.random.default_rng(0))
     shown, starts = SHOWN.obs.snapshots, SHOWN.obs.snapshots[SHOWN.begins]
     assert len(SHOWN.begins) == 6 and SHOWN.begins[0] == 0 and (np.diff(SHOWN.begins) > 0).all()
     told = np.array(SHOWN.obs.instructions)
@@ -56,13 +53,12 @@ def test_such_scenes_teach_to_see_where_the_hand_should_not_be() -> None:
     errors = []
     for count in (0, 400):
         net = policy()
-        obs_processor = ObsProcessor(net, WORLD)
         config = ChunkSFTConfig(updates=300, batch_size=16, scenes=count)
-        imitate(net, obs_processor, SHOWN, scale, config, np.random.default_rng(0), print)
-        other = augment_scenes(SHOWN.obs, SHOWN.begins, 200, obs_processor, np.random.default_rng(1))
+        imitate(net, WORLD, SHOWN, scale, config, np.random.default_rng(0), print)
+        other = augment_scenes(SHOWN.obs, SHOWN.begins, 200, WORLD, np.random.default_rng(1))
         with torch.no_grad():
-            told = net.predict_offsets(*obs_processor.look(other))
-        errors.append((told - obs_processor.true_offsets(other)).square().mean().item())
+            told = net.predict_offsets(*network_inputs(net, WORLD, other))
+        errors.append((told - true_offsets(net, WORLD, other)).square().mean().item())
     assert errors[1] < 0.5 * errors[0]
 
 
@@ -82,7 +78,7 @@ def test_demonstrations_teach_ways_where_the_policy_tells_them() -> None:
     after = []
     for offsets in (True, False):
         net = policy(offsets)
-        loss = imitate(net, ObsProcessor(net, WORLD), SHOWN, scale, config, np.random.default_rng(0), print)
+        loss = imitate(net, WORLD, SHOWN, scale, config, np.random.default_rng(0), print)
         after.append((net, loss))
     (tells, told_loss), (silent, silent_loss) = after
     _, offsets = seen_by(tells)

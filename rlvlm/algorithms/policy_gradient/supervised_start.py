@@ -21,7 +21,6 @@ from rlvlm.algorithms.sft_replies import (
 )
 from rlvlm.core import metrics
 from rlvlm.envs.env import ChunkEnv
-from rlvlm.policies.vla.observe import ObsProcessor
 from rlvlm.policies.vla.policy import VLAPolicy
 from rlvlm.policies.vla.tokens import ActionScale
 from rlvlm.policies.vlm.policy import VLMPolicy
@@ -104,5 +103,5 @@ def start_chunks(
         shown = demonstrate_chunks(env, sft, config.seed, log)
     # bins of a token span what was demonstrated: no bin is spent on what nobody does
     scale = ActionScale.of_actions(shown.actions.reshape(-1, shown.actions.shape[-1]), env.scaled_actions)
-    loss = imitate(policy, ObsProcessor(policy, env), shown, scale, sft, rng, log)
+    loss = imitate(policy, env, shown, scale, sft, rng, log)
     return scale, {metrics.SFT_LOSS: loss, metrics.SFT_DEMONSTRATIONS: float(shown.num_episodes)}

@@ -21,7 +21,6 @@ from rlvlm.envs.env import FIRST_HELD_OUT_STATE
 from rlvlm.envs.push_block import PushBlock, PushBlocks, observed
 from rlvlm.policies.vla.build import build_policy
 from rlvlm.policies.vla.config import PocketVLAConfig, VLAConfig
-from rlvlm.policies.vla.observe import ObsProcessor
 from rlvlm.policies.vla.pocket import PocketVLA
 from rlvlm.policies.vla.policy import VLAPolicy
 from rlvlm.policies.vla.tokens import ActionScale, encode
@@ -149,10 +148,8 @@ def test_imitation_learns_what_the_script_shows() -> None:
     scale = ActionScale.of_actions(shown.actions.reshape(-1, 7), one.scaled_actions)
     told: list[str] = []
     rng = np.random.default_rng(0)
-    before = imitate(
-        net, ObsProcessor(net, one), shown, scale, ChunkSFTConfig(updates=1, label_width=0.0), rng, told.append
-    )
-    after = imitate(net, ObsProcessor(net, one), shown, scale, config, rng, told.append)
+    before = imitate(net, one, shown, scale, ChunkSFTConfig(updates=1, label_width=0.0), rng, told.append)
+    after = imitate(net, one, shown, scale, config, rng, told.append)
     assert after < 0.8 * before
 
 
