@@ -44,11 +44,6 @@ class CachedJudge:
         """The stamp of the judge inside."""
         return self._judge.stamp
 
-    @property
-    def asked_anew(self) -> Judge:
-        """The judge inside."""
-        return self._judge
-
     def compare(self, queries: Sequence[Query]) -> list[Verdict]:
         """One verdict per query, in order; a remembered one is as it was given."""
         return self._answer(queries, self._judge.compare)
@@ -92,6 +87,11 @@ class CachedJudge:
         if self._show is not None:
             self._show(self.hits, self.misses)
         return [known[key] for key in keys]
+
+
+def without_memory(judge: Judge) -> Judge:
+    """A judge that answers the same question anew each time: the one inside a `CachedJudge`, or `judge` itself."""
+    return judge._judge if isinstance(judge, CachedJudge) else judge
 
 
 class StoredJudge:

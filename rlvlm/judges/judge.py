@@ -50,18 +50,8 @@ class Generator(Protocol):
         ...
 
 
-@runtime_checkable
-class Remembering(Protocol):
-    """A judge that answers from memory what it was asked before: the third, optional protocol."""
-
-    @property
-    def asked_anew(self) -> Judge:
-        """The judge that it asks, for whoever wants a second answer to the same question."""
-        ...
-
-
 class ContinuousJudge(Judge, Protocol):
-    """A judge whose engine takes questions as they come (`JudgeConfig.batches_itself`): the fourth, optional protocol.
+    """A judge whose engine takes questions as they come (`JudgeConfig.batches_itself`): the third, optional protocol.
 
     Many of these coroutines are under way at once, on any event loop; one that is cancelled is computed no further.
     Each raises JudgeUnavailable where the engine is dead.

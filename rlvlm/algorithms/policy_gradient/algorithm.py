@@ -60,7 +60,8 @@ from rlvlm.core.episodes import TokenEpisode
 from rlvlm.core.errors import RunError, UsageError
 from rlvlm.core.steps import FloatArray, Frames
 from rlvlm.envs.registry import make_env
-from rlvlm.judges.judge import Judge, Remembering
+from rlvlm.judges.cache import without_memory
+from rlvlm.judges.judge import Judge
 from rlvlm.policies.buckets import Bucket, fill_from_buckets
 from rlvlm.policies.vla.tokens import ActionScale
 from rlvlm.policies.vlm.config import BUCKET_MIB
@@ -516,5 +517,4 @@ def check_versions(episodes: Sequence[TokenEpisode], version: int, staleness: in
 def _without_memory(make_judge: Callable[[], Judge] | None) -> Judge:
     """A judge that answers the same question anew each time."""
     assert make_judge is not None, "the config has checked that there is one where one is asked"
-    judge = make_judge()
-    return judge.asked_anew if isinstance(judge, Remembering) else judge
+    return without_memory(make_judge())

@@ -11,8 +11,9 @@ from rlvlm.envs.env import StepEnv
 from rlvlm.envs.images import FrameStore
 from rlvlm.judge_bench.preflight import compared_suite, known_items, preflight
 from rlvlm.judge_bench.rows import PAIR_NAMES, share_cell
+from rlvlm.judges.cache import without_memory
 from rlvlm.judges.config import JudgeConfig
-from rlvlm.judges.judge import Judge, Remembering
+from rlvlm.judges.judge import Judge
 from rlvlm.preferences.config import FeedbackConfig, RewardModelConfig, check_learning
 from rlvlm.preferences.loop import FeedbackLoop, build_loop
 from rlvlm.preferences.records import Record, ScoreLog
@@ -235,9 +236,8 @@ def try_judge(setup: RewardSetup, task: str, env: EnvConfig, seed: int, log: Cal
     if not (count and reward.asks_judge and reward.source == "preference"):
         return
     assert setup.make_judge is not None, "it has been checked"
-    judge = setup.make_judge()
     # what a run may be asked about later is not to be found in its label store already
-    judge = judge.asked_anew if isinstance(judge, Remembering) else judge
+    judge = without_memory(setup.make_judge())
     made = known_items(compared_suite(task, count), env, setup.judge.picture_px, seed, per_turn=False, goal=setup.goal)
     try:
         if not made.items:

@@ -32,8 +32,7 @@ from rlvlm.envs.registry import make_env, task_env
 from rlvlm.judge_bench.asking import Reference, ask
 from rlvlm.judge_bench.items import CASES, Item, TaskItems
 from rlvlm.judge_bench.preflight import known_items, scored_suite
-from rlvlm.judges.cache import CachedJudge
-from rlvlm.judges.judge import Remembering
+from rlvlm.judges.cache import CachedJudge, without_memory
 from rlvlm.rewards.config import ChunkRewardConfig, MixtureConfig, MonitorConfig, TurnRewardConfig
 from rlvlm.rewards.scorers import JudgeScorer, SimulatedScorer, random_scorer
 from rlvlm.rewards.scoring_items import ScoringItem
@@ -302,9 +301,7 @@ def test_noise_is_how_far_scores_of_one_episode_lie_apart() -> None:
     random = RewardLabeller(ChunkRewardConfig(source="judged", teacher="random"), random_scorer(seed=0))
     assert random.measure_noise(known * 300, random_scorer(seed=0)) == pytest.approx(1 / math.sqrt(12), abs=0.02)
     judge = ByHand([0.2, 0.4])
-    remembering = CachedJudge(judge)
-    assert isinstance(remembering, Remembering) and not isinstance(judge, Remembering)
-    assert remembering.asked_anew is judge, "one that remembers is asked anew where its noise is measured"
+    assert without_memory(CachedJudge(judge)) is without_memory(judge) is judge, "its noise is that of new answers"
 
 
 def test_an_episode_without_an_answer_never_gets_the_truth() -> None:
