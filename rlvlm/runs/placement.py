@@ -128,7 +128,7 @@ def check_placed(config: RunConfig) -> None:
     Raises:
         MachineError: one has no place.
     """
-    roles = [role for role in roles_of(config) if not role.is_own]  # its GPU is booked by `own_gpu`
+    roles = config.roles  # the GPU of the run's own process is booked by `own_gpu`
     place(roles, _with_cores_for(roles, nodes()))
 
 
@@ -227,7 +227,7 @@ def own_gpu(config: RunConfig) -> Iterator[None]:
     booking = None
     # shown fewer than the node has: they were given to this process, and are in Ray's books already
     if len(seen) >= len(next(one.gpus for one in nodes() if one.is_own)):
-        others = sum(role.count * role.gpus for role in roles_of(config) if not role.is_own)
+        others = sum(role.count * role.gpus for role in config.roles)
         # what others of this run will want is left to them, and the run's own process gets by with the rest of a card
         share = min(1.0, ray.cluster_resources().get("GPU", 0.0) - others)
         try:
