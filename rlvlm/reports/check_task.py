@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from PIL import Image
 from rich.console import Console
 
 from rlvlm.algorithms.sft_config import NO_EXPERT_FIX
@@ -45,9 +46,11 @@ def check_task(task: str, out: Path, num_episodes: int, seed: int) -> int:
         seed: of the first episode; the others follow.
 
     Raises:
-        UsageError: there is no such task, or it breaks the env contract.
+        UsageError: there is no such task, it breaks the env contract, or `out` is no image.
         MachineError: the machine cannot draw it.
     """
+    if out.suffix.lower() not in Image.registered_extensions():  # said before minutes of play, and not after them
+        raise UsageError(f"{out} is not the name of an image", f"--out {out.name}.png")
     console = Console(highlight=False, soft_wrap=True, markup=False)
     console.print(f"{task}: {task_goal(task)}", style="bold")
     env: Env[Any, Any] = make_env(task, task_env(task), seed)

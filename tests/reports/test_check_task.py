@@ -232,6 +232,7 @@ def test_words(capsys: pytest.CaptureFixture[str]) -> None:
         ["check-task"],
         ["check-task", "socer"],
         ["check-task", TINY, "--episodes", "0"],
+        ["check-task", TINY, "--out", "sheet"],
         ["check-task", "metawrld", "--list"],
     )
     for words in wrong:
