@@ -69,6 +69,7 @@ def command(words: Sequence[str], prog: str) -> int:
     kind = find_task(task).kind
     if kind == "steps":
         raise UsageError(f"{task} is an env in steps; those in turns or chunks can be collected", f"{prog} push_block")
+    # settings of the other kind of env: a recipe's default is no mistake, what was set beside it is
     others = ("noise", "p_perturb") if kind == "turns" else ("wrong_actions", "wrong_thoughts", "pictures", "player")
     if odd := [name for name in others if getattr(arguments, name) != getattr(default, name)]:
         named = ", ".join(f"--{name.replace('_', '-')}" for name in odd)

@@ -183,7 +183,7 @@ def job_script(config: SlurmConfig, out: Path, words: Sequence[str]) -> str:
         f"--time={config.time}",
         "--requeue",  # after a node's failure too, with the log kept whole by append
         "--open-mode=append",
-        f"--signal=B:USR1@{config.save_s}",
+        f"--signal=B:USR1@{config.save_s}",  # B: to the script, which hands it to the run and not to the judges
     ]
     # what is not asked for is left out: some clusters refuse an empty or a zero request
     options += [f"--gpus-per-node={config.gpus_per_node}"] if config.gpus_per_node else []
