@@ -64,7 +64,11 @@ def load_object(reference: str, setting: str) -> Any:
         if module_name.endswith(".py"):
             path = Path(module_name).expanduser().resolve()
             module = sys.modules.get(path.stem)
-            if getattr(module, "__file__", None) != str(path):  # not loaded yet, or another file of that name
+            file = getattr(module, "__file__", None) or ""
+            if path.stem in sys.stdlib_module_names or file.startswith(sys.prefix):
+                # its name would be the file's from now on, for all who import it
+                raise ImportError(f"{path.name} is called like a module that others need; give it another name")
+            if file != str(path):  # not loaded yet, or another file of that name
                 spec = importlib.util.spec_from_file_location(path.stem, path)
                 assert spec is not None and spec.loader is not None, "a .py file has a loader"
                 module = sys.modules[path.stem] = importlib.util.module_from_spec(spec)

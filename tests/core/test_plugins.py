@@ -1,0 +1,26 @@
+"""Files of a user's own, by path; what they are good for is tested where they are named."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from rlvlm.core.errors import UsageError
+from rlvlm.core.plugins import load_object
+
+
+def test_of_two_files_of_one_name_each_is_itself(tmp_path: Path) -> None:
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "my_reward_of_two.py").write_text(f"NAME = {folder!r}\n")
+    for folder in ("a", "b", "a"):
+        assert load_object(f"{tmp_path / folder / 'my_reward_of_two.py'}:NAME", "reward.source") == folder
+
+
+@pytest.mark.parametrize("name", ["random", "numpy"])
+def test_a_file_does_not_take_the_place_of_a_module_that_others_need(name: str, tmp_path: Path) -> None:
+    (tmp_path / f"{name}.py").write_text("NAME = 1\n")
+    before = __import__(name)
+    with pytest.raises(UsageError, match=f"{name}.py is called like a module that others need"):
+        load_object(f"{tmp_path / name}.py:NAME", "reward.source")
+    assert sys.modules[name] is before
