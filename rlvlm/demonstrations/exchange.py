@@ -96,7 +96,7 @@ def import_chats(file: Path, folder: DemonstrationFolder, player: str, images: P
         except (OSError, SyntaxError, Image.DecompressionBombError):
             counts["image missing or unreadable"] += 1
             continue
-        # two files may have one name, and one file may grow: the same chat has the same id, and no other has
+        # two files may have one name, and a file may be written anew: the id says which chat it is, too
         digest = hashlib.sha256(json.dumps(chat, sort_keys=True).encode()).hexdigest()[:12]
         name = re.sub(r"[^A-Za-z0-9._-]", "-", f"{file.stem[:60]}-{number}-{digest}")
         if name in known:

@@ -33,13 +33,11 @@ _GRIPPER_SPEED = 0.01 / EXACT_STEP_S
 class Arm:
     """Drives the arm of a robosuite env by changes of the hand's pose.
 
-    What it remembers from step to step is in `get_memory`; everything else is in the env's `data`.
+    What it remembers from step to step is in `memory`; everything else is in the env's `data`.
 
     Args:
         env: a robosuite env with one Panda under OSC_POSE. Its model and data are used as they are.
     """
-
-    MEMORY_SIZE = 14
 
     def __init__(self, env: Any) -> None:
         robot = env.robots[0]
@@ -63,7 +61,11 @@ class Arm:
         self._gripper_middle, self._gripper_half = ranges.mean(axis=1), (ranges[:, 1] - ranges[:, 0]) / 2
         self._mass = np.zeros((self.model.nv, self.model.nv))
         self._jacobian = np.zeros((6, self.model.nv))
-        self._goal_place, self._goal_turn, self._grip = np.zeros(3), np.eye(3), np.zeros(2)
+        self.memory = np.zeros(14)
+        """[14] the goal's place and turn, and the gripper's command: part of a state, as the physics is."""
+        # windows onto it, written to in place
+        self._goal_place, self._goal_turn = self.memory[:3], self.memory[3:12].reshape(3, 3)
+        self._grip = self.memory[12:]
 
     @property
     def place(self) -> Doubles:
@@ -87,14 +89,6 @@ class Arm:
     def let_go(self) -> None:
         """As at the start of an episode: the goal is the pose of rest, the gripper has no command."""
         self._goal_place[:], self._goal_turn[:], self._grip[:] = self._rest_place, self._rest_turn, 0.0
-
-    def get_memory(self) -> Doubles:
-        """[14]: the goal's place and turn, and the gripper's command."""
-        return np.concatenate([self._goal_place, self._goal_turn.ravel(), self._grip])
-
-    def set_memory(self, memory: Doubles) -> None:
-        """Restores what `get_memory` returned."""
-        self._goal_place[:], self._goal_turn[:], self._grip[:] = memory[:3], memory[3:12].reshape(3, 3), memory[12:]
 
     def step(self, action: FloatArray, step_s: float = EXACT_STEP_S, *, keeps_goal: bool = False) -> None:
         """One env step.

@@ -244,6 +244,6 @@ class PickPlaceCan(TurnEnv):
         mujoco.mj_fwdPosition(scene.model, scene.data)
         self._positions = scene.positions()
         self._hand, self._can, self._bin = scene.arm.place.copy(), scene.can.copy(), scene.bin
-        self._is_open = bool(scene.arm.get_memory()[12] > 0)  # as the fingers were last commanded
+        self._is_open = bool(scene.arm.memory[12] > 0)  # as the fingers were last commanded
         self._held = bool(scene.env._check_grasp(scene.gripper, scene.object))  # both finger pads touch the can
         self._value, self._is_success = scene.value()

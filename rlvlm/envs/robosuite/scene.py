@@ -167,14 +167,14 @@ class RobosuiteScene:
     def load(self, state: Doubles) -> None:
         """Continues from `state`, which `save` returned, to the bit. Positions in world coordinates do not follow."""
         mujoco.mj_setState(self.model, self.data, state[: self._size], _STATE)
-        self.arm.set_memory(state[self._size :])
+        self.arm.memory[:] = state[self._size :]
         self.data.warning.number[:] = 0  # what went wrong before is not this state's
 
     def save(self) -> Doubles:
         """All that the future depends on, `[P]`."""
         physics = np.empty(self._size)
         mujoco.mj_getState(self.model, self.data, physics, _STATE)
-        return np.concatenate([physics, self.arm.get_memory()])
+        return np.concatenate([physics, self.arm.memory])
 
     def positions(self) -> FloatArray:
         """[S] joint positions: everything that can change the images."""

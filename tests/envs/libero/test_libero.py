@@ -89,7 +89,7 @@ def test_steps_as_robosuite_does(env: LiberoEnv) -> None:
     actions = np.random.default_rng(0).uniform(-1, 1, (10, 7))
     actions[:, 6] = np.sign(actions[:, 6])
     scene.load(start)
-    memory = scene.arm.get_memory()
+    memory = scene.arm.memory
     inner.sim.forward()
     controller.update(force=True)
     controller.goal_pos, controller.goal_ori = memory[:3].copy(), memory[3:12].reshape(3, 3).copy()
