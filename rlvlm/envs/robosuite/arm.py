@@ -46,6 +46,11 @@ class Arm:
         self.data: mujoco.MjData = env.sim.data._data
         self.control_step_s: float = env.control_timestep
         self.site: int = env.sim.model.site_name2id(controller.eef_name)
+        # these two are windows into the simulator's memory
+        self.place: Doubles = self.data.site_xpos[self.site]
+        """[3] of the point between the finger tips, metres, as of the latest kinematics."""
+        self.turn: Doubles = self.data.site_xmat[self.site].reshape(3, 3)
+        """[3, 3] of the hand, columns are its axes."""
         self._hand: int = env.sim.model.body_name2id(robot.robot_model.eef_name)
         self._joints, self._dofs = np.asarray(controller.qpos_index), np.asarray(controller.qvel_index)
         self.gripper_joints = np.asarray(robot._ref_gripper_joint_pos_indexes)
@@ -66,16 +71,6 @@ class Arm:
         # windows onto it, written to in place
         self._goal_place, self._goal_turn = self.memory[:3], self.memory[3:12].reshape(3, 3)
         self._grip = self.memory[12:]
-
-    @property
-    def place(self) -> Doubles:
-        """[3] of the point between the finger tips, metres, as of the latest kinematics."""
-        return self.data.site_xpos[self.site]
-
-    @property
-    def turn(self) -> Doubles:
-        """[3, 3] of the hand, columns are its axes."""
-        return self.data.site_xmat[self.site].reshape(3, 3)
 
     def proprio(self) -> FloatArray:
         """[8] place of the hand, its turn as an axis times an angle, and both fingers' joints, as LIBERO's datasets."""
