@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 from ray import serve
@@ -360,24 +360,8 @@ class ServedJudge:
             self._metrics.retries.inc(1, {"run": self._run, "reason": reason})
 
 
-class AsyncJudge(Protocol):
-    """A judge that is asked without blocking; `AsyncAppClient` is one, and so are the stand-ins of the tests."""
-
-    async def compare(self, queries: Sequence[Query]) -> list[Verdict]:
-        """One verdict per query, in order."""
-        ...
-
-    async def score(self, clips: Sequence[Clip]) -> list[Score]:
-        """One score per clip, in order."""
-        ...
-
-    async def generate(self, chat: Chat, max_new_tokens: int, temperature: float) -> str:
-        """The model's reply."""
-        ...
-
-
 class AsyncAppClient:
-    """`AsyncJudge` over a Serve app, for an event loop that hundreds of callers wait in.
+    """A judge or policy on Serve, asked from an event loop that hundreds of callers wait in.
 
     Serve's own bounded queue decides about overload: its `BackPressureError` becomes a 429 at once, and is not tried
     again here, where the caller knows better how long it can wait.

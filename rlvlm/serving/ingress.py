@@ -39,7 +39,7 @@ from rlvlm.judges.prompts import check_goal
 from rlvlm.judges.reading import parse_score
 from rlvlm.serving import messages as wire
 from rlvlm.serving.app_file import GatewayArgs
-from rlvlm.serving.client import AsyncAppClient, AsyncJudge
+from rlvlm.serving.client import AsyncAppClient
 from rlvlm.serving.config import HttpConfig
 from rlvlm.serving.guard import Guard, make_token, read_token
 from rlvlm.serving.media import MAX_VIDEO_FRAMES, MediaRoot, read_images, read_video
@@ -92,7 +92,7 @@ class Routes:
     def __init__(
         self,
         config: HttpConfig,
-        judges: Mapping[str, AsyncJudge],
+        judges: Mapping[str, AsyncAppClient],
         policies: Mapping[str, AsyncAppClient],
         ready: Ready,
     ) -> None:
@@ -235,7 +235,7 @@ class Routes:
         ]
         return list(map(wire.ScoreAnswer.model_validate, await judge.score(clips)))
 
-    def _judge(self, name: str | None) -> tuple[str, AsyncJudge]:
+    def _judge(self, name: str | None) -> tuple[str, AsyncAppClient]:
         """The judge that a request names, by default the first; an empty name is none, as in the reference.
 
         Raises:
@@ -274,7 +274,7 @@ class Routes:
 
 def build_app(
     config: HttpConfig,
-    judges: Mapping[str, AsyncJudge],
+    judges: Mapping[str, AsyncAppClient],
     policies: Mapping[str, AsyncAppClient],
     ready: Ready,
 ) -> ASGIApp:
