@@ -121,6 +121,12 @@ def run(judge) -> Measured:
     return measure(SMALL, judge, CONFIG, num_frames=8)
 
 
+@pytest.fixture(scope="module")
+def rows() -> dict[str, dict]:
+    """Of the references."""
+    return {name: summarise(run(Reference(name))) for name in ("oracle", "random", "left")}
+
+
 def test_a_judge_that_sees_everything_has_no_fault(made):
     row = summarise(run(Seeing(made)))
     assert row["faults"] == []
@@ -143,8 +149,7 @@ def test_a_planted_fault_is_named(made, planted, names):
     assert names <= {fault["name"] for fault in summarise(run(planted(made)))["faults"]}
 
 
-def test_references_come_in_the_right_order():
-    rows = {name: summarise(run(Reference(name))) for name in ("oracle", "random", "left")}
+def test_references_come_in_the_right_order(rows):
     pairs = {name: row["figures"]["pairs"] for name, row in rows.items()}
     assert pairs["oracle"]["accuracy"]["value"] == 1.0 and rows["oracle"]["faults"] == []
     assert pairs["random"]["accuracy"]["low"] < 0.5 < pairs["random"]["accuracy"]["high"]
@@ -238,10 +243,9 @@ def test_a_suite_is_found_by_name_and_tasks_by_theirs():
         find_suite("paper8")
 
 
-def test_rows_of_other_items_are_told_apart():
-    row = summarise(run(Reference("oracle")))
-    assert differences(row, row) == []
-    other = json.loads(json.dumps(row))
+def test_rows_of_other_items_are_told_apart(rows):
+    row, other = rows["oracle"], json.loads(json.dumps(rows["oracle"]))
+    assert differences(row, other) == []
     other["manifest"]["cartpole"]["looks"][0][0] += 1
     assert differences(row, other) == []  # another renderer
     other["manifest"]["cartpole"]["looks"][0][0] += 20
@@ -249,9 +253,8 @@ def test_rows_of_other_items_are_told_apart():
     assert [line.split()[1] for line in differences(row, other)] == ["items", "images"]
 
 
-def test_a_run_can_be_taught_by_what_was_measured(tmp_path):
-    row = summarise(run(Reference("left")))
-    (tmp_path / "bench.json").write_text(json.dumps(row))
+def test_a_run_can_be_taught_by_what_was_measured(tmp_path, rows):
+    (tmp_path / "bench.json").write_text(json.dumps(rows["left"]))
     shares = read_shares(tmp_path / "bench.json", "cartpole")
     assert shares[:, 0, 1].sum() == 0 and shares[:, 1, 0].sum() == 0  # right on the left, wrong on the right, always
     scores = read_scores(tmp_path / "bench.json", "push_block")
