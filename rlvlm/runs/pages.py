@@ -100,7 +100,9 @@ def _of_comparisons(
     tiles = {
         "queries": f"{total:,}",
         "no preference": f"{100 * counts['no preference'] / total:.1f} %",
-        "accuracy on decided pairs": f"{100 * counts['correct'] / decided:.1f} %" if decided else "none",
+        f"accuracy, of {decided:,} decided pairs whose progress differs": (
+            f"{100 * counts['correct'] / decided:.1f} %" if decided else "none"
+        ),
         "unreadable": counts["invalid"],
         "no answer": counts["failed"],
     }

@@ -32,7 +32,7 @@ def test_the_page_of_comparisons_shows_images_answers_and_truth(filled: RunFolde
     write_judge_page(filled, replace(config, goal="open & shut"))
     page = filled.panel.read_text()
     assert "8 of 12 queries" in page and "<b>12</b><span>queries</span>" in page, "all are counted, some are shown"
-    assert "<b>50.0 %</b><span>accuracy on decided pairs</span>" in page
+    assert "<b>50.0 %</b><span>accuracy, of 4 decided pairs whose progress differs</span>" in page
     cards = re.findall(r"<article.*?</article>", page, re.DOTALL)
     assert len(cards) == 8  # four of the six queries of each of two sessions
     outcomes = [re.search(r'class="([a-z-]+)"', card)[1] for card in cards]  # type: ignore[index]
