@@ -24,18 +24,8 @@ from transformers import Trainer, TrainingArguments
 
 from rlvlm.algorithms.env_slots import EnvSlot
 from rlvlm.algorithms.sft_config import JobConfig, ReplySFTConfig
-from rlvlm.algorithms.sft_replies import (
-    BODY_FILE,
-    HEADS_FILE,
-    Example,
-    examples_of,
-    grouped_by_length,
-    imitation_loss,
-    load_trained,
-    save_trained,
-    split,
-    validate,
-)
+from rlvlm.algorithms.sft_folders import BODY_FILE, HEADS_FILE, load_trained, save_trained
+from rlvlm.algorithms.sft_replies import Example, examples_of, grouped_by_length, imitation_loss, split, validate
 from rlvlm.core.episodes import TokenEpisode
 from rlvlm.core.errors import UsageError
 from rlvlm.policies.vlm.policy import VLMPolicy

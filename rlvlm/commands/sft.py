@@ -74,14 +74,9 @@ def command(words: Sequence[str], prog: str) -> int:
     where = arguments.policy.device if not os.environ.get("RAY_ADDRESS") else "auto"  # else a worker may be elsewhere
     check_network("policy", where, arguments.policy.model, arguments.policy.revision)
     from rlvlm.algorithms.env_slots import make_slot
+    from rlvlm.algorithms.sft_folders import read_sft_manifest, sft_manifest_of, write_sft_manifest
     from rlvlm.algorithms.sft_job import TrainLoopConfig, run_sft
-    from rlvlm.algorithms.sft_replies import (
-        check_actions,
-        read_sft_manifest,
-        sft_manifest_of,
-        split,
-        write_sft_manifest,
-    )
+    from rlvlm.algorithms.sft_replies import check_actions, split
     from rlvlm.policies.vlm.loading import load_policy
     from rlvlm.runs.ray_session import ray_session
 
@@ -120,6 +115,6 @@ def command(words: Sequence[str], prog: str) -> int:
 
 def _load(source: Path, task: str, env: EnvConfig) -> list[TokenEpisode]:
     """What a worker learns from."""
-    from rlvlm.algorithms.sft_replies import load_demonstrations
+    from rlvlm.algorithms.sft_folders import load_demonstrations
 
     return load_demonstrations(source, make_env(task, env, 0), env)

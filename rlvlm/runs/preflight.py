@@ -136,7 +136,7 @@ def _check_env(config: RunConfig) -> None:
         what = f"{config.task} has no scripted expert to demonstrate it"
         raise UsageError(f"{what}; of the tasks that ship, those have none: {unplayed}", NO_EXPERT_FIX)
     if isinstance(config.sft, ReplySFTConfig) and isinstance(config.policy, PolicyConfig) and config.sft.start_from:
-        from rlvlm.algorithms.sft_replies import check_sft_manifest, sft_manifest_of  # torch, as every run needs it
+        from rlvlm.algorithms.sft_folders import check_sft_manifest, sft_manifest_of  # torch, as every run needs it
 
         env = make_env(config.task, config.env, config.seed)
         wanted = sft_manifest_of(config.task, config.env, config.policy, env.action_names)

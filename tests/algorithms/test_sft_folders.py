@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from rlvlm.algorithms.env_slots import EnvSlot
-from rlvlm.algorithms.sft_replies import (
+from rlvlm.algorithms.sft_folders import (
     BODY_FILE,
     HEADS_FILE,
     check_sft_manifest,

@@ -8,7 +8,8 @@ import torch
 
 from rlvlm.algorithms.env_slots import EnvSlot
 from rlvlm.algorithms.sft_config import JobConfig, ReplySFTConfig
-from rlvlm.algorithms.sft_replies import BODY_FILE, HEADS_FILE, demonstrate, load_trained
+from rlvlm.algorithms.sft_folders import BODY_FILE, HEADS_FILE, load_trained
+from rlvlm.algorithms.sft_replies import demonstrate
 from rlvlm.core import metrics
 from rlvlm.core.errors import UsageError
 from rlvlm.envs.registry import make_env, task_env

@@ -10,7 +10,7 @@ from api_server import ApiServer, Response, completion, error
 from tiny_run import box_words
 
 from rlvlm.algorithms import sft_job
-from rlvlm.algorithms.sft_replies import sft_manifest_of, write_sft_manifest
+from rlvlm.algorithms.sft_folders import sft_manifest_of, write_sft_manifest
 from rlvlm.cli import main, run_word
 from rlvlm.commands.arguments import parse_run
 from rlvlm.core.errors import UsageError

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rlvlm.algorithms.sft_replies import sft_manifest_of, write_sft_manifest
+from rlvlm.algorithms.sft_folders import sft_manifest_of, write_sft_manifest
 from rlvlm.commands.arguments import parse, parse_run
 from rlvlm.commands.judge_bench import JudgeBenchArguments
 from rlvlm.core.errors import JudgeUnavailable, MachineError, RunError, UsageError

@@ -11,14 +11,8 @@ from rlvlm.algorithms.policy_gradient.algorithm_config import TokenConfig
 from rlvlm.algorithms.policy_gradient.player import take_vla
 from rlvlm.algorithms.sft_chunks import demonstrate as demonstrate_chunks
 from rlvlm.algorithms.sft_chunks import imitate, read_demonstrations
-from rlvlm.algorithms.sft_replies import (
-    check_sft_manifest,
-    demonstrate,
-    fine_tune,
-    load_demonstrations,
-    load_trained,
-    sft_manifest_of,
-)
+from rlvlm.algorithms.sft_folders import check_sft_manifest, load_demonstrations, load_trained, sft_manifest_of
+from rlvlm.algorithms.sft_replies import demonstrate, fine_tune
 from rlvlm.core import metrics
 from rlvlm.envs.env import ChunkEnv
 from rlvlm.policies.vla.policy import VLAPolicy

@@ -8,7 +8,7 @@ import torch
 
 from rlvlm.algorithms.policy_gradient.config import AdvantageConfig, LossConfig, rl4vlm_parity
 from rlvlm.algorithms.sft_config import ReplySFTConfig
-from rlvlm.algorithms.sft_replies import save_trained, sft_manifest_of, write_sft_manifest
+from rlvlm.algorithms.sft_folders import save_trained, sft_manifest_of, write_sft_manifest
 from rlvlm.core import metrics
 from rlvlm.core.errors import UsageError
 from rlvlm.envs.config import EnvConfig

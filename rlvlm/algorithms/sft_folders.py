@@ -1,0 +1,181 @@
+"""Folders of the supervised start of a policy that replies: demonstrations to learn from, and what was trained on them.
+
+A folder that `rlvlm sft` makes holds the weights that were trained and, beside them, `sft.json`: what they were trained
+to do, which weights alone do not say.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+
+from rlvlm.algorithms.checkpoint import write_tensors
+from rlvlm.core.disk import write_json
+from rlvlm.core.episodes import TokenEpisode
+from rlvlm.core.errors import UsageError
+from rlvlm.demonstrations.folder import open_folder
+from rlvlm.demonstrations.records import to_token_episode
+from rlvlm.envs.config import EnvConfig
+from rlvlm.envs.env import TurnEnv
+from rlvlm.policies.vlm.config import PolicyConfig
+from rlvlm.policies.vlm.policy import VLMPolicy
+
+MANIFEST_FILE, BODY_FILE, HEADS_FILE = "sft.json", "body.safetensors", "heads.safetensors"
+"""What was learned from, and what was trained: the adapter (or all weights of the language model), and apart from it
+the heads."""
+
+
+_WHICH_EPISODES = ("split", "deals", "episode_steps", "num_envs", "physics")
+"""Settings that say which episodes there are, how long and how exact: what is right in one of them is right with any.
+What a split holds out is left out by itself. All other settings change what is seen, asked or answered."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SFTManifest:
+    """What a policy has learned from, for `sft.json` beside its weights, which alone do not say."""
+
+    task: str
+    action_names: tuple[str, ...]
+    acts: str
+    """`text` or `head`, as the policy's."""
+    new_words: tuple[str, ...]
+    """As the policy's; a vector that was learned for one word means nothing for another."""
+    env: Mapping[str, Any]
+    """Settings of the env, by name: prompts and starts depend on them."""
+
+    def lacks(self, wanted: "SFTManifest") -> list[str]:
+        """What keeps weights that learned this from doing at all what is `wanted`, in words."""
+        lacking = [name for name in wanted.action_names if name not in self.action_names]
+        return [
+            *([f"its actions are not {', '.join(map(repr, lacking))}"] if lacking else []),
+            *([f"it acts by {self.acts}, not by {wanted.acts}"] if self.acts != wanted.acts else []),
+            *(["policy.new_words were others"] if self.new_words != wanted.new_words else []),
+        ]
+
+    def differs(self, wanted: "SFTManifest") -> list[str]:
+        """What else is not as in `wanted`, in words."""
+        before = self.env
+        changed = [key for key, value in wanted.env.items() if before.get(key, value) != value]
+        return [
+            *([f"its task was {self.task}, not {wanted.task}"] if self.task != wanted.task else []),
+            *(f"env.{key} was {before[key]}, not {wanted.env[key]}" for key in changed),
+        ]
+
+
+def sft_manifest_of(task: str, env: EnvConfig, policy: PolicyConfig, action_names: tuple[str, ...]) -> SFTManifest:
+    """What `policy` learns in an env of `task`."""
+    return SFTManifest(
+        task=task, action_names=action_names, acts=policy.acts, new_words=policy.new_words, env=asdict(env)
+    )
+
+
+def check_sft_manifest(folder: Path, wanted: SFTManifest, log: Callable[[str], None]) -> None:
+    """Passes where the weights in `folder` can do what is `wanted`, and logs what else they have learned from.
+
+    Raises:
+        UsageError: they cannot, or their manifest cannot be read.
+    """
+    manifest = read_sft_manifest(folder)
+    if manifest is None:
+        return
+    if lacking := manifest.lacks(wanted):
+        raise UsageError(f"{folder} is of no use here: {'; '.join(lacking)}", f"train it with rlvlm sft {wanted.task}")
+    for difference in manifest.differs(wanted):
+        log(f"{folder} learned something else: {difference}")
+
+
+def write_sft_manifest(folder: Path, manifest: SFTManifest) -> None:
+    """Writes `sft.json`."""
+    write_json(folder / MANIFEST_FILE, asdict(manifest))
+
+
+def read_sft_manifest(folder: Path) -> SFTManifest | None:
+    """What the weights in `folder` learned from; None where nothing was learned there.
+
+    Raises:
+        UsageError: it cannot be read.
+    """
+    file = folder / MANIFEST_FILE
+    try:
+        found = json.loads(file.read_text())
+        words = {name: tuple(found[name]) for name in ("action_names", "new_words")}
+        return SFTManifest(task=found["task"], acts=found["acts"], env=dict(found["env"]), **words)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise UsageError(f"cannot read {file}: {error}", "restore the file, or train anew with rlvlm sft") from error
+
+
+def load_demonstrations(folder: Path, env: TurnEnv, settings: EnvConfig) -> list[TokenEpisode]:
+    """The episodes of a folder that `rlvlm collect` made whose starts `env` may have: what its split holds out is not
+    learned from, whoever collected it.
+
+    Args:
+        folder: of the demonstrations.
+        env: of the task that is learned.
+        settings: of `env`.
+
+    Raises:
+        UsageError: it is no such folder, its episodes are of an env set up otherwise, with other actions or snapshots,
+            or keep none, or none of them is left.
+    """
+    opened = open_folder(folder)
+    if opened.kind != "turns":
+        raise UsageError(f"{folder} holds {opened.kind} of {opened.task}, not turns", "rlvlm collect number_line")
+    records = list(opened.episodes())
+    # a task's envs may have snapshots of other sizes under other settings, e.g. larger grids
+    sizes = {record.arrays["snapshots"].shape[1] for record in records if "snapshots" in record.arrays}
+    if sizes - {env.snapshot_size} or opened.action_names != env.action_names:
+        raise UsageError(
+            f"{folder} holds demonstrations of {opened.task}, whose actions or snapshots are not those of this env",
+            "collect this task's own, with the same --env options: rlvlm collect TASK",
+        )
+    try:
+        episodes = [to_token_episode(record, env) for record in records]
+    except ValueError as error:
+        fix = "learn from what rlvlm collect played; imported chats can be shown, filtered and exported"
+        raise UsageError(f"{folder} cannot be learned from: {error}", fix) from error
+    wanted = {key: value for key, value in asdict(settings).items() if key not in _WHICH_EPISODES}
+    if other := opened.differs(wanted):
+        raise UsageError(
+            f"{folder} holds demonstrations collected with {'; '.join(other)}",
+            f"set these as there, or rlvlm collect {opened.task} with these --env options and another --out",
+        )
+    kept = [episode for episode in episodes if env.may_start(episode.snapshots[0])]
+    if not kept:
+        raise UsageError(
+            f"{folder} has {len(episodes):,} episodes, and none on the side {env.split!r} of the split",
+            "collect more with the same --env.split",
+        )
+    return kept
+
+
+def load_trained(policy: VLMPolicy, folder: Path) -> None:
+    """Gives `policy` what `save_trained` wrote.
+
+    Raises:
+        UsageError: nothing is there, or the weights are of another policy.
+    """
+    try:
+        policy.load_trained_state(load_file(folder / BODY_FILE) | load_file(folder / HEADS_FILE))
+    except (OSError, ValueError, SafetensorError) as error:
+        raise UsageError(
+            f"{folder} holds no weights for this policy: {error}",
+            "make them with rlvlm sft and the same --policy options",
+        ) from error
+
+
+def save_trained(policy: VLMPolicy, folder: Path) -> None:
+    """Writes what is trained of `policy` into `folder`, the heads apart.
+
+    Raises:
+        OSError: the disk refused.
+    """
+    state = {name: value.cpu().contiguous() for name, value in policy.trained_state().items()}
+    heads = {name: value for name, value in state.items() if name.startswith(("value_head.", "action_head."))}
+    write_tensors(heads, folder / HEADS_FILE)
+    write_tensors({name: value for name, value in state.items() if name not in heads}, folder / BODY_FILE)
