@@ -27,14 +27,13 @@ class EnvSlot:
         env: nobody else plays it.
         task: its name, for the episodes.
         place: of the slot among those side by side.
-        action_tokens: which of a reply's ids make its action, by the span of characters; None: all do.
     """
 
-    def __init__(
-        self, env: TurnEnv, task: str, place: int = 0,
-        action_tokens: Callable[[Any, Any], NDArray[np.bool_]] | None = None,
-    ) -> None:  # fmt: skip
-        self.env, self.place, self.action_tokens = env, place, action_tokens
+    action_tokens: Callable[[Any, Any], NDArray[np.bool_]] | None = None
+    """Which of a reply's ids make its action, by the span of characters; None: all do. Set where updates ask for it."""
+
+    def __init__(self, env: TurnEnv, task: str, place: int = 0) -> None:
+        self.env, self.place = env, place
         self.group = 0
         """Of the running episode."""
         self.is_over = self.is_terminated = False

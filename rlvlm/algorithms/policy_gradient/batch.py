@@ -181,8 +181,8 @@ class BatchMaker:
         needs, place = self.estimator.needs, tuple(torch.tensor(rows).T)
         shape = (max(map(len, episodes)), len(episodes))
 
-        def grid(column: Tensor, blank: float = 0.0) -> Tensor:
-            full = torch.full((*shape, *column.shape[1:]), blank).to(column.dtype)
+        def grid(column: Tensor) -> Tensor:
+            full = torch.zeros(*shape, *column.shape[1:], dtype=column.dtype)
             full[place] = column
             return full
 
