@@ -199,7 +199,7 @@ def check_learning(reward: StepRewardConfig, feedback: FeedbackConfig, reward_mo
     Raises:
         ValueError: says which two settings do not.
     """
-    simulated_config(reward.teacher, feedback)
+    simulated_config(reward.teacher, feedback)  # for its own check alone
     if reward.exploration.bonus == "disagreement" and reward_model.ensemble == 1:
         raise ValueError(
             "reward.exploration.bonus disagreement needs members that can disagree, got reward_model.ensemble 1; "
@@ -210,6 +210,7 @@ def check_learning(reward: StepRewardConfig, feedback: FeedbackConfig, reward_mo
             "reward.teacher measured and feedback.measured FILE go together, got "
             f"{reward.teacher} and {feedback.measured or 'no file'}"
         )
+    # it asks about pairs of images: other teachers look at none, and a judge of scores is not asked about pairs
     if feedback.preflight and not (reward.asks_judge and reward.source == "preference"):
         raise ValueError(
             f"feedback.preflight {feedback.preflight} tries a judge on pairs, and reward.source {reward.source} with "

@@ -64,6 +64,7 @@ def decided(pairs: Sequence[Pair], verdicts: Sequence[Verdict], ties: Literal["d
 
 def scored(segments: Sequence[Segment], scores: Sequence[Score]) -> list[Example]:
     """The segments whose scores in [0, 1] train; unread and missing answers never do."""
+    # 0 is a score: what is left out is what has none
     answered = zip(segments, scores, strict=True)
     return [((segment,), score.value) for segment, score in answered if score.value is not None]
 

@@ -79,7 +79,7 @@ def record_answers(
         if isinstance(question, Pair):
             records.append(QueryRecord(**about, session=session, pair=question, verdict=answer))
             continue
-        progress = float(question.progress[-1])
+        progress = float(question.progress[-1])  # at its end, as the oracle scores it
         item = ScoringItem(goal="", snapshots=question.snapshots, is_success=None, progress=progress)
         env_return = float(question.env_rewards.sum())
         records.append(
@@ -128,6 +128,7 @@ class FeedbackCounts:
         if checked:  # where nothing moves, the truth of most pairs is a tie, and a share of three says little
             counts[metrics.LABELS_CHECKED] = float(checked)
         decided = self._counts["left"] + self._counts["right"]
+        # as hits of how many; a share of nothing is left out and not called 0
         shares = {metrics.LABEL_ACCURACY: (self._counts["correct"], checked)}
         if decided:  # of scores nobody is undecided
             undecided = self._counts[metrics.QUERIES_NO_PREFERENCE]

@@ -83,6 +83,7 @@ class StepRewardConfig:
     def __post_init__(self) -> None:
         check_name("reward.source", self.source, SOURCES)
         check_name("reward.teacher", self.teacher, TEACHERS)
+        # What nobody would read is refused: a run that ignores a setting looks in a table as if it had used it.
         if self.source == "score" and self.teacher not in _SCORERS and ":" not in self.teacher:
             raise ValueError(
                 f"reward.teacher {self.teacher} compares and gives no scores; reward.source score needs "
@@ -264,6 +265,7 @@ class TurnRewardConfig:
                 f"reward.{', '.join(idle)} have no effect without scores: set reward.source judged, or mixture "
                 "with reward.mixture.judged"
             )
+        # it is where the judge tells the preflight's episodes apart best, so there must be some, and a judge
         if threshold == "calibrated" and not (self.asks_judge and self.monitor.preflight):
             raise ValueError("a calibrated threshold needs a judge, and monitor.preflight episodes to calibrate it on")
         if self.fallback_judge and not self.asks_judge:
@@ -317,6 +319,7 @@ class ChunkRewardConfig(TurnRewardConfig):
 
     def title(self, judge: str, mark: str = "") -> str:
         """As of `StepRewardConfig`, e.g. `pocket score of the video`."""
+        # not super(): a class with slots is made twice, and super() knows the first
         if self.source != "judged" or self.per == "turn":
             return TurnRewardConfig.title(self, judge, mark)
         who, bound = judge if self.asks_judge else self.teacher, self.threshold

@@ -29,6 +29,7 @@ class VisitedStates:
 
     def __init__(self, size: int) -> None:
         self._rows = GrowingArray((size,), np.float64)
+        # one of the two may be missing: the older before there are enough states, the recent one just after a rebuild
         self._trees: tuple[KDTree | None, KDTree | None] = (None, None)
         """Of the older and of the more recent states."""
 

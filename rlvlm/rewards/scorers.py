@@ -191,6 +191,7 @@ class FallbackScorer:
             JudgeUnavailable: neither of them answers.
         """
         self.num_asked += len(items)
+        # The first decides by itself when it has given up: it raises. The second may raise too, and then the run ends.
         try:
             scores = self._first.score(items)
         except JudgeUnavailable as error:
@@ -290,6 +291,7 @@ def measured_scorer(scores: list[list[float]], seed: int, name: str) -> Simulate
         seed: of the draws.
         name: of the judge that was measured.
     """
+    # a judge that was measured on few episodes has bins without any: the nearest one stands for them
     known = [place for place, row in enumerate(scores) if row]
     filled = [scores[min(known, key=lambda other: abs(other - place))] for place in range(_SCORE_ROWS)]
 

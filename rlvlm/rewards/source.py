@@ -46,6 +46,7 @@ class SourceContext:
 class RewardSource:
     """Gives each transition its reward. Never falls back to the env's reward when a judge fails."""
 
+    # the safe default for a source of one's own: a function of the transition alone
     labelling = Labelling.ON_ARRIVAL
 
     @classmethod

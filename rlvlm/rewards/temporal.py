@@ -49,6 +49,7 @@ class TemporalNovelty:
         """[T] of each episode's actions; the least surprising of all is 0, the most surprising 1."""
         if not episodes:
             return []
+        # -log p(action) at each turn, before anything is learned from these episodes
         surprises = [self._network(*self._seen(episode)).numpy() for episode in episodes]
         readable = [np.array([reply.action is not None for reply in episode.replies]) for episode in episodes]
         known = np.concatenate([each[can] for each, can in zip(surprises, readable, strict=True)])
@@ -104,7 +105,7 @@ class _Predictor(nn.Module):
         self._words = nn.Embedding(num_actions + 2, _WIDTH)
         self._gru = nn.GRU(_WIDTH, _WIDTH, batch_first=True)
         self._log = nn.Linear(_WIDTH, num_actions + 1)
-        self._first = num_actions + 1
+        self._first = num_actions + 1  # the start token; `num_actions` itself is a reply that could not be read
 
     def forward(self, image: Tensor, actions: Tensor) -> Tensor:
         """[T] in nats."""
