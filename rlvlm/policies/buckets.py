@@ -61,6 +61,7 @@ def write_buckets(
         size: bytes that a bucket holds at most; a larger tensor has one of its own.
         whole: makes a tensor on the CPU of a value of `state`.
     """
+    # one buffer, used again for every bucket
     room = np.empty(min(size, sum(value.numel() * value.element_size() for value in state.values())), np.uint8)
     buckets: list[Bucket] = []
     places: list[TensorPlace] = []
@@ -102,6 +103,7 @@ def read_bucket(bucket: Bucket, content: Content) -> Iterator[tuple[str, Tensor]
     Raises:
         ValueError: they are not those that were put, or a value is not finite.
     """
+    # before the first tensor is given out: whoever takes them writes into the live model
     if hashlib.sha256(content.data).hexdigest() != bucket.sha256:
         raise ValueError("their digest is not the one that was sent along: they are torn")
     for place in bucket.tensors:
@@ -130,6 +132,7 @@ def fill_from_buckets(own: Mapping[str, Any], buckets: Iterable[Bucket], fetch: 
         ValueError: they are of another policy, torn, or not finite.
     """
     buckets = tuple(buckets)
+    # all names before any byte
     check_same(own, {place.name: place.shape for bucket in buckets for place in bucket.tensors})
     for bucket in buckets:
         for name, value in read_bucket(bucket, fetch(bucket)):

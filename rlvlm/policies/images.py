@@ -59,6 +59,7 @@ class SeenImages(Generic[Image]):
     def missing(self, keys: Sequence[bytes]) -> list[int]:
         """Places in `keys` whose image is not here, the first of each key only; the others count as used just now."""
         wanted: dict[bytes, int] = {}
+        # envs side by side often show the same image: it is asked for once
         for place, key in enumerate(keys):
             if key in self._images:
                 self._images.move_to_end(key)
@@ -71,6 +72,7 @@ class SeenImages(Generic[Image]):
         self._bytes += image.nbytes - (self._images[key].nbytes if key in self._images else 0)
         self._images[key] = image
         self._images.move_to_end(key)
+        # the newest stays, however large: a batch of one must always work
         while self._bytes > self._max_bytes and len(self._images) > 1:
             self._bytes -= self._images.popitem(last=False)[1].nbytes
 

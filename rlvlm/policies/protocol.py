@@ -143,6 +143,7 @@ def look(policy: TokenPolicy, env: Any, obs: Observations, agree: Callable[[int]
         agree: makes a number of rounds of `SHOWN_AT_ONCE` images that of all who look together, who gather the weights
             of a sharded policy with each other; who has seen everything shows one image again.
     """
+    # as many rounds on every learner: to encode, a sharded policy gathers weights, and each must give its part
     missing = policy.images.missing(obs.images)
     for begin in range(0, agree(-(-len(missing) // SHOWN_AT_ONCE)) * SHOWN_AT_ONCE, SHOWN_AT_ONCE):
         places = missing[begin : begin + SHOWN_AT_ONCE] or [0]

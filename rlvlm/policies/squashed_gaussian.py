@@ -96,6 +96,7 @@ class SquashedGaussian(nn.Module):
     def calibrate(self, centre: Tensor, spread: Tensor) -> None:
         """Makes a fresh network see `(obs - centre) / spread`; both are `[D]`, and go into its first layer."""
         first = self.linears[0]
+        # W ((x - c) / s) + b = (W / s) x + (b - (W / s) c)
         first.weight.div_(spread)
         first.bias.sub_(first.weight @ centre)
 

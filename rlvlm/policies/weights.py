@@ -83,6 +83,7 @@ def lent(own: Mapping[str, Tensor], state: Mapping[str, Any]) -> Iterator[None]:
     Raises:
         ValueError: a name or a shape differs.
     """
+    # clones, for `own` shares its memory with the parameters that are about to change
     now = {name: value.clone() for name, value in own.items()}
     fill(own, state)
     try:

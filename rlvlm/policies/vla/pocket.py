@@ -80,7 +80,9 @@ class PocketVLA(VLAPolicy):
     def _rows(self, instruction: str) -> list[int]:
         words = instruction.lower().split()
         texts = [*words, *(f"{left} {right}" for left, right in zip(words, words[1:], strict=False))]
+        # not `hash`, which differs from process to process
         rows = [zlib.crc32(text.encode()) % self._vocabulary for text in texts][:_WORDS]
+        # the row behind the last is zero and never learns: it fills short instructions up
         return rows + [self._vocabulary] * (_WORDS - len(rows))
 
     def forward(self, images: Tensor, words: Tensor, proprio: Tensor) -> Tensor:
@@ -122,6 +124,7 @@ class PocketVLA(VLAPolicy):
 
     def _act(self, hidden: Tensor) -> Tensor:
         tokens = self.norm(self.queries(hidden).view(len(hidden), self._num_tokens, -1))
+        # one table for all tokens: what is near for one dimension of an action is near for the others
         return tokens @ self.bins.T + self.bias
 
 

@@ -111,6 +111,7 @@ class VLAPolicy(nn.Module):
             bins = likeliest_bins(logits)
             log_probs = torch.zeros(bins.shape)
         else:
+            # the same dimensions in every step of the chunk
             mask = None if explored is None else torch.from_numpy(np.tile(explored, logits.shape[-2] // len(explored)))
             generator = generator or torch.Generator().manual_seed(0)
             bins, log_probs = draw_bins(logits, temperature, generator, shared, mask)
@@ -140,6 +141,7 @@ class VLAPolicy(nn.Module):
             logits, values = self.with_values(*inputs, detach=detach_values)
         else:
             logits = self(*inputs)
+        # kept as int16 between rollout and update, to spare memory
         bins = torch.from_numpy(np.stack(tokens).astype(np.int64)).to(logits.device)
         chosen = log_probs_of(logits, bins, temperature)
         with torch.set_grad_enabled(with_entropies and torch.is_grad_enabled()):
@@ -158,6 +160,7 @@ class VLAPolicy(nn.Module):
 
     def acting_parameters(self) -> list[nn.Parameter]:
         """What learns, but for the value head."""
+        # by identity, for tensors compare by their values
         own = {id(parameter) for parameter in self.value_parameters()}
         return [one for one in self.parameters() if one.requires_grad and id(one) not in own]
 

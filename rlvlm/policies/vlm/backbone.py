@@ -133,6 +133,7 @@ class Backbone:
         Raises:
             UsageError: the words hold tokens of the chat's format: they could end the turn or add an image.
         """
+        # an env asks the same few questions over and over, and tokenizing takes longer than looking up
         ids = self._prompts.get((prompt, size_px))
         if ids is None:
             words = self.processor.tokenizer(prompt, add_special_tokens=False)["input_ids"]
@@ -166,6 +167,7 @@ class Backbone:
         """Visual tokens [layers, tokens, D] of each of `frames`, N times [H, W, 3], with gradients, and their grids."""
         marks = self.processor.apply_chat_template([{"role": "user", "content": [{"type": "image"}]}])
         inputs = self.processor(text=[marks] * len(frames), images=[[frame] for frame in frames])
+        # each family has some of these and needs them all
         pixels = {
             name: tensor.to(self.device)
             for name, tensor in inputs.items()
@@ -194,6 +196,7 @@ class Backbone:
             columns, begins = torch.arange(ids.shape[1], device=ids.device), attention.argmax(1, keepdim=True)
             forth, back = (columns + begins) % len(columns), (columns - begins) % len(columns)
             ids, positions, attention = ids.gather(1, forth), torch.take_along_dim(positions, forth[None], 2), None
+        # by layer of the deep stack, the images of the batch in a row, as their places in the ids are
         layers = [torch.cat(rows) for rows in zip(*(image.features for image in images), strict=True)]
         embedded = self.language.get_input_embeddings()(ids)
         is_image = ids == self.image_id
@@ -246,6 +249,7 @@ class Backbone:
 
         if not in_slices:
             return compute(hidden, tokens)
+        # slices of equal memory, whatever the vocabulary
         size = max(1, _LOGITS_AT_ONCE // self.model.get_output_embeddings().weight.shape[0])
         parts = [
             checkpoint(compute, *part, use_reentrant=False) if torch.is_grad_enabled() else compute(*part)

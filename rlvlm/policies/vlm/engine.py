@@ -168,6 +168,7 @@ class PolicyEngine:
         if max_new_tokens < 1 or temperature <= 0:
             raise ValueError(f"need max_new_tokens >= 1 and temperature > 0, got {max_new_tokens} and {temperature}")
         chunks = [requests[i : i + self.max_batch] for i in range(0, len(requests), self.max_batch)]
+        # float32 adapters are cast to the layers' type once for all tokens, and not twice at each of them
         with cast_adapters(self.policy.model):
             return [reply for chunk in chunks for reply in self._reply(chunk, max_new_tokens, temperature, greedy)]
 
@@ -221,6 +222,7 @@ class PolicyEngine:
             log_probs.append(table.gather(-1, tokens[:, None])[:, 0])
             chosen.append(tokens)
             is_open = is_open & (tokens != policy.stop_id)
+            # nobody asks what would come after the last token
             if step + 1 == max_new_tokens or not is_open.any():
                 break
             state = self._decode_step(padded, tokens, step, cache)
@@ -246,6 +248,7 @@ class PolicyEngine:
         all_ids, all_log_probs, ended = ids.cpu().numpy(), log_probs.cpu().numpy(), is_stop.any(1).tolist()
         replies = []
         for row, (one, length) in enumerate(zip(asked, lengths, strict=True)):
+            # a view would keep the whole batch in memory as long as one of its replies
             reply_ids = all_ids[row, :length].copy()
             replies.append(
                 SampledReply(
@@ -304,6 +307,7 @@ def _draw(log_probs: Tensor, uniforms: Tensor | None) -> Tensor:
     """
     if uniforms is None:
         return log_probs.argmax(-1)
+    # in float64: a float32 sum over 150,000 tokens ends visibly beside 1
     cumulative = log_probs.double().exp().cumsum(-1)
     threshold = uniforms.to(cumulative.device)[:, None] * cumulative[:, -1:]
     return (cumulative <= threshold).sum(-1).clamp_max(log_probs.shape[-1] - 1)

@@ -37,6 +37,7 @@ def load_policy(config: PolicyConfig, num_actions: int = 0) -> VLMPolicy:
         named = dataclasses.replace(named, dtype="float32")  # PEFT keeps an adapter in float32 by itself
     loaded = load_vlm(named, trainable=True)
     model = loaded.model
+    # heads and adapter come from the run's seed, and leave the run's own draws alone
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
         if config.has_adapter and not config.adapter:

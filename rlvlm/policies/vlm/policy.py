@@ -56,6 +56,7 @@ class VLMPolicy(nn.Module):
         self.images: SeenImages[SeenImage] = SeenImages(config.cache_mib << 20)
         self.backbone = Backbone(model.get_base_model() if hasattr(model, "get_base_model") else model, processor)
         width = self.backbone.text_config.hidden_size
+        # twice as wide: the last token of the prompt beside the mean of the image, see `prompt_values`
         self.value_head = _head(2 * width, config.head_width, 1).to(self.device)
         self.action_head = (
             _head(width, config.head_width, num_actions).to(self.device) if config.acts == "head" else None
@@ -139,6 +140,7 @@ class VLMPolicy(nn.Module):
             ValueError: a name or a shape is not that of this policy.
         """
         fill(self.trained_state(), state)
+        # features of the weights before
         if self.config.train_vision:
             self.images.clear()
 
@@ -202,6 +204,7 @@ class VLMPolicy(nn.Module):
 
         Call it for the places that `images.missing` names, so that nothing is drawn or encoded twice.
         """
+        # so many at a time: an encoder's activations are larger than what is kept of them
         for begin in range(0, len(keys), SHOWN_AT_ONCE):
             part = list(frames[begin : begin + SHOWN_AT_ONCE])
             with torch.no_grad():
@@ -298,6 +301,7 @@ class VLMPolicy(nn.Module):
                 with_entropies=with_entropies, with_token_values=with_token_values,
             )  # fmt: skip
         table, values = self.act_log_probs(self.asked(obs), detach_values=detach_values)
+        # as if the action were a reply of one token, so that every loss of replies holds for it
         chosen = table.gather(-1, torch.tensor(np.stack(tokens), device=table.device))
         return Prediction(
             log_probs=chosen,

@@ -102,6 +102,7 @@ class VllmSampler:
             dtype = "bfloat16" if torch.cuda.is_available() else "float32"
         self._sleeps = sleeps and torch.cuda.is_available()  # on a CPU vLLM cannot, and nobody needs it to
         self.is_coarse = dtype != "float32"
+        # its kernels know a few ranks; an adapter of another takes those of the next larger one
         rank = next((rank for rank in _RANKS if rank >= _rank_of(config)), None)
         if rank is None:
             raise UsageError(f"vLLM takes adapters up to rank {_RANKS[-1]}", "lower --policy.lora-rank")
@@ -110,6 +111,7 @@ class VllmSampler:
             max_loras=KEPT_VERSIONS,
             max_cpu_loras=KEPT_VERSIONS,
             max_lora_rank=rank,
+            # after banning and temperature, as the trainer computes them
             logprobs_mode="processed_logprobs",
             enable_sleep_mode=self._sleeps,
             worker_extension_cls="rlvlm.policies.vlm.vllm_worker.BucketLoader",
@@ -164,11 +166,13 @@ class VllmSampler:
         Raises:
             ModelUnavailable: vLLM cannot load it.
         """
+        # from 1 on: vLLM takes 0 for no adapter
         adapter = lora_request(f"version-{version}", version + 1, folder)
         try:
             await self._core.add_lora(adapter)
             self._adapters[version] = adapter
             self._adapters.move_to_end(version)
+            # the one before stays for the replies that began under it
             while len(self._adapters) > KEPT_VERSIONS:
                 _, oldest = self._adapters.popitem(last=False)
                 await self._core.remove_lora(oldest)
@@ -184,12 +188,14 @@ class VllmSampler:
             ModelUnavailable: they are torn, not finite, or do not all come; the model is then a mixture, with which
                 this engine will not go on.
         """
+        # half new weights belong to no version, and nobody may sample with them
         self.version = None
         try:
             await self._core.replace_weights("load_buckets", folder=str(folder), buckets=described(buckets))
         except Exception as error:  # noqa: BLE001 - as above
             self._is_mixed = True  # vLLM cannot begin another load in the middle of one
             raise _not_loaded(version, error) from error
+        # keys and values that were computed with the weights before
         await self._core.forget_prefixes()
         self.version = version
 
@@ -222,6 +228,7 @@ class VllmSampler:
             "max_tokens": sampling.max_new_tokens,
             "temperature": 0.0 if sampling.greedy else sampling.temperature,
             "seed": sampling.seed,
+            # of the sampled token alone
             "logprobs": 0,
             "stop_token_ids": [rules.stop_id],
         }
@@ -241,6 +248,7 @@ class VllmSampler:
 
         async def one(place: int) -> float:
             token = int(tokens.reply_ids[place])
+            # not as log-probs of a prompt: vLLM computes these without banning and temperature
             begun = replace(tokens, reply_ids=tokens.reply_ids[:place])
             wanted = {"max_tokens": 1, "temperature": 1.0, "seed": 0, "logprob_token_ids": [token]}
             output = await self._ask(begun, frame, rules, wanted, version)
@@ -260,6 +268,7 @@ class VllmSampler:
                 f"raise --{self._section}.max-tokens, or lower --policy.max-pixels or --algo.max-reply-tokens",
             )
         lora = self._adapters[version] if self._has_adapter else None
+        # leaves e^-100 of a token's probability, which is none in float32
         bias = dict.fromkeys(rules.banned_ids, _BANNED_BIAS)
         try:
             output = await self._core.ask(
@@ -267,6 +276,7 @@ class VllmSampler:
             )
         except (ValueError, RuntimeError) as error:
             raise ModelUnavailable(f"vLLM did not answer a prompt: {error}", "look at the replica's log") from error
+        # else log-probs would be those of another prompt, and nothing would say so
         if list(output.prompt_token_ids) != expected:
             raise ModelUnavailable(
                 f"vLLM reads a prompt of {len(expected)} tokens as {len(output.prompt_token_ids)}: it makes other "

@@ -50,6 +50,7 @@ def described(buckets: Sequence[Bucket]) -> list[dict[str, Any]]:
 def _stream(folder: Path, buckets: Sequence[dict[str, Any]], rank: int) -> Iterator[tuple[str, Tensor]]:
     for number, one in enumerate(buckets):
         file = folder / str(number)
+        # buckets are written one at a time, so that no more than two lie in the folder
         while not file.exists():
             if (folder / FAILED).exists():
                 raise RuntimeError(f"bucket {number} of {len(buckets)} of the weights does not come")
@@ -57,7 +58,9 @@ def _stream(folder: Path, buckets: Sequence[dict[str, Any]], rank: int) -> Itera
         places = tuple(TensorPlace(**{**place, "shape": tuple(place["shape"])}) for place in one["tensors"])
         content: Any = np.memmap(file, np.uint8, "r")
         for name, value in read_bucket(Bucket(tensors=places, sha256=one["sha256"], where=None), content):
+            # heads are the trainer's own
             if name.startswith(_MODEL):
                 yield name.removeprefix(_MODEL), value
         del content
+        # the writer may delete it once every worker has said so
         file.with_name(f"{number}.read-{rank}").touch()

@@ -55,6 +55,7 @@ def _cropped(images: Tensor, size_px: int) -> Tensor:
     """The same of the middle of each image, after JPEG and Lanczos."""
     resized = np.stack([_through_jpeg(image, size_px) for image in images.cpu().numpy()])
     pixels = torch.from_numpy(resized).to(images.device).permute(0, 3, 1, 2).float()
+    # sides of the square root of the area, from the middle of the first pixel to the middle of the last
     reach = torch.linspace(-(_AREA**0.5), _AREA**0.5, size_px, device=images.device)
     down, right = torch.meshgrid(reach, reach, indexing="ij")
     grid = torch.stack([right, down], dim=-1).expand(len(pixels), -1, -1, -1)

@@ -53,6 +53,7 @@ def load_openvla(config: VLAConfig, *, num_cameras: int, proprio_size: int, num_
             f"the checkpoint is to see {wants.cameras} cameras, the env has {num_cameras}",
             f"lower --{wants.section}.cameras",
         )
+    # seen by names of files, before 15 GB are read
     if heads := sorted(path.name for path in folder.glob("action_head--*")):
         raise ModelUnavailable(
             f"{folder} has {heads[0]}: its actions come from a regression head and have no probabilities to learn from",
@@ -110,7 +111,9 @@ def _projector(folder: Path) -> dict[str, Tensor]:
     if len(files) > 1:
         raise ModelUnavailable(f"{folder} has {len(files)} proprioception projectors", "keep the one of the last step")
     try:
+        # a torch file is a pickle: only this loader, which makes nothing but tensors, may open it
         weights = torch.load(files[0], map_location="cpu", weights_only=True)
+        # saved from a model that was spread over several cards
         named = {name.removeprefix("module."): value for name, value in weights.items()}
         if set(named) != {"fc1.weight", "fc1.bias", "fc2.weight", "fc2.bias"}:
             raise ValueError(f"it holds {', '.join(sorted(named))[:100]}")
@@ -123,6 +126,7 @@ def _network(folder: Path, settings: CheckpointConfig, wants: OpenVLAConfig, pro
     """The weights on their device, with an adapter where one learns; what is missing or left over is named."""
     check_shards(folder)
     device = pick_device(wants.device, wants.section)
+    # in bfloat16 most of Adam's steps would be rounded away
     dtype = torch.float32 if wants.learns == "all" else pick_dtype(wants.dtype, device)
     disable_progress_bar()  # it would tear the run's live panel
     try:
@@ -162,6 +166,7 @@ def _statistics(folder: Path, settings: CheckpointConfig, wants: OpenVLAConfig) 
         keys = sorted(json.loads(text))
     except (OSError, ValueError, TypeError, RecursionError) as error:
         raise ModelUnavailable(f"{file} cannot be read: {first_line(error)}", _AGAIN) from error
+    # LIBERO's published checkpoints learned from data without idle steps, and their statistics say so in the name
     fits = [key for key in keys if not wants.unnorm_key or key in (wants.unnorm_key, f"{wants.unnorm_key}_no_noops")]
     if len(fits) != 1:
         raise ModelUnavailable(

@@ -51,6 +51,7 @@ class CheckpointConfig(PreTrainedConfig):
         self.timm_model_ids = timm_model_ids or list(TOWERS)
         self.image_sizes = image_sizes or [224, 224]
         self.pad_to_multiple_of = pad_to_multiple_of
+        # published files leave out what equals Llama 2's own; 64 rows fill its 32,000 words up
         if not isinstance(text_config, LlamaConfig):
             text_config = LlamaConfig(**{"vocab_size": 32_064, "pad_token_id": 32_000, **(text_config or {})})
         self.text_config = text_config
@@ -104,6 +105,7 @@ class OpenVLANetwork(PreTrainedModel):
 
     def add_proprio(self, weights: dict[str, Tensor]) -> None:
         """Takes the proprioception projector that a checkpoint holds in a file of its own."""
+        # the file is float32, whatever the rest was loaded in
         kind = self.projector.fc1.weight
         self.proprio_projector = _Proprio(weights["fc1.weight"].shape[1], self.config.text_config.hidden_size)
         self.proprio_projector.load_state_dict(weights)
@@ -145,8 +147,10 @@ class OpenVLANetwork(PreTrainedModel):
             seen = torch.cat([seen, self.proprio_projector(proprio.to(seen.dtype))[:, None]], dim=1)
         table: Any = self.language_model.get_input_embeddings()
         said = table(words)
+        # parallel decoding (OFT): nobody fills these places in, so one pass gives all tokens of the chunk
         places = torch.zeros_like(said[:, :1]).expand(-1, num_tokens, -1)
         ends = [table(torch.full_like(words[:, :1], STOP_ID))] if has_stop else []
+        # in the order of training: start, patches, proprioception, prompt, chunk, stop
         sequence = torch.cat([said[:, :1], seen, said[:, 1:], places, *ends], dim=1)
         there = torch.ones_like(is_word[:, :1])
         num_after = num_tokens + len(ends)
@@ -158,12 +162,14 @@ class OpenVLANetwork(PreTrainedModel):
         hidden = self.language_model.model(
             inputs_embeds=sequence,
             attention_mask=closed[:, None, None, :].expand(-1, 1, mask.shape[1], -1),
+            # padding takes no position, so a short prompt has those that it would have alone
             position_ids=mask.cumsum(dim=1) - 1,
             use_cache=False,
         ).last_hidden_state
         first = hidden.shape[1] - num_after  # of the chunk's places; the last word says what stands there
         before = hidden[:, first - 1 : first - 1 + num_tokens]
         logits = cast(Tensor, self.language_model.lm_head(before))
+        # bins count downwards from the last word: row 0 is the most negative action's
         return logits[..., token_ids(np.arange(NUM_BINS), self.config.num_words)]
 
 

@@ -68,6 +68,7 @@ class OpenVLAPolicy(VLAPolicy):
         """[B, W] ids of the prompts, the start token first; shorter ones are filled up behind it with -1."""
         rows = [self._ids(instruction) for instruction in instructions]
         longest = max(map(len, rows), default=1)
+        # behind the start token: all prompts then end in one column, right before the chunk
         filled = [[row[0], *[_PAD] * (longest - len(row)), *row[1:]] for row in rows]
         return torch.tensor(filled, dtype=torch.int64, device=self.device).view(len(rows), longest)
 
@@ -79,6 +80,7 @@ class OpenVLAPolicy(VLAPolicy):
 
     def _ids(self, instruction: str) -> list[int]:
         if instruction not in self._prompts:
+            # tokenizers of different exports add these two or leave them out
             ids = self._tokenizer.encode(PROMPT.format(instruction=instruction.lower())).ids
             start = [] if ids[:1] == [START_ID] else [START_ID]
             end = [] if ids[-1:] == [EMPTY_ID] else [EMPTY_ID]
@@ -87,6 +89,7 @@ class OpenVLAPolicy(VLAPolicy):
 
     def forward(self, images: Tensor, words: Tensor, proprio: Tensor) -> Tensor:
         """Logits [B, L * A, 256] of `images` [B, C, H, W, 3], `words` [B, W] and `proprio` [B, P]."""
+        # an update cuts its batches itself; rollouts and evaluations come with all of their envs
         if not torch.is_grad_enabled() and len(images) > self._config.at_once:
             parts = (tensor.split(self._config.at_once) for tensor in (images, words, proprio))
             return torch.cat([self(*part) for part in zip(*parts, strict=True)])

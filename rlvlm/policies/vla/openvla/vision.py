@@ -63,6 +63,7 @@ class Tower(nn.Module):
         super().__init__()
         num_patches = (image_px // size.patch_px) ** 2
         self.patch_embed = nn.ModuleDict({"proj": nn.Conv2d(3, size.width, size.patch_px, stride=size.patch_px)})
+        # of patches alone: class and register tokens have no place in the image
         self.pos_embed = nn.Parameter(torch.zeros(1, num_patches, size.width))
         self.cls_token = self.reg_token = None
         if size.registers is not None:
@@ -78,6 +79,7 @@ class Tower(nn.Module):
         extra = [token.expand(len(tokens), -1, -1) for token in (self.cls_token, self.reg_token) if token is not None]
         num_extra = sum(part.shape[1] for part in extra)
         tokens = torch.cat([*extra, tokens], dim=1)
+        # Prismatic reads the block before the last; the last one is here for its weights' names
         for block in self.blocks[:-1]:
             tokens = block(tokens)
         return tokens[:, num_extra:]
@@ -99,6 +101,7 @@ class FusedVision(nn.Module):
     def forward(self, pixels: Tensor) -> Tensor:
         """[B, cameras * patches, width of both] of images [B, cameras, 2, 3, H, W], normalised for either encoder."""
         batch, cameras = pixels.shape[:2]
+        # the cameras of a moment are rows of one larger batch
         flat = pixels.flatten(0, 1)
         features = torch.cat([self.featurizer(flat[:, 0]), self.fused_featurizer(flat[:, 1])], dim=-1)
         return features.view(batch, cameras * features.shape[1], -1)
@@ -148,6 +151,7 @@ class _Scale(nn.Module):
 
     def __init__(self, width: int) -> None:
         super().__init__()
+        # as LayerScale begins (Touvron et al. 2021, arXiv:2103.17239); a checkpoint brings its own
         self.scale_factor = nn.Parameter(torch.full((width,), 1e-5))
 
     def forward(self, tokens: Tensor) -> Tensor:
