@@ -26,6 +26,8 @@ class BothOrders:
 
     def __init__(self, judge: Judge) -> None:
         self._judge = judge
+        # asked one by one only where the config of the judge inside `batches_itself`
+        self._continuous = cast(ContinuousJudge, judge)
 
     @property
     def stamp(self) -> Stamp:
@@ -56,18 +58,17 @@ class BothOrders:
 
     async def compare_one(self, query: Query) -> Verdict:
         """The verdict on one query, where the inner judge is a `ContinuousJudge`: both orders are asked at once."""
-        inner = cast(ContinuousJudge, self._judge)
+        inner = self._continuous
         straight, swapped = await asyncio.gather(inner.compare_one(query), inner.compare_one(query.swapped))
         return _voted((straight, _unswapped(swapped)), self.stamp)
 
     async def score_one(self, clip: Clip) -> Score:
         """The score of one clip, likewise."""
-        return replace(await cast(ContinuousJudge, self._judge).score_one(clip), stamp=self.stamp)
+        return replace(await self._continuous.score_one(clip), stamp=self.stamp)
 
     async def generate_one(self, chat: Chat, *, max_new_tokens: int, temperature: float) -> str:
         """The inner judge's reply to one chat, likewise."""
-        inner = cast(ContinuousJudge, self._judge)
-        return await inner.generate_one(chat, max_new_tokens=max_new_tokens, temperature=temperature)
+        return await self._continuous.generate_one(chat, max_new_tokens=max_new_tokens, temperature=temperature)
 
 
 class Committee:

@@ -80,7 +80,7 @@ def start_judge(
         logger.info("judge %s, prompt %s, answers in Serve app %s", stamp.judge, stamp.prompt, client.app)
         yield client
     finally:
-        client.hang_up()  # an app that was there before is left alone, and not asked on
+        client.close()  # an app that was there before is left alone, and not asked on
         if not placement.app and ray.is_initialized():
             serve.delete(app, _blocking=True)
 

@@ -124,14 +124,14 @@ class AppClient:
         self._timeout_s = timeout_s
         self._retries = retries
         self._note = note
-        self._is_over = False
+        self._is_closed = False
 
-    def hang_up(self) -> None:
+    def close(self) -> None:
         """Ends the requests under way in this process, and refuses new ones: whoever asked is done.
 
         A thread that waited on for an answer would keep the process alive as long.
         """
-        self._is_over = True
+        self._is_closed = True
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"handle": None}  # a handle belongs to the process that asked for it
@@ -147,7 +147,7 @@ class AppClient:
         retrying = Retrying(
             stop=stop_after_attempt(1 + self._retries),
             wait=wait_random_exponential(multiplier=0.5, max=MAX_BACKOFF_S),
-            retry=retry_if_exception(lambda error: isinstance(error, _PASSING) and not self._is_over),
+            retry=retry_if_exception(lambda error: isinstance(error, _PASSING) and not self._is_closed),
             before_sleep=self._before_sleep,
             reraise=True,
         )
@@ -186,7 +186,7 @@ class AppClient:
         """One try. A full queue is no failure: it is met again soon, until the try's time is over."""
         give_up = time.monotonic() + self._timeout_s
         while True:
-            if self._is_over:
+            if self._is_closed:
                 raise self._unavailable(f"{self._what} app {self.app!r} is not asked any more: the run is over", "")
             # the handle chooses among the replicas that live now, so the next try goes to another one
             response = getattr(self.connect(), method).remote(*args)
@@ -224,7 +224,7 @@ class AppClient:
                 return response.result(timeout_s=max(min(_POLL_S, left_s), 0))
             except TimeoutError as error:
                 # the replica's own TimeoutError is its answer; ours only means that this piece of the wait is over
-                if isinstance(error, RayTaskError) or left_s <= _POLL_S or self._is_over:
+                if isinstance(error, RayTaskError) or left_s <= _POLL_S or self._is_closed:
                     raise
 
     def _before_sleep(self, state: RetryCallState) -> None:
@@ -316,9 +316,9 @@ class ServedJudge:
             chats, lambda _, piece: self._client.call("generate", piece, max_new_tokens, temperature)
         )
 
-    def hang_up(self) -> None:
-        """Ends what is asked in this process, and refuses more; see `AppClient.hang_up`."""
-        self._client.hang_up()
+    def close(self) -> None:
+        """Ends what is asked in this process, and refuses more; see `AppClient.close`."""
+        self._client.close()
 
     @cached_property
     def _metrics(self) -> ClientMetrics:

@@ -125,7 +125,7 @@ def test_a_full_queue_is_no_failure_until_it_stays_full(ask):
 
 def test_nobody_waits_for_an_answer_when_the_run_is_over(ask):
     def silent(request: Request, number: int) -> Exception:
-        judge.hang_up()  # while it waits
+        judge.close()  # while it waits
         return TimeoutError()
 
     judge, handle = ask(silent, retries=4, timeout_s=1e9)
