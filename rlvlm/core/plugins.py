@@ -2,6 +2,7 @@
 
 import importlib
 import importlib.util
+import inspect
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -47,6 +48,13 @@ def find_registered(
             f"--{setting.replace('_', '-')} {', '.join(registry)}; one of your own is my_file:FUNCTION",
         )
     return registry[name]
+
+
+def needed_parameters(function: Callable[..., Any]) -> list[str]:
+    """Names of what a function must be given by position; those with defaults are their author's business."""
+    parameters = inspect.signature(function).parameters.values()
+    by_position = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.POSITIONAL_ONLY)
+    return [one.name for one in parameters if one.default is one.empty and one.kind in by_position]
 
 
 def load_object(reference: str, setting: str) -> Any:

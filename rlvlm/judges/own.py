@@ -9,13 +9,32 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlvlm.core.errors import JudgeUnavailable, UsageError
-from rlvlm.core.plugins import load_object
+from rlvlm.core.plugins import load_object, needed_parameters
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.judges.judge import Judge
 from rlvlm.judges.numeric import NumericJudge
 from rlvlm.judges.similarity.model import Pixels, SimilarityModel
 
 _FIX = "see docs/judges.md: a judge of one's own"
+
+
+def load_maker(reference: str) -> tuple[Callable[..., Any], bool]:
+    """What `module:NAME` refers to, and whether it is a function of images and a goal and not one of a config.
+
+    Raises:
+        JudgeUnavailable: it cannot be imported, or is neither; says what was found.
+    """
+    try:
+        function = load_object(reference, "judge.backend")
+        needed = needed_parameters(function)
+    except (UsageError, TypeError, ValueError) as error:  # what inspect says of something that is no function
+        fix = error.fix if isinstance(error, UsageError) else _FIX
+        raise JudgeUnavailable(f"cannot load the judge {reference!r}: {error}", fix) from error
+    if len(needed) not in (1, 2):
+        what = f"{reference!r} takes {', '.join(needed) or 'nothing'}"
+        raise JudgeUnavailable(f"{what}; a judge of one's own takes a config, or images and a goal", _FIX)
+    # told apart by what it takes, so that a plain function needs no class and no decorator
+    return function, len(needed) == 2
 
 
 def build(config: JudgeConfig) -> Judge:
@@ -28,22 +47,11 @@ def build(config: JudgeConfig) -> Judge:
         UnsupportedQuestion: a function of images is to be asked a question that it does not get.
     """
     reference = config.backend
-    try:
-        function = load_object(reference, "judge.backend")
-        parameters = inspect.signature(function).parameters.values()
-    except (UsageError, TypeError, ValueError) as error:  # what inspect says of something that is no function
-        fix = error.fix if isinstance(error, UsageError) else _FIX
-        raise JudgeUnavailable(f"cannot load the judge {reference!r}: {error}", fix) from error
-    # parameters with defaults are the author's business
-    needed = [one.name for one in parameters if one.default is one.empty and one.kind is one.POSITIONAL_OR_KEYWORD]
-    # told apart by what it takes, so that a plain function needs no class and no decorator
-    if len(needed) == 2:
+    function, takes_images = load_maker(reference)
+    if takes_images:
         model = SimilarityModel(config, _FunctionRater(reference, function))
         model.prompt = "function/1"
         return NumericJudge(config, model)
-    if len(needed) != 1:
-        what = f"{reference!r} takes {', '.join(needed) or 'nothing'}"
-        raise JudgeUnavailable(f"{what}; a judge of one's own takes a config, or images and a goal", _FIX)
     judge = function(config)
     if not isinstance(judge, Judge):  # now, with its name, and not as an AttributeError in a replica
         missing = [member for member in ("stamp", "compare", "score") if not hasattr(judge, member)]

@@ -350,6 +350,19 @@ class MeasuredTeacher(Teacher):
         return verdicts
 
 
+def load_teacher(reference: str) -> type[Teacher]:
+    """The teacher of the user's own that `my_file:NAME` refers to.
+
+    Raises:
+        UsageError: there is none, or it is no `Teacher`.
+    """
+    own = load_object(reference, "reward.teacher")
+    if not (isinstance(own, type) and issubclass(own, Teacher)):
+        fix = "derive it from rlvlm.preferences.teachers.Teacher"
+        raise UsageError(f"reward.teacher {reference} is no Teacher", fix)
+    return own
+
+
 def build_teacher(
     kind: str,
     *,
@@ -377,12 +390,7 @@ def build_teacher(
     """
     feedback = feedback or FeedbackConfig()
     if is_reference(kind):
-        own = load_object(kind, "reward.teacher")
-        if not (isinstance(own, type) and issubclass(own, Teacher)):
-            raise UsageError(
-                f"reward.teacher {kind} is no Teacher", "derive it from rlvlm.preferences.teachers.Teacher"
-            )
-        return own.build(judge=judge, frames=frames, goal=goal, seed=seed)
+        return load_teacher(kind).build(judge=judge, frames=frames, goal=goal, seed=seed)
     simulated = simulated_config(kind, feedback)
     if simulated is not None:
         return SimulatedTeacher(simulated, seed)

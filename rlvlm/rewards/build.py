@@ -1,10 +1,9 @@
 """Sources of steps' rewards by name: those that ship, and `my_file:NAME`. Called by the algorithm."""
 
-import inspect
 from typing import Any
 
 from rlvlm.core.errors import UsageError
-from rlvlm.core.plugins import load_object
+from rlvlm.core.plugins import load_object, needed_parameters
 from rlvlm.rewards.environment import EnvironmentReward, SuccessReward
 from rlvlm.rewards.judged import FunctionReward, JudgedReward
 from rlvlm.rewards.novelty import NoveltyReward
@@ -19,6 +18,36 @@ _SHIPPED: dict[str, type[RewardSource]] = {
 """Names as in `rewards.config.SOURCES`; those learned from a teacher's answers have a feedback loop instead."""
 
 
+_PARTS = ("label", "labelling", "version", "get_state", "set_state")
+"""What a source has; all but the first may be made with it."""
+
+
+def load_source(name: str) -> Any:
+    """The source that ships under `name`, or what `my_file:NAME` refers to, as far as can be told before it is made.
+
+    Raises:
+        UsageError: there is no such thing, or it is no source and makes none.
+    """
+    if name in _SHIPPED:
+        return _SHIPPED[name]
+    found = load_object(name, "reward.source")
+    fix = "derive it from rlvlm.rewards.source.RewardSource, or give a function (images, goal) -> scores"
+    is_derived = isinstance(found, type) and issubclass(found, RewardSource)
+    # an object and a class are sources by what they have; the base has a `label`, which only raises
+    if isinstance(found, type) or not callable(found):
+        if getattr(found, "label", RewardSource.label) is RewardSource.label:
+            missing = ["label", *(part for part in _PARTS[1:] if not hasattr(found, part))]
+            raise UsageError(f"reward.source {name} lacks {', '.join(missing)}", fix)
+    if callable(found) and not is_derived:
+        needed = needed_parameters(found)
+        if isinstance(found, type) and needed:
+            raise UsageError(f"reward.source {name} is a class that needs {', '.join(needed)} to be made", fix)
+        if not isinstance(found, type) and len(needed) not in (1, 2):
+            what = f"reward.source {name} takes {', '.join(needed) or 'nothing'}, not images and a goal"
+            raise UsageError(what, fix)
+    return found
+
+
 def build_source(name: str, context: SourceContext) -> RewardSource:
     """The source that ships under `name`, or the one that `my_file:NAME` refers to.
 
@@ -31,21 +60,16 @@ def build_source(name: str, context: SourceContext) -> RewardSource:
         UsageError: there is no such thing, or it is none of these.
     """
     source: Any
-    found: Any = _SHIPPED[name] if name in _SHIPPED else load_object(name, "reward.source")
+    found = load_source(name)
     if isinstance(found, type):
         # a class of one's own may need nothing of the context, and then no base class either
         source = found.build(context) if issubclass(found, RewardSource) else found()
     # two parameters: a function of images and a goal; one: it makes a source
-    elif callable(found) and len(inspect.signature(found).parameters) == 2:
+    elif callable(found) and len(needed_parameters(found)) == 2:
         source = FunctionReward(found, context.frames, context.goal)
     else:
         source = found(context) if callable(found) else found
-    missing = [
-        part for part in ("label", "labelling", "version", "get_state", "set_state") if not hasattr(source, part)
-    ]
-    # the base has a `label`, which only raises
-    if getattr(type(source), "label", None) is RewardSource.label:
-        missing = ["label"]
+    missing = [part for part in _PARTS if not hasattr(source, part)]
     if missing:
         raise UsageError(
             f"reward.source {name} lacks {', '.join(missing)}",

@@ -10,7 +10,7 @@ from rlvlm.algorithms.policy_gradient.config import PolicyGradientConfig, PPOCon
 from rlvlm.algorithms.sac_pebble.config import SACConfig
 from rlvlm.algorithms.sft_config import NO_EXPERT_FIX, ChunkSFTConfig, ReplySFTConfig
 from rlvlm.core.errors import JudgeUnavailable, MachineError, ModelUnavailable, UsageError, first_line
-from rlvlm.core.plugins import is_reference, load_object
+from rlvlm.core.plugins import is_reference
 from rlvlm.envs.registry import few_starts, find_task, make_env, task_names
 from rlvlm.envs.rendering import FIX, ensure_renderer, try_renderer
 from rlvlm.judges.config import JudgeConfig
@@ -41,10 +41,17 @@ def check_before_run(config: RunConfig) -> None:
             is taken, or nothing answers at RAY_ADDRESS.
     """
     # what a line of code can tell first, what takes seconds after it, and what imports torch last
+    if ":" in config.task:  # whether somebody's own env fits, before what else is wanted of its user
+        make_env(config.task, config.env, config.seed).close()
     if config.reward.asks_judge:
         _check_judge(config)
         if config.judge.is_own and not config.serve.app:
-            load_object(config.judge.backend, "judge.backend")
+            from rlvlm.judges.own import load_maker  # numpy is not for those who only ask for help
+
+            try:
+                load_maker(config.judge.backend)
+            except JudgeUnavailable as error:  # of a word on the command line, and not of a model that is gone
+                raise UsageError(str(error), error.fix) from error
     cluster_address()
     _check_models(config)
     _check_folders(config)
@@ -407,9 +414,12 @@ def _check_objects(config: RunConfig) -> None:
         find_estimator(config.algo.advantage.estimator)
         find_policy_loss(config.algo.loss.policy)
     if isinstance(config.reward, StepRewardConfig):
-        for name in ("source", "teacher"):
+        from rlvlm.preferences.teachers import load_teacher
+        from rlvlm.rewards.build import load_source
+
+        for name, load in (("source", load_source), ("teacher", load_teacher)):
             if is_reference(reference := getattr(config.reward, name)):
-                load_object(reference, f"reward.{name}")
+                load(reference)
     elif config.reward.measured:
         from rlvlm.rewards.scorers import read_scores
 

@@ -170,6 +170,7 @@ def test_the_pocket_judge_is_not_asked_about_a_task_it_has_never_seen(monkeypatc
             *(JudgeUnavailable, "missing", "make vllm"),
         ),
         ("gym:CartPole-v1 --reward.source environment", UsageError, "gym:CartPole-v1", ""),
+        ("gym:CartPole-v1", UsageError, "must observe and act in Box spaces", ""),  # before the goal is asked for
         ("gym:NoSuchEnv-v0 --reward.source environment", UsageError, "NoSuchEnv", ""),
         (
             "push_block --algo.group-size 1",
@@ -190,6 +191,44 @@ def test_what_can_be_known_before_ray_starts_is_said_before(
         check_before_run(parse_run(words.split(), "run").config)
     assert fix in caught.value.fix
     assert "--judge" in words or "--serve" in words or "--serve.num-gpus" not in caught.value.fix
+
+
+OWN = """
+def three(images, goal, step): return []
+class NoLabel: pass
+class NeedsModel:
+    def __init__(self, model): pass
+    def label(self, transitions): return transitions.env_rewards
+class Whole(NeedsModel):
+    def __init__(self): pass
+NUMBER = 5
+"""
+
+
+@pytest.mark.parametrize(
+    ("setting", "name", "what"),
+    [
+        ("reward.source", "three", "takes images, goal, step, not images and a goal"),
+        ("reward.source", "NoLabel", "lacks label"),
+        ("reward.source", "NeedsModel", "a class that needs model to be made"),
+        ("reward.source", "NUMBER", "lacks label"),
+        ("reward.source", "Whole", ""),
+        ("reward.teacher", "three", "is no Teacher"),
+        ("reward.teacher", "NUMBER", "is no Teacher"),
+        ("judge.backend", "three", "takes images, goal, step; a judge"),
+        ("judge.backend", "NUMBER", "cannot load the judge"),
+    ],
+)
+def test_what_is_no_source_teacher_or_judge_is_said_before_ray_starts(
+    setting: str, name: str, what: str, tmp_path: Path
+) -> None:
+    (tmp_path / "own_things.py").write_text(OWN)
+    config = override(recipe("cartpole"), {setting: f"{tmp_path / 'own_things.py'}:{name}"})
+    if not what:
+        check_before_run(config)
+        return
+    with pytest.raises((UsageError, JudgeUnavailable), match=what):
+        check_before_run(config)
 
 
 @pytest.mark.parametrize("address", ["", " ", "local"])
