@@ -31,6 +31,7 @@ from rlvlm.preferences.teachers import (
     OracleTeacher,
     RandomTeacher,
     SimulatedTeacher,
+    Teacher,
     build_teacher,
     read_shares,
 )
@@ -41,6 +42,11 @@ from rlvlm.testing import FakeJudge, TinyEnv
 
 def frames() -> FrameStore:
     return FrameStore(TinyEnv(), 24)
+
+
+def build(kind: str, feedback: FeedbackConfig | None = None) -> Teacher:
+    judge = BlockJudge() if kind == "judge" else None  # nobody else needs one
+    return build_teacher(kind, judge=judge, frames=frames(), goal="push", seed=0, feedback=feedback)
 
 
 def swapped(pairs: list[Pair]) -> list[Pair]:
@@ -56,16 +62,13 @@ def test_the_oracle_prefers_the_larger_return_and_calls_only_equals_a_tie() -> N
 def test_an_oracle_of_progress_looks_at_the_end_and_not_at_the_return() -> None:
     pair = pair_of(0.2, 0.7)
     left, right = (replace(side, env_rewards=-side.env_rewards) for side in (pair.left, pair.right))
-    by_return, by_progress = (
-        build_teacher(kind, judge=None, frames=frames(), goal="", seed=0) for kind in ("oracle", "progress")
-    )
-    assert by_progress.answer([Pair(left=left, right=right)])[0].label is Label.RIGHT
-    assert by_return.answer([Pair(left=left, right=right)])[0].label is Label.LEFT
+    assert labels(build("progress").answer([Pair(left=left, right=right)])) == [Label.RIGHT]
+    assert labels(build("oracle").answer([Pair(left=left, right=right)])) == [Label.LEFT]
 
 
 @pytest.mark.parametrize("kind", ["oracle", "judge"])
 def test_swapping_the_sides_swaps_the_label(kind: str) -> None:
-    teacher = build_teacher(kind, judge=BlockJudge(), frames=frames(), goal="push", seed=0)
+    teacher = build(kind)
     pairs = draw_pairs(tiny_episodes(4), 60, 1, np.random.default_rng(0))
     answers = labels(teacher.answer(pairs))
     assert set(answers) == set(Label)
@@ -166,10 +169,9 @@ def test_somebody_myopic_weighs_the_end_most() -> None:
 def test_a_judge_of_places_names_the_left_side_of_anything() -> None:
     pairs = [Pair(left=segment(0), right=segment(1)), Pair(left=segment(1), right=segment(1))]
     assert labels(simulated(left=1.0).answer(pairs)) == [Label.LEFT] * 2, "ties too"
-    swapped = [Pair(left=pair.right, right=pair.left) for pair in pairs]
-    assert labels(simulated(left=1.0).answer(swapped)) == [Label.LEFT] * 2
-    told = Counter(labels(simulated(left=0.3, mistake=0.2).answer([pairs[0]] * 4_000)))
-    assert told[Label.LEFT] / 4_000 == pytest.approx(0.5, abs=0.03), "a fifth by mistake, three tenths by place"
+    assert labels(simulated(left=1.0).answer(swapped(pairs))) == [Label.LEFT] * 2
+    said = Counter(labels(simulated(left=0.3, mistake=0.2).answer([pairs[0]] * 4_000)))
+    assert said[Label.LEFT] / 4_000 == pytest.approx(0.5, abs=0.03), "a fifth by mistake, three tenths by place"
     assert labels(simulated().answer([pairs[0]] * 4_000)) == [Label.RIGHT] * 4_000
 
 
@@ -244,7 +246,7 @@ def test_teachers_of_one_seed_differ_by_their_weakness_alone() -> None:
 @pytest.mark.parametrize("name", BPREF_TEACHERS)
 def test_each_of_b_prefs_teachers_is_built_by_its_name(name: str) -> None:
     config = simulated_config(name, FeedbackConfig())
-    built = build_teacher(name, judge=None, frames=FrameStore(TinyEnv(), 8), goal="push", seed=0)
+    built = build(name)
     assert isinstance(built, SimulatedTeacher)
     weak = [f.name for f in dataclasses.fields(SimulatedTeacherConfig) if getattr(config, f.name) != f.default]
     assert len(weak) == 1
@@ -256,16 +258,12 @@ def test_each_of_b_prefs_teachers_is_built_by_its_name(name: str) -> None:
 def test_a_session_of_the_loop_learns_from_it(name: str) -> None:
     weak = SimulatedTeacherConfig(mistake=0.2, beta=20.0, gamma=0.9, skip=0.05, equal=0.05)
     feedback = FeedbackConfig(first_step=10, every_steps=5, queries=40, segment_steps=2, simulated=weak)
-    frames = FrameStore(TinyEnv(), 16)
-    built = build_teacher(name, judge=None, frames=frames, goal="push", seed=0, feedback=feedback)
     fit = RewardModelConfig(picture_px=16, max_epochs=3, min_updates=0, hold_out_every=0)
-    loop = build_loop(
-        TinyEnv(), built, feedback=feedback, reward_model=fit, reward=StepRewardConfig(model="state"), seed=0
-    )
+    reward = StepRewardConfig(model="state")
+    loop = build_loop(TinyEnv(), build(name, feedback), feedback=feedback, reward_model=fit, reward=reward, seed=0)
     for episode in tiny_episodes(6):
         loop.add(episode)
-    told = loop.run_session(10)
-    assert told[metrics.COMPARISONS] > 10
+    assert loop.run_session(10)[metrics.COMPARISONS] > 10
     records = loop.drain_records()
     assert len(records) == 40 and {record.verdict.stamp.judge for record in records} == {"simulated"}
     wrong = [record for record in records if record.verdict.status is Status.OK and record.correct is False]
@@ -320,14 +318,7 @@ def test_it_is_as_often_right_as_the_paper_s_vlm_at_each_gap() -> None:
 def test_a_judge_that_was_measured_is_played_from_its_report(tmp_path: Path) -> None:
     rows = [row(place, correct=3, incorrect=1, invalid=2, failed=2, no_preference=2) for place in range(1, 10)]
     path = write_table(tmp_path / "judge_report.csv", [*rows, row(10)])
-    teacher = build_teacher(
-        "measured",
-        judge=None,
-        frames=FrameStore(TinyEnv(), 8),
-        goal="",
-        seed=0,
-        feedback=FeedbackConfig(measured=str(path)),
-    )
+    teacher = build("measured", FeedbackConfig(measured=str(path)))
     assert isinstance(teacher, MeasuredTeacher)
     np.testing.assert_allclose(shares_of(teacher, pair_of(0.0, 0.3)), [0.3, 0.1, 0.6], atol=0.03)
     np.testing.assert_allclose(shares_of(teacher, pair_of(0.0, 1.0)), [0.3, 0.1, 0.6], atol=0.03)

@@ -7,28 +7,20 @@ from rlvlm.rewards.config import ExplorationConfig, StepRewardConfig
 def test_a_teacher_who_only_compares_gives_no_scores() -> None:
     with pytest.raises(ValueError, match="reward.teacher mistake compares and gives no scores"):
         StepRewardConfig(source="score", teacher="mistake")
-    assert [
-        StepRewardConfig(source="score", teacher=teacher).asks_judge for teacher in ("judge", "oracle", "random")
-    ] == [
-        True,
-        False,
-        False,
-    ]
+    asked = [StepRewardConfig(source="score", teacher=name).asks_judge for name in ("judge", "oracle", "random")]
+    assert asked == [True, False, False]
 
 
-def test_who_asks_a_judge_and_who_learns() -> None:
-    told = {
-        source: (StepRewardConfig(source=source).asks_judge, StepRewardConfig(source=source).is_learned)
-        for source in ("preference", "score", "judged", "environment", "success", "novelty")
-    }
-    assert told == {
-        "preference": (True, True),
-        "score": (True, True),
-        "judged": (True, False),
-        "environment": (False, False),
-        "success": (False, False),
-        "novelty": (False, False),
-    }
+@pytest.mark.parametrize(
+    ("source", "asks_judge", "is_learned"),
+    [
+        ("preference", True, True), ("score", True, True), ("judged", True, False),
+        ("environment", False, False), ("success", False, False), ("novelty", False, False),
+    ],
+)  # fmt: skip
+def test_who_asks_a_judge_and_who_learns(source: str, asks_judge: bool, is_learned: bool) -> None:
+    config = StepRewardConfig(source=source)
+    assert (config.asks_judge, config.is_learned) == (asks_judge, is_learned)
 
 
 def test_the_weight_of_exploring_falls_by_its_share_each_step() -> None:
