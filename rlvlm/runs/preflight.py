@@ -3,6 +3,7 @@
 import os
 import shlex
 import socket
+from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
@@ -94,9 +95,12 @@ def notes_of(config: RunConfig) -> list[str]:
                 "--reward.flip-images"
             )
     if config.env.split == "all" and (few := few_starts(config.task)) is not None:
+        met = "evaluations play seeds that training never uses, and meet the same"
         notes.append(
-            f"{config.task} has {few} different starts: evaluations play seeds that training never uses, and meet the "
-            "same starts all the same; --env.split training holds a fifth of them out"
+            f"{config.task} has {few} different starts: {met} starts all the same; --env.split training holds a fifth "
+            "of them out"
+            if few > 1
+            else f"{config.task} has one start: {met} one, so they say nothing about other starts"
         )
     return notes
 
@@ -133,6 +137,10 @@ def _check_env(config: RunConfig) -> None:
     Raises:
         UsageError: says which is not so.
     """
+    for side in ("training", "held_out") if config.env.split != "all" else ():
+        env = make_env(config.task, replace(config.env, split=side), config.seed)
+        env.reset(seed=config.seed)  # which refuses where no start is on that side
+        env.close()
     has_expert = find_task(config.task).has_expert
     if ":" in config.task:  # an env that is not ours: what does not fit is said now, and by its own words
         env = make_env(config.task, config.env, config.seed)

@@ -170,6 +170,12 @@ def test_the_pocket_judge_is_not_asked_about_a_task_it_has_never_seen(monkeypatc
             *(JudgeUnavailable, "missing", "make vllm"),
         ),
         ("gym:CartPole-v1 --reward.source environment", UsageError, "gym:CartPole-v1", ""),
+        (
+            "minigrid/MiniGrid-Empty-5x5-v0 --env.split training",
+            UsageError,
+            "no start .* 'held_out'",
+            "--env.split all",
+        ),
         ("gym:CartPole-v1", UsageError, "must observe and act in Box spaces", ""),  # before the goal is asked for
         ("gym:NoSuchEnv-v0 --reward.source environment", UsageError, "NoSuchEnv", ""),
         (

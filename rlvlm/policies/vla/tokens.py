@@ -60,6 +60,8 @@ class ActionScale:
     def __post_init__(self) -> None:
         if not len(self.low) == len(self.high) == len(self.scaled):
             raise ValueError(f"low, high and scaled need one entry each per dimension, got {self}")
+        if not np.isfinite([*self.low, *self.high]).all():
+            raise ValueError(f"low and high must be finite, got {self.low} and {self.high}")
         if any(low > high for low, high in zip(self.low, self.high, strict=True)):
             raise ValueError(f"low must not be above high, got {self.low} and {self.high}")
 

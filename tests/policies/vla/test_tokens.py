@@ -60,6 +60,9 @@ def test_scale_is_read_from_a_checkpoints_statistics() -> None:
     assert ActionScale.read(scale.write("mine"), "mine") == scale
     with pytest.raises(ValueError, match="no 'libero_90'; it has libero_10_no_noops"):
         ActionScale.read(text, "libero_90")
+    for odd in ("NaN", "Infinity"):
+        with pytest.raises(ValueError, match="must be finite"):
+            ActionScale.read(text.replace("0.8", odd), "libero_10_no_noops")
 
 
 def test_scale_of_demonstrations_is_their_quantiles() -> None:

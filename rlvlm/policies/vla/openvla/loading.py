@@ -168,11 +168,18 @@ def _statistics(folder: Path, settings: CheckpointConfig, wants: OpenVLAConfig) 
         raise ModelUnavailable(f"{file} cannot be read: {first_line(error)}", _AGAIN) from error
     # LIBERO's published checkpoints learned from data without idle steps, and their statistics say so in the name
     fits = [key for key in keys if not wants.unnorm_key or key in (wants.unnorm_key, f"{wants.unnorm_key}_no_noops")]
+    fits = [wants.unnorm_key] if wants.unnorm_key in keys else fits
     if len(fits) != 1:
         raise ModelUnavailable(
             f"{folder} scales actions for {', '.join(keys)[:300] or 'no data set'}; "
             + (f"none is {wants.unnorm_key!r}" if wants.unnorm_key else "one must be named"),
             f"--{wants.section}.unnorm-key NAME" if keys else _AGAIN,
+        )
+    if not wants.unnorm_key:  # nobody has said that these are of the task's robot and units
+        logger.warning(
+            "%s scales actions as data set %s, the only one in its statistics; where that is not this task's, the "
+            "actions are wrong: --%s.unnorm-key NAME",
+            *(folder, fits[0], wants.section),
         )
     return text, fits[0]
 

@@ -258,7 +258,9 @@ def test_what_is_missing_left_over_or_of_another_shape_is_named(tmp_path: Path) 
             load(tmp_path)
 
 
-def test_what_does_not_go_together_is_refused_with_its_fix(folder: Path, tmp_path: Path) -> None:
+def test_what_does_not_go_together_is_refused_with_its_fix(
+    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     cases: list[tuple[str, dict[str, object]]] = [
         ("12 numbers", {"num_tokens": 12}), ("3 cameras, the env has 2", {"cameras": 3}),
         ("none is 'bridge'", {"unnorm_key": "bridge"}),
@@ -266,7 +268,11 @@ def test_what_does_not_go_together_is_refused_with_its_fix(folder: Path, tmp_pat
     for words, settings in cases:
         with pytest.raises(ModelUnavailable, match=words):
             load(folder, **settings)  # pyright: ignore[reportArgumentType]
+    caplog.clear()
     assert load(folder, unnorm_key="libero_10").scale.high[0] == 0.8
+    assert not caplog.records
+    load(folder)
+    assert "scales actions as data set libero_10_no_noops, the only one" in caplog.text
     with_head = write_openvla(tmp_path / "head", proprio_size=3)
     with pytest.raises(ModelUnavailable, match="takes 3 numbers of proprioception, the env gives 8"):
         load(with_head, proprio_size=8)
