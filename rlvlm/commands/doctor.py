@@ -11,10 +11,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import psutil
-from rich.console import Console
 from rich.text import Text
 
 from rlvlm.commands.arguments import parse
+from rlvlm.core.console.screen import QuietConsole
 from rlvlm.core.errors import EXIT_DONE, MachineError, RunError
 from rlvlm.envs.rendering import BACKENDS, FIX, try_renderer
 from rlvlm.pocket.models import weights_folder
@@ -64,7 +64,7 @@ def command(words: Sequence[str], prog: str) -> int:
         report = {"is_fit": is_fit, "findings": [asdict(one) | {"is_ok": one.is_ok} for one in findings]}
         sys.stdout.write(json.dumps(report, indent=2) + "\n")
         return EXIT_DONE if is_fit else MachineError.exit_code
-    console = Console(highlight=False, soft_wrap=True)
+    console = QuietConsole(highlight=False, soft_wrap=True)
     failed = {True: ("FAIL", "red"), False: ("note", "yellow")}
     for finding in findings:
         mark = ("ok  ", "green") if finding.is_ok else failed[finding.is_essential]

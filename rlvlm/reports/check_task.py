@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 from PIL import Image
-from rich.console import Console
 
 from rlvlm.algorithms.sft_config import NO_EXPERT_FIX
+from rlvlm.core.console.screen import QuietConsole
 from rlvlm.core.errors import EXIT_DONE, UsageError
 from rlvlm.core.steps import FloatArray
 from rlvlm.demonstrations.playing import Episode, draw_images, players
@@ -51,7 +51,7 @@ def check_task(task: str, out: Path, num_episodes: int, seed: int) -> int:
     """
     if out.suffix.lower() not in Image.registered_extensions():  # said before minutes of play, and not after them
         raise UsageError(f"{out} is not the name of an image", f"--out {out.name}.png")
-    console = Console(highlight=False, soft_wrap=True, markup=False)
+    console = QuietConsole(highlight=False, soft_wrap=True, markup=False)
     console.print(f"{task}: {task_goal(task)}", style="bold")
     env: Env[Any, Any] = make_env(task, task_env(task), seed)
     # only envs in steps know a fixed and a random start; the others draw each start from the seed
@@ -139,7 +139,7 @@ def list_tasks(which: str = "") -> int:
     Raises:
         UsageError: there is no such family or task.
     """
-    console = Console(highlight=False, soft_wrap=True)
+    console = QuietConsole(highlight=False, soft_wrap=True)
     families = task_families()
     members = {f"{family}/NAME": names for family, names in families.items()}
     if which in families:

@@ -9,11 +9,11 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
-from rich.console import Console
 from rich.panel import Panel
 from rich.text import Text
 
 import rlvlm
+from rlvlm.core.console.screen import QuietConsole
 from rlvlm.core.errors import EXIT_DONE, MachineError, RunError, UsageError
 
 # a line of a traceback; one that came from a Ray worker may begin with the worker's name and process in brackets
@@ -101,4 +101,4 @@ def show_failure(what: str, fix: str) -> None:
     if fix:
         text.append("\n\nfix: ", style="bold green")
         text.append(fix)
-    Console(stderr=True).print(Panel(text, title="rlvlm", title_align="left", border_style="red"))
+    QuietConsole(stderr=True).print(Panel(text, title="rlvlm", title_align="left", border_style="red"))

@@ -7,6 +7,8 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from rlvlm.core.console.screen import QuietConsole
+
 WIDTH = 160
 """Columns of a table in a file or a pipe."""
 
@@ -16,7 +18,7 @@ def plain_console(*, soft_wrap: bool = False) -> Console:
     have brackets. `soft_wrap` leaves long lines to the terminal.
     """
     width = None if sys.stdout.isatty() else WIDTH
-    return Console(file=sys.stdout, highlight=False, markup=False, soft_wrap=soft_wrap, width=width)
+    return QuietConsole(file=sys.stdout, highlight=False, markup=False, soft_wrap=soft_wrap, width=width)
 
 
 def plain_table(

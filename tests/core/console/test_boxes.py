@@ -76,6 +76,30 @@ sys.exit(guarded(lambda: print("x" * {letters}) or 0))
     command.stderr.close()
 
 
+def test_what_a_command_does_after_its_table_is_done_though_nobody_reads_on(tmp_path: Path) -> None:
+    child = f"""
+import sys
+from rlvlm.core.console.boxes import guarded
+from rlvlm.core.console.tables import plain_console
+from rlvlm.core.errors import UsageError
+def command():
+    console = plain_console()
+    console.print("figures " * 100_000)
+    console.print("more")
+    open({str(tmp_path / "evaluation.json")!r}, "w").close()
+    raise UsageError("so far, so good")
+sys.stdin.read()
+sys.exit(guarded(command))
+"""
+    command = subprocess.Popen(
+        [sys.executable, "-c", child], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert command.stdin and command.stdout and command.stderr
+    for stream in (command.stdout, command.stderr, command.stdin):
+        stream.close()
+    assert command.wait() == 2 and (tmp_path / "evaluation.json").exists()
+
+
 def test_a_place_that_cannot_be_written_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def write() -> int:
         tmp_path.write_text("a folder is not a file")
