@@ -20,7 +20,7 @@ from rlvlm.testing import FakeJudge
 JSON = {"content-type": "application/json"}
 
 
-class FakeLine:
+class FakeClient:
     """A judge whose truth is brightness; it writes back what it was sent."""
 
     def __init__(self) -> None:
@@ -41,9 +41,9 @@ class FakeLine:
 class Edge:
     """A gateway, its token and a client that knows it."""
 
-    def __init__(self, folder: Path, line: Any = None, ready: Any = None, **config: Any) -> None:
+    def __init__(self, folder: Path, judge: Any = None, ready: Any = None, **config: Any) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self.line = line or FakeLine()
+        self.judge = judge or FakeClient()
         self.media = folder / "media"
         self.media.mkdir(exist_ok=True)
         settings: dict[str, Any] = {
@@ -56,7 +56,7 @@ class Edge:
         async def all_of_them():
             return self.config.judges
 
-        self.app = build_app(self.config, dict.fromkeys(self.config.judges, self.line), {}, ready or all_of_them)
+        self.app = build_app(self.config, dict.fromkeys(self.config.judges, self.judge), {}, ready or all_of_them)
         self.token = self.config.token_path.read_text().strip()
         self.headers = {"authorization": f"Bearer {self.token}"}
         self.client = TestClient(self.app, "http://127.0.0.1", raise_server_exceptions=False, headers=self.headers)

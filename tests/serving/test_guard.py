@@ -4,7 +4,7 @@ import os
 import time
 
 import pytest
-from http_edge import JSON, Edge, FakeLine, png, text
+from http_edge import JSON, Edge, FakeClient, png, text
 
 from rlvlm.core.errors import MachineError
 from rlvlm.serving.config import HttpConfig
@@ -212,11 +212,11 @@ def test_malformed_and_deep_json_break_no_parser(edge, goal, statuses):
 
 
 def test_what_breaks_the_app_is_told_without_its_cause(tmp_path):
-    class Broken(FakeLine):
+    class Broken(FakeClient):
         async def compare(self, queries):
             raise RuntimeError("the key is hunter2")
 
-    answer = Edge(tmp_path, line=Broken()).post(
+    answer = Edge(tmp_path, judge=Broken()).post(
         "/v1/preference", {"goal": "open it", "left": [text(png())], "right": [text(png())]}
     )
     assert answer.status_code == 500 and answer.json()["error"]["code"] == "internal" and "hunter2" not in answer.text

@@ -3,7 +3,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from http_edge import Edge, FakeLine, movie, png, text
+from http_edge import Edge, FakeClient, movie, png, text
 
 from rlvlm.core.errors import JudgeUnavailable, UnsupportedQuestion
 from rlvlm.core.judging import Score, Stamp, Status, Verdict
@@ -46,14 +46,14 @@ def test_swapping_the_sides_swaps_the_label(edge):
 def test_what_is_no_answer_stays_apart(tmp_path, status):
     stamp = Stamp(judge="j", revision="", prompt="p", decoding="d")
 
-    class Mumbling(FakeLine):
+    class Mumbling(FakeClient):
         async def compare(self, queries):
             return [Verdict(status=status, label=None, stamp=stamp, text="\ud800 hm") for _ in queries]
 
         async def score(self, clips):
             return [Score(status=status, value=None, stamp=stamp, text="hm") for _ in clips]
 
-    edge = Edge(tmp_path, line=Mumbling())
+    edge = Edge(tmp_path, judge=Mumbling())
     verdict = edge.post("/v1/preference", {"goal": "open it", "left": [DARK], "right": [LIGHT]}).json()
     assert (verdict["status"], verdict["label"]) == (status.value, None)
     score = edge.post("/score", {"task_text": "open it", "frames": [LIGHT]}).json()
@@ -65,7 +65,7 @@ def test_scores_one_and_many(edge):
     clips = [{"goal": "open it", "frames": [DARK]}, {"goal": "open it", "frames": [LIGHT], "goal_picture": DARK}]
     answers = edge.post("/v1/score/batch", {"clips": clips}).json()["answers"]
     assert [answer["value"] for answer in answers] == [50 / 255, 200 / 255]
-    assert edge.line.clips[0].goal_picture is None and edge.line.clips[1].goal_picture.shape == (1, 32, 32, 3)
+    assert edge.judge.clips[0].goal_picture is None and edge.judge.clips[1].goal_picture.shape == (1, 32, 32, 3)
 
 
 def test_generate_reads_qwen_messages(edge):
@@ -79,7 +79,7 @@ def test_generate_reads_qwen_messages(edge):
         },
     )
     assert answer.json()["text"] == "2 turns, 7 tokens, temperature 1" and answer.json()["backend"] == "fake"
-    system, user = edge.line.chat
+    system, user = edge.judge.chat
     assert system["content"] == [{"type": "text", "text": "Be brief."}]
     assert [part["type"] for part in user["content"]] == ["image", "text"]
     assert user["content"][0]["image"].shape == (32, 32, 3) and (user["content"][0]["image"] == 200).all()
@@ -94,7 +94,7 @@ def test_score_takes_a_video_below_the_media_root_by_any_of_its_names(edge):
         got = answer.json()
         assert (got["frames_used"], got["backend"]) == (6, "fake")
         assert got["score"] == pytest.approx(200 / 255, abs=0.02)
-    assert [round(float(frame.mean()), -1) for frame in edge.line.clips[0].frames] == [0, 40, 80, 120, 160, 200]
+    assert [round(float(frame.mean()), -1) for frame in edge.judge.clips[0].frames] == [0, 40, 80, 120, 160, 200]
 
 
 @pytest.mark.parametrize(
@@ -113,17 +113,17 @@ def test_a_judge_is_named_as_the_reference_clients_do(edge, sent, answers):
 
 
 def test_frames_used_are_those_that_the_judge_was_shown(tmp_path):
-    class Sparing(FakeLine):
+    class Sparing(FakeClient):
         async def score(self, clips):
             return [replace(score, num_frames=8) for score in self.judge.score(clips)]
 
     frames = {"task_text": "open it", "frames": [LIGHT] * 16}
-    assert Edge(tmp_path / "a", line=Sparing()).post("/score", frames).json()["frames_used"] == 8
+    assert Edge(tmp_path / "a", judge=Sparing()).post("/score", frames).json()["frames_used"] == 8
     assert Edge(tmp_path / "b").post("/score", frames).json()["frames_used"] == 16, "where it does not say, all"
 
 
 def test_a_callers_own_words_are_put_to_the_model(edge):
-    writer = edge.line
+    writer = edge.judge
     own = {"task_text": "open it", "frames": [DARK, LIGHT]}
     replies = {"70": ("auto", 0.7), "0.7": ("unit", 0.7), "about 0.7 or so": ("unit", None), "no idea": ("auto", None)}
     for reply, (mode, value) in replies.items():
@@ -158,7 +158,7 @@ def test_uploaded_frames_are_thinned_and_made_smaller(edge):
         },
     ).json()
     assert (got["frames_used"], got["backend"]) == (3, "other")
-    clip = edge.line.clips[0].frames
+    clip = edge.judge.clips[0].frames
     assert np.unique(clip[:, 0, 0, 0]).tolist() == [0, 100, 200] and clip.shape[1] * clip.shape[2] <= 800
 
 
@@ -238,19 +238,19 @@ class FakeHandle:
         return Response()
 
 
-def ask_line(*outcomes, method: str = "compare"):
-    line = AsyncAppClient("app", timeout_s=0.3 if 5.0 in outcomes else 30.0, retries=2)
-    line._handle = FakeHandle(*outcomes)  # pyright: ignore[reportAttributeAccessIssue] the stand-in
-    return asyncio.run(line.compare([])) if method == "compare" else asyncio.run(line.generate([], 1, 0.0))
+def ask_client(*outcomes, method: str = "compare"):
+    client = AsyncAppClient("app", timeout_s=0.3 if 5.0 in outcomes else 30.0, retries=2)
+    client._handle = FakeHandle(*outcomes)  # pyright: ignore[reportAttributeAccessIssue] the stand-in
+    return asyncio.run(client.compare([])) if method == "compare" else asyncio.run(client.generate([], 1, 0.0))
 
 
-def test_a_line_retries_what_died_and_refuses_the_rest_by_kind():
+def test_a_client_retries_what_died_and_refuses_the_rest_by_kind():
     from ray.exceptions import ActorDiedError
     from ray.serve.exceptions import BackPressureError
 
     overload = BackPressureError.__new__(BackPressureError)
-    assert ask_line(ActorDiedError(), ["verdict"]) == ["verdict"]
-    assert ask_line(["words"], method="generate") == "words"
+    assert ask_client(ActorDiedError(), ["verdict"]) == ["verdict"]
+    assert ask_client(["words"], method="generate") == "words"
     broken, unable = JudgeUnavailable("secret path", ""), UnsupportedQuestion("cannot", "")
     for outcomes, status in [
         ([overload], 429),
@@ -260,17 +260,17 @@ def test_a_line_retries_what_died_and_refuses_the_rest_by_kind():
         ([unable], 422),
     ]:
         with pytest.raises(Refusal) as caught:
-            ask_line(*outcomes)
+            ask_client(*outcomes)
         assert caught.value.status == status and "secret" not in str(caught.value)
 
 
-def test_a_line_finds_an_app_that_was_deployed_anew(monkeypatch):
+def test_a_client_finds_an_app_that_was_deployed_anew(monkeypatch):
     from ray.serve._private.common import DeploymentID
     from ray.serve.exceptions import DeploymentUnavailableError
 
     gone = DeploymentUnavailableError(DeploymentID(name="judge-old", app_name="app"))
     monkeypatch.setattr(async_client.serve, "get_app_handle", lambda app: FakeHandle(["verdict"]))
-    assert ask_line(gone) == ["verdict"]
+    assert ask_client(gone) == ["verdict"]
 
 
 @pytest.mark.parametrize("temperature", [1e-300, 0.001, 2.1, -1])
