@@ -153,7 +153,7 @@ def blackjack() -> RunConfig:
 
 
 def points24() -> RunConfig:
-    """gym-cards Points24: 24 from four cards; evaluated on hands that were never dealt.
+    """gym-cards Points24: 24 from four cards; evaluated on unseen hands.
 
     The expert's thought is a search of up to 620 tokens, which takes many demonstrations to learn.
     """
