@@ -32,6 +32,10 @@ def shipped_folder(model: str) -> Path | None:
     return folder if folder is not None and folder.is_dir() else None
 
 
+TURN_TASKS = ("number_line", "empty_random_6x6", "doorkey_6x6")
+"""The tasks of which the shipped scorer has learned what a turn is worth."""
+
+
 def known_tasks(model: str = "judge") -> tuple[str, ...]:
     """The tasks of a run that a shipped judge was trained and evaluated on, suites of them included.
 

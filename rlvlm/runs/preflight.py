@@ -15,7 +15,14 @@ from rlvlm.core.plugins import is_reference
 from rlvlm.envs.registry import few_starts, find_task, make_env, task_names
 from rlvlm.envs.rendering import FIX, ensure_renderer, try_renderer
 from rlvlm.judges.config import JudgeConfig
-from rlvlm.pocket.models import VIDEO_FRAME_PX, VIDEO_NUM_FRAMES, known_tasks, shipped_folder, weights_folder
+from rlvlm.pocket.models import (
+    TURN_TASKS,
+    VIDEO_FRAME_PX,
+    VIDEO_NUM_FRAMES,
+    known_tasks,
+    shipped_folder,
+    weights_folder,
+)
 from rlvlm.policies.vla.config import VLAConfig
 from rlvlm.policies.vlm.config import PolicyConfig, check_family
 from rlvlm.rewards.config import ChunkRewardConfig, StepRewardConfig
@@ -94,6 +101,13 @@ def notes_of(config: RunConfig) -> list[str]:
                 "video judge was trained on; for another: --reward.num-frames 8 --reward.frame-px 224 "
                 "--reward.flip-images"
             )
+    is_scorer = config.judge.ships_weights and config.judge.model in ("", "scorer") and not config.serve.app
+    asks_of_turns = isinstance(config.algo, PPOConfig) and config.reward.asks_judge
+    if is_scorer and asks_of_turns and config.task not in TURN_TASKS:
+        notes.append(
+            f"the pocket scorer has learned from turns of {', '.join(TURN_TASKS)}; its scores of those "
+            f"of {config.task} say nothing: use a general model with --judge.backend transformers --judge.model MODEL"
+        )
     if config.env.split == "all" and (few := few_starts(config.task)) is not None:
         met = "evaluations play seeds that training never uses, and meet the same"
         notes.append(

@@ -307,3 +307,9 @@ def test_the_command_that_looks_closer_asks_the_runs_own_judge(changes: dict[str
     assert said[:2] == ["rlvlm", "judge-bench"]
     read = parse(JudgeBenchArguments, said[2:], "rlvlm judge-bench")
     assert (read.suite, read.judge, read.frames) == ("push_block", config.judge, config.reward.num_frames)  # pyright: ignore[reportAttributeAccessIssue]
+
+
+@pytest.mark.parametrize(("task", "is_said"), [("number_line", False), ("blackjack", True)])
+def test_a_scorer_that_has_not_seen_the_tasks_turns_says_so(task: str, is_said: bool) -> None:
+    config = override(recipe(task), {"reward.source": "judged"})
+    assert any("the pocket scorer has learned from turns of" in note for note in preflight.notes_of(config)) == is_said
