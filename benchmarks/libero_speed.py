@@ -49,7 +49,7 @@ def theirs(trial: Trial):
 
 def main(trial: Trial) -> None:
     env, start = theirs(trial)
-    worlds = {
+    variants = {
         "ours, both images for each chunk": ("exact", True),
         "ours, no images": ("exact", False),
         "ours, fast physics, both images": ("fast", True),
@@ -58,15 +58,15 @@ def main(trial: Trial) -> None:
         label: LiberoEnv(
             EnvConfig(episode_steps=10_000, physics=physics, look="light"), 0, trial.suite, str(trial.number)
         )
-        for label, (physics, _) in worlds.items()
+        for label, (physics, _) in variants.items()
     }
-    for label, world in made.items():
-        obs, _ = world.reset(options={"state_id": 0})
+    for label, ours in made.items():
+        obs, _ = ours.reset(options={"state_id": 0})
         drive(
-            world, trial, worlds[label][1], np.zeros((1, 8, 7), np.float32)
+            ours, trial, variants[label][1], np.zeros((1, 8, 7), np.float32)
         )  # OpenGL opens, what stands still is drawn
     rng = np.random.default_rng(0)
-    seconds: dict[str, list[float]] = {"the package's step, both cameras": [], **{label: [] for label in worlds}}
+    seconds: dict[str, list[float]] = {"the package's step, both cameras": [], **{label: [] for label in variants}}
     for _ in range(trial.rounds):
         shape = (trial.chunks, 8, 7)
         actions = rng.uniform([-1.0] * 6 + [0.0], 1.0, shape).astype(np.float32)
@@ -76,7 +76,7 @@ def main(trial: Trial) -> None:
         for action in actions.reshape(-1, 7):
             env.step(to_robosuite(action))
         seconds["the package's step, both cameras"].append(time.process_time() - began)
-        for label, (_, draws) in worlds.items():
+        for label, (_, draws) in variants.items():
             made[label].reset(options={"state_id": 0})
             began = time.process_time()
             drive(made[label], trial, draws, actions)
@@ -91,12 +91,12 @@ def main(trial: Trial) -> None:
         print(f"{label:<36} {np.median(speeds):8,.1f} steps a second ({spread}), {base / np.median(took):5.1f} times")
 
 
-def drive(world: LiberoEnv, trial: Trial, draws: bool, chunks: np.ndarray) -> None:
+def drive(ours: LiberoEnv, trial: Trial, draws: bool, chunks: np.ndarray) -> None:
     for chunk in chunks:
-        obs, *_ = world.step(chunk)
+        obs, *_ = ours.step(chunk)
         if draws:
-            for camera in world.cameras:
-                world.draw(obs.snapshots, trial.px, camera)
+            for camera in ours.cameras:
+                ours.draw(obs.snapshots, trial.px, camera)
 
 
 if __name__ == "__main__":

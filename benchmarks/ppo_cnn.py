@@ -78,7 +78,8 @@ class ImageObs(gym.Env[np.ndarray, int]):
         slot = self.slot
         is_over = slot.play(slot.env.action_text(self.legal[int(action)]))
         is_cut = is_over and not slot.is_terminated
-        return self.look(), slot.newest["env_reward"], slot.is_terminated, is_cut, {}
+        reward = float(slot.episode(only_newest=True).env_rewards[-1])
+        return self.look(), reward, slot.is_terminated, is_cut, {}
 
     def look(self) -> np.ndarray:
         """The image as the network takes it."""
@@ -89,17 +90,17 @@ class ImageObs(gym.Env[np.ndarray, int]):
 
 def evaluate(module: Any, trial: Trial, greedy: bool) -> list[bool]:
     """Strict success of each episode, from the seeds of every evaluation of this task."""
-    world, rng = ImageObs({"task": trial.task, "seed": 0, "image_px": trial.image_px}), np.random.default_rng(0)
+    env, rng = ImageObs({"task": trial.task, "seed": 0, "image_px": trial.image_px}), np.random.default_rng(0)
     found = []
     for seed in range(FIRST_SEED, FIRST_SEED + trial.episodes):
-        world.slot.begin(seed)
-        while not world.slot.is_over:
+        env.slot.begin(seed)
+        while not env.slot.is_over:
             with torch.no_grad():
-                logits = module.forward_inference({Columns.OBS: torch.from_numpy(world.look()[None])})
+                logits = module.forward_inference({Columns.OBS: torch.from_numpy(env.look()[None])})
             odds = logits[Columns.ACTION_DIST_INPUTS][0].double().softmax(-1).numpy()
             action = int(odds.argmax()) if greedy else int(rng.choice(len(odds), p=odds / odds.sum()))
-            world.slot.play(world.slot.env.action_text(world.legal[action]))
-        found.append(is_strict_success(world.slot.episode()))
+            env.slot.play(env.slot.env.action_text(env.legal[action]))
+        found.append(is_strict_success(env.slot.episode()))
     return found
 
 

@@ -33,10 +33,10 @@ PICTURES = 20
 
 def recorded_snapshots() -> FloatArray:
     """[N, S] of an episode in which the drawer moves from closed to open."""
-    world = make_env("drawer_open", EnvConfig(), 0)
+    ours = make_env("drawer_open", EnvConfig(), 0)
     rng = np.random.default_rng(0)
-    world.reset(seed=0)
-    rows = [world.step(rng.uniform(-1, 1, 4).astype(np.float32))[4]["snapshot"] for _ in range(PICTURES)]
+    ours.reset(seed=0)
+    rows = [ours.step(rng.uniform(-1, 1, 4).astype(np.float32))[4]["snapshot"] for _ in range(PICTURES)]
     snapshots = np.stack(rows)
     snapshots[:, 9] = -np.linspace(0, 0.16, PICTURES)  # the drawer's joint, metres
     return snapshots
@@ -71,14 +71,14 @@ def seconds(run: Callable[[], object]) -> float:
 
 def one_core(size_px: int, snapshots: FloatArray, rounds: int) -> dict[str, float]:
     """Images per CPU second of each contestant."""
-    world = make_env("drawer_open", EnvConfig(), 0)
+    ours = make_env("drawer_open", EnvConfig(), 0)
     stock = {
         "stock render": stock_env(size_px, plain=False, robot=True),
         "stock, no shadows or multisampling": stock_env(size_px, plain=True, robot=True),
         "stock, robot hidden too": stock_env(size_px, plain=True, robot=False),
     }
     contestants = {name: (lambda env=env: [env.render() for _ in range(PICTURES)]) for name, env in stock.items()}
-    contestants["rlvlm draw"] = lambda: world.draw(snapshots, size_px)
+    contestants["rlvlm draw"] = lambda: ours.draw(snapshots, size_px)
     times: dict[str, list[float]] = {name: [] for name in contestants}
     for run in contestants.values():
         run()  # opens OpenGL
@@ -87,17 +87,17 @@ def one_core(size_px: int, snapshots: FloatArray, rounds: int) -> dict[str, floa
             times[name].append(seconds(run))
     for env in stock.values():
         env.close()
-    world.close()
+    ours.close()
     return {name: PICTURES / statistics.median(values) for name, values in times.items()}
 
 
 def draw_many(size_px: int, snapshots: FloatArray, repeats: int) -> float:
     """When the last of `repeats` batches was drawn, on the machine's clock."""
-    world = make_env("drawer_open", EnvConfig(), 0)
-    world.draw(snapshots[:1], size_px)
+    ours = make_env("drawer_open", EnvConfig(), 0)
+    ours.draw(snapshots[:1], size_px)
     started = time.time()
     for _ in range(repeats):
-        world.draw(snapshots, size_px)
+        ours.draw(snapshots, size_px)
     return time.time() - started
 
 

@@ -37,7 +37,7 @@ BATCH, HIDDEN = 256, 256
 class Contestant:
     """A process that steps an env when told to."""
 
-    def __init__(self, name: str, world: str, core: int) -> None:
+    def __init__(self, name: str, task: str, core: int) -> None:
         self.name, self.rounds = name, []
         one_thread = {f"{library}_NUM_THREADS": "1" for library in ("OMP", "MKL", "OPENBLAS")}
         environment = (
@@ -50,7 +50,7 @@ class Contestant:
                 "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1",
             }
         )
-        command = ["taskset", "-c", str(core), *map(str, CONTESTANTS[name]), world]
+        command = ["taskset", "-c", str(core), *map(str, CONTESTANTS[name]), task]
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
@@ -119,8 +119,8 @@ def update_gflop(obs: int, actions: int) -> float:
     return 2 * BATCH * passes / 1e9
 
 
-def compare(world: str, names: list[str], rounds: int, steps: int, core: int) -> dict[str, object]:
-    contestants = [Contestant(name, world, core) for name in names]
+def compare(task: str, names: list[str], rounds: int, steps: int, core: int) -> dict[str, object]:
+    contestants = [Contestant(name, task, core) for name in names]
     try:
         for contestant in contestants:
             contestant.advance(WARM_UP)
@@ -129,11 +129,11 @@ def compare(world: str, names: list[str], rounds: int, steps: int, core: int) ->
             matmul.append(measure_matmul())
             for contestant in contestants:
                 contestant.rounds.append(contestant.advance(steps // 2 if contestant.name in SLOW else steps))
-                print(world, contestant.name, contestant.rounds[-1], file=sys.stderr, flush=True)
+                print(task, contestant.name, contestant.rounds[-1], file=sys.stderr, flush=True)
     finally:
         for contestant in contestants:
             contestant.stop()
-    gflop = update_gflop(*{"pendulum": (3, 1), "drawer_open": (39, 4)}[world])
+    gflop = update_gflop(*{"pendulum": (3, 1), "drawer_open": (39, 4)}[task])
     result: dict[str, object] = {
         "gflop_per_update": round(gflop, 3),
         "matmul_gflops": round(statistics.median(matmul), 1),
@@ -181,8 +181,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=None)
     chosen = parser.parse_args()
     result = {"machine": machine()} | {
-        world: compare(world, ["rlvlm", *chosen.peers], chosen.rounds, chosen.steps, chosen.core)
-        for world in chosen.envs
+        task: compare(task, ["rlvlm", *chosen.peers], chosen.rounds, chosen.steps, chosen.core) for task in chosen.envs
     }
     text = json.dumps(result, indent=1)
     print(text)

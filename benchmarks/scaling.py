@@ -53,7 +53,7 @@ REPEATS = 200
 @dataclass(frozen=True, kw_only=True)
 class Config:
     parts: tuple[Literal["acting", "judge", "messages", "requests"], ...] = ("acting", "judge", "messages", "requests")
-    worlds: tuple[str, ...] = ("drawer_open", "fold_cloth")
+    envs: tuple[str, ...] = ("drawer_open", "fold_cloth")
     """Tasks that are stepped: the main one and a slower simulator."""
     runners: tuple[int, ...] = (0, 1, 2)
     replicas: tuple[int, ...] = (1, 2)

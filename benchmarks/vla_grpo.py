@@ -173,7 +173,7 @@ def rolled(
     return found, np.concatenate(successes), num_steps
 
 
-def supervised(task: str, policy: Any, world: ChunkEnv, trial: Trial) -> tuple[ActionScale, dict[str, Any]]:
+def supervised(task: str, policy: Any, env: ChunkEnv, trial: Trial) -> tuple[ActionScale, dict[str, Any]]:
     if trial.start is not None and trial.start.exists():
         kept = torch.load(trial.start)
         policy.load_state_dict(kept["policy"])
@@ -181,13 +181,13 @@ def supervised(task: str, policy: Any, world: ChunkEnv, trial: Trial) -> tuple[A
     rng, began = np.random.default_rng(trial.seed), time.process_time()
     if trial.sft.demonstrations:
         data = Path(trial.sft.demonstrations)
-        shown = read_demonstrations(data, task, trial.env, world, policy.image_px, lambda line: None)
+        shown = read_demonstrations(data, task, trial.env, env, policy.image_px, lambda line: None)
     else:
-        shown = demonstrate(world, trial.sft, trial.seed)
+        shown = demonstrate(env, trial.sft, trial.seed)
     actions = shown.actions.reshape(-1, shown.actions.shape[-1])
-    scale = ActionScale.of_actions(actions, world.scaled_actions)
+    scale = ActionScale.of_actions(actions, env.scaled_actions)
     shown_s = time.process_time() - began
-    loss = imitate(policy, world, shown, scale, trial.sft, rng, lambda line: None)
+    loss = imitate(policy, env, shown, scale, trial.sft, rng, lambda line: None)
     if trial.start is not None:
         save(policy, scale, trial.start)
     return scale, {"demonstrations_s": round(shown_s, 1), metrics.SFT_LOSS: round(loss, 3)}

@@ -49,8 +49,8 @@ class Pendulum(StepEnv):
         raise NotImplementedError
 
 
-PENDULUM = Task(name="pendulum", goal=Pendulum.goal, maker="worlds:Pendulum")
-TASKS = {"pendulum": "worlds:PENDULUM", "drawer_open": "drawer_open"}
+PENDULUM = Task(name="pendulum", goal=Pendulum.goal, maker="envs:Pendulum")
+TASKS = {"pendulum": "envs:PENDULUM", "drawer_open": "drawer_open"}
 
 
 def make(name: str) -> StepEnv:

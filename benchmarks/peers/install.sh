@@ -17,7 +17,7 @@ install() {  # install NAME PACKAGE...
   touch "$target/.installed"
 }
 
-# One environment for both: SBX is Stable-Baselines3 with its networks in JAX. The worlds are rlvlm's own, so that
+# One environment for both: SBX is Stable-Baselines3 with its networks in JAX. The envs are rlvlm's own, so that
 # everybody steps the same physics.
 install baselines torch==2.13.0 stable-baselines3==2.9.2 sbx-rl==0.28.0 \
   gymnasium==1.2.2 metaworld==3.1.1 mujoco==3.3.0 pillow packaging

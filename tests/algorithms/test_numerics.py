@@ -111,11 +111,11 @@ def odd_step(step: Callable[..., Any], place: str, odd: float) -> Callable[..., 
 def break_env(name: str, algorithm: Any, place: str, odd: float, patch: pytest.MonkeyPatch) -> None:
     runner = algorithm.env_runner_group.local_env_runner
     if name == "grpo":
-        worlds = [runner._many]
+        envs = [runner._many]
     else:
-        worlds = runner._envs if name == "sac_pebble" else [slot.env for slot in runner.slots]
-    for world in worlds:
-        patch.setattr(world, "step", odd_step(world.step, place, odd))
+        envs = runner._envs if name == "sac_pebble" else [slot.env for slot in runner.slots]
+    for env in envs:
+        patch.setattr(env, "step", odd_step(env.step, place, odd))
 
 
 def a_parameter(name: str, algorithm: Any) -> torch.nn.Parameter:

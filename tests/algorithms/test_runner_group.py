@@ -193,7 +193,7 @@ def test_a_runner_that_dies_again_as_it_begins_is_tried_once_more(pair, caplog, 
     assert "env runner 1 was lost again as soon as it had started" in caplog.text
 
 
-def test_what_a_env_raises_reaches_the_caller_with_its_place(build):
+def test_what_an_env_raises_reaches_the_caller_with_its_place(build):
     algorithm = build(1, task="tests.algorithms.test_runner_group:JAMMED")
     with pytest.raises(OSError, match="the gripper is jammed") as caught:
         train(algorithm, 2)

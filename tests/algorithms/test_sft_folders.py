@@ -98,7 +98,7 @@ def test_starts_that_are_held_out_are_not_learned_from_whoever_collected_them(tm
         load_demonstrations(only, make_env("points24", env, 0), env)
 
 
-def test_demonstrations_of_a_env_set_up_otherwise_are_not_learned_from(tmp_path: Path):
+def test_demonstrations_of_an_env_set_up_otherwise_are_not_learned_from(tmp_path: Path):
     folder = str(tmp_path / "d")
     assert main(["collect", "points24", "--episodes", "2", "--out", folder, "--env.rules", "legacy"]) == 0
     mended = task_env("points24")

@@ -53,7 +53,7 @@ def fill(folder, judge, num_pairs: int = 150) -> LabelStore:
     return store
 
 
-def test_held_out_labels_show_a_image_that_is_never_learnt():
+def test_held_out_labels_show_an_image_that_is_never_learnt():
     def label(left: str, right: str) -> Labelled:
         return Labelled(goal="g", left=left * 64, right=right * 64, answer=Label.LEFT, truth=None)
 

@@ -11,7 +11,7 @@ from rlvlm.labels.images import ImageStore, MissingImage, image_digest
 IMAGE = np.arange(4 * 5 * 3, dtype=np.uint8).reshape(4, 5, 3)
 
 
-def test_a_image_comes_back_as_it_was_and_is_written_once(tmp_path):
+def test_an_image_comes_back_as_it_was_and_is_written_once(tmp_path):
     store, digest = ImageStore(tmp_path), image_digest(IMAGE)
     assert store.keep([(digest, IMAGE), (digest, IMAGE)]) == 1
     assert store.keep([(digest, IMAGE)]) == 0
@@ -64,7 +64,7 @@ def test_a_file_that_is_not_the_image_is_not_shown(tmp_path, harm):
 
 
 @pytest.mark.parametrize("name", ["", "../../etc/passwd", "a" * 63, "A" * 64, "/" * 64, "a" * 63 + "\n", None, 3])
-def test_only_a_digest_names_a_image(tmp_path, name):
+def test_only_a_digest_names_an_image(tmp_path, name):
     assert not ImageStore(tmp_path).has(name)
     with pytest.raises(MissingImage, match="64 hexadecimal"):
         ImageStore(tmp_path).load(name if isinstance(name, str) else "x")

@@ -126,7 +126,7 @@ def test_of_a_resnet_the_generator_passed_in_decides_and_the_global_one_is_not_t
 
 
 @pytest.mark.slow
-def test_a_image_is_worth_the_same_in_any_company_and_after_a_restart() -> None:
+def test_an_image_is_worth_the_same_in_any_company_and_after_a_restart() -> None:
     def build(seed: int):
         loop = build_loop(
             TinyEnv(),

@@ -274,7 +274,7 @@ def test_a_restored_model_goes_on_bit_for_bit_without_touching_the_global_genera
 
 
 @pytest.mark.slow
-def test_a_image_is_read_once_per_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_image_is_read_once_per_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     num_read, forward = [], ImageNetwork.forward
 
     def counted(network: ImageNetwork, pictures: torch.Tensor) -> torch.Tensor:

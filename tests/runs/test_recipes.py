@@ -32,10 +32,10 @@ def test_a_misspelt_task_names_the_nearest() -> None:
 
 @pytest.mark.parametrize(("kind", "algorithm"), [("steps", "sac"), ("turns", "ppo"), ("chunks", "grpo")])
 def test_a_registered_task_without_a_recipe_takes_the_defaults_of_its_kind(kind: Kind, algorithm: str) -> None:
-    world = EnvConfig(episode_steps=7)
-    register(Task(name=f"recipe_less_{kind}", goal="do it", maker="somewhere:else", kind=kind, env=world))
+    settings = EnvConfig(episode_steps=7)
+    register(Task(name=f"recipe_less_{kind}", goal="do it", maker="somewhere:else", kind=kind, env=settings))
     config = recipe(f"recipe_less_{kind}")
-    assert (config.task, config.algorithm, config.env) == (f"recipe_less_{kind}", algorithm, world)
+    assert (config.task, config.algorithm, config.env) == (f"recipe_less_{kind}", algorithm, settings)
     assert config.smoke().algorithm == algorithm
 
 

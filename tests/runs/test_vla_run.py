@@ -38,9 +38,9 @@ WORDS = (
 
 def test_an_evaluation_plays_the_policy_greedily_and_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
     config = recipe("push_block")
-    world = make_env("push_block", config.env, 0)
+    env = make_env("push_block", config.env, 0)
     scale = ActionScale(low=(-1.0,) * 7, high=(1.0,) * 7, scaled=(True,) * 7)
-    monkeypatch.setattr(build, "load_vla", lambda *_: (build_policy(config.policy, world), scale))
+    monkeypatch.setattr(build, "load_vla", lambda *_: (build_policy(config.policy, env), scale))
     played_in: list[EnvConfig] = []
 
     def remembered(task: str, env: EnvConfig, seed: int) -> Any:

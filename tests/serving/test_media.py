@@ -82,7 +82,7 @@ def test_sixteen_bits_are_scaled_and_not_cut() -> None:
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
 @pytest.mark.parametrize("orientation", range(1, 9))
-def test_a_image_stands_as_its_camera_was_held(kind, orientation) -> None:
+def test_an_image_stands_as_its_camera_was_held(kind, orientation) -> None:
     upright = Image.fromarray(np.kron(np.arange(6).reshape(2, 3) * 40, np.ones((16, 16))).astype(np.uint8)).convert(
         "RGB"
     )
@@ -118,7 +118,7 @@ def test_half_transparent_red_is_pink_and_a_named_grey_of_sixteen_bits_is_white(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("count", [200, pytest.param(2_000, marks=pytest.mark.full)])
-def test_a_image_with_other_bytes_in_it_is_read_or_refused_and_nothing_else(count):
+def test_an_image_with_other_bytes_in_it_is_read_or_refused_and_nothing_else(count):
     """Bytes changed, cut out, doubled and cut off, in files of every kind that is let in."""
     rng, outcomes = np.random.default_rng(0), Counter()
     noise = Image.fromarray(rng.integers(0, 256, (40, 60, 3), np.uint8))

@@ -30,7 +30,7 @@ def test_a_fact_that_is_missing_is_an_error() -> None:
         render("routes.html.j2", title="t", schemas={}, type_name=str)
 
 
-def test_a_image_stands_in_the_page_itself(tmp_path: Path) -> None:
+def test_an_image_stands_in_the_page_itself(tmp_path: Path) -> None:
     (tmp_path / "a.png").write_bytes(b"abc")
     assert inline(tmp_path / "a.png") == inline(b"abc") == "data:image/png;base64,YWJj"
 

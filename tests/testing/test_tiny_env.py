@@ -26,7 +26,7 @@ def test_the_tiny_image_shows_the_block_where_it_is() -> None:
 
 @pytest.mark.parametrize("start", ["fixed", "random"])
 @pytest.mark.parametrize("robot", ["hidden", "visible"])
-def test_the_tiny_world_is_a_env(start: Any, robot: Any) -> None:
+def test_the_tiny_world_is_an_env(start: Any, robot: Any) -> None:
     config = EnvConfig(start=start, robot=robot)
     check_step_env(TinyEnv(config, 0), TinyEnv(config, 0), BLOCKS)
 

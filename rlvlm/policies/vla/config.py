@@ -54,7 +54,7 @@ class OpenVLAConfig:
     """Data set in the checkpoint's dataset_statistics.json whose quantiles scale the actions, e.g.
     libero_10_no_noops; may be empty where the file has only one."""
     cameras: int = 1
-    """How many of the world's cameras it was trained with, the first ones, >= 1."""
+    """How many of the env's cameras it was trained with, the first ones, >= 1."""
     image_px: int = 256
     """Side of the square images that the env draws; they are then made as large as the image encoders want."""
     images: ImagePath = "cropped"

@@ -91,19 +91,19 @@ def test_rounds_from_demonstrations_to_evaluation(build: Build, tmp_path: Path) 
     assert len(evaluation.episodes) == 5
     assert 0 <= evaluation.metrics[metrics.EVAL_SAMPLED_SUCCESS] <= 1
     algorithm.save_checkpoint(str(tmp_path / "checkpoint"))
-    world = make_env("push_block", EnvConfig(episode_steps=32), 0)
-    policy, scale = load_vla(tmp_path / "checkpoint", world)
-    again = chunk_player(ChunkSampler(policy=policy, env=world, scale=scale)).play(range(1_000_000, 1_000_005))
+    env = make_env("push_block", EnvConfig(episode_steps=32), 0)
+    policy, scale = load_vla(tmp_path / "checkpoint", env)
+    again = chunk_player(ChunkSampler(policy=policy, env=env, scale=scale)).play(range(1_000_000, 1_000_005))
     for one, other in zip(again, evaluation.episodes, strict=True):
         assert np.array_equal(one.snapshots, other.snapshots)
 
 
 def test_a_collected_folder_teaches_what_the_run_would_have_shown_itself(build: Build, tmp_path: Path) -> None:
-    world = make_env("push_block", EnvConfig(episode_steps=32), 0)
-    form = asdict(form_of(world))
+    env = make_env("push_block", EnvConfig(episode_steps=32), 0)
+    form = asdict(form_of(env))
     env = asdict(EnvConfig(episode_steps=40))
     folder = create_folder(tmp_path / "d", "push_block", "chunks", env=env, chunks=form)
-    collect(world, Perturbation(noise=ChunkSFTConfig().noise), folder, 20, seed=3)
+    collect(env, Perturbation(noise=ChunkSFTConfig().noise), folder, 20, seed=3)
     told: list[str] = []
     reading, playing = build(seed=3, data=str(tmp_path / "d")), build(seed=3)
     reading.prepare(told.append)
@@ -141,15 +141,15 @@ def test_a_run_begins_with_the_policy_of_another(build: Build, tmp_path: Path) -
 
 
 def test_a_policy_learns_from_images_that_were_kept_and_refuses_others(build: Build, tmp_path: Path) -> None:
-    world = make_env("push_block", EnvConfig(episode_steps=32), 0)
+    env = make_env("push_block", EnvConfig(episode_steps=32), 0)
     told: list[str] = []
 
     def folder_of(name: str, task: str = "push_block", **form: object) -> str:
-        kept = asdict(form_of(world, image_px=16)) | form
+        kept = asdict(form_of(env, image_px=16)) | form
         folder = create_folder(tmp_path / name, task, "chunks", chunks=kept)
         perturbation = Perturbation(noise=ChunkSFTConfig().noise)
-        for record in play_episodes(world, perturbation, task, wanted=20, seed=0):
-            images = world.draw(record.arrays["snapshots"][:-1], 16)
+        for record in play_episodes(env, perturbation, task, wanted=20, seed=0):
+            images = env.draw(record.arrays["snapshots"][:-1], 16)
             arrays = {key: record.arrays[key] for key in ("actions", "proprio", "steps")}
             digests = np.array([[image_digest(image)] for image in images])
             folder.add(replace(record, arrays=arrays | {"pictures": digests}), images)

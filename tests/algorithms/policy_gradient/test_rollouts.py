@@ -1,4 +1,4 @@
-"""Whole episodes of a policy in real worlds, and the supervised start."""
+"""Whole episodes of a policy in real envs, and the supervised start."""
 
 from typing import Any
 

@@ -38,7 +38,7 @@ def test_what_hardly_begins_with_a_label_has_no_odds() -> None:
         assert token_shares(tokens, LABEL_TOKENS) is None and token_shares(tokens, YES_AND_NO) is None
 
 
-def test_a_image_survives_the_wire_to_the_bit() -> None:
+def test_an_image_survives_the_wire_to_the_bit() -> None:
     from io import BytesIO
 
     from PIL import Image
