@@ -133,8 +133,8 @@ def parse_options(default: RunConfig, options: Sequence[str], prog: str) -> RunA
         )
         most_used = _with_most_used(as_config(kind, default))
         kind = type(most_used)
-    # tyro takes the defaults from an instance of the very class that it is to fill
     _check_names(default, known, options)
+    # tyro takes the defaults from an instance of the very class that it is to fill
     start = RunArguments(config=most_used or as_config(kind, default))
     arguments = parse(RunArguments[kind], options, prog, start, description=about, config=_CONFIG)
     wanted = as_config(RunConfig, arguments.config)
@@ -147,7 +147,7 @@ def parse_options(default: RunConfig, options: Sequence[str], prog: str) -> RunA
 
 def _check_names(config: RunConfig, known: Mapping[str, Any], options: Sequence[str]) -> None:
     """Refuses an option that does not exist where a setting means what its name says: the parser's own suggestions are
-    names that are spelled alike, and --learning-rate is spelled like none of --algo.actor-lr's letters.
+    names that are spelled alike, and --learning-rate does not look like --algo.actor-lr.
 
     Raises:
         UsageError: with those settings.
