@@ -226,7 +226,7 @@ class Training:
         row = evaluation_row(self._last_evaluation, state.env_steps, state.wall_s)
         rows = self._folder.evaluations.read()
         self._folder.evaluations.append([row])
-        return evaluation_rank(row) > max(map(evaluation_rank, rows), default=(-1.0, 0.0))
+        return evaluation_rank(row) > max(map(evaluation_rank, rows), default=(-1.0, 0.0, 0.0))
 
     def _log(self, is_due: bool) -> None:
         """Shows where the run is; where `is_due`, on a line of its own and in the log."""

@@ -48,19 +48,19 @@ def evaluation(successes: int, sampled: float | None, reward: float = 1.0) -> Ev
 
 
 def test_greedy_and_sampled_play_choose_the_best_together_and_the_return_between_equals() -> None:
-    def rank(*measured: float | None) -> tuple[float, float]:
+    def rank(*measured: float | None) -> tuple[float, float, float]:
         row = evaluation_row(evaluation(*measured), 0, 0.0)  # type: ignore[arg-type]
         as_read = {name: "" if value is None else str(value) for name, value in row.items()}
         assert evaluation_rank(as_read) == evaluation_rank(row)
         return evaluation_rank(row)
 
-    assert rank(3, 0.25) == (0.5, 1.0)
+    assert rank(3, 0.25) == (0.5, 0.5, 1.0)
     assert rank(4, 0.9) > rank(4, 0.8)
     assert rank(3, 0.9) > rank(4, 0.5), "one that goes round in circles when greedy, against one that is all noise"
     row = {"success_rate": "1", "sampled_success_rate": "0.8", "strict_success_rate": "1", "episode_return": "0"}
     assert true_success(row | {"sampled_strict_success_rate": "0.5"}) == 0.75, "a goal that chance reached is none"
     assert true_success(row | {"sampled_strict_success_rate": "1"}) == 0.9, "nor is a return without the goal"
-    assert rank(3, None) == (0.75, 1.0) and rank(3, None, 2.0) > rank(3, None, 1.0)
+    assert rank(3, None) == (0.75, 0.75, 1.0) and rank(3, None, 2.0) > rank(3, None, 1.0)
 
 
 def test_a_success_that_is_undone_counts_at_any_step_and_not_at_the_end() -> None:
@@ -73,6 +73,8 @@ def test_a_success_that_is_undone_counts_at_any_step_and_not_at_the_end() -> Non
     ]
     row = evaluation_row(Evaluation(episodes=episodes), 0, 0.0)
     assert (row["success_rate"], row["success_at_end"]) == (0.75, 0.5)
+    passes_by = row | {"success_rate": 1.0, "success_at_end": 0.25, "episode_return": 9.0}
+    assert evaluation_rank(row) > evaluation_rank(passes_by), "the best holds its success"
 
 
 def test_what_is_equal_to_the_bit_is_one_episode_and_success_that_no_env_tells_is_none() -> None:
@@ -81,7 +83,7 @@ def test_what_is_equal_to_the_bit_is_one_episode_and_success_that_no_env_tells_i
     assert (row["episodes"], row["distinct_episodes"], row["success_rate"]) == (4, 1, 0.0)
     untold = evaluation_row(replace(played, has_success=False), 0, 0.0)
     assert untold["success_rate"] is untold["success_at_end"] is None
-    assert evaluation_rank(untold) == (0.0, 1.0), "the return is what is left to choose by"
+    assert evaluation_rank(untold) == (0.0, 0.0, 1.0), "the return is what is left to choose by"
 
 
 class OneStart:
