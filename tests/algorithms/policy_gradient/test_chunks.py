@@ -101,8 +101,8 @@ def test_rounds_from_demonstrations_to_evaluation(build: Build, tmp_path: Path) 
 def test_a_collected_folder_teaches_what_the_run_would_have_shown_itself(build: Build, tmp_path: Path) -> None:
     env = make_env("push_block", EnvConfig(episode_steps=32), 0)
     form = asdict(form_of(env))
-    env = asdict(EnvConfig(episode_steps=40))
-    folder = create_folder(tmp_path / "d", "push_block", "chunks", env=env, chunks=form)
+    settings = asdict(EnvConfig(episode_steps=40))
+    folder = create_folder(tmp_path / "d", "push_block", "chunks", env=settings, chunks=form)
     collect(env, Perturbation(noise=ChunkSFTConfig().noise), folder, 20, seed=3)
     told: list[str] = []
     reading, playing = build(seed=3, data=str(tmp_path / "d")), build(seed=3)
