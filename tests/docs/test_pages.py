@@ -11,6 +11,8 @@ import yaml
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 PAGES = sorted(DOCS.glob("*.md"))
+IN_SITE = re.compile(r"\.\./(rlvlm/pocket/\w+/CARD\.md|examples/\w+\.py|CONTRIBUTING\.md|CHANGELOG\.md|$)")
+"""Links to files beside `docs/` that `made_pages.py` makes pages of."""
 LINK = re.compile(r"\]\(([^)#\s]*)(?:#([^)\s]+))?\)")
 
 
@@ -32,6 +34,8 @@ def test_links_lead_somewhere(page: Path) -> None:
         if target.startswith(("http:", "https:", "mailto:")):
             continue
         file = (page.parent / target).resolve() if target else page
+        if page.parent == DOCS and target.startswith("../") and not IN_SITE.match(target):
+            lost.append(f"{target}, which is no page of the site")
         if not file.exists() or anchor and file.suffix == ".md" and anchor not in anchors(file):
             lost.append(f"{target}#{anchor}")
     assert not lost
