@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import ray
 from ray.cluster_utils import Cluster
-from ray.serve.context import _get_global_client
+from ray.serve.context import _get_global_client, _set_global_client
 from tiny_run import WORDS, box_words
 
 from rlvlm.core.errors import EXIT_DONE, EXIT_PREEMPTED, MachineError
@@ -44,6 +44,7 @@ def nodes(head_cpus: int, *others: dict[str, Any]) -> Iterator[tuple[Cluster, li
         ray.init(address=cluster.address, namespace="serve", log_to_driver=False, logging_level="error")
         yield cluster, found
     finally:
+        _set_global_client(None)  # it would ask the controller of this cluster in the next one
         ray.shutdown()
         cluster.shutdown()
 
