@@ -6,6 +6,7 @@ in one worker, so a worker that is lost costs whole groups and spoils none.
 """
 
 import logging
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 import numpy as np
 import ray
 from numpy.typing import NDArray
-from ray.exceptions import NodeDiedError, ObjectLostError, RayActorError
+from ray.exceptions import ActorDiedError, GetTimeoutError, NodeDiedError, ObjectLostError, RayActorError
 
 from rlvlm.core.chunks import ChunkObs, ChunkStep
 from rlvlm.core.errors import MachineError
@@ -26,6 +27,8 @@ logger = logging.getLogger(__name__)
 
 _LOST_IN_A_ROW = 5
 """Batches that lose every worker before it is believed that they cannot live."""
+_RESTART_S = 60.0
+"""Seconds that Ray is given to start a worker again before the next batch is tried."""
 
 
 class EnvWorker:
@@ -116,6 +119,8 @@ class WorkerEnvs(ChunkEnvs):
                 f"all {len(self._workers)} env workers were lost, {_LOST_IN_A_ROW} times in a row",
                 "look for what ends them (memory?), then `rlvlm resume` with a smaller --algo.env-workers",
             )
+        if not found:
+            self._wait_for_a_worker()
         example = found[0][1][0] if found else self._local.reset(options={"state_id": int(state_ids[0])})[0]
         whole = example.at(np.zeros(len(state_ids), np.intp))  # every row has a place, what is lost too
         instructions = list(whole.instructions)
@@ -125,6 +130,25 @@ class WorkerEnvs(ChunkEnvs):
                 instructions[row] = words
             self._show([row.tobytes() for row in obs.snapshots], images)
         return replace(whole, instructions=tuple(instructions))
+
+    def _wait_for_a_worker(self) -> None:
+        """Returns when one answers again, or none ever will: calls to a worker that is being started again fail at
+        once, and some batches in a row would be lost within a moment.
+        """
+        end = time.monotonic() + _RESTART_S
+        while time.monotonic() < end:
+            num_dead = 0
+            for worker in self._workers:
+                try:
+                    ray.get(worker.__ray_ready__.remote(), timeout=1.0)
+                    return
+                except ActorDiedError:
+                    num_dead += 1
+                except (RayActorError, NodeDiedError, GetTimeoutError):
+                    continue
+            if num_dead == len(self._workers):
+                return
+            time.sleep(0.5)
 
     def step(self, rows: NDArray[np.intp], chunks: FloatArray) -> ChunkStep:
         """Drives the envs `rows` [n] by `chunks` [n, L, A]; those that were lost end."""
