@@ -26,7 +26,7 @@ def test_a_temperature_is_zero_or_one_that_models_can_sample_with():
 
 
 def test_a_model_without_a_backend_is_what_its_name_or_its_size_says(tmp_path, caplog):
-    assert JudgeConfig(model="Qwen/Qwen3-VL-8B-Instruct").backend == "transformers"
+    assert JudgeConfig(model="a-lab/said-once-a-process").backend == "transformers"
     assert "is a hub name, so judge.backend is transformers" in caplog.text
     assert JudgeConfig(model="scorer").backend == JudgeConfig(model=str(tmp_path)).backend == "pocket"
     with open(tmp_path / "model.safetensors", "wb") as file:
