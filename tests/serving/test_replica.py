@@ -22,7 +22,7 @@ from rlvlm.serving.replica import (
     marked,
 )
 
-LOOK_S = 0.025
+LOOK_S = 0.05
 
 
 def reason_after(work, heartbeat: Heartbeat | None = None, looks: int = 12, deadline_s: float = 60.0) -> str | None:
@@ -63,15 +63,17 @@ def test_a_thread_that_waits_is_stuck_and_one_that_computes_is_not() -> None:
 
 def test_a_stall_is_over_when_serve_has_counted_three_failures() -> None:
     # by hand: after 5 s of silence, one look a second, the third failure in a row is to come: from the third look on
-    heartbeat, stop = Heartbeat(), threading.Event()
+    heartbeat, begun, stop = Heartbeat(), threading.Event(), threading.Event()
 
     def wait() -> None:
         with heartbeat.working():
+            begun.set()
             stop.wait(30)
 
     thread = threading.Thread(target=wait, daemon=True)
     thread.start()
-    time.sleep(0.1)
+    assert begun.wait(30)
+    time.sleep(0.1)  # until it waits: what it computes on the way there is a sign of life
     heartbeat.stuck(stall_s=5.0, deadline_s=60.0)  # the first look has nothing to compare with
     assert [heartbeat.stuck(stall_s=5.0, deadline_s=60.0) is not None for _ in range(5)] == [False, False, *[True] * 3]
     stop.set()
