@@ -8,8 +8,9 @@ from typing import Literal, Self
 class EnvConfig:
     """The env of the task."""
 
-    start: Literal["fixed", "random"] = "fixed"
-    """fixed: the paper's start, near the object; random: the stock start positions, drawn anew each episode."""
+    start: Literal["fixed", "near", "random"] = "fixed"
+    """fixed: the paper's start, near the object; random: the stock start positions, drawn anew each episode; near: so
+    drawn too, but in the paper's MetaWorld tasks the hand begins as near to the object as in the paper."""
     robot: Literal["hidden", "visible"] = "hidden"
     """Whether images show the robot; the paper hides it because the arm covers the object."""
     episode_steps: int = 250

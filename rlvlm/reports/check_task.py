@@ -103,7 +103,7 @@ def check_contract(task: str, config: EnvConfig, seed: int, episodes: Sequence[E
     """
     env = make_env(task, config, seed)
     kind = next(kind for kind in (StepEnv, TurnEnv, ChunkEnv) if isinstance(env, kind))
-    for start in ("fixed", "random") if kind is StepEnv else (config.start,):
+    for start in ("fixed", "near", "random") if kind is StepEnv else (config.start,):
         # the contract includes what happens at the time limit, which a full episode takes long to reach
         length = min(_SHORT_EPISODE.get(kind, config.episode_steps), config.episode_steps)
         short = replace(config, start=start, episode_steps=length)

@@ -51,7 +51,7 @@ class TinyEnv(StepEnv):
     ) -> tuple[FloatArray, dict[str, Any]]:
         """First observation and info of a new episode; `options` is not used."""
         super().reset(seed=seed, options=options)
-        is_random = self._config.start == "random"
+        is_random = self._config.start != "fixed"
         self._point = self.np_random.uniform((0.0, 0.3), (0.3, 0.7)) if is_random else np.array([0.2, _LANE])
         self._block = _START
         self._steps = 0

@@ -112,7 +112,7 @@ class ClothScene(MujocoScene):
     corner, carry it to (x, y) in 15 cm, lower it.
 
     Args:
-        start: `fixed` or `random`, of `EnvConfig`.
+        start: of `EnvConfig`; `near` is `random` here.
     """
 
     goal = DEFORMABLE_GOALS["fold_cloth"][0]
@@ -121,7 +121,7 @@ class ClothScene(MujocoScene):
     def __init__(self, start: str) -> None:
         super().__init__(_MODEL, self._camera)
         self.action_size = 2
-        self._is_random = start == "random"
+        self._is_random = start != "fixed"
         self._flat = _flat_cloth()
         edges = self._flat[self.model.flex_edge]  # [E, 2, 3]
         # all particles lie at the origin of the model, so edges have no length of their own there

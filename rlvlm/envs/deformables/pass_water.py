@@ -101,7 +101,7 @@ class WaterScene(MujocoScene):
     inside and outside. Actions [1] are the cup's speed: 8 times 11 mm a step at 1.
 
     Args:
-        start: `fixed` or `random`, of `EnvConfig`.
+        start: of `EnvConfig`; `near` is `random` here.
     """
 
     goal = DEFORMABLE_GOALS["pass_water"][0]

@@ -60,7 +60,7 @@ class SoftGymEnv(StepEnv):
             max(np.size(start[part]) for start in self._starts) for part in ("particle_pos", "shape_pos")
         )
         self.snapshot_size = 1 + self._num_particles + self._num_shapes
-        self._is_random = config.start == "random"
+        self._is_random = config.start != "fixed"
         self._episode_steps = config.episode_steps
         self.observation_space = gym.spaces.Box(-np.inf, np.inf, self._env.observation_space.shape, np.float32)
         self._action_shape = tuple(self._env.action_space.shape)

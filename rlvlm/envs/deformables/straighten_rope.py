@@ -86,7 +86,7 @@ class RopeScene(MujocoScene):
     change nothing. A move that would leave the window is not made.
 
     Args:
-        start: `fixed` or `random`, of `EnvConfig`.
+        start: of `EnvConfig`; `near` is `random` here.
     """
 
     goal = DEFORMABLE_GOALS["straighten_rope"][0]

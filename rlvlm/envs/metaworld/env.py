@@ -4,7 +4,8 @@ What differs from the stock envs, all of it in the reference method's paper (Wan
 needed to keep promises of `StepEnv`:
 
 1. `start="fixed"` puts object and hand where the scene has them. `start="random"` is the stock start: the object is
-   drawn anew each episode by the env's own generator, and in the paper's tasks the hand is further away.
+   drawn anew each episode by the env's own generator, and in the paper's tasks the hand is further away. With
+   `start="near"` the object is drawn too, and the hand begins as far from it, and on the same side, as in the paper.
 2. Images leave the robot out (`robot="hidden"`), because the arm covers the object, and never show goal markers.
 3. The camera is the scene's, drawn directly at the size asked for.
 4. The time limit is `EnvConfig.episode_steps` (the stock envs raise an error at step 501), a truncation.
@@ -102,6 +103,9 @@ class MetaWorldEnv(MujocoEnv):
         stock = self._stock
         stock._set_task_called = stock.seeded_rand_vec = True
         stock._freeze_rand_vec = config.start == "fixed"  # then every reset places things as `_last_rand_vec` says
+        self._hand_from_object: NDArray[np.float64] | None = None
+        if config.start == "near" and scene.hand_start is not None and scene.placement is not None:
+            self._hand_from_object = np.subtract(scene.hand_start, scene.placement[:3])
         if config.start == "fixed":
             stock.hand_init_pos = np.array(scene.hand_start or stock.hand_init_pos)
             stock._last_rand_vec = np.array(scene.placement or _first_draw(stock))
@@ -139,6 +143,15 @@ class MetaWorldEnv(MujocoEnv):
         self._model.body_pos[:], self._model.site_pos[:] = self._positions  # independent of the episode before
         mujoco.mj_resetData(self._model, self._data)
         stock.reset_model()
+        if self._hand_from_object is not None:
+            # A reset moves the hand before it draws where the object is. A second one repeats the draw, with things
+            # where the first one put them, so that the hand pushes nothing on its way.
+            assert stock._last_rand_vec is not None, "every reset draws"
+            stock.hand_init_pos = stock._last_rand_vec[:3] + self._hand_from_object
+            stock._freeze_rand_vec = True
+            mujoco.mj_resetData(self._model, self._data)
+            stock.reset_model()
+            stock._freeze_rand_vec = False
         mujoco.mj_kinematics(self._model, self._data)  # positions only: see set_state
         # the stock env keeps one step of history: at a start both halves are the same moment
         stock._prev_obs = stock._get_curr_obs_combined_no_goal()

@@ -95,7 +95,7 @@ def anything(env: MetaWorldEnv) -> FloatArray:
     [
         *((task, drawers if task == "drawer_open" else objects, fields)
           for task in ("drawer_open", "soccer", "sweep_into")
-          for fields in ({}, {"start": "random", "robot": "visible"})),
+          for fields in ({}, {"start": "near"}, {"start": "random", "robot": "visible"})),
         ("metaworld/hammer-v3", anything, {}),  # with two objects, and without a measured distance
         ("metaworld/bin-picking-v3", anything, {"start": "random"}),  # it notes its first step
     ],
@@ -114,7 +114,7 @@ def actions(num_steps: int, seed: int = 0) -> FloatArray:
 @pytest.mark.parametrize(
     ("task", "start", "steps"),
     [
-        *(("drawer_open", start, 60) for start in ("fixed", "random")),
+        *(("drawer_open", start, 60) for start in ("fixed", "near", "random")),
         *(pytest.param(task, "random", 60, marks=pytest.mark.slow) for task in ("soccer", "sweep_into")),
         *(pytest.param(f"metaworld/{name}-v3", "random", 20, marks=pytest.mark.slow)
           for name in ("door-open", "stick-push", "bin-picking")),
@@ -126,9 +126,13 @@ def test_physics_and_reward_are_the_stock_ones(task: str, start: str, steps: int
     env.reset()
     stock = ALL_V3_ENVIRONMENTS[env._scene.env_name]()
     stock._set_task_called, stock._last_rand_vec = True, env.get_state()["stock._last_rand_vec"]
+    if start != "random":
+        stock.hand_init_pos = env.get_state()["stock.hand_init_pos"]
     if start == "fixed":
-        stock.hand_init_pos = np.array([0.0, 0.75, 0.15])
+        np.testing.assert_array_equal(stock.hand_init_pos, [0.0, 0.75, 0.15])
     stock.reset()
+    if start == "near":
+        stock.reset()  # the hand moves before things are placed: the first time among those of the model's file
     for index, action in enumerate(actions(steps)):
         obs, reward, _, _, info = env.step(action)
         stock_obs, stock_reward, _, _, stock_info = stock.step(action)
@@ -183,6 +187,16 @@ def test_random_starts_cover_the_stock_range() -> None:
     soccer = make("soccer", start="random")
     snapshots = np.stack([soccer.reset()[1]["snapshot"] for _ in range(12)])
     assert np.ptp(snapshots[:, OBJECT_XY.start]) > 0.08 and np.ptp(snapshots[:, GOAL_X]) > 0.08
+
+
+@pytest.mark.parametrize("task", ["drawer_open", "soccer", "sweep_into"])
+def test_near_starts_vary_as_random_ones_and_the_hand_is_where_the_paper_has_it(task: str) -> None:
+    fixed, near = make(task, start="fixed").reset()[0], make(task, start="near")
+    starts = np.stack([near.reset()[0] for _ in range(12)])
+    assert np.ptp(starts[:, 4]) > 0.08  # metres, of the object along the table
+    np.testing.assert_allclose(starts[:, :3] - starts[:, 4:7], np.tile(fixed[:3] - fixed[4:7], (12, 1)), atol=0.01)
+    same = make(task, start="random")
+    np.testing.assert_allclose(starts[:, 4:6], np.stack([same.reset()[0][4:6] for _ in range(12)]), atol=1e-3)
 
 
 def test_the_time_limit_is_ours_and_may_exceed_the_stock_500() -> None:
