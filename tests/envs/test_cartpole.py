@@ -92,10 +92,3 @@ def test_the_image_by_hand() -> None:
     # 90 above the axle of a pole that leans 30 degrees: 52 to the right at 52.5
     assert tuple(right[52, 152]) == (202, 152, 101) and tuple(left[52, 47]) == (202, 152, 101)
     np.testing.assert_array_equal(left, right[:, ::-1])
-
-
-@pytest.mark.parametrize("size_px", [50, 64, 100])
-def test_smaller_images_show_the_same(size_px: int) -> None:
-    large, small = (make().draw(angles(12.0), size)[0].astype(float) for size in (size_px * 4, size_px))
-    shrunk = large.reshape(size_px, 4, size_px, 4, 3).mean(axis=(1, 3))
-    assert np.abs(shrunk - small).mean() < 2

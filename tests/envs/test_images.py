@@ -20,6 +20,8 @@ def test_distinct_by_hand() -> None:
     first, inverse = FrameStore(TinyEnv(), 8).distinct(blocks(0.7, 0.4, 0.7, 0.5, 0.4))
     assert first.tolist() == [0, 1, 3]
     assert inverse.tolist() == [0, 1, 0, 2, 1]
+    first, inverse = FrameStore(TinyEnv(), 8).distinct(blocks())
+    assert first.shape == inverse.shape == (0,)
 
 
 def test_a_key_counts_in_grains_and_an_env_without_grain_or_key_is_refused() -> None:
@@ -31,11 +33,6 @@ def test_a_key_counts_in_grains_and_an_env_without_grain_or_key_is_refused() -> 
 
     with pytest.raises(UsageError, match="lacks grain or image_key"):
         Grainless()
-
-
-def test_distinct_of_nothing_is_nothing() -> None:
-    first, inverse = FrameStore(TinyEnv(), 8).distinct(blocks())
-    assert first.shape == inverse.shape == (0,)
 
 
 def test_distinct_agrees_with_a_dictionary() -> None:
@@ -58,8 +55,10 @@ def test_frames_are_the_envs_own_images_row_for_row() -> None:
 
 
 def test_the_image_not_used_for_longest_makes_room() -> None:
-    store = FrameStore(TinyEnv(), 8, capacity=2)
-    store.frames(blocks(0.4))
+    env = TinyEnv()
+    store = FrameStore(env, 8, capacity=2)
+    kept = store.frames(blocks(0.4))
+    before = kept.copy()
     store.frames(blocks(0.5))
     store.frames(blocks(0.4))  # 0.5 is now the oldest
     store.frames(blocks(0.6))
@@ -68,25 +67,10 @@ def test_the_image_not_used_for_longest_makes_room() -> None:
     assert store.num_drawn == 3
     store.frames(blocks(0.5))
     assert store.num_drawn == 4
-
-
-def test_more_images_at_once_than_are_kept() -> None:
-    env = TinyEnv()
-    store = FrameStore(env, 8, capacity=2)
-    snapshots = blocks(0.4, 0.5, 0.6, 0.7, 0.4)
-    np.testing.assert_array_equal(store.frames(snapshots), env.draw(snapshots, 8))
+    more = blocks(0.4, 0.5, 0.6, 0.7, 0.4)  # at once than are kept
+    np.testing.assert_array_equal(store.frames(more), env.draw(more, 8))
     assert store.nbytes == 2 * 8 * 8 * 3
-
-
-def test_frames_handed_out_do_not_change_when_the_store_moves_on() -> None:
-    store = FrameStore(TinyEnv(), 8, capacity=1)
-    frames = store.frames(blocks(0.4))
-    before = frames.copy()
-    store.frames(blocks(0.8))
-    np.testing.assert_array_equal(frames, before)
-
-
-@pytest.mark.parametrize(("size_px", "capacity"), [(0, 1), (8, 0)])
-def test_sizes_below_one_are_refused(size_px: int, capacity: int) -> None:
-    with pytest.raises(ValueError, match=">= 1"):
-        FrameStore(TinyEnv(), size_px, capacity)
+    np.testing.assert_array_equal(kept, before)  # what was handed out does not change when the store moves on
+    for size_px, capacity in ((0, 1), (8, 0)):
+        with pytest.raises(ValueError, match=">= 1"):
+            FrameStore(env, size_px, capacity)

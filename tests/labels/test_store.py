@@ -61,13 +61,16 @@ def key_of(number: int) -> str:
 
 
 def test_an_answer_is_found_by_question_and_stamp(tmp_path):
-    fill(tmp_path / "s", range(3))
+    before = time.time()
+    for _ in range(3):  # what is there twice counts once
+        fill(tmp_path / "s", range(3))
     other = open_store(tmp_path / "s")
+    assert len(list(other.answers())) == 3
     assert other.find(key_of(1)) == make_verdict(1, make_question(1)) and len(other) == 3
     assert other.find(key_of(7)) is None
     item = next(other.answers())
     assert (item.question, item.origin, item.key) == (make_question(0), ORIGIN, key_of(0))
-    assert abs(item.when - time.time()) < 60
+    assert before <= item.when <= time.time()
 
 
 FULL = Usage(tokens_in=900, tokens_out=12, cost_usd=0.01)
@@ -123,12 +126,6 @@ def test_the_truth_is_a_line_of_its_own(tmp_path):
     assert filled.count_lines() == {"verdict": 1, "truth": 3}
 
 
-def test_what_is_there_twice_counts_once(tmp_path):
-    for _ in range(3):
-        fill(tmp_path / "s", range(5))
-    assert len(open_store(tmp_path / "s")) == len(list(open_store(tmp_path / "s").answers())) == 5
-
-
 def segment_of(folder: Path) -> Path:
     (file,) = (folder / "lines").iterdir()
     return file
@@ -139,7 +136,7 @@ def test_a_torn_tail_costs_its_line_alone_at_every_byte(tmp_path):
     file = segment_of(tmp_path / "s")
     whole = file.read_bytes()
     ends = [place + 1 for place, byte in enumerate(whole) if byte == 10]
-    for cut in random.Random(1).sample(range(len(whole)), 120):
+    for cut in random.Random(1).sample(range(len(whole)), 60):
         file.write_bytes(whole[:cut])
         assert len(open_store(tmp_path / "s")) == sum(end <= cut for end in ends)
     file.write_bytes(whole[:-7])
@@ -152,7 +149,7 @@ def test_a_flipped_byte_costs_its_line_alone(tmp_path):
     file = segment_of(tmp_path / "s")
     whole = file.read_bytes()
     rng = random.Random(2)
-    for place in rng.sample(range(len(whole)), 200):
+    for place in rng.sample(range(len(whole)), 60):
         harmed = bytearray(whole)
         harmed[place] ^= 1 << rng.randrange(8)
         file.write_bytes(harmed)
@@ -188,11 +185,13 @@ def test_a_forged_line_with_a_right_checksum_is_not_believed(tmp_path):
         {},
         {"key": 3},
     ]
-    for number, each in enumerate(forged):
+    bodies = [b"", b"[]", b"3", b"{", b'"x"', b"[" * 100_000, b'{"a":' * 50_000, b"\xff\xfe", b"9" * 5_000]
+    lines = [encode_line(each) for each in forged] + [b"%08x %s\n" % (zlib.crc32(body), body) for body in bodies]
+    for number, line in enumerate(lines):
         folder = tmp_path / str(number)
         LabelStore(folder).keep_images([])
         (folder / "lines").mkdir()
-        (folder / "lines" / "x.jsonl").write_bytes(encode_line(each))
+        (folder / "lines" / "x.jsonl").write_bytes(line)
         opened = open_store(folder)
         assert opened.find(item.key) is None and list(opened.answers()) == [] and opened.truths() == {}
 
@@ -321,36 +320,8 @@ def test_marking_a_folder_that_another_is_marking(tmp_path):
 def test_a_line_worked_by_hand():
     assert encode_line({"a": 1}) == b'%08x {"a":1}\n' % zlib.crc32(b'{"a":1}') == b'561bacaf {"a":1}\n'
     assert decode_line(b'561bacaf {"a":1}') == {"a": 1}
-
-
-def test_no_flipped_or_missing_byte_goes_unseen():
-    line = encode_line({"text": "left \n or ü", "p": 0.1})
-    rng = random.Random(0)
-    for place in range(len(line) - 1):
-        flipped = bytearray(line)
-        flipped[place] ^= 1 << rng.randrange(8)
-        for harmed in (bytes(flipped), line[:place], line[:place] + line[place + 1 :]):
-            with pytest.raises(DamagedLine):
-                decode_line(harmed)
-
-
-@pytest.mark.parametrize(
-    "body",
-    [
-        b"",
-        b"[]",
-        b"3",
-        b"{",
-        b'"x"',
-        b"[" * 100_000,
-        b'{"a":' * 50_000,
-        b"\xff\xfe",
-        b"9" * 5_000,
-    ],
-)
-def test_a_right_checksum_over_nonsense_is_not_believed(body):
     with pytest.raises(DamagedLine):
-        decode_line(b"%08x %s\n" % (zlib.crc32(body), body))
+        decode_line(b'561bacaf {"a":2}')
 
 
 def test_a_number_that_json_has_not_is_refused_when_written():

@@ -36,9 +36,8 @@ def env() -> LiberoEnv:
 
 
 def test_instructions_by_hand() -> None:
-    assert (
-        instruction_of("KITCHEN_SCENE10_close_the_top_drawer_of_the_cabinet") == "close the top drawer of the cabinet"
-    )
+    named = "KITCHEN_SCENE10_close_the_top_drawer_of_the_cabinet"
+    assert instruction_of(named) == "close the top drawer of the cabinet"
     assert instruction_of("put_the_bowl_on_the_plate") == "put the bowl on the plate"
 
 
@@ -279,20 +278,12 @@ def test_the_benchmarks_look_is_that_of_its_own_renderer(tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("settings", ["bddl_files: /no/such/folder", "- a list", "assets: /nowhere", "{ no yaml"])
-def test_another_checkouts_paths_are_not_taken(tmp_path: Path, settings: str) -> None:
-    (tmp_path / "config.yaml").write_text(settings)
-    code = """
-from rlvlm.envs.registry import make_env, task_env
-make_env("libero_object/0", task_env("libero_object/0"), 0).reset(options={"state_id": 1})
-"""
-    environment = os.environ | {"LIBERO_CONFIG_PATH": str(tmp_path)}
-    subprocess.run([sys.executable, "-c", code], check=True, env=environment)
-
-
-@pytest.mark.slow
-def test_a_user_without_an_entry_and_a_home_plays() -> None:
+@pytest.mark.parametrize("settings", ["bddl_files: /no/such/folder", "{ no yaml"])
+def test_another_checkouts_paths_are_not_taken_and_a_user_without_an_entry_and_a_home_plays(
+    tmp_path: Path, settings: str
+) -> None:
     """LIBERO asks for the home folder on import, and where HOME is not set, that needs an entry in passwd."""
+    (tmp_path / "config.yaml").write_text(settings)
     code = """
 import pwd
 def no_entry(uid):
@@ -301,7 +292,8 @@ pwd.getpwuid = no_entry
 from rlvlm.envs.registry import make_env, task_env
 make_env("libero_object/0", task_env("libero_object/0"), 0).reset(options={"state_id": 1})
 """
-    environment = {name: value for name, value in os.environ.items() if name not in ("HOME", "LIBERO_CONFIG_PATH")}
+    environment = {name: value for name, value in os.environ.items() if name != "HOME"}
+    environment["LIBERO_CONFIG_PATH"] = str(tmp_path)
     subprocess.run([sys.executable, "-c", code], check=True, env=environment)
 
 

@@ -28,12 +28,9 @@ ABOVE = Camera(position=(0.0, 0.0, 10.1), right=(1.0, 0.0, 0.0), up=(0.0, 2.0, 0
 """Ten metres above the boxes' upper sides, which it sees from -1 to 1 both ways."""
 
 
-def paint(snapshots: list[list[float]], size_px: int, hidden: str = "", close: bool = False) -> np.ndarray:
+def paint(snapshots: list[list[float]], size_px: int, hidden: str = "") -> np.ndarray:
     model = mujoco.MjModel.from_xml_string(SCENE)
     renderer = Renderer(model, ABOVE, np.array([model.geom(i).name == hidden for i in range(model.ngeom)]), ("stand",))
-    if close:
-        renderer.draw(np.array(snapshots, np.float32), size_px)
-        renderer.close()
     return renderer.draw(np.array(snapshots, np.float32), size_px)
 
 
@@ -46,9 +43,6 @@ def test_two_boxes_by_hand() -> None:
     assert red.tolist() == [[9, 13], [9, 14], [10, 13], [10, 14]]
     assert blue.tolist() == [[3, 4], [3, 5], [4, 4], [4, 5]]
     assert image[..., 1].max() < 50  # the marker is left out
-
-
-def test_a_hidden_geom_leaves_no_trace() -> None:
     image = paint([[0.4, -0.5, 0.6, 0.0]], 20, hidden="red")[0]
     assert not ((image[..., 0] > 200) & (image[..., 2] < 50)).any()
     assert ((image[..., 2] > 200) & (image[..., 0] < 50)).any()
@@ -62,11 +56,6 @@ def test_a_size_looks_the_same_whatever_was_drawn_before() -> None:
     for renderer, order in zip(renderers[1:], ((7, 32, 100), (100, 7, 32)), strict=True):
         for size_px in order:
             np.testing.assert_array_equal(renderer.draw(snapshots, size_px), images[size_px])
-
-
-def test_it_draws_again_after_being_closed() -> None:
-    snapshots = [[0.4, -0.5, 0.6, 0.0]]
-    np.testing.assert_array_equal(paint(snapshots, 20, close=True), paint(snapshots, 20))
 
 
 def test_threads_take_turns_with_one_painter() -> None:
@@ -83,6 +72,8 @@ def test_threads_take_turns_with_one_painter() -> None:
         closing = [pool.submit(renderer.close) for _ in snapshots]
         assert all(np.array_equal(one.result(), other) for one, other in zip(drawing, alone, strict=True))
         assert all(one.result() is None for one in closing)
+    renderer.close()
+    assert np.array_equal(renderer.draw(snapshots[0], 32), alone[0]), "it draws again after being closed"
 
 
 def test_a_driver_that_fails_is_a_machine_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -67,6 +67,7 @@ def test_an_answer_inside_a_thought_is_asked_for_behind_it():
     assert bytes(core.requests[0]) == b"ab<think>\n\n</think>\n\n"
 
 
+@pytest.mark.slow
 def test_a_process_of_the_engine_ends_with_the_one_that_started_it(tmp_path):
     """A parent that is killed leaves no child, although it could not end it."""
     script = tmp_path / "parent.py"
