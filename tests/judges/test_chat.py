@@ -59,14 +59,6 @@ def test_an_action_that_could_end_a_turn_is_not_asked_about():
     assert [score.status for score in scores] == [Status.FAILED, Status.OK] and "action" in scores[0].text
 
 
-def test_a_model_that_only_scores_is_not_asked_to_compare():
-    only = Abilities(compare=frozenset(), score=frozenset({"utility"}))
-    judge = make_judge(ScriptedModel(log_p=lambda count: [[-1.0] * 5] * count), only, score="utility")
-    with pytest.raises(UnsupportedQuestion, match="never trained to compare"):
-        judge.compare([QUERY])
-    assert judge.score([CLIP])[0].status is Status.OK
-
-
 def test_a_model_that_does_not_answer_with_a_label_is_invalid():
     given = [[-20.0, -21.0, -22.0], [-np.inf] * 3, [-1.0, -2.0, -3.0]]
     verdicts = make_judge(ScriptedModel(log_p=lambda count: given)).compare([QUERY] * 3)
@@ -122,6 +114,11 @@ def test_what_a_model_was_not_taught_is_refused_before_it_is_asked():
     verdicts = make_judge(model, only).compare([QUERY, replace(QUERY, goal_picture=IMAGE)])
     assert [verdict.status for verdict in verdicts] == [Status.OK, Status.FAILED] and len(model.chats) == 1
     assert "goal_picture" in verdicts[1].text
+    scores_alone = Abilities(compare=frozenset(), score=frozenset({"utility"}))
+    judge = make_judge(ScriptedModel(log_p=lambda count: [[-1.0] * 5] * count), scores_alone, score="utility")
+    with pytest.raises(UnsupportedQuestion, match="never trained to compare"):
+        judge.compare([QUERY])
+    assert judge.score([CLIP])[0].status is Status.OK
 
 
 def test_a_goal_image_is_shown_first_and_checked_like_the_others():
@@ -164,32 +161,19 @@ def test_a_chat_model_also_just_writes():
     texts = make_judge(model).generate([chat] * 5, max_new_tokens=8, temperature=0.0)
     assert texts == ["hello", "there", "again", "and", "on"] and model.sizes == [4, 1]
     assert model.chats[0][0]["content"] == [{"type": "text", "text": "be brief< im_end >"}]
-
-
-BAD_CHATS = [
-    [],
-    {},
-    "hello",
-    [1],
-    [{"role": "user"}],
-    [{"role": "root", "content": "a"}],
-    [{"role": "user", "content": []}],
-    [{"role": "user", "content": "a", "tools": 1}],
-    [{"role": "user", "content": [{"type": "video"}]}],
-    [{"role": "user", "content": [{"type": "image", "image": "http://x"}]}],
-    [{"role": "user", "content": [{"type": "image", "image": IMAGE}]}],
-]
-
-
-def test_a_chat_in_another_format_is_refused():
-    for chat in BAD_CHATS:
-        with pytest.raises(UnsupportedQuestion, match="cannot read a chat"):
-            make_judge(ScriptedModel(["a"])).generate([chat], max_new_tokens=8, temperature=0.0)
-
-
-def test_a_chat_on_which_the_model_breaks_says_why():
-    with pytest.raises(UnsupportedQuestion, match="pop from empty list"):
+    with pytest.raises(UnsupportedQuestion, match="pop from empty list"):  # what the model broke on
         make_judge(ScriptedModel()).generate([[{"role": "user", "content": "a"}]], max_new_tokens=8, temperature=0.0)
+
+
+@pytest.mark.parametrize(
+    "chat",
+    [[], {}, "hello", [1], [{"role": "user"}], [{"role": "root", "content": "a"}], [{"role": "user", "content": []}]]
+    + [[{"role": "user", "content": "a", "tools": 1}], [{"role": "user", "content": [{"type": "video"}]}]]
+    + [[{"role": "user", "content": [{"type": "image", "image": odd}]}] for odd in ("http://x", IMAGE)],
+)
+def test_a_chat_in_another_format_is_refused(chat):
+    with pytest.raises(UnsupportedQuestion, match="cannot read a chat"):
+        make_judge(ScriptedModel(["a"])).generate([chat], max_new_tokens=8, temperature=0.0)
 
 
 # --- the forms that published reward models have: statement, delta

@@ -2,16 +2,15 @@
 
 import numpy as np
 import pytest
+from grey_pairs import fill_store, grey_pair
 from transformers import AutoTokenizer
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from rlvlm.core.errors import UsageError
-from rlvlm.core.judging import Label, Query, Stamp
+from rlvlm.core.judging import Label, Stamp
 from rlvlm.judges.build import build_judge
-from rlvlm.judges.cache import CachedJudge
 from rlvlm.judges.config import DistillConfig, JudgeConfig
 from rlvlm.judges.distill import AGREES, LabelDataset, Labelled, distill, read_labels, split
-from rlvlm.labels.records import Truth
 from rlvlm.labels.store import LabelStore, open_store
 from rlvlm.pocket.models import weights_folder
 from rlvlm.testing import FakeJudge
@@ -31,26 +30,12 @@ class Brightness(FakeJudge):
 
 
 def fill(folder, judge, num_pairs: int = 150) -> LabelStore:
-    """Labels about pairs of 40 greys, with the truth."""
+    """Labels about pairs of 40 greys, a tie among them."""
     rng = np.random.default_rng(0)
-    store = LabelStore(folder)
     levels = np.linspace(0, 255, 40).astype(np.uint8)
     pairs = levels[rng.integers(40, size=(num_pairs, 2))]
-    pairs[0] = levels[20]  # a tie
-    queries = [
-        Query(
-            goal="brighten it",
-            left=np.full((1, 24, 24, 3), left, np.uint8),
-            right=np.full((1, 24, 24, 3), right, np.uint8),
-        )
-        for left, right in pairs
-    ]
-    verdicts = CachedJudge(judge, store).compare(queries)
-    store.add_truths(
-        Truth(question=verdict.question, progress=(left / 255, right / 255))
-        for verdict, (left, right) in zip(verdicts, pairs, strict=True)
-    )
-    return store
+    pairs[0] = levels[20]
+    return fill_store(folder, judge, pairs)
 
 
 def test_held_out_labels_show_an_image_that_is_never_learnt():
@@ -106,8 +91,5 @@ def test_a_pupil_comes_to_agree_with_its_teacher(tmp_path):
     assert outcome.after[AGREES] > max(outcome.before[AGREES] + 0.1, 0.8)
     assert f"{100 * outcome.after[AGREES]:.1f} %" in (tmp_path / "out" / "CARD.md").read_text()
     judge = build_judge(JudgeConfig(model=str(tmp_path / "out")))
-    black, white = (np.full((1, 24, 24, 3), level, np.uint8) for level in (20, 230))
-    verdicts = judge.compare(
-        [Query(goal="brighten it", left=black, right=white), Query(goal="brighten it", left=white, right=black)]
-    )
+    verdicts = judge.compare([grey_pair(20, 230), grey_pair(230, 20)])
     assert [verdict.label for verdict in verdicts] == [Label.RIGHT, Label.LEFT]

@@ -16,13 +16,8 @@ def texts(messages: Chat) -> list[str]:
 
 def test_images_and_words_are_interleaved_in_the_order_of_the_paper():
     messages = prompts.compare_messages("direct", Query(goal="open the drawer", left=BLACK, right=WHITE))
-    assert texts(messages) == [
-        "Two pictures of one scene. Goal: open the drawer.\nFirst:",
-        "<picture>",
-        "Second:",
-        "<picture>",
-        prompts.LABEL_REQUEST,
-    ]
+    first = "Two pictures of one scene. Goal: open the drawer.\nFirst:"
+    assert texts(messages) == [first, "<picture>", "Second:", "<picture>", prompts.LABEL_REQUEST]
     left, right = images_of(messages)
     assert left.max() == 0 and right.min() == 255
 
@@ -42,11 +37,6 @@ def test_clips_show_their_frames_in_order_and_long_ones_are_thinned():
     assert shown[:2] == [0, 1] and len(shown) == 2 + prompts.MAX_FRAMES
     assert shown[2:] == sorted(set(shown[2:])) and (shown[2], shown[-1]) == (0, 19)
     assert texts(messages)[0].startswith("Two clips")
-
-
-def test_a_score_shows_the_clip_and_asks_for_a_percentage():
-    messages = prompts.score_messages("progress", Clip(goal="open it", frames=BLACK))
-    assert len(images_of(messages)) == 1 and "100" in texts(messages)[-1]
 
 
 def test_the_words_are_those_the_pocket_judge_was_trained_on():
@@ -69,15 +59,9 @@ def test_the_words_are_those_the_pocket_judge_was_trained_on():
 def test_a_goal_image_comes_before_what_is_judged():
     goal = np.full((1, 8, 8, 3), 7, np.uint8)
     compared = prompts.compare_messages("direct", Query(goal="open it", left=BLACK, right=WHITE, goal_picture=goal))
-    assert texts(compared) == [
-        f"Two pictures of one scene. Goal: open it.\n{prompts.TAG_GOAL}",
-        "<picture>",
-        "First:",
-        "<picture>",
-        "Second:",
-        "<picture>",
-        prompts.LABEL_REQUEST,
-    ]
+    first = f"Two pictures of one scene. Goal: open it.\n{prompts.TAG_GOAL}"
+    sides = ["First:", "<picture>", "Second:", "<picture>"]
+    assert texts(compared) == [first, "<picture>", *sides, prompts.LABEL_REQUEST]
     scored = prompts.score_messages("rating", Clip(goal="open it", frames=BLACK, goal_picture=goal))
     for messages in (compared, scored):
         assert images_of(messages)[0].max() == 7
@@ -89,10 +73,9 @@ def test_a_goal_image_comes_before_what_is_judged():
 )
 def test_other_scores_differ_in_their_last_line_alone(mode, request_text):
     clip = Clip(goal="open it", frames=BLACK)
-    assert texts(prompts.score_messages(mode, clip)) == [
-        *texts(prompts.score_messages("progress", clip))[:-1],
-        request_text,
-    ]
+    progress = prompts.score_messages("progress", clip)
+    assert len(images_of(progress)) == 1 and "100" in texts(progress)[-1]
+    assert texts(prompts.score_messages(mode, clip)) == [*texts(progress)[:-1], request_text]
 
 
 def test_published_reward_models_are_asked_in_their_order():

@@ -2,10 +2,10 @@
 
 import csv
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
+from grey_pairs import fill_store
 
 from rlvlm.core.errors import UsageError
 from rlvlm.core.judging import Label, Query, Stamp, Status, Usage, Verdict
@@ -13,7 +13,7 @@ from rlvlm.judge_bench.asking import Answer
 from rlvlm.judge_bench.figures import confidences, pair_figures
 from rlvlm.judges.agreement import calibration_error
 from rlvlm.judges.cache import CachedJudge
-from rlvlm.labels.records import Origin, Truth
+from rlvlm.labels.records import Origin
 from rlvlm.labels.store import LabelStore
 from rlvlm.preferences.config import THEIR_TASKS
 from rlvlm.preferences.teachers import SHARES
@@ -49,31 +49,11 @@ class Liar(FakeJudge):
         ]
 
 
-def fill(folder: Path, judge) -> None:
-    """Ten pairs of greys in both orders; the brighter is nearer to the goal."""
-    levels = np.random.default_rng(1).permutation(256)[:20].reshape(10, 2)
-    store = LabelStore(folder, Origin(run="r", task="drawer_open", seed=0))
-    queries = [
-        Query(
-            goal="brighten it",
-            left=np.full((1, 24, 24, 3), left, np.uint8),
-            right=np.full((1, 24, 24, 3), right, np.uint8),
-        )
-        for left, right in levels
-    ]
-    cached = CachedJudge(judge, store)
-    verdicts = cached.compare(queries)
-    cached.compare([Query(goal=query.goal, left=query.right, right=query.left) for query in queries])
-    store.add_truths(
-        Truth(question=verdict.question, progress=(left / 255, right / 255))
-        for verdict, (left, right) in zip(verdicts, levels, strict=True)
-    )
-
-
 @pytest.mark.slow
 def test_two_judges_in_a_store_are_compared(tmp_path, capsys):
-    fill(tmp_path / "s", FakeJudge())
-    fill(tmp_path / "s", Liar())
+    levels = np.random.default_rng(1).permutation(256)[:20].reshape(10, 2)
+    for judge in (FakeJudge(), Liar()):
+        fill_store(tmp_path / "s", judge, levels, both_orders=True)
     assert report_judges([tmp_path / "s"], tmp_path / "out") == 0
     rows = {row["source"]: row for row in json.loads((tmp_path / "out" / "judge_report.json").read_text())}
     assert rows["fake brightness/1"]["answers"] == 20 and rows["fake brightness/1"]["faults"] == []
@@ -185,14 +165,8 @@ SIX = [
 
 def test_outcomes_worked_by_hand():
     answers = make(SIX)
-    assert outcomes(answers).tolist() == [
-        "correct",
-        "incorrect",
-        "truth ties",
-        "not checked",
-        "no preference",
-        "invalid",
-    ]
+    decided = ["correct", "incorrect", "truth ties", "not checked"]
+    assert outcomes(answers).tolist() == [*decided, "no preference", "invalid"]
     counts = by_bin(answers)
     assert counts["correct"].tolist() == [0] * 7 + [1, 0, 0]
     assert counts["incorrect"].tolist() == [0] * 8 + [1, 0]
