@@ -5,6 +5,7 @@ import numpy as np
 from rlvlm.core.judging import Label, Query, Score, Stamp, Status, Verdict
 from rlvlm.core.steps import Pair, Segment, Trajectory, Transitions
 from rlvlm.envs.config import EnvConfig
+from rlvlm.preferences.dataset import Steps
 from rlvlm.testing import FakeJudge, TinyEnv
 
 STAMP = Stamp(judge="test", revision="", prompt="", decoding="")
@@ -37,6 +38,16 @@ def transitions_of(*episodes: Trajectory) -> Transitions:
     columns = {name: np.concatenate([getattr(episode, name) for episode in episodes]) for name in names}
     flat = np.zeros(len(columns["obs"]), np.float32)
     return Transitions(**columns, terminated=flat, success=flat)
+
+
+def steps_of(*episodes: Trajectory) -> Steps:
+    """What a reward model reads of all their steps."""
+    names = ("actions", "next_obs", "snapshots")
+    return Steps(**{name: np.concatenate([getattr(episode, name) for episode in episodes]) for name in names})
+
+
+def some_steps(steps: Steps, which: slice) -> Steps:
+    return Steps(actions=steps.actions[which], next_obs=steps.next_obs[which], snapshots=steps.snapshots[which])
 
 
 def numbered_trajectory(num_steps: int, first: float = 0.0) -> Trajectory:

@@ -89,15 +89,6 @@ def test_failures_are_kept_beside_the_successes_that_are_wanted(tmp_path: Path) 
     assert "| push the" in (tmp_path / "README.md").read_text()
 
 
-def test_equal_seeds_play_equal_episodes_and_others_do_not() -> None:
-    def actions(seed: int, noise: float) -> list[bytes]:
-        played = play_episodes(make(), Perturbation(noise=noise), "push_block", wanted=2, seed=seed)
-        return [record.arrays["actions"].tobytes() for record in played]
-
-    assert actions(0, 0.1) == actions(0, 0.1) != actions(1, 0.1)
-    assert actions(0, 0.1) != actions(0, 0.0)
-
-
 def test_a_folder_has_one_form(tmp_path: Path) -> None:
     other = asdict(replace(form_of(make()), chunk_steps=4))
     create_folder(tmp_path / "d", "push_block", "chunks", chunks=other)

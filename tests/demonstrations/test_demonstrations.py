@@ -42,12 +42,8 @@ def test_a_filter_worked_by_hand() -> None:
     lost, poor = episode(step(), id="lost", success=False), episode(step(), id="poor", env_return=0.5)
     kept, reasons = select([won, lost, poor], FilterConfig(successful=True, noise=False, min_return=1.0))
     assert kept == [(won, (0,))]
-    assert reasons == {
-        "unreadable reply": 1,
-        "spoilt on purpose": 1,
-        "episode without success": 1,
-        "return too small": 1,
-    }
+    names = ("unreadable reply", "spoilt on purpose", "episode without success", "return too small")
+    assert reasons == dict.fromkeys(names, 1)
 
 
 def test_what_is_kept_is_what_happened(tmp_path: Path) -> None:
@@ -68,12 +64,6 @@ def test_what_is_kept_is_what_happened(tmp_path: Path) -> None:
     assert terminated and np.array_equal(turn.snapshot, whole.snapshots[-1])
 
 
-def test_an_image_is_kept_once(tmp_path: Path) -> None:
-    folder = folder_of(tmp_path, "number_line", 60)
-    counts = census(folder.episodes())
-    assert len(list((tmp_path / "pictures").rglob("*.png"))) == len(counts.images) <= 36 < counts.steps
-
-
 def test_a_stopped_collection_goes_on_and_a_finished_one_stays(tmp_path: Path) -> None:
     folder = folder_of(tmp_path / "a", "number_line", 3)
     env = made("number_line")
@@ -90,6 +80,8 @@ def test_noise_has_the_share_that_is_asked_for_and_is_known(tmp_path: Path) -> N
     steps = [step for record in folder.episodes() for step in record.steps]
     assert np.mean([step.is_noise for step in steps]) == pytest.approx(1 - 0.7 * 0.8, abs=0.09)
     assert np.mean([step.env_reward < 0 for step in steps]) == pytest.approx(0.3, abs=0.09)
+    counts = census(folder.episodes())
+    assert len(list((tmp_path / "pictures").rglob("*.png"))) == len(counts.images) <= 36 < counts.steps, "kept once"
     kept, reasons = select(folder.episodes(), FilterConfig(noise=False))
     assert reasons["spoilt on purpose"] == sum(step.is_noise for step in steps)
     text = (write_card(folder), (tmp_path / "README.md").read_text())[1]
@@ -134,37 +126,20 @@ def test_chats_go_out_and_come_back(tmp_path: Path, form) -> None:
     assert import_chats(file, back, "imported") == {"added": count}
     returned = [step for record in back.episodes() for step in record.steps]
     for one, other in zip(steps, returned, strict=True):
-        assert (one.prompt, one.text, one.action, one.pictures) == (
-            other.prompt,
-            other.text,
-            other.action,
-            other.pictures,
-        )
+        for name in ("prompt", "text", "action", "pictures"):
+            assert getattr(one, name) == getattr(other, name)
         assert np.array_equal(back.image_store.load(other.pictures[0]), folder.image_store.load(one.pictures[0]))
-
-
-def test_an_empty_llava_file_is_valid_json(tmp_path: Path) -> None:
-    folder = create_folder(tmp_path / "d", "number_line", "turns", ("-", "+"))
-    export_chats(folder, tmp_path / "chats.json", "llava", FilterConfig())
-    assert json.loads((tmp_path / "chats.json").read_text()) == []
 
 
 def test_chats_of_others_are_read_with_system_prompts_and_several_turns(tmp_path: Path) -> None:
     folder = folder_of(tmp_path / "d", "number_line", 1)
     image = next((tmp_path / "d" / "pictures").rglob("*.png")).relative_to(tmp_path).as_posix()
     user = {"role": "user", "content": [{"type": "image", "image": image}, {"type": "text", "text": "now?"}]}
-    good = {
-        "messages": [{"role": "system", "content": "Play."}, user, {"role": "assistant", "content": '{"action": "+"}'}]
-    }
-    two = {
-        "image": [image, image],
-        "conversations": [{"from": "human", "value": "<image>\na"}, {"from": "gpt", "value": "b"}] * 2,
-    }
-    outside = {
-        "image": "../../etc/hostname",
-        "conversations": [{"from": "human", "value": "<image>"}, {"from": "gpt", "value": ""}],
-    }
-    missing = {"image": "no.png", "conversations": outside["conversations"]}
+    system, reply = {"role": "system", "content": "Play."}, {"role": "assistant", "content": '{"action": "+"}'}
+    good = {"messages": [system, user, reply]}
+    turns = [{"from": "human", "value": "<image>\na"}, {"from": "gpt", "value": "b"}]
+    two = {"image": [image, image], "conversations": turns * 2}
+    outside, missing = ({"image": place, "conversations": turns} for place in ("../../etc/hostname", "no.png"))
     odd = [{}, [], 3, {"messages": [user]}, {"conversations": [{"from": "x", "value": ""}]}, {"messages": "text"}]
     file = tmp_path / "chats.jsonl"
     file.write_text("\n".join(json.dumps(chat) for chat in [good, two, outside, missing, *odd]))
@@ -174,6 +149,8 @@ def test_chats_of_others_are_read_with_system_prompts_and_several_turns(tmp_path
     one, other = back.episodes()
     assert one.steps[0].prompt == "Play.\n\nnow?" and one.steps[0].action == "+"
     assert [step.prompt for step in other.steps] == ["a", "a"] and other.steps[0].action is None
+    export_chats(create_folder(tmp_path / "empty", "number_line", "turns", ("-", "+")), file, "llava", FilterConfig())
+    assert json.loads(file.read_text()) == []
     file.write_text("no json")
     with pytest.raises(UsageError, match="cannot be read as chats"):
         import_chats(file, back, "someone")

@@ -107,14 +107,6 @@ def test_what_moves_nothing_can_be_left_out() -> None:
     assert kept.starts.tolist() == [1, 5] and kept.actions[0].tolist() == actions[[1, 3]].tolist()
 
 
-def test_grippers_have_one_unit() -> None:
-    actions = np.array([[-0.5, -1.0], [0.5, 1.0]], np.float32)
-    grippers = np.array([False, True])
-    assert opened(actions, grippers, "minus_one_opens").tolist() == [[-0.5, 1.0], [0.5, 0.0]]
-    assert opened(actions[1:], grippers, "one_opens").tolist() == [[0.5, 1.0]]
-    assert opened(actions[1:], grippers, "one_closes").tolist() == [[0.5, 0.0]]
-
-
 # --- LIBERO's HDF5
 
 

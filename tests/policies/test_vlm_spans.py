@@ -55,15 +55,10 @@ def test_the_actions_tokens_spell_the_action(tokenizer: Any) -> None:
     begin, end = np.flatnonzero(chosen)[[0, -1]]
     assert chosen[begin : end + 1].all()
     ends = np.concatenate([[0], token_ends(tokenizer, ids)])
+    assert (np.diff(ends) >= 0).all() and ends[-1] == len(TEXT) and len(ends) == 1 + len(ids)
     assert ends[begin] <= SPAN[0] < ends[begin + 1] and ends[end] < SPAN[1] <= ends[end + 1]
     # Nothing but the quotes may share a token with the action.
     assert TEXT[ends[begin] : ends[end + 1]].strip('": }').startswith("turn left")
-
-
-def test_ends_never_fall_and_reach_the_end(tokenizer: Any) -> None:
-    ids = np.array([*tokenizer(TEXT, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id])
-    ends = token_ends(tokenizer, ids)
-    assert (np.diff(ends) >= 0).all() and ends[-1] == len(TEXT) and len(ends) == len(ids)
 
 
 def test_an_odd_spelling_is_followed_as_it_was_written() -> None:

@@ -5,16 +5,14 @@ from typing import Any
 import numpy as np
 import pytest
 from tiny_episodes import score, tiny_episode, tiny_episodes
-from tiny_loops import FEEDBACK, filled, same_trees
+from tiny_loops import FEEDBACK, filled
 
 from rlvlm.core import metrics
 from rlvlm.core.judging import Score, Status
 from rlvlm.core.steps import Segment
-from rlvlm.envs.images import FrameStore
 from rlvlm.preferences.loop import FeedbackLoop
-from rlvlm.preferences.teachers import JudgeTeacher, OracleTeacher, Teacher
+from rlvlm.preferences.teachers import OracleTeacher, Teacher
 from rlvlm.rewards.scoring_items import ScoringItem
-from rlvlm.testing import FakeJudge, TinyEnv
 
 
 class Scripted(OracleTeacher):
@@ -92,16 +90,3 @@ def test_only_scores_train_and_only_what_was_not_answered_is_asked_again() -> No
     assert (told[metrics.QUERIES_INVALID], told[metrics.QUERIES_FAILED], told[metrics.SCORES]) == (1, 1, num - 2)
     told = loop.run_session(15)
     assert told[metrics.SCORES] == num - 1 and [block(one) for one in scorer.asked[num:]] == [block(scorer.asked[1])]
-
-
-def test_the_true_reward_changes_nothing_for_a_judge() -> None:
-    models = []
-    for scramble in (False, True):
-        loop = loop_of(JudgeTeacher(FakeJudge(), FrameStore(TinyEnv(), 16), "push"), num_episodes=0)
-        for episode in tiny_episodes(12):
-            noise = np.random.default_rng(7).normal(size=len(episode)).astype(np.float32)
-            truth = {"env_rewards": noise, "progress": np.abs(noise) % 1} if scramble else {}
-            loop.add(dataclasses.replace(episode, **truth))
-        loop.run_session(10)
-        models.append(loop.get_state()["model"])
-    assert same_trees(*models)

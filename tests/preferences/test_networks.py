@@ -5,7 +5,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from tiny_episodes import tiny_episode, tiny_episodes
+from tiny_episodes import some_steps, steps_of, tiny_episode, tiny_episodes
 from tiny_loops import FEEDBACK, same_trees
 
 from rlvlm.core import metrics
@@ -142,25 +142,15 @@ def test_an_image_is_worth_the_same_in_any_company_and_after_a_restart() -> None
 
     one, other = build(0), build(1)
     assert metrics.REWARD_LOSS in one.run_session(10)
-    model, steps = one._model, _steps()
+    model, steps = one._model, some_steps(steps_of(tiny_episode(0)), slice(0, 20, 5))
     together = model.ensemble.predict(steps)
-    alone = np.concatenate([model.ensemble.predict(_part(steps, place)) for place in range(len(steps))], axis=1)
+    rows = [some_steps(steps, slice(place, place + 1)) for place in range(len(steps))]
+    alone = np.concatenate([model.ensemble.predict(row) for row in rows], axis=1)
     np.testing.assert_allclose(alone, together, atol=1e-4)  # normalised by running statistics, not by the batch
     other.set_state(one.get_state())
     for loop in (one, other):
         loop.run_session(15)
     assert same_trees(one.get_state(), other.get_state())
-
-
-def _steps() -> Steps:
-    episode = tiny_episode(0)
-    every = Steps(actions=episode.actions, next_obs=episode.next_obs, snapshots=episode.snapshots)
-    return _part(every, slice(0, 20, 5))
-
-
-def _part(steps: Steps, chosen: int | slice) -> Steps:
-    rows = slice(chosen, chosen + 1) if isinstance(chosen, int) else chosen
-    return Steps(actions=steps.actions[rows], next_obs=steps.next_obs[rows], snapshots=steps.snapshots[rows])
 
 
 def test_images_too_small_for_it_are_refused() -> None:

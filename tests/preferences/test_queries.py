@@ -1,4 +1,3 @@
-import itertools
 import math
 from functools import partial
 
@@ -6,7 +5,7 @@ import numpy as np
 import pytest
 from tiny_episodes import numbered_trajectory, pair_of, tiny_episodes, truth
 
-from rlvlm.core.steps import Pair
+from rlvlm.core.steps import Pair, Segment
 from rlvlm.envs.images import FrameStore
 from rlvlm.preferences.config import RewardModelConfig
 from rlvlm.preferences.dataset import Examples, Steps, decided
@@ -47,15 +46,6 @@ def test_both_sides_are_drawn_independently_from_all_trajectories() -> None:
     cells, counts = np.unique(sides, axis=0, return_counts=True)
     assert len(cells) == 36, "every combination of six frames"
     np.testing.assert_allclose(counts / 3600, 1 / 36, atol=0.012)
-
-
-def test_the_generator_passed_in_decides() -> None:
-    trajectories = [numbered_trajectory(50)]
-
-    def starts(seed: int) -> list[float]:
-        return [float(pair.left.progress[0]) for pair in draw_pairs(trajectories, 5, 4, np.random.default_rng(seed))]
-
-    assert starts(0) == starts(0) != starts(1)
 
 
 def test_episodes_too_short_for_a_segment_are_an_error() -> None:
@@ -105,19 +95,6 @@ def test_farthest_first_by_hand() -> None:
     assert farthest_first(np.zeros((3, 1), np.float32), np.zeros((1, 1), np.float32), 3).tolist() == [0, 1, 2]
 
 
-def test_farthest_first_covers_within_twice_of_the_best_choice_there_is() -> None:
-    rng = np.random.default_rng(0)
-
-    def radius(points: np.ndarray, chosen: tuple[int, ...] | list[int]) -> float:
-        return float(np.linalg.norm(points[:, None] - points[list(chosen)], axis=-1).min(axis=1).max())
-
-    for _ in range(20):
-        points = rng.normal(size=(9, 2)).astype(np.float32)
-        best = min(radius(points, chosen) for chosen in itertools.combinations(range(9), 3))
-        greedy = farthest_first(points, np.zeros((0, 2), np.float32), 3)
-        assert radius(points, greedy.tolist()) <= 2 * best + 1e-6
-
-
 def fitted(sees: str) -> tuple[RewardModel, Examples]:
     """A model after a hasty fit, and the twenty pairs of two steps that it was fitted to."""
     pictures = ImageInput(FrameStore(TinyEnv(), 16), partial(ImageNetwork, 16))
@@ -139,9 +116,9 @@ def places(chosen: list[Pair], candidates: list[Pair]) -> list[int]:
 def test_candidates_are_chosen_by_what_the_members_make_of_them(sees: str, sampling: str) -> None:
     model, known = fitted(sees)
     pairs = draw_pairs(tiny_episodes(4), 60, 2, np.random.default_rng(1))
-    sides = [(pair.left, pair.right) for pair in pairs]
     chosen = places(choose(pairs, 15, sampling=sampling, ensemble=model.ensemble, known=known), pairs)
     assert len(set(chosen)) == 15 and (np.diff(chosen) > 0).all()
+    sides = [(pair.left, pair.right) for pair in pairs]
     returns = np.array(
         [[model.ensemble.predict(Steps.of_segments([side])).sum(axis=1) for side in pair] for pair in sides]
     )
@@ -154,24 +131,12 @@ def test_candidates_are_chosen_by_what_the_members_make_of_them(sees: str, sampl
 def test_the_first_centre_is_the_candidate_farthest_from_all_that_is_known(sees: str) -> None:
     model, known = fitted(sees)
     pairs = draw_pairs(tiny_episodes(4), 40, 2, np.random.default_rng(1))
-    sides = [(pair.left, pair.right) for pair in pairs]
-    points = np.array(
-        [
-            np.concatenate([model.ensemble.features(Steps.of_segments([side])).mean(axis=0) for side in pair])
-            for pair in sides
-        ]
-    )
+
+    def features(side: Segment) -> np.ndarray:
+        return model.ensemble.features(Steps.of_segments([side])).mean(axis=0)
+
+    points = np.array([np.concatenate([features(pair.left), features(pair.right)]) for pair in pairs])
     centres = model.ensemble.features(known.steps()).reshape(len(known), 2, 2, -1).mean(axis=2).reshape(len(known), -1)
     distances = np.linalg.norm(points[:, None] - centres, axis=-1).min(axis=1)
     chosen = choose(pairs, 1, sampling="k_center", ensemble=model.ensemble, known=known)
     assert places(chosen, pairs) == [distances.argmax()]
-
-
-def test_the_farthest_candidate_is_one_that_looks_like_nothing_seen() -> None:
-    model = RewardModel(StateInput(4, 2), RewardModelConfig(max_epochs=1, min_updates=0, hold_out_every=0), seed=0)
-    known = Examples(num_sides=2)
-    known.add(decided([pair_of(0.0, 0.1)] * 4, truth([pair_of(0.0, 0.1)] * 4), "drop"))
-    model.fit(known)
-    pairs = [pair_of(0.0, 0.1), pair_of(0.0, 0.15), pair_of(0.9, 1.0), pair_of(0.05, 0.1)]
-    chosen = choose(pairs, 1, sampling="k_center", ensemble=model.ensemble, known=known)
-    assert places(chosen, pairs) == [2]

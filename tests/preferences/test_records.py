@@ -1,4 +1,3 @@
-import numpy as np
 import pytest
 from stub_judge import StubJudge
 from tiny_episodes import numbered_trajectory, one_step, pair_of, tiny_episodes, transitions_of, verdict
@@ -68,16 +67,6 @@ def test_a_teacher_who_cannot_be_read_is_given_up() -> None:
     counts.count(records_of([verdict(None)] * 49), num_look_alike=0)
     with pytest.raises(JudgeUnavailable, match="50 of the last 50"):
         counts.count(records_of([verdict(None)]), num_look_alike=0)
-
-
-def test_a_restored_tally_goes_on() -> None:
-    one, other = FeedbackCounts(), FeedbackCounts()
-    one.count(records_of([verdict(None)] * 49), num_look_alike=3)
-    other.set_state(one.get_state())
-    assert one.metrics() == other.metrics()
-    with pytest.raises(JudgeUnavailable, match="49 of the last 50"):
-        other.count(records_of([verdict(Label.RIGHT)]), num_look_alike=0)
-    assert np.all([isinstance(count, int) for count in one.get_state()["counts"].values()])
 
 
 def test_every_image_is_recorded_once_with_its_truth_when_an_episode_has_shown_it() -> None:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from oracles import bradley_terry
-from tiny_episodes import score, tiny_episode, tiny_episodes, transitions_of, truth, verdict
+from tiny_episodes import score, some_steps, steps_of, tiny_episode, tiny_episodes, transitions_of, truth, verdict
 
 from rlvlm.core import metrics
 from rlvlm.core.errors import NumericsError
@@ -25,6 +25,7 @@ from rlvlm.testing import TinyEnv
 
 FRAMES = FrameStore(TinyEnv(), 16)
 CONFIG = RewardModelConfig(picture_px=16)
+EPISODES = tiny_episodes(12)
 
 
 def build_input(sees: str) -> RewardInput:
@@ -32,7 +33,7 @@ def build_input(sees: str) -> RewardInput:
 
 
 def telling_pairs(num: int, segment_steps: int = 1, seed: int = 0) -> list[Pair]:
-    pairs = draw_pairs(tiny_episodes(12), 4 * num, segment_steps, np.random.default_rng(seed))
+    pairs = draw_pairs(EPISODES, 4 * num, segment_steps, np.random.default_rng(seed))
     kept = [pair for pair, same in zip(pairs, look_alike(pairs, FRAMES), strict=True) if not same]
     return kept[:num]
 
@@ -54,19 +55,6 @@ def scores_of(frames: list[Segment]) -> Examples:
     examples = Examples(num_sides=1)
     examples.add(scored(frames, [score(float(frame.progress[0])) for frame in frames]))
     return examples
-
-
-def all_steps() -> tuple[Steps, np.ndarray]:
-    episodes = tiny_episodes(12)
-    columns = {
-        name: np.concatenate([getattr(episode, name) for episode in episodes])
-        for name in ("actions", "next_obs", "snapshots")
-    }
-    return Steps(**columns), np.concatenate([episode.progress for episode in episodes])
-
-
-def part(steps: Steps, which: slice) -> Steps:
-    return Steps(actions=steps.actions[which], next_obs=steps.next_obs[which], snapshots=steps.snapshots[which])
 
 
 @pytest.mark.parametrize(
@@ -112,7 +100,7 @@ def test_the_ensemble_does_what_the_plain_oracle_does(sees: str, segment_steps: 
 def test_a_planted_preference_is_learned(sees: str) -> None:
     model = RewardModel(build_input(sees), CONFIG, seed=0)
     told = model.fit(comparisons_of(telling_pairs(60)))
-    steps, progress = all_steps()
+    steps, progress = steps_of(*EPISODES), np.concatenate([episode.progress for episode in EPISODES])
     rewards = model.ensemble.predict(steps)
     assert rewards.shape == (3, len(progress)) and np.abs(rewards).max() <= BOUND
     pairs = telling_pairs(200, seed=9)
@@ -142,7 +130,7 @@ def test_a_fit_stops_early_once_it_is_right_and_in_any_case_after_its_updates() 
 def test_a_fit_goes_on_for_its_least_updates_although_it_is_right() -> None:
     """Labels that are in order after a step or two would else leave a reward that nobody can see."""
     comparisons = comparisons_of(telling_pairs(40))
-    steps, _ = all_steps()
+    steps = steps_of(*EPISODES)
     spreads = []
     for least in (0, 60):
         config = RewardModelConfig(picture_px=16, stop_accuracy=0.6, min_updates=least)
@@ -155,7 +143,7 @@ def test_a_fit_goes_on_for_its_least_updates_although_it_is_right() -> None:
 
 @pytest.mark.slow
 def test_rewards_count_only_where_they_tell_labels_they_were_not_trained_on() -> None:
-    steps, _ = all_steps()
+    steps = steps_of(*EPISODES)
     pairs = telling_pairs(150)
     good = RewardModel(build_input("image"), CONFIG, seed=0)
     told = good.fit(comparisons_of(pairs))
@@ -210,7 +198,7 @@ def test_scores_are_learned_until_held_out_ones_are_met() -> None:
     told = model.fit(scores_of(telling_frames(100)))
     assert told[metrics.REWARD_HELD_OUT_ERROR] < 0.1 and told[metrics.REWARD_IS_TRUSTED] == 1
     assert 20 <= told[metrics.REWARD_EPOCHS] < 500, "60 updates at least, and no more than it takes"
-    steps, progress = all_steps()
+    steps, progress = steps_of(*EPISODES), np.concatenate([episode.progress for episode in EPISODES])
     np.testing.assert_allclose(model.ensemble.rewards(steps), 2 * progress - 1, atol=0.5)
     assert np.abs(model.ensemble.rewards(steps) - (2 * progress - 1)).mean() < 0.2
 
@@ -227,7 +215,7 @@ def test_scores_that_say_nothing_give_no_reward(say: Callable[[np.random.Generat
 
 def test_features_are_what_the_first_members_last_layer_reads() -> None:
     model = RewardModel(build_input("image"), CONFIG, seed=0)
-    steps, _ = all_steps()
+    steps = steps_of(*EPISODES)
     features = model.ensemble.features(steps)
     weights = model.get_state()["members"][0]
     values = features @ weights["layers.9.weight"][0] + weights["layers.9.bias"][0]
@@ -263,7 +251,7 @@ def test_a_restored_model_goes_on_bit_for_bit_without_touching_the_global_genera
     other = RewardModel(build_input(sees), short, seed=1)
     other.set_state(one.get_state())
     assert one.fit(comparisons) == other.fit(comparisons)
-    steps, _ = all_steps()
+    steps = steps_of(*EPISODES)
     np.testing.assert_array_equal(one.ensemble.predict(steps), other.ensemble.predict(steps))
     assert one.num_fits == other.num_fits == 2
     torch.manual_seed(3)
@@ -282,13 +270,13 @@ def test_an_image_is_read_once_per_fit(monkeypatch: pytest.MonkeyPatch) -> None:
         return forward(network, pictures)
 
     monkeypatch.setattr(ImageNetwork, "forward", counted)
-    model, (steps, _) = RewardModel(build_input("image"), CONFIG, seed=0), all_steps()
+    model, steps = RewardModel(build_input("image"), CONFIG, seed=0), steps_of(*EPISODES)
     num_kinds = len(FRAMES.distinct(steps.snapshots)[0])
     before = model.ensemble.predict(steps)
     assert num_kinds < 32 and num_read == [32] * 3, "one pass of each member, filled up"
     num_read.clear()
     model.ensemble.rewards(steps)
-    model.ensemble.predict(part(steps, slice(7, 30)))
+    model.ensemble.predict(some_steps(steps, slice(7, 30)))
     assert not num_read
     state = model.get_state()
     model.fit(comparisons_of(telling_pairs(8)))
@@ -298,7 +286,7 @@ def test_an_image_is_read_once_per_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     np.testing.assert_array_equal(model.ensemble.predict(steps), before)
     monkeypatch.setattr("rlvlm.preferences.ensemble.MAX_KNOWN", num_kinds // 2)
     model.ensemble.forget()
-    few = model.ensemble.predict(part(steps, slice(5)))
+    few = model.ensemble.predict(some_steps(steps, slice(5)))
     np.testing.assert_array_equal(model.ensemble.predict(steps), before, "more than fit are right all the same")
     np.testing.assert_array_equal(few, before[:, :5])
 
@@ -308,11 +296,11 @@ def test_the_leading_rewards_end_where_too_many_images_differ() -> None:
     short = RewardModelConfig(picture_px=16, hold_out_every=0, max_epochs=2, min_updates=0)
     model = RewardModel(inputs, short, seed=0)
     model.fit(comparisons_of(telling_pairs(8)))
-    steps, _ = all_steps()
+    steps = steps_of(*EPISODES)
     whole, sixth = model.ensemble.rewards(steps), int(FRAMES.distinct(steps.snapshots)[0][5])
     assert len(np.unique(whole)) > 5 and sixth > 5
     np.testing.assert_array_equal(model.ensemble.leading_rewards(steps), whole[:sixth])
-    np.testing.assert_array_equal(model.ensemble.leading_rewards(part(steps, slice(sixth))), whole[:sixth])
+    np.testing.assert_array_equal(model.ensemble.leading_rewards(some_steps(steps, slice(sixth))), whole[:sixth])
 
 
 def test_a_loss_that_is_not_finite_ends_the_run() -> None:

@@ -1,6 +1,7 @@
 """Reward sources by name: those that ship, and a class, a function and a teacher from a file of one's own."""
 
 import textwrap
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -81,6 +82,9 @@ def test_every_source_that_ships_is_made_by_its_name() -> None:
         rewards = source.label(transitions_of(tiny_episode(0)))
         assert rewards.shape == (20,) and rewards.dtype == np.float32 and source.version >= 0
     assert direct == ["judged", "environment", "success", "novelty"]
+    won = replace(transitions_of(tiny_episode(0)), success=np.arange(20, dtype=np.float32))
+    np.testing.assert_array_equal(build_source("environment", context()).label(won), won.env_rewards)
+    np.testing.assert_array_equal(build_source("success", context()).label(won), won.success)
 
 
 def test_a_class_of_ones_own_needs_nothing_but_label(own: str) -> None:

@@ -58,6 +58,16 @@ def test_a_message_is_not_read_as_markup(capsys: pytest.CaptureFixture[str]) -> 
     assert "[red]a[/b] b" in capsys.readouterr().err
 
 
+def unread(code: str) -> tuple[int, bytes]:
+    """Exit code and standard error of a Python program that begins once nobody reads its standard output any more."""
+    pipes = {name: subprocess.PIPE for name in ("stdin", "stdout", "stderr")}
+    with subprocess.Popen([sys.executable, "-c", code], **pipes) as command:
+        assert command.stdin and command.stdout and command.stderr
+        command.stdout.close()
+        command.stdin.close()
+        return command.wait(), command.stderr.read()
+
+
 @pytest.mark.parametrize("letters", [10, 1_000_000])
 def test_output_that_nobody_reads_on_is_no_crash(letters: int) -> None:
     child = f"""
@@ -66,14 +76,7 @@ from rlvlm.core.console.boxes import guarded
 sys.stdin.read()
 sys.exit(guarded(lambda: print("x" * {letters}) or 0))
 """
-    command = subprocess.Popen(
-        [sys.executable, "-c", child], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
-    assert command.stdin and command.stdout and command.stderr
-    command.stdout.close()
-    command.stdin.close()
-    assert command.wait() == 141 and command.stderr.read() == b""
-    command.stderr.close()
+    assert unread(child) == (141, b"")
 
 
 def test_what_a_command_does_after_its_table_is_done_though_nobody_reads_on(tmp_path: Path) -> None:
@@ -91,13 +94,8 @@ def command():
 sys.stdin.read()
 sys.exit(guarded(command))
 """
-    command = subprocess.Popen(
-        [sys.executable, "-c", child], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
-    assert command.stdin and command.stdout and command.stderr
-    for stream in (command.stdout, command.stderr, command.stdin):
-        stream.close()
-    assert command.wait() == 2 and (tmp_path / "evaluation.json").exists()
+    code, said = unread(child)
+    assert code == 2 and b"so far, so good" in said and (tmp_path / "evaluation.json").exists()
 
 
 def test_a_place_that_cannot_be_written_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

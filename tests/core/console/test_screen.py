@@ -12,11 +12,6 @@ class Picture(Screen):
         return Text("an image")
 
 
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
 def test_a_pipe_gets_lines_whatever_force_color_says(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
     stream = io.StringIO()
@@ -26,7 +21,8 @@ def test_a_pipe_gets_lines_whatever_force_color_says(monkeypatch: pytest.MonkeyP
 
 
 def test_a_terminal_gets_the_image_and_lines_above_it() -> None:
-    stream = Terminal()
+    stream = io.StringIO()
+    stream.isatty = lambda: True
     with Picture(stream, "a title") as screen:
         screen.line("a line")
     assert "\x1b[?25h" in stream.getvalue(), "the cursor comes back"
