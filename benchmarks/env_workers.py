@@ -19,7 +19,7 @@ import tyro
 from ray.cluster_utils import Cluster
 
 from rlvlm.algorithms.policy_gradient.env_workers import WorkerEnvs, start_workers
-from rlvlm.core.chunks import ChunkStep
+from rlvlm.core.episodes import ChunkStep
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.push_block import PushBlock, PushBlocks
 from rlvlm.envs.registry import Task, make_env, task_env

@@ -33,7 +33,7 @@ from ray.tune.trainable import trainable
 
 from rlvlm.algorithms.policy_gradient.algorithm import PolicyGradient
 from rlvlm.core import metrics
-from rlvlm.core.turns import ReplyRequest, SampledReply
+from rlvlm.core.episodes import ReplyRequest, SampledReply
 from rlvlm.policies.vlm.engine import PolicyEngine
 from rlvlm.policies.vlm.policy import VLMPolicy
 from rlvlm.runs.build import algorithm_settings

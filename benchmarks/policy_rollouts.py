@@ -55,8 +55,8 @@ from rlvlm.algorithms.policy_gradient.runner import Rollout
 from rlvlm.algorithms.policy_gradient.source import EpisodeSource
 from rlvlm.algorithms.training_stats import TrainingStats
 from rlvlm.core import metrics
+from rlvlm.core.episodes import ReplyRequest, ReplyTokens, SampledReply
 from rlvlm.core.steps import FloatArray, Frames
-from rlvlm.core.turns import ReplyRequest, ReplyTokens, SampledReply
 from rlvlm.policies.vlm.engine import Engine, PolicyEngine
 from rlvlm.policies.vlm.policy import VLMPolicy
 from rlvlm.runs.build import built, make_policy

@@ -37,7 +37,7 @@ from rlvlm.algorithms.policy_gradient.algorithm import PolicyGradient, PPOAlgori
 from rlvlm.algorithms.policy_gradient.config import PPOConfig
 from rlvlm.algorithms.sft_config import ReplySFTConfig
 from rlvlm.core import metrics
-from rlvlm.core.turns import ReplyRequest
+from rlvlm.core.episodes import ReplyRequest
 from rlvlm.envs.registry import task_env
 from rlvlm.pocket.models import weights_folder
 from rlvlm.policies.vlm.config import PolicyConfig

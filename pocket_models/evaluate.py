@@ -33,9 +33,9 @@ from pocket_models.scorer import (
     collect_turns,
 )
 from pocket_models.video import MOMENTS, Clips, suite_of
+from rlvlm.core.episodes import ReplyRequest, SampledReply
 from rlvlm.core.judging import Clip, Label, Query, Status, Verdict
 from rlvlm.core.steps import FloatArray
-from rlvlm.core.turns import ReplyRequest, SampledReply
 from rlvlm.envs import push_block as table
 from rlvlm.envs.registry import task_goal
 from rlvlm.judge_bench.items import draw_gap_pairs

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from rlvlm.core.turns import ReplyRequest
+from rlvlm.core.episodes import ReplyRequest
 from rlvlm.policies.vlm.config import PolicyConfig
 from rlvlm.policies.vlm.loading import load_policy
 from rlvlm.policies.vlm.policy import VLMPolicy

@@ -7,9 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rlvlm.core.episodes import Observations, TokenEpisode
+from rlvlm.core.episodes import Observations, Reply, SampledReply, TokenEpisode, Turn
 from rlvlm.core.finite import check_finite
-from rlvlm.core.turns import Reply, SampledReply, Turn
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.env import TurnEnv
 from rlvlm.envs.registry import make_env

@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from rlvlm.algorithms.sft import fit
 from rlvlm.algorithms.sft_config import ChunkSFTConfig
-from rlvlm.core.chunks import ChunkObs
+from rlvlm.core.episodes import Observations
 from rlvlm.core.errors import UsageError
 from rlvlm.core.steps import FloatArray, Frames
 from rlvlm.demonstrations.chunk_form import folder_form, form_of, is_whole, kept_images
@@ -40,7 +40,7 @@ _SHAPES_PLAY = ("episode_steps", "moved")
 class Demonstrations:
     """What was seen and done, chunk by chunk, in successful episodes only."""
 
-    obs: ChunkObs
+    obs: Observations
     """Of N chunks; without snapshots where there are images."""
     actions: FloatArray
     """[N, L, A] in the env's units."""
@@ -126,9 +126,9 @@ def _gathered(records: Sequence[EpisodeRecord], num_failures: int, images: Frame
     shown = [np.flatnonzero(~one.get("perturbed", np.zeros(len(one["actions"]), bool))) for one in arrays]
     pairs = list(zip(arrays, shown, strict=True))
     snapshots = [np.empty((len(rows), 0)) if images is not None else one["snapshots"][rows] for one, rows in pairs]
-    obs = ChunkObs(
+    obs = Observations(
         snapshots=np.concatenate(snapshots).astype(np.float32),
-        instructions=tuple(record.goal for record, rows in zip(records, shown, strict=True) for _ in rows),
+        texts=tuple(record.goal for record, rows in zip(records, shown, strict=True) for _ in rows),
         proprio=np.concatenate([one["proprio"][rows] for one, rows in pairs]).astype(np.float32),
     )
     return Demonstrations(
@@ -199,7 +199,7 @@ def imitate(
 
 
 def network_inputs(
-    policy: VLAPolicy, env: ChunkEnv, obs: ChunkObs, images: Frames | None = None
+    policy: VLAPolicy, env: ChunkEnv, obs: Observations, images: Frames | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Images [N, cameras, H, W, 3] uint8, words [N, W] and proprioception [N, P], on the policy's device.
 
@@ -210,11 +210,11 @@ def network_inputs(
         images: of these moments, where they were kept; else they are drawn.
     """
     drawn = policy.draw(env, obs.snapshots) if images is None else images
-    words, proprio = policy.read(obs.instructions), torch.from_numpy(obs.proprio)
+    words, proprio = policy.read(obs.texts), torch.from_numpy(obs.proprio)
     return torch.from_numpy(drawn).to(policy.device), words, proprio.to(policy.device)
 
 
-def true_offsets(policy: VLAPolicy, env: ChunkEnv, obs: ChunkObs) -> Tensor:
+def true_offsets(policy: VLAPolicy, env: ChunkEnv, obs: Observations) -> Tensor:
     """[N, W] as `ChunkEnv.offsets` at the N moments of `obs`, on the policy's device."""
     return torch.from_numpy(env.offsets(obs.snapshots)).to(policy.device)
 
@@ -277,7 +277,7 @@ class OffsetLoss:
         self,
         policy: PocketVLA,
         env: ChunkEnv,
-        shown: ChunkObs,
+        shown: Observations,
         begins: NDArray[np.intp],
         num_scenes: int,
         rng: np.random.Generator,
@@ -305,8 +305,8 @@ class OffsetLoss:
 
 
 def augment_scenes(
-    shown: ChunkObs, begins: NDArray[np.intp], num: int, env: ChunkEnv, rng: np.random.Generator
-) -> ChunkObs:
+    shown: Observations, begins: NDArray[np.intp], num: int, env: ChunkEnv, rng: np.random.Generator
+) -> Observations:
     """`num` scenes that nobody has played: the robot of a demonstrated moment among the things of an episode's start,
     each moved a little; both of one instruction, as it may decide which things there are.
 
@@ -315,9 +315,9 @@ def augment_scenes(
     """
     # the robot of one moment, the things of another episode's start: so the hand is where no script would have it
     moments, starts = rng.integers(len(shown), size=num), np.empty(num, np.intp)
-    instructions = np.array(shown.instructions)
+    instructions = np.array(shown.texts)
     for instruction in np.unique(instructions):
         rows = np.flatnonzero(instructions[moments] == instruction)
         starts[rows] = rng.choice(begins[instructions[begins] == instruction], len(rows))
     scenes = env.augment_scenes(shown.at(moments).snapshots, shown.at(starts).snapshots, rng)
-    return replace(shown.at(moments), snapshots=scenes)
+    return replace(shown.at(moments), snapshots=scenes, images=())

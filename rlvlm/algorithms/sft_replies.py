@@ -18,9 +18,8 @@ from rlvlm.algorithms.env_slots import EnvSlot
 from rlvlm.algorithms.sft import fit
 from rlvlm.algorithms.sft_config import NO_EXPERT_FIX, ReplySFTConfig
 from rlvlm.core import metrics
-from rlvlm.core.episodes import TokenEpisode
+from rlvlm.core.episodes import ReplyRequest, ReplyTokens, TokenEpisode
 from rlvlm.core.errors import UsageError
-from rlvlm.core.turns import ReplyRequest, ReplyTokens
 from rlvlm.demonstrations.collect import ScriptedExpert
 from rlvlm.envs.env import TurnEnv
 from rlvlm.policies.vlm.engine import PolicyEngine

@@ -1,7 +1,8 @@
-"""The one record of an episode for policies that answer in tokens, by text or by action chunks.
+"""What envs that are answered in tokens show, what a policy is asked and answers, and the one record of an episode.
 
-It is what rollouts give, labellers fill, estimators read, learners shard and pages show. Letters: S env steps so far,
-T turns of this piece (a turn is a reply or a chunk), N tokens of an answer.
+An answer is a reply in words or a chunk of actions. `TokenEpisode` is what rollouts give, labellers fill, estimators
+read, learners shard and pages show. Images stay references: snapshots and keys. Letters: S env steps so far, T turns of
+this piece (a turn is a reply or a chunk), N tokens of an answer.
 """
 
 from collections.abc import Sequence
@@ -11,46 +12,152 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlvlm.core.steps import FloatArray
-from rlvlm.core.turns import IntArray, Reply
+
+IntArray = NDArray[np.int64]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Turn:
+    """What a player is given when it is its turn."""
+
+    snapshot: FloatArray
+    """[S] everything that can change the image; the env can draw it."""
+    prompt: str
+    """The user's words of this turn, without any mark for the image."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reply:
+    """What a player wrote, and what the env read in it."""
+
+    text: str
+    """As it was written; untrusted."""
+    thought: str
+    """The members of the reply's JSON object that stand before its action, as written; empty where there are none."""
+    action: int | None
+    """Index into the env's `action_names`; None: nothing could be read, or the action is not legal now."""
+    action_span: tuple[int, int] | None
+    """First and one past the last character of `text` that make up the action's value, its quotes left out; None where
+    there is no such value."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReplyRequest:
+    """One question to a policy engine: an image it has been shown, and the user's words."""
+
+    prompt: str
+    """The user's words of this turn; the engine puts them into the model's chat format."""
+    image: bytes
+    """Key of the image, as given to `show`: equal keys mean equal pixels."""
+    seed: int
+    """Of this reply alone: it does not depend on what else is in the batch."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReplyTokens:
+    """Exactly what a policy was shown and what it answered; log-probs are recomputed from this and nothing else."""
+
+    prompt_ids: IntArray
+    """[N] the whole prompt, image tokens expanded, chat format included."""
+    image: bytes
+    """Key of the image."""
+    reply_ids: IntArray
+    """[N] the reply, with the end-of-turn token where the policy gave one; empty for an action head."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SampledReply:
+    """A reply as it was sampled."""
+
+    tokens: ReplyTokens
+    text: str
+    """The reply's words, without special tokens: untrusted."""
+    log_probs: FloatArray
+    """[N] of each reply token under the weights and the temperature it was sampled with."""
+    value: float
+    """The value head's estimate at the last token of the prompt."""
+    is_complete: bool
+    """False where the reply was cut at the token limit."""
+    version: int
+    """Of the weights that gave it."""
+    action: int | None = None
+    """What an action head picked, in place of a reply: its log-prob is the only one, and there are no words; None where
+    the action is read in the text."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Observations:
-    """What a policy is given before each of M answers. Images are keys: equal keys look the same."""
+    """What a policy is given before each of M answers; an env in chunks observes N envs at once, and by itself one."""
 
-    images: tuple[bytes, ...]
     texts: tuple[str, ...]
-    """Prompts or instructions."""
+    """Prompts, or instructions such as `push the red block onto the pad`."""
     proprio: FloatArray
     """[M, P] what a robot feels of itself, in the env's units; P is 0 where there is none."""
     snapshots: FloatArray
-    """[M, D] from which an env can draw the images."""
+    """[M, D] everything that can change the images: an env can draw them from it."""
+    images: tuple[bytes, ...] = ()
+    """Their keys: equal keys look the same. Left out they are the bytes of the snapshots: with `replace(...,
+    snapshots=...)` leave them out anew."""
 
     def __post_init__(self) -> None:
+        if not self.images:
+            object.__setattr__(self, "images", tuple(row.tobytes() for row in self.snapshots))
         if not len(self.images) == len(self.texts) == len(self.proprio) == len(self.snapshots):
-            raise ValueError("images, texts, proprio and snapshots need one entry per observation")
+            raise ValueError(
+                f"images, texts, proprio and snapshots need one entry per observation, got {len(self.images)}, "
+                f"{len(self.texts)}, {len(self.proprio)} and {len(self.snapshots)}"
+            )
 
     def __len__(self) -> int:
         return len(self.texts)
 
-    def at(self, rows: Sequence[int]) -> "Observations":
+    def at(self, rows: Sequence[int] | NDArray[np.intp]) -> "Observations":
         """Those of `rows`, in their order."""
         return Observations(
-            images=tuple(self.images[row] for row in rows),
             texts=tuple(self.texts[row] for row in rows),
             proprio=self.proprio[list(rows)],
             snapshots=self.snapshots[list(rows)],
+            images=tuple(self.images[row] for row in rows),
         )
 
     @staticmethod
     def joined(parts: Sequence["Observations"]) -> "Observations":
         """All of `parts`, one after the other."""
         return Observations(
-            images=tuple(image for part in parts for image in part.images),
             texts=tuple(text for part in parts for text in part.texts),
             proprio=np.concatenate([part.proprio for part in parts]),
             snapshots=np.concatenate([part.snapshots for part in parts]),
+            images=tuple(image for part in parts for image in part.images),
         )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ChunkStep:
+    """What came of one chunk of L actions, in N envs. An env whose episode ends leaves the rest of its chunk out."""
+
+    obs: Observations
+    """Of the moment after the chunk's last env step."""
+    snapshots: FloatArray
+    """[N, L, S] after each env step; the last one is repeated where steps were left out."""
+    steps: NDArray[np.int64]
+    """[N] env steps that were run, 1 to L."""
+    env_rewards: FloatArray
+    """[N, L] true rewards; 0 where steps were left out."""
+    success: NDArray[np.bool_]
+    """[N] whether the env's own success test held at any step of the chunk."""
+    success_at_end: NDArray[np.bool_]
+    """[N] whether it held after the chunk's last env step."""
+    progress: FloatArray
+    """[N] in [0, 1], the simulator's truth after the chunk."""
+    terminated: NDArray[np.bool_]
+    """[N] the episode ended for good."""
+    truncated: NDArray[np.bool_]
+    """[N] the time limit was reached."""
+
+    @property
+    def ended(self) -> NDArray[np.bool_]:
+        """[N] whether no further chunk may follow."""
+        return self.terminated | self.truncated
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -12,9 +12,9 @@ from typing import Protocol
 
 import numpy as np
 
+from rlvlm.core.episodes import Turn
 from rlvlm.core.errors import UsageError
 from rlvlm.core.steps import Frames
-from rlvlm.core.turns import Turn
 from rlvlm.demonstrations.folder import DemonstrationFolder
 from rlvlm.demonstrations.records import EpisodeRecord, StepRecord
 from rlvlm.envs.env import FIRST_HELD_OUT_STATE, ChunkEnv, TurnEnv
@@ -287,7 +287,7 @@ def _play_chunks(
     """An episode of the script; where there is no script for what is asked, the instruction."""
     state_id = int(rng.integers(FIRST_HELD_OUT_STATE))
     obs, info = env.reset(options={"state_id": state_id})
-    instruction = obs.instructions[0]
+    instruction = obs.texts[0]
     seen, chunks, steps, perturbed, rewards = [obs], [], [], [], 0.0
     terminated = truncated = False
     while not (terminated or truncated):

@@ -145,7 +145,7 @@ def play(env: Env[Any, Any], seed: int, choose: Choose, after_success: int | Non
     options = {"state_id": seed} if isinstance(env, ChunkEnv) else None  # there it is the number that decides a start
     obs, info = env.reset(seed=seed, options=options)
     snapshots, progress, rewards, actions = [env.snapshot()[None]], [info["progress"]], [], []
-    goal = obs.instructions[0] if isinstance(env, ChunkEnv) else env.goal
+    goal = obs.texts[0] if isinstance(env, ChunkEnv) else env.goal
     looked, successes = [0], [bool(info["success"])]
     num_after = 0
     is_over = False

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rlvlm.core.episodes import Observations, TokenEpisode
-from rlvlm.core.turns import Reply
+from rlvlm.core.episodes import Observations, Reply, TokenEpisode
 from rlvlm.envs.env import TurnEnv
 from rlvlm.envs.replies import read_reply
 

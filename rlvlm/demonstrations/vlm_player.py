@@ -11,7 +11,7 @@ from rlvlm.judges.config import check_temperature
 from rlvlm.vlms.config import ApiConfig, VLMConfig
 
 if TYPE_CHECKING:  # `rlvlm collect --help` waits for neither numpy nor torch
-    from rlvlm.core.turns import Turn
+    from rlvlm.core.episodes import Turn
     from rlvlm.demonstrations.collect import PlayerReply
     from rlvlm.envs.env import TurnEnv
     from rlvlm.vlms.chats import Chat

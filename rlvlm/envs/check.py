@@ -165,7 +165,7 @@ def _assert_same(left: list[Answer], right: list[Answer], promise: str) -> None:
     for (one, *outcome, info), (other, *its_outcome, its_info) in zip(left, right, strict=True):
         if isinstance(one, np.ndarray):
             assert np.array_equal(one, other), f"{promise}: observations differ"
-        else:  # a Turn or a ChunkObs
+        else:  # a Turn or Observations
             for name in one.__slots__:
                 assert np.array_equal(getattr(one, name), getattr(other, name)), f"{promise}: {name} differ"
         assert outcome == its_outcome, f"{promise}: rewards or ends differ"
@@ -279,8 +279,8 @@ def _check_reading(env: TurnEnv) -> None:
 def _check_chunk(env: ChunkEnv, answer: Answer) -> None:
     """What an env in chunks shows, and what it says of the steps of a chunk."""
     obs, reward, _, _, info = answer
-    assert len(obs) == 1 and obs.instructions[0], "an env by itself observes one env, with an instruction"
-    is_listed = not env.instructions or obs.instructions[0] in env.instructions
+    assert len(obs) == 1 and obs.texts[0], "an env by itself observes one env, with an instruction"
+    is_listed = not env.instructions or obs.texts[0] in env.instructions
     assert is_listed, "the instruction is one of `instructions`, where there are any"
     assert obs.proprio.shape == (1, env.proprio_size) and obs.proprio.dtype == np.float32, "proprioception [1, P]"
     if "steps" in info:
@@ -318,7 +318,7 @@ def _check_side_by_side(env: ChunkEnv, num_chunks: int) -> None:
             here = int(place[0])
             one, _, terminated, truncated, info = env.step(chunks[row, index])
             assert np.array_equal(one.snapshots[0], step.obs.snapshots[here]), "side by side: snapshots differ"
-            assert one.instructions[0] == step.obs.instructions[here], "side by side: instructions differ"
+            assert one.texts[0] == step.obs.texts[here], "side by side: instructions differ"
             assert info["steps"] == step.steps[here], "side by side: the number of env steps differs"
             assert np.array_equal(info["env_rewards"], step.env_rewards[here, : info["steps"]]), "rewards differ"
             assert not step.env_rewards[here, info["steps"] :].any(), "steps that were left out have no reward"

@@ -19,10 +19,9 @@ import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
-from rlvlm.core.chunks import ChunkObs, ChunkStep
+from rlvlm.core.episodes import ChunkStep, Observations, Reply, Turn
 from rlvlm.core.errors import NumericsError, UsageError
 from rlvlm.core.steps import FloatArray, Frames
-from rlvlm.core.turns import Reply, Turn
 from rlvlm.envs.replies import read_legacy, read_reply, write_reply
 
 Obs = TypeVar("Obs")
@@ -293,7 +292,7 @@ class ChunkEnvs(ABC):
         return [np.arange(len(state_ids))]
 
     @abstractmethod
-    def begin(self, state_ids: NDArray[np.int64]) -> ChunkObs:
+    def begin(self, state_ids: NDArray[np.int64]) -> Observations:
         """First observations of N new episodes, from the initial states `state_ids` `[N]`; N may differ each time."""
 
     @abstractmethod
@@ -301,7 +300,7 @@ class ChunkEnvs(ABC):
         """What comes of `chunks` `[n, L, A]`, in the env's units, in the envs `rows` `[n]`."""
 
 
-class ChunkEnv(Env[ChunkObs, FloatArray]):
+class ChunkEnv(Env[Observations, FloatArray]):
     """An env that is driven by chunks of L actions and looked at between them.
 
     `reset` takes an initial state's number in `options["state_id"]`; without it the number is drawn with the seed.
@@ -351,7 +350,7 @@ class ChunkEnv(Env[ChunkObs, FloatArray]):
         return np.stack([self.draw(snapshots, size_px, camera) for camera in self.cameras], axis=1)
 
     @staticmethod
-    def answer_alone(came: ChunkStep, state_id: int) -> tuple[ChunkObs, float, bool, bool, dict[str, Any]]:
+    def answer_alone(came: ChunkStep, state_id: int) -> tuple[Observations, float, bool, bool, dict[str, Any]]:
         """What `step` returns, of what came of the chunk of one env."""
         steps = int(came.steps[0])  # what lies behind them in the arrays is padding: the episode had ended
         info = {
@@ -418,7 +417,7 @@ class SyncChunkEnvs(ChunkEnvs):
     def __init__(self, envs: Sequence[ChunkEnv]) -> None:
         self._envs = tuple(envs)
 
-    def begin(self, state_ids: NDArray[np.int64]) -> ChunkObs:
+    def begin(self, state_ids: NDArray[np.int64]) -> Observations:
         """First observations of N new episodes.
 
         Raises:
@@ -427,7 +426,7 @@ class SyncChunkEnvs(ChunkEnvs):
         if len(state_ids) > len(self._envs):
             raise ValueError(f"{len(state_ids)} episodes need as many envs, there are {len(self._envs)}")
         pairs = zip(self._envs, state_ids.tolist(), strict=False)  # there may be more envs than episodes
-        return ChunkObs.joined([env.reset(options={"state_id": state_id})[0] for env, state_id in pairs])
+        return Observations.joined([env.reset(options={"state_id": state_id})[0] for env, state_id in pairs])
 
     def step(self, rows: NDArray[np.intp], chunks: FloatArray) -> ChunkStep:
         """Drives the envs `rows` [n] by `chunks` [n, L, A]."""
@@ -440,7 +439,7 @@ class SyncChunkEnvs(ChunkEnvs):
             snapshots.append(np.pad(info["snapshots"], ((0, left_out), (0, 0)), mode="edge"))
             rewards.append(np.pad(info["env_rewards"], (0, left_out)))
         return ChunkStep(
-            obs=ChunkObs.joined(list(seen)),
+            obs=Observations.joined(list(seen)),
             snapshots=np.stack(snapshots),
             steps=np.array([info["steps"] for info in infos], np.int64),
             env_rewards=np.stack(rewards),

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rlvlm.core.chunks import ChunkObs, ChunkStep
+from rlvlm.core.episodes import ChunkStep, Observations
 from rlvlm.core.steps import FloatArray, Frames
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.env import ChunkEnv, ChunkEnvs
@@ -137,11 +137,11 @@ def instruction_of(state: FloatArray) -> str:
     return INSTRUCTIONS[int(state[COLOURS])]
 
 
-def observed(states: FloatArray) -> ChunkObs:
+def observed(states: FloatArray) -> Observations:
     """What a policy is given at `states` [N, 10]."""
-    return ChunkObs(
+    return Observations(
         snapshots=states.copy(),
-        instructions=tuple(map(instruction_of, states)),
+        texts=tuple(map(instruction_of, states)),
         proprio=states[:, HAND].copy(),
     )
 
@@ -161,7 +161,7 @@ class PushBlocks(ChunkEnvs):
         self.solved = np.empty(0, bool)
         """[N] whether success has been rewarded."""
 
-    def begin(self, state_ids: NDArray[np.int64]) -> ChunkObs:
+    def begin(self, state_ids: NDArray[np.int64]) -> Observations:
         """First observations of N new episodes."""
         # a number has a generator of its own, so the same start in every run; a group of equal numbers is drawn once
         distinct, inverse = np.unique(state_ids, return_inverse=True)
@@ -234,7 +234,7 @@ class PushBlock(ChunkEnv):
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[ChunkObs, dict[str, Any]]:
+    ) -> tuple[Observations, dict[str, Any]]:
         """First observation and info of a new episode; `options["state_id"]` chooses the initial state."""
         self._state_id = self.drawn_state(seed, options)
         obs = self._tables.begin(np.array([self._state_id]))
@@ -242,7 +242,7 @@ class PushBlock(ChunkEnv):
         success, progress = bool(is_solved(states)[0]), float(progress_of(states)[0])
         return obs, {"state_id": self._state_id, "progress": progress, "success": success}
 
-    def step(self, chunk: FloatArray) -> tuple[ChunkObs, float, bool, bool, dict[str, Any]]:  # pyright: ignore[reportIncompatibleMethodOverride] - the action of an env in chunks is a chunk
+    def step(self, chunk: FloatArray) -> tuple[Observations, float, bool, bool, dict[str, Any]]:  # pyright: ignore[reportIncompatibleMethodOverride] - the action of an env in chunks is a chunk
         """Observation, 1 if the block has come to lie on the pad, terminated, truncated, info."""
         came = self._tables.step(np.array([0]), np.asarray(chunk, np.float32)[None])
         return self.answer_alone(came, self._state_id)

@@ -4,7 +4,7 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 
-from rlvlm.core.turns import Reply
+from rlvlm.core.episodes import Reply
 
 MAX_CHARS = 16_384
 """Longer replies are not read: no honest one is longer, and reading one may take time that grows with its square."""

@@ -8,9 +8,8 @@ from typing import Any, Protocol
 from torch import Tensor, device
 from torch.nn import Parameter
 
-from rlvlm.core.episodes import Observations
+from rlvlm.core.episodes import IntArray, Observations
 from rlvlm.core.steps import FloatArray, Frames
-from rlvlm.core.turns import IntArray
 from rlvlm.policies.images import SeenImages
 from rlvlm.policies.weights import Shardable
 

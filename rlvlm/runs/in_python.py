@@ -21,10 +21,9 @@ from rlvlm.algorithms.policy_gradient.config import PPOConfig
 from rlvlm.algorithms.policy_gradient.player import load_vla, load_vlm
 from rlvlm.algorithms.policy_gradient.rollouts import ChunkSampler
 from rlvlm.algorithms.sac_pebble.player import load_policy as load_actor
-from rlvlm.core.episodes import Observations
+from rlvlm.core.episodes import Observations, ReplyRequest
 from rlvlm.core.errors import UsageError
 from rlvlm.core.steps import FloatArray, Frames
-from rlvlm.core.turns import ReplyRequest
 from rlvlm.envs.env import ChunkEnv, TurnEnv
 from rlvlm.envs.images import FrameStore
 from rlvlm.envs.registry import find_task, make_env

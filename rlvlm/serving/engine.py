@@ -8,9 +8,9 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from rlvlm.core import metrics
+from rlvlm.core.episodes import ReplyRequest, ReplyTokens, SampledReply
 from rlvlm.core.errors import ModelUnavailable
 from rlvlm.core.steps import Frames
-from rlvlm.core.turns import ReplyRequest, ReplyTokens, SampledReply
 from rlvlm.policies.buckets import Bucket
 from rlvlm.policies.images import SeenImages
 from rlvlm.policies.vlm.engine import asked_tokens

@@ -30,10 +30,10 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 import rlvlm
+from rlvlm.core.episodes import ReplyRequest
 from rlvlm.core.errors import MachineError
 from rlvlm.core.judging import Clip, Query, Status
 from rlvlm.core.steps import Frames, spread
-from rlvlm.core.turns import ReplyRequest
 from rlvlm.envs.replies import read_reply
 from rlvlm.judges.prompts import check_goal
 from rlvlm.judges.reading import parse_score

@@ -16,9 +16,9 @@ import numpy as np
 import ray
 
 from rlvlm.core.disk import claim, clear_abandoned
+from rlvlm.core.episodes import ReplyRequest, ReplyTokens, SampledReply
 from rlvlm.core.errors import ModelUnavailable, RunError
 from rlvlm.core.steps import Frames
-from rlvlm.core.turns import ReplyRequest, ReplyTokens, SampledReply
 from rlvlm.policies.vlm.config import PolicyConfig
 from rlvlm.policies.vlm.engine import PolicyEngine
 from rlvlm.policies.vlm.loading import load_policy

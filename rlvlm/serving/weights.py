@@ -24,9 +24,9 @@ import safetensors.torch
 import torch
 from ray.exceptions import GetTimeoutError, RayError
 
+from rlvlm.core.episodes import ReplyTokens
 from rlvlm.core.errors import ModelUnavailable
 from rlvlm.core.steps import FloatArray, Frames
-from rlvlm.core.turns import ReplyTokens
 from rlvlm.policies.buckets import Bucket, Content, digest_of, fill_from_buckets, read_bucket, write_buckets
 from rlvlm.policies.vlm.policy import VLMPolicy
 from rlvlm.policies.vlm.vllm_worker import FAILED

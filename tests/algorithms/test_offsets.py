@@ -39,8 +39,8 @@ def test_scenes_that_nobody_played_have_a_hand_of_one_moment_and_things_of_a_sta
     scenes = augment_scenes(SHOWN.obs, SHOWN.begins, 200, WORLD, np.random.default_rng(0))
     shown, starts = SHOWN.obs.snapshots, SHOWN.obs.snapshots[SHOWN.begins]
     assert len(SHOWN.begins) == 6 and SHOWN.begins[0] == 0 and (np.diff(SHOWN.begins) > 0).all()
-    told = np.array(SHOWN.obs.instructions)
-    for snapshot, instruction in zip(scenes.snapshots, scenes.instructions, strict=True):
+    told = np.array(SHOWN.obs.texts)
+    for snapshot, instruction in zip(scenes.snapshots, scenes.texts, strict=True):
         assert (shown[told == instruction][:, HAND] == snapshot[HAND]).all(axis=1).any(), "of a demonstrated moment"
         apart = np.abs(starts[told[SHOWN.begins] == instruction] - snapshot)[:, HAND.stop :].max(axis=1)
         assert apart.min() <= 0.1, "of a start with this instruction, and moved"

@@ -36,7 +36,7 @@ def test_what_is_kept_leads_to_what_was_reached(tmp_path: Path) -> None:
         assert record.success and record.terminated and record.env_return == 1 and is_whole(record, form_of(one))
         assert record.seed < FIRST_HELD_OUT_STATE
         obs, info = one.reset(options={"state_id": record.seed})
-        assert record.goal == obs.instructions[0]
+        assert record.goal == obs.texts[0]
         for chunk, before, proprio, steps in zip(
             *(record.arrays[name] for name in ("actions", "snapshots", "proprio", "steps")), strict=False
         ):

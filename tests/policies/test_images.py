@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from rlvlm.core.episodes import IntArray
 from rlvlm.core.errors import MachineError
-from rlvlm.core.turns import IntArray
 from rlvlm.policies.images import SeenImage, SeenImages
 from rlvlm.policies.vlm.backbone import pad
 

@@ -10,8 +10,8 @@ import torch
 from bitsandbytes.functional import dequantize_4bit
 from bitsandbytes.nn.modules import Linear4bit
 
+from rlvlm.core.episodes import SampledReply
 from rlvlm.core.errors import UsageError
-from rlvlm.core.turns import SampledReply
 from rlvlm.policies.vlm import loading
 from rlvlm.policies.vlm.config import PolicyConfig
 from rlvlm.policies.vlm.engine import PolicyEngine

@@ -1,9 +1,8 @@
 import numpy as np
 import pytest
 
-from rlvlm.core.episodes import Observations, TokenEpisode
+from rlvlm.core.episodes import Observations, Reply, TokenEpisode
 from rlvlm.core.steps import FloatArray, Frames
-from rlvlm.core.turns import Reply
 from rlvlm.rewards.temporal import TemporalNovelty
 
 

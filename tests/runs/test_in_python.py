@@ -135,7 +135,7 @@ def test_a_vla_that_acts_in_chunks(tmp_path: Path) -> None:
     rewards, is_over = [], False
     while not is_over:
         images = np.stack([env.draw(obs.snapshots, policy.image_px, camera)[0] for camera in env.cameras])
-        obs, _, terminated, truncated, info = env.step(policy.act(images, obs.instructions[0], obs.proprio[0]))
+        obs, _, terminated, truncated, info = env.step(policy.act(images, obs.texts[0], obs.proprio[0]))
         rewards += info["env_rewards"].tolist()
         is_over = terminated or truncated
     np.testing.assert_allclose(rewards, played.env_rewards, rtol=1e-5)

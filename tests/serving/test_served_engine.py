@@ -20,9 +20,9 @@ from ray import serve
 
 from rlvlm.algorithms.policy_gradient.algorithm import PolicyGradient, check_versions
 from rlvlm.core import metrics
+from rlvlm.core.episodes import ReplyRequest, ReplyTokens
 from rlvlm.core.errors import ModelUnavailable, RunError, UsageError
 from rlvlm.core.steps import Frames
-from rlvlm.core.turns import ReplyRequest, ReplyTokens
 from rlvlm.policies.buckets import write_buckets
 from rlvlm.policies.vlm.config import PolicyConfig
 from rlvlm.policies.vlm.engine import PolicyEngine

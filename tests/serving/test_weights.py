@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
+from rlvlm.core.episodes import ReplyTokens
 from rlvlm.core.errors import ModelUnavailable
-from rlvlm.core.turns import ReplyTokens
 from rlvlm.policies.buckets import Bucket, write_buckets
 from rlvlm.policies.vlm.vllm_worker import BucketLoader, described
 from rlvlm.serving import weights as weights_module

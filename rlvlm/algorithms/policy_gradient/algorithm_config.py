@@ -15,8 +15,8 @@ from rlvlm.algorithms.policy_gradient.advantages import find_estimator
 from rlvlm.algorithms.policy_gradient.config import PolicyGradientConfig, PPOConfig
 from rlvlm.algorithms.policy_gradient.learner import PolicyModule, TokenLearner
 from rlvlm.algorithms.policy_gradient.runner import ChunkRunner, TurnRunner
+from rlvlm.core.episodes import ReplyTokens
 from rlvlm.core.steps import Frames
-from rlvlm.core.turns import ReplyTokens
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.registry import make_env
 from rlvlm.judges.judge import Judge

@@ -15,9 +15,8 @@ from rlvlm.algorithms.policy_gradient.advantages import Trajectories, estimate, 
 from rlvlm.algorithms.policy_gradient.config import PolicyGradientConfig
 from rlvlm.algorithms.policy_gradient.losses import k3, token_weights, truncated_importance
 from rlvlm.core import metrics
-from rlvlm.core.episodes import Observations, TokenEpisode
+from rlvlm.core.episodes import IntArray, Observations, TokenEpisode
 from rlvlm.core.steps import FloatArray
-from rlvlm.core.turns import IntArray
 from rlvlm.policies.protocol import TokenPolicy, look
 
 Answer = TypeVar("Answer")

@@ -16,7 +16,7 @@ import ray
 from numpy.typing import NDArray
 from ray.exceptions import ActorDiedError, GetTimeoutError, NodeDiedError, ObjectLostError, RayActorError
 
-from rlvlm.core.chunks import ChunkObs, ChunkStep
+from rlvlm.core.episodes import ChunkStep, Observations
 from rlvlm.core.errors import MachineError
 from rlvlm.core.steps import FloatArray, Frames
 from rlvlm.envs.config import EnvConfig
@@ -44,7 +44,7 @@ class EnvWorker:
         self._task, self._seed, self._image_px = task, seed, image_px
         self._made: dict[EnvConfig, tuple[ChunkEnv, ChunkEnvs]] = {}
 
-    def begin(self, settings: EnvConfig, state_ids: NDArray[np.int64]) -> tuple[ChunkObs, Frames]:
+    def begin(self, settings: EnvConfig, state_ids: NDArray[np.int64]) -> tuple[Observations, Frames]:
         """First observations of new episodes, and their images."""
         if settings not in self._made:
             env = make_env(self._task, settings, self._seed)
@@ -94,7 +94,7 @@ class WorkerEnvs(ChunkEnvs):
         """As the envs themselves would have it."""
         return self._batches(state_ids)
 
-    def begin(self, state_ids: NDArray[np.int64]) -> ChunkObs:
+    def begin(self, state_ids: NDArray[np.int64]) -> Observations:
         """First observations of N new episodes; those of a worker that is lost are made up, and in `lost`.
 
         Raises:
@@ -123,13 +123,13 @@ class WorkerEnvs(ChunkEnvs):
             self._wait_for_a_worker()
         example = found[0][1][0] if found else self._local.reset(options={"state_id": int(state_ids[0])})[0]
         whole = example.at(np.zeros(len(state_ids), np.intp))  # every row has a place, what is lost too
-        instructions = list(whole.instructions)
+        texts = list(whole.texts)
         for rows, (obs, images) in found:
             whole.snapshots[rows], whole.proprio[rows] = obs.snapshots, obs.proprio
-            for row, words in zip(rows.tolist(), obs.instructions, strict=True):
-                instructions[row] = words
-            self._show([row.tobytes() for row in obs.snapshots], images)
-        return replace(whole, instructions=tuple(instructions))
+            for row, words in zip(rows.tolist(), obs.texts, strict=True):
+                texts[row] = words
+            self._show(obs.images, images)
+        return replace(whole, texts=tuple(texts), images=())  # keys of the snapshots as they are now
 
     def _wait_for_a_worker(self) -> None:
         """Returns when one answers again, or none ever will: calls to a worker that is being started again fail at
@@ -169,14 +169,14 @@ class WorkerEnvs(ChunkEnvs):
             parts.append(_ended(len(missing), chunks.shape[1], self._local))
             came = np.concatenate([came, missing])
         for _, (part, images) in found:
-            self._show([row.tobytes() for row in part.obs.snapshots[~part.ended]], images)
+            self._show(part.obs.at(np.flatnonzero(~part.ended)).images, images)
         order = np.argsort(came)
         columns = {
             one.name: np.concatenate([getattr(part, one.name) for part in parts])[order]
             for one in fields(ChunkStep)
             if one.name != "obs"
         }
-        return ChunkStep(obs=ChunkObs.joined([part.obs for part in parts]).at(order), **columns)
+        return ChunkStep(obs=Observations.joined([part.obs for part in parts]).at(order), **columns)
 
     def _gathered(
         self, asked: Sequence[tuple[NDArray[np.intp], Any]], rows: NDArray[np.intp] | None = None

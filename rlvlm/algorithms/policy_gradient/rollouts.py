@@ -12,11 +12,9 @@ import torch
 from numpy.typing import NDArray
 
 from rlvlm.algorithms.env_slots import EnvSlot
-from rlvlm.core.chunks import ChunkObs, ChunkStep
-from rlvlm.core.episodes import Observations, TokenEpisode
+from rlvlm.core.episodes import ChunkStep, Observations, ReplyRequest, SampledReply, TokenEpisode
 from rlvlm.core.finite import check_finite
 from rlvlm.core.steps import FloatArray
-from rlvlm.core.turns import ReplyRequest, SampledReply
 from rlvlm.envs.env import ChunkEnv, ChunkEnvs
 from rlvlm.policies.protocol import look
 from rlvlm.policies.vla.policy import VLAPolicy
@@ -181,7 +179,7 @@ def play_chunks(
     played: dict[int, TokenEpisode] = {}
     for places in envs.batches(state_ids):
         own_ids, own_groups = state_ids[places], groups[places]
-        obs = _observed(envs.begin(own_ids))
+        obs = envs.begin(own_ids)
         rows = np.arange(len(obs))
         rounds: list[_Round] = []
         while len(rows):
@@ -193,7 +191,7 @@ def play_chunks(
             rounds.append(_Round(rows, obs, bins, log_probs, values, outcome))
             running = np.flatnonzero(~outcome.ended)
             rows = rows[running]  # of envs that have ended nothing more is drawn, sampled or stepped
-            obs = _observed(outcome.obs).at(running.tolist())
+            obs = outcome.obs.at(running)
         kept = [(row, place) for row, place in enumerate(places.tolist()) if row not in envs.lost]
         for row, place in kept:
             played[place] = _chunk_episode(row, place, task, int(own_ids[row]), int(own_groups[row]), rounds, sampler)
@@ -202,13 +200,6 @@ def play_chunks(
             check_finite(f"the env {task}", _FIX, {"rewards": rewards}, {"state_ids": own_ids})
     # an env may play its episodes in batches of like ones; the caller gets them in the order it asked for
     return [played[place] for place in sorted(played)]
-
-
-def _observed(obs: ChunkObs) -> Observations:
-    return Observations(
-        images=tuple(row.tobytes() for row in obs.snapshots),
-        texts=obs.instructions, proprio=obs.proprio, snapshots=obs.snapshots,
-    )  # fmt: skip
 
 
 def _chunk_episode(
@@ -242,8 +233,8 @@ def _chunk_episode(
     # stacked row by row: thousands of episodes a round are cut out of the same arrays, which none of them may keep
     after = last.outcome.obs
     seen = Observations(
-        images=(*(one.obs.images[at] for at, one in own), after.snapshots[last_at].tobytes()),
-        texts=(*(one.obs.texts[at] for at, one in own), after.instructions[last_at]),
+        images=(*(one.obs.images[at] for at, one in own), after.images[last_at]),
+        texts=(*(one.obs.texts[at] for at, one in own), after.texts[last_at]),
         proprio=np.stack([*(one.obs.proprio[at] for at, one in own), after.proprio[last_at]]),
         snapshots=np.stack([*(one.obs.snapshots[at] for at, one in own), after.snapshots[last_at]]),
     )

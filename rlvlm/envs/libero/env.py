@@ -10,7 +10,7 @@ import mujoco
 import numpy as np
 from numpy.typing import NDArray
 
-from rlvlm.core.chunks import ChunkObs, ChunkStep
+from rlvlm.core.episodes import ChunkStep, Observations
 from rlvlm.core.steps import FloatArray, Frames
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.env import ChunkEnv, ChunkEnvs
@@ -54,7 +54,7 @@ class LiberoEnvs(ChunkEnvs):
         self.solved = np.empty(0, bool)
         """[N] whether success has been rewarded."""
 
-    def begin(self, state_ids: NDArray[np.int64]) -> ChunkObs:
+    def begin(self, state_ids: NDArray[np.int64]) -> Observations:
         """First observations of N new episodes."""
         distinct, inverse = np.unique(state_ids, return_inverse=True)
         starts = []  # a group of equal numbers is one start, settled once
@@ -116,9 +116,9 @@ class LiberoEnvs(ChunkEnvs):
             truncated=~ended & (is_cut | (self.ages[rows] >= self._episode_steps)),
         )
 
-    def _observed(self, positions: FloatArray, proprio: FloatArray) -> ChunkObs:
+    def _observed(self, positions: FloatArray, proprio: FloatArray) -> Observations:
         instructions = (self._scene.instruction,) * len(positions)
-        return ChunkObs(snapshots=positions.copy(), instructions=instructions, proprio=proprio)
+        return Observations(snapshots=positions.copy(), texts=instructions, proprio=proprio)
 
 
 class LiberoEnv(ChunkEnv):
@@ -163,7 +163,7 @@ class LiberoEnv(ChunkEnv):
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[ChunkObs, dict[str, Any]]:
+    ) -> tuple[Observations, dict[str, Any]]:
         """First observation and info of a new episode; `options["state_id"]` chooses the initial state."""
         self._state_id = self.drawn_state(seed, options)
         obs = self._one.begin(np.array([self._state_id]))
@@ -171,7 +171,7 @@ class LiberoEnv(ChunkEnv):
         self._memory = ScriptMemory()
         return obs, {"state_id": self._state_id, "progress": float(self._one.progress[0]), "success": False}
 
-    def step(self, chunk: FloatArray) -> tuple[ChunkObs, float, bool, bool, dict[str, Any]]:  # pyright: ignore[reportIncompatibleMethodOverride] - the action of an env in chunks is a chunk
+    def step(self, chunk: FloatArray) -> tuple[Observations, float, bool, bool, dict[str, Any]]:  # pyright: ignore[reportIncompatibleMethodOverride] - the action of an env in chunks is a chunk
         """Observation, 1 if the task has just been solved, terminated, truncated, info."""
         chunk = np.asarray(chunk, np.float32)
         # the script remembers what it was about as long as what it planned is what is done; else it begins again

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rlvlm.core.chunks import ChunkObs, ChunkStep
+from rlvlm.core.episodes import ChunkStep, Observations
 from rlvlm.core.steps import FloatArray, Frames
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.env import FIRST_HELD_OUT_STATE, ChunkEnv, ChunkEnvs
@@ -86,14 +86,14 @@ class LiberoSuite(ChunkEnv):
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[ChunkObs, dict[str, Any]]:
+    ) -> tuple[Observations, dict[str, Any]]:
         """First observation and info of a new episode; `options["state_id"]` chooses task and initial state."""
         self._state_id = self.drawn_state(seed, options)
         self._task, own = self.place_of(self._state_id)
         obs, info = self.member(self._task).reset(options={"state_id": own})
         return numbered(obs, self._task), info | {"state_id": self._state_id}
 
-    def step(self, chunk: FloatArray) -> tuple[ChunkObs, float, bool, bool, dict[str, Any]]:  # pyright: ignore[reportIncompatibleMethodOverride] - the action of an env in chunks is a chunk
+    def step(self, chunk: FloatArray) -> tuple[Observations, float, bool, bool, dict[str, Any]]:  # pyright: ignore[reportIncompatibleMethodOverride] - the action of an env in chunks is a chunk
         """Observation, 1 if the task has just been solved, terminated, truncated, info."""
         obs, reward, terminated, truncated, info = self.member(self._task).step(chunk)
         info |= {"state_id": self._state_id, "snapshots": wide(info["snapshots"], self._task)}
@@ -193,7 +193,7 @@ class LiberoSuiteEnvs(ChunkEnvs):
         parts = [distinct[first : first + num] for first in range(0, len(distinct), num)]
         return [np.flatnonzero(np.isin(tasks, part)) for part in parts]
 
-    def begin(self, state_ids: NDArray[np.int64]) -> ChunkObs:
+    def begin(self, state_ids: NDArray[np.int64]) -> Observations:
         """First observations of N new episodes."""
         places = [self._suite.place_of(state_id) for state_id in state_ids.tolist()]
         self._tasks, own = np.array([task for task, _ in places]), np.array([own for _, own in places])
@@ -205,7 +205,7 @@ class LiberoSuiteEnvs(ChunkEnvs):
             self._places[groups[-1]] = np.arange(len(groups[-1]))  # which row each is among those of its own task
             self._envs[task] = self._suite.member(task).many()
             parts.append(numbered(self._envs[task].begin(own[groups[-1]]), task))
-        return ChunkObs.joined(parts).at(np.argsort(np.concatenate(groups)))  # back in the order that was asked for
+        return Observations.joined(parts).at(np.argsort(np.concatenate(groups)))  # back in the order that was asked for
 
     def step(self, rows: NDArray[np.intp], chunks: FloatArray) -> ChunkStep:
         """Drives the envs `rows` [n] by `chunks` [n, L, 7]."""
@@ -220,7 +220,7 @@ class LiberoSuiteEnvs(ChunkEnvs):
             for column in fields(ChunkStep)
             if column.name != "obs"
         }
-        return ChunkStep(obs=ChunkObs.joined([came.obs for came in answers]).at(order), **arrays)
+        return ChunkStep(obs=Observations.joined([came.obs for came in answers]).at(order), **arrays)
 
 
 def wide(positions: FloatArray, task: int) -> FloatArray:
@@ -231,6 +231,6 @@ def wide(positions: FloatArray, task: int) -> FloatArray:
     return snapshots
 
 
-def numbered(obs: ChunkObs, task: int) -> ChunkObs:
+def numbered(obs: Observations, task: int) -> Observations:
     """`obs` of the task number `task`, as the suite's."""
-    return replace(obs, snapshots=wide(obs.snapshots, task))
+    return replace(obs, snapshots=wide(obs.snapshots, task), images=())

@@ -9,11 +9,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from rlvlm.core.episodes import Observations
+from rlvlm.core.episodes import IntArray, Observations
 from rlvlm.core.errors import UsageError
 from rlvlm.core.finite import check_finite
 from rlvlm.core.steps import FloatArray, Frames
-from rlvlm.core.turns import IntArray
 from rlvlm.policies.images import SeenImages
 from rlvlm.policies.protocol import Prediction
 from rlvlm.policies.vla.tokens import ActionScale, draw_bins, entropy, likeliest_bins, log_probs_of

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from rlvlm.core.episodes import IntArray
 from rlvlm.core.errors import UsageError
-from rlvlm.core.turns import IntArray
 from rlvlm.policies.images import SeenImage
 from rlvlm.vlms.skeleton import device_of
 

@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rlvlm.core.episodes import ReplyRequest, ReplyTokens, SampledReply
 from rlvlm.core.errors import UsageError
 from rlvlm.core.steps import Frames
-from rlvlm.core.turns import ReplyRequest, ReplyTokens, SampledReply
 from rlvlm.policies.buckets import Bucket
 from rlvlm.policies.vlm.backbone import Padded
 from rlvlm.policies.vlm.config import BUCKET_MIB

@@ -13,10 +13,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from rlvlm.core.episodes import Observations
+from rlvlm.core.episodes import IntArray, Observations, ReplyTokens
 from rlvlm.core.errors import UsageError
 from rlvlm.core.steps import FloatArray, Frames
-from rlvlm.core.turns import IntArray, ReplyTokens
 from rlvlm.policies.images import SeenImage, SeenImages
 from rlvlm.policies.protocol import SHOWN_AT_ONCE, Prediction
 from rlvlm.policies.vlm.backbone import Backbone, Padded, pad

@@ -20,9 +20,9 @@ from typing import Any
 
 import numpy as np
 
+from rlvlm.core.episodes import IntArray, ReplyTokens
 from rlvlm.core.errors import ModelUnavailable, UsageError, first_line
 from rlvlm.core.steps import FloatArray, Frames
-from rlvlm.core.turns import IntArray, ReplyTokens
 from rlvlm.pocket.models import weights_folder
 from rlvlm.policies.buckets import Bucket
 from rlvlm.policies.vlm.config import PolicyConfig

@@ -18,7 +18,7 @@ from rlvlm.algorithms.policy_gradient.algorithm import PolicyGradient
 from rlvlm.algorithms.policy_gradient.env_workers import EnvWorker, WorkerEnvs, start_workers
 from rlvlm.algorithms.sft_config import ChunkSFTConfig
 from rlvlm.core import metrics
-from rlvlm.core.chunks import ChunkStep
+from rlvlm.core.episodes import ChunkStep
 from rlvlm.core.errors import MachineError
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.push_block import PushBlock, PushBlocks
@@ -81,7 +81,7 @@ def test_workers_step_and_draw_what_envs_of_this_process_do(workers: list[Any]) 
     here, ids = local.many(), np.array([5, 5, 2, 2, 9, 9])
     rng = np.random.default_rng(0)
     one, other = envs.begin(ids), here.begin(ids)
-    assert np.array_equal(one.snapshots, other.snapshots) and one.instructions == other.instructions
+    assert np.array_equal(one.snapshots, other.snapshots) and one.texts == other.texts
     rows = np.arange(6)
     while len(rows):
         chunks = rng.uniform(-1, 1, (len(rows), local.chunk_steps, len(local.action_low))).astype(np.float32)

@@ -20,12 +20,10 @@ from rlvlm.algorithms.policy_gradient.rewards import (
     shown_frames,
 )
 from rlvlm.core import metrics
-from rlvlm.core.chunks import ChunkObs
-from rlvlm.core.episodes import TokenEpisode
+from rlvlm.core.episodes import Observations, ReplyTokens, SampledReply, TokenEpisode
 from rlvlm.core.errors import JudgeUnavailable, UsageError
 from rlvlm.core.judging import Clip, Query, Score, Stamp, Status, Verdict
 from rlvlm.core.steps import FloatArray, Frames, spread
-from rlvlm.core.turns import ReplyTokens, SampledReply
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.push_block import PushBlock
 from rlvlm.envs.registry import make_env, task_env
@@ -362,9 +360,9 @@ class NoScript(PushBlock):
 
     unscripted: tuple[str, ...] = ("red",)
 
-    def reset(self, **options: Any) -> tuple[ChunkObs, dict[str, Any]]:
+    def reset(self, **options: Any) -> tuple[Observations, dict[str, Any]]:
         obs, info = super().reset(**options)
-        self._is_scripted = not any(colour in obs.instructions[0] for colour in self.unscripted)
+        self._is_scripted = not any(colour in obs.texts[0] for colour in self.unscripted)
         return obs, info
 
     def scripted_chunk(self, noise: float, rng: np.random.Generator) -> FloatArray | None:

@@ -11,7 +11,6 @@ from rlvlm.algorithms.policy_gradient.player import TokenPlayer, chunk_player
 from rlvlm.algorithms.policy_gradient.rollouts import ChunkSampler, play_chunks
 from rlvlm.algorithms.sft_chunks import demonstrate, imitate, imitation_loss, soft_targets
 from rlvlm.algorithms.sft_config import ChunkSFTConfig
-from rlvlm.core.chunks import ChunkObs
 from rlvlm.core.episodes import Observations, TokenEpisode
 from rlvlm.core.errors import UsageError
 from rlvlm.core.steps import FloatArray, Frames
@@ -81,7 +80,7 @@ def test_a_success_that_is_undone_is_one_and_is_none_at_the_end() -> None:
     class Ready(PushBlocks):
         """The block lies beside the pad, and the hand behind the block."""
 
-        def begin(self, state_ids: NDArray[np.int64]) -> ChunkObs:
+        def begin(self, state_ids: NDArray[np.int64]) -> Observations:
             super().begin(state_ids)
             self.states[:] = np.array([0.2, 0.0, 0.42, 0.0, 0.0, 0.5, 0.6, 0.0, 0, 2], np.float32)
             return observed(self.states)
@@ -172,9 +171,9 @@ class HalfScripted(PushBlock):
 
     unscripted: tuple[str, ...] = ("red", "blue")
 
-    def reset(self, **options: Any) -> tuple[ChunkObs, dict[str, Any]]:
+    def reset(self, **options: Any) -> tuple[Observations, dict[str, Any]]:
         obs, info = super().reset(**options)
-        self._is_scripted = not any(colour in obs.instructions[0] for colour in self.unscripted)
+        self._is_scripted = not any(colour in obs.texts[0] for colour in self.unscripted)
         return obs, info
 
     def scripted_chunk(self, noise: float, rng: np.random.Generator) -> FloatArray:
@@ -185,7 +184,7 @@ def test_what_has_no_script_is_not_demonstrated_and_told() -> None:
     one, told = HalfScripted(EnvConfig(episode_steps=32), seed=0), []
     shown = demonstrate(one, ChunkSFTConfig(episodes=6), 0, told.append)
     assert shown.num_episodes == 6
-    assert not any(colour in text for text in shown.obs.instructions for colour in ("red", "blue"))
+    assert not any(colour in text for text in shown.obs.texts for colour in ("red", "blue"))
     (line,) = [line for line in told if "for want of a script" in line]
     assert "red" in line or "blue" in line
     one.unscripted = ("",)

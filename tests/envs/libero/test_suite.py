@@ -39,7 +39,7 @@ def test_consecutive_states_go_through_all_tasks(suite: LiberoSuite) -> None:
 def test_an_episode_is_that_of_its_task(suite: LiberoSuite) -> None:
     obs, info = suite.reset(options={"state_id": 17})
     alone = suite.member(7)
-    assert (info["state_id"], obs.instructions[0]) == (17, task_goal("libero_object/7"))
+    assert (info["state_id"], obs.texts[0]) == (17, task_goal("libero_object/7"))
     one, _ = make_env("libero_object/7", EnvConfig(episode_steps=12, moved=0.02), 0).reset(options={"state_id": 1})
     assert np.array_equal(obs.snapshots[0, 1 : 1 + alone.snapshot_size], one.snapshots[0])
     assert np.array_equal(suite.draw(obs.snapshots, 32), alone.draw(one.snapshots, 32))
@@ -114,7 +114,7 @@ def test_no_more_tasks_stay_compiled_than_there_is_room_for(
                 for row, moments, steps in zip(rows, came.snapshots, came.steps, strict=True):
                     shown[row] += list(moments[:steps])
                 rows = rows[~came.ended]
-            texts = zip(places.tolist(), obs.instructions, shown, strict=True)
+            texts = zip(places.tolist(), obs.texts, shown, strict=True)
             found |= {place: (text, np.stack(moments)) for place, text, moments in texts}
         return [found[place] for place in range(len(ids))]
 

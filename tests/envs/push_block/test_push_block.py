@@ -51,7 +51,7 @@ def test_the_script_solves_held_out_states_and_reads_the_instruction() -> None:
     instructions = set()
     for state_id in range(1_000_000, 1_000_050):
         obs, info = one.reset(options={"state_id": state_id})
-        instructions.add(obs.instructions[0])
+        instructions.add(obs.texts[0])
         ended = False
         while not ended:
             obs, _, terminated, truncated, info = one.step(one.scripted_chunk(0.02, rng))

@@ -8,8 +8,7 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from rlvlm.core.episodes import Observations
-from rlvlm.core.turns import IntArray
+from rlvlm.core.episodes import IntArray, Observations
 from rlvlm.policies.vla.config import OpenVLAConfig
 from rlvlm.policies.vla.openvla.images import to_pixels
 from rlvlm.policies.vla.policy import VLAPolicy
