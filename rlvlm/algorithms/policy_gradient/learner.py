@@ -22,7 +22,6 @@ from rlvlm.algorithms.policy_gradient import losses
 from rlvlm.algorithms.policy_gradient.advantages import find_estimator
 from rlvlm.algorithms.policy_gradient.batch import Batch, BatchMaker
 from rlvlm.algorithms.policy_gradient.config import PolicyGradientConfig
-from rlvlm.algorithms.policy_gradient.losses import Minibatch
 from rlvlm.algorithms.sharding import (
     clip_gradients,
     fetch_bucket,
@@ -243,20 +242,50 @@ class TokenLearner(ManualLearner):
         for number in range(num_parts):
             # Learners who gather weights together make equally many passes: the last of some count for nothing.
             part = parts[number] if number < len(parts) else rows[:1]
-            now = self._predict(batch, part, scale)
-            loss = losses.total_loss(now, algo.loss)
-            value = loss.value * (len(part) / len(rows))  # a mean over the part, while the policy's loss is a sum
+            obs = batch.obs.at(part.tolist())
+            look(self.policy, self._env, obs, self._agree)  # others may have played
+            now = self.policy.log_probs(
+                obs,
+                [batch.tokens[row] for row in part.tolist()],
+                temperature=algo.temperature,
+                detach_values=algo.is_value_detached,
+                with_entropies=algo.loss.entropy_weight > 0,
+                with_token_values=self.batches.has_token_values,
+            )
+            width = now.log_probs.shape[1]
+
+            # columns are padded to the longest answer of the rollout, `now` to the longest of these rows
+            def own(column: Tensor, part: Tensor = part, width: int = width) -> Tensor:
+                column = column[part.to(column.device)]
+                return column[:, :width] if column.ndim == 2 else column
+
+            old_log_probs, weights, advantages = own(batch.log_probs), own(batch.weights) * scale, own(batch.advantages)
+            policy_loss, value_loss, rest, clipped = losses.total_loss(
+                algo.loss,
+                log_probs=now.log_probs,
+                old_log_probs=old_log_probs,
+                weights=weights,
+                is_action=own(batch.is_action),
+                advantages=advantages,
+                action_size=batch.action_size,
+                values=now.values if now.token_values is None else now.token_values,
+                old_values=own(batch.values),
+                returns=own(batch.returns) if self._has_critic and batch.returns is not None else None,
+                entropies=now.entropies,
+                reference=None if batch.reference is None else own(batch.reference),
+            )
+            value_loss = value_loss * (len(part) / len(rows))  # a mean over the part, the policy's is a sum
             # a critic that knows nothing yet would have the policy learn its mistakes
-            total = value if is_warming_up else loss.policy + value + loss.rest
+            total = value_loss if is_warming_up else policy_loss + value_loss + rest
             if number >= len(parts):  # a backward pass gathers weights too
                 (total * 0.0).backward()
                 continue
             total.backward()
             with torch.no_grad():
-                is_token = now.weights > 0
-                log_ratio = torch.where(is_token, now.log_probs - now.old_log_probs, 0.0)
+                is_token = weights > 0
+                log_ratio = torch.where(is_token, now.log_probs - old_log_probs, 0.0)
                 if gains is not None:
-                    gain = losses.surrogate_gain(log_ratio, now.advantages.view(len(part), -1), is_token, _GAIN_CLIP)
+                    gain = losses.surrogate_gain(log_ratio, advantages.view(len(part), -1), is_token, _GAIN_CLIP)
                     gains.index_add_(0, batch.slots[part].to(gains.device), gain)
                 # KL(old || new) at each sampled token by k3: r - 1 - log r, r = new / old
                 bound = math.inf if batch.chunk_tokens else _LOG_RATIO_BOUND
@@ -264,7 +293,7 @@ class TokenLearner(ManualLearner):
                 entropies = log_ratio[:0] if now.entropies is None else now.entropies.detach()
                 looked_at = is_token[: len(entropies)]
                 found = (
-                    loss.policy, value, (near.exp() - 1 - near).sum(), loss.clipped * is_token.sum(),
+                    policy_loss, value_loss, (near.exp() - 1 - near).sum(), clipped * is_token.sum(),
                     (log_ratio.exp() - 1).abs().sum(), (entropies * looked_at).sum(), is_token.sum(), len(part),
                     looked_at.sum(), total,
                 )  # fmt: skip
@@ -305,41 +334,6 @@ class TokenLearner(ManualLearner):
             look(self.policy, self._env, batch.obs.at(part or [0]), self._agree)
             lengths += self.policy.lengths(batch.obs.at(part), [batch.tokens[row] for row in part]) if part else []
         return [rows[part] for part in pack(lengths, algo.microbatch_tokens)]
-
-    def _predict(self, batch: Batch, rows: Tensor, scale: float) -> Minibatch:
-        """Some rows as they were sampled and as the policy sees them now."""
-        picked, config = rows.tolist(), self._algo.loss
-        obs = batch.obs.at(picked)
-        look(self.policy, self._env, obs, self._agree)  # others may have played
-        now = self.policy.log_probs(
-            obs,
-            [batch.tokens[row] for row in picked],
-            temperature=self._algo.temperature,
-            detach_values=self._algo.is_value_detached,
-            with_entropies=config.entropy_weight > 0,
-            with_token_values=self.batches.has_token_values,
-        )
-        width = now.log_probs.shape[1]
-
-        # columns are padded to the longest answer of the rollout, `now` to the longest of these rows
-        def narrow(column: Tensor) -> Tensor:
-            column = column[rows.to(column.device)]
-            return column[:, :width] if column.ndim == 2 else column
-
-        has_values = self._has_critic and batch.returns is not None
-        return Minibatch(
-            log_probs=now.log_probs,
-            old_log_probs=narrow(batch.log_probs),
-            weights=narrow(batch.weights) * scale,
-            is_action=narrow(batch.is_action),
-            advantages=narrow(batch.advantages),
-            action_size=batch.action_size,
-            values=now.values if now.token_values is None else now.token_values,
-            old_values=narrow(batch.values),
-            returns=narrow(batch.returns) if has_values and batch.returns is not None else None,
-            entropies=now.entropies,
-            reference=None if batch.reference is None else narrow(batch.reference),
-        )
 
     @torch.no_grad()
     def _shrink(self, before: Sequence[Tensor], gains: Tensor) -> float:

@@ -5,7 +5,6 @@ Letters: B turns of a minibatch, N tokens of an answer (padded on the right).
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -40,99 +39,93 @@ def find_policy_loss(name: str) -> PolicyLoss:
     return find_registered(name, POLICY_LOSSES, "algo.loss.policy", "policy_loss")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Minibatch:
-    """B turns as they were sampled and as the policy sees them now."""
+def total_loss(  # noqa: PLR0913 - all that a turn is learned from
+    config: LossConfig,
+    *,
+    log_probs: Tensor,
+    old_log_probs: Tensor,
+    weights: Tensor,
+    is_action: Tensor,
+    advantages: Tensor,
+    action_size: int = 1,
+    values: Tensor | None = None,
+    old_values: Tensor | None = None,
+    returns: Tensor | None = None,
+    entropies: Tensor | None = None,
+    reference: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The loss of B turns, as they were sampled and as the policy sees them now: weighted sums over their tokens, and
+    the mean over turns of the critic's error.
 
-    log_probs: Tensor
-    """[B, N] of the sampled tokens now, with gradient."""
-    old_log_probs: Tensor
-    """[B, N] when they were sampled."""
-    weights: Tensor
-    """[B, N] as `token_weights` gives them; 0 for tokens that teach nothing."""
-    is_action: Tensor
-    """[B, N] bool, tokens that make the action; all others are a thought."""
-    advantages: Tensor
-    """[B] or [B, N]."""
-    action_size: int = 1
-    """Tokens of an action, of answers that hold several."""
-    values: Tensor | None = None
-    """[B] or [B, N] as the advantages, with gradient, where there is a critic."""
-    old_values: Tensor | None = None
-    """Likewise when they were sampled."""
-    returns: Tensor | None = None
-    """Likewise, the critic's targets."""
-    entropies: Tensor | None = None
-    """[B, N] of the tokens' distributions, with gradient, where they are weighed."""
-    reference: Tensor | None = None
-    """[B, N] log-probabilities of the policy that learning started from, where the divergence is weighed."""
+    Args:
+        config: what is weighed, and how.
+        log_probs: [B, N] of the sampled tokens now, with gradient.
+        old_log_probs: [B, N] when they were sampled.
+        weights: [B, N] as `token_weights` gives them; 0 for tokens that teach nothing.
+        is_action: [B, N] bool, tokens that make the action; all others are a thought.
+        advantages: [B] or [B, N].
+        action_size: tokens of an action, of answers that hold several.
+        values: [B] or [B, N] as the advantages, with gradient; read where there are returns.
+        old_values: likewise when they were sampled.
+        returns: likewise, the critic's targets; None without a critic.
+        entropies: [B, N] of the tokens' distributions, with gradient, where they are weighed.
+        reference: [B, N] log-probabilities of the policy that learning started from, where the divergence is weighed.
 
-
-@dataclass(frozen=True, slots=True)
-class Loss:
-    """Scalars with gradient; the learner descends their sum."""
-
-    policy: Tensor
-    value: Tensor
-    """Weighted."""
-    rest: Tensor
-    """Weighted divergence from the reference less weighted entropy."""
-    clipped: Tensor
-    """Weighted share of ratios outside the clip range, without gradient."""
-
-
-def total_loss(batch: Minibatch, config: LossConfig) -> Loss:
-    """The loss of a minibatch: weighted sums over its tokens, and the mean over turns of the critic's error.
+    Returns:
+        Scalars, of which the learner descends the sum of the first three: the policy's loss, the critic's times its
+        weight, the weighted divergence from the reference less the weighted entropy; and without gradient the share of
+        ratios outside the clip range.
 
     Raises:
         ValueError: the reference is missing, or given without a weight.
     """
-    if (batch.reference is None) != (config.kl_weight == 0):
+    if (reference is None) != (config.kl_weight == 0):
         raise ValueError(f"kl_weight {config.kl_weight} and log-probs of a reference go together: give both or neither")
-    is_token = batch.weights > 0
-    log_ratio = log_ratios(batch, config)
-    advantages = batch.advantages if batch.advantages.ndim == 2 else batch.advantages.unsqueeze(-1)
-    weights = batch.weights[:, : log_ratio.shape[1]]
-    policy = (find_policy_loss(config.policy)(log_ratio, advantages, config) * weights).sum()
+    is_token = weights > 0
+    log_ratio = log_ratios(log_probs, old_log_probs, is_token, is_action, config, action_size)
+    per_token = advantages if advantages.ndim == 2 else advantages.unsqueeze(-1)
+    per_ratio = weights[:, : log_ratio.shape[1]]
+    policy = (find_policy_loss(config.policy)(log_ratio, per_token, config) * per_ratio).sum()
     # L = sum_n w_n L_pi,n + kl_weight KL(policy || reference) - entropy_weight H + value_weight L_V
     rest = policy.new_zeros(())
-    if batch.reference is not None:
-        rest = rest + config.kl_weight * (k3(batch.log_probs, batch.reference) * batch.weights).sum()
+    if reference is not None:
+        rest = rest + config.kl_weight * (k3(log_probs, reference) * weights).sum()
     if config.entropy_weight:
-        assert batch.entropies is not None, "asked for"
+        assert entropies is not None, "asked for"
         # of actions alone: a thought that is drawn more evenly explores nothing
-        rest = rest - config.entropy_weight * (batch.entropies * batch.weights * batch.is_action).sum()
+        rest = rest - config.entropy_weight * (entropies * weights * is_action).sum()
     value = policy.new_zeros(())
-    if batch.returns is not None:
-        assert batch.values is not None and batch.old_values is not None, "a critic has values"
-        errors = value_loss(batch.values, batch.old_values, batch.returns, config.value_clip)
+    if returns is not None:
+        assert values is not None and old_values is not None, "a critic has values"
+        errors = value_loss(values, old_values, returns, config.value_clip)
         if errors.ndim == 2:  # mean over each answer's tokens
             errors = (errors * is_token).sum(-1) / is_token.sum(-1).clamp_min(1)
         value = config.value_weight * errors.mean()
     with torch.no_grad():
         ratio = log_ratio.exp()
         is_outside = (ratio < 1 - config.clip_low) | (ratio > 1 + config.clip_high)
-        clipped = (is_outside & (weights > 0)).sum() / (weights > 0).sum().clamp_min(1)
-    return Loss(policy, value, rest, clipped)
+        clipped = (is_outside & (per_ratio > 0)).sum() / (per_ratio > 0).sum().clamp_min(1)
+    return policy, value, rest, clipped
 
 
-def log_ratios(batch: Minibatch, config: LossConfig) -> Tensor:
+def log_ratios(
+    log_probs: Tensor, old_log_probs: Tensor, is_token: Tensor, is_action: Tensor, config: LossConfig, action_size: int
+) -> Tensor:
     """The logarithm of new over old probability: [B, N], equal within an action or an answer, 0 where nothing teaches;
-    or [B, 1] of whole replies in which thoughts weigh less.
+    or [B, 1] of whole replies in which thoughts weigh less. The arguments are those of `total_loss`.
 
     Source of the weighing: RL4VLM, Zhai et al. 2024, arXiv:2405.10292, eq. 2. Departures: no token of the reply is left
     out, and the action is found in the parsed text instead of by token ids.
     """
-    is_token = batch.weights > 0
-    differences = torch.where(is_token, batch.log_probs - batch.old_log_probs, 0.0)
+    differences = torch.where(is_token, log_probs - old_log_probs, 0.0)
     if config.ratio == "token":
         return differences
     if config.ratio == "weighted":  # log r = lambda log r(thought) + log r(action), eq. 2
-        return (differences * torch.where(batch.is_action, 1.0, config.thought_weight)).sum(-1, keepdim=True)
+        return (differences * torch.where(is_action, 1.0, config.thought_weight)).sum(-1, keepdim=True)
     if config.ratio == "answer":  # one ratio for the whole answer, which every token of it carries
         return differences.sum(dim=1, keepdim=True) * is_token
-    per_action = differences.view(len(differences), -1, batch.action_size).sum(dim=2)
-    return per_action.repeat_interleave(batch.action_size, dim=1) * is_token
+    per_action = differences.view(len(differences), -1, action_size).sum(dim=2)
+    return per_action.repeat_interleave(action_size, dim=1) * is_token
 
 
 @policy_loss("clipped")

@@ -12,7 +12,6 @@ from torch import Tensor
 from rlvlm.algorithms.policy_gradient.config import Averaging, LossConfig
 from rlvlm.algorithms.policy_gradient.losses import (
     POLICY_LOSSES,
-    Minibatch,
     k3,
     kept_share,
     log_ratios,
@@ -62,16 +61,14 @@ def test_of_replies_loss_and_gradient_are_the_oracles(config: LossConfig, per_to
     data, kind = columns(seed=3), "token_" if per_token else ""
     now, values = data["now"].clone().requires_grad_(), data[f"{kind}values"].clone().requires_grad_()
     weights = token_weights(data["is_token"], torch.zeros(B).long(), 1, "turn").double()
-    loss = total_loss(
-        Minibatch(
-            log_probs=now, old_log_probs=data["old"], weights=weights, is_action=data["is_action"],
-            advantages=data[f"{kind}advantages"], values=values,
-            old_values=data["token_values"] if per_token else data["old_values"], returns=data[f"{kind}returns"],
-            entropies=data["entropies"], reference=data["reference"] if config.kl_weight else None,
-        ),
-        config,
+    policy, value, rest, _ = total_loss(
+        config, log_probs=now, old_log_probs=data["old"], weights=weights, is_action=data["is_action"],
+        advantages=data[f"{kind}advantages"], values=values,
+        old_values=data["token_values"] if per_token else data["old_values"], returns=data[f"{kind}returns"],
+        entropies=data["entropies"], reference=data["reference"] if config.kl_weight else None,
     )  # fmt: skip
-    (loss.policy + loss.value + loss.rest).backward()
+    loss = policy + value + rest
+    loss.backward()
 
     twin, twin_values = data["now"].clone().requires_grad_(), values.detach().clone().requires_grad_()
     turns = []
@@ -99,7 +96,7 @@ def test_of_replies_loss_and_gradient_are_the_oracles(config: LossConfig, per_to
     else:
         expected = oracle.token_loss(turns, 0.2, config.value_weight, config.kl_weight, config.entropy_weight)
     expected.backward()
-    torch.testing.assert_close((loss.policy + loss.value + loss.rest).detach(), expected.detach(), **CLOSE)
+    torch.testing.assert_close(loss.detach(), expected.detach(), **CLOSE)
     torch.testing.assert_close(now.grad, twin.grad, **CLOSE)
     torch.testing.assert_close(values.grad, twin_values.grad, **CLOSE)
     assert now.grad is not None and now.grad.abs().max() > 1e-3, "a gradient of nothing proves nothing"
@@ -122,12 +119,12 @@ def test_of_chunks_loss_and_gradient_are_the_oracles(
     advantages = data["advantages"][:4][episodes]
 
     def part(rows: slice) -> Tensor:
-        batch = Minibatch(
-            log_probs=ours[rows], old_log_probs=data["old"][rows], weights=weights[rows], is_action=is_run[rows],
-            advantages=advantages[rows], action_size=2, reference=data["reference"][rows] if kl_weight else None,
+        policy, _, rest, _ = total_loss(
+            config, log_probs=ours[rows], old_log_probs=data["old"][rows], weights=weights[rows],
+            is_action=is_run[rows], advantages=advantages[rows], action_size=2,
+            reference=data["reference"][rows] if kl_weight else None,
         )  # fmt: skip
-        loss = total_loss(batch, config)
-        return loss.policy + loss.rest
+        return policy + rest
 
     chunks = [
         {"steps": int(STEPS[row]), "new": theirs[row], "old": data["old"][row], "reference": data["reference"][row]}
@@ -169,11 +166,9 @@ def test_clips_by_hand() -> None:
 def test_a_reply_in_which_thoughts_weigh_less_by_hand() -> None:
     # Thought tokens -1 and -2 at weight .5, action token -.3, and padding that does not count.
     weights = token_weights(torch.tensor([[True, True, True, False]]), torch.tensor([0]), 1, "turn")
-    batch = Minibatch(
-        log_probs=torch.tensor([[-1.0, -2.0, -0.3, -50.0]]), old_log_probs=torch.zeros(1, 4), weights=weights,
-        is_action=torch.tensor([[False, False, True, False]]), advantages=torch.ones(1),
-    )  # fmt: skip
-    assert log_ratios(batch, LossConfig(ratio="weighted")).item() == pytest.approx(-1.8)
+    log_probs, is_action = torch.tensor([[-1.0, -2.0, -0.3, -50.0]]), torch.tensor([[False, False, True, False]])
+    found = log_ratios(log_probs, torch.zeros(1, 4), weights > 0, is_action, LossConfig(ratio="weighted"), 1)
+    assert found.item() == pytest.approx(-1.8)
 
 
 def test_weights_by_hand() -> None:
@@ -221,11 +216,12 @@ def test_impossible_settings_are_refused() -> None:
         with pytest.raises(ValueError, match=str(next(iter(wrong)))):
             LossConfig(**wrong)  # pyright: ignore[reportArgumentType]
     rows = torch.ones(1, 2)
-    batch = Minibatch(log_probs=rows, old_log_probs=rows, weights=rows, is_action=rows > 0, advantages=rows[0, :1])
+    batch: dict[str, Any] = dict.fromkeys(("log_probs", "old_log_probs", "weights"), rows)
+    batch |= {"is_action": rows > 0, "advantages": rows[0, :1]}
     with pytest.raises(ValueError, match="reference"):
-        total_loss(batch, LossConfig(kl_weight=1.0))
+        total_loss(LossConfig(kl_weight=1.0), **batch)
     with pytest.raises(UsageError, match="no algo.loss.policy 'linear'"):
-        total_loss(batch, LossConfig(policy="linear"))
+        total_loss(LossConfig(policy="linear"), **batch)
 
 
 def expected_gradient(config: LossConfig, trainer: Tensor, engine: Tensor, advantages: Tensor) -> Tensor:
@@ -236,11 +232,11 @@ def expected_gradient(config: LossConfig, trainer: Tensor, engine: Tensor, advan
     if config.correction != "none":
         old = now.detach()
         weights = weights * truncated_importance(old, sampled_by, torch.ones_like(old, dtype=torch.bool), config)
-    batch = Minibatch(
-        log_probs=now, old_log_probs=old, weights=weights, is_action=torch.ones_like(old, dtype=torch.bool),
+    policy, *_ = total_loss(
+        config, log_probs=now, old_log_probs=old, weights=weights, is_action=torch.ones_like(old, dtype=torch.bool),
         advantages=advantages,
     )  # fmt: skip
-    total_loss(batch, config).policy.backward()
+    policy.backward()
     assert logits.grad is not None
     return logits.grad
 
@@ -284,12 +280,12 @@ def learned_success(correction: Any, temperature: float, seed: int) -> float:
                 old, weights = own, truncated_importance(own, old, is_token, config)
         for _ in range(2):
             for rows in torch.randperm(num_replies).split(128):
-                batch = Minibatch(
-                    log_probs=log_probs(tokens[rows]), old_log_probs=old[rows], weights=weights[rows] / len(rows),
-                    is_action=is_token[rows], advantages=advantages[rows],
+                policy, *_ = total_loss(
+                    config, log_probs=log_probs(tokens[rows]), old_log_probs=old[rows],
+                    weights=weights[rows] / len(rows), is_action=is_token[rows], advantages=advantages[rows],
                 )  # fmt: skip
                 optimizer.zero_grad()
-                total_loss(batch, config).policy.backward()
+                policy.backward()
                 optimizer.step()
     return float(logits.detach().softmax(-1)[torch.arange(length), right].prod())
 
