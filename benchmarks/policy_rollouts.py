@@ -46,13 +46,11 @@ import tyro
 from ray import serve
 from ray.serve.context import _get_global_client
 
-from rlvlm.algorithms.env_slots import make_slot
 from rlvlm.algorithms.policy_gradient.algorithm import PolicyGradient, PPOAlgorithmConfig
 from rlvlm.algorithms.policy_gradient.algorithm_config import TokenConfig
 from rlvlm.algorithms.policy_gradient.config import PPOConfig
-from rlvlm.algorithms.policy_gradient.rollouts import Actor
-from rlvlm.algorithms.policy_gradient.runner import Rollout
-from rlvlm.algorithms.policy_gradient.source import EpisodeSource
+from rlvlm.algorithms.policy_gradient.source import EpisodeSource, Rollout
+from rlvlm.algorithms.policy_gradient.turns import Actor, make_slot
 from rlvlm.algorithms.training_stats import TrainingStats
 from rlvlm.core import metrics
 from rlvlm.core.episodes import ReplyRequest, ReplyTokens, SampledReply

@@ -32,10 +32,10 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 from benchmarks.memory_plan import DEPTHS, VISION
 from benchmarks.update_memory import WIDTHS
 from rlvlm.algorithms.policy_gradient.algorithm import GRPOAlgorithmConfig, PPOAlgorithmConfig
+from rlvlm.algorithms.policy_gradient.chunks import ChunkRunner
 from rlvlm.algorithms.policy_gradient.config import GRPOConfig, PPOConfig
 from rlvlm.algorithms.policy_gradient.learner import TokenLearner
-from rlvlm.algorithms.policy_gradient.rollouts import Actor
-from rlvlm.algorithms.policy_gradient.runner import ChunkRunner, TurnRunner
+from rlvlm.algorithms.policy_gradient.turns import Actor, TurnRunner
 from rlvlm.core.episodes import TokenEpisode
 from rlvlm.core.judging import Query
 from rlvlm.envs.config import EnvConfig

@@ -21,13 +21,12 @@ import tyro
 
 from rlvlm.algorithms.evaluation import FIRST_SEED
 from rlvlm.algorithms.policy_gradient.algorithm import GRPOAlgorithmConfig
+from rlvlm.algorithms.policy_gradient.chunks import ChunkRunner, ChunkSampler
 from rlvlm.algorithms.policy_gradient.config import PolicyGradientConfig
 from rlvlm.algorithms.policy_gradient.critic import Critic
 from rlvlm.algorithms.policy_gradient.learner import TokenLearner
 from rlvlm.algorithms.policy_gradient.player import chunk_player
 from rlvlm.algorithms.policy_gradient.rewards import RewardLabeller, known_episodes_of
-from rlvlm.algorithms.policy_gradient.rollouts import ChunkSampler
-from rlvlm.algorithms.policy_gradient.runner import ChunkRunner
 from rlvlm.algorithms.policy_gradient.source import informative_groups
 from rlvlm.algorithms.sft_chunks import demonstrate, imitate, read_demonstrations
 from rlvlm.algorithms.sft_config import ChunkSFTConfig

@@ -32,9 +32,9 @@ import tyro
 from transformers import AutoModelForImageTextToText, AutoTokenizer, Qwen2_5_VLConfig
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
-from rlvlm.algorithms.env_slots import make_slot
 from rlvlm.algorithms.policy_gradient.algorithm import PolicyGradient, PPOAlgorithmConfig
 from rlvlm.algorithms.policy_gradient.config import PPOConfig
+from rlvlm.algorithms.policy_gradient.turns import make_slot
 from rlvlm.algorithms.sft_config import ReplySFTConfig
 from rlvlm.core import metrics
 from rlvlm.core.episodes import ReplyRequest

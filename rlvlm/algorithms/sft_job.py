@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Sampler
 from transformers import Trainer, TrainingArguments
 
-from rlvlm.algorithms.env_slots import EnvSlot
+from rlvlm.algorithms.policy_gradient.turns import EnvSlot
 from rlvlm.algorithms.sft_config import JobConfig, ReplySFTConfig
 from rlvlm.algorithms.sft_folders import BODY_FILE, HEADS_FILE, load_trained, save_trained
 from rlvlm.algorithms.sft_replies import Example, examples_of, grouped_by_length, imitation_loss, split, validate

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlvlm.algorithms.env_slots import EnvSlot
+from rlvlm.algorithms.policy_gradient.turns import EnvSlot
 from rlvlm.algorithms.sft import fit
 from rlvlm.algorithms.sft_config import NO_EXPERT_FIX, ReplySFTConfig
 from rlvlm.core import metrics

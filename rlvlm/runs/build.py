@@ -18,10 +18,10 @@ from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.tune.trainable import trainable
 
 from rlvlm.algorithms.base import BaseAlgorithm
-from rlvlm.algorithms.env_slots import EnvSlot, make_slot
 from rlvlm.algorithms.evaluation import Player
 from rlvlm.algorithms.policy_gradient.algorithm import GRPOAlgorithmConfig, PolicyGradient, PPOAlgorithmConfig
 from rlvlm.algorithms.policy_gradient.algorithm_config import MakeEngine
+from rlvlm.algorithms.policy_gradient.chunks import ChunkSampler
 from rlvlm.algorithms.policy_gradient.config import PolicyGradientConfig, PPOConfig
 from rlvlm.algorithms.policy_gradient.player import (
     ScriptPlayer,
@@ -32,7 +32,7 @@ from rlvlm.algorithms.policy_gradient.player import (
     turn_player,
 )
 from rlvlm.algorithms.policy_gradient.rewards import shown_frames
-from rlvlm.algorithms.policy_gradient.rollouts import Actor, ChunkSampler
+from rlvlm.algorithms.policy_gradient.turns import Actor, EnvSlot, make_slot
 from rlvlm.algorithms.sac_pebble.algorithm import SACPebbleConfig
 from rlvlm.algorithms.sac_pebble.config import SACConfig
 from rlvlm.algorithms.sac_pebble.player import StepsPlayer

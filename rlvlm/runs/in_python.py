@@ -17,9 +17,9 @@ import torch
 from PIL import Image
 
 from rlvlm.algorithms.checkpoint import load_tree
+from rlvlm.algorithms.policy_gradient.chunks import ChunkSampler
 from rlvlm.algorithms.policy_gradient.config import PPOConfig
 from rlvlm.algorithms.policy_gradient.player import load_vla, load_vlm
-from rlvlm.algorithms.policy_gradient.rollouts import ChunkSampler
 from rlvlm.algorithms.sac_pebble.player import load_policy as load_actor
 from rlvlm.core.episodes import Observations, ReplyRequest
 from rlvlm.core.errors import UsageError

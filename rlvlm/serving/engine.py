@@ -12,7 +12,7 @@ from rlvlm.core.episodes import ReplyRequest, ReplyTokens, SampledReply
 from rlvlm.core.errors import ModelUnavailable
 from rlvlm.core.steps import Frames
 from rlvlm.policies.buckets import Bucket
-from rlvlm.policies.images import SeenImages
+from rlvlm.policies.protocol import SeenImages
 from rlvlm.policies.vlm.engine import asked_tokens
 from rlvlm.policies.vlm.policy import VLMPolicy
 from rlvlm.policies.vlm.vllm import TokenRules

@@ -5,8 +5,8 @@ import torch
 
 from rlvlm.core.episodes import IntArray
 from rlvlm.core.errors import MachineError
-from rlvlm.policies.images import SeenImage, SeenImages
-from rlvlm.policies.vlm.backbone import pad
+from rlvlm.policies.protocol import SeenImages
+from rlvlm.policies.vlm.backbone import SeenImage, pad
 
 KIB = 1024
 

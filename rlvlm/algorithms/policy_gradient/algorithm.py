@@ -37,21 +37,20 @@ from torch.nn.utils import parameters_to_vector
 
 from rlvlm.algorithms.base import BaseAlgorithm
 from rlvlm.algorithms.checkpoint import load_tree, save_tree
-from rlvlm.algorithms.env_slots import make_slot
 from rlvlm.algorithms.evaluation import Evaluation, PlayedEpisode
 from rlvlm.algorithms.learners import Learners
 from rlvlm.algorithms.policy_gradient.advantages import find_estimator
 from rlvlm.algorithms.policy_gradient.algorithm_config import TokenConfig
+from rlvlm.algorithms.policy_gradient.chunks import ChunkSampler, play_chunks_of
 from rlvlm.algorithms.policy_gradient.config import GRPOConfig, PPOConfig
 from rlvlm.algorithms.policy_gradient.critic import Critic
 from rlvlm.algorithms.policy_gradient.learner import TokenLearner
 from rlvlm.algorithms.policy_gradient.monitors import ReadableMonitor, watch_replies
 from rlvlm.algorithms.policy_gradient.player import TokenPlayer, chunk_player, policy_file, turn_player
 from rlvlm.algorithms.policy_gradient.rewards import RewardLabeller, preflight, shown_frames
-from rlvlm.algorithms.policy_gradient.rollouts import Actor, ChunkSampler
-from rlvlm.algorithms.policy_gradient.runner import TurnRunner, join
-from rlvlm.algorithms.policy_gradient.source import EpisodeSource, play_chunks_of, play_turns_of
+from rlvlm.algorithms.policy_gradient.source import EpisodeSource, join
 from rlvlm.algorithms.policy_gradient.supervised_start import start_chunks, start_replies
+from rlvlm.algorithms.policy_gradient.turns import Actor, TurnRunner, make_slot, play_turns_of
 from rlvlm.algorithms.runner_group import LocalRunnerGroup, RemoteRunnerGroup, check_places
 from rlvlm.algorithms.sharding import fetch_bucket, put_buckets
 from rlvlm.algorithms.training_stats import TrainingStats

@@ -12,9 +12,10 @@ from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 from rlvlm.algorithms.base import UNCHANGED, BaseConfig
 from rlvlm.algorithms.learners import check_learners, own_learner_gpu
 from rlvlm.algorithms.policy_gradient.advantages import find_estimator
+from rlvlm.algorithms.policy_gradient.chunks import ChunkRunner
 from rlvlm.algorithms.policy_gradient.config import PolicyGradientConfig, PPOConfig
 from rlvlm.algorithms.policy_gradient.learner import PolicyModule, TokenLearner
-from rlvlm.algorithms.policy_gradient.runner import ChunkRunner, TurnRunner
+from rlvlm.algorithms.policy_gradient.turns import TurnRunner
 from rlvlm.core.episodes import ReplyTokens
 from rlvlm.core.steps import Frames
 from rlvlm.envs.config import EnvConfig

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 
 from rlvlm.algorithms.checkpoint import PolicyFile, corrupt_if_unreadable, load_policy_file, load_tree
-from rlvlm.algorithms.env_slots import EnvSlot
 from rlvlm.algorithms.evaluation import FIRST_SEED, Evaluation, PlayedEpisode
-from rlvlm.algorithms.policy_gradient.rollouts import Actor, ChunkSampler, play_chunks, play_turns
+from rlvlm.algorithms.policy_gradient.chunks import ChunkSampler, play_chunks
+from rlvlm.algorithms.policy_gradient.turns import Actor, EnvSlot, play_turns
 from rlvlm.core import metrics
 from rlvlm.core.episodes import TokenEpisode
 from rlvlm.core.errors import MachineError, UsageError

@@ -11,18 +11,16 @@ from numpy.typing import NDArray
 
 from rlvlm.algorithms.policy_gradient.config import AdvantageConfig, PolicyGradientConfig
 from rlvlm.algorithms.policy_gradient.rewards import RewardLabeller, known_episodes_of
-from rlvlm.algorithms.policy_gradient.runner import Rollout, TurnRunner, join
-from rlvlm.algorithms.runner_group import LocalRunnerGroup, RemoteRunnerGroup
 from rlvlm.algorithms.training_stats import TrainingStats
 from rlvlm.core import metrics
 from rlvlm.core.episodes import TokenEpisode
 from rlvlm.core.steps import FloatArray, Frames
-from rlvlm.policies.vla.tokens import ActionScale
-from rlvlm.policies.vlm.engine import Engine
-from rlvlm.rewards.config import TurnRewardConfig
 
 Weights = Any
 """What a rollout is played with: as an engine packs them, or a version and what env runners take."""
+Rollout = tuple[list[TokenEpisode], dict[bytes, Frames]]
+"""Episodes, those of a group being neighbours, and the images that their policy looked at, where the learner is in
+another process and would have to draw them again."""
 Play = Callable[[Weights], Rollout]
 """A rollout by a policy of these weights, all of whose turns the labeller was shown."""
 
@@ -172,53 +170,10 @@ class EpisodeSource:
         return kept
 
 
-def play_turns_of(
-    runner: TurnRunner, engine: Engine, labeller: RewardLabeller, algo: PolicyGradientConfig, is_compared: bool
-) -> Play:
-    """Plays envs that are talked to; the runner shows each row of turns to the labeller."""
-    if labeller.asks:
-        runner.show = labeller.show
-
-    def play(weights: Weights) -> Rollout:
-        engine.use(weights)
-        if algo.rollout_turns and not is_compared:
-            return runner.sample(num_turns=algo.rollout_turns // algo.num_envs), {}
-        return runner.sample_groups(group_size=algo.group_size if is_compared else 1), {}
-
-    return play
-
-
-def play_chunks_of(
-    runners: LocalRunnerGroup[Any] | RemoteRunnerGroup[Any],
-    labeller: RewardLabeller,
-    algo: PolicyGradientConfig,
-    reward: TurnRewardConfig,
-    scale: Callable[[], ActionScale],
-) -> Play:
-    """Plays groups of envs in chunks, part by part; groups of a runner that is lost are played by the others.
-
-    One part where nobody has to look, and some for each env runner.
-    """
-    most = max(1, algo.groups // max(1, algo.env_runners))
-    num_parts = min(reward.parts, most) if reward.scores else 1
-    parts = [len(part) for part in np.array_split(np.arange(algo.groups), num_parts)]
-
-    def play(weights: Weights) -> Rollout:
-        version, values = weights
-        rollouts: list[Rollout] = []
-        for num_missing in parts:
-            # an env runner that is lost brings less: what is missing is asked for again, of those that are there
-            while num_missing > 0:
-                runners.revive()  # here, since only one thread may talk to them
-                turn = {"num_groups": num_missing, "scale": scale(), "version": version, "players": runners.alive()}
-                runners.start(turn, values)
-                episodes, images = runners.collect()
-                labeller.show(episodes)
-                rollouts.append((episodes, images))
-                num_missing -= len(episodes) // algo.group_size
-        return join(rollouts)
-
-    return play
+def join(rollouts: Sequence[Rollout]) -> Rollout:
+    """One rollout of those of several runners, in their order."""
+    images = {key: image for _, kept in rollouts for key, image in kept.items()}
+    return [episode for episodes, _ in rollouts for episode in episodes], images
 
 
 def informative_groups(

@@ -13,8 +13,7 @@ from rlvlm.core.episodes import IntArray, Observations
 from rlvlm.core.errors import UsageError
 from rlvlm.core.finite import check_finite
 from rlvlm.core.steps import FloatArray, Frames
-from rlvlm.policies.images import SeenImages
-from rlvlm.policies.protocol import Prediction
+from rlvlm.policies.protocol import Prediction, SeenImages
 from rlvlm.policies.vla.tokens import ActionScale, draw_bins, entropy, likeliest_bins, log_probs_of
 from rlvlm.policies.weights import Shardable, fill, lent, trained
 from rlvlm.vlms.skeleton import device_of

@@ -17,7 +17,6 @@ from torch.utils.checkpoint import checkpoint
 
 from rlvlm.core.episodes import IntArray
 from rlvlm.core.errors import UsageError
-from rlvlm.policies.images import SeenImage
 from rlvlm.vlms.skeleton import device_of
 
 Grid = tuple[int, int, int]
@@ -26,6 +25,27 @@ _NEVER = -1e9
 _REMEMBERED_PROMPTS = 4_096
 _LOGITS_AT_ONCE = 2**25
 """Of a slice of tokens: 128 MiB in float32."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SeenImage:
+    """One image as the language model gets to see it."""
+
+    features: Tensor
+    """[layers, N, D] visual tokens; the last layer stands in for the image's tokens, the others are added within the
+    language model (deep stack)."""
+    grid: tuple[int, int, int]
+    """Patches in time, height and width; zeros for models without such positions."""
+    size_px: tuple[int, int]
+    """(H, W) of the image."""
+    frame: NDArray[np.uint8] | None = None
+    """[H, W, 3], kept only where the vision encoder is trained, so that it can look again."""
+
+    @property
+    def nbytes(self) -> int:
+        """Of features and frame."""
+        features = self.features.numel() * self.features.element_size()
+        return features + (0 if self.frame is None else self.frame.nbytes)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

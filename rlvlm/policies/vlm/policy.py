@@ -16,9 +16,8 @@ from torch import Tensor, nn
 from rlvlm.core.episodes import IntArray, Observations, ReplyTokens
 from rlvlm.core.errors import UsageError
 from rlvlm.core.steps import FloatArray, Frames
-from rlvlm.policies.images import SeenImage, SeenImages
-from rlvlm.policies.protocol import SHOWN_AT_ONCE, Prediction
-from rlvlm.policies.vlm.backbone import Backbone, Padded, pad
+from rlvlm.policies.protocol import SHOWN_AT_ONCE, Prediction, SeenImages
+from rlvlm.policies.vlm.backbone import Backbone, Padded, SeenImage, pad
 from rlvlm.policies.vlm.config import PolicyConfig
 from rlvlm.policies.weights import Shardable, fill, lent, trained
 from rlvlm.vlms.blocks import recompute_blocks

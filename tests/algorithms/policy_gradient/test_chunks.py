@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from rlvlm.algorithms.policy_gradient.algorithm import GRPOAlgorithmConfig, PolicyGradient
+from rlvlm.algorithms.policy_gradient.chunks import ChunkSampler
 from rlvlm.algorithms.policy_gradient.config import AdvantageConfig, GRPOConfig
 from rlvlm.algorithms.policy_gradient.player import chunk_player, load_vla, take_vla
-from rlvlm.algorithms.policy_gradient.rollouts import ChunkSampler
 from rlvlm.algorithms.sft_config import ChunkSFTConfig
 from rlvlm.core import metrics
 from rlvlm.core.episodes import TokenEpisode

@@ -8,9 +8,9 @@ import pytest
 import torch
 from ray.rllib.core import DEFAULT_MODULE_ID
 
+from rlvlm.algorithms.policy_gradient.chunks import ChunkRunner
 from rlvlm.algorithms.policy_gradient.config import AdvantageConfig, GRPOConfig, LossConfig
 from rlvlm.algorithms.policy_gradient.learner import TokenLearner
-from rlvlm.algorithms.policy_gradient.runner import ChunkRunner
 from rlvlm.core import metrics
 from rlvlm.core.episodes import TokenEpisode
 from rlvlm.core.errors import NumericsError

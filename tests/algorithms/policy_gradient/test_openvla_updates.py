@@ -9,11 +9,10 @@ import torch
 
 from rlvlm.algorithms.checkpoint import load_policy_file
 from rlvlm.algorithms.policy_gradient.algorithm import GRPOAlgorithmConfig, PolicyGradient
+from rlvlm.algorithms.policy_gradient.chunks import ChunkRunner, ChunkSampler
 from rlvlm.algorithms.policy_gradient.config import GRPOConfig, LossConfig
 from rlvlm.algorithms.policy_gradient.learner import TokenLearner
 from rlvlm.algorithms.policy_gradient.player import chunk_player, load_vla
-from rlvlm.algorithms.policy_gradient.rollouts import ChunkSampler
-from rlvlm.algorithms.policy_gradient.runner import ChunkRunner
 from rlvlm.algorithms.sft_config import ChunkSFTConfig
 from rlvlm.core import metrics
 from rlvlm.envs.config import EnvConfig

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlvlm.algorithms.env_slots import EnvSlot
 from rlvlm.algorithms.policy_gradient.config import AdvantageConfig
 from rlvlm.algorithms.policy_gradient.rewards import (
     RewardLabeller,
@@ -19,6 +18,7 @@ from rlvlm.algorithms.policy_gradient.rewards import (
     scoring_item,
     shown_frames,
 )
+from rlvlm.algorithms.policy_gradient.turns import EnvSlot
 from rlvlm.core import metrics
 from rlvlm.core.episodes import Observations, ReplyTokens, SampledReply, TokenEpisode
 from rlvlm.core.errors import JudgeUnavailable, UsageError

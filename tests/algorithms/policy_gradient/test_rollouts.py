@@ -7,8 +7,8 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+from rlvlm.algorithms.policy_gradient.chunks import ChunkSampler, play_chunks
 from rlvlm.algorithms.policy_gradient.player import TokenPlayer, chunk_player
-from rlvlm.algorithms.policy_gradient.rollouts import ChunkSampler, play_chunks
 from rlvlm.algorithms.sft_chunks import demonstrate, imitate, imitation_loss, soft_targets
 from rlvlm.algorithms.sft_config import ChunkSFTConfig
 from rlvlm.core.episodes import Observations, TokenEpisode

@@ -14,11 +14,11 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForImageTextToText
 
 from rlvlm.algorithms.policy_gradient.algorithm import GRPOAlgorithmConfig, PPOAlgorithmConfig
+from rlvlm.algorithms.policy_gradient.chunks import ChunkRunner
 from rlvlm.algorithms.policy_gradient.config import GRPOConfig, LossConfig, PPOConfig
 from rlvlm.algorithms.policy_gradient.learner import TokenLearner
 from rlvlm.algorithms.policy_gradient.memory_plan import plan, size_of
-from rlvlm.algorithms.policy_gradient.rollouts import Actor
-from rlvlm.algorithms.policy_gradient.runner import ChunkRunner, TurnRunner
+from rlvlm.algorithms.policy_gradient.turns import Actor, TurnRunner
 from rlvlm.algorithms.sharding import local, put_buckets
 from rlvlm.core import metrics
 from rlvlm.envs.config import EnvConfig

@@ -1,0 +1,352 @@
+"""Plays envs that are driven by chunks of actions: the sampler draws them of a policy, `play_chunks` plays whole
+episodes side by side, the runner those of a run, in the learner's process or as an actor. Whoever plays gives
+`TokenEpisode`s: evaluations and `rlvlm eval` are made of these too.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import gymnasium as gym
+import numpy as np
+import ray
+import torch
+from numpy.typing import NDArray
+from ray.rllib.core import DEFAULT_MODULE_ID
+
+from rlvlm.algorithms.base import BaseRunner
+from rlvlm.algorithms.policy_gradient.config import PolicyGradientConfig
+from rlvlm.algorithms.policy_gradient.env_workers import WorkerEnvs, start_workers
+from rlvlm.algorithms.policy_gradient.rewards import RewardLabeller
+from rlvlm.algorithms.policy_gradient.source import Play, Rollout, Weights, join
+from rlvlm.algorithms.runner_group import LocalRunnerGroup, RemoteRunnerGroup
+from rlvlm.core.episodes import ChunkStep, Observations, TokenEpisode
+from rlvlm.core.finite import check_finite
+from rlvlm.core.steps import FloatArray
+from rlvlm.envs.config import EnvConfig
+from rlvlm.envs.env import FIRST_HELD_OUT_STATE, ChunkEnv, ChunkEnvs
+from rlvlm.envs.registry import make_env
+from rlvlm.policies.protocol import look
+from rlvlm.policies.vla.build import build_policy
+from rlvlm.policies.vla.policy import VLAPolicy
+from rlvlm.policies.vla.tokens import ActionScale, decode
+from rlvlm.rewards.config import TurnRewardConfig
+
+_FIX = "mend the env; rlvlm check-task looks at it"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ChunkSampler:
+    """How chunks are drawn, or taken, of a policy."""
+
+    policy: VLAPolicy
+    env: ChunkEnv
+    """Draws what the policy looks at."""
+    scale: ActionScale
+    """Of the policy's actions."""
+    temperature: float | None = None
+    """None takes the likeliest token of each distribution."""
+    generator: torch.Generator | None = None
+    """Of the draws, on the CPU."""
+    shared: int = 1
+    """See `draw_bins`."""
+    least_range: float = 0.0
+    """See `PolicyGradientConfig`."""
+    version: int = 0
+    """Of the weights."""
+
+    @property
+    def explored(self) -> NDArray[np.bool_]:
+        """[A] those dimensions of actions of whose range demonstrations use `least_range` or more."""
+        return self.scale.share_used(self.env.action_low, self.env.action_high) >= self.least_range
+
+    def choose(self, obs: Observations) -> tuple[NDArray[np.int64], FloatArray, FloatArray]:
+        """Bins [N, L * A], their log-probs, and values [N]."""
+        look(self.policy, self.env, obs)
+        return self.policy.sample(
+            obs, temperature=self.temperature, generator=self.generator, shared=self.shared, explored=self.explored
+        )
+
+    def to_actions(self, bins: NDArray[np.int64]) -> FloatArray:
+        """Bins [n, L * A] to actions [n, L, A] in the env's units."""
+        return self.scale.to_env(decode(bins).reshape(len(bins), self.env.chunk_steps, -1))
+
+
+class _Round(NamedTuple):
+    """One chunk of each env that was still running, R of them."""
+
+    rows: NDArray[np.intp]
+    """[R] which of all envs these are, ascending."""
+    obs: Observations
+    """R, what they saw."""
+    bins: NDArray[np.int64]
+    """[R, L * A] that were chosen."""
+    log_probs: FloatArray
+    """[R, L * A]; 0 of those that were taken and not drawn."""
+    values: FloatArray
+    """[R]."""
+    outcome: ChunkStep
+    """R, what came of it."""
+
+
+def play_chunks(
+    envs: ChunkEnvs, task: str, state_ids: NDArray[np.int64], groups: NDArray[np.int64], sampler: ChunkSampler
+) -> list[TokenEpisode]:
+    """Whole episodes, in the order of `state_ids`; those that end early are neither driven nor looked at any more, and
+    those whose env was lost are left out.
+
+    Args:
+        envs: driven side by side, as many at once as they say.
+        task: their name.
+        state_ids: [N] initial states.
+        groups: [N] the group that each belongs to: equal groups, equal initial states.
+        sampler: chooses the action tokens for what is observed.
+
+    Raises:
+        NumericsError: what an env shows or gives is not finite.
+    """
+    played: dict[int, TokenEpisode] = {}
+    for places in envs.batches(state_ids):
+        own_ids, own_groups = state_ids[places], groups[places]
+        obs = envs.begin(own_ids)
+        rows = np.arange(len(obs))
+        rounds: list[_Round] = []
+        while len(rows):
+            # before the policy sees them: its answer to NaN would be blamed on the policy
+            seen = {"numbers of observations": obs.snapshots, "numbers of proprioception": obs.proprio}
+            check_finite(f"the env {task}", _FIX, seen, {"state_ids": own_ids[rows]})
+            bins, log_probs, values = sampler.choose(obs)
+            outcome = envs.step(rows, sampler.to_actions(bins))
+            rounds.append(_Round(rows, obs, bins, log_probs, values, outcome))
+            running = np.flatnonzero(~outcome.ended)
+            rows = rows[running]  # of envs that have ended nothing more is drawn, sampled or stepped
+            obs = outcome.obs.at(running)
+        kept = [(row, place) for row, place in enumerate(places.tolist()) if row not in envs.lost]
+        for row, place in kept:
+            played[place] = _chunk_episode(row, place, task, int(own_ids[row]), int(own_groups[row]), rounds, sampler)
+        if kept:
+            rewards = np.concatenate([played[place].env_rewards for _, place in kept])
+            check_finite(f"the env {task}", _FIX, {"rewards": rewards}, {"state_ids": own_ids})
+    # an env may play its episodes in batches of like ones; the caller gets them in the order it asked for
+    return [played[place] for place in sorted(played)]
+
+
+def _chunk_episode(
+    row: int, slot: int, task: str, state_id: int, group: int, rounds: Sequence[_Round], sampler: ChunkSampler
+) -> TokenEpisode:
+    """The episode of env `row`, cut out of the rounds of all of them."""
+    own: list[tuple[int, _Round]] = []  # the rounds that the env was in, and its place among those that ran
+    for one in rounds:
+        at = int(np.searchsorted(one.rows, row))
+        if at == len(one.rows) or one.rows[at] != row:
+            break
+        own.append((at, one))
+    last_at, last = own[-1]
+    steps = np.array([one.outcome.steps[at] for at, one in own], np.int64)
+    first = rounds[0].obs  # of all envs, in their order
+    snapshots = np.concatenate(
+        [
+            first.snapshots[row : row + 1],
+            *(one.outcome.snapshots[at, :count] for (at, one), count in zip(own, steps, strict=True)),
+        ]
+    )
+    ends = np.cumsum(steps)
+    # the env is asked for success and progress after each chunk, not after each of its steps
+    success, progress = np.zeros(ends[-1], bool), np.full(ends[-1], np.nan, np.float32)
+    success[ends - 1] = [one.outcome.success[at] for at, one in own]
+    progress[ends - 1] = [one.outcome.progress[at] for at, one in own]
+    bins = tuple(one.bins[at].astype(np.int16) for at, one in own)
+    log_probs = tuple(one.log_probs[at] for at, one in own)
+    # an episode's end may cut its last chunk short: tokens of steps that were never run teach nothing
+    is_run = np.arange(len(bins[0])) < (steps * len(sampler.env.action_low))[:, None]
+    # stacked row by row: thousands of episodes a round are cut out of the same arrays, which none of them may keep
+    after = last.outcome.obs
+    seen = Observations(
+        images=(*(one.obs.images[at] for at, one in own), after.images[last_at]),
+        texts=(*(one.obs.texts[at] for at, one in own), after.texts[last_at]),
+        proprio=np.stack([*(one.obs.proprio[at] for at, one in own), after.proprio[last_at]]),
+        snapshots=np.stack([*(one.obs.snapshots[at] for at, one in own), after.snapshots[last_at]]),
+    )
+    return TokenEpisode(
+        task=task,
+        seed=state_id,
+        group=group,
+        slot=slot,
+        played_at=np.zeros(len(own), np.int64),
+        obs=seen,
+        snapshots=snapshots,
+        steps=steps,
+        tokens=bins,
+        log_probs=log_probs,
+        # a token that was taken and not drawn has log-probability 0
+        masks=tuple(run & (one < 0) for run, one in zip(is_run, log_probs, strict=True)),
+        values=np.array([one.values[at] for at, one in own], np.float32),
+        versions=np.full(len(own), sampler.version),
+        env_rewards=np.concatenate(
+            [one.outcome.env_rewards[at, :count] for (at, one), count in zip(own, steps, strict=True)]
+        ),
+        success=success,
+        progress=progress,
+        gains=np.diff(progress[ends - 1], prepend=0.0).astype(np.float32),
+        goals=(first.texts[row],) * len(own),
+        is_over=True,
+        terminated=bool(last.outcome.terminated[last_at]),
+        is_undone=bool(success.any()) and not bool(last.outcome.success_at_end[last_at]),
+    )
+
+
+class ChunkRunner(BaseRunner):
+    """Envs in chunks side by side, persistent, each group from an initial state of its own.
+
+    In the learner's process it plays with the very policy that is trained (`policy` is set from outside). An actor has
+    a policy of its own, whose weights come with every round. Initial states and tokens come from generators of the
+    runner's own.
+
+    Args:
+        config: of the algorithm.
+        worker_index: 0 in the learner's process, from 1 on elsewhere.
+    """
+
+    policy: VLAPolicy
+
+    def __init__(self, *, config: Any, worker_index: int = 0, **unused: Any) -> None:
+        super().__init__(config=config, worker_index=worker_index)
+        self.chunk_env: ChunkEnv = make_env(config.task, config.env_settings, config.seed)
+        self._many = self.chunk_env.many()
+        self._workers: list[Any] = []
+        self._of_workers: dict[tuple[EnvConfig, int], WorkerEnvs] = {}
+        self.begin()
+        if worker_index > 0:
+            torch.set_num_threads(1)  # an actor has one core
+            self.policy = build_policy(config.policy, self.chunk_env)
+
+    def worker_envs(self, settings: EnvConfig, local: ChunkEnv, group_size: int) -> ChunkEnvs:
+        """Envs of `settings`, as `local` is one, that workers of this runner's own step."""
+        key = settings, group_size
+        if key in self._of_workers:  # it counts how often all are lost in a row
+            return self._of_workers[key]
+        if not self._workers:
+            count, px = self.config.algo.env_workers, self.policy.image_px
+            self._workers = start_workers(count, self.config.task, self.config.seed, px)
+        envs = self._of_workers[key] = WorkerEnvs(self._workers, settings, local, group_size, self.policy.show)
+        return envs
+
+    def begin(self, restart: int = 0) -> None:
+        """Random numbers and groups that no other runner or restart has.
+
+        Args:
+            restart: counts the times a lost runner was replaced; 0 at the start. Then the first actor's numbers are
+                those that a runner in the learner's process would have.
+        """
+        # which runner this is, the learner's process and the first actor being one, and how often it was replaced
+        own = (max(self.worker_index - 1, 0), restart)
+        branch = own if any(own) else ()  # so a run with one actor plays what a run without any would play
+        seed = self.config.seed
+        self._states = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(5, *branch)))
+        token_seed = int(np.random.SeedSequence(seed, spawn_key=(8, *branch)).generate_state(1)[0]) if branch else seed
+        self._tokens = torch.Generator().manual_seed(token_seed)
+        # groups are compared by their number, so no two runners may ever give the same one
+        self._next_group = (own[0] * 1_000_000 + restart) * 1_000_000_000
+
+    def sample(  # pyright: ignore[reportIncompatibleMethodOverride] - who calls it passes these
+        self, *, num_groups: int, scale: ActionScale, version: int = 0, players: Sequence[int] = ()
+    ) -> Rollout:
+        """Whole episodes, a group of each of some initial states.
+
+        Args:
+            num_groups: of all players together.
+            scale: of the policy's actions.
+            version: of the policy's weights.
+            players: numbers of the runners that share the groups out; empty: this one plays all.
+        """
+        algo, own = self.config.algo, num_groups
+        if players:
+            # dealt out in turns, as every runner can tell by itself: none has to be asked how many it plays
+            is_one = self.worker_index in players
+            own = len(range(players.index(self.worker_index), num_groups, len(players))) if is_one else 0
+        if not own:
+            return [], {}
+        state_ids = self._states.integers(FIRST_HELD_OUT_STATE, size=own)
+        groups = np.arange(self._next_group, self._next_group + own)
+        self._next_group += own
+        sampler = ChunkSampler(
+            policy=self.policy, env=self.chunk_env, scale=scale, temperature=algo.temperature, generator=self._tokens,
+            shared=self.chunk_env.chunk_steps if algo.draws == "chunk" else 1, least_range=algo.least_range,
+            version=version,
+        )  # fmt: skip
+        size = algo.group_size
+        envs = self.worker_envs(self.config.env_settings, self.chunk_env, size) if algo.env_workers else self._many
+        episodes = play_chunks(envs, self.config.task, state_ids.repeat(size), groups.repeat(size), sampler)
+        if not self.worker_index:
+            return episodes, {}  # the learner's own policy has looked at them
+        images = self.policy.images.items()
+        self.policy.images.clear()
+        return episodes, images
+
+    def act(self, *, values: FloatArray, **turn: Any) -> Rollout:
+        """`sample` with the policy whose weights that learn are `values` `[P]`; for actors."""
+        weights = list(self.policy.trained_state().values())
+        for own, came in zip(weights, torch.tensor(values).split([own.numel() for own in weights]), strict=True):
+            own.copy_(came.view_as(own))
+        return self.sample(**turn)
+
+    def get_spaces(self) -> dict[str, tuple[gym.Space[Any], gym.Space[Any]]]:
+        """Snapshots and chunks, for RLlib; policies see images and words instead."""
+        snapshots = gym.spaces.Box(-np.inf, np.inf, (self.chunk_env.snapshot_size,), np.float32)
+        # an action of RLlib's is a whole chunk: L actions of the env
+        low = np.tile(self.chunk_env.action_low, (self.chunk_env.chunk_steps, 1))
+        high = np.tile(self.chunk_env.action_high, (self.chunk_env.chunk_steps, 1))
+        return {DEFAULT_MODULE_ID: (snapshots, gym.spaces.Box(low, high, dtype=np.float32))}
+
+    def stop(self) -> None:
+        """Closes the env, and ends the workers."""
+        self.chunk_env.close()
+        for worker in self._workers:
+            ray.kill(worker)
+
+    def save_tree(self) -> dict[str, Any]:
+        """Generators and the next group's number; between rounds no episode is under way."""
+        return {
+            "states": self._states.bit_generator.state,
+            "tokens": self._tokens.get_state().numpy(),
+            "next_group": self._next_group,
+        }
+
+    def load_tree(self, tree: dict[str, Any]) -> None:
+        """Restores what `save_tree` returned."""
+        self._states.bit_generator.state = tree["states"]
+        self._tokens.set_state(torch.as_tensor(tree["tokens"]))
+        self._next_group = tree["next_group"]
+
+
+def play_chunks_of(
+    runners: LocalRunnerGroup[Any] | RemoteRunnerGroup[Any],
+    labeller: RewardLabeller,
+    algo: PolicyGradientConfig,
+    reward: TurnRewardConfig,
+    scale: Callable[[], ActionScale],
+) -> Play:
+    """Plays groups of envs in chunks, part by part; groups of a runner that is lost are played by the others.
+
+    One part where nobody has to look, and some for each env runner.
+    """
+    most = max(1, algo.groups // max(1, algo.env_runners))
+    num_parts = min(reward.parts, most) if reward.scores else 1
+    parts = [len(part) for part in np.array_split(np.arange(algo.groups), num_parts)]
+
+    def play(weights: Weights) -> Rollout:
+        version, values = weights
+        rollouts: list[Rollout] = []
+        for num_missing in parts:
+            # an env runner that is lost brings less: what is missing is asked for again, of those that are there
+            while num_missing > 0:
+                runners.revive()  # here, since only one thread may talk to them
+                turn = {"num_groups": num_missing, "scale": scale(), "version": version, "players": runners.alive()}
+                runners.start(turn, values)
+                episodes, images = runners.collect()
+                labeller.show(episodes)
+                rollouts.append((episodes, images))
+                num_missing -= len(episodes) // algo.group_size
+        return join(rollouts)
+
+    return play
