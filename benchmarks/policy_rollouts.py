@@ -53,7 +53,7 @@ from rlvlm.algorithms.policy_gradient.source import EpisodeSource, Rollout
 from rlvlm.algorithms.policy_gradient.turns import Actor, make_slot
 from rlvlm.algorithms.training_stats import TrainingStats
 from rlvlm.core import metrics
-from rlvlm.core.episodes import ReplyRequest, ReplyTokens, SampledReply
+from rlvlm.core.episodes import Observations, SampledReply
 from rlvlm.core.steps import FloatArray, Frames
 from rlvlm.policies.vlm.engine import Engine, PolicyEngine
 from rlvlm.policies.vlm.policy import VLMPolicy
@@ -148,18 +148,25 @@ class GenerateEngine(PolicyEngine):
         self._frames |= dict(zip(images, frames, strict=True))
 
     def reply(
-        self, requests: Sequence[ReplyRequest], *, max_new_tokens: int, temperature: float = 1.0, greedy: bool = False
+        self,
+        obs: Observations,
+        seeds: Sequence[int],
+        *,
+        max_new_tokens: int,
+        temperature: float = 1.0,
+        greedy: bool = False,  # noqa: ARG002 - rollouts sample
     ) -> list[SampledReply]:
         """One after the other."""
-        return [self._generate(request, max_new_tokens, temperature) for request in requests]
+        asked = zip(obs.texts, obs.images, seeds, strict=True)
+        return [self._generate(*one, max_new_tokens, temperature) for one in asked]
 
     @torch.no_grad()
-    def _generate(self, request: ReplyRequest, max_new_tokens: int, temperature: float) -> SampledReply:
+    def _generate(self, prompt: str, image: bytes, seed: int, max_new_tokens: int, temperature: float) -> SampledReply:
         policy = self.policy
-        content = [{"type": "image"}, {"type": "text", "text": request.prompt}]
+        content = [{"type": "image"}, {"type": "text", "text": prompt}]
         chat = policy.processor.apply_chat_template([{"role": "user", "content": content}])
-        inputs: Any = policy.processor(text=[chat], images=[[self._frames[request.image]]])
-        torch.manual_seed(request.seed % 2**31)
+        inputs: Any = policy.processor(text=[chat], images=[[self._frames[image]]])
+        torch.manual_seed(seed % 2**31)
         made = policy.model.generate(
             **inputs,
             do_sample=True,
@@ -171,14 +178,14 @@ class GenerateEngine(PolicyEngine):
             eos_token_id=policy.stop_id,
             pad_token_id=policy.backbone.pad_id,
         )
-        count = inputs["input_ids"].shape[1]
-        prompt_ids, reply_ids = made[0, :count].numpy(), made[0, count:].numpy()
+        ids = made[0, inputs["input_ids"].shape[1] :].numpy()
         return SampledReply(
-            tokens=ReplyTokens(prompt_ids=prompt_ids, image=request.image, reply_ids=reply_ids),
-            text=policy.text_of(reply_ids),
-            log_probs=np.zeros(len(reply_ids), np.float32),
+            image=image,
+            ids=ids,
+            text=policy.text_of(ids),
+            log_probs=np.zeros(len(ids), np.float32),
             value=0.0,
-            is_complete=bool(reply_ids[-1] == policy.stop_id),
+            is_complete=bool(ids[-1] == policy.stop_id),
             version=self.version,
         )
 
@@ -259,7 +266,7 @@ def contest(config: Config, task: str) -> dict[str, Any]:
         slot.begin(0)
         frame = slot.env.draw(slot.turn.snapshot[None])
         policy.show([slot.image], frame)
-        probe = policy.write(slot.turn.prompt, slot.image, slot.env.action_text(0))
+        probe = Observations(texts=(slot.turn.prompt,), images=(slot.image,)), policy.write(slot.env.action_text(0))
         for count in config.replicas:
             app = stack.enter_context(
                 running_policy(
@@ -270,7 +277,7 @@ def contest(config: Config, task: str) -> dict[str, Any]:
                     batch_size=-(-run.algo.num_envs // count),
                 )  # fmt: skip
             )
-            served = ServedEngine(app, policy, probe, frame, config=ServedEngineConfig(num_replicas=count))
+            served = ServedEngine(app, policy, *probe, frame, config=ServedEngineConfig(num_replicas=count))
             served.use(served.pack(0))
             ways[f"served {count}"] = served, config.turns // run.algo.num_envs, replica_processes(app)
         parts = step_parts(config, algorithm)  # first, while the policy is where a run has it

@@ -37,7 +37,7 @@ from rlvlm.algorithms.policy_gradient.config import PPOConfig
 from rlvlm.algorithms.policy_gradient.turns import make_slot
 from rlvlm.algorithms.sft_config import ReplySFTConfig
 from rlvlm.core import metrics
-from rlvlm.core.episodes import ReplyRequest
+from rlvlm.core.episodes import Observations
 from rlvlm.envs.registry import task_env
 from rlvlm.pocket.models import weights_folder
 from rlvlm.policies.vlm.config import PolicyConfig
@@ -124,7 +124,8 @@ def measured(config: Config, folder: str, learns: Literal["all", "lora"]) -> dic
     slot = make_slot(_TASK, task_env(_TASK))
     slot.begin(0)
     image = slot.env.draw(slot.turn.snapshot[None])
-    asked = [ReplyRequest(prompt=slot.turn.prompt, image=slot.image, seed=seed) for seed in range(2 * config.replicas)]
+    num = 2 * config.replicas
+    asked = Observations(texts=(slot.turn.prompt,) * num, images=(slot.image,) * num), range(num)
     with contextlib.ExitStack() as stack:
         count = len(slot.env.action_names)
         used = engine.vllm if config.backend == "vllm" else None
@@ -158,7 +159,7 @@ def measured(config: Config, folder: str, learns: Literal["all", "lora"]) -> dic
             seconds = []
             for _ in range(2):
                 began = time.monotonic()
-                served.reply(asked, max_new_tokens=4)
+                served.reply(*asked, max_new_tokens=4)
                 seconds.append(time.monotonic() - began)
             if number:
                 found["out"].append(out_s)

@@ -33,7 +33,7 @@ from pocket_models.scorer import (
     collect_turns,
 )
 from pocket_models.video import MOMENTS, Clips, suite_of
-from rlvlm.core.episodes import ReplyRequest, SampledReply
+from rlvlm.core.episodes import Observations, SampledReply
 from rlvlm.core.judging import Clip, Label, Query, Status, Verdict
 from rlvlm.core.steps import FloatArray
 from rlvlm.envs import push_block as table
@@ -347,9 +347,9 @@ def reply_figures(engine: PolicyEngine, task: PolicyTask, count: int, seed: int,
     for begin in range(0, len(missing), engine.max_batch):
         rows = missing[begin : begin + engine.max_batch]
         engine.show([images[row] for row in rows], env.draw(np.stack([moments[row].snapshot for row in rows])))
-    requests = [ReplyRequest(prompt=moment.prompt, image=moment.image, seed=i) for i, moment in enumerate(moments)]
-    sampled = engine.reply(requests, max_new_tokens=max_new_tokens)
-    greedy = engine.reply(requests, max_new_tokens=max_new_tokens, greedy=True)
+    obs, seeds = Observations(texts=tuple(one.prompt for one in moments), images=tuple(images)), range(len(moments))
+    sampled = engine.reply(obs, seeds, max_new_tokens=max_new_tokens)
+    greedy = engine.reply(obs, seeds, max_new_tokens=max_new_tokens, greedy=True)
     actions = []
     for reply, moment in zip(sampled, moments, strict=True):
         # stricter than the env's own reading: the action has to be the reply's last member, as it was taught
@@ -369,7 +369,7 @@ def reply_figures(engine: PolicyEngine, task: PolicyTask, count: int, seed: int,
         "plays": float(np.mean([a == m.action for a, m in zip(actions, moments, strict=True)])),
         "chance": float(np.mean([1 / len(moment.legal) for moment in moments])),
         "most chosen": max(Counter(chosen).values()) / max(len(chosen), 1),
-        "tokens": float(np.mean([len(reply.tokens.reply_ids) for reply in sampled])),
+        "tokens": float(np.mean([len(reply.ids) for reply in sampled])),
         "pictures": len(set(images)),
     }
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from rlvlm.core.episodes import ReplyRequest
+from rlvlm.core.episodes import Observations
 from rlvlm.policies.vlm.config import PolicyConfig
 from rlvlm.policies.vlm.loading import load_policy
 from rlvlm.policies.vlm.policy import VLMPolicy
@@ -37,6 +37,10 @@ def show_images(policy: VLMPolicy) -> None:
         policy.show([b"image %d" % (first + i) for i in range(2)], frames)
 
 
-def requests(count: int = 4, seed: int = 0) -> list[ReplyRequest]:
-    """Prompts of different length about images of different size."""
-    return [ReplyRequest(prompt=PROMPTS[i % 4], image=b"image %d" % ((i * 3) % 4), seed=seed + i) for i in range(count)]
+def requests(count: int = 4, seed: int = 0) -> tuple[Observations, range]:
+    """Prompts of different length about images of different size, and the seed of each reply."""
+    obs = Observations(
+        texts=tuple(PROMPTS[i % 4] for i in range(count)),
+        images=tuple(b"image %d" % ((i * 3) % 4) for i in range(count)),
+    )
+    return obs, range(seed, seed + count)

@@ -18,7 +18,7 @@ from rlvlm.algorithms.policy_gradient.turns import EnvSlot
 from rlvlm.algorithms.sft import fit
 from rlvlm.algorithms.sft_config import NO_EXPERT_FIX, ReplySFTConfig
 from rlvlm.core import metrics
-from rlvlm.core.episodes import ReplyRequest, ReplyTokens, TokenEpisode
+from rlvlm.core.episodes import IntArray, Observations, TokenEpisode
 from rlvlm.core.errors import UsageError
 from rlvlm.demonstrations.collect import ScriptedExpert
 from rlvlm.envs.env import TurnEnv
@@ -105,19 +105,19 @@ def split(episodes: Sequence[TokenEpisode], share: float) -> tuple[list[TokenEpi
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """A turn to learn from."""
+    """A turn to learn from, whose image the policy was shown."""
 
-    tokens: ReplyTokens
     prompt: str
+    image: bytes
+    """Its key."""
+    ids: IntArray
+    """[N] the reply as the policy would have sampled it."""
     action: int | None
     """Of the demonstration; None where its reply cannot be read."""
 
-    def __len__(self) -> int:
-        return len(self.tokens.prompt_ids) + len(self.tokens.reply_ids)
-
 
 def examples_of(policy: VLMPolicy, env: TurnEnv, episodes: Sequence[TokenEpisode]) -> list[Example]:
-    """The turns of `episodes` that the policy can learn from, as it would have stored them; it is shown their images.
+    """The turns of `episodes` that the policy can learn from; it is shown their images.
 
     A policy that acts by a head learns actions, so turns without one that can be read are left out.
     """
@@ -130,8 +130,13 @@ def examples_of(policy: VLMPolicy, env: TurnEnv, episodes: Sequence[TokenEpisode
         for key, prompt, reply in zip(keys, episode.obs.texts[:-1], episode.replies, strict=True):
             if policy.action_head is not None and reply.action is None:
                 continue
-            examples.append(Example(policy.write(prompt, key, reply.text), prompt, reply.action))
+            examples.append(Example(prompt, key, policy.write(reply.text), reply.action))
     return examples
+
+
+def observations_of(examples: Sequence[Example]) -> Observations:
+    """What the policy is asked in `examples`."""
+    return Observations(texts=tuple(one.prompt for one in examples), images=tuple(one.image for one in examples))
 
 
 def fit_examples(
@@ -154,7 +159,8 @@ def fit_examples(
         NumericsError: the loss is not finite.
     """
     noise = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(5,)))
-    lengths = [len(example) for example in examples]
+    prompts = policy.prompts(observations_of(examples))
+    lengths = [len(prompt) + len(example.ids) for prompt, example in zip(prompts, examples, strict=True)]
 
     def endless() -> Iterator[list[Example]]:  # epoch after epoch
         while True:
@@ -191,15 +197,15 @@ def imitation_loss(policy: VLMPolicy, batch: Sequence[Example], reply_weight: fl
         batch: turns; of a policy with an action head all have an action.
         reply_weight: with an action head, how much -log p(reply) counts beside -log p(action).
     """
-    tokens = [example.tokens for example in batch]
+    obs, ids = observations_of(batch), [example.ids for example in batch]
     # -log p(reply) = - sum_n log p(token_n | image, prompt, tokens before it)
     if policy.action_head is None:
-        return -policy.read(tokens).log_probs.sum(-1).mean()
+        return -policy.read(obs, ids).log_probs.sum(-1).mean()
     actions = torch.tensor([example.action for example in batch], device=policy.device)
     if not reply_weight:
-        table, _ = policy.act_log_probs(tokens)
+        table, _ = policy.act_log_probs(obs)
         return -table.gather(-1, actions[:, None]).mean()
-    read = policy.read(tokens, with_actions=True)
+    read = policy.read(obs, ids, with_actions=True)
     assert read.actions is not None, "asked for"
     wrong = -read.actions.gather(-1, actions[:, None]).mean()
     return wrong - reply_weight * read.log_probs.sum(-1).mean()
@@ -227,16 +233,13 @@ def validate(
     for begin in range(0, len(examples), batch):
         part = examples[begin : begin + batch]
         loss += imitation_loss(policy, part).item() * len(part)
-        requests = [
-            ReplyRequest(prompt=one.prompt, image=one.tokens.image, seed=begin + place)
-            for place, one in enumerate(part)
-        ]
+        obs, seeds = observations_of(part), range(begin, begin + len(part))
         for how, greedy in enumerate((True, False)):
             if policy.action_head is None:
-                replies = engine.reply(requests, max_new_tokens=max_reply_tokens, greedy=greedy)
+                replies = engine.reply(obs, seeds, max_new_tokens=max_reply_tokens, greedy=greedy)
                 actions = [env.read(reply.text).action for reply in replies]
             else:
-                actions = [one.action for one in engine.act(requests, greedy=greedy)]
+                actions = [one.action for one in engine.act(obs, seeds, greedy=greedy)]
             valid[how] += sum(action is not None for action in actions)
             exact[how] += sum(action == one.action is not None for action, one in zip(actions, part, strict=True))
     # a demonstration that cannot be read has no action to be equal to, but its turn can be answered validly
@@ -273,7 +276,7 @@ def fine_tune(
     if policy.action_head is not None:
         check_actions(learned)
     examples = examples_of(policy, slot.env, learned)
-    lengths = np.array([len(example.tokens.reply_ids) for example in examples])
+    lengths = np.array([len(example.ids) for example in examples])
     if policy.action_head is None and lengths.max() > max_reply_tokens:
         log(
             f"{np.mean(lengths > max_reply_tokens):.0%} of the demonstrated replies are longer than "

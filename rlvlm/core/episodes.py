@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from rlvlm.core.steps import FloatArray
 
 IntArray = NDArray[np.int64]
+_NOTHING: FloatArray = np.empty((0, 0), np.float32)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,38 +43,17 @@ class Reply:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ReplyRequest:
-    """One question to a policy engine: an image it has been shown, and the user's words."""
-
-    prompt: str
-    """The user's words of this turn; the engine puts them into the model's chat format."""
-    image: bytes
-    """Key of the image, as given to `show`: equal keys mean equal pixels."""
-    seed: int
-    """Of this reply alone: it does not depend on what else is in the batch."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ReplyTokens:
-    """Exactly what a policy was shown and what it answered; log-probs are recomputed from this and nothing else."""
-
-    prompt_ids: IntArray
-    """[N] the whole prompt, image tokens expanded, chat format included."""
-    image: bytes
-    """Key of the image."""
-    reply_ids: IntArray
-    """[N] the reply, with the end-of-turn token where the policy gave one; empty for an action head."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class SampledReply:
-    """A reply as it was sampled."""
+    """A reply as a policy sampled it."""
 
-    tokens: ReplyTokens
+    image: bytes
+    """Key of the image that it answers."""
+    ids: IntArray
+    """[N] its tokens, with the end-of-turn token where the policy gave one; the action of an action head."""
     text: str
-    """The reply's words, without special tokens: untrusted."""
+    """Its words, without special tokens: untrusted; empty of an action head."""
     log_probs: FloatArray
-    """[N] of each reply token under the weights and the temperature it was sampled with."""
+    """[N] of each token under the weights and the temperature it was sampled with."""
     value: float
     """The value head's estimate at the last token of the prompt."""
     is_complete: bool
@@ -81,8 +61,7 @@ class SampledReply:
     version: int
     """Of the weights that gave it."""
     action: int | None = None
-    """What an action head picked, in place of a reply: its log-prob is the only one, and there are no words; None where
-    the action is read in the text."""
+    """What an action head picked; None where the action is read in the text."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -91,15 +70,18 @@ class Observations:
 
     texts: tuple[str, ...]
     """Prompts, or instructions such as `push the red block onto the pad`."""
-    proprio: FloatArray
-    """[M, P] what a robot feels of itself, in the env's units; P is 0 where there is none."""
-    snapshots: FloatArray
-    """[M, D] everything that can change the images: an env can draw them from it."""
+    proprio: FloatArray = field(default_factory=lambda: _NOTHING)
+    """[M, P] what a robot feels of itself, in the env's units; left out P is 0."""
+    snapshots: FloatArray = field(default_factory=lambda: _NOTHING)
+    """[M, D] everything that can change the images: an env can draw them from it. Left out D is 0."""
     images: tuple[bytes, ...] = ()
     """Their keys: equal keys look the same. Left out they are the bytes of the snapshots: with `replace(...,
     snapshots=...)` leave them out anew."""
 
     def __post_init__(self) -> None:
+        for name in ("proprio", "snapshots"):
+            if getattr(self, name) is _NOTHING:
+                object.__setattr__(self, name, np.empty((len(self.texts), 0), np.float32))
         if not self.images:
             object.__setattr__(self, "images", tuple(row.tobytes() for row in self.snapshots))
         if not len(self.images) == len(self.texts) == len(self.proprio) == len(self.snapshots):

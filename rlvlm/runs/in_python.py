@@ -21,7 +21,7 @@ from rlvlm.algorithms.policy_gradient.chunks import ChunkSampler
 from rlvlm.algorithms.policy_gradient.config import PPOConfig
 from rlvlm.algorithms.policy_gradient.player import load_vla, load_vlm
 from rlvlm.algorithms.sac_pebble.player import load_policy as load_actor
-from rlvlm.core.episodes import Observations, ReplyRequest
+from rlvlm.core.episodes import Observations
 from rlvlm.core.errors import UsageError
 from rlvlm.core.steps import FloatArray, Frames
 from rlvlm.envs.env import ChunkEnv, TurnEnv
@@ -153,13 +153,13 @@ class TurnPolicy:
         key = hashlib.sha256(repr(pixels.shape).encode() + pixels.tobytes()).digest()
         if self._engine.missing([key]):
             self._engine.show([key], pixels[None])
-        request = ReplyRequest(prompt=prompt, image=key, seed=seed)
+        obs = Observations(texts=(prompt,), images=(key,))
         if self._engine.acts == "head":
-            [reply] = self._engine.act([request], greedy=greedy)
+            [reply] = self._engine.act(obs, [seed], greedy=greedy)
             assert reply.action is not None, "a head picks one"
             return self._env.action_text(reply.action)
         [reply] = self._engine.reply(
-            [request], max_new_tokens=self._max_reply_tokens, temperature=self._temperature, greedy=greedy
+            obs, [seed], max_new_tokens=self._max_reply_tokens, temperature=self._temperature, greedy=greedy
         )
         return reply.text
 

@@ -8,18 +8,18 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from rlvlm.core import metrics
-from rlvlm.core.episodes import ReplyRequest, ReplyTokens, SampledReply
+from rlvlm.core.episodes import IntArray, Observations, SampledReply
 from rlvlm.core.errors import ModelUnavailable
 from rlvlm.core.steps import Frames
 from rlvlm.policies.buckets import Bucket
 from rlvlm.policies.protocol import SeenImages
-from rlvlm.policies.vlm.engine import asked_tokens
+from rlvlm.policies.vlm.engine import check_window
 from rlvlm.policies.vlm.policy import VLMPolicy
 from rlvlm.policies.vlm.vllm import TokenRules
 from rlvlm.serving.card_turns import begin_turn
 from rlvlm.serving.client import REFUSED, AppClient
 from rlvlm.serving.config import ServedEngineConfig
-from rlvlm.serving.policy_replica import ReplyCall, ReplyReceipt, Sampling, TokenCall
+from rlvlm.serving.policy_replica import ReplyCall, ReplyReceipt, Sampling
 from rlvlm.serving.weights import Weights, pack_weights
 
 
@@ -34,7 +34,8 @@ class ServedEngine:
     Args:
         app: name of the Serve application.
         policy: that is trained here; its weights are what the replicas answer with once `use` was called.
-        probe: a fixed reply, by which every replica that takes weights over is compared with `policy`.
+        obs: a fixed turn, by which every replica that takes weights over is compared with `policy`.
+        ids: of a fixed reply to it.
         frame: [1, H, W, 3] its image.
         config: of the app: how many replicas it has, and what is in them. Those with vLLM are sent token ids and send
             back token ids; `policy` decodes the texts, and values of states are NaN.
@@ -44,7 +45,8 @@ class ServedEngine:
         self,
         app: str,
         policy: VLMPolicy,
-        probe: ReplyTokens,
+        obs: Observations,
+        ids: IntArray,
         frame: Frames,
         *,
         config: ServedEngineConfig,
@@ -54,7 +56,7 @@ class ServedEngine:
         self.bucket_bytes = config.bucket_mib << 20
         self._app, self._is_colocated = app, config.colocated
         self._policy = policy
-        self._probe, self._frame = probe, frame
+        self._probe, self._frame = (obs, ids), frame
         self._by_tokens = config.backend == "vllm"
         self._num_replicas = config.num_replicas
         self._weights: Weights | None = None
@@ -81,10 +83,11 @@ class ServedEngine:
     def pack(self, version: int, buckets: Sequence[Bucket] = ()) -> Weights:
         """Puts the policy's present weights where every replica finds them as soon as it is asked for `version`."""
         # the cache of images may have dropped it since
-        if self._policy.images.missing([self._probe.image]):
-            self._policy.show([self._probe.image], self._frame)
+        obs, ids = self._probe
+        if self._policy.images.missing(obs.images):
+            self._policy.show(obs.images, self._frame)
         return pack_weights(
-            self._policy, version, self._probe, self._frame,
+            self._policy, version, obs, ids, self._frame,
             buckets=buckets, bucket_bytes=self.bucket_bytes, for_vllm=self._by_tokens,
         )  # fmt: skip
 
@@ -102,19 +105,26 @@ class ServedEngine:
             self._frames.add(key, frame)
 
     def reply(
-        self, requests: Sequence[ReplyRequest], *, max_new_tokens: int, temperature: float = 1.0, greedy: bool = False
+        self,
+        obs: Observations,
+        seeds: Sequence[int],
+        *,
+        max_new_tokens: int,
+        temperature: float = 1.0,
+        greedy: bool = False,
     ) -> list[SampledReply]:
-        """Replies to `requests`, in their order; see `PolicyEngine.reply`.
+        """Replies to `obs`, in their order; see `PolicyEngine.reply`.
 
         Raises:
             ModelUnavailable: a piece was not answered within its tries, or no replica could take the weights over.
             UsageError: a prompt and its reply would be longer than the model's window.
         """
-        return self._asked(requests, Sampling(max_new_tokens=max_new_tokens, temperature=temperature, greedy=greedy))
+        sampling = Sampling(max_new_tokens=max_new_tokens, temperature=temperature, greedy=greedy)
+        return self._asked(obs, seeds, sampling)
 
-    def act(self, requests: Sequence[ReplyRequest], *, greedy: bool = False) -> list[SampledReply]:
-        """Actions of a policy with an action head, in the order of `requests`."""
-        return self._asked(requests, Sampling(max_new_tokens=1, temperature=1.0, greedy=greedy))
+    def act(self, obs: Observations, seeds: Sequence[int], *, greedy: bool = False) -> list[SampledReply]:
+        """Actions of a policy with an action head, in the order of `obs`."""
+        return self._asked(obs, seeds, Sampling(max_new_tokens=1, temperature=1.0, greedy=greedy))
 
     def report(self) -> dict[str, float]:
         """How far replicas were off when they took over the newest weights that answered, and what was sent again."""
@@ -137,10 +147,11 @@ class ServedEngine:
         """Ends the threads that wait for answers."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    def _asked(self, requests: Sequence[ReplyRequest], sampling: Sampling) -> list[Any]:
+    def _asked(self, obs: Observations, seeds: Sequence[int], sampling: Sampling) -> list[Any]:
         # as even as can be: the slowest replica decides when the rollout is done
-        size = max(1, -(-len(requests) // self._num_replicas))
-        calls = [self._call(requests[begin : begin + size], sampling) for begin in range(0, len(requests), size)]
+        size = max(1, -(-len(obs) // self._num_replicas))
+        parts = [range(begin, min(begin + size, len(obs))) for begin in range(0, len(obs), size)]
+        calls = [self._call(obs.at(part), [seeds[row] for row in part], sampling) for part in parts]
         receipts = list(self._pool.map(self._receipt, calls))
         # the error is that of the newest weights; a version that is over says nothing about them
         if self.version != self._measured:
@@ -151,44 +162,39 @@ class ServedEngine:
             return answers
         # vLLM knows no value head; where a critic is used, the learner asks it about what was played.
         text_of = self._policy.text_of
-        return [replace(one, text=text_of(one.tokens.reply_ids), value=math.nan) for one in answers]
+        return [replace(one, text=text_of(one.ids), value=math.nan) for one in answers]
 
-    def _call(self, requests: Sequence[ReplyRequest], sampling: Sampling) -> ReplyCall | TokenCall:
-        keys = [request.image for request in requests]
-        frames = tuple(self._frames.get(keys))
-        if self._by_tokens:
-            # vLLM loads a checkpoint by itself, so without weights it would answer as nobody trained
-            assert self._weights is not None, "`use` comes first"
-            sizes = [(frame.shape[0], frame.shape[1]) for frame in frames]
-            return TokenCall(
-                key=uuid.uuid4().hex,
-                prompts=tuple(asked_tokens(self._policy, requests, sizes, sampling.max_new_tokens)),
-                seeds=tuple(request.seed for request in requests),
-                frames=frames,
-                sampling=sampling,
-                weights=self._weights,
-                rules=TokenRules(
-                    stop_id=self._policy.stop_id,
-                    banned_ids=tuple(self._policy.banned_ids.tolist()),
-                    image_id=self._policy.backbone.image_id,
-                ),
-            )
-        return ReplyCall(
+    def _call(self, obs: Observations, seeds: Sequence[int], sampling: Sampling) -> ReplyCall:
+        frames = tuple(self._frames.get(obs.images))
+        call = ReplyCall(
             key=uuid.uuid4().hex,
-            requests=tuple(requests),
+            obs=obs,
+            seeds=tuple(seeds),
             frames=frames,
             sampling=sampling,
             weights=self._weights,
         )
+        if not self._by_tokens:
+            return call
+        # vLLM loads a checkpoint by itself, so without weights it would answer as nobody trained
+        assert self._weights is not None, "`use` comes first"
+        policy = self._policy
+        prompts = [
+            policy.encode(text, (frame.shape[0], frame.shape[1])) for text, frame in zip(obs.texts, frames, strict=True)
+        ]
+        check_window(policy, prompts, sampling.max_new_tokens)
+        rules = TokenRules(
+            stop_id=policy.stop_id, banned_ids=tuple(policy.banned_ids.tolist()), image_id=policy.backbone.image_id
+        )
+        return replace(call, prompts=tuple(prompts), rules=rules)
 
-    def _receipt(self, call: ReplyCall | TokenCall) -> ReplyReceipt:
+    def _receipt(self, call: ReplyCall) -> ReplyReceipt:
         """The answers to one piece, once they are known to be those that were asked for; in a thread of the pool."""
 
         def checked(receipt: ReplyReceipt) -> ReplyReceipt:
             version, answers = 0 if call.weights is None else call.weights.version, receipt.answers
-            asked = [one.image for one in (call.requests if isinstance(call, ReplyCall) else call.prompts)]
             # as a judge's digests: an answer to another question would be learned from
-            if [answer.tokens.image for answer in answers] != asked:
+            if tuple(answer.image for answer in answers) != call.obs.images:
                 raise ModelUnavailable("the policy's app answered a turn that was not asked about")
             if any(answer.version != version for answer in answers):
                 raise ModelUnavailable(f"the policy's app answered with other weights than version {version}")

@@ -30,7 +30,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 import rlvlm
-from rlvlm.core.episodes import ReplyRequest
+from rlvlm.core.episodes import Observations
 from rlvlm.core.errors import MachineError
 from rlvlm.core.judging import Clip, Query, Status
 from rlvlm.core.steps import Frames, spread
@@ -175,15 +175,14 @@ class Routes:
         [frames] = await self._decode(read_images, [[request.image]])
         # drawn here and sent back, so that any answer can be reproduced
         seed = secrets.randbits(62) if request.seed is None else request.seed
-        asked = ReplyRequest(prompt=request.prompt, image=hashlib.sha256(frames.tobytes()).digest(), seed=seed)
+        obs = Observations(texts=(request.prompt,), images=(hashlib.sha256(frames.tobytes()).digest(),))
         sampling = Sampling(
             max_new_tokens=config.max_reply_tokens, temperature=config.temperature, greedy=request.greedy
         )
         start = time.perf_counter()
         # a caller's turn has no key: it is never asked twice
-        receipt = await self._policies[name].ask(
-            "ask", ReplyCall(key="", requests=(asked,), frames=(frames[0],), sampling=sampling, weights=None)
-        )
+        call = ReplyCall(key="", obs=obs, seeds=(seed,), frames=(frames[0],), sampling=sampling, weights=None)
+        receipt = await self._policies[name].ask("ask", call)
         [answer] = receipt.answers
         action = answer.action
         if action is None:  # of a policy that acts in text: its reply names the action

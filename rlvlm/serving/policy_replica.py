@@ -16,7 +16,7 @@ import numpy as np
 import ray
 
 from rlvlm.core.disk import claim, clear_abandoned
-from rlvlm.core.episodes import ReplyRequest, ReplyTokens, SampledReply
+from rlvlm.core.episodes import IntArray, Observations, SampledReply
 from rlvlm.core.errors import ModelUnavailable, RunError
 from rlvlm.core.steps import Frames
 from rlvlm.policies.vlm.config import PolicyConfig
@@ -56,29 +56,19 @@ class ReplyCall:
 
     key: str
     """The same for every try of this request: a replica that meets it twice samples once."""
-    requests: tuple[ReplyRequest, ...]
+    obs: Observations
+    """The turns."""
+    seeds: tuple[int, ...]
+    """Of each reply."""
     frames: tuple[Frames, ...]
     """[H, W, 3] the image of each."""
     sampling: Sampling
     weights: Weights | None
     """That must answer; None takes those that the policy was loaded with."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TokenCall:
-    """Some prompts that vLLM is to go on with, sent together."""
-
-    key: str
-    """As of a `ReplyCall`."""
-    prompts: tuple[ReplyTokens, ...]
-    """Without a reply."""
-    seeds: tuple[int, ...]
-    frames: tuple[Frames, ...]
-    """[H, W, 3] the image of each."""
-    sampling: Sampling
-    weights: Weights
-    """That must answer."""
-    rules: TokenRules
+    prompts: tuple[IntArray, ...] = ()
+    """Ids of each prompt for vLLM, which knows no words; empty for a replica that has the policy."""
+    rules: TokenRules | None = None
+    """Likewise for vLLM."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -139,7 +129,7 @@ class PolicyReplica(Replica):
                 begun = partial(ray.wait, [call.weights.buckets[0].where[0]], timeout=FETCH_TIMEOUT_S, fetch_local=True)
                 await asyncio.get_running_loop().run_in_executor(None, begun)
             # turn by turn, each with its call: a batch may hold turns of several calls
-            items = [(call, place) for place in range(len(call.requests))]
+            items = [(call, place) for place in range(len(call.obs))]
             answers = await self._batches.put(items, key=call.key)
             if failed := [answer for answer in answers if isinstance(answer, RunError)]:
                 return failed[0]
@@ -179,14 +169,20 @@ class PolicyReplica(Replica):
     def _sample(
         self, engine: PolicyEngine, items: Sequence[tuple[ReplyCall, int]], sampling: Sampling
     ) -> Sequence[SampledReply]:
-        requests = [call.requests[place] for call, place in items]
-        for index in engine.missing([request.image for request in requests]):
+        # words and images alone: turns of different callers have snapshots of different width
+        obs = Observations(
+            texts=tuple(call.obs.texts[place] for call, place in items),
+            images=tuple(call.obs.images[place] for call, place in items),
+        )
+        seeds = [call.seeds[place] for call, place in items]
+        for index in engine.missing(obs.images):
             call, place = items[index]
-            engine.show([requests[index].image], np.asarray(call.frames[place])[None])  # sizes may differ
+            engine.show([obs.images[index]], np.asarray(call.frames[place])[None])  # sizes may differ
         if engine.acts == "head":
-            return engine.act(requests, greedy=sampling.greedy)
+            return engine.act(obs, seeds, greedy=sampling.greedy)
         return engine.reply(
-            requests,
+            obs,
+            seeds,
             max_new_tokens=sampling.max_new_tokens,
             temperature=sampling.temperature,
             greedy=sampling.greedy,
@@ -246,11 +242,12 @@ class VllmPolicyReplica(Replica):
         """Called by Serve when it stops the replica: takes the files of weights along."""
         self._kept.cleanup()
 
-    async def ask(self, call: TokenCall) -> ReplyReceipt | RunError:
+    async def ask(self, call: ReplyCall) -> ReplyReceipt | RunError:
         """The replies to one request, or the error that hit them: raised, Serve would log it as a fault of its own.
 
         Their texts and values are missing: those are the trainer's to say.
         """
+        assert call.weights is not None, "vLLM loads a checkpoint, with which nobody samples"
         version = call.weights.version
         async with self._turns.awake() if self._turns else nullcontext():
             try:
@@ -259,7 +256,7 @@ class VllmPolicyReplica(Replica):
                     # counted before the lock is given back: the next version waits for those of this one
                     self._under_way[version] = self._under_way.get(version, 0) + 1
                 try:
-                    items = [(call, place) for place in range(len(call.prompts))]
+                    items = [(call, place) for place in range(len(call.obs))]
                     answers = await self._slots.put(items, key=call.key)
                 finally:
                     self._under_way[version] -= 1
@@ -279,9 +276,10 @@ class VllmPolicyReplica(Replica):
         if self._loaded is not None and self._loaded.is_dead:
             raise RuntimeError("vLLM's engine has died")
 
-    async def _ask_engine(self, items: list[tuple[TokenCall, int]]) -> list[SampledReply]:
+    async def _ask_engine(self, items: list[tuple[ReplyCall, int]]) -> list[SampledReply]:
         [(call, place)] = items
-        prompt, sampling, version = call.prompts[place], call.sampling, call.weights.version
+        assert call.weights is not None and call.rules is not None, "sent to vLLM"
+        sampling, version = call.sampling, call.weights.version
         with self._heartbeat.waiting():
             how = TokenSampling(
                 seed=call.seeds[place],
@@ -289,9 +287,10 @@ class VllmPolicyReplica(Replica):
                 temperature=sampling.temperature,
                 greedy=sampling.greedy,
             )
-            sampled = await self._sampler.sample(prompt, call.frames[place], call.rules, how, version)
+            sampled = await self._sampler.sample(call.prompts[place], call.frames[place], call.rules, how, version)
         reply = SampledReply(
-            tokens=replace(prompt, reply_ids=sampled.ids),
+            image=call.obs.images[place],
+            ids=sampled.ids,
             text="",
             log_probs=sampled.log_probs,
             value=float("nan"),
@@ -300,13 +299,15 @@ class VllmPolicyReplica(Replica):
         )
         return [reply]
 
-    async def _sync_weights(self, call: TokenCall) -> None:
+    async def _sync_weights(self, call: ReplyCall) -> None:
         """Has the engine hold the weights of `call`, once they are known to be whole and to say what the trainer's say.
 
         Raises:
             ModelUnavailable: they are refused; the engine keeps those that it had.
         """
-        weights, version = call.weights, call.weights.version
+        weights, rules = call.weights, call.rules
+        assert weights is not None and rules is not None, "sent to vLLM"
+        version = weights.version
         if self._sampler.holds(version):
             return
         loop, folder = asyncio.get_running_loop(), self._folder / f"version-{version}"
@@ -335,7 +336,7 @@ class VllmPolicyReplica(Replica):
                             shutil.rmtree(folder, ignore_errors=True)
                 # before anything is sampled: a fixed reply must be as likely here as where the weights come from
                 probe = weights.probe
-                here = await self._sampler.read(probe.tokens, probe.frame[0], call.rules, version)
+                here = await self._sampler.read(probe.prompt_ids, probe.ids, probe.frame[0], rules, version)
                 distance = check_probe(weights, here, is_coarse=self._sampler.is_coarse)
             except RunError:  # it may hold them half: nothing may be asked of this version
                 await self._sampler.forget(version)

@@ -24,7 +24,7 @@ import safetensors.torch
 import torch
 from ray.exceptions import GetTimeoutError, RayError
 
-from rlvlm.core.episodes import ReplyTokens
+from rlvlm.core.episodes import IntArray, Observations
 from rlvlm.core.errors import ModelUnavailable
 from rlvlm.core.steps import FloatArray, Frames
 from rlvlm.policies.buckets import Bucket, Content, digest_of, fill_from_buckets, read_bucket, write_buckets
@@ -43,9 +43,14 @@ float32, and in the coarser types, where kernels differ from card to card."""
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Probe:
-    """A fixed reply to a fixed prompt, by which two copies of a policy are compared."""
+    """A fixed reply to a fixed turn, by which two copies of a policy are compared."""
 
-    tokens: ReplyTokens
+    obs: Observations
+    """The turn."""
+    prompt_ids: IntArray
+    """Its prompt, for vLLM, which has no words."""
+    ids: IntArray
+    """[N] of the reply."""
     frame: Frames
     """[1, H, W, 3] the image."""
     log_probs: FloatArray
@@ -69,10 +74,11 @@ class Weights:
         object.__setattr__(self, "digest", digest_of(self.buckets))
 
 
-def pack_weights(
+def pack_weights(  # noqa: PLR0913 - a version, and what it is known by
     policy: VLMPolicy,
     version: int,
-    probe: ReplyTokens,
+    obs: Observations,
+    ids: IntArray,
     frame: Frames,
     *,
     buckets: Sequence[Bucket] = (),
@@ -84,7 +90,8 @@ def pack_weights(
     Args:
         policy: whose weights they are.
         version: they are to have.
-        probe: the fixed reply.
+        obs: a fixed turn.
+        ids: of the fixed reply to it.
         frame: [1, H, W, 3] its image, which `policy` was shown.
         buckets: the same weights where learners have put them into the store already.
         bucket_bytes: that a bucket holds at most.
@@ -112,11 +119,11 @@ def pack_weights(
         buckets = write_buckets(policy.trained_state(), put, size=bucket_bytes)
     # by what they say and not by their bytes alone: a dtype or kernel that differs would pass every checksum
     with torch.no_grad():
-        log_probs = policy.read([probe]).log_probs[0].cpu().numpy()
+        log_probs = policy.read(obs, [ids]).log_probs[0].cpu().numpy()
     return Weights(
         version=version,
         buckets=tuple(buckets),
-        probe=Probe(tokens=probe, frame=frame, log_probs=log_probs),
+        probe=Probe(obs=obs, prompt_ids=policy.prompts(obs)[0], ids=ids, frame=frame, log_probs=log_probs),
         adapter=adapter,
     )
 
@@ -161,10 +168,10 @@ def load_weights(
         raise _refused(weights, str(error)) from error
     policy.forget_stale_images()  # what the vision tower's former weights made of them
     probe = weights.probe
-    if policy.images.missing([probe.tokens.image]):
-        policy.show([probe.tokens.image], probe.frame)
+    if policy.images.missing(probe.obs.images):
+        policy.show(probe.obs.images, probe.frame)
     with torch.no_grad():
-        here = policy.read([probe.tokens]).log_probs[0].cpu().numpy()
+        here = policy.read(probe.obs, [probe.ids]).log_probs[0].cpu().numpy()
     return check_probe(weights, here, is_coarse=next(policy.model.parameters()).dtype != torch.float32)
 
 

@@ -14,6 +14,7 @@ from rlvlm.algorithms.sft_replies import (
     fit_examples,
     grouped_by_length,
     imitation_loss,
+    observations_of,
     split,
     validate,
 )
@@ -34,9 +35,9 @@ def test_the_loss_of_one_turn_is_minus_the_log_prob_of_its_reply(tmp_path: Path)
     (example, *_) = examples_of(policy, place.env, demonstrate(place, ReplySFTConfig(turns=1), 0))
     with torch.no_grad():
         loss = imitation_loss(policy, [example])
-        log_probs = policy.read([example.tokens]).log_probs
+        log_probs = policy.read(observations_of([example]), [example.ids]).log_probs
     assert loss.item() == pytest.approx(-log_probs.sum().item())
-    assert policy.text_of(example.tokens.reply_ids).endswith('"}')
+    assert policy.text_of(example.ids).endswith('"}')
 
 
 def test_a_head_may_learn_from_what_is_said_too(tmp_path: Path):
@@ -44,7 +45,7 @@ def test_a_head_may_learn_from_what_is_said_too(tmp_path: Path):
     examples = examples_of(policy, place.env, demonstrate(place, ReplySFTConfig(turns=6), 0))
     with torch.no_grad():
         both, alone = (imitation_loss(policy, examples, weight) for weight in (0.5, 0.0))
-        said = -policy.read([example.tokens for example in examples]).log_probs.sum(-1).mean()
+        said = -policy.read(observations_of(examples), [example.ids for example in examples]).log_probs.sum(-1).mean()
     assert both.item() == pytest.approx(alone.item() + 0.5 * said.item(), rel=1e-4)
 
 

@@ -54,8 +54,9 @@ def acting(folder: Path, **changes: Any) -> VLMPolicy:
 
 def check_recomputed(policy: VLMPolicy, count: int = 8) -> None:
     """Passes where log-probs as they were sampled, prompts of different length in one batch, are those recomputed."""
-    replies = PolicyEngine(policy).reply(requests(count), max_new_tokens=6)
-    read = policy.read([reply.tokens for reply in replies]).log_probs.detach().numpy()
+    obs, seeds = requests(count)
+    replies = PolicyEngine(policy).reply(obs, seeds, max_new_tokens=6)
+    read = policy.read(obs, [reply.ids for reply in replies]).log_probs.detach().numpy()
     for row, reply in enumerate(replies):
         np.testing.assert_allclose(read[row, : len(reply.log_probs)], reply.log_probs, atol=1e-5, rtol=1e-5)
 
@@ -74,13 +75,14 @@ def test_a_policy_samples_what_it_recomputes_and_what_its_own_forward_pass_says(
     check_recomputed(policy)
     rng = np.random.default_rng(0)  # the same frames as in tests.tiny_policy
     frames = [frame for size in ((56, 56), (56, 96)) for frame in rng.integers(0, 256, (2, *size, 3), np.uint8)]
-    replies = PolicyEngine(policy).reply(requests(4), max_new_tokens=6)
-    read = policy.read([reply.tokens for reply in replies]).log_probs.detach()
-    for row, (request, reply) in enumerate(zip(requests(4), replies, strict=True)):
-        content = [{"type": "image"}, {"type": "text", "text": request.prompt}]
+    obs, seeds = requests(4)
+    replies = PolicyEngine(policy).reply(obs, seeds, max_new_tokens=6)
+    read = policy.read(obs, [reply.ids for reply in replies]).log_probs.detach()
+    for row, (prompt, reply) in enumerate(zip(obs.texts, replies, strict=True)):
+        content = [{"type": "image"}, {"type": "text", "text": prompt}]
         chat = policy.processor.apply_chat_template([{"role": "user", "content": content}])
-        inputs = policy.processor([chat], [[frames[int(request.image[-1:])]]])
-        ids = torch.from_numpy(reply.tokens.reply_ids)[None]
+        inputs = policy.processor([chat], [[frames[int(reply.image[-1:])]]])
+        ids = torch.from_numpy(reply.ids)[None]
         whole = {
             name: torch.cat([value, ids if name == "input_ids" else torch.full_like(ids, name == "attention_mask")], 1)
             for name, value in inputs.items()
@@ -99,8 +101,9 @@ def test_an_adapter_learns_beside_coarse_weights_and_is_read_by_names_of_either_
 ) -> None:
     family, folder = published
     policy = acting(folder, learns="lora", lora_rank=2, quantization="nf4")
-    replies = PolicyEngine(policy).reply(requests(4), max_new_tokens=6)
-    policy.read([reply.tokens for reply in replies]).log_probs.sum().backward()
+    obs, seeds = requests(4)
+    replies = PolicyEngine(policy).reply(obs, seeds, max_new_tokens=6)
+    policy.read(obs, [reply.ids for reply in replies]).log_probs.sum().backward()
     learned = [name for name, one in policy.named_parameters() if one.grad is not None and one.grad.abs().sum() > 0]
     assert learned and all("lora_" in name for name in learned)
 

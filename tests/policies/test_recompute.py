@@ -39,7 +39,7 @@ def test_rows_are_packed_by_the_longest_by_hand() -> None:
 
 def gradients(policy: Any, asked: Any, **settings: Any) -> tuple[Any, dict[str, Tensor]]:
     policy.zero_grad()
-    read = policy.read(asked, with_entropies=True, with_token_values=True, **settings)
+    read = policy.read(*asked, with_entropies=True, with_token_values=True, **settings)
     (read.log_probs.sum() + 0.1 * read.entropies.sum() + read.token_values.sum() + read.values.sum()).div(80).backward()
     return read, {name: p.grad.clone() for name, p in policy.named_parameters() if p.grad is not None}
 
@@ -60,10 +60,11 @@ def test_every_family_has_the_same_loss_and_gradient(tmp_path: Path, family: str
     for policy in (plain, saving):
         policy.images.clear()
         show_images(policy)
-    asked = [reply.tokens for reply in PolicyEngine(saving).reply(requests(8), max_new_tokens=10, temperature=1.0)]
-    sampled = PolicyEngine(plain).reply(requests(8), max_new_tokens=10, temperature=1.0)
-    for one, other in zip(asked, sampled, strict=True):
-        assert np.array_equal(one.reply_ids, other.tokens.reply_ids), "sampling is left as it was"
+    replies = PolicyEngine(saving).reply(*requests(8), max_new_tokens=10, temperature=1.0)
+    sampled = PolicyEngine(plain).reply(*requests(8), max_new_tokens=10, temperature=1.0)
+    asked = requests(8)[0], [reply.ids for reply in replies]
+    for one, other in zip(replies, sampled, strict=True):
+        assert np.array_equal(one.ids, other.ids), "sampling is left as it was"
     left, expected = gradients(plain, asked, temperature=0.7)
     right, found = gradients(saving, asked, temperature=0.7)
     for name in ("log_probs", "entropies", "token_values", "values"):
@@ -73,7 +74,7 @@ def test_every_family_has_the_same_loss_and_gradient(tmp_path: Path, family: str
     for name, gradient in expected.items():
         scale = max(1.0, float(gradient.abs().max()))
         assert (found[name] - gradient).abs().max() <= 1e-6 * scale, name
-    kept = [saved_bytes(lambda p=policy: p.read(asked).log_probs, policy) for policy in (plain, saving)]
+    kept = [saved_bytes(lambda p=policy: p.read(*asked).log_probs, policy) for policy in (plain, saving)]
     assert kept[1] < 0.6 * kept[0], kept
 
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+from rlvlm.core.episodes import Observations
 from rlvlm.core.errors import MachineError
-from rlvlm.core.turns import ReplyRequest
 from rlvlm.policies.vlm.engine import PolicyEngine, _draw
 from rlvlm.policies.vlm.policy import VLMPolicy
 from tests.tiny_policy import FAMILIES, requests, tiny_policy
@@ -29,14 +29,15 @@ def test_a_number_picks_where_it_falls_in_the_distribution() -> None:
 
 @pytest.mark.slow
 def test_greedy_replies_are_those_of_generate(policy: VLMPolicy) -> None:
-    replies = PolicyEngine(policy).reply(requests(4), max_new_tokens=8, greedy=True)
+    replies = PolicyEngine(policy).reply(*requests(4), max_new_tokens=8, greedy=True)
     rng = np.random.default_rng(0)  # the same frames as in tests.tiny_policy
     frames = [frame for size in ((56, 56), (56, 96)) for frame in rng.integers(0, 256, (2, *size, 3), np.uint8)]
-    for request, reply in zip(requests(4), replies, strict=True):
-        content = [{"type": "image"}, {"type": "text", "text": request.prompt}]
+    obs, _ = requests(4)
+    for prompt, ids, reply in zip(obs.texts, policy.prompts(obs), replies, strict=True):
+        content = [{"type": "image"}, {"type": "text", "text": prompt}]
         chat = policy.processor.apply_chat_template([{"role": "user", "content": content}])
-        inputs = policy.processor(text=[chat], images=[[frames[int(request.image[-1:])]]])
-        assert inputs["input_ids"][0].tolist() == reply.tokens.prompt_ids.tolist()
+        inputs = policy.processor(text=[chat], images=[[frames[int(reply.image[-1:])]]])
+        assert inputs["input_ids"][0].tolist() == ids.tolist()
         made = policy.model.generate(
             **inputs,
             do_sample=False,
@@ -45,19 +46,20 @@ def test_greedy_replies_are_those_of_generate(policy: VLMPolicy) -> None:
             eos_token_id=policy.stop_id,
             pad_token_id=policy.backbone.pad_id,
         )
-        assert made[0, inputs["input_ids"].shape[1] :].tolist() == reply.tokens.reply_ids.tolist()
+        assert made[0, inputs["input_ids"].shape[1] :].tolist() == reply.ids.tolist()
 
 
 @pytest.mark.slow
 def test_a_reply_depends_on_its_seed_and_not_on_its_batch(policy: VLMPolicy) -> None:
     engine = PolicyEngine(policy, max_batch=3)
-    together = engine.reply(requests(8), max_new_tokens=10)
-    alone = [engine.reply([request], max_new_tokens=10)[0] for request in requests(8)]
-    others = engine.reply(requests(8, seed=50), max_new_tokens=10)
+    obs, seeds = requests(8)
+    together = engine.reply(obs, seeds, max_new_tokens=10)
+    alone = [engine.reply(obs.at([row]), [seed], max_new_tokens=10)[0] for row, seed in enumerate(seeds)]
+    others = engine.reply(*requests(8, seed=50), max_new_tokens=10)
     for one, other, third in zip(together, alone, others, strict=True):
-        assert one.tokens.reply_ids.tolist() == other.tokens.reply_ids.tolist()
+        assert one.ids.tolist() == other.ids.tolist()
         np.testing.assert_allclose(one.log_probs, other.log_probs, atol=1e-4)
-        assert one.tokens.reply_ids.tolist() != third.tokens.reply_ids.tolist()
+        assert one.ids.tolist() != third.ids.tolist()
 
 
 def test_a_reply_ends_with_its_stop_token_or_is_marked_as_cut(policy: VLMPolicy) -> None:
@@ -66,11 +68,11 @@ def test_a_reply_ends_with_its_stop_token_or_is_marked_as_cut(policy: VLMPolicy)
         head = policy.model.get_output_embeddings()
         kept = head.weight.clone()
         head.weight[policy.stop_id] = head.weight.mean(0) + 2 * head.weight.std() * torch.randn(head.weight.shape[1])
-        replies = PolicyEngine(policy).reply(requests(64), max_new_tokens=6)
+        replies = PolicyEngine(policy).reply(*requests(64), max_new_tokens=6)
         head.weight.copy_(kept)
     banned = set(policy.banned_ids.tolist())
     for reply in replies:
-        ids = reply.tokens.reply_ids.tolist()
+        ids = reply.ids.tolist()
         assert len(ids) == len(reply.log_probs) and policy.stop_id not in ids[:-1] and not banned & set(ids)
         assert reply.is_complete == (ids[-1] == policy.stop_id)
         assert reply.is_complete or len(ids) == 6
@@ -80,8 +82,8 @@ def test_a_reply_ends_with_its_stop_token_or_is_marked_as_cut(policy: VLMPolicy)
 def test_versions_travel_and_what_cannot_be_asked_is_refused(tmp_path: Path) -> None:
     engine = PolicyEngine(tiny_policy(tmp_path))
     engine.version = 7
-    assert {reply.version for reply in engine.reply(requests(2), max_new_tokens=1)} == {7}
+    assert {reply.version for reply in engine.reply(*requests(2), max_new_tokens=1)} == {7}
     with pytest.raises(MachineError, match="was not shown"):
-        engine.reply([ReplyRequest(prompt="", image=b"never", seed=0)], max_new_tokens=1)
+        engine.reply(Observations(texts=("",), images=(b"never",)), [0], max_new_tokens=1)
     with pytest.raises(ValueError, match="temperature"):
-        engine.reply(requests(1), max_new_tokens=1, temperature=0.0)
+        engine.reply(*requests(1), max_new_tokens=1, temperature=0.0)

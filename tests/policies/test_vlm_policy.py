@@ -10,13 +10,13 @@ import torch
 from bitsandbytes.functional import dequantize_4bit
 from bitsandbytes.nn.modules import Linear4bit
 
-from rlvlm.core.episodes import SampledReply
+from rlvlm.core.episodes import IntArray, Observations, SampledReply
 from rlvlm.core.errors import UsageError
 from rlvlm.policies.vlm import loading
 from rlvlm.policies.vlm.config import PolicyConfig
 from rlvlm.policies.vlm.engine import PolicyEngine
 from rlvlm.policies.vlm.policy import VLMPolicy
-from tests.tiny_policy import FAMILIES, PROMPTS, requests, show_images, tiny_policy
+from tests.tiny_policy import FAMILIES, requests, show_images, tiny_policy
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -24,14 +24,18 @@ def policy(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return tiny_policy(tmp_path_factory.mktemp("vlm"), request.param)
 
 
-def sample(policy: VLMPolicy, count: int = 8, temperature: float = 1.0) -> list[SampledReply]:
-    return PolicyEngine(policy).reply(requests(count), max_new_tokens=10, temperature=temperature)
+def sample(
+    policy: VLMPolicy, count: int = 8, temperature: float = 1.0
+) -> tuple[Observations, list[IntArray], list[SampledReply]]:
+    """What was asked, the ids of the replies, and the replies."""
+    replies = PolicyEngine(policy).reply(*requests(count), max_new_tokens=10, temperature=temperature)
+    return requests(count)[0], [reply.ids for reply in replies], replies
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.5])
 def test_sampled_log_probs_are_the_recomputed_ones(policy: VLMPolicy, temperature: float) -> None:
-    replies = sample(policy, temperature=temperature)
-    read = policy.read([reply.tokens for reply in replies], temperature=temperature)
+    obs, tokens, replies = sample(policy, temperature=temperature)
+    read = policy.read(obs, tokens, temperature=temperature)
     for row, reply in enumerate(replies):
         count = len(reply.log_probs)
         assert read.mask[row].sum() == count
@@ -40,13 +44,13 @@ def test_sampled_log_probs_are_the_recomputed_ones(policy: VLMPolicy, temperatur
 
 
 def test_a_batch_reads_as_its_rows_do(policy: VLMPolicy) -> None:
-    tokens = [reply.tokens for reply in sample(policy)]
-    batch = policy.read(tokens, with_entropies=True, with_token_values=True)
+    obs, tokens, _ = sample(policy)
+    batch = policy.read(obs, tokens, with_entropies=True, with_token_values=True)
     assert batch.entropies is not None and batch.token_values is not None
     for row, one in enumerate(tokens):
-        single = policy.read([one], with_entropies=True, with_token_values=True)
+        single = policy.read(obs.at([row]), [one], with_entropies=True, with_token_values=True)
         assert single.entropies is not None and single.token_values is not None
-        count = len(one.reply_ids)
+        count = len(one)
         for many, alone in (
             (batch.log_probs, single.log_probs),
             (batch.entropies, single.entropies),
@@ -55,24 +59,24 @@ def test_a_batch_reads_as_its_rows_do(policy: VLMPolicy) -> None:
             torch.testing.assert_close(many[row, :count], alone[0], atol=1e-4, rtol=1e-4)
         torch.testing.assert_close(batch.values[row], single.values[0], atol=1e-4, rtol=1e-4)
         torch.testing.assert_close(batch.token_values[row, 0], batch.values[row], atol=1e-5, rtol=1e-5)
-        torch.testing.assert_close(policy.values_of([one])[0], single.values[0], atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(policy.values(obs.at([row]))[0], single.values[0], atol=1e-4, rtol=1e-4)
 
 
 def test_the_image_and_every_earlier_token_matter(policy: VLMPolicy) -> None:
-    (reply,) = sample(policy, 1)
-    base = policy.read([reply.tokens]).log_probs.detach()
-    other_image = b"image 1" if reply.tokens.image == b"image 0" else b"image 0"
-    moved = policy.read([dataclasses.replace(reply.tokens, image=other_image)]).log_probs.detach()
+    obs, (reply_ids,), _ = sample(policy, 1)
+    base = policy.read(obs, [reply_ids]).log_probs.detach()
+    assert obs.images == (b"image 0",)
+    moved = policy.read(dataclasses.replace(obs, images=(b"image 1",)), [reply_ids]).log_probs.detach()
     assert (base - moved).abs().max() > 1e-6
-    ids = reply.tokens.reply_ids.copy()
+    ids = reply_ids.copy()
     ids[0] = ids[0] + 1 if ids[0] + 1 < 200 else 0
-    changed = policy.read([dataclasses.replace(reply.tokens, reply_ids=ids)]).log_probs.detach()
+    changed = policy.read(obs, [ids]).log_probs.detach()
     assert (base - changed)[0, 1:].abs().max() > 1e-6
 
 
 def test_gradients_are_finite_and_stay_out_of_the_eyes(policy: VLMPolicy) -> None:
     policy.zero_grad()
-    read = policy.read([reply.tokens for reply in sample(policy)], with_entropies=True)
+    read = policy.read(*sample(policy)[:2], with_entropies=True)
     assert read.entropies is not None
     (read.log_probs.sum() + read.values.sum() + read.entropies.sum()).backward()
     gradients = {name: p.grad for name, p in policy.named_parameters() if p.grad is not None}
@@ -84,16 +88,16 @@ def test_gradients_are_finite_and_stay_out_of_the_eyes(policy: VLMPolicy) -> Non
 
 def test_a_detached_value_does_not_reach_the_backbone(policy: VLMPolicy) -> None:
     policy.zero_grad()
-    policy.read([reply.tokens for reply in sample(policy, 2)], detach_values=True).values.sum().backward()
+    policy.read(*sample(policy, 2)[:2], detach_values=True).values.sum().backward()
     assert all(p.grad is None for p in policy.backbone_parameters())
     assert any(p.grad is not None for p in policy.head_parameters())
     policy.zero_grad()
 
 
 def test_the_critic_sees_the_image_and_where_the_prompt_ends_and_nothing_else(policy: VLMPolicy) -> None:
-    tokens = [reply.tokens for reply in sample(policy)]
-    padded = policy.pad(tokens)
-    hidden = policy.hidden(padded, [one.image for one in tokens]).detach()
+    obs, tokens, _ = sample(policy)
+    padded = policy.pad(obs, tokens)
+    hidden = policy.hidden(padded, obs.images).detach()
     is_image = padded.ids == policy.backbone.image_id
     is_last = torch.arange(padded.ids.shape[1]).expand_as(is_image) == padded.prompt_length - 1
     before = policy.prompt_values(hidden, padded)
@@ -116,13 +120,11 @@ def test_banned_tokens_have_no_probability(policy: VLMPolicy) -> None:
 
 
 def test_demonstrations_end_as_replies_do(policy: VLMPolicy) -> None:
-    written = policy.write(PROMPTS[0], b"image 0", '{"action": "+"}')
-    assert written.reply_ids[-1] == policy.stop_id
-    assert policy.text_of(written.reply_ids) == '{"action": "+"}'
-    asked = policy.encode(PROMPTS[0], (56, 56))
-    assert np.array_equal(written.prompt_ids, asked)
+    written = policy.write('{"action": "+"}')
+    assert written[-1] == policy.stop_id
+    assert policy.text_of(written) == '{"action": "+"}'
     with pytest.raises(ValueError, match="special tokens"):
-        policy.write(PROMPTS[0], b"image 0", "a<|im_end|>b")
+        policy.write("a<|im_end|>b")
 
 
 @pytest.mark.parametrize("pooling", ["mean", "last"])
@@ -130,15 +132,16 @@ def test_an_action_head_reads_a_batch_as_its_rows(tmp_path: Path, pooling) -> No
     config = PolicyConfig(learns="all", acts="head", pooling=pooling)
     policy = tiny_policy(tmp_path, "qwen3_vl", config, num_actions=3)
     engine = PolicyEngine(policy)
-    actions = engine.act(requests(8))
-    log_probs, values = policy.act_log_probs([action.tokens for action in actions])
+    obs, seeds = requests(8)
+    actions = engine.act(obs, seeds)
+    log_probs, values = policy.act_log_probs(obs)
     assert log_probs.shape == (8, 3)
     for row, action in enumerate(actions):
         assert float(log_probs[row, action.action].detach()) == pytest.approx(action.log_probs[0], abs=1e-4)
-        alone, value = policy.act_log_probs([action.tokens])
+        alone, value = policy.act_log_probs(obs.at([row]))
         torch.testing.assert_close(alone[0], log_probs[row], atol=1e-4, rtol=1e-4)
         torch.testing.assert_close(value[0], values[row], atol=1e-4, rtol=1e-4)
-    greedy = engine.act(requests(8), greedy=True)
+    greedy = engine.act(obs, seeds, greedy=True)
     assert [action.action for action in greedy] == log_probs.argmax(-1).tolist()
 
 
@@ -147,17 +150,17 @@ def test_an_adapter_alone_learns_and_earlier_weights_can_be_looked_through(tmp_p
     assert policy.backbone_parameters()
     assert all("lora_" in name or "_head" in name for name in policy.trained_state())
     assert not any("visual" in name for name in policy.trained_state())
-    tokens = [reply.tokens for reply in sample(policy)]
-    base = policy.read(tokens).log_probs.detach()
+    obs, tokens, _ = sample(policy)
+    base = policy.read(obs, tokens).log_probs.detach()
     before = {name: value.clone() for name, value in policy.trained_state().items()}
     for name, parameter in policy.named_parameters():
         if "lora_B" in name:
             parameter.data.normal_()
-    now = policy.read(tokens).log_probs.detach()
+    now = policy.read(obs, tokens).log_probs.detach()
     assert (now - base).abs().max() > 1e-4
     with policy.with_weights(before):
-        torch.testing.assert_close(policy.read(tokens).log_probs.detach(), base)
-    assert torch.equal(policy.read(tokens).log_probs.detach(), now)
+        torch.testing.assert_close(policy.read(obs, tokens).log_probs.detach(), base)
+    assert torch.equal(policy.read(obs, tokens).log_probs.detach(), now)
     with pytest.raises(ValueError, match="another policy"), policy.with_weights({"x": torch.zeros(1)}):
         pass
 
@@ -166,22 +169,22 @@ def test_trained_weights_travel(tmp_path: Path) -> None:
     first, second = (tiny_policy(tmp_path / name) for name in ("a", "b"))
     for parameter in first.backbone_parameters() + first.head_parameters():
         parameter.data.add_(0.01)
-    tokens = [reply.tokens for reply in sample(first)]
-    assert (first.read(tokens).log_probs - second.read(tokens).log_probs).abs().max() > 1e-4
+    asked = sample(first)[:2]
+    assert (first.read(*asked).log_probs - second.read(*asked).log_probs).abs().max() > 1e-4
     second.load_trained_state(first.trained_state())
-    torch.testing.assert_close(first.read(tokens).log_probs, second.read(tokens).log_probs)
+    torch.testing.assert_close(first.read(*asked).log_probs, second.read(*asked).log_probs)
     with pytest.raises(ValueError, match="another policy"):
         second.load_trained_state({"x": torch.zeros(1)})
 
 
 def test_trained_eyes_look_again_and_get_gradients(tmp_path: Path) -> None:
     policy = tiny_policy(tmp_path, "qwen3_vl", PolicyConfig(learns="all", train_vision=True))
-    tokens = [reply.tokens for reply in sample(policy)]
-    read = policy.read(tokens)
+    asked = sample(policy)[:2]
+    read = policy.read(*asked)
     read.log_probs.sum().backward()
     assert any(p.grad is not None and p.grad.abs().sum() > 0 for p in policy.model.model.visual.parameters())
     with torch.no_grad():
-        torch.testing.assert_close(policy.read(tokens).log_probs, read.log_probs.detach(), atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(policy.read(*asked).log_probs, read.log_probs.detach(), atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize(("dtype", "quantization"), [("bfloat16", "none"), ("float32", "nf4")])
@@ -189,8 +192,8 @@ def test_coarse_weights_sample_and_learn(tmp_path: Path, dtype, quantization) ->
     """Heads and log-probs are float32 whatever the weights are; only the adapter and the heads take gradients."""
     config = PolicyConfig(learns="lora", lora_rank=4, dtype=dtype, quantization=quantization)
     policy = tiny_policy(tmp_path, "qwen3_vl", config)
-    replies = sample(policy)
-    read = policy.read([reply.tokens for reply in replies])
+    obs, tokens, replies = sample(policy)
+    read = policy.read(obs, tokens)
     assert read.log_probs.dtype == read.values.dtype == torch.float32
     for row, reply in enumerate(replies):
         recomputed = read.log_probs[row, : len(reply.log_probs)].detach().numpy()
@@ -205,11 +208,11 @@ def test_gradients_through_4_bit_weights_are_those_of_the_weights_they_stand_for
     policy = tiny_policy(tmp_path, "qwen3_vl", config)
     for parameter in policy.backbone_parameters():
         parameter.data.normal_(std=0.01, generator=torch.Generator().manual_seed(3))
-    tokens = [reply.tokens for reply in sample(policy)]
+    asked = sample(policy)[:2]
 
     def gradients() -> list[torch.Tensor]:
         policy.zero_grad()
-        policy.read(tokens).log_probs.sum().backward()
+        policy.read(*asked).log_probs.sum().backward()
         return [p.grad.clone() for p in policy.backbone_parameters() if p.grad is not None]
 
     coarse = gradients()
@@ -234,7 +237,7 @@ def test_eyes_that_stop_learning_look_once_and_are_still_saved(tmp_path: Path) -
     policy.stop_training_vision()
     assert len(policy.images) == 0, "what was encoded with other eyes is forgotten"
     show_images(policy)
-    read = policy.read([reply.tokens for reply in sample(policy)])
+    read = policy.read(*sample(policy)[:2])
     read.log_probs.sum().backward()
     eyes = dict(policy.model.model.visual.named_parameters())
     assert eyes and all(parameter.grad is None for parameter in eyes.values())
@@ -264,7 +267,7 @@ def test_new_words_are_one_token_each_and_begin_as_the_mean_of_their_parts(tmp_p
     prompt = f"{words[0]}Then {words[1]}."
     short, long = (policy.encode(prompt, (56, 56)) for policy in (taught, plain))
     assert len(parts) > 1 and len(short) < len(long)
-    assert taught.text_of(taught.write(prompt, b"image 0", prompt).reply_ids) == prompt
+    assert taught.text_of(taught.write(prompt)) == prompt
     assert len(taught.tokenizer) == len(plain.tokenizer) + 2, "what is one token already stays it"
     assert token not in taught.banned_ids.tolist()
 

@@ -97,15 +97,15 @@ def test_one_that_sleeps_answers_when_it_is_its_turn_again_also_when_it_was_lost
     with running_policy(
         config, 0, COLOCATED.placement, "turns", batch_size=8, build=load_policy, takes_turns=True
     ) as app:
-        policy, probe, frame = trainer(tmp_path)
-        engine, here = ServedEngine(app, policy, probe, frame, config=COLOCATED), PolicyEngine(policy)
+        policy, obs, ids, frame = trainer(tmp_path)
+        engine, here = ServedEngine(app, policy, obs, ids, frame, config=COLOCATED), PolicyEngine(policy)
         for key, image in frames_of_tiny_policy().items():
             engine.show([key], image[None])
-        own = ids_of(here.reply(requests(8), max_new_tokens=6))
+        own = ids_of(here.reply(*requests(8), max_new_tokens=6))
         engine.use(engine.pack(1))
         with ThreadPoolExecutor(1) as pool:
             for lost in (False, True):
-                waits = pool.submit(engine.reply, requests(8), max_new_tokens=6)
+                waits = pool.submit(engine.reply, *requests(8), max_new_tokens=6)
                 time.sleep(1.0)
                 assert not waits.done(), "it sleeps"
                 if lost:
@@ -124,8 +124,8 @@ def test_one_that_sleeps_answers_when_it_is_its_turn_again_also_when_it_was_lost
         config, 0, replace(COLOCATED, num_replicas=1).placement, "turns", 8, fails_to_load, takes_turns=True
     )
     with app_of_none as app:
-        policy, probe, frame = trainer(tmp_path)
-        engine = ServedEngine(app, policy, probe, frame, config=COLOCATED)
+        policy, obs, ids, frame = trainer(tmp_path)
+        engine = ServedEngine(app, policy, obs, ids, frame, config=COLOCATED)
         with pytest.raises(ModelUnavailable, match="cannot wake: .*the card is full"):
             engine.wake([])
         engine.close()

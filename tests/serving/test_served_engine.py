@@ -20,7 +20,7 @@ from ray import serve
 
 from rlvlm.algorithms.policy_gradient.algorithm import PolicyGradient, check_versions
 from rlvlm.core import metrics
-from rlvlm.core.episodes import ReplyRequest, ReplyTokens
+from rlvlm.core.episodes import IntArray, Observations
 from rlvlm.core.errors import ModelUnavailable, RunError, UsageError
 from rlvlm.core.steps import Frames
 from rlvlm.policies.buckets import write_buckets
@@ -66,22 +66,23 @@ def frames_of_tiny_policy() -> dict[bytes, Frames]:
     return {b"image %d" % (first + i): frame for first, frames in shown for i, frame in enumerate(frames)}
 
 
-def trainer(folder: Path) -> tuple[VLMPolicy, ReplyTokens, Frames]:
+def trainer(folder: Path) -> tuple[VLMPolicy, Observations, IntArray, Frames]:
     policy = tiny_policy(folder)
     frame = frames_of_tiny_policy()[IMAGE][None]
-    return policy, policy.write("Which way?", IMAGE, '{"action": "+"}'), frame
+    obs = Observations(texts=("Which way?",), images=(IMAGE,))
+    return policy, obs, policy.write('{"action": "+"}'), frame
 
 
 def engine_of(app: str, folder: Path) -> tuple[ServedEngine, VLMPolicy]:
-    policy, probe, frame = trainer(folder)
-    engine = ServedEngine(app, policy, probe, frame, config=SERVED)
+    policy, obs, ids, frame = trainer(folder)
+    engine = ServedEngine(app, policy, obs, ids, frame, config=SERVED)
     for key, image in frames_of_tiny_policy().items():
         engine.show([key], image[None])
     return engine, policy
 
 
 def ids_of(replies: Any) -> list[list[int]]:
-    return [reply.tokens.reply_ids.tolist() for reply in replies]
+    return [reply.ids.tolist() for reply in replies]
 
 
 def move(policy: VLMPolicy, seed: int) -> None:
@@ -98,11 +99,10 @@ def test_served_replies_are_those_in_process_and_follow_the_weights(app: str, fo
     for version in (1, 2):
         engine.use(engine.pack(version))
         here.use(here.pack(version))
-        served, own = (one.reply(asked, max_new_tokens=6) for one in (engine, here))
+        served, own = (one.reply(*asked, max_new_tokens=6) for one in (engine, here))
         assert ids_of(served) == ids_of(own) and {reply.version for reply in served} == {version}
         for left, right in zip(served, own, strict=True):
             np.testing.assert_allclose(left.log_probs, right.log_probs, atol=1e-4)
-            assert left.tokens.prompt_ids.tolist() == right.tokens.prompt_ids.tolist()
         assert engine.report()[metrics.ENGINE_SYNC_ERROR] <= 1e-4
         seen.append(ids_of(served))
         move(policy, version)
@@ -131,10 +131,10 @@ def strange_weights(good: Weights, policy: VLMPolicy) -> dict[str, Weights]:
 
 
 def test_weights_that_are_torn_are_refused(local_ray: None, tmp_path: Path) -> None:
-    policy, probe, frame = trainer(tmp_path / "there")
+    policy, obs, ids, frame = trainer(tmp_path / "there")
     other = tiny_policy(tmp_path / "here")
     move(policy, 7)
-    good = pack_weights(policy, 3, probe, frame, bucket_bytes=BUCKET)
+    good = pack_weights(policy, 3, obs, ids, frame, bucket_bytes=BUCKET)
     assert len(good.buckets) > 3
     for reason, weights in strange_weights(good, policy).items():
         with pytest.raises(ModelUnavailable, match=reason):
@@ -153,17 +153,17 @@ def no_bytes() -> None:
 
 def asked(replica: PolicyReplica, weights: Weights | None, frame: Frames, key: str = "") -> Any:
     sampling = Sampling(max_new_tokens=4, temperature=1.0, greedy=True)
-    request = ReplyRequest(prompt="Go.", image=IMAGE, seed=0)
-    return replica.ask(ReplyCall(key=key, requests=(request,), frames=(frame[0],), sampling=sampling, weights=weights))
+    obs = Observations(texts=("Go.",), images=(IMAGE,))
+    return replica.ask(ReplyCall(key=key, obs=obs, seeds=(0,), frames=(frame[0],), sampling=sampling, weights=weights))
 
 
 def test_a_replica_that_refused_weights_answers_with_the_old_ones_and_never_with_a_mixture(
     local_ray: None, tmp_path: Path
 ) -> None:
-    policy, probe, frame = trainer(tmp_path / "there")
-    old = pack_weights(policy, 1, probe, frame, bucket_bytes=BUCKET)
+    policy, obs, ids, frame = trainer(tmp_path / "there")
+    old = pack_weights(policy, 1, obs, ids, frame, bucket_bytes=BUCKET)
     move(policy, 7)
-    new = pack_weights(policy, 2, probe, frame, bucket_bytes=BUCKET)
+    new = pack_weights(policy, 2, obs, ids, frame, bucket_bytes=BUCKET)
     replica = PolicyReplica(PolicyConfig(), 0, PlacementConfig(), 4, lambda *_: tiny_policy(tmp_path / "here"))
 
     async def all_asked() -> None:
@@ -198,9 +198,9 @@ def test_a_replica_that_waits_for_weights_is_not_taken_for_stuck(
     local_ray: None, tmp_path: Path, late_one: int
 ) -> None:
     """They may be gigabytes on another machine; a health check fails where the model shows no sign of life."""
-    policy, probe, frame = trainer(tmp_path / "there")
+    policy, obs, ids, frame = trainer(tmp_path / "there")
     move(policy, 3)
-    weights, gate = pack_weights(policy, 1, probe, frame, bucket_bytes=BUCKET), tmp_path / "gate"
+    weights, gate = pack_weights(policy, 1, obs, ids, frame, bucket_bytes=BUCKET), tmp_path / "gate"
 
     weights = with_late_bucket(weights, late_one, gate)
     replica = PolicyReplica(PolicyConfig(), 0, PlacementConfig(), 4, lambda *_: tiny_policy(tmp_path / "here"))
@@ -224,11 +224,11 @@ def test_one_that_dies_in_the_middle_of_a_sync_holds_nobody_up_and_comes_back_wi
     engine, policy = engine_of(app, folder)
     here, gate = PolicyEngine(policy), tmp_path / "gate"
     move(policy, 11)
-    packed = pack_weights(policy, 50, engine._probe, engine._frame, bucket_bytes=BUCKET)
+    packed = pack_weights(policy, 50, *engine._probe, engine._frame, bucket_bytes=BUCKET)
     engine.use(with_late_bucket(packed, len(packed.buckets) - 1, gate))
-    own = ids_of(here.reply(requests(12), max_new_tokens=6))
+    own = ids_of(here.reply(*requests(12), max_new_tokens=6))
     with ThreadPoolExecutor(1) as pool:
-        waits = pool.submit(engine.reply, requests(12), max_new_tokens=6)
+        waits = pool.submit(engine.reply, *requests(12), max_new_tokens=6)
         time.sleep(2.0)
         assert not waits.done(), "both have all but the last bucket"
         gone = replica_pids(app)[0]
@@ -239,7 +239,7 @@ def test_one_that_dies_in_the_middle_of_a_sync_holds_nobody_up_and_comes_back_wi
     assert ids_of(replies) == own and {reply.version for reply in replies} == {50}
     wait_until(lambda: len(replica_pids(app)) == 2, 120, "it is back")
     for _ in range(4):  # whichever of them is asked
-        again = engine.reply(requests(12), max_new_tokens=6)
+        again = engine.reply(*requests(12), max_new_tokens=6)
         assert ids_of(again) == own and {reply.version for reply in again} == {50}
     engine.close()
 
@@ -257,11 +257,9 @@ def test_killed_replicas_lose_and_double_no_turn(app: str, folder: Path, kills: 
             for one in (engine, here):
                 one.use(one.pack(version))
             asked = requests(12, seed=100 * version)
-            served, own = (one.reply(asked, max_new_tokens=6) for one in (engine, here))
+            served, own = (one.reply(*asked, max_new_tokens=6) for one in (engine, here))
             # In batches of another size a draw may, once in a long while, fall on the other side of a last bit.
             assert sum(left != right for left, right in zip(ids_of(served), ids_of(own), strict=True)) <= 1
-            for left, right in zip(served, own, strict=True):
-                assert left.tokens.prompt_ids.tolist() == right.tokens.prompt_ids.tolist()
             assert {reply.version for reply in served} == {version}
     wait_until(lambda: len(replica_pids(app)) == 2, 120, "both replicas back")
     assert kills == 1 or engine.report()[metrics.ENGINE_RETRIES] > 0, "some request was under way when its replica died"
@@ -271,10 +269,10 @@ def test_killed_replicas_lose_and_double_no_turn(app: str, folder: Path, kills: 
 def test_a_prompt_beyond_the_window_is_refused_with_the_setting(app: str, folder: Path) -> None:
     engine, policy = engine_of(app, folder)
     with pytest.raises(UsageError, match=r"the model's window holds 4,096") as caught:
-        engine.reply(requests(2), max_new_tokens=5_000)
+        engine.reply(*requests(2), max_new_tokens=5_000)
     assert "--algo.max-reply-tokens" in caught.value.fix
     with pytest.raises(UsageError, match="a prompt has"):
-        PolicyEngine(policy).reply([replace(requests(1)[0], prompt="go " * 5_000)], max_new_tokens=1)
+        PolicyEngine(policy).reply(replace(requests(1)[0], texts=("go " * 5_000,)), [0], max_new_tokens=1)
     engine.close()
 
 

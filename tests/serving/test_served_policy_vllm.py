@@ -18,7 +18,7 @@ from rlvlm.algorithms.policy_gradient.algorithm import PolicyGradient, PPOAlgori
 from rlvlm.algorithms.policy_gradient.config import PPOConfig
 from rlvlm.algorithms.sft_config import ReplySFTConfig
 from rlvlm.core import metrics
-from rlvlm.core.episodes import ReplyRequest
+from rlvlm.core.episodes import Observations
 from rlvlm.core.errors import ModelUnavailable, UsageError
 from rlvlm.envs.registry import task_env
 from rlvlm.policies.vlm.config import PolicyConfig
@@ -70,15 +70,18 @@ def trainer() -> VLMPolicy:
 def engine_of(app: str, policy: VLMPolicy) -> ServedEngine:
     rng = np.random.default_rng(0)
     frames = [rng.integers(0, 256, (1, *size, 3), np.uint8) for size in SIZES]
-    probe = policy.write(WORDS[1], b"image 0", '{"action": "+"}')
-    engine = ServedEngine(app, policy, probe, frames[0], config=ENGINE)
+    obs = Observations(texts=(WORDS[1],), images=(b"image 0",))
+    engine = ServedEngine(app, policy, obs, policy.write('{"action": "+"}'), frames[0], config=ENGINE)
     for number, frame in enumerate(frames):
         engine.show([b"image %d" % number], frame)
     return engine
 
 
-def requests(count: int, seed: int = 0) -> list[ReplyRequest]:
-    return [ReplyRequest(prompt=WORDS[i % 3], image=b"image %d" % (i % 2), seed=seed + i) for i in range(count)]
+def requests(count: int, seed: int = 0) -> tuple[Observations, range]:
+    obs = Observations(
+        texts=tuple(WORDS[i % 3] for i in range(count)), images=tuple(b"image %d" % (i % 2) for i in range(count))
+    )
+    return obs, range(seed, seed + count)
 
 
 def move(policy: VLMPolicy, seed: int) -> None:
@@ -89,7 +92,7 @@ def move(policy: VLMPolicy, seed: int) -> None:
 
 
 def ids_of(replies: Any) -> list[list[int]]:
-    return [reply.tokens.reply_ids.tolist() for reply in replies]
+    return [reply.ids.tolist() for reply in replies]
 
 
 class TestServed:
@@ -103,26 +106,27 @@ class TestServed:
         for version in (1, 2):
             move(policy, version)
             engine.use(engine.pack(version))
-            replies = engine.reply(asked, max_new_tokens=12, temperature=0.7)
+            replies = engine.reply(*asked, max_new_tokens=12, temperature=0.7)
             assert {reply.version for reply in replies} == {version}
-            own = here.reply(asked, max_new_tokens=12, temperature=0.7)
-            assert [r.tokens.prompt_ids.tolist() for r in replies] == [r.tokens.prompt_ids.tolist() for r in own]
-            again = policy.read([reply.tokens for reply in replies], temperature=0.7)
+            again = policy.read(asked[0], [reply.ids for reply in replies], temperature=0.7)
             for row, reply in enumerate(replies):
-                ids = reply.tokens.reply_ids
+                ids = reply.ids
                 np.testing.assert_allclose(reply.log_probs, again.log_probs[row, : len(ids)].detach(), atol=1e-3)
                 assert np.isnan(reply.value), "a critic's word is the learner's, from its own weights"
                 assert reply.text == policy.text_of(ids) and not np.isin(ids, policy.banned_ids).any()
                 assert reply.is_complete == (ids[-1] == policy.stop_id)
-            alone = [engine.reply([one], max_new_tokens=12, temperature=0.7)[0] for one in asked[:3]]
+            alone = [
+                engine.reply(asked[0].at([row]), [seed], max_new_tokens=12, temperature=0.7)[0]
+                for row, seed in enumerate(asked[1][:3])
+            ]
             assert ids_of(alone) == ids_of(replies[:3])
             for one, other in zip(alone, replies, strict=False):
                 np.testing.assert_allclose(one.log_probs, other.log_probs, atol=1e-4)
             assert 0 <= engine.report()[metrics.ENGINE_SYNC_ERROR] <= 1e-3
             seen.append(ids_of(replies))
         assert seen[0] != seen[1], "other weights, other replies to the same prompts: nothing stale is used again"
-        greedy = engine.reply(asked, max_new_tokens=12, greedy=True)
-        assert ids_of(greedy) == ids_of(here.reply(asked, max_new_tokens=12, greedy=True))
+        greedy = engine.reply(*asked, max_new_tokens=12, greedy=True)
+        assert ids_of(greedy) == ids_of(here.reply(*asked, max_new_tokens=12, greedy=True))
         engine.close()
 
     def test_an_adapter_that_is_torn_is_refused_and_the_old_one_stays(self, app: str) -> None:
@@ -131,14 +135,14 @@ class TestServed:
         move(policy, 5)
         engine.use(engine.pack(5))
         asked = requests(4)
-        before, good = ids_of(engine.reply(asked, max_new_tokens=8)), engine._weights
+        before, good = ids_of(engine.reply(*asked, max_new_tokens=8)), engine._weights
         assert good is not None
         (bucket,) = good.buckets
         torn = replace(bucket, where=(ray.put(fetch(good, bucket)[:-8]),))
         strange = replace(good.probe, log_probs=good.probe.log_probs - 1.0)
         near = replace(good.probe, log_probs=good.probe.log_probs - 5e-4)
         engine._weights, engine.version = replace(good, version=10, probe=near), 10
-        assert ids_of(engine.reply(asked, max_new_tokens=8)) == before
+        assert ids_of(engine.reply(*asked, max_new_tokens=8)) == before
         assert engine.report()[metrics.ENGINE_SYNC_ERROR] == pytest.approx(5e-4, abs=1e-4)
         broken = {
             "torn": replace(good, version=6, buckets=(torn,)),
@@ -148,16 +152,16 @@ class TestServed:
         for reason, weights in broken.items():
             engine._weights = weights
             with pytest.raises(ModelUnavailable, match=reason):
-                engine.reply(asked, max_new_tokens=8)
+                engine.reply(*asked, max_new_tokens=8)
             engine._weights = good
-            assert ids_of(engine.reply(asked, max_new_tokens=8)) == before, reason
+            assert ids_of(engine.reply(*asked, max_new_tokens=8)) == before, reason
         engine.close()
 
     def test_a_prompt_beyond_the_engines_window_is_refused_with_the_setting(self, app: str) -> None:
         engine = engine_of(app, trainer())
         engine.use(engine.pack(20))
         with pytest.raises(UsageError, match="the engine's window holds 512") as caught:
-            engine.reply(requests(2), max_new_tokens=600)
+            engine.reply(*requests(2), max_new_tokens=600)
         assert "--engine.vllm.max-tokens" in caught.value.fix and "--algo.max-reply-tokens" in caught.value.fix
         engine.close()
 
@@ -168,10 +172,10 @@ class TestServed:
         move(policy, 9)
         engine.use(engine.pack(9))
         asked = requests(6)
-        before = ids_of(engine.reply(asked, max_new_tokens=8))
+        before = ids_of(engine.reply(*asked, max_new_tokens=8))
         (replica,) = replica_pids(app)
         os.kill(replica, signal.SIGKILL)
-        replies = engine.reply(asked, max_new_tokens=8)
+        replies = engine.reply(*asked, max_new_tokens=8)
         assert ids_of(replies) == before and {reply.version for reply in replies} == {9}
         engine.close()
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from rlvlm.core.episodes import ReplyTokens
+from rlvlm.core.episodes import Observations
 from rlvlm.core.errors import ModelUnavailable
 from rlvlm.policies.buckets import Bucket, write_buckets
 from rlvlm.policies.vlm.vllm_worker import BucketLoader, described
@@ -35,8 +35,8 @@ class Worker(BucketLoader):
 
 def packed(state: dict[str, torch.Tensor] = STATE) -> Weights:
     nothing = np.zeros(0, np.int64)
-    tokens = ReplyTokens(prompt_ids=nothing, image=b"", reply_ids=nothing)
-    probe = Probe(tokens=tokens, frame=np.zeros((1, 1, 1, 3), np.uint8), log_probs=np.zeros(0, np.float32))
+    obs, frame = Observations(texts=("",), images=(b"",)), np.zeros((1, 1, 1, 3), np.uint8)
+    probe = Probe(obs=obs, prompt_ids=nothing, ids=nothing, frame=frame, log_probs=np.zeros(0, np.float32))
     buckets = write_buckets(state, lambda content: (content.copy(),), size=600)
     return Weights(version=1, buckets=tuple(buckets), probe=probe)
 

@@ -55,7 +55,7 @@ from rlvlm.algorithms.runner_group import LocalRunnerGroup, RemoteRunnerGroup, c
 from rlvlm.algorithms.sharding import fetch_bucket, put_buckets
 from rlvlm.algorithms.training_stats import TrainingStats
 from rlvlm.core import metrics
-from rlvlm.core.episodes import TokenEpisode
+from rlvlm.core.episodes import Observations, TokenEpisode
 from rlvlm.core.errors import RunError, UsageError
 from rlvlm.core.steps import FloatArray, Frames
 from rlvlm.envs.registry import make_env
@@ -171,8 +171,8 @@ class PolicyGradient(BaseAlgorithm):
         slot.begin(self.config.seed)
         frame = slot.env.draw(slot.turn.snapshot[None])
         self._policy.show([slot.image], frame)
-        probe = self._policy.write(slot.turn.prompt, slot.image, slot.env.action_text(0))
-        engine = self.config.make_engine(self._policy, probe, frame)
+        obs = Observations(texts=(slot.turn.prompt,), images=(slot.image,))
+        engine = self.config.make_engine(self._policy, obs, self._policy.write(slot.env.action_text(0)), frame)
         if engine.shares_cards:
             engine.wake(self._cards())
         engine.use(engine.pack(0))

@@ -16,7 +16,7 @@ from rlvlm.algorithms.policy_gradient.chunks import ChunkRunner
 from rlvlm.algorithms.policy_gradient.config import PolicyGradientConfig, PPOConfig
 from rlvlm.algorithms.policy_gradient.learner import PolicyModule, TokenLearner
 from rlvlm.algorithms.policy_gradient.turns import TurnRunner
-from rlvlm.core.episodes import ReplyTokens
+from rlvlm.core.episodes import IntArray, Observations
 from rlvlm.core.steps import Frames
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.registry import make_env
@@ -29,9 +29,9 @@ from rlvlm.rewards.config import TurnRewardConfig
 
 MakePolicy = Callable[[Any], Any]
 """Makes a policy for an env, in the process that trains it; it must pickle."""
-MakeEngine = Callable[[VLMPolicy, ReplyTokens, Frames], Engine]
-"""Makes what samples for a policy that is trained here, given a fixed reply and its image [1, H, W, 3] to compare by;
-it must pickle."""
+MakeEngine = Callable[[VLMPolicy, Observations, IntArray, Frames], Engine]
+"""Makes what samples for a policy that is trained here, given a fixed turn, the ids of a reply to it and its image
+[1, H, W, 3] to compare by; it must pickle."""
 
 
 class TokenConfig(BaseConfig):

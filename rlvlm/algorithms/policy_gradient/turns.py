@@ -3,7 +3,7 @@ many, the runner plays the rollouts of a run. Whoever plays gives `TokenEpisode`
 `rlvlm eval` are made of these too.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -16,7 +16,7 @@ from rlvlm.algorithms.base import BaseRunner
 from rlvlm.algorithms.policy_gradient.config import PolicyGradientConfig
 from rlvlm.algorithms.policy_gradient.rewards import RewardLabeller
 from rlvlm.algorithms.policy_gradient.source import Play, Rollout, Weights
-from rlvlm.core.episodes import Observations, Reply, ReplyRequest, SampledReply, TokenEpisode, Turn
+from rlvlm.core.episodes import Observations, Reply, SampledReply, TokenEpisode, Turn
 from rlvlm.core.finite import check_finite
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.env import TurnEnv
@@ -110,17 +110,13 @@ class EnvSlot:
         whole = {name: [row[name] for row in self._history] for name in _WHOLE}
         snapshots = np.stack([*whole["snapshot"], self.turn.snapshot])
         sampled: list[SampledReply] = [row["sampled"] for row in rows if row["sampled"] is not None]
-        tokens = tuple(
-            one.tokens.reply_ids if one.action is None else np.array([one.action], np.int64) for one in sampled
-        )
+        tokens = tuple(one.ids for one in sampled)
         masks = tuple(np.ones(len(ids), bool) for ids in tokens)
         # which tokens make the action: all of them, unless the reply's parsed text says where it stands
         actions = masks
         if self.action_tokens is not None and sampled and sampled[0].action is None:
             spans = [row["reply"].action_span for row in rows]
-            actions = tuple(
-                self.action_tokens(one.tokens.reply_ids, span) for one, span in zip(sampled, spans, strict=True)
-            )
+            actions = tuple(self.action_tokens(one.ids, span) for one, span in zip(sampled, spans, strict=True))
         read: list[Reply] = [row["reply"] for row in rows]
         return TokenEpisode(
             task=self._task,
@@ -212,7 +208,7 @@ class Actor:
         self._max_reply_tokens = max_reply_tokens
         self._temperature = temperature
 
-    def act(self, slots: Sequence[EnvSlot], seeds: Iterable[int], greedy: bool = False) -> list[SampledReply]:
+    def act(self, slots: Sequence[EnvSlot], seeds: Sequence[int], greedy: bool = False) -> list[SampledReply]:
         """A reply to the present turn of every slot, in their order; an action head's action is one token.
 
         Args:
@@ -220,28 +216,28 @@ class Actor:
             seeds: of each reply alone.
             greedy: the likeliest token each time.
         """
-        self.show(slots)
-        requests = [
-            ReplyRequest(prompt=slot.turn.prompt, image=slot.image, seed=seed)
-            for slot, seed in zip(slots, seeds, strict=True)
-        ]
+        obs = self.show(slots)
         if self._engine.acts == "head":  # in the words that the env reads
             replies = []
-            for slot, one in zip(slots, self._engine.act(requests, greedy=greedy), strict=True):
+            for slot, one in zip(slots, self._engine.act(obs, seeds, greedy=greedy), strict=True):
                 assert one.action is not None, "a head picks one"
                 replies.append(replace(one, text=slot.env.action_text(one.action)))
             return replies
         return self._engine.reply(
-            requests, max_new_tokens=self._max_reply_tokens, temperature=self._temperature, greedy=greedy
+            obs, seeds, max_new_tokens=self._max_reply_tokens, temperature=self._temperature, greedy=greedy
         )
 
-    def show(self, slots: Sequence[EnvSlot]) -> None:
-        """Draws and encodes what `slots` show now and the engine does not have."""
-        keys = [slot.image for slot in slots]
-        missing = self._engine.missing(keys)
-        if missing:
-            frames = slots[0].env.draw(np.stack([slots[place].turn.snapshot for place in missing]))
-            self._engine.show([keys[place] for place in missing], frames)
+    def show(self, slots: Sequence[EnvSlot]) -> Observations:
+        """What `slots` show now; draws and encodes what the engine does not have of it."""
+        obs = Observations(
+            texts=tuple(slot.turn.prompt for slot in slots),
+            snapshots=np.stack([slot.turn.snapshot for slot in slots]),
+            images=tuple(slot.image for slot in slots),
+        )
+        if missing := self._engine.missing(obs.images):
+            frames = slots[0].env.draw(obs.snapshots[missing])
+            self._engine.show([obs.images[place] for place in missing], frames)
+        return obs
 
 
 def play_turns(

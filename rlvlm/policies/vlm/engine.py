@@ -12,13 +12,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlvlm.core.episodes import ReplyRequest, ReplyTokens, SampledReply
+from rlvlm.core.episodes import IntArray, Observations, SampledReply
 from rlvlm.core.errors import UsageError
 from rlvlm.core.steps import Frames
 from rlvlm.policies.buckets import Bucket
 from rlvlm.policies.vlm.backbone import Padded
 from rlvlm.policies.vlm.config import BUCKET_MIB
-from rlvlm.policies.vlm.policy import NO_REPLY, VLMPolicy
+from rlvlm.policies.vlm.policy import VLMPolicy
 from rlvlm.vlms.lora import cast_adapters
 
 if TYPE_CHECKING:
@@ -60,13 +60,19 @@ class Engine(Protocol):
         ...
 
     def reply(
-        self, requests: Sequence[ReplyRequest], *, max_new_tokens: int, temperature: float = 1.0, greedy: bool = False
+        self,
+        obs: Observations,
+        seeds: Sequence[int],
+        *,
+        max_new_tokens: int,
+        temperature: float = 1.0,
+        greedy: bool = False,
     ) -> list[SampledReply]:
-        """Replies to `requests`, in their order; see `PolicyEngine.reply`."""
+        """Replies to `obs`, in their order; see `PolicyEngine.reply`."""
         ...
 
-    def act(self, requests: Sequence[ReplyRequest], *, greedy: bool = False) -> list[SampledReply]:
-        """Actions of a policy with an action head, in the order of `requests`."""
+    def act(self, obs: Observations, seeds: Sequence[int], *, greedy: bool = False) -> list[SampledReply]:
+        """Actions of a policy with an action head, in the order of `obs`."""
         ...
 
     def report(self) -> dict[str, float]:
@@ -96,7 +102,7 @@ class PolicyEngine:
 
     Args:
         policy: what samples.
-        max_batch: requests that go through the model together; more are done in turn.
+        max_batch: replies that go through the model together; more are done in turn.
     """
 
     def __init__(self, policy: VLMPolicy, max_batch: int = 64) -> None:
@@ -147,16 +153,18 @@ class PolicyEngine:
 
     def reply(
         self,
-        requests: Sequence[ReplyRequest],
+        obs: Observations,
+        seeds: Sequence[int],
         *,
         max_new_tokens: int,
         temperature: float = 1.0,
         greedy: bool = False,
     ) -> list[SampledReply]:
-        """Replies to `requests`, in their order.
+        """Replies to `obs`, in their order.
 
         Args:
-            requests: what is asked; the images were shown.
+            obs: images, which were shown, and the user's words; the policy puts them into the model's chat format.
+            seeds: of each reply alone: it does not depend on what else is in the batch.
             max_new_tokens: a longer reply is cut.
             temperature: > 0; logits are divided by it, nothing else is cut off or filtered.
             greedy: take the likeliest token each time; log-probs are still those of `temperature`.
@@ -167,25 +175,31 @@ class PolicyEngine:
         """
         if max_new_tokens < 1 or temperature <= 0:
             raise ValueError(f"need max_new_tokens >= 1 and temperature > 0, got {max_new_tokens} and {temperature}")
-        chunks = [requests[i : i + self.max_batch] for i in range(0, len(requests), self.max_batch)]
+        replies: list[SampledReply] = []
         # float32 adapters are cast to the layers' type once for all tokens, and not twice at each of them
         with cast_adapters(self.policy.model):
-            return [reply for chunk in chunks for reply in self._reply(chunk, max_new_tokens, temperature, greedy)]
+            for begin in range(0, len(obs), self.max_batch):
+                own = seeds[begin : begin + self.max_batch]
+                part = obs.at(range(begin, begin + len(own)))
+                replies += self._reply(part, own, max_new_tokens, temperature, greedy)
+        return replies
 
     @torch.no_grad()
-    def act(self, requests: Sequence[ReplyRequest], *, greedy: bool = False) -> list[SampledReply]:
-        """Actions of a policy with an action head, in the order of `requests`."""
+    def act(self, obs: Observations, seeds: Sequence[int], *, greedy: bool = False) -> list[SampledReply]:
+        """Actions of a policy with an action head, in the order of `obs`."""
         actions = []
-        for begin in range(0, len(requests), self.max_batch):
-            chunk = requests[begin : begin + self.max_batch]
-            asked = asked_tokens(self.policy, chunk, self._sizes(chunk), room=0)
-            log_probs, values = self.policy.act_log_probs(asked)
-            noise = None if greedy else _uniforms(chunk, 1)[0]
+        for begin in range(0, len(obs), self.max_batch):
+            own = seeds[begin : begin + self.max_batch]
+            part = obs.at(range(begin, begin + len(own)))
+            check_window(self.policy, self.policy.prompts(part), room=0)
+            log_probs, values = self.policy.act_log_probs(part)
+            noise = None if greedy else _uniforms(own, 1)[0]
             chosen = _draw(log_probs, noise)
             picked = log_probs.gather(-1, chosen[:, None])[:, 0]
             actions += [
                 SampledReply(
-                    tokens=tokens,
+                    image=image,
+                    ids=np.array([action], np.int64),
                     text="",
                     log_probs=np.array([log_prob], np.float32),
                     value=value,
@@ -193,29 +207,29 @@ class PolicyEngine:
                     version=self.version,
                     action=action,
                 )
-                for tokens, action, log_prob, value in zip(
-                    asked, chosen.tolist(), picked.tolist(), values.tolist(), strict=True
+                for image, action, log_prob, value in zip(
+                    part.images, chosen.tolist(), picked.tolist(), values.tolist(), strict=True
                 )
             ]
         return actions
 
     @torch.no_grad()
     def _reply(
-        self, requests: Sequence[ReplyRequest], max_new_tokens: int, temperature: float, greedy: bool
+        self, obs: Observations, seeds: Sequence[int], max_new_tokens: int, temperature: float, greedy: bool
     ) -> list[SampledReply]:
         policy = self.policy
-        asked = asked_tokens(policy, requests, self._sizes(requests), max_new_tokens)
-        noise = None if greedy else _uniforms(requests, max_new_tokens)
-        padded = policy.pad(asked)
+        check_window(policy, policy.prompts(obs), max_new_tokens)
+        noise = None if greedy else _uniforms(seeds, max_new_tokens)
+        padded = policy.pad(obs)
         from transformers import DynamicCache  # slow to import, and whoever plays chunks reads this module too
 
         cache = DynamicCache(config=policy.backbone.text_config)
-        hidden = policy.hidden(padded, [one.image for one in asked], cache)
+        hidden = policy.hidden(padded, obs.images, cache)
         values = policy.prompt_values(hidden, padded).tolist()
         # one token at a time for all replies together, until each has ended or is as long as it may be
         state = hidden[:, -1]
         chosen, log_probs = [], []
-        is_open = torch.ones(len(asked), dtype=torch.bool, device=policy.device)
+        is_open = torch.ones(len(obs), dtype=torch.bool, device=policy.device)
         for step in range(max_new_tokens):
             table = policy.backbone.next_token_log_probs(state, temperature)
             tokens = _draw(table, None if noise is None else noise[step])
@@ -226,10 +240,29 @@ class PolicyEngine:
             if step + 1 == max_new_tokens or not is_open.any():
                 break
             state = self._decode_step(padded, tokens, step, cache)
-        return self._replies(asked, torch.stack(chosen, 1), torch.stack(log_probs, 1), values)
-
-    def _sizes(self, requests: Sequence[ReplyRequest]) -> list[tuple[int, int]]:
-        return [image.size_px for image in self.policy.images.get([request.image for request in requests])]
+        # each ends with its first stop token, or where all were cut
+        ids = torch.stack(chosen, 1)  # [B, N]
+        is_stop = ids == policy.stop_id
+        lengths = torch.where(is_stop.any(1), is_stop.int().argmax(1) + 1, ids.shape[1]).tolist()
+        all_ids, all_log_probs = ids.cpu().numpy(), torch.stack(log_probs, 1).cpu().numpy()
+        replies = []
+        for row, (image, length, is_complete) in enumerate(
+            zip(obs.images, lengths, is_stop.any(1).tolist(), strict=True)
+        ):
+            # a view would keep the whole batch in memory as long as one of its replies
+            own = all_ids[row, :length].copy()
+            replies.append(
+                SampledReply(
+                    image=image,
+                    ids=own,
+                    text=policy.text_of(own),
+                    log_probs=all_log_probs[row, :length].copy(),
+                    value=values[row],
+                    is_complete=is_complete,
+                    version=self.version,
+                )
+            )
+        return replies
 
     def _decode_step(self, padded: Padded, tokens: Tensor, step: int, cache: "DynamicCache") -> Tensor:
         """[B, D] hidden states after one more token each. Finished replies go along; nobody looks at them."""
@@ -240,63 +273,28 @@ class PolicyEngine:
             mask = torch.cat([mask, mask.new_ones(len(tokens), step + 1)], 1)
         return self.policy.backbone.decode_step(tokens, positions, mask, cache)
 
-    def _replies(
-        self, asked: Sequence[ReplyTokens], ids: Tensor, log_probs: Tensor, values: Sequence[float]
-    ) -> list[SampledReply]:
-        is_stop = ids == self.policy.stop_id  # [B, N]
-        lengths = torch.where(is_stop.any(1), is_stop.int().argmax(1) + 1, ids.shape[1]).tolist()
-        all_ids, all_log_probs, ended = ids.cpu().numpy(), log_probs.cpu().numpy(), is_stop.any(1).tolist()
-        replies = []
-        for row, (one, length) in enumerate(zip(asked, lengths, strict=True)):
-            # a view would keep the whole batch in memory as long as one of its replies
-            reply_ids = all_ids[row, :length].copy()
-            replies.append(
-                SampledReply(
-                    tokens=ReplyTokens(prompt_ids=one.prompt_ids, image=one.image, reply_ids=reply_ids),
-                    text=self.policy.text_of(reply_ids),
-                    log_probs=all_log_probs[row, :length].copy(),
-                    value=values[row],
-                    is_complete=ended[row],
-                    version=self.version,
-                )
-            )
-        return replies
 
-
-def asked_tokens(
-    policy: VLMPolicy, requests: Sequence[ReplyRequest], sizes_px: Sequence[tuple[int, int]], room: int
-) -> list[ReplyTokens]:
-    """The prompts of `requests`, each with `room` for so many tokens of a reply.
-
-    Args:
-        policy: only its tokenizer and its image processor are asked, whatever weights it has.
-        requests: what is asked.
-        sizes_px: (H, W) of each request's image.
-        room: tokens of a reply.
+def check_window(policy: VLMPolicy, prompts: Sequence[IntArray], room: int) -> None:
+    """Passes where each of `prompts` and `room` tokens of a reply fit into the policy's window.
 
     Raises:
-        UsageError: a prompt and its reply would be longer than the model's window; a prompt is never cut.
+        UsageError: they do not; a prompt is never cut.
     """
-    asked = [
-        ReplyTokens(prompt_ids=policy.encode(request.prompt, size_px), image=request.image, reply_ids=NO_REPLY)
-        for request, size_px in zip(requests, sizes_px, strict=True)
-    ]
-    longest, window = max((len(one.prompt_ids) for one in asked), default=0), policy.backbone.window
+    longest, window = max(map(len, prompts), default=0), policy.backbone.window
     if longest + room > window:
         raise UsageError(
             f"a prompt has {longest:,} tokens and its reply may have {room}; the model's window holds {window:,}",
             "lower --policy.max-pixels (smaller images) or --algo.max-reply-tokens, or take a model with a larger "
             "window",
         )
-    return asked
 
 
-def _uniforms(requests: Sequence[ReplyRequest], steps: int) -> Tensor:
-    """[steps, B] in [0, 1): one number per token, from the seed of each request alone.
+def _uniforms(seeds: Sequence[int], steps: int) -> Tensor:
+    """[steps, B] in [0, 1): one number per token, from the seed of each reply alone.
 
     So a reply does not depend on what else is in its batch.
     """
-    rows = [np.random.default_rng(request.seed).random(steps) for request in requests]
+    rows = [np.random.default_rng(seed).random(steps) for seed in seeds]
     return torch.from_numpy(np.stack(rows, 1))
 
 

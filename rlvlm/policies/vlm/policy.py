@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from rlvlm.core.episodes import IntArray, Observations, ReplyTokens
+from rlvlm.core.episodes import IntArray, Observations
 from rlvlm.core.errors import UsageError
 from rlvlm.core.steps import FloatArray, Frames
 from rlvlm.policies.protocol import SHOWN_AT_ONCE, Prediction, SeenImages
@@ -22,7 +22,7 @@ from rlvlm.policies.vlm.config import PolicyConfig
 from rlvlm.policies.weights import Shardable, fill, lent, trained
 from rlvlm.vlms.blocks import recompute_blocks
 
-NO_REPLY: IntArray = np.zeros(0, np.int64)
+_NO_REPLY: IntArray = np.zeros(0, np.int64)
 _VISION = frozenset({"visual", "vision_tower", "vision_model", "multi_modal_projector", "connector", "image_newline"})
 """What the families call a vision encoder, and what leads from it to the language model."""
 
@@ -173,19 +173,17 @@ class VLMPolicy(nn.Module):
         """[P] ids of one user turn with an image of `size_px` (H, W) and `prompt`, up to where the reply begins."""
         return self.backbone.encode(prompt, size_px)
 
-    def write(self, prompt: str, image: bytes, text: str) -> ReplyTokens:
-        """What the policy would have stored had it answered `prompt` with `text`: for training on demonstrations.
+    def write(self, text: str) -> IntArray:
+        """[N] ids of a reply `text` as the policy would have sampled it: for training on demonstrations.
 
         Raises:
-            MachineError: the image was not shown.
             ValueError: the text holds tokens of the chat's format.
         """
-        (seen,) = self.images.get([image])
         ids = np.array([*self.tokenizer(text, add_special_tokens=False)["input_ids"], self.stop_id], np.int64)
         # what sampling may not write must not be learned either
         if np.isin(ids[:-1], [*self.banned_ids.tolist(), self.stop_id]).any():
             raise ValueError(f"a reply must not hold special tokens, got {text[:80]!r}")
-        return ReplyTokens(prompt_ids=self.encode(prompt, seen.size_px), image=image, reply_ids=ids)
+        return ids
 
     def text_of(self, reply_ids: IntArray) -> str:
         """The reply's words."""
@@ -212,12 +210,16 @@ class VLMPolicy(nn.Module):
                 kept = frame if self._looks_again else None
                 self.images.add(key, SeenImage(features=seen, grid=grid, size_px=frames.shape[1:3], frame=kept))
 
-    def pad(self, asked: Sequence[ReplyTokens]) -> Padded:
-        """The batch of `asked`."""
-        seen = self.images.get([one.image for one in asked])
-        prompts, replies = [one.prompt_ids for one in asked], [one.reply_ids for one in asked]
+    def prompts(self, obs: Observations) -> list[IntArray]:
+        """The ids of each prompt of `obs`, as `encode` gives them; its images were shown."""
+        seen = self.images.get(obs.images)
+        return [self.encode(text, image.size_px) for text, image in zip(obs.texts, seen, strict=True)]
+
+    def pad(self, obs: Observations, replies: Sequence[IntArray] = ()) -> Padded:
+        """The batch of `obs` with their `replies`; none: of their prompts alone."""
+        prompts, seen = self.prompts(obs), self.images.get(obs.images)
         positions = [self.backbone.position_ids(ids, image.grid) for ids, image in zip(prompts, seen, strict=True)]
-        return pad(prompts, positions, replies, self.backbone.pad_id, self.device)
+        return pad(prompts, positions, replies or [_NO_REPLY] * len(obs), self.backbone.pad_id, self.device)
 
     def hidden(self, padded: Padded, images: Sequence[bytes], cache: Any = None) -> Tensor:
         """[B, P + N, D] last hidden states of a whole batch; `cache` takes up its keys and values."""
@@ -225,7 +227,8 @@ class VLMPolicy(nn.Module):
 
     def read(
         self,
-        asked: Sequence[ReplyTokens],
+        obs: Observations,
+        tokens: Sequence[IntArray],
         *,
         temperature: float = 1.0,
         detach_values: bool = False,
@@ -233,18 +236,19 @@ class VLMPolicy(nn.Module):
         with_token_values: bool = False,
         with_actions: bool = False,
     ) -> Prediction:
-        """What the policy now says about stored replies.
+        """What the policy now says about stored replies, whether it acts by them or by a head.
 
         Args:
-            asked: the batch; its images were shown.
+            obs: what was answered; its images were shown.
+            tokens: the replies' ids.
             temperature: that the replies were sampled with.
             detach_values: the value head's loss does not reach the backbone.
             with_entropies: tell the entropies too.
             with_token_values: tell a value before each token.
             with_actions: tell what the action head thinks of the prompt, too.
         """
-        padded = self.pad(asked)
-        hidden = self.hidden(padded, [one.image for one in asked])
+        padded = self.pad(obs, tokens)
+        hidden = self.hidden(padded, obs.images)
         before = hidden[:, padded.prompt_length - 1 : -1]  # [B, N, D] what each reply token was drawn from
         mask = padded.is_reply
         chosen, entropies = self.backbone.chosen_log_probs(
@@ -269,18 +273,10 @@ class VLMPolicy(nn.Module):
         """[N, H, W, 3] the images of `snapshots` [N, D], in the env's own size."""
         return env.draw(snapshots)
 
-    def asked(self, obs: Observations, tokens: Sequence[IntArray] | None = None) -> list[ReplyTokens]:
-        """What the policy stores of `obs`, whose images it was shown, with the answers `tokens`; None: without any."""
-        seen, answers = self.images.get(obs.images), tokens or [NO_REPLY] * len(obs)
-        return [
-            ReplyTokens(prompt_ids=self.encode(text, image.size_px), image=key, reply_ids=ids)
-            for text, image, key, ids in zip(obs.texts, seen, obs.images, answers, strict=True)
-        ]
-
     def lengths(self, obs: Observations, tokens: Sequence[IntArray]) -> list[int]:
         """See `TokenPolicy`; an action head reads the prompt alone."""
-        asked = self.asked(obs, tokens if self.action_head is None else None)
-        return [len(one.prompt_ids) + len(one.reply_ids) for one in asked]
+        is_read = self.action_head is None
+        return [len(ids) + is_read * len(reply) for ids, reply in zip(self.prompts(obs), tokens, strict=True)]
 
     def log_probs(
         self,
@@ -295,10 +291,10 @@ class VLMPolicy(nn.Module):
         """See `TokenPolicy`; the action of an action head counts as an answer of one token."""
         if self.action_head is None:
             return self.read(
-                self.asked(obs, tokens), temperature=temperature, detach_values=detach_values,
-                with_entropies=with_entropies, with_token_values=with_token_values,
+                obs, tokens, temperature=temperature, detach_values=detach_values, with_entropies=with_entropies,
+                with_token_values=with_token_values,
             )  # fmt: skip
-        table, values = self.act_log_probs(self.asked(obs), detach_values=detach_values)
+        table, values = self.act_log_probs(obs, detach_values=detach_values)
         # as if the action were a reply of one token, so that every loss of replies holds for it
         chosen = table.gather(-1, torch.tensor(np.stack(tokens), device=table.device))
         return Prediction(
@@ -311,12 +307,8 @@ class VLMPolicy(nn.Module):
 
     def values(self, obs: Observations) -> Tensor:
         """[B] the value head when each prompt was read."""
-        return self.values_of(self.asked(obs))
-
-    def values_of(self, asked: Sequence[ReplyTokens]) -> Tensor:
-        """[B] likewise, of prompts that were stored; replies are not looked at."""
-        padded, hidden = self._read_prompts(asked)
-        return self.prompt_values(hidden, padded)
+        padded = self.pad(obs)
+        return self.prompt_values(self.hidden(padded, obs.images), padded)
 
     def prompt_values(self, hidden: Tensor, padded: Padded, detach: bool = False) -> Tensor:
         """[B] the value head when each prompt was read.
@@ -331,7 +323,7 @@ class VLMPolicy(nn.Module):
         """
         return self._value(hidden[:, padded.prompt_length - 1], self._scenes(hidden, padded), detach)
 
-    def act_log_probs(self, asked: Sequence[ReplyTokens], *, detach_values: bool = False) -> tuple[Tensor, Tensor]:
+    def act_log_probs(self, obs: Observations, *, detach_values: bool = False) -> tuple[Tensor, Tensor]:
         """[B, A] log-probs of an action head's actions, and [B] values.
 
         Raises:
@@ -339,7 +331,8 @@ class VLMPolicy(nn.Module):
         """
         if self.action_head is None:
             raise ValueError("this policy has no action head; set --policy.acts head")
-        padded, hidden = self._read_prompts(asked)
+        padded = self.pad(obs)
+        hidden = self.hidden(padded, obs.images)
         return self._actions(hidden, padded), self.prompt_values(hidden, padded, detach_values)
 
     def _actions(self, hidden: Tensor, padded: Padded) -> Tensor:
@@ -359,13 +352,6 @@ class VLMPolicy(nn.Module):
             weights = padded.attention[:, : padded.prompt_length, None].to(hidden.dtype)
             pooled = (prompts * weights).sum(1) / weights.sum(1)
         return self.action_head(pooled.float()).log_softmax(-1)
-
-    def _read_prompts(self, asked: Sequence[ReplyTokens]) -> tuple[Padded, Tensor]:
-        """Prompts of `asked` without their replies, and their last hidden states [B, P, D]."""
-        padded = self.pad(
-            [ReplyTokens(prompt_ids=one.prompt_ids, image=one.image, reply_ids=NO_REPLY) for one in asked]
-        )
-        return padded, self.hidden(padded, [one.image for one in asked])
 
     def _scenes(self, hidden: Tensor, padded: Padded) -> Tensor:
         """[B, D] mean over the image's tokens."""

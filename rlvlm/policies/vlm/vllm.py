@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from rlvlm.core.episodes import IntArray, ReplyTokens
+from rlvlm.core.episodes import IntArray
 from rlvlm.core.errors import ModelUnavailable, UsageError, first_line
 from rlvlm.core.steps import FloatArray, Frames
 from rlvlm.pocket.models import weights_folder
@@ -209,12 +209,12 @@ class VllmSampler:
             self.version = None
 
     async def sample(
-        self, tokens: ReplyTokens, frame: Frames, rules: TokenRules, sampling: TokenSampling, version: int
+        self, prompt_ids: IntArray, frame: Frames, rules: TokenRules, sampling: TokenSampling, version: int
     ) -> SampledTokens:
         """One reply.
 
         Args:
-            tokens: the whole prompt, image tokens expanded; `reply_ids` are what the reply begins with.
+            prompt_ids: [P] the whole prompt, image tokens expanded.
             frame: [H, W, 3] the image.
             rules: of the trainer's tokenizer.
             sampling: how.
@@ -232,7 +232,7 @@ class VllmSampler:
             "logprobs": 0,
             "stop_token_ids": [rules.stop_id],
         }
-        written = (await self._ask(tokens, frame, rules, words, version)).outputs[0]
+        written = (await self._ask(prompt_ids, frame, rules, words, version)).outputs[0]
         ids = np.array(written.token_ids, np.int64)
         if np.isin(ids, rules.banned_ids).any():
             raise ModelUnavailable("vLLM wrote a token that is none of a reply's", "report this: it must not happen")
@@ -240,27 +240,29 @@ class VllmSampler:
         is_complete = bool(len(ids)) and int(ids[-1]) == rules.stop_id
         return SampledTokens(ids=ids, log_probs=np.array(log_probs, np.float32), is_complete=is_complete)
 
-    async def read(self, tokens: ReplyTokens, frame: Frames, rules: TokenRules, version: int) -> FloatArray:
+    async def read(
+        self, prompt_ids: IntArray, reply_ids: IntArray, frame: Frames, rules: TokenRules, version: int
+    ) -> FloatArray:
         """[N] log-probs of a stored reply's tokens at temperature 1, one request each: by the path that sampling takes.
 
         Raises as `sample` does.
         """
 
         async def one(place: int) -> float:
-            token = int(tokens.reply_ids[place])
+            token = int(reply_ids[place])
             # not as log-probs of a prompt: vLLM computes these without banning and temperature
-            begun = replace(tokens, reply_ids=tokens.reply_ids[:place])
+            begun = np.concatenate([prompt_ids, reply_ids[:place]])
             wanted = {"max_tokens": 1, "temperature": 1.0, "seed": 0, "logprob_token_ids": [token]}
             output = await self._ask(begun, frame, rules, wanted, version)
             return output.outputs[0].logprobs[0][token].logprob
 
-        return np.array(await asyncio.gather(*map(one, range(len(tokens.reply_ids)))), np.float32)
+        return np.array(await asyncio.gather(*map(one, range(len(reply_ids)))), np.float32)
 
     async def _ask(
-        self, tokens: ReplyTokens, frame: Frames, rules: TokenRules, sampling: dict[str, Any], version: int
+        self, ids: IntArray, frame: Frames, rules: TokenRules, sampling: dict[str, Any], version: int
     ) -> Any:
         """The engine's output for one prompt, once it is known to have been read as the trainer reads it."""
-        expected = [*tokens.prompt_ids.tolist(), *tokens.reply_ids.tolist()]
+        expected = ids.tolist()
         if len(expected) + sampling["max_tokens"] > self.window:
             raise UsageError(
                 f"a prompt has {len(expected):,} tokens and its reply may have {sampling['max_tokens']}; the engine's "

@@ -20,7 +20,7 @@ from rlvlm.algorithms.policy_gradient.rewards import (
 )
 from rlvlm.algorithms.policy_gradient.turns import EnvSlot
 from rlvlm.core import metrics
-from rlvlm.core.episodes import Observations, ReplyTokens, SampledReply, TokenEpisode
+from rlvlm.core.episodes import Observations, SampledReply, TokenEpisode
 from rlvlm.core.errors import JudgeUnavailable, UsageError
 from rlvlm.core.judging import Clip, Query, Score, Stamp, Status, Verdict
 from rlvlm.core.steps import FloatArray, Frames, spread
@@ -38,7 +38,6 @@ from rlvlm.rewards.temporal import TemporalNovelty
 from tests.algorithms.policy_gradient.by_hand import episode
 
 STAMP = Stamp(judge="by_hand", revision="1", prompt="numbers/1", decoding="")
-NO_TOKENS = ReplyTokens(prompt_ids=np.zeros(1, np.int64), image=b"", reply_ids=np.zeros(1, np.int64))
 JUDGED = TurnRewardConfig(source="judged")
 UNPLAYED = "minigrid/MiniGrid-Playground-v0"
 """A task without a script."""
@@ -98,7 +97,8 @@ def play(
             action = one.env.expert_action()
             text = "well" if number == unreadable else one.env.action_text(action if right else 1 - action)
             reply = SampledReply(
-                tokens=NO_TOKENS, text=text, log_probs=np.zeros(1, np.float32), value=0, is_complete=True, version=0
+                image=b"", ids=np.zeros(1, np.int64), text=text, log_probs=np.zeros(1, np.float32), value=0,
+                is_complete=True, version=0,
             )  # fmt: skip
             if one.play(reply, number):
                 ended.append(one)

@@ -117,8 +117,8 @@ def test_micro_batches_give_the_gradient_of_the_whole(make: Any):
     packed = learner._micro_batches(batch, torch.arange(8))
     assert 1 < len(packed) < 8 and sorted(torch.cat(packed).tolist()) == list(range(8))
     for part in packed:
-        asked = learner.policy.asked(batch.obs.at(part.tolist()), [batch.tokens[row] for row in part.tolist()])
-        assert learner.policy.pad(asked).ids.numel() <= 1400, "what goes through at once, padding included"
+        padded = learner.policy.pad(batch.obs.at(part.tolist()), [batch.tokens[row] for row in part.tolist()])
+        assert padded.ids.numel() <= 1400, "what goes through at once, padding included"
 
 
 def scorer() -> Judge:
@@ -299,7 +299,7 @@ def test_turns_that_are_alike_are_read_once_and_valued_alike(make: Any):
 class RoundedEngine(PolicyEngine):
     """Samples with weights of fewer bits than the trainer's, as an engine in 8 bits does, and says with what odds."""
 
-    def reply(self, requests: Any, **settings: Any) -> Any:
+    def reply(self, *asked: Any, **settings: Any) -> Any:
         exact = {name: value.clone() for name, value in self.policy.trained_state().items()}
         noise = torch.Generator().manual_seed(0)
         rounded = {
@@ -307,10 +307,10 @@ class RoundedEngine(PolicyEngine):
             for name, value in exact.items()
         }
         with self.policy.with_weights(rounded):
-            return super().reply(requests, **settings)
+            return super().reply(*asked, **settings)
 
 
-def rounded_engine(policy: Any, probe: Any, frame: Any) -> RoundedEngine:
+def rounded_engine(policy: Any, *_: Any) -> RoundedEngine:
     return RoundedEngine(policy)
 
 
