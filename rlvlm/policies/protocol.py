@@ -91,8 +91,6 @@ class Prediction:
 
     log_probs: Tensor
     """[B, N] of each token, float32; 0 where there is none."""
-    mask: Tensor
-    """[B, N] True where there is a token."""
     values: Tensor | None = None
     """[B] the value head before each answer; None where the policy has none."""
     entropies: Tensor | None = None

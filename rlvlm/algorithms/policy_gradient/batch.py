@@ -79,16 +79,13 @@ class BatchMaker:
     def __init__(self, policy: TokenPolicy, env: Any, algo: PolicyGradientConfig) -> None:
         self.policy, self.env, self._algo = policy, env, algo
         self.estimator = find_estimator(algo.advantage.estimator)
+        self.has_token_values = "token_values" in self.estimator.needs
+        """Whether the critic is asked before every token."""
         self.start: Mapping[str, Tensor] = {}
         """Weights of the policy that learning started from, the reference, by name."""
         is_chunk = hasattr(env, "chunk_steps")
         self._action_size = len(env.action_low) if is_chunk else 0
         self._longest = env.episode_steps if is_chunk else 0
-
-    @property
-    def has_token_values(self) -> bool:
-        """Whether the critic is asked before every token."""
-        return "token_values" in self.estimator.needs
 
     def make(self, episodes: Sequence[TokenEpisode]) -> Batch:
         """The turns of `episodes` with what each was worth."""

@@ -146,7 +146,6 @@ class VLAPolicy(nn.Module):
             entropies = entropy(logits if with_entropies else logits[:_FEW], temperature)
         return Prediction(
             log_probs=chosen,
-            mask=torch.ones_like(chosen, dtype=torch.bool),
             values=values,
             entropies=entropies,
             token_values=None if values is None or not with_token_values else values[:, None].expand_as(chosen),

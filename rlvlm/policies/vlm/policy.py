@@ -262,7 +262,6 @@ class VLMPolicy(nn.Module):
             token_values = self._value(before[mask], scenes[mask], detach_values)
         return Prediction(
             log_probs=zeros.masked_scatter(mask, chosen),
-            mask=mask,
             values=self.prompt_values(hidden, padded, detach_values),
             entropies=None if entropies is None else zeros.masked_scatter(mask, entropies),
             token_values=None if token_values is None else zeros.masked_scatter(mask, token_values),
@@ -299,7 +298,6 @@ class VLMPolicy(nn.Module):
         chosen = table.gather(-1, torch.tensor(np.stack(tokens), device=table.device))
         return Prediction(
             log_probs=chosen,
-            mask=torch.ones_like(chosen, dtype=torch.bool),
             values=values,
             entropies=-(table.exp() * table).sum(-1, keepdim=True) if with_entropies else None,
             token_values=values[:, None] if with_token_values else None,
