@@ -8,6 +8,7 @@ each step together, see `algorithms.learners`.
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -37,7 +38,7 @@ from rlvlm.core.episodes import TokenEpisode
 from rlvlm.core.errors import NumericsError
 from rlvlm.envs.registry import make_env
 from rlvlm.policies.buckets import Bucket, fill_from_buckets
-from rlvlm.policies.protocol import SHOWN_AT_ONCE, TokenPolicy, look
+from rlvlm.policies.protocol import SHOWN_AT_ONCE, Prediction, TokenPolicy, look
 from rlvlm.policies.weights import slice_like
 from rlvlm.vlms.devices import card_of, free_card
 from rlvlm.vlms.skeleton import skeleton_of, skeletons
@@ -242,23 +243,8 @@ class TokenLearner(ManualLearner):
         for number in range(num_parts):
             # Learners who gather weights together make equally many passes: the last of some count for nothing.
             part = parts[number] if number < len(parts) else rows[:1]
-            obs = batch.obs.at(part.tolist())
-            look(self.policy, self._env, obs, self._agree)  # others may have played
-            now = self.policy.log_probs(
-                obs,
-                [batch.tokens[row] for row in part.tolist()],
-                temperature=algo.temperature,
-                detach_values=algo.is_value_detached,
-                with_entropies=algo.loss.entropy_weight > 0,
-                with_token_values=self.batches.has_token_values,
-            )
-            width = now.log_probs.shape[1]
-
-            # columns are padded to the longest answer of the rollout, `now` to the longest of these rows
-            def own(column: Tensor, part: Tensor = part, width: int = width) -> Tensor:
-                column = column[part.to(column.device)]
-                return column[:, :width] if column.ndim == 2 else column
-
+            now = self._predict(batch, part)
+            own = partial(narrow, rows=part, width=now.log_probs.shape[1])
             old_log_probs, weights, advantages = own(batch.log_probs), own(batch.weights) * scale, own(batch.advantages)
             policy_loss, value_loss, rest, clipped = losses.total_loss(
                 algo.loss,
@@ -316,6 +302,19 @@ class TokenLearner(ManualLearner):
             metrics.UPDATE_ENTROPY: reading[metrics.UPDATE_ENTROPY] / max(reading["entropy_tokens"], 1.0),
             metrics.UPDATE_GRADIENT: norm,
         }
+
+    def _predict(self, batch: Batch, rows: Tensor) -> Prediction:
+        """What the policy now says of some rows."""
+        obs = batch.obs.at(rows.tolist())
+        look(self.policy, self._env, obs, self._agree)  # others may have played
+        return self.policy.log_probs(
+            obs,
+            [batch.tokens[row] for row in rows.tolist()],
+            temperature=self._algo.temperature,
+            detach_values=self._algo.is_value_detached,
+            with_entropies=self._algo.loss.entropy_weight > 0,
+            with_token_values=self.batches.has_token_values,
+        )
 
     def _agree(self, count: int) -> int:
         """`count`, or the largest of all learners' where they gather weights together."""
@@ -455,6 +454,14 @@ class TokenLearner(ManualLearner):
         self._order.bit_generator.state = tree["order"]
         self.num_updates, self._lr_scale = tree["num_updates"], tree["lr_scale"]
         self._latest = dict(tree["latest"])
+
+
+def narrow(column: Tensor, rows: Tensor, width: int) -> Tensor:
+    """[B] or [B, N] the `rows` of a batch's column, which is padded to the longest answer of the rollout: of those that
+    have tokens the first `width`, as many as the longest answer of these rows has.
+    """
+    column = column[rows.to(column.device)]
+    return column[:, :width] if column.ndim == 2 else column
 
 
 def pack(lengths: Sequence[int], room: int) -> list[list[int]]:

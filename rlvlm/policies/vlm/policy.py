@@ -53,6 +53,10 @@ class VLMPolicy(nn.Module):
         self.num_actions = num_actions
         self.images: SeenImages[SeenImage] = SeenImages(config.cache_mib << 20)
         self.backbone = Backbone(model.get_base_model() if hasattr(model, "get_base_model") else model, processor)
+        self.tokenizer, self.stop_id, self.banned_ids = (
+            processor.tokenizer, self.backbone.stop_id, self.backbone.banned_ids
+        )  # fmt: skip
+        """The processor's, the token that ends a reply, and those that it may not hold."""
         width = self.backbone.text_config.hidden_size
         # twice as wide: the last token of the prompt beside the mean of the image, see `prompt_values`
         self.value_head = _head(2 * width, config.head_width, 1).to(self.device)
@@ -89,21 +93,6 @@ class VLMPolicy(nn.Module):
     def device(self) -> torch.device:
         """Where the weights lie."""
         return self.backbone.device
-
-    @property
-    def tokenizer(self) -> Any:
-        """The processor's."""
-        return self.processor.tokenizer
-
-    @property
-    def stop_id(self) -> int:
-        """The token that ends a reply."""
-        return self.backbone.stop_id
-
-    @property
-    def banned_ids(self) -> Tensor:
-        """Tokens that a reply may not hold."""
-        return self.backbone.banned_ids
 
     def backbone_parameters(self) -> list[nn.Parameter]:
         """What learns of the chat VLM: all of its language model, or its adapter."""

@@ -151,11 +151,6 @@ class VllmSampler:
         if self._sleeps:
             self._core.run(self._core.wake())
 
-    @property
-    def keeps_others(self) -> bool:
-        """Whether new weights leave the earlier ones where they are."""
-        return self._has_adapter
-
     def holds(self, version: int) -> bool:
         """Whether the engine can sample with the weights of `version` now."""
         return version in self._adapters if self._has_adapter else version == self.version
