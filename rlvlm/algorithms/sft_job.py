@@ -25,7 +25,15 @@ from transformers import Trainer, TrainingArguments
 from rlvlm.algorithms.policy_gradient.turns import EnvSlot
 from rlvlm.algorithms.sft_config import JobConfig, ReplySFTConfig
 from rlvlm.algorithms.sft_folders import BODY_FILE, HEADS_FILE, load_trained, save_trained
-from rlvlm.algorithms.sft_replies import Example, examples_of, grouped_by_length, imitation_loss, split, validate
+from rlvlm.algorithms.sft_replies import (
+    Example,
+    examples_of,
+    grouped_by_length,
+    imitation_loss,
+    lengths_of,
+    split,
+    validate,
+)
 from rlvlm.core.episodes import TokenEpisode
 from rlvlm.core.errors import UsageError
 from rlvlm.policies.vlm.policy import VLMPolicy
@@ -120,7 +128,7 @@ class ImitationTrainer(Trainer):
         """Batches of about equal length; with several workers each takes its share of them."""
         examples: Any = self.train_dataset
         sft = self._loop_config.sft
-        batches = LengthBatches([len(example) for example in examples], sft.batch_size, self._loop_config.seed)
+        batches = LengthBatches(lengths_of(self._policy, examples), sft.batch_size, self._loop_config.seed)
         loader = DataLoader(examples, batch_sampler=batches, collate_fn=collate)
         # with several workers accelerate deals the batches out
         return self.accelerator.prepare(loader)

@@ -139,6 +139,12 @@ def observations_of(examples: Sequence[Example]) -> Observations:
     return Observations(texts=tuple(one.prompt for one in examples), images=tuple(one.image for one in examples))
 
 
+def lengths_of(policy: VLMPolicy, examples: Sequence[Example]) -> list[int]:
+    """[M] tokens of each example's prompt and reply together."""
+    prompts = policy.prompts(observations_of(examples))
+    return [len(prompt) + len(example.ids) for prompt, example in zip(prompts, examples, strict=True)]
+
+
 def fit_examples(
     policy: VLMPolicy,
     examples: Sequence[Example],
@@ -159,8 +165,7 @@ def fit_examples(
         NumericsError: the loss is not finite.
     """
     noise = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(5,)))
-    prompts = policy.prompts(observations_of(examples))
-    lengths = [len(prompt) + len(example.ids) for prompt, example in zip(prompts, examples, strict=True)]
+    lengths = lengths_of(policy, examples)
 
     def endless() -> Iterator[list[Example]]:  # epoch after epoch
         while True:
