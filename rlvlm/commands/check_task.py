@@ -7,6 +7,7 @@ from pathlib import Path
 import tyro
 
 from rlvlm.commands.arguments import parse
+from rlvlm.core.checks import check_least
 from rlvlm.core.errors import UsageError
 from rlvlm.envs.registry import task_summary
 
@@ -27,8 +28,7 @@ class CheckTaskArguments:
     """Of the first episode; the others follow."""
 
     def __post_init__(self) -> None:
-        if self.episodes < 1:
-            raise ValueError(f"--episodes must be >= 1, got {self.episodes}")
+        check_least(self, "--", 1, "episodes")
 
 
 def command(words: Sequence[str], prog: str) -> int:

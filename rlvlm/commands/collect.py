@@ -1,6 +1,5 @@
 """`rlvlm collect TASK`."""
 
-import math
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -9,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from rlvlm.algorithms.sft_config import ChunkSFTConfig
 from rlvlm.commands.arguments import parse, print_progress, task_first
+from rlvlm.core.checks import check_interval, check_least, check_shares
 from rlvlm.core.errors import EXIT_DONE, UsageError
 from rlvlm.demonstrations.vlm_player import PlayerConfig
 from rlvlm.envs.config import EnvConfig
@@ -46,15 +46,10 @@ class CollectArguments:
     env: EnvConfig = field(default_factory=EnvConfig)
 
     def __post_init__(self) -> None:
-        if self.episodes < 1:
-            raise ValueError(f"--episodes must be >= 1, got {self.episodes}")
-        for name, value in (("--wrong-actions", self.wrong_actions), ("--wrong-thoughts", self.wrong_thoughts)):
-            if not 0 <= value <= 1:
-                raise ValueError(f"{name} must be in [0, 1], got {value:g}")
-        if not 0 <= self.noise < math.inf:
-            raise ValueError(f"--noise must be >= 0, got {self.noise:g}")
-        if not 0 <= self.p_perturb < 1:
-            raise ValueError(f"--p-perturb must be in [0, 1), got {self.p_perturb:g}")
+        check_least(self, "--", 1, "episodes")
+        check_shares(self, "--", "wrong_actions", "wrong_thoughts")
+        check_interval(self, "--", "[0, inf)", "noise")
+        check_interval(self, "--", "[0, 1)", "p_perturb")
 
 
 def command(words: Sequence[str], prog: str) -> int:

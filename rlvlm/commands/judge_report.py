@@ -7,6 +7,7 @@ from pathlib import Path
 import tyro
 
 from rlvlm.commands.arguments import parse
+from rlvlm.core.checks import check_least
 
 
 @dataclass(frozen=True)
@@ -23,8 +24,7 @@ class JudgeReportArguments:
     """Import the task that the folder names as MODULE:NAME, which runs its code."""
 
     def __post_init__(self) -> None:
-        if self.ask_swapped < 0:
-            raise ValueError(f"--ask-swapped must be >= 0, got {self.ask_swapped}")
+        check_least(self, "--", 0, "ask_swapped")
 
 
 def command(words: Sequence[str], prog: str) -> int:

@@ -16,6 +16,7 @@ from typing import Annotated
 import tyro
 
 from rlvlm.commands.arguments import parse, parse_run
+from rlvlm.core.checks import check_interval, check_least
 from rlvlm.core.disk import shipped
 from rlvlm.core.errors import EXIT_DONE, MachineError, UsageError
 from rlvlm.runs.config import RunConfig
@@ -60,14 +61,10 @@ class SlurmConfig:
     """More options for sbatch, without their dashes, e.g. qos=high exclusive."""
 
     def __post_init__(self) -> None:
-        if self.nodes < 1 or self.cpus < 2 or self.memory_gb < 1:
-            raise ValueError(
-                f"need nodes >= 1, cpus >= 2 and memory-gb >= 1, got {self.nodes}, {self.cpus} and {self.memory_gb}"
-            )
-        if self.gpus_per_node < 0 or self.restarts < 0:
-            raise ValueError(f"need gpus-per-node and restarts >= 0, got {self.gpus_per_node} and {self.restarts}")
-        if not 30 <= self.save_s <= 3_600:
-            raise ValueError(f"save-s must be 30 to 3600 seconds, got {self.save_s}")
+        check_least(self, "--", 1, "nodes", "memory_gb")
+        check_least(self, "--", 2, "cpus")
+        check_least(self, "--", 0, "gpus_per_node", "restarts")
+        check_interval(self, "--", "[30, 3600]", "save_s")
         if not re.fullmatch(r"(\d+-)?\d+(:\d+){0,2}", self.time):
             raise ValueError(f"time must be like 90, 24:00:00 or 2-12 (days-hours), got {self.time!r}")
         for option in (*self.extra, self.partition, self.account):

@@ -1,23 +1,46 @@
-"""Limits of settings, for `__post_init__` of configs: each says which setting is wrong, the rule and what was given."""
+"""Limits of settings, for `__post_init__` of configs: each says which setting is wrong, the rule and what was given.
+
+`section` is where a user finds the settings: `judge.api` of `judge.api.retries`, `--` of a command's options, and empty
+where they stand in no section.
+"""
+
+# Every rule is written so that NaN, which compares false with everything, is refused too.
+
+
+def check_interval(owner: object, section: str, interval: str, *names: str) -> None:
+    """Raises ValueError unless every named field of `owner` lies in `interval`, written as in mathematics: `(0, 1]` has
+    1 in it, and not 0.
+    """
+    low, high = map(float, interval[1:-1].split(","))
+    for name in names:
+        value = getattr(owner, name)
+        is_above = value >= low if interval.startswith("[") else value > low
+        is_below = value <= high if interval.endswith("]") else value < high
+        if not (is_above and is_below):
+            raise ValueError(f"{_place(section, name)} must be in {interval}, got {value}")
 
 
 def check_shares(owner: object, section: str, *names: str) -> None:
-    """Raises ValueError unless every named field of `owner` lies in [0, 1]; `section` is where a user finds them."""
-    for name in names:
-        if not 0 <= getattr(owner, name) <= 1:
-            raise ValueError(f"{section}.{name} must be in [0, 1], got {getattr(owner, name)}")
+    """Raises ValueError unless every named field of `owner` lies in [0, 1]."""
+    check_interval(owner, section, "[0, 1]", *names)
 
 
 def check_least(owner: object, section: str, least: float, *names: str) -> None:
     """Raises ValueError unless every named field is `least` or above."""
     for name in names:
-        # written so that NaN, which compares false with everything, is refused too
         if not getattr(owner, name) >= least:
-            raise ValueError(f"{section}.{name} must be >= {least:g}, got {getattr(owner, name)}")
+            raise ValueError(f"{_place(section, name)} must be >= {least:g}, got {getattr(owner, name)}")
 
 
 def check_positive(owner: object, section: str, *names: str) -> None:
     """Raises ValueError unless every named field is above 0."""
     for name in names:
         if not getattr(owner, name) > 0:
-            raise ValueError(f"{section}.{name} must be > 0, got {getattr(owner, name)}")
+            raise ValueError(f"{_place(section, name)} must be > 0, got {getattr(owner, name)}")
+
+
+def _place(section: str, name: str) -> str:
+    """What a user calls the field: `judge.api.retries`, or `--ask-swapped`."""
+    if section == "--":
+        return f"--{name.replace('_', '-')}"
+    return f"{section}.{name}" if section else name

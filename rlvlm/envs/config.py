@@ -3,6 +3,8 @@
 from dataclasses import dataclass, replace
 from typing import Literal, Self
 
+from rlvlm.core.checks import check_interval, check_least
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EnvConfig:
@@ -64,18 +66,10 @@ class EnvConfig:
     speed and slightly other movements. Evaluations and demonstrations are always exact."""
 
     def __post_init__(self) -> None:
-        if self.move_ticks < 1:
-            raise ValueError(f"move_ticks must be >= 1, got {self.move_ticks}")
-        if not 32 <= self.view_px <= 1024:
-            raise ValueError(f"view_px must be in [32, 1024], got {self.view_px}")
-        if not 0 <= self.moved <= 0.1:
-            raise ValueError(f"moved must be in [0, 0.1] metres, got {self.moved}")
-        if not 0 < self.mesh_cell <= 0.1:
-            raise ValueError(f"mesh_cell must be in (0, 0.1] metres, got {self.mesh_cell}")
-        if self.episode_steps < 1:
-            raise ValueError(f"episode_steps must be >= 1, got {self.episode_steps}")
-        if self.num_envs < 1:
-            raise ValueError(f"num_envs must be >= 1, got {self.num_envs}")
+        check_least(self, "env", 1, "episode_steps", "num_envs", "move_ticks")
+        check_interval(self, "env", "[32, 1024]", "view_px")
+        check_interval(self, "env", "[0, 0.1]", "moved")
+        check_interval(self, "env", "(0, 0.1]", "mesh_cell")
 
     def drawn_for(self, is_pocket: bool) -> Self:
         """The same with `look` decided, for a model that is a pocket model or not."""

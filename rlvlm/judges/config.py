@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, Literal, get_args
 
+from rlvlm.core.checks import check_interval, check_least, check_positive, check_shares
 from rlvlm.core.errors import UnsupportedQuestion
 from rlvlm.core.plugins import is_reference
 from rlvlm.vlms.config import ApiConfig, EngineConfig, VLMConfig
@@ -65,10 +66,7 @@ class SimilarityConfig:
     baseline."""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.alpha <= 1:
-            raise ValueError(f"judge.similarity.alpha must be in [0, 1], got {self.alpha}")
-        if not 0 <= self.tie_band <= 1:
-            raise ValueError(f"judge.similarity.tie_band must be in [0, 1], got {self.tie_band}")
+        check_shares(self, "judge.similarity", "alpha", "tie_band")
         if self.template.count("{goal}") != 1 or self.template.replace("{goal}", "").count("{"):
             raise ValueError(f"judge.similarity.template needs one slot {{goal}}, got {self.template!r}")
 
@@ -164,9 +162,7 @@ class JudgeConfig(VLMConfig):
                 f"backends {', '.join(_WITH_HEADS)}"
             )
         check_temperature(self.temperature)
-        for name in ("picture_px", "max_new_tokens", "batch_size"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"judge.{name} must be >= 1, got {getattr(self, name)}")
+        check_least(self, "judge", 1, "picture_px", "max_new_tokens", "batch_size")
         VLMConfig.__post_init__(self)  # not super(): a class with slots is made twice, and super() knows the first
 
     @property
@@ -297,10 +293,6 @@ class DistillConfig:
     """CPU threads."""
 
     def __post_init__(self) -> None:
-        for name in ("steps", "num_pairs", "graded", "threads"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}")
-        if not 0 < self.held_out < 1:
-            raise ValueError(f"held_out must be in (0, 1), got {self.held_out}")
-        if self.lr <= 0:
-            raise ValueError(f"lr must be > 0, got {self.lr}")
+        check_least(self, "--", 1, "steps", "num_pairs", "graded", "threads")
+        check_interval(self, "--", "(0, 1)", "held_out")
+        check_positive(self, "--", "lr")

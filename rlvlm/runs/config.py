@@ -15,6 +15,7 @@ import tyro
 from rlvlm.algorithms.policy_gradient.config import GRPOConfig, PolicyGradientConfig, PPOConfig
 from rlvlm.algorithms.sac_pebble.config import SACConfig
 from rlvlm.algorithms.sft_config import ChunkSFTConfig, ReplySFTConfig
+from rlvlm.core.checks import check_interval, check_least
 from rlvlm.core.errors import UsageError
 from rlvlm.core.yaml_text import read_yaml
 from rlvlm.envs.config import EnvConfig
@@ -38,8 +39,7 @@ class EvalConfig:
     """Episodes per evaluation, with the deterministic policy."""
 
     def __post_init__(self) -> None:
-        if self.every_steps < 1 or self.episodes < 1:
-            raise ValueError(f"need eval.every_steps and episodes >= 1, got {self.every_steps} and {self.episodes}")
+        check_least(self, "eval", 1, "every_steps", "episodes")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,11 +65,8 @@ class TrackConfig:
     of a teacher `measured`, if any."""
 
     def __post_init__(self) -> None:
-        for name in ("log_every_steps", "checkpoint_every_steps", "keep_checkpoints"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"track.{name} must be >= 1, got {getattr(self, name)}")
-        if not 1 <= self.dashboard_port <= 65_535:
-            raise ValueError(f"track.dashboard_port must be 1 to 65535, got {self.dashboard_port}")
+        check_least(self, "track", 1, "log_every_steps", "checkpoint_every_steps", "keep_checkpoints")
+        check_interval(self, "track", "[1, 65535]", "dashboard_port")
 
 
 ALGORITHMS: dict[str, type] = {"sac": SACConfig, "ppo": PPOConfig, "grpo": GRPOConfig}
@@ -157,8 +154,7 @@ class RunConfig:
                 object.__setattr__(self, name, kind())  # the defaults of the algorithm's own
             elif not isinstance(section, kind):
                 raise ValueError(f"{name} is a {type(section).__name__}, which does not go with {self.algorithm}")
-        if self.steps < 1:
-            raise ValueError(f"steps must be >= 1, got {self.steps}")
+        check_least(self, "", 1, "steps")
         if not 0 <= self.seed < 2**32:
             raise ValueError(f"seed must be 0 to 2^32 - 1, got {self.seed}")
         # every comparison with a bound lets NaN pass, and NaN alone differs from itself

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import ClassVar, Literal
 
+from rlvlm.core.checks import check_least, check_positive
 from rlvlm.policies.vlm.config import BUCKET_MIB
 from rlvlm.vlms.config import EngineConfig as VllmConfig
 
@@ -11,6 +12,16 @@ MIB = 2**20
 DEFAULT_PORT = 8123
 """Outside 10002 to 19999, where Ray's workers listen."""
 LOOPBACK_NAMES = ("127.0.0.1", "localhost", "::1")
+
+
+def _check_replicas(config: "PlacementConfig | ServedEngineConfig", section: str) -> None:
+    """Raises ValueError where what is asked for each replica is not to be had."""
+    check_least(config, section, 0, "num_cpus", "num_gpus", "retries")
+    check_positive(config, section, "timeout_s")
+    check_least(config, section, 1, "stall_s")  # a short pause is no fault
+    # Ray places shares of one GPU or several whole ones, nothing in between
+    if config.num_gpus > 1 and config.num_gpus != int(config.num_gpus):
+        raise ValueError(f"{section}.num_gpus above 1 must be a whole number, got {config.num_gpus}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,26 +53,14 @@ class PlacementConfig:
     finishes no layer), or its event loop does not turn. A long batch is no silence."""
 
     def __post_init__(self) -> None:
-        if self.num_replicas < 1:
-            raise ValueError(f"serve.num_replicas must be >= 1, got {self.num_replicas}")
-        if self.num_cpus < 0 or self.num_gpus < 0:
-            raise ValueError(f"serve.num_cpus and num_gpus must be >= 0, got {self.num_cpus} and {self.num_gpus}")
-        # Ray places shares of one GPU or several whole ones, nothing in between
-        if self.num_gpus > 1 and self.num_gpus != int(self.num_gpus):
-            raise ValueError(f"serve.num_gpus above 1 must be a whole number, got {self.num_gpus}")
+        _check_replicas(self, "serve")
+        check_least(self, "serve", 1, "num_replicas")
+        check_positive(self, "serve", "target_ongoing_requests")
+        check_least(self, "serve", 0, "upscale_delay_s", "downscale_delay_s")
         if self.max_replicas and self.max_replicas < self.num_replicas:
             raise ValueError(
                 f"serve.max_replicas must be 0 or >= num_replicas, got {self.max_replicas} and {self.num_replicas}"
             )
-        if self.target_ongoing_requests <= 0 or self.upscale_delay_s < 0 or self.downscale_delay_s < 0:
-            raise ValueError(
-                "need serve.target_ongoing_requests > 0 and delays >= 0, got "
-                f"{self.target_ongoing_requests}, {self.upscale_delay_s} and {self.downscale_delay_s}"
-            )
-        if self.stall_s < 1:
-            raise ValueError(f"serve.stall_s must be >= 1, got {self.stall_s}; a short pause is no fault")
-        if self.timeout_s <= 0 or self.retries < 0:
-            raise ValueError(f"need serve.timeout_s > 0 and retries >= 0, got {self.timeout_s} and {self.retries}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -108,25 +107,19 @@ class ServedEngineConfig:
     vllm: PolicyVllmConfig = field(default_factory=PolicyVllmConfig)
 
     def __post_init__(self) -> None:
-        if self.num_replicas < 0:
-            raise ValueError(f"engine.num_replicas must be >= 0, got {self.num_replicas}")
+        _check_replicas(self, "engine")
+        check_least(self, "engine", 0, "num_replicas")
+        check_least(self, "engine", 1, "bucket_mib")
         if self.colocated and self.num_gpus:
             raise ValueError(
                 f"engine.num_gpus must be 0 with engine.colocated, which uses the learners' GPUs, got {self.num_gpus:g}"
             )
-        if self.bucket_mib < 1:
-            raise ValueError(f"engine.bucket_mib must be >= 1, got {self.bucket_mib}")
         # a setting that does nothing would look as if it did
         others = [one for one in fields(self) if one.name not in ("num_replicas", "vllm")]
         if not self.num_replicas and any(getattr(self, one.name) != one.default for one in others):
             raise ValueError("the other settings of engine have no effect without engine.num_replicas")
         if self.backend != "vllm" and self.vllm != PolicyVllmConfig():
             raise ValueError("the settings of engine.vllm have no effect without engine.backend vllm")
-        if self.num_replicas:
-            try:
-                self.placement  # noqa: B018 - checks the rest
-            except ValueError as error:
-                raise ValueError(str(error).replace("serve.", "engine.")) from None
 
     @property
     def placement(self) -> PlacementConfig:
@@ -194,11 +187,10 @@ class HttpConfig:
             raise ValueError(f"http.aliases names {sorted(unknown)}, which is none of http.judges {list(self.judges)}")
         if self.media_root and not Path(self.media_root).is_absolute():
             raise ValueError(f"http.media_root must be an absolute path, got {self.media_root!r}")
-        for name in ("body_bytes", "body_deadline_s", "held_bytes", "timeout_s", "max_tokens", "num_replicas"):
-            if getattr(self, name) <= 0:
-                raise ValueError(f"http.{name} must be > 0, got {getattr(self, name)}")
-        if self.retries < 0 or self.num_cpus < 0:
-            raise ValueError(f"need http.retries and num_cpus >= 0, got {self.retries} and {self.num_cpus}")
+        check_positive(
+            self, "http", "body_bytes", "body_deadline_s", "held_bytes", "timeout_s", "max_tokens", "num_replicas"
+        )
+        check_least(self, "http", 0, "retries", "num_cpus")
         if self.held_bytes < self.body_bytes:
             raise ValueError(f"http.held_bytes must be >= body_bytes, got {self.held_bytes} and {self.body_bytes}")
 

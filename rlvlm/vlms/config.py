@@ -4,6 +4,8 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 from urllib.parse import urlsplit
 
+from rlvlm.core.checks import check_interval, check_least, check_positive
+
 MODEL_FILES = ("*.json", "*.jinja", "*.txt", "*.safetensors", "*.model")
 """What is fetched of a hub model: no pickles, no code."""
 
@@ -41,9 +43,10 @@ class VLMConfig:
     """Seed of sampling and of random weights."""
 
     def __post_init__(self) -> None:
-        if self.min_pixels < 0 or self.max_pixels < 0 or (self.max_pixels and self.min_pixels > self.max_pixels):
+        check_least(self, self.section, 0, "min_pixels", "max_pixels")
+        if self.max_pixels and self.min_pixels > self.max_pixels:
             raise ValueError(
-                f"need 0 <= {self.section}.min_pixels <= max_pixels, got {self.min_pixels}, {self.max_pixels}"
+                f"{self.section}.min_pixels must be <= max_pixels, got {self.min_pixels} and {self.max_pixels}"
             )
 
 
@@ -82,22 +85,15 @@ class ApiConfig:
     counts within one process."""
 
     def __post_init__(self) -> None:
-        if self.concurrency < 1:
-            raise ValueError(f"{self.section}.concurrency must be >= 1, got {self.concurrency}")
-        for name in ("timeout_s", "deadline_s"):
-            if getattr(self, name) <= 0:
-                raise ValueError(f"{self.section}.{name} must be > 0, got {getattr(self, name)}")
-        for name in ("retries", "max_requests", "max_cost_usd", "usd_per_million_input", "usd_per_million_output"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{self.section}.{name} must be >= 0, got {getattr(self, name)}")
+        check_least(self, self.section, 1, "concurrency")
+        check_positive(self, self.section, "timeout_s", "deadline_s")
+        counted = ("retries", "max_requests", "max_cost_usd", "usd_per_million_input", "usd_per_million_output")
+        check_least(self, self.section, 0, *counted)
         if self.max_cost_usd and not (self.usd_per_million_input or self.usd_per_million_output):
             raise ValueError(
                 f"{self.section}.max_cost_usd needs prices: set {self.section}.usd_per_million_input and _output"
             )
-        self._check_places()
-
-    def _check_places(self) -> None:
-        """Checks the words, of which each may be a key or a password in the wrong place: no message repeats one."""
+        # each of these words may be a key or a password in the wrong place: no message repeats one
         parts = urlsplit(self.base_url)
         if self.base_url and (parts.scheme not in ("http", "https") or not parts.hostname):
             raise ValueError(f"{self.section}.base_url must look like https://host/v1")
@@ -142,12 +138,7 @@ class EngineConfig:
         return self.python or _VLLM_PYTHON
 
     def __post_init__(self) -> None:
-        for name in ("tensor_parallel", "max_lora_rank"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{self.section}.{name} must be >= 1, got {getattr(self, name)}")
-        if not 0 < self.memory_share <= 1:
-            raise ValueError(f"{self.section}.memory_share must be in (0, 1], got {self.memory_share}")
-        if self.cache_gib <= 0 or self.max_tokens < 0:
-            raise ValueError(
-                f"need {self.section}.cache_gib > 0 and max_tokens >= 0, got {self.cache_gib} and {self.max_tokens}"
-            )
+        check_least(self, self.section, 1, "tensor_parallel", "max_lora_rank")
+        check_interval(self, self.section, "(0, 1]", "memory_share")
+        check_positive(self, self.section, "cache_gib")
+        check_least(self, self.section, 0, "max_tokens")

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from rlvlm.core.checks import check_interval, check_least, check_positive
 from rlvlm.core.errors import ModelUnavailable, first_line
 from rlvlm.vlms.files import folder_digest
 
@@ -40,10 +41,9 @@ class LoraConfig:
     """Layers that get one: `all-linear`, or a regular expression on their full names."""
 
     def __post_init__(self) -> None:
-        if self.rank < 1 or self.alpha <= 0 or not 0 <= self.dropout < 1:
-            raise ValueError(
-                f"need rank >= 1, alpha > 0 and dropout in [0, 1), got {self.rank}, {self.alpha}, {self.dropout}"
-            )
+        check_least(self, "", 1, "rank")
+        check_positive(self, "", "alpha")
+        check_interval(self, "", "[0, 1)", "dropout")
 
 
 def add_adapter(model: Any, config: LoraConfig) -> "peft.PeftModel":

@@ -45,11 +45,11 @@ def test_the_script_is_clean_bash(script: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("wrong", "told"),
     [
-        ({"nodes": 0}, "nodes >= 1"),
-        ({"cpus": 1}, "cpus >= 2"),
+        ({"nodes": 0}, "--nodes must be >= 1"),
+        ({"cpus": 1}, "--cpus must be >= 2"),
         ({"time": "soon"}, "24:00:00"),
-        ({"save_s": 5}, "30 to"),
-        ({"restarts": -1}, "restarts >= 0"),
+        ({"save_s": 5}, r"--save-s must be in \[30, 3600\]"),
+        ({"restarts": -1}, "--restarts must be >= 0"),
         ({"extra": ("--qos=high",)}, "without dashes"),
         ({"partition": "a b"}, "single words"),
     ],
@@ -81,7 +81,7 @@ TWO_LEARNERS_AND_ENGINES = (
     [
         ("drawer_opne", 2, "did you mean drawer_open?"),
         ("drawer_open -- --sead 1", 2, "--seed"),
-        ("drawer_open --nodes 0", 2, "nodes >= 1"),
+        ("drawer_open --nodes 0", 2, "--nodes must be >= 1"),
         ("drawer_open -- --out x", 2, "before the --"),
         ("drawer_open -- --serve.num-gpus 0.5", 2, "--gpus-per-node 1"),
         ("number_line -- --algo.num-learners 4 --algo.gpus-per-learner 1", 2, "asks for 4 GPUs (learners 4)"),

@@ -127,7 +127,14 @@ def test_the_mark_of_an_adapter_moves_with_its_weights(taught, tmp_path):
     assert mark.startswith(" lora=") and adapter_mark(str(tmp_path)) != mark
 
 
-@pytest.mark.parametrize("changes", [{"rank": 0}, {"alpha": 0.0}, {"dropout": 1.0}])
-def test_impossible_shapes_are_refused(changes):
-    with pytest.raises(ValueError, match="need rank"):
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"rank": 0}, "rank must be >= 1, got 0"),
+        ({"alpha": 0.0}, "alpha must be > 0"),
+        ({"dropout": 1.0}, r"dropout must be in \[0, 1\)"),
+    ],
+)
+def test_impossible_shapes_are_refused(changes, why):
+    with pytest.raises(ValueError, match=why):
         LoraConfig(**changes)
