@@ -17,10 +17,11 @@ from rlvlm.commands.arguments import parse
 from rlvlm.core.console.screen import QuietConsole
 from rlvlm.core.errors import EXIT_DONE, MachineError, RunError
 from rlvlm.envs.rendering import BACKENDS, FIX, try_renderer
+from rlvlm.judges.config import POCKET_FIX
 from rlvlm.pocket.models import weights_folder
 from rlvlm.runs.checkpoints import VARIABLE as SCRATCH
 from rlvlm.runs.environment import PACKAGES, gpu_names, package_version, usable_cores
-from rlvlm.runs.preflight import POCKET_FIX, cluster_address, free_port, port_is_free
+from rlvlm.runs.preflight import cluster_address, free_port, port_is_free
 
 GIB = 2**30
 DISK_BYTES = 2 * GIB

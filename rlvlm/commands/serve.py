@@ -2,7 +2,6 @@
 
 import base64
 import difflib
-import io
 import json
 import os
 import tempfile
@@ -39,6 +38,7 @@ from rlvlm.serving.app_file import AppFile, PolicyEntry, read_app_file
 from rlvlm.serving.apps import running_apps, unhealthy
 from rlvlm.serving.config import ActConfig, HttpConfig, PlacementConfig
 from rlvlm.serving.guard import make_token, read_token
+from rlvlm.vlms.stills import to_png
 
 REPORT_S = 15.0
 """Seconds after which a line about the same thing is repeated, where there is no terminal."""
@@ -316,9 +316,7 @@ def run_app(path: Path, replicas: int, num_gpus: float, trust: bool) -> AppFile:
     slot = make_slot(config.task, config.env.for_evaluation())
     names = slot.env.action_names
     slot.begin(0)
-    stream = io.BytesIO()
-    Image.fromarray(slot.env.draw(slot.turn.snapshot[None])[0]).save(stream, "PNG", optimize=True)
-    turn = stream.getvalue(), slot.turn.prompt
+    turn = to_png(slot.env.draw(slot.turn.snapshot[None])[0], is_small=True), slot.turn.prompt
     slot.env.close()
     entry = PolicyEntry(
         app=_POLICY_APP,

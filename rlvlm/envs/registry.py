@@ -23,6 +23,7 @@ from rlvlm.envs.gym_cards.games import GAMES
 from rlvlm.envs.libero.tasks import EPISODE_STEPS, SUITES, instruction_of
 from rlvlm.envs.metaworld.goals import PAPER_GOALS, STOCK_GOALS
 from rlvlm.envs.minigrid.ids import IDS, SHORT_NAMES, WITHOUT_EXPERT, family
+from rlvlm.envs.robosuite.words import GOAL as CAN_GOAL
 
 if TYPE_CHECKING:
     import gymnasium as gym
@@ -138,7 +139,7 @@ def shipped_tasks() -> Iterator[Task]:
     )
     yield Task(
         name="pick_place_can",
-        goal="pick up the red can and put it into the bin that waits for it",
+        goal=CAN_GOAL,
         goal_state="the red can lies in its bin",
         maker="rlvlm.envs.robosuite.pick_place_can:PickPlaceCan",
         env=EnvConfig(episode_steps=120),

@@ -12,7 +12,7 @@ from rlvlm.core.errors import JudgeUnavailable, ModelUnavailable, UsageError
 from rlvlm.judges.asking import AsyncAsker, BatchAsker
 from rlvlm.judges.cache import StoredJudge, pick_stamp
 from rlvlm.judges.chat import ChatJudge
-from rlvlm.judges.config import Abilities, JudgeConfig
+from rlvlm.judges.config import POCKET_FIX, Abilities, JudgeConfig
 from rlvlm.judges.judge import Judge
 from rlvlm.judges.prompts import MAX_IMAGES
 from rlvlm.judges.votes import BothOrders
@@ -35,45 +35,42 @@ def build_judge(config: JudgeConfig) -> Judge:
         UnsupportedQuestion: it cannot be asked as `config` says.
         ImportError: the package its backend stands on is not installed.
     """
+    judge: Judge
+    # torch, transformers and the providers' clients load only when a judge that needs them is wanted
     try:
-        judge = _build(config)
+        match config.backend:
+            case "pocket":
+                judge = _pocket_judge(config)
+            case "transformers":
+                judge = _chat_judge(config)
+            case "vllm":
+                from rlvlm.vlms.engines.vllm import VllmEngine
+
+                engine = VllmEngine(config, config.engine, max_requests=config.batch_size, max_images=MAX_IMAGES)
+                judge = ChatJudge(config, AsyncAsker(engine, config))
+            case "openai" | "gemini" as provider:
+                from rlvlm.vlms.engines.remote import RemoteEngine
+
+                engine = RemoteEngine(config.model, config.api, provider, config.seed)
+                judge = ChatJudge(config, AsyncAsker(engine, config))
+            case "clip" | "blip2" | "robometer" | "rynnvalue" as name:
+                from rlvlm.judges.numeric import NumericJudge
+
+                folder = "similarity" if config.reads_states else "reward_heads"
+                judge = NumericJudge(config, import_module(f"rlvlm.judges.{folder}.{name}").load(config))
+            case "cached":
+                try:
+                    store = open_store(Path(config.cached.store).expanduser())
+                    judge = StoredJudge(store, pick_stamp(store, config.cached.judge, config.cached.prompt))
+                except UsageError as error:
+                    raise JudgeUnavailable(str(error), error.fix) from error
+            case _:  # `module:NAME`, as the config has checked
+                from rlvlm.judges import own
+
+                judge = own.build(config)
     except ModelUnavailable as error:  # the loaders know models, and whoever waits for a judge waits for this error
         raise JudgeUnavailable(str(error), error.fix) from error
     return BothOrders(judge) if config.both_orders else judge
-
-
-def _build(config: JudgeConfig) -> Judge:
-    # torch, transformers and the providers' clients load only when a judge that needs them is wanted
-    match config.backend:
-        case "pocket":
-            return _pocket_judge(config)
-        case "transformers":
-            return _chat_judge(config)
-        case "vllm":
-            from rlvlm.vlms.engines.vllm import VllmEngine
-
-            engine = VllmEngine(config, config.engine, max_requests=config.batch_size, max_images=MAX_IMAGES)
-            return ChatJudge(config, AsyncAsker(engine, config))
-        case "openai" | "gemini" as provider:
-            from rlvlm.vlms.engines.remote import RemoteEngine
-
-            engine = RemoteEngine(config.model, config.api, provider, config.seed)
-            return ChatJudge(config, AsyncAsker(engine, config))
-        case "clip" | "blip2" | "robometer" | "rynnvalue" as name:
-            from rlvlm.judges.numeric import NumericJudge
-
-            folder = "similarity" if config.reads_states else "reward_heads"
-            return NumericJudge(config, import_module(f"rlvlm.judges.{folder}.{name}").load(config))
-        case "cached":
-            try:
-                store = open_store(Path(config.cached.store).expanduser())
-                return StoredJudge(store, pick_stamp(store, config.cached.judge, config.cached.prompt))
-            except UsageError as error:
-                raise JudgeUnavailable(str(error), error.fix) from error
-        case _:  # `module:NAME`, as the config has checked
-            from rlvlm.judges import own
-
-            return own.build(config)
 
 
 def check_reachable(config: JudgeConfig) -> None:
@@ -115,7 +112,7 @@ def _pocket_judge(config: JudgeConfig) -> ChatJudge:
     if not folder.is_dir():
         raise JudgeUnavailable(
             f"the pocket judge's weights are not in {folder}",
-            "reinstall rlvlm, or make them anew as rlvlm/pocket/judge/CARD.md says",
+            POCKET_FIX,
         )
     # what it was trained on: as its folder says, and otherwise what the pocket judge was
     abilities, file = POCKET_ABILITIES, folder / ABILITIES_FILE

@@ -32,6 +32,8 @@ _WORDED = ("statement", "rubric", "delta", "video")
 _REMOTE = ("openai", "gemini")
 _IMPLIED: set[str] = set()
 """Hub names whose backend was said already."""
+POCKET_FIX = "reinstall rlvlm, or make them anew as rlvlm/pocket/judge/CARD.md says"
+"""What mends missing weights of the pocket judge."""
 _LARGEST_POCKET_BYTES = 200_000_000
 """Weights of a folder above this are no small model like those that ship."""
 

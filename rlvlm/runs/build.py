@@ -38,7 +38,6 @@ from rlvlm.algorithms.sac_pebble.config import SACConfig
 from rlvlm.algorithms.sac_pebble.player import StepsPlayer
 from rlvlm.algorithms.sac_pebble.player import load_policy as load_actor
 from rlvlm.core.errors import JudgeUnavailable
-from rlvlm.core.steps import FloatArray, Frames
 from rlvlm.demonstrations.collect import RandomPlayer, ScriptedExpert
 from rlvlm.envs.env import TurnEnv
 from rlvlm.envs.images import FrameStore
@@ -219,10 +218,12 @@ def step_players(config: RunConfig, checkpoint: Path) -> Players:
         if config.env.start != "random":
             others["policy, random starts"] = StepsPlayer(policy, make_env(config.task, elsewhere, config.seed))
 
-    def draw(snapshots: FloatArray, size_px: int) -> Frames:
-        return FrameStore(env, size_px).frames(snapshots)
-
-    return Players(own=StepsPlayer(policy, env), draw=draw, others=others, has_success=env.has_success)
+    return Players(
+        own=StepsPlayer(policy, env),
+        draw=lambda snapshots, size_px: FrameStore(env, size_px).frames(snapshots),
+        others=others,
+        has_success=env.has_success,
+    )
 
 
 def turn_players(config: RunConfig, checkpoint: Path) -> Players:
@@ -255,14 +256,15 @@ def turn_players(config: RunConfig, checkpoint: Path) -> Players:
     # what chance reaches: in envs in turns it reaches many a goal in the end
     others["random actions"] = ScriptPlayer(RandomPlayer(), slots())
 
-    def draw(snapshots: FloatArray, size_px: int) -> Frames:
-        return env.draw(snapshots)  # its images have a size of their own
-
     name = "policy, greedy"
     return Players(
-        own=others.pop(name), name=name, draw=draw, others=others, has_success=env.has_success,
+        own=others.pop(name),
+        name=name,
+        draw=lambda snapshots, size_px: env.draw(snapshots),  # its images have a size of their own
+        others=others,
+        has_success=env.has_success,
         milestones=env.milestones,
-    )  # fmt: skip
+    )
 
 
 def chunk_players(config: RunConfig, checkpoint: Path) -> Players:

@@ -142,7 +142,11 @@ class CheckpointStore:
         self._point("last", final)
         if is_best:
             self._point("best", final)
-        self._prune()
+        # only the newest are kept; the best may be older than all of them
+        best = self.best()
+        for checkpoint in self._own()[: -self._keep]:
+            if best is None or checkpoint.path != best.path:
+                shutil.rmtree(checkpoint.path)
         return final
 
     def all(self) -> list[Checkpoint]:
@@ -186,13 +190,6 @@ class CheckpointStore:
         # relative, so that a run's folder can be moved; renamed over the old link, so that there always is one
         partial.symlink_to(target.name)
         os.replace(partial, link)
-
-    def _prune(self) -> None:
-        best = self.best()
-        # the best may be older than all that are kept
-        for checkpoint in self._own()[: -self._keep]:
-            if best is None or checkpoint.path != best.path:
-                shutil.rmtree(checkpoint.path)
 
 
 def newest_sound(

@@ -185,7 +185,17 @@ def create_folder(config: RunConfig, command: Sequence[str], started: datetime) 
         MachineError: the disk is full.
     """
     path = (config.out or default_path(config.task, started)).expanduser().absolute()
-    _check_place(path)
+    another = "choose a new or empty folder with --out"
+    if any(part.startswith(RAY_COPY) for part in path.parts):
+        what = f"the run's folder would be in Ray's copy of the job's working folder, which Ray deletes: {path}"
+        raise UsageError(what, "give --out an absolute path")
+    if path.exists() and not path.is_dir():
+        raise UsageError(f"{path} is a file", another)
+    if (path / "config.yaml").exists():
+        fix = f"go on with it: rlvlm resume {shlex.quote(str(path))}  (or choose another --out)"
+        raise UsageError(f"{path} already holds a run", fix)
+    if path.is_dir() and any(path.iterdir()):
+        raise UsageError(f"{path} is not empty", another)
     check_disk(path, BYTES_NEEDED)
     folder = RunFolder(path, config.track.keep_checkpoints)
     # remembered for `remove`, which takes away what was made for a run that never began
@@ -277,20 +287,6 @@ def check_disk(path: Path, needed: int) -> None:
     if free < needed:
         what = f"the disk of {path} has {free / 2**20:.0f} MiB free, a run needs {needed / 2**20:.0f} MiB"
         raise MachineError(what, "free some space, or put the run elsewhere with --out DIR")
-
-
-def _check_place(path: Path) -> None:
-    """Raises UsageError where `path` is in use, or lies in the copy of a working folder that Ray makes for a job."""
-    if any(part.startswith(RAY_COPY) for part in path.parts):
-        what = f"the run's folder would be in Ray's copy of the job's working folder, which Ray deletes: {path}"
-        raise UsageError(what, "give --out an absolute path")
-    if path.is_dir() and (path / "config.yaml").exists():
-        fix = f"go on with it: rlvlm resume {shlex.quote(str(path))}  (or choose another --out)"
-        raise UsageError(f"{path} already holds a run", fix)
-    if path.is_dir() and any(path.iterdir()):
-        raise UsageError(f"{path} is not empty", "choose a new or empty folder with --out")
-    if path.exists() and not path.is_dir():
-        raise UsageError(f"{path} is a file", "choose a new or empty folder with --out")
 
 
 def default_path(task: str, started: datetime) -> Path:

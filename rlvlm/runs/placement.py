@@ -220,8 +220,7 @@ def own_gpu(config: RunConfig) -> Iterator[None]:
     if not wants or not torch.cuda.is_available() or ray.get_runtime_context().get_actor_id() is not None:
         yield
         return
-    seen = [one for one in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if one]
-    seen = seen or [str(number) for number in range(torch.cuda.device_count())]
+    seen = devices.visible_cards() or [str(number) for number in range(torch.cuda.device_count())]
     named = next((device.partition(":")[2] for device in wants if ":" in device), "")
     index: int | None = int(named or 0)
     booking = None

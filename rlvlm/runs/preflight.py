@@ -14,7 +14,7 @@ from rlvlm.core.errors import JudgeUnavailable, MachineError, ModelUnavailable, 
 from rlvlm.core.plugins import is_reference
 from rlvlm.envs.registry import few_starts, find_task, make_env, task_names
 from rlvlm.envs.rendering import FIX, ensure_renderer, try_renderer
-from rlvlm.judges.config import JudgeConfig
+from rlvlm.judges.config import POCKET_FIX, JudgeConfig
 from rlvlm.pocket.models import (
     TURN_TASKS,
     VIDEO_FRAME_PX,
@@ -29,12 +29,12 @@ from rlvlm.rewards.config import ChunkRewardConfig, StepRewardConfig
 from rlvlm.runs.config import RunConfig
 from rlvlm.runs.environment import gpu_names
 from rlvlm.runs.settings import changed_leaves, option_words
+from rlvlm.serving.config import check_environment
 
 CONNECT_S = 5.0
 """Longest wait for the cluster that RAY_ADDRESS names."""
 _MOST_NAMED = 8
 """Tasks that a judge knows, in a line that a person reads."""
-POCKET_FIX = "reinstall rlvlm, or make them anew as rlvlm/pocket/judge/CARD.md says"
 
 
 def check_before_run(config: RunConfig) -> None:
@@ -331,14 +331,10 @@ def _check_judge_fits(config: RunConfig) -> None:
 
     Raises:
         JudgeUnavailable: vLLM's environment is missing.
-        MachineError: a GPU is.
+        UsageError: the judge is to be spread over more GPUs than its replica gets.
+        MachineError: a GPU is missing.
     """
-    python = Path(config.judge.python).expanduser()
-    if config.judge.python and not python.is_file():
-        raise JudgeUnavailable(
-            f"judge.backend {config.judge.backend} needs an environment of its own; {python} is missing",
-            "build it with make vllm, or name another with --judge.engine.python",
-        )
+    check_environment(config.judge, config.serve)
     check_network("judge", config.judge.device, "", "")
     if config.serve.num_gpus and not gpu_names():
         raise MachineError(

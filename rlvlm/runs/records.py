@@ -3,13 +3,11 @@
 import base64
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
-from io import BytesIO
 from itertools import groupby
 from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
 
 from rlvlm.core.judging import Label
 from rlvlm.core.metrics import ENV_STEPS
@@ -20,6 +18,7 @@ from rlvlm.preferences.records import QueryRecord
 from rlvlm.rewards.scoring_items import ScoredItem, ScoringItem
 from rlvlm.runs.folder import RunFolder
 from rlvlm.runs.memory import release_free_memory
+from rlvlm.vlms.stills import to_png
 
 T = TypeVar("T")
 Draw = Callable[[FloatArray, int], Frames]
@@ -203,9 +202,7 @@ def outcome_of(value: float, item: ScoringItem, claim: float) -> str:
 
 def encode_png(image: NDArray[np.uint8]) -> str:
     """An image [H, W, 3] as base64 of a PNG."""
-    data = BytesIO()
-    Image.fromarray(image).save(data, format="png", optimize=True)
-    return base64.b64encode(data.getvalue()).decode()
+    return base64.b64encode(to_png(image, is_small=True)).decode()
 
 
 def _some(records: Sequence[T]) -> Iterator[T]:

@@ -24,8 +24,8 @@ from rlvlm.policies.vlm.vllm import check_policy
 from rlvlm.serving.app_file import AppFile
 from rlvlm.serving.card_turns import card_turns
 from rlvlm.serving.client import IN_FLIGHT, ServedJudge
-from rlvlm.serving.config import PlacementConfig
-from rlvlm.serving.deployments import bind_judge, bind_policy, check_engine, check_environment
+from rlvlm.serving.config import PlacementConfig, check_engine, check_environment
+from rlvlm.serving.deployments import bind_judge, bind_policy
 from rlvlm.serving.ingress import bind_gateway
 from rlvlm.serving.judge_replica import Builder
 from rlvlm.serving.policy_replica import PolicyBuilder

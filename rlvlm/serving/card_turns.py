@@ -7,7 +7,6 @@ when it has made way. One that is lost and comes back asks first, so it does not
 
 import asyncio
 import logging
-import os
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -20,6 +19,7 @@ from ray.exceptions import RayError
 
 from rlvlm.core.errors import ModelUnavailable
 from rlvlm.serving.replica import START_TIMEOUT_S
+from rlvlm.vlms.devices import visible_cards
 
 logger = logging.getLogger(__name__)
 
@@ -192,6 +192,6 @@ class TurnTaker:
 
 def torch_device(card: str) -> str:
     """What torch calls the card of that id here; the CPU for none."""
-    seen = [one for one in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if one]
+    seen = visible_cards()
     # Ray counts cards by the node, torch by what this process may see
     return f"cuda:{seen.index(card) if card in seen else int(card)}" if card else "cpu"

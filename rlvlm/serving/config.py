@@ -5,6 +5,8 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 from rlvlm.core.checks import check_least, check_positive
+from rlvlm.core.errors import JudgeUnavailable, UsageError
+from rlvlm.judges.config import JudgeConfig
 from rlvlm.policies.vlm.config import BUCKET_MIB
 from rlvlm.vlms.config import EngineConfig as VllmConfig
 
@@ -198,3 +200,35 @@ class HttpConfig:
     def token_path(self) -> Path:
         """The token's file."""
         return Path(self.token_file).expanduser() if self.token_file else Path.home() / ".rlvlm" / "token"
+
+
+def check_environment(judge: JudgeConfig, placement: PlacementConfig) -> None:
+    """`check_engine` of a judge; where its backend needs no engine, only its GPUs are looked at."""
+    check_engine(judge.engine, placement, "serve", f"judge.backend {judge.backend}" if judge.python else "")
+
+
+def check_engine(engine: VllmConfig, placement: PlacementConfig, section: str, who: str) -> None:
+    """Passes when the environment that is needed is on this machine and there is a GPU for each part of the model.
+
+    Args:
+        engine: vLLM's settings.
+        placement: of its replicas.
+        section: of the options that place it.
+        who: runs on vLLM and needs its environment, for the message; empty where nobody does.
+
+    Raises:
+        JudgeUnavailable: the interpreter is missing; Ray would wait for it without a word.
+        UsageError: the model is to be spread over more GPUs than its replica gets.
+    """
+    python = Path(engine.interpreter).expanduser().absolute()
+    if who and not python.is_file():
+        raise JudgeUnavailable(
+            f"{who} needs an environment of its own; {python} is missing",
+            f"build it with make vllm, or name another with --{engine.section}.python",
+        )
+    parts = engine.tensor_parallel
+    if parts > 1 and placement.num_gpus < parts:
+        raise UsageError(
+            f"{engine.section}.tensor_parallel {parts} needs {parts} GPUs a replica, got {placement.num_gpus:g}",
+            f"add --{section}.num-gpus {parts}",
+        )

@@ -145,10 +145,8 @@ class JudgeReplica(Replica):
             RuntimeError: the judge is stuck, or answered nothing when it was last asked.
         """
         await super().check_health()
-        memory = measured(self._device)
-        self._metrics.state(
-            sum(queue.num_waiting for queue in set(self._queues.values())), memory.peak if memory else 0
-        )
+        peak, _ = measured(self._device) or (0, 0)
+        self._metrics.state(sum(queue.num_waiting for queue in set(self._queues.values())), peak)
         # who answers questions is well; only an idle judge could be dead without anybody noticing
         is_idle = self._heartbeat.busy_since is None and time.monotonic() - self._last_answer > PROBE_EVERY_S
         if (is_idle or self._failure) and not self._is_paid and (self._probing is None or self._probing.done()):

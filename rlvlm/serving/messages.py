@@ -1,6 +1,6 @@
 """What callers send and get, typed: unknown fields are errors, and so are values of another type."""
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, model_validator
 
@@ -83,10 +83,6 @@ class Probabilities(WireModel):
     tie: float
 
 
-def _named(odds: Any) -> Any:
-    return dict(zip(("left", "right", "tie"), odds, strict=True)) if isinstance(odds, tuple) else odds
-
-
 class StampAnswer(WireModel):
     """Which judge answered, and how it was asked."""
 
@@ -101,7 +97,13 @@ class PreferenceAnswer(WireModel):
 
     status: Status
     label: Label | None
-    probabilities: Annotated[Probabilities | None, BeforeValidator(_named)]
+    # a judge gives them by place
+    probabilities: Annotated[
+        Probabilities | None,
+        BeforeValidator(
+            lambda odds: dict(zip(("left", "right", "tie"), odds, strict=True)) if isinstance(odds, tuple) else odds
+        ),
+    ]
     text: str
     latency_s: float
     stamp: StampAnswer

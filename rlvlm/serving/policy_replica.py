@@ -217,7 +217,7 @@ class VllmPolicyReplica(Replica):
             replace(config, device=device), settings, max_requests=batch_size, sleeps=takes_turns
         )
         self._loaded: VllmSampler | None = None
-        self._turns = TurnTaker(self._wake, self._sleep) if takes_turns else None
+        self._turns = TurnTaker(self._wake, lambda: self._sampler.sleep()) if takes_turns else None
         if self._turns is None:
             self._loaded = self._load(lambda: self._make(self._device))
         self._slots = FairQueue(self._ask_engine, batch_size=1, concurrency=2 * batch_size)
@@ -234,9 +234,6 @@ class VllmPolicyReplica(Replica):
         if card:
             os.environ["CUDA_VISIBLE_DEVICES"] = card  # for the engine's own processes, which take the first they see
         self._loaded = self._load(lambda: self._make("cuda" if card else "cpu"))
-
-    def _sleep(self) -> None:
-        self._sampler.sleep()
 
     def __del__(self) -> None:
         """Called by Serve when it stops the replica: takes the files of weights along."""

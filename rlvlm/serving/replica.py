@@ -17,7 +17,6 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import ray
@@ -249,16 +248,6 @@ def _stack(thread: int) -> Iterator[tuple[int, int]]:
         frame = frame.f_back
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class GpuMemory:
-    """What torch holds on this process's GPU, in bytes."""
-
-    peak: int
-    """The most that was reserved since the process began."""
-    total: int
-    """Of the card."""
-
-
 def assigned_device(device: str) -> str:
     """What `auto` means inside Ray: the GPU that Ray assigned to this process, else the CPU.
 
@@ -284,13 +273,13 @@ def limit_share(device: str, share: float) -> None:
         torch.cuda.set_per_process_memory_fraction(share)
 
 
-def measured(device: str) -> GpuMemory | None:
-    """The memory of this process; None on a CPU."""
+def measured(device: str) -> tuple[int, int] | None:
+    """The most GPU memory that torch has reserved here so far, and the card's, in bytes; None on a CPU."""
     if not device.startswith("cuda"):
         return None
     import torch
 
-    return GpuMemory(peak=torch.cuda.max_memory_reserved(), total=torch.cuda.get_device_properties(0).total_memory)
+    return torch.cuda.max_memory_reserved(), torch.cuda.get_device_properties(0).total_memory
 
 
 def check_share(device: str, share: float, what: str, section: str) -> None:
@@ -302,12 +291,11 @@ def check_share(device: str, share: float, what: str, section: str) -> None:
     Raises:
         ModelUnavailable: it holds more.
     """
-    memory = measured(device)
-    if memory and 0 < share < 1 and memory.peak > share * memory.total:
-        held, total = memory.peak / GIB, memory.total / GIB
-        needed = min(1.0, memory.peak / memory.total + 0.1)
+    peak, total = measured(device) or (0, 1)
+    if 0 < share < 1 and peak > share * total:
+        needed = min(1.0, peak / total + 0.1)
         raise ModelUnavailable(
-            f"the {what} holds {held:.2f} of {total:.2f} GiB, its share is {share:g} of the card",
+            f"the {what} holds {peak / GIB:.2f} of {total / GIB:.2f} GiB, its share is {share:g} of the card",
             f"raise --{section}.num-gpus to {needed:.1f}, or --{what}.quantization nf4",
         )
 

@@ -80,12 +80,16 @@ def free_card() -> None:
         torch.cuda.empty_cache()
 
 
+def visible_cards() -> list[str]:
+    """Ids of the GPUs that this process may see, in torch's order; none where nothing says so, and it sees them all."""
+    return [one for one in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if one]
+
+
 def card_of(device: torch.device) -> str:
     """The id of a GPU that torch calls `device` here, as CUDA_VISIBLE_DEVICES has it; empty for a CPU."""
     if device.type != "cuda":
         return ""
-    seen = [one for one in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if one]
-    number = device.index or 0
+    seen, number = visible_cards(), device.index or 0
     return seen[number] if seen else str(number)
 
 

@@ -141,7 +141,12 @@ def load_weights(
     Raises:
         ModelUnavailable: there are no safetensors, a file is torn or another model's, or there is no memory.
     """
-    check_weights(folder)
+    if not list(folder.glob("*.safetensors")):
+        raise ModelUnavailable(
+            f"{folder} has no *.safetensors weights; pickled weights are not read",
+            "download the model again, or convert its weights to safetensors",
+        )
+    check_shards(folder)
     device = pick_device(wanted.device, wanted.section)
     if wanted.attention != "auto":
         settings.setdefault("attn_implementation", wanted.attention)
@@ -195,20 +200,6 @@ def network_and_names(
         output_loading_info=True,
         **settings,
     )
-
-
-def check_weights(folder: Path) -> None:
-    """Passes where a folder holds safetensors weights, and its index names nothing but files of its own.
-
-    Raises:
-        ModelUnavailable: it does not.
-    """
-    if not list(folder.glob("*.safetensors")):
-        raise ModelUnavailable(
-            f"{folder} has no *.safetensors weights; pickled weights are not read",
-            "download the model again, or convert its weights to safetensors",
-        )
-    check_shards(folder)
 
 
 def takes_nf4(module: torch.nn.Module) -> TypeGuard[torch.nn.Linear]:

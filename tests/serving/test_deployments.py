@@ -4,8 +4,8 @@ import pytest
 
 from rlvlm.core.errors import JudgeUnavailable, UsageError
 from rlvlm.judges.config import JudgeConfig
-from rlvlm.serving.config import PlacementConfig
-from rlvlm.serving.deployments import bind_judge, check_environment
+from rlvlm.serving.config import PlacementConfig, check_environment
+from rlvlm.serving.deployments import bind_judge
 from rlvlm.vlms.config import EngineConfig
 
 

@@ -12,7 +12,6 @@ from rlvlm.serving import replica as module
 from rlvlm.serving.config import PlacementConfig
 from rlvlm.serving.replica import (
     GIB,
-    GpuMemory,
     Heartbeat,
     Replica,
     assigned_device,
@@ -121,7 +120,7 @@ def test_loading_that_takes_too_long_is_a_named_cause(monkeypatch) -> None:
 
 
 def test_a_model_beyond_its_share_is_refused_with_the_share_it_needs(monkeypatch) -> None:
-    monkeypatch.setattr(module, "measured", lambda device: GpuMemory(peak=24 * GIB, total=40 * GIB))
+    monkeypatch.setattr(module, "measured", lambda device: (24 * GIB, 40 * GIB))
     for what, section in (("judge", "serve"), ("policy", "engine")):
         with pytest.raises(ModelUnavailable, match=f"{what} holds 24.00 of 40.00 GiB, its share is 0.5") as caught:
             check_share("cuda", 0.5, what, section)

@@ -17,6 +17,7 @@ from rlvlm.core.steps import FloatArray, Frames
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.env import Outcome, TurnEnv
 from rlvlm.envs.gym_cards.canvas import RANKS, SIDE_PX, SUIT_LETTERS, card_back, card_face, draw_cards, font, table
+from rlvlm.envs.gym_cards.games import GAMES
 
 _CARD_PX = (70, 98)
 _GAP_PX = 4
@@ -39,7 +40,7 @@ class Blackjack(TurnEnv):
         seed: of the deals, until `reset` is given another.
     """
 
-    goal = "win the hand of blackjack"
+    goal = GAMES["blackjack"][0]
     snapshot_size = 2 + 2 * _MAX_CARDS
     action_names = ("stand", "hit")
     picture_px = (SIDE_PX, SIDE_PX)

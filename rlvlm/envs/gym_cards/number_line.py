@@ -14,6 +14,7 @@ from rlvlm.core.steps import FloatArray, Frames
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.env import Outcome, TurnEnv
 from rlvlm.envs.gym_cards.canvas import SIDE_PX, font
+from rlvlm.envs.gym_cards.games import GAMES
 
 _LAST = 5  # numbers run from 0 to this
 _MAX_TURNS = 2 * _LAST
@@ -35,7 +36,7 @@ class NumberLine(TurnEnv):
         seed: of the episodes, until `reset` is given another.
     """
 
-    goal = "bring the current number to the target number"
+    goal = GAMES["number_line"][0]
     snapshot_size = 2
     action_names = ("-", "+")
     num_starts = 30

@@ -22,6 +22,7 @@ from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.env import Outcome, TurnEnv
 from rlvlm.envs.gym_cards.arithmetic import Tokens, completion, legacy_value, prepare, value
 from rlvlm.envs.gym_cards.canvas import RANKS, SIDE_PX, SUIT_LETTERS, card_face, draw_cards, font, table
+from rlvlm.envs.gym_cards.games import GAMES
 from rlvlm.envs.gym_cards.search import search
 
 _BLANK = " "  # what stands in a formula for a number that is not on the table, or was used already
@@ -211,7 +212,7 @@ class PointsGame(TurnEnv):
 class EZPoints(PointsGame):
     """Make 12 from two cards with `+` or `*`; every deal can be solved. Jack, queen and king count as 10."""
 
-    goal = "write a formula of both cards that makes 12"
+    goal = GAMES["ez_points"][0]
     num_cards, target, max_entries = 2, 12, 5
     num_starts = 7
     """2 6, 2 10, 3 4, 3 9, 4 8, 5 7 and 6 6."""
@@ -233,7 +234,7 @@ class EZPoints(PointsGame):
 class Points24(PointsGame):
     """Make 24 from four cards with `+ - * /` and brackets. About 73 % of deals can be solved; see `EnvConfig.deals`."""
 
-    goal = "write a formula of all four cards that makes 24"
+    goal = GAMES["points24"][0]
     num_cards, target, max_entries = 4, 24, 20
     num_starts = 715
     """Four of ten numbers, in any order, each as often as may be."""

@@ -283,18 +283,9 @@ def _is_own(value: object) -> bool:
 
 
 _FULL_FOVY_DEG = 45.0
+# of the middle 300 of the whole image's 480 pixels: 2 atan(300/480 tan(fovy/2))
+_CROPPED_FOVY_DEG = 2 * math.degrees(math.atan(300 / 480 * math.tan(math.radians(_FULL_FOVY_DEG) / 2)))
 _DRAWER_RANGE = 0.16  # metres, the joint's
-
-
-def _opening_angle_deg(kept: float) -> float:
-    """Vertical opening angle of the middle part `kept` (0 to 1) of the paper's whole image."""
-    return 2 * math.degrees(math.atan(kept * math.tan(math.radians(_FULL_FOVY_DEG) / 2)))
-
-
-def _drawer_left(env: SawyerXYZEnv, _: dict[str, Any]) -> float:
-    """Metres that the drawer can still be drawn out."""
-    return _DRAWER_RANGE + env.data.joint("goal_slidey").qpos[0]
-
 
 DRAWER_OPEN = MetaWorldTask(
     env_name="drawer-open-v3",
@@ -303,11 +294,11 @@ DRAWER_OPEN = MetaWorldTask(
         position=(-0.6, 0.2, 0.35),
         right=(1.0, -1.0, 0.0),
         up=(0.2, 0.2, 1.0),
-        fovy_deg=_opening_angle_deg(300 / 480),
+        fovy_deg=_CROPPED_FOVY_DEG,
     ),
     hand_start=(0.0, 0.75, 0.15),
     placement=(0.0, 0.9, 0.0),
-    distance=_drawer_left,
+    distance=lambda env, _: _DRAWER_RANGE + env.data.joint("goal_slidey").qpos[0],  # that it can still be drawn out
 )
 
 SOCCER = MetaWorldTask(
@@ -330,7 +321,7 @@ SWEEP_INTO = MetaWorldTask(
         position=(0.0, 1.1, 0.75),
         right=(-1.0, 0.0, 0.0),
         up=(0.0, -0.87758, 0.47943),
-        fovy_deg=_opening_angle_deg(300 / 480),
+        fovy_deg=_CROPPED_FOVY_DEG,
     ),
     hand_start=(0.0, 0.53, 0.05),
     placement=(0.0, 0.65, 0.02, 0.0, 0.84, 0.02),

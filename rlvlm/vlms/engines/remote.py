@@ -18,13 +18,9 @@ from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
 from email.utils import mktime_tz, parsedate_tz
 from http import HTTPStatus
-from io import BytesIO
 from json import JSONDecodeError
 from typing import Any, Literal, TypeVar
 
-import numpy as np
-from numpy.typing import NDArray
-from PIL import Image
 from tenacity import (
     AsyncRetrying,
     RetryCallState,
@@ -41,6 +37,7 @@ from rlvlm.vlms.config import ApiConfig
 from rlvlm.vlms.engines.budget import Budget
 from rlvlm.vlms.engines.loop import LoopThread
 from rlvlm.vlms.engines.secret import read_key
+from rlvlm.vlms.stills import to_png
 
 logger = logging.getLogger(__name__)
 
@@ -312,13 +309,6 @@ def _retry_delay_s(details: Any) -> float | None:
     return None
 
 
-def encode_png(image: NDArray[np.uint8]) -> bytes:
-    """The image [H, W, 3] as a PNG file."""
-    stream = BytesIO()
-    Image.fromarray(image).save(stream, "PNG")
-    return stream.getvalue()
-
-
 def _turn(turn: Message) -> dict[str, Any]:
     """A turn in OpenAI's words; plain text stays plain, which is all that some servers read."""
     if all(part["type"] == "text" for part in turn["content"]):
@@ -326,7 +316,7 @@ def _turn(turn: Message) -> dict[str, Any]:
     parts = []
     for part in turn["content"]:
         if part["type"] == "image":
-            uri = "data:image/png;base64," + base64.b64encode(encode_png(part["image"])).decode()
+            uri = "data:image/png;base64," + base64.b64encode(to_png(part["image"])).decode()
             part = {"type": "image_url", "image_url": {"url": uri}}
         parts.append(part)
     return {"role": turn["role"], "content": parts}

@@ -20,8 +20,9 @@ from rlvlm.serving.config import PlacementConfig
 from rlvlm.vlms.chats import Refused, TransientError
 from rlvlm.vlms.config import ApiConfig
 from rlvlm.vlms.engines.budget import Budget, BudgetSpent, Spent
-from rlvlm.vlms.engines.remote import encode_png, failure_of, retry_after_s
+from rlvlm.vlms.engines.remote import failure_of, retry_after_s
 from rlvlm.vlms.engines.secret import Secret, read_key
+from rlvlm.vlms.stills import to_png
 
 
 def test_label_odds_are_shares_of_the_first_tokens() -> None:
@@ -44,7 +45,7 @@ def test_an_image_survives_the_wire_to_the_bit() -> None:
     from PIL import Image
 
     image = np.random.default_rng(0).integers(0, 256, (7, 9, 3), np.uint8)
-    np.testing.assert_array_equal(np.asarray(Image.open(BytesIO(encode_png(image)))), image)
+    np.testing.assert_array_equal(np.asarray(Image.open(BytesIO(to_png(image)))), image)
 
 
 def test_a_servers_wish_to_be_left_alone_is_read() -> None:
