@@ -34,7 +34,7 @@ class CheckTaskArguments:
 def command(words: Sequence[str], prog: str) -> int:
     """`check-task TASK [--out FILE] [--episodes N] [--seed N]` and `check-task [FAMILY] --list`."""
     arguments = parse(CheckTaskArguments, words, prog)
-    from rlvlm.reports.check_task import check_task, list_tasks
+    from rlvlm.reports.check_task import check_task, list_tasks  # numpy and the envs: help comes without them
 
     if arguments.list:
         return list_tasks(arguments.task)

@@ -28,7 +28,7 @@ class DistillArguments:
 def command(words: Sequence[str], prog: str) -> int:
     """`distill --from STORE --out DIR [options]`: a folder of weights, and how far they agree with the labels."""
     arguments = parse(DistillArguments, words, prog)
-    from rlvlm.judges.distill import distill, graded_table
+    from rlvlm.judges.distill import distill, graded_table  # torch: help comes without it
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     outcome = distill(arguments.store, arguments.out, arguments.settings)

@@ -31,6 +31,6 @@ def command(words: Sequence[str], prog: str) -> int:
     arguments = parse(EvalArguments, words, prog)
     check_trust([arguments.path], trust=arguments.trust)
     folder = find_folder(arguments.path)
-    from rlvlm.runs.evaluate import evaluate_run
+    from rlvlm.runs.evaluate import evaluate_run  # torch, after what can be said without it
 
     return evaluate_run(folder, arguments.path, arguments.episodes, arguments.video, arguments.out)

@@ -33,6 +33,6 @@ def command(words: Sequence[str], prog: str) -> int:
     from rlvlm.runs.folder import check_trust
 
     check_trust(arguments.paths, trust=arguments.trust, goes_on=bool(arguments.ask_swapped))
-    from rlvlm.reports.judge_report import report_judges
+    from rlvlm.reports.judge_report import report_judges  # matplotlib, after what can be said without it
 
     return report_judges(arguments.paths, arguments.out, arguments.ask_swapped)

@@ -30,6 +30,6 @@ def command(words: Sequence[str], prog: str) -> int:
     from rlvlm.runs.folder import check_trust
 
     check_trust(arguments.paths, trust=arguments.trust)
-    from rlvlm.reports.compare import compare
+    from rlvlm.reports.compare import compare  # matplotlib, after what can be said without it
 
     return compare(arguments.paths, arguments.out, arguments.bench)

@@ -84,6 +84,7 @@ class Observations:
                 object.__setattr__(self, name, np.empty((len(self.texts), 0), np.float32))
         if not self.images:
             object.__setattr__(self, "images", tuple(row.tobytes() for row in self.snapshots))
+        # rows are picked by number from all four: one too few would pair an image with another one's words
         if not len(self.images) == len(self.texts) == len(self.proprio) == len(self.snapshots):
             raise ValueError(
                 f"images, texts, proprio and snapshots need one entry per observation, got {len(self.images)}, "

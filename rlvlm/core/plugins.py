@@ -34,6 +34,7 @@ def find_registered(
     Raises:
         UsageError: there is none.
     """
+    # by what was registered and not by its name: FUNCTION may be registered under any
     if is_reference(name):
         function = load_object(name, setting)  # importing its module runs the decorator
         for registered in registry.values():

@@ -112,5 +112,6 @@ def spread(moments: Moments, most: int) -> Moments:
     """At most `most` of the rows of `moments` `[N, ...]`, evenly spread, the first and the last among them."""
     if len(moments) <= most:
         return moments
+    # rounded to places of the rows themselves: nothing is interpolated
     chosen: Any = moments[np.linspace(0, len(moments) - 1, most).round().astype(int)]
     return chosen

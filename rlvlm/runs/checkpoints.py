@@ -9,7 +9,7 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -132,7 +132,12 @@ class CheckpointStore:
                 else:
                     shutil.copytree(fast / "algorithm", partial / "algorithm")
                 write_whole(partial / STATE, json.dumps(asdict(state)))
-                write_manifest(partial, _vouched(partial))
+                # files for which the algorithm's own manifest speaks are not hashed a second time
+                manifest = partial / "algorithm" / MANIFEST
+                spoken_for = json.loads(manifest.read_bytes()) if manifest.exists() else {}
+                files = sorted(path for path in partial.rglob("*") if path.is_file())
+                own = [one for one in files if one.parent != manifest.parent or one.name not in spoken_for]
+                write_manifest(partial, [str(file.relative_to(partial)) for file in own])
                 # on the disk before it gets its name: a power cut leaves a whole checkpoint or none
                 sync_tree(partial)
                 os.replace(partial, final)
@@ -219,15 +224,6 @@ def newest_sound(
             "run its command.txt again with another --out; --judge.store FOLDER/labels keeps a judge's answers",
         )
     return None
-
-
-def _vouched(step: Path) -> Iterator[str]:
-    """Files of a step folder that its own manifest lists: all but those for which the algorithm's manifest speaks."""
-    manifest = step / "algorithm" / MANIFEST
-    spoken_for = json.loads(manifest.read_bytes()) if manifest.exists() else {}
-    for file in sorted(path for path in step.rglob("*") if path.is_file()):
-        if file.parent != manifest.parent or file.name not in spoken_for:
-            yield str(file.relative_to(step))
 
 
 def checkpoint_store(path: Path, keep: int) -> CheckpointStore:

@@ -180,7 +180,12 @@ def read_app_file(path: Path) -> AppFile:
     try:
         content = _Content.model_validate(read_yaml(text, str(path)))
     except ValidationError as error:
-        raise UsageError(f"{path.name}: {_first_reason(error)}", "compare it with serve_apps/pocket.yaml") from error
+        # the first problem alone, and without the value: a file may hold what nobody is to read in a log
+        problem = error.errors(include_url=False, include_input=False)[0]
+        place = ".".join(str(part) for part in problem["loc"] if ":" not in str(part))  # without the tag of the union
+        unknown = problem["type"] in ("extra_forbidden", "unexpected_keyword_argument")
+        reason = f"{place}: {'no such setting' if unknown else problem['msg']}".removeprefix(": ")
+        raise UsageError(f"{path.name}: {reason}", "compare it with serve_apps/pocket.yaml") from error
     first = text.lstrip().partition("\n")[0]
     judges, [gateway] = content.split()
     return AppFile(
@@ -193,12 +198,3 @@ def read_app_file(path: Path) -> AppFile:
         route_prefix=gateway.route_prefix,
         http=gateway.args.http,
     )
-
-
-def _first_reason(error: ValidationError) -> str:
-    """Where the first problem is, and what: `applications.0.args.judge.modle: no such setting`."""
-    # one at a time, and without the value: a file may hold what nobody is to read in a log
-    problem = error.errors(include_url=False, include_input=False)[0]
-    place = ".".join(str(part) for part in problem["loc"] if ":" not in str(part))  # without the tag of the union
-    unknown = problem["type"] in ("extra_forbidden", "unexpected_keyword_argument")
-    return f"{place}: {'no such setting' if unknown else problem['msg']}".removeprefix(": ")

@@ -184,6 +184,7 @@ def checked_chat(chat: Any) -> Chat:
 
 
 def _checked_part(part: Any, number: int) -> dict[str, Any]:
+    # made anew and not passed on: a template may give a meaning to whatever else a part holds
     kind = part.get("type") if isinstance(part, dict) else None
     if kind == "text" and isinstance(part.get("text"), str):
         return text_part(tame(part["text"]))

@@ -115,5 +115,6 @@ def card_bytes() -> int | None:
 
 def pick_dtype(dtype: str, device: torch.device) -> torch.dtype:
     """The precision that `VLMConfig.dtype` means: `auto` is bfloat16 on a GPU, float32 elsewhere."""
+    # most CPUs compute bfloat16 more slowly than float32, and have the memory
     named = {"bfloat16": torch.bfloat16, "float32": torch.float32}
     return named.get(dtype, torch.bfloat16 if device.type == "cuda" else torch.float32)

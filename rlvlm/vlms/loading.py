@@ -73,7 +73,14 @@ def load_vlm(config: VLMConfig, *, trainable: bool = False) -> LoadedVLM:
             not fit, or need a package or a GPU that is not there.
     """
     folder, revision = locate(config.model, config.revision, config.section)
-    model_config = _vlm_config(folder)
+    fix = "choose a chat VLM such as Qwen/Qwen3-VL-8B-Instruct, or a folder that holds one"
+    try:
+        model_config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:  # whatever a stranger's file holds
+        raise ModelUnavailable(f"{folder} holds no model that transformers knows: {first_line(error)}", fix) from error
+    kind = model_config.model_type
+    if kind not in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES:
+        raise ModelUnavailable(f"{folder} holds a {kind} model, which cannot look at images", fix)
     processor = load_processor(folder, model_config, config)
     quantization = None
     if config.quantization == "nf4":
@@ -81,9 +88,9 @@ def load_vlm(config: VLMConfig, *, trainable: bool = False) -> LoadedVLM:
             raise ModelUnavailable("4-bit weights need the package bitsandbytes", "pip install bitsandbytes")
         quantization = _nf4(folder, pick_dtype(config.dtype, pick_device(config.device, config.section)))
     model = load_weights(AutoModelForImageTextToText, folder, config, quantization_config=quantization)
-    flatten_patch_embedding(model)
+    flatten_patch_embedding(model)  # the convolution that it is written as is several times slower
     tokenizer = processor.tokenizer
-    tokenizer.padding_side = "left"
+    tokenizer.padding_side = "left"  # what is written follows the prompt, with no padding in between
     pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
     own_stop = model.generation_config.eos_token_id
     stop = tokenizer.eos_token_id if own_stop is None else own_stop
@@ -92,18 +99,6 @@ def load_vlm(config: VLMConfig, *, trainable: bool = False) -> LoadedVLM:
     if config.adapter:
         model = load_adapter(model, Path(config.adapter).expanduser(), trainable=trainable).eval()
     return LoadedVLM(model=model, processor=processor, revision=revision)
-
-
-def _vlm_config(folder: Path) -> Any:
-    """The model's config, once it is known to be one of a chat VLM."""
-    fix = "choose a chat VLM such as Qwen/Qwen3-VL-8B-Instruct, or a folder that holds one"
-    try:
-        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:  # whatever a stranger's file holds
-        raise ModelUnavailable(f"{folder} holds no model that transformers knows: {first_line(error)}", fix) from error
-    if config.model_type not in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES:
-        raise ModelUnavailable(f"{folder} holds a {config.model_type} model, which cannot look at images", fix)
-    return config
 
 
 def check_shards(folder: Path) -> None:

@@ -84,7 +84,7 @@ class PillowProcessor:
         )
         if not self._tokens_per_crop:  # Qwen's encoder wants to know which tokens are images
             inputs["mm_token_type_ids"] = (inputs["input_ids"] == self._image_token_id).int()
-        inputs.pop("token_type_ids", None)
+        inputs.pop("token_type_ids", None)  # some tokenizers add them, and these models take none
         return inputs
 
 

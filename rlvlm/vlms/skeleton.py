@@ -90,9 +90,11 @@ def build_skeleton(
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import WeightRenaming, rename_source_key
 
+    # auto classes have the public method, the networks themselves the private one
     make = getattr(network_class, "from_config", None) or network_class._from_config
     with _parameters_on_meta():
         network = make(config, **settings).eval()
+    # from_pretrained reads it too: without it a model would not know where to stop
     if (folder / "generation_config.json").is_file():
         network.generation_config = GenerationConfig.from_pretrained(folder)
     transforms = get_model_conversion_mapping(network)

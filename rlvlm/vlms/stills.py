@@ -61,6 +61,7 @@ def to_rgb(image: Image.Image) -> Image.Image:
         turn = None
     if image.mode.startswith("I"):  # grey of 16 bits: Pillow would cut at 255
         values = np.asarray(image).astype(np.int64).clip(0, 65_535)
+        # 65,535 is 255 times 257, so this rounds to the nearest of 256 levels
         grey = ((values + 128) // 257).astype(np.uint8)
         clear = image.info.get("transparency")
         if isinstance(clear, int):  # the one transparent value becomes white

@@ -72,6 +72,7 @@ class RunConsole(Screen):
         # numbers come at different times, and the last known one is shown until the next comes
         self._latest.update(latest)
         self._phase = "training"
+        # the live panel draws itself twice a second, from what is kept here
         if self._live is None and is_due:
             step, left = self._progress()
             numbers = [f"{row.word} {self._number(row)}" for row in self._shown() if row.word]

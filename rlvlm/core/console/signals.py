@@ -36,6 +36,7 @@ class StopRequest:
         return self
 
     def __exit__(self, *_: object) -> None:
+        # in another thread there are no handlers of ours to take away, see `take_over`
         if threading.current_thread() is not threading.main_thread():
             return
         for number, handler in self._before.items():

@@ -66,6 +66,7 @@ class Provider:
     limit_name: str
 
 
+# OpenAI's newer models refuse `max_tokens`; servers that copy its API know no other name
 PROVIDERS = {
     "openai": Provider("https://api.openai.com/v1", ("OPENAI_API_KEY",), "max_completion_tokens"),
     "gemini": Provider(

@@ -45,6 +45,7 @@ class TransformersEngine:
         model, tokenizer = self._vlm.model, self._vlm.processor.tokenizer
         texts = self._texts(chats)
         inputs = self._vlm.inputs(texts, chats)
+        # top_k 0: by default transformers keeps 50 tokens alone, whatever top-p would keep
         sampling = (
             {"do_sample": False}
             if temperature == 0

@@ -300,7 +300,7 @@ def _engine_words(
 ) -> dict[str, Any]:
     """Our config in vLLM's words."""
     bounds = {"min_pixels": config.min_pixels, "max_pixels": config.max_pixels}
-    return {
+    return {  # what is None is left to vLLM
         "model": str(folder),
         "dtype": config.dtype,
         "quantization": "bitsandbytes" if config.quantization == "nf4" else None,
@@ -312,6 +312,7 @@ def _engine_words(
         "gpu_memory_utilization": engine.memory_share,
         "tensor_parallel_size": engine.tensor_parallel,
         "distributed_executor_backend": "mp" if engine.tensor_parallel > 1 else "uni",
+        # memory is set aside for as many as are allowed, so videos, which nobody sends, are not
         "limit_mm_per_prompt": {"image": max_images, "video": 0},
         "mm_processor_kwargs": {name: value for name, value in bounds.items() if value} or None,
         "max_lora_rank": engine.max_lora_rank,
