@@ -43,7 +43,7 @@ def test_differences_worked_by_hand() -> None:
         ("task: t\nzzz: 1", "unknown key zzz", "known here: task"),
         ("task: t\nseed: one", "seed must be of type int, got 'one'", ""),
         ("task: t\nseed: true", "seed must be of type int, got True", ""),
-        ("task: t\nenv: {start: randm}", "env.start must be one of fixed, random", ""),
+        ("task: t\nenv: {start: randm}", "env.start must be one of fixed, near, random", ""),
         ("task: t\nalgo: {hidden: 5}", "algo.hidden must be a list", ""),
         ("task: t\nalgo: {hidden: [a]}", r"algo.hidden\[0\] must be of type int", ""),
         ("task: t\nalgo: 3", "algo must be a mapping", ""),
