@@ -51,11 +51,6 @@ class Measured:
         return [self.made[one.task].items[one.item] for one in answers], answers
 
 
-def frames_for(config: JudgeConfig) -> int:
-    """Images that a judge is shown of an episode, unless said otherwise: one where it was trained on single ones."""
-    return 1 if config.knows_few_tasks else 8
-
-
 def measure(  # noqa: PLR0913 - what a bench is made of
     suite: Suite,
     judge: Judge | Reference,

@@ -1,7 +1,7 @@
 """Rows that judges left (`bench.json`): read, found by who was measured, and put beside figures of runs."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -88,8 +88,3 @@ def number_cell(one: Mapping[str, Any] | float | None, digits: int = 2) -> str:
     if isinstance(one, Mapping):
         return f"{one['value']:.{digits}f} ({one['low']:.{digits}f} to {one['high']:.{digits}f})"
     return f"{one:.{digits}f}"
-
-
-def find_row(rows: Sequence[Mapping[str, Any]], judge: str, prompt: str) -> Mapping[str, Any] | None:
-    """The first row of the judge of a stamp."""
-    return next((row for row in rows if is_of(row, judge, prompt)), None)

@@ -17,7 +17,7 @@ from rlvlm.core.disk import write_whole
 from rlvlm.core.errors import EXIT_DONE
 from rlvlm.envs.registry import find_task
 from rlvlm.judge_bench.prediction import predict, read_curve
-from rlvlm.judge_bench.rows import find_row, number_cell, share_cell, task_figures
+from rlvlm.judge_bench.rows import is_of, number_cell, share_cell, task_figures
 from rlvlm.reports.results import SOLVED, Results, RunResult, mean_known, run_results, sweep_results, with_benches
 from rlvlm.reports.statistics import (
     CONFIDENCE,
@@ -250,7 +250,7 @@ def _benched(results: Results, task: str, source: str) -> dict[str, str | None]:
     """What the bench of a source's judge says of the task, and what success it predicts; None where none is known."""
     runs = results.of(task, source)
     # runs of one source ask the same judge; the first that asked anybody says whom
-    row = next((found for run in runs if (found := find_row(results.benches, *run.judge))), None)
+    row = next((bench for run in runs for bench in results.benches if is_of(bench, *run.judge)), None)
     if row is None:
         return {"bench": None, "expected": None}
     reward = runs[0].config.reward

@@ -16,7 +16,7 @@ from rlvlm.core.disk import write_json, write_whole
 from rlvlm.core.errors import EXIT_DONE, EXIT_PREEMPTED, UsageError
 from rlvlm.core.steps import Frames, spread
 from rlvlm.judge_bench.asking import Answer, Reference
-from rlvlm.judge_bench.bench import frames_for, measure, summarise
+from rlvlm.judge_bench.bench import measure, summarise
 from rlvlm.judge_bench.figures import outcome_of
 from rlvlm.judge_bench.items import CASES, Item, TaskItems, noise_like
 from rlvlm.judge_bench.prediction import CURVE_FILE, ExpectedSuccess, predict, read_curve
@@ -85,7 +85,8 @@ def bench_judge(  # noqa: PLR0913 - the command's options
     judge: Judge | Reference = Reference(reference) if reference != "none" else build_judge(config)
     if config.store and not isinstance(judge, Reference):
         judge = CachedJudge(judge, LabelStore(Path(config.store).expanduser()))
-    frames = num_frames or (8 if reference != "none" else frames_for(config))
+    # the shipped judge was trained on single images
+    frames = num_frames or (1 if config.knows_few_tasks and reference == "none" else 8)
     worst = WorstAnswers(frames)
     console = plain_console(soft_wrap=True)
     began = time.perf_counter()
