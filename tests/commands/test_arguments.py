@@ -42,7 +42,11 @@ def test_help_without_a_task_lists_tasks_and_options(capsys: pytest.CaptureFixtu
 
 
 @pytest.mark.parametrize(
-    ("task", "others"), [("number_line", ["feedback", "reward-model"]), ("drawer_open", ["engine"])]
+    ("task", "others"),
+    [
+        ("number_line", ["feedback", "reward-model"]),
+        pytest.param("drawer_open", ["engine"], marks=pytest.mark.slow),
+    ],
 )
 def test_help_has_what_most_runs_need_and_help_all_the_rest_but_no_sections_of_other_algorithms(
     task: str, others: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

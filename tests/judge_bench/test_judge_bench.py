@@ -127,6 +127,7 @@ def rows() -> dict[str, dict]:
     return {name: summarise(run(Reference(name))) for name in ("oracle", "random", "left")}
 
 
+@pytest.mark.slow
 def test_a_judge_that_sees_everything_has_no_fault(made):
     row = summarise(run(Seeing(made)))
     assert row["faults"] == []
@@ -135,6 +136,7 @@ def test_a_judge_that_sees_everything_has_no_fault(made):
     assert all(row["figures"]["scores"]["false_positives"][case]["value"] == 0 for case in FAILURES)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("planted", "names"),
     [

@@ -69,6 +69,7 @@ def test_textures_are_averaged_by_whole_blocks() -> None:
     assert model.tex_width[0] == 16  # small enough already
 
 
+@pytest.mark.slow
 def test_a_library_that_the_system_lacks_is_named_with_its_package(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
