@@ -446,7 +446,7 @@ import rlvlm.runs.config, rlvlm.cli, rlvlm.vlms.engines.remote
 assert "openai" not in sys.modules, "the client loads only when somebody is asked"
 print("imported")
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300)
     assert done.stdout.strip().endswith("imported"), done.stderr[-2000:]
 
 
