@@ -43,13 +43,6 @@ class Alive(TinyEnv):
         return answer
 
 
-class Forgetful(TinyEnv):
-    """Leaves the step count out of its state."""
-
-    def set_state(self, state: dict) -> None:
-        super().set_state(state | {"steps": 0})
-
-
 class Deaf(NumberLine):
     """Takes what it cannot read for a plus."""
 
@@ -93,7 +86,6 @@ CLUMSY = Task(name="clumsy", goal=TinyEnv.goal, maker=f"{__name__}:Clumsy")
 NAMELESS = Task(name="nameless", goal=TinyEnv.goal, maker=f"{__name__}:Nameless")
 FROZEN = Task(name="frozen", goal=TinyEnv.goal, maker=f"{__name__}:Frozen")
 ALIVE = Task(name="alive", goal=TinyEnv.goal, maker=f"{__name__}:Alive")
-FORGETFUL = Task(name="forgetful", goal=TinyEnv.goal, maker=f"{__name__}:Forgetful")
 OTHER_GOAL = Task(name="other", goal="push the block away", maker="rlvlm.testing:TinyEnv")
 
 
@@ -148,7 +140,6 @@ def test_a_sound_task_gets_a_sheet(tmp_path: Path, capsys: pytest.CaptureFixture
     [
         ("FROZEN", "change the image"),
         ("ALIVE", r"get_state\(\) gives 'point' as it is now"),
-        ("FORGETFUL", "set_state"),
         ("OTHER_GOAL", "goal phrase"),
         ("DEAF", "a reply that cannot be read does nothing"),
         ("AGELESS", "breaks the env contract"),

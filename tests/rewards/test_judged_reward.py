@@ -10,7 +10,7 @@ from rlvlm.core.judging import Clip, Score, Status
 from rlvlm.core.steps import Transitions
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.images import FrameStore
-from rlvlm.rewards.judged import JudgedReward, to_reward
+from rlvlm.rewards.judged import JudgedReward
 from rlvlm.rewards.source import Labelling
 from rlvlm.testing import TinyEnv
 
@@ -51,10 +51,6 @@ def right(*blocks: float) -> np.ndarray:
     return 2 * np.array(values) - 1
 
 
-def test_a_score_as_reward_by_hand() -> None:
-    assert [to_reward(score) for score in (0.0, 0.25, 1.0)] == [-1.0, -0.5, 1.0]
-
-
 def test_each_image_is_judged_once_and_equal_images_share_their_reward() -> None:
     judge = Moody()
     source = build(judge)
@@ -76,16 +72,13 @@ def test_what_was_judged_outlives_a_checkpoint() -> None:
     assert judge.calls == [] and np.isnan(rewards[1])
 
 
-def test_an_unreadable_answer_leaves_the_step_without_a_reward_for_good() -> None:
+def test_an_unreadable_answer_is_final_and_a_missing_one_is_asked_for_when_the_image_is_met_again() -> None:
     judge = Moody(Status.OK, Status.INVALID)
     source = build(judge)
     for _ in range(2):
         rewards = source.label(steps(0.4, 0.6))
         assert np.isfinite(rewards[0]) and np.isnan(rewards[1])
     assert judge.calls == [2]
-
-
-def test_a_missing_answer_is_asked_for_again_when_the_image_is_met_again() -> None:
     judge = Moody(Status.OK, Status.FAILED)
     source = build(judge)
     assert np.isnan(source.label(steps(0.4, 0.6))[1])
