@@ -240,11 +240,8 @@ def validate(
         loss += imitation_loss(policy, part).item() * len(part)
         obs, seeds = observations_of(part), range(begin, begin + len(part))
         for how, greedy in enumerate((True, False)):
-            if policy.action_head is None:
-                replies = engine.reply(obs, seeds, max_new_tokens=max_reply_tokens, greedy=greedy)
-                actions = [env.read(reply.text).action for reply in replies]
-            else:
-                actions = [one.action for one in engine.act(obs, seeds, greedy=greedy)]
+            replies = engine.reply(obs, seeds, max_new_tokens=max_reply_tokens, greedy=greedy)
+            actions = [env.read(one.text).action if one.action is None else one.action for one in replies]
             valid[how] += sum(action is not None for action in actions)
             exact[how] += sum(action == one.action is not None for action, one in zip(actions, part, strict=True))
     # a demonstration that cannot be read has no action to be equal to, but its turn can be answered validly

@@ -154,14 +154,10 @@ class TurnPolicy:
         if self._engine.missing([key]):
             self._engine.show([key], pixels[None])
         obs = Observations(texts=(prompt,), images=(key,))
-        if self._engine.acts == "head":
-            [reply] = self._engine.act(obs, [seed], greedy=greedy)
-            assert reply.action is not None, "a head picks one"
-            return self._env.action_text(reply.action)
         [reply] = self._engine.reply(
             obs, [seed], max_new_tokens=self._max_reply_tokens, temperature=self._temperature, greedy=greedy
         )
-        return reply.text
+        return reply.text if reply.action is None else self._env.action_text(reply.action)
 
 
 class ChunkPolicy:

@@ -5,7 +5,6 @@ import uuid
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Any, Literal
 
 from rlvlm.core import metrics
 from rlvlm.core.episodes import IntArray, Observations, SampledReply
@@ -75,11 +74,6 @@ class ServedEngine:
             note=self._note,
         )
 
-    @property
-    def acts(self) -> Literal["text", "head"]:
-        """By text, or by an action head."""
-        return self._policy.config.acts
-
     def pack(self, version: int, buckets: Sequence[Bucket] = ()) -> Weights:
         """Puts the policy's present weights where every replica finds them as soon as it is asked for `version`."""
         # the cache of images may have dropped it since
@@ -120,11 +114,21 @@ class ServedEngine:
             UsageError: a prompt and its reply would be longer than the model's window.
         """
         sampling = Sampling(max_new_tokens=max_new_tokens, temperature=temperature, greedy=greedy)
-        return self._asked(obs, seeds, sampling)
-
-    def act(self, obs: Observations, seeds: Sequence[int], *, greedy: bool = False) -> list[SampledReply]:
-        """Actions of a policy with an action head, in the order of `obs`."""
-        return self._asked(obs, seeds, Sampling(max_new_tokens=1, temperature=1.0, greedy=greedy))
+        # as even as can be: the slowest replica decides when the rollout is done
+        size = max(1, -(-len(obs) // self._num_replicas))
+        parts = [range(begin, min(begin + size, len(obs))) for begin in range(0, len(obs), size)]
+        calls = [self._call(obs.at(part), [seeds[row] for row in part], sampling) for part in parts]
+        receipts = list(self._pool.map(self._receipt, calls))
+        # the error is that of the newest weights; a version that is over says nothing about them
+        if self.version != self._measured:
+            self._sync_error, self._measured = 0.0, self.version
+        self._sync_error = max([self._sync_error, *(receipt.sync_error for receipt in receipts)])
+        answers = [answer for receipt in receipts for answer in receipt.answers]
+        if not self._by_tokens:
+            return answers
+        # vLLM knows no value head; where a critic is used, the learner asks it about what was played.
+        text_of = self._policy.text_of
+        return [replace(one, text=text_of(one.ids), value=math.nan) for one in answers]
 
     def report(self) -> dict[str, float]:
         """How far replicas were off when they took over the newest weights that answered, and what was sent again."""
@@ -146,23 +150,6 @@ class ServedEngine:
     def close(self) -> None:
         """Ends the threads that wait for answers."""
         self._pool.shutdown(wait=False, cancel_futures=True)
-
-    def _asked(self, obs: Observations, seeds: Sequence[int], sampling: Sampling) -> list[Any]:
-        # as even as can be: the slowest replica decides when the rollout is done
-        size = max(1, -(-len(obs) // self._num_replicas))
-        parts = [range(begin, min(begin + size, len(obs))) for begin in range(0, len(obs), size)]
-        calls = [self._call(obs.at(part), [seeds[row] for row in part], sampling) for part in parts]
-        receipts = list(self._pool.map(self._receipt, calls))
-        # the error is that of the newest weights; a version that is over says nothing about them
-        if self.version != self._measured:
-            self._sync_error, self._measured = 0.0, self.version
-        self._sync_error = max([self._sync_error, *(receipt.sync_error for receipt in receipts)])
-        answers = [answer for receipt in receipts for answer in receipt.answers]
-        if not self._by_tokens:
-            return answers
-        # vLLM knows no value head; where a critic is used, the learner asks it about what was played.
-        text_of = self._policy.text_of
-        return [replace(one, text=text_of(one.ids), value=math.nan) for one in answers]
 
     def _call(self, obs: Observations, seeds: Sequence[int], sampling: Sampling) -> ReplyCall:
         frames = tuple(self._frames.get(obs.images))

@@ -178,8 +178,6 @@ class PolicyReplica(Replica):
         for index in engine.missing(obs.images):
             call, place = items[index]
             engine.show([obs.images[index]], np.asarray(call.frames[place])[None])  # sizes may differ
-        if engine.acts == "head":
-            return engine.act(obs, seeds, greedy=sampling.greedy)
         return engine.reply(
             obs,
             seeds,

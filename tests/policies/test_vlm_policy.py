@@ -133,7 +133,7 @@ def test_an_action_head_reads_a_batch_as_its_rows(tmp_path: Path, pooling) -> No
     policy = tiny_policy(tmp_path, "qwen3_vl", config, num_actions=3)
     engine = PolicyEngine(policy)
     obs, seeds = requests(8)
-    actions = engine.act(obs, seeds)
+    actions = engine.reply(obs, seeds, max_new_tokens=1)
     log_probs, values = policy.act_log_probs(obs)
     assert log_probs.shape == (8, 3)
     for row, action in enumerate(actions):
@@ -141,7 +141,7 @@ def test_an_action_head_reads_a_batch_as_its_rows(tmp_path: Path, pooling) -> No
         alone, value = policy.act_log_probs(obs.at([row]))
         torch.testing.assert_close(alone[0], log_probs[row], atol=1e-4, rtol=1e-4)
         torch.testing.assert_close(value[0], values[row], atol=1e-4, rtol=1e-4)
-    greedy = engine.act(obs, seeds, greedy=True)
+    greedy = engine.reply(obs, seeds, max_new_tokens=1, greedy=True)
     assert [action.action for action in greedy] == log_probs.argmax(-1).tolist()
 
 

@@ -216,16 +216,15 @@ class Actor:
             seeds: of each reply alone.
             greedy: the likeliest token each time.
         """
-        obs = self.show(slots)
-        if self._engine.acts == "head":  # in the words that the env reads
-            replies = []
-            for slot, one in zip(slots, self._engine.act(obs, seeds, greedy=greedy), strict=True):
-                assert one.action is not None, "a head picks one"
-                replies.append(replace(one, text=slot.env.action_text(one.action)))
-            return replies
-        return self._engine.reply(
-            obs, seeds, max_new_tokens=self._max_reply_tokens, temperature=self._temperature, greedy=greedy
-        )
+        replies = self._engine.reply(
+            self.show(slots), seeds,
+            max_new_tokens=self._max_reply_tokens, temperature=self._temperature, greedy=greedy,
+        )  # fmt: skip
+        # what an action head picks, in the words that the env reads
+        return [
+            one if one.action is None else replace(one, text=slot.env.action_text(one.action))
+            for slot, one in zip(slots, replies, strict=True)
+        ]
 
     def show(self, slots: Sequence[EnvSlot]) -> Observations:
         """What `slots` show now; draws and encodes what the engine does not have of it."""

@@ -6,7 +6,8 @@ are encoded when they are shown, not when they are asked about.
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
@@ -32,11 +33,6 @@ class Engine(Protocol):
     """Of the weights that replies are sampled with now."""
     bucket_bytes: int
     """What goes at once when weights come from learners in other processes."""
-
-    @property
-    def acts(self) -> Literal["text", "head"]:
-        """Whether it is asked for replies or, having an action head, for actions."""
-        ...
 
     def pack(self, version: int, buckets: Sequence[Bucket] = ()) -> Any:
         """The weights that the trained policy has now, called `version`; called by the thread that trains.
@@ -69,10 +65,6 @@ class Engine(Protocol):
         greedy: bool = False,
     ) -> list[SampledReply]:
         """Replies to `obs`, in their order; see `PolicyEngine.reply`."""
-        ...
-
-    def act(self, obs: Observations, seeds: Sequence[int], *, greedy: bool = False) -> list[SampledReply]:
-        """Actions of a policy with an action head, in the order of `obs`."""
         ...
 
     def report(self) -> dict[str, float]:
@@ -111,11 +103,6 @@ class PolicyEngine:
         self.bucket_bytes = BUCKET_MIB << 20
         self.version = 0
         """Of the policy's weights."""
-
-    @property
-    def acts(self) -> Literal["text", "head"]:
-        """By text, or by an action head."""
-        return self.policy.config.acts
 
     def pack(self, version: int, buckets: Sequence[Bucket] = ()) -> int:  # noqa: ARG002 - the policy has them
         """Nothing but `version`: replies are sampled with whatever weights the policy has at that moment."""
@@ -160,7 +147,8 @@ class PolicyEngine:
         temperature: float = 1.0,
         greedy: bool = False,
     ) -> list[SampledReply]:
-        """Replies to `obs`, in their order.
+        """Replies to `obs`, in their order: words, or the actions of a policy with an action head, for which nothing
+        but the seeds and `greedy` matters.
 
         Args:
             obs: images, which were shown, and the user's words; the policy puts them into the model's chat format.
@@ -176,42 +164,40 @@ class PolicyEngine:
         if max_new_tokens < 1 or temperature <= 0:
             raise ValueError(f"need max_new_tokens >= 1 and temperature > 0, got {max_new_tokens} and {temperature}")
         replies: list[SampledReply] = []
-        # float32 adapters are cast to the layers' type once for all tokens, and not twice at each of them
-        with cast_adapters(self.policy.model):
+        is_head = self.policy.action_head is not None
+        # float32 adapters are cast to the layers' type once for all tokens, and not twice at each of them; a head is
+        # asked once
+        with nullcontext() if is_head else cast_adapters(self.policy.model):
             for begin in range(0, len(obs), self.max_batch):
                 own = seeds[begin : begin + self.max_batch]
                 part = obs.at(range(begin, begin + len(own)))
-                replies += self._reply(part, own, max_new_tokens, temperature, greedy)
+                if is_head:
+                    replies += self._act(part, own, greedy)
+                else:
+                    replies += self._reply(part, own, max_new_tokens, temperature, greedy)
         return replies
 
     @torch.no_grad()
-    def act(self, obs: Observations, seeds: Sequence[int], *, greedy: bool = False) -> list[SampledReply]:
-        """Actions of a policy with an action head, in the order of `obs`."""
-        actions = []
-        for begin in range(0, len(obs), self.max_batch):
-            own = seeds[begin : begin + self.max_batch]
-            part = obs.at(range(begin, begin + len(own)))
-            check_window(self.policy, self.policy.prompts(part), room=0)
-            log_probs, values = self.policy.act_log_probs(part)
-            noise = None if greedy else _uniforms(own, 1)[0]
-            chosen = _draw(log_probs, noise)
-            picked = log_probs.gather(-1, chosen[:, None])[:, 0]
-            actions += [
-                SampledReply(
-                    image=image,
-                    ids=np.array([action], np.int64),
-                    text="",
-                    log_probs=np.array([log_prob], np.float32),
-                    value=value,
-                    is_complete=True,
-                    version=self.version,
-                    action=action,
-                )
-                for image, action, log_prob, value in zip(
-                    part.images, chosen.tolist(), picked.tolist(), values.tolist(), strict=True
-                )
-            ]
-        return actions
+    def _act(self, obs: Observations, seeds: Sequence[int], greedy: bool) -> list[SampledReply]:
+        check_window(self.policy, self.policy.prompts(obs), room=0)
+        log_probs, values = self.policy.act_log_probs(obs)
+        chosen = _draw(log_probs, None if greedy else _uniforms(seeds, 1)[0])
+        picked = log_probs.gather(-1, chosen[:, None])[:, 0]
+        return [
+            SampledReply(
+                image=image,
+                ids=np.array([action], np.int64),
+                text="",
+                log_probs=np.array([log_prob], np.float32),
+                value=value,
+                is_complete=True,
+                version=self.version,
+                action=action,
+            )
+            for image, action, log_prob, value in zip(
+                obs.images, chosen.tolist(), picked.tolist(), values.tolist(), strict=True
+            )
+        ]
 
     @torch.no_grad()
     def _reply(
