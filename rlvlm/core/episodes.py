@@ -75,8 +75,8 @@ class Observations:
     snapshots: FloatArray = field(default_factory=lambda: _NOTHING)
     """[M, D] everything that can change the images: an env can draw them from it. Left out D is 0."""
     images: tuple[bytes, ...] = ()
-    """Their keys: equal keys look the same. Left out they are the bytes of the snapshots: with `replace(...,
-    snapshots=...)` leave them out anew."""
+    """Their keys: equal keys look the same. Left out they are the bytes of the snapshots; whoever replaces these gives
+    `images=()` with them."""
 
     def __post_init__(self) -> None:
         for name in ("proprio", "snapshots"):

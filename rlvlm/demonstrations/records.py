@@ -137,7 +137,6 @@ def to_token_episode(record: EpisodeRecord, env: TurnEnv) -> TokenEpisode:
         obs=Observations(
             images=tuple(key.tobytes() for key in env.image_key(snapshots)),
             texts=(*(step.prompt for step in record.steps), ""),  # nobody was asked about the last state
-            proprio=np.zeros((count + 1, 0), np.float32),
             snapshots=snapshots,
         ),
         snapshots=snapshots,

@@ -127,7 +127,6 @@ class EnvSlot:
             obs=Observations(
                 images=(*(row["image"] for row in rows), self.image),
                 texts=(*(row["prompt"] for row in rows), self.turn.prompt),
-                proprio=np.zeros((len(rows) + 1, 0), np.float32),
                 snapshots=snapshots[len(self._history) - len(rows) :],
             ),
             snapshots=snapshots,
