@@ -400,6 +400,13 @@ class BaseRunner(EnvRunner):
     def __init__(self, *, config: Any, worker_index: int = 0, **unused: Any) -> None:
         super().__init__(config=config, worker_index=worker_index)
 
+    def branch(self, restart: int) -> tuple[int, ...]:
+        """Which runner this is, and how often it was replaced: what its random numbers branch off by. The learner's
+        process and the first actor are one, and empty: a run with one actor plays what a run without any would play.
+        """
+        own = max(self.worker_index - 1, 0), restart
+        return own if any(own) else ()
+
     def assert_healthy(self) -> None:
         """Nothing to check: a runner either lives or has raised."""
 

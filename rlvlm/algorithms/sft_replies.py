@@ -20,13 +20,10 @@ from rlvlm.algorithms.sft_config import NO_EXPERT_FIX, ReplySFTConfig
 from rlvlm.core import metrics
 from rlvlm.core.episodes import IntArray, Observations, TokenEpisode
 from rlvlm.core.errors import UsageError
-from rlvlm.demonstrations.collect import ScriptedExpert
+from rlvlm.demonstrations.collect import FIRST_SEED, ScriptedExpert
 from rlvlm.envs.env import TurnEnv
 from rlvlm.policies.vlm.engine import PolicyEngine
 from rlvlm.policies.vlm.policy import VLMPolicy
-
-_FIRST_DEMONSTRATION_SEED = 2**33
-"""Demonstrations start from seeds that neither training nor evaluation uses."""
 
 
 def demonstrate(slot: EnvSlot, config: ReplySFTConfig, seed: int) -> list[TokenEpisode]:
@@ -51,7 +48,7 @@ def demonstrate(slot: EnvSlot, config: ReplySFTConfig, seed: int) -> list[TokenE
     episodes: list[TokenEpisode] = []
     turns = 0
     while turns < config.turns:
-        start = int(noise.integers(_FIRST_DEMONSTRATION_SEED, 2 * _FIRST_DEMONSTRATION_SEED))
+        start = int(noise.integers(FIRST_SEED, 2 * FIRST_SEED))  # which neither training nor evaluation uses
         slot.begin(start)
         expert.begin(start)
         replies = []

@@ -238,15 +238,13 @@ class ChunkRunner(BaseRunner):
             restart: counts the times a lost runner was replaced; 0 at the start. Then the first actor's numbers are
                 those that a runner in the learner's process would have.
         """
-        # which runner this is, the learner's process and the first actor being one, and how often it was replaced
-        own = (max(self.worker_index - 1, 0), restart)
-        branch = own if any(own) else ()  # so a run with one actor plays what a run without any would play
-        seed = self.config.seed
+        branch, seed = self.branch(restart), self.config.seed
         self._states = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(5, *branch)))
         token_seed = int(np.random.SeedSequence(seed, spawn_key=(8, *branch)).generate_state(1)[0]) if branch else seed
         self._tokens = torch.Generator().manual_seed(token_seed)
         # groups are compared by their number, so no two runners may ever give the same one
-        self._next_group = (own[0] * 1_000_000 + restart) * 1_000_000_000
+        number, _ = branch or (0, 0)
+        self._next_group = (number * 1_000_000 + restart) * 1_000_000_000
 
     def sample(  # pyright: ignore[reportIncompatibleMethodOverride] - who calls it passes these
         self, *, num_groups: int, scale: ActionScale, version: int = 0, players: Sequence[int] = ()

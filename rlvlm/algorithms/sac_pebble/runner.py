@@ -71,9 +71,7 @@ class StepEnvRunner(BaseRunner):
         """
         if self.env is not None:
             self.env.close()
-        # which runner this is, the learner's process and the first actor being one, and how often it was replaced
-        seed, own = self.config.seed, (max(self.worker_index - 1, 0), restart)
-        branch = own if any(own) else ()
+        branch, seed = self.branch(restart), self.config.seed
         if branch:
             seed = int(np.random.SeedSequence(seed, spawn_key=(2, *branch)).generate_state(1)[0])
         self.env = make_vector(self.config.task, self.config.env_settings, seed)
