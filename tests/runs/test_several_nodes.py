@@ -123,7 +123,8 @@ def lose(cluster: Cluster, node_id: str) -> None:
 
 def test_the_judge_of_a_run_goes_where_the_gpu_is(tmp_path: Path) -> None:
     with nodes(1, {"num_cpus": 1, "num_gpus": 1}) as (cluster, (card,)):
-        words = [*WORDS, "--steps", "160", "--reward.teacher", "judge", "--serve.num-gpus", "1"]
+        judge = ["--reward.teacher", "judge", "--judge.untrained", "ok", "--serve.num-gpus", "1"]
+        words = [*WORDS, "--steps", "160", *judge]
         run = Run(cluster, tmp_path / "run", *words)
         try:
             assert run.wait_until(lambda: replica_nodes("judge")) == {card.node_id}
