@@ -36,6 +36,18 @@ def env() -> MetaWorldEnv:
     return make()
 
 
+@pytest.fixture(scope="module")
+def soccer() -> MetaWorldEnv:
+    """Likewise; who plays it begins with a reset."""
+    return make("soccer")
+
+
+@pytest.fixture(scope="module")
+def sweep_into() -> MetaWorldEnv:
+    """Likewise."""
+    return make("sweep_into")
+
+
 def with_values(env: MetaWorldEnv, place: int | slice, *values: Any) -> FloatArray:
     """Snapshots [N, S] of the present state with each of `values`, metres, at `place`."""
     snapshots = np.repeat(env.snapshot()[None], len(values), axis=0)
@@ -60,13 +72,13 @@ def test_the_drawers_start_by_hand() -> None:
     assert info["progress"] < 1e-3 and not info["success"]
 
 
-def test_the_other_starts_by_hand() -> None:
-    obs, info = make("soccer").reset()
+def test_the_other_starts_by_hand(soccer: MetaWorldEnv, sweep_into: MetaWorldEnv) -> None:
+    obs, info = soccer.reset()
     np.testing.assert_allclose(obs[:3], [0.0, 0.56, 0.05], atol=0.03)
     np.testing.assert_allclose(obs[4:7], [0.0, 0.65, 0.03], atol=1e-3)
     np.testing.assert_allclose(info["snapshot"][GOAL_X:], [0.0, 0.85, 0.0], atol=1e-6)
     assert info["progress"] == 0.0 and not info["success"]
-    obs, info = make("sweep_into").reset()
+    obs, info = sweep_into.reset()
     np.testing.assert_allclose(obs[:3], [0.0, 0.53, 0.05], atol=0.05)  # the table stops the fingers
     np.testing.assert_allclose(obs[4:7], [0.0, 0.65, 0.07], atol=1e-3)  # on the table, whose top is 5 cm above the hole
     assert info["progress"] == 0.0 and not info["success"]
@@ -161,8 +173,8 @@ def test_the_scripted_policy_opens_the_drawer(start: str, steps: int) -> None:
 
 
 @pytest.mark.parametrize("task", ["soccer", "sweep_into"])
-def test_progress_rises_to_success_under_metaworlds_own_script(task: str) -> None:
-    env = make(task)
+def test_progress_rises_to_success_under_metaworlds_own_script(task: str, request: pytest.FixtureRequest) -> None:
+    env = request.getfixturevalue(task)
     obs, info = env.reset()
     infos = [info]
     while not infos[-1]["success"]:
@@ -187,6 +199,7 @@ def test_random_starts_cover_the_stock_range() -> None:
     assert np.ptp(snapshots[:, OBJECT_XY.start]) > 0.08 and np.ptp(snapshots[:, GOAL_X]) > 0.08
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("task", ["drawer_open", "soccer", "sweep_into"])
 def test_near_starts_vary_as_random_ones_and_the_hand_is_where_the_paper_has_it(task: str) -> None:
     fixed, near = make(task, start="fixed").reset()[0], make(task, start="near")
@@ -270,12 +283,12 @@ def test_a_hidden_robot_changes_neither_image_nor_key_and_a_visible_one_both(env
     assert (env.draw(moved[:1], 64) != visible.draw(moved[:1], 64)).mean() > 0.01
 
 
-def test_what_a_reset_moves_is_drawn_where_the_snapshot_says(env: MetaWorldEnv) -> None:
+def test_what_a_reset_moves_is_drawn_where_the_snapshot_says(env: MetaWorldEnv, soccer: MetaWorldEnv) -> None:
     snapshots = drawn_out(env, 0.0, 0.0)
     snapshots[1, DRAWER_X] = 0.1
     left, right = (centre(image, image[..., 1] > image[..., 0] + 30) for image in env.draw(snapshots, 64).astype(int))
     assert right[1] > left[1] + 5 / 64
-    soccer = make("soccer")
+    soccer.reset()
     snapshots = with_values(soccer, OBJECT_XY, (5.0, 5.0), (5.0, 5.0))
     snapshots[1, GOAL_X] = 0.1
     one, other = (centre(image, image[..., 2] > image[..., 0] + 30) for image in soccer.draw(snapshots, 64).astype(int))
@@ -287,10 +300,10 @@ def centre(image: FloatArray, is_it: FloatArray) -> FloatArray:
     return np.array([places.mean() for places in np.nonzero(is_it)]) / len(image)
 
 
-def test_the_ball_is_well_visible_and_the_image_upright() -> None:
-    env = make("soccer")
-    near, far, right = env.draw(with_values(env, OBJECT_XY, (0.0, 0.65), (0.0, 0.75), (0.1, 0.65)), 64).astype(int)
-    empty = env.draw(with_values(env, OBJECT_XY, (5.0, 5.0)), 64)[0].astype(int)
+def test_the_ball_is_well_visible_and_the_image_upright(soccer: MetaWorldEnv) -> None:
+    soccer.reset()
+    snapshots = with_values(soccer, OBJECT_XY, (0.0, 0.65), (0.0, 0.75), (0.1, 0.65), (5.0, 5.0))
+    near, far, right, empty = soccer.draw(snapshots, 64).astype(int)
     places = [centre(image, np.abs(image - empty).max(-1) > 25) for image in (near, far, right)]
     net = centre(empty, (empty[..., 2] > empty[..., 0] + 30))
     assert all(0.1 < value < 0.9 for place in places for value in place)
@@ -300,10 +313,10 @@ def test_the_ball_is_well_visible_and_the_image_upright() -> None:
     assert places[2][0] > places[0][0]  # nearer to the camera is lower: not upside down
 
 
-def test_the_cube_is_flat_green_and_moves_down_the_image_to_the_hole() -> None:
-    env = make("sweep_into")
-    snapshots = with_values(env, OBJECT_XY, (0.0, 0.65), (0.0, 0.84), (0.1, 0.65))
-    start, inside, right = env.draw(snapshots, 64).astype(int)
+def test_the_cube_is_flat_green_and_moves_down_the_image_to_the_hole(sweep_into: MetaWorldEnv) -> None:
+    sweep_into.reset()
+    snapshots = with_values(sweep_into, OBJECT_XY, (0.0, 0.65), (0.0, 0.84), (0.1, 0.65))
+    start, inside, right = sweep_into.draw(snapshots, 64).astype(int)
     places = []
     for image in (start, inside, right):
         is_green = (image[..., 1] > 150) & (image[..., 0] < 30) & (image[..., 2] < 30)
