@@ -10,7 +10,6 @@ from rlvlm.core.episodes import Observations
 from rlvlm.policies.vlm.config import PolicyConfig
 from rlvlm.policies.vlm.loading import load_policy
 from rlvlm.policies.vlm.policy import VLMPolicy
-from tests.tiny_vlm import save_tiny_llava_next, save_tiny_vlm
 
 FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "llava_next")
 PROMPTS = ("Go.", "Which way is the goal? Think, then act.", "You see a number line; add or subtract one.", "")
@@ -20,6 +19,8 @@ def tiny_policy(
     folder: Path, family: str = "qwen3_vl", config: PolicyConfig | None = None, num_actions: int = 0
 ) -> VLMPolicy:
     """Random weights, the same for each call; two images of different size are shown under `image 0` to `image 3`."""
+    from tests.tiny_vlm import save_tiny_llava_next, save_tiny_vlm  # seconds, which actors need not wait for
+
     save_tiny_llava_next(folder) if family == "llava_next" else save_tiny_vlm(folder, family)
     settings = dataclasses.replace(config or PolicyConfig(learns="all"), model=str(folder), device="cpu", seed=1)
     policy = load_policy(settings, num_actions)

@@ -1,4 +1,6 @@
+import contextlib
 import errno
+import functools
 import json
 import os
 import resource
@@ -97,37 +99,52 @@ def test_a_harmed_manifest_is_named(tmp_path, policy, content):
             load(tmp_path / "one")
 
 
-@pytest.mark.parametrize("after", [0, 1, 3])
-def test_a_full_disk_leaves_the_old_checkpoint_and_nothing_else(tmp_path, policy, monkeypatch, after):
-    save_tree(tmp_path / "one", {"steps": 1}, policy)
+def fill_up(monkeypatch, after):
     calls = []
 
-    def fill_up(descriptor, real=os.fsync):
+    def full(descriptor, real=os.fsync):
         calls.append(descriptor)
         if len(calls) > after:
             raise OSError(errno.ENOSPC, "No space left on device")
         real(descriptor)
 
-    monkeypatch.setattr(os, "fsync", fill_up)
-    with pytest.raises(MachineError, match="the disk is full"):
-        save_tree(tmp_path / "one", {"steps": 2}, policy)
-    monkeypatch.undo()
-    assert load_tree(tmp_path / "one") == {"steps": 1}
-    assert [path.name for path in tmp_path.iterdir()] == ["one"]
+    monkeypatch.setattr(os, "fsync", full)
+
+
+def refuse_the_name(monkeypatch):
+    def refuse(source, target, real=os.rename):
+        if str(source).endswith(".partial"):
+            raise OSError(errno.EIO, "Input/output error")
+        real(source, target)
+
+    monkeypatch.setattr(os, "rename", refuse)
+
+
+def limit_files(monkeypatch):
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (8_192, before[1]))  # the kernel itself refuses what lies beyond
+    return lambda: resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 @pytest.mark.parametrize(
+    ("fail", "says"),
+    [
+        *((functools.partial(fill_up, after=after), "the disk is full") for after in (0, 1, 3)),
+        (refuse_the_name, "Input/output error"),
+        (limit_files, "File too large"),
+    ],
+)
+@pytest.mark.parametrize(
     ("tree", "num_weights"), [({"replay": np.zeros(10_000)}, 1), ({"steps": 2}, 10_000)], ids=["arrays", "weights"]
 )
-def test_a_disk_that_takes_no_more_bytes_leaves_the_old_checkpoint(tmp_path, policy, tree, num_weights):
+def test_a_save_that_fails_leaves_the_old_checkpoint_and_nothing_else(
+    tmp_path, policy, monkeypatch, fail, says, tree, num_weights
+):
     save_tree(tmp_path / "one", {"steps": 1}, policy)
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (8_192, before[1]))  # the kernel itself refuses what lies beyond
-    try:
-        with pytest.raises(MachineError, match="File too large"):
+    with contextlib.ExitStack() as stack:
+        stack.callback(fail(monkeypatch) or monkeypatch.undo)
+        with pytest.raises(MachineError, match=says):
             save_tree(tmp_path / "one", tree, PolicyFile(kind="none", weights={"w": torch.zeros(num_weights)}))
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert load_tree(tmp_path / "one") == {"steps": 1}
     assert [path.name for path in tmp_path.iterdir()] == ["one"]
 
@@ -136,20 +153,4 @@ def test_a_new_checkpoint_of_the_same_name_replaces_the_old(tmp_path, policy):
     for steps in (1, 2):
         save_tree(tmp_path / "one", {"steps": steps}, policy)
     assert load_tree(tmp_path / "one") == {"steps": 2}
-    assert [path.name for path in tmp_path.iterdir()] == ["one"]
-
-
-def test_a_new_checkpoint_that_cannot_take_its_name_leaves_the_old(tmp_path, policy, monkeypatch):
-    save_tree(tmp_path / "one", {"steps": 1}, policy)
-
-    def refuse(source, target, real=os.rename):
-        if str(source).endswith(".partial"):
-            raise OSError(errno.EIO, "Input/output error")
-        real(source, target)
-
-    monkeypatch.setattr(os, "rename", refuse)
-    with pytest.raises(MachineError, match="Input/output error"):
-        save_tree(tmp_path / "one", {"steps": 2}, policy)
-    monkeypatch.undo()
-    assert load_tree(tmp_path / "one") == {"steps": 1}
     assert [path.name for path in tmp_path.iterdir()] == ["one"]

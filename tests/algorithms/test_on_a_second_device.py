@@ -41,13 +41,14 @@ ROOT = Path(__file__).parents[2]
         ),
     ],
 )
-def test_everything_that_learns_stays_on_its_device(device: str, names: tuple[str, ...], tmp_path: Path) -> None:
+def test_everything_that_learns_stays_on_its_device(
+    ray_address: str, device: str, names: tuple[str, ...], tmp_path: Path
+) -> None:
     library = "cuda" if device == "cuda" else str(build(tmp_path))
     command = [sys.executable, "-m", "tests.second_device.checks", library, str(tmp_path), *names]
     paths = os.pathsep.join([str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")])
-    child = subprocess.run(
-        command, cwd=ROOT, env=os.environ | {"PYTHONPATH": paths}, capture_output=True, text=True, timeout=500
-    )
+    variables = os.environ | {"PYTHONPATH": paths, "RAY_ADDRESS": ray_address}
+    child = subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, text=True, timeout=500)
     assert child.returncode == 0, child.stderr[-2_000:]
     outcomes = json.loads(child.stdout.splitlines()[-1])
     assert outcomes == dict.fromkeys(names, "fine"), "\n".join(outcomes.values())

@@ -16,7 +16,6 @@ from rlvlm.envs.registry import make_env, task_env
 from rlvlm.policies.vlm.config import PolicyConfig
 from rlvlm.policies.vlm.loading import load_policy
 from rlvlm.policies.vlm.policy import VLMPolicy
-from tests.tiny_vlm import save_tiny_vlm
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
@@ -36,8 +35,9 @@ def load_episodes() -> Any:
 # what `all` learns and saves is held without a job, in test_sft.py and test_sft_folders.py
 @pytest.mark.parametrize("learns", ["lora", pytest.param("all", marks=pytest.mark.full)])
 def test_a_job_learns_saves_apart_and_goes_on_where_it_stopped(local_ray: Any, tmp_path: Path, learns: Any):
-    # imported here: Hugging Face's trainer takes seconds, and every test process reads this file
+    # imported here: they take seconds, and every test process and the job's own actors read this file
     from rlvlm.algorithms.sft_job import TrainLoopConfig, run_sft
+    from tests.tiny_vlm import save_tiny_vlm
 
     folder = str(save_tiny_vlm(tmp_path / "model", "qwen3_vl"))
     out = tmp_path / "out"

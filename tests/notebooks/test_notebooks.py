@@ -23,7 +23,8 @@ tasks: [rlvlm.testing:TINY]
 seeds: [0]
 budget: {steps: 400}
 settings: {env.episode_steps: 20, algo.seed_steps: 100, eval.every_steps: 200, eval.episodes: 1,
-           feedback.first_step: 200, feedback.every_steps: 200, feedback.queries: 20, algo.critic_reset_updates: 5}
+           feedback.first_step: 200, feedback.every_steps: 200, feedback.queries: 20, algo.critic_reset_updates: 5,
+           reward_model.min_updates: 5, reward_model.max_updates: 5}
 sources:
   environment: {title: true reward, settings: {reward.source: environment}}
   random: {title: a coin, settings: {reward.teacher: random}}

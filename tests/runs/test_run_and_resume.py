@@ -14,7 +14,6 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from ray import serve
 from tiny_run import WORDS, assert_same_run, box_words, finish, run_here, start, table
 
 from rlvlm.algorithms.checkpoint import load_policy_file
@@ -75,10 +74,10 @@ def wait_for_rows(run: Path, count: int, child: "subprocess.Popen[str]") -> None
 
 
 def test_a_run_that_is_stopped_and_then_killed_ends_as_one_that_was_neither(
-    local_ray: None, whole: tuple[Path, str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    local_ray: None, ray_address: str, whole: tuple[Path, str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     run = tmp_path / "run"
-    child = start("run", *WORDS, "--out", str(run))
+    child = start("run", *WORDS, "--out", str(run), RAY_ADDRESS=ray_address)
     wait_for_rows(run, 3, child)
     child.send_signal(signal.SIGTERM)
     said, err = finish(child, 75)
@@ -154,14 +153,3 @@ def test_a_judge_that_cannot_load_leaves_no_folder(
     assert main(["run", *WORDS, "--reward.teacher", "judge", "--judge.untrained", "ok", "--out", str(out)]) == 5
     assert "fix: name another" in capsys.readouterr().err
     assert not out.parent.exists()
-
-
-def test_a_served_judge_answers_and_is_seen(local_ray: None, tiny_vlms: dict[str, Path], tmp_path: Path) -> None:
-    words = ["--reward.teacher", "judge", "--judge.backend", "transformers"]
-    words += ["--judge.model", str(tiny_vlms["qwen3_vl"])]
-    run_here("run", *WORDS, *words, "--steps", "160", "--out", str(tmp_path / "run"))
-    serve.shutdown()
-    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
-    assert summary["queries"] > 0 and summary["labels"]["failed"] == 0
-    page = (tmp_path / "run" / "judge_panel.html").read_text()
-    assert "Which is nearer to the goal?" in page and "data:image/png" in page

@@ -8,16 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from ray import serve
-from stub_judge import stub
 from tiny_run import interrupted, run_here, start, table
 
 from rlvlm.core.errors import EXIT_PREEMPTED, JudgeUnavailable, UsageError
 from rlvlm.demonstrations.folder import create_folder
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.registry import make_env
-from rlvlm.judges.config import JudgeConfig
-from rlvlm.labels.store import LabelStore
 from rlvlm.policies.vla.build import build_policy
 from rlvlm.policies.vla.tokens import ActionScale
 from rlvlm.runs import build
@@ -25,9 +21,6 @@ from rlvlm.runs.build import answering_judge
 from rlvlm.runs.preflight import check_before_run, judge_knows, notes_of
 from rlvlm.runs.recipes import recipe
 from rlvlm.runs.settings import override
-from rlvlm.runs.train import judge_session
-from rlvlm.serving.apps import start_judge
-from rlvlm.serving.config import PlacementConfig
 
 WORDS = (
     "push_block --steps 6000 --seed 1 --sft.episodes 12 --sft.updates 40 --algo.groups 6 --algo.group-size 4 "
@@ -60,8 +53,9 @@ def test_an_evaluation_plays_the_policy_greedily_and_sampled(monkeypatch: pytest
 
 @pytest.mark.ray
 @pytest.mark.slow
-def test_a_signal_during_demonstrations_does_not_wait_for_the_rest(tmp_path: Path) -> None:
-    process = start("run", *WORDS, "--sft.episodes", "100000", "--out", str(tmp_path / "run"))
+def test_a_signal_during_demonstrations_does_not_wait_for_the_rest(ray_address: str, tmp_path: Path) -> None:
+    words = (*WORDS, "--sft.episodes", "100000", "--out", str(tmp_path / "run"))
+    process = start("run", *words, RAY_ADDRESS=ray_address)
     assert process.stdout is not None
     told = []
     for line in process.stdout:
@@ -124,25 +118,6 @@ def test_another_judge_than_the_pocket_ones_is_not_shown_their_frames_without_a_
     assert not notes_of(override(attached, {"reward.num_frames": 8}))
     elsewhere = override(recipe("push_block"), {"reward.source": "judged", "serve.app": "robometer-4b"})
     assert not notes_of(elsewhere), "its images are not mirrored"
-
-
-@pytest.mark.ray
-def test_an_attached_pocket_judge_is_held_to_the_tasks_it_knows(local_ray: None, tmp_path: Path) -> None:
-    placement = PlacementConfig(num_cpus=0.1)
-    try:
-        with start_judge(JudgeConfig(), placement, "known", stub(name="pocket:video")) as running:
-
-            def attach(task: str) -> None:
-                config = override(recipe(task), {"reward.source": "judged", "serve.app": running.app})
-                check_before_run(config)  # who the app is cannot be known yet
-                with judge_session(config, lambda: LabelStore(tmp_path), tmp_path / "ledger") as make:
-                    assert make is not None
-
-            attach("libero_object/8")
-            with pytest.raises(UsageError, match=r"27 others; about libero_10/5"):
-                attach("libero_10/5")
-    finally:
-        serve.shutdown()
 
 
 @pytest.mark.parametrize("task", ["libero_goal/0", "libero_10/5"])

@@ -112,7 +112,7 @@ def main(library: str, folder: str, *names: str) -> None:
     for module in list(sys.modules.values()):
         if getattr(module, "pick_device", None) is original:
             module.pick_device = lambda *arguments: device  # type: ignore[attr-defined]
-    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+    ray.init(log_to_driver=False, logging_level=logging.ERROR)  # on the Ray that RAY_ADDRESS names, where there is one
     for number, name in enumerate(names or CHECKS):
         try:
             CHECKS[name](device, Path(folder) / str(number))

@@ -2,7 +2,6 @@
 
 import pickle
 import threading
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -12,23 +11,25 @@ import pytest
 import ray
 from chaos import wait_until
 from ray import serve
-from stub_judge import StubJudge, stub, stub_queries
+from stub_judge import stub, stub_queries
 
 from rlvlm.core import metrics
-from rlvlm.core.errors import JudgeUnavailable
+from rlvlm.core.errors import JudgeUnavailable, UsageError
 from rlvlm.core.judging import Clip, Query, Status
-from rlvlm.core.steps import Transitions
-from rlvlm.envs.images import FrameStore
 from rlvlm.judges.build import build_judge
 from rlvlm.judges.cache import CachedJudge
 from rlvlm.judges.config import JudgeConfig
-from rlvlm.rewards.judged import JudgedReward
+from rlvlm.labels.store import LabelStore
+from rlvlm.runs.preflight import check_before_run
+from rlvlm.runs.recipes import recipe
+from rlvlm.runs.settings import override
+from rlvlm.runs.train import judge_session
 from rlvlm.serving import apps, monitoring
 from rlvlm.serving.apps import start_judge
 from rlvlm.serving.client import ServedJudge
 from rlvlm.serving.config import PlacementConfig
 from rlvlm.serving.monitoring import ClientMetrics, show_accuracy, show_cache
-from rlvlm.testing import FakeJudge, TinyEnv, check_judge
+from rlvlm.testing import FakeJudge, check_judge
 
 pytestmark = pytest.mark.ray
 
@@ -111,20 +112,6 @@ def test_an_app_that_is_not_there_is_named(running, config):
     with pytest.raises(JudgeUnavailable, match="no Serve app 'nobody'") as caught:
         start_judge(config, PlacementConfig(app="nobody"), "other").__enter__()
     assert "serve deploy" in caught.value.fix
-
-
-def test_a_replica_killed_at_work_loses_no_label(running):
-    queries = make_queries(400, seed=2)
-    expected = running.compare(queries)
-    client = ServedJudge(running.app, timeout_s=30.0, retries=6, batch_size=4)
-    answers = []
-    worker = threading.Thread(target=lambda: answers.extend(client.compare(queries)))
-    worker.start()
-    time.sleep(0.5)
-    assert worker.is_alive()
-    ray.kill(ray.get_actor(replica_names(running.app)[0], namespace="serve"))
-    worker.join(120)
-    assert [verdict.label for verdict in answers] == [verdict.label for verdict in expected]
 
 
 def test_a_judge_that_never_answers_in_time_is_unavailable(running):
@@ -216,12 +203,15 @@ def test_more_than_the_cluster_has_is_refused(cluster, config, monkeypatch):
     assert "--serve.num-gpus" in caught.value.fix
 
 
-def test_a_judged_reward_through_serve_is_that_of_the_judge_itself(cluster):
-    env, blocks = TinyEnv(), np.linspace(0.4, 0.8, 30)
-    zeros = {name: np.zeros((30, 4), np.float32) for name in ("obs", "actions", "next_obs")}
-    zeros |= {name: np.zeros(30, np.float32) for name in ("terminated", "env_rewards", "success")}
-    steps = Transitions(**zeros, snapshots=np.array([(0.2, 0.5, block) for block in blocks], np.float32))
-    with start_judge(JudgeConfig(batch_size=4), PlacementConfig(num_cpus=0.1), "judged", stub()) as running:
-        served = JudgedReward(running, FrameStore(env, 64), "push").label(steps)
-    np.testing.assert_array_equal(served, JudgedReward(StubJudge(), FrameStore(env, 64), "push").label(steps))
-    assert len(set(served.tolist())) > 10
+def test_a_run_holds_an_attached_pocket_judge_to_the_tasks_it_knows(cluster, tmp_path):
+    with start_judge(JudgeConfig(), PlacementConfig(num_cpus=0.1), "known", stub(name="pocket:video")) as running:
+
+        def attach(task: str) -> None:
+            config = override(recipe(task), {"reward.source": "judged", "serve.app": running.app})
+            check_before_run(config)  # who the app is cannot be known yet
+            with judge_session(config, lambda: LabelStore(tmp_path), tmp_path / "ledger") as make:
+                assert make is not None
+
+        attach("libero_object/8")
+        with pytest.raises(UsageError, match=r"27 others; about libero_10/5"):
+            attach("libero_10/5")

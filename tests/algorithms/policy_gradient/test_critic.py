@@ -64,17 +64,6 @@ def test_the_instruction_decides_where_nothing_else_differs() -> None:
 
 
 @pytest.mark.slow
-def test_a_continuation_repeats_to_the_bit() -> None:
-    one, other = critic(), critic()
-    for seed in range(3):
-        one.fill(rolled(seed))
-    other.set_state(one.get_state())
-    for seed in range(3, 6):  # 240 episodes: the oldest are forgotten
-        left, right = one.fill(rolled(seed)), other.fill(rolled(seed))
-        assert left and all(np.array_equal(a.values, b.values) for a, b in zip(left, right, strict=True))
-
-
-@pytest.mark.slow
 def test_landmarks_show_what_places_hide() -> None:
     """Whether the hand is above or below the block decides, and both may be anywhere."""
 

@@ -1,6 +1,5 @@
 """Envs in processes of their own: the same episodes, several at once, and a lost worker costs whole groups."""
 
-import asyncio
 import os
 import signal
 import time
@@ -12,53 +11,22 @@ from typing import Any
 import numpy as np
 import pytest
 import ray
+from meeting_env import WORKERS, MeetingPoint
 from ray.exceptions import NodeDiedError, ObjectLostError, RayActorError
 
 from rlvlm.algorithms.policy_gradient.algorithm import PolicyGradient
 from rlvlm.algorithms.policy_gradient.env_workers import EnvWorker, WorkerEnvs, start_workers
 from rlvlm.algorithms.sft_config import ChunkSFTConfig
 from rlvlm.core import metrics
-from rlvlm.core.episodes import ChunkStep
 from rlvlm.core.errors import MachineError
 from rlvlm.envs.config import EnvConfig
-from rlvlm.envs.push_block import PushBlock, PushBlocks
-from rlvlm.envs.registry import Task, make_env
+from rlvlm.envs.registry import make_env
 from tests.algorithms.policy_gradient.tiny_runs import chunk_config
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
 SETTINGS = EnvConfig(episode_steps=32)
 PX = 16
-SIDE_BY_SIDE = 4
-
-
-class MeetingPoint:
-    """Lets nobody go on before all workers have arrived."""
-
-    def __init__(self) -> None:
-        self._barrier = asyncio.Barrier(SIDE_BY_SIDE)
-
-    async def arrive(self) -> None:
-        async with asyncio.timeout(60):
-            await self._barrier.wait()
-
-
-class MeetingTables(PushBlocks):
-    """Their steps end when those of all workers have begun."""
-
-    def step(self, rows: Any, chunks: Any) -> ChunkStep:
-        ray.get(ray.get_actor("meeting point").arrive.remote())
-        return super().step(rows, chunks)
-
-
-class MeetingPushBlock(PushBlock):
-    """Of such tables."""
-
-    def many(self) -> PushBlocks:
-        return MeetingTables(self.episode_steps, False)
-
-
-MEETING = Task(name="meeting", goal="push", maker=f"{__name__}:MeetingPushBlock", kind="chunks")
 
 
 @pytest.fixture(scope="module")
@@ -129,7 +97,7 @@ def test_a_lost_worker_ends_its_own_episodes_and_is_back_for_the_next(workers: l
     chunks = np.zeros((4, local.chunk_steps, len(local.action_low)), np.float32)
     came = envs.step(rows, chunks)
     assert envs.lost == {2, 3} and came.ended.tolist() == [False, False, True, True]
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 180
     while envs.begin(ids) is None or envs.lost:
         assert time.monotonic() < deadline, "Ray starts it again"
     assert not envs.step(rows, chunks).ended.any()
@@ -185,10 +153,10 @@ def test_a_run_with_workers_is_the_run_without_and_a_kill_costs_no_episode(local
 
 def test_workers_step_side_by_side(local_ray: None) -> None:
     meeting_point = ray.remote(MeetingPoint).options(name="meeting point", num_cpus=0).remote()
-    task = f"{__name__}:MEETING"
-    workers = start_workers(SIDE_BY_SIDE, task, 0, PX)
+    task = "meeting_env:MEETING"
+    workers = start_workers(WORKERS, task, 0, PX)
     local = make_env(task, SETTINGS, 0)
-    envs, ids = WorkerEnvs(workers, SETTINGS, local, 1, lambda keys, images: None), np.arange(2 * SIDE_BY_SIDE)
+    envs, ids = WorkerEnvs(workers, SETTINGS, local, 1, lambda keys, images: None), np.arange(2 * WORKERS)
     envs.begin(ids)
     chunks = np.zeros((len(ids), local.chunk_steps, len(local.action_low)), np.float32)
     for _ in range(2):  # one after the other, the first would wait for a second that has not begun

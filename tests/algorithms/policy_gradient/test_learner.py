@@ -13,7 +13,6 @@ from rlvlm.algorithms.policy_gradient.config import AdvantageConfig, GRPOConfig,
 from rlvlm.algorithms.policy_gradient.learner import TokenLearner
 from rlvlm.core import metrics
 from rlvlm.core.episodes import TokenEpisode
-from rlvlm.core.errors import NumericsError
 from rlvlm.policies.vla.tokens import ActionScale
 from tests.algorithms.policy_gradient.tiny_runs import chunk_config
 
@@ -212,32 +211,3 @@ def test_a_weight_on_kl_pulls_back_to_the_start() -> None:
 
     assert moved(learner) < moved(free)
     assert any(not torch.equal(value, start[name]) for name, value in dict(learner.policy.trained_state()).items())
-
-
-@pytest.mark.slow
-def test_a_saved_learner_goes_on_to_the_bit() -> None:
-    learner, runner = make(loss=LossConfig(average="trajectory", kl_weight=0.1))
-    first, second = sample(learner, runner), sample(learner, runner)
-    learner.learn(first, 0.0)
-    tree, runner_tree = learner.save_tree(), runner.save_tree()
-    tree = {**tree, "trained": {name: value.clone() for name, value in tree["trained"].items()}}
-    tree["adam"] = {name: {key: v.clone() for key, v in moments.items()} for name, moments in tree["adam"].items()}
-    learner.learn(second, 0.0)
-    third = sample(learner, runner)
-    other, other_runner = make(seed=1, loss=LossConfig(average="trajectory", kl_weight=0.1))
-    other.load_tree(tree)
-    other_runner.load_tree(runner_tree)
-    other.learn(second, 0.0)
-    for name, value in dict(learner.policy.trained_state()).items():
-        assert torch.equal(value, other.policy.trained_state()[name]), name
-    assert other.report() == learner.report()
-    again = sample(other, other_runner)
-    assert all(np.array_equal(one.tokens, two.tokens) for one, two in zip(third, again, strict=True))
-
-
-def test_numbers_that_are_not_finite_stop_the_run() -> None:
-    learner, runner = make()
-    update = sample(learner, runner)
-    spoiled = [replace(one, rewards=one.rewards * np.nan) for one in update]
-    with pytest.raises(NumericsError, match="is not finite"):
-        learner.learn(spoiled, 0.0)

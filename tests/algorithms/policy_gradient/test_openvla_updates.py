@@ -119,21 +119,3 @@ def test_a_run_starts_from_the_checkpoint_and_its_own_hold_the_adapter(
     player = chunk_player(ChunkSampler(policy=policy, env=env, scale=scale))
     for one, other in zip(player.play(range(1_000_000, 1_000_002)), played, strict=True):
         assert np.array_equal(one.snapshots, other.snapshots)
-
-
-@pytest.mark.ray
-def test_several_learners_begin_with_the_adapter_that_plays(local_ray: None, checkpoint: Path) -> None:
-    algorithm = settings(checkpoint, num_learners=2).build_algo()
-    assert isinstance(algorithm, PolicyGradient)
-    try:
-        with torch.no_grad():
-            for weight in algorithm._policy.trained_state().values():
-                weight += 0.01  # RLlib's seed alone makes them alike; an adapter's random start need not
-        algorithm.prepare(lambda line: None)
-        left, right = (tree["trained"] for tree in algorithm._learners.call_all("save_tree"))
-        own = algorithm._policy.trained_state()
-    finally:
-        algorithm.stop()
-    assert own.keys() == left.keys() == right.keys()
-    for name, value in own.items():
-        assert torch.equal(left[name], value) and torch.equal(right[name], value), name

@@ -14,7 +14,6 @@ from rlvlm.policies.vlm.config import PolicyConfig
 from rlvlm.policies.vlm.loading import load_policy
 from rlvlm.policies.vlm.policy import VLMPolicy
 from rlvlm.rewards.config import TurnRewardConfig
-from tests.tiny_vlm import save_tiny_llava_next, save_tiny_vlm
 
 KL: dict[str, Any] = {"loss": LossConfig(kl_weight=0.05)}
 KL_AND_ENTROPY: dict[str, Any] = {"loss": LossConfig(kl_weight=0.05, entropy_weight=0.01)}
@@ -64,6 +63,9 @@ def build(
     **more: Any,
 ) -> PolicyGradient:
     """The algorithm; `folder` is where the model's files are put."""
+    # imported here: transformers takes seconds, and the actors of the other runs of this file do without
+    from tests.tiny_vlm import save_tiny_llava_next, save_tiny_vlm
+
     save_tiny_llava_next(folder) if family == "llava_next" else save_tiny_vlm(folder, family)
     settings: dict[str, Any] = (
         {

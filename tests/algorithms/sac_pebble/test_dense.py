@@ -145,18 +145,6 @@ def test_parameters_are_windows_into_the_vector():
     assert network[0].weight.T.is_contiguous() and network[2].weight.is_contiguous()  # the longer side innermost
 
 
-@pytest.mark.parametrize("first", [0, 5])
-def test_a_restored_block_goes_on_bit_for_bit(first):
-    straight, restored = networks(3), networks(3)
-    block, other = ParameterBlock(straight.parameters(), 1e-2), ParameterBlock(restored.parameters(), 1e-2)
-    descend(straight, block.step, first)
-    other.set_state(block.get_state())
-    other.values.copy_(block.values)
-    for network, own in ((straight, block), (restored, other)):
-        descend(network, own.step, 5, seed=9)
-    assert torch.equal(block.values, other.values)
-
-
 def test_forgetting_is_starting_anew():
     network = networks(4)
     block = ParameterBlock(network.parameters(), 1e-2)

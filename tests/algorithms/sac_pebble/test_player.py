@@ -35,17 +35,6 @@ def test_transitions_come_in_the_order_they_happened():
     np.testing.assert_allclose(flat.next_obs[:, 0], [1, 1.1, 2, 2.1])
 
 
-def test_a_restored_tape_cuts_the_same_episodes():
-    original, restored = EpisodeBuffer(2), EpisodeBuffer(2)
-    for number in range(3):
-        original.record(step(number), ended(number == 1, False))
-    restored.set_state(original.get_state())
-    for buffer in (original, restored):
-        one, other = buffer.record(step(3), ended(True, True))
-        np.testing.assert_allclose(one.env_rewards, [2, 3])
-        np.testing.assert_allclose(other.env_rewards, [0.1, 1.1, 2.1, 3.1])
-
-
 def test_the_tape_forgets_steps_that_no_running_episode_needs():
     buffer = EpisodeBuffer(2)
     for number in range(5000):

@@ -62,22 +62,3 @@ def test_rows_take_memory_when_they_are_written_and_are_never_moved(monkeypatch)
     fill(replay, 10, 100_000)
     assert replay._table.data_ptr() == table
     assert replay._table.nbytes > 500e6 > 100e6 > own.memory_info().rss - before
-
-
-def test_bonuses_are_restored():
-    original, restored = Replay(20), Replay(20)
-    original.add(rows(0, 5), np.ones(5, np.float32), np.full(5, 3.0, np.float32))
-    restored.set_state(original.get_state())
-    assert restored.bonuses.tolist() == [3] * 5 and restored.rewards.tolist() == [1] * 5
-
-
-@pytest.mark.parametrize("count", [5, 30])
-def test_a_restored_replay_goes_on_like_the_original(count):
-    original, restored = Replay(20), Replay(20)
-    for first in range(0, count, 5):
-        fill(original, first, 5)
-    restored.set_state(original.get_state())
-    for replay in (original, restored):
-        fill(replay, 100, 7)
-    for name, column in original.get_state()["columns"].items():
-        np.testing.assert_array_equal(column, restored.get_state()["columns"][name])
