@@ -14,11 +14,11 @@ from rlvlm.policies.buckets import Bucket
 from rlvlm.policies.protocol import SeenImages
 from rlvlm.policies.vlm.engine import check_window
 from rlvlm.policies.vlm.policy import VLMPolicy
-from rlvlm.policies.vlm.vllm import TokenRules
+from rlvlm.policies.vlm.vllm import Sampling, TokenRules
 from rlvlm.serving.card_turns import begin_turn
 from rlvlm.serving.client import REFUSED, AppClient
 from rlvlm.serving.config import ServedEngineConfig
-from rlvlm.serving.policy_replica import ReplyCall, ReplyReceipt, Sampling
+from rlvlm.serving.policy_replica import ReplyCall, ReplyReceipt
 from rlvlm.serving.weights import Weights, pack_weights
 
 

@@ -37,13 +37,14 @@ from rlvlm.core.steps import Frames, spread
 from rlvlm.envs.replies import read_reply
 from rlvlm.judges.prompts import check_goal
 from rlvlm.judges.reading import parse_score
+from rlvlm.policies.vlm.vllm import Sampling
 from rlvlm.serving import messages as wire
 from rlvlm.serving.app_file import GatewayArgs
 from rlvlm.serving.client import AsyncAppClient
 from rlvlm.serving.config import HttpConfig
 from rlvlm.serving.guard import Guard, make_token, read_token
 from rlvlm.serving.media import MAX_VIDEO_FRAMES, MediaRoot, read_images, read_video
-from rlvlm.serving.policy_replica import ReplyCall, Sampling
+from rlvlm.serving.policy_replica import ReplyCall
 from rlvlm.serving.refusal import RETRY_AFTER_S, AsciiJSON, Refusal, answer_errors, overloaded
 from rlvlm.serving.replica import marked
 from rlvlm.templates import render

@@ -23,7 +23,7 @@ from rlvlm.policies.vlm.config import PolicyConfig
 from rlvlm.policies.vlm.engine import PolicyEngine
 from rlvlm.policies.vlm.loading import load_policy
 from rlvlm.policies.vlm.policy import VLMPolicy
-from rlvlm.policies.vlm.vllm import TokenRules, TokenSampling, VllmSampler
+from rlvlm.policies.vlm.vllm import Sampling, TokenRules, VllmSampler
 from rlvlm.serving.card_turns import TurnTaker, torch_device
 from rlvlm.serving.config import PlacementConfig
 from rlvlm.serving.fair_queue import FairQueue
@@ -39,15 +39,6 @@ _PREFIX = "rlvlm-weights-"
 
 PolicyBuilder = Callable[[PolicyConfig, int], VLMPolicy]
 """Makes the policy of a config for so many actions; it must pickle."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Sampling:
-    """How replies are sampled."""
-
-    max_new_tokens: int
-    temperature: float
-    greedy: bool
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -274,15 +265,16 @@ class VllmPolicyReplica(Replica):
     async def _ask_engine(self, items: list[tuple[ReplyCall, int]]) -> list[SampledReply]:
         [(call, place)] = items
         assert call.weights is not None and call.rules is not None, "sent to vLLM"
-        sampling, version = call.sampling, call.weights.version
+        version = call.weights.version
         with self._heartbeat.waiting():
-            how = TokenSampling(
+            sampled = await self._sampler.sample(
+                call.prompts[place],
+                call.frames[place],
+                call.rules,
+                call.sampling,
                 seed=call.seeds[place],
-                max_new_tokens=sampling.max_new_tokens,
-                temperature=sampling.temperature,
-                greedy=sampling.greedy,
+                version=version,
             )
-            sampled = await self._sampler.sample(call.prompts[place], call.frames[place], call.rules, how, version)
         reply = SampledReply(
             image=call.obs.images[place],
             ids=sampled.ids,

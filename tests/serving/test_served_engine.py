@@ -27,10 +27,11 @@ from rlvlm.policies.buckets import write_buckets
 from rlvlm.policies.vlm.config import PolicyConfig
 from rlvlm.policies.vlm.engine import PolicyEngine
 from rlvlm.policies.vlm.policy import VLMPolicy
+from rlvlm.policies.vlm.vllm import Sampling
 from rlvlm.serving.apps import running_policy
 from rlvlm.serving.config import PlacementConfig, ServedEngineConfig
 from rlvlm.serving.engine import ServedEngine
-from rlvlm.serving.policy_replica import PolicyReplica, ReplyCall, Sampling
+from rlvlm.serving.policy_replica import PolicyReplica, ReplyCall
 from rlvlm.serving.weights import Weights, fetch, load_weights, pack_weights
 from tests.algorithms.policy_gradient.tiny_runs import build
 from tests.tiny_policy import requests, tiny_policy

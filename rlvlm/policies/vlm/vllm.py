@@ -51,11 +51,9 @@ class TokenRules:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TokenSampling:
-    """How one reply is sampled; nothing but this is cut off or filtered."""
+class Sampling:
+    """How replies are sampled; nothing but this is cut off or filtered."""
 
-    seed: int
-    """Of this reply alone."""
     max_new_tokens: int
     """A longer reply is cut."""
     temperature: float
@@ -204,7 +202,7 @@ class VllmSampler:
             self.version = None
 
     async def sample(
-        self, prompt_ids: IntArray, frame: Frames, rules: TokenRules, sampling: TokenSampling, version: int
+        self, prompt_ids: IntArray, frame: Frames, rules: TokenRules, sampling: Sampling, *, seed: int, version: int
     ) -> SampledTokens:
         """One reply.
 
@@ -213,6 +211,7 @@ class VllmSampler:
             frame: [H, W, 3] the image.
             rules: of the trainer's tokenizer.
             sampling: how.
+            seed: of this reply alone.
             version: of the weights.
 
         Raises:
@@ -222,7 +221,7 @@ class VllmSampler:
         words = {
             "max_tokens": sampling.max_new_tokens,
             "temperature": 0.0 if sampling.greedy else sampling.temperature,
-            "seed": sampling.seed,
+            "seed": seed,
             # of the sampled token alone
             "logprobs": 0,
             "stop_token_ids": [rules.stop_id],
