@@ -6,6 +6,7 @@ import signal
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -35,14 +36,13 @@ from rlvlm.serving.policy_replica import PolicyReplica, ReplyCall
 from rlvlm.serving.weights import Weights, fetch, load_weights, pack_weights
 from tests.algorithms.policy_gradient.tiny_runs import build
 from tests.tiny_policy import requests, tiny_policy
-from tests.tiny_vlm import save_tiny_vlm
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
 SERVED = ServedEngineConfig(num_replicas=2, num_cpus=0.1, timeout_s=60.0, retries=8, bucket_mib=1)
+COLOCATED = replace(SERVED, colocated=True)
 BUCKET = 64 << 10
 """Bytes, of which the tiny policy makes several buckets."""
-PLACEMENT = SERVED.placement
 IMAGE = b"image 0"
 
 
@@ -52,13 +52,35 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def app(local_ray: None, folder: Path) -> Iterator[str]:
-    """Two replicas of a random chat VLM."""
-    save_tiny_vlm(folder, "qwen3_vl")
-    config = PolicyConfig(model=str(folder), device="cpu", learns="all", seed=1)
-    with running_policy(config, 0, PLACEMENT, "tiny", batch_size=8) as app:
-        yield app
+def served(local_ray: None) -> Iterator[None]:
+    """Serve, until the end of this file."""
+    yield
     serve.shutdown()
+
+
+@contextmanager
+def two_replicas(folder: Path, config: ServedEngineConfig) -> Iterator[str]:
+    """Of a random chat VLM. Each piece of a request is a batch of its own, so that their shapes are always the same."""
+    from tests.tiny_vlm import save_tiny_vlm  # seconds, which actors that import this file need not wait for
+
+    save_tiny_vlm(folder, "qwen3_vl")
+    policy = PolicyConfig(model=str(folder), device="cpu", learns="all", seed=1)
+    with running_policy(policy, 0, config.placement, "tiny", batch_size=2, takes_turns=config.colocated) as app:
+        yield app
+
+
+@pytest.fixture(scope="module")
+def app(served: None, folder: Path) -> Iterator[str]:
+    """Two replicas that are always there."""
+    with two_replicas(folder, SERVED) as app:
+        yield app
+
+
+@pytest.fixture(scope="module")
+def sleepers(served: None, folder: Path) -> Iterator[str]:
+    """Two that share the learners' cards."""
+    with two_replicas(folder, COLOCATED) as app:
+        yield app
 
 
 def frames_of_tiny_policy() -> dict[bytes, Frames]:
@@ -74,9 +96,9 @@ def trainer(folder: Path) -> tuple[VLMPolicy, Observations, IntArray, Frames]:
     return policy, obs, policy.write('{"action": "+"}'), frame
 
 
-def engine_of(app: str, folder: Path) -> tuple[ServedEngine, VLMPolicy]:
+def engine_of(app: str, folder: Path, config: ServedEngineConfig = SERVED) -> tuple[ServedEngine, VLMPolicy]:
     policy, obs, ids, frame = trainer(folder)
-    engine = ServedEngine(app, policy, obs, ids, frame, config=SERVED)
+    engine = ServedEngine(app, policy, obs, ids, frame, config=config)
     for key, image in frames_of_tiny_policy().items():
         engine.show([key], image[None])
     return engine, policy
@@ -142,14 +164,13 @@ def test_weights_that_are_torn_are_refused(local_ray: None, tmp_path: Path) -> N
             load_weights(other, weights)
     assert load_weights(other, good) <= 1e-6
     assert all(torch.equal(value, policy.trained_state()[name]) for name, value in other.trained_state().items())
-    lost = replace(good.buckets[1], where=(no_bytes.remote(),))
+
+    def no_bytes() -> None:
+        raise RuntimeError("the node is gone")
+
+    lost = replace(good.buckets[1], where=(ray.remote(num_cpus=0)(no_bytes).remote(),))
     with pytest.raises(ModelUnavailable, match="they are gone"):
         load_weights(other, replace(good, buckets=(good.buckets[0], lost, *good.buckets[2:])))
-
-
-@ray.remote(num_cpus=0)
-def no_bytes() -> None:
-    raise RuntimeError("the node is gone")
 
 
 def asked(replica: PolicyReplica, weights: Weights | None, frame: Frames, key: str = "") -> Any:
@@ -179,18 +200,17 @@ def test_a_replica_that_refused_weights_answers_with_the_old_ones_and_never_with
     asyncio.run(all_asked())
 
 
-@ray.remote(num_cpus=0)
-def bytes_behind_a_gate(content: Any, gate: Path) -> Any:
-    while not gate.exists():
-        time.sleep(0.02)
-    return content
-
-
 def with_late_bucket(weights: Weights, number: int, gate: Path) -> Weights:
     """`weights` whose bucket of that number comes once there is a file `gate`."""
+
+    def behind_the_gate(content: Any) -> Any:  # in here it travels by itself, and its worker imports no test
+        while not gate.exists():
+            time.sleep(0.02)
+        return content
+
     buckets = list(weights.buckets)
     content = fetch(weights, buckets[number])
-    buckets[number] = replace(buckets[number], where=(bytes_behind_a_gate.remote(content, gate),))
+    buckets[number] = replace(buckets[number], where=(ray.remote(num_cpus=0)(behind_the_gate).remote(content),))
     return replace(weights, buckets=tuple(buckets))
 
 
@@ -277,47 +297,109 @@ def test_a_prompt_beyond_the_window_is_refused_with_the_setting(app: str, folder
     engine.close()
 
 
-def test_ppo_learns_from_a_served_policy(local_ray: None, tmp_path: Path) -> None:
-    model = tmp_path / "model"
-    save_tiny_vlm(model, "qwen3_vl")
-    config = PolicyConfig(model=str(model), device="cpu", learns="all", seed=1)
-    with running_policy(config, 0, PLACEMENT, "ppo", batch_size=2) as app:
-        algorithm: PolicyGradient = build(model, make_engine=partial(ServedEngine, app, config=SERVED))
-        for number in (1, 2):
-            algorithm.train()
-            report = algorithm.report()
-            assert report[metrics.UPDATE_FIRST_RATIO] <= 1e-4, "trained on what was sampled"
-            assert report[metrics.ENGINE_SYNC_ERROR] <= 1e-4 and report[metrics.UPDATES] == number
-        assert algorithm.evaluate_policy(2).episodes
-        rollout, _ = algorithm._source._play(algorithm._pack())
-        check_versions(rollout, algorithm._engine.version, 0)
-        check_versions(rollout, algorithm._engine.version + 1, 1)
-        for version, staleness in ((algorithm._engine.version + 1, 0), (algorithm._engine.version - 1, 1)):
-            with pytest.raises(RunError, match="was given replies of version"):
-                check_versions(rollout, version, staleness)
+def noted(engine: Any, learners: Any) -> list[str]:
+    """What is done from now on, in its order; a list that grows."""
+    events: list[str] = []
+
+    def note(owner: Any, name: str) -> None:
+        work = getattr(owner, name)
+
+        def noting(*arguments: Any, **words: Any) -> Any:
+            outcome = work(*arguments, **words)
+            events.append(arguments[0] if name == "call_all" else name)
+            return outcome
+
+        setattr(owner, name, noting)
+
+    for name in ("sleep", "wake", "pack", "reply"):
+        note(engine, name)
+    note(learners, "call_all")
+    return events
+
+
+def test_ppo_learns_the_same_whether_engines_sleep_while_learners_learn_or_have_cards_of_their_own(
+    app: str, sleepers: str, folder: Path
+) -> None:
+    found = []
+    for own, config in ((app, SERVED), (sleepers, COLOCATED)):
+        turns = config.colocated
+        algorithm: PolicyGradient = build(folder, make_engine=partial(ServedEngine, own, config=config))
+        algorithm.train()
+        events = noted(algorithm._engine, algorithm._learners)
+        algorithm.train()
+        done = [one for one in events if one in ("sleep", "learn", "wake", "pack", "reply")]
+        first_reply, last_reply = done.index("reply"), len(done) - done[::-1].index("reply")
+        assert done[:first_reply] == ["pack"] and set(done[first_reply:last_reply]) == {"reply"}
+        assert done[last_reply:] == (["sleep", "learn", "wake"] if turns else ["learn"])
+        report = algorithm.report()
+        assert report[metrics.UPDATE_FIRST_RATIO] <= 1e-4, "trained on what was sampled"
+        assert report[metrics.ENGINE_SYNC_ERROR] <= 1e-4 and report[metrics.UPDATES] == 2
+        weights = {name: value.clone() for name, value in algorithm._policy.trained_state().items()}
+        found.append((report[metrics.UPDATE_POLICY_LOSS], weights))
+        if not turns:
+            assert algorithm.evaluate_policy(2).episodes
+            rollout, _ = algorithm._source._play(algorithm._pack())
+            version = algorithm._engine.version
+            check_versions(rollout, version, 0)
+            check_versions(rollout, version + 1, 1)
+            for wanted, staleness in ((version + 1, 0), (version - 1, 1)):
+                with pytest.raises(RunError, match="was given replies of version"):
+                    check_versions(rollout, wanted, staleness)
         algorithm.stop()
+    assert found[0][0] == found[1][0]
+    assert all(torch.equal(value, found[1][1][name]) for name, value in found[0][1].items())
 
 
-def test_replies_are_sampled_while_the_learner_learns_and_are_the_same(local_ray: None, tmp_path: Path) -> None:
-    model = tmp_path / "model"
-    save_tiny_vlm(model, "qwen3_vl")
-    config = PolicyConfig(model=str(model), device="cpu", learns="all", seed=1)
+def test_replies_are_sampled_while_the_learner_learns_and_are_the_same(app: str, folder: Path) -> None:
     found = []
     for waits in (False, True):
-        with running_policy(config, 0, PLACEMENT, "stale", batch_size=2) as app:
-            algorithm = build(model, make_engine=partial(ServedEngine, app, config=SERVED), staleness=1)
-            if waits:
-                algorithm._source._pool = None  # each rollout ends before anything else begins
-            for _ in range(3):
-                algorithm.train()
-            report = algorithm.report()
-            assert report[metrics.STALENESS] == 1 and report[metrics.UPDATES] == 3
-            algorithm.flush_pending()
-            assert algorithm._engine.version == algorithm._version == 5, "who is evaluated is the newest"
-            names = (metrics.UPDATE_POLICY_LOSS, metrics.UPDATE_VALUE_LOSS, metrics.UPDATE_GRADIENT, metrics.UPDATE_KL)
-            found.append([algorithm.report()[name] for name in names])
-            algorithm.stop()
+        algorithm = build(folder, make_engine=partial(ServedEngine, app, config=SERVED), staleness=1)
+        if waits:
+            algorithm._source._pool = None  # each rollout ends before anything else begins
+        for _ in range(3):
+            algorithm.train()
+        report = algorithm.report()
+        assert report[metrics.STALENESS] == 1 and report[metrics.UPDATES] == 3
+        algorithm.flush_pending()
+        assert algorithm._engine.version == algorithm._version == 5, "who is evaluated is the newest"
+        names = (metrics.UPDATE_POLICY_LOSS, metrics.UPDATE_VALUE_LOSS, metrics.UPDATE_GRADIENT, metrics.UPDATE_KL)
+        found.append([algorithm.report()[name] for name in names])
+        algorithm.stop()
     assert found[0] == found[1]
+
+
+def test_one_that_sleeps_answers_when_it_is_its_turn_again_also_when_it_was_lost(sleepers: str, folder: Path) -> None:
+    engine, policy = engine_of(sleepers, folder, COLOCATED)
+    own = ids_of(PolicyEngine(policy).reply(*requests(8), max_new_tokens=6))
+    engine.use(engine.pack(1))
+    engine.wake([])  # whatever was done with them before
+    engine.sleep()
+    with ThreadPoolExecutor(1) as pool:
+        for lost in (False, True):
+            waits = pool.submit(engine.reply, *requests(8), max_new_tokens=6)
+            time.sleep(1.0)
+            assert not waits.done(), "it sleeps"
+            if lost:
+                gone = replica_pids(sleepers)[0]
+                os.kill(gone, signal.SIGKILL)
+                wait_until(lambda gone=gone: gone not in replica_pids(sleepers), 60, "it is gone")
+            engine.wake([])
+            assert ids_of(waits.result(60)) == own
+            engine.sleep()
+    engine.close()
+
+
+def fails_to_load(config: PolicyConfig, num_actions: int) -> VLMPolicy:
+    raise ValueError("the card is full")
+
+
+def test_one_that_cannot_load_at_its_turn_says_why(served: None, folder: Path) -> None:
+    placement = replace(COLOCATED, num_replicas=1).placement
+    with running_policy(PolicyConfig(), 0, placement, "turns", 8, fails_to_load, takes_turns=True) as app:
+        engine, _ = engine_of(app, folder, COLOCATED)
+        with pytest.raises(ModelUnavailable, match="cannot wake: .*the card is full"):
+            engine.wake([])
+        engine.close()
 
 
 def test_settings_without_effect_are_refused() -> None:
