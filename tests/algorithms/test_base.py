@@ -2,7 +2,6 @@
 
 import logging
 import math
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -57,52 +56,23 @@ def weights(algorithm: SACPebble) -> dict[str, np.ndarray]:
     return {name: value.numpy().copy() for name, value in algorithm.get_module().state_dict().items()}
 
 
-@pytest.mark.parametrize("way", ["state", "path", "save"])
-def test_a_state_goes_on_as_if_there_had_been_no_stop(build: Any, tmp_path: Path, way: str) -> None:
-    straight = build()
-    for _ in range(3):
-        straight.train()
-    first, second = build(), build()
-    for _ in range(2):
-        first.train()
-    if way == "state":
-        second.set_state(first.get_state())
-    elif way == "path":
-        second.restore_from_path(first.save_to_path(tmp_path / "saved"))
-    else:
-        second.restore(first.save(str(tmp_path / "saved")))
-    second.train()
-    assert second.env_steps == straight.env_steps == 60 and second.iteration == 3
-    for name, value in weights(straight).items():
-        np.testing.assert_array_equal(weights(second)[name], value)
+def of_sac(folder: Path) -> Any:
+    return config_of().build_algo()
 
 
-def build_grpo(folder: Path) -> Any:
+def of_grpo(folder: Path) -> Any:
     config = chunk_config(episode_steps=16, groups=3, group_size=3, rounds=1)
     return config.evaluation(evaluation_interval=1, evaluation_duration=2).build_algo()
 
 
-def build_vlm(folder: Path) -> Any:
+def of_ppo(folder: Path) -> Any:
     return build_ppo(folder / "model", rollout_turns=8)
 
 
-@pytest.fixture(params=[build_grpo, build_vlm], ids=["GRPO", "PPO"])
-def make_other(request: Any, tmp_path: Path) -> Iterator[Any]:
-    """Builds one of the algorithms that act in chunks or in text, and stops it after the test."""
-    built: list[Any] = []
-
-    def make() -> Any:
-        built.append(request.param(tmp_path))
-        return built[-1]
-
-    yield make
-    for algorithm in built:
-        algorithm.stop()
-
-
 @pytest.mark.slow
-def test_the_other_algorithms_have_the_same_life_cycle(make_other: Any, tmp_path: Path) -> None:
-    straight, by_state, by_path, by_save = (make_other() for _ in range(4))
+@pytest.mark.parametrize("make", [of_sac, of_grpo, of_ppo], ids=["SAC", "GRPO", "PPO"])
+def test_a_state_goes_on_as_if_there_had_been_no_stop(make: Any, tmp_path: Path) -> None:
+    straight, by_state, by_path, by_save = algorithms = [make(tmp_path) for _ in range(4)]
     straight.train()
     by_state.set_state(straight.get_state())
     by_path.restore_from_path(straight.save_to_path(tmp_path / "path"))
@@ -127,6 +97,8 @@ def test_the_other_algorithms_have_the_same_life_cycle(make_other: Any, tmp_path
     assert 0 <= evaluated["success_rate"] <= 1 and math.isfinite(evaluated[ENV_RUNNER_RESULTS][EPISODE_RETURN_MEAN])
     with pytest.raises(UsageError, match="holds no config"):
         type(straight).from_checkpoint(str(tmp_path / "path"))
+    for algorithm in algorithms:
+        algorithm.stop()
 
 
 def test_rllib_is_told_to_be_quiet_only_while_it_checks_and_builds(build: Any) -> None:
@@ -162,11 +134,6 @@ def test_parts_of_a_state_and_checkpoints_without_a_config_are_refused_with_what
         with pytest.raises(UsageError) as caught:
             call()
         assert fix in caught.value.fix
-
-
-def test_the_networks_are_the_default_module_and_there_is_no_other(build: Any) -> None:
-    algorithm = build()
-    assert algorithm.get_module() is not None and algorithm.get_module("other") is None
 
 
 def test_evaluations_come_when_they_were_asked_for_and_change_nothing(build: Any) -> None:

@@ -241,22 +241,26 @@ def send(edge: Edge, request: Any) -> tuple[int, float, float]:
     return status, 1e3 * meter.cpu_s, meter.num_bytes / 1e6
 
 
-def check(figures: dict[str, tuple[int, float, float]], statuses: set[int]) -> None:
+def check(edge: Edge, figures: dict[str, tuple[int, float, float]], statuses: set[int]) -> None:
+    # a slower processor, or one that others use too, takes longer for what is refused at its first byte as well
+    content = {"task_text": "open it", "frames": [text(bytes(2**22))]}
+    harmless = edge.client.build_request("POST", "/score", json=content)
+    most_ms = max(1e3 * MAX_CPU_S, 5 * send(edge, harmless)[1])
     too_much = {
         name: figure
         for name, figure in figures.items()
-        if figure[0] not in statuses or figure[1] > 1e3 * MAX_CPU_S or figure[2] > MAX_BYTES / 1e6
+        if figure[0] not in statuses or figure[1] > most_ms or figure[2] > MAX_BYTES / 1e6
     }
-    assert not too_much
+    assert not too_much, most_ms
 
 
 @pytest.mark.slow
 def test_bombs_are_refused_before_they_go_off(edge):
     images, videos = attack(edge, image_bombs(), "frames"), attack(edge, video_bombs(), "video_path")
     assert len(images) + len(videos) >= 30
-    check(images | videos, {400, 413, 422})
+    check(edge, images | videos, {400, 413, 422})
 
 
 @pytest.mark.slow
 def test_bombs_in_parts_that_are_never_opened_do_not_go_off(edge):
-    check(attack(edge, defused_bombs(), "frames") | attack(edge, defused_videos(), "video_path"), {200, 422})
+    check(edge, attack(edge, defused_bombs(), "frames") | attack(edge, defused_videos(), "video_path"), {200, 422})

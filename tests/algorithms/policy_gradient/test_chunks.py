@@ -181,8 +181,8 @@ def test_an_evaluation_changes_nothing(build: Build) -> None:
     assert numbers(looked) == numbers(alone)
 
 
-@pytest.mark.parametrize("advantage", [AdvantageConfig(estimator="grpo"), AdvantageConfig(gamma=1.0, values="state")])
-def test_a_continuation_repeats_to_the_bit(build: Build, tmp_path: Path, advantage: AdvantageConfig) -> None:
+def test_a_continuation_repeats_to_the_bit(build: Build, tmp_path: Path) -> None:
+    advantage = AdvantageConfig(gamma=1.0, values="state")  # with a critic of its own to save
     algorithm = build(advantage=advantage)
     algorithm.prepare(lambda line: None)
     algorithm.train()
@@ -201,17 +201,6 @@ def test_a_continuation_repeats_to_the_bit(build: Build, tmp_path: Path, advanta
             np.testing.assert_array_equal(one[name], two[name], err_msg=name)
 
 
-def test_a_judge_looks_at_every_episode_once(build: Build) -> None:
-    untested = MonitorConfig(preflight=0, controls=0)
-    algorithm = build(scores=ChunkRewardConfig(source="judged", frame_px=16, num_frames=3, monitor=untested), rounds=1)
-    algorithm.prepare(lambda line: None)
-    algorithm.train()
-    records = algorithm.drain_records()
-    assert len(records) == 24 and algorithm.drain_records() == []
-    values = [record.score.value or 0.0 for record in records]
-    assert algorithm.report()[metrics.GROUP_SCORE] == pytest.approx(np.mean(values))
-
-
 def test_a_stale_update_learns_from_the_rollout_before_and_none_is_lost(build: Build, tmp_path: Path) -> None:
     untested = MonitorConfig(preflight=0, controls=0)
     scores = ChunkRewardConfig(source="judged", frame_px=16, num_frames=3, monitor=untested)
@@ -223,6 +212,7 @@ def test_a_stale_update_learns_from_the_rollout_before_and_none_is_lost(build: B
         assert (report[metrics.UPDATES], report[metrics.STALENESS]) == (updates, staleness)
         records = algorithm.drain_records()
         assert len(records) == 24 and {one.env_step for one in records} == {algorithm.env_steps}
+        assert report[metrics.GROUP_SCORE] == pytest.approx(np.mean([one.score.value or 0.0 for one in records]))
     algorithm.save_checkpoint(str(tmp_path / "one"))  # learns from what is under way
     assert algorithm.report()[metrics.UPDATES] == 4 and len(algorithm.drain_records()) == 24
     saved = algorithm.env_steps
