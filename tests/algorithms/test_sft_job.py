@@ -34,11 +34,15 @@ def load_episodes() -> Any:
 
 # what `all` learns and saves is held without a job, in test_sft.py and test_sft_folders.py
 @pytest.mark.parametrize("learns", ["lora", pytest.param("all", marks=pytest.mark.full)])
-def test_a_job_learns_saves_apart_and_goes_on_where_it_stopped(local_ray: Any, tmp_path: Path, learns: Any):
+def test_a_job_learns_saves_apart_and_goes_on_where_it_stopped(
+    local_ray: Any, tmp_path: Path, learns: Any, monkeypatch: pytest.MonkeyPatch
+):
     # imported here: they take seconds, and every test process and the job's own actors read this file
     from rlvlm.algorithms.sft_job import TrainLoopConfig, run_sft
     from tests.tiny_vlm import save_tiny_vlm
 
+    monkeypatch.setenv("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.2")  # the job ends at such a look: 2 s by default
+    monkeypatch.setenv("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "0")  # an actor more
     folder = str(save_tiny_vlm(tmp_path / "model", "qwen3_vl"))
     out = tmp_path / "out"
 
