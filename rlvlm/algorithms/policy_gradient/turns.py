@@ -152,14 +152,14 @@ class EnvSlot:
         """Env and running episode: after `set_state` the future is bit-identical. A new piece begins there."""
         # tokens and log-probs are left out: what they are of was learned from before a checkpoint is made
         history = [{name: row[name] for name in _WHOLE} | {"reply": asdict(row["reply"])} for row in self._history]
-        return {"world": self.env.get_state(), "seed": self._seed, "turn": asdict(self.turn), "tape": history}
+        return {"env": self.env.get_state(), "seed": self._seed, "turn": asdict(self.turn), "history": history}
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Restores what `get_state` returned."""
-        self.env.set_state(state["world"])
+        self.env.set_state(state["env"])
         self._seed = state["seed"]
         self._show(Turn(**state["turn"]))
-        self._history = [row | {"reply": _reply_of(row["reply"])} for row in state["tape"]]
+        self._history = [row | {"reply": _reply_of(row["reply"])} for row in state["history"]]
         self.begin_piece()
 
     def _show(self, turn: Turn) -> None:
@@ -355,11 +355,11 @@ class TurnRunner(BaseRunner):
 
     def save_tree(self) -> dict[str, Any]:
         """Envs, running episodes and seeds to come: after `load_tree` the future is bit-identical."""
-        return {"seats": [slot.get_state() for slot in self.slots], "noise": self._noise.bit_generator.state}
+        return {"slots": [slot.get_state() for slot in self.slots], "noise": self._noise.bit_generator.state}
 
     def load_tree(self, tree: dict[str, Any]) -> None:
         """Restores what `save_tree` returned."""
-        for slot, saved in zip(self.slots, tree["seats"], strict=True):
+        for slot, saved in zip(self.slots, tree["slots"], strict=True):
             slot.set_state(saved)
         self._noise.bit_generator.state = tree["noise"]
 

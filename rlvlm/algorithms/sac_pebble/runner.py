@@ -165,21 +165,21 @@ class StepEnvRunner(BaseRunner):
     def save_tree(self) -> dict[str, Any]:
         """Envs, running episodes and noise as a state tree: after `load_tree` the future is bit-identical."""
         return {
-            "worlds": [env.get_state() for env in self._envs],
+            "envs": [env.get_state() for env in self._envs],
             "obs": self._obs,
             "random": self._random,
             "noise": self._noise.bit_generator.state,
-            "tape": self._buffer.get_state(),
+            "buffer": self._buffer.get_state(),
         }
 
     def load_tree(self, tree: dict[str, Any]) -> None:
         """Restores what `save_tree` returned."""
-        for env, env_state in zip(self._envs, tree["worlds"], strict=True):
+        for env, env_state in zip(self._envs, tree["envs"], strict=True):
             env.set_state(env_state)
         self._obs = np.array(tree["obs"], np.float32)
         self._random = np.array(tree["random"], np.float32)
         self._noise.bit_generator.state = tree["noise"]
-        self._buffer.set_state(tree["tape"])
+        self._buffer.set_state(tree["buffer"])
 
     def stop(self) -> None:
         """Closes the envs."""
