@@ -35,7 +35,7 @@ MISTAKES = [
     ("run drawer_open --algo.learning-rate=3", 2, "did you mean --algo.actor-lr (Learning rate of the actor), or"),
     ("run drawer_open --algo.batch-size lots", 2, "invalid literal for int()"),
     ("run drawer_open --algo.batch-size 0", 2, "algo.batch_size must be >= 1, got 0"),
-    ("run drawer_open --env.start randm", 2, "'fixed', 'random'"),
+    ("run drawer_open --env.start randm", 2, "'fixed', 'near', 'random'"),
     ("run drawer_open --steps 0", 2, "steps must be >= 1"),
     ("run drawer_open --judge.backend transformers", 2, "needs judge.model"),
     ("run drawer_open --judge.model random", 2, "is for the backends clip and blip2, got pocket"),

@@ -101,7 +101,7 @@ def test_budgets_are_equal_or_refused() -> None:
         ({"reward.teacher": "orcle"}, "reward.teacher is 'orcle'; did you mean oracle", ""),
         ({"seed": 3}, "the setting seed is set by the sweep", ""),
         ({"steps": 3}, "the setting steps is set by the sweep", "budget"),
-        ({"env.num_envs": 0}, "source odd on drawer_open: num_envs must be >= 1", ""),
+        ({"env.num_envs": 0}, "source odd on drawer_open: env.num_envs must be >= 1", ""),
     ],
 )
 def test_a_wrong_setting_is_told_with_its_source(settings: dict[str, object], told: str, fix: str) -> None:
