@@ -105,7 +105,8 @@ def test_a_job_that_is_stopped_has_saved(head: Head, tmp_path: Path) -> None:
 
 def test_a_job_runs_to_its_end_on_the_heads_ray(head: Head, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    told = head.submit("whole", *WORDS, "--steps", "160", "--reward.teacher", "judge", "--out", str(out), wait=True)
+    judged = ["--reward.teacher", "judge", "--judge.untrained", "ok"]
+    told = head.submit("whole", *WORDS, "--steps", "160", *judged, "--out", str(out), wait=True)
     assert told.returncode == 0, told.stdout + told.stderr
     assert f"training in {out}" in told.stdout and "done: 160 steps" in told.stdout
     job = head.jobs()["whole"]
