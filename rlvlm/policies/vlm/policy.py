@@ -53,10 +53,11 @@ class VLMPolicy(nn.Module):
         self.num_actions = num_actions
         self.images: SeenImages[SeenImage] = SeenImages(config.cache_mib << 20)
         self.backbone = Backbone(model.get_base_model() if hasattr(model, "get_base_model") else model, processor)
-        self.tokenizer, self.stop_id, self.banned_ids = (
-            processor.tokenizer, self.backbone.stop_id, self.backbone.banned_ids
-        )  # fmt: skip
-        """The processor's, the token that ends a reply, and those that it may not hold."""
+        self.tokenizer = processor.tokenizer
+        self.stop_id = self.backbone.stop_id
+        """The token that ends a reply."""
+        self.banned_ids = self.backbone.banned_ids
+        """Tokens that a reply may not hold."""
         width = self.backbone.text_config.hidden_size
         # twice as wide: the last token of the prompt beside the mean of the image, see `prompt_values`
         self.value_head = _head(2 * width, config.head_width, 1).to(self.device)
