@@ -252,10 +252,21 @@ def _call(runner: Any, method: str, **arguments: Any) -> tuple[int, Any]:
     Raised there, an exception would end the actor, and RLlib would start it again without saying why.
     """
     try:
+        if method == "load_tree":  # weights, which are large and only read, are not copied
+            arguments = _writable(arguments)
         return runner.worker_index, getattr(runner, method)(**arguments)
     except Exception as error:
         error.add_note(f"in env runner {runner.worker_index}:\n{traceback.format_exc()}")
         return runner.worker_index, error
+
+
+def _writable(tree: Any) -> Any:
+    """`tree` with copies of its arrays: those that come through Ray are read-only, and envs go on from theirs."""
+    if isinstance(tree, dict):
+        return {key: _writable(value) for key, value in tree.items()}
+    if isinstance(tree, list | tuple):
+        return [_writable(value) for value in tree]
+    return tree.copy() if isinstance(tree, np.ndarray) else tree
 
 
 def _opened(answers: list[tuple[int, Any]]) -> dict[int, Any]:

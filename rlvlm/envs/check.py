@@ -200,9 +200,24 @@ def _check_repeats(env: AnyEnv, twin: AnyEnv, num: int, num_before: int = 7) -> 
         assert np.array_equal(kept[name], np.asarray(value), equal_nan=kept[name].dtype.kind == "f"), message
     _play(twin, num_before // 2, seed=4, start=99)  # what an instance has been through must not matter
     for other, promise in ((env, "set_state"), (twin, "set_state on another instance")):
-        other.set_state(state)
+        _restore(other, state)
         assert np.array_equal(other.snapshot(), here), f"{promise}: another scene"
         _assert_same(_play(other, num, seed=3), future, promise)
+
+
+def _restore(env: AnyEnv, state: dict[str, Any]) -> None:
+    """Restores `state` as an env runner gets it: Ray hands out arrays that cannot be written to."""
+    frozen = {name: np.array(value) if isinstance(value, np.ndarray) else value for name, value in state.items()}
+    for value in frozen.values():
+        if isinstance(value, np.ndarray):
+            value.flags.writeable = False
+    try:
+        env.set_state(frozen)
+        _play(env, 1, seed=3)
+        env.set_state(frozen)
+    except (ValueError, TypeError) as error:
+        rule = "set_state() copies the arrays it is given, which may be read-only: np.array(state[...])"
+        raise AssertionError(f"{rule}; it raised: {error}") from error
 
 
 def _drawn(env: AnyEnv, snapshots: FloatArray) -> list[Frames]:
@@ -233,7 +248,7 @@ def _check_images(env: AnyEnv, twin: AnyEnv, num: int, different: FloatArray | N
     seen = np.stack([_snapshot(answer) for answer in _play(env, num, seed=5)])
     # the future is played once, then everything is drawn, and then it has to come about again
     state, future = env.get_state(), _play(env, num, seed=6)
-    env.set_state(state)
+    _restore(env, state)
     images = _drawn(env, seen)
     for one, again, others in zip(images, _drawn(env, seen), _drawn(twin, seen[::-1]), strict=True):
         assert np.array_equal(one, again), "the same snapshot looks the same twice"
@@ -273,7 +288,7 @@ def _check_reading(env: TurnEnv) -> None:
                 "a reply that cannot be read does nothing"
             )
             assert reward < 0, "a reply that cannot be read has a price"
-        env.set_state(state)
+        _restore(env, state)
 
 
 def _check_chunk(env: ChunkEnv, answer: Answer) -> None:

@@ -121,6 +121,19 @@ def test_a_run_goes_on_with_what_it_was_begun_with(
     assert change in json.loads((run / "checkpoints" / "last" / "run.json").read_text())["changes"]
 
 
+@pytest.mark.parametrize("begun_with", [0, 1])
+def test_a_run_goes_on_in_an_env_runner_to_which_ray_gives_read_only_arrays(
+    local_ray: None, tmp_path: Path, begun_with: int
+) -> None:
+    words = "drawer_open --reward.source environment --steps 60 --env.episode-steps 30 --env.num-envs 1 --algo.hidden 8"
+    words += " --eval.episodes 1 --eval.every-steps 1000 --algo.seed-steps 20 --algo.batch-size 8 --algo.turn-steps 10"
+    run_here("run", *words.split(), "--algo.env-runners", str(begun_with), "--out", str(tmp_path))
+    config = (tmp_path / "config.yaml").read_text()
+    (tmp_path / "config.yaml").write_text(config.replace(f"env_runners: {begun_with}", "env_runners: 1"))
+    run_here("resume", str(tmp_path), "--steps", "90")
+    assert json.loads((tmp_path / "summary.json").read_text())["env_steps"] == 90
+
+
 def test_a_number_that_is_none_ends_the_run_with_what_was_met_and_good_checkpoints(
     local_ray: None, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -36,6 +36,18 @@ class Forgetful(TinyEnv):
         super().set_state(state | {"steps": 0})
 
 
+class Windowed(TinyEnv):
+    """Keeps the array that it is given and goes on in it."""
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        super().set_state(state)
+        self._point = state["point"]
+
+    def step(self, action: FloatArray) -> Any:
+        self._point += 0.0
+        return super().step(action)
+
+
 class Disturbed(TinyEnv):
     def draw(self, snapshots: FloatArray, size_px: int) -> Frames:
         self._block = float(snapshots[-1, 2])
@@ -61,6 +73,7 @@ class Unseeded(TinyEnv):
     ("broken", "complaint"),
     [
         (Forgetful, "set_state"),
+        (Windowed, "read-only"),
         (Disturbed, "disturb"),
         (Blind, "different scenes"),
         (Coarse, "equal keys"),

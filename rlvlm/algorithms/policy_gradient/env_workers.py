@@ -50,7 +50,7 @@ class EnvWorker:
             env = make_env(self._task, settings, self._seed)
             self._made[settings] = env, env.many()
         env, envs = self._made[settings]
-        obs = envs.begin(state_ids)
+        obs = envs.begin(state_ids.copy())  # what comes through Ray is read-only, and an env may clip in place
         return obs, env.draw_cameras(obs.snapshots, self._image_px)
 
     def step(self, settings: EnvConfig, rows: NDArray[np.intp], chunks: FloatArray) -> tuple[ChunkStep, Frames] | None:
@@ -60,7 +60,7 @@ class EnvWorker:
         if settings not in self._made:
             return None
         env, envs = self._made[settings]
-        came = envs.step(rows, chunks)
+        came = envs.step(rows.copy(), chunks.copy())
         return came, env.draw_cameras(came.obs.snapshots[~came.ended], self._image_px)
 
 

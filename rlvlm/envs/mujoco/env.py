@@ -81,7 +81,7 @@ class MujocoEnv(StepEnv):
         Positions in world coordinates follow with the next step. `mj_forward` would compute them at once, but it also
         moves the solver's warm start on, and the future with it.
         """
-        physics = np.asarray(state["physics"])
+        physics = np.array(state["physics"])  # a copy: what comes through Ray is read-only, and MuJoCo refuses that
         mujoco.mj_setState(self._model, self._data, physics, mujoco.mjtState.mjSTATE_INTEGRATION)
         self._steps = int(state["steps"])
         self.set_generator(state["generator"])
