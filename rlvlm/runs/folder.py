@@ -5,10 +5,11 @@ import re
 import shlex
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import is_dataclass, replace
 from datetime import datetime
 from fnmatch import fnmatchcase
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -138,7 +139,7 @@ class RunFolder:
         return any(file.exists() for file in traces)
 
     def remove(self) -> None:
-        """Takes the folder away, with the parents that were made for it."""
+        """Takes the folder away, with the parents that were made for it. Only its holder may, see `locked`."""
         shutil.rmtree(self.path, ignore_errors=True)
         if self.first_made is None:
             self.path.mkdir(exist_ok=True)  # it was there before, empty
@@ -146,7 +147,8 @@ class RunFolder:
         for parent in self.path.parents:
             if parent == self.first_made.parent or not parent.is_dir() or any(parent.iterdir()):
                 return
-            parent.rmdir()
+            with suppress(OSError):  # a run beside it has just been made
+                parent.rmdir()
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -189,23 +191,29 @@ def create_folder(config: RunConfig, command: Sequence[str], started: datetime) 
     if any(part.startswith(RAY_COPY) for part in path.parts):
         what = f"the run's folder would be in Ray's copy of the job's working folder, which Ray deletes: {path}"
         raise UsageError(what, "give --out an absolute path")
-    if path.exists() and not path.is_dir():
+    is_named = config.out is not None  # of the other names one is taken that is free
+    if is_named and path.exists() and not path.is_dir():
         raise UsageError(f"{path} is a file", another)
-    if (path / "config.yaml").exists():
+    if is_named and (path / "config.yaml").exists():
         fix = f"go on with it: rlvlm resume {shlex.quote(str(path))}  (or choose another --out)"
         raise UsageError(f"{path} already holds a run", fix)
-    if path.is_dir() and any(path.iterdir()):
+    if is_named and path.is_dir() and any(path.iterdir()):
         raise UsageError(f"{path} is not empty", another)
     check_disk(path, BYTES_NEEDED)
-    folder = RunFolder(path, config.track.keep_checkpoints)
     # remembered for `remove`, which takes away what was made for a run that never began
     missing = [one for one in (path, *path.parents) if not one.exists()]
-    folder.first_made = missing[-1] if missing else None
     try:
-        path.mkdir(parents=True, exist_ok=True)
+        path = _claim(path, is_named=is_named)
+    except FileExistsError as error:
+        raise UsageError(f"another run has just taken {path}", another) from error
+    except OSError as error:
+        raise UsageError(f"cannot write the run's folder {path}: {error.strerror}", "choose another --out") from error
+    folder = RunFolder(path, config.track.keep_checkpoints)
+    folder.first_made = missing[-1] if len(missing) > 1 else path if missing else None
+    try:
         # nothing of another run may be resumed by this one
         folder.checkpoints.discard_after(-1)  # of a run that had this path before, on scratch
-        write_whole(path / "command.txt", shlex.join(command) + "\n")
+        (path / "command.txt").write_text(shlex.join(command) + "\n")  # in place: it is what `locked` locks
         write_json(path / "environment.json", describe_environment())
         write_whole(path / "config.yaml", config_text(config))
     except OSError as error:
@@ -290,11 +298,39 @@ def check_disk(path: Path, needed: int) -> None:
 
 
 def default_path(task: str, started: datetime) -> Path:
-    """`runs/TASK/<time>`, with a number where that is taken."""
-    # several runs may start in one second, as those of a job array do
+    """The first of the names `runs/TASK/<time>`, `runs/TASK/<time>-2`, ... that is not taken."""
     path = Path("runs") / re.sub(r"\W+", "-", task) / started.strftime("%Y%m%d-%H%M%S")
-    names = (path, *(path.with_name(f"{path.name}-{number}") for number in range(2, 100)))
-    return next((name for name in names if not name.exists()), path)
+    return next(name for name in _numbered(path) if not name.exists())
+
+
+def _claim(path: Path, *, is_named: bool) -> Path:
+    """Makes the folder of a run that no other process is given, with `command.txt` as its mark.
+
+    Args:
+        path: the folder wanted.
+        is_named: whether the user named it; else another number is taken where `path` is taken meanwhile.
+
+    Raises:
+        FileExistsError: another run has taken it.
+        OSError: it cannot be made.
+    """
+    # several runs may start in one second, as those of a job array do; looking first would give two of them one folder
+    path.parent.mkdir(parents=True, exist_ok=True)
+    for name in (path,) if is_named else _numbered(path):
+        try:
+            name.mkdir(exist_ok=is_named)
+            open(name / "command.txt", "x").close()
+            return name
+        except FileExistsError:
+            continue
+    raise FileExistsError(path)
+
+
+def _numbered(path: Path) -> Iterator[Path]:
+    """`path`, then with -2, -3, ... behind its name."""
+    yield path
+    for number in count(2):
+        yield path.with_name(f"{path.name}-{number}")
 
 
 def check_trust(paths: Sequence[Path], *, trust: bool, goes_on: bool = False) -> None:

@@ -388,12 +388,13 @@ def start_run(folder: RunFolder, config: RunConfig) -> int:
     Raises:
         RunError: it cannot start or go on; a folder in which nothing happened yet is taken away again.
     """
-    try:
-        return resume_run(folder, config)  # from no checkpoint
-    except RunError:
-        if not folder.has_begun():
-            folder.remove()
-        raise
+    with folder.locked():  # until the folder is gone: what another process holds is never taken away
+        try:
+            return _run_held(folder, config)  # from no checkpoint
+        except RunError:
+            if not folder.has_begun():
+                folder.remove()
+            raise
 
 
 def resume_run(folder: RunFolder, config: RunConfig) -> int:
@@ -403,8 +404,13 @@ def resume_run(folder: RunFolder, config: RunConfig) -> int:
     Raises:
         RunError: it cannot go on.
     """
+    with folder.locked():
+        return _run_held(folder, config)
+
+
+def _run_held(folder: RunFolder, config: RunConfig) -> int:
+    """`resume_run` in a folder that this process holds."""
     with ExitStack() as stack:
-        stack.enter_context(folder.locked())
         stop = stack.enter_context(StopRequest())
         terminal = stack.enter_context(quiet_output(folder.log))
         console = stack.enter_context(RunConsole(terminal, config.title, config.steps, PANEL_ROWS[config.algorithm]))

@@ -44,7 +44,8 @@ class SweepTrial(Trainable):
         self._plan: TrialPlan = self._sweep.plans()[config["trial"]]
         found = self._sweep.run(self._plan)
         if found is not None and not found.has_begun():
-            found.remove()  # it failed before its first step, and may have been planned anew
+            with found.locked():
+                found.remove()  # it failed before its first step, and may have been planned anew
             found = None
         if found is None:
             run = replace(self._plan.config, out=self._sweep.run_path(self._plan))

@@ -24,7 +24,7 @@ from rlvlm.runs.folder import RunFolder, check_newest, check_trust, code_named, 
 from rlvlm.runs.recipes import recipe
 from rlvlm.runs.settings import override
 from rlvlm.runs.tables import MAX_CELL, CsvTable, JsonLines
-from rlvlm.runs.train import convert_errors
+from rlvlm.runs.train import convert_errors, start_run
 
 NOW = datetime(2026, 1, 2, 3, 4, 5)
 
@@ -44,6 +44,23 @@ def test_without_out_the_name_is_task_and_time(tmp_path: Path, monkeypatch: pyte
     made = [create_folder(RunConfig(task="drawer_open"), ["rlvlm"], NOW).path for _ in range(2)]
     names = [str(path.relative_to(tmp_path)) for path in made]
     assert names == ["runs/drawer_open/20260102-030405", "runs/drawer_open/20260102-030405-2"]
+
+
+def test_a_folder_that_another_run_takes_at_the_same_moment_stays_whole(
+    config: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    first = create_folder(replace(config, out=None), ["rlvlm"], NOW)
+    monkeypatch.setattr("rlvlm.runs.folder.default_path", lambda task, started: first.path)  # seen free by both
+    second = create_folder(replace(config, out=None), ["rlvlm"], NOW)
+    assert second.path.name == f"{first.path.name}-2"
+    monkeypatch.setattr(Path, "iterdir", lambda path: iter(()))  # nothing lay in it yet when the other one looked
+    (first.path / "config.yaml").unlink()
+    with pytest.raises(UsageError, match="another run has just taken"):
+        create_folder(replace(config, out=first.path), ["rlvlm"], NOW)
+    with first.locked(), pytest.raises(UsageError, match="another process"):
+        start_run(RunFolder(first.path, 2), config)
+    assert first.command() == "rlvlm"
 
 
 def test_a_job_may_not_leave_its_run_where_ray_cleans_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
