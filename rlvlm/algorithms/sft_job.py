@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import ray.train
-import yaml
 from ray.train import Checkpoint, CheckpointConfig, RunConfig, ScalingConfig
 from ray.train.huggingface.transformers import RayTrainReportCallback, prepare_trainer
 from ray.train.torch import TorchTrainer
@@ -36,6 +35,7 @@ from rlvlm.algorithms.sft_replies import (
 )
 from rlvlm.core.episodes import TokenEpisode
 from rlvlm.core.errors import UsageError
+from rlvlm.core.yaml_text import read_yaml
 from rlvlm.policies.vlm.policy import VLMPolicy
 
 _MEASURES_FILE = "measures.json"
@@ -245,5 +245,5 @@ def training_arguments(loop_config: TrainLoopConfig, folder: str) -> TrainingArg
             "use_cpu": job.gpus_per_worker == 0,
             "seed": loop_config.seed,
         }
-        | {name: yaml.safe_load(value) for name, value in job.arguments.items()}
+        | {name: read_yaml(value, name) for name, value in job.arguments.items()}
     )

@@ -15,19 +15,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-import yaml
-
 from rlvlm.core.disk import expand_home
 from rlvlm.core.errors import UsageError
-from rlvlm.core.yaml_text import read_yaml
+from rlvlm.core.yaml_text import read_yaml, write_yaml
 
 T = TypeVar("T")
 
 
 def to_yaml(config: Any) -> str:
     """The YAML text of a config tree, in the order of its fields; `from_yaml` gives an equal tree back."""
-    # wide enough that each value, a long goal too, is one line: `commented` writes behind lines
-    return yaml.safe_dump(_plain(config), sort_keys=False, allow_unicode=True, width=1_000)
+    return write_yaml(_plain(config))
 
 
 def commented(text: str, config: Any) -> str:

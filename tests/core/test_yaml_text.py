@@ -4,7 +4,7 @@ import random
 import pytest
 
 from rlvlm.core.errors import UsageError
-from rlvlm.core.yaml_text import MAX_ALIASES, MAX_DEPTH, read_yaml
+from rlvlm.core.yaml_text import MAX_ALIASES, MAX_DEPTH, read_yaml, write_yaml
 from rlvlm.runs.folder import read_config
 from rlvlm.serving.app_file import read_app_file
 from rlvlm.sweeps.config import read_sweep
@@ -28,14 +28,22 @@ BROKEN = {
     "tab": ("a:\n\t- b\n", "cannot start any token"),
     "huge": ("a: " + "b" * 2_000_000, "characters"),
     "control": ("a: \x01\n", "not allowed"),
+    "twice": ("a:\n  b: 1\n  'b': 2\n", "'b' stands twice in one mapping, in lines 2 and 3"),
 }
 
 
 def test_plain_values_come_through_with_an_anchor_used_twice() -> None:
     assert read_yaml("a: &x [1, 2]\nb: *x\nc: {d: 0.5}\n", "f") == {"a": [1, 2], "b": [1, 2], "c": {"d": 0.5}}
     assert read_yaml("[" * MAX_DEPTH + "]" * MAX_DEPTH, "f") is not None
+    assert read_yaml("a: &x {c: 1}\nb: {<<: *x, c: 2}\n", "f")["b"] == {"c": 2}, "a merge may be overridden"
     most = "a: &x 1\nb: [" + ", ".join(["*x"] * MAX_ALIASES) + "]"
     assert read_yaml(most, "f")["b"] == [1] * MAX_ALIASES
+
+
+def test_numbers_are_those_of_the_command_line_and_texts_that_look_like_them_stay_texts() -> None:
+    assert read_yaml("[1e-4, 1.5E3, -2e+5, 3, 0.1]", "f") == [1e-4, 1500.0, -2e5, 3, 0.1]
+    texts = ["1e-4", "1.5E3", "3", "e5", "1e", "-1e5-2", "a: b"]
+    assert read_yaml(write_yaml(texts), "f") == texts
 
 
 @pytest.mark.slow
