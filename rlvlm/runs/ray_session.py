@@ -15,6 +15,7 @@ import ray
 from ray._private.utils import write_ray_address
 from ray._private.worker import global_worker
 
+from rlvlm.core.console.signals import without_hangup
 from rlvlm.core.errors import MachineError, first_line
 from rlvlm.runs.environment import usable_cores
 from rlvlm.runs.guardian import guarded_folder, sweep
@@ -122,20 +123,21 @@ def start_ray(
         slow.daemon = True
         slow.start()
         try:
-            ray.init(
-                address="local",
-                # the judge's replica and Serve's own actors need a place each
-                num_cpus=max(usable_cores(), 2 + num_workers),
-                include_dashboard=dashboard_port is not None,
-                dashboard_host="127.0.0.1",
-                dashboard_port=dashboard_port,
-                object_store_memory=OBJECT_STORE_BYTES,
-                log_to_driver=False,
-                logging_level=logging.ERROR,
-                _temp_dir=str(folder),
-                _node_ip_address=node_ip,
-                _system_config=system,
-            )
+            with without_hangup():
+                ray.init(
+                    address="local",
+                    # the judge's replica and Serve's own actors need a place each
+                    num_cpus=max(usable_cores(), 2 + num_workers),
+                    include_dashboard=dashboard_port is not None,
+                    dashboard_host="127.0.0.1",
+                    dashboard_port=dashboard_port,
+                    object_store_memory=OBJECT_STORE_BYTES,
+                    log_to_driver=False,
+                    logging_level=logging.ERROR,
+                    _temp_dir=str(folder),
+                    _node_ip_address=node_ip,
+                    _system_config=system,
+                )
             # Else a job submitted to this Ray would be given the address of any Ray that it finds on this machine.
             write_ray_address(ray.get_runtime_context().gcs_address, str(folder))
             break

@@ -1,11 +1,25 @@
 """Libraries' chatter goes to the run's log, whoever writes it; the terminal is left to the run's own words."""
 
+import errno
+import io
 import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
+
+
+class _Terminal(io.FileIO):
+    """A terminal that may be closed meanwhile: writing to it is then a broken pipe, as of any reader that is gone."""
+
+    def write(self, data: Any) -> int:
+        try:
+            return super().write(data)
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+            raise BrokenPipeError(*error.args) from error
 
 
 @contextmanager
@@ -29,7 +43,7 @@ def quiet_output(log: Path) -> Iterator[TextIO]:
     os.dup2(file, 2)
     os.close(file)
     try:
-        terminal = open(os.dup(kept[0]), "w", buffering=1)  # noqa: SIM115 - closed below
+        terminal = io.TextIOWrapper(io.BufferedWriter(_Terminal(os.dup(kept[0]), "w")), line_buffering=True)
         try:
             yield terminal
         finally:

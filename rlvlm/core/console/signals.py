@@ -1,15 +1,30 @@
-"""SIGTERM, SIGINT and SIGUSR1 ask a run to save and stop; a second SIGTERM or SIGINT ends it at once."""
+"""SIGTERM, SIGINT, SIGHUP and SIGUSR1 ask a run to save and stop; a second one but SIGUSR1 ends it at once."""
 
 import os
 import signal
 import threading
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
 
-ASKED_BY = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
-"""A cluster's time limit or preemption, Ctrl-C, and SLURM's early warning."""
+ASKED_BY = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
+"""A cluster's time limit or preemption, Ctrl-C, a terminal that is closed, and SLURM's early warning."""
+
+
+@contextmanager
+def without_hangup() -> Iterator[None]:
+    """Processes that are started inside ignore SIGHUP: all processes of a closed terminal get it, and a run still needs
+    Ray's to save. Outside of the main thread, where Python sets no handlers, nothing changes.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGHUP, before or signal.SIG_DFL)
 
 
 class StopRequest:
@@ -31,7 +46,11 @@ class StopRequest:
         return bool(self.signal_name)
 
     def __enter__(self) -> "StopRequest":
-        self._before = {number: signal.getsignal(number) for number in ASKED_BY}
+        found = {number: signal.getsignal(number) for number in ASKED_BY}
+        # `nohup` has SIGHUP ignored so that a run outlives its terminal
+        if found[signal.SIGHUP] == signal.SIG_IGN:
+            del found[signal.SIGHUP]
+        self._before = found
         self.take_over()
         return self
 
@@ -49,7 +68,7 @@ class StopRequest:
         """
         if threading.current_thread() is not threading.main_thread():
             return
-        for number in ASKED_BY:
+        for number in self._before:
             signal.signal(number, self._ask)
 
     def _ask(self, number: int, _: FrameType | None) -> None:
@@ -61,6 +80,6 @@ class StopRequest:
         if not self.signal_name:
             again = " (once more ends it at once)" if self._was_asked else ""
             later = f"; go on later with: {self.advice}" if self.advice else ""
-            with suppress(RuntimeError):  # the stream was being written to, which the signal interrupted
+            with suppress(RuntimeError, OSError):  # the signal interrupted a write, or the terminal is gone
                 self.log(f"{signal.Signals(number).name}: finishing what is under way, then saving{again}{later}")
         self.signal_name = self.signal_name or signal.Signals(number).name

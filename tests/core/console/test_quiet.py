@@ -1,4 +1,5 @@
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -47,3 +48,33 @@ sys.exit(guarded(run))
         run.stdin.close()
         assert run.wait() == 0, run.stderr.read()
     assert (tmp_path / "run.log").read_text() == "done\n"
+
+
+def test_a_run_whose_terminal_was_closed_goes_on(tmp_path: Path) -> None:
+    master, terminal = os.openpty()
+    child = f"""
+import signal, time
+from pathlib import Path
+from rlvlm.core.console.panel import RunConsole
+from rlvlm.core.console.quiet import quiet_output
+from rlvlm.core.console.signals import StopRequest
+
+with StopRequest() as stop, quiet_output(Path({str(tmp_path / "run.log")!r})) as terminal:
+    with RunConsole(terminal, "title", 1) as console:
+        stop.log = console.line
+        console.line("ready")
+        while not stop:
+            time.sleep(0.05)
+        console.line("saved")
+Path({str(tmp_path / "saved")!r}).write_text(stop.signal_name)
+"""
+    with subprocess.Popen(
+        [sys.executable, "-c", child], stdout=terminal, stderr=terminal, start_new_session=True
+    ) as run:
+        os.close(terminal)
+        while b"ready" not in os.read(master, 4096):
+            pass
+        os.close(master)
+        run.send_signal(signal.SIGHUP)
+        run.wait(timeout=60)
+    assert (tmp_path / "saved").read_text() == "SIGHUP", (tmp_path / "run.log").read_text()

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from rlvlm.core.console.signals import ASKED_BY, StopRequest
+from rlvlm.core.console.signals import ASKED_BY, StopRequest, without_hangup
 
 
 @pytest.mark.parametrize("number", ASKED_BY)
@@ -28,6 +28,19 @@ def test_the_handlers_can_be_taken_back_from_a_library() -> None:
         stop.take_over()
         os.kill(os.getpid(), signal.SIGTERM)
         assert stop
+
+
+def test_a_run_under_nohup_and_what_it_starts_outlive_the_terminal() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    with StopRequest() as stop:
+        stop.take_over()
+        os.kill(os.getpid(), signal.SIGHUP)
+        assert not stop
+    signal.signal(signal.SIGHUP, before)
+    with without_hangup():
+        code = "import os, signal; os.kill(os.getpid(), signal.SIGHUP); print('lives')"
+        assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "lives\n"
+    assert signal.getsignal(signal.SIGHUP) == before
 
 
 def test_the_second_signal_ends_the_process_at_once() -> None:
