@@ -7,7 +7,6 @@ every file in it carries a SHA-256 that is verified before anything is restored.
 torch is loaded by whoever reads or writes weights, not by whoever only looks for a sound checkpoint.
 """
 
-import errno
 import hashlib
 import json
 import math
@@ -24,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from safetensors import SafetensorError
 
 from rlvlm.core.disk import replace_folder, sync_tree
-from rlvlm.core.errors import MachineError, ModelUnavailable, NumericsError, RunError
+from rlvlm.core.errors import FULL, MachineError, ModelUnavailable, NumericsError, RunError
 
 if TYPE_CHECKING:  # --help reads this module's errors and waits for neither
     import numpy as np
@@ -93,7 +92,7 @@ def save_tree(folder: Path, tree: dict[str, Any], policy: PolicyFile) -> None:
         replace_folder(partial, folder)
     except OSError as error:
         shutil.rmtree(partial, ignore_errors=True)
-        cause = "the disk is full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else str(error)
+        cause = "the disk is full" if error.errno in FULL else str(error)
         raise MachineError(
             f"cannot write the checkpoint {folder}: {cause}",
             "free some disk space, then `rlvlm resume` from the last checkpoint",

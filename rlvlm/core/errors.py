@@ -3,6 +3,7 @@
 Wrong values inside the library stay plain `ValueError`s; these classes are for what a user sees.
 """
 
+import errno
 from collections.abc import Mapping
 from typing import Any
 
@@ -66,6 +67,10 @@ class ModelUnavailable(RunError):  # noqa: N818 - beside JudgeUnavailable
 
 class JudgeUnavailable(ModelUnavailable):
     """The judge cannot be loaded, or stopped answering."""
+
+
+FULL = (errno.ENOSPC, errno.EDQUOT)
+"""Numbers of an OSError that says that a disk, or a user's share of it, is full."""
 
 
 def first_line(error: BaseException) -> str:

@@ -1,6 +1,5 @@
 """A run from its first step to its last, or to the signal that stops it; and on from where it stopped."""
 
-import errno
 import time
 import traceback
 from collections import deque
@@ -19,7 +18,7 @@ from rlvlm.core.console.panel import RunConsole
 from rlvlm.core.console.quiet import quiet_output
 from rlvlm.core.console.signals import StopRequest
 from rlvlm.core.disk import write_whole
-from rlvlm.core.errors import EXIT_DONE, EXIT_PREEMPTED, JudgeUnavailable, MachineError, NumericsError, RunError
+from rlvlm.core.errors import EXIT_DONE, EXIT_PREEMPTED, FULL, JudgeUnavailable, MachineError, NumericsError, RunError
 from rlvlm.judge_bench.preflight import JudgeRefused
 from rlvlm.judges.cache import CachedJudge
 from rlvlm.judges.judge import Judge
@@ -369,7 +368,7 @@ def convert_errors(folder: RunFolder) -> Iterator[None]:
     except RunError:
         raise
     except Exception as error:
-        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if isinstance(error, OSError) and error.errno in FULL:
             fix = f"free some space, then go on: {folder.resume_command}"
             raise MachineError(f"the disk of {folder.path} is full", fix) from error
         folder.crash.write_text("".join(traceback.format_exception(error)))

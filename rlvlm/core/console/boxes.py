@@ -7,6 +7,7 @@ import sysconfig
 import tempfile
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from rich.panel import Panel
@@ -14,7 +15,7 @@ from rich.text import Text
 
 import rlvlm
 from rlvlm.core.console.screen import QuietConsole
-from rlvlm.core.errors import EXIT_DONE, MachineError, RunError, UsageError
+from rlvlm.core.errors import EXIT_DONE, FULL, MachineError, RunError, UsageError
 
 # a line of a traceback; one that came from a Ray worker may begin with the worker's name and process in brackets
 _FRAME = re.compile(r'\s*(?:\(\w+, .*\)\s*)?File "(.+)", line (\d+), in (\w+)')
@@ -63,17 +64,32 @@ def guarded(action: Callable[[], int]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_UNREAD
     except Exception as error:  # the outermost frame: a user gets a box, the file keeps the traceback
-        with tempfile.NamedTemporaryFile("w", prefix="rlvlm-crash-", suffix=".txt", delete=False) as file:
-            file.write(traceback.format_exc())
+        if isinstance(error, OSError) and error.errno in FULL:
+            place = f": {error.filename}" if error.filename else ""
+            fix = "free some space (`df -h` shows where), or name a place on another disk; then give the command again"
+            show_failure(f"the disk is full{place}", fix)
+            return MachineError.exit_code
+        kept = _keep_traceback()
         if isinstance(error, OSError) and error.filename is not None:
-            fix = f"name another place, or mend this one; if you did not name it, please report {file.name}"
+            fix = f"name another place, or mend this one; if you did not name it, please report {kept}"
             show_failure(f"{error.strerror}: {error.filename2 or error.filename}", fix)
             return MachineError.exit_code
         if place := users_place(error):
-            show_failure(f"{type(error).__name__}: {error}", f"this is code of your own, {place}; see also {file.name}")
+            show_failure(f"{type(error).__name__}: {error}", f"this is code of your own, {place}; see also {kept}")
             return UsageError.exit_code
-        show_failure(f"unexpected {type(error).__name__}: {error}", f"please report it with {file.name}")
+        show_failure(f"unexpected {type(error).__name__}: {error}", f"please report it with {kept}")
         return EXIT_CRASH
+
+
+def _keep_traceback() -> str:
+    """The file in which the traceback of what is being handled lies, or the traceback where none can be written."""
+    with (
+        suppress(OSError),
+        tempfile.NamedTemporaryFile("w", prefix="rlvlm-crash-", suffix=".txt", delete=False) as file,
+    ):
+        file.write(traceback.format_exc())
+        return file.name
+    return traceback.format_exc()
 
 
 def users_place(error: BaseException) -> str:

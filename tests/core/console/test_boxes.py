@@ -1,7 +1,9 @@
+import errno
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -42,6 +44,28 @@ def test_the_unexpected_is_a_box_too_and_the_traceback_lies_in_a_file(capsys: py
     file = Path(words[words.index("/") : words.index(".txt") + 4])
     assert "KeyError: 'oops'" in file.read_text()
     file.unlink()
+
+
+def test_a_full_disk_is_the_machines_fault_whoever_writes(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def write(name: str = "") -> int:
+        with open("/dev/full", "wb", buffering=0) as file:
+            try:
+                file.write(b"x")
+            except OSError as error:
+                error.filename = name or None
+                raise
+        return 0
+
+    def full(*_: object, **__: object) -> NoReturn:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("tempfile.NamedTemporaryFile", full)  # the temporary folder is full too
+    assert guarded(write) == guarded(lambda: write("/data/labels")) == 3
+    told = capsys.readouterr().err
+    assert told.count("the disk is full") == 2 and "/data/labels" in told and "report" not in told
+    assert guarded(lambda: 1 // 0) == 1 and "ZeroDivisionError" in capsys.readouterr().err
 
 
 def test_what_ends_well_returns_its_code(capsys: pytest.CaptureFixture[str]) -> None:
