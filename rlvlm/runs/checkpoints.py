@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from rlvlm.algorithms.checkpoint import MANIFEST, CorruptCheckpoint, check_folder, write_manifest
-from rlvlm.core.disk import sync_tree, write_whole
+from rlvlm.core.disk import make_link, sync_tree, write_whole
 from rlvlm.core.errors import MachineError
 
 PREFIX = "step_"
@@ -175,9 +175,19 @@ class CheckpointStore:
     def best(self) -> Checkpoint | None:
         """The checkpoint of the best evaluation, or the newest where none was marked."""
         # a dangling or missing link resolves to no checkpoint, and the newest stands in for it
-        target = (self.path / "best").resolve()
+        target = resolved(self.path / "best")
         found = self._own()
         return next((c for c in found if c.path.resolve() == target), found[-1] if found else None)
+
+    def clear_unfinished(self) -> None:
+        """Removes what a killed process left half written; only for a process that holds the run's folder."""
+        for path in self.path.glob(".*.partial"):
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
+        if self._scratch is not None:
+            self._scratch.clear_unfinished()
 
     def discard_after(self, step: int) -> None:
         """Removes the checkpoints of later steps than `step`: they could not be read."""
@@ -193,8 +203,16 @@ class CheckpointStore:
         link, partial = self.path / name, self.path / f".{name}.partial"
         partial.unlink(missing_ok=True)
         # relative, so that a run's folder can be moved; renamed over the old link, so that there always is one
-        partial.symlink_to(target.name)
+        make_link(partial, target.name)
         os.replace(partial, link)
+
+
+def resolved(path: Path) -> Path:
+    """`path` with its links followed, also where a file that holds a name stands in for a link."""
+    # a file of some tens of bytes; anything larger is none of ours
+    if path.name in ("last", "best") and path.is_file() and path.stat().st_size < 100:
+        return path.with_name(path.read_text()).resolve()
+    return path.resolve()
 
 
 def newest_sound(

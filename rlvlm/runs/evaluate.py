@@ -9,7 +9,7 @@ from rich.table import Table
 
 from rlvlm.algorithms.evaluation import Evaluation, PlayedEpisode, evaluate, num_distinct
 from rlvlm.core.console.tables import plain_console, plain_table
-from rlvlm.core.disk import write_json
+from rlvlm.core.disk import check_links, write_json
 from rlvlm.core.errors import EXIT_DONE, MachineError, UsageError
 from rlvlm.judges.agreement import wilson_interval
 from rlvlm.runs.build import film_draw, open_players
@@ -40,6 +40,7 @@ def evaluate_run(folder: RunFolder, path: Path, episodes: int, with_video: bool,
     """
     if episodes < 1:
         raise UsageError(f"--episodes must be >= 1, got {episodes}", "leave it out for 10")
+    check_links(out or folder.path)
     console = plain_console(soft_wrap=True)
     checkpoint = choose_checkpoint(folder, path, console.print)
     config = folder.config()

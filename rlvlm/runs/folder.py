@@ -13,12 +13,12 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlvlm.core.disk import held, write_json, write_whole
+from rlvlm.core.disk import check_links, held, try_file_system, write_json, write_whole
 from rlvlm.core.errors import MachineError, NumericsError, UsageError
 from rlvlm.core.metrics import ENV_STEPS
 from rlvlm.core.yaml_text import read_yaml
 from rlvlm.envs.registry import GYMNASIUM
-from rlvlm.runs.checkpoints import Checkpoint, RunState, checkpoint_store, newest_sound
+from rlvlm.runs.checkpoints import Checkpoint, RunState, checkpoint_store, newest_sound, resolved
 from rlvlm.runs.config import RunConfig, config_text, read_config_text
 from rlvlm.runs.environment import describe_environment
 from rlvlm.runs.settings import differences, flat
@@ -129,7 +129,7 @@ class RunFolder:
 
     def checkpoint_at(self, path: Path) -> Checkpoint | None:
         """The checkpoint of the run that `path` lies in; None where it lies in none."""
-        here = path.resolve()  # also through the links `last` and `best`
+        here = resolved(path)  # also through the links `last` and `best`
         found = self.checkpoints.newest_first()
         return next((each for each in found if here.is_relative_to(each.path.resolve())), None)
 
@@ -152,15 +152,17 @@ class RunFolder:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Holds the folder for this process.
+        """Holds the folder for this process, and clears what a killed one left half written.
 
         Raises:
-            UsageError: another process writes to it.
+            UsageError: another process writes to it, or a link in it leads out of it.
         """
         what = f"another process is writing to {self.path}"
+        check_links(self.path)
         # a lock is of a file and not of its name, so of one that is never replaced: `resume --steps N` renames another
         # config.yaml into place
         with held(self.path / "command.txt", what, "wait for that run to end, or stop it"):
+            self.checkpoints.clear_unfinished()
             yield
 
 
@@ -211,6 +213,7 @@ def create_folder(config: RunConfig, command: Sequence[str], started: datetime) 
     folder = RunFolder(path, config.track.keep_checkpoints)
     folder.first_made = missing[-1] if len(missing) > 1 else path if missing else None
     try:
+        try_file_system(path)
         # nothing of another run may be resumed by this one
         folder.checkpoints.discard_after(-1)  # of a run that had this path before, on scratch
         (path / "command.txt").write_text(shlex.join(command) + "\n")  # in place: it is what `locked` locks

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 
-from rlvlm.core.disk import held, write_whole
+from rlvlm.core.disk import check_links, held, write_whole
 from rlvlm.core.errors import UsageError
 from rlvlm.runs.folder import RunFolder, check_disk, read_config
 from rlvlm.runs.scores import Floats, scores
@@ -162,6 +162,7 @@ def held_sweep(path: Path, config: SweepConfig) -> Iterator[tuple[SweepFolder, l
         raise UsageError(f"{path} is not empty and holds no sweep", "choose a new or empty folder with --out")
     folder.path.mkdir(parents=True, exist_ok=True)
     what = f"another process runs the sweep in {folder.path}"
+    check_links(folder.path)
     # a file of its own: sweep.yaml is replaced below
     with held(folder.path / ".lock", what, "wait for it, or stop it"):
         for plan in plans:

@@ -1,24 +1,32 @@
 """Files stay as they were when a writer fails, and come whole when it does not."""
 
 import errno
+import fcntl
+import json
 import os
 import subprocess
 import sys
 import tempfile
+import threading
+import time
 from pathlib import Path
 
 import pytest
 
+from rlvlm.core import disk
 from rlvlm.core.disk import (
     append_whole,
+    check_links,
     claim,
     clear_abandoned,
+    held,
     replace_folder,
     replacing,
     sync_tree,
     write_json,
     write_whole,
 )
+from rlvlm.core.errors import UsageError
 
 
 def full_disk(_: int) -> None:
@@ -125,3 +133,95 @@ def test_what_a_killed_process_left_is_cleared_and_nothing_else(
     claim(folders["other"]).close()
     clear_abandoned("w-")
     assert {path.name for path in tmp_path.iterdir()} == {"w-unmarked", "other", "w-link"}, "a link is not followed"
+
+
+@pytest.fixture
+def no_locks(monkeypatch: pytest.MonkeyPatch) -> None:
+    def flock(*_: object) -> None:
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    monkeypatch.setattr(disk, "STALE_S", 0.4)
+    monkeypatch.setattr(disk, "HEARTBEAT_S", 0.05)
+
+
+def is_refused(file: Path) -> bool:
+    try:
+        with held(file, "another process is writing", "wait"):
+            assert (file.parent / f".{file.name}.claim").exists(), "never without a claim"
+        return False
+    except UsageError:
+        return True
+
+
+def test_without_locks_a_claim_file_keeps_others_out_until_its_process_ends(tmp_path: Path, no_locks: None) -> None:
+    file, claim = tmp_path / "command.txt", tmp_path / ".command.txt.claim"
+    with held(file, "another process is writing", "wait"):
+        assert is_refused(file) and is_refused(file)
+    assert not is_refused(file) and not claim.exists()
+    with held(file, "", ""):
+        own = json.loads(claim.read_text())
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+        left = own | {"pid": child.pid, "started": disk._started(child.pid)}
+        claim.write_text(json.dumps(left))
+        assert is_refused(file), "it lives"
+        child.kill()
+    assert not is_refused(file) and not list(tmp_path.glob(".*")), "it is gone, and leaves nothing"
+    claim.write_text(json.dumps(left | {"pid": os.getpid()}))
+    assert not is_refused(file), "another process has its number"
+    claim.write_text(json.dumps(own | {"token": "../../etc"}))
+    assert is_refused(file), "nothing that we wrote: left to the user"
+
+
+@pytest.mark.slow
+def test_a_claim_of_another_machine_is_stale_when_it_gives_no_sign_of_life(tmp_path: Path, no_locks: None) -> None:
+    file, claim = tmp_path / "command.txt", tmp_path / ".command.txt.claim"
+    with held(file, "", ""):
+        elsewhere = json.dumps(json.loads(claim.read_text()) | {"machine": "node7", "token": "0" * 16})
+    claim.write_text(elsewhere)
+    beat = threading.Timer(0.2, os.utime, (claim,))
+    beat.start()
+    assert is_refused(file), "it lives"
+    beat.join()
+    (mark := tmp_path / f"{claim.name}.after-{'0' * 16}").touch()
+    assert is_refused(file), "another process is taking it over"
+    mark.unlink()
+    assert not is_refused(file) and not list(tmp_path.glob(".*"))
+    with held(file, "", ""):
+        before = claim.stat().st_mtime_ns
+        time.sleep(0.3)
+        assert claim.stat().st_mtime_ns > before, "a sign of life"
+
+
+def test_a_file_system_without_fsync_of_folders_is_named_and_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(descriptor: int) -> None:
+        raise OSError(errno.EINVAL, "Invalid argument")
+
+    disk._warn.cache_clear()
+    monkeypatch.setattr(os, "fsync", refuse)
+    sync_tree(tmp_path)
+    sync_tree(tmp_path)
+    assert len(caplog.messages) == 1 and "has no fsync of folders" in caplog.text
+    assert disk.file_system(tmp_path).split(" at ")[1] in (str(tmp_path), *map(str, tmp_path.parents))
+
+
+def test_a_link_that_leads_out_is_not_written_through(tmp_path: Path) -> None:
+    folder, outside = tmp_path / "run", tmp_path / "outside"
+    folder.mkdir()
+    outside.mkdir()
+    (folder / "last").symlink_to("step_1")
+    check_links(folder)
+    (folder / "lines").symlink_to(outside / "lines")
+    with pytest.raises(OSError, match="symbolic links"):
+        append_whole(folder / "lines", b"x")
+    (folder / "lines").unlink()
+    for name in ("videos", "checkpoints/step_1"):
+        link = folder / name
+        link.parent.mkdir(exist_ok=True)
+        link.symlink_to(outside)
+        with pytest.raises(UsageError, match=f"{link} is a symbolic link that leads out"):
+            check_links(folder)
+        link.unlink()
+    assert list(outside.iterdir()) == []

@@ -1,3 +1,4 @@
+import errno
 import random
 from datetime import datetime
 from pathlib import Path
@@ -36,6 +37,35 @@ def test_the_newest_are_kept_and_the_best_besides(tmp_path: Path) -> None:
     best = store.best()
     assert best is not None and best.state == state(200)
     assert (best.algorithm / "weights").read_text() == "w"
+
+
+def test_without_symbolic_links_files_name_the_last_and_the_best(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr("os.symlink", refuse)
+    folder = create_folder(RunConfig(task="drawer_open", out=tmp_path / "run"), ["rlvlm"], datetime(2026, 1, 2))
+    for step in (100, 200, 300, 400, 500):
+        folder.checkpoints.save(state(step), write, is_best=step == 100)
+    assert steps(folder.checkpoints)[0] == 100, "the best is kept"
+    best = folder.checkpoints.best()
+    assert best is not None and best.step == 100
+    for name, step in (("best", 100), ("last", 500)):
+        found = folder.checkpoint_at(folder.checkpoints.path / name)
+        assert found is not None and found.step == step
+
+
+def test_what_a_killed_run_left_half_written_goes_when_the_run_is_held_again(tmp_path: Path) -> None:
+    folder = create_folder(RunConfig(task="drawer_open", out=tmp_path / "run"), ["rlvlm"], datetime(2026, 1, 2))
+    folder.checkpoints.save(state(100), write, is_best=False)
+    half = folder.checkpoints.path / ".step_00000200.partial" / "algorithm"
+    half.mkdir(parents=True)
+    find_folder(folder.path)
+    assert half.exists(), "looking takes nothing away from a run that works"
+    with folder.locked():
+        assert sorted(file.name for file in folder.checkpoints.path.iterdir()) == ["last", "step_00000100"]
 
 
 def test_a_failed_save_leaves_the_old_ones_and_no_trace(tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ def quiet_output(log: Path) -> Iterator[TextIO]:
     sys.stdout.flush()
     sys.stderr.flush()
     kept = os.dup(1), os.dup(2)
-    file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o644)
     os.dup2(file, 1)
     os.dup2(file, 2)
     os.close(file)

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from rlvlm.core.disk import file_system
 from rlvlm.core.errors import ModelUnavailable
 from rlvlm.core.judging import Usage
 from rlvlm.vlms.config import ApiConfig
@@ -111,7 +112,14 @@ class Budget:
                     "name a file that can be written, with ledger",
                 ) from error
             with stream:
-                fcntl.flock(stream, fcntl.LOCK_EX)  # released when the file is closed
+                try:
+                    fcntl.flock(stream, fcntl.LOCK_EX)  # released when the file is closed
+                except OSError as error:  # several that count without it would spend more than the cap
+                    raise ModelUnavailable(
+                        f"the ledger {self._ledger} cannot be locked (flock: {error.strerror}; the file system is "
+                        f"{file_system(self._ledger)})",
+                        f"name a file on another disk: {self._config.section}.ledger",
+                    ) from error
                 try:
                     entry = json.loads(stream.read() or "{}")
                     before = Spent(requests=int(entry.get("requests", 0)), cost_usd=float(entry.get("cost_usd", 0.0)))
