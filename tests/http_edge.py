@@ -114,3 +114,10 @@ def patched(data: bytes, box: bytes, change: Callable[[bytearray, int], None]) -
     at = data.rindex(box) + 4
     change(copy, at)
     return bytes(copy)
+
+
+def turned(data: bytes) -> bytes:
+    """An MP4 whose track's matrix turns what is shown by a quarter, clockwise (ISO/IEC 14496-12, section 8.3.2)."""
+    matrix = struct.pack(">9i", 0, 1 << 16, 0, -(1 << 16), 0, 0, 0, 0, 1 << 30)
+    # version 0 of the header has 40 bytes before it
+    return patched(data, b"tkhd", lambda copy, at: copy.__setitem__(slice(at + 40, at + 76), matrix))

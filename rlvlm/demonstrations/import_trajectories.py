@@ -233,10 +233,7 @@ def _shown(trajectory: RobotTrajectory, steps: NDArray[np.intp], is_turned: Any,
     Raises:
         UsageError: no such images, or they are not square.
     """
-    try:
-        images = trajectory.look(steps)
-    except (OSError, ValueError, KeyError, TypeError, SyntaxError, Image.DecompressionBombError) as error:
-        raise UsageError(f"{trajectory.file}: its images are torn: {error}", "fetch it anew") from error
+    images = trajectory.images(steps)
     if images.dtype != np.uint8 or images.ndim != 5 or images.shape[4] != 3 or images.shape[2] != images.shape[3]:
         raise UsageError(f"{trajectory.file}: square images of bytes are wanted, got {images.dtype} {images.shape[1:]}")
     images = images[:, :, ::-1, ::-1] if is_turned else images  # by half a turn: both sides are reversed

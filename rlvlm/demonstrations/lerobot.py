@@ -2,17 +2,18 @@
 
 What people publish is not always what `meta/` says. Of version 3 an episode may lie in another file than is written
 (`file_index` is stale after data sets were merged): it is looked for. Where an episode has no `tasks`, its rows'
-`task_index` names them. JSON objects of `episodes.jsonl` may go over several lines.
+`task_index` names them. JSON objects of `episodes.jsonl` may go over several lines. `fps` may be another than that of
+the films, and where an episode begins in a film is written as a sum of rounded durations: which frame belongs to a row
+is found from the film itself.
 """
 
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import Any
 
-import av
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -23,6 +24,8 @@ from rlvlm.core.errors import UsageError
 from rlvlm.core.steps import Frames
 from rlvlm.demonstrations.rlds import decoded
 from rlvlm.demonstrations.trajectory import CutConfig, RobotTrajectory, Torn
+from rlvlm.labels.images import MAX_PIXELS
+from rlvlm.vlms.videos import open_video, upright
 
 # names of the columns, the first that is there
 _ACTIONS, _STATES = ("action", "actions"), ("observation.state", "state")
@@ -34,8 +37,16 @@ class _Film:
     """Where an episode's images of one camera are."""
 
     file: Path
-    begins_s: float
+    begin_s: float
+    """When the episode begins in the film, as `meta/` says."""
+    row_s: NDArray[np.float64]
+    """[T] time of each row since then."""
     fps: float
+    """As `meta/` says."""
+    first: int
+    """Steps of the episodes before this one in the film."""
+    num_steps: int
+    """Steps of all episodes in the film: as many as it has frames, where nothing was lost or added."""
 
 
 def read_lerobot(source: Path, config: CutConfig) -> Iterator[RobotTrajectory | Torn]:
@@ -46,7 +57,7 @@ def read_lerobot(source: Path, config: CutConfig) -> Iterator[RobotTrajectory | 
     """
     dataset = _LeRobotDataset(source, config)
     try:
-        episodes = list(dataset.episodes())
+        dataset.episodes = episodes = list(dataset.read_meta())
     except _DAMAGES as error:
         raise UsageError(
             f"{dataset.file} is missing or torn, or {source} is no data set of LeRobot's that can be read: {error}",
@@ -65,8 +76,10 @@ class _LeRobotDataset:
     def __init__(self, source: Path, config: CutConfig) -> None:
         self._source, self._config = source, config
         self.file: Path = source / "meta" / "info.json"
+        self.episodes: list[dict[str, Any]] = []
+        """What `read_meta` gave."""
 
-    def episodes(self) -> Iterator[dict[str, Any]]:
+    def read_meta(self) -> Iterator[dict[str, Any]]:
         """What `meta/` says of each episode."""
         self._info = info = json.loads(self.file.read_text())
         version = str(info["codebase_version"])
@@ -105,17 +118,23 @@ class _LeRobotDataset:
         data = self.file
         # data sets of demonstrations alone often have no such column
         success = bool(np.any(_numbers(table["next.success"]))) if "next.success" in table.column_names else True
-        tasks = episode.get("tasks") or [self._task_of(table)]
+        instruction = self._instruction(episode, table)
         looks: list[Any] = []
         for camera in self._cameras:
             if self._features[camera]["dtype"] != "video":
                 looks.append(table[camera])
                 continue
-            prefix = f"videos/{camera}/"  # of version 3: in which file an episode is, and when it begins there
-            place = {name.removeprefix(prefix): value for name, value in episode.items() if name.startswith(prefix)}
-            self.file = self._source / self._info["video_path"].format(**{**episode, "video_key": camera} | place)
-            begins_s = float(place.get("from_timestamp", 0.0))
-            looks.append(_Film(file=self.file, begins_s=begins_s, fps=float(self._info["fps"])))
+            self.file, begin_s = self._film_of(episode, camera)
+            before, num_steps = self._on_film[camera][self.file]
+            fps = float(self._info["fps"])
+            row_s = _numbers(table["timestamp"]).ravel() if "timestamp" in table.column_names else None
+            row_s = np.arange(table.num_rows) / fps if row_s is None else row_s.astype(np.float64)
+            if row_s.shape != (table.num_rows,) or not (np.diff(row_s) > 0).all():
+                raise ValueError(f"the times of the rows of episode {number} do not rise")
+            film = _Film(
+                file=self.file, begin_s=begin_s, row_s=row_s, fps=fps, first=before[number], num_steps=num_steps
+            )
+            looks.append(film)
         self.file = data  # what is wrong from here on is wrong with the numbers: a film that is torn says so itself
         return RobotTrajectory.recorded(
             _numbers(table[self._actions]),
@@ -123,25 +142,43 @@ class _LeRobotDataset:
             is_late=bool(self._config.late),
             name=f"{number}",
             file=data,
-            instruction=str(tasks[0]),
+            instruction=instruction,
             look=partial(_look, looks),  # later, and only at the steps that chunks begin with
             success=success,
         )
 
+    def _film_of(self, episode: Mapping[str, Any], camera: str) -> tuple[Path, float]:
+        """The film of an episode, and when the episode begins in it."""
+        prefix = f"videos/{camera}/"  # of version 3, where each camera has files of its own
+        place = {name.removeprefix(prefix): value for name, value in episode.items() if name.startswith(prefix)}
+        file = self._source / self._info["video_path"].format(**{**episode, "video_key": camera} | place)
+        return file, float(place.get("from_timestamp", 0.0))
+
+    @cached_property
+    def _on_film(self) -> dict[str, dict[Path, tuple[dict[int, int], int]]]:
+        """By camera and film: steps before each episode in the film, by its number, and steps of all."""
+        found: dict[str, dict[Path, tuple[dict[int, int], int]]] = {}
+        for camera in self._cameras:
+            films: dict[Path, tuple[dict[int, int], int]] = {}
+            placed = [(*self._film_of(episode, camera), episode) for episode in self.episodes]
+            for file, _, episode in sorted(placed, key=lambda entry: (entry[1], entry[2]["episode_index"])):
+                before, total = films.get(file, ({}, 0))
+                films[file] = before | {episode["episode_index"]: total}, total + episode["length"]
+            found[camera] = films
+        return found
+
     def _rows(self, episode: Mapping[str, Any]) -> pa.Table:
-        """The rows of an episode, from the file that `meta/` names or from the one that has them."""
+        """The rows of an episode in their order, from the file that `meta/` names or from the one that has them."""
         number, length = episode["episode_index"], episode["length"]
-        of_episode = [("episode_index", "=", number)]
         named: Path = self._source / self._info["data_path"].format(**episode)
-        self.file = named
-        if named.exists():
-            table = pq.read_table(named, filters=of_episode)
+        for file in (named, None):
+            # all files are read to find an episode, so only where need be
+            self.file = file or self._files.get(number, named)
+            if file and not file.exists():
+                continue
+            table = pq.read_table(self.file, filters=[("episode_index", "=", number)])
             if table.num_rows == length:
-                return table
-        self.file = self._files.get(number, named)  # all files are read for this, so only where need be
-        table = pq.read_table(self.file, filters=of_episode)
-        if table.num_rows == length:
-            return table
+                return _in_order(table)
         raise ValueError(f"{table.num_rows} of {length} steps of episode {number}")
 
     @cached_property
@@ -156,16 +193,43 @@ class _LeRobotDataset:
             found |= {int(number): file for number in column.unique().to_pylist()}
         return found
 
-    def _task_of(self, table: pa.Table) -> str:
-        """The sentence of an episode's `task_index`, from `meta/tasks`."""
-        index = int(table["task_index"][0].as_py())
+    def _instruction(self, episode: Mapping[str, Any], table: pa.Table) -> str:
+        """The sentence of an episode: that of its rows' `task_index`, else the one beside it in `meta/`."""
+        data = self.file
+        if "task_index" in table.column_names and self._tasks:
+            return self._tasks[int(table["task_index"][0].as_py())]
+        self.file = data
+        return str(episode["tasks"][0])
+
+    @cached_property
+    def _tasks(self) -> dict[int, str]:
+        """The sentences by `task_index`, whatever the order of their rows; empty where there is no such file."""
         self.file = self._source / "meta" / "tasks.parquet"
-        if not self.file.exists():
-            self.file = self._source / "meta" / "tasks.jsonl"
-            return next(str(one["task"]) for one in _json_objects(self.file.read_text()) if one["task_index"] == index)
-        tasks = pq.read_table(self.file).to_pylist()  # pandas' index, which the sentences are, has a name of its own
-        row = next(one for one in tasks if one["task_index"] == index)
-        return str(next(value for name, value in row.items() if name != "task_index"))
+        if self.file.exists():
+            rows = pq.read_table(self.file).to_pylist()
+            # pandas' index, which the sentences are, has a name of its own
+            return {
+                row["task_index"]: str(next(value for name, value in row.items() if name != "task_index"))
+                for row in rows
+            }
+        self.file = self._source / "meta" / "tasks.jsonl"
+        rows = _json_objects(self.file.read_text()) if self.file.exists() else ()
+        return {row["task_index"]: str(row["task"]) for row in rows}
+
+
+def _in_order(table: pa.Table) -> pa.Table:
+    """The rows by their `index`, or as they are where that rises already or is not there.
+
+    Raises:
+        ValueError: two rows have one index.
+    """
+    if "index" not in table.column_names:
+        return table
+    indices = np.ravel(table["index"].to_pylist())
+    order = np.argsort(indices, kind="stable")
+    if (np.diff(indices[order]) < 1).any():
+        raise ValueError("two rows have one index")
+    return table if (np.diff(order) == 1).all() else table.take(order)
 
 
 def _json_objects(text: str) -> Iterator[Any]:
@@ -196,24 +260,84 @@ def _filmed(film: _Film, steps: NDArray[np.intp]) -> Frames:
     """[n, H, W, 3] the frames of `steps`, which rise.
 
     Raises:
-        ValueError: the film is torn, or too short.
+        ValueError: the film is torn, or its times do not fit the rows'.
     """
-    wanted = film.begins_s + steps / film.fps
     images: list[NDArray[np.uint8]] = []
     try:
-        with av.open(str(film.file), format="mp4") as container:  # a playlist could name any file
-            stream = container.streams.video[0]
+        about = film.file.stat()
+        stamps, tick_s = _time_stamps(film.file, about.st_size, about.st_mtime_ns)
+        wanted = stamps[_frame_numbers(film, stamps * tick_s)[steps]].tolist()
+        with open(film.file, "rb") as file, open_video(file, MAX_PIXELS) as (container, stream):
             # several episodes share a film: to the key frame before this one, and on from there
-            if film.begins_s and stream.time_base:
-                container.seek(int(film.begins_s / stream.time_base), stream=stream)
+            if wanted[0] > stamps[0]:
+                container.seek(wanted[0], stream=stream)
             for frame in container.decode(stream):
+                if frame.pts == wanted[len(images)]:
+                    images.append(upright(frame))
                 if len(images) == len(wanted):
                     break
-                # within half a frame: times are rounded when films are written
-                if frame.time is not None and abs(frame.time - wanted[len(images)]) < 0.5 / film.fps:
-                    images.append(frame.to_ndarray(format="rgb24").astype(np.uint8, copy=False))
-        if len(images) < len(wanted):
-            raise ValueError(f"no frame {wanted[len(images)]:.3f} s from its beginning")
+            else:
+                raise ValueError(f"no frame {wanted[len(images)] * tick_s:.3f} s from its beginning")
+    except _TimesDoNotFit:
+        raise
     except (OSError, ValueError, IndexError, FFmpegError) as error:
         raise ValueError(f"{film.file} is missing or torn: {error}") from error
     return np.stack(images)
+
+
+class _TimesDoNotFit(ValueError):
+    """A film and rows of which nobody can tell which frame belongs to which row."""
+
+
+@lru_cache(maxsize=16)  # films in use at a time: one of each camera
+def _time_stamps(file: Path, size: int, changed_ns: int) -> tuple[NDArray[np.int64], float]:
+    """[F] when the frames of a film are shown, in ticks, and a tick in seconds; nothing is decoded for it.
+
+    Args:
+        file: the film.
+        size: of the file, with which the answer holds.
+        changed_ns: likewise, when it was last written.
+    """
+    del size, changed_ns
+    with open(file, "rb") as data, open_video(data, MAX_PIXELS) as (container, stream):
+        if not stream.time_base:
+            raise ValueError("it says no unit of time")
+        # packets come as they are decoded, which is another order; those before an edit list's begin are not shown
+        packets = container.demux(stream)
+        stamps = np.unique([one.pts for one in packets if one.pts is not None and not one.is_discard])
+        if not len(stamps):
+            raise ValueError("it has no frame")
+        return stamps.astype(np.int64), float(stream.time_base)
+
+
+def _frame_numbers(film: _Film, frame_s: NDArray[np.float64]) -> NDArray[np.intp]:
+    """[T] which frame each row of an episode saw, of a film whose frames are shown at `frame_s` [F].
+
+    Raises:
+        _TimesDoNotFit: none, or another, belongs to a row.
+    """
+    num_rows = len(film.row_s)
+    asked_s = film.begin_s + film.row_s
+    if len(frame_s) == film.num_steps:
+        # A frame per row: the numbers are known, whatever the times. `from_timestamp` only has to tell which episode
+        # comes after which, by the film's own clock or by that of `meta/`
+        by_film = int(np.abs(frame_s - film.begin_s).argmin())
+        error = min(abs(by_film - film.first), abs(film.begin_s * film.fps - film.first))
+        if error <= max(1.5, num_rows / 2):
+            return film.first + np.arange(num_rows)
+    else:
+        step_s = float(np.median(np.diff(frame_s))) if len(frame_s) > 1 else 1 / film.fps
+        after = (
+            np.clip(np.searchsorted(frame_s, asked_s), 1, len(frame_s) - 1) if len(frame_s) > 1 else np.zeros(1, int)
+        )
+        nearest = after - (asked_s - frame_s[after - 1] < frame_s[after] - asked_s)
+        error_s = frame_s[nearest] - asked_s
+        # times that are shifted by more than a quarter may as well be those of the neighbours
+        is_near = np.abs(error_s).max() <= step_s / 2 and abs(float(np.median(error_s))) <= step_s / 4
+        if is_near and (np.diff(nearest) > 0).all():
+            return nearest
+    raise _TimesDoNotFit(
+        f"{film.file}: the video's times do not fit: it has {len(frame_s)} frames from {frame_s[0]:.3f} to "
+        f"{frame_s[-1]:.3f} s, episodes with {film.num_steps} rows lie in it, and this one is at {asked_s[0]:.3f} to "
+        f"{asked_s[-1]:.3f} s"
+    )

@@ -7,7 +7,9 @@ from typing import Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image
 
+from rlvlm.core.errors import UsageError
 from rlvlm.core.steps import FloatArray, Frames
 
 _STILL = 1e-4  # an action of at most this length moves nothing, as in OpenVLA's filter
@@ -69,6 +71,17 @@ class RobotTrajectory:
         if is_late:  # of the first action nobody saw what was before, and of the last state no action followed
             actions, proprio = actions[1:], proprio[:-1]
         return cls(actions=actions, proprio=proprio, is_late=is_late, **rest)
+
+    def images(self, steps: NDArray[np.intp]) -> Frames:
+        """What `look` makes, [n, cameras, H, W, 3].
+
+        Raises:
+            UsageError: the images are missing, torn or of sizes that nobody decodes, or do not fit the steps.
+        """
+        try:
+            return self.look(steps)
+        except (OSError, ValueError, KeyError, TypeError, SyntaxError, Image.DecompressionBombError) as error:
+            raise UsageError(f"{self.file}: its images cannot be read: {error}", "fetch it anew") from error
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

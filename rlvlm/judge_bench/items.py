@@ -4,6 +4,7 @@ and controls. Images stay references: snapshots, which are drawn when they are a
 
 import hashlib
 import json
+import logging
 import zlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -13,6 +14,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from rlvlm.core.errors import UsageError
 from rlvlm.core.steps import FloatArray, Frames
 from rlvlm.demonstrations.playing import Episode, Style, draw_images, play, player_of
 from rlvlm.demonstrations.trajectory import RobotTrajectory, Torn
@@ -21,6 +23,8 @@ from rlvlm.envs.env import FIRST_HELD_OUT_STATE, ChunkEnv, Env, TurnEnv
 from rlvlm.envs.registry import make_env, task_families, task_goal
 from rlvlm.judge_bench.suites import VERSION, Suite
 from rlvlm.judges.prompts import OTHER_GOAL
+
+logger = logging.getLogger(__name__)
 
 NUM_BINS = 10
 """Difficulty bins: equal parts of the gap in true progress; the first has the hardest pairs."""
@@ -161,7 +165,8 @@ def recorded_items(
         seed: of the draws.
     """
     rng = np.random.default_rng((VERSION, seed, zlib.crc32(task.encode())))
-    films = [one for one in recordings if isinstance(one, RobotTrajectory) and len(one.actions) > 1]
+    films = [film for film in recordings if isinstance(film, RobotTrajectory) and len(film.actions) > 1]
+    films = list(filter(_has_images, films))  # before anybody is asked, and paid, about the others
     episodes = []
     for number, film in enumerate(films):
         steps = np.unique(np.linspace(0, len(film.actions) - 1, _RECORDED_MOMENTS).astype(int))
@@ -188,13 +193,22 @@ def recorded_items(
     return _task_items(task, items, partial(_draw_recorded, films, size_px))
 
 
+def _has_images(film: RobotTrajectory) -> bool:
+    try:
+        film.images(np.array([0]))
+    except UsageError as error:
+        logger.warning("episode %s is left out: %s", film.name, error)
+        return False
+    return True
+
+
 def _draw_recorded(films: Sequence[RobotTrajectory], size_px: int, snapshots: FloatArray, _: str) -> Frames:
     """The first camera's images of rows (episode, step)."""
     rows = snapshots.astype(int)
     found: dict[tuple[int, int], Frames] = {}
     for number in np.unique(rows[:, 0]).tolist():
         steps = np.unique(rows[rows[:, 0] == number, 1])  # a film is read once, from its beginning to its end
-        found |= zip([(number, step) for step in steps.tolist()], films[number].look(steps)[:, 0], strict=True)
+        found |= zip([(number, step) for step in steps.tolist()], films[number].images(steps)[:, 0], strict=True)
     frames = [found[number, step] for number, step in rows.tolist()]
     scale = max(1, -(-max(max(frame.shape[:2]) for frame in frames) // size_px))
     return np.stack([frame[::scale, ::scale] for frame in frames])

@@ -16,9 +16,7 @@ import stat
 import struct
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-import av
 import numpy as np
 from PIL import Image
 
@@ -26,6 +24,7 @@ from rlvlm.core.errors import MachineError
 from rlvlm.core.steps import Frames
 from rlvlm.serving.refusal import Refusal
 from rlvlm.vlms.stills import to_rgb
+from rlvlm.vlms.videos import UnfitVideo, open_video, upright
 
 MAX_IMAGES = 16
 """Images in one request."""
@@ -53,7 +52,6 @@ _MAX_HEADER_BYTES = 2**18
 """Of an MP4 besides its frames: 64 frames and a soundtrack need some 100 kB."""
 _FORMATS = ("PNG", "JPEG", "WEBP")
 _CODECS = frozenset(("h264", "hevc", "av1", "libdav1d", "vp9", "mpeg4", "mjpeg"))
-_DEMUXER = {"protocol_whitelist": "", "enable_drefs": "0", "use_absolute_path": "0", "max_pixels": str(MAX_PIXELS)}
 _SUFFIXES = (".mp4", ".m4v", ".mov")
 _DATA_URI = re.compile(r"data:image/(?:png|jpeg|webp);base64,", re.IGNORECASE)
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -114,12 +112,8 @@ def read_video(data: bytes, num_frames: int, max_pixels: int | None) -> Frames:
     """
     try:
         _check_boxes(data)
-        options: dict[str, Any] = {"format": "mp4", "options": _DEMUXER, "metadata_errors": "replace"}
-        with av.open(io.BytesIO(data), "r", **options) as container:
-            # all of this is the header's word; not a frame is decoded before it fits
-            if len(container.streams.video) != 1:
-                raise _Unfit(f"it has {len(container.streams.video)} video tracks, one is needed")
-            stream = container.streams.video[0]
+        # all of this is the header's word; not a frame is decoded before it fits
+        with open_video(io.BytesIO(data), MAX_PIXELS) as (container, stream):
             # 0 where it does not say, which would make the limit mean nothing
             if not 1 <= stream.frames <= MAX_VIDEO_FRAMES:
                 raise _Unfit(f"a video has at most {MAX_VIDEO_FRAMES} frames, it says {stream.frames}")
@@ -140,7 +134,7 @@ def read_video(data: bytes, num_frames: int, max_pixels: int | None) -> Frames:
                 if index >= MAX_VIDEO_FRAMES or frame.width * frame.height > MAX_PIXELS:
                     raise _Unfit("it holds more than its header says")
                 if index in wanted:
-                    images.append(_shrink(frame.to_image(), max_pixels))
+                    images.append(_shrink(Image.fromarray(upright(frame)), max_pixels))
         if not images or len({image.size for image in images}) > 1:
             raise _Unfit("it has no frames, or frames of several sizes")
     except Exception as error:  # whatever FFmpeg says about a damaged file, the file is to blame
@@ -322,7 +316,7 @@ def _shrink(image: Image.Image, max_pixels: int | None) -> Image.Image:
 
 def _reason(error: Exception) -> str:
     """What the caller reads: our own words, never a library's."""
-    return str(error) if isinstance(error, _Unfit) else "it is damaged"
+    return str(error) if isinstance(error, _Unfit | UnfitVideo) else "it is damaged"
 
 
 def _refuse(code: str, message: str) -> Refusal:

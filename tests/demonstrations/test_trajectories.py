@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from http_edge import turned
 from PIL import Image
 
 from rlvlm.cli import main
@@ -348,14 +349,16 @@ def table_of(number: int, recorded: Recorded, kind: str) -> pa.Table:
     return pa.table(columns)
 
 
-def write_film(file: Path, frames: Frames) -> None:
+def write_film(file: Path, frames: Frames, fps: int = FPS, begin_s: float = 0.0) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     with av.open(str(file), "w") as container:
-        stream = container.add_stream("libx264", rate=FPS, options={"crf": "0", "g": "2"})
+        stream = container.add_stream("libx264", rate=fps, options={"crf": "0", "g": "2"})
         stream.width, stream.height, stream.pix_fmt = PX, PX, "yuv444p"
+        stream.codec_context.time_base = Fraction(1, fps * 100)
         for number, image in enumerate(frames):
             frame = av.VideoFrame.from_ndarray(image, format="rgb24")
-            frame.pts, frame.time_base = number, Fraction(1, FPS)
+            # finer than a frame, so that films may begin between two
+            frame.pts, frame.time_base = number * 100 + round(begin_s * fps * 100), Fraction(1, fps * 100)
             container.mux(stream.encode(frame))
         container.mux(stream.encode())
 
@@ -380,6 +383,109 @@ def test_lerobots_data_sets_come_back(tmp_path: Path, version: str, kind: str) -
     (record, *_) = one.episodes()
     images = kept_images(one, record)
     assert np.array_equal(images[:, 0], images[:, 1]) and images[0, 0, -1, -1].any() and not images[0, 0, 0, 0].any()
+
+
+LENGTHS = (12, 9, 18)
+
+
+def film_set(  # noqa: PLR0913 - what may be wrong with one
+    root: Path,
+    *,
+    fps: int = FPS,
+    row_fps: int = FPS,
+    begin_s: float = 0.0,
+    off: float = 0.0,
+    extra: int = 0,
+    version: str = "v3.0",
+    order: str = "",
+) -> list[Recorded]:
+    """A set whose films, or what it says of them, are not as they should be.
+
+    Args:
+        root: of the set.
+        fps: of the films; `meta/` says 20.
+        row_fps: of the rows' timestamps.
+        begin_s: when each film begins.
+        off: frames by which `from_timestamp` of the second and third episode is wrong.
+        extra: frames at the end of each film that no row belongs to.
+        version: of the set.
+        order: `shuffled` for rows and tasks in another order than `index` and `task_index`.
+    """
+    shown = [trajectory(num, seed=number) for number, num in enumerate(LENGTHS)]
+    write_lerobot(root, version, shown, "video")
+    black = np.zeros((extra, 2, PX, PX, 3), np.uint8)
+    films = [np.concatenate([one[2] for one in shown])] if version == "v3.0" else [one[2] for one in shown]
+    for camera, name in zip((1, 0), NAMES, strict=True):
+        for file, images in zip(sorted(root.glob(f"videos/**/{name}/**/*.mp4")), films, strict=True):
+            write_film(file, np.concatenate([images, black])[:, camera], fps, begin_s)
+    for file in root.glob("data/*/*.parquet"):
+        table = pq.read_table(file)
+        numbers, steps = table["episode_index"].to_numpy(), table["frame_index"].to_numpy()
+        table = table.append_column("timestamp", pa.array((steps / row_fps).astype(np.float32)))
+        table = table.append_column("index", pa.array(np.cumsum([0, *LENGTHS])[numbers] + steps))
+        table = table.append_column("task_index", pa.array((numbers == 1).astype(int)))
+        rng = np.random.default_rng(0)
+        pq.write_table(table.take(rng.permutation(len(table))) if order else table, file)
+    named = [{"task_index": number, "task": task} for number, task in enumerate((GREEN, RED))]
+    pq.write_table(pa.Table.from_pylist(named[::-1] if order else named), root / "meta/tasks.parquet")
+    for file in root.glob("meta/episodes/*/*.parquet"):
+        rows = pq.read_table(file).to_pylist()
+        for row in rows:
+            row |= {"tasks": ["another"]} if order else {}
+            for key in (key for key in row if key.endswith("/from_timestamp") and row["episode_index"]):
+                row[key] = row[key] * FPS / fps + off / FPS
+        pq.write_table(pa.Table.from_pylist(rows), file)
+    return shown
+
+
+@pytest.mark.parametrize(
+    ("wrong", "is_known"),
+    [
+        ({"fps": 18, "row_fps": 18}, True),  # recorded at 18 frames a second, and meta/ says 20
+        ({"fps": 18}, True),  # the rows say 20, too, but there is a frame for each
+        ({"fps": 18, "row_fps": 18, "extra": 3}, True),
+        ({"fps": 18, "extra": 3}, False),
+        ({"off": 0.55}, True),
+        ({"off": 1.0}, True),
+        ({"off": 0.55, "extra": 3}, False),  # as near to the neighbour as to the right one
+        ({"off": 0.2, "extra": 3}, True),
+        ({"off": 40.0}, False),  # the second episode would follow upon the third's begin
+        ({"begin_s": 0.2}, True),
+        ({"begin_s": 0.2, "version": "v2.1"}, True),
+        ({"begin_s": 0.2, "version": "v2.1", "extra": 3}, False),
+        ({"order": "shuffled"}, True),
+        ({"order": "shuffled", "version": "v2.1"}, True),
+    ],
+)
+def test_each_row_of_a_film_has_its_own_frame_or_the_film_is_refused(
+    tmp_path: Path, wrong: dict[str, Any], is_known: bool
+) -> None:
+    shown = film_set(tmp_path / "set", **wrong)
+    if not is_known:
+        lines: list[str] = []
+        env = TwoEyes(EnvConfig(episode_steps=32), seed=0)
+        with pytest.raises(UsageError, match="the video's times do not fit"):
+            import_trajectories(
+                tmp_path / "set", "lerobot", tmp_path / "d", "push_block", env, CutConfig(stride=1), lines.append
+            )
+            raise UsageError("\n".join(lines))  # where the first episode is sound, the others are told
+        return
+    folder, counts = take(tmp_path / "set", "lerobot", tmp_path / "d", stride=1)
+    assert counts == {"added": 3}
+    for record, (_, states, images), goal in zip(folder.episodes(), shown, (GREEN, RED, GREEN), strict=True):
+        assert record.goal == goal and np.array_equal(record.arrays["proprio"], states)
+        assert np.abs(kept_images(folder, record).astype(int) - images).max() <= 4, "a step is worth 10"
+
+
+def test_a_turned_film_is_shown_upright(tmp_path: Path) -> None:
+    """Its track's matrix says a quarter clockwise: the mark at the top left goes to the top right."""
+    shown = trajectory(9)
+    write_lerobot(tmp_path / "set", "v2.1", [shown], "video")
+    for file in tmp_path.glob("set/videos/**/*.mp4"):
+        file.write_bytes(turned(file.read_bytes()))
+    folder, _ = take(tmp_path / "set", "lerobot", tmp_path / "d", stride=1)
+    (record,) = folder.episodes()
+    assert np.abs(kept_images(folder, record).astype(int) - np.rot90(shown[2], -1, axes=(2, 3))).max() <= 4
 
 
 def rewrite(file: Path, change: Callable[[dict[str, Any]], None], lines: bool = False) -> None:

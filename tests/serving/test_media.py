@@ -3,7 +3,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from http_edge import movie, patched, png, png_chunk, png_saying, text
+from http_edge import movie, patched, png, png_chunk, png_saying, text, turned
 from PIL import Image
 
 from rlvlm.core.errors import MachineError
@@ -166,6 +166,11 @@ def test_evenly_spread_frames_with_first_and_last():
 @pytest.mark.parametrize("codec", ["libx264", "mpeg4", "libvpx-vp9"])
 def test_codecs_that_clients_write(codec):
     assert read_video(movie([0, 100, 200], codec=codec), 16, None).shape == (3, 48, 64, 3)
+
+
+def test_a_turned_video_is_judged_upright():
+    lying, upright = (read_video(data, 1, None) for data in (movie([200]), turned(movie([200]))))
+    assert lying.shape == (1, 48, 64, 3) and upright.shape == (1, 64, 48, 3)
 
 
 def test_frames_are_made_smaller_on_demand():
