@@ -2,6 +2,7 @@
 demonstrations.
 """
 
+import base64
 import hashlib
 import json
 import os
@@ -9,6 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict
+from io import BytesIO
 from pathlib import Path
 from typing import Any, Literal
 
@@ -69,13 +71,14 @@ def export_chats(
 
 
 def import_chats(file: Path, folder: DemonstrationFolder, player: str, images: Path | None = None) -> Counter[str]:
-    """Adds the chats of a LLaVA or Qwen file, one episode each; says how many were added and why others were not.
+    """Adds the chats of a file, one episode each; says how many were added and why others were not.
 
     They hold no snapshots, rewards or successes: those are 0. Several questions and answers make several steps; a
     system message is put before the first question.
 
     Args:
-        file: a JSON array, or one JSON object per line; of either form, recognised by its keys. Untrusted.
+        file: a JSON array, or one JSON object per line; of LLaVA, Qwen, OpenAI, LLaMA-Factory or ms-swift,
+            recognised by its keys. Untrusted. A chat whose images cannot all be shown is left out.
         folder: of a task in turns; answers are read with the words of its actions.
         player: who gave the answers.
         images: what image files are named relative to, and must lie in; by default the file's own folder.
@@ -90,6 +93,9 @@ def import_chats(file: Path, folder: DemonstrationFolder, player: str, images: P
         try:
             said = _said(chat)
             loaded = [[_load(root, name) for name in names] for _, names, _ in said]
+        except _OtherImages:
+            counts["chat with more or fewer images than places for them"] += 1
+            continue
         except (KeyError, TypeError, ValueError, AttributeError, IndexError, StopIteration):
             counts["chat without pairs of question and answer, or of another form"] += 1
             continue
@@ -160,45 +166,102 @@ def _chats(file: Path) -> Iterator[Any]:
         raise UsageError(f"{file} cannot be read as chats: {error}", "a JSON array, or one object per line") from error
 
 
+class _OtherImages(ValueError):  # noqa: N818 - named for what is found
+    """A chat of whose images nobody can tell where they are shown."""
+
+
 def _said(chat: dict[str, Any]) -> list[Said]:
-    """Questions and answers of a chat of either form; what is no such chat raises one of several errors."""
-    if "messages" in chat:
-        turns = [(message["role"], *_parts(message["content"])) for message in chat["messages"]]
-    else:  # LLaVA's: each `<image>` among the words stands for the next file
-        given = chat.get("image", chat.get("images", []))
-        names = iter([given] if isinstance(given, str) else list(given))
-        roles = {"human": "user", "gpt": "assistant", "system": "system"}
-        turns = []
-        for message in chat["conversations"]:
-            value = message["value"]
-            shown = [next(names) for _ in range(value.count(_IMAGE))] if message["from"] == "human" else []
-            turns.append((roles[message["from"]], re.sub(rf"\s*{_IMAGE}\s*", " ", value).strip(), shown))
-    system = "".join(f"{text}\n\n" for role, text, _ in turns if role == "system")
-    turns = [turn for turn in turns if turn[0] != "system"]
-    if not turns or [role for role, _, _ in turns] != ["user", "assistant"] * (len(turns) // 2):
+    """Questions and answers of a chat of any form; what is no such chat raises one of several errors.
+
+    Images stand in the parts of a message (Qwen, OpenAI), or in a list beside the messages (LLaVA, LLaMA-Factory,
+    ms-swift), one for each `<image>` in the words or part without a file; without any such mark the first question
+    shows them all.
+
+    Raises:
+        _OtherImages: there are more or fewer images than marks, or one is shown outside of a question.
+    """
+    roles = {"human": "user", "gpt": "assistant"}
+    # `from` and `value` in the line of LLaVA and ShareGPT, `role` and `content` in that of OpenAI
+    messages = chat["messages"] if "messages" in chat else chat["conversations"]
+    turns: list[tuple[str, str, list[str | None]]] = []
+    for message in messages:
+        role = message["role"] if "role" in message else message["from"]
+        turns.append((roles.get(role, role), *_parts(message["content"] if "content" in message else message["value"])))
+    given = [chat.get(key) or [] for key in ("image", "images")]
+    files = [_file_of(entry) for one in given for entry in (one if isinstance(one, list) else [one])]
+    if chat.get("videos") or chat.get("audios"):
+        raise _OtherImages
+    has_own = any(shown for _, _, shown in turns)
+    if files or not has_own:  # else `<image>` is a word like others
+        turns = [
+            (role, *((text, shown) if role == "assistant" else _marked(text, shown))) for role, text, shown in turns
+        ]
+    if files and not any(shown for _, _, shown in turns):
+        first = next(place for place, (role, _, _) in enumerate(turns) if role == "user")
+        turns[first] = (*turns[first][:2], [None] * len(files))
+    rest = iter(files)
+    filled = [(role, text, [name or next(rest, None) for name in shown]) for role, text, shown in turns]
+    outside = any(shown for role, _, shown in filled if role != "user")
+    if outside or next(rest, None) or any(None in shown for _, _, shown in filled):
+        raise _OtherImages
+    asked = [turn for turn in filled if turn[0] != "system"]
+    if not asked or [role for role, _, _ in asked] != ["user", "assistant"] * (len(asked) // 2):
         raise ValueError("questions and answers must alternate")
-    said = [(asked[1], asked[2], answer[1]) for asked, answer in zip(turns[::2], turns[1::2], strict=True)]
+    said = [(ask[1], list(filter(None, ask[2])), reply[1]) for ask, reply in zip(asked[::2], asked[1::2], strict=True)]
+    system = "".join(f"{text}\n\n" for role, text, _ in filled if role == "system")
     return [(system + said[0][0], *said[0][1:]), *said[1:]]  # envs know no system message
 
 
-def _parts(content: str | list[dict[str, str]]) -> tuple[str, list[str]]:
-    """Text and image files of a Qwen message."""
+def _parts(content: str | list[dict[str, Any]]) -> tuple[str, list[str | None]]:
+    """Text and image files of a message; None for an image whose file stands elsewhere.
+
+    Raises:
+        ValueError: a part is of another kind, e.g. a video.
+    """
     if isinstance(content, str):
         return content, []
-    texts = [part["text"] for part in content if part["type"] == "text"]
-    return "\n".join(texts), [part["image"].removeprefix("file://") for part in content if part["type"] == "image"]
+    texts, shown = [], []
+    for part in content:
+        if part["type"] == "text":
+            texts.append(part["text"])
+        elif part["type"] in ("image", "image_url"):
+            named = (part.get(key) for key in ("image", "image_url", "url", "path"))
+            shown.append(next((_file_of(one) for one in named if one), None))
+        else:
+            raise ValueError(f"a part is of type {part['type']}")
+    return "\n".join(texts), shown
+
+
+def _marked(text: str, shown: list[str | None]) -> tuple[str, list[str | None]]:
+    """A text without its marks, and an image whose file stands elsewhere for each of them."""
+    if _IMAGE not in text:
+        return text, shown
+    return re.sub(rf"\s*{_IMAGE}\s*", " ", text).strip(), [*shown, *[None] * text.count(_IMAGE)]
+
+
+def _file_of(entry: str | dict[str, Any]) -> str:
+    """The file, or data URI, that an entry names: itself, or its `url` or `path`.
+
+    Raises:
+        KeyError: it names none.
+    """
+    name = entry if isinstance(entry, str) else entry["url" if "url" in entry else "path"]
+    return name.removeprefix("file://")
 
 
 def _load(root: Path, name: str) -> NDArray[np.uint8]:
-    """The image [H, W, 3] in the file `name`.
+    """The image [H, W, 3] in the file `name`, or in a `data:` URI; no address is followed.
 
     Raises:
         OSError: it is missing, lies outside `root`, or is no image of sensible size.
     """
+    formats = ("PNG", "JPEG", "WEBP")
+    if name.startswith("data:image/"):
+        return read_rgb(BytesIO(base64.b64decode(name.partition(",")[2])), formats, MAX_PIXELS)
     path = (root / name).resolve()  # symbolic links and `..` too: a chat may not read what lies elsewhere
     if not path.is_relative_to(root) or not path.is_file():
         raise OSError(f"{name!r} is no file below {root}")
-    return read_rgb(path, ("PNG", "JPEG", "WEBP"), MAX_PIXELS)
+    return read_rgb(path, formats, MAX_PIXELS)
 
 
 SCHEMA = pa.schema(

@@ -1,10 +1,13 @@
+import base64
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from PIL import Image
 
 from rlvlm.core.errors import UsageError
 from rlvlm.demonstrations.card import FilterConfig, census, select, split, write_card
@@ -13,6 +16,7 @@ from rlvlm.demonstrations.exchange import export_chats, export_parquet, import_c
 from rlvlm.demonstrations.folder import DemonstrationFolder, create_folder, open_folder
 from rlvlm.demonstrations.records import EpisodeRecord, StepRecord, to_token_episode
 from rlvlm.envs.registry import make_env, task_env
+from rlvlm.labels.images import image_digest
 
 
 def made(task: str):
@@ -154,6 +158,55 @@ def test_chats_of_others_are_read_with_system_prompts_and_several_turns(tmp_path
     file.write_text("no json")
     with pytest.raises(UsageError, match="cannot be read as chats"):
         import_chats(file, back, "someone")
+
+
+def asked(content: Any, **beside: Any) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": content}, {"role": "assistant", "content": "b"}]} | beside
+
+
+def said(value: str, **beside: Any) -> dict[str, Any]:
+    return {"conversations": [{"from": "human", "value": value}, {"from": "gpt", "value": "b"}], **beside}
+
+
+NOW = {"type": "text", "text": "now?"}
+LATER = {"messages": [*asked("<image>one")["messages"], *asked("<image>two")["messages"]]}
+
+
+@pytest.mark.parametrize(
+    ("chat", "shown"),
+    [
+        (asked("<image>now?", images=["a.png"]), ["a"]),  # LLaMA-Factory and ms-swift
+        (asked("now?", images=["a.png", "b.png"]), ["ab"]),
+        ({**LATER, "images": [{"path": "b.png", "bytes": None}, "a.png"]}, ["b", "a"]),
+        ({**LATER, "images": ["a.png"]}, None),
+        (asked([{"type": "image"}, NOW], images=["a.png"]), ["a"]),  # TRL
+        (asked([{"type": "image_url", "image_url": {"url": "a.png"}}, NOW]), ["a"]),  # OpenAI
+        (asked([{"type": "image_url", "image_url": {"url": "DATA"}}, NOW]), ["b"]),
+        (asked([{"type": "image", "image": "a.png"}, {"type": "text", "text": "what is <image>?"}]), ["a"]),
+        (asked([{"type": "image", "image": "a.png"}, NOW], images=["b.png"]), None),
+        (asked([{"type": "video", "video": "a.mp4"}, NOW]), None),
+        (asked("<video>now?", videos=["a.mp4"]), None),
+        (asked("<image>now?"), None),
+        (said("now?", image="a.png"), ["a"]),  # LLaVA
+        (said("<image>now?", image=["a.png", "b.png"]), None),
+        (said("<image><image>now?", images=["b.png", "a.png"]), ["ba"]),
+        (asked("now?", messages=[{"role": "system", "content": "<image>"}, *LATER["messages"]], images=["a.png"]), None),
+    ],
+)  # fmt: skip
+def test_a_chat_is_read_with_all_of_its_images_or_left_out(
+    tmp_path: Path, chat: dict[str, Any], shown: list[str] | None
+) -> None:
+    images = {name: np.full((8, 8, 3), 100 + place, np.uint8) for place, name in enumerate("ab")}
+    for name, image in images.items():
+        Image.fromarray(image).save(tmp_path / f"{name}.png")
+    names = {image_digest(image): name for name, image in images.items()}
+    data = f"data:image/png;base64,{base64.b64encode((tmp_path / 'b.png').read_bytes()).decode()}"
+    (tmp_path / "chats.json").write_text(json.dumps([chat]).replace("DATA", data))
+    folder = create_folder(tmp_path / "d", "number_line", "turns", ("-", "+"))
+    counts = import_chats(tmp_path / "chats.json", folder, "someone")
+    assert (counts["added"], counts.total()) == (int(shown is not None), 1)
+    read = [step for record in folder.episodes() for step in record.steps]
+    assert ["".join(names[digest] for digest in step.pictures) for step in read] == (shown or [])
 
 
 def test_a_second_file_of_one_name_is_added_and_the_same_file_again_is_not(tmp_path: Path) -> None:
