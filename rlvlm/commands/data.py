@@ -118,7 +118,7 @@ def import_file(arguments: ImportArguments) -> str:
     task, file, out, form = full_name(arguments.task), arguments.file, arguments.out, arguments.form
     kind, example = ("turns", "number_line") if form == "chats" else ("chunks", "libero_object/0")
     if form == "chats" and arguments.cut != CutConfig():
-        raise UsageError("--cut is for trajectories, and has no effect on chats", "say what they are: --form libero")
+        raise UsageError("--cut and --success are for trajectories, and have no effect on chats", "say what they are: --form libero")
     if form != "chats" and (arguments.player, arguments.images) != ("imported", None):
         raise UsageError("--player and --images are for chats, and have no effect on trajectories", "leave them out")
     if find_task(task).kind != kind:

@@ -8,6 +8,7 @@ from typing import Literal
 import tyro
 
 from rlvlm.commands.arguments import parse
+from rlvlm.demonstrations.trajectory import SuccessRule
 from rlvlm.judges.config import JudgeConfig
 
 
@@ -17,7 +18,7 @@ class JudgeBenchArguments:
 
     suite: tyro.conf.Positional[str] = "tiny"
     """tiny, paper7, metaworld50, libero, minigrid, gym_cards; or tasks, with commas between them; or the folder of a
-    LeRobot data set with `next.success`."""
+    LeRobot data set with `next.success`, `is_success` or `success`."""
     judge: JudgeConfig = field(default_factory=JudgeConfig)
     reference: Literal["none", "oracle", "random", "left"] = "none"
     """Ask nobody: the truth, chance, or always the first image (and 0.5) in place of the judge."""
@@ -30,6 +31,9 @@ class JudgeBenchArguments:
     episodes: int | None = None
     """Episodes played of each task, >= 4; the judge scores a third as many of each case: success, near miss, failure,
     cut short. By default the suite's."""
+    success: SuccessRule | None = None
+    """What recorded episodes are taken for, where the data do not say which succeeded. assumed: all did; none: none
+    did."""
     curve: Path | None = None
     """Runs of simulated judges that the success of training is predicted from (`benchmarks/judge_quality.py`); by
     default those that ship."""
@@ -71,4 +75,5 @@ def command(words: Sequence[str], prog: str) -> int:
         num_episodes=bench.episodes,
         seed=bench.seed,
         curve=bench.curve,
+        success=bench.success,
     )

@@ -180,13 +180,14 @@ def _said(chat: dict[str, Any]) -> list[Said]:
     Raises:
         _OtherImages: there are more or fewer images than marks, or one is shown outside of a question.
     """
-    roles = {"human": "user", "gpt": "assistant"}
+    roles: dict[str, str] = {"human": "user", "gpt": "assistant"}
     # `from` and `value` in the line of LLaVA and ShareGPT, `role` and `content` in that of OpenAI
     messages = chat["messages"] if "messages" in chat else chat["conversations"]
     turns: list[tuple[str, str, list[str | None]]] = []
     for message in messages:
-        role = message["role"] if "role" in message else message["from"]
-        turns.append((roles.get(role, role), *_parts(message["content"] if "content" in message else message["value"])))
+        role = str(message["role"] if "role" in message else message["from"])
+        text, shown = _parts(message["content"] if "content" in message else message["value"])
+        turns.append((roles.get(role, role), text, shown))
     given = [chat.get(key) or [] for key in ("image", "images")]
     files = [_file_of(entry) for one in given for entry in (one if isinstance(one, list) else [one])]
     if chat.get("videos") or chat.get("audios"):
@@ -198,7 +199,7 @@ def _said(chat: dict[str, Any]) -> list[Said]:
         ]
     if files and not any(shown for _, _, shown in turns):
         first = next(place for place, (role, _, _) in enumerate(turns) if role == "user")
-        turns[first] = (*turns[first][:2], [None] * len(files))
+        turns[first][2].extend([None] * len(files))
     rest = iter(files)
     filled = [(role, text, [name or next(rest, None) for name in shown]) for role, text, shown in turns]
     outside = any(shown for role, _, shown in filled if role != "user")

@@ -56,7 +56,7 @@ def import_trajectories(
         log: takes a line now and then.
 
     Raises:
-        UsageError: no file can be read, units are unknown, or the data are unlike the task's own.
+        UsageError: no file can be read, units or successes are unknown, or the data are unlike the task's own.
     """
     read = READERS[form]
     # Data sets are larger than memory, so trajectories come one by one, and whoever has to look at several before the
@@ -68,6 +68,7 @@ def import_trajectories(
         what = "; ".join(f"{one.file}: {one.reason}" for one in torn) or f"{source} holds no episode"
         raise UsageError(what, "fetch it anew, or name another")
     grippers = ~np.array(env.scaled_actions)
+    first.known_success(config.success)
     made = {
         "source": form,
         "stride": config.stride or env.chunk_steps,
@@ -75,6 +76,7 @@ def import_trajectories(
         "drop_no_ops": config.drop_no_ops,
         "turned": form in _UPSIDE_DOWN if config.turn is None else config.turn,
         "late": first.is_late,
+        "success": "as recorded" if first.success is not None else config.success,
         "gripper": config.gripper or _gripper_units(_whole(read(source, config), []), grippers, source),
     }
     if form != "libero" and not config.unlike:  # whose fields are named after what they hold
@@ -108,6 +110,7 @@ def import_trajectories(
             )
         # in the env's own spelling, which a policy is given; files differ in case, points and underscores
         alike = (one for one in env.instructions if _plain(one) == _plain(trajectory.instruction))
+        success = trajectory.known_success(config.success)
         record = EpisodeRecord(
             id=name,
             task=task,
@@ -115,9 +118,9 @@ def import_trajectories(
             seed=number,
             player=form,
             goal=next(alike, trajectory.instruction),
-            env_return=float(trajectory.success),
-            success=trajectory.success,
-            terminated=trajectory.success,
+            env_return=float(success),
+            success=success,
+            terminated=success,
             arrays={
                 "pictures": np.array([[image_digest(image) for image in row] for row in images]),
                 "proprio": trajectory.proprio[chunks.starts].astype(np.float32),

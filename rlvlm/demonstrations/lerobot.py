@@ -29,6 +29,7 @@ from rlvlm.vlms.videos import open_video, upright
 
 # names of the columns, the first that is there
 _ACTIONS, _STATES = ("action", "actions"), ("observation.state", "state")
+_SUCCESSES = ("is_success", "success")
 _DAMAGES = (OSError, KeyError, ValueError, TypeError, IndexError, pa.ArrowException)
 
 
@@ -116,8 +117,6 @@ class _LeRobotDataset:
         number = episode["episode_index"]
         table = self._rows(episode)
         data = self.file
-        # data sets of demonstrations alone often have no such column
-        success = bool(np.any(_numbers(table["next.success"]))) if "next.success" in table.column_names else True
         instruction = self._instruction(episode, table)
         looks: list[Any] = []
         for camera in self._cameras:
@@ -144,7 +143,7 @@ class _LeRobotDataset:
             file=data,
             instruction=instruction,
             look=partial(_look, looks),  # later, and only at the steps that chunks begin with
-            success=success,
+            success=_success(table),
         )
 
     def _film_of(self, episode: Mapping[str, Any], camera: str) -> tuple[Path, float]:
@@ -217,6 +216,14 @@ class _LeRobotDataset:
         return {row["task_index"]: str(row["task"]) for row in rows}
 
 
+def _success(table: pa.Table) -> bool | None:
+    """Whether an episode succeeded; None where no column says so, as in many data sets of demonstrations alone."""
+    if "next.success" in table.column_names:  # of each action
+        return bool(np.any(_numbers(table["next.success"])))
+    name = next((name for name in _SUCCESSES if name in table.column_names), None)
+    return None if name is None else bool(np.ravel(_numbers(table[name]))[-1])  # of the episode, on its last row
+
+
 def _in_order(table: pa.Table) -> pa.Table:
     """The rows by their `index`, or as they are where that rises already or is not there.
 
@@ -266,7 +273,7 @@ def _filmed(film: _Film, steps: NDArray[np.intp]) -> Frames:
     try:
         about = film.file.stat()
         stamps, tick_s = _time_stamps(film.file, about.st_size, about.st_mtime_ns)
-        wanted = stamps[_frame_numbers(film, stamps * tick_s)[steps]].tolist()
+        wanted = stamps[_frame_numbers(film, (stamps * tick_s).astype(np.float64))[steps]].tolist()
         with open(film.file, "rb") as file, open_video(file, MAX_PIXELS) as (container, stream):
             # several episodes share a film: to the key frame before this one, and on from there
             if wanted[0] > stamps[0]:

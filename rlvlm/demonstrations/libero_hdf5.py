@@ -74,5 +74,5 @@ def _trajectory(path: Path, name: str, demo: Any, instruction: str, is_own: bool
         instruction=instruction,
         # read from the open file, and only at the steps that chunks begin with: an episode has hundreds of images
         look=lambda steps: np.stack([camera[steps] for camera in cameras], axis=1),
-        success=bool(np.max(demo["rewards"][()]) > 0) if "rewards" in demo else True,
+        success=bool(np.max(demo["rewards"][()]) > 0) if "rewards" in demo else None,
     )

@@ -94,7 +94,7 @@ def _trajectory(path: Path, number: int, record: bytes, config: CutConfig) -> Ro
     if any(len(shelf) != num for shelf in shelves):
         raise ValueError(f"{num} steps have {', '.join(str(len(shelf)) for shelf in shelves)} images")
     actions, proprio = numbers("steps/action"), numbers(f"{_OBSERVED}state")
-    # where there are rewards, a success has one above 0; data without them are taken for demonstrations
+    # where there are rewards, a success has one above 0
     rewards = list(features["steps/reward"].float_list.value) if "steps/reward" in features else []
     return RobotTrajectory.recorded(
         actions,
@@ -104,7 +104,7 @@ def _trajectory(path: Path, number: int, record: bytes, config: CutConfig) -> Ro
         file=path,
         instruction=instruction,
         look=partial(_look, shelves),
-        success=max(rewards, default=1.0) > 0,
+        success=max(rewards) > 0 if rewards else None,
     )
 
 

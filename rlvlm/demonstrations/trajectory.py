@@ -3,9 +3,10 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 import numpy as np
+import tyro
 from numpy.typing import NDArray
 from PIL import Image
 
@@ -13,6 +14,7 @@ from rlvlm.core.errors import UsageError
 from rlvlm.core.steps import FloatArray, Frames
 
 _STILL = 1e-4  # an action of at most this length moves nothing, as in OpenVLA's filter
+SuccessRule = Literal["assumed", "none"]
 GripperUnits = Literal["minus_one_opens", "one_opens", "one_closes"]
 
 
@@ -39,6 +41,9 @@ class CutConfig:
     """Side that images are scaled to; 0 keeps them as they are. A policy wants them at its own size."""
     unlike: bool = False
     """Take what begins elsewhere than the task's own episodes, or whose actions are places and not movements."""
+    success: Annotated[SuccessRule | None, tyro.conf.arg(prefix_name=False)] = None
+    """What data are taken for that do not say which episodes succeeded. assumed: all did; none: none did. None: such
+    data are refused."""
     cameras: tuple[str, ...] = ()
     """Names of the images in the data, in the order of the env's cameras; empty: all, the wrist's last."""
 
@@ -61,7 +66,8 @@ class RobotTrajectory:
     """[T, P]."""
     look: Callable[[NDArray[np.intp]], Frames]
     """Makes the images [n, cameras, H, W, 3] before the steps [n], as they are in the file."""
-    success: bool = True
+    success: bool | None = True
+    """None: the file does not say."""
     is_late: bool = False
     """Whether the file had what was seen after an action beside it; it has been put right."""
 
@@ -71,6 +77,23 @@ class RobotTrajectory:
         if is_late:  # of the first action nobody saw what was before, and of the last state no action followed
             actions, proprio = actions[1:], proprio[:-1]
         return cls(actions=actions, proprio=proprio, is_late=is_late, **rest)
+
+    def known_success(self, rule: SuccessRule | None) -> bool:
+        """Whether the episode is taken for a success.
+
+        Args:
+            rule: for a file that does not say.
+
+        Raises:
+            UsageError: it does not, and there is no rule.
+        """
+        if self.success is None and rule is None:
+            raise UsageError(
+                f"{self.file} does not say whether its episodes succeeded: no next.success, is_success, success or "
+                "reward is in it",
+                "--success assumed takes them all for successes, --success none takes none",
+            )
+        return rule == "assumed" if self.success is None else self.success
 
     def images(self, steps: NDArray[np.intp]) -> Frames:
         """What `look` makes, [n, cameras, H, W, 3].

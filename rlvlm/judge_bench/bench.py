@@ -140,6 +140,7 @@ def summarise(found: Measured) -> dict[str, Any]:
             "seed": found.seed,
             "frames": found.num_frames,
             "score": found.config.score,
+            "success": found.suite.success,
             "is_whole": found.is_whole,
             "left_out": found.left_out,
             "items_s": round(found.items_s, 1),

@@ -163,22 +163,26 @@ def recorded_items(
         recordings: read to the end; torn ones are left out.
         size_px: images are made so small that no side is longer.
         seed: of the draws.
+
+    Raises:
+        UsageError: nothing says which episodes succeeded.
     """
     rng = np.random.default_rng((VERSION, seed, zlib.crc32(task.encode())))
     films = [film for film in recordings if isinstance(film, RobotTrajectory) and len(film.actions) > 1]
     films = list(filter(_has_images, films))  # before anybody is asked, and paid, about the others
     episodes = []
     for number, film in enumerate(films):
+        is_success = film.known_success(suite.success)
         steps = np.unique(np.linspace(0, len(film.actions) - 1, _RECORDED_MOMENTS).astype(int))
         episode = Episode(
             seed=number,
             snapshots=np.stack([np.full(len(steps), number), steps], axis=1).astype(np.float32),
-            progress=np.linspace(0, 1, len(steps), dtype=np.float32) * film.success,
+            progress=np.linspace(0, 1, len(steps), dtype=np.float32) * is_success,
             rewards=np.zeros(len(steps) - 1, np.float32),
-            is_success=film.success,
+            is_success=is_success,
             goal=film.instruction,
             looked=tuple(range(len(steps))),
-            successes=(*[False] * (len(steps) - 1), film.success),
+            successes=(*[False] * (len(steps) - 1), is_success),
         )
         episodes.append(episode)
     goals = sorted({episode.goal for episode in episodes})

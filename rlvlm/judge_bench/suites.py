@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rlvlm.core.errors import UsageError
+from rlvlm.demonstrations.trajectory import SuccessRule
 from rlvlm.envs.registry import full_name, task_families
 
 VERSION = 1
@@ -28,6 +29,8 @@ class Suite:
     """Items of each control."""
     tracks: int = 3
     """Straight episodes whose images are scored one by one, `TRACK_IMAGES` of each."""
+    success: SuccessRule | None = None
+    """What recorded episodes are taken for that do not say whether they succeeded; None: they are refused."""
     shares_scenes: bool = False
     """Whether the tasks of a family happen in one scene, so that each other's goals are goals there too."""
 

@@ -15,13 +15,14 @@ from rlvlm.core.console.tables import plain_console, plain_table
 from rlvlm.core.disk import write_json, write_whole
 from rlvlm.core.errors import EXIT_DONE, EXIT_PREEMPTED, UsageError
 from rlvlm.core.steps import Frames, spread
+from rlvlm.demonstrations.trajectory import SuccessRule
 from rlvlm.judge_bench.asking import Answer, Reference
 from rlvlm.judge_bench.bench import measure, summarise
 from rlvlm.judge_bench.figures import outcome_of
 from rlvlm.judge_bench.items import CASES, Item, TaskItems, noise_like
 from rlvlm.judge_bench.prediction import CURVE_FILE, ExpectedSuccess, predict, read_curve
 from rlvlm.judge_bench.rows import PAIR_NAMES, ROW_FILE, SCORE_NAMES, number_cell, read_row, share_cell
-from rlvlm.judge_bench.suites import find_suite
+from rlvlm.judge_bench.suites import find_suite, is_recording
 from rlvlm.judges.build import build_judge, check_reachable
 from rlvlm.judges.cache import CachedJudge
 from rlvlm.judges.config import JudgeConfig
@@ -36,6 +37,7 @@ TASK_HEADS = ("pairs right", "undecided", "order kept", "AUC of success", "VOC")
 """Columns of the tables with a line per task."""
 GRADE_HEADS = ("task", "asked for", "worth", "for training", "expected success")
 """Columns of the table that says whether to train."""
+_TAKEN = {"assumed": "all are taken for successes", "none": "none is taken for a success"}
 _ASKED_FOR = {"pairs": "comparisons", "scores": "scores"}
 MAX_WORST = 8
 """Wrong answers shown of each kind."""
@@ -57,6 +59,7 @@ def bench_judge(  # noqa: PLR0913 - the command's options
     num_episodes: int | None = None,
     seed: int = 0,
     curve: Path | None = None,
+    success: SuccessRule | None = None,
 ) -> int:
     """Measures a judge, prints its figures, writes row, answers and page into `out`, and returns the exit code.
 
@@ -69,13 +72,16 @@ def bench_judge(  # noqa: PLR0913 - the command's options
         num_pairs: of each task; None: the suite's.
         num_episodes: played of each task, a third as many are shown of each case; None: the suite's.
         seed: of the items.
+        success: what recorded episodes are taken for that do not say whether they succeeded; None: they are refused.
         curve: table of runs that the success of training is predicted from; None: the one that ships.
 
     Raises:
         UsageError: no such suite, or nothing of it can be asked.
         JudgeUnavailable: the judge cannot be loaded, or answers nothing.
     """
-    wanted = find_suite(suite)
+    wanted = replace(find_suite(suite), success=success)
+    if success and not any(map(is_recording, wanted.tasks)):
+        raise UsageError("--success is for recorded data, and has no effect on tasks that are played", "leave it out")
     if num_pairs is not None:
         wanted = replace(wanted, pairs=num_pairs)
     if num_episodes is not None:
@@ -157,9 +163,11 @@ def grade_lines(row: Mapping[str, Any]) -> list[tuple[str, ...]]:
 
 def grade_notes(row: Mapping[str, Any]) -> list[str]:
     """What the columns of `grade_lines` mean, and what the grades of tasks without runs rest on."""
+    rule = row["bench"].get("success")  # rows of older benches have none
+    notes = [f"The data do not say which episodes succeeded: with --success {rule}, {_TAKEN[rule]}."] if rule else []
     if not row["prediction"]:
-        return ["Nothing can be said: neither pairs nor successes beside failures were asked about."]
-    notes = [
+        return [*notes, "Nothing can be said: neither pairs nor successes beside failures were asked about."]
+    notes += [
         "Worth, with its 90 % interval: how often a judge is right that always decides and says as much; 50 % is "
         "chance, below it misleads."
     ]

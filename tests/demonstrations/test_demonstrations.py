@@ -190,7 +190,7 @@ LATER = {"messages": [*asked("<image>one")["messages"], *asked("<image>two")["me
         (said("now?", image="a.png"), ["a"]),  # LLaVA
         (said("<image>now?", image=["a.png", "b.png"]), None),
         (said("<image><image>now?", images=["b.png", "a.png"]), ["ba"]),
-        (asked("now?", messages=[{"role": "system", "content": "<image>"}, *LATER["messages"]], images=["a.png"]), None),
+        (asked("now?", messages=[{"role": "system", "content": "<image>"}, *LATER["messages"]], image="a.png"), None),
     ],
 )  # fmt: skip
 def test_a_chat_is_read_with_all_of_its_images_or_left_out(

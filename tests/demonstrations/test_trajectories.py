@@ -25,6 +25,7 @@ from rlvlm.demonstrations.chunk_form import folder_form, is_whole, kept_images
 from rlvlm.demonstrations.collect import Perturbation, play_episodes
 from rlvlm.demonstrations.folder import DemonstrationFolder, open_folder
 from rlvlm.demonstrations.import_trajectories import Source, import_trajectories
+from rlvlm.demonstrations.lerobot import read_lerobot
 from rlvlm.demonstrations.libero_hdf5 import read_libero
 from rlvlm.demonstrations.rlds import _example_class, _masked_checksum
 from rlvlm.demonstrations.trajectory import CutConfig, RobotTrajectory, cut, moving, opened
@@ -32,6 +33,8 @@ from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.libero.env import to_robosuite
 from rlvlm.envs.push_block import PushBlock
 from rlvlm.envs.registry import make_env, task_env
+from rlvlm.judge_bench.items import recorded_items
+from rlvlm.judge_bench.suites import SUITES
 
 GRIPPERS = np.array([False] * 6 + [True])
 GREEN, RED = "push the green block onto the pad", "push the red block onto the pad"
@@ -341,7 +344,9 @@ def write_lerobot(root: Path, version: str, shown: list[Recorded], kind: str) ->
 
 def table_of(number: int, recorded: Recorded, kind: str) -> pa.Table:
     actions, states, images = recorded
+    is_last = np.arange(len(actions)) == len(actions) - 1
     columns: dict[str, Any] = {"action": actions.tolist(), "observation.state": states.tolist()}
+    columns["next.success"] = is_last
     columns |= {"episode_index": [number] * len(actions), "frame_index": list(range(len(actions)))}
     if kind == "image":
         for camera, name in zip((1, 0), NAMES, strict=True):
@@ -475,6 +480,38 @@ def test_each_row_of_a_film_has_its_own_frame_or_the_film_is_refused(
     for record, (_, states, images), goal in zip(folder.episodes(), shown, (GREEN, RED, GREEN), strict=True):
         assert record.goal == goal and np.array_equal(record.arrays["proprio"], states)
         assert np.abs(kept_images(folder, record).astype(int) - images).max() <= 4, "a step is worth 10"
+
+
+@pytest.mark.parametrize(
+    ("columns", "rule", "successes"),
+    [
+        ({}, None, None),
+        ({}, "assumed", [True, True]),
+        ({}, "none", [False, False]),
+        ({"next.success": [[0, 1, 0], [0, 0, 0]]}, "assumed", [True, False]),
+        ({"is_success": [[1, 1, 0], [0, 0, 1]]}, None, [False, True]),
+        ({"success": [[0, 0, 1], [0, 0, 0]]}, None, [True, False]),
+    ],
+)
+def test_successes_are_read_and_never_taken_for_granted(
+    tmp_path: Path, columns: dict[str, list[list[int]]], rule: str | None, successes: list[bool] | None
+) -> None:
+    write_lerobot(tmp_path / "set", "v2.1", [trajectory(9), trajectory(9, seed=1)], "image")
+    for number, file in enumerate(sorted(tmp_path.glob("set/data/*/*.parquet"))):
+        table = pq.read_table(file).drop_columns("next.success")
+        for name, rows in columns.items():
+            table = table.append_column(name, pa.array(np.repeat(np.bool_(rows[number]), 3)))
+        pq.write_table(table, file)
+    if successes is None:
+        with pytest.raises(UsageError, match="does not say whether its episodes succeeded") as raised:
+            take(tmp_path / "set", "lerobot", tmp_path / "d")
+        assert "--success assumed" in raised.value.fix
+        with pytest.raises(UsageError, match="does not say"):
+            recorded_items(SUITES["tiny"], "set", read_lerobot(tmp_path / "set", CutConfig()), 64, 0)
+        return
+    folder, _ = take(tmp_path / "set", "lerobot", tmp_path / "d", success=rule)
+    assert [record.success for record in folder.episodes()] == successes
+    assert folder.chunks["success"] == ("as recorded" if columns else rule)
 
 
 def test_a_turned_film_is_shown_upright(tmp_path: Path) -> None:
