@@ -50,6 +50,8 @@ class Env(gym.Env[Obs, Act]):
     """What a user should know about this env's images; `rlvlm check-task` prints it."""
     has_success: bool = True
     """Whether the env can tell success; where it cannot, no episode has it, and returns are what is compared."""
+    has_progress: bool = True
+    """Whether progress is measured; where it only repeats `success`, answers are held against true returns."""
     snapshot_size: int
     """S."""
     grain: float

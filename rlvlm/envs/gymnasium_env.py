@@ -99,16 +99,18 @@ class WrappedGymEnv(StepEnv):
         is_mujoco = hasattr(physics, "qpos") and hasattr(physics, "mocap_pos")
         self._images = DrawnScene(env_id, physics) if is_mujoco else StoredImage(env_id)
         self._odd_obs = ""  # what observations are, where they are not as the space says
-        self.has_success = self._threshold is not None
+        self.has_success, self.has_progress = self._threshold is not None, False
         self.reset(seed=seed)
         for _ in range(min(self._episode_steps, _PROBE_STEPS)):  # some say it at the end of an episode alone
             *_, is_terminated, is_truncated, info = self._act(np.zeros(self._low.size, np.float32))
             self._info(info, False)
-            if self.has_success or is_terminated or is_truncated:
+            if (self.has_success and self.has_progress) or is_terminated or is_truncated:
                 break
         self.note = self._images.note
         if not self.has_success:
             self.note += "; the env says nothing of success, so compare returns"
+        if not self.has_progress:
+            self.note += "; it gives no info['progress'], so a judge's answers are held against true returns"
         if self._odd_obs:
             self.note += f"; its observations are {self._odd_obs}, its space says {observed.dtype}: they are converted"
         self.reset(seed=seed)
@@ -249,6 +251,7 @@ class WrappedGymEnv(StepEnv):
         if said:
             self.has_success = True
             success = bool(np.all(self._numbers(said[0], info[said[0]])))
+        self.has_progress = self.has_progress or "progress" in info
         progress = self._numbers("progress", info["progress"]) if "progress" in info else np.array(float(success))
         if progress.size != 1:
             self._refuse("info['progress'] must be one number", info["progress"], whose="of ours")

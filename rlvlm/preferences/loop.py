@@ -155,6 +155,7 @@ class FeedbackLoop:
         config: when and about what the teacher is asked.
         seed: of the draws.
         total_steps: env steps of the run, at whose end nobody is asked; None where it has no end.
+        has_progress: whether the env measures progress; else answers are held against true returns.
     """
 
     def __init__(
@@ -166,8 +167,10 @@ class FeedbackLoop:
         config: FeedbackConfig,
         seed: int,
         total_steps: int | None = None,
+        has_progress: bool = True,
     ) -> None:
         self._teacher = teacher
+        self._has_progress = has_progress
         self._asking = TeacherQueue(teacher, ahead=config.ahead)
         self._queries: Any = queries
         self._model = model
@@ -303,7 +306,7 @@ class FeedbackLoop:
             assert num == num_asked, f"a teacher owes one answer per question, got {num} of {num_asked}"
             records = record_answers(
                 session.questions, session.answers, env_step=session.env_steps, session=session.number,
-                timestamp=time.time(),
+                timestamp=time.time(), has_progress=self._has_progress,
             )  # fmt: skip
             self._records += records
             self._counts.count(records, session.num_look_alike)
@@ -343,5 +346,11 @@ def build_loop(
     )
     queries = make_queries(frames, model, feedback)
     return FeedbackLoop(
-        teacher=teacher, queries=queries, model=model, config=feedback, seed=int(seeds[1]), total_steps=total_steps
+        teacher=teacher,
+        queries=queries,
+        model=model,
+        config=feedback,
+        seed=int(seeds[1]),
+        total_steps=total_steps,
+        has_progress=env.has_progress,
     )

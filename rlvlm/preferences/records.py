@@ -3,6 +3,7 @@
 Filled by the loop, or by the log of a judge that rewards directly; written down by runs/.
 """
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -39,10 +40,14 @@ class QueryRecord:
     """Unix time of the answer, seconds."""
     pair: Pair
     verdict: Verdict
+    has_progress: bool = True
+    """Whether the env measures progress."""
 
     @property
-    def progress(self) -> tuple[float, float]:
-        """Mean true progress of left and right, in [0, 1]."""
+    def progress(self) -> tuple[float, float] | None:
+        """Mean true progress of left and right, in [0, 1]; None where the env measures none."""
+        if not self.has_progress:
+            return None
         return float(self.pair.left.progress.mean()), float(self.pair.right.progress.mean())
 
     @property
@@ -52,10 +57,10 @@ class QueryRecord:
 
     @property
     def correct(self) -> bool | None:
-        """Whether the label names the side with more true progress; None when nothing was decided or the truth is a
-        tie.
+        """Whether the label names the side with more true progress, or with the larger true return where the env
+        measures no progress; None when nothing was decided or the truth is a tie.
         """
-        left, right = self.progress
+        left, right = self.progress or self.returns
         outcome = label_outcome(str(self.verdict.label or ""), right - left)
         return {"right": True, "wrong": False}.get(outcome)
 
@@ -71,15 +76,20 @@ def record_answers(
     session: int,
     timestamp: float,
     first_index: int = 0,
+    has_progress: bool = True,
 ) -> list[Any]:
-    """The records of one session in order, counted from `first_index`: of pairs with verdicts, segments with scores."""
+    """The records of one session in order, counted from `first_index`: of pairs with verdicts, segments with scores.
+
+    Without `has_progress` the env measures none: that of a scored segment is NaN.
+    """
     records: list[Any] = []
     for index, (question, answer) in enumerate(zip(questions, answers, strict=True), first_index):
         about = {"env_step": env_step, "timestamp": timestamp, "index": index}
         if isinstance(question, Pair):
-            records.append(QueryRecord(**about, session=session, pair=question, verdict=answer))
+            about |= {"session": session, "has_progress": has_progress}
+            records.append(QueryRecord(**about, pair=question, verdict=answer))
             continue
-        progress = float(question.progress[-1])  # at its end, as the oracle scores it
+        progress = float(question.progress[-1]) if has_progress else math.nan  # at its end, as the oracle scores it
         item = ScoringItem(goal="", snapshots=question.snapshots, is_success=None, progress=progress)
         env_return = float(question.env_rewards.sum())
         records.append(
@@ -156,10 +166,12 @@ class ScoreLog:
     Args:
         source: judges.
         frames: names images.
+        has_progress: whether the env measures progress.
     """
 
-    def __init__(self, source: JudgedReward, frames: FrameStore) -> None:
+    def __init__(self, source: JudgedReward, frames: FrameStore, has_progress: bool = True) -> None:
         self._source = source
+        self._has_progress = has_progress
         self._frames = frames
         self._waiting: dict[bytes, tuple[Score, float]] = {}
         self._episodes: list[Trajectory] = []
@@ -179,7 +191,7 @@ class ScoreLog:
                     score, timestamp = self._waiting.pop(key)
                     records += record_answers(
                         [episode.segment(step, 1)], [score], env_step=env_steps, session=0, timestamp=timestamp,
-                        first_index=len(records),
+                        first_index=len(records), has_progress=self._has_progress,
                     )  # fmt: skip
         self._episodes.clear()
         return records

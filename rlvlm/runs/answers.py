@@ -4,15 +4,34 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rlvlm.judge_bench.asking import Answer
 from rlvlm.judge_bench.items import Item
 
 _TRUTHS, _SHARES = ("ground_truth_score_1", "ground_truth_score_2"), ("p_left", "p_right", "p_tie")
+_RETURNS = ("return_1", "return_2")
+RETURN = "true return"
+"""Name of the truth where an env measures no progress."""
 _LABELS = {("ok", "0"): "left", ("ok", "1"): "right"}
 """By status and code of the log."""
 MAX_TEXT = 1_000
 """Characters kept of an answer's text."""
+
+
+def truth_name(rows: Sequence[Mapping[str, str]]) -> str:
+    """What the answers of a query log are held against: `progress`, or `true return` where the env measures none."""
+    return "progress" if any(row.get(_TRUTHS[0]) or row.get("ground_truth_score") for row in rows) else RETURN
+
+
+def logged_truths(rows: Sequence[Mapping[str, str]]) -> NDArray[np.float64]:
+    """[N, 2] true progress of left and right; without any the true returns, as shares of their widest gap."""
+    names = _TRUTHS if truth_name(rows) == "progress" else _RETURNS
+    values = np.array([[float(row.get(name) or np.nan) for name in names] for row in rows]).reshape(-1, 2)
+    gaps = np.abs(values[:, 1] - values[:, 0])
+    if names is _TRUTHS or not np.isfinite(gaps).any():
+        return values
+    return values / max(float(np.nanmax(gaps)), 1e-6)
 
 
 def logged_pairs(rows: Sequence[Mapping[str, str]], task: str, goal: str = "") -> tuple[list[Item], list[Answer]]:
@@ -24,11 +43,8 @@ def logged_pairs(rows: Sequence[Mapping[str, str]], task: str, goal: str = "") -
         goal: of its judge.
     """
     items, answers = [], []
-    for place, row in enumerate(rows):
-        numbers: dict[str, Any] = {
-            name: float(row[name]) if row[name] else np.nan for name in (*_TRUTHS, *_SHARES, "latency_s")
-        }
-        left, right = (numbers[name] for name in _TRUTHS)
+    for place, (row, (left, right)) in enumerate(zip(rows, logged_truths(rows).tolist(), strict=True)):
+        numbers: dict[str, Any] = {name: float(row[name]) if row[name] else np.nan for name in (*_SHARES, "latency_s")}
         shares = tuple(numbers[name] for name in _SHARES)
         label = _LABELS.get((row["status"], row["vlm_predicted_label"]), "")
         items.append(pair_of(goal, (left, right)))

@@ -35,12 +35,13 @@ QUERY_COLUMNS = (
     "ground_truth_score_1 ground_truth_score_2 vlm_predicted_label timestamp train_iter "
     "status p_left p_right p_tie session env_step index correct return_1 return_2 latency_s text question"
 ).split()
-"""The first five are the reference's; a score is the simulator's progress, a label 0 (first), 1 (second) or -1. A
-question is named as in the run's label store."""
+"""The first five are the reference's; a score is the simulator's progress, empty where the env measures none (then true
+returns are the truth), a label 0 (first), 1 (second) or -1. A question is named as in the run's label store."""
 SCORE_COLUMNS = (
     "ground_truth_score vlm_score timestamp status session env_step index return latency_s text question"
 ).split()
-"""A score is in [0, 1]; its truth is the simulator's progress, or of a turn its true utility."""
+"""A score is in [0, 1]; its truth is the simulator's progress (empty where the env measures none), or of a turn its
+true utility."""
 CODE_SETTINGS = (
     *("judge.backend", "reward.source", "reward.teacher"),
     *("algo.advantage.estimator", "algo.loss.policy"),

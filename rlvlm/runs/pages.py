@@ -18,6 +18,7 @@ from rlvlm.core.judging import Query
 from rlvlm.core.steps import Frames
 from rlvlm.judges.agreement import wilson_interval
 from rlvlm.judges.prompts import compare_messages
+from rlvlm.runs.answers import truth_name
 from rlvlm.runs.config import RunConfig
 from rlvlm.runs.folder import RunFolder
 from rlvlm.runs.plots import OUTCOMES, outcome
@@ -47,6 +48,7 @@ SCORE_COLOURS = {
     "near the truth": "#2a9d8f",
     "above the truth": "#e76f51",
     "below the truth": "#e9a23b",
+    "scored, progress unknown": "#a8c5da",
     "invalid": "#8d6e97",
     "failed": "#454b54",
 }
@@ -100,7 +102,7 @@ def _of_comparisons(
     tiles = {
         "queries": f"{total:,}",
         "no preference": f"{100 * counts['no preference'] / total:.1f} %",
-        f"accuracy, of {decided:,} decided pairs whose progress differs": (
+        f"accuracy, of {decided:,} decided pairs whose {truth_name(rows)} differs": (
             f"{100 * counts['correct'] / decided:.1f} %" if decided else "none"
         ),
         "unreadable": counts["invalid"],

@@ -16,6 +16,7 @@ from rlvlm.core import metrics
 from rlvlm.core.disk import write_whole
 from rlvlm.core.steps import FloatArray
 from rlvlm.judges.agreement import wilson_interval
+from rlvlm.runs.answers import RETURN, logged_truths, truth_name
 from rlvlm.runs.folder import RunFolder
 from rlvlm.runs.scores import DECODINGS
 
@@ -68,7 +69,7 @@ def write_plots(folder: RunFolder, title: str) -> list[Path]:
     if queries:
         wanted["vlm_accuracy.png"] = lambda: draw_accuracy(queries, title)
         wanted["labels_over_time.png"] = lambda: draw_labels_over_time(queries, title)
-    if any(row["vlm_score"] for row in scores):
+    if any(row["vlm_score"] and row["ground_truth_score"] for row in scores):
         wanted["vlm_scores.png"] = lambda: draw_scores(scores, title, says_success=bool(watched))
     if watched:
         wanted["judge_over_training.png"] = lambda: draw_judge_over_training(watched, title)
@@ -148,7 +149,7 @@ def draw_accuracy(queries: Rows, title: str) -> Figure:
     A bar holds about a tenth of the queries: most pairs lie close together, and of bars of equal width the first would
     have half of them.
     """
-    gaps = np.abs(column(queries, "ground_truth_score_1") - column(queries, "ground_truth_score_2"))
+    gaps = np.abs(np.diff(logged_truths(queries))[:, 0])
     # deciles of the gaps; equal ones share a bar, so there may be fewer than ten
     starts = np.unique(np.sort(gaps)[np.arange(NUM_BINS) * len(gaps) // NUM_BINS])
     bins, num_bins = np.searchsorted(starts, gaps, side="right") - 1, len(starts)
@@ -167,7 +168,10 @@ def draw_accuracy(queries: Rows, title: str) -> Figure:
     axes.legend(ncols=len(OUTCOMES), loc="upper center", bbox_to_anchor=(0.5, -0.01))
     counts.bar(range(num_bins), totals, color="#b9c4c9", width=0.86)
     counts.set_xticks(range(num_bins), [f"{100 * start:.2g}" for start in starts])
-    counts.set(xlabel="difference in true progress from here on, % of the task", ylabel="queries")
+    unit, of = ("true progress", "% of the task")
+    if truth_name(queries) == RETURN:
+        unit, of = RETURN, "% of the widest"
+    counts.set(xlabel=f"difference in {unit} from here on, {of}", ylabel="queries")
     return figure
 
 
@@ -204,7 +208,7 @@ def draw_scores(scores: Rows, title: str, *, says_success: bool = False) -> Figu
     """Every score of the log over the true progress, and the mean score of each tenth of it. Where a score
     `says_success` it need not be as high as progress.
     """
-    given = [row for row in scores if row["vlm_score"]]
+    given = [row for row in scores if row["vlm_score"] and row["ground_truth_score"]]
     truth, said = column(given, "ground_truth_score"), column(given, "vlm_score")
     # full progress belongs to the last tenth
     bins = np.minimum((truth * NUM_BINS).astype(int), NUM_BINS - 1)

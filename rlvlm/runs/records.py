@@ -1,6 +1,7 @@
 """What a run writes down of each question and its answer: rows of its query and score logs, examples with images."""
 
 import base64
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from itertools import groupby
@@ -75,8 +76,8 @@ def query_row(record: QueryRecord) -> dict[str, Any]:
     verdict = record.verdict
     p_left, p_right, p_tie = verdict.probabilities or (None, None, None)
     return {
-        "ground_truth_score_1": record.progress[0],
-        "ground_truth_score_2": record.progress[1],
+        "ground_truth_score_1": record.progress and record.progress[0],
+        "ground_truth_score_2": record.progress and record.progress[1],
         "vlm_predicted_label": -1 if verdict.label is None else _CODES.get(verdict.label, -1),
         "timestamp": _time(record.timestamp),
         "train_iter": record.env_step,
@@ -102,7 +103,7 @@ def score_row(record: ScoredItem, index: int) -> dict[str, Any]:
     """
     score = record.score
     return {
-        "ground_truth_score": record.truth,
+        "ground_truth_score": None if math.isnan(record.truth) else record.truth,
         "vlm_score": score.value,
         "timestamp": _time(record.timestamp),
         "status": str(score.status),
@@ -142,7 +143,9 @@ def compared_examples(records: Sequence[QueryRecord], draw: Draw) -> list[dict[s
                 "index": record.index,
                 "left": encode_png(left),
                 "right": encode_png(right),
-                "progress": [round(progress, 4) for progress in record.progress],
+                # the truth beside the answer: one of the two
+                "progress": record.progress and [round(progress, 4) for progress in record.progress],
+                "returns": [round(number, 4) for number in record.returns],
                 "status": str(verdict.status),
                 "label": None if verdict.label is None else str(verdict.label),
                 "probabilities": shares,
@@ -172,8 +175,9 @@ def scored_examples(records: Sequence[ScoredItem], draw: Draw, goal: str) -> lis
         row = {
             ENV_STEPS: record.env_step,
             "frames": [encode_png(frame) for frame in draw(spread(item.snapshots, MAX_FRAMES), size_px)],
-            "truth": round(record.truth, 4),
-            "progress": round(item.progress, 4),
+            "truth": None if math.isnan(record.truth) else round(record.truth, 4),
+            "progress": None if math.isnan(item.progress) else round(item.progress, 4),
+            "return": round(record.env_return, 4),
             "outcome": outcome,
             "score": score.value,
             "text": score.text,
@@ -186,6 +190,8 @@ def scored_examples(records: Sequence[ScoredItem], draw: Draw, goal: str) -> lis
 
 def nearness(value: float, progress: float) -> str:
     """What became of a score of progress, as a key of `pages.SCORE_COLOURS`."""
+    if math.isnan(progress):
+        return "scored, progress unknown"
     if abs(value - progress) <= NEAR:
         return "near the truth"
     return "above the truth" if value > progress else "below the truth"

@@ -1,5 +1,6 @@
 """What a run comes down to: the numbers of `summary.json`, and the card `README.md`."""
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,11 +11,11 @@ import numpy as np
 from rlvlm.core import metrics
 from rlvlm.core.errors import UsageError
 from rlvlm.core.judging import Status
-from rlvlm.judge_bench.figures import pair_figures
+from rlvlm.judge_bench.figures import pair_figures, rank_correlation
 from rlvlm.judge_bench.rows import beside, read_row, task_figures
 from rlvlm.judges.agreement import wilson_interval
 from rlvlm.rewards.config import StepRewardConfig
-from rlvlm.runs.answers import logged_pairs
+from rlvlm.runs.answers import RETURN, logged_pairs, truth_name
 from rlvlm.runs.checkpoints import RunState
 from rlvlm.runs.config import RunConfig
 from rlvlm.runs.folder import RunFolder
@@ -183,7 +184,9 @@ def summarise_answers(folder: RunFolder) -> dict[str, Any]:
     queries, rows = folder.queries.read(), folder.scores.read()
     # a run that was interrupted may have logged the same answer again, from its store
     scores = list({row["question"] or str(place): row for place, row in enumerate(rows)}.values())
-    return summarise_queries([*queries, *scores]) | {"score_error": score_error(scores)}
+    order = score_order(scores)
+    known = {"score_error": score_error(scores)} | ({} if order is None else {"score_order": order})
+    return summarise_queries([*queries, *scores]) | known
 
 
 def summarise_queries(rows: Sequence[dict[str, str]]) -> dict[str, Any]:
@@ -192,19 +195,33 @@ def summarise_queries(rows: Sequence[dict[str, str]]) -> dict[str, Any]:
     """
     by_status = Counter(row["status"] for row in rows)
     judged = [row["correct"] == "1" for row in rows if row.get("correct")]
+    by_return = bool(rows) and truth_name(rows) == RETURN
     return {
         "queries": len(rows),
         "labels": {str(status): by_status[status] for status in Status},
         "label_accuracy": _mean(judged),
         "labels_checked": len(judged),
+        **({"labels_checked_by": RETURN} if by_return else {}),
     }
 
 
 def score_error(rows: Sequence[dict[str, str]]) -> float | None:
     """Mean distance of scores in [0, 1] from the true progress, of rows of `vlm_score_log.csv`; None where nothing was
-    scored.
+    scored, or the env measures no progress.
     """
-    return _mean([abs(float(row["vlm_score"]) - float(row["ground_truth_score"])) for row in rows if row["vlm_score"]])
+    known = [row for row in rows if row["vlm_score"] and row["ground_truth_score"]]
+    return _mean([abs(float(row["vlm_score"]) - float(row["ground_truth_score"])) for row in known])
+
+
+def score_order(rows: Sequence[dict[str, str]]) -> float | None:
+    """Rank correlation of scores with true returns, where the env measures no progress that they could be held against;
+    None elsewhere, and where nothing was scored.
+    """
+    scored = [row for row in rows if row["vlm_score"] and not row["ground_truth_score"]]
+    if len(scored) < 2:
+        return None
+    found = rank_correlation(*([float(row[name]) for row in scored] for name in ("vlm_score", "return")))
+    return round(found, 4) if math.isfinite(found) else None
 
 
 def _mean(values: Sequence[float]) -> float | None:
@@ -302,7 +319,8 @@ def _results(summary: Mapping[str, Any]) -> dict[str, str]:
         )
         if summary["label_accuracy"] is not None:  # scores are neither right nor wrong, nor are ties of the truth
             checked = f"{summary['labels_checked']:,} of {labels['ok']:,}"
-            rows[f"right, of the {checked} decided ones whose progress differs"] = _percent(summary["label_accuracy"])
+            truth = summary.get("labels_checked_by", "progress")
+            rows[f"right, of the {checked} decided ones whose {truth} differs"] = _percent(summary["label_accuracy"])
     if trust := summary.get("learned_reward"):
         since, count = trust["in_force_from_step"], trust["predicted"]
         share = f"{trust['foretold_right']:,} of {count:,} answers predicted" if count else "no answer was predicted"
@@ -318,6 +336,8 @@ def _results(summary: Mapping[str, Any]) -> dict[str, str]:
                 rows[name] = f"{watched[metric]:.2f}" if metric == metrics.JUDGE_AUC else _percent(watched[metric])
     if summary["score_error"] is not None and metrics.JUDGE_ALARM not in watched:  # that one says who succeeded
         rows["mean error of scores, of the whole scale"] = _percent(summary["score_error"])
+    if (order := summary.get("score_order")) is not None:
+        rows["rank correlation of scores with the true return"] = f"{order:.2f}"
     return rows
 
 

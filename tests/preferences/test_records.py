@@ -1,15 +1,27 @@
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
 import pytest
 from stub_judge import StubJudge
 from tiny_episodes import numbered_trajectory, one_step, pair_of, tiny_episodes, transitions_of, verdict
 
 from rlvlm.core import metrics
 from rlvlm.core.errors import JudgeUnavailable
-from rlvlm.core.judging import Clip, Label, Status, Verdict
+from rlvlm.core.judging import Clip, Label, Score, Status, Verdict
 from rlvlm.core.steps import Pair
 from rlvlm.envs.images import FrameStore
+from rlvlm.judge_bench.figures import pair_figures
 from rlvlm.preferences.records import FeedbackCounts, QueryRecord, ScoreLog, record_answers
 from rlvlm.rewards.judged import JudgedReward
+from rlvlm.runs.answers import logged_pairs, truth_name
+from rlvlm.runs.folder import QUERY_COLUMNS
+from rlvlm.runs.records import query_row, score_row
+from rlvlm.runs.summary import summarise_queries
+from rlvlm.runs.tables import CsvTable
 from rlvlm.testing import TinyEnv
+
+ONE = np.ones(1, np.float32)
 
 
 def records_of(verdicts: list[Verdict]) -> list[QueryRecord]:
@@ -32,6 +44,24 @@ def test_a_record_holds_the_truth_beside_the_answer() -> None:
     assert (record.progress, record.returns) == ((1.5, 11.5), (3.0, 23.0))
     assert (record.env_step, record.session, record.index, record.timestamp) == (7, 2, 0, 1.5)
     assert record.verdict is answer and record.correct is True
+
+
+def test_without_progress_true_returns_say_which_label_is_right(tmp_path: Path) -> None:
+    # progress says right, the true returns 1 and 0 say left
+    pair = Pair(left=replace(one_step(0.1), env_rewards=ONE), right=replace(one_step(0.9), env_rewards=0 * ONE))
+    answers = [verdict(Label.LEFT), verdict(Label.RIGHT)]
+    about = {"env_step": 0, "session": 0, "timestamp": 0, "has_progress": False}
+    records = record_answers([pair] * 2, answers, **about)
+    assert [record.correct for record in records] == [True, False]
+    log = CsvTable(tmp_path / "log.csv", QUERY_COLUMNS, "env_step")
+    log.append(map(query_row, records))
+    rows = log.read()
+    assert rows[0]["ground_truth_score_1"] == "" and truth_name(rows) == "true return"
+    assert pair_figures(*logged_pairs(rows, "t"))["accuracy"]["value"] == 0.5
+    assert summarise_queries(rows)["label_accuracy"] == 0.5
+    scores = [Score(status=Status.OK, value=0.3, stamp=answers[0].stamp)]
+    (scored,) = record_answers([pair.left], scores, **about)
+    assert score_row(scored, 0)["ground_truth_score"] is None, "a score has no truth, only an order by returns"
 
 
 def test_each_kind_of_answer_is_counted_apart() -> None:

@@ -6,9 +6,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rlvlm.algorithms.sac_pebble.runner import Sample
+from rlvlm.core.errors import UsageError
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.env import StepEnv
 from rlvlm.envs.images import FrameStore
+from rlvlm.envs.registry import warn_once
 from rlvlm.judge_bench.preflight import compared_suite, known_items, preflight
 from rlvlm.judge_bench.rows import PAIR_NAMES, share_cell
 from rlvlm.judges.cache import without_memory
@@ -191,6 +193,13 @@ def build_switch(setup: RewardSetup, task: str, viewer: StepEnv, novelty_neighbo
     """
     reward = setup.reward
     judge = setup.make_judge() if reward.asks_judge and setup.make_judge else None
+    if not viewer.has_progress and (reward.is_learned or judge):
+        if reward.is_learned and reward.teacher in ("progress", "measured"):
+            raise UsageError(
+                f"reward.teacher {reward.teacher} needs progress, and {task} gives no info['progress'] in [0, 1]",
+                "give it in step() (docs/tasks.md), or take --reward.teacher oracle, which compares true returns",
+            )
+        warn_once(f"{task} gives no info['progress']: a judge's answers are held against true returns instead")
     frames = FrameStore(viewer, setup.judge.picture_px, capacity=256)
     goal = setup.goal or viewer.goal
     context = SourceContext(env=viewer, frames=frames, goal=goal, judge=judge, novelty_neighbour=novelty_neighbour)
@@ -200,7 +209,7 @@ def build_switch(setup: RewardSetup, task: str, viewer: StepEnv, novelty_neighbo
         return RewardSwitch(
             source,
             novelty=source if isinstance(source, NoveltyReward) else None,
-            log=ScoreLog(source, frames) if isinstance(source, JudgedReward) else None,
+            log=ScoreLog(source, frames, viewer.has_progress) if isinstance(source, JudgedReward) else None,
         )
     teacher = build_teacher(
         reward.teacher, judge=judge, frames=frames, goal=goal, seed=seed, task=task, feedback=setup.feedback
