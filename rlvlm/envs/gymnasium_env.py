@@ -334,7 +334,10 @@ class StoredImage:
         env_id: named in the log.
     """
 
-    note = f"images are images of {STORED_PX} pixels taken at each step, {STORED_PX**2 * 4 // 1024} KB each"
+    note = (
+        f"an image of {STORED_PX} x {STORED_PX} pixels is kept of each step, {STORED_PX**2 * 4 // 1024} KB, "
+        "and enlarged for whoever looks at it: no setting makes it finer"
+    )
 
     def __init__(self, env_id: str) -> None:
         for device in ("VIDEO", "AUDIO"):  # else pygame looks for a screen and for loudspeakers, and says so

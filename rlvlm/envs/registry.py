@@ -187,6 +187,9 @@ def shipped_tasks() -> Iterator[Task]:
 _LOGGER = logging.getLogger(__name__)
 GYMNASIUM = "gym:"
 """What stands before the id of an env that Gymnasium knows."""
+# as Gymnasium has it: it draws its own starts, and nobody knows which part of a scene is the robot
+_GYMNASIUM_ENV = EnvConfig(start="random", robot="visible")
+_GYMNASIUM_SETTINGS = ("start", "robot", "num_envs")
 _TASKS: dict[str, Task] = {}
 
 
@@ -281,12 +284,14 @@ def is_used(name: str, setting: str) -> bool:
 
 def check_unused(name: str, config: EnvConfig) -> None:
     """Passes where each setting that differs from the task's own changes its envs, and its episodes can be as long
-    as they are to be. Imports nothing: of a task that is not registered nobody knows.
+    as they are to be. Imports nothing: of a task of one's own nobody knows.
 
     Raises:
         ValueError: names those that would be ignored, or the longest episode.
     """
-    task = _TASKS.get(name)
+    # the settings of a Gymnasium env are known without it: importing the module that registers it would be slow
+    unread = Task(name=name, goal="", maker="", env=_GYMNASIUM_ENV, used_settings=_GYMNASIUM_SETTINGS)
+    task = unread if name.startswith(GYMNASIUM) else _TASKS.get(name)
     if task is None:
         return
     is_changed = config.episode_steps != task.env.episode_steps
@@ -426,8 +431,8 @@ def _gymnasium_task(name: str) -> Task:
         goal="",
         maker="rlvlm.envs.gymnasium_env:WrappedGymEnv",
         arguments=(env_id,),
-        # as Gymnasium has it: it draws its own starts, and nobody knows which part of a scene is the robot
-        env=EnvConfig(start="random", robot="visible", episode_steps=episode_steps or EnvConfig().episode_steps),
+        env=replace(_GYMNASIUM_ENV, episode_steps=episode_steps or _GYMNASIUM_ENV.episode_steps),
+        used_settings=_GYMNASIUM_SETTINGS,
     )
 
 

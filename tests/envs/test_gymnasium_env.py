@@ -211,7 +211,8 @@ def test_stored_images_are_said_once(caplog: pytest.LogCaptureFixture) -> None:
         StoredImage("Some-v0")
         StoredImage("Some-v0")
     assert [record.message for record in caplog.records] == [
-        "Some-v0 cannot draw a scene again: images are images of 64 pixels taken at each step, 16 KB each"
+        "Some-v0 cannot draw a scene again: an image of 64 x 64 pixels is kept of each step, 16 KB, and enlarged for "
+        "whoever looks at it: no setting makes it finer"
     ]
 
 

@@ -6,6 +6,7 @@ from fnmatch import fnmatchcase
 import pytest
 
 from rlvlm.core.errors import UsageError
+from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.registry import check_unused, task_env
 from rlvlm.runs.checkpoints import RunState
 from rlvlm.runs.config import config_text, read_config_text
@@ -151,6 +152,10 @@ def test_episodes_cannot_be_longer_than_the_rules_of_the_task_let_them(task: str
 
 def test_of_a_task_of_ones_own_nobody_knows_and_none_is_imported() -> None:
     check_unused("no_such_module:TASK", replace(task_env("number_line"), start="random"))
+    gymnasium = EnvConfig(start="fixed", robot="hidden", episode_steps=7, num_envs=2)
+    check_unused("gym:no_such_module:It-v0", gymnasium)
+    with pytest.raises(ValueError, match=r"env.view_px would have no effect on gym:no_such_module:It-v0; what has"):
+        check_unused("gym:no_such_module:It-v0", replace(gymnasium, view_px=300))
 
 
 @pytest.mark.parametrize(
