@@ -1,5 +1,6 @@
 """What a run comes down to: the numbers of `summary.json`, and the card `README.md`."""
 
+import json
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -23,6 +24,10 @@ from rlvlm.runs.scores import DECODINGS
 
 FINAL_EVALUATIONS = 3
 """The final success rate is the mean of this many last evaluations."""
+_GOOD, _NEAR = 0.9, 0.05
+"""Success from which a run needs no advice, and how far it may end below the true reward's run."""
+_GOOD_LABELS, _FEW_LABELS = 0.8, 20
+"""Share of right labels below which the judge comes first, and how many have to be known to say so."""
 _TITLES = {
     "learning_curve.png": "Learning curve",
     "vlm_accuracy.png": "Answers by difficulty",
@@ -89,6 +94,7 @@ def summarise(folder: RunFolder, config: RunConfig, state: RunState, exit_reason
         **({"judge": watched} if (watched := summarise_judge(folder)) else {}),
         **({"learned_reward": trust} if (trust := summarise_trust(folder)) else {}),
         **({"bench": rows} if (rows := beside_bench(folder, config)) else {}),
+        **({"true_reward": beside} if (beside := beside_true_reward(folder, config)) else {}),
     }
 
 
@@ -162,9 +168,9 @@ def beside_bench(folder: RunFolder, config: RunConfig) -> list[list[str]]:
     return beside("scores", own, task_figures(row, config.task, "scores"))
 
 
-def summarise_trust(folder: RunFolder) -> dict[str, int | None]:
-    """Since which step the learned reward is in force, None where it never was, and how many answers it predicted by
-    then, or in all; empty where no reward was fitted.
+def summarise_trust(folder: RunFolder) -> dict[str, float | None]:
+    """Since which step the learned reward is in force, None where it never was, how many answers it predicted by then,
+    or in all, and the share of comparisons that its last fit ordered right; empty where no reward was fitted.
     """
     fitted = [row for row in folder.metrics.read() if row.get(metrics.REWARD_IS_TRUSTED) is not None]
     if not fitted:
@@ -176,7 +182,56 @@ def summarise_trust(folder: RunFolder) -> dict[str, int | None]:
         "in_force_from_step": None if trusted is None else int(trusted[metrics.ENV_STEPS]),
         "predicted": int(row.get(metrics.REWARD_NUM_PREDICTED, 0)),
         "foretold_right": int(row.get(metrics.REWARD_NUM_PREDICTED_RIGHT, 0)),
+        "train_accuracy": fitted[-1].get(metrics.REWARD_ACCURACY),
     }
+
+
+def beside_true_reward(folder: RunFolder, config: RunConfig) -> dict[str, Any]:
+    """Success and env steps of the task's run of the true reward in the folder beside this one, the longest of them;
+    empty where there is none, or this run is one.
+    """
+    found = []
+    for file in folder.path.parent.glob("*/summary.json"):
+        try:
+            other = json.loads(file.read_text())
+            if (other["task"], other["reward"]) == (config.task, "environment reward") and file.parent != folder.path:
+                found.append({"success": float(other["success"]), "env_steps": int(other["env_steps"])})
+        except (OSError, ValueError, TypeError, KeyError):  # a run that was cut short, or measured no success
+            continue
+    is_learned = isinstance(config.reward, StepRewardConfig) and config.reward.is_learned
+    return max(found, key=lambda run: run["env_steps"], default={}) if is_learned else {}
+
+
+def what_to_change(config: RunConfig, summary: Mapping[str, Any]) -> list[str]:
+    """The card's section on what to change first, as Markdown lines, the likeliest cause first: where a reward learned
+    from labels ends below the run of the true reward beside it or, without such a run, below 90 % success; else empty.
+    """
+    reward, feedback, model = config.reward, config.feedback, config.reward_model
+    rate, beside = summary["success"], summary.get("true_reward")
+    if not (isinstance(reward, StepRewardConfig) and reward.is_learned and feedback and model) or rate is None:
+        return []
+    if summary["exit_reason"] != "done" or rate >= (beside["success"] - _NEAR if beside else _GOOD):
+        return []
+    right, fit = summary["label_accuracy"], (summary.get("learned_reward") or {}).get("train_accuracy")
+    is_wrong = right is not None and right < _GOOD_LABELS and summary["labels_checked"] >= _FEW_LABELS
+    causes = {
+        "The true reward, to compare with: the same command with `--reward.source environment`, into a folder beside "
+        "this one. Where it ends no higher, no label helps: look at the env and at the number of steps.": not beside,
+        f"The judge: {_percent(right)} of its labels are right. `rlvlm judge-bench {config.task}` tries others, other "
+        "prompts and both orders.": is_wrong,
+        "The reward model: `--reward.model state`, where the observation holds what the images show.": (
+            reward.model != "state"
+        ),
+        f"Its fit: it orders {_percent(fit)} of the labels it trained on. Set `--reward-model.max-updates "
+        f"{2 * model.max_updates}`.": fit is not None and fit < model.stop_accuracy and not is_wrong,
+        f"More labels and steps: `--feedback.queries {2 * feedback.queries} --steps {2 * config.steps}`.": True,
+    }
+    lines = ["## What to change first\n", f"The policy ends {_percent(rate)} of episodes in success."]
+    if beside:
+        lines[-1] += f" The true reward's run beside this one: {_percent(beside['success'])}"
+        lines[-1] += f" after {beside['env_steps']:,} env steps."
+    chosen = [cause for cause, holds in causes.items() if holds]
+    return [*lines, "", *(f"{number}. {cause}" for number, cause in enumerate(chosen, start=1)), ""]
 
 
 def summarise_answers(folder: RunFolder) -> dict[str, Any]:
@@ -266,6 +321,7 @@ def run_card(  # one page, one argument per source of facts
         lines += ["| the judge | in this run | in its bench |", "|---|---|---|"]
         lines += [f"| {' | '.join(cells)} |" for cells in rows]
         lines.append("")
+    lines += what_to_change(config, summary)
     lines += [f"![{title}](plots/{name})\n" for name, title in _TITLES.items() if f"plots/{name}" in files]
     lines += [f"- video: [{file}]({file})" for file in files if file.endswith(".mp4")]
     lines += [f"- {text}: [{name}]({name})" for name, text in _PAGES.items() if name in files]

@@ -1,8 +1,9 @@
 import io
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -126,6 +127,39 @@ def test_the_card_says_when_and_why_the_learned_reward_counted(filled: RunFolder
             assert f"| learned reward | {unused} |" in card(filled, config, "done", [])
     text = card(filled, config, "done", [])
     assert "| learned reward | used from step 6,000 on, 112 of 150 answers predicted by then |" in text
+
+
+@pytest.mark.parametrize(
+    ("true", "settings", "first", "others"),
+    [
+        (None, {}, "1. The true reward, to compare with", ("2. The reward model: `--reward.model state`",)),
+        (0.95, {}, "1. The reward model", ("one: 95.0 % after 9,000 env steps", "2. Its fit")),
+        (0.95, {"model": "state"}, "1. Its fit: it orders 80.0 % of", ("max-updates 200`", "2. More labels and steps")),
+        (0.6, {}, "", ()),
+    ],
+)  # fmt: skip
+def test_labels_that_end_below_the_true_reward_are_told_what_to_change_first(
+    folder: RunFolder,
+    config: RunConfig,
+    true: float | None,
+    settings: dict[str, Any],
+    first: str,
+    others: Sequence[str],
+) -> None:
+    config = replace(config, reward=replace(config.reward, **settings))
+    row = {"step": 4_000, "success_rate": 0.6, "success_at_end": 0.6, "episode_return": 1.0, "final_progress": 1.0}
+    folder.evaluations.append([row | {"episodes": 20, "wall_s": 1.0}])
+    folder.metrics.append([{metrics.ENV_STEPS: 4_000, metrics.REWARD_IS_TRUSTED: 1, metrics.REWARD_ACCURACY: 0.8}])
+    (folder.path.parent / "torn").mkdir()
+    (folder.path.parent / "torn" / "summary.json").write_text('{"task": "drawer_')
+    if true is not None:
+        (folder.path.parent / "true").mkdir()
+        ended = {"task": config.task, "reward": "environment reward", "success": true, "env_steps": 9_000}
+        (folder.path.parent / "true" / "summary.json").write_text(json.dumps(ended))
+    text = card(folder, config, "done", [])
+    assert first in text and all(other in text for other in others)
+    assert ("## What to change first" in text) == bool(first)
+    assert "What to change first" not in card(folder, config, "SIGTERM", [])
 
 
 def test_greedy_and_sampled_play_stand_beside_each_other_before_and_after(folder: RunFolder, config: RunConfig) -> None:
