@@ -10,14 +10,14 @@ TASK = Task(
     name="reach_arm",
     goal="touch the green ball with the red tip of the arm",
     maker="reach_arm:make",
-    env=EnvConfig(episode_steps=50),
+    env=EnvConfig(start="random", episode_steps=50),
 )
 XML = """
 <mujoco>
   <option timestep=".01"/>
   <default>
-    <joint type="hinge" axis="0 0 1" damping=".5" armature=".1"/>
-    <geom type="capsule" size=".04" contype="0" conaffinity="0" rgba=".3 .4 .6 1"/>
+    <joint type="hinge" axis="0 0 1" damping="1" armature=".1"/>
+    <geom type="capsule" size=".04" density="200" contype="0" conaffinity="0" rgba=".3 .4 .6 1"/>
   </default>
   <worldbody>
     <camera pos="0 0 3" fovy="50"/>
