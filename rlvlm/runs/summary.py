@@ -28,6 +28,8 @@ _GOOD, _NEAR = 0.9, 0.05
 """Success from which a run needs no advice, and how far it may end below the true reward's run."""
 _GOOD_LABELS, _FEW_LABELS = 0.8, 20
 """Share of right labels below which the judge comes first, and how many have to be known to say so."""
+_GOOD_FIT = 0.85
+"""Share of its own labels that a fit orders right, below which it wants more updates; above, these only overfit."""
 _TITLES = {
     "learning_curve.png": "Learning curve",
     "vlm_accuracy.png": "Answers by difficulty",
@@ -170,7 +172,8 @@ def beside_bench(folder: RunFolder, config: RunConfig) -> list[list[str]]:
 
 def summarise_trust(folder: RunFolder) -> dict[str, float | None]:
     """Since which step the learned reward is in force, None where it never was, how many answers it predicted by then,
-    or in all, and the share of comparisons that its last fit ordered right; empty where no reward was fitted.
+    or in all, and which share of comparisons the last fit ordered right, and of the newest before it trained on them;
+    empty where no reward was fitted.
     """
     fitted = [row for row in folder.metrics.read() if row.get(metrics.REWARD_IS_TRUSTED) is not None]
     if not fitted:
@@ -183,6 +186,7 @@ def summarise_trust(folder: RunFolder) -> dict[str, float | None]:
         "predicted": int(row.get(metrics.REWARD_NUM_PREDICTED, 0)),
         "foretold_right": int(row.get(metrics.REWARD_NUM_PREDICTED_RIGHT, 0)),
         "train_accuracy": fitted[-1].get(metrics.REWARD_ACCURACY),
+        "newest_predicted": fitted[-1].get(metrics.REWARD_PREDICTED),
     }
 
 
@@ -212,7 +216,13 @@ def what_to_change(config: RunConfig, summary: Mapping[str, Any]) -> list[str]:
         return []
     if summary["exit_reason"] != "done" or rate >= (beside["success"] - _NEAR if beside else _GOOD):
         return []
-    right, fit = summary["label_accuracy"], (summary.get("learned_reward") or {}).get("train_accuracy")
+    trust, right = summary.get("learned_reward") or {}, summary["label_accuracy"]
+    fit, unseen = trust.get("train_accuracy"), trust.get("newest_predicted")
+    held = (
+        ""
+        if unseen is None
+        else f" Of the newest labels {_percent(unseen)} were predicted before they were trained on."
+    )
     is_wrong = right is not None and right < _GOOD_LABELS and summary["labels_checked"] >= _FEW_LABELS
     causes = {
         "The true reward, to compare with: the same command with `--reward.source environment`, into a folder beside "
@@ -223,8 +233,8 @@ def what_to_change(config: RunConfig, summary: Mapping[str, Any]) -> list[str]:
             reward.model != "state"
         ),
         f"Its fit: it orders {_percent(fit)} of the labels it trained on. Set `--reward-model.max-updates "
-        f"{2 * model.max_updates}`.": fit is not None and fit < model.stop_accuracy and not is_wrong,
-        f"More labels and steps: `--feedback.queries {2 * feedback.queries} --steps {2 * config.steps}`.": True,
+        f"{2 * model.max_updates}`.": fit is not None and fit < _GOOD_FIT and not is_wrong,
+        f"More labels and steps: `--feedback.queries {2 * feedback.queries} --steps {2 * config.steps}`.{held}": True,
     }
     lines = ["## What to change first\n", f"The policy ends {_percent(rate)} of episodes in success."]
     if beside:

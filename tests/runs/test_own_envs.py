@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from rlvlm.rewards.config import StepRewardConfig
 from rlvlm.runs.recipes import recipe
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -17,9 +18,10 @@ def test_a_task_of_ones_own_learns_its_reward_from_states(monkeypatch: pytest.Mo
     monkeypatch.syspath_prepend(str(EXAMPLES))
     for task, steps in (("gym:four_envs:Push-v0", 60), ("reach_arm:TASK", 50)):
         config = recipe(task)
+        assert isinstance(config.reward, StepRewardConfig)
         assert (config.reward.model, config.env.start, config.env.episode_steps) == ("state", "random", steps)
         assert config.max_queries == 7_200, "18 sessions of 400"
-    assert recipe("drawer_open").reward.model == "image", "ours are as the paper has them"
+    assert recipe("drawer_open").reward == StepRewardConfig(), "ours are as the paper has them"
 
 
 @pytest.mark.full  # two runs of up to 15 minutes each on two cores

@@ -134,7 +134,7 @@ def test_the_card_says_when_and_why_the_learned_reward_counted(filled: RunFolder
     [
         (None, {}, "1. The true reward, to compare with", ("2. The reward model: `--reward.model state`",)),
         (0.95, {}, "1. The reward model", ("one: 95.0 % after 9,000 env steps", "2. Its fit")),
-        (0.95, {"model": "state"}, "1. Its fit: it orders 80.0 % of", ("max-updates 200`", "2. More labels and steps")),
+        (0.95, {"model": "state"}, "1. Its fit: it orders 80.0 % of", ("max-updates 200`", "newest labels 70.0 %")),
         (0.6, {}, "", ()),
     ],
 )  # fmt: skip
@@ -149,7 +149,8 @@ def test_labels_that_end_below_the_true_reward_are_told_what_to_change_first(
     config = replace(config, reward=replace(config.reward, **settings))
     row = {"step": 4_000, "success_rate": 0.6, "success_at_end": 0.6, "episode_return": 1.0, "final_progress": 1.0}
     folder.evaluations.append([row | {"episodes": 20, "wall_s": 1.0}])
-    folder.metrics.append([{metrics.ENV_STEPS: 4_000, metrics.REWARD_IS_TRUSTED: 1, metrics.REWARD_ACCURACY: 0.8}])
+    fitted = {metrics.REWARD_IS_TRUSTED: 1, metrics.REWARD_ACCURACY: 0.8, metrics.REWARD_PREDICTED: 0.7}
+    folder.metrics.append([{metrics.ENV_STEPS: 4_000, **fitted}])
     (folder.path.parent / "torn").mkdir()
     (folder.path.parent / "torn" / "summary.json").write_text('{"task": "drawer_')
     if true is not None:
