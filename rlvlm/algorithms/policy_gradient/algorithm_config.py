@@ -138,6 +138,11 @@ class TokenConfig(BaseConfig):
                 f"the reward is {self.reward.title('judge')}, make_judge {self.make_judge}: a judge's score needs one, "
                 "and no other reward does"
             )
+        if self.policy is not None and self.reward.weights["novelty"]:
+            raise ValueError(
+                f"reward.mixture.novelty is that of the actions of envs in turns, which have names, got "
+                f"{self.reward.mixture.novelty:g} for {self.task}, an env in chunks; leave it out"
+            )
         if "groups" in needs and algo.group_size < 2:
             raise ValueError(f"{algo.advantage.estimator} needs algo.group_size >= 2, got {algo.group_size}")
         if "groups" in needs and self.policy is None and algo.num_envs % algo.group_size:

@@ -1,0 +1,101 @@
+"""Every source of reward with every kind of env: a run learns from it, or it is refused by name before Ray starts."""
+
+import math
+from typing import Any
+
+import pytest
+
+from rlvlm.core.errors import UsageError
+from rlvlm.rewards.config import SOURCES
+from rlvlm.runs.build import algorithm_settings, built
+from rlvlm.runs.config import RunConfig
+from rlvlm.runs.recipes import recipe
+from rlvlm.runs.settings import override
+from rlvlm.testing.judges import FakeJudge
+
+KINDS: dict[str, dict[str, Any]] = {
+    "steps rlvlm.testing:TINY": {
+        "steps": 160, "env.episode_steps": 20, "algo.seed_steps": 40, "algo.batch_size": 32, "algo.hidden": [32, 32],
+        "feedback.first_step": 60, "feedback.every_steps": 60, "feedback.queries": 8, "reward_model.ensemble": 2,
+    },
+    "turns number_line": {
+        "steps": 24, "algo.num_envs": 4, "algo.rollout_turns": 12, "algo.minibatch_turns": 8,
+        "algo.max_reply_tokens": 8, "sft.turns": 0, "reward.monitor.preflight": 0, "reward.monitor.controls": 0,
+    },
+    "chunks push_block": {
+        "steps": 120, "sft.episodes": 4, "sft.updates": 4, "sft.scenes": 0, "algo.groups": 2, "algo.group_size": 2,
+        "algo.rounds": 1, "policy.pocket.hidden": 32, "policy.pocket.image_px": 16, "reward.monitor.preflight": 0,
+        "reward.monitor.controls": 0, "policy.pocket.predicts_offsets": False,
+    },
+}  # fmt: skip
+"""The smallest run of each kind."""
+BY_EPISODE = {"reward.per": "episode", "judge.score": "progress"}
+BY_TURN = {"reward.per": "turn", "judge.score": "utility"}
+
+
+def judged(**settings: Any) -> dict[str, Any]:
+    return {"reward.source": "judged", **{name.replace("__", "."): value for name, value in settings.items()}}
+
+
+def mixed(*sources: str) -> dict[str, Any]:
+    return {"reward.source": "mixture", **{f"reward.mixture.{name}": 1.0 for name in sources}}
+
+
+def configured(kind: str, settings: dict[str, Any]) -> RunConfig:
+    return override(recipe(kind.split()[1]), KINDS[kind] | settings)
+
+
+STEPS, TURNS, CHUNKS = KINDS
+TABLE: list[tuple[str, dict[str, Any], str]] = [
+    *((STEPS, {"reward.source": name}, "") for name in ("environment", "success", "novelty", "judged")),
+    *((STEPS, {"reward.source": name, "reward.teacher": "oracle"}, "") for name in ("preference", "score")),
+    *((STEPS, {"reward.source": name}, "") for name in ("preference", "score")),
+    (STEPS, {"reward.source": "mixture"}, "reward.source is 'mixture'"),
+    *((kind, {"reward.source": name}, "") for kind in (TURNS, CHUNKS) for name in ("environment", "success")),
+    *(
+        (kind, {"reward.source": name}, "reward.source")
+        for kind in (TURNS, CHUNKS)
+        for name in ("preference", "score", "novelty")
+    ),
+    *(
+        (kind, judged(reward__teacher=teacher) | per, "")
+        for kind in (TURNS, CHUNKS)
+        for teacher, per in (
+            *(("judge", BY_TURN), ("judge", BY_EPISODE), ("random", BY_TURN), ("random", BY_EPISODE)),
+            *(("biased", BY_EPISODE), ("progress", BY_EPISODE)),
+        )
+    ),
+    *((kind, mixed("environment", "judged") | per, "") for kind in (TURNS, CHUNKS) for per in (BY_TURN, BY_EPISODE)),
+    (TURNS, mixed("environment", "novelty"), ""),
+    (CHUNKS, mixed("environment", "novelty"), "reward.mixture.novelty"),
+]
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "settings", "refusal"), [row for row in TABLE if not row[2]])
+def test_a_run_learns_from_the_source(
+    local_ray: None,
+    kind: str,
+    settings: dict[str, Any],
+    refusal: str,  # noqa: ARG001 - the table's columns
+) -> None:
+    config = configured(kind, settings)
+    with built(algorithm_settings(config, FakeJudge if config.reward.asks_judge else None)) as algorithm:
+        algorithm.prepare(lambda line: None)
+        while algorithm.env_steps < config.steps:
+            algorithm.train()
+        assert all(map(math.isfinite, algorithm.report().values()))
+
+
+@pytest.mark.parametrize(("kind", "settings", "refusal"), [row for row in TABLE if row[2]])
+def test_a_source_that_the_kind_has_not_is_refused_before_anything_starts(
+    kind: str, settings: dict[str, Any], refusal: str
+) -> None:
+    with pytest.raises((UsageError, ValueError), match=refusal):
+        algorithm_settings(configured(kind, settings), None).validate()
+
+
+def test_every_source_of_every_kind_has_a_row() -> None:
+    rows = {(kind, settings["reward.source"]) for kind, settings, _ in TABLE}
+    assert rows == {(kind, source) for kind in KINDS for source in (*SOURCES, "mixture")}
