@@ -6,12 +6,16 @@ os.environ.setdefault("RAY_AUTH_MODE", "disabled")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # small matrices: a second thread costs more than it gives
 
+import atexit
 import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="rlvlm-state-")  # what tests trust, the user has not
+atexit.register(shutil.rmtree, os.environ["XDG_STATE_HOME"], ignore_errors=True)
 
 
 @pytest.fixture(scope="session")

@@ -1,7 +1,7 @@
 """`rlvlm data show | export | import`."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -22,6 +22,8 @@ class ShowArguments:
 
     folder: tyro.conf.Positional[Path]
     """Made by `rlvlm collect`."""
+    trust: bool = False
+    """Import the task that the folder names as MODULE:NAME, which runs its code."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,9 +81,9 @@ def show(arguments: ShowArguments) -> str:
         from rlvlm.reports.contact_sheet import write_sheet
 
         # drawn as it was collected; the folder says how
-        env = read_settings(EnvConfig, folder.env)
+        env = replace(read_settings(EnvConfig, folder.env), prompt="")  # a file elsewhere; images need none
         try:
-            sheet = write_sheet(folder, lambda: make_env(folder.task, env, 0))
+            sheet = write_sheet(folder, lambda: make_env(folder.trusted_task(trust=arguments.trust), env, 0))
             note = f"look at {sheet}\n" if sheet else ""
         except MachineError as error:  # the counts need no renderer
             note = f"no contact sheet: {error}\n"
@@ -118,7 +120,8 @@ def import_file(arguments: ImportArguments) -> str:
     task, file, out, form = full_name(arguments.task), arguments.file, arguments.out, arguments.form
     kind, example = ("turns", "number_line") if form == "chats" else ("chunks", "libero_object/0")
     if form == "chats" and arguments.cut != CutConfig():
-        raise UsageError("--cut and --success are for trajectories, and have no effect on chats", "say what they are: --form libero")
+        what = "--cut and --success are for trajectories, and have no effect on chats"
+        raise UsageError(what, "say what they are: --form libero")
     if form != "chats" and (arguments.player, arguments.images) != ("imported", None):
         raise UsageError("--player and --images are for chats, and have no effect on trajectories", "leave them out")
     if find_task(task).kind != kind:

@@ -10,10 +10,9 @@ import tyro
 
 from rlvlm.algorithms.checkpoint import CorruptCheckpoint
 from rlvlm.commands.arguments import parse_options
-from rlvlm.core.disk import write_whole
 from rlvlm.core.errors import EXIT_DONE, UsageError
 from rlvlm.runs.config import config_text
-from rlvlm.runs.folder import check_newest, check_settings, check_trust, find_folder
+from rlvlm.runs.folder import check_newest, check_settings, check_trust, find_folder, write_settings
 from rlvlm.runs.preflight import check_before_run
 
 
@@ -63,7 +62,7 @@ def command(words: Sequence[str], prog: str) -> int:
     check_before_run(config)
     if options:
         with folder.locked():  # not under the hands of a run that works: its folder would no longer say what it does
-            write_whole(folder.path / "config.yaml", config_text(config))
+            write_settings(folder.path / "config.yaml", config_text(config))
     if newest is None:
         sys.stdout.write(f"{folder.path} has no checkpoint yet, so the run starts again from step 0\n")
     from rlvlm.runs.train import resume_run

@@ -11,6 +11,8 @@ from typing import Any, TypeVar
 from rlvlm.core.errors import UsageError
 
 Registered = TypeVar("Registered")
+GYMNASIUM = "gym:"
+"""What stands before the id of an env that Gymnasium knows."""
 
 
 def is_reference(name: str) -> bool:

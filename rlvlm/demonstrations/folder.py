@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from rlvlm.core.disk import append_whole, replacing, write_json
 from rlvlm.core.errors import UsageError
+from rlvlm.core.trust import check_folder, foreign_code, remember
 from rlvlm.demonstrations.records import DamagedRecord, EpisodeRecord, from_json, to_json
 from rlvlm.labels.images import ImageStore, image_digest
 
@@ -38,6 +39,7 @@ class DemonstrationFolder:
     def __init__(self, path: Path, about: dict[str, Any]) -> None:
         self.path = path
         self.task: str = about["task"]
+        """As the folder's file says it, so not to be imported: that is what `trusted_task` is for."""
         self.kind: str = about["kind"]
         self.action_names: tuple[str, ...] = tuple(about["action_names"])
         """Words of the actions of an env in turns; empty for chunks."""
@@ -59,6 +61,16 @@ class DemonstrationFolder:
         if self.task != task:
             what = f"{self.path} holds demonstrations of {self.task}, not of {task}"
             raise UsageError(what, f"rlvlm collect {task}, or run {self.task} with these")
+
+    def trusted_task(self, *, trust: bool) -> str:
+        """The task's name, for those who import the task; `task` is for those who only read it.
+
+        Raises:
+            UsageError: it names code that the user has not trusted, and did not collect with on this machine.
+        """
+        mark = self.path / _MARK
+        check_folder(mark, "", foreign_code([self.task]), {}, trust=trust)
+        return self.task
 
     def differs(self, env: Mapping[str, Any]) -> list[str]:
         """Which settings of `env` the episodes were not collected with, in words; none that are not known."""
@@ -167,6 +179,7 @@ def create_folder(
     about |= {} if chunks is None else {"chunks": json.loads(json.dumps(chunks))}
     path.mkdir(parents=True, exist_ok=True)
     write_json(path / _MARK, about)
+    remember("", foreign_code([task]))  # the caller's own words, and no file's
     return DemonstrationFolder(path, about)
 
 

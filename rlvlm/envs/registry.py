@@ -17,6 +17,7 @@ from string import Template
 from typing import TYPE_CHECKING, Any, Literal
 
 from rlvlm.core.errors import UsageError
+from rlvlm.core.plugins import GYMNASIUM
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.deformables.goals import DEFORMABLE_ENVS, DEFORMABLE_GOALS, RETURN_RANGES, SOFTGYM_GOALS
 from rlvlm.envs.gym_cards.games import GAMES
@@ -185,8 +186,6 @@ def shipped_tasks() -> Iterator[Task]:
 
 
 _LOGGER = logging.getLogger(__name__)
-GYMNASIUM = "gym:"
-"""What stands before the id of an env that Gymnasium knows."""
 # as Gymnasium has it: it draws its own starts, and nobody knows which part of a scene is the robot
 _GYMNASIUM_ENV = EnvConfig(start="random", robot="visible")
 _GYMNASIUM_SETTINGS = ("start", "robot", "num_envs")

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 from rlvlm.core.disk import check_links, held, try_file_system, write_json, write_whole
 from rlvlm.core.errors import MachineError, NumericsError, UsageError
 from rlvlm.core.metrics import ENV_STEPS
+from rlvlm.core.trust import check_folder, code_digests, foreign_code, is_trusted, remember
 from rlvlm.core.yaml_text import read_yaml
-from rlvlm.envs.registry import GYMNASIUM
 from rlvlm.runs.checkpoints import Checkpoint, RunState, checkpoint_store, newest_sound, resolved
 from rlvlm.runs.config import RunConfig, config_text, read_config_text
 from rlvlm.runs.environment import describe_environment
@@ -47,7 +47,14 @@ CODE_SETTINGS = (
     *("algo.advantage.estimator", "algo.loss.policy"),
 )
 """Besides the task, those that may name code of the user's own."""
-_OWN = re.compile(r"rlvlm(\.(?!py:)\w+)+:\w+")  # rlvlm.py:NAME would be a file of that name
+WAYS_OUT = (
+    *("api.base_url", "api.key_env", "api.key_file", "api.ledger", "engine.python", "vllm.python"),
+    *("judge.store", "cached.store", "judge.wording", "reward.measured", "feedback.measured", "track.bench"),
+    *("sft.demonstrations", "sft.start_from", "policy.adapter"),
+)
+"""Settings that lead out of a run's folder: servers, variables, files elsewhere, programs; with `env.prompt`."""
+USUAL_KEYS = ("OPENAI_API_KEY", "GEMINI_API_KEY", "GOOGLE_API_KEY")
+"""Variables whose value goes to their own provider where no `base_url` is set."""
 RAY_COPY = "_ray_pkg_"
 """How the folders begin into which Ray unpacks a job's --working-dir."""
 BYTES_NEEDED = 512 * 2**20
@@ -94,8 +101,7 @@ class RunFolder:
     @property
     def resume_command(self) -> str:
         """What goes on with the run; one that imports code of the user's own says so."""
-        trust = " --trust" if code_named(self.config(), goes_on=True) else ""
-        return f"rlvlm resume {shlex.quote(str(self.path))}{trust}"
+        return f"rlvlm resume {shlex.quote(str(self.path))}{trust_option(self.path / 'config.yaml')}"
 
     def environment(self) -> dict[str, Any]:
         """Versions, commit and hardware."""
@@ -218,8 +224,10 @@ def create_folder(config: RunConfig, command: Sequence[str], started: datetime) 
         # nothing of another run may be resumed by this one
         folder.checkpoints.discard_after(-1)  # of a run that had this path before, on scratch
         (path / "command.txt").write_text(shlex.join(command) + "\n")  # in place: it is what `locked` locks
-        write_json(path / "environment.json", describe_environment())
-        write_whole(path / "config.yaml", config_text(config))
+        code = code_named(config, goes_on=True)
+        own = {"own_code": code_digests(code)} if code else {}
+        write_json(path / "environment.json", describe_environment() | own)
+        write_settings(path / "config.yaml", config_text(config))
     except OSError as error:
         folder.remove()
         raise UsageError(f"cannot write the run's folder {path}: {error.strerror}", "choose another --out") from error
@@ -236,12 +244,17 @@ def find_folder(path: Path | str) -> RunFolder:
     if not here.exists():
         raise UsageError(f"{path} does not exist", "name the folder that a run printed at its start")
     for candidate in (here, *here.parents):
-        if (candidate / "config.yaml").is_file() and (candidate / "command.txt").is_file():
+        if _is_run(candidate):
             return RunFolder(candidate, read_config(candidate).track.keep_checkpoints)
     raise UsageError(
         f"{path} is not in a run's folder: no config.yaml with its command.txt around it",
         "name one like runs/TASK/<time>",
     )
+
+
+def _is_run(path: Path) -> bool:
+    """Whether `path` is a run's folder: a config.yaml alone may be a copy that somebody edits."""
+    return (path / "config.yaml").is_file() and (path / "command.txt").is_file()
 
 
 def find_folders(path: Path) -> list[RunFolder]:
@@ -338,40 +351,75 @@ def _numbered(path: Path) -> Iterator[Path]:
 
 
 def check_trust(paths: Sequence[Path], *, trust: bool, goes_on: bool = False) -> None:
-    """Lets pass what imports nothing but rlvlm, and everything where `trust` says so. Nothing is imported here.
+    """Lets pass what imports nothing but rlvlm and stays in its folder, what this user made or trusted on this machine,
+    and everything where `trust` says so, which is remembered. Nothing is imported here.
 
     Args:
         paths: folders of runs or sweeps, folders full of them, or files in them.
         trust: whether the user gave --trust.
-        goes_on: whether the run is trained on or its judge asked, which imports more than its task.
+        goes_on: whether the run is trained on or its judge asked, which imports more than its task, and goes where the
+            other settings lead.
 
     Raises:
-        UsageError: a folder names code and is not trusted, or its file cannot be read.
+        UsageError: a folder is not trusted, or its file cannot be read.
     """
-    if trust:
-        return
     for file in (file for path in paths for file in _settings_of(path)):
-        for name in code_named(read_yaml(_text_of(file), str(file)), goes_on=goes_on):
-            what = f"{file} names code outside of rlvlm, {name}, which would be imported, and so executed"
-            raise UsageError(what, "inspect it; if you trust its author, add --trust")
+        text = _text_of(file)
+        settings = read_yaml(text, str(file))
+        code, out = code_named(settings, goes_on=goes_on), ways_out(settings, goes_on=goes_on)
+        check_folder(file, text, code, out, trust=trust)
+
+
+def write_settings(file: Path, text: str) -> None:
+    """Writes a file of settings that the user made or has trusted, and remembers that.
+
+    Raises:
+        OSError: the disk refused.
+    """
+    write_whole(file, text)
+    remember(text, code_named(read_yaml(text, str(file)), goes_on=True))
+
+
+def trust_option(file: Path) -> str:
+    """` --trust` where going on with the run or sweep of this file of settings asks for it on this machine, else empty.
+
+    Raises:
+        UsageError: the file cannot be read.
+    """
+    text = _text_of(file)
+    settings = read_yaml(text, str(file))
+    known = is_trusted(text, code_named(settings, goes_on=True), ways_out(settings, goes_on=True))
+    return "" if known else " --trust"
 
 
 def code_named(settings: Any, *, goes_on: bool) -> list[str]:
     """What is named as `module:NAME` and is not rlvlm's own, in the config of a run or a sweep or in the YAML values of
     its file; `goes_on` as of `check_trust`.
     """
-    if not (is_dataclass(settings) or isinstance(settings, dict)):
-        return []  # names nothing, and whoever reads it as settings refuses it
-    leaves = flat(settings)
+    leaves = _leaves(settings)
     tasks = leaves.get("tasks")  # a sweep names several, a run one
-    tasks = [leaves.get("task"), *(tasks if isinstance(tasks, list) else ())]
-    named = [str(task).removeprefix(GYMNASIUM) for task in tasks]  # `gym:ID` is Gymnasium's own
+    named = [leaves.get("task"), *(tasks if isinstance(tasks, list) else ())]
     if goes_on:
         # in a run by its place, in a sweep as a dotted name among the settings of all, of a task or of a source
-        named += [str(value) for name, value in leaves.items() if name.endswith(CODE_SETTINGS)]
-    # an interpreter that runs a judge's or a policy's engine is a program as any other
-    programs = [str(value) for name, value in leaves.items() if goes_on and name.endswith(".python") and value]
-    return [name for name in named if ":" in name and not _OWN.fullmatch(name)] + programs
+        named += [value for name, value in leaves.items() if name.endswith(CODE_SETTINGS)]
+    return foreign_code(map(str, named))
+
+
+def ways_out(settings: Any, *, goes_on: bool) -> dict[str, str]:
+    """The settings that lead out of the folder of a run or a sweep, with their values; arguments as of `code_named`."""
+    leaves = _leaves(settings)
+    found = {name: str(value) for name, value in leaves.items() if name.endswith("env.prompt") and value}
+    if goes_on:
+        found |= {name: str(value) for name, value in leaves.items() if name.endswith(WAYS_OUT) and value}
+    # an env's key goes to its own provider, but for a server of somebody's own
+    if not any(name.endswith("api.base_url") for name in found):
+        found = {name: value for name, value in found.items() if value not in USUAL_KEYS}
+    return found
+
+
+def _leaves(settings: Any) -> dict[str, Any]:
+    """The settings by dotted name; a value that is no tree names nothing, and is refused where it is read."""
+    return flat(settings) if is_dataclass(settings) or isinstance(settings, dict) else {}
 
 
 def _text_of(file: Path) -> str:
@@ -387,12 +435,18 @@ def _text_of(file: Path) -> str:
 
 
 def _settings_of(path: Path) -> list[Path]:
-    """The files of settings below a path, and those of the nearest folder around it that has any."""
-    here, names = path.absolute(), ("config.yaml", "sweep.yaml")
-    # a checkpoint's path leads to the run around it, and a run's to itself
-    around = ([file for name in names if (file := folder / name).is_file()] for folder in (here, *here.parents))
-    below = [file for name in names for file in sorted(here.rglob(name))] if here.is_dir() else []
-    return [*next(filter(None, around), []), *below]
+    """The files of settings of a path and below it, and that of the run that it lies in."""
+    here, names = path.expanduser().absolute(), ("config.yaml", "sweep.yaml")
+    found = [file for name in names if (file := here / name).is_file()]
+    # a checkpoint's path leads to the run around it: the same that `find_folder` finds
+    if (run := next(filter(_is_run, (here, *here.parents)), here)) != here:
+        found.append(run / "config.yaml")
+    if here.is_dir():
+        # the first levels also through links to folders, as a sweep's TASK/SOURCE/seed_N are opened
+        levels = ("*/" * depth + name for depth in range(1, 5) for name in names)
+        below = {file for name in names for file in here.rglob(name)}.union(*map(here.glob, levels))
+        found += sorted(file for file in below - {*found} if file.is_file())
+    return found
 
 
 def label_store(folder: RunFolder, config: RunConfig) -> "LabelStore":

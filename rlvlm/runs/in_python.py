@@ -68,13 +68,19 @@ def train(config: RunConfig) -> RunFolder:
     return folder
 
 
-def learned_reward(run: RunFolder) -> Callable[[Frames], FloatArray]:
+def learned_reward(run: RunFolder, *, trust: bool = False) -> Callable[[Frames], FloatArray]:
     """The reward that a run has learned, by its newest sound checkpoint: from images [N, H, W, 3] to rewards [N].
 
+    Args:
+        run: what `train` or `find_folder` returned.
+        trust: as of `load_policy`.
+
     Raises:
-        UsageError: the run has learned no reward of images, or has no checkpoint yet.
+        UsageError: the run has learned no reward of images, or has no checkpoint yet; or it names code that is not
+            trusted.
         CorruptCheckpoint: no checkpoint is sound.
     """
+    check_trust([run.path], trust=trust)
     config = run.config()
     reward, model_config = config.reward, config.reward_model
     if not isinstance(reward, StepRewardConfig) or not model_config or not reward.is_learned or reward.model == "state":
@@ -209,8 +215,8 @@ def load_policy(run: RunFolder | Path | str, *, trust: bool = False) -> StepPoli
 
     Args:
         run: what `train` returned, or the path of a run's folder or of a checkpoint in it.
-        trust: whether code outside of rlvlm that the folder names, such as a task of your own, may be imported; what
-            `train` returned is trusted.
+        trust: whether code outside of rlvlm that the folder names, such as a task of your own, may be imported; it is
+            remembered, and needed for no run that was made on this machine.
 
     Raises:
         UsageError: there is no run or no checkpoint, or the folder names code and is not trusted.
@@ -218,7 +224,7 @@ def load_policy(run: RunFolder | Path | str, *, trust: bool = False) -> StepPoli
         ModelUnavailable: the large model beside whose weights an adapter belongs cannot be loaded.
     """
     path = run.path if isinstance(run, RunFolder) else Path(run)
-    check_trust([path], trust=trust or isinstance(run, RunFolder))
+    check_trust([path], trust=trust)
     folder = run if isinstance(run, RunFolder) else find_folder(path)
     config = folder.config()
     checkpoint = choose_checkpoint(folder, path, logger.warning).algorithm

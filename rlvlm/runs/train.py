@@ -43,6 +43,7 @@ from rlvlm.runs.video import write_videos
 from rlvlm.serving.apps import start_judge
 from rlvlm.serving.monitoring import show_cache
 from rlvlm.vlms.config import ApiConfig
+from rlvlm.vlms.engines.remote import describe_server
 
 SPEED_ROUNDS = 12
 """Rounds of training over which the speed shown is taken."""
@@ -304,6 +305,13 @@ def open_training(
     """
     before = RunState(env_steps=0, wall_s=0.0, peak_rss_mb=0.0) if checkpoint is None else checkpoint.state
     check_settings(before, config)  # now: the rest takes a minute, and an older checkpoint may have had other settings
+    # before anything is sent there
+    if (
+        config.reward.asks_judge
+        and not config.serve.app
+        and (server := describe_server(config.judge.backend, config.judge.api))
+    ):
+        console.line(f"the judge asks {server}")
     console.phase("starting Ray and the judge" if config.reward.asks_judge else "starting Ray")
     with ExitStack() as stack:
         memory = stack.enter_context(MemoryWatch(before.peak_rss_mb))

@@ -15,9 +15,9 @@ from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 
-from rlvlm.core.disk import check_links, held, write_whole
+from rlvlm.core.disk import check_links, held
 from rlvlm.core.errors import UsageError
-from rlvlm.runs.folder import RunFolder, check_disk, read_config
+from rlvlm.runs.folder import RunFolder, check_disk, read_config, write_settings
 from rlvlm.runs.scores import Floats, scores
 from rlvlm.runs.settings import changed_leaves, to_yaml
 from rlvlm.runs.tables import CsvTable
@@ -187,5 +187,5 @@ def held_sweep(path: Path, config: SweepConfig) -> Iterator[tuple[SweepFolder, l
             for what, keys in changes.items()
             if keys
         ]
-        write_whole(folder.path / FILE, to_yaml(config))
+        write_settings(folder.path / FILE, to_yaml(config))
         yield folder, notes

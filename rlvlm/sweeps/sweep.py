@@ -14,16 +14,17 @@ from ray import tune
 from rlvlm.core.console.quiet import quiet_output
 from rlvlm.core.console.signals import StopRequest
 from rlvlm.core.errors import EXIT_DONE, EXIT_PREEMPTED, JudgeUnavailable
-from rlvlm.runs.folder import code_named
+from rlvlm.runs.folder import trust_option
 from rlvlm.runs.ray_session import ray_session
 from rlvlm.runs.train import reachable
 from rlvlm.serving.apps import start_judge
 from rlvlm.sweeps.callback import SweepCallback, SweepScheduler
 from rlvlm.sweeps.config import SweepConfig
-from rlvlm.sweeps.folder import FINISHED, State, SweepFolder, held_sweep
+from rlvlm.sweeps.folder import FILE, FINISHED, State, SweepFolder, held_sweep
 from rlvlm.sweeps.plan import TrialPlan, app_name, expand, notes_of_plans, shared_judges
 from rlvlm.sweeps.progress_table import ProgressTable
 from rlvlm.sweeps.trial import SweepTrial
+from rlvlm.vlms.engines.remote import describe_server
 
 EXIT_SOME_FAILED = 1
 _TUNE = "tune"
@@ -117,6 +118,8 @@ def _judges(
     """
     with ExitStack() as stack:
         for app, config in shared_judges(plans, sweep.resources.judge_cpus, folder.path).items():
+            if server := describe_server(config.judge.backend, config.judge.api):
+                table.line(f"the judge asks {server}")
             table.phase(f"loading the judge {config.judge.backend} {config.judge.model}".rstrip())
             judge = replace(config.judge, api=reachable(config.judge.api, folder.ledger(app)))
             try:
@@ -133,7 +136,7 @@ def _print_summary(
 ) -> int:
     """Says how the sweep ended and how to go on, and returns the exit code."""
     records, place = list(callback.records.values()), shlex.quote(str(folder.path))
-    place += " --trust" if code_named(sweep, goes_on=True) else ""
+    place += trust_option(folder.path / FILE)
     folder.write_records(records)
     failed = [record for record in records if record.state is State.FAILED]
     if all(record.state in FINISHED for record in records):

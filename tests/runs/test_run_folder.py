@@ -234,7 +234,7 @@ def test_a_folder_from_elsewhere_imports_nothing_without_trust(command, text, tm
         ("sweep.yaml", "tasks: [drawer_open, 'mine:TASK']", True),
         ("sweep.yaml", "tasks: [drawer_open, soccer]", False),
         ("config.yaml", "task: rlvlm.py:TASK", True),
-        ("config.yaml", "task: soccer\njudge: {backend: 'rlvlm.testing:judge', api: {base_url: 'http://a:1'}}", False),
+        ("config.yaml", "task: soccer\njudge: {backend: 'rlvlm.testing:judge', api: {base_url: ''}}", False),
         ("config.yaml", "task: soccer\nalgo: {loss: {policy: 'mine:loss'}}", True),
         ("sweep.yaml", "tasks: [soccer]\nsources: {a: {settings: {reward.teacher: 'mine:NAME'}}}", True),
         ("sweep.yaml", "tasks: [soccer]\n1: {2: [3]}", False),
@@ -244,17 +244,19 @@ def test_a_folder_from_elsewhere_imports_nothing_without_trust(command, text, tm
         ("config.yaml", "- a list", False),
     ],
 )
-def test_what_counts_as_code(file: str, text: str, is_code: bool, tmp_path: Path) -> None:
+def test_what_asks_for_trust(file: str, text: str, is_code: bool, tmp_path: Path) -> None:
     run = tmp_path / "runs" / "one"
     (run / "checkpoints" / "last").mkdir(parents=True)
     (run / file).write_text(text + "\n")
-    for path in (run, run / "checkpoints" / "last", tmp_path / "runs"):  # itself, below it, above it
-        check_trust([path], trust=True)
+    (run / "command.txt").write_text("rlvlm run\n")
+    inside = [run / "checkpoints" / "last"] if file == "config.yaml" else []  # in a sweep lie runs, which say it all
+    for path in (run, *inside, tmp_path / "runs"):  # itself, below it, above it
         if not is_code:
             check_trust([path], trust=False, goes_on=True)
             continue
-        with pytest.raises(UsageError, match="names code outside of rlvlm"):
+        with pytest.raises(UsageError, match="names code outside of rlvlm|leads out of its folder"):
             check_trust([path], trust=False, goes_on=True)
+    check_trust([run], trust=True)
 
 
 def test_who_only_plays_a_run_imports_its_task_alone(tmp_path: Path) -> None:

@@ -75,6 +75,16 @@ PROVIDERS = {
 }
 
 
+def describe_server(backend: str, api: ApiConfig) -> str:
+    """Which server a model is asked at, and where the key comes from that it is sent; empty for other backends."""
+    if backend not in PROVIDERS:
+        return ""
+    usual = () if api.base_url else PROVIDERS[backend].key_names
+    variables = " or ".join(f"${name}" for name in ((api.key_env,) if api.key_env else usual))
+    key = f"the key in {api.key_file or variables}" if api.key_file or variables else "no key"
+    return f"{api.base_url or PROVIDERS[backend].url}, with {key}"
+
+
 class RemoteEngine:
     """A model behind somebody's API, asked with patience, within limits, and without its key in any message.
 

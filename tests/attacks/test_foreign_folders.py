@@ -1,0 +1,212 @@
+"""Folders that somebody else made: no command imports what they name, or goes where they lead, without --trust."""
+
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+import rlvlm
+from rlvlm.algorithms.sft_folders import load_demonstrations
+from rlvlm.cli import COMMANDS, main
+from rlvlm.core import trust
+from rlvlm.core.errors import UsageError
+from rlvlm.demonstrations.folder import create_folder as create_demonstrations
+from rlvlm.envs.config import EnvConfig
+from rlvlm.labels.records import Origin
+from rlvlm.labels.store import LabelStore
+from rlvlm.runs.config import config_text
+from rlvlm.runs.folder import USUAL_KEYS, WAYS_OUT, create_folder
+from rlvlm.runs.recipes import recipe
+from rlvlm.runs.settings import flat, override
+from rlvlm.vlms.config import ApiConfig
+from rlvlm.vlms.engines.remote import PROVIDERS, describe_server
+
+CANARY = "import pathlib\npathlib.Path(__file__).with_name('ran').touch()\nraise ImportError('a canary')\n"
+READS = {
+    "eval run": True,
+    "eval run/checkpoints": True,
+    "resume run": True,
+    "resume sweep": True,
+    "report run": True,
+    "report sweep": True,
+    "report linked": True,
+    "report plain --bench bench": False,
+    "judge-report run": True,
+    "judge-report labels --out judged": False,
+    "serve run": True,
+    "data show demos": True,
+    "data export demos --form parquet --out table": False,
+    "data export demos --out chats": False,
+    "data import chats.json --out demos --task number_line": False,
+    "collect push_block --episodes 1 --out demos": False,
+    "sft number_line --from demos": False,
+    "run push_block --sft.demonstrations demos --out new": False,
+    "run push_block --sft.start-from run --out new": False,
+    "run drawer_open --feedback.measured bench/bench.json --out new": False,
+    "labels show labels": False,
+    "labels export labels --out table": False,
+    "labels import run --store labels --goal x": False,
+    "distill --from labels --out new": False,
+    "judge-bench demos --reference oracle --out new": False,
+    "judge-bench compare bench bench": False,
+}
+"""Command lines that read a folder of somebody else's; whether each asks for trust, and imports with it."""
+NAME_ONLY_THEIR_OWN = {"check-task", "doctor", "fetch", "slurm", "sweep"}
+"""Commands that read nobody's folder: a sweep's file is named as a program is, by who wants it run."""
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working folder, on a machine where nothing was trusted yet."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setattr(trust, "_here", set())
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def unpack(here: Path, name: str) -> None:
+    """An archive with one of everything, which names a task by `name`, and the module that it names."""
+    (here / "canary.py").write_text(CANARY)
+    for folder, file, text in (
+        ("run", "config.yaml", f"algorithm: sac\ntask: '{name}'\n"),
+        ("plain", "config.yaml", config_text(recipe("drawer_open"))),
+        ("sweep", "sweep.yaml", f"title: x\ntasks: ['{name}']\nsources: {{a: {{title: x, settings: {{}}}}}}\n"),
+        (
+            "bench",
+            "bench.json",
+            json.dumps(dict.fromkeys(("bench", "judge", "figures", "manifest"), {}) | {"tasks": {name: {}}}),
+        ),
+        (".", "chats.json", "[]"),
+    ):
+        (here / folder).mkdir(exist_ok=True)
+        (here / folder / file).write_text(text)
+    for folder in ("run", "plain"):
+        (here / folder / "command.txt").write_text("rlvlm run\n")
+    # a copy nearby that looks harmless does not hide the run around it
+    (here / "run/checkpoints").mkdir()
+    (here / "run/checkpoints/config.yaml").write_text("task: drawer_open\n")
+    (here / "linked").mkdir()
+    (here / "linked/task").symlink_to(here / "run")
+    LabelStore(here / "labels", Origin(run="x", task=name, seed=0))
+    assert main(["collect", "push_block", "--episodes", "1", "--out", "demos"]) == 0
+    for file in ("demonstrations.json", "episodes.jsonl"):
+        path = here / "demos" / file
+        path.write_text(path.read_text().replace("push_block", name))
+
+
+@pytest.mark.slow
+def test_no_command_runs_the_code_of_a_folder_without_trust(machine: Path, capsys) -> None:
+    assert {line.split()[0] for line in READS} | NAME_ONLY_THEIR_OWN == COMMANDS.keys()
+    unpack(machine, "canary:TASK")
+    for name in ("canary:TASK", "gym:canary:X-v0"):
+        for file in (one for one in machine.rglob("*") if one.suffix in (".yaml", ".json", ".jsonl")):
+            file.write_text(file.read_text().replace("canary:TASK", name))
+        for line, asks in READS.items():
+            capsys.readouterr()
+            code = main(line.split())
+            said = capsys.readouterr().err
+            assert not (machine / "ran").exists() and "canary" not in sys.modules, line
+            assert (code == 2 and "--trust" in said) == asks, (line, said)
+        for load in (rlvlm.load_policy, rlvlm.learned_reward):
+            with pytest.raises(UsageError, match="names code outside of rlvlm"):
+                load(rlvlm.find_folder(machine / "run"))
+    # a run in turns reads the folder once Ray is up
+    env = rlvlm.make_env("number_line", EnvConfig(), 0)
+    with pytest.raises(UsageError, match="not turns"):
+        load_demonstrations(machine / "demos", env, EnvConfig())
+    assert not (machine / "ran").exists()
+    # the canary sings where it is trusted, so the silence above was no accident
+    sang = set()
+    for line in (line for line, asks in READS.items() if asks):
+        trust._here.clear()
+        trust.record_file().unlink(missing_ok=True)
+        main([*line.split(), "--trust"])
+        if (machine / "ran").exists():
+            (machine / "ran").unlink()
+            sang.add(line)
+    assert sang == {"data show demos", "judge-report run", "report run", "resume run"}  # others lack a checkpoint first
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"judge.api.base_url": "http://127.0.0.1:9", "judge.api.key_env": "AWS_SECRET_ACCESS_KEY"}, "AWS_SECRET"),
+        ({"judge.api.key_env": "AWS_SECRET_ACCESS_KEY"}, "AWS_SECRET"),
+        ({"judge.api.base_url": "http://127.0.0.1:9", "judge.api.key_env": "OPENAI_API_KEY"}, "OPENAI_API_KEY"),
+        ({"judge.api.key_file": "/etc/shadow"}, "/etc/shadow"),
+        ({"judge.api.ledger": "/elsewhere"}, "judge.api.ledger"),
+        ({"judge.store": "/elsewhere"}, "judge.store"),
+        ({"judge.engine.python": "/elsewhere/python"}, "judge.engine.python"),
+        ({"judge.api.key_env": "OPENAI_API_KEY"}, ""),
+        ({}, ""),
+    ],
+)  # fmt: skip
+def test_a_folder_from_elsewhere_leads_nowhere_without_trust(
+    settings, named, machine: Path, monkeypatch, capsys
+) -> None:
+    config = override(recipe("drawer_open"), settings | {"judge.backend": "openai", "judge.model": "x"})
+    (machine / "run").mkdir()
+    (machine / "run/config.yaml").write_text(config_text(config))
+    (machine / "run/command.txt").write_text("rlvlm run\n")
+    went_on: list[str] = []
+    monkeypatch.setattr("rlvlm.commands.resume.check_before_run", lambda _: went_on.append("checked"))
+    monkeypatch.setattr("rlvlm.runs.train.resume_run", lambda *_: went_on.append("resumed") or 0)
+    for words in (["resume", "run"], ["resume", "run", "--trust"], ["resume", "run"]):  # trusted once is enough
+        is_refused = bool(named) and not went_on and "--trust" not in words
+        assert main(words) == (2 if is_refused else 0)
+        said = capsys.readouterr().err.replace("\n", "")
+        assert not is_refused or (named in said.replace(" │", "").replace("│ ", "")), said
+    (machine / "run").rename(machine / "moved")
+    assert main(["resume", "moved"]) == 0
+
+
+def test_what_was_made_here_asks_for_nothing_until_its_code_changes(machine: Path) -> None:
+    (machine / "mine.py").write_text("def judge(clips): ...\n")
+    own = {"judge.backend": "mine:judge", "judge.store": "labels", "judge.model": ""}
+    folder = create_folder(
+        override(recipe("drawer_open"), own | {"out": str(machine / "run")}),
+        ["rlvlm"],
+        SimpleNamespace(),  # pyright: ignore[reportArgumentType] - not asked for a named folder
+    )
+    assert list(folder.environment()["own_code"]) == ["mine:judge"]
+    assert not folder.resume_command.endswith("--trust")
+    trust._here.clear()  # another process
+    assert not folder.resume_command.endswith("--trust")
+    (machine / "mine.py").write_text("def judge(clips): pass\n")
+    assert folder.resume_command.endswith("--trust")
+    text = (folder.path / "config.yaml").read_text()
+    (machine / "mine.py").write_text("def judge(clips): ...\n")
+    (folder.path / "config.yaml").write_text(text.replace("store: labels", "store: /elsewhere"))
+    assert folder.resume_command.endswith("--trust")
+    # demonstrations of one's own task
+    demos = create_demonstrations(machine / "demos", "mine:TASK", "chunks")
+    assert demos.trusted_task(trust=False) == "mine:TASK"
+
+
+def test_every_setting_that_leads_out_of_a_folder_is_one(machine: Path) -> None:
+    for task in ("drawer_open", "number_line", "push_block"):
+        names = flat(recipe(task))
+        odd = [
+            name
+            for name in names
+            if name.endswith((".python", "_file", "_url", "_env", ".store", ".ledger", "measured", ".bench"))
+        ]
+        assert all(name.endswith((*WAYS_OUT, "env.prompt")) for name in odd), odd
+    for ending in WAYS_OUT:
+        assert any(
+            name.endswith(ending)
+            for task in ("drawer_open", "number_line", "push_block")
+            for name in flat(recipe(task))
+        ), ending
+
+
+def test_the_server_and_the_place_of_its_key_are_named() -> None:
+    assert {key for provider in PROVIDERS.values() for key in provider.key_names} == {*USUAL_KEYS}
+    own = ApiConfig(base_url="http://127.0.0.1:9/v1", key_env="AWS_SECRET_ACCESS_KEY")
+    assert describe_server("openai", own) == "http://127.0.0.1:9/v1, with the key in $AWS_SECRET_ACCESS_KEY"
+    assert describe_server("openai", ApiConfig(base_url="http://a/v1")) == "http://a/v1, with no key"
+    assert describe_server("openai", ApiConfig()) == "https://api.openai.com/v1, with the key in $OPENAI_API_KEY"
+    assert describe_server("pocket", own) == ""
