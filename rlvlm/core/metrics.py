@@ -136,4 +136,18 @@ JUDGE_PREFLIGHT_THRESHOLD = "judge/preflight_threshold"
 """Score from which on the judge is best believed, by the same episodes."""
 JUDGE_PREFLIGHT_NOISE = "judge/preflight_noise"
 """Standard deviation of a score when the judge is asked again about the same episode, by the same episodes."""
+JUDGE_AUC_LOW = "judge/auc_low"
+JUDGE_AUC_HIGH = "judge/auc_high"
+"""Its interval; absent while there are too few successes or failures to conclude anything from it."""
+JUDGE_KEPT_BACKWARDS = "judge/kept_backwards"
+JUDGE_KEPT_OTHER_GOAL = "judge/kept_other_goal"
+"""Shares of the best scored that keep half of their lead where they are shown backwards, or with another goal of the
+run."""
 JUDGE_ALARM = "judge/alarm"
+"""0, or the number of what was found first: see `JUDGE_ALARMS`."""
+JUDGE_ALARMS = {
+    1: "failures are called successes",
+    2: "failures are called successes more often, while the scores rise",
+    3: "episodes shown backwards or with another goal score as high",
+    4: "successes do not score above failures",
+}

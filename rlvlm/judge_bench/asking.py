@@ -12,7 +12,7 @@ import numpy as np
 from rlvlm.core.errors import JudgeUnavailable, UnsupportedQuestion, first_line
 from rlvlm.core.judging import Clip, Label, Query, Score, Stamp, Status, Verdict
 from rlvlm.core.steps import Frames, spread
-from rlvlm.judge_bench.items import Item, TaskItems, noise_like
+from rlvlm.judge_bench.items import Item, TaskItems, faded, noise_like
 from rlvlm.judges.judge import Judge
 
 ASKED_AT_ONCE = 64
@@ -184,4 +184,7 @@ def _draw(made: TaskItems, asked: Sequence[tuple[Item, bool]], num_frames: int) 
             shown[place] = [
                 noise_like(part, item) if item.is_noise else part for part in (next(parts) for _ in item.sides)
             ]
+            if item.faded >= 0:
+                side = item.faded ^ asked[place][1]  # as shown
+                shown[place][side] = faded(shown[place][side])
     return shown

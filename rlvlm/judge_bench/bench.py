@@ -4,8 +4,8 @@ import logging
 import resource
 import sys
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from rlvlm.demonstrations.lerobot import read_lerobot
 from rlvlm.demonstrations.trajectory import CutConfig
 from rlvlm.envs.registry import task_env
 from rlvlm.judge_bench.asking import Answer, Reference, ask
-from rlvlm.judge_bench.faults import find_faults
+from rlvlm.judge_bench.faults import Fault, find_faults
 from rlvlm.judge_bench.figures import cost_figures, pair_figures, pooled, score_figures, teacher_table
 from rlvlm.judge_bench.items import Item, TaskItems, make_items, recorded_items
 from rlvlm.judge_bench.remedies import remedies
@@ -126,10 +126,11 @@ def summarise(found: Measured) -> dict[str, Any]:
 
     Returns:
         `bench`: version, suite, seed, frames. `judge`: the stamp. `figures`: of all tasks together: `pairs`, `scores`,
-        `cost`. `tasks`: the first two of each. `faults`. `remedies`: ways of asking for labels, the cheapest
-        first. `teacher`: tables by task, and of all. `manifest`: digests and small images by task.
+        `cost`. `tasks`: the first two of each, and its faults. `faults`: of all. `remedies`: ways of asking for
+        labels, the cheapest first. `teacher`: tables by task, and of all. `manifest`: digests and small images by task.
     """
     tables = {task: teacher_table(*found.rows([task])) for task in found.answers}
+    faults = {task: find_faults(*found.rows([task]), found.num_frames) for task in found.answers}
     # in KiB on Linux, in bytes on macOS
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1_024)
     items, answers = found.rows()
@@ -152,14 +153,28 @@ def summarise(found: Measured) -> dict[str, Any]:
             "cost": cost_figures(answers) | {"memory_bytes": peak, "gpu_bytes": _gpu_bytes()},
         },
         "tasks": {
-            task: {"pairs": pair_figures(*found.rows([task])), "scores": score_figures(*found.rows([task]))}
-            for task in found.answers
+            task: {
+                "pairs": pair_figures(*found.rows([task])),
+                "scores": score_figures(*found.rows([task])),
+                "faults": [asdict(fault) for fault in own],
+            }
+            for task, own in faults.items()
         },
-        "faults": [asdict(fault) for fault in find_faults(items, answers, found.num_frames)],
+        "faults": [asdict(fault) for fault in _all_faults(find_faults(items, answers, found.num_frames), faults)],
         "remedies": [asdict(way) for way in remedies(items, answers)],
         "teacher": {"all": pooled(tables)} | tables,
         "manifest": {task: {"digest": made.digest, "looks": made.looks} for task, made in found.made.items()},
     }
+
+
+def _all_faults(together: Sequence[Fault], by_task: Mapping[str, Sequence[Fault]]) -> list[Fault]:
+    """Faults of the answers to all tasks together, then those that only the answers to one task show, with its name."""
+    found, names = list(together), {fault.name for fault in together}
+    for name in dict.fromkeys(fault.name for own in by_task.values() for fault in own if fault.name not in names):
+        shown = {task: fault for task, own in by_task.items() for fault in own if fault.name == name}
+        evidence = "; ".join(f"on {task} {fault.evidence}" for task, fault in shown.items())
+        found.append(replace(next(iter(shown.values())), evidence=evidence))
+    return found
 
 
 def _gpu_bytes() -> int | None:

@@ -4,12 +4,15 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rlvlm.judge_bench.asking import Answer
 from rlvlm.judge_bench.figures import outcome_of, rank_correlation, resampled_auc, share, success_table
-from rlvlm.judge_bench.items import Item
+from rlvlm.judge_bench.items import FADED, Item
+from rlvlm.judges.agreement import ALIKE, best_threshold, kept_leads
 
 FEWEST = 12
 """Answers below which nothing is concluded from a share of them."""
@@ -17,8 +20,18 @@ FEWEST_CONTROLS = 6
 """Likewise of controls whose score is the same to a hundredth, which chance does not give."""
 _OF_A_SIDE = 0.6
 """A side that is named surely more often than this, whatever is shown on it, is preferred."""
-_ALIKE = 0.01
-"""Scores that differ by no more are the same answer."""
+_FOOLED = 1 / 3
+"""If surely more of the near misses are called successes, or of the labels follow contrast, a policy is paid for it."""
+_PAID = {
+    "reversed": ("scores a success as high when it is shown backwards", True),
+    "other goal": ("scores a success as high under another goal of the scene", True),
+    "still": ("scores an episode as high in which nothing happens", True),
+    "noise": ("scores noise as high as a success", False),
+}
+"""Controls that must score less than the success that they are made of: the fault, and whether a policy can play such
+clips. Noise cannot be played. Nor, as a rule, can the success of another task, whose rule is a fault of its own: a
+judge that ignores the instruction still teaches a task in which there is nothing else to do.
+"""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,6 +44,10 @@ class Fault:
     """The figures behind it, in words."""
     is_fatal: bool = False
     """Whether a run with this judge does not start: its answers say nothing about the goal."""
+    kind: Literal["pairs", "scores", ""] = ""
+    """What the judge was asked; empty of both."""
+    is_exploitable: bool = False
+    """Whether a policy can play what is paid by mistake, so that training may teach it that."""
 
 
 def find_faults(
@@ -52,12 +69,15 @@ def find_faults(
     found = [
         _side(pairs),
         *_brightness(pairs, scores),
+        _contrast(pairs),
         _pairs_without_instruction(pairs),
         _scores_without_instruction(scores),
         _last_frame(scores) if num_frames > 2 else None,
         _copies(pairs, scores),
         _constant(scores),
         _tells_no_success(scores, least_auc),
+        *_paid_controls(scores),
+        _near_misses(scores),
         _unread(rows),
         _sees_differences(pairs),
         _knows_nothing(pairs),
@@ -108,35 +128,89 @@ def _brightness(pairs: Sequence[tuple[Item, Answer]], scores: Sequence[tuple[Ite
     return []
 
 
-def _pairs_without_instruction(pairs: Sequence[tuple[Item, Answer]]) -> Fault | None:
+def _kept_labels(pairs: Sequence[tuple[Item, Answer]], case: str) -> tuple[int, int, int]:
+    """Of the controls of a case whose own pair was decided, in the same order of sides: how many have the same label,
+    how many the opposite one, and how many there are.
+    """
     own = {(one.task, one.item, one.swapped): one.label for _, one in pairs}
-    both = [
-        (one.label, own.get((one.task, item.source, one.swapped), ""))
-        for item, one in pairs
-        if item.case == "other task"
-    ]
-    # who saw no difference under the task's own instruction is expected to see none under another
+    both = [(one.label, own.get((one.task, item.source, one.swapped), "")) for item, one in pairs if item.case == case]
+    # who saw no difference in the pair itself is expected to see none in its control
     decided = [(label, before) for label, before in both if before in ("left", "right")]
-    same = share(sum(label == before for label, before in decided), len(decided))
+    same = sum(label == before for label, before in decided)
+    return same, sum(label in ("left", "right") for label, _ in decided) - same, len(decided)
+
+
+def _pairs_without_instruction(pairs: Sequence[tuple[Item, Answer]]) -> Fault | None:
+    hits, _, count = _kept_labels(pairs, "other task")
+    same = share(hits, count)
     if same and same["count"] >= FEWEST and same["low"] > 0.8:
         text = f"{same['value']:.0%} of {same['count']} labels stay the same under the instruction of another task"
-        return Fault(name="ignores the instruction", evidence=text)
+        return Fault(name="ignores the instruction", evidence=text, kind="pairs")
+    return None
+
+
+def _contrast(pairs: Sequence[tuple[Item, Answer]]) -> Fault | None:
+    _, turned, count = _kept_labels(pairs, "faded")
+    flipped = share(turned, count)
+    if flipped and flipped["count"] >= FEWEST and flipped["low"] > _FOOLED:
+        text = f"{flipped['value']:.0%} of {flipped['count']} labels turn round where the nearer side has {FADED:.0%} "
+        return Fault(name="follows contrast", evidence=text + "of its contrast", kind="pairs", is_exploitable=True)
     return None
 
 
 def _changes(scores: Sequence[tuple[Item, Answer]], *cases: str) -> list[float]:
     """By how much scores changed from the item that a control was made of."""
+    return [abs(control - own) for own, control, _ in _controlled(scores, *cases)]
+
+
+def _controlled(scores: Sequence[tuple[Item, Answer]], *cases: str) -> list[tuple[float, float, str]]:
+    """Of each control of these cases: the score of the item that it was made of, its own, and the task."""
     values = {(one.task, one.item): one.value for _, one in scores}
     return [
-        abs(one.value - values[one.task, item.source])
+        (values[one.task, item.source], one.value, one.task)
         for item, one in scores
         if item.case in cases and (one.task, item.source) in values
     ]
 
 
+def _by_task(scores: Sequence[tuple[Item, Answer]]) -> dict[str, NDArray[np.float64]]:
+    """`success_table` of each task that has successes and others."""
+    tasks = dict.fromkeys(one.task for _, one in scores)
+    tables = {task: success_table([row for row in scores if row[1].task == task]) for task in tasks}
+    return {task: table for task, table in tables.items() if len(set(table[:, 1])) == 2}
+
+
+def _paid_controls(scores: Sequence[tuple[Item, Answer]]) -> list[Fault]:
+    ordinary = {task: float(table[table[:, 1] == 0, 0].mean()) for task, table in _by_task(scores).items()}
+    found = []
+    for case, (name, is_exploitable) in _PAID.items():
+        # a turn may come nearer to two goals at once
+        known = [row for row in scores if case != "other goal" or row[0].kind != "turn"]
+        rows = [(own, control, ordinary[task]) for own, control, task in _controlled(known, case) if task in ordinary]
+        kept = share(*kept_leads(*np.reshape(rows, (-1, 3)).T))
+        if kept and kept["count"] >= FEWEST_CONTROLS and kept["low"] > 0.5:
+            text = f"{kept['value']:.0%} of {kept['count']} keep at least half of what lifts the success above failures"
+            found.append(Fault(name=name, evidence=text, kind="scores", is_exploitable=is_exploitable))
+    return found
+
+
+def _near_misses(scores: Sequence[tuple[Item, Answer]]) -> Fault | None:
+    found = {task: best_threshold(table[:, 0], table[:, 1] > 0) for task, table in _by_task(scores).items()}
+    # where nothing is told apart, which is another fault, any threshold is as good
+    thresholds = {task: threshold for task, (threshold, youden) in found.items() if youden > 0}
+    claims = [
+        one.value >= thresholds[one.task] for item, one in scores if item.case == "near miss" and one.task in thresholds
+    ]
+    called = share(sum(claims), len(claims))
+    if called and called["count"] >= FEWEST_CONTROLS and called["low"] > _FOOLED:
+        text = f"{called['value']:.0%} of {called['count']}, by the threshold that is best for the task"
+        return Fault(name="calls near misses successes", evidence=text, kind="scores", is_exploitable=True)
+    return None
+
+
 def _scores_without_instruction(scores: Sequence[tuple[Item, Answer]]) -> Fault | None:
     changes = _changes(scores, "other task", "other goal")
-    same = share(sum(change <= _ALIKE for change in changes), len(changes))
+    same = share(sum(change <= ALIKE for change in changes), len(changes))
     if same and same["count"] >= FEWEST_CONTROLS and same["low"] > 0.6:
         text = f"{same['value']:.0%} of {same['count']} scores of successes stay the same under another instruction"
         return Fault(name="ignores the instruction when it scores", evidence=text)
@@ -147,8 +221,8 @@ def _last_frame(scores: Sequence[tuple[Item, Answer]]) -> Fault | None:
     changes = _changes(scores, "jump")
     # of episodes alone: single images have no other frames, and a judge of one answer is another fault
     values = [one.value for item, one in scores if item.case != "track"]
-    same = share(sum(change <= _ALIKE for change in changes), len(changes))
-    if same and same["count"] >= FEWEST_CONTROLS and same["low"] > 0.6 and np.std(values) > _ALIKE:
+    same = share(sum(change <= ALIKE for change in changes), len(changes))
+    if same and same["count"] >= FEWEST_CONTROLS and same["low"] > 0.6 and np.std(values) > ALIKE:
         text = f"{same['value']:.0%} of {same['count']} scores stay the same where all other images are the first one"
         return Fault(name="sees the last frame only", evidence=text)
     return None
@@ -175,9 +249,10 @@ def _copies(pairs: Sequence[tuple[Item, Answer]], scores: Sequence[tuple[Item, A
 
 def _constant(scores: Sequence[tuple[Item, Answer]]) -> Fault | None:
     values = [one.value for _, one in scores]
-    if len(values) >= FEWEST and np.ptp(values) <= _ALIKE:
+    if len(values) >= FEWEST and np.ptp(values) <= ALIKE:
         text = f"{values[0]:.2f} for all of {len(values)}"
-        return Fault(name="scores everything alike", evidence=text)  # small differences may still order episodes
+        is_one = bool(np.ptp(values) == 0)  # small differences may still order episodes
+        return Fault(name="scores everything alike", evidence=text, kind="scores", is_fatal=is_one)
     return None
 
 
@@ -193,7 +268,7 @@ def _tells_no_success(scores: Sequence[tuple[Item, Answer]], least_auc: float | 
         return None
     got = "no area under the curve, for lack of one of the two," if area is None else f"AUC {area['value']:.2f}"
     text = f"{got} on {len(table)} whose truth is known" + (f", at least {least_auc:g} is wanted" if least_auc else "")
-    return Fault(name="does not tell success from failure", evidence=text, is_fatal=True)
+    return Fault(name="does not tell success from failure", evidence=text, kind="scores", is_fatal=True)
 
 
 def _unread(rows: Sequence[tuple[Item, Answer]]) -> Fault | None:
@@ -218,9 +293,9 @@ def _knows_nothing(pairs: Sequence[tuple[Item, Answer]]) -> Fault | None:
     right = share(outcomes.count("right"), outcomes.count("right") + outcomes.count("wrong"))
     # four times as many as elsewhere, since this alone stops a run
     if right and right["count"] >= 4 * FEWEST and right["low"] <= 0.5:
-        if right["high"] < 0.5:
-            text = f"{right['value']:.0%} of {right['count']} decided labels are right"
-            return Fault(name="prefers the side that is farther from the goal", evidence=text, is_fatal=True)
-        text = f"{right['value']:.0%} of {right['count']} decided labels are right, which chance may give"
-        return Fault(name="does not tell nearer from farther", evidence=text, is_fatal=True)
+        text = f"{right['value']:.0%} of {right['count']} decided labels are right"
+        name = "prefers the side that is farther from the goal"
+        if right["high"] >= 0.5:
+            name, text = "does not tell nearer from farther", f"{text}, which chance may give"
+        return Fault(name=name, evidence=text, kind="pairs", is_fatal=True)
     return None

@@ -34,6 +34,10 @@ TRACK_IMAGES = 8
 """Images of a straight episode that are scored one by one."""
 FIRST_SEED = 2**34
 """Of the episodes, where seeds are numbers as large as one likes: no run and no training of a small model uses them."""
+_DRAWS = 1
+"""Of the random numbers: they stay the same where only controls are added, and with them all other items."""
+FADED = 0.8
+"""Contrast that is left of a faded image: not enough is lost for anybody to see less of the goal."""
 _AFTER_SUCCESS = 3
 """Steps for which an episode goes on after it was a success."""
 _STYLES = (
@@ -86,6 +90,8 @@ class Item:
     camera: str = ""
     is_noise: bool = False
     """Whether noise is shown in place of the images."""
+    faded: int = -1
+    """Of a pair: the side that is shown with less contrast; -1 for none."""
 
     @property
     def gap(self) -> float:
@@ -132,7 +138,7 @@ def make_items(suite: Suite, task: str, config: EnvConfig, size_px: int, seed: i
         MachineError: the machine cannot draw it.
     """
     env = make_env(task, config, seed)
-    rng = np.random.default_rng((VERSION, seed, zlib.crc32(task.encode())))  # apart for each task
+    rng = np.random.default_rng((_DRAWS, seed, zlib.crc32(task.encode())))  # apart for each task
     episodes = _play(env, suite.episodes, seed, rng)
     # what no script plays to a success has no known answers
     if not any(episode.is_success for episode in episodes):
@@ -167,7 +173,7 @@ def recorded_items(
     Raises:
         UsageError: nothing says which episodes succeeded.
     """
-    rng = np.random.default_rng((VERSION, seed, zlib.crc32(task.encode())))
+    rng = np.random.default_rng((_DRAWS, seed, zlib.crc32(task.encode())))
     films = [film for film in recordings if isinstance(film, RobotTrajectory) and len(film.actions) > 1]
     films = list(filter(_has_images, films))  # before anybody is asked, and paid, about the others
     episodes = []
@@ -308,7 +314,7 @@ def draw_gap_pairs(progress: FloatArray, gaps: FloatArray, rng: np.random.Genera
 
 
 def _pair_controls(pairs: Sequence[Item], count: int, elsewhere: str, rng: np.random.Generator) -> list[Item]:
-    """One image twice, and pairs under the instruction of another task."""
+    """One image twice, pairs under the instruction of another task, and pairs whose nearer side has faded."""
     if not pairs:
         return []
     # twice as many under another instruction: only those whose own label is decided count
@@ -320,7 +326,8 @@ def _pair_controls(pairs: Sequence[Item], count: int, elsewhere: str, rng: np.ra
     others = [
         replace(pairs[place], case="other task", goal=elsewhere, truth=(0.0, 0.0), source=place) for place in chosen
     ]
-    return [*twice, *others]
+    faded = [replace(pairs[place], case="faded", faded=int(pairs[place].gap > 0), source=place) for place in chosen]
+    return [*twice, *others, *faded]
 
 
 def _tracks(episodes: Sequence[Episode], count: int) -> list[Item]:
@@ -459,6 +466,12 @@ def _looks(draw: Draw, items: Sequence[Item]) -> tuple[tuple[int, ...], ...]:
         rows = np.array_split(frame, num, axis=0)
         found.append(tuple(int(field.mean().round()) for row in rows for field in np.array_split(row, num, axis=1)))
     return tuple(found)
+
+
+def faded(frames: Frames) -> Frames:
+    """The same images with less contrast, as bright as before."""
+    middle = frames.mean((1, 2, 3), keepdims=True)
+    return (middle + FADED * (frames - middle)).round().astype(np.uint8)
 
 
 def noise_like(frames: Frames, item: Item) -> Frames:

@@ -7,7 +7,7 @@ mistakes, silence and a preference for a side count by what they take away: see 
 import csv
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from rlvlm.core.errors import UsageError
-from rlvlm.judges.agreement import area_under_curve
+from rlvlm.judge_bench.faults import Fault
+from rlvlm.judges.agreement import area_interval, area_under_curve
 
 CURVE_FILE = Path(__file__).with_name("quality.csv")
 """The runs that ship; absent until they have been made."""
@@ -41,8 +42,8 @@ _Z90 = 1.645
 GAIN = 0.05
 """Success that training must add to count as learning; evaluations of one policy scatter by less."""
 
-Grade = Literal["good enough", "probably good enough", "uncertain", "probably too weak", "too weak"]
-"""Of a judge on a task. The probable ones rest on training runs of other tasks."""
+Grade = Literal["good enough", "probably good enough", "uncertain", "can be fooled", "probably too weak", "too weak"]
+"""Of a judge on a task. The probable ones rest on training runs of other tasks; `can be fooled` on a fault."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -150,25 +151,17 @@ def worth_interval(kind: str, table: Any) -> tuple[float, float]:
     """[low, high] where the worth of a judge lies with a probability of 90 %, from a teacher's table of its answers.
 
     The normal approximation. Of labels the share that is right counts, one answer of each kind added, since eight of
-    eight are not all; of scores the AUC (Hanley and McNeil 1982, Radiology 143(1), eq. 1, for at most one mistake less
-    than perfect).
+    eight are not all; of scores the AUC, see `area_interval`.
     """
     right, wrong = SHARES[kind](table)
-    if kind == "pairs":
-        counts = np.asarray(table, float).sum((0, 2))
-        # the mean of two shares p, each of n_i answers: its error is sqrt(p (1 - p) (1/n_0 + 1/n_1)) / 2
-        share = (right * counts.sum() + 1) / (counts.sum() + 2)
-        error = math.sqrt(share * (1 - share) * (1 / np.maximum(counts, 1)).sum()) / 2
-    else:
-        positives, negatives = max(len(table[-1]), 1), max(sum(map(len, table[:-1])), 1)
-        area = min(max(right, wrong), 1 - 0.5 / max(positives, negatives))  # the error of a perfect one would be 0
-        # A(1-A) + (n-1)(Q1-A^2) + (m-1)(Q2-A^2), over n m; Q1 = A / (2-A), Q2 = 2 A^2 / (1+A)
-        both_higher, both_lower = area / (2 - area), 2 * area**2 / (1 + area)
-        error = math.sqrt(
-            (area * (1 - area) + (positives - 1) * (both_higher - area**2) + (negatives - 1) * (both_lower - area**2))
-            / (positives * negatives)
-        )
-    reach = _Z90 * error
+    if kind == "scores":
+        counted = max(len(table[-1]), 1), max(sum(map(len, table[:-1])), 1)
+        low, high = area_interval(right, *counted, confidence=0.9)
+        return worth_of(low, 1 - low), worth_of(high, 1 - high)
+    counts = np.asarray(table, float).sum((0, 2))
+    # the mean of two shares p, each of n_i answers: its error is sqrt(p (1 - p) (1/n_0 + 1/n_1)) / 2
+    share = (right * counts.sum() + 1) / (counts.sum() + 2)
+    reach = _Z90 * math.sqrt(share * (1 - share) * (1 / np.maximum(counts, 1)).sum()) / 2
     low = worth_of(max(right - reach, 0.0), min(wrong + reach, 1.0))
     return low, worth_of(min(right + reach, 1.0), max(wrong - reach, 0.0))
 
@@ -293,4 +286,30 @@ def predict(teacher: Mapping[str, Any], runs: Sequence[Mapping[str, str]]) -> li
                 always=always,
             )
         )
+    return found
+
+
+def predict_row(row: Mapping[str, Any], runs: Sequence[Mapping[str, str]]) -> list[ExpectedSuccess]:
+    """What `predict` says of the judge of a row, but that its faults on a task decide the grade there: fatal ones say
+    that it is too weak, and what a policy can exploit that it can be fooled.
+
+    No success is expected then: the runs that predictions rest on had judges whose mistakes were drawn at random, and
+    no policy could seek them out.
+
+    Args:
+        row: as of `bench.summarise`.
+        runs: rows of `read_curve`.
+    """
+    found = []
+    for one in predict(row["teacher"], runs):
+        faults = [Fault(**fault) for fault in row["tasks"].get(one.task, {}).get("faults", ())]
+        own = [fault for fault in faults if fault.kind in ("", one.kind)]
+        grade: Grade = one.grade
+        if any(fault.is_fatal for fault in own):
+            grade = "too weak"
+        elif any(fault.is_exploitable for fault in own) and grade not in ("too weak", "probably too weak"):
+            grade = "can be fooled"
+        if grade != one.grade:
+            one = replace(one, grade=grade, before=None, success=None, low=None, high=None, count=0)  # noqa: PLW2901
+        found.append(one)
     return found

@@ -15,6 +15,11 @@ from rlvlm.judge_bench.items import TaskItems, make_items
 from rlvlm.judge_bench.suites import Suite
 from rlvlm.judges.judge import Judge
 
+_CONTROLS = 8
+"""Successes that are shown again: of fewer no interval says much."""
+_SHOWN = ("reversed", "still", "other goal")
+"""Controls that a policy can play; the others would cost as many questions and end no run."""
+
 
 class JudgeRefused(JudgeUnavailable):
     """The judge answers, and its answers say nothing about the goal."""
@@ -32,11 +37,17 @@ class Preflight:
 
 def scored_suite(task: str, count: int) -> Suite:
     """Episodes or turns of `task` that a judge scores: `count` turns of each kind; or half as many successes, and three
-    times that of near misses, failures and successes cut short. No controls: a run shows those as it goes.
+    times that of near misses, failures and successes cut short. A few successes are shown again as controls.
     """
     # of six styles of play one always succeeds and one sometimes, see `items`
     return Suite(
-        name=task, tasks=(task,), episodes=max(6, 2 * count), pairs=0, videos=max(1, count // 2), controls=0, tracks=0
+        name=task,
+        tasks=(task,),
+        episodes=max(6, 2 * count),
+        pairs=0,
+        videos=max(1, count // 2),
+        controls=_CONTROLS,
+        tracks=0,
     )
 
 
@@ -57,7 +68,11 @@ def known_items(suite: Suite, config: EnvConfig, size_px: int, seed: int, per_tu
         goal: that the judge is asked about; empty for the env's own.
     """
     made = make_items(suite, suite.tasks[0], config, size_px, seed, per_turn)
-    return replace(made, items=tuple(replace(item, goal=goal) for item in made.items)) if goal else made
+    # controls come last, so that the places of the items that they were made of stay the same
+    items = [item for item in made.items if item.source < 0 or item.case in _SHOWN]
+    if goal:  # the user's words have no other goal in this scene
+        items = [replace(item, goal=goal) for item in items if item.case != "other goal"]
+    return replace(made, items=tuple(items))
 
 
 def preflight(

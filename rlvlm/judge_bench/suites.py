@@ -8,7 +8,7 @@ from rlvlm.core.errors import UsageError
 from rlvlm.demonstrations.trajectory import SuccessRule
 from rlvlm.envs.registry import full_name, task_families
 
-VERSION = 1
+VERSION = 2
 """Of the way items are made; it must rise when any of it changes, so that rows are only compared with their like."""
 
 

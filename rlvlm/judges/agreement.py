@@ -5,11 +5,14 @@ Used by the judge bench, the judge report, a run's records and monitor, and eval
 
 import math
 from dataclasses import dataclass
+from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 Floats = NDArray[np.float64]
+ALIKE = 0.01
+"""Scores that differ by no more are the same answer."""
 SMALLEST_GAP = 1e-6
 """Gaps in truth up to this are ties: rounding of positions makes some of 1e-7 where nothing moved."""
 
@@ -34,6 +37,39 @@ def area_under_curve(scores: ArrayLike, truths: ArrayLike) -> float:
         return math.nan
     # AUC = (R - n(n + 1)/2) / (n m): R the ranks of the n true cases among all, m the false ones
     return float((rankdata(values)[is_true].sum() - num_true * (num_true + 1) / 2) / (num_true * num_false))
+
+
+def area_interval(area: float, num_true: int, num_false: int, confidence: float = 0.95) -> tuple[float, float]:
+    """Bounds, in [0, 1], of an area under the curve of so many true and false cases, both >= 1.
+
+    Source: Hanley and McNeil 1982, eq. 1, for at most one mistake less than perfect: the error of a perfect one would
+    be 0.
+    """
+    bounded = min(max(area, 1 - area), 1 - 0.5 / max(num_true, num_false))
+    # A(1-A) + (n-1)(Q1-A^2) + (m-1)(Q2-A^2), over n m; Q1 = A / (2-A), Q2 = 2 A^2 / (1+A)
+    both_higher, both_lower = bounded / (2 - bounded), 2 * bounded**2 / (1 + bounded)
+    variance = bounded * (1 - bounded)
+    variance += (num_true - 1) * (both_higher - bounded**2) + (num_false - 1) * (both_lower - bounded**2)
+    reach = NormalDist().inv_cdf((1 + confidence) / 2) * math.sqrt(variance / (num_true * num_false))
+    return max(area - reach, 0.0), min(area + reach, 1.0)
+
+
+def kept_leads(scores: ArrayLike, controls: ArrayLike, ordinary: ArrayLike) -> tuple[int, int]:
+    """How many controls keep at least half of what lifts their original above the ordinary score, and of how many that
+    can be said: an original that scores no more than the ordinary has no lead to keep.
+
+    A policy is paid for what scores above the ordinary, so no scale and no threshold matters here.
+
+    Args:
+        scores: [N] of the originals, e.g. of successes.
+        controls: [N] of what was made of each and must score less.
+        ordinary: [N] what scores about there.
+    """
+    usual = np.asarray(ordinary, np.float64)
+    leads = np.asarray(scores, np.float64) - usual
+    has_lead = leads > ALIKE
+    is_kept = np.asarray(controls, np.float64) - usual >= leads / 2
+    return int((has_lead & is_kept).sum()), int(has_lead.sum())
 
 
 def best_threshold(scores: ArrayLike, truths: ArrayLike) -> tuple[float, float]:

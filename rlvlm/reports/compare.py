@@ -16,7 +16,7 @@ from rlvlm.core.console.tables import plain_console, plain_table
 from rlvlm.core.disk import write_whole
 from rlvlm.core.errors import EXIT_DONE
 from rlvlm.envs.registry import find_task
-from rlvlm.judge_bench.prediction import predict, read_curve
+from rlvlm.judge_bench.prediction import predict_row, read_curve
 from rlvlm.judge_bench.rows import is_of, number_cell, share_cell, task_figures
 from rlvlm.reports.results import SOLVED, Results, RunResult, mean_known, run_results, sweep_results, with_benches
 from rlvlm.reports.statistics import (
@@ -262,8 +262,8 @@ def _benched(results: Results, task: str, source: str) -> dict[str, str | None]:
         bench = f"AUC {number_cell(figures.get('auc'))}"
     if faults := [fault["name"] for fault in row["faults"]]:
         bench += f"; {', '.join(faults)}"
-    found = next((one for one in predict(row["teacher"], read_curve()) if (one.task, one.kind) == (task, kind)), None)
-    if found is None or found.success is None:  # no runs of such a task, or with judges of such worth
+    found = next((one for one in predict_row(row, read_curve()) if (one.task, one.kind) == (task, kind)), None)
+    if found is None or found.success is None:  # no runs of such a task or with such judges, or a fault
         return {"bench": bench, "expected": None}
     return {"bench": bench, "expected": f"{found.success:.2f} ({found.low:.2f} to {found.high:.2f})"}
 

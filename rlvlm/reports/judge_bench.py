@@ -20,7 +20,7 @@ from rlvlm.judge_bench.asking import Answer, Reference
 from rlvlm.judge_bench.bench import measure, summarise
 from rlvlm.judge_bench.figures import outcome_of
 from rlvlm.judge_bench.items import CASES, Item, TaskItems, noise_like
-from rlvlm.judge_bench.prediction import CURVE_FILE, ExpectedSuccess, predict, read_curve
+from rlvlm.judge_bench.prediction import CURVE_FILE, ExpectedSuccess, predict_row, read_curve
 from rlvlm.judge_bench.rows import PAIR_NAMES, ROW_FILE, SCORE_NAMES, number_cell, read_row, share_cell
 from rlvlm.judge_bench.suites import find_suite, is_recording
 from rlvlm.judges.build import build_judge, check_reachable
@@ -111,7 +111,7 @@ def bench_judge(  # noqa: PLR0913 - the command's options
     row = summarise(found)
     runs = read_curve(curve or CURVE_FILE)
     # tasks that were not asked about are left to reports of runs: an answer about drawers says little about blocks
-    predictions = [one for one in predict(row["teacher"], runs) if one.is_asked]
+    predictions = [one for one in predict_row(row, runs) if one.is_asked]
     row["prediction"] = [asdict(one) for one in predictions]
     row["bench"]["wall_s"] = round(time.perf_counter() - began, 1)
     out.mkdir(parents=True, exist_ok=True)
@@ -171,8 +171,12 @@ def grade_notes(row: Mapping[str, Any]) -> list[str]:
         "Worth, with its 90 % interval: how often a judge is right that always decides and says as much; 50 % is "
         "chance, below it misleads."
     ]
+    if any(one["grade"] == "can be fooled" for one in row["prediction"]):
+        notes.append("Can be fooled: it pays for what a policy can do without reaching the goal, see its faults.")
     for kind, name in _ASKED_FOR.items():
+        grades = ("probably good enough", "uncertain", "probably too weak")  # the others do not rest on other tasks
         ones = [one for one in row["prediction"] if one["kind"] == kind and one["success"] is None]
+        ones = [one for one in ones if one["grade"] in grades]
         if not ones:
             continue
         never, always = ones[0]["never"], ones[0]["always"]

@@ -1,12 +1,13 @@
 """Watches a judge that rewards: does the policy get better, or does it learn what fools the judge?
 
-A policy that is paid by a judge looks for whatever the judge pays, true or not. What gives it away is the share of
-failures that the judge calls successes: it rises while the judge's scores rise.
+A policy that is paid by a judge looks for whatever the judge pays, true or not. Three things give it away: failures
+that the judge calls successes, more of them while its scores rise; scores that no longer tell successes from failures;
+and scores that stay where an episode is shown backwards or with a goal that is not its own. The last needs no truth.
 """
 
 import logging
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +16,13 @@ import numpy as np
 from rlvlm.core import metrics
 from rlvlm.core.errors import JudgeUnavailable
 from rlvlm.core.judging import Score
-from rlvlm.judges.agreement import area_under_curve, calibration_error, wilson_interval
+from rlvlm.judges.agreement import (
+    area_interval,
+    area_under_curve,
+    calibration_error,
+    kept_leads,
+    wilson_interval,
+)
 from rlvlm.judges.prompts import OTHER_GOAL
 from rlvlm.rewards.config import MonitorConfig
 from rlvlm.rewards.scorers import Scorer
@@ -29,6 +36,8 @@ _CONFIDENCE = 0.9973
 """Of the intervals that an alarm depends on, three standard deviations: it is looked for after every update, and
 failures that come closer to success as a policy learns are harder to judge. At 0.95 a judge whose errors wavered
 between 1 and 7 % was accused."""
+_MOST_KEPT = 0.5
+"""Share of controls that may keep half of their lead."""
 _LEAST_RISE = 0.02
 """Of the mean score, between the first episodes and the newest, that counts as one."""
 _UNDONE = 0.5
@@ -55,6 +64,7 @@ class JudgeMonitor:
         self._controls: deque[list[float]] = deque(maxlen=config.window)
         self.alarm = ""
         """What is wrong; empty as long as nothing is."""
+        self._kind = 0  # of the alarm, see `metrics.JUDGE_ALARMS`
 
     def note(self, scores: Sequence[float], truths: Sequence[bool | None]) -> None:
         """Records scored episodes, oldest first.
@@ -73,7 +83,7 @@ class JudgeMonitor:
                 self._first.append(row)
             self._recent.append(row)
         if not self.alarm:
-            self.alarm = self._found()
+            self._kind, self.alarm = next((pair for pair in self._found() if pair[1]), (0, ""))
             if self.alarm:
                 logger.warning("the judge is being fooled: %s", self.alarm)
         if self.alarm and self._config.on_alarm == "stop":
@@ -95,22 +105,27 @@ class JudgeMonitor:
             scores: [N] of them.
 
         Returns:
-            Of each item that was shown and answered both times: its score, that backwards, that with the other goal.
+            Of each item that was shown and answered both times: its score, that backwards, that with the other goal,
+            the mean score of `items`, and whether the other goal is one of theirs, which their policy could reach.
         """
         known = [(item, score.value) for item, score in zip(items, scores, strict=True) if score.value is not None]
         # those that scored best say most: what is shown backwards, or was not asked for, must score less
         chosen = sorted(known, key=lambda each: -each[1])[: self._config.controls]
         if not chosen:
             return []
+        ordinary = float(np.mean([value for _, value in known]))
         # a film of a success run backwards ends in a failure, which a judge that looks at the order knows
         backwards = [replace(item, snapshots=item.snapshots[::-1]) for item, _ in chosen]
         goals = sorted({item.goal for item in items})
-        elsewhere = [
-            replace(item, goal=next((goal for goal in goals if goal != item.goal), OTHER_GOAL)) for item, _ in chosen
-        ]
+        others = [next((goal for goal in goals if goal != item.goal), OTHER_GOAL) for item, _ in chosen]
+        elsewhere = [replace(item, goal=goal) for (item, _), goal in zip(chosen, others, strict=True)]
         again = [one.value for one in scorer.score([*backwards, *elsewhere])]
-        rows = zip([value for _, value in chosen], again[: len(chosen)], again[len(chosen) :], strict=True)
-        return [[value, turned, other] for value, turned, other in rows if turned is not None and other is not None]
+        rows = zip(chosen, again[: len(chosen)], again[len(chosen) :], others, strict=True)
+        return [
+            [value, turned, other, ordinary, float(goal in goals and not item.action)]
+            for (item, value), turned, other, goal in rows
+            if turned is not None and other is not None
+        ]
 
     def note_controls(self, rows: Sequence[list[float]]) -> None:
         """Records what `show_controls` returned."""
@@ -124,7 +139,7 @@ class JudgeMonitor:
         figures = {
             metrics.JUDGE_SCORE: float(rows[:, 0].mean()),
             metrics.JUDGE_TRUE_SUCCESS: float((rows[:, 1] > 0).mean()),
-            metrics.JUDGE_ALARM: float(bool(self.alarm)),
+            metrics.JUDGE_ALARM: float(self._kind),
         }
         # evaluations end at success and count these as ones, so figures of right and wrong leave them out
         is_undone = rows[:, 1] == _UNDONE
@@ -134,6 +149,8 @@ class JudgeMonitor:
         if len(scores):
             figures[metrics.JUDGE_CALIBRATION] = calibration_error(scores, truths)
             figures[metrics.JUDGE_AUC] = area_under_curve(scores, truths)
+        if (ends := self._area_interval()) is not None:
+            figures[metrics.JUDGE_AUC_LOW], figures[metrics.JUDGE_AUC_HIGH] = ends
         claims = scores >= self.claim
         # a share of nothing is no figure: rates are left out until their kind was met
         if (~truths).any():
@@ -141,10 +158,15 @@ class JudgeMonitor:
         if truths.any():
             figures[metrics.JUDGE_FALSE_NEGATIVES] = float((~claims[truths]).mean())
         if self._controls:
-            straight, turned, other = np.array(self._controls).mean(0).tolist()
+            straight, turned, other, *_ = np.array(self._controls).mean(0).tolist()
             figures[metrics.JUDGE_CONTROL_SCORE] = straight
             figures[metrics.JUDGE_BACKWARDS_SCORE] = turned
             figures[metrics.JUDGE_OTHER_GOAL_SCORE] = other
+            kept = self._kept_controls()
+            for name, (hits, count) in zip(
+                (metrics.JUDGE_KEPT_BACKWARDS, metrics.JUDGE_KEPT_OTHER_GOAL), kept, strict=True
+            ):
+                figures |= {name: hits / count} if count else {}
         return {name: value for name, value in figures.items() if np.isfinite(value)}
 
     def get_state(self) -> dict[str, Any]:
@@ -154,6 +176,7 @@ class JudgeMonitor:
             "recent": [list(row) for row in self._recent],
             "controls": [list(row) for row in self._controls],
             "alarm": self.alarm,
+            "kind": self._kind,
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
@@ -163,32 +186,68 @@ class JudgeMonitor:
             # the deque itself is kept, and with it its length from the config
             kept.clear()
             kept.extend(list(row) for row in rows)
+        if any(len(row) < 5 for row in self._controls):  # those of older versions cannot be held to the ordinary score
+            self._controls.clear()
         self.alarm = str(state["alarm"])
+        self._kind = int(state.get("kind", bool(self.alarm)))  # checkpoints of older versions only knew the first kind
 
-    def _found(self) -> str:
-        """What is wrong now; empty where nothing is."""
+    def _found(self) -> Iterator[tuple[int, str]]:
+        """Yields what may be wrong, as a key of `metrics.JUDGE_ALARMS`, and the figures that say so; empty where they
+        do not.
+        """
+        yield from self._false_positives()
+        ways = ("shown backwards", "given another goal of the run")
+        for way, (hits, count) in zip(ways, self._kept_controls(), strict=True):
+            if count >= FEWEST and wilson_interval(hits, count, _CONFIDENCE)[0] > _MOST_KEPT:
+                what = f"of {count} of its best scored that were {way}, {hits} kept half of their lead over the others"
+                yield 3, f"{what}: it does not look for the goal"
+        ends = self._area_interval()
+        if ends is not None and ends[1] < self._config.least_auc:
+            bound = f"monitor.least_auc is {self._config.least_auc:g}"
+            yield 4, f"its area under the curve lies between {ends[0]:.2f} and {ends[1]:.2f}; {bound}"
+
+    def _false_positives(self) -> Iterator[tuple[int, str]]:
         hits, failures = self._called_successes(self._recent)
         if failures < FEWEST:
-            return ""
+            return
         # the lower bound must pass: a share of few failures is far off by chance
         low, _ = wilson_interval(hits, failures, _CONFIDENCE)
         bound = self._config.most_false_positives
         if low > bound:
-            return f"it calls {hits} of {failures} failures successes; monitor.most_false_positives is {bound:g}"
+            yield 1, f"it calls {hits} of {failures} failures successes; monitor.most_false_positives is {bound:g}"
         first_hits, first_failures = self._called_successes(self._first)
         # before that the newest episodes are in part the first ones
         if len(self._recent) < self._config.window or first_failures < FEWEST:
-            return ""
+            return
         _, first_high = wilson_interval(first_hits, first_failures, _CONFIDENCE)
         # both must hold: errors that rise while the score falls are a judge that got worse, not a policy that
         # fools it
         rise = float(np.mean([row[0] for row in self._recent]) - np.mean([row[0] for row in self._first]))
         if low > first_high and rise > _LEAST_RISE:
-            return (
+            yield (
+                2,
                 f"it called {first_hits} of {first_failures} failures successes at first and calls {hits} of "
-                f"{failures} so now, while its mean score rose by {rise:.2f}"
+                f"{failures} so now, while its mean score rose by {rise:.2f}",
             )
-        return ""
+
+    def _kept_controls(self) -> tuple[tuple[int, int], tuple[int, int]]:
+        """How many of the controls keep their lead, and of how many: those shown backwards, and with another goal that
+        a policy of this run could reach. Without such a goal a judge may well ignore it.
+        """
+        rows = np.array(self._controls).reshape(-1, 5)
+        elsewhere = rows[rows[:, 4] > 0]
+        return kept_leads(rows[:, 0], rows[:, 1], rows[:, 3]), kept_leads(
+            elsewhere[:, 0], elsewhere[:, 2], elsewhere[:, 3]
+        )
+
+    def _area_interval(self) -> tuple[float, float] | None:
+        """Of the area under the curve of the newest episodes; None where they have too few successes or failures."""
+        known = np.array([row for row in self._recent if row[1] != _UNDONE]).reshape(-1, 2)
+        is_true = known[:, 1] > 0
+        counts = int(is_true.sum()), int((~is_true).sum())
+        if min(counts) < FEWEST:
+            return None
+        return area_interval(area_under_curve(known[:, 0], is_true), *counts, _CONFIDENCE)
 
     def _called_successes(self, rows: Sequence[list[float]] | deque[list[float]]) -> tuple[int, int]:
         """How many failures among `rows` are claimed as successes, and how many failures there are."""

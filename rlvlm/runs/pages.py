@@ -138,6 +138,7 @@ def _of_scores(folder: RunFolder, examples: Sequence[Mapping[str, Any]]) -> dict
         "colours": SCORE_COLOURS,
         "asked": "",
         "alarm_step": figures.get("alarm_step"),
+        "alarm_reason": figures.get("alarm_reason"),
         "plot": inline(plot) if plot.exists() else "",
     }
 

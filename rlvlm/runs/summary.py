@@ -37,10 +37,11 @@ _TITLES = {
     "vlm_scores.png": "Scores against the truth",
     "judge_over_training.png": "The judge against the truth over training",
 }
+_AREA = "area under its curve"
 _WATCHED = {
     "failures that the judge calls successes": metrics.JUDGE_FALSE_POSITIVES,
     "successes that it calls failures": metrics.JUDGE_FALSE_NEGATIVES,
-    "area under its curve": metrics.JUDGE_AUC,
+    _AREA: metrics.JUDGE_AUC,
 }
 """Of the newest episodes."""
 _WHEN = {
@@ -130,16 +131,17 @@ def summarise_decodings(evaluations: Sequence[dict[str, str]]) -> dict[str, dict
     return measured
 
 
-def summarise_judge(folder: RunFolder) -> dict[str, float | int | None]:
-    """The newest figures of the monitor of a judge that rewards, and the step of its alarm; empty without one."""
-    figures: dict[str, float | int | None] = {}
+def summarise_judge(folder: RunFolder) -> dict[str, Any]:
+    """The newest figures of the monitor of a judge that rewards, and when and why it gave an alarm, if it did."""
+    figures: dict[str, Any] = {}
     rows = folder.metrics.read()
     for row in rows:
         # a figure that is measured now and then keeps its newest value
         figures |= {name: value for name, value in row.items() if name.startswith("judge/")}
     if figures:
-        alarms = (int(row[metrics.ENV_STEPS]) for row in rows if row.get(metrics.JUDGE_ALARM))
-        figures["alarm_step"] = next(alarms, None)
+        first = next((row for row in rows if row.get(metrics.JUDGE_ALARM)), None)
+        figures["alarm_step"] = int(first[metrics.ENV_STEPS]) if first else None
+        figures["alarm_reason"] = metrics.JUDGE_ALARMS[int(first[metrics.JUDGE_ALARM])] if first else None
     return figures
 
 
@@ -394,16 +396,27 @@ def _results(summary: Mapping[str, Any]) -> dict[str, str]:
         if since is not None:
             rows["learned reward"] = f"used from step {since:,} on, {f'{share} by then' if count else 'untested'}"
     watched = summary.get("judge") or {}
-    if metrics.JUDGE_ALARM in watched:
-        since = watched.get("alarm_step")
-        rows["judge's alarm"] = "none" if since is None else f"from step {since:,}: failures are called successes"
-        for name, metric in _WATCHED.items():
-            if metric in watched:
-                rows[name] = f"{watched[metric]:.2f}" if metric == metrics.JUDGE_AUC else _percent(watched[metric])
+    rows |= _watched_rows(watched)
     if summary["score_error"] is not None and metrics.JUDGE_ALARM not in watched:  # that one says who succeeded
         rows["mean error of scores, of the whole scale"] = _percent(summary["score_error"])
     if (order := summary.get("score_order")) is not None:
         rows["rank correlation of scores with the true return"] = f"{order:.2f}"
+    return rows
+
+
+def _watched_rows(watched: Mapping[str, Any]) -> dict[str, str]:
+    """What the monitor of a judge says; empty where none watched."""
+    if metrics.JUDGE_ALARM not in watched:
+        return {}
+    since = watched.get("alarm_step")
+    rows = {"judge's alarm": "none" if since is None else f"from step {since:,}: {watched['alarm_reason']}"}
+    for name, metric in _WATCHED.items():
+        if metric in watched:
+            rows[name] = f"{watched[metric]:.2f}" if metric == metrics.JUDGE_AUC else _percent(watched[metric])
+    if metrics.JUDGE_AUC in watched:
+        low, high = watched.get(metrics.JUDGE_AUC_LOW), watched.get(metrics.JUDGE_AUC_HIGH)
+        few = ", of too few successes or failures to conclude anything"
+        rows[_AREA] += few if low is None or high is None else f" ({low:.2f} to {high:.2f})"
     return rows
 
 

@@ -12,13 +12,25 @@ from rlvlm.demonstrations.trajectory import RobotTrajectory, Torn
 from rlvlm.envs.registry import task_env
 from rlvlm.judge_bench.asking import Answer, Reference
 from rlvlm.judge_bench.bench import Measured, measure, summarise
+from rlvlm.judge_bench.faults import find_faults
 from rlvlm.judge_bench.figures import pair_figures, pooled, score_figures, teacher_table
-from rlvlm.judge_bench.items import FAILURES, LEAST_GAP, Item, TaskItems, draw_gap_pairs, make_items, recorded_items
+from rlvlm.judge_bench.items import (
+    FAILURES,
+    LEAST_GAP,
+    Item,
+    TaskItems,
+    draw_gap_pairs,
+    faded,
+    make_items,
+    recorded_items,
+)
+from rlvlm.judge_bench.prediction import predict_row, read_curve
 from rlvlm.judge_bench.suites import SUITES, Suite, find_suite
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.preferences.teachers import read_shares
 from rlvlm.reports.judge_bench import differences
 from rlvlm.rewards.scorers import read_scores
+from rlvlm.testing import fooled
 
 SMALL = Suite(name="small", tasks=("push_block", "cartpole"), episodes=12, pairs=40, videos=6, controls=6, tracks=2)
 PX = 48
@@ -44,10 +56,12 @@ class Seeing:
             for item in one.items:
                 if item.source < 0:
                     for side, truth in zip(item.sides, item.truth, strict=True):
-                        images = [image.tobytes() for image in one.draw(side, "")]
-                        self.progress[images[-1]] = truth
-                        self.goals |= dict.fromkeys(images, item.goal)
-                        self.wins |= {images[-1]} if item.success else set()
+                        drawn = one.draw(side, "")
+                        for frames in (drawn, faded(drawn)):  # what has faded is as near to the goal
+                            images = [image.tobytes() for image in frames]
+                            self.progress[images[-1]] = truth
+                            self.goals |= dict.fromkeys(images, item.goal)
+                            self.wins |= {images[-1]} if item.success else set()
 
     def compare(self, queries: list[Query]) -> list[Verdict]:
         return [self.verdict(self.label(query)) for query in queries]
@@ -151,6 +165,34 @@ def test_a_planted_fault_is_named(made, planted, names):
     assert names <= {fault["name"] for fault in summarise(run(planted(made)))["faults"]}
 
 
+FOOLED = {"motion": "can be fooled", "hand_distance": "can be fooled", "arm_in_view": "too weak",
+          "long_episodes": "too weak", "brightness": "too weak"}  # fmt: skip
+"""Grades of `rlvlm.testing.fooled` as scorers of push_block."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "grade"), FOOLED.items())
+def test_a_judge_that_a_policy_can_fool_is_not_good_enough(name, grade):
+    """The first two tell the scripts' successes from failures, area under the curve 0.9 and more."""
+    suite = Suite(name="push_block", tasks=("push_block",), pairs=0, tracks=0)
+    row = summarise(measure(suite, getattr(fooled, name)(CONFIG), CONFIG, num_frames=8))
+    (found,) = (one for one in predict_row(row, read_curve()) if one.is_asked)
+    names = {fault["name"] for fault in row["faults"]}
+    assert (found.task, found.kind, found.grade, found.success) == ("push_block", "scores", grade, None), names
+    if name in ("motion", "hand_distance"):
+        assert row["figures"]["scores"]["auc"]["value"] > 0.85
+        assert "scores a success as high when it is shown backwards" in names
+
+
+@pytest.mark.slow
+def test_comparing_by_contrast_is_named_where_it_is_always_right():
+    suite = replace(SMALL, tasks=("drawer_open",), videos=0)
+    row = summarise(measure(suite, fooled.contrast(CONFIG), CONFIG, num_frames=1))
+    assert row["figures"]["pairs"]["accuracy"]["value"] > 0.9
+    assert [one.grade for one in predict_row(row, read_curve()) if one.is_asked] == ["can be fooled"]
+    assert "follows contrast" in {fault["name"] for fault in row["faults"]}
+
+
 def test_references_come_in_the_right_order(rows):
     pairs = {name: row["figures"]["pairs"] for name, row in rows.items()}
     assert pairs["oracle"]["accuracy"]["value"] == 1.0 and rows["oracle"]["faults"] == []
@@ -180,7 +222,7 @@ def test_items_are_the_same_each_time_and_cover_what_they_promise(made):
 def test_turns_are_asked_about_where_the_judge_rates_turns():
     """Nothing of a game of cards is physics: rows of two machines are about the same, or `VERSION` must be raised."""
     digest = make_items(SMALL, "number_line", task_env("number_line"), PX, 0, False).digest
-    assert digest == "76d793fa97634476677280310a55253f9323c420909d749a4186dc98870d9145"
+    assert digest == "3bb7f30a3938a7b019932a3f964cbb57067d7e3ae4d6961bde587c23dddb1618"
     items = make_items(replace(SMALL, pairs=4), "number_line", task_env("number_line"), PX, 0, True).items
     turns = [item for item in items if item.kind == "turn" and item.case in ("nearer", "farther")]
     assert {item.case for item in turns} == {"nearer", "farther"}
@@ -226,6 +268,38 @@ def test_score_figures_by_hand():
     assert found["false_positives"]["all cases"]["value"] == 0.0  # the failure
     assert found["false_positives"]["reversed"]["value"] == 1.0  # the control, which the calibration does not see
     assert found["means"] == pytest.approx({"success": 0.8, "failure": 0.2, "reversed": 0.95})
+
+
+PAID = {
+    "reversed": ("scores a success as high when it is shown backwards", True),
+    "other goal": ("scores a success as high under another goal of the scene", True),
+    "still": ("scores an episode as high in which nothing happens", True),
+    "noise": ("scores noise as high as a success", False),
+    "near miss": ("calls near misses successes", True),
+}
+
+
+@pytest.mark.parametrize("value", [0.2, 0.11], ids=["as high", "lower"])
+def test_what_is_paid_by_mistake_by_hand(value: float):
+    """Successes score 0.2 and failures 0.1 or, near misses, `value`; six of each control are enough and five not."""
+    cases = ["success"] * 12 + ["failure"] * 12 + [case for case in PAID for _ in range(6)]
+    side = np.zeros((3, 2), np.float32)
+    items = [
+        Item(kind="video", case=case, goal="g", sides=(side,), truth=(float(case == "success"),),
+             success=case == "success", source=place % 12 if case in FAILURES else -1)
+        for place, case in enumerate(cases)
+    ]  # fmt: skip
+    scores: dict[str, float] = {"success": 0.2, "failure": 0.1}
+    answers = [
+        Answer(task="t", item=place, swapped=False, status="ok", value=scores.get(case, value))
+        for place, case in enumerate(cases)
+    ]
+    expected = set(PAID.values()) if value == 0.2 else set()
+    found = find_faults(items, answers, 8)
+    assert {(fault.name, fault.is_exploitable) for fault in found if fault.kind == "scores"} == expected
+    fewer = [place for place, case in enumerate(cases) if cases[:place].count(case) < 5 or case == "success"]
+    few = find_faults([items[place] for place in fewer], [answers[place] for place in fewer], 8)
+    assert not [fault.name for fault in few if fault.is_exploitable]
 
 
 def test_gap_pairs_by_hand():

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
 
 from rlvlm.core.judging import Score, Stamp, Status, Verdict
@@ -49,14 +50,16 @@ def tried(judge: Reference | Says, made: TaskItems) -> Preflight:
 def test_the_oracle_starts_and_its_figures_are_the_benchs(made: TaskItems) -> None:
     found = tried(Reference("oracle"), made)
     assert found.figures["auc"]["value"] == 1.0 and found.figures["threshold"] == 0.5 and not found.faults
-    assert found.figures["auc"]["count"] == len(made.items) > 48
+    controls = [item.case for item in made.items if item.source >= 0]
+    assert {case: controls.count(case) for case in controls} == {"reversed": 8, "still": 8, "other goal": 8}
+    assert found.figures["auc"]["count"] == len(made.items) - len(controls) > 48
 
 
 @pytest.mark.parametrize(
     ("judge", "message"),
     [
         (Reference("random"), r"does not tell success from failure \(AUC 0.\d\d on \d\d .* at least 0.75 is wanted"),
-        (Reference("left"), r"the judge scores everything alike \(0.50 for all of \d\d\); it does not tell success"),
+        (Reference("left"), r"scores everything alike \(0.50 for all of \d\d\); it does not tell success"),
         (Says(None), r"mostly gives no answer that can be read \(\d\d of \d\d, e.g. 'a dog'\)"),
         (Progress(2.0), r"mostly gives no answer that can be read"),
     ],
@@ -97,3 +100,23 @@ def test_pairs_are_asked_in_both_orders_and_refused_in_the_benchs_words() -> Non
     with pytest.raises(JudgeRefused, match="prefers the left image .*; it does not tell nearer from farther") as caught:
         preflight(Reference("left"), made, 1, 0, setting="feedback.preflight")
     assert "--feedback.preflight 0" in caught.value.fix
+
+
+class PathLength(Says):
+    """How far things moved, whatever the order and the goal."""
+
+    def value(self, item: Item) -> float | None:
+        return float(np.ptp(item.sides[0], axis=0).sum()) / 100
+
+
+def test_what_a_policy_can_exploit_is_logged(made: TaskItems) -> None:
+    names = [fault.name for fault in tried(PathLength(0.0), made).faults if fault.is_exploitable]
+    assert names == [
+        "scores a success as high when it is shown backwards",
+        "scores a success as high under another goal of the scene",
+    ]
+
+
+def test_the_words_of_the_user_have_no_other_goal() -> None:
+    made = known_items(scored_suite("push_block", 4), task_env("push_block"), 48, 0, False, goal="tidy up").closed()
+    assert {item.goal for item in made.items} == {"tidy up"} and "other goal" not in {item.case for item in made.items}

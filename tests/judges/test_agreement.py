@@ -3,7 +3,14 @@ import math
 import numpy as np
 import pytest
 
-from rlvlm.judges.agreement import area_under_curve, best_threshold, calibration_error, wilson_interval
+from rlvlm.judges.agreement import (
+    area_interval,
+    area_under_curve,
+    best_threshold,
+    calibration_error,
+    kept_leads,
+    wilson_interval,
+)
 
 
 def test_area_by_hand():
@@ -39,3 +46,16 @@ def test_wilson_by_hand():
     assert high == pytest.approx((0.8 + 0.2 + 2 * math.sqrt(0.016 + 0.01)) / 1.4)
     assert wilson_interval(200, 200) == (pytest.approx(0.9811, abs=1e-3), 1.0)
     assert wilson_interval(0, 5)[0] == 0
+
+
+def test_the_interval_of_an_area_is_that_of_its_paper() -> None:
+    """Hanley and McNeil 1982, their example: 0.893 of 51 abnormal and 58 normal images, standard error 0.032."""
+    low, high = area_interval(0.893, 51, 58)
+    assert (high - low) / (2 * 1.96) == pytest.approx(0.0325, abs=2e-4) and (low + high) / 2 == pytest.approx(0.893)
+    assert area_interval(1.0, 30, 30)[0] > 0.95 and area_interval(0.107, 58, 51)[1] == pytest.approx(1 - low, abs=0.01)
+
+
+def test_leads_that_controls_keep_by_hand() -> None:
+    # above the ordinary 0.2: leads of 0.4, 0.4, 0.1 and none; the controls keep 0.3, 0.1 and all
+    assert kept_leads([0.6, 0.6, 0.3, 0.2], [0.5, 0.3, 0.3, 0.9], 0.2) == (2, 3)
+    assert kept_leads([], [], []) == (0, 0)

@@ -142,3 +142,49 @@ def test_the_other_goal_is_anothers_where_there_is_one() -> None:
     for items in ([shown(0.1, 0.9)], [shown(0.1, 0.9), shown(0.1, 0.2, goal="push the red block")]):
         monitor(controls=1).show_controls(scorer, items, LastMoment().score(items))
     assert asked == ["go", OTHER_GOAL, "go", "push the red block"]
+
+
+CONTROLS = {
+    "all of 40 backwards": (40, [0.25, 0.25, 0.0, 0.15, 0.0], 3),
+    "under another goal of the run": (40, [0.25, 0.0, 0.25, 0.15, 1.0], 3),
+    "under a goal that no policy can reach": (40, [0.25, 0.0, 0.25, 0.15, 0.0], 0),
+    "too few": (29, [0.25, 0.25, 0.25, 0.15, 1.0], 0),
+    "no lead over the others": (400, [0.15, 0.15, 0.15, 0.15, 1.0], 0),
+    "less than half of the lead": (400, [0.25, 0.19, 0.19, 0.15, 1.0], 0),
+}
+
+
+@pytest.mark.parametrize(("count", "row", "kind"), CONTROLS.values(), ids=CONTROLS.keys())
+def test_controls_that_keep_their_lead_are_an_alarm(count: int, row: list[float], kind: int) -> None:
+    """On any scale: nothing here is called a success by the claim of 0.5, and no truth is asked."""
+    watch = monitor(window=400)
+    watch.note_controls([row] * count)
+    watch.note([0.2], [False])
+    assert watch.report()[metrics.JUDGE_ALARM] == kind and ("half of their lead" in watch.alarm) == bool(kind)
+
+
+@pytest.mark.parametrize(
+    ("successes", "failures", "overlap", "kind"),
+    [(60, 60, 0.9, 4), (29, 300, 0.9, 0), (60, 60, 0.0, 0), (60, 60, 0.5, 0)],
+    ids=["surely below", "too few successes", "told apart", "its interval reaches the bound"],
+)
+def test_an_area_that_surely_lies_below_the_bound_is_an_alarm(
+    successes: int, failures: int, overlap: float, kind: int
+) -> None:
+    """A share `overlap` of successes scores as failures do, so that the area is 1 - overlap / 2."""
+    watch = monitor(window=400)
+    low = round(successes * overlap)
+    watch.note(
+        [0.1] * failures + [0.1] * low + [0.2] * (successes - low), [False] * failures + [True] * successes
+    )  # fmt: skip
+    figures = watch.report()
+    assert figures[metrics.JUDGE_ALARM] == kind and (metrics.JUDGE_AUC_LOW in figures) == (successes >= 30)
+    assert ("area under the curve" in watch.alarm) == bool(kind)
+
+
+def test_the_state_of_an_older_version_is_read() -> None:
+    state = monitor().get_state() | {"controls": [[0.9, 0.1, 0.0]], "alarm": "fooled"}
+    del state["kind"]
+    watch = monitor()
+    watch.set_state(state)
+    assert watch.alarm == "fooled" and metrics.JUDGE_CONTROL_SCORE not in watch.report()

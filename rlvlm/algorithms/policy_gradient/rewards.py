@@ -67,7 +67,7 @@ class RewardLabeller:
         self._facts: dict[str, float] = {}
         self._threshold = None if config.threshold == "calibrated" else config.threshold
         claim = _TURN_CLAIM if config.per == "turn" else self._threshold or _EPISODE_CLAIM
-        self.monitor = JudgeMonitor(config.monitor, claim)
+        self.monitor = JudgeMonitor(config.monitor, config.monitor.claim or claim)
 
     @property
     def asks(self) -> bool:
@@ -134,7 +134,7 @@ class RewardLabeller:
 
     def preflight_on(self, made: TaskItems, seed: int, log: Callable[[str], None]) -> dict[str, float]:
         """How well the judge tells known items apart, by names in `rlvlm.core.metrics`; sets the threshold where that
-        is to be calibrated.
+        is to be calibrated, and what the monitor takes for a success, unless the user has set it.
 
         Raises:
             JudgeRefused: it cannot tell them apart.
@@ -151,7 +151,10 @@ class RewardLabeller:
             f"{threshold:.2f} (Youden's J {figures['youden']:.2f})"
         )
         if config.threshold == "calibrated":
-            self._threshold = self.monitor.claim = threshold
+            self._threshold = threshold
+        # of turns the threshold says whether one came nearer, and not whether it reached the goal
+        if config.per == "episode" and config.monitor.claim is None and self._threshold in (None, threshold):
+            self.monitor.claim = threshold
         return {metrics.JUDGE_PREFLIGHT_AUC: area["value"], metrics.JUDGE_PREFLIGHT_THRESHOLD: threshold}
 
     def measure_noise(self, known: Sequence[ScoringItem], scorer: Scorer) -> float:
@@ -457,8 +460,8 @@ def preflight(  # noqa: PLR0913 - all of them parts of a run
         log(f"trying the judge on {len(made.items)} {reward.per}s whose worth is known")
         found |= labeller.preflight_on(made, seed, log)
     if is_measured:
-        log(f"having {len(made.items)} {reward.per}s scored twice")
-        known = [scoring_item(item, reward.num_frames) for item in made.items]
+        known = [scoring_item(item, reward.num_frames) for item in made.items if item.source < 0]
+        log(f"having {len(known)} {reward.per}s scored twice")
         noise = found[metrics.JUDGE_PREFLIGHT_NOISE] = labeller.measure_noise(known, make_forgetful())
         log(
             f"an episode's score has a standard deviation of {noise:.3f}: groups whose own is not "

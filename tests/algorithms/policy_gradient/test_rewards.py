@@ -282,6 +282,16 @@ def test_a_threshold_makes_scores_binary_and_may_be_calibrated() -> None:
     resumed, _ = judged([0.24, 0.26], threshold="calibrated")
     resumed.set_state(labeller.get_state())
     assert score(resumed, [whole(12), whole(11)]).tolist() == [0, 1]
+    for settings, claim in (
+        ({}, 0.25), ({"threshold": 0.4}, 0.4), ({"monitor": MonitorConfig(controls=0, claim=0.1)}, 0.1),
+        ({"monitor": MonitorConfig(controls=0, claim=0.1), "threshold": "calibrated"}, 0.1),
+    ):  # fmt: skip
+        plain, _ = judged([*np.array([0.3, 0.4, 0.1, 0.2])[order], 0.24, 0.26], **settings)
+        plain.preflight_on(made, 0, lambda line: None)
+        assert plain.monitor.claim == pytest.approx(claim), "a run that has no threshold is watched by the preflight's"
+        again, _ = judged([], **settings)
+        again.set_state(plain.get_state())
+        assert again.monitor.claim == plain.monitor.claim
 
 
 def test_noise_is_how_far_scores_of_one_episode_lie_apart() -> None:
@@ -375,11 +385,14 @@ def test_known_turns_chunks_and_episodes_are_the_benchs(monkeypatch: pytest.Monk
         return list(known_items(suite, task_env(task), 48, 3, per_turn).items)
 
     turns = known("empty_random_6x6", 10, True)
-    assert [item.case for item in turns] == ["nearer"] * 10 + ["farther"] * 10
+    played = [item.case for item in turns if item.source < 0]
+    assert played == ["nearer"] * 10 + ["farther"] * 10 and {item.case for item in turns} > {"reversed", "still"}
     assert all(item.action and len(item.sides[0]) == 2 for item in turns)
     episodes = known("number_line", 4, False)
     assert {item.success for item in episodes} == {True, False}
     driven = Counter(item.case for item in known("push_block", 16, False))
+    controls = {case: driven.pop(case) for case in ("reversed", "still", "other goal")}
+    assert set(controls.values()) == {8}, "a few successes are shown again"
     assert set(driven) == set(CASES) and driven["success"] == 8 and driven.total() <= 32
     assert {item.kind for item in known("push_block", 6, True)} == {"turn"}
 
