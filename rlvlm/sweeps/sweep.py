@@ -48,6 +48,8 @@ def run_sweep(path: Path, sweep: SweepConfig) -> int:
         for note in notes:
             table.line(note)
         callback = SweepCallback(folder=folder, sweep=sweep, plans=plans, table=table, stop=stop)
+        place = shlex.quote(str(folder.path)) + trust_option(folder.path / FILE)
+        stop.log, stop.advice = callback.tell_stop, f"rlvlm resume {place}"
         waiting = [key for key, record in callback.records.items() if record.state not in FINISHED]
         if waiting:
             callback.retry(waiting)
@@ -62,7 +64,8 @@ def run_sweep(path: Path, sweep: SweepConfig) -> int:
             able = [key for key in waiting if callback.records[key].state is not State.FAILED]
             if able and not stop:
                 _tune(folder, sweep, able, callback)
-        return _print_summary(table, callback, folder, sweep, stop)
+            table.phase("ending the judges and Ray")
+        return _print_summary(table, callback, folder, place, stop)
 
 
 def largest_places(runs: Sequence[Sequence[dict[str, float]]]) -> list[dict[str, float]]:
@@ -132,11 +135,10 @@ def _judges(
 
 
 def _print_summary(
-    table: ProgressTable, callback: SweepCallback, folder: SweepFolder, sweep: SweepConfig, stop: StopRequest
+    table: ProgressTable, callback: SweepCallback, folder: SweepFolder, place: str, stop: StopRequest
 ) -> int:
-    """Says how the sweep ended and how to go on, and returns the exit code."""
-    records, place = list(callback.records.values()), shlex.quote(str(folder.path))
-    place += trust_option(folder.path / FILE)
+    """Says how the sweep ended and how to go on in `place`, and returns the exit code."""
+    records = list(callback.records.values())
     folder.write_records(records)
     failed = [record for record in records if record.state is State.FAILED]
     if all(record.state in FINISHED for record in records):

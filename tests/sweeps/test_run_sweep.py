@@ -1,5 +1,6 @@
 """A whole sweep in a process of its own: real Ray Tune, real runs, an env that costs microseconds, and real kills."""
 
+import re
 import signal
 import subprocess
 import time
@@ -61,6 +62,7 @@ def test_a_sweep_that_was_ended_goes_on_with_what_is_left(tmp_path: Path, how: s
     assert 1 <= len(table(out / WORKS / "eval.csv")) < 6
     if how is signal.SIGTERM:
         assert child.returncode == 75 and f"rlvlm resume {out}" in said
+        assert re.search(r"waiting for [12] runs to end their round, save and write their pages: \w+", said)
         assert [row["state"] for row in table(out / "trials.csv")] == ["saved"]
 
     file.write_text(SWEEP.replace(*BROKEN))  # a task more, whose env breaks
