@@ -14,7 +14,7 @@ if TYPE_CHECKING:  # `rlvlm collect --help` waits for neither numpy nor torch
     from rlvlm.core.episodes import Turn
     from rlvlm.demonstrations.collect import PlayerReply
     from rlvlm.envs.env import TurnEnv
-    from rlvlm.vlms.chats import Chat
+    from rlvlm.vlms.chats import Chat, ChatReply
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,6 +61,7 @@ class VLMPlayer:
         self.name = "vlm-" + re.sub(r"[^\w.-]+", "-", Path(config.model).name)
         if config.temperature:
             self.name += f"-temperature-{config.temperature:g}"
+        self._config = config
         self._write = _local(config) if config.backend == "transformers" else _remote(config)
 
     def begin(self, seed: int) -> None:
@@ -71,42 +72,51 @@ class VLMPlayer:
 
         Raises:
             ModelUnavailable: it does not answer any more.
-            MachineError: it did not answer this turn, however often it was asked.
+            MachineError: it did not answer this turn, however often it was asked, or wrote nothing.
         """
         from rlvlm.demonstrations.collect import PlayerReply
         from rlvlm.vlms.chats import image_parts, text_part
 
         # no earlier turns: a policy sees one image and one prompt, and so it learns from replies to just these
         content = [*image_parts(env.draw(turn.snapshot[None])), text_part(turn.prompt)]
-        return PlayerReply(self._write([{"role": "user", "content": content}]))
+        reply = self._write([{"role": "user", "content": content}])
+        if not reply.text.strip():  # nothing to learn from, and seldom what the model meant
+            what, config = f"{self._config.model} wrote nothing at a turn", self._config
+            if reply.is_whole:
+                raise MachineError(what, "the episodes so far are kept; the same command goes on")
+            raise MachineError(
+                f"{what}: its reply was cut before it began, after {config.max_reply_tokens} tokens",
+                "raise --player.max-reply-tokens; models that think first need thousands",
+            )
+        return PlayerReply(reply.text)
 
 
-def _local(config: PlayerConfig) -> "Callable[[Chat], str]":
+def _local(config: PlayerConfig) -> "Callable[[Chat], ChatReply]":
     from rlvlm.vlms.engines.transformers import TransformersEngine
     from rlvlm.vlms.loading import load_vlm
 
     engine = TransformersEngine(load_vlm(config), config)
 
-    def write(chat: "Chat") -> str:
-        replies = engine.generate([chat], max_new_tokens=config.max_reply_tokens, temperature=config.temperature)
-        return replies[0].text
+    def write(chat: "Chat") -> "ChatReply":
+        most, temperature = config.max_reply_tokens, config.temperature
+        return engine.generate([chat], max_new_tokens=most, temperature=temperature)[0]
 
     return write
 
 
-def _remote(config: PlayerConfig) -> "Callable[[Chat], str]":
+def _remote(config: PlayerConfig) -> "Callable[[Chat], ChatReply]":
     from rlvlm.vlms.chats import ChatRequest, Refused, TransientError
     from rlvlm.vlms.engines.remote import RemoteEngine
 
     assert config.backend != "transformers"
     engine = RemoteEngine(config.model, config.api, config.backend, config.seed)
 
-    def write(chat: "Chat") -> str:
+    def write(chat: "Chat") -> "ChatReply":
         asked = engine.reply(
             ChatRequest(chat=chat), max_new_tokens=config.max_reply_tokens, temperature=config.temperature
         )
         try:
-            return engine.run(asked).text
+            return engine.run(asked)
         except (TransientError, Refused) as error:  # an outage is no reply: nothing is written down for this turn
             what = f"{config.model} did not answer a turn: {error}"
             raise MachineError(what, "the episodes so far are kept; the same command goes on") from error

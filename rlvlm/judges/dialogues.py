@@ -111,15 +111,23 @@ class _Shares:
     total: float
     """Of all of them, among everything that the model could have written."""
     text: str
-    """The likeliest."""
+    """The likeliest, or what was written; and where they are no answer, why."""
+    is_answer: bool
+    """Whether the model was answering the question, and its text does not say something else."""
 
 
-def _choose(chat: Chat, choices: Sequence[Spellings], tokens: Sequence[Spellings] | None = None) -> Choosing:
+def _choose(
+    chat: Chat,
+    choices: Sequence[Spellings],
+    place_of: Callable[[str], int | None],
+    tokens: Sequence[Spellings] | None = None,
+) -> Choosing:
     """Has a model choose, and returns its probabilities, where it gives them, and its reply.
 
     Args:
         chat: the question.
         choices: each by all its spellings.
+        place_of: which of the choices a text names; None where it names none for certain.
         tokens: first tokens that stand for each choice, where a server gives only those; the spellings, if None.
     """
     # every spelling is a choice of its own for the engine: a model that would write `Yes` has said yes
@@ -128,14 +136,28 @@ def _choose(chat: Chat, choices: Sequence[Spellings], tokens: Sequence[Spellings
     if reply.choice_log_p is None:
         # a server: it wrote a text, and gave its likeliest first tokens at best
         known = None if reply.is_refusal else token_shares(reply.first_tokens or (), tokens or choices)
-        return known and _Shares(shares=known[0], total=known[1], text=_kept_text(reply)), reply
+        if known is None:
+            return None, reply
+        written, likeliest = place_of(reply.readable), known[0].index(max(known[0]))
+        # drawn at a temperature the text may be another; a greedy one that differs means that one of them is not the
+        # answer, such as a token of the model's thoughts
+        is_answer = written in (None, likeliest) or reply.is_sampled
+        text = _kept_text(reply)
+        if not is_answer:
+            text += f" (its probabilities say {choices[likeliest][0]})"
+        return _Shares(shares=known[0], total=known[1], text=text, is_answer=is_answer), reply
     log_p = reply.choice_log_p
     # shifted by the largest: exp of raw log-probabilities of long texts is 0 for all of them
     scaled = np.exp(log_p - log_p.max()) if np.isfinite(log_p.max()) else np.ones_like(log_p)
     each, shares = iter((scaled / scaled.sum()).tolist()), list[float]()
     for spellings in choices:
         shares.append(min(1.0, sum(next(each) for _ in spellings)))  # sums of shares round up
-    return _Shares(shares=shares, total=float(np.exp(log_p).sum()), text=texts[int(log_p.argmax())]), reply
+    total, text = float(np.exp(log_p).sum()), texts[int(log_p.argmax())]
+    is_answer = total >= MIN_CHOICE_MASS
+    if not is_answer:
+        names = ", ".join(spellings[0] for spellings in choices)
+        text = f"(none of {names}: together they have a probability of {total:.1g}, {MIN_CHOICE_MASS:g} is needed)"
+    return _Shares(shares=shares, total=total, text=text, is_answer=is_answer), reply
 
 
 def token_shares(tokens: Tokens, choices: Sequence[Spellings]) -> tuple[list[float], float] | None:
@@ -149,14 +171,18 @@ def token_shares(tokens: Tokens, choices: Sequence[Spellings]) -> tuple[list[flo
 def _label_directly(query: Query) -> Dialogue:
     """From the probabilities of the labels, without a text; from the text where a server gives no odds."""
     labels = [(text,) for text in prompts.LABEL_TEXTS]
-    known, reply = yield from _choose(prompts.compare_messages("direct", query), labels, LABEL_TOKENS)
+
+    def place_of(text: str) -> int | None:
+        label = parse_label(text)
+        return None if label is None else LABELS.index(label)
+
+    known, reply = yield from _choose(prompts.compare_messages("direct", query), labels, place_of, LABEL_TOKENS)
     if known is None:
         return _label_of(reply)
     left, right, tie = known.shares
     # among equals the first: max is stable, so the answer repeats
     label = LABELS[max(range(3), key=known.shares.__getitem__)]
-    is_answer = known.total >= MIN_CHOICE_MASS
-    return DialogueResult(value=label if is_answer else None, text=known.text, probabilities=(left, right, tie))
+    return DialogueResult(value=label if known.is_answer else None, text=known.text, probabilities=(left, right, tie))
 
 
 def _label_in_one(query: Query) -> Dialogue:
@@ -186,18 +212,24 @@ def _score_by_choice(mode: ScoreMode, sentences: Mapping[str, str], clip: Clip) 
     Departure: the probability is given, not its logarithm: the same order, in [0, 1].
     """
     choices = {"success": YES_AND_NO, "utility": RATINGS, "statement": TRUE_AND_FALSE}[mode]
-    known, reply = yield from _choose(prompts.score_messages(mode, clip, sentences), choices)
-    if known is None:  # no probabilities: the word that was written decides, all or nothing
+
+    def place_of(text: str) -> int | None:
         if mode == "utility":
-            return _score_of(reply, parse_rating)
-        word = reply.readable.strip(_MARKS + "!").lower()
-        return _score_of(reply, lambda _: {"yes": 1.0, "true": 1.0, "no": 0.0, "false": 0.0}.get(word))
+            rating = parse_rating(text)
+            return None if rating is None else round(rating * (len(RATINGS) - 1))
+        word = text.rpartition("</think>")[2].strip(_MARKS + "!").lower()
+        return next((place for place, words in enumerate(choices) if word in map(str.lower, words)), None)
+
+    known, reply = yield from _choose(prompts.score_messages(mode, clip, sentences), choices, place_of)
+    if known is None:  # no probabilities: the word that was written decides, all or nothing
+        values = [place / 4 for place in range(len(RATINGS))] if mode == "utility" else [1.0, 0.0]
+        place = place_of(reply.readable)
+        return _score_of(reply, lambda _: None if place is None else values[place])
     # of a statement the probability among all words counts, so the normalisation is taken back
     value = known.shares[0] * (known.total if mode == "statement" else 1.0)
     if mode == "utility":
         value = fsum(share * place / (len(RATINGS) - 1) for place, share in enumerate(known.shares))
-    is_answer = known.total >= MIN_CHOICE_MASS
-    return DialogueResult(value=min(1.0, value) if is_answer else None, text=known.text)
+    return DialogueResult(value=min(1.0, value) if known.is_answer else None, text=known.text)
 
 
 def _score_in_words(mode: ScoreMode, sentences: Mapping[str, str], clip: Clip) -> Dialogue:

@@ -49,7 +49,9 @@ class ChatReply:
     choice_log_p: NDArray[np.float64] | None = None
     """[C] log-probability of each of `ChatRequest.choices`, from engines that know it; then there is no text."""
     first_tokens: tuple[tuple[str, float], ...] | None = None
-    """The likeliest first tokens, each with its probability, from servers that give them."""
+    """The likeliest first tokens of the answer, each with its probability, from servers that give them."""
+    is_sampled: bool = False
+    """Whether the text was drawn at a temperature above 0, and so need not be the likeliest."""
     usage: Usage | None = None
 
     @property

@@ -94,9 +94,13 @@ class ApiConfig:
                 f"{self.section}.max_cost_usd needs prices: set {self.section}.usd_per_million_input and _output"
             )
         # each of these words may be a key or a password in the wrong place: no message repeats one
-        parts = urlsplit(self.base_url)
+        try:
+            parts = urlsplit(self.base_url)
+            _ = parts.port
+        except ValueError:  # half an IPv6 address, or a port beyond 65535
+            parts = urlsplit("")
         if self.base_url and (parts.scheme not in ("http", "https") or not parts.hostname):
-            raise ValueError(f"{self.section}.base_url must look like https://host/v1")
+            raise ValueError(f"{self.section}.base_url must look like https://host/v1 or http://host:8000/v1")
         if parts.username or parts.password or parts.query or parts.fragment:
             raise ValueError(f"{self.section}.base_url must hold no user, password or query; name a file with key_file")
         if self.key_env and not (self.key_env.isidentifier() and self.key_env.isascii()):

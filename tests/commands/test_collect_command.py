@@ -50,7 +50,13 @@ def test_a_vlm_behind_an_api_plays(tmp_path: Path, capsys: pytest.CaptureFixture
         assert server.calls[0].images[0].shape == (300, 300, 3) and "number line" in server.calls[0].text
         server.script = [error(500, "down")] * 9
         assert main([*words, "--seed", "1", *remote, "--player.api.retries", "0"]) == 3
-    assert "vlm-7b did not answer a turn" in box_words(capsys.readouterr().err)
+        assert "vlm-7b did not answer a turn" in box_words(capsys.readouterr().err)
+        # an empty text teaches nothing, whatever it came from
+        empty = {"stop": "wrote nothing", "error": "did not answer", "length": "raise --player.max-reply-tokens"}
+        for ending, told in empty.items():
+            server.script = [Response(completion("", finish=ending))] * 9
+            assert main([*words, "--seed", "1", *remote, "--player.api.retries", "0"]) == 3
+            assert told in box_words(capsys.readouterr().err)
     episodes = [json.loads(line) for line in (folder / "episodes.jsonl").read_text().splitlines()]
     first, second, *_ = episodes[0]["steps"]
     assert len(episodes) == 2 and episodes[0]["player"] == "vlm-vlm-7b"

@@ -1,6 +1,7 @@
 """Remote judges against a real server on the loopback address, well and badly behaved."""
 
 import logging
+import math
 import pickle
 import random
 import stat
@@ -15,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from api_server import CUT, ApiServer, Call, Response, error
+from api_server import CUT, ApiServer, Call, Response, completion, error
 
 from rlvlm.core.errors import JudgeUnavailable, UnsupportedQuestion
 from rlvlm.core.judging import Clip, Label, Query, Status, Usage
@@ -131,11 +132,100 @@ def test_what_a_server_does_not_take_is_left_out_or_named_otherwise_and_not_aske
     assert "max_tokens" in server.calls[0].body and "max_completion_tokens" in server.calls[1].body
 
 
+BOTH = "`temperature` and `top_p` cannot both be specified for this model. Please use only one."
+NO_SEED = '{"detail": [{"type": "extra_forbidden", "loc": ["body", "seed"], "msg": "Extra inputs are not permitted"}]}'
+
+
+@pytest.mark.parametrize(
+    ("refusal", "gone"),
+    [
+        (error(400, BOTH), {"top_p"}),
+        (Response({"error": {"code": 400, "message": "x", "metadata": {"raw": BOTH}}}), {"top_p"}),
+        (Response(NO_SEED, status=422), {"seed"}),
+        (error(400, "`temperature` is not supported with this model", param="temperature"), {"temperature"}),
+    ],
+)
+def test_what_the_server_names_is_left_out_and_that_is_said_once(
+    refusal: Response, gone: set[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    server = ApiServer(refusal)
+    with server.running() as url:
+        one = judge(url, {"retries": 0}, temperature=1.0)
+        assert [one.compare([query()])[0].label for _ in range(2)] == [Label.RIGHT] * 2
+    first, *rest = [set(call.body) for call in server.calls]
+    assert len(rest) == 2 and all(first - body == gone for body in rest)
+    assert [record.getMessage().partition(";")[0] for record in caplog.records if record.levelname == "WARNING"] == [
+        f"m does not take {gone.copy().pop()}"
+    ]
+
+
 def test_a_temperature_that_the_model_does_not_take_is_never_dropped_in_silence() -> None:
     server = ApiServer(*[error(400, "Only 1 is supported", param="temperature")] * 9)
     with server.running() as url, pytest.raises(JudgeUnavailable, match="does not take this temperature") as caught:
         judge(url, {"retries": 0}).compare([query()])
     assert "--judge.temperature 1" in caught.value.fix
+
+
+def test_a_limit_that_is_too_large_is_said_and_not_sent_under_another_name() -> None:
+    words = "'max_tokens' or 'max_completion_tokens' is too large: 256. The maximum context length is 128 tokens"
+    server = ApiServer(*[error(400, words)] * 9)
+    with server.running() as url, pytest.raises(JudgeUnavailable, match="is too large"):
+        judge(url).compare([query()])
+    assert len(server.calls) == 1
+
+
+def said(text: Any, *tokens: str, odds: dict[str, float] | None = None, at: int = 0, **choice: Any) -> Response:
+    """A reply whose log-probabilities list these tokens; those that could have stood at one place are `odds`."""
+    entries = [{"token": token, "logprob": 0.0, "bytes": list(token.encode()), "top_logprobs": []} for token in tokens]
+    if odds:
+        top = [{"token": token, "logprob": math.log(p), "bytes": None} for token, p in odds.items()]
+        entries[at]["top_logprobs"] = top
+    body = completion(text)
+    body["choices"][0] |= {"logprobs": {"content": entries}, **choice}
+    return Response(body)
+
+
+RIGHT, LEFT = {"1": 0.9, "0": 0.1}, {"0": 0.9, "1": 0.1}
+
+
+@pytest.mark.parametrize(
+    ("response", "label", "is_known"),
+    [
+        # the server lists the thought that it does not show, and the first token of it is a 1
+        (said("0", "1", ". left?", "</think>", "\n\n", "0", "<|im_end|>", odds=RIGHT), Label.LEFT, False),
+        (said("0", "1", ". left?", "</think>", "\n\n", "0", "<|im_end|>", odds=LEFT, at=4), Label.LEFT, True),
+        (said("\n\n0", "hm", "</think>", "\n\n0", odds=LEFT, at=2), Label.LEFT, True),
+        # the thought stands in the content, and the template had opened it
+        (said("1. left?</think>\n0", "1", ". left?", "</think>", "\n", "0", odds=RIGHT), Label.LEFT, False),
+        (said("0", "1", odds=RIGHT), Label.LEFT, False),  # nothing fits: the text is read
+        (said("0", "10", odds=RIGHT), Label.LEFT, False),
+        (said("-1", "-", odds={"-": 0.9}), Label.TIE, True),  # the first tokens alone
+        (said("é 1", "\ufffd", "1", odds=RIGHT), None, False),
+        (said("0", "0", odds=RIGHT), None, True),  # greedy, and yet not the likeliest: one of them is wrong
+        (said("0.\nFinal answer: 1", "0", ".\nFinal", " answer:", " 1", odds=LEFT), None, True),
+    ],
+)
+def test_probabilities_count_where_the_answer_begins_and_never_against_its_text(
+    response: Response, label: Label | None, is_known: bool
+) -> None:
+    server = ApiServer(response)
+    with server.running() as url:
+        verdict = judge(url).compare([query()])[0]
+    assert (verdict.label, verdict.probabilities is not None) == (label, is_known), verdict
+    assert verdict.status is Status.of(label)
+
+
+def test_a_score_is_not_taken_from_a_thought_and_a_drawn_text_may_differ_from_the_likeliest() -> None:
+    server = ApiServer(
+        said("No", "Yes", " or", "</think>", "No", odds={"Yes": 1.0}), said("No", "No", odds={"Yes": 1.0})
+    )
+    clip = Clip(goal="open it", frames=grey(0))
+    with server.running() as url:
+        one = judge(url, score="success")
+        assert one.score([clip])[0].value == 0.0
+        assert one.score([clip])[0].status is Status.INVALID
+        server.script = [said("0", "0", odds=RIGHT)]
+        assert judge(url, temperature=1.0).compare([query()])[0].label is Label.RIGHT
 
 
 # --- answers that are none --------------------------------------------------------------------------------------------
@@ -169,9 +259,9 @@ def test_a_refusal_is_invalid_even_if_it_holds_a_label(prompt: str) -> None:
 
 def test_what_a_provider_blocks_is_failed_and_costs_no_other_question() -> None:
     server = ApiServer()
-    blocked = server.say("1", finish="content_filter")
+    blocked = (server.say(text, finish=why) for text in ("", "1") for why in ("content_filter", "SAFETY"))
     question = error(400, "triggering content management policy", code="content_filter")
-    for response in (blocked, question):
+    for response in (*blocked, question):
         with flaky(server, response, at=66).running() as url:
             verdicts = judge(url).compare([query(), query(66, 200), query(200, 10)])
         assert [v.status for v in verdicts] == [Status.OK, Status.FAILED, Status.OK]
@@ -188,6 +278,13 @@ FAULTS = [
     Response("<html>hello</html>", content_type="text/html"),
     *map(Response, ({}, [], "null", {"choices": []}, {"choices": "none"}, {"choices": [{}]}, "[" * 200_000, "\xff")),
     Response({"choices": [{"message": {"content": 5}}]}),
+    Response({"choices": [{"message": {"content": [{"type": "text", "text": 5}]}, "finish_reason": "stop"}]}),
+    Response({"choices": [{"message": {"content": ""}}]}),
+    *(Response(completion(text, finish=why)) for text in ("", "1") for why in ("error", "network_error", "abort")),
+    Response({"error": {"message": "Provider returned error", "metadata": {"raw": "boom"}}}),
+    Response({"error": "boom"}),
+    Response({"choices": [{"error": {"code": 502, "message": "boom"}, "message": {"content": "1"}}]}),
+    error(429, "slow down", headers={"Retry-After": "Fri, 31 Dec 999999999999 23:59:59 GMT"}),
     Response(status=CUT),
 ]
 
@@ -208,7 +305,7 @@ def test_a_server_that_stays_broken_is_given_up_after_the_tries_that_were_allowe
     with server.running() as url, pytest.raises(JudgeUnavailable, match="every one of 2.*503.*overloaded"):
         judge(url, {"retries": 2}).compare([query(), query()])
     assert len(server.calls) == 6
-    with pytest.raises(JudgeUnavailable, match="no connection"):
+    with pytest.raises(JudgeUnavailable, match="cannot be reached"):
         judge("http://127.0.0.1:9/v1", {"retries": 1}).compare([query()])
 
 
@@ -275,6 +372,8 @@ def test_what_no_try_can_mend_ends_at_once() -> None:
         (404, {}, "no such model"),
         (402, {}, "nothing left"),
         (429, {"code": "insufficient_quota"}, "nothing left"),
+        (200, {"code": 402}, "nothing left .*402: no"),  # gateways answer so
+        (200, {"code": "401"}, "does not accept the key"),
     ):
         server = ApiServer(*[error(status, "no", **extra)] * 99)
         with server.running() as url, pytest.raises(JudgeUnavailable, match=words):
@@ -348,6 +447,13 @@ def test_spending_never_passes_its_cap_and_every_answer_has_its_price() -> None:
                 assert all(cost == pytest.approx(0.0115) for cost in paid)
     true_cost = len(server.calls) * 0.0115
     assert done == len(server.calls) and 0.45 < true_cost <= 0.5
+    server.truth = lambda call: server.say("1", usage=None)
+    with (
+        server.running() as url,
+        pytest.raises(JudgeUnavailable, match="spent at most: 2 answers came without a usage"),
+    ):
+        one = judge(url, {**prices, "max_cost_usd": 0.5, "concurrency": 1})
+        [one.compare([query()]) for _ in range(3)]
 
 
 def test_a_ledger_holds_the_cap_across_judges_and_restarts(tmp_path: Path) -> None:
@@ -425,6 +531,39 @@ def test_a_key_does_not_follow_a_redirect() -> None:
         with pytest.raises(JudgeUnavailable):
             judge(url, {"retries": 1}).compare([query()])
     assert thief.calls == [] and server.calls
+
+
+# --- on the way there -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("proxy", ["socks5://me:secret@127.0.0.1:1", "socks://me:secret@127.0.0.1:1", "http://a:b"])
+def test_a_proxy_that_cannot_be_used_is_named_and_does_no_harm_where_it_is_not_on_the_way(
+    proxy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ALL_PROXY", proxy)
+    monkeypatch.setenv("NO_PROXY", "localhost,127.0.0.1")
+    server = ApiServer()
+    with server.running() as url:
+        assert judge(url).compare([query()])[0].label is Label.RIGHT
+    words = f"cannot be reached through the proxy {proxy.replace('me:secret@', '')} of the environment"
+    with pytest.raises(JudgeUnavailable, match=words) as caught:
+        judge("https://example.invalid/v1")
+    assert "secret" not in str(caught.value) and "NO_PROXY" in caught.value.fix
+
+
+def test_a_dead_proxy_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_PROXY", "")
+    monkeypatch.setenv("HTTP_PROXY", "http://me:secret@127.0.0.1:9")
+    with pytest.raises(JudgeUnavailable, match="cannot be reached through the proxy http://127.0.0.1:9 of") as caught:
+        judge("http://example.invalid/v1", {"retries": 0}).compare([query()])
+    assert "secret" not in str(caught.value)
+
+
+def test_a_file_of_certificates_that_is_gone_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "gone.pem"))
+    with pytest.raises(JudgeUnavailable, match="gone.pem") as caught:
+        judge("https://example.invalid/v1")
+    assert "SSL_CERT_FILE" in caught.value.fix
 
 
 @pytest.mark.parametrize("backend", ["openai", "gemini"])

@@ -2,6 +2,7 @@
 
 import fcntl
 import json
+import logging
 import os
 import threading
 from collections.abc import Iterator
@@ -13,6 +14,8 @@ from rlvlm.core.disk import file_system
 from rlvlm.core.errors import ModelUnavailable
 from rlvlm.core.judging import Usage
 from rlvlm.vlms.config import ApiConfig
+
+logger = logging.getLogger(__name__)
 
 _ENTRY_CHARS = 120
 
@@ -45,6 +48,7 @@ class Budget:
         self._config = config
         self._ledger = Path(config.ledger).expanduser() if config.ledger else None
         self._spent = Spent()
+        self._num_untold = 0
         self._lock = threading.Lock()
 
     @property
@@ -81,7 +85,7 @@ class Budget:
             if config.max_cost_usd and spent.cost_usd + worst > config.max_cost_usd:
                 raise BudgetSpent(
                     f"the next request may cost {worst:.4f} USD; {spent.cost_usd:.4f} of {config.max_cost_usd:g} are "
-                    "spent",
+                    f"spent{self._caveat}",
                     f"raise {config.section}.max_cost_usd in the run's config.yaml, then `rlvlm resume`",
                 )
             self._spent = Spent(requests=spent.requests + 1, cost_usd=spent.cost_usd + worst)
@@ -90,11 +94,20 @@ class Budget:
     def settle(self, reserved: float, usage: Usage | None) -> None:
         """Puts the true cost of an answered request in the place of what `reserve` took for it."""
         if usage is None or usage.cost_usd is None:
+            if reserved and not self._num_untold:
+                logger.warning("the server does not say how many tokens it counts; its answers count at their most")
+            self._num_untold += 1
             return
         with self._open():
             # another process may have counted meanwhile, so the difference is added, not the sum put back
             cost_usd = max(self._spent.cost_usd + usage.cost_usd - reserved, 0.0)
             self._spent = Spent(requests=self._spent.requests, cost_usd=cost_usd)
+
+    @property
+    def _caveat(self) -> str:
+        if not self._num_untold:
+            return ""
+        return f" at most: {self._num_untold} answers came without a usage and count at the most that they can cost"
 
     @contextmanager
     def _open(self) -> Iterator[None]:

@@ -3,29 +3,32 @@
 The `openai` client sends and reads; here are how many tries, until when, and for how much. Tries follow each other with
 jittered, growing pauses, or when the server says so (`Retry-After`), which then holds back every other request too.
 
-Servers differ in what they take. What means the same under another name (`max_tokens`) is sent under that name once a
-server has refused the first, and probabilities are gone without where a server has none to give; whatever would change
-the answer, such as the temperature, is never dropped in silence.
+Servers differ in what they take, and say so. What means the same under another name (`max_tokens`) is sent under that
+name once a server has refused the first; probabilities, the seed and top_p are left out where a server names them as
+what it does not take, which is said once; a temperature is never dropped, unless it is the servers' own, 1.
 """
 
 import asyncio
 import base64
 import logging
 import math
+import os
 import random
+import re
 import time
 from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
 from email.utils import mktime_tz, parsedate_tz
 from http import HTTPStatus
-from json import JSONDecodeError
 from typing import Any, Literal, TypeVar
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 from tenacity import (
     AsyncRetrying,
     RetryCallState,
     retry_if_exception_type,
-    stop_after_attempt,
+    stop_any,
     stop_before_delay,
     wait_random_exponential,
 )
@@ -55,6 +58,18 @@ _TALKATIVE = ("httpcore2", "httpx2", "openai")
 """Loggers whose finer lines hold images and headers."""
 _PASSING = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.CONFLICT, HTTPStatus.TOO_EARLY, HTTPStatus.TOO_MANY_REQUESTS)
 _LIMIT_NAMES = ("max_tokens", "max_completion_tokens")
+_TOO_LARGE = re.compile(r"too large|maximum|at most|exceed", re.IGNORECASE)
+"""Words about a limit's value; another name for it would not help."""
+# what ends a reply, as OpenAI's own API and its copies call it; every other reason is a fault or a block
+_WHOLE = ("stop", "stop_sequence", "eos", "eos_token", "end_turn")
+_CUT = ("length", "max_tokens", "model_length")
+_BLOCKED = ("content_filter", "safety", "recitation", "blocklist", "prohibited_content", "spii", "sensitive")
+_END_TOKEN = re.compile(rb"\s*|<[^\s<>]{1,40}>")
+"""A token behind the content that is no part of it: `<|im_end|>`, `</s>`."""
+
+
+class _NotTaken(TransientError):
+    """A server does not take a part of a request, and the next one goes without."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +110,7 @@ class RemoteEngine:
         seed: of sampling.
 
     Raises:
-        ModelUnavailable: the key is missing.
+        ModelUnavailable: the key is missing, or nothing can be sent: a proxy or a file of certificates is unfit.
     """
 
     revision, traits = "", ""  # a server says neither
@@ -106,18 +121,20 @@ class RemoteEngine:
         own = PROVIDERS[provider]
         self._key = read_key(api, usual=own.key_names, is_needed=not api.base_url)
         self._sdk = openai
+        url = api.base_url or own.url
+        self._proxy = _Proxy.of(url)
         self._client = openai.AsyncOpenAI(
             api_key=self._key.reveal() or "none",  # the client insists on one
-            base_url=api.base_url or own.url,
+            base_url=url,
             timeout=api.timeout_s,
             max_retries=0,  # each try must pass the budget
-            http_client=openai.DefaultAsyncHttpxClient(follow_redirects=False),  # a key goes where it was sent
+            http_client=_http_client(openai, url, self._proxy),
         )
         self._model = model
         self._config = api
         self._seed = seed
-        self._limit_name = _LIMIT_NAMES[0] if api.base_url else own.limit_name
-        self._gives_log_probs = True
+        self._first_limit_name = self._limit_name = _LIMIT_NAMES[0] if api.base_url else own.limit_name
+        self._not_taken = set[str]()
         self._image_tokens = MAX_IMAGE_TOKENS
         self._not_before = 0.0
         self.budget = Budget(api)
@@ -141,10 +158,18 @@ class RemoteEngine:
         """
         left_s = max(0.0, min(deadline - time.monotonic(), self._config.deadline_s))
         deadline = time.monotonic() + left_s
+        num_learned = 0
+
+        def is_last(state: RetryCallState) -> bool:
+            # to be told what a server does not take is no failed try; it happens once for each part of a request
+            nonlocal num_learned
+            num_learned += isinstance(state.outcome and state.outcome.exception(), _NotTaken)
+            return state.attempt_number - num_learned > self._config.retries
+
         retrying = AsyncRetrying(
             retry=retry_if_exception_type(TransientError),
             wait=self._pause_s,
-            stop=stop_after_attempt(self._config.retries + 1) | stop_before_delay(left_s),
+            stop=stop_any(is_last, stop_before_delay(left_s)),
             reraise=True,
         )
         return await retrying(self._try, request, max_new_tokens, temperature, deadline)
@@ -182,59 +207,106 @@ class RemoteEngine:
             if error.retry_after_s:
                 # for all requests of this model: a quota is not of one question
                 self._not_before = max(self._not_before, time.monotonic() + error.retry_after_s)
-            return TransientError(reason, error.retry_after_s)
+            return type(error)(reason, error.retry_after_s)
 
     async def _ask(self, request: ChatRequest, max_new_tokens: int, temperature: float) -> ChatReply:
         """What one request comes to; raises as `reply` does."""
-        sdk, limit = self._sdk, self._limit_name
-        wants_log_probs = request.wants_log_probs and self._gives_log_probs
+        sdk = self._sdk
         body: dict[str, Any] = {
-            "model": self._model,
             "messages": [_turn(turn) for turn in request.chat],
             "temperature": temperature,
-            limit: max_new_tokens,
+            self._limit_name: max_new_tokens,
         }
         body |= {"top_p": TOP_P, "seed": self._seed} if temperature > 0 else {}
-        body |= {"logprobs": True, "top_logprobs": NUM_LOG_PROBS} if wants_log_probs else {}
+        body |= {"logprobs": True, "top_logprobs": NUM_LOG_PROBS} if request.wants_log_probs else {}
+        sent = {name: value for name, value in body.items() if name not in self._not_taken}
         try:
-            return _reply(await self._client.chat.completions.create(**body))
+            completion = await self._client.chat.completions.create(model=self._model, **sent)
         except sdk.APIStatusError as error:
-            raise self._failure(error, limit, wants_log_probs) from None
+            raise self._failure(error.status_code, error.body, error.message, sent, error.response.headers) from None
         except sdk.APIConnectionError as error:
-            raise TransientError(f"no connection: {error.__cause__ or error}") from None
-        except (sdk.OpenAIError, JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise TransientError(f"the answer is not what this API promises: {error}") from None
+            reason = f"the model cannot be reached{self._proxy.words}: {error.__cause__ or error}"
+            raise TransientError(reason) from None
+        except Exception as error:  # noqa: BLE001 - what a client raises that reads whatever a server sends
+            what = f"the answer is not what this API promises: {type(error).__name__}: {error}"
+            raise TransientError(what) from None
+        choices = getattr(completion, "choices", None)
+        choice = choices[0] if isinstance(choices, list) and choices else None
+        # gateways say 200 as soon as they take a question, and what became of it inside
+        if said := getattr(completion, "error", None) or getattr(choice, "error", None):
+            code = str(said.get("code")) if isinstance(said, Mapping) else ""
+            status = int(code) if re.fullmatch("[45][0-9][0-9]", code) else HTTPStatus.BAD_GATEWAY
+            raise self._failure(status, said, str(said), sent)
+        return replace(_reply(completion, choice), is_sampled=temperature > 0)
 
-    def _failure(self, error: Any, limit: str, wants_log_probs: bool) -> Exception:
-        """What an error status means; a name that the server does not know is learned for the next try."""
-        body = error.body[0] if isinstance(error.body, list) and error.body else error.body  # Gemini's is in a list
+    def _failure(
+        self, status: int, said: Any, words: str, sent: Mapping[str, Any], headers: Mapping[str, str] | None = None
+    ) -> Exception:
+        """What an error means; a name that the server does not take is learned for the next try.
+
+        Args:
+            status: of HTTP.
+            said: what came with it: OpenAI's `error` object, or anything.
+            words: the client's own, where there are none of the server.
+            sent: the request's parts by name.
+            headers: of the answer.
+        """
+        body = said[0] if isinstance(said, list) and said else said  # Gemini's is in a list
         body = body.get("error", body) if isinstance(body, Mapping) else {}
-        reason, named = str(body.get("message") or error.message), str(body.get("param") or "")
-        if error.status_code in (HTTPStatus.BAD_REQUEST, HTTPStatus.UNPROCESSABLE_ENTITY):
-            if wants_log_probs and (named in ("logprobs", "top_logprobs") or "logprobs" in reason.lower()):
-                logger.warning("%s gives no probabilities; its text is read instead", self._model)
-                self._gives_log_probs = False
-                return TransientError(reason, 0.0)
-            if named == limit or (not named and limit in reason):
-                self._limit_name = next(name for name in _LIMIT_NAMES if name != limit)
-                return TransientError(reason, 0.0)
-            if named == "temperature":
+        body = body if isinstance(body, Mapping) else {}
+        reason, named, details = (
+            str(body.get("message") or said or words),
+            str(body.get("param") or ""),
+            body.get("metadata"),
+        )
+        if isinstance(details, Mapping) and details.get("raw"):  # a gateway's, which holds the provider's own words
+            reason += f" ({details['raw']})"
+        section = self._config.section
+        if status in (HTTPStatus.BAD_REQUEST, HTTPStatus.UNPROCESSABLE_ENTITY):
+            if self._learns(named, reason, sent):
+                return _NotTaken(reason, 0.0)
+            if "temperature" in sent and _names("temperature", named, reason):
                 return ModelUnavailable(
                     f"{self._model} does not take this temperature: {reason}",
-                    "use --judge.temperature 1 where only the model's own is allowed",
+                    f"use --{section.partition('.')[0]}.temperature 1 where only the model's own is allowed",
                 )
             if body.get("code") == "content_filter":
                 return Refused(f"blocked by the provider: {reason}")
             if "api key" in reason.lower():  # Gemini's way of saying 401
-                return failure_of(HTTPStatus.UNAUTHORIZED, reason, section=self._config.section)
+                return failure_of(HTTPStatus.UNAUTHORIZED, reason, section=section)
         asked_s = _retry_delay_s(body.get("details"))
         return failure_of(
-            error.status_code,
+            status,
             reason,
-            retry_after_s=retry_after_s(error.response.headers) if asked_s is None else asked_s,
+            retry_after_s=retry_after_s(headers or {}) if asked_s is None else asked_s,
             code=str(body.get("code") or ""),
-            section=self._config.section,
+            section=section,
         )
+
+    def _learns(self, named: str, reason: str, sent: Mapping[str, Any]) -> bool:
+        """Whether a request without what the server names, or with another name for it, is worth a try; logs it once.
+
+        Args:
+            named: the parameter that the server names by itself, if it does.
+            reason: its words.
+            sent: the request's parts by name.
+        """
+        limit = next(name for name in _LIMIT_NAMES if name in sent)
+        if limit == self._first_limit_name and _names(limit, named, reason) and not _TOO_LARGE.search(reason):
+            self._limit_name = next(name for name in _LIMIT_NAMES if name != limit)
+            return True
+        if "logprobs" in sent and (named in ("logprobs", "top_logprobs") or "logprobs" in reason.lower()):
+            names, what = {"logprobs", "top_logprobs"}, "gives no probabilities; its text is read instead"
+        else:
+            # top_p before the temperature: where a server names both, it takes one of them
+            names = {name for name in ("top_p", "seed") if name in sent and _names(name, named, reason)}
+            if not names and sent.get("temperature") == 1 and _names("temperature", named, reason):
+                names = {"temperature"}
+            what = f"does not take {', '.join(sorted(names))}; it is asked without: {self._key.scrub(reason)}"
+        if not names <= self._not_taken:
+            logger.warning("%s %s", self._model, what[:_MAX_REASON_CHARS])
+        self._not_taken |= names
+        return bool(names)
 
     def _pause_s(self, state: RetryCallState) -> float:
         """Seconds to the next try: never before the server wants it, and never all at the same moment."""
@@ -302,8 +374,11 @@ def retry_after_s(headers: Any) -> float | None:
         try:
             seconds = float(value) * unit
         except ValueError:
-            date = parsedate_tz(value)
-            seconds = mktime_tz(date) - time.time() if date else -1.0
+            try:
+                date = parsedate_tz(value)
+                seconds = mktime_tz(date) - time.time() if date else -1.0
+            except (ValueError, OverflowError):  # a day that no calendar has
+                seconds = -1.0
         if 0 <= seconds < float("inf"):
             return seconds
     return None
@@ -314,7 +389,8 @@ def _retry_delay_s(details: Any) -> float | None:
     try:
         for detail in details:
             if str(detail.get("@type", "")).endswith("RetryInfo"):
-                return max(0.0, float(str(detail["retryDelay"]).removesuffix("s")))
+                delay_s = float(str(detail["retryDelay"]).removesuffix("s"))
+                return max(0.0, delay_s) if math.isfinite(delay_s) else None
     except (KeyError, TypeError, ValueError, AttributeError):
         pass
     return None
@@ -333,37 +409,133 @@ def _turn(turn: Message) -> dict[str, Any]:
     return {"role": turn["role"], "content": parts}
 
 
-def _reply(completion: Any) -> ChatReply:
-    """The reply in a completion, untrusted: whatever lacks its parts is a failed try.
+def _names(name: str, named: str, reason: str) -> bool:
+    """Whether a server blames this parameter: by name, or else in its words, where these are not about the chat."""
+    in_words = not named and "messages" not in reason and re.search(rf"\b{name}\b", reason)
+    return named == name or bool(in_words)
+
+
+def _reply(completion: Any, choice: Any) -> ChatReply:
+    """The reply in a completion's choice, untrusted: whatever lacks its parts is a failed try.
 
     Raises:
         TransientError: there is no reply in it.
         Refused: the provider blocked the question or the answer.
     """
-    choices = getattr(completion, "choices", None)
-    message = getattr(choices[0], "message", None) if isinstance(choices, list) and choices else None
-    if not choices or message is None:
+    message = getattr(choice, "message", None)
+    if message is None:
         raise TransientError("the answer is not what this API promises: it holds no choices")
-    refusal, text = getattr(message, "refusal", None), getattr(message, "content", None)
-    ending = getattr(choices[0], "finish_reason", None)
-    if isinstance(ending, str) and ending.startswith("content_filter"):
-        raise Refused("blocked by the provider's content filter")
-    if not isinstance(refusal or text or "", str):
+    refusal, content = getattr(message, "refusal", None), getattr(message, "content", None)
+    ending = str(getattr(choice, "finish_reason", None) or "").lower()
+    if ending.startswith(_BLOCKED):
+        raise Refused(f"blocked by the provider: {ending[:40]}")
+    if isinstance(content, list):  # parts, some of which are thoughts
+        texts = [part.get("text") for part in content if isinstance(part, Mapping) and part.get("type") == "text"]
+        content = "".join(texts) if all(isinstance(text, str) for text in texts) else texts
+    text = refusal or content or ""
+    if not isinstance(text, str):
         raise TransientError("the answer is not what this API promises: its content is no text")
-    try:
-        top: Sequence[Any] = choices[0].logprobs.content[0].top_logprobs
-        first_tokens = tuple((str(entry.token), math.exp(min(entry.logprob, 0.0))) for entry in top) or None
-    except (AttributeError, IndexError, TypeError):
-        first_tokens = None  # the server gives none
+    # some servers give no reason; their reply is one if it says something
+    if not (refusal or ending in _WHOLE + _CUT or (not ending and text)):
+        raise TransientError(f"the reply broke off: finish_reason {ending[:40] or 'is empty, and so is the reply'}")
     counted = getattr(completion, "usage", None)
     tokens_in, tokens_out = getattr(counted, "prompt_tokens", None), getattr(counted, "completion_tokens", None)
     usage = None
     if isinstance(tokens_in, int) and isinstance(tokens_out, int):
         usage = Usage(tokens_in=tokens_in, tokens_out=tokens_out)
     return ChatReply(
-        text=refusal or text or "",
-        is_whole=ending != "length",
+        text=text,
+        is_whole=ending not in _CUT,
         is_refusal=bool(refusal),
-        first_tokens=first_tokens,
+        first_tokens=_first_tokens(choice, text),
         usage=usage,
     )
+
+
+def _first_tokens(choice: Any, text: str) -> tuple[tuple[str, float], ...] | None:
+    """The likeliest first tokens of the answer; None where a server gives none, or none that belong to it.
+
+    Some servers list the tokens of everything that was generated, the thoughts among them, and show the content alone:
+    it is looked for from the end. Where the thoughts stand in the content, the answer is what is behind them.
+    """
+    # bytes where they are given: a token may be half a character
+    answer = text.rpartition("</think>")[2].strip().encode()
+    try:
+        entries = list(choice.logprobs.content)
+        pieces = [bytes(entry.bytes) if entry.bytes else str(entry.token).encode() for entry in entries]
+        starts = [0]
+        for piece in pieces:
+            starts.append(starts[-1] + len(piece))
+        whole, end = b"".join(pieces), len(pieces)
+        while not whole[: starts[end]].rstrip().endswith(answer) and end and _END_TOKEN.fullmatch(pieces[end - 1]):
+            end -= 1
+        written = whole[: starts[end]].rstrip()
+        if answer.startswith(written.lstrip()) and written.lstrip():  # all of it, or the first tokens alone
+            begin = len(written) - len(written.lstrip())
+        elif answer and written.endswith(answer):
+            begin = len(written) - len(answer)
+        else:
+            return None
+        place = max(index for index in range(end) if starts[index] <= begin)
+        if whole[starts[place] : begin].strip():  # it begins within a token, whose probability is of more than it
+            return None
+        top: Sequence[Any] = entries[place].top_logprobs
+        return tuple((str(entry.token), math.exp(min(entry.logprob, 0.0))) for entry in top) or None
+    except (AttributeError, IndexError, TypeError, ValueError):
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Proxy:
+    """The proxy that the environment names for a server."""
+
+    url: str = ""
+    """Empty where there is none, and where NO_PROXY leaves the server out. May hold a password."""
+
+    @classmethod
+    def of(cls, server: str) -> "_Proxy":
+        """The one on the way to this server."""
+        parts, proxies = urlsplit(server), getproxies()
+        url = proxies.get(parts.scheme) or proxies.get("all") or ""
+        if not url or proxy_bypass(parts.netloc):
+            return cls()
+        return cls(url if "://" in url else f"http://{url}")
+
+    @property
+    def words(self) -> str:
+        """For messages, without the password."""
+        if not self.url:
+            return ""
+        scheme, _, rest = self.url.partition("://")
+        return f" through the proxy {scheme}://{rest.rpartition('@')[2]} of the environment"
+
+
+def _http_client(sdk: Any, url: str, proxy: _Proxy) -> Any:
+    """What sends to this server.
+
+    Raises:
+        ModelUnavailable: its proxy or the file of certificates is unfit.
+    """
+    import httpx2  # the openai client's own
+
+    try:
+        httpx2.URL(url)
+    except httpx2.InvalidURL as error:
+        raise ModelUnavailable(f"{url} is no address: {error}", "correct the base-url") from None
+    try:
+        # by hand: left to itself the client builds a way to every proxy of the environment, also for servers that
+        # NO_PROXY leaves out, and breaks on one that it cannot use
+        way = httpx2.AsyncHTTPTransport(proxy=proxy.url or None, limits=sdk.DEFAULT_CONNECTION_LIMITS)
+    except (ImportError, ValueError, httpx2.InvalidURL):  # their words may hold the proxy's password
+        raise ModelUnavailable(
+            f"the model cannot be reached{proxy.words}: only http:// and https:// proxies can be used, and socks5:// "
+            "where the package socksio is installed",
+            f"set HTTPS_PROXY to such a proxy, or add {urlsplit(url).hostname} to NO_PROXY",
+        ) from None
+    except OSError as error:
+        file = os.environ.get("SSL_CERT_FILE") or os.environ.get("SSL_CERT_DIR")
+        raise ModelUnavailable(
+            f"the model cannot be reached: the certificates cannot be read{f' from {file}' * bool(file)}: {error}",
+            "correct SSL_CERT_FILE or SSL_CERT_DIR, or unset it",
+        ) from error
+    return sdk.DefaultAsyncHttpxClient(follow_redirects=False, transport=way)  # a key goes where it was sent

@@ -49,7 +49,8 @@ def test_an_image_survives_the_wire_to_the_bit() -> None:
 
 
 def test_a_servers_wish_to_be_left_alone_is_read() -> None:
-    read = {"3": 3.0, "0.5": 0.5, "soon": None, "-1": None, "inf": None, "nan": None}
+    read: dict[str, float | None] = {"3": 3.0, "0.5": 0.5, "soon": None, "-1": None, "inf": None, "nan": None}
+    read |= {"Fri, 31 Dec 999999999999 23:59:59 GMT": None, "Fri, 31 Dec 9999 99:99:99 +99999999999": None}
     assert {text: retry_after_s({"retry-after": text}) for text in read} == read
     assert retry_after_s({}) is None and retry_after_s({"retry-after-ms": "250"}) == 0.25
     date = email.utils.formatdate(time.time() + 100, usegmt=True)
@@ -110,6 +111,7 @@ def test_keys_come_from_the_named_place_alone(monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_key_in_the_wrong_setting_is_refused_and_not_repeated() -> None:
     urls = ("https://sk-abc@host/v1", "https://host/v1?key=sk-abc", "sk-abc", "file:///sk-abc")
+    urls += ("http://host:sk-abc/v1", "http://host:99999/v1", "http://[::1/v1")
     keys = (("key_env", "sk-abc"), ("key_file", "sk-abc"), ("key_file", "AIzaabc"))
     for name, value in (*keys, *(("base_url", url) for url in urls)):
         with pytest.raises(ValueError, match="judge.api") as caught:
