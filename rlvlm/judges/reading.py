@@ -9,8 +9,9 @@ text, which is untrusted. What the grammar does not accept is None: callers coun
                 | a mark of answers with one of the two in it      `\boxed{1}`, `<answer>1</answer>`
     explanation = a sentence that opens as one about images does, and takes nothing back
 
-All readings must agree. A sentence before them must be the model's own: none that speaks of an example, of a sign, or
-of what somebody else says; right before a reading it must be whole and speak of no answers or numbers.
+All readings must agree, or the last one must call itself the final answer. A sentence before them must be the model's
+own: none that speaks of an example, of a sign, or of what somebody else says; right before a reading it must be whole
+and speak of no answers or numbers.
 """
 
 import json
@@ -241,8 +242,10 @@ def answer_lines(text: str) -> list[str]:
 
 
 @cache
-def _forms(value: str, names: str) -> tuple[re.Pattern[str], re.Pattern[str], re.Pattern[str]]:
-    """What a line with the value alone, a sentence that names its value, and a heading before one look like."""
+def _forms(value: str, names: str) -> tuple[re.Pattern[str], ...]:
+    """What a line with the value alone, a sentence that names its value, a heading before one, and the name of a final
+    answer look like.
+    """
     named = (
         rf"(?:the\s+|my\s+)?(?:(?:final|correct|best)\s+)?(?:{names})(?![a-z])"
         r"(?:\s(?:for|to) (?:this|the) (?:pair|question|comparison|query|goal|scene|task|clip|image|picture))?"
@@ -253,12 +256,13 @@ def _forms(value: str, names: str) -> tuple[re.Pattern[str], re.Pattern[str], re
     # twice where a mark stands in a sentence: `So the answer is \boxed{1}`
     reading = re.compile(rf"{start}(?:{named}(?:{_LINK}){_OPEN}){{1,2}}(?P<value>{value})", re.IGNORECASE)
     heading = re.compile(rf"{start}(?:{named}(?:{_LINK})?|conclusion|result)[\s*_:]*", re.IGNORECASE)
-    return alone, reading, heading
+    final = re.compile(rf"\bfinal\s+(?:{names})(?![a-z])", re.IGNORECASE)
+    return alone, reading, heading, final
 
 
 def _read(lines: list[str], value: str, names: str) -> str | None:
     """The value that everything readable in the lines agrees on, unless something around it forbids to read it."""
-    alone, reading, heading = _forms(value, names)
+    alone, reading, heading, final = _forms(value, names)
 
     def value_of(sentence: str) -> str | None:
         """What a sentence gives, if all of it is of an accepted form."""
@@ -281,13 +285,18 @@ def _read(lines: list[str], value: str, names: str) -> str | None:
     text = _MARK.sub(open_mark, "\n".join(lines))
     if _MARKUP.search(text):  # a mark with something else in it, or one that is not known
         return None
+    # several marks in a line are several readings, and a heading that calls the next line final belongs to it
+    text = re.sub(r"(answer: \S+?)[ \t,;]*(?=answer: )", r"\1\n", text)
+    text = re.sub(rf"({final.pattern})[\s*_:：]*\n\s*", r"\1: ", text, flags=re.IGNORECASE)
     lines = [line for line in text.splitlines() if not heading.fullmatch(line)]
     said = _sentences(lines, alone, value_of)
     places = [place for place, (_, given) in enumerate(said) if given]
-    # no reading at all, or two that differ: a model that corrects itself is not sure
-    if len({said[place][1] for place in places}) != 1:
+    # no reading at all, or two that differ: a model that corrects itself is not sure, unless it calls the last final
+    deciding = [place for place in places if final.search(said[place][0])]
+    deciding = deciding if deciding and deciding[-1] == places[-1] else places
+    if len({said[place][1] for place in deciding}) != 1:
         return None
-    answer, last = said[places[0]][1], places[-1]
+    answer, last = said[places[-1]][1], places[-1]
     for place, (sentence, given) in enumerate(said[:last]):
         if given is None and _FOREIGN.search(sentence):
             return None

@@ -29,6 +29,24 @@ def test_of_the_table_no_answer_is_guessed_and_hardly_one_missed(kind):
     assert len(rows) > 60 and len(readable) > 15 and len(missed) <= 0.02 * len(readable), missed
 
 
+@pytest.mark.parametrize(
+    ("text", "label"),
+    [
+        ("<answer>0</answer> <answer>0</answer>", LEFT),
+        ("<answer>1</answer><label>1</label>, \\boxed{1}", RIGHT),
+        ("<answer>0</answer> <answer>1</answer>", None),
+        ("Answer: 0\nFinal answer: 1", RIGHT),
+        ("Answer: 0.\n\n**Final answer:**\n1", RIGHT),
+        ("### Answer\n0\n### Final Answer\n1", RIGHT),
+        ("Final answer: 1\nAnswer: 0", None),
+        ("Final answer: 1\nFinal answer: 0", None),
+        ("Answer: 1, the final image shows less.\nAnswer: 0", None),
+    ],
+)
+def test_readings_agree_or_the_last_one_is_the_final_answer(text, label):
+    assert parse_label(text) is label
+
+
 def test_swapping_the_two_labels_swaps_the_verdict():
     texts = [text for kind, value, text in TABLE if kind == "label" and value in ("left", "right")]
     one_label = [text for text in texts if len(set("0123456789-") & set(text)) == 1 and not text.startswith("1\n")]
