@@ -57,18 +57,22 @@ def read_legacy(text: str, names: Sequence[str], legal: Sequence[int]) -> Reply:
 
     Source: Zhai et al. 2024 (RL4VLM), arXiv:2405.10292, and its published code.
     """
-    mark = '"action":'
-    where = text.lower().find(mark)
-    begin = where + len(mark) if where >= 0 else max(len(text) - 1, 0)
-    tail = text[begin:].lower()
+    mark, lowered = '"action":', text.lower()
+    # lower case may be longer, as of a Turkish capital I: the character of `text` that each one comes from
+    origin = [place for place, char in enumerate(text) for _ in char.lower()]
+    where = lowered.find(mark)
+    begin = where + len(mark) if where >= 0 else max(len(lowered) - 1, 0)
+    tail = lowered[begin:]
     found = []
     if "10" in names and "10" in tail:  # or it would be read as 1
         found, tail = [names.index("10")], tail.replace("10", "")
     found += [i for i in legal if names[i] != "10" and names[i].lower() in tail]
     action = found[0] if len(found) == 1 and found[0] in legal else None
-    at = text.lower().find(names[action].lower(), begin) if action is not None else -1
-    span = (at, at + len(names[action])) if action is not None and at >= 0 else None
-    return Reply(text=text, thought=text[: max(where, 0)].lstrip(" {").rstrip(" ,"), action=action, action_span=span)
+    name = "" if action is None else names[action].lower()
+    at = lowered.find(name, begin) if name else -1
+    span = (origin[at], origin[at + len(name) - 1] + 1) if at >= 0 else None
+    thought = text[: origin[where]] if where >= 0 else ""
+    return Reply(text=text, thought=thought.lstrip(" {").rstrip(" ,"), action=action, action_span=span)
 
 
 def _is_members(thought: str) -> bool:

@@ -78,3 +78,12 @@ def test_ten_thousand_garbage_replies_raise_nothing_and_take_little_time() -> No
 )
 def test_legacy_reading_takes_the_one_word_behind_the_mark(text: str, action: int | None) -> None:
     assert read_legacy(text, NAMES, ALL).action == action
+
+
+def test_places_in_a_legacy_reply_are_of_the_text_whose_lower_case_is_longer() -> None:
+    # By hand: each capital I with a dot is two characters in lower case.
+    for text in ('{"thoughts": "İİİİ", "action": "-"}', '{"thoughts": "İİİİ", "ACTION": "-"} İ', 'İİ "action": -'):
+        reply = read_legacy(text, NAMES, ALL)
+        assert reply.action == NAMES.index("-") and reply.action_span is not None
+        assert text[slice(*reply.action_span)] == "-" and reply.thought.endswith(("İİ", 'İİ"'))
+    assert read_legacy("-İ", NAMES, ALL).action is None
