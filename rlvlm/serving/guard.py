@@ -185,10 +185,13 @@ class Guard:
         # two lengths that differ are how requests are smuggled past a proxy
         if any(not length.isdigit() for length in lengths) or len(set(lengths)) > 1:
             raise Refusal(400, "length", "the Content-Length header is no number", "let your HTTP client set it")
+        is_chunked = bool(_header(scope, b"transfer-encoding"))
+        if lengths and is_chunked:  # a proxy before us may go by the one where we go by the other
+            raise Refusal(400, "length", "a body has a Content-Length or comes in chunks, not both", "send one of them")
         # cut first: Python takes seconds to read a number of a million digits
         if lengths and int(lengths[0][:20]) > self._config.body_bytes:
             raise self._too_long()
-        has_body = lengths not in ([], [b"0"]) or bool(_header(scope, b"transfer-encoding"))
+        has_body = lengths not in ([], [b"0"]) or is_chunked
         kinds = [kind.partition(b";")[0].strip().lower() for kind in _header(scope, b"content-type")]
         if has_body and kinds != [b"application/json"]:
             raise Refusal(

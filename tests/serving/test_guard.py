@@ -97,6 +97,7 @@ def test_health_is_open_and_says_nothing():
         ({b"content-length": b"9" * 5_000}, 413, "body"),
         ({b"content-length": b"-1"}, 400, "length"),
         ({b"content-length": b"1e3"}, 400, "length"),
+        ({b"content-length": b"5", b"transfer-encoding": b"chunked"}, 400, "length"),
         ({b"content-length": b"5", b"content-encoding": b"gzip"}, 415, "encoding"),
         ({b"content-length": b"5", b"content-type": b"text/plain"}, 415, "content_type"),
         ({b"content-length": b"5"}, 415, "content_type"),
