@@ -20,7 +20,7 @@ from torch import Tensor, distributed, nn
 from rlvlm.algorithms.sharding import is_sharded, local
 from rlvlm.core.errors import MachineError
 from rlvlm.core.finite import check_finite
-from rlvlm.vlms.devices import pick_device
+from rlvlm.vlms.devices import follow_ray, pick_device
 
 Learner = TypeVar("Learner")
 Row = TypeVar("Row")
@@ -60,6 +60,14 @@ def own_learner_gpu(device: str) -> dict[str, Any]:
     """
     chosen = pick_device(device, "algo")
     return {"num_gpus_per_learner": int(chosen.type != "cpu"), "local_gpu_idx": chosen.index or 0}
+
+
+def use_assigned_gpu() -> None:
+    """Has the networks of this process lie on the GPU that Ray gave it; called in it before any is made. The run's own
+    process decides for itself.
+    """
+    if ray.is_initialized() and ray.get_runtime_context().get_actor_id() is not None:
+        follow_ray([str(card) for card in ray.get_gpu_ids()])
 
 
 class Learners(Generic[Learner]):

@@ -386,6 +386,19 @@ def _check_together(run: RunConfig) -> None:  # noqa: C901 - one rule after the 
             "assigns to them: set the policy's device to cuda, and CUDA_VISIBLE_DEVICES for the run's own process"
         )
     assert isinstance(algo, PolicyGradientConfig), "the algorithm's sections"
+    # the device is that of the run's own process; all others compute on what Ray gives them, which may be nothing
+    without = {
+        "--algo.gpus-per-learner 1": algo.num_learners and not algo.gpus_per_learner,
+        "--algo.gpus-per-env-runner 1": algo.env_runners and not algo.gpus_per_env_runner,
+        "--engine.num-gpus 1": (
+            run.engine and run.engine.num_replicas and not (run.engine.num_gpus or run.engine.colocated)
+        ),
+    }
+    if device == "cuda" and (settings := [setting for setting, holds in without.items() if holds]):
+        raise ValueError(
+            "the policy's device is cuda, and processes that compute with it are given no GPU; set "
+            f"{', '.join(settings)}, or leave the device auto"
+        )
     plays_elsewhere = algo.env_runners or (run.engine and run.engine.num_replicas)
     if run.engine and run.engine.colocated:
         if algo.staleness:

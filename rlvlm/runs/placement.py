@@ -6,8 +6,10 @@ run's own process, which Ray does not know of by itself.
 
 import logging
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -62,21 +64,86 @@ class Node:
         return True
 
 
-def roles_of(config: RunConfig) -> list[Role]:
-    """The run's own process, and all that it starts."""
-    algo = config.algo
-    own = [section for section, (device, *_) in networks_of(config).items() if device != "cpu"]
-    # a GPU that torch does not see may still be in Ray's books, as in a cluster's head that is shown none
-    is_seen = torch.cuda.is_available() or any(node.gpus and node.is_own for node in nodes())
-    learns = isinstance(algo, SACConfig) or not algo.num_learners
-    mine = Role(
-        name="the run's own process" + (" (learns)" if learns else ""),
-        gpus=float(bool(own) and is_seen),
-        is_own=True,
-        setting=", ".join(f"--{section}.device cpu" for section in own),
-        learns=learns,
-    )
-    return [mine, *config.roles]
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Layout:
+    """Where each process of a run lies."""
+
+    roles: tuple[Role, ...]
+    """The run's own process, with the share of a GPU that it has, and all that it starts."""
+    where: dict[str, list[str]]
+    """Names of the nodes of each role's processes, one for each."""
+
+    @property
+    def own_share(self) -> float:
+        """Of a GPU, for the run's own process; 0 on a CPU."""
+        return self.roles[0].gpus
+
+
+def layout_of(config: RunConfig, machines: Sequence[Node]) -> Layout:
+    """Where the processes of a run go on `machines`: what `--plan` prints, and what the run goes by.
+
+    The run's own process takes a whole GPU of its node where the others leave one, else what they leave of one, and
+    computes on the CPU where they leave none, unless a `device` setting wants a GPU.
+
+    Raises:
+        MachineError: one of them has no place.
+    """
+    sections = networks_of(config)
+    wanted = [section for section, (device, *_) in sections.items() if device != "cpu"]
+    learns = isinstance(config.algo, SACConfig) or not config.algo.num_learners
+    others = _with_cores(config.roles, machines)
+
+    def with_share(share: float) -> Layout:
+        mine = Role(
+            name="the run's own process" + (" (learns)" if learns else ""),
+            gpus=share, is_own=True, learns=learns,
+            setting=", ".join(f"--{section}.device cpu" for section in wanted),
+        )  # fmt: skip
+        roles = (mine, *config.roles)
+        return Layout(roles=roles, where=place(roles, deepcopy(others)))
+
+    if (given := _given_share()) is not None:  # it has that already, whatever it wants
+        return with_share(given)
+    alone = deepcopy(others)
+    where = place(config.roles, alone)
+    _check_colocated(config, where, machines)
+    if not wanted or not torch.cuda.is_available():
+        return with_share(0.0)
+    left = max((free for node in alone if node.is_own for free in node.gpus), default=0.0)
+    can_do_without = {device for device, *_ in sections.values()} <= {"auto", "cpu"}
+    for share in (1.0, left):
+        if share:
+            with suppress(MachineError):
+                return with_share(share)
+    return with_share(0.0 if can_do_without else 1.0)
+
+
+def _given_share() -> float | None:
+    """The GPUs that this process was given before it looked for one; None where it may look for one itself.
+
+    A worker of Ray's, as the run of a sweep is, has what Ray gave it. A process that is shown fewer cards than Ray has
+    here, as under `ray job submit --entrypoint-num-gpus 1`, was given those.
+    """
+    if not ray.is_initialized():
+        return None
+    if ray.get_runtime_context().get_actor_id() is not None:
+        return ray.get_runtime_context().get_assigned_resources().get("GPU", 0.0)
+    here = next((node.gpus for node in nodes() if node.is_own), [])
+    seen = len(devices.visible_cards()) or torch.cuda.device_count()
+    return float(seen) if torch.cuda.is_available() and 0 < seen < len(here) else None
+
+
+def _check_colocated(config: RunConfig, where: Mapping[str, list[str]], machines: Sequence[Node]) -> None:
+    """Raises MachineError where Serve might start an engine on a node without a learner whose GPU it is to use."""
+    engine, algo = config.engine, config.algo
+    if engine is None or not engine.colocated or isinstance(algo, SACConfig) or not algo.gpus_per_learner:
+        return
+    open_to_all = [node.name for node in machines if node.cpus >= engine.num_cpus]
+    if len({*where["learners"], *open_to_all}) > 1:
+        raise MachineError(
+            f"engine.colocated needs all learners and engines on one node, and there are {', '.join(open_to_all)}",
+            "leave out --engine.colocated and give engines GPUs of their own: --engine.num-gpus 1",
+        )
 
 
 def nodes() -> list[Node]:
@@ -120,23 +187,14 @@ def place(roles: Sequence[Role], machines: Sequence[Node]) -> dict[str, list[str
     return found
 
 
-def check_placed(config: RunConfig) -> None:
-    """Passes where the cluster can hold every process of the run; Ray and RLlib would wait without a word.
-
-    What others hold at the moment is not asked: it may become free.
-
-    Raises:
-        MachineError: one has no place.
+def _with_cores(roles: Sequence[Role], machines: Sequence[Node]) -> list[Node]:
+    """A copy of `machines`; a private Ray, which is one, has a core for every process that asks for one: few cores are
+    shared.
     """
-    roles = config.roles  # the GPU of the run's own process is booked by `own_gpu`
-    place(roles, _with_cores_for(roles, nodes()))
-
-
-def _with_cores_for(roles: Sequence[Role], machines: Sequence[Node]) -> Sequence[Node]:
-    """`machines`; a private Ray, which is one, has a core for every process that asks for one: few cores are shared."""
+    copies = deepcopy(list(machines))
     if not os.environ.get("RAY_ADDRESS"):
-        machines[0].cpus = max(machines[0].cpus, sum(role.count * role.cpus for role in roles))
-    return machines
+        copies[0].cpus = max(copies[0].cpus, sum(role.count * role.cpus for role in roles))
+    return copies
 
 
 def plan_table(config: RunConfig) -> Table:
@@ -145,14 +203,13 @@ def plan_table(config: RunConfig) -> Table:
     Raises:
         MachineError: one has no place.
     """
-    roles, machines = roles_of(config), nodes()
-    where = place(roles, _with_cores_for(roles, machines))
+    layout = layout_of(config, nodes())
     rows, memory = [], learner_memory(config) or "-"  # of the GPU of whoever learns
-    for role in roles:
-        counts = {name: where[role.name].count(name) for name in dict.fromkeys(where[role.name])}
-        spots = ", ".join(f"{count} on {name}" if role.count > 1 else name for name, count in counts.items())
+    for role in layout.roles:
+        spots = Counter(layout.where[role.name])
+        words = ", ".join(f"{count} on {name}" if role.count > 1 else name for name, count in spots.items())
         rows.append(
-            (role.name, str(role.count), f"{role.cpus:g}", f"{role.gpus:g}", spots, memory if role.learns else "-")
+            (role.name, str(role.count), f"{role.cpus:g}", f"{role.gpus:g}", words, memory if role.learns else "-")
         )
     heads = ("role", "processes", "CPU each", "GPU each", "where", "memory of its GPU")
     return plain_table(heads, rows, words=(heads[0], *heads[4:]), wraps=heads[4:])
@@ -208,34 +265,30 @@ def book_gpu(share: float, wanted: str = "") -> tuple[Any, str]:
 
 @contextmanager
 def own_gpu(config: RunConfig) -> Iterator[None]:
-    """While the context is open the run's own networks have a GPU of this node that is theirs in Ray's books too.
+    """While the context is open every process of the run has a place, and the run's own networks have the share of a
+    GPU of this node that `layout_of` gives them, in Ray's books too; without one they compute on the CPU. Ray and RLlib
+    would wait for a place without a word.
 
-    Nothing is booked for a worker of Ray's, as the run of a sweep is: it has what Ray gave it. Neither for a process
-    that is shown fewer cards than Ray has here, as under `ray job submit --entrypoint-num-gpus 1`: it was given those.
+    What others hold at the moment is not asked of the processes that Ray starts: it may become free.
 
     Raises:
-        MachineError: a network wants `cuda`, and the run's other processes, or other runs, leave nothing.
+        MachineError: a process has no place, or a network wants `cuda`, and other runs leave nothing.
     """
+    share = layout_of(config, nodes()).own_share
     wants = {device for device, *_ in networks_of(config).values()} - {"cpu"}
-    if not wants or not torch.cuda.is_available() or ray.get_runtime_context().get_actor_id() is not None:
-        yield
-        return
-    seen = devices.visible_cards() or [str(number) for number in range(torch.cuda.device_count())]
     named = next((device.partition(":")[2] for device in wants if ":" in device), "")
-    index: int | None = int(named or 0)
+    index: int | None = int(named or 0) if share else None
     booking = None
-    # shown fewer than the node has: they were given to this process, and are in Ray's books already
-    if len(seen) >= len(next(one.gpus for one in nodes() if one.is_own)):
-        others = sum(role.count * role.gpus for role in config.roles)
-        # what others of this run will want is left to them, and the run's own process gets by with the rest of a card
-        share = min(1.0, ray.cluster_resources().get("GPU", 0.0) - others)
+    if share and _given_share() is None:
+        seen = devices.visible_cards() or [str(number) for number in range(torch.cuda.device_count())]
         try:
             booking, card = book_gpu(share, seen[int(named)] if named else "")
             index = seen.index(card)
-        except MachineError:
+        except MachineError as error:
             if wants != {"auto"}:
                 raise
-            index = None  # `auto` goes without, and says so
+            index = None
+            logger.warning("%s; it computes on the CPU", error)
     try:
         with devices.own_gpu(index):
             yield

@@ -76,9 +76,11 @@ def check_before_run(config: RunConfig) -> None:
     if failure := try_renderer(backend):
         raise MachineError(f"drawing with {backend} does not work: {failure}", FIX)
     from rlvlm.runs.build import algorithm_settings  # torch and RLlib, after all that can be checked without
+    from rlvlm.vlms.devices import own_gpu
 
     try:
-        algorithm_settings(config, make_judge=_no_judge_yet if config.reward.asks_judge else None).validate()
+        with own_gpu(0):  # which one it will be is not known before Ray has started
+            algorithm_settings(config, make_judge=_no_judge_yet if config.reward.asks_judge else None).validate()
     except ValueError as error:
         raise UsageError(str(error), f"rlvlm run {config.task} --help") from error
 
@@ -202,15 +204,15 @@ def _check_memory(config: RunConfig) -> None:
     if not gpu_names():
         return
     from rlvlm.algorithms.policy_gradient.memory_plan import fix_of, plan, size_of, words_of
+    from rlvlm.runs.placement import layout_of, nodes  # ray, as every run needs it
     from rlvlm.vlms import devices
 
-    wants = policy.openvla if isinstance(policy, VLAConfig) else policy
-    has_gpu = algo.gpus_per_learner if algo.num_learners else devices.pick_device(wants.device).type == "cuda"
+    share = algo.gpus_per_learner if algo.num_learners else layout_of(config, nodes()).own_share
     card = devices.card_bytes()
-    if not has_gpu or card is None:
+    if not share or card is None:
         return
     # a learner with a share of a card may use that share of its memory
-    room = card * min(1.0, float(has_gpu))
+    room = card * min(1.0, share)
     size = size_of(policy, _model_folder(policy))
     if fix := fix_of(size, policy, algo, room):
         needs = words_of(plan(size, policy, algo, on_gpu=True))

@@ -30,7 +30,7 @@ from rlvlm.runs.folder import RunFolder, check_settings, label_store
 from rlvlm.runs.memory import MemoryWatch
 from rlvlm.runs.pages import write_episodes_page, write_judge_page
 from rlvlm.runs.panels import PANEL_ROWS
-from rlvlm.runs.placement import check_placed, own_gpu
+from rlvlm.runs.placement import own_gpu
 from rlvlm.runs.plots import write_plots
 from rlvlm.runs.preflight import bench_command, check_judge_knows, notes_of
 from rlvlm.runs.ray_session import ray_session
@@ -317,7 +317,6 @@ def open_training(
         memory = stack.enter_context(MemoryWatch(before.peak_rss_mb))
         port = config.track.dashboard_port if config.track.dashboard else None
         stack.enter_context(ray_session(port, num_workers=len(config.worker_places), log=console.phase))
-        check_placed(config)
         # booked before the others are placed, to whom Ray may give the very card that a setting names
         stack.enter_context(own_gpu(config))
         make_judge = stack.enter_context(judge_session(config, partial(label_store, folder, config), folder.ledger))

@@ -19,7 +19,6 @@ from ray.exceptions import RayError
 
 from rlvlm.core.errors import ModelUnavailable
 from rlvlm.serving.replica import START_TIMEOUT_S
-from rlvlm.vlms.devices import visible_cards
 
 logger = logging.getLogger(__name__)
 
@@ -188,10 +187,3 @@ class TurnTaker:
                 self._wake(own[self._local_rank % len(own)])
             self._is_awake = turn.is_engines
             self._condition.notify_all()
-
-
-def torch_device(card: str) -> str:
-    """What torch calls the card of that id here; the CPU for none."""
-    seen = visible_cards()
-    # Ray counts cards by the node, torch by what this process may see
-    return f"cuda:{seen.index(card) if card in seen else int(card)}" if card else "cpu"

@@ -24,13 +24,13 @@ from rlvlm.policies.vlm.engine import PolicyEngine
 from rlvlm.policies.vlm.loading import load_policy
 from rlvlm.policies.vlm.policy import VLMPolicy
 from rlvlm.policies.vlm.vllm import Sampling, TokenRules, VllmSampler
-from rlvlm.serving.card_turns import TurnTaker, torch_device
+from rlvlm.serving.card_turns import TurnTaker
 from rlvlm.serving.config import PlacementConfig
 from rlvlm.serving.fair_queue import FairQueue
 from rlvlm.serving.replica import Heartbeat, Replica
 from rlvlm.serving.weights import FETCH_TIMEOUT_S, Weights, check_probe, feed_buckets, load_weights, write_adapter
 from rlvlm.vlms.config import EngineConfig
-from rlvlm.vlms.devices import free_card
+from rlvlm.vlms.devices import free_card, torch_device
 
 BATCH_WAIT_S = 0.002
 """How long a request waits for others to share its batch."""

@@ -249,17 +249,17 @@ def _stack(thread: int) -> Iterator[tuple[int, int]]:
 
 
 def assigned_device(device: str) -> str:
-    """What `auto` means inside Ray: the GPU that Ray assigned to this process, else the CPU.
+    """Where a replica's model lies: on the GPU that Ray assigned to this process, even where `device` is `cpu`, which
+    then is meant for the run's own process; else on the CPU.
 
     Ray leaves every GPU visible to a process that asked for none (ray#54868), so visibility decides nothing.
     """
-    if device != "auto":
-        return device
-    if not ray.get_runtime_context().get_accelerator_ids().get("GPU"):
-        return "cpu"
-    import torch
+    if ray.get_runtime_context().get_accelerator_ids().get("GPU"):
+        import torch
 
-    return "cuda" if torch.cuda.is_available() else "cpu"
+        if torch.cuda.is_available():
+            return "cuda"
+    return "cpu" if device == "auto" else device
 
 
 def limit_share(device: str, share: float) -> None:

@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -21,28 +21,41 @@ _ASSIGNS = {
 """Which setting makes Ray assign a GPU to the processes that compute a section's network outside of the run's own."""
 
 
-_own_gpu: int | None = None
-"""The GPU that was booked for this process, as torch counts those that it sees."""
+_given: tuple[int | None, bool] | None = None
+"""The GPU that Ray has given this process, as torch counts those that it sees, None for a CPU; and whether settings say
+nothing against it. None: nothing was decided, as in a command without Ray."""
 
 
 @contextmanager
 def own_gpu(index: int | None) -> Iterator[None]:
-    """While the context is open `auto` and `cuda` mean the GPU of that number here; None: whatever they mean anyway."""
-    global _own_gpu  # noqa: PLW0603 - a process has one, and what loads a network knows of no run
-    before, _own_gpu = _own_gpu, index
+    """While the context is open `auto` and `cuda` mean the GPU of that number here; None: `auto` means the CPU."""
+    global _given  # noqa: PLW0603 - a process has one, and what loads a network knows of no run
+    before, _given = _given, (index, False)
     try:
         yield
     finally:
-        _own_gpu = before
+        _given = before
 
 
-def pick_device(device: str, section: str = "vlm") -> torch.device:
+def follow_ray(cards: Sequence[str]) -> None:
+    """Has every network of this process, one of Ray's workers, lie on the card that Ray gave it, or on the CPU: a
+    `device` setting says where the run's own process computes. Where that was decided already, nothing changes.
+
+    Args:
+        cards: ids of the GPUs that Ray has given it.
+    """
+    global _given  # noqa: PLW0603 - as above
+    if _given is None:
+        _given = (torch.device(torch_device(cards[0])).index if cards else None), True
+
+
+def pick_device(device: str, section: str) -> torch.device:
     """The device that a `device` setting means.
 
-    In a run's own process both `auto` and `cuda` mean the GPU that Ray has set aside for it (`own_gpu`). Elsewhere
-    `auto` takes a GPU only where one was assigned through CUDA_VISIBLE_DEVICES, as Ray and SLURM do: a GPU that is
-    merely visible may be somebody else's. Inside Ray Serve the deployment resolves `auto` itself, by Ray's
-    bookkeeping.
+    In a run's own process both `auto` and `cuda` mean the GPU that Ray has set aside for it (`own_gpu`), and in a
+    worker of Ray's every setting means the one that it was given (`follow_ray`). Elsewhere `auto` takes a GPU only
+    where one was assigned through CUDA_VISIBLE_DEVICES, as SLURM does: a GPU that is merely visible may be somebody
+    else's. Inside Ray Serve the deployment resolves the setting itself, by Ray's bookkeeping.
 
     Args:
         device: auto, cpu, cuda or cuda:N.
@@ -52,8 +65,12 @@ def pick_device(device: str, section: str = "vlm") -> torch.device:
         ModelUnavailable: a GPU is named and torch sees none, or the name is no device.
     """
     has_cuda = torch.cuda.is_available()
-    if has_cuda and _own_gpu is not None and device in ("auto", "cuda"):
-        return torch.device("cuda", _own_gpu)
+    if _given is not None:
+        index, is_all = _given
+        if has_cuda and index is not None and (is_all or device in ("auto", "cuda")):
+            return torch.device("cuda", index)
+        if device == "auto" or (is_all and index is None):
+            return torch.device("cpu")
     if device == "auto":
         # Ray and SLURM both say so by this variable; -1 is how people hide all cards
         is_assigned = os.environ.get("CUDA_VISIBLE_DEVICES", "") not in ("", "-1")
@@ -91,6 +108,13 @@ def card_of(device: torch.device) -> str:
         return ""
     seen, number = visible_cards(), device.index or 0
     return seen[number] if seen else str(number)
+
+
+def torch_device(card: str) -> str:
+    """What torch calls the card of that id here; the CPU for none."""
+    seen = visible_cards()
+    # Ray counts cards by the node, torch by what this process may see
+    return f"cuda:{seen.index(card) if card in seen else int(card)}" if card else "cpu"
 
 
 def place(inputs: Any, model: Any) -> dict[str, torch.Tensor]:

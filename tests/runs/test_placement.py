@@ -1,20 +1,29 @@
 """Every process of a run has a place of its own before anything starts. The nodes are real, their GPUs are in name."""
 
+import re
 import time
 from collections.abc import Iterator
 from io import StringIO
+from pathlib import Path
+from typing import Any
 
 import pytest
 import ray
 import torch
 from ray.cluster_utils import Cluster
+from ray.util.placement_group import placement_group, remove_placement_group
 from rich.console import Console
 
+from rlvlm.algorithms.learners import use_assigned_gpu
+from rlvlm.commands.arguments import parse_run
 from rlvlm.core.errors import MachineError
-from rlvlm.runs.placement import Node, Role, book_gpu, check_placed, nodes, own_gpu, place, plan_table, roles_of
+from rlvlm.runs.config import RunConfig
+from rlvlm.runs.placement import Node, Role, book_gpu, layout_of, nodes, own_gpu, place, plan_table
 from rlvlm.runs.recipes import recipe
 from rlvlm.runs.settings import override
 from rlvlm.vlms.devices import pick_device
+
+ROOT = Path(__file__).parents[2]
 
 
 def role(name: str, count: int = 1, cpus: float = 0.0, gpus: float = 0.0, is_own: bool = False) -> Role:
@@ -41,26 +50,119 @@ def test_a_share_of_a_card_does_not_come_from_two() -> None:
     assert place(halves, [Node(name="two", cpus=1, gpus=[1.0, 1.0])])["judge"] == ["two", "two"]
 
 
+def taken(config: RunConfig, machines: list[Node]) -> str:
+    """The GPU share of the run's own process, or why there is no place for all."""
+    try:
+        return f"{layout_of(config, machines).own_share:g}"
+    except MachineError as error:
+        return str(error)
+
+
+def own_nodes(*cards: int) -> list[Node]:
+    return [
+        Node(name=f"n{number}", cpus=128, gpus=[1.0] * count, is_own=not number) for number, count in enumerate(cards)
+    ]
+
+
+VLM = "number_line --policy.model DIR"
+VLA = "libero_10/0 --policy.model DIR"
+LEARN = "--algo.gpus-per-learner 1 --algo.num-learners"
+JUDGE = "drawer_open --judge.backend transformers --judge.model DIR --serve.num-gpus"
+PLAY = "--algo.env-runners 4 --algo.gpus-per-env-runner 1 --algo.env-workers 4"
+FOUR = f"{PLAY} --algo.staleness 1 --algo.rounds 1 {LEARN} 4"
+LAYOUTS = [
+    # command, cards of each node, the share of the run's own process or what it is told
+    ("drawer_open --reward.teacher oracle", (0,), "0"),
+    ("drawer_open --reward.teacher oracle", (1,), "1"),
+    ("drawer_open --reward.teacher oracle --algo.device cpu --reward-model.device cpu", (1,), "0"),
+    (f"{JUDGE} 0.5", (1,), "0.5"),
+    (f"{JUDGE} 1", (1,), "0"),
+    (f"{JUDGE} 1 --algo.device cuda", (1,), "the judge asks"),
+    (f"{JUDGE} 1", (2,), "1"),
+    (f"{JUDGE} 0.6 --serve.num-replicas 2", (2,), "0.4"),
+    (f"{JUDGE} 0.6 --serve.num-replicas 2", (1,), "the judge 2 of 2"),
+    (VLM, (1,), "1"),
+    (f"{VLM} {LEARN} 1", (1,), "0"),
+    (f"{VLM} {LEARN} 1", (2,), "1"),
+    (f"{VLM} {LEARN} 1", (1, 1), "1"),
+    (f"{VLM} {LEARN} 2", (1, 1), "0"),
+    (f"{VLM} {LEARN} 8", (8,), "0"),
+    (f"{VLM} {LEARN} 8 --policy.device cpu", (8,), "0"),
+    (f"{VLM} {LEARN} 9", (8,), "learners 9 of 9"),
+    (f"{VLM} {LEARN} 7", (8,), "1"),
+    (f"{VLM} {LEARN} 4 --engine.num-replicas 4 --engine.num-gpus 1", (8,), "0"),
+    (f"{VLM} {LEARN} 2 --engine.num-replicas 2 --engine.colocated", (2,), "0"),
+    (f"{VLM} {LEARN} 2 --engine.num-replicas 2 --engine.colocated", (1, 1), "on one node, and there are n0, n1"),
+    (f"{VLA} {FOUR}", (8,), "0"),
+    (f"{VLA} {FOUR}", (7,), "learners 4 of 4"),
+    (f"{VLA} {FOUR}", (8, 1), "1"),
+]
+
+
+@pytest.mark.parametrize(("words", "cards", "expected"), LAYOUTS)
+def test_a_plan_of_cards_in_name(
+    words: str, cards: tuple[int, ...], expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setenv("RAY_ADDRESS", "several nodes")
+    found = taken(parse_run(words.split(), "rlvlm run").config, own_nodes(*cards))
+    assert expected in found if " " in expected else found == expected
+
+
+def documented() -> list[str]:
+    """Commands and settings in README and docs that name GPUs, each in one line."""
+    found: dict[str, None] = {}
+    for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
+        text = page.read_text().replace("\\\n", " ")
+        for piece in re.findall(r"`([^`\n]+)`|^ *((?:python -m rlvlm|rlvlm).*)$", text, re.MULTILINE):
+            command = re.sub(r"\s+#.*|\.\.\.|,.*", "", " ".join("".join(piece).split()))
+            if re.search(r"--[a-z.-]*gpus|--engine.colocated", command) and re.search(r"gpus\S* \d|colocated", command):
+                found[command] = None
+    return list(found)
+
+
+@pytest.mark.parametrize("command", documented())
+def test_a_documented_command_that_names_gpus_has_a_place(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the cards that it names, where it is a SLURM job, else on eight of one machine."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setenv("RAY_ADDRESS", "several nodes")
+    cards = (8,)
+    words = re.sub(r"^(python -m )?rlvlm[. ](run )?", "", command).split()
+    if words[0] == "slurm":
+        count = {name: int(words[words.index(name) + 1]) for name in ("--nodes", "--gpus-per-node") if name in words}
+        cards = (count["--gpus-per-node"],) * count.get("--nodes", 1)
+        if words[1].endswith(".yaml"):
+            return  # a sweep, which Tune places
+        words = [words[1], *words[words.index("--") + 1 :]] if "--" in words else words[1:2]
+    if words[0].startswith("--"):  # settings alone, of a run that has them
+        task = VLA if "env-runner" in command else f"{VLM} --algo.num-learners 2" if "learner" in command else VLM
+        if "colocated" in command:
+            task = f"{VLM} {LEARN} 1 --engine.num-replicas 1"
+        elif "engine." in command:
+            task = f"{VLM} --engine.num-replicas 1"
+        elif "serve." in command:
+            task = "drawer_open"
+        words = [*task.split(), *words]
+    assert taken(parse_run(words, "rlvlm run").config, own_nodes(*cards)).replace(".", "").isdigit()
+
+
 def test_what_has_no_place_is_refused_before_it_starts_and_a_plan_says_where_the_rest_goes() -> None:
     config = override(recipe("push_block"), {"algo.num_learners": 2, "algo.env_runners": 3})
-    check_placed(config)  # cores of a private Ray are shared
     shown = Console(width=160, file=StringIO())
-    shown.print(plan_table(config))
+    shown.print(plan_table(config))  # cores of a private Ray are shared
     text = shown.file.getvalue()  # pyright: ignore[reportAttributeAccessIssue]
     assert "3 on this machine" in text and "learners" in text and "the run's own process" in text
     for wanted in ({"algo.gpus_per_learner": 1.0}, {"reward.source": "judged", "serve.num_gpus": 0.5}):
         with pytest.raises(MachineError, match="has no place"):
-            check_placed(override(config, wanted))
+            layout_of(override(config, wanted), nodes())
 
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
     cluster = Cluster(
         initialize_head=True,
-        head_node_args={"num_cpus": 2, "num_gpus": 2, "include_dashboard": False},
+        head_node_args={"num_cpus": 128, "num_gpus": 8, "include_dashboard": False},
     )
-    cluster.add_node(num_cpus=2, num_gpus=2)
-    cluster.wait_for_nodes()
     ray.shutdown()
     ray.init(address=cluster.address, log_to_driver=False, logging_level="error")
     yield cluster
@@ -68,54 +170,66 @@ def cluster() -> Iterator[Cluster]:
     cluster.shutdown()
 
 
+@ray.remote
+class Worker:
+    """Stands for any process of a run."""
+
+    def device(self, wanted: str) -> str:
+        """What the device setting means here, where torch sees the cards."""
+        torch.cuda.is_available = lambda: True
+        use_assigned_gpu()
+        return str(pick_device(wanted, "policy"))
+
+
 @pytest.mark.ray
 @pytest.mark.slow
-def test_all_roles_have_cards_of_their_own(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The run's own process too, which Ray gives none: what it computes on is nobody else's."""
-
-    @ray.remote
-    class Worker:
-        def card(self) -> tuple[str, str]:
-            (card,) = ray.get_gpu_ids()
-            return ray.get_runtime_context().get_node_id(), str(card)
-
-    here = ray.get_runtime_context().get_node_id()
-    config = override(recipe("push_block"), {"algo.num_learners": 3, "algo.gpus_per_learner": 1.0})
-    vlm = override(recipe("number_line"), {"algo.num_learners": 2, "algo.gpus_per_learner": 1.0})
-    check_placed(config)
-    with pytest.raises(MachineError, match="learners 5 of 5"):
-        check_placed(override(config, {"algo.num_learners": 5}))
+def test_a_run_goes_where_the_plan_says(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rows of eight cards, on a cluster that has them in name: each process is given its place by Ray, and the
+    run's own computes on no card of theirs.
+    """
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    assert pick_device("auto").type == "cpu", "nobody has booked one"
-    with own_gpu(vlm):
-        own = pick_device("auto")
-        assert own.type == "cuda" and own == pick_device("cuda")
-        workers = [Worker.options(num_gpus=1, num_cpus=0).remote() for _ in range(3)]
-        found = ray.get([worker.card.remote() for worker in workers])  # pyright: ignore
-        assert len({*found, (here, str(own.index))}) == 4
-        with pytest.raises(MachineError, match="Ray has given to others"):
-            book_gpu(1.0)
-        for worker in workers:
-            ray.kill(worker)
-    deadline = time.monotonic() + 30
-    while ray.available_resources().get("GPU") != 4:
-        assert time.monotonic() < deadline, "what was booked is given back"
-        time.sleep(0.1)
-    (own_role,) = [one for one in roles_of(vlm) if one.is_own]
-    where = place(roles_of(vlm), nodes())
-    assert own_role.gpus == 1 and where[own_role.name] == [one.name for one in nodes() if one.is_own]
+    monkeypatch.setenv("RAY_ADDRESS", str(cluster.address))
+    for words, _, expected in [row for row in LAYOUTS if row[1] == (8,)]:
+        config = parse_run(words.split(), "rlvlm run").config
+        if " " in expected:
+            with pytest.raises(MachineError, match=expected), own_gpu(config):
+                pass
+            continue
+        with own_gpu(config):
+            own = pick_device("auto", "policy")
+            assert own.type == ("cuda" if float(expected) else "cpu"), words
+            # Ray gives places away without the minutes that so many processes take to start
+            bundles = [{"CPU": one.cpus, "GPU": one.gpus} for one in config.roles for _ in range(one.count)]
+            bundles = [{name: amount for name, amount in one.items() if amount} for one in bundles]
+            places = placement_group([one for one in bundles if one] or [{"CPU": 1.0}])
+            assert places.wait(60), words
+            if float(expected):
+                with pytest.raises(MachineError, match="Ray has given to others"):
+                    book_gpu(1.0)
+        remove_placement_group(places)
+        deadline = time.monotonic() + 60
+        while ray.available_resources().get("GPU") != 8:
+            assert time.monotonic() < deadline, "what was booked is given back"
+            time.sleep(0.05)
 
 
 @pytest.mark.ray
 @pytest.mark.slow
-def test_a_process_that_was_given_a_card_keeps_it(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Under `ray job submit --entrypoint-num-gpus 1` it sees one of the node's cards, which is in Ray's books."""
+def test_a_process_computes_on_what_ray_gave_it(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the setting says, which is about the run's own process."""
+    for gpus, wanted, expected in ((1, "cpu", "cuda:0"), (0, "auto", "cpu")):
+        # as under SLURM, where every process sees all cards of the job
+        environment = {"env_vars": {"CUDA_VISIBLE_DEVICES": "0,1,2,3,4,5,6,7"}}
+        worker: Any = Worker.options(num_gpus=gpus, num_cpus=0, runtime_env=environment).remote()
+        assert ray.get(worker.device.remote(wanted)) == expected
+        ray.kill(worker)
+    # a process under `ray job submit --entrypoint-num-gpus 1` sees one of the node's cards, which is in Ray's books
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
     before = ray.available_resources().get("GPU")
     with own_gpu(recipe("number_line")):
-        assert pick_device("auto") == torch.device("cuda", 0)
+        assert pick_device("auto", "policy") == torch.device("cuda", 0)
         assert ray.available_resources().get("GPU") == before

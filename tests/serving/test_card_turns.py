@@ -7,12 +7,10 @@ import pytest
 import torch
 
 from rlvlm.core.errors import UsageError
-from rlvlm.runs.placement import roles_of
 from rlvlm.runs.recipes import recipe
 from rlvlm.runs.settings import override
-from rlvlm.serving.card_turns import torch_device
 from rlvlm.serving.config import ServedEngineConfig
-from rlvlm.vlms.devices import card_of
+from rlvlm.vlms.devices import card_of, torch_device
 
 
 def test_cards_have_the_names_that_this_process_sees_them_by(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -34,8 +32,7 @@ def test_what_cannot_be_shared_is_refused_and_the_plan_books_no_card_for_it() ->
         override(recipe("number_line"), two | {"algo.staleness": 1})
     with pytest.raises(UsageError, match="at most one replica for each learner"):
         override(recipe("number_line"), two | {"engine.num_replicas": 3})
-    roles = roles_of(override(recipe("number_line"), two))
+    roles = override(recipe("number_line"), two).roles
     (engines,) = [one for one in roles if one.name.startswith("the policy's replicas")]
     assert "on the learners' GPUs" in engines.name and engines.gpus == 0
-    # the run's own process takes a card too where a Ray that was started before has nominal ones
-    assert sum(one.count * one.gpus for one in roles if not one.is_own) == 2
+    assert sum(one.count * one.gpus for one in roles) == 2

@@ -82,18 +82,18 @@ def test_a_damaged_folder_is_refused_with_a_fix(tiny_vlms, tmp_path, name):
 def test_auto_leaves_an_unassigned_gpu_alone(monkeypatch):
     monkeypatch.setattr(loading.torch.cuda, "is_available", lambda: True)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    assert pick_device("auto").type == "cpu"
+    assert pick_device("auto", "judge").type == "cpu"
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert pick_device("auto").type == "cpu"
+    assert pick_device("auto", "judge").type == "cpu"
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
-    assert pick_device("auto").type == "cuda"
-    assert pick_device("cpu").type == "cpu"
+    assert pick_device("auto", "judge").type == "cuda"
+    assert pick_device("cpu", "judge").type == "cpu"
 
 
 @pytest.mark.parametrize("device", ["cuda:7", "gpu"])
 def test_a_device_that_is_not_there(device):
     with pytest.raises(ModelUnavailable):
-        pick_device(device)
+        pick_device(device, "judge")
 
 
 def test_a_folder_that_lacks_a_weight_is_refused_where_transformers_would_make_one_up(tiny_vlms, tmp_path):

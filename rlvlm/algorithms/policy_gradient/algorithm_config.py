@@ -10,7 +10,7 @@ from typing import Any, Self
 from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 
 from rlvlm.algorithms.base import UNCHANGED, BaseConfig
-from rlvlm.algorithms.learners import check_learners, own_learner_gpu
+from rlvlm.algorithms.learners import check_learners, own_learner_gpu, use_assigned_gpu
 from rlvlm.algorithms.policy_gradient.advantages import find_estimator
 from rlvlm.algorithms.policy_gradient.chunks import ChunkRunner
 from rlvlm.algorithms.policy_gradient.config import PolicyGradientConfig, PPOConfig
@@ -167,6 +167,7 @@ class TokenConfig(BaseConfig):
 
         def make() -> Any:
             assert self.make_policy is not None, "checked by `validate`"
+            use_assigned_gpu()
             return self.make_policy(make_env(self.task, self.env_settings, self.seed))
 
         settings = {"make_policy": make, "is_sharded": self.algo.shard}

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from ray.rllib.core import DEFAULT_MODULE_ID
 
 from rlvlm.algorithms.base import BaseRunner
+from rlvlm.algorithms.learners import use_assigned_gpu
 from rlvlm.algorithms.policy_gradient.config import PolicyGradientConfig
 from rlvlm.algorithms.policy_gradient.env_workers import WorkerEnvs, start_workers
 from rlvlm.algorithms.policy_gradient.rewards import RewardLabeller
@@ -218,6 +219,7 @@ class ChunkRunner(BaseRunner):
         self.begin()
         if worker_index > 0:
             torch.set_num_threads(1)  # an actor has one core
+            use_assigned_gpu()
             self.policy = build_policy(config.policy, self.chunk_env)
 
     def worker_envs(self, settings: EnvConfig, local: ChunkEnv, group_size: int) -> ChunkEnvs:

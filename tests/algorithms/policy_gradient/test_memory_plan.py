@@ -82,13 +82,16 @@ def test_what_does_not_fit_is_told_what_to_change(tmp_path: Path) -> None:
 
 
 def test_a_run_that_cannot_fit_its_card_is_refused_before_it_starts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     save_tiny_vlm(tmp_path, "qwen2_5_vl")
     config = override(recipe("number_line"), {"policy.model": str(tmp_path), "policy.learns": "all"})
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setattr(preflight, "gpu_names", lambda: ["a card"])
-    monkeypatch.setattr(devices, "pick_device", lambda *_: torch.device("cuda"))
+    # a workstation, where nothing says which process has the card
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     for card, is_enough in ((2**30, True), (2**21, False)):
         monkeypatch.setattr(devices, "card_bytes", lambda card=card: card)
         if is_enough:
@@ -97,6 +100,6 @@ def test_a_run_that_cannot_fit_its_card_is_refused_before_it_starts(
             with pytest.raises(MachineError, match="a learner of .* takes .* GiB") as caught:
                 preflight._check_memory(config)
             assert caught.value.fix.startswith("--policy.learns lora")
-    monkeypatch.setattr(devices, "pick_device", lambda *_: torch.device("cpu"))
-    preflight._check_memory(config)
+    assert not caplog.records, "nothing is said of a GPU that is the run's to take"
+    preflight._check_memory(override(config, {"policy.device": "cpu"}))
     assert words_of(plan(SIZE, FULL, PPOConfig(), on_gpu=True)).startswith("0.0 GiB")
