@@ -20,10 +20,22 @@ setup: $(STAMP) rendering
 
 dev: $(DEV) rendering
 
+# Another Python fails after half a minute of downloads and leaves a .venv that every later set-up would use.
+define CHECK_PYTHON
+import re, sys
+allowed = re.search(r'requires-python = "([^"]+)"', open("pyproject.toml").read())[1]
+bounds = [(sign, tuple(map(int, bound.split(".")))) for sign, bound in re.findall(r"(>=|<)([0-9.]+)", allowed)]
+if not all((sys.version_info[:len(bound)] >= bound) == (sign == ">=") for sign, bound in bounds):
+    sys.exit("rlvlm needs Python " + allowed + ", and " + sys.executable + " is " + sys.version.split()[0] + ". " + sys.argv[1])
+endef
+export CHECK_PYTHON
+
 $(BIN)/python:
+	@$(PYTHON) -c "$$CHECK_PYTHON" "Name another one: make setup PYTHON=python3.11"
 	$(PYTHON) -m venv $(VENV)
 
 $(STAMP): pyproject.toml constraints.txt | $(BIN)/python
+	@$(BIN)/python -c "$$CHECK_PYTHON" "Remove it: rm -r $(VENV), then make setup PYTHON=python3.11"
 	@# a set-up that was interrupted may have left a Python without pip
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv $(VENV)
 	$(INSTALL) .
