@@ -11,8 +11,7 @@ from mkdocs.structure.files import File, Files
 
 import rlvlm
 from rlvlm.envs.registry import task_summary
-from rlvlm.runs.config import config_text
-from rlvlm.runs.settings import commented
+from rlvlm.runs.settings import flat, meanings
 
 ROOT = Path(__file__).parents[1]
 RECIPES = {"sac": "drawer_open", "ppo": "number_line", "grpo": "push_block"}
@@ -21,7 +20,7 @@ TITLES = {"sac": "SAC + PEBBLE", "ppo": "VLM policies (PPO and others)", "grpo":
 COPIES = {"CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
 """Files beside `docs/` that are pages of the site."""
 IMAGES = {
-    "seven_tasks.png": "The seven tasks of the preference runs: start and goal.",
+    "seven_tasks.png": "Final scores of seven tasks by reward source; `sweep_into` by earlier code, not solved now.",
     "turn_envs.png": "Envs in turns: number_line, blackjack, ez_points, points24 and doorkey_6x6.",
     "deformables.png": "Rope, water and cloth.",
     "contact_sheet_soccer.png": "A contact sheet of `rlvlm check-task soccer`.",
@@ -58,10 +57,23 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
 def settings_page(algorithm: str, task: str) -> str:
     """Every setting of a recipe, with its default and the line that explains it."""
     config = rlvlm.recipe(task)
+    about = meanings(config)
+    sections: dict[str, list[str]] = {}
+    for name, value in flat(config).items():
+        if name not in about:  # a section of another algorithm
+            continue
+        cells = (
+            f"`--{name.replace('_', '-')}`",
+            "" if value in ("", None, []) else f"`{value}`",
+            about.get(name, ""),
+        )
+        row = " | ".join(cell.replace("|", "\\|") for cell in cells)
+        sections.setdefault(name.rpartition(".")[0], []).append(f"| {row} |")
+    head = "| setting | default | meaning |\n|---|---|---|\n"
+    tables = [f"## {section or 'The run'}\n\n{head}" + "\n".join(rows) for section, rows in sections.items()]
     return (
-        f"# Settings: {TITLES[algorithm]}\n\nThe recipe of `{task}`, as `python -m rlvlm.run {task} --print-config` "
-        "shows it. On the command line the `teacher` below `reward` is `--reward.teacher`; `--help-all` has the "
-        f"full explanations.\n\n```yaml\n{commented(config_text(config), config)}\n```\n"
+        f"# Settings: {TITLES[algorithm]}\n\nThe recipe of `{task}`; `python -m rlvlm.run {task} --print-config` shows "
+        "it as YAML, `--help-all` has the full explanations.\n\n" + "\n\n".join(tables) + "\n"
     )
 
 

@@ -45,6 +45,16 @@ def commented(text: str, config: Any) -> str:
     return "\n".join(lines) + "\n"
 
 
+def meanings(config: Any, prefix: str = "") -> dict[str, str]:
+    """The first sentence about each setting of a config tree, by dotted name."""
+    found: dict[str, str] = {}
+    docs = _field_docs(type(config))
+    for name in (field.name for field in dataclasses.fields(config)):
+        value, full = getattr(config, name), f"{prefix}{name}"
+        found |= meanings(value, f"{full}.") if dataclasses.is_dataclass(value) else {full: docs.get(name, "")}
+    return found
+
+
 def by_meaning(config: Any, words: str, prefix: str = "") -> dict[str, str]:
     """The settings whose meaning has `words` in it, e.g. `learning rate`: dotted name to its first sentence. A single
     word must be its first.
