@@ -36,6 +36,10 @@ COMMANDS: dict[str, str] = {
 """The words and what `rlvlm --help` says of them; each is the function `command` of the file of its name."""
 
 
+_MEANT = {"train": "run", "learn": "run", "start": "run", "play": "eval", "test": "eval", "benchmark": "judge-bench"}
+"""Words that others use for our commands, none of which is spelled like them."""
+
+
 def main(words: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code."""
     given = [expand_home(word) for word in (sys.argv[1:] if words is None else words)]
@@ -64,7 +68,7 @@ def run_word(words: Sequence[str]) -> int:
         print(f"rlvlm {importlib.metadata.version('rlvlm')}")  # noqa: T201 - what was asked for, and nothing else
         return EXIT_DONE
     if name not in COMMANDS:
-        near = difflib.get_close_matches(name, COMMANDS, n=1)
+        near = [_MEANT[name]] if name in _MEANT else difflib.get_close_matches(name, COMMANDS, n=1)
         hint = f"did you mean rlvlm {near[0]}?" if near else "rlvlm --help"
         raise UsageError(f"there is no command {name!r}; commands: {', '.join(COMMANDS)}", hint)
     # imported when it is called: some commands need torch and ray, and `rlvlm --help` is not to wait

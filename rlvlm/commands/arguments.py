@@ -4,9 +4,11 @@ Imports neither torch nor ray.
 """
 
 import difflib
+import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
+from decimal import Decimal
 from types import NoneType
 from typing import Annotated, Any, Generic, TypeVar, get_type_hints
 
@@ -23,8 +25,8 @@ _HELP_ALL = "--help-all"
 _CONFIG = (tyro.conf.SuppressFixed,)
 """Sections of other algorithms, which are None, are not shown."""
 _MOST_USED = (
-    *("goal", "steps", "seed", "out", "env.split", "reward.source", "reward.teacher", "judge.model", "policy.model"),
-    *("sft.demonstrations", "eval.episodes"),
+    *("goal", "steps", "seed", "out", "env.split", "reward.source", "reward.teacher", "judge.backend", "judge.model"),
+    *("judge.prompt", "judge.api.base_url", "serve.num_gpus", "policy.model", "sft.demonstrations", "eval.episodes"),
 )
 """Options that a task's help shows, where the task has them; `--help-all` shows the others too."""
 _EXAMPLE = next(iter(RECIPES))
@@ -117,6 +119,7 @@ def parse_options(default: RunConfig, options: Sequence[str], prog: str) -> RunA
         UsageError, SystemExit: as `parse_run`.
     """
     known = flat(default)
+    options = _whole_numbers(options, {name for name, value in known.items() if type(value) is int})
     about = f"Train on a task ({task_summary()}); every option overrides one field of the task's recipe."
     kind: Any = kind_of(default)  # of the sections that only some algorithms have, those of the task's own
     for name, section in kind.__annotations__.items():
@@ -143,6 +146,27 @@ def parse_options(default: RunConfig, options: Sequence[str], prog: str) -> RunA
             option = f"--{name.replace('_', '-')}"
             raise UsageError(f"{option} has no effect with {why}", f"leave out {option}")
     return replace(arguments, config=wanted)
+
+
+_WHOLE = re.compile(r"(\d+(?:\.\d+)?)(?:[eE]\+?(\d{1,2})|([kKM]))")
+_THOUSANDS = {"k": 3, "K": 3, "M": 6}
+
+
+def _whole_numbers(options: Sequence[str], names: Collection[str]) -> list[str]:
+    """The options with `1e5`, `2.5k` and `1M` written out where they are values of whole numbers, which `names` has."""
+    found: list[str] = []
+    for place, word in enumerate(options):
+        head, equals, value = (
+            word.partition("=") if word.startswith("--") else (options[place - 1] if place else "", "", word)
+        )
+        given = _WHOLE.fullmatch(value)
+        if given and head[2:].replace("-", "_") in names:
+            number = Decimal(given[1]).scaleb(int(given[2] or _THOUSANDS[given[3]]))
+            if number == number.to_integral_value():  # 1.5e0 is none, and the parser says so
+                found.append(f"{head}=" * bool(equals) + str(int(number)))
+                continue
+        found.append(word)
+    return found
 
 
 def _check_names(config: RunConfig, known: Mapping[str, Any], options: Sequence[str]) -> None:

@@ -422,7 +422,9 @@ def _gymnasium_task(name: str) -> Task:
         if module:
             importlib.import_module(module)
         episode_steps = gym.spec(registered).max_episode_steps
-    except (gym.error.Error, ImportError) as error:
+    except ImportError as error:
+        raise UsageError(f"Gymnasium cannot find {env_id!r}: {error}", _where(module)) from error
+    except gym.error.Error as error:
         fix = "python -c 'import gymnasium; gymnasium.pprint_registry()'  shows those that there are"
         raise UsageError(f"Gymnasium cannot find {env_id!r}: {error}", fix) from error
     return Task(
@@ -442,11 +444,28 @@ def _load(reference: str) -> Task:
     except (ImportError, ValueError, AttributeError) as error:
         # a path in place of a module's name is a likely slip, and says which folder to put on the path
         folder, _, file = module.removesuffix(".py").rpartition("/")
-        fix = f"PYTHONPATH={folder} and {file}:{attribute}" if folder else "give it as package.module:NAME"
+        fix = f"PYTHONPATH={folder} and {file}:{attribute}" if folder else _where(module)
+        if isinstance(error, AttributeError):
+            fix = f"give it as {module}:NAME, NAME being a Task in that file"
         raise UsageError(f"cannot load the task {reference!r}: {error}", fix) from error
     if not isinstance(task, Task):
-        raise UsageError(f"{reference!r} must be a {Task.__module__}.Task, got {type(task).__name__}")
+        import gymnasium as gym  # for those who got it wrong
+
+        fix = f"docs/tasks.md: {attribute} = Task(name=..., goal=..., maker=...)"
+        if isinstance(task, type) and issubclass(task, gym.Env):
+            fix = (
+                f'register it: gymnasium.register("{attribute}-v0", entry_point={attribute}) in {module}.py, and name '
+            )
+            fix += f"gym:{module}:{attribute}-v0; a Gymnasium env needs no Task"
+        what = f"the class {attribute}" if isinstance(task, type) else f"{type(task).__name__}"
+        raise UsageError(f"{reference!r} must be a {Task.__module__}.Task, got {what}", fix)
     return task
+
+
+def _where(module: str) -> str:
+    """How a module of the user's own is found that cannot be imported."""
+    file = f"{module.replace('.', '/')}.py"
+    return f"{file} must lie in this folder ({Path.cwd()}): cd to where it is, or set PYTHONPATH=THAT_FOLDER"
 
 
 for _task in shipped_tasks():

@@ -330,6 +330,12 @@ def _without_effect(run: RunConfig) -> Iterator[tuple[Any, str, tuple[str, ...]]
     patterns of those that have none then.
     """
     reward, algo, policy, sft = run.reward, run.algo, run.policy, run.sft
+    if isinstance(reward, StepRewardConfig):
+        who = f"reward.source {reward.source}" + (f", reward.teacher {reward.teacher}" if reward.is_learned else "")
+        yield not reward.asks_judge, f"{who}, which serves no judge", ("serve.*",)
+        yield reward.source == "environment", "reward.source environment, which asks no judge", ("judge.*",)
+    is_pocket = reward.asks_judge and run.judge.ships_weights and not run.serve.app
+    yield is_pocket, "the pocket judge, which is small and has no 4-bit weights", ("judge.quantization",)
     if isinstance(reward, TurnRewardConfig) and isinstance(algo, PolicyGradientConfig):
         advantage, unasked = algo.advantage, ("judge.*", "serve.*")
         unscored = (*unasked, "reward.num_frames", "reward.frame_px", "reward.flip_images", "reward.monitor.*")

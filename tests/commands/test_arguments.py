@@ -58,12 +58,15 @@ def test_help_has_what_most_runs_need_and_help_all_the_rest_but_no_sections_of_o
             parse_run([task, option], "rlvlm run")
         texts.append(capsys.readouterr().out)
     short, whole = texts
-    assert len(short.splitlines()) < 100 and f"rlvlm run {task} --help-all" in " ".join(short.split())
+    assert len(short.splitlines()) < 120 and f"rlvlm run {task} --help-all" in " ".join(short.split())
     assert "--algo." not in short and "--algo." in whole
     for text in texts:
         assert ("--policy.model" in text) == (task == "number_line")
         assert not [name for name in others if f"--{name}" in text], "{None} is no choice"
-        for option in ("steps", "seed", "out", "reward.source", "judge.model", "eval.episodes"):
+        for option in (
+            *("steps", "seed", "out", "reward.source", "eval.episodes", "judge.backend", "judge.model"),
+            *("judge.prompt", "judge.api.base-url", "serve.num-gpus"),
+        ):
             assert f"--{option} " in text, option
 
 
@@ -76,6 +79,9 @@ def test_the_task_is_a_word_and_no_option() -> None:
     ("words", "why"),
     [
         ("push_block --judge.model scorer2", "reward.source success"),
+        ("drawer_open --judge.quantization nf4", "the pocket judge"),
+        ("drawer_open --reward.source environment --serve.num-gpus 1", "reward.source environment"),
+        ("drawer_open --reward.source environment --judge.model M", "reward.source environment"),
         ("push_block --policy.model checkpoint --policy.pocket.dilated 3", "policy.model"),
         ("number_line --sft.start-from taught --sft.updates 3", "sft.start_from"),
     ],
@@ -86,6 +92,15 @@ def test_a_setting_that_another_leaves_without_effect_is_refused(words: str, why
         parse_run(words.split(), "rlvlm run")
     config = parse_run("libero_object/0 --sft.demonstrations shown --smoke".split(), "rlvlm run").config
     assert config.judge.model == "video", "what a recipe has without effect is no error"
+
+
+def test_whole_numbers_are_read_as_people_write_them() -> None:
+    words = "drawer_open --steps 2.5k --seed=1e1 --feedback.max-queries 1e3 --out 2k --algo.actor-lr 1e-3"
+    config = parse_run(words.split(), "rlvlm run").config
+    assert config.feedback is not None
+    assert (config.steps, config.seed, config.feedback.max_queries, config.out) == (2_500, 10, 1_000, Path("2k"))
+    with pytest.raises(SystemExit, match="2"):
+        parse_run("drawer_open --steps 1.5e0".split(), "rlvlm run")
 
 
 @pytest.mark.parametrize("command", ["data", "labels"])

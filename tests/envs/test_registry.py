@@ -97,3 +97,16 @@ def test_a_finished_env_is_reset_within_the_same_step() -> None:
     np.testing.assert_allclose(rewards, 0.5, atol=1e-6)
     np.testing.assert_allclose(infos["final_info"]["snapshot"], [[0.5, 0.5, 0.6]] * 2, atol=1e-6)
     np.testing.assert_allclose(infos["final_obs"][0], [0.5, 0.5, 0.6, 0.2], atol=1e-6)
+
+
+def test_what_cannot_be_found_says_where_to_stand_and_a_gymnasium_class_how_it_is_named() -> None:
+    cases = {
+        "gym:nowhere_at_all:X-v0": "nowhere_at_all.py must lie in this folder",
+        "nowhere_at_all:TASK": "PYTHONPATH=THAT_FOLDER",
+        "own_envs:Reach": "gym:own_envs:Reach-v0",
+        "own_envs:TASK": "own_envs:NAME",
+    }
+    for name, fix in cases.items():
+        with pytest.raises(UsageError) as raised:
+            find_task(name)
+        assert fix in raised.value.fix, name
