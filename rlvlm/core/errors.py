@@ -76,3 +76,10 @@ FULL = (errno.ENOSPC, errno.EDQUOT)
 def first_line(error: BaseException) -> str:
     """What an error says in its first line, or its class's name where it says nothing."""
     return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that the memory of a GPU or of the machine is too small."""
+    # CUDA, the CPU's allocator and bitsandbytes each have their own class and words for it
+    words = ("out of memory", "allocate memory", "not enough memory")
+    return isinstance(error, MemoryError) or any(word in str(error).lower() for word in words)

@@ -11,7 +11,7 @@ from functools import partial
 from typing import TypeVar
 from urllib.parse import urlsplit
 
-from rlvlm.core.errors import JudgeUnavailable, ModelUnavailable, UnsupportedQuestion
+from rlvlm.core.errors import JudgeUnavailable, ModelUnavailable, UnsupportedQuestion, is_out_of_memory
 from rlvlm.core.judging import Clip, Query, Stamp
 from rlvlm.core.steps import Frames
 from rlvlm.judges import prompts
@@ -85,9 +85,7 @@ class AdaptiveBatches:
             return list(ask(batch))
         except (ValueError, RuntimeError, TypeError, IndexError, MemoryError) as error:
             reason = f"{type(error).__name__}: {error}"
-            # CUDA, the CPU's allocator and bitsandbytes each have their own class and words for it
-            words = ("out of memory", "allocate memory", "not enough memory")
-            is_too_large = isinstance(error, MemoryError) or any(word in str(error).lower() for word in words)
+            is_too_large = is_out_of_memory(error)
             if failed is None and not is_too_large:
                 raise
         # outside `except`, so that the traceback holds no tensors

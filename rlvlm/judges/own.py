@@ -60,7 +60,9 @@ def build(config: JudgeConfig) -> Judge:
 
 
 class _FunctionRater:
-    """Scores by a plain function: all images that share a goal in one call. Its source is its revision."""
+    """Scores by a plain function, which gets images [N, H, W, 3] as a reward's function does: all that share a goal and
+    a size in one call. Its source is its revision.
+    """
 
     traits, sees_goal_images = "", False
 
@@ -74,10 +76,11 @@ class _FunctionRater:
     def rate(self, images: Sequence[Pixels], goals: Sequence[str | Pixels]) -> NDArray[np.float64]:
         """[N] in [0, 1]; see `similarity.model.ImageRater`."""
         scores = np.full(len(images), np.nan)
-        for goal in dict.fromkeys(map(str, goals)):
+        kinds = [(str(goal), image.shape) for goal, image in zip(goals, images, strict=True)]
+        for kind in dict.fromkeys(kinds):
             # one call a goal, or a function that is a network would see one image at a time
-            places = [place for place, one in enumerate(goals) if one == goal]
-            given = np.asarray(self._function([images[place] for place in places], goal), np.float64)
+            places = [place for place, other in enumerate(kinds) if other == kind]
+            given = np.asarray(self._function(np.stack([images[place] for place in places]), kind[0]), np.float64)
             if given.shape != (len(places),) or not ((given >= 0) & (given <= 1)).all():  # also where one is NaN
                 raise ValueError(
                     f"{self._reference} must return one number in [0, 1] per image, got {np.shape(given)} numbers from "

@@ -23,7 +23,7 @@ from transformers import (
 from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
 from transformers.utils.logging import disable_progress_bar
 
-from rlvlm.core.errors import ModelUnavailable, first_line
+from rlvlm.core.errors import ModelUnavailable, first_line, is_out_of_memory
 from rlvlm.vlms.chats import Chat, images_of
 from rlvlm.vlms.config import VLMConfig
 from rlvlm.vlms.devices import dtype_name, pick_device, pick_dtype, place
@@ -148,7 +148,19 @@ def load_weights(
     disable_progress_bar()  # it would tear the run's live panel
     try:
         network, info = network_and_names(network_class, folder, pick_dtype(wanted.dtype, device), device, settings)
-    except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
+    except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError, MemoryError) as error:
+        if is_out_of_memory(error):
+            size = sum(file.stat().st_size for file in folder.glob("*.safetensors")) / 2**30
+            room = f"the memory of {device}"
+            if device.type == "cuda":  # a replica with half a GPU may take half of its memory
+                total = torch.cuda.get_device_properties(device).total_memory / 2**30
+                share = torch.cuda.get_per_process_memory_fraction(device)
+                room = f"this process's share of {device}, {share:g} of {total:.1f} GiB"
+            raise ModelUnavailable(
+                f"the weights in {folder}, {size:.1f} GiB on disk, do not fit into {room}: {first_line(error)}",
+                f"choose --{wanted.section}.quantization nf4 or a smaller model; where it is served, a larger share: "
+                "--serve.num-gpus",
+            ) from error
         raise ModelUnavailable(
             f"the weights in {folder} cannot be loaded on {device}: {first_line(error)}",
             f"check the download with rlvlm fetch, or save memory with --{wanted.section}.quantization nf4",

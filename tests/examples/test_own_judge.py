@@ -63,3 +63,16 @@ def test_what_is_no_judge_says_what_it_lacks(tmp_path: Path, monkeypatch: pytest
             build_judge(JudgeConfig(backend=f"odd_judges:{name}")).score(clips)
     with pytest.raises(UnsupportedQuestion, match="two_stage"):
         build_judge(JudgeConfig(backend="odd_judges:many", prompt="two_stage"))
+
+
+def test_a_function_gets_one_array_of_images_as_a_judge_as_it_does_as_a_reward(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "plain_judge.py").write_text(
+        "def bright(images, goal):\n    return images.mean(axis=(1, 2, 3)) / 255\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    judge = build_judge(JudgeConfig(backend="plain_judge:bright"))
+    sides = [np.full((1, side, side, 3), shade, np.uint8) for side, shade in ((8, 0), (8, 255), (16, 51))]
+    scores = judge.score([Clip(goal=goal, frames=frames) for goal in ("a", "b") for frames in sides])
+    assert [score.value for score in scores] == pytest.approx([0, 1, 0.2] * 2)

@@ -103,3 +103,16 @@ def test_a_folder_that_lacks_a_weight_is_refused_where_transformers_would_make_o
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(ModelUnavailable, match="lacks 1 weights of a Qwen3VL.* such as .*up_proj"):
         load(folder)
+
+
+@pytest.mark.parametrize("words", ["CUDA out of memory. Tried to allocate 2.00 GiB.", "can't allocate memory: 9 bytes"])
+def test_a_model_that_does_not_fit_is_not_taken_for_a_torn_download(monkeypatch, tmp_path, words):
+    def refuse(*_):
+        raise RuntimeError(words)
+
+    (tmp_path / "model.safetensors").write_bytes(b"x")
+    monkeypatch.setattr(loading, "check_shards", lambda folder: None)
+    monkeypatch.setattr(loading, "network_and_names", refuse)
+    with pytest.raises(ModelUnavailable, match="GiB on disk, do not fit into the memory of cpu") as caught:
+        loading.load_weights(None, tmp_path, VLMConfig(device="cpu"))
+    assert "--serve.num-gpus" in caught.value.fix and "download" not in caught.value.fix
