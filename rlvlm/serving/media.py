@@ -53,7 +53,8 @@ _MAX_HEADER_BYTES = 2**18
 _FORMATS = ("PNG", "JPEG", "WEBP")
 _CODECS = frozenset(("h264", "hevc", "av1", "libdav1d", "vp9", "mpeg4", "mjpeg"))
 _SUFFIXES = (".mp4", ".m4v", ".mov")
-_DATA_URI = re.compile(r"data:image/(?:png|jpeg|webp);base64,", re.IGNORECASE)
+_DATA_URI = re.compile(r"data:image/[\w.+-]+(?:;[\w.+-]+=[^;,]*)*;base64,", re.IGNORECASE)
+"""Of any kind of image, such as `image/jpg`, and with parameters: what the file is, the file says."""
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
 
@@ -227,13 +228,15 @@ class _CountedFile(io.BytesIO):
         return super().read(size)
 
 
-def _open_image(text: str) -> Image.Image:
-    """One image whose header alone has been read; no address is ever followed."""
+def _decoded(text: str) -> bytes:
+    """The file that a caller sent as base64; no address is ever followed."""
     # only the beginning is looked at: the rest is megabytes of base64
     prefix = _DATA_URI.match(text)
+    if prefix is None and text[:5].lower() == "data:":
+        raise _Unfit("a data URI of an image begins as `data:image/png;base64,`")
     if prefix is None and ":" in text[:64]:
         raise _Unfit("images are sent as base64, addresses are never followed")
-    encoded = text[prefix.end() :] if prefix else text
+    encoded = "".join((text[prefix.end() :] if prefix else text).split())  # some encoders write lines of 76
     try:
         data = binascii.a2b_base64(encoded)
     except ValueError:
@@ -241,6 +244,12 @@ def _open_image(text: str) -> Image.Image:
     # The decoder skips what it does not know, so the length shows it, at a third of the time of its strict mode.
     if not data or len(encoded) != 4 * math.ceil(len(data) / 3):
         raise _Unfit("it is no base64")
+    return data
+
+
+def _open_image(text: str) -> Image.Image:
+    """One image whose header alone has been read."""
+    data = _decoded(text)
     if data[:4] == b"RIFF":
         _check_chunks(data)
     try:
@@ -250,10 +259,11 @@ def _open_image(text: str) -> Image.Image:
     except Image.DecompressionBombError:
         raise _Unfit(f"an image has at most {MAX_PIXELS:,} pixels") from None
     _check_size(*image.size)
-    # only its first frame would be judged, and others could hold any number of pixels
-    if getattr(image, "n_frames", 1) > 1:
+    # only its first frame would be judged, and others could hold any number of pixels; behind a JPEG of a camera (MPO)
+    # stands a preview or a second eye's view, which is not decoded
+    if getattr(image, "n_frames", 1) > 1 and image.format != "MPO":
         raise _Unfit("it is animated")
-    if image.format == "JPEG" and data.count(b"\xff\xda") > _MAX_JPEG_SCANS:
+    if image.format in ("JPEG", "MPO") and data.count(b"\xff\xda") > _MAX_JPEG_SCANS:
         raise _Unfit(f"a JPEG has at most {_MAX_JPEG_SCANS} scans")
     if len(image.info.get("exif", b"")) > _MAX_EXIF_BYTES:
         raise _Unfit(f"EXIF has at most {_MAX_EXIF_BYTES:,} bytes")

@@ -1,3 +1,4 @@
+import base64
 import io
 from collections import Counter
 
@@ -20,6 +21,23 @@ def test_images_of_every_kind_come_through(kind, options, size):
     data = png(77, size, kind, **options)
     [frames] = read_images([[text(data)] * 2])
     assert frames.shape == (2, size[1], size[0], 3) and np.abs(frames.astype(int) - 77).max() <= 2
+
+
+def test_images_come_through_as_clients_send_them():
+    stream = io.BytesIO()
+    first, second = (Image.new("RGB", (32, 24), (shade,) * 3) for shade in (77, 200))
+    first.save(stream, "MPO", save_all=True, append_images=[second])
+    plain = base64.b64encode(png(77, (32, 24))).decode()
+    sent = [f"data:image/jpg;base64,{text(png(77, (32, 24), 'JPEG'))}", f"data:image/png;charset=utf-8;base64,{plain}"]
+    sent += [base64.encodebytes(png(77, (32, 24))).decode(), f"data:image/png;base64,{plain[:76]}\r\n{plain[76:]}"]
+    [frames] = read_images([[*sent, text(stream.getvalue())]])
+    assert frames.shape == (5, 24, 32, 3) and np.abs(frames.astype(int) - 77).max() <= 2
+    for wrong, reason in (
+        ("data:image/png,abc", "data URI"),
+        ("data:image/gif;base64,R0lGODlh", "no PNG, JPEG or WebP"),
+    ):
+        with pytest.raises(Refusal, match=reason):
+            read_images([[wrong]])
 
 
 @pytest.mark.parametrize("mode", ["L", "P", "RGBA", "I;16", "1"])
