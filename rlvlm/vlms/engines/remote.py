@@ -28,7 +28,6 @@ from tenacity import (
     AsyncRetrying,
     RetryCallState,
     retry_if_exception_type,
-    stop_any,
     stop_before_delay,
     wait_random_exponential,
 )
@@ -158,18 +157,18 @@ class RemoteEngine:
         """
         left_s = max(0.0, min(deadline - time.monotonic(), self._config.deadline_s))
         deadline = time.monotonic() + left_s
-        num_learned = 0
+        num_learned, is_late = 0, stop_before_delay(left_s)
 
         def is_last(state: RetryCallState) -> bool:
             # to be told what a server does not take is no failed try; it happens once for each part of a request
             nonlocal num_learned
             num_learned += isinstance(state.outcome and state.outcome.exception(), _NotTaken)
-            return state.attempt_number - num_learned > self._config.retries
+            return state.attempt_number - num_learned > self._config.retries or is_late(state)
 
         retrying = AsyncRetrying(
             retry=retry_if_exception_type(TransientError),
             wait=self._pause_s,
-            stop=stop_any(is_last, stop_before_delay(left_s)),
+            stop=is_last,
             reraise=True,
         )
         return await retrying(self._try, request, max_new_tokens, temperature, deadline)
@@ -430,7 +429,9 @@ def _reply(completion: Any, choice: Any) -> ChatReply:
     if ending.startswith(_BLOCKED):
         raise Refused(f"blocked by the provider: {ending[:40]}")
     if isinstance(content, list):  # parts, some of which are thoughts
-        texts = [part.get("text") for part in content if isinstance(part, Mapping) and part.get("type") == "text"]
+        texts: list[Any] = [
+            part.get("text") for part in content if isinstance(part, Mapping) and part.get("type") == "text"
+        ]
         content = "".join(texts) if all(isinstance(text, str) for text in texts) else texts
     text = refusal or content or ""
     if not isinstance(text, str):
