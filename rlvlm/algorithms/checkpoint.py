@@ -9,11 +9,9 @@ torch is loaded by whoever reads or writes weights, not by whoever only looks fo
 
 import hashlib
 import json
-import math
 import os
 import re
 import shutil
-import zipfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -24,6 +22,7 @@ from safetensors import SafetensorError
 
 from rlvlm.core.disk import replace_folder, sync_tree
 from rlvlm.core.errors import FULL, MachineError, ModelUnavailable, NumericsError, RunError
+from rlvlm.core.foreign import read_arrays
 
 if TYPE_CHECKING:  # --help reads this module's errors and waits for neither
     import numpy as np
@@ -128,7 +127,8 @@ def load_tree(folder: Path) -> dict[str, Any]:
         check_file(folder / name, digest)
     # digests only say that the files are as they were written, not that we wrote them
     with corrupt_if_unreadable(folder):
-        return _unflatten(json.loads((folder / _STATE).read_bytes()), _load_arrays(folder / _ARRAYS))
+        arrays = read_arrays(folder / _ARRAYS, is_compressed=False)
+        return _unflatten(json.loads((folder / _STATE).read_bytes()), arrays)
 
 
 def load_policy_file(folder: Path, kind: str = "") -> PolicyFile:
@@ -179,36 +179,6 @@ def corrupt_if_unreadable(
     except Exception as error:  # strange files break readers and networks in any way, from JSON and zip to torch
         reason = " ".join(str(error).split())[:200]
         raise CorruptCheckpoint(f"{folder} holds no {holds}: {type(error).__name__} {reason}", fix) from error
-
-
-def _load_arrays(path: Path) -> "dict[str, np.ndarray]":
-    """The arrays of an npz that bring every byte they claim: no pickles, nothing compressed, nothing unpacked.
-
-    Raises:
-        ValueError: a member is anything else.
-    """
-    import numpy as np
-    from numpy.lib import format as npy
-
-    read_headers = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
-    with zipfile.ZipFile(path) as archive:
-        members = archive.infolist()
-        if any(member.compress_type != zipfile.ZIP_STORED for member in members):
-            raise ValueError("its arrays are compressed, which ours are not")
-        if sum(member.file_size for member in members) > path.stat().st_size:
-            raise ValueError("its arrays claim more bytes than the file has")
-        arrays = {}
-        for member in members:
-            # np.load would allocate what the header claims before it reads; here the bytes come first, and must fit
-            with archive.open(member) as stream:
-                read_header = read_headers[npy.read_magic(stream)]
-                shape, is_fortran, dtype = read_header(stream)
-                content = bytearray(stream.read())
-            if dtype.hasobject or math.prod(shape) * dtype.itemsize != len(content):
-                raise ValueError(f"an array of shape {shape} and type {dtype} does not fit its bytes")
-            array = np.frombuffer(content, dtype).reshape(shape, order="F" if is_fortran else "C")
-            arrays[member.filename.removesuffix(".npy")] = array
-        return arrays
 
 
 def _flatten(node: Any, path: str, arrays: "dict[str, np.ndarray]") -> Any:

@@ -121,7 +121,7 @@ def import_file(arguments: ImportArguments) -> str:
     kind, example = ("turns", "number_line") if form == "chats" else ("chunks", "libero_object/0")
     if form == "chats" and arguments.cut != CutConfig():
         what = "--cut and --success are for trajectories, and have no effect on chats"
-        raise UsageError(what, "say what they are: --form libero")
+        raise UsageError(what, "say what the data are: --form libero")
     if form != "chats" and (arguments.player, arguments.images) != ("imported", None):
         raise UsageError("--player and --images are for chats, and have no effect on trajectories", "leave them out")
     if find_task(task).kind != kind:

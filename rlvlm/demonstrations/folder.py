@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from rlvlm.core.disk import append_whole, replacing, write_json
 from rlvlm.core.errors import UsageError
+from rlvlm.core.foreign import MAX_JSON_BYTES, open_regular, read_arrays, read_json
 from rlvlm.core.trust import check_folder, foreign_code, remember
 from rlvlm.demonstrations.records import DamagedRecord, EpisodeRecord, from_json, to_json
 from rlvlm.labels.images import ImageStore, image_digest
@@ -112,16 +113,16 @@ class DemonstrationFolder:
         seen: set[str] = set()
         if not self._lines.exists():
             return
-        with open(self._lines, "rb") as lines:
-            for line in lines:
+        with open_regular(self._lines) as lines:
+            while line := lines.readline(MAX_JSON_BYTES):  # of an endless line the parts are damaged
                 try:
                     found = json.loads(line)
                     arrays: dict[str, NDArray[Any]] = {}
                     if found["arrays"]:
                         if not _ID.fullmatch(str(found["id"])):  # a line may not be trusted: it could name any file
                             raise DamagedRecord("its id cannot name a file")
-                        with np.load(self.path / "arrays" / f"{found['id']}.npz", allow_pickle=False) as file:
-                            arrays = {name: file[name] for name in found["arrays"]}
+                        held = read_arrays(self.path / "arrays" / f"{found['id']}.npz", is_compressed=True)
+                        arrays = {name: held[name] for name in found["arrays"]}
                     record = from_json(found, arrays)
                 except _DAMAGES:  # one line is lost, not the folder
                     self.num_damaged += 1
@@ -200,8 +201,12 @@ def open_folder(path: Path) -> DemonstrationFolder:
         UsageError: it is none, or of a schema that this rlvlm does not know.
     """
     try:
-        about = json.loads((path / _MARK).read_text())
-        is_ours = about["what"] == _WHAT and isinstance(about["schema"], int)
+        about = read_json(path / _MARK)
+        is_ours = about["what"] == _WHAT and type(about["schema"]) is int
+        # it may be somebody else's, and these go into messages, names and settings
+        texts, parts = [about["task"], about["kind"], *about["action_names"]], [about.get("env", {})]
+        is_ours &= all(isinstance(text, str) for text in texts)
+        is_ours &= all(isinstance(part, dict) for part in [*parts, about.get("chunks", {})])
     except (OSError, ValueError, TypeError, KeyError):
         is_ours, about = False, {}
     if not is_ours:

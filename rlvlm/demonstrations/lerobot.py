@@ -8,7 +8,7 @@ is found from the film itself.
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
 from pathlib import Path
@@ -21,6 +21,7 @@ from av.error import FFmpegError
 from numpy.typing import NDArray
 
 from rlvlm.core.errors import UsageError
+from rlvlm.core.foreign import check_claim, open_regular, read_bytes, read_json
 from rlvlm.core.steps import Frames
 from rlvlm.demonstrations.rlds import decoded
 from rlvlm.demonstrations.trajectory import CutConfig, RobotTrajectory, Torn
@@ -29,8 +30,9 @@ from rlvlm.vlms.videos import open_video, upright
 
 # names of the columns, the first that is there
 _ACTIONS, _STATES = ("action", "actions"), ("observation.state", "state")
+_MAX_META_BYTES = 2**30  # of episodes.jsonl, whose lines have statistics in some versions
 _SUCCESSES = ("is_success", "success")
-_DAMAGES = (OSError, KeyError, ValueError, TypeError, IndexError, pa.ArrowException)
+_DAMAGES = (OSError, KeyError, ValueError, TypeError, IndexError, AttributeError, RecursionError, pa.ArrowException)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,7 +84,7 @@ class _LeRobotDataset:
 
     def read_meta(self) -> Iterator[dict[str, Any]]:
         """What `meta/` says of each episode."""
-        self._info = info = json.loads(self.file.read_text())
+        self._info = info = read_json(self.file)
         version = str(info["codebase_version"])
         self._features: Mapping[str, Any] = info["features"]
         if not version.startswith(("v2", "v3")):
@@ -99,7 +101,7 @@ class _LeRobotDataset:
         self._cameras = list(self._config.cameras) or images
         if version.startswith("v2"):
             self.file = self._source / "meta" / "episodes.jsonl"
-            for episode in _json_objects(self.file.read_text()):
+            for episode in _json_objects(self.file):
                 yield episode | {"episode_chunk": episode["episode_index"] // info["chunks_size"]}
             return
         files = sorted((self._source / "meta" / "episodes").glob("*/*.parquet"))
@@ -108,8 +110,7 @@ class _LeRobotDataset:
         for file in files:
             self.file = file
             # statistics of each feature are most of the file, and nothing here asks for them
-            names = [name for name in pq.read_schema(self.file).names if not name.startswith("stats/")]
-            for episode in pq.read_table(self.file, columns=names).to_pylist():
+            for episode in _read_table(self.file, lambda name: not name.startswith("stats/")).to_pylist():
                 yield episode | {key: episode[f"data/{key}"] for key in ("chunk_index", "file_index")}
 
     def trajectory(self, episode: Mapping[str, Any]) -> RobotTrajectory:
@@ -175,7 +176,7 @@ class _LeRobotDataset:
             self.file = file or self._files.get(number, named)
             if file and not file.exists():
                 continue
-            table = pq.read_table(self.file, filters=[("episode_index", "=", number)])
+            table = _read_table(self.file, filters=[("episode_index", "=", number)])
             if table.num_rows == length:
                 return _in_order(table)
         raise ValueError(f"{table.num_rows} of {length} steps of episode {number}")
@@ -186,7 +187,7 @@ class _LeRobotDataset:
         found: dict[int, Path] = {}
         for file in sorted((self._source / "data").glob("*/*.parquet")):
             try:
-                column = pq.read_table(file, columns=["episode_index"])["episode_index"]
+                column = _read_table(file, "episode_index".__eq__)["episode_index"]
             except _DAMAGES:
                 continue
             found |= {int(number): file for number in column.unique().to_pylist()}
@@ -205,14 +206,14 @@ class _LeRobotDataset:
         """The sentences by `task_index`, whatever the order of their rows; empty where there is no such file."""
         self.file = self._source / "meta" / "tasks.parquet"
         if self.file.exists():
-            rows = pq.read_table(self.file).to_pylist()
+            rows = _read_table(self.file).to_pylist()
             # pandas' index, which the sentences are, has a name of its own
             return {
                 row["task_index"]: str(next(value for name, value in row.items() if name != "task_index"))
                 for row in rows
             }
         self.file = self._source / "meta" / "tasks.jsonl"
-        rows = _json_objects(self.file.read_text()) if self.file.exists() else ()
+        rows = _json_objects(self.file) if self.file.exists() else ()
         return {row["task_index"]: str(row["task"]) for row in rows}
 
 
@@ -239,8 +240,27 @@ def _in_order(table: pa.Table) -> pa.Table:
     return table if (np.diff(order) == 1).all() else table.take(order)
 
 
-def _json_objects(text: str) -> Iterator[Any]:
+def _read_table(file: Path, is_wanted: Callable[[str], bool] = lambda _: True, filters: Any = None) -> pa.Table:
+    """The columns of a Parquet file whose names are wanted, and the rows that pass.
+
+    Raises:
+        ValueError: its header claims more than a file of its size may hold; nothing of it was read.
+    """
+    with open_regular(file) as stream:
+        about = pq.read_metadata(stream)
+    num_bytes = 0
+    for group in map(about.row_group, range(about.num_row_groups)):
+        # packed runs of one value are short, however many values they stand for: these are counted, too
+        num_values = sum(group.column(place).num_values for place in range(group.num_columns))
+        num_bytes += max(group.total_byte_size, 4 * num_values, 8 * group.num_rows)
+    check_claim(max(num_bytes, 8 * about.num_rows), file.stat().st_size)
+    columns = [name for name in pq.read_schema(file).names if is_wanted(name)]
+    return pq.read_table(file, columns=columns, filters=filters)
+
+
+def _json_objects(file: Path) -> Iterator[Any]:
     """Objects one after the other, whatever the lines."""
+    text = read_bytes(file, _MAX_META_BYTES).decode()
     decoder, at = json.JSONDecoder(), 0
     while text[at:].strip():
         at += len(text[at:]) - len(text[at:].lstrip())
@@ -274,7 +294,7 @@ def _filmed(film: _Film, steps: NDArray[np.intp]) -> Frames:
         about = film.file.stat()
         stamps, tick_s = _time_stamps(film.file, about.st_size, about.st_mtime_ns)
         wanted = stamps[_frame_numbers(film, (stamps * tick_s).astype(np.float64))[steps]].tolist()
-        with open(film.file, "rb") as file, open_video(file, MAX_PIXELS) as (container, stream):
+        with open_regular(film.file) as file, open_video(file, MAX_PIXELS) as (container, stream):
             # several episodes share a film: to the key frame before this one, and on from there
             if wanted[0] > stamps[0]:
                 container.seek(wanted[0], stream=stream)
@@ -306,7 +326,7 @@ def _time_stamps(file: Path, size: int, changed_ns: int) -> tuple[NDArray[np.int
         changed_ns: likewise, when it was last written.
     """
     del size, changed_ns
-    with open(file, "rb") as data, open_video(data, MAX_PIXELS) as (container, stream):
+    with open_regular(file) as data, open_video(data, MAX_PIXELS) as (container, stream):
         if not stream.time_base:
             raise ValueError("it says no unit of time")
         # packets come as they are decoded, which is another order; those before an edit list's begin are not shown

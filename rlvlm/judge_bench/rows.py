@@ -1,11 +1,11 @@
 """Rows that judges left (`bench.json`): read, found by who was measured, and put beside figures of runs."""
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from rlvlm.core.errors import UsageError
+from rlvlm.core.foreign import read_json
 from rlvlm.judge_bench.figures import Figures
 
 ROW_FILE = "bench.json"
@@ -34,10 +34,14 @@ def read_row(path: Path) -> dict[str, Any]:
     """
     file = path / ROW_FILE if path.is_dir() else path
     try:
-        row = json.loads(file.read_text())
+        row = read_json(file)
         if not all(name in row for name in ("bench", "judge", "figures", "tasks", "manifest")):
             raise ValueError("it lacks parts of a row")
-    except (OSError, ValueError, TypeError) as error:
+        is_of(row, "", "")
+        for task, kind in [(task, kind) for task in (*row["tasks"], "") for kind in ("pairs", "scores")]:
+            figures = task_figures(row, task, kind)
+            beside(kind, figures, figures)  # whatever is no figure says so here, and not half way through a report
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
         raise UsageError(f"{file} is not a row of judge-bench: {error}", "make one with `rlvlm judge-bench`") from error
     return row
 

@@ -5,7 +5,6 @@ questions of one call are of one kind. Built by `build_teacher`, asked by the lo
 """
 
 import csv
-import json
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -15,6 +14,7 @@ import numpy as np
 from scipy.special import expit
 
 from rlvlm.core.errors import UsageError
+from rlvlm.core.foreign import read_json
 from rlvlm.core.judging import Clip, Label, Query, Score, Stamp, Status, Verdict
 from rlvlm.core.plugins import is_reference, load_object
 from rlvlm.core.steps import FloatArray, Pair, Segment, Trajectory
@@ -297,7 +297,7 @@ def read_shares(path: Path, task: str = "") -> FloatArray:
 
 def _bench_shares(path: Path, task: str) -> FloatArray:
     try:
-        tables = json.loads(path.read_text())["teacher"]
+        tables = read_json(path)["teacher"]
         shares = np.array(tables.get(task, tables["all"])["pairs"], np.float32)
         if shares.shape != (NUM_BINS, 2, 3) or not (np.isfinite(shares).all() and (shares >= 0).all() and shares.any()):
             raise ValueError(f"counts of shape {shares.shape}")

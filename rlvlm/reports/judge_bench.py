@@ -376,7 +376,7 @@ def compare_benches(paths: Sequence[Path]) -> int:
     Raises:
         UsageError: a file is no row, or two rows are about other items.
     """
-    rows = [read_row(path) for path in paths]
+    rows = list(map(_printable, paths))
     if len(rows) < 2:
         raise UsageError("name at least two rows", "rlvlm judge-bench compare A/bench.json B/bench.json")
     console = plain_console(soft_wrap=True)
@@ -401,6 +401,23 @@ def compare_benches(paths: Sequence[Path]) -> int:
         said = "; ".join(fault["name"] for fault in row["faults"]) or "no fault found"
         console.print(f"[{number}] {_name(row)}, {row['bench']['suite']}: {said}")
     return EXIT_DONE
+
+
+def _printable(path: Path) -> Mapping[str, Any]:
+    """The row in a file or folder.
+
+    Raises:
+        UsageError: it cannot be read, or lacks what is printed.
+    """
+    row = read_row(path)
+    try:
+        shown = cells(row), task_lines(row), _name(row), differences(row, row), f"{row['bench']['suite']}"
+        assert shown and all(isinstance(fault["name"], str) for fault in row["faults"])
+    except (AssertionError, ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
+        raise UsageError(
+            f"{path} is not a row of judge-bench: {error!r}", "make one with `rlvlm judge-bench`"
+        ) from error
+    return row
 
 
 def differences(row: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:

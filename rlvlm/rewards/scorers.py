@@ -3,7 +3,6 @@ one, whose purpose is to be caught, and a simulated judge of progress.
 """
 
 import hashlib
-import json
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -13,6 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from rlvlm.core.errors import JudgeUnavailable, UsageError, first_line
+from rlvlm.core.foreign import read_json
 from rlvlm.core.judging import Clip, Score, Stamp, Status, Usage
 from rlvlm.core.steps import FloatArray, Frames
 from rlvlm.judges.health import JudgeHealth
@@ -315,7 +315,7 @@ def read_scores(path: Path, task: str) -> list[list[float]]:
     """
     try:
         # a bench of several tasks has a table for each that has one, and one of all together
-        tables = json.loads(path.expanduser().read_text())["teacher"]
+        tables = read_json(path.expanduser())["teacher"]
         table = tables[task] if "scores" in tables.get(task, {}) else tables["all"]
         scores = [[float(score) for score in row] for row in table["scores"]]
         if len(scores) != _SCORE_ROWS or not any(scores) or not all(0 <= one <= 1 for row in scores for one in row):

@@ -28,7 +28,7 @@ from rlvlm.judge_bench.prediction import predict_row, read_curve
 from rlvlm.judge_bench.suites import SUITES, Suite, find_suite
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.preferences.teachers import read_shares
-from rlvlm.reports.judge_bench import differences
+from rlvlm.reports.judge_bench import compare_benches, differences
 from rlvlm.rewards.scorers import read_scores
 from rlvlm.testing import fooled
 
@@ -355,3 +355,27 @@ def test_recorded_episodes_are_asked_about_as_played_ones_are(tmp_path):
             assert (images[1] > images[0]) == (item.gap > 0) and 1.0 not in {side[0, 0] for side in item.sides}
     assert made.draw(by_case["success"].sides[0], "").shape[1:] == (4, 3, 3)
     assert {item.sides[0][0, 0] for item in made.items if item.case == "failure"} == {1.0}
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda row: "[" * 100_000,
+        lambda row: "[]",
+        lambda row: json.dumps(row)[:-9],
+        lambda row: json.dumps(row | {"figures": {"pairs": {"accuracy": "most"}, "scores": {}}}),
+        lambda row: json.dumps(row | {"tasks": dict.fromkeys(row["tasks"], 3)}),
+        lambda row: json.dumps(row | {"tasks": dict.fromkeys(row["tasks"], {"pairs": {"ece": "x"}, "scores": {}})}),
+        lambda row: json.dumps(row | {"judge": "me"}),
+        lambda row: json.dumps(row | {"manifest": {"cartpole": 1}}),
+        lambda row: json.dumps(row | {"faults": [3]}),
+        lambda row: json.dumps(row | {"bench": []}),
+    ],
+)
+def test_a_damaged_row_is_refused_with_its_file(tmp_path, rows, damage):
+    good, bad = tmp_path / "good.json", tmp_path / "bad.json"
+    good.write_text(json.dumps(rows["left"]))
+    bad.write_text(damage(rows["left"]))
+    assert compare_benches([good, good]) == 0
+    with pytest.raises(UsageError, match="bad.json is not a row of judge-bench"):
+        compare_benches([good, bad])

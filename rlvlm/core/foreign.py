@@ -1,0 +1,117 @@
+"""Files that somebody else made, read within bounds: what a file claims is held against its size before it is believed.
+
+Demonstrations, benches, checkpoints and recorded data are read through here.
+"""
+
+import json
+import math
+import os
+import stat
+import zipfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+if TYPE_CHECKING:  # --help reads modules that read files, and waits for none of it
+    import numpy as np
+
+MAX_JSON_BYTES = 64 * 2**20
+_FREE_BYTES = 64 * 2**20
+"""Bytes that arrays may take once unpacked, however small their file is."""
+_MAX_RATIO = 100
+"""Bytes unpacked per byte of a file, beyond that; floats of a simulator shrink to a third, zeros to a thousandth."""
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """A file to read, which is no device, and no pipe that nobody writes to.
+
+    Raises:
+        OSError: it is missing, or of another kind.
+    """
+    stream = open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")  # noqa: SIM115 - for the caller
+    if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
+        stream.close()
+        raise OSError(f"{path} is not a regular file")
+    return stream
+
+
+def read_bytes(path: Path, max_bytes: int) -> bytes:
+    """The content of a file.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is larger.
+    """
+    with open_regular(path) as stream:
+        # so many bytes are allocated before the first is read
+        content = stream.read(min(max_bytes, os.fstat(stream.fileno()).st_size) + 1)
+    if len(content) > max_bytes:
+        raise ValueError(f"it has more than {max_bytes:,} bytes")
+    return content
+
+
+def read_json(path: Path, max_bytes: int = MAX_JSON_BYTES) -> Any:
+    """The value in a JSON file.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is larger, nested too deeply, or no JSON.
+    """
+    content = read_bytes(path, max_bytes)
+    try:
+        return json.loads(content)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+
+
+def check_claim(num_bytes: int, file_bytes: int) -> None:
+    """Raises ValueError where a file of `file_bytes` says that it is `num_bytes` unpacked, and that is too much: over a
+    hundred times as much, and over 64 MiB.
+    """
+    if num_bytes > max(_FREE_BYTES, _MAX_RATIO * file_bytes):
+        raise ValueError(f"a file of {file_bytes:,} bytes claims to hold {num_bytes:,}")
+
+
+def read_arrays(path: Path, *, is_compressed: bool) -> "dict[str, np.ndarray]":
+    """The arrays of an npz by name; of pickles none, and none that is larger than its header and its file allow.
+
+    Args:
+        path: of the file.
+        is_compressed: whether arrays may be compressed, up to a hundredfold where they are larger than 64 MiB together;
+            else they bring every byte that they claim.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it claims more than that, or is no such file.
+        BadZipFile, zlib.error, EOFError, NotImplementedError: it is damaged.
+    """
+    import numpy as np
+    from numpy.lib import format as npy
+
+    read_headers = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
+    arrays = {}
+    with open_regular(path) as file, zipfile.ZipFile(file) as archive:
+        members, size = archive.infolist(), os.fstat(file.fileno()).st_size
+        if not is_compressed and any(member.compress_type != zipfile.ZIP_STORED for member in members):
+            raise ValueError("its arrays are compressed, which ours are not")
+        num_claimed = sum(member.file_size for member in members)
+        if is_compressed:
+            check_claim(num_claimed, size)
+        elif num_claimed > size:
+            raise ValueError("its arrays claim more bytes than the file has")
+        for member in members:
+            with archive.open(member) as stream:
+                version = npy.read_magic(stream)
+                if version not in read_headers:
+                    raise ValueError(f"an array is of format {version}")
+                shape, is_fortran, dtype = read_headers[version](stream)
+                num_bytes = math.prod(shape) * dtype.itemsize
+                if dtype.hasobject or num_bytes > member.file_size:
+                    raise ValueError(f"an array of shape {shape} and type {dtype} does not fit its bytes")
+                # np.load would allocate what the header claims before it reads. Here it is known to fit, and so much
+                # and no more is unpacked: a member may hold more than it says, too
+                content = bytearray(stream.read(num_bytes))
+                if len(content) != num_bytes or stream.read(1):
+                    raise ValueError(f"an array of shape {shape} and type {dtype} does not fit its bytes")
+            array = np.frombuffer(content, dtype).reshape(shape, order="F" if is_fortran else "C")
+            arrays[member.filename.removesuffix(".npy")] = array
+    return arrays
