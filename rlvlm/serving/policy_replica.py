@@ -183,6 +183,9 @@ class VllmPolicyReplica(Replica):
     `batch_size` replies are written at once. The arguments are those of `deployments.bind_policy`.
     """
 
+    _leaving: "asyncio.Future[None] | None" = None
+    """Kept, as the event loop alone would let a task be collected under way."""
+
     def __init__(
         self,
         config: PolicyConfig,
@@ -237,20 +240,48 @@ class VllmPolicyReplica(Replica):
         version = call.weights.version
         async with self._turns.awake() if self._turns else nullcontext():
             try:
-                async with self._taking:
-                    await self._sync_weights(call)
-                    # counted before the lock is given back: the next version waits for those of this one
-                    self._under_way[version] = self._under_way.get(version, 0) + 1
+                await self._take_weights(call)
                 try:
                     items = [(call, place) for place in range(len(call.obs))]
                     answers = await self._slots.put(items, key=call.key)
                 finally:
-                    self._under_way[version] -= 1
-                    async with self._idle:
-                        self._idle.notify_all()
+                    await self._leave(version)
             except RunError as error:
                 return error
             return ReplyReceipt(answers=answers, sync_error=self._sync_errors[version])
+
+    async def _take_weights(self, call: ReplyCall) -> None:
+        """Returns once the engine holds the weights of `call`, which then is one of those under way.
+
+        A caller that gives up, as after the time that one reply may take, does not end it: engines cannot be stopped in
+        the middle of a load, and the next try, which wants the same weights, finds them loaded.
+        """
+        assert call.weights is not None, "sent to vLLM"
+        version = call.weights.version
+
+        async def take() -> None:
+            async with self._turns.awake() if self._turns else nullcontext(), self._taking:
+                await self._sync_weights(call)
+                # counted before the lock is given back: the next version waits for those of this one
+                self._under_way[version] = self._under_way.get(version, 0) + 1
+
+        taking = asyncio.ensure_future(take())
+        try:
+            await asyncio.shield(taking)
+        except asyncio.CancelledError:
+
+            def leave(done: asyncio.Future[None]) -> None:
+                if not done.cancelled() and done.exception() is None:
+                    self._leaving = asyncio.ensure_future(self._leave(version))
+
+            taking.add_done_callback(leave)
+            raise
+
+    async def _leave(self, version: int) -> None:
+        """One that was under way with `version` is no more."""
+        self._under_way[version] -= 1
+        async with self._idle:
+            self._idle.notify_all()
 
     async def check_health(self) -> None:
         """Passes unless the engine is dead or one reply takes longer than callers wait.
@@ -310,6 +341,7 @@ class VllmPolicyReplica(Replica):
                     await self._sampler.load_adapter(version, folder)
                 else:
                     is_over = threading.Event()
+                    folder.mkdir(parents=True, exist_ok=True)  # before anybody looks for files in it
                     feeding = loop.run_in_executor(
                         None, feed_buckets, weights, folder, self._sampler.num_workers, is_over
                     )

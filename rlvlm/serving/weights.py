@@ -201,7 +201,8 @@ def feed_buckets(weights: Weights, folder: Path, readers: int, is_over: threadin
         weights: whose buckets they are.
         folder: for the files, which are gone afterwards.
         readers: processes that read each of them.
-        is_over: set by whoever waits for the readers, once they are done or have failed.
+        is_over: set by whoever waits for the readers, once they are done, have failed or are not waited for any more;
+            those that have not read all by then are stopped.
 
     Raises:
         ModelUnavailable: a bucket does not come; the readers are stopped.
@@ -216,7 +217,7 @@ def feed_buckets(weights: Weights, folder: Path, readers: int, is_over: threadin
     try:
         for number, bucket in enumerate(weights.buckets):
             if is_over.is_set():
-                return
+                break
             content = fetch(weights, bucket)
             content.tofile(folder / f"{number}.part")
             del content  # gives its memory in the object store back before the next one comes
@@ -225,9 +226,8 @@ def feed_buckets(weights: Weights, folder: Path, readers: int, is_over: threadin
             if number:
                 wait_until_read(number - 1)
         wait_until_read(len(weights.buckets) - 1)
-    except BaseException:  # whatever it is, the readers would wait for the next file for ever
+    finally:  # readers that still wait for a file, whatever the reason, would do so for ever
         (folder / FAILED).touch()
-        raise
 
 
 def check_probe(weights: Weights, here: FloatArray, *, is_coarse: bool) -> float:

@@ -1,9 +1,14 @@
 """Weights on their way into processes that do not know Ray: bucket by bucket, through files; Ray itself is not here."""
 
+import asyncio
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
@@ -14,6 +19,7 @@ from rlvlm.core.errors import ModelUnavailable
 from rlvlm.policies.buckets import Bucket, write_buckets
 from rlvlm.policies.vlm.vllm_worker import BucketLoader, described
 from rlvlm.serving import weights as weights_module
+from rlvlm.serving.policy_replica import VllmPolicyReplica
 from rlvlm.serving.weights import Probe, Weights, feed_buckets
 
 STATE = {f"model.layer.{number}": torch.full((64,), float(number)) for number in range(8)} | {
@@ -91,3 +97,78 @@ def test_a_bucket_that_does_not_come_or_is_torn_ends_the_load_on_both_sides(
                     feeding.result(30)
             else:
                 feeding.result(30)
+
+
+class SlowSampler:
+    """What a replica has of vLLM: workers of the real protocol, a load that takes a while, and no engine."""
+
+    num_workers, is_coarse, is_dead = 1, False, False
+
+    def __init__(self) -> None:
+        self.version, self.loads, self.worker = -1, 0, Worker(0)
+
+    def holds(self, version: int) -> bool:
+        return version == self.version
+
+    async def load_buckets(self, version: int, folder: Path, buckets: Any) -> None:
+        self.loads += 1
+        await asyncio.get_running_loop().run_in_executor(
+            None, self.worker.load_buckets, str(folder), described(buckets)
+        )
+        self.version = version
+
+    async def read(self, *_: Any) -> np.ndarray:
+        return np.zeros(1, np.float32)
+
+
+def test_a_caller_that_gives_up_during_a_sync_ends_neither_the_sync_nor_the_replica(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    weights = packed()
+    weights = replace(weights, probe=replace(weights.probe, log_probs=np.zeros(1, np.float32)))
+
+    def fetch(_: Weights, bucket: Bucket) -> Any:
+        time.sleep(0.1)  # four of them: longer than the first caller waits
+        return bucket.where[0]
+
+    async def answer(items: Any, key: str) -> list[str]:
+        return ["a reply" for _ in items]
+
+    monkeypatch.setattr(weights_module, "fetch", fetch)
+    sampler = SlowSampler()
+    # without Serve and vLLM, which its constructor wants
+    replica: Any = VllmPolicyReplica.__new__(VllmPolicyReplica)
+    replica._loaded, replica._turns, replica._folder, replica._kept = sampler, None, tmp_path, MagicMock()
+    replica._sync_errors, replica._under_way, replica._heartbeat = {}, {}, MagicMock()
+    replica._slots = SimpleNamespace(put=answer)
+    call: Any = SimpleNamespace(weights=weights, rules=object(), obs=["a turn"], key="")
+
+    async def asked() -> Any:
+        replica._taking, replica._idle = asyncio.Lock(), asyncio.Condition()
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(replica.ask(call), 0.15)
+        return await asyncio.wait_for(replica.ask(call), 20)
+
+    receipt = asyncio.run(asked())
+    assert receipt.answers == ["a reply"] and sampler.loads == 1, "the second try found the load under way"
+    assert sampler.worker.loaded.keys() == {f"layer.{number}" for number in range(8)}
+    assert set(replica._under_way.values()) == {0}, "the next version waits for nobody"
+
+
+@pytest.mark.parametrize("is_gone", [False, True])
+def test_workers_stop_where_the_writer_stops_early_or_is_gone(
+    is_gone: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    weights, is_over, folder = packed(), threading.Event(), tmp_path / "version-1"
+
+    def fetch(_: Weights, bucket: Bucket) -> Any:
+        if bucket is weights.buckets[1]:
+            is_over.set()
+        return bucket.where[0]
+
+    monkeypatch.setattr(weights_module, "fetch", fetch)
+    with ThreadPoolExecutor(2) as pool:
+        if not is_gone:
+            pool.submit(feed_buckets, weights, folder, 1, is_over).result(30)
+        with pytest.raises(RuntimeError, match="does not come"):
+            pool.submit(Worker(0).load_buckets, str(folder), described(weights.buckets)).result(30)

@@ -185,8 +185,10 @@ class VllmSampler:
         self.version = None
         try:
             await self._core.replace_weights("load_buckets", folder=str(folder), buckets=described(buckets))
-        except Exception as error:  # noqa: BLE001 - as above
+        except BaseException as error:  # a cancelled load too
             self._is_mixed = True  # vLLM cannot begin another load in the middle of one
+            if not isinstance(error, Exception):
+                raise
             raise _not_loaded(version, error) from error
         # keys and values that were computed with the weights before
         await self._core.forget_prefixes()

@@ -32,7 +32,7 @@ class BucketLoader:
         """Puts what comes into `folder` in the place of the model's weights, layer by layer; what does not come stays.
 
         Args:
-            folder: of the files.
+            folder: of the files; one that is gone brings no more of them.
             buckets: as `described` gives them.
 
         Raises:
@@ -52,7 +52,8 @@ def _stream(folder: Path, buckets: Sequence[dict[str, Any]], rank: int) -> Itera
         file = folder / str(number)
         # buckets are written one at a time, so that no more than two lie in the folder
         while not file.exists():
-            if (folder / FAILED).exists():
+            # the folder goes away with whoever writes, who may have had no time to say so
+            if (folder / FAILED).exists() or not folder.exists():
                 raise RuntimeError(f"bucket {number} of {len(buckets)} of the weights does not come")
             time.sleep(_POLL_S)
         places = tuple(TensorPlace(**{**place, "shape": tuple(place["shape"])}) for place in one["tensors"])
