@@ -3,6 +3,7 @@
 import itertools
 import logging
 import os
+import re
 import secrets
 import tempfile
 import threading
@@ -30,6 +31,8 @@ OBJECT_STORE_BYTES = 200 * 2**20
 """Only queries pass through the object store, so the smallest sensible one will do."""
 MAX_TEMP_PATH = 40
 """Longest path of Ray's folder: it puts sockets below, and their paths end at 107 bytes."""
+_NEVER = re.compile(r"(?:^(?:ModuleNotFoundError|ImportError): |failed to install properly: )(.+)$", re.MULTILINE)
+"""What Ray logs, or the standard error of a process that it starts, of a package without which no try succeeds."""
 _PREFIX = "rlvlm"
 _TOKEN = secrets.token_hex(32)
 """Of every Ray that this process starts: Ray reads it once per process, and shows the next Ray the same."""
@@ -101,7 +104,7 @@ def start_ray(
         log: likewise.
 
     Raises:
-        MachineError: no try succeeds.
+        MachineError: no try succeeds, or a package is missing without which none can.
     """
     # With no mode chosen Ray turns its token on by itself, and takes this one instead of writing into the home folder.
     os.environ.setdefault(_TOKEN_PATH, str(write_token(parent)))
@@ -116,12 +119,14 @@ def start_ray(
         "enable_metrics_collection": exports_metrics or dashboard_port is not None,
     }
     first = time.monotonic()
+    said = _Said()
     for number in itertools.count():
         folder, begun = parent / f"r{number}", time.monotonic()
         # said while we wait, as Ray itself says nothing for its first 30 seconds
         slow = threading.Timer(SLOW_S, lambda: log(f"Ray is still starting ({_load()}); waiting for its processes"))
         slow.daemon = True
         slow.start()
+        logging.getLogger("ray").addHandler(said)
         try:
             with without_hangup():
                 ray.init(
@@ -144,7 +149,12 @@ def start_ray(
         except Exception as error:  # Ray raises bare Exceptions here, for one when it had no answer in 30 seconds
             failure, now = first_line(error), time.monotonic()
             ray.shutdown()
+            logged = [*said.lines, *(file.read_text(errors="replace") for file in folder.rglob("*.err"))]
             sweep(folder, spared=os.getpid())
+            if missing := _NEVER.search("\n".join(logged)):
+                raise MachineError(
+                    f"Ray cannot start here: {missing[1]}", "rlvlm doctor  (packages), then make setup"
+                ) from error
             # a quick failure is a wrong setting or a taken port, and would fail again
             is_busy = now - begun > SLOW_S and now - first < PATIENCE_S
             if number + 1 >= START_TRIES and not is_busy:
@@ -154,6 +164,7 @@ def start_ray(
             log(f"Ray was not ready after {now - begun:.0f} s ({_load()}: {failure}); waiting again, try {number + 2}")
         finally:
             slow.cancel()
+            logging.getLogger("ray").removeHandler(said)
     if dashboard_port is None and node_ip is None:
         # Three processes that Ray always starts, and that a run nobody looks into has no use for, some 160 MiB: the
         # dashboard's, which then only counts usage for Ray's makers; the monitor, which would start and stop machines;
@@ -162,6 +173,17 @@ def start_ray(
         assert node is not None, "Ray has started"
         for end in (node.kill_dashboard, node.kill_monitor, node.kill_log_monitor):
             end(check_alive=False)
+
+
+class _Said(logging.Handler):
+    """Keeps the errors that Ray logs: where it raises one, that often leaves out the cause."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())
 
 
 def _load() -> str:

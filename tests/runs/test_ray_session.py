@@ -1,12 +1,16 @@
 """A private Ray in a process of its own, on a machine that is too busy at first, and one more after it."""
 
+import logging
 import os
 import subprocess
 import sys
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow]
+from rlvlm.core.errors import MachineError
+from rlvlm.runs import ray_session as session
 
 BUSY = """
 import os
@@ -41,8 +45,38 @@ with session.ray_session():  # as a script has that trains twice
 """
 
 
+@pytest.mark.ray
+@pytest.mark.slow
 def test_a_slow_start_is_waited_for_and_said_nobody_looks_on_and_workers_have_their_share() -> None:
     environment = {name: value for name, value in os.environ.items() if name != "RAY_AUTH_MODE"}
     child = subprocess.run([sys.executable, "-c", BUSY], capture_output=True, text=True, env=environment, timeout=500)
     assert child.stdout == "True True\n[]\n[True, True, True]\n41\n", child.stderr
     assert child.returncode == 0
+
+
+@pytest.mark.parametrize("is_logged", [True, False])
+def test_a_package_that_is_missing_is_no_busy_machine(
+    is_logged: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Ray as it was seen without grpcio: with a dashboard it logs the cause, without one a process of its own dies."""
+    tries: list[str] = []
+
+    def init(_temp_dir: str, **_: Any) -> None:
+        tries.append(_temp_dir)
+        if is_logged:
+            logging.getLogger("ray._private.services").error(
+                "Ray dashboard dependencies failed to install properly: No module named 'grpc'.\nPotential causes ..."
+            )
+        else:
+            logs = Path(_temp_dir) / "session" / "logs"
+            logs.mkdir(parents=True)
+            (logs / "monitor.err").write_text("Traceback ...\nModuleNotFoundError: No module named 'grpc'\n")
+        raise RuntimeError("the node has not registered within 30 seconds")
+
+    monkeypatch.setattr(session.ray, "init", init)
+    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", "as it was")
+    monkeypatch.setenv(*session._PROXY)
+    monkeypatch.setattr(session, "SLOW_S", 0.0)  # as if each try had taken long
+    with pytest.raises(MachineError, match="Ray cannot start here: No module named 'grpc'") as caught:
+        session.start_ray(tmp_path)
+    assert len(tries) == 1 and "make setup" in caught.value.fix
