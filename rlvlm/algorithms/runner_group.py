@@ -122,6 +122,8 @@ class RemoteRunnerGroup(Generic[Sample]):
         self._turn: Mapping[str, Any] = {}
         self._values: Any = None
         self._restarts = 0
+        self._silent: set[int] = set()
+        """Runners that were replaced for their silence, and have brought nothing since."""
 
     def start(self, turn: Mapping[str, Any], values: Any = None) -> None:
         """Has every runner act the turn; returns at once.
@@ -138,12 +140,14 @@ class RemoteRunnerGroup(Generic[Sample]):
         """What the turn brought, in the order of the runners. Should all be lost, it is acted again by the first back.
 
         Raises:
-            MachineError: no runner comes back.
+            MachineError: no runner comes back, or one that was replaced for its silence is silent again: a turn takes
+                longer than it may, and would be begun again for ever.
             Exception: whatever an env raised.
         """
         asked = self._group.healthy_env_runner_ids()
         answers = self._group.fetch_ready_async_reqs(tags=_TURN, timeout_seconds=self._timeout_s)
         samples = _opened([answer for _, answer in answers])
+        self._silent -= samples.keys()
         # healthy by RLlib's book and without an answer: it hangs; one that died RLlib has noted itself
         for index in set(asked) & set(self._group.healthy_env_runner_ids()) - samples.keys():
             self._replace(index)
@@ -195,7 +199,19 @@ class RemoteRunnerGroup(Generic[Sample]):
                 raise MachineError(f"env runner {index} was lost as soon as it had started", "rlvlm doctor  (memory)")
 
     def _replace(self, index: int) -> None:
-        """Ends a runner that does not answer; Ray starts another in its place."""
+        """Ends a runner that does not answer; Ray starts another in its place.
+
+        Raises:
+            MachineError: it was replaced before, and has brought nothing since.
+        """
+        if index in self._silent:
+            raise MachineError(
+                f"env runner {index} has brought nothing within {self._timeout_s:g} s (`sample_timeout_s`), was "
+                "replaced, and has brought nothing again: a rollout takes longer than that, or it hangs each time",
+                "play less at once (--algo.groups, --algo.group-size or --env.num-envs lower, more of "
+                "--algo.env-runners), or in Python raise it: .env_runners(sample_timeout_s=...); then `rlvlm resume`",
+            )
+        self._silent.add(index)
         logger.warning(
             "env runner %d has not answered for %g s (`sample_timeout_s`) and is replaced", index, self._timeout_s
         )

@@ -4,6 +4,8 @@ import copy
 import os
 import signal
 import time
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ import torch
 from state_trees import assert_same
 
 from rlvlm.algorithms import base
+from rlvlm.algorithms.runner_group import RemoteRunnerGroup
 from rlvlm.algorithms.sac_pebble.algorithm import SACPebbleConfig
 from rlvlm.algorithms.sac_pebble.config import SACConfig
 from rlvlm.algorithms.sac_pebble.runner import StepEnvRunner
@@ -201,6 +204,31 @@ def test_a_runner_that_hangs_is_replaced_and_named(pair, caplog, monkeypatch):
     assert pair.env_steps == before + NUM_ENVS * EPISODE_STEPS, "the other one's turns count"
     assert "env runner 1 has not answered for 3 s" in caplog.text
     wait_for_both(pair)
+
+
+def test_a_runner_that_is_too_slow_each_time_ends_the_run_with_the_setting(monkeypatch):
+    """RLlib's part is played here: the second runner never answers."""
+    killed = []
+    monkeypatch.setattr("ray.put", lambda values: values)
+    monkeypatch.setattr("ray.kill", lambda actor, no_restart: killed.append(actor))
+    manager = SimpleNamespace(set_actor_state=lambda index, is_healthy: None, actors=lambda: {1: "one", 2: "other"})
+    answering = [[1], [1, 2], [1], [1]]
+    group: Any = SimpleNamespace(
+        _worker_manager=manager,
+        healthy_env_runner_ids=lambda: [1, 2],
+        foreach_env_runner_async=lambda *_, **__: None,
+        fetch_ready_async_reqs=lambda **_: [(index, (index, "sample")) for index in answering.pop(0)],
+    )
+    runners: Any = RemoteRunnerGroup(group, lambda: np.zeros(1), list, 600.0, 1.0)
+    found = []
+    with pytest.raises(
+        MachineError, match=r"env runner 2 .* within 600 s \(`sample_timeout_s`\), was replaced"
+    ) as caught:
+        for _ in range(4):
+            runners.start({})
+            found.append(len(runners.collect()))
+    assert found == [1, 2, 1] and killed == ["other", "other"], "once, and once more after it had answered"
+    assert "--algo.env-runners" in caught.value.fix
 
 
 def test_a_run_goes_on_with_another_number_of_runners(build, pair, tmp_path):
