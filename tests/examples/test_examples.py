@@ -12,7 +12,9 @@ from rlvlm.runs.recipes import recipe
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 TASKS = ("press_button:TASK", "reach_arm:TASK", "slide_ball:TASK")
-TASKS += tuple(f"gym:four_envs:{name}-v0" for name in ("Puck", "Reach", "Push", "Balance"))
+FOUR = (
+    pytest.param(f"gym:four_envs:{name}-v0", marks=pytest.mark.slow) for name in ("Puck", "Reach", "Push", "Balance")
+)
 
 
 @pytest.fixture(autouse=True)
@@ -20,7 +22,7 @@ def on_the_path(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(EXAMPLES))
 
 
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("task", [*TASKS, *FOUR])
 def test_an_example_keeps_every_promise(task: str, tmp_path: Path) -> None:
     assert check_task(task, tmp_path / "sheet.png", 2, 0) == 0
     assert (tmp_path / "sheet.png").stat().st_size > 1_000
