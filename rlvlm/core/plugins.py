@@ -22,7 +22,7 @@ def is_reference(name: str) -> bool:
 
 def find_registered(
     name: str, registry: Mapping[str, Registered], setting: str, decorator: str,
-    function_of: Callable[[Registered], Any] = lambda registered: registered,
+    function_of: Callable[[Registered], Any] = lambda registered: registered, takes: tuple[str, ...] = (),
 ) -> Registered:  # fmt: skip
     """What `registry` has under `name`; for `module:FUNCTION`, what the decorator has registered FUNCTION as.
 
@@ -32,15 +32,17 @@ def find_registered(
         setting: for messages, e.g. `algo.loss.policy`.
         decorator: likewise, e.g. `policy_loss`.
         function_of: what was decorated, of an entry; by default the entry itself.
+        takes: what it is called with, by position.
 
     Raises:
-        UsageError: there is none.
+        UsageError: there is none, or it cannot be called so.
     """
     # by what was registered and not by its name: FUNCTION may be registered under any
     if is_reference(name):
         function = load_object(name, setting)  # importing its module runs the decorator
         for registered in registry.values():
             if function_of(registered) is function:
+                check_call(function, f"{setting} {name}", *takes)
                 return registered
         raise UsageError(
             f"{setting} {name}: nothing has registered it", f"put @{decorator}(NAME) above the function {name}"
@@ -58,6 +60,29 @@ def needed_parameters(function: Callable[..., Any]) -> list[str]:
     parameters = inspect.signature(function).parameters.values()
     by_position = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.POSITIONAL_ONLY)
     return [one.name for one in parameters if one.default is one.empty and one.kind in by_position]
+
+
+def check_call(function: Callable[..., Any], what: str, *by_position: str, by_name: tuple[str, ...] = ()) -> None:
+    """Passes where a function can be called with these arguments: else that is met hours later, or in another process.
+
+    Args:
+        function: of a user's own.
+        what: it is, for the message.
+        by_position: names of the arguments that it is given by position.
+        by_name: and by name.
+
+    Raises:
+        UsageError: it cannot.
+    """
+    try:
+        signature = inspect.signature(function)
+    except ValueError:  # what is compiled may not say what it takes
+        return
+    try:
+        signature.bind(*by_position, **dict.fromkeys(by_name))
+    except TypeError as error:
+        given = ", ".join([*by_position, *(f"{name}=" for name in by_name)])
+        raise UsageError(f"{what} is called with ({given}), and takes {signature}: {error}", "give it these") from error
 
 
 def load_object(reference: str, setting: str) -> Any:

@@ -10,7 +10,7 @@ import hashlib
 import inspect
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from string import Template
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal, Self, TypeVar
@@ -413,20 +413,25 @@ class SyncChunkEnvs(ChunkEnvs):
     """Ordinary envs, one after another.
 
     Args:
-        envs: at least as many as episodes are begun with, all of one config.
+        envs: all of one config, and at least as many as episodes are begun with; or what makes one of them, which is
+            called as often as one more is needed.
     """
 
-    def __init__(self, envs: Sequence[ChunkEnv]) -> None:
-        self._envs = tuple(envs)
+    def __init__(self, envs: Sequence[ChunkEnv] | Callable[[], ChunkEnv]) -> None:
+        self._make = envs if callable(envs) else None
+        self._envs: list[ChunkEnv] = [] if callable(envs) else [*envs]
 
     def begin(self, state_ids: NDArray[np.int64]) -> Observations:
         """First observations of N new episodes.
 
         Raises:
-            ValueError: there are fewer envs.
+            ValueError: there are fewer envs, and nothing makes more.
         """
-        if len(state_ids) > len(self._envs):
-            raise ValueError(f"{len(state_ids)} episodes need as many envs, there are {len(self._envs)}")
+        if self._make is None and len(state_ids) > len(self._envs):
+            what = f"{len(state_ids)} episodes need as many envs, there are {len(self._envs)}"
+            raise ValueError(f"{what}; give SyncChunkEnvs what makes one, and it makes as many as are needed")
+        while self._make and len(self._envs) < len(state_ids):
+            self._envs.append(self._make())
         pairs = zip(self._envs, state_ids.tolist(), strict=False)  # there may be more envs than episodes
         return Observations.joined([env.reset(options={"state_id": state_id})[0] for env, state_id in pairs])
 

@@ -16,7 +16,7 @@ from scipy.special import expit
 from rlvlm.core.errors import UsageError
 from rlvlm.core.foreign import read_json
 from rlvlm.core.judging import Clip, Label, Query, Score, Stamp, Status, Verdict
-from rlvlm.core.plugins import is_reference, load_object
+from rlvlm.core.plugins import check_call, is_reference, load_object
 from rlvlm.core.steps import FloatArray, Pair, Segment, Trajectory
 from rlvlm.envs.images import FrameStore
 from rlvlm.judges.agreement import SMALLEST_GAP
@@ -360,6 +360,7 @@ def load_teacher(reference: str) -> type[Teacher]:
     if not (isinstance(own, type) and issubclass(own, Teacher)):
         fix = "derive it from rlvlm.preferences.teachers.Teacher"
         raise UsageError(f"reward.teacher {reference} is no Teacher", fix)
+    check_call(own.build, f"reward.teacher {reference}: build", by_name=("judge", "frames", "goal", "seed"))
     return own
 
 

@@ -192,14 +192,17 @@ def override(config: T, settings: Mapping[str, Any]) -> T:
 
     Args:
         config: the tree.
-        settings: values as YAML would give them, by dotted name.
+        settings: values as YAML would give them, by dotted name; a section may be a mapping of its own settings.
 
     Raises:
         UsageError: a name that the tree does not have, a value of the wrong type, or one that the config refuses.
     """
     tree = _plain(config)  # a copy, whose branches may be written to
-    known = flat(tree)
+    known, leaves = flat(tree), {}
     for name, value in settings.items():
+        is_section = isinstance(value, Mapping) and name not in known
+        leaves |= flat(value, f"{name}.") if is_section else {name: value}
+    for name, value in leaves.items():
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1)
             raise UsageError(f"unknown setting {name}", f"did you mean {near[0]}?" if near else "see --print-config")

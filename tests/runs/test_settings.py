@@ -8,7 +8,7 @@ from rlvlm.envs.config import EnvConfig
 from rlvlm.rewards.config import TurnRewardConfig
 from rlvlm.runs.config import RunConfig, config_text, read_config_text
 from rlvlm.runs.recipes import recipe
-from rlvlm.runs.settings import commented, differences, from_yaml, to_yaml
+from rlvlm.runs.settings import commented, differences, from_yaml, override, to_yaml
 
 
 def test_a_file_written_by_hand_is_read() -> None:
@@ -65,3 +65,15 @@ def test_what_is_printed_explains_each_setting_and_reads_back() -> None:
     assert "\nsteps: 10240  # Env steps of the run\n" in text
     assert "    clip_low: 0.2  # A ratio below 1 - clip_low no longer pays; in (0, 1)\n" in text
     assert read_config_text(text) == config
+
+
+def test_a_section_may_be_overridden_by_a_mapping() -> None:
+    own = {
+        "judge": {"backend": "transformers", "model": "x", "api": {"retries": 2}},
+        "reward.exploration": {"bonus": "none"},
+    }
+    config = override(recipe("drawer_open"), own)
+    assert (config.judge.backend, config.judge.api.retries) == ("transformers", 2)
+    assert config.judge.batch_size == recipe("drawer_open").judge.batch_size
+    with pytest.raises(UsageError, match="unknown setting judge.api.retrys"):
+        override(recipe("drawer_open"), {"judge": {"api": {"retrys": 2}}})

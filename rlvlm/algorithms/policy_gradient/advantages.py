@@ -91,9 +91,10 @@ def find_estimator(name: str) -> Estimator:
     """The estimator of that name, or `module:FUNCTION` of somebody's own.
 
     Raises:
-        UsageError: there is none.
+        UsageError: there is none, or it takes other arguments than trajectories and a config.
     """
-    return find_registered(name, ESTIMATORS, "algo.advantage.estimator", "estimator", lambda one: one.compute)
+    setting, takes = "algo.advantage.estimator", ("played", "config")
+    return find_registered(name, ESTIMATORS, setting, "estimator", lambda one: one.compute, takes)
 
 
 def estimate(played: Trajectories, config: AdvantageConfig) -> tuple[Tensor, Tensor | None]:

@@ -34,9 +34,10 @@ def find_policy_loss(name: str) -> PolicyLoss:
     """The loss of that name, or `module:FUNCTION` of somebody's own.
 
     Raises:
-        UsageError: there is none.
+        UsageError: there is none, or it takes other arguments than a `PolicyLoss`.
     """
-    return find_registered(name, POLICY_LOSSES, "algo.loss.policy", "policy_loss")
+    takes = ("log_ratio", "advantages", "config")
+    return find_registered(name, POLICY_LOSSES, "algo.loss.policy", "policy_loss", takes=takes)
 
 
 def total_loss(  # noqa: PLR0913 - all that a turn is learned from

@@ -35,7 +35,7 @@ def test_keeps_the_contract() -> None:
 
 def test_side_by_side_one_by_one_and_at_once_are_the_same() -> None:
     rng = np.random.default_rng(0)
-    at_once, one_by_one = make().many(), SyncChunkEnvs([make() for _ in range(5)])
+    at_once, one_by_one = make().many(), SyncChunkEnvs(make)
     ids = np.array([4, 4, 9, 1_000_000, 2])
     assert np.array_equal(at_once.begin(ids).snapshots, one_by_one.begin(ids).snapshots)
     for rows in (np.arange(5), np.array([0, 3]), np.array([2, 4])):
@@ -43,6 +43,7 @@ def test_side_by_side_one_by_one_and_at_once_are_the_same() -> None:
         left, right = at_once.step(rows, chunks), one_by_one.step(rows, chunks)
         for name in ("snapshots", "steps", "env_rewards", "success", "progress", "terminated", "truncated"):
             assert np.array_equal(getattr(left, name), getattr(right, name)), name
+    assert len(one_by_one.begin(np.arange(7)).snapshots) == 7, "as many as are wanted now"
 
 
 def test_the_script_solves_held_out_states_and_reads_the_instruction() -> None:
