@@ -99,7 +99,7 @@ MISTAKES = [
     ("data show nowhere", 2, "not a folder of demonstrations"),
     ("data export chunks --out x.json", 2, "write a table with --form parquet"),
     ("data import letters/a.txt --task drawer_open --out d", 2, "is not an env in turns"),
-    ("data import letters/a.txt --task number_line --out d --cut.image-px 9", 2, "--cut and --success are for trajectories"),
+    ("data import letters/a.txt --task number_line --out d --cut.image-px 9", 2, "--success are for trajectories"),
     ("data import letters --task number_line --out d", 2, "name a JSON array of chats"),
     ("data import nowhere --task push_block --form libero --out d", 2, "name a file or a data set"),
     ("sft --from somewhere", 2, "name a task"),

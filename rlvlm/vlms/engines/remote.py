@@ -429,10 +429,9 @@ def _reply(completion: Any, choice: Any) -> ChatReply:
     if ending.startswith(_BLOCKED):
         raise Refused(f"blocked by the provider: {ending[:40]}")
     if isinstance(content, list):  # parts, some of which are thoughts
-        texts: list[Any] = [
-            part.get("text") for part in content if isinstance(part, Mapping) and part.get("type") == "text"
-        ]
-        content = "".join(texts) if all(isinstance(text, str) for text in texts) else texts
+        texts = [part.get("text") for part in content if isinstance(part, Mapping) and part.get("type") == "text"]
+        strings = [text for text in texts if isinstance(text, str)]
+        content = "".join(strings) if len(strings) == len(texts) else texts
     text = refusal or content or ""
     if not isinstance(text, str):
         raise TransientError("the answer is not what this API promises: its content is no text")
