@@ -1,6 +1,8 @@
 """The parts of a remote judge that need no server: odds, key, budget, settings, waits."""
 
 import email.utils
+import errno
+import fcntl
 import json
 import multiprocessing
 import os
@@ -158,6 +160,18 @@ def test_a_ledger_counts_for_several_processes_at_once(tmp_path: Path) -> None:
     spent = Budget(ApiConfig(ledger=ledger)).spent
     assert spent.requests == 600 and spent.cost_usd == pytest.approx(600 * 5e-5)
     assert len(Path(ledger).read_text().splitlines()) == 1
+
+
+def test_a_ledger_that_cannot_be_locked_is_refused_by_its_file_system(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def flock(*_: object) -> None:
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with pytest.raises(ModelUnavailable, match="cannot be locked .flock: .*file system is .* at /") as told:
+        Budget(ApiConfig(ledger=str(tmp_path / "ledger"))).reserve(1, 1)
+    assert "another disk: judge.api.ledger" in told.value.fix
 
 
 def test_a_damaged_ledger_is_not_taken_for_an_empty_one(tmp_path: Path) -> None:
