@@ -1,4 +1,4 @@
-"""SIGTERM, SIGINT, SIGHUP and SIGUSR1 ask a run to save and stop; a second one but SIGUSR1 ends it at once."""
+"""SIGTERM, SIGINT, SIGHUP and SIGUSR1 ask a run to save and stop; a second SIGTERM or SIGINT ends it at once."""
 
 import os
 import signal
@@ -10,6 +10,9 @@ from typing import Any
 
 ASKED_BY = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 """A cluster's time limit or preemption, Ctrl-C, a terminal that is closed, and SLURM's early warning."""
+
+ONLY_ASK = (signal.SIGHUP, signal.SIGUSR1)
+"""However often these come: a closed terminal's hangup is sent by the kernel and again by the shell."""
 
 
 @contextmanager
@@ -73,10 +76,10 @@ class StopRequest:
 
     def _ask(self, number: int, _: FrameType | None) -> None:
         # the second time its default action, as if we had never listened: the exit status is that of the signal
-        if self._was_asked and number != signal.SIGUSR1:
+        if self._was_asked and number not in ONLY_ASK:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
-        self._was_asked |= number != signal.SIGUSR1
+        self._was_asked |= number not in ONLY_ASK
         if not self.signal_name:
             again = " (once more ends it at once)" if self._was_asked else ""
             later = f"; go on later with: {self.advice}" if self.advice else ""
