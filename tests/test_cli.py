@@ -26,9 +26,11 @@ from rlvlm.testing import FakeJudge
 MISTAKES = [
     ("", 0, "rlvlm run"),
     ("rnu drawer_open", 2, "did you mean rlvlm run?"),
+    ("train drawer_open", 2, "did you mean rlvlm run?"),
+    ("judge-bench letters --reference oracle", 2, "is no LeRobot data set"),
     ("run", 2, "drawer_open, "),
     ("run drawer_opne", 2, "did you mean drawer_open?"),
-    ("run no.such:TASK", 2, "package.module:NAME"),
+    ("run no.such:TASK", 2, "no/such.py must lie in this folder"),
     ("run drawer_open --algo.batchsize 3", 2, "--algo.batch-size"),
     ("run drawer_open --lerning-rate 3", 2, "did you mean --reward-model.lr (Adam's step size), or --algo.actor-lr"),
     ("run push_block --learning-rate 3", 2, "or --algo.lr (First step size of Adam), or"),

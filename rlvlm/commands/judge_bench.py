@@ -10,6 +10,7 @@ import tyro
 from rlvlm.commands.arguments import parse
 from rlvlm.demonstrations.trajectory import SuccessRule
 from rlvlm.judges.config import JudgeConfig
+from rlvlm.runs.folder import check_trust
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +38,13 @@ class JudgeBenchArguments:
     curve: Path | None = None
     """Runs of simulated judges that the success of training is predicted from (`benchmarks/judge_quality.py`); by
     default those that ship."""
+    goal: str = ""
+    """What the judge is asked about, in a few words, in place of the task's own goal; an env of yours may have none."""
+    player: Path | None = None
+    """Folder of a run of the task, or a checkpoint in it: its policy plays in place of the env's script. Without either
+    the env is played at random."""
+    trust: bool = False
+    """Import the task that the folder of --player names as MODULE:NAME, which runs its code."""
     seed: int = 0
     """Of items and of the order of asking; rows of different seeds are of different items."""
 
@@ -63,6 +71,8 @@ def command(words: Sequence[str], prog: str) -> int:
 
         return compare_benches(arguments.rows)
     bench = parse(JudgeBenchArguments, words, prog)
+    if bench.player is not None:
+        check_trust([bench.player], trust=bench.trust)
     from rlvlm.reports.judge_bench import bench_judge
 
     return bench_judge(
@@ -76,4 +86,6 @@ def command(words: Sequence[str], prog: str) -> int:
         seed=bench.seed,
         curve=bench.curve,
         success=bench.success,
+        goal=bench.goal,
+        player=bench.player,
     )

@@ -227,6 +227,20 @@ def shipped(name: str) -> Path:
     return next((path for root in (package.parent, package) if (path := root / name).exists()), package / name)
 
 
+def make_output_folder(folder: Path) -> None:
+    """Makes the folder of a command's results and tries it, before hours or money are spent on them.
+
+    Raises:
+        UsageError: nothing can be written there.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise UsageError(f"nothing can be written to {folder}: {error.strerror}", "name another folder") from error
+
+
 def expand_home(text: str) -> str:
     """A word of a command line or a value of a file, with the home folder in place of a `~` that begins a path: shells
     do that for `--out ~/x`, but not for `--out=~/x`, and YAML never does.

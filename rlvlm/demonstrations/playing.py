@@ -70,10 +70,14 @@ def players(env: Env[Any, Any]) -> dict[str, Callable[[int], Episode | None]]:
     return found
 
 
-def player_of(env: Env[Any, Any], seed: int, style: Style) -> Choose:
-    """Who plays `env` in that style; the seed decides what is random about it."""
+def player_of(
+    env: Env[Any, Any], seed: int, style: Style, script: Callable[[FloatArray], FloatArray] | None = None
+) -> Choose:
+    """Who plays `env` in that style; the seed decides what is random about it, and `script` plays envs in steps in
+    place of their own.
+    """
     if isinstance(env, StepEnv):
-        scripted, aimless = _step_player(env, seed, style)
+        scripted, aimless = _step_player(env, seed, style, script or env.scripted_action)
     elif isinstance(env, ChunkEnv):
         scripted, aimless = _chunk_player(env, seed, style)
     else:
@@ -89,13 +93,15 @@ def player_of(env: Env[Any, Any], seed: int, style: Style) -> Choose:
     return choose
 
 
-def _step_player(env: StepEnv, seed: int, style: Style) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
+def _step_player(
+    env: StepEnv, seed: int, style: Style, script: Callable[[FloatArray], FloatArray | None]
+) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
     rng = np.random.default_rng(seed)
     shape = env.action_space.shape
     held = np.zeros(shape) if style.rests else rng.uniform(-1, 1, shape)
 
     def scripted(obs: FloatArray) -> FloatArray | None:
-        action = env.scripted_action(obs)
+        action = script(obs)
         if action is None:
             return None
         # without noise nothing is drawn, so that what is random afterwards does not hang on how long the script played

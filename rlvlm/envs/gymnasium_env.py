@@ -137,6 +137,18 @@ class WrappedGymEnv(StepEnv):
         is_won = is_over and self._threshold is not None and self._return >= self._threshold
         return obs, reward, is_terminated, is_truncated, self._info(info, is_won)
 
+    def scripted_action(self, obs: FloatArray) -> FloatArray | None:
+        """[A] in [-1, 1]: what the env's own method `scripted_action(observation)` would do; None where it has none."""
+        script = getattr(self._env.unwrapped, "scripted_action", None)
+        if script is None:
+            return None
+        came = self._ask("scripted_action", lambda: script(obs.reshape(self._env.observation_space.shape or ())))
+        action = np.asarray(came, np.float64)
+        if action.shape != self._acted_shape or not np.isfinite(action).all():
+            self._refuse(f"scripted_action() must return an action of shape {self._acted_shape}", came, whose="of ours")
+        width = np.where(self._high > self._low, self._high - self._low, 1.0)
+        return (2 * (action.ravel() - self._low) / width - 1).astype(np.float32)
+
     def snapshot(self) -> FloatArray:
         """[S]: a MuJoCo env's positions, or a small image with each pixel in one number."""
         return self._ask("render", lambda: self._images.take(self._env))

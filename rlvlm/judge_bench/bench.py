@@ -4,7 +4,7 @@ import logging
 import resource
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from rlvlm.judge_bench.remedies import remedies
 from rlvlm.judge_bench.suites import VERSION, Suite, is_recording
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.judges.judge import Judge
+from rlvlm.judges.prompts import check_goal
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +52,7 @@ class Measured:
         return [self.made[one.task].items[one.item] for one in answers], answers
 
 
-def measure(  # noqa: PLR0913 - what a bench is made of
+def measure(  # noqa: PLR0913, C901 - what a bench is made of
     suite: Suite,
     judge: Judge | Reference,
     config: JudgeConfig,
@@ -79,22 +80,21 @@ def measure(  # noqa: PLR0913 - what a bench is made of
         UsageError: no task of the suite can be played.
     """
     found = Measured(suite=suite, judge=judge, config=config, num_frames=num_frames, seed=seed)
-    for place, task in enumerate(suite.tasks, start=1):
-        began = time.perf_counter()
-        if is_recording(task):
-            recordings = read_lerobot(Path(task), CutConfig())
-            made = recorded_items(suite, Path(task).name, recordings, config.picture_px, seed)
-        else:
-            env = task_env(task).drawn_for(config.ships_weights)
-            made = make_items(suite, task, env, config.picture_px, seed, config.score == "utility")
-        task = made.task  # noqa: PLW2901 - of a recording the name of its folder
+    for place, name in enumerate(suite.tasks, start=1):
+        task, began = name, time.perf_counter()
+        made = _made(suite, task, config, seed)
+        task = made.task  # of a recording the name of its folder
         found.items_s += time.perf_counter() - began
-        # some tasks have no script: the suite goes on without them
+        if made.note:
+            log(f"{task}: {made.note}")
+        # the suite goes on without what has no known answers
         if not made.items:
-            found.left_out[task] = "it has no success: no script plays it, or none was recorded"
+            found.left_out[task] = _why_empty(made, is_recording(name))
             log(f"{place} of {len(suite.tasks)}  {task}: left out, {found.left_out[task]}")
             made.close()
             continue
+        if not isinstance(judge, Reference):  # else each question would fail by itself, and look like the judge's fault
+            require_goals(task, (item.goal for item in made.items))
         found.made[task] = made
         answers = found.answers[task] = []
         try:
@@ -116,9 +116,38 @@ def measure(  # noqa: PLR0913 - what a bench is made of
     if not found.made:
         raise UsageError(
             f"nothing of {suite.name} can be asked: {'; '.join(f'{t}: {why}' for t, why in found.left_out.items())}",
-            "choose tasks with a script: `rlvlm check-task TASK` says which have one",
+            "give the env progress or a method scripted_action (docs/tasks.md), or play by a policy: --player RUN",
         )
     return found
+
+
+def _made(suite: Suite, task: str, config: JudgeConfig, seed: int) -> TaskItems:
+    """The items of a task, or of a recording."""
+    if is_recording(task):
+        recordings = read_lerobot(Path(task), CutConfig())
+        return recorded_items(suite, Path(task).name, recordings, config.picture_px, seed)
+    env = task_env(task).drawn_for(config.ships_weights)
+    return make_items(suite, task, env, config.picture_px, seed, config.score == "utility")
+
+
+def _why_empty(made: TaskItems, is_recorded: bool) -> str:
+    if is_recorded:
+        return "no recorded episode is a success"
+    return f"play met no two images whose true {'reward' if made.note else 'progress'} differs"
+
+
+def require_goals(task: str, goals: Iterable[str]) -> None:
+    """Passes where a judge can be asked about all of `goals`.
+
+    Raises:
+        UsageError: one is empty, too long, or has characters that no prompt takes: nothing would be sent.
+    """
+    try:
+        for goal in set(goals):
+            check_goal(goal)
+    except ValueError as error:
+        fix = f'say the goal: rlvlm judge-bench {task} --goal "push the puck into the ring"'
+        raise UsageError(f"the judge cannot be asked about {task}: {error}", fix) from error
 
 
 def summarise(found: Measured) -> dict[str, Any]:
@@ -144,6 +173,7 @@ def summarise(found: Measured) -> dict[str, Any]:
             "success": found.suite.success,
             "is_whole": found.is_whole,
             "left_out": found.left_out,
+            "truth": {task: made.note for task, made in found.made.items() if made.note},
             "items_s": round(found.items_s, 1),
         },
         "judge": asdict(found.judge.stamp),

@@ -111,6 +111,8 @@ class TaskItems:
     looks: tuple[tuple[int, ...], ...]
     """Of a few images the mean grey levels of 4 x 4 fields: what two machines' images are compared by."""
     close: Callable[[], None] = lambda: None
+    note: str = ""
+    """What stands for the truth where the env measures no progress; empty where it does."""
 
     def closed(self) -> "TaskItems":
         """The same without the env, which takes a hundred megabytes: nothing is drawn any more."""
@@ -139,10 +141,11 @@ def make_items(suite: Suite, task: str, config: EnvConfig, size_px: int, seed: i
     """
     env = make_env(task, config, seed)
     rng = np.random.default_rng((_DRAWS, seed, zlib.crc32(task.encode())))  # apart for each task
-    episodes = _play(env, suite.episodes, seed, rng)
-    # what no script plays to a success has no known answers
-    if not any(episode.is_success for episode in episodes):
-        episodes = []
+    episodes, note = _play(env, suite, seed, rng), ""
+    if not env.has_progress:
+        episodes, note = _by_reward(episodes), BY_REWARD
+    # pairs need only a truth that differs; scores need a success to be told from the rest
+    known = episodes if any(episode.is_success for episode in episodes) else []
     elsewhere = next((goal for other in suite.tasks if (goal := task_goal(other)) != task_goal(task)), OTHER_GOAL)
     goals = list(getattr(env, "instructions", ()))
     if suite.shares_scenes:
@@ -150,10 +153,11 @@ def make_items(suite: Suite, task: str, config: EnvConfig, size_px: int, seed: i
     cameras = env.cameras[1:2] if isinstance(env, ChunkEnv) else ()
 
     items = _image_items(suite, env.image_key, episodes, elsewhere, rng)
-    scored = _turns(env, episodes, 2 * suite.videos, rng) if asks_turns else _videos(episodes, suite.videos)
+    scored = _turns(env, known, 2 * suite.videos, rng) if asks_turns else _videos(known, suite.videos)
     items += [*scored, *_score_controls(scored, len(items), suite.controls, elsewhere, goals, cameras)]
     size = None if isinstance(env, TurnEnv) else size_px  # turns are drawn as their policies see them
-    return _task_items(task, items, lambda snapshots, camera: draw_images(env, snapshots, size, camera), env.close)
+    made = _task_items(task, items, lambda snapshots, camera: draw_images(env, snapshots, size, camera), env.close)
+    return replace(made, note=note)
 
 
 def recorded_items(
@@ -186,7 +190,7 @@ def recorded_items(
             progress=np.linspace(0, 1, len(steps), dtype=np.float32) * is_success,
             rewards=np.zeros(len(steps) - 1, np.float32),
             is_success=is_success,
-            goal=film.instruction,
+            goal=suite.goal or film.instruction,
             looked=tuple(range(len(steps))),
             successes=(*[False] * (len(steps) - 1), is_success),
         )
@@ -250,16 +254,46 @@ def _task_items(task: str, items: Sequence[Item], draw: Draw, close: Callable[[]
     return TaskItems(task=task, items=tuple(items), draw=draw, digest=digest, looks=_looks(draw, items), close=close)
 
 
-def _play(env: Env[Any, Any], count: int, seed: int, rng: np.random.Generator) -> list[Episode]:
-    """Up to `count` episodes in all styles; fewer where no script plays."""
+BY_REWARD = "the env gives no info['progress']: an image's truth is the rank of the true reward that led to it"
+"""What a bench says of such an env."""
+
+
+def _by_reward(episodes: Sequence[Episode]) -> list[Episode]:
+    """The same with the rank of true rewards, as a share of all moments played, in place of progress. No reward led to
+    the start, which is not looked at.
+    """
+    from scipy.stats import rankdata  # takes half a second
+
+    rewards = np.concatenate([episode.rewards for episode in episodes])
+    # ranks and not values: one bonus at the end would make all other rewards look alike
+    ranks = ((rankdata(rewards) - 1) / max(len(rewards) - 1, 1)).astype(np.float32)
+    parts = np.split(ranks, np.cumsum([len(episode.rewards) for episode in episodes])[:-1])
+    return [
+        replace(
+            episode,
+            progress=np.concatenate([part[:1], part]),
+            looked=episode.looked[1:],
+            successes=episode.successes[1:],
+            is_success=any(episode.successes[1:]),
+        )
+        for episode, part in zip(episodes, parts, strict=True)
+    ]
+
+
+def _play(env: Env[Any, Any], suite: Suite, seed: int, rng: np.random.Generator) -> list[Episode]:
+    """The suite's episodes in all styles; at random where neither a script nor the suite's player plays."""
     # no state that a run or a small model has trained on, or the bench would measure memory
     first = (FIRST_HELD_OUT_STATE if isinstance(env, ChunkEnv) else FIRST_SEED) + 10_000 * seed
     found = []
-    for number in range(count):
+    for number in range(suite.episodes):
         style = _STYLES[number % len(_STYLES)](rng.random())
-        episode = play(env, first + number, player_of(env, first + number, style), _AFTER_SUCCESS)
-        if episode is not None:
-            found.append(episode)
+        episode = None
+        for manner in (style, Style(extent=-1.0)):
+            chosen = player_of(env, first + number, manner, suite.player)
+            if (episode := play(env, first + number, chosen, _AFTER_SUCCESS)) is not None:
+                break
+        assert episode is not None, "random play always answers"
+        found.append(replace(episode, goal=suite.goal or episode.goal))
     return found
 
 

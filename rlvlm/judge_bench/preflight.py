@@ -67,11 +67,11 @@ def known_items(suite: Suite, config: EnvConfig, size_px: int, seed: int, per_tu
         per_turn: whether single turns are scored.
         goal: that the judge is asked about; empty for the env's own.
     """
-    made = make_items(suite, suite.tasks[0], config, size_px, seed, per_turn)
+    made = make_items(replace(suite, goal=goal), suite.tasks[0], config, size_px, seed, per_turn)
     # controls come last, so that the places of the items that they were made of stay the same
     items = [item for item in made.items if item.source < 0 or item.case in _SHOWN]
     if goal:  # the user's words have no other goal in this scene
-        items = [replace(item, goal=goal) for item in items if item.case != "other goal"]
+        items = [item for item in items if item.case != "other goal"]
     return replace(made, items=tuple(items))
 
 

@@ -1,10 +1,12 @@
-"""Which tasks are asked about, and how much: data alone. Suites are played from fixed seeds, nothing is fetched."""
+"""Which tasks are asked about, and how much. Suites are played from fixed seeds, nothing is fetched."""
 
 import difflib
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from rlvlm.core.errors import UsageError
+from rlvlm.core.steps import FloatArray
 from rlvlm.demonstrations.trajectory import SuccessRule
 from rlvlm.envs.registry import full_name, task_families
 
@@ -33,6 +35,10 @@ class Suite:
     """What recorded episodes are taken for that do not say whether they succeeded; None: they are refused."""
     shares_scenes: bool = False
     """Whether the tasks of a family happen in one scene, so that each other's goals are goals there too."""
+    goal: str = ""
+    """What the judge is asked about in place of the task's own goal; empty: that one."""
+    player: Callable[[FloatArray], FloatArray] | None = None
+    """Plays envs in steps in their script's place: an action [A] in [-1, 1] for an observation [D]."""
 
 
 _LIBERO = (
@@ -102,6 +108,9 @@ def find_suite(name: str) -> Suite:
         return SUITES[name]
     if is_recording(name):
         return Suite(name=Path(name).name, tasks=(name,))
+    if Path(name).is_dir():
+        what = f"the folder {name} is no LeRobot data set: it has no meta/info.json"
+        raise UsageError(what, "name the folder above meta, data and videos; or a suite, or tasks")
     try:
         tasks = tuple(full_name(task) for task in name.split(","))
     except UsageError as error:

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from rlvlm.core.console.tables import plain_console, plain_table
-from rlvlm.core.disk import write_whole
+from rlvlm.core.disk import make_output_folder, write_whole
 from rlvlm.core.errors import EXIT_DONE
 from rlvlm.envs.registry import find_task
 from rlvlm.judge_bench.prediction import predict_row, read_curve
@@ -79,7 +79,7 @@ def compare(paths: Sequence[Path], out: Path | None = None, benches: Sequence[Pa
     sweep = find_sweep(paths[0]) if len(paths) == 1 else None
     results = with_benches(sweep_results(sweep) if sweep else run_results(paths), benches)
     out = out or (sweep.path if sweep else Path("report"))
-    out.mkdir(parents=True, exist_ok=True)
+    make_output_folder(out)
     with matplotlib.rc_context(STYLE):
         scores = save(draw_scores(results), out / "report.png")
         curves = save(draw_curves(results), out / "report_curves.png")

@@ -12,23 +12,26 @@ import numpy as np
 
 from rlvlm.core.console.signals import StopRequest
 from rlvlm.core.console.tables import plain_console, plain_table
-from rlvlm.core.disk import write_json, write_whole
+from rlvlm.core.disk import make_output_folder, write_json, write_whole
 from rlvlm.core.errors import EXIT_DONE, EXIT_PREEMPTED, UsageError
 from rlvlm.core.steps import Frames, spread
 from rlvlm.demonstrations.trajectory import SuccessRule
+from rlvlm.envs.registry import find_task, task_goal
 from rlvlm.judge_bench.asking import Answer, Reference
-from rlvlm.judge_bench.bench import measure, summarise
+from rlvlm.judge_bench.bench import measure, require_goals, summarise
 from rlvlm.judge_bench.figures import outcome_of
 from rlvlm.judge_bench.items import CASES, Item, TaskItems, noise_like
 from rlvlm.judge_bench.prediction import CURVE_FILE, ExpectedSuccess, predict_row, read_curve
 from rlvlm.judge_bench.rows import PAIR_NAMES, ROW_FILE, SCORE_NAMES, number_cell, read_row, share_cell
-from rlvlm.judge_bench.suites import find_suite, is_recording
+from rlvlm.judge_bench.suites import Suite, find_suite, is_recording
 from rlvlm.judges.build import build_judge, check_reachable
 from rlvlm.judges.cache import CachedJudge
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.judges.judge import Judge
 from rlvlm.labels.store import LabelStore
 from rlvlm.reports.judge_figures import draw_success
+from rlvlm.runs.folder import find_folder
+from rlvlm.runs.in_python import StepPolicy, load_policy
 from rlvlm.runs.plots import to_png
 from rlvlm.runs.records import encode_png
 from rlvlm.templates import inline, render
@@ -60,6 +63,8 @@ def bench_judge(  # noqa: PLR0913 - the command's options
     seed: int = 0,
     curve: Path | None = None,
     success: SuccessRule | None = None,
+    goal: str = "",
+    player: Path | None = None,
 ) -> int:
     """Measures a judge, prints its figures, writes row, answers and page into `out`, and returns the exit code.
 
@@ -74,14 +79,21 @@ def bench_judge(  # noqa: PLR0913 - the command's options
         seed: of the items.
         success: what recorded episodes are taken for that do not say whether they succeeded; None: they are refused.
         curve: table of runs that the success of training is predicted from; None: the one that ships.
+        goal: what the judge is asked about in place of the task's own goal phrase; empty: that one, or the player's.
+        player: a trusted run's folder, or a checkpoint in it, whose policy plays in the script's place.
 
     Raises:
-        UsageError: no such suite, or nothing of it can be asked.
+        UsageError: no such suite, nothing of it can be asked, or nothing can be written to `out`.
         JudgeUnavailable: the judge cannot be loaded, or answers nothing.
     """
-    wanted = replace(find_suite(suite), success=success)
+    wanted = replace(_with_player(find_suite(suite), player, goal), success=success)
     if success and not any(map(is_recording, wanted.tasks)):
         raise UsageError("--success is for recorded data, and has no effect on tasks that are played", "leave it out")
+    if reference == "none":  # a goal that cannot be asked about is found before anything is loaded or played
+        for task in (task for task in wanted.tasks if not is_recording(task)):
+            require_goals(task, [wanted.goal or task_goal(task)])
+    make_output_folder(out)
+    curve_runs = read_curve(curve or CURVE_FILE)
     if num_pairs is not None:
         wanted = replace(wanted, pairs=num_pairs)
     if num_episodes is not None:
@@ -109,20 +121,35 @@ def bench_judge(  # noqa: PLR0913 - the command's options
             on_task=worst.add,
         )
     row = summarise(found)
-    runs = read_curve(curve or CURVE_FILE)
     # tasks that were not asked about are left to reports of runs: an answer about drawers says little about blocks
-    predictions = [one for one in predict_row(row, runs) if one.is_asked]
+    predictions = [one for one in predict_row(row, curve_runs) if one.is_asked]
     row["prediction"] = [asdict(one) for one in predictions]
     row["bench"]["wall_s"] = round(time.perf_counter() - began, 1)
-    out.mkdir(parents=True, exist_ok=True)
     write_json(out / ROW_FILE, row)
     lines = [json.dumps(_plain(asdict(one))) for one in found.rows()[1]]
     write_whole(out / "answers.jsonl", "".join(f"{line}\n" for line in lines))
-    picture = to_png(draw_success(runs, predictions)) if predictions and runs else b""
+    picture = to_png(draw_success(curve_runs, predictions)) if predictions and curve_runs else b""
     write_whole(out / "bench.html", bench_page(row, worst, picture))
     print_row(row)
     console.print(f"\nrow, answers and page: {out / 'bench.html'}")
     return EXIT_PREEMPTED if stop else EXIT_DONE
+
+
+def _with_player(suite: Suite, player: Path | None, goal: str) -> Suite:
+    """The suite with the goal that was given, played by the policy of the run at `player`."""
+    if goal and len(suite.tasks) > 1:
+        raise UsageError(f"--goal is of one task, and {suite.name} has {len(suite.tasks)}", "name one task")
+    if player is None:
+        return replace(suite, goal=goal)
+    run = find_folder(player).config()
+    if suite.tasks != (run.task,) or find_task(run.task).kind != "steps":
+        what = f"--player {player} plays {run.task}, and the bench is of {suite.name}"
+        if find_task(run.task).kind != "steps":
+            what = f"--player takes runs of envs in steps, and {run.task} has another kind, with a script of its own"
+        raise UsageError(what, f"rlvlm judge-bench {run.task} --player {player}, or leave --player out")
+    policy = load_policy(player, trust=True)
+    assert isinstance(policy, StepPolicy), "a run in steps has no other"
+    return replace(suite, goal=goal or run.goal, player=policy.act)
 
 
 def print_row(row: Mapping[str, Any]) -> None:
@@ -342,6 +369,7 @@ def bench_page(row: Mapping[str, Any], worst: WorstAnswers, success: bytes) -> s
         success=inline(success) if success else "",
         is_whole=row["bench"]["is_whole"],
         left_out=row["bench"]["left_out"],
+        truth=row["bench"].get("truth", {}),
         task_heads=("task", *TASK_HEADS),
         tasks=task_lines(row),
         difficulty=difficulty,

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from rlvlm.core.console.tables import plain_console, plain_table
-from rlvlm.core.disk import write_json, write_whole
+from rlvlm.core.disk import make_output_folder, write_json, write_whole
 from rlvlm.core.errors import EXIT_DONE, UsageError
 from rlvlm.core.judging import Query, Status
 from rlvlm.judge_bench.items import NUM_BINS
@@ -43,12 +43,12 @@ def report_judges(paths: Sequence[Path], out: Path, ask_swapped: int = 0) -> int
         UsageError: there is nothing to report.
         JudgeUnavailable: a judge is to be asked and cannot be loaded.
     """
+    make_output_folder(out)
     if ask_swapped:
         for path in paths:
             ask_in_other_order(path, ask_swapped)
     sources = read_sources(paths)
     rows = [summarise(source) for source in sources]
-    out.mkdir(parents=True, exist_ok=True)
     pictures = draw_all(sources, out)
     write_json(out / "judge_report.json", rows)
     bins = [(source, by_bin(source), place) for source in sources for place in range(NUM_BINS)]
