@@ -254,7 +254,7 @@ def assigned_device(device: str) -> str:
 
     Ray leaves every GPU visible to a process that asked for none (ray#54868), so visibility decides nothing.
     """
-    if ray.get_runtime_context().get_accelerator_ids().get("GPU"):
+    if ray.is_initialized() and ray.get_runtime_context().get_accelerator_ids().get("GPU"):
         import torch
 
         if torch.cuda.is_available():
