@@ -21,7 +21,7 @@ from rlvlm.core.disk import shipped
 from rlvlm.core.errors import EXIT_DONE, MachineError, UsageError
 from rlvlm.runs.config import RunConfig
 from rlvlm.runs.folder import default_path
-from rlvlm.runs.preflight import networks_of
+from rlvlm.runs.networks import networks_of
 from rlvlm.sweeps.config import find_sweep_file, read_sweep
 from rlvlm.sweeps.plan import expand, shared_judges
 

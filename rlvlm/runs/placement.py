@@ -24,7 +24,7 @@ from rlvlm.core.console.tables import plain_table
 from rlvlm.core.errors import MachineError
 from rlvlm.runs.config import Role, RunConfig
 from rlvlm.runs.environment import usable_cores
-from rlvlm.runs.preflight import learner_memory, networks_of
+from rlvlm.runs.networks import learner_memory, networks_of
 from rlvlm.vlms import devices
 
 logger = logging.getLogger(__name__)

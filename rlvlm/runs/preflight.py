@@ -23,11 +23,11 @@ from rlvlm.pocket.models import (
     shipped_folder,
     weights_folder,
 )
-from rlvlm.policies.vla.config import VLAConfig
 from rlvlm.policies.vlm.config import PolicyConfig, check_family
 from rlvlm.rewards.config import ChunkRewardConfig, StepRewardConfig
 from rlvlm.runs.config import RunConfig
 from rlvlm.runs.environment import gpu_names
+from rlvlm.runs.networks import model_folder, networks_of
 from rlvlm.runs.settings import changed_leaves, option_words
 from rlvlm.serving.config import check_environment
 
@@ -121,26 +121,6 @@ def notes_of(config: RunConfig) -> list[str]:
     return notes
 
 
-def networks_of(config: RunConfig) -> dict[str, tuple[str, str, str]]:
-    """Networks in the run's own process, by the section of the command line that names each: device, model (a hub name
-    or a folder; empty where it needs none) and the model's revision.
-    """
-    algo, policy, found = config.algo, config.policy, {}
-    if isinstance(algo, SACConfig):
-        found["algo"] = (algo.device, "", "")
-        if config.reward_model and isinstance(config.reward, StepRewardConfig) and config.reward.is_learned:
-            found["reward-model"] = (config.reward_model.device, "", "")
-    elif isinstance(policy, PolicyConfig):  # it plays in the run's own process even where others learn
-        found["policy"] = (policy.device, policy.model, policy.revision)
-    elif isinstance(policy, VLAConfig):
-        if not algo.num_learners:
-            found["algo"] = (algo.device, "", "")
-        if policy.model:  # likewise
-            found["policy.openvla"] = (policy.openvla.device, "", "")
-            found["policy"] = ("auto", policy.model, policy.revision)
-    return found
-
-
 def _no_judge_yet() -> NoReturn:
     """Stands for the judge while settings are checked; nobody asks it."""
     raise AssertionError("no judge is asked in a preflight")
@@ -176,22 +156,6 @@ def _check_env(config: RunConfig) -> None:
         check_sft_manifest(Path(config.sft.start_from).expanduser(), wanted, log=lambda difference: None)
 
 
-def learner_memory(config: RunConfig) -> str:
-    """What a learner takes of its GPU by the rule in `memory_plan`, in words; empty where the policy is small, or the
-    files of its model are not here.
-    """
-    policy, algo = config.policy, config.algo
-    if policy is None or not policy.model or isinstance(algo, SACConfig):
-        return ""
-    from rlvlm.algorithms.policy_gradient.memory_plan import plan, size_of, words_of
-
-    try:
-        folder = _model_folder(policy)
-    except ModelUnavailable:
-        return ""
-    return words_of(plan(size_of(policy, folder), policy, algo, on_gpu=True))
-
-
 def _check_memory(config: RunConfig) -> None:
     """Passes where a learner of the policy fits its GPU, by the rule in `memory_plan`.
 
@@ -213,22 +177,10 @@ def _check_memory(config: RunConfig) -> None:
         return
     # a learner with a share of a card may use that share of its memory
     room = card * min(1.0, share)
-    size = size_of(policy, _model_folder(policy))
+    size = size_of(policy, model_folder(policy))
     if fix := fix_of(size, policy, algo, room):
         needs = words_of(plan(size, policy, algo, on_gpu=True))
         raise MachineError(f"a learner of {policy.model} takes {needs}, and its GPU has {room / 2**30:.0f} GiB", fix)
-
-
-def _model_folder(policy: PolicyConfig | VLAConfig) -> Path:
-    """The folder of a policy's model; of one of the hub, the place of its config, which says how large it is.
-
-    Raises:
-        ModelUnavailable: the hub does not have it, or cannot be reached.
-    """
-    from rlvlm.vlms.files import fetched  # torch is for those alone who name a model
-
-    folder = Path(policy.model).expanduser()
-    return folder if folder.is_dir() else fetched(policy.model, policy.revision, ("config.json",), "policy")
 
 
 def cluster_address() -> str:

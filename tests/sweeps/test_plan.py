@@ -11,7 +11,7 @@ from rlvlm.cli import run_word
 from rlvlm.commands.arguments import parse_run
 from rlvlm.core.errors import UsageError
 from rlvlm.runs.config import RunConfig
-from rlvlm.runs.preflight import networks_of
+from rlvlm.runs.networks import networks_of
 from rlvlm.runs.recipes import recipe
 from rlvlm.runs.settings import from_yaml, override, to_yaml
 from rlvlm.sweeps.config import BudgetConfig, SourceConfig, SweepConfig, find_sweep_file, read_sweep
