@@ -122,11 +122,14 @@ def _table_of_players(
 ) -> Table:
     """Who played how well; in brackets a share's interval at 95 %, where more than one distinct episode was played."""
     reached = [f"{name}, %" for name in milestones]
-    heads = ("who", "success at end, %", "at any step, %", *reached, "return > 0, %", "return", "length", "distinct")
+    # of a reward that is never positive, such as a cost, no return says whether anything was done
+    has_gain = any(one["above_zero"] or one["episode_return"] >= 0 for one in compared.values())
+    gain, above = (["return > 0, %"], ["above_zero"]) if has_gain else ([], [])
+    heads = ("who", "success at end, %", "at any step, %", *reached, *gain, "return", "length", "distinct")
     rows = []
     for name, one in compared.items():
         cells = []
-        for what in ("success_at_end", "success", *milestones, "above_zero"):
+        for what in ("success_at_end", "success", *milestones, *above):
             if not has_success and what.startswith("success"):
                 cells.append(_UNDEFINED)
                 continue

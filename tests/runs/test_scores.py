@@ -153,3 +153,16 @@ def test_a_policy_of_one_start_is_also_played_from_others(
     players = build.open_players(recipe(task), Path())
     assert others is None or list(players.others) == others
     assert not build.open_players(override(recipe(task), {"env.start": "random"}), Path()).others
+
+
+@pytest.mark.parametrize(
+    ("share", "mean_return", "is_shown"), [(0.0, -5.0, False), (0.0, 0.0, True), (0.5, -1.0, True)]
+)
+def test_a_return_above_zero_is_counted_where_there_can_be_one(share, mean_return, is_shown) -> None:
+    shares = {
+        f"{name}{end}": share for name in ("success_at_end", "success", "above_zero") for end in ("", "_low", "_high")
+    }
+    one = shares | {"episodes": 4, "distinct": 4, "episode_return": mean_return, "length": 2.0}
+    table = evaluate._table_of_players({"policy": one}, (), has_success=True)
+    assert any("return > 0" in str(column.header) for column in table.columns) == is_shown
+    assert len(list(table.columns)) == 6 + is_shown

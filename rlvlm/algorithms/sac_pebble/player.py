@@ -19,6 +19,7 @@ from rlvlm.algorithms.evaluation import PlayedEpisode
 from rlvlm.core.steps import FloatArray, Trajectory, Transitions
 from rlvlm.envs.env import StepEnv
 from rlvlm.policies.squashed_gaussian import SquashedGaussian
+from rlvlm.rewards.environment import EnvironmentReward
 from rlvlm.rewards.source import RewardSource
 
 KIND = "squashed_gaussian"
@@ -128,6 +129,7 @@ class StepsPlayer:
             snapshots=episode.snapshots,
             env_rewards=episode.env_rewards,
             learned_rewards=learned,
+            reward_name="true reward" if isinstance(self._source, EnvironmentReward) else "learned reward",
             success=episode.success,
             progress=episode.progress,
         )
