@@ -43,11 +43,11 @@ def report_judges(paths: Sequence[Path], out: Path, ask_swapped: int = 0) -> int
         UsageError: there is nothing to report.
         JudgeUnavailable: a judge is to be asked and cannot be loaded.
     """
-    make_output_folder(out)
     if ask_swapped:
         for path in paths:
             ask_in_other_order(path, ask_swapped)
     sources = read_sources(paths)
+    make_output_folder(out)
     rows = [summarise(source) for source in sources]
     pictures = draw_all(sources, out)
     write_json(out / "judge_report.json", rows)

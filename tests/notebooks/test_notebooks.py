@@ -16,7 +16,7 @@ TINY = ["--steps", "600", "--env.episode-steps", "20", "--algo.seed-steps", "100
         "--eval.episodes", "1"]
 TINY_SETTINGS = {
     name.removeprefix("--").replace("-", "_"): int(value) for name, value in zip(TINY[::2], TINY[1::2], strict=True)
-} | {"judge.untrained": "ok"}
+} | {"judge.untrained": "ok", "reward.model": "image"}
 SWEEP = """
 title: True reward and a coin
 tasks: [rlvlm.testing:TINY]

@@ -457,7 +457,8 @@ def preflight(  # noqa: PLR0913 - all of them parts of a run
         return {}
     found: dict[str, float] = {}
     if reward.asks_judge:
-        log(f"trying the judge on {len(made.items)} {reward.per}s whose worth is known")
+        num_known = sum(item.source < 0 for item in made.items)  # controls are made of some of these
+        log(f"trying the judge on {num_known} {reward.per}s whose worth is known")
         found |= labeller.preflight_on(made, seed, log)
     if is_measured:
         known = [scoring_item(item, reward.num_frames) for item in made.items if item.source < 0]

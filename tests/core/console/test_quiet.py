@@ -59,6 +59,7 @@ from rlvlm.core.console.panel import RunConsole
 from rlvlm.core.console.quiet import quiet_output
 from rlvlm.core.console.signals import StopRequest
 
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # tests that run under nohup hand on that it is ignored
 with StopRequest() as stop, quiet_output(Path({str(tmp_path / "run.log")!r})) as terminal:
     with RunConsole(terminal, "title", 1) as console:
         stop.log = console.line
@@ -76,5 +77,8 @@ Path({str(tmp_path / "saved")!r}).write_text(stop.signal_name)
             pass
         os.close(master)
         run.send_signal(signal.SIGHUP)
-        run.wait(timeout=60)
+        try:
+            run.wait(timeout=60)
+        finally:
+            run.kill()
     assert (tmp_path / "saved").read_text() == "SIGHUP", (tmp_path / "run.log").read_text()

@@ -10,6 +10,8 @@ from rlvlm.core.console.signals import ASKED_BY, StopRequest, without_hangup
 
 @pytest.mark.parametrize("number", ASKED_BY)
 def test_the_first_signal_only_asks(number: signal.Signals) -> None:
+    # tests that run under nohup find SIGHUP ignored, which is then left alone
+    handed_down = signal.signal(number, signal.SIG_DFL) if number == signal.SIGHUP else signal.getsignal(number)
     before = signal.getsignal(number)
     told: list[str] = []
     with StopRequest() as stop:
@@ -20,6 +22,7 @@ def test_the_first_signal_only_asks(number: signal.Signals) -> None:
         assert ("at once" in told[0]) == (number not in (signal.SIGUSR1, signal.SIGHUP))
         assert stop and stop.signal_name == number.name
     assert signal.getsignal(number) == before
+    signal.signal(number, handed_down)
 
 
 def test_the_handlers_can_be_taken_back_from_a_library() -> None:
