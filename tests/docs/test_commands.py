@@ -27,7 +27,7 @@ def commands(page: Path) -> Iterator[list[str]]:
     for line in [line for block in fenced for line in block.splitlines()] + indented:
         for part in line.split("#")[0].split(";"):
             match = re.search(r"(?:^|\s)(?:(rlvlm) (?!run\b)|(?:python -m rlvlm\.run|rlvlm run) )(.*)", part)
-            if match:
+            if match and match[2].strip():  # `git clone ... rlvlm` is no command of ours
                 words = [word.removesuffix("...") or word for word in shlex.split(match[2])]
                 words = [PLACEHOLDERS.get(word, word) for word in words]
                 yield words if match[1] else ["run", *words]
