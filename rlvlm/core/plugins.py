@@ -63,7 +63,7 @@ def needed_parameters(function: Callable[..., Any]) -> list[str]:
 
 
 def check_call(function: Callable[..., Any], what: str, *by_position: str, by_name: tuple[str, ...] = ()) -> None:
-    """Passes where a function can be called with these arguments: else that is met hours later, or in another process.
+    """Raises unless a function can be called with these arguments, which would else be met hours later or elsewhere.
 
     Args:
         function: of a user's own.
