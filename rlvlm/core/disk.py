@@ -336,7 +336,7 @@ def no_link(path: str, flags: int) -> int:
 
 
 def check_links(folder: Path) -> None:
-    """Raises UsageError where a symbolic link below `folder` leads out of it: what is written there would land elsewhere.
+    """Raises where a symbolic link below `folder` leads out of it: what is written there would land elsewhere.
 
     Raises:
         UsageError: says which does.
