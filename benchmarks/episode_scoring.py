@@ -17,7 +17,8 @@ from dataclasses import dataclass, replace
 import ray
 import tyro
 
-from rlvlm.algorithms.policy_gradient.algorithm import GRPOAlgorithmConfig, PolicyGradient
+from rlvlm.algorithms.policy_gradient.algorithm import PolicyGradient, PolicyGradientAlgorithmConfig
+from rlvlm.algorithms.policy_gradient.config import chunk_defaults
 from rlvlm.core import metrics
 from rlvlm.core.judging import Clip, Query, Score, Stamp, Status, Verdict
 from rlvlm.rewards.config import ChunkRewardConfig, MonitorConfig
@@ -65,7 +66,7 @@ class SlowJudge:
 def main(trial: Trial) -> None:
     """Prints one JSON line per setting."""
     own = recipe(trial.task)
-    assert own.algorithm == "grpo", f"{own.task} is no task in chunks"
+    assert own.kind == "chunks", f"{own.task} is no task in chunks"
     ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False)
     for parts, staleness in itertools.product(trial.parts, (0, 1)):
         reward = ChunkRewardConfig(
@@ -73,7 +74,7 @@ def main(trial: Trial) -> None:
             monitor=MonitorConfig(preflight=0, controls=0),
         )  # fmt: skip
         algorithm = (
-            GRPOAlgorithmConfig()
+            PolicyGradientAlgorithmConfig(algo=chunk_defaults())
             .envs(task=own.task, env_settings=own.policy_env)
             .acting(policy=own.policy)
             .learning(

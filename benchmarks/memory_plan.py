@@ -12,7 +12,7 @@ from typing import Any
 from transformers import Qwen2_5_VLConfig
 
 from benchmarks.update_memory import WIDTHS
-from rlvlm.algorithms.policy_gradient.config import GRPOConfig, PPOConfig
+from rlvlm.algorithms.policy_gradient.config import PolicyGradientConfig, chunk_defaults
 from rlvlm.algorithms.policy_gradient.memory_plan import plan, size_of
 from rlvlm.policies.vla.config import OpenVLAConfig, VLAConfig
 from rlvlm.policies.vla.openvla.network import CheckpointConfig
@@ -51,7 +51,9 @@ def main() -> None:
                         continue
                     several = {"num_learners": count, "shard": True} if count > 1 else {}
                     coarse = {"compute_dtype": "bfloat16"} if count > 1 else {}
-                    algo = (PPOConfig if name in DEPTHS else GRPOConfig)(microbatch_tokens=8_192, **several, **coarse)
+                    algo = (PolicyGradientConfig if name in DEPTHS else chunk_defaults)(
+                        microbatch_tokens=8_192, **several, **coarse
+                    )
                     cells.append(f"{plan(size, policy, algo, on_gpu=True).total / 2**30:.0f}")
                 print(f"| {name}, {size.total / 1e9:.2f} billion | {learns} | " + " | ".join(cells) + " |")
 

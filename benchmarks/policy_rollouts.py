@@ -46,9 +46,8 @@ import tyro
 from ray import serve
 from ray.serve.context import _get_global_client
 
-from rlvlm.algorithms.policy_gradient.algorithm import PolicyGradient, PPOAlgorithmConfig
-from rlvlm.algorithms.policy_gradient.algorithm_config import TokenConfig
-from rlvlm.algorithms.policy_gradient.config import PPOConfig
+from rlvlm.algorithms.policy_gradient.algorithm import PolicyGradient, PolicyGradientAlgorithmConfig
+from rlvlm.algorithms.policy_gradient.config import PolicyGradientConfig
 from rlvlm.algorithms.policy_gradient.source import EpisodeSource, Rollout
 from rlvlm.algorithms.policy_gradient.turns import Actor, make_slot
 from rlvlm.algorithms.training_stats import TrainingStats
@@ -192,7 +191,7 @@ class GenerateEngine(PolicyEngine):
 
 def overlap(config: Config, rollout_s: float, update_s: float, staleness: int) -> dict[str, float]:
     """Seconds of a round of rollout and update, and of its rollout in three ways, in the units of the log."""
-    algo = PPOConfig(staleness=staleness)
+    algo = PolicyGradientConfig(staleness=staleness)
     rng, num_rows = np.random.default_rng(0), config.turns // algo.num_envs
     # a rollout takes what was logged however its replies are spread
     slowest = np.exp(config.spread * rng.standard_normal((10_000, algo.num_envs))).max(1).mean()
@@ -228,9 +227,9 @@ def overlap(config: Config, rollout_s: float, update_s: float, staleness: int) -
     }
 
 
-def algorithm_of(config: Config, run: RunConfig) -> TokenConfig:
+def algorithm_of(config: Config, run: RunConfig) -> PolicyGradientAlgorithmConfig:
     return (
-        PPOAlgorithmConfig()
+        PolicyGradientAlgorithmConfig()
         .envs(task=run.task, env_settings=run.env)
         .acting(make_policy=partial(make_policy, run.policy))
         .learning(
@@ -252,7 +251,7 @@ def replica_processes(app: str) -> list[psutil.Process]:
 def contest(config: Config, task: str) -> dict[str, Any]:
     """Rates of all ways on one task, and the parts of a step."""
     run = recipe(task)
-    assert run.algorithm == "ppo", f"{task} is not an env in turns"
+    assert run.kind == "turns", f"{task} is not an env in turns"
     with contextlib.ExitStack() as stack:
         algorithm = stack.enter_context(built(algorithm_of(config, run)))
         assert isinstance(algorithm, PolicyGradient)

@@ -31,9 +31,9 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 
 from benchmarks.memory_plan import DEPTHS, VISION
 from benchmarks.update_memory import WIDTHS
-from rlvlm.algorithms.policy_gradient.algorithm import GRPOAlgorithmConfig, PPOAlgorithmConfig
+from rlvlm.algorithms.policy_gradient.algorithm import PolicyGradientAlgorithmConfig
 from rlvlm.algorithms.policy_gradient.chunks import ChunkRunner
-from rlvlm.algorithms.policy_gradient.config import GRPOConfig, PPOConfig
+from rlvlm.algorithms.policy_gradient.config import PolicyGradientConfig, chunk_defaults
 from rlvlm.algorithms.policy_gradient.learner import TokenLearner
 from rlvlm.algorithms.policy_gradient.turns import Actor, TurnRunner
 from rlvlm.core.episodes import TokenEpisode
@@ -107,13 +107,13 @@ def run_policy(config: Config, root: Path) -> dict[str, Any]:
         vision = {"depth": 2, "hidden_size": 64, "out_hidden_size": 64, "num_heads": 2, "intermediate_size": 64}
     text["rope_parameters"] = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": sections}
     folder = write_vlm(Qwen2_5_VLConfig, text, vision, root / "model", patch_px=14)
-    algo = PPOConfig(
+    algo = PolicyGradientConfig(
         num_envs=config.rows, rollout_turns=config.rows * config.turns, minibatch_turns=config.rows * config.turns // 4,
         epochs=1, max_reply_tokens=64, microbatch_tokens=8_192,
     )  # fmt: skip
     policy = PolicyConfig(model=str(folder), device=device(), learns="lora")
     settings = (
-        PPOAlgorithmConfig()
+        PolicyGradientAlgorithmConfig()
         .envs(task="number_line", env_settings=task_env("number_line"))
         .acting(make_policy=partial(_make_policy, policy=policy))
         .learning(algo=algo, total_steps=10_000)
@@ -151,9 +151,9 @@ def run_vla(config: Config, root: Path) -> dict[str, Any]:
     del network
     free()
     groups = max(1, config.rows // 8)
-    algo = GRPOConfig(warm_up=0, rounds=1, groups=groups, group_size=8, minibatches=4, microbatch_turns=16, lr=2e-5)
+    algo = chunk_defaults(warm_up=0, rounds=1, groups=groups, group_size=8, minibatches=4, microbatch_turns=16, lr=2e-5)
     settings = (
-        GRPOAlgorithmConfig()
+        PolicyGradientAlgorithmConfig(algo=chunk_defaults())
         .envs(task="push_block", env_settings=EnvConfig(episode_steps=8 * config.turns))
         .acting(policy=VLAConfig(model=str(folder), openvla=OpenVLAConfig(device=device())))
         .learning(algo=algo)

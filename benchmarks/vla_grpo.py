@@ -20,9 +20,9 @@ import torch
 import tyro
 
 from rlvlm.algorithms.evaluation import FIRST_SEED
-from rlvlm.algorithms.policy_gradient.algorithm import GRPOAlgorithmConfig
+from rlvlm.algorithms.policy_gradient.algorithm import PolicyGradientAlgorithmConfig
 from rlvlm.algorithms.policy_gradient.chunks import ChunkRunner, ChunkSampler
-from rlvlm.algorithms.policy_gradient.config import PolicyGradientConfig
+from rlvlm.algorithms.policy_gradient.config import PolicyGradientConfig, chunk_defaults
 from rlvlm.algorithms.policy_gradient.critic import Critic
 from rlvlm.algorithms.policy_gradient.learner import TokenLearner
 from rlvlm.algorithms.policy_gradient.player import chunk_player
@@ -137,7 +137,7 @@ def set_up(task: str, trial: Trial) -> tuple[ChunkRunner, TokenLearner, ChunkEnv
     torch.set_num_threads(trial.grpo.threads)
     torch.manual_seed(trial.seed)
     config = (
-        GRPOAlgorithmConfig()
+        PolicyGradientAlgorithmConfig(algo=chunk_defaults())
         .envs(task=task, env_settings=trial.env)
         .acting(policy=trial.policy)
         .learning(sft=trial.sft, algo=trial.grpo)
@@ -195,7 +195,7 @@ def supervised(task: str, policy: Any, env: ChunkEnv, trial: Trial) -> tuple[Act
 def told(task: str, args: list[str]) -> tuple[str, Trial]:
     """A task by its full name, and its recipe's settings but for those of the command line."""
     own = recipe(task)
-    assert own.algorithm == "grpo", f"{own.task} is no task in chunks"
+    assert own.kind == "chunks", f"{own.task} is no task in chunks"
     default = Trial(env=own.policy_env, policy=own.policy, sft=own.sft, grpo=own.algo, reward=ChunkRewardConfig())
     trial = tyro.cli(Trial, default=default, args=args)
     if trial.sft.start_from:

@@ -32,8 +32,8 @@ import tyro
 from transformers import AutoModelForImageTextToText, AutoTokenizer, Qwen2_5_VLConfig
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
-from rlvlm.algorithms.policy_gradient.algorithm import PolicyGradient, PPOAlgorithmConfig
-from rlvlm.algorithms.policy_gradient.config import PPOConfig
+from rlvlm.algorithms.policy_gradient.algorithm import PolicyGradient, PolicyGradientAlgorithmConfig
+from rlvlm.algorithms.policy_gradient.config import PolicyGradientConfig
 from rlvlm.algorithms.policy_gradient.turns import make_slot
 from rlvlm.algorithms.sft_config import ReplySFTConfig
 from rlvlm.core import metrics
@@ -131,11 +131,13 @@ def measured(config: Config, folder: str, learns: Literal["all", "lora"]) -> dic
         used = engine.vllm if config.backend == "vllm" else None
         app = stack.enter_context(running_policy(policy, count, engine.placement, "sync", batch_size=2, vllm=used))
         settings = (
-            PPOAlgorithmConfig()
+            PolicyGradientAlgorithmConfig()
             .envs(task=_TASK, env_settings=task_env(_TASK))
             .acting(make_policy=partial(make_policy, policy), make_engine=partial(ServedEngine, app, config=engine))
             .learning(
-                algo=PPOConfig(num_learners=config.learners, shard=config.learners > 1, num_envs=4, rollout_turns=16),
+                algo=PolicyGradientConfig(
+                    num_learners=config.learners, shard=config.learners > 1, num_envs=4, rollout_turns=16
+                ),
                 sft=ReplySFTConfig(turns=0),
                 total_steps=100,
             )  # fmt: skip

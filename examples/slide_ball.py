@@ -7,6 +7,7 @@ from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.env import StepEnv
 from rlvlm.envs.registry import Task
 from rlvlm.runs.config import RunConfig
+from rlvlm.runs.kinds import StepsRun
 
 RING = np.array([0.7, 0.3])
 TASK = Task(
@@ -19,7 +20,7 @@ TASK = Task(
 
 def recipe() -> RunConfig:
     """What a run starts from; the command line overrides it."""
-    return RunConfig(task=TASK.name, steps=5_000, env=EnvConfig(episode_steps=50))
+    return StepsRun(task=TASK.name, steps=5_000, env=EnvConfig(episode_steps=50))
 
 
 class SlideBall(StepEnv):

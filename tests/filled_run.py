@@ -14,6 +14,7 @@ from rlvlm.preferences.records import QueryRecord, record_answers
 from rlvlm.rewards.scoring_items import ScoredItem
 from rlvlm.runs.config import RunConfig
 from rlvlm.runs.folder import RunFolder, create_folder
+from rlvlm.runs.kinds import StepsRun
 from rlvlm.runs.records import compared_examples, query_row
 from rlvlm.testing import TinyEnv
 
@@ -75,7 +76,7 @@ def make_scores() -> Callable[[int], list[ScoredItem]]:
 
 @pytest.fixture
 def config(tmp_path: Path) -> RunConfig:
-    return RunConfig(task="drawer_open", seed=3, out=tmp_path / "run")
+    return StepsRun(task="drawer_open", seed=3, out=tmp_path / "run")
 
 
 @pytest.fixture

@@ -258,6 +258,10 @@ class BaseAlgorithm(Algorithm):
         """Images [N, H, W, 3] of `snapshots` [N, S]; `size_px` is the side wanted, for envs that have no size."""
         return self._viewer.draw(snapshots)
 
+    def draw_for_judge(self, snapshots: FloatArray, size_px: int) -> Frames:
+        """The same as `draw`, as the judge is shown it."""
+        return self.draw(snapshots, size_px)
+
     def report(self) -> dict[str, float]:
         """The newest numbers by their names in `rlvlm.core.metrics`."""
         return self._stats.report()

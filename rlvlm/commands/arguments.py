@@ -7,9 +7,8 @@ import difflib
 import re
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass
 from decimal import Decimal
-from types import NoneType
 from typing import Annotated, Any, Generic, TypeVar, get_type_hints
 
 import tyro
@@ -18,21 +17,22 @@ from rlvlm.core.errors import EXIT_DONE, UsageError
 from rlvlm.envs.registry import task_summary
 from rlvlm.runs.config import RunConfig
 from rlvlm.runs.recipes import RECIPES, recipe
-from rlvlm.runs.settings import as_config, by_meaning, differences, flat, kind_of
+from rlvlm.runs.settings import by_meaning, differences, flat
 
 _HELP = ("-h", "--help")
 _HELP_ALL = "--help-all"
-_CONFIG = (tyro.conf.SuppressFixed,)
-"""Sections of other algorithms, which are None, are not shown."""
 _MOST_USED = (
     *("goal", "steps", "seed", "out", "env.split", "reward.source", "reward.teacher", "judge.backend", "judge.model"),
-    *("judge.prompt", "judge.api.base_url", "serve.num_gpus", "policy.model", "sft.demonstrations", "eval.episodes"),
+    *("judge.prompt", "judge.api.base_url", "serve.num_gpus", "algo.preset", "policy.model", "sft.demonstrations"),
+    "eval.episodes",
 )
 """Options that a task's help shows, where the task has them; `--help-all` shows the others too."""
 _EXAMPLE = next(iter(RECIPES))
 """The task of help texts that name none."""
 _CHECKPOINT = "--policy.model"
 """The option whose model comes trained, which decides what else a run starts from."""
+_PRESET = "--algo.preset"
+"""The option of estimator and loss, which decides likewise."""
 
 
 Config = TypeVar("Config", bound=RunConfig)
@@ -107,7 +107,9 @@ def parse_run(words: Sequence[str], prog: str) -> RunArguments[RunConfig]:
     """
     task, options = task_first(words, prog, _EXAMPLE)
     # options decide the defaults before they are parsed: a recipe differs for a policy that comes trained
-    default = recipe(task, has_checkpoint=any(option.split("=")[0] == _CHECKPOINT for option in options))
+    default = recipe(
+        task, has_checkpoint=_value_of(_CHECKPOINT, options) is not None, preset=_value_of(_PRESET, options) or ""
+    )
     default = default.smoke() if "--smoke" in options else default
     return parse_options(default, options, f"{prog} {task if task in words else 'TASK'}")
 
@@ -121,11 +123,7 @@ def parse_options(default: RunConfig, options: Sequence[str], prog: str) -> RunA
     known = flat(default)
     options = _whole_numbers(options, {name for name, value in known.items() if type(value) is int})
     about = f"Train on a task ({task_summary()}); every option overrides one field of the task's recipe."
-    kind: Any = kind_of(default)  # of the sections that only some algorithms have, those of the task's own
-    for name, section in kind.__annotations__.items():
-        if section is NoneType:  # another algorithm's: nothing can be said there
-            kind.__annotations__[name] = tyro.conf.Suppress[section]
-    most_used = None
+    start = default
     if _HELP_ALL in options:
         options = _HELP[:1]
     elif any(option in _HELP for option in options):
@@ -134,18 +132,26 @@ def parse_options(default: RunConfig, options: Sequence[str], prog: str) -> RunA
             f" Most runs need only those below. {prog} {_HELP_ALL} has all {len(known)} ({', '.join(sections)}.*), "
             "--print-config all values in one list, each with its meaning."
         )
-        most_used = _with_most_used(as_config(kind, default))
-        kind = type(most_used)
+        start = _with_most_used(default)
     _check_names(default, known, options)
     # tyro takes the defaults from an instance of the very class that it is to fill
-    start = RunArguments(config=most_used or as_config(kind, default))
-    arguments = parse(RunArguments[kind], options, prog, start, description=about, config=_CONFIG)
-    wanted = as_config(RunConfig, arguments.config)
+    kind: Any = type(start)
+    arguments = parse(RunArguments[kind], options, prog, RunArguments(config=start), description=about)
+    wanted = arguments.config
     for name in differences(known, flat(wanted)):
         if (why := wanted.why_unused(name)) is not None:
             option = f"--{name.replace('_', '-')}"
             raise UsageError(f"{option} has no effect with {why}", f"leave out {option}")
-    return replace(arguments, config=wanted)
+    return arguments
+
+
+def _value_of(option: str, options: Sequence[str]) -> str | None:
+    """What follows `option` on the command line, empty where nothing does; None where it is not there."""
+    for place, word in enumerate(options):
+        name, equals, value = word.partition("=")
+        if name == option:
+            return value if equals else "".join(options[place + 1 : place + 2])
+    return None
 
 
 _WHOLE = re.compile(r"(\d+(?:\.\d+)?)(?:[eE]\+?(\d{1,2})|([kKM]))")

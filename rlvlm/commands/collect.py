@@ -6,7 +6,6 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlvlm.algorithms.sft_config import ChunkSFTConfig
 from rlvlm.commands.arguments import parse, print_progress, task_first
 from rlvlm.core.checks import check_interval, check_least, check_shares
 from rlvlm.core.errors import EXIT_DONE, UsageError
@@ -58,8 +57,7 @@ def command(words: Sequence[str], prog: str) -> int:
     task = full_name(task)
     config = recipe(task)
     default = CollectArguments(out=Path("demonstrations") / task.replace("/", "-"), env=config.env)
-    if isinstance(sft := config.sft, ChunkSFTConfig):  # what a run of the task would have its script play
-        default = replace(default, episodes=sft.episodes, noise=sft.noise, p_perturb=sft.p_perturb)
+    default = replace(default, **config.script_options())  # what a run of the task would have its script play
     arguments = parse(CollectArguments, options, f"{prog} {task}", default)
     kind = find_task(task).kind
     if kind == "steps":

@@ -22,7 +22,6 @@ from PIL import Image
 from rich.console import Console
 from rich.text import Text
 
-from rlvlm.algorithms.policy_gradient.config import PPOConfig
 from rlvlm.commands.arguments import parse
 from rlvlm.core.console.boxes import EXIT_INTERRUPTED
 from rlvlm.core.console.quiet import quiet_output
@@ -34,6 +33,7 @@ from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.registry import make_env, task_goal
 from rlvlm.policies.vlm.config import PolicyConfig
 from rlvlm.runs.folder import check_trust, choose_checkpoint, find_folder
+from rlvlm.runs.kinds import TurnsRun
 from rlvlm.runs.preflight import port_is_free
 from rlvlm.runs.ray_session import ray_session
 from rlvlm.serving.app_file import AppFile, PolicyEntry, read_app_file
@@ -329,10 +329,9 @@ def run_app(path: Path, replicas: int, num_gpus: float, trust: bool) -> AppFile:
     check_trust([path], trust=trust)
     folder = find_folder(path)
     config = folder.config()
-    algo, policy = config.algo, config.policy
-    if not isinstance(algo, PPOConfig) or not isinstance(policy, PolicyConfig):
+    if not isinstance(config, TurnsRun):
         raise UsageError(
-            f"{folder.path} has no policy that looks at an image and answers: its algorithm is {config.algorithm}",
+            f"{folder.path} has no policy that looks at an image and answers: its env is in {config.kind}",
             "serve a run such as number_line's; others are played by rlvlm eval",
         )
     from rlvlm.algorithms.policy_gradient.turns import make_slot
@@ -346,7 +345,7 @@ def run_app(path: Path, replicas: int, num_gpus: float, trust: bool) -> AppFile:
     slot.env.close()
     entry = PolicyEntry(
         app=_POLICY_APP,
-        policy=policy,
+        policy=config.policy,
         num_actions=len(names),
         placement=PlacementConfig(num_replicas=replicas, num_gpus=num_gpus),
         build=partial(trained_policy, checkpoint=checkpoint),  # called in each replica
@@ -354,8 +353,8 @@ def run_app(path: Path, replicas: int, num_gpus: float, trust: bool) -> AppFile:
     act = ActConfig(
         app=_POLICY_APP,
         action_names=names,
-        max_reply_tokens=algo.max_reply_tokens,
-        temperature=algo.temperature,
+        max_reply_tokens=config.algo.max_reply_tokens,
+        temperature=config.algo.temperature,
     )
     return AppFile(
         name=folder.path.name,

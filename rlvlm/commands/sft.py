@@ -4,14 +4,13 @@ import os
 import shlex
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import tyro
 
-from rlvlm.algorithms.policy_gradient.config import PPOConfig
 from rlvlm.algorithms.sft_config import JobConfig, ReplySFTConfig
 from rlvlm.commands.arguments import parse, print_progress, task_first
 from rlvlm.core.episodes import TokenEpisode
@@ -19,6 +18,7 @@ from rlvlm.core.errors import EXIT_DONE, UsageError
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.registry import check_unused, find_task, make_env
 from rlvlm.policies.vlm.config import PolicyConfig
+from rlvlm.runs.kinds import TurnsRun
 from rlvlm.runs.preflight import check_network
 from rlvlm.runs.recipes import recipe
 
@@ -50,10 +50,11 @@ def command(words: Sequence[str], prog: str) -> int:
         fixes |= {"chunks": f"a VLA learns in its run: rlvlm run {task} --sft.demonstrations DIR"}
         raise UsageError(f"{task} is an env in {kind}, not in turns", fixes[kind])
     own = recipe(task)
-    default = SFTArguments(source=Path(), out=Path("sft") / task.replace("/", "-"), env=own.env)
-    if isinstance(own.algo, PPOConfig) and isinstance(own.policy, PolicyConfig) and isinstance(own.sft, ReplySFTConfig):
-        job = JobConfig(max_reply_tokens=own.algo.max_reply_tokens)
-        default = replace(default, policy=own.policy, sft=own.sft, job=job)
+    assert isinstance(own, TurnsRun), "that is its env's kind"
+    default = SFTArguments(
+        source=Path(), out=Path("sft") / task.replace("/", "-"), env=own.env, policy=own.policy, sft=own.sft,
+        job=JobConfig(max_reply_tokens=own.algo.max_reply_tokens),
+    )  # fmt: skip
     arguments = parse(SFTArguments, options, f"{prog} {task}", default)
     try:
         check_unused(task, arguments.env)

@@ -21,7 +21,6 @@ from rlvlm.core.disk import shipped
 from rlvlm.core.errors import EXIT_DONE, MachineError, UsageError
 from rlvlm.runs.config import RunConfig
 from rlvlm.runs.folder import default_path
-from rlvlm.runs.networks import networks_of
 from rlvlm.sweeps.config import find_sweep_file, read_sweep
 from rlvlm.sweeps.plan import expand, shared_judges
 
@@ -142,7 +141,7 @@ def _check_machine(job: SlurmConfig, configs: Sequence[RunConfig], gpus: Mapping
         fix = f"--gpus-per-node {math.ceil(wanted / job.nodes)}, before the --"
         parts = " and ".join(f"{name} {count:g}" for name, count in gpus.items() if count)
         raise UsageError(f"the run asks for {wanted:g} GPUs ({parts}), the job for {there}", fix)
-    policies = {(model, revision) for one in configs for _, model, revision in networks_of(one).values() if model}
+    policies = {(model, revision) for one in configs for _, model, revision in one.networks().values() if model}
     judges = {
         (one.judge.model, one.judge.revision)
         for one in configs

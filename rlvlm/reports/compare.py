@@ -29,7 +29,6 @@ from rlvlm.reports.statistics import (
     percentiles,
     resampled_means,
 )
-from rlvlm.rewards.config import StepRewardConfig
 from rlvlm.runs.plots import COLOURS, INK, STYLE, save
 from rlvlm.runs.scores import score_name
 from rlvlm.runs.tables import CsvTable
@@ -253,8 +252,7 @@ def _benched(results: Results, task: str, source: str) -> dict[str, str | None]:
     row = next((bench for run in runs for bench in results.benches if is_of(bench, *run.judge)), None)
     if row is None:
         return {"bench": None, "expected": None}
-    reward = runs[0].config.reward
-    kind = "pairs" if isinstance(reward, StepRewardConfig) and reward.source == "preference" else "scores"
+    kind = "pairs" if runs[0].config.compares else "scores"
     figures = task_figures(row, task, kind)
     if kind == "pairs":
         bench = f"{share_cell(figures.get('accuracy'))} right, {share_cell(figures.get('undecided'))} undecided"

@@ -19,10 +19,9 @@ from ray.tune.trainable import trainable
 
 from rlvlm.algorithms.base import BaseAlgorithm
 from rlvlm.algorithms.evaluation import Player
-from rlvlm.algorithms.policy_gradient.algorithm import GRPOAlgorithmConfig, PolicyGradient, PPOAlgorithmConfig
+from rlvlm.algorithms.policy_gradient.algorithm import PolicyGradientAlgorithmConfig
 from rlvlm.algorithms.policy_gradient.algorithm_config import MakeEngine
 from rlvlm.algorithms.policy_gradient.chunks import ChunkSampler
-from rlvlm.algorithms.policy_gradient.config import PolicyGradientConfig, PPOConfig
 from rlvlm.algorithms.policy_gradient.player import (
     ScriptPlayer,
     chunk_player,
@@ -31,10 +30,8 @@ from rlvlm.algorithms.policy_gradient.player import (
     load_vlm,
     turn_player,
 )
-from rlvlm.algorithms.policy_gradient.rewards import shown_frames
 from rlvlm.algorithms.policy_gradient.turns import Actor, EnvSlot, make_slot
 from rlvlm.algorithms.sac_pebble.algorithm import SACPebbleConfig
-from rlvlm.algorithms.sac_pebble.config import SACConfig
 from rlvlm.algorithms.sac_pebble.player import StepsPlayer
 from rlvlm.algorithms.sac_pebble.player import load_policy as load_actor
 from rlvlm.core.errors import JudgeUnavailable
@@ -43,13 +40,12 @@ from rlvlm.envs.env import TurnEnv
 from rlvlm.envs.images import FrameStore
 from rlvlm.envs.registry import check_unused, is_used, make_env
 from rlvlm.judges.judge import Judge
-from rlvlm.policies.vla.config import VLAConfig
 from rlvlm.policies.vlm.config import PolicyConfig
 from rlvlm.policies.vlm.engine import PolicyEngine
 from rlvlm.policies.vlm.loading import load_policy
 from rlvlm.policies.vlm.policy import VLMPolicy
-from rlvlm.rewards.config import ChunkRewardConfig, StepRewardConfig, TurnRewardConfig
 from rlvlm.runs.config import RunConfig
+from rlvlm.runs.kinds import AnswersRun, ChunksRun, StepsRun, TurnsRun
 from rlvlm.runs.records import Draw
 from rlvlm.serving.apps import running_policy
 from rlvlm.serving.client import ServedJudge
@@ -63,30 +59,30 @@ def open_algorithm(config: RunConfig, make_judge: MakeJudge | None) -> Iterator[
     """The algorithm of a run, ready to train or to be restored; it is stopped when the context closes, and so is the
     Serve app that samples for it.
     """
-    algo, policy, engine = config.algo, config.policy, config.engine
-    # SAC's batches of 256 are too small to share: two threads are slower than one
-    torch.set_num_threads(1 if isinstance(algo, SACConfig) else algo.threads)
+    torch.set_num_threads(config.algo.threads)
     with ExitStack() as stack:
-        make_engine = None
-        if engine and engine.num_replicas:  # else the run's own process samples
-            assert isinstance(policy, PolicyConfig) and isinstance(algo, PPOConfig), "the algorithm's sections"
-            slot = make_slot(config.task, config.env)
-            num_actions = len(slot.env.action_names)
-            slot.env.close()
-            app = stack.enter_context(
-                running_policy(
-                    policy,
-                    num_actions,
-                    engine.placement,
-                    config.task,
-                    # all envs ask at once, and each replica answers its share in one pass
-                    batch_size=-(-algo.num_envs // engine.num_replicas),
-                    vllm=engine.vllm if engine.backend == "vllm" else None,
-                    takes_turns=engine.colocated,
-                )
-            )
-            make_engine = partial(ServedEngine, app, config=engine)
+        make_engine = stack.enter_context(_running_engine(config)) if config.num_engine_replicas else None
         yield stack.enter_context(built(algorithm_settings(config, make_judge, make_engine)))
+
+
+@contextmanager
+def _running_engine(config: Any) -> Iterator[MakeEngine]:
+    """What makes the client of the replicas that sample for a policy in text; they stop when the context closes."""
+    engine = config.engine
+    slot = make_slot(config.task, config.env)
+    num_actions = len(slot.env.action_names)
+    slot.env.close()
+    with running_policy(
+        config.policy,
+        num_actions,
+        engine.placement,
+        config.task,
+        # all envs ask at once, and each replica answers its share in one pass
+        batch_size=-(-config.algo.num_envs // engine.num_replicas),
+        vllm=engine.vllm if engine.backend == "vllm" else None,
+        takes_turns=engine.colocated,
+    ) as app:
+        yield partial(ServedEngine, app, config=engine)
 
 
 @contextmanager
@@ -113,37 +109,52 @@ def algorithm_settings(
         make_judge: makes the judge's client in the process that asks; None where nobody is asked.
         make_engine: likewise of what samples for a policy that answers; None samples in the run's own process.
     """
-    algo, reward, policy = config.algo, config.reward, config.policy
-    if isinstance(algo, SACConfig):
-        assert isinstance(reward, StepRewardConfig) and config.feedback and config.reward_model, "SAC's sections"
-        settings = SACPebbleConfig().envs(task=config.task, env_settings=config.env).learning(sac=algo)
-        settings.rewards(
-            reward=reward,
-            feedback=config.feedback,
-            reward_model=config.reward_model,
-            judge=config.judge,
-            goal=config.judge_goal,
-            make_judge=make_judge,
-            total_steps=config.steps,
-        )
-        return settings.debugging(seed=config.seed)
-    assert isinstance(reward, TurnRewardConfig), "the algorithm's section"
-    settings = PPOAlgorithmConfig() if isinstance(algo, PPOConfig) else GRPOAlgorithmConfig()
-    settings.envs(task=config.task, env_settings=config.policy_env if isinstance(policy, VLAConfig) else config.env)
-    if isinstance(policy, VLAConfig):
-        settings.acting(policy=policy).rewards(judge_env=config.judge_env)
-    else:
-        assert isinstance(policy, PolicyConfig), "the algorithm's section"
-        settings.acting(make_policy=partial(make_policy, policy.in_run(config.seed)))
-        if make_engine:
-            settings.acting(make_engine=make_engine)
+    settings = _BUILDERS[config.kind].settings(config, make_judge, make_engine)
+    return settings.debugging(seed=config.seed)
+
+
+def step_settings(config: StepsRun, make_judge: MakeJudge | None, make_engine: MakeEngine | None) -> AlgorithmConfig:
+    """See `algorithm_settings`."""
+    settings = SACPebbleConfig().envs(task=config.task, env_settings=config.env).learning(sac=config.algo)
+    settings.rewards(
+        reward=config.reward,
+        feedback=config.feedback,
+        reward_model=config.reward_model,
+        judge=config.judge,
+        goal=config.judge_goal,
+        make_judge=make_judge,
+        total_steps=config.steps,
+    )
+    return settings
+
+
+def turn_settings(config: TurnsRun, make_judge: MakeJudge | None, make_engine: MakeEngine | None) -> AlgorithmConfig:
+    """See `algorithm_settings`."""
+    settings = PolicyGradientAlgorithmConfig().envs(task=config.task, env_settings=config.env)
+    settings.acting(make_policy=partial(make_policy, config.policy.in_run(config.seed)))
+    if make_engine:
+        settings.acting(make_engine=make_engine)
+    return _with_rewards(settings, config, make_judge)
+
+
+def chunk_settings(config: ChunksRun, make_judge: MakeJudge | None, make_engine: MakeEngine | None) -> AlgorithmConfig:
+    """See `algorithm_settings`."""
+    settings = PolicyGradientAlgorithmConfig().envs(task=config.task, env_settings=config.policy_env)
+    settings.acting(policy=config.policy).rewards(judge_env=config.judge_env)
+    return _with_rewards(settings, config, make_judge)
+
+
+def _with_rewards(
+    settings: PolicyGradientAlgorithmConfig, config: AnswersRun, make_judge: MakeJudge | None
+) -> AlgorithmConfig:
+    reward = config.reward
     settings.rewards(
         reward=reward,
         goal=config.goal,
         make_judge=make_judge,
         make_fallback_judge=partial(answering_judge, reward.fallback_judge) if reward.fallback_judge else None,
     )
-    return settings.learning(algo=algo, sft=config.sft, total_steps=config.steps).debugging(seed=config.seed)
+    return settings.learning(algo=config.algo, sft=config.sft, total_steps=config.steps)
 
 
 def make_policy(config: PolicyConfig, env: TurnEnv) -> VLMPolicy:
@@ -166,15 +177,6 @@ def answering_judge(app: str) -> Judge:
     return judge
 
 
-def draw_examples(config: RunConfig, algorithm: BaseAlgorithm) -> Draw:
-    """Draws the examples of the judge's page as the judge sees them."""
-    reward = config.reward
-    if not isinstance(reward, ChunkRewardConfig) or not isinstance(algorithm, PolicyGradient):
-        return algorithm.draw
-    draw = algorithm.draw_for_judge
-    return lambda snapshots, size_px: shown_frames(draw(snapshots, size_px), reward)
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Players:
     """Who plays in `rlvlm eval`; none of them needs Ray or the judge."""
@@ -195,16 +197,10 @@ class Players:
 
 def open_players(config: RunConfig, checkpoint: Path) -> Players:
     """The policy in a checkpoint's folder, and what it is compared with."""
-    match config.policy:
-        case PolicyConfig():
-            return turn_players(config, checkpoint)
-        case VLAConfig():
-            return chunk_players(config, checkpoint)
-        case None:
-            return step_players(config, checkpoint)
+    return _BUILDERS[config.kind].players(config, checkpoint)
 
 
-def step_players(config: RunConfig, checkpoint: Path) -> Players:
+def step_players(config: StepsRun, checkpoint: Path) -> Players:
     """The deterministic policy in an env of its own; where that has one start, also from the random ones of its task,
     of which training saw none.
     """
@@ -226,13 +222,12 @@ def step_players(config: RunConfig, checkpoint: Path) -> Players:
     )
 
 
-def turn_players(config: RunConfig, checkpoint: Path) -> Players:
-    """The policy and what PPO started from, greedy and sampled; the env's expert, where it has one; random actions.
+def turn_players(config: TurnsRun, checkpoint: Path) -> Players:
+    """The policy and what training started from, greedy and sampled; the env's expert, if it has one; random actions.
 
     Where starts were held out from training, the policy is also played on those that were not.
     """
     algo = config.algo
-    assert isinstance(algo, PolicyGradientConfig) and isinstance(config.policy, PolicyConfig)
     torch.set_num_threads(algo.threads)
     # starts that training never had, where the env's split holds some out
     held_out = config.env.for_evaluation()
@@ -249,7 +244,7 @@ def turn_players(config: RunConfig, checkpoint: Path) -> Players:
     if config.env.split != held_out.split:
         who["seen starts"] = plays(policy, partial(make_slot, config.task, replace(held_out, split=config.env.split)))
     if load_start(start, checkpoint):
-        who["before PPO"] = plays(start)
+        who["before training"] = plays(start)
     others = {f"{name}, {how}": player for name, both in who.items() for how, player in both.items()}
     if env.has_expert:
         others["scripted expert"] = ScriptPlayer(ScriptedExpert(), slots())
@@ -267,10 +262,9 @@ def turn_players(config: RunConfig, checkpoint: Path) -> Players:
     )
 
 
-def chunk_players(config: RunConfig, checkpoint: Path) -> Players:
+def chunk_players(config: ChunksRun, checkpoint: Path) -> Players:
     """The policy, greedy and sampled as in training, in envs of its own."""
     algo = config.algo
-    assert isinstance(algo, PolicyGradientConfig)
     torch.set_num_threads(algo.threads)
     env = make_env(config.task, config.policy_env.for_evaluation(), config.seed)
     policy, scale = load_vla(checkpoint, env)
@@ -294,3 +288,18 @@ def film_draw(config: RunConfig, draw: Draw) -> Iterator[Draw]:
         yield env.draw
     finally:
         env.close()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Builder:
+    """What a kind of run becomes."""
+
+    settings: Callable[[Any, MakeJudge | None, MakeEngine | None], AlgorithmConfig]
+    players: Callable[[Any, Path], Players]
+
+
+_BUILDERS: Mapping[str, _Builder] = {
+    "steps": _Builder(settings=step_settings, players=step_players),
+    "turns": _Builder(settings=turn_settings, players=turn_players),
+    "chunks": _Builder(settings=chunk_settings, players=chunk_players),
+}

@@ -1,32 +1,23 @@
-"""A run's whole configuration: one frozen tree for every algorithm; the command line overrides its fields.
+"""What every run's configuration has, whatever its kind (`rlvlm.runs.kinds`); the command line overrides its fields.
 
 Imports only the packages' config files, never torch or ray: `rlvlm --help` starts at once.
 """
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, Literal, Self, TypeVar
 
 import tyro
 
-from rlvlm.algorithms.policy_gradient.config import GRPOConfig, PolicyGradientConfig, PPOConfig
-from rlvlm.algorithms.sac_pebble.config import SACConfig
-from rlvlm.algorithms.sft_config import ChunkSFTConfig, ReplySFTConfig
 from rlvlm.core.checks import check_interval, check_least
-from rlvlm.core.errors import UsageError
-from rlvlm.core.yaml_text import read_yaml
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.registry import check_unused, find_task, is_used
 from rlvlm.judges.config import JudgeConfig
-from rlvlm.policies.vla.config import VLAConfig
-from rlvlm.policies.vlm.config import PolicyConfig
-from rlvlm.preferences.config import FeedbackConfig, RewardModelConfig, check_learning, published_name
-from rlvlm.rewards.config import ChunkRewardConfig, RewardConfig, StepRewardConfig, TurnRewardConfig
-from rlvlm.runs.settings import flat, read_like, to_yaml
-from rlvlm.serving.config import PlacementConfig, ServedEngineConfig
+from rlvlm.runs.settings import flat
+from rlvlm.serving.config import PlacementConfig
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,16 +60,6 @@ class TrackConfig:
         check_interval(self, "track", "[1, 65535]", "dashboard_port")
 
 
-ALGORITHMS: dict[str, type] = {"sac": SACConfig, "ppo": PPOConfig, "grpo": GRPOConfig}
-"""By the name that stands first in `config.yaml`."""
-SECTIONS: dict[str, dict[str, type]] = {
-    "sac": {"reward": StepRewardConfig, "feedback": FeedbackConfig, "reward_model": RewardModelConfig},
-    "ppo": {"reward": TurnRewardConfig, "policy": PolicyConfig, "engine": ServedEngineConfig, "sft": ReplySFTConfig},
-    "grpo": {"reward": ChunkRewardConfig, "policy": VLAConfig, "sft": ChunkSFTConfig},
-}
-"""Sections that only runs of one algorithm have."""
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Role:
     """Processes of a run that do the same."""
@@ -91,6 +72,8 @@ class Role:
     """Of each; below 1 it shares a card."""
     setting: str
     """That makes them fewer, or ask for less."""
+    gpu_setting: str = ""
+    """That gives each a GPU, where they compute with the policy."""
     is_own: bool = False
     """Whether it is the run's own process, which stays where it is."""
     is_served: bool = False
@@ -99,10 +82,16 @@ class Role:
     """Whether they hold the policy that is trained, with its gradients."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class RunConfig:
-    """A whole run."""
+    """What the configuration of every run has. Its kind, which is that of the task's env, adds sections of its own and
+    says what differs: a run is a `StepsRun`, a `TurnsRun` or a `ChunksRun` of `rlvlm.runs.kinds`.
+    """
 
+    kind: ClassVar[str] = ""
+    """That of the task's env: steps, turns or chunks."""
+    algorithm: ClassVar[str] = ""
+    """What learns."""
     may_change: ClassVar[tuple[str, ...]] = (
         *("steps", "eval.*", "track.*"),
         # what a judge, an engine and the run itself run on
@@ -125,35 +114,17 @@ class RunConfig:
     """Seeds env, networks, sampling and queries."""
     out: Path | None = None
     """The run's folder; by default runs/TASK/<time>."""
-    reward: RewardConfig = None  # pyright: ignore[reportAssignmentType] - see below
+    reward: Any = None
     """Where the reward comes from."""
-    feedback: FeedbackConfig | None = None
-    """Queries to the teacher from whose answers a reward is learned."""
-    reward_model: RewardModelConfig | None = None
-    """The learned reward."""
-    policy: PolicyConfig | VLAConfig | None = None
-    """The VLM or VLA that acts; SAC's networks are part of `algo`."""
-    sft: ReplySFTConfig | ChunkSFTConfig | None = None
-    """The supervised start."""
-    algo: SACConfig | PPOConfig | GRPOConfig = field(default_factory=SACConfig)
-    """sac, ppo or grpo; decides which of the sections above a run has."""
+    algo: Any = None
+    """How the policy learns from it."""
     env: EnvConfig = field(default_factory=EnvConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
     judge: JudgeConfig = field(default_factory=JudgeConfig)
     serve: PlacementConfig = field(default_factory=PlacementConfig)
-    engine: ServedEngineConfig | None = None
-    """The engine that samples a VLM's replies."""
     track: TrackConfig = field(default_factory=TrackConfig)
 
     def __post_init__(self) -> None:
-        # the algorithm is chosen by the type of `algo`; sections of others have no place beside it
-        own = SECTIONS[self.algorithm]
-        for name in {name for sections in SECTIONS.values() for name in sections}:
-            section, kind = getattr(self, name), own.get(name, type(None))
-            if section is None:
-                object.__setattr__(self, name, kind())  # the defaults of the algorithm's own
-            elif not isinstance(section, kind):
-                raise ValueError(f"{name} is a {type(section).__name__}, which does not go with {self.algorithm}")
         check_least(self, "", 1, "steps")
         if not 0 <= self.seed < 2**32:
             raise ValueError(f"seed must be 0 to 2^32 - 1, got {self.seed}")
@@ -170,51 +141,136 @@ class RunConfig:
                 f"{judge.batch_size} questions, {api.concurrency} at a time, may take {longest_s:g} s, serve.timeout_s "
                 f"is {self.serve.timeout_s:g}; raise it, or judge.api.concurrency, or lower judge.api.deadline_s"
             )
-        _check_together(self)
+        if not self.kind:
+            raise TypeError("RunConfig is of no kind: make a StepsRun, TurnsRun or ChunksRun (rlvlm.runs.kinds)")
+        self.check()
 
-    @property
-    def algorithm(self) -> str:
-        """Key of `ALGORITHMS`."""
-        return next(name for name, kind in ALGORITHMS.items() if isinstance(self.algo, kind))
+    # What a kind says.
+
+    def check(self) -> None:
+        """Raises ValueError where settings of two sections contradict each other, or one leaves another without effect
+        that no recipe has; see also `why_unused`.
+        """
+        raise NotImplementedError
+
+    def without_effect(self) -> Iterator[tuple[Any, str, tuple[str, ...]]]:
+        """Yields what leaves what without effect: whether it does so in this run, the setting that is why, and patterns
+        of those that have none then.
+        """
+        raise NotImplementedError
+
+    def smoke(self) -> Self:
+        """This run, shortened to minutes: all parts run, nothing is trained to convergence. Long episodes are fewer."""
+        raise NotImplementedError
+
+    def own_roles(self) -> list[Role]:
+        """The processes that a run starts beside its own and the judge's; some may have a count of 0."""
+        raise NotImplementedError
+
+    def networks(self) -> dict[str, tuple[str, str, str]]:
+        """Networks in the run's own process, by the section of the command line that names each: device, model (a hub
+        name or a folder; empty where it needs none) and the model's revision.
+        """
+        raise NotImplementedError
+
+    def folders(self) -> dict[str, tuple[str, str]]:
+        """Folders that settings name, beside those of models, by setting: path, and a file that must be in it."""
+        raise NotImplementedError
+
+    def models(self) -> dict[str, str]:
+        """Models by the setting that names them, empty where it names none."""
+        return {"judge.model": self.judge.model} if self.reward.asks_judge else {}
+
+    def notes(self) -> list[str]:
+        """What a user should know before the run starts, of what differs by kind."""
+        return []
+
+    def check_objects(self) -> None:
+        """Raises UsageError unless what settings name by `module:NAME`, a measured judge's table and the policy that
+        the run starts from can be read; imports torch.
+        """
+        raise NotImplementedError
+
+    def judge_knows(self) -> list[str]:
+        """The tasks of which the judge knows this run's kind of question; empty where it is a general model."""
+        raise NotImplementedError
 
     @property
     def max_queries(self) -> int:
         """Most questions that a run can ask, by its sessions to the last step and its budget; 0 where nobody is."""
-        feedback = self.feedback
-        if feedback is None or not isinstance(self.reward, StepRewardConfig):
-            # one for each turn or episode, and the shortest has one step
-            return self.steps if self.reward.asks_judge else 0
-        if not self.reward.is_learned or self.steps <= feedback.first_step:
-            return 0
-        # a session at the very last step would teach nobody
-        sessions = (self.steps - 1 - feedback.first_step) // feedback.every_steps + 1
-        return min(sessions * feedback.queries, feedback.max_queries)
+        # one for each turn or episode, and the shortest has one step
+        return self.steps if self.reward.asks_judge else 0
+
+    @property
+    def reward_name(self) -> str:
+        """Where the reward comes from, short enough for a legend, e.g. `judge labels, image reward`."""
+        judge = self.serve.app or self.judge.backend
+        return self.reward.title(judge, " (random weights)" if self.reward.asks_judge and self.judge.is_random else "")
+
+    @property
+    def learns_reward(self) -> bool:
+        """Whether a reward model is fitted to a teacher's answers."""
+        return False
+
+    @property
+    def compares(self) -> bool:
+        """Whether a judge of this run is asked to compare, and not to score."""
+        return False
+
+    @property
+    def measured(self) -> str:
+        """File of a measured judge's figures that a teacher simulates; empty where there is none."""
+        return ""
+
+    @property
+    def num_learners(self) -> int:
+        """Processes that learn; 0: the run's own does."""
+        return 0
+
+    @property
+    def num_engine_replicas(self) -> int:
+        """Replicas behind Serve that sample for the policy; 0: the run's own process, or env runners, do."""
+        return 0
+
+    @property
+    def plays_expert(self) -> bool:
+        """Whether the task's scripted expert plays demonstrations, where an env need not have one."""
+        return False
+
+    @property
+    def large_policy(self) -> Any:
+        """The section of a policy that comes trained, with its model; None where the policy is small."""
+        return None
+
+    @property
+    def preset(self) -> str:
+        """`algo.preset`, empty where there is none."""
+        return ""
+
+    @property
+    def segment_steps(self) -> int:
+        """Images of each side of a comparison."""
+        return 1
+
+    def script_options(self) -> dict[str, Any]:
+        """How a run has the task's script play its demonstrations, as `rlvlm collect` calls it."""
+        return {}
+
+    def bench_options(self) -> list[str]:
+        """Options of `rlvlm judge-bench`, beside the judge's, with which it asks as this run does."""
+        return []
+
+    @property
+    def start_words(self) -> str:
+        """How episodes start and what is drawn of the robot, in the run's card; empty where that is always the same."""
+        return ""
+
+    # What all have in common.
 
     @property
     def roles(self) -> list[Role]:
         """The processes that a run starts beside its own. A judge that runs already is not the run's."""
-        algo, engine, serve = self.algo, self.engine, self.serve
-        gpus = 0.0 if isinstance(algo, SACConfig) else algo.gpus_per_env_runner
-        found = [Role(name="env runners", count=algo.env_runners, cpus=1.0, gpus=gpus, setting="--algo.env-runners")]
-        if not isinstance(algo, SACConfig):
-            # each runner has workers of its own, and so has the run's own process where it plays by itself
-            count = algo.env_workers * max(1, algo.env_runners)
-            found.append(Role(name="env workers", count=count, cpus=1.0, setting="--algo.env-workers"))
-            gpus, setting = float(algo.gpus_per_learner), "--algo.num-learners, --algo.gpus-per-learner"
-            # for a learner with a GPU RLlib asks for no core
-            cpus = 0.0 if gpus else 1.0
-            found.append(
-                Role(name="learners", count=algo.num_learners, cpus=cpus, gpus=gpus, setting=setting, learns=True)
-            )
-        if engine:
-            beside = " (on the learners' GPUs, in turns)" if engine.colocated else ""
-            found.append(
-                Role(
-                    name=f"the policy's replicas{beside}", count=engine.num_replicas, is_served=True,
-                    cpus=engine.num_cpus, gpus=engine.num_gpus,
-                    setting="--engine.num-replicas, --engine.num-gpus",
-                )
-            )  # fmt: skip
+        found, serve = self.own_roles(), self.serve
         if self.reward.asks_judge and not serve.app:
             found.append(
                 Role(
@@ -234,7 +290,7 @@ class RunConfig:
             if not role.is_served
             for _ in range(role.count)
         ]
-        replicas = self.engine.num_replicas if self.engine else 0
+        replicas = self.num_engine_replicas
         # a core for each replica whatever it asks for, and one for Serve's own actors
         return (*places, *({"CPU": 1.0},) * (replicas + bool(replicas)))
 
@@ -247,17 +303,23 @@ class RunConfig:
         """The setting that leaves the one of that dotted name without effect; None where it has one. A recipe may have
         such a setting all the same; whoever sets one on the command line gets an error.
         """
-        for holds, why, patterns in _without_effect(self):
+        pocket = "the pocket judge, which is small and has no 4-bit weights"
+        looks = {self.policy_env.look, self.judge_env.look if self.reward.asks_judge else self.policy_env.look}
+        is_finest = looks == {"benchmark"} and is_used(self.task, "look")
+        tables = (
+            *self.without_effect(),
+            (self.asks_pocket_judge, pocket, ("judge.quantization",)),
+            (is_finest, f"env.look {self.env.look}, as the benchmark draws", ("env.mesh_cell",)),
+        )
+        for holds, why, patterns in tables:
             if holds and any(fnmatchcase(name, pattern) for pattern in patterns):
                 return why
         return None
 
     @property
-    def reward_name(self) -> str:
-        """Where the reward comes from, short enough for a legend, e.g. `judge labels, image reward`."""
-        judge = self.serve.app or self.judge.backend
-        title = self.reward.title(judge, " (random weights)" if self.reward.asks_judge and self.judge.is_random else "")
-        return f"{self.algo.advantage.estimator}, {title}" if isinstance(self.algo, PPOConfig) else title
+    def asks_pocket_judge(self) -> bool:
+        """Whether the run's judge is one that ships with its weights."""
+        return self.reward.asks_judge and self.judge.ships_weights and not self.serve.app
 
     @property
     def judge_goal(self) -> str:
@@ -269,16 +331,15 @@ class RunConfig:
 
     @property
     def policy_env(self) -> EnvConfig:
-        """The env that is played, drawn as the policy wants it: lightly for the pocket VLA, which learns from such
-        images, and for any other as the benchmark draws it.
+        """The env that is played, drawn as the policy wants it: lightly for small networks, which learn from such
+        images, and for a model that comes trained as the benchmark draws it.
         """
-        is_pocket = not isinstance(self.policy, VLAConfig) or not self.policy.model
-        return self.env.drawn_for(is_pocket) if is_used(self.task, "look") else self.env
+        return self.env.drawn_for(not self.models().get("policy.model")) if is_used(self.task, "look") else self.env
 
     @property
     def judge_env(self) -> EnvConfig:
         """The same env, drawn as the judge wants it."""
-        is_pocket = not self.reward.asks_judge or (self.judge.ships_weights and not self.serve.app)
+        is_pocket = not self.reward.asks_judge or self.asks_pocket_judge
         return self.env.drawn_for(is_pocket) if is_used(self.task, "look") else self.env
 
     def labels(self, own: Path) -> Path:
@@ -289,190 +350,6 @@ class RunConfig:
     def title(self) -> str:
         """One line that names the run, e.g. `drawer_open: judge labels, image reward, seed 0`."""
         return f"{self.task}: {self.reward_name}, seed {self.seed}"
-
-    def smoke(self) -> "RunConfig":
-        """This run, shortened to minutes: all parts run, nothing is trained to convergence. Long episodes are fewer."""
-        # episodes longer than 32 steps are fewer, so that the wall time stays about the same
-        share = min(1.0, 32 / self.env.episode_steps)
-        if isinstance(self.algo, SACConfig):
-            return replace(
-                at_most(self, steps=3_000),
-                feedback=at_most(self.feedback, first_step=1_000, every_steps=500, queries=20),
-                reward_model=at_most(self.reward_model, min_updates=20, max_updates=20),
-                algo=at_most(self.algo, seed_steps=500, critic_reset_updates=20),
-                eval=at_most(self.eval, every_steps=1_000, episodes=2),
-                track=at_most(self.track, checkpoint_every_steps=1_000, log_every_steps=250),
-            )
-        if isinstance(self.algo, PPOConfig):
-            algo = at_most(self.algo, epochs=1, max_reply_tokens=64)
-            return replace(
-                at_most(self, steps=256),
-                sft=at_most(self.sft, turns=64, updates=10),
-                algo=replace(algo, num_envs=16, rollout_turns=128),
-                eval=at_most(self.eval, every_steps=128, episodes=max(2, int(8 * share))),
-                track=at_most(self.track, checkpoint_every_steps=128, log_every_steps=128),
-            )
-        assert isinstance(self.reward, ChunkRewardConfig), "what GRPO goes with"
-        return replace(
-            at_most(self, steps=int(30_000 * share)),
-            sft=at_most(self.sft, episodes=int(100 * share), scenes=200, updates=300),
-            reward=replace(self.reward, monitor=at_most(self.reward.monitor, preflight=8)),
-            algo=at_most(self.algo, groups=max(2, int(16 * share)), rounds=1),
-            eval=at_most(self.eval, every_steps=int(10_000 * share), episodes=max(4, int(20 * share))),
-            track=at_most(
-                self.track, checkpoint_every_steps=int(10_000 * share), log_every_steps=max(1, int(5_000 * share))
-            ),
-        )
-
-
-def _without_effect(run: RunConfig) -> Iterator[tuple[Any, str, tuple[str, ...]]]:
-    """The one table of what leaves what without effect: whether it does so in `run`, the setting that is why, and
-    patterns of those that have none then.
-    """
-    reward, algo, policy, sft = run.reward, run.algo, run.policy, run.sft
-    if isinstance(reward, StepRewardConfig):
-        who = f"reward.source {reward.source}" + (f", reward.teacher {reward.teacher}" if reward.is_learned else "")
-        yield not reward.asks_judge, f"{who}, which serves no judge", ("serve.*",)
-        yield reward.source == "environment", "reward.source environment, which asks no judge", ("judge.*",)
-    is_pocket = reward.asks_judge and run.judge.ships_weights and not run.serve.app
-    yield is_pocket, "the pocket judge, which is small and has no 4-bit weights", ("judge.quantization",)
-    if isinstance(reward, TurnRewardConfig) and isinstance(algo, PolicyGradientConfig):
-        advantage, unasked = algo.advantage, ("judge.*", "serve.*")
-        unscored = (*unasked, "reward.num_frames", "reward.frame_px", "reward.flip_images", "reward.monitor.*")
-        is_critic = (advantage.estimator, advantage.values) == ("gae", "state")
-        by_other, who = reward.scores and not reward.asks_judge, f"reward.teacher {reward.teacher}"
-        yield not reward.scores, f"reward.source {reward.source}", unscored
-        yield not reward.scores and is_critic, "a critic, which learns from all groups", ("algo.rounds",)
-        yield by_other, who, (*unasked, "reward.monitor.least_auc")
-        yield by_other and advantage.scorer_noise != "measured", who, ("reward.monitor.preflight",)
-    if isinstance(algo, PolicyGradientConfig):
-        yield algo.loss.correction == "none", "algo.loss.correction none", ("algo.loss.correction_cap",)
-    if isinstance(policy, VLAConfig) and isinstance(algo, PolicyGradientConfig):
-        yield algo.num_learners, f"algo.num_learners {algo.num_learners}", ("algo.device",)
-        yield policy.model, "policy.model", ("sft.*", "policy.pocket.*")
-    looks = {run.policy_env.look, run.judge_env.look if run.reward.asks_judge else run.policy_env.look}
-    is_finest = looks == {"benchmark"} and is_used(run.task, "look")
-    yield is_finest, f"env.look {run.env.look}, as the benchmark draws", ("env.mesh_cell",)
-    if sft:
-        of_expert = ("sft.turns", "sft.p_wrong", "sft.episodes", "sft.noise", "sft.p_perturb")  # who does not play then
-        of_updates = ("sft.lr", "sft.batch_size", "sft.weight_decay", "sft.label_width")
-        yield sft.demonstrations, "sft.demonstrations", of_expert
-        yield not sft.updates, "sft.updates 0", of_updates
-        others = tuple(f"sft.{one.name}" for one in fields(sft) if one.name != "start_from")
-        yield sft.start_from, "sft.start_from", others
-
-
-def _check_together(run: RunConfig) -> None:  # noqa: C901 - one rule after the other
-    """Raises ValueError where settings of two sections contradict each other, or one leaves another without effect that
-    no recipe has; see also `RunConfig.why_unused`.
-    """
-    policy, algo, reward, sft = run.policy, run.algo, run.reward, run.sft
-    if isinstance(reward, StepRewardConfig):
-        assert run.feedback and run.reward_model, "the algorithm's sections"
-        check_learning(reward, run.feedback, run.reward_model)
-        if reward.teacher == "published":
-            published_name(run.task)
-        is_about_clips = reward.source == "preference" and run.feedback.segment_steps > 1
-        if run.reward.asks_judge and not run.serve.app and run.judge.ships_weights and is_about_clips:
-            raise ValueError(
-                "the pocket judge knows single images only, so feedback.segment_steps must be 1, "
-                f"got {run.feedback.segment_steps}; longer segments need judge.backend transformers"
-            )
-        return
-    if run.reward.asks_judge and (run.judge.score == "utility") != (reward.per == "turn"):
-        wanted = "utility" if reward.per == "turn" else "progress, success, rating or video"
-        raise ValueError(
-            f"reward.per {reward.per} is asked with judge.score {wanted}, got {run.judge.score}: the utility is that "
-            "of one turn or chunk, the others are about a whole episode"
-        )
-    device = policy.openvla.device if isinstance(policy, VLAConfig) else policy.device if policy else "auto"
-    if device.startswith("cuda:") and ((run.engine and run.engine.num_replicas) or getattr(algo, "num_learners", 0)):
-        raise ValueError(
-            f"{device} is a GPU as the run's own process counts them; learners and replicas each see the one that Ray "
-            "assigns to them: set the policy's device to cuda, and CUDA_VISIBLE_DEVICES for the run's own process"
-        )
-    assert isinstance(algo, PolicyGradientConfig), "the algorithm's sections"
-    # the device is that of the run's own process; all others compute on what Ray gives them, which may be nothing
-    without = {
-        "--algo.gpus-per-learner 1": algo.num_learners and not algo.gpus_per_learner,
-        "--algo.gpus-per-env-runner 1": algo.env_runners and not algo.gpus_per_env_runner,
-        "--engine.num-gpus 1": (
-            run.engine and run.engine.num_replicas and not (run.engine.num_gpus or run.engine.colocated)
-        ),
-    }
-    if device == "cuda" and (settings := [setting for setting, holds in without.items() if holds]):
-        raise ValueError(
-            "the policy's device is cuda, and processes that compute with it are given no GPU; set "
-            f"{', '.join(settings)}, or leave the device auto"
-        )
-    plays_elsewhere = algo.env_runners or (run.engine and run.engine.num_replicas)
-    if run.engine and run.engine.colocated:
-        if algo.staleness:
-            raise ValueError(
-                f"algo.staleness {algo.staleness} has no effect with engine.colocated, where nobody samples while the "
-                "learners learn; set --algo.staleness 0, or leave out --engine.colocated"
-            )
-        if run.engine.num_replicas > max(1, algo.num_learners):
-            raise ValueError(
-                f"engine.colocated has at most one replica for each learner, got engine.num_replicas "
-                f"{run.engine.num_replicas} and {max(1, algo.num_learners)} learners; set both to the same number"
-            )
-    if algo.staleness and not (plays_elsewhere or reward.scores):
-        raise ValueError(
-            f"algo.staleness {algo.staleness} has no effect where the run's own process plays and nobody scores; set "
-            "--engine.num-replicas for replies, --algo.env-runners for chunks, or --algo.staleness 0"
-        )
-    if not isinstance(policy, VLAConfig):
-        if algo.shard and policy and policy.quantization != "none":
-            raise ValueError(
-                f"policy.quantization {policy.quantization} does not go with algo.shard: 4-bit weights are not shared "
-                "out; leave it out, for slices of bfloat16 weights beside an adapter take as little from two GPUs on, "
-                "or leave out algo.shard, so that each learner holds all 4-bit weights"
-            )
-        return
-    assert isinstance(sft, ChunkSFTConfig) and isinstance(algo, GRPOConfig), "the algorithm's sections"
-    idle = {
-        "goal has no effect: policy and judge take the env's own instruction; leave it out": run.goal,
-        f"sft.scenes {sft.scenes} has no effect on a policy that does not learn to predict offsets; set "
-        "--policy.pocket.predicts-offsets, or --sft.scenes 0": (
-            sft.scenes and not (policy.model or policy.pocket.predicts_offsets)
-        ),
-        f"algo.rounds {algo.rounds} has no effect with algo.staleness, which learns from one rollout at a time; set "
-        "--algo.rounds 1": algo.staleness and algo.rounds > 1,
-    }
-    for name, value in (("demonstrations", sft.demonstrations), ("start_from", sft.start_from)):
-        idle[f"sft.{name} has no effect on policy.model, which comes trained; leave one out"] = value and policy.model
-    for message, holds in idle.items():
-        if holds:
-            raise ValueError(message)
-
-
-def config_text(config: RunConfig) -> str:
-    """The text of `config.yaml`."""
-    sections = {one.name: getattr(config, one.name) for one in fields(config)}
-    own = {name: value for name, value in sections.items() if value is not None or name == "out"}
-    return f"algorithm: {config.algorithm}\n{to_yaml(own)}"
-
-
-def read_config_text(text: str, name: str = "the configuration") -> RunConfig:
-    """The config that `config_text` wrote.
-
-    Raises:
-        UsageError: not YAML, an unknown algorithm or key, a value of the wrong type, or one that the config refuses.
-    """
-    tree: Any = read_yaml(text, name)
-    named = "sac"
-    if isinstance(tree, dict):
-        named = str(tree.pop("algorithm", named))
-    if named not in ALGORITHMS:
-        raise UsageError(
-            f"{name} is for an algorithm {named!r}; known here: {', '.join(ALGORITHMS)}",
-            "use the version of rlvlm that wrote it (environment.json names it)",
-        )
-    try:
-        return read_like(RunConfig(task="", algo=ALGORITHMS[named]()), tree)
-    except UsageError as error:
-        raise UsageError(f"{name}: {error}", error.fix) from error
 
 
 Section = TypeVar("Section")

@@ -19,8 +19,9 @@ from rlvlm.core.metrics import ENV_STEPS
 from rlvlm.core.trust import check_folder, code_digests, foreign_code, is_trusted, remember
 from rlvlm.core.yaml_text import read_yaml
 from rlvlm.runs.checkpoints import Checkpoint, RunState, checkpoint_store, newest_sound, resolved
-from rlvlm.runs.config import RunConfig, config_text, read_config_text
+from rlvlm.runs.config import RunConfig
 from rlvlm.runs.environment import describe_environment
+from rlvlm.runs.kinds import config_text, read_config_text
 from rlvlm.runs.settings import differences, flat
 from rlvlm.runs.tables import CsvTable, JsonLines
 

@@ -18,7 +18,6 @@ from PIL import Image
 
 from rlvlm.algorithms.checkpoint import load_tree
 from rlvlm.algorithms.policy_gradient.chunks import ChunkSampler
-from rlvlm.algorithms.policy_gradient.config import PPOConfig
 from rlvlm.algorithms.policy_gradient.player import load_vla, load_vlm
 from rlvlm.algorithms.sac_pebble.player import load_policy as load_actor
 from rlvlm.core.episodes import Observations
@@ -26,20 +25,19 @@ from rlvlm.core.errors import UsageError
 from rlvlm.core.steps import FloatArray, Frames
 from rlvlm.envs.env import ChunkEnv, TurnEnv
 from rlvlm.envs.images import FrameStore
-from rlvlm.envs.registry import find_task, make_env
+from rlvlm.envs.registry import make_env
 from rlvlm.policies.squashed_gaussian import SquashedGaussian
 from rlvlm.policies.vla.policy import VLAPolicy
 from rlvlm.policies.vla.tokens import ActionScale
-from rlvlm.policies.vlm.config import PolicyConfig
 from rlvlm.policies.vlm.engine import PolicyEngine
 from rlvlm.policies.vlm.policy import VLMPolicy
 from rlvlm.preferences.networks import reward_input
 from rlvlm.preferences.reward_model import RewardModel
-from rlvlm.rewards.config import StepRewardConfig
 from rlvlm.runs.build import make_policy
 from rlvlm.runs.checkpoints import newest_sound
 from rlvlm.runs.config import RunConfig
 from rlvlm.runs.folder import RunFolder, check_trust, choose_checkpoint, create_folder, find_folder
+from rlvlm.runs.kinds import StepsRun, TurnsRun
 from rlvlm.runs.preflight import check_before_run
 from rlvlm.runs.train import start_run
 
@@ -82,12 +80,12 @@ def learned_reward(run: RunFolder, *, trust: bool = False) -> Callable[[Frames],
     """
     check_trust([run.path], trust=trust)
     config = run.config()
-    reward, model_config = config.reward, config.reward_model
-    if not isinstance(reward, StepRewardConfig) or not model_config or not reward.is_learned or reward.model == "state":
+    if not isinstance(config, StepsRun) or not config.learns_reward or config.reward.model == "state":
         raise UsageError(f"{run.path} has learned no reward of images", "use a run with --reward.model image")
     checkpoint = newest_sound(run.checkpoints.newest_first())
     if checkpoint is None:
         raise UsageError(f"{run.path} has no checkpoint yet", f"let it continue: {run.resume_command}")
+    reward, model_config = config.reward, config.reward_model
     size_px = model_config.picture_px
     env = make_env(config.task, config.env, config.seed)
     inputs = reward_input(env, FrameStore(env, size_px, 1), reward, model_config)
@@ -228,14 +226,12 @@ def load_policy(run: RunFolder | Path | str, *, trust: bool = False) -> StepPoli
     folder = run if isinstance(run, RunFolder) else find_folder(path)
     config = folder.config()
     checkpoint = choose_checkpoint(folder, path, logger.warning).algorithm
-    kind = find_task(config.task).kind
-    if kind == "steps":
+    if config.kind == "steps":
         return StepPolicy(load_actor(checkpoint))
     env = make_env(config.task, config.env.for_evaluation(), config.seed)
-    if kind == "chunks":
+    if not isinstance(config, TurnsRun):
         model, scale = load_vla(checkpoint, env)
         return ChunkPolicy(model, env, scale)
-    assert isinstance(config.policy, PolicyConfig) and isinstance(config.algo, PPOConfig)
     model = make_policy(config.policy, env)
     load_vlm(model, checkpoint)
     return TurnPolicy(model, env, config.algo.max_reply_tokens, config.algo.temperature)

@@ -89,9 +89,9 @@ def _of_comparisons(
 ) -> dict[str, Any]:
     """What the page says of comparisons: `rows` of the query log, and `examples` of `judge_panel.jsonl`."""
     asked = "No text: this teacher compares values of the simulator."
-    if config.reward.asks_judge and config.feedback:  # the first message to the judge, with the images' places marked
+    if config.reward.asks_judge:  # the first message to the judge, with the images' places marked
         # the words of the question depend on how many images a side has, not on what they show
-        blank = np.zeros((config.feedback.segment_steps, 1, 1, 3), np.uint8)
+        blank = np.zeros((config.segment_steps, 1, 1, 3), np.uint8)
         messages = compare_messages(config.judge.prompt, Query(goal=config.judge_goal, left=blank, right=blank))
         parts = [part for message in messages for part in message["content"]]
         asked = "\n".join(part["text"] if part["type"] == "text" else "[image]" for part in parts)

@@ -72,5 +72,5 @@ _CHUNKS = (
 )
 """Of a policy that acts in chunks."""
 
-PANEL_ROWS: Mapping[str, Sequence[PanelRow]] = {"sac": _LEARNED_REWARD, "ppo": _TURNS, "grpo": _CHUNKS}
-"""By the name that a run's config has for its algorithm."""
+PANEL_ROWS: Mapping[str, Sequence[PanelRow]] = {"steps": _LEARNED_REWARD, "turns": _TURNS, "chunks": _CHUNKS}
+"""By the kind of a run."""

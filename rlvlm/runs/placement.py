@@ -19,12 +19,12 @@ from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from rich.table import Table
 
-from rlvlm.algorithms.sac_pebble.config import SACConfig
 from rlvlm.core.console.tables import plain_table
 from rlvlm.core.errors import MachineError
 from rlvlm.runs.config import Role, RunConfig
 from rlvlm.runs.environment import usable_cores
-from rlvlm.runs.networks import learner_memory, networks_of
+from rlvlm.runs.kinds import TurnsRun
+from rlvlm.runs.networks import learner_memory
 from rlvlm.vlms import devices
 
 logger = logging.getLogger(__name__)
@@ -88,9 +88,9 @@ def layout_of(config: RunConfig, machines: Sequence[Node]) -> Layout:
     Raises:
         MachineError: one of them has no place.
     """
-    sections = networks_of(config)
+    sections = config.networks()
     wanted = [section for section, (device, *_) in sections.items() if device != "cpu"]
-    learns = isinstance(config.algo, SACConfig) or not config.algo.num_learners
+    learns = not config.num_learners
     others = _with_cores(config.roles, machines)
 
     def with_share(share: float) -> Layout:
@@ -135,9 +135,9 @@ def _given_share() -> float | None:
 
 def _check_colocated(config: RunConfig, where: Mapping[str, list[str]], machines: Sequence[Node]) -> None:
     """Raises MachineError where Serve might start an engine on a node without a learner whose GPU it is to use."""
-    engine, algo = config.engine, config.algo
-    if engine is None or not engine.colocated or isinstance(algo, SACConfig) or not algo.gpus_per_learner:
+    if not isinstance(config, TurnsRun) or not (config.engine.colocated and config.algo.gpus_per_learner):
         return
+    engine = config.engine
     open_to_all = [node.name for node in machines if node.cpus >= engine.num_cpus]
     if len({*where["learners"], *open_to_all}) > 1:
         raise MachineError(
@@ -275,7 +275,7 @@ def own_gpu(config: RunConfig) -> Iterator[None]:
         MachineError: a process has no place, or a network wants `cuda`, and other runs leave nothing.
     """
     share = layout_of(config, nodes()).own_share
-    wants = {device for device, *_ in networks_of(config).values()} - {"cpu"}
+    wants = {device for device, *_ in config.networks().values()} - {"cpu"}
     named = next((device.partition(":")[2] for device in wants if ":" in device), "")
     index: int | None = int(named or 0) if share else None
     booking = None

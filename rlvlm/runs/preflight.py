@@ -7,27 +7,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
-from rlvlm.algorithms.policy_gradient.config import PolicyGradientConfig, PPOConfig
-from rlvlm.algorithms.sac_pebble.config import SACConfig
-from rlvlm.algorithms.sft_config import NO_EXPERT_FIX, ChunkSFTConfig, ReplySFTConfig
+from rlvlm.algorithms.sft_config import NO_EXPERT_FIX
 from rlvlm.core.errors import JudgeUnavailable, MachineError, ModelUnavailable, UsageError, first_line
-from rlvlm.core.plugins import is_reference
 from rlvlm.envs.registry import few_starts, find_task, make_env, task_names
 from rlvlm.envs.rendering import FIX, ensure_renderer, try_renderer
 from rlvlm.judges.config import POCKET_FIX, JudgeConfig
-from rlvlm.pocket.models import (
-    TURN_TASKS,
-    VIDEO_FRAME_PX,
-    VIDEO_NUM_FRAMES,
-    known_tasks,
-    shipped_folder,
-    weights_folder,
-)
-from rlvlm.policies.vlm.config import PolicyConfig, check_family
-from rlvlm.rewards.config import ChunkRewardConfig, StepRewardConfig
+from rlvlm.pocket.models import shipped_folder, weights_folder
+from rlvlm.policies.vlm.config import check_family
 from rlvlm.runs.config import RunConfig
 from rlvlm.runs.environment import gpu_names
-from rlvlm.runs.networks import model_folder, networks_of
+from rlvlm.runs.networks import model_folder
 from rlvlm.runs.settings import changed_leaves, option_words
 from rlvlm.serving.config import check_environment
 
@@ -64,7 +53,7 @@ def check_before_run(config: RunConfig) -> None:
     _check_models(config)
     _check_folders(config)
     _check_objects(config)
-    for section, network in networks_of(config).items():
+    for section, network in config.networks().items():
         check_network(section, *network)
     _check_memory(config)
     _check_env(config)
@@ -87,29 +76,7 @@ def check_before_run(config: RunConfig) -> None:
 
 def notes_of(config: RunConfig) -> list[str]:
     """What a user should know before the run starts; nothing of it stops one."""
-    notes, feedback, reward = [], config.feedback, config.reward
-    is_learned = isinstance(reward, StepRewardConfig) and reward.is_learned
-    if feedback and is_learned and config.steps <= feedback.first_step:
-        notes.append(
-            f"nothing would be asked: the first feedback is due at step {feedback.first_step:,} "
-            f"(--feedback.first-step), and the run ends at step {config.steps:,} (--steps)"
-        )
-    if isinstance(reward, ChunkRewardConfig) and config.reward.asks_judge and config.task in known_tasks("video"):
-        is_other = bool(config.serve.app) or not config.judge.ships_weights
-        shown = (reward.num_frames, reward.frame_px, reward.flip_images)
-        if is_other and shown == (VIDEO_NUM_FRAMES, VIDEO_FRAME_PX, False):
-            notes.append(
-                f"the judge is shown {VIDEO_NUM_FRAMES} mirrored frames of {VIDEO_FRAME_PX} pixels, as the pocket "
-                "video judge was trained on; for another: --reward.num-frames 8 --reward.frame-px 224 "
-                "--reward.flip-images"
-            )
-    is_scorer = config.judge.ships_weights and config.judge.model in ("", "scorer") and not config.serve.app
-    asks_of_turns = isinstance(config.algo, PPOConfig) and config.reward.asks_judge
-    if is_scorer and asks_of_turns and config.task not in TURN_TASKS:
-        notes.append(
-            f"the pocket scorer has learned from turns of {', '.join(TURN_TASKS)}; its scores of those "
-            f"of {config.task} say nothing: use a general model with --judge.backend transformers --judge.model MODEL"
-        )
+    notes = config.notes()
     if config.env.split == "all" and (few := few_starts(config.task)) is not None:
         met = "evaluations play seeds that training never uses, and meet the same"
         notes.append(
@@ -142,18 +109,10 @@ def _check_env(config: RunConfig) -> None:
         env = make_env(config.task, config.env, config.seed)
         has_expert = getattr(env, "has_expert", True)
         env.close()
-    if isinstance(config.sft, ReplySFTConfig) and config.sft.plays_expert and not has_expert:
+    if config.plays_expert and not has_expert:
         unplayed = ", ".join(name for name in sorted(task_names()) if not find_task(name).has_expert)
         what = f"{config.task} has no scripted expert to demonstrate it"
         raise UsageError(f"{what}; of the tasks that ship, those have none: {unplayed}", NO_EXPERT_FIX)
-    if isinstance(config.sft, ReplySFTConfig) and isinstance(config.policy, PolicyConfig) and config.sft.start_from:
-        from rlvlm.algorithms.sft_folders import check_sft_manifest, sft_manifest_of  # torch, as every run needs it
-
-        env = make_env(config.task, config.env, config.seed)
-        wanted = sft_manifest_of(config.task, config.env, config.policy, env.action_names)
-        env.close()
-        # what else it has learned from is logged when the run takes it over
-        check_sft_manifest(Path(config.sft.start_from).expanduser(), wanted, log=lambda difference: None)
 
 
 def _check_memory(config: RunConfig) -> None:
@@ -162,8 +121,8 @@ def _check_memory(config: RunConfig) -> None:
     Raises:
         MachineError: it does not, with the setting to change.
     """
-    policy, algo = config.policy, config.algo
-    if policy is None or not policy.model or isinstance(algo, SACConfig) or os.environ.get("RAY_ADDRESS"):
+    policy, algo = config.large_policy, config.algo
+    if policy is None or os.environ.get("RAY_ADDRESS"):
         return  # without a model of one's own everything is small; a cluster's cards are not seen from here
     if not gpu_names():
         return
@@ -297,24 +256,13 @@ def _check_judge_fits(config: RunConfig) -> None:
         )
 
 
-def judge_knows(config: RunConfig) -> list[str]:
-    """The tasks of which the judge knows this run's kind of question; empty where it is a general model."""
-    if isinstance(config.reward, StepRewardConfig):
-        return list(known_tasks()) if config.judge.knows_few_tasks else []
-    if isinstance(config.algo, PPOConfig) or not config.judge.ships_weights:
-        return []
-    if not config.judge.model:  # that of pairs scores no episode, the others do
-        return [*known_tasks("scorer"), *known_tasks("video")]
-    return list(known_tasks(config.judge.model))
-
-
 def check_judge_knows(config: RunConfig) -> None:
     """Passes where the judge is a general model, was trained on the run's task, or may be asked all the same.
 
     Raises:
         UsageError: it knows other tasks alone.
     """
-    known = judge_knows(config)
+    known = config.judge_knows()
     if known and config.task not in known and config.judge.untrained == "refuse":
         named = ", ".join(known) if len(known) <= _MOST_NAMED else f"{known[0]}, {known[1]} and {len(known) - 2} others"
         raise UsageError(
@@ -330,9 +278,7 @@ def _check_models(config: RunConfig) -> None:
     Raises:
         UsageError: says which does not.
     """
-    models = {"judge.model": config.judge.model} if config.reward.asks_judge else {}
-    models |= {"policy.model": config.policy.model} if config.policy else {}
-    for setting, name in models.items():
+    for setting, name in config.models().items():
         folder, fix = Path(name).expanduser(), "give the folder with config.json and the weights in *.safetensors"
         if name.startswith(("/", "./", "../", "~")) and not folder.is_dir():
             raise UsageError(f"{setting} {name} is not a folder", fix)
@@ -340,7 +286,7 @@ def _check_models(config: RunConfig) -> None:
             for pattern in ("config.json", "*.safetensors"):
                 if not any(folder.glob(pattern)):
                     raise UsageError(f"{setting} {name} holds no model: there is no {pattern} in it", fix)
-            if setting == "policy.model" and isinstance(config.policy, PolicyConfig):
+            if setting == "policy.model" and config.kind == "turns":
                 check_family(folder)
 
 
@@ -350,23 +296,12 @@ def _check_folders(config: RunConfig) -> None:
     Raises:
         UsageError: says which does not.
     """
-    sft, wanted = config.sft, {}
-    if isinstance(config.policy, PolicyConfig):
-        wanted["policy.adapter"] = (config.policy.adapter, "adapter_config.json")
-    if sft:
-        weights = "body.safetensors" if isinstance(sft, ReplySFTConfig) else "algorithm/policy.safetensors"
-        wanted["sft.demonstrations"] = (sft.demonstrations, "demonstrations.json")
-        wanted["sft.start_from"] = (sft.start_from, weights)
-    for setting, (path, holds) in wanted.items():
+    for setting, (path, holds) in config.folders().items():
         folder, fix = Path(path).expanduser(), f"correct it, or leave out --{setting}"
         if path and not folder.is_dir():
             raise UsageError(f"{setting} {path} is not a folder", fix)
         if path and not (folder / holds).is_file():
             raise UsageError(f"{setting} {path} is none: there is no {holds} in it", fix)
-    if isinstance(sft, ChunkSFTConfig) and sft.demonstrations:
-        from rlvlm.demonstrations.folder import open_folder  # numpy is not for those who only ask for help
-
-        open_folder(Path(sft.demonstrations).expanduser()).check_task(config.task)
 
 
 def _check_objects(config: RunConfig) -> None:
@@ -379,30 +314,7 @@ def _check_objects(config: RunConfig) -> None:
         from rlvlm.judge_bench.rows import read_row
 
         read_row(Path(config.track.bench).expanduser())
-    if isinstance(config.algo, PolicyGradientConfig):
-        from rlvlm.algorithms.policy_gradient.advantages import find_estimator  # torch, as every run needs it
-        from rlvlm.algorithms.policy_gradient.losses import find_policy_loss
-
-        find_estimator(config.algo.advantage.estimator)
-        find_policy_loss(config.algo.loss.policy)
-    if isinstance(config.reward, StepRewardConfig):
-        from rlvlm.preferences.teachers import load_teacher
-        from rlvlm.rewards.build import load_source
-
-        for name, load in (("source", load_source), ("teacher", load_teacher)):
-            if is_reference(reference := getattr(config.reward, name)):
-                load(reference)
-    elif config.reward.measured:
-        from rlvlm.rewards.scorers import read_scores
-
-        read_scores(Path(config.reward.measured), config.task)
-    if config.feedback and config.feedback.measured:
-        from rlvlm.preferences.teachers import read_shares
-
-        try:
-            read_shares(Path(config.feedback.measured), config.task)
-        except ValueError as error:
-            raise UsageError(str(error), "rlvlm judge-bench writes one") from error
+    config.check_objects()
 
 
 def port_is_free(port: int) -> bool:
@@ -430,6 +342,4 @@ def bench_command(config: RunConfig) -> str:
         return f"{shlex.join(words)} with the --judge settings of the app {config.serve.app}"
     changed = changed_leaves({"judge": JudgeConfig()}, {"judge": config.judge})
     words += option_words({name: value for name, (_, value) in changed.items()})
-    if not isinstance(config.reward, StepRewardConfig):
-        words += ["--frames", str(config.reward.num_frames)]
-    return shlex.join(words)
+    return shlex.join([*words, *config.bench_options()])

@@ -8,9 +8,16 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
-from rlvlm.algorithms.policy_gradient.config import AdvantageConfig, GRPOConfig, LossConfig, PPOConfig
+from rlvlm.algorithms.policy_gradient.config import (
+    PRESETS,
+    AdvantageConfig,
+    LossConfig,
+    PolicyGradientConfig,
+    chunk_defaults,
+)
 from rlvlm.algorithms.sac_pebble.config import SACConfig
 from rlvlm.algorithms.sft_config import ChunkSFTConfig, ReplySFTConfig
+from rlvlm.core.errors import UsageError
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.libero.tasks import SUITES
 from rlvlm.envs.minigrid.ids import SHORT_NAMES
@@ -23,28 +30,39 @@ from rlvlm.policies.vlm.config import PolicyConfig
 from rlvlm.preferences.config import FeedbackConfig, RewardModelConfig
 from rlvlm.rewards.config import ChunkRewardConfig, StepRewardConfig
 from rlvlm.runs.config import EvalConfig, RunConfig, TrackConfig
+from rlvlm.runs.kinds import AnswersRun, ChunksRun, StepsRun, TurnsRun
 
 
-def recipe(task: str, has_checkpoint: bool = False) -> RunConfig:
+def recipe(task: str, has_checkpoint: bool = False, preset: str = "") -> RunConfig:
     """The configuration a task starts from: ours, its family's, its own, or the general defaults with its name.
 
     Args:
         task: any name of it.
         has_checkpoint: whether a VLA that comes trained (`policy.model`) will act: what our recipes have tuned for the
             pocket VLA does not become it.
+        preset: estimator, loss and rollouts in the place of the recipe's, see `PRESETS`; empty keeps those.
 
     Raises:
-        UsageError: there is no such task; the message names the nearest.
+        UsageError: there is no such task, the message names the nearest; or it has no such preset.
     """
     task = full_name(task)
     own, family = find_task(task).recipe, task.partition("/")[0]
     if task in RECIPES or family in FAMILY_RECIPES:
         config = RECIPES[task]() if task in RECIPES else FAMILY_RECIPES[family](task)
-        return of_checkpoint(config) if has_checkpoint and config.algorithm == "grpo" else config
-    if own:
+        config = of_checkpoint(config) if has_checkpoint and config.kind == "chunks" else config
+    elif own:
         module, _, function = own.partition(":")
-        return replace(getattr(importlib.import_module(module), function)(), task=task)
-    return general(task)
+        config = replace(getattr(importlib.import_module(module), function)(), task=task)
+    else:
+        config = general(task)
+    if not preset:
+        return config
+    if not isinstance(config, AnswersRun) or preset not in PRESETS:
+        what = f"algo.preset {preset} is none that {task} can have"
+        known = ", ".join(PRESETS)
+        fix = f"one of {known}" if isinstance(config, AnswersRun) else f"{known} are for envs in turns and chunks"
+        raise UsageError(what, fix)
+    return config.with_preset(preset)
 
 
 def general(task: str) -> RunConfig:
@@ -59,8 +77,8 @@ def general(task: str) -> RunConfig:
     if (kind := find_task(task).kind) == "turns":
         return _turns(task, steps=40_960, gamma=0.97)
     if kind == "chunks":
-        return RunConfig(task=task, env=env, algo=GRPOConfig())
-    return RunConfig(
+        return ChunksRun(task=task, env=env)
+    return StepsRun(
         task=task,
         env=env,
         reward=StepRewardConfig(model="state"),
@@ -73,7 +91,7 @@ def general(task: str) -> RunConfig:
 
 def paper(task: str) -> RunConfig:
     """The defaults, which are the paper's set-up: hidden robot, fixed start near what is to be moved, 250 steps."""
-    return RunConfig(task=task, env=task_env(task))
+    return StepsRun(task=task, env=task_env(task))
 
 
 def sweep_into() -> RunConfig:
@@ -83,7 +101,7 @@ def sweep_into() -> RunConfig:
     the cube is decided by centimetres, which networks see once states are scaled. Queries are about the last 5,000
     steps: of all there were, most show the cube where it started, and few tell its places near the hole apart.
     """
-    return RunConfig(
+    return StepsRun(
         task="sweep_into",
         feedback=FeedbackConfig(queries=200, recent_episodes=20),
         algo=SACConfig(is_calibrated=True),
@@ -92,7 +110,7 @@ def sweep_into() -> RunConfig:
 
 def cartpole() -> RunConfig:
     """The continuous cart and pole, 100 steps an episode as in the paper."""
-    return RunConfig(
+    return StepsRun(
         task="cartpole",
         steps=10_000,
         env=task_env("cartpole"),
@@ -107,7 +125,7 @@ def straighten_rope() -> RunConfig:
     oracle, with 200 the image reward ordered 69 % of those held out, with 2,000 it ordered 80 %, and the larger step
     size adds two.
     """
-    return RunConfig(
+    return StepsRun(
         task="straighten_rope",
         steps=10_000,
         env=task_env("straighten_rope"),
@@ -122,7 +140,7 @@ def pass_water() -> RunConfig:
 
     With half as many queries and the usual step size an oracle's comparisons brought a return of -70; with these, -32.
     """
-    return RunConfig(
+    return StepsRun(
         task="pass_water",
         steps=10_000,
         env=task_env("pass_water"),
@@ -138,7 +156,7 @@ def fold_cloth() -> RunConfig:
     There is no exploration by novelty, because all states are the same, and queries are drawn from the folds since the
     last session.
     """
-    return RunConfig(
+    return StepsRun(
         task="fold_cloth",
         steps=3_000,
         env=task_env("fold_cloth"),
@@ -153,7 +171,7 @@ def stock(task: str) -> RunConfig:
     """Any task of MetaWorld or SoftGym as it comes, not tuned. MetaWorld's robot is shown: it starts far away, and in
     some tasks it is judged.
     """
-    return RunConfig(task=task, steps=100_000, env=task_env(task))
+    return StepsRun(task=task, steps=100_000, env=task_env(task))
 
 
 def number_line() -> RunConfig:
@@ -250,15 +268,15 @@ def _turns(
     sft: ReplySFTConfig = _SHORT_AND_NOISY,
     env: EnvConfig | None = None,
     final_lr: float = 0.02,
-) -> RunConfig:
+) -> TurnsRun:
     """A task in turns: what its env and its length ask for is given, all else is alike."""
-    return RunConfig(
+    return TurnsRun(
         task=task,
         steps=steps,
         env=env or task_env(task),
         judge=JudgeConfig(model="scorer", score="utility"),
         sft=sft,
-        algo=PPOConfig(
+        algo=PolicyGradientConfig(
             advantage=AdvantageConfig(gamma=gamma),
             loss=LossConfig(kl_weight=0.02),
             reward_scale=reward_scale,
@@ -272,20 +290,20 @@ def _turns(
 
 def push_block() -> RunConfig:
     """The tiny env in chunks, from a start that succeeds in about half of all episodes."""
-    return RunConfig(
+    return ChunksRun(
         task="push_block",
         steps=6_000_000,
         env=task_env("push_block"),
         judge=JudgeConfig(model="scorer", score="success"),
         reward=ChunkRewardConfig(num_frames=2, frame_px=144),
         sft=ChunkSFTConfig(p_perturb=0.1, label_width=0.08),
-        algo=GRPOConfig(draws="chunk"),
+        algo=chunk_defaults(draws="chunk"),
         eval=EvalConfig(every_steps=250_000, episodes=200),
         track=TrackConfig(log_every_steps=50_000, checkpoint_every_steps=500_000),
     )
 
 
-def libero(task: str) -> RunConfig:
+def libero(task: str) -> ChunksRun:
     """One task of LIBERO, its things moved by up to 2 cm so that the policy must look.
 
     Four fifths of the usual time limit: failures cost less, and there is time to try again, as demonstrations show that
@@ -293,7 +311,7 @@ def libero(task: str) -> RunConfig:
     """
     env = task_env(task)
     judge, reward = _judged(task)
-    return RunConfig(
+    return ChunksRun(
         task=task,
         steps=600_000,
         env=replace(env, moved=0.02, physics="fast", mesh_cell=0.012, episode_steps=env.episode_steps * 4 // 5),
@@ -301,7 +319,8 @@ def libero(task: str) -> RunConfig:
         sft=ChunkSFTConfig(episodes=100, noise=0.02, p_perturb=0.1, label_width=0.05, updates=800),
         judge=judge,
         reward=reward,
-        algo=GRPOConfig(
+        algo=chunk_defaults(
+            preset="ppo",
             groups=16,
             rounds=1,
             temperature=0.25,
@@ -321,7 +340,6 @@ def libero(task: str) -> RunConfig:
 def libero_suite(suite: str) -> RunConfig:
     """One policy for all tasks of a suite: as for one task, with more demonstrations and a longer SFT."""
     one, num_tasks = libero(f"{suite}/0"), len(SUITES[suite])
-    assert isinstance(one.sft, ChunkSFTConfig), "what GRPO goes with"
     judge, reward = _judged(suite)
     return replace(
         one,
@@ -345,7 +363,7 @@ def of_checkpoint(pocket: RunConfig) -> RunConfig:
     return replace(
         pocket,
         env=task_env(pocket.task),
-        algo=GRPOConfig(groups=8, temperature=1.6, lr=2e-5, warm_up=0, kl_target=None, microbatch_turns=16),
+        algo=chunk_defaults(groups=8, temperature=1.6, lr=2e-5, warm_up=0, kl_target=None, microbatch_turns=16),
     )
 
 

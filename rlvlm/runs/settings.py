@@ -109,37 +109,6 @@ def from_yaml(kind: type[T], text: str, name: str = "the configuration") -> T:
     return read_settings(kind, read_yaml(text, name))
 
 
-def kind_of(config: Any) -> Any:
-    """The config's class, with each union of sections narrowed to the section that this one has: of another algorithm's
-    sections, neither the command line nor a YAML file shows anything. What is read as it goes through `as_config`.
-    """
-    hints = typing.get_type_hints(type(config), include_extras=True)
-    narrowed = {
-        field.name: type(getattr(config, field.name))
-        for field in dataclasses.fields(config)
-        if any(map(dataclasses.is_dataclass, typing.get_args(hints[field.name])))
-    }
-    kind = type(config)
-    if not narrowed:
-        return kind
-    # a subclass in name alone: it is read by tyro or from YAML, and made a plain config again
-    body = {name: dataclasses.field(default_factory=section) for name, section in narrowed.items()}
-    body |= {"__annotations__": narrowed, "__doc__": kind.__doc__, "__module__": kind.__module__}
-    return dataclasses.dataclass(frozen=True, kw_only=True)(type(kind.__name__, (kind,), body))
-
-
-def as_config(kind: type[T], narrowed: Any) -> T:
-    """What was read as `kind_of` a config, as an instance of the config's own class."""
-    return kind(**{field.name: getattr(narrowed, field.name) for field in dataclasses.fields(narrowed)})
-
-
-def read_like(config: T, tree: Any) -> T:
-    """The config that a tree of YAML values stands for, which has the same sections as `config`; defaults and errors as
-    of `read_settings`.
-    """
-    return as_config(type(config), read_settings(kind_of(config), tree))
-
-
 def flat(config: Any, prefix: str = "") -> dict[str, Any]:
     """The leaves of a config tree as YAML would hold them, by dotted name, e.g. `reward.teacher`.
 
@@ -211,7 +180,7 @@ def override(config: T, settings: Mapping[str, Any]) -> T:
         for group in groups:
             branch = branch[group]
         branch[leaf] = value
-    return read_like(config, tree)
+    return read_settings(type(config), tree)
 
 
 def _plain(value: Any) -> Any:

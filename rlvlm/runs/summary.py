@@ -15,11 +15,11 @@ from rlvlm.core.judging import Status
 from rlvlm.judge_bench.figures import pair_figures, rank_correlation
 from rlvlm.judge_bench.rows import beside, read_row, task_figures
 from rlvlm.judges.agreement import wilson_interval
-from rlvlm.rewards.config import StepRewardConfig
 from rlvlm.runs.answers import RETURN, logged_pairs, truth_name
 from rlvlm.runs.checkpoints import RunState
 from rlvlm.runs.config import RunConfig
 from rlvlm.runs.folder import RunFolder
+from rlvlm.runs.kinds import StepsRun
 from rlvlm.runs.scores import DECODINGS
 
 FINAL_EVALUATIONS = 3
@@ -151,10 +151,7 @@ def beside_bench(folder: RunFolder, config: RunConfig) -> list[list[str]]:
     Both have the definitions of the bench, and labels go through its own functions. Scores are those of the monitor's
     newest episodes; there and in the bench a success is claimed from different thresholds on.
     """
-    reward, feedback = config.reward, config.feedback
-    is_stepwise = isinstance(reward, StepRewardConfig)
-    measured = (feedback.measured if feedback else "") if is_stepwise else reward.measured
-    file = config.track.bench or (measured if measured.endswith(".json") else "")
+    file = config.track.bench or (config.measured if config.measured.endswith(".json") else "")
     if not file:
         return []
     try:
@@ -204,18 +201,17 @@ def beside_true_reward(folder: RunFolder, config: RunConfig) -> dict[str, Any]:
                 found.append({"success": float(other["success"]), "env_steps": int(other["env_steps"])})
         except (OSError, ValueError, TypeError, KeyError):  # a run that was cut short, or measured no success
             continue
-    is_learned = isinstance(config.reward, StepRewardConfig) and config.reward.is_learned
-    return max(found, key=lambda run: run["env_steps"], default={}) if is_learned else {}
+    return max(found, key=lambda run: run["env_steps"], default={}) if config.learns_reward else {}
 
 
 def what_to_change(config: RunConfig, summary: Mapping[str, Any]) -> list[str]:
     """The card's section on what to change first, as Markdown lines, the likeliest cause first: where a reward learned
     from labels ends below the run of the true reward beside it or, without such a run, below 90 % success; else empty.
     """
-    reward, feedback, model = config.reward, config.feedback, config.reward_model
     rate, beside = summary["success"], summary.get("true_reward")
-    if not (isinstance(reward, StepRewardConfig) and reward.is_learned and feedback and model) or rate is None:
+    if not isinstance(config, StepsRun) or not config.learns_reward or rate is None:
         return []
+    reward, feedback, model = config.reward, config.feedback, config.reward_model
     if summary["exit_reason"] != "done" or rate >= (beside["success"] - _NEAR if beside else _GOOD):
         return []
     trust, right = summary.get("learned_reward") or {}, summary["label_accuracy"]
@@ -347,8 +343,9 @@ def run_card(  # one page, one argument per source of facts
         judge = f"{config.judge.backend} {config.judge.model}".rstrip()
         own = f"{judge}, prompt {config.judge.prompt}, score {config.judge.score}"
         lines.append(f"- judge: {f'Serve app {config.serve.app}' if config.serve.app else own}")
-    scene = "" if config.policy else f"start {config.env.start}, robot {config.env.robot}, "
-    lines.append(f"- every setting: [config.yaml](config.yaml); {scene}{config.env.episode_steps} steps per episode")
+    lines.append(
+        f"- every setting: [config.yaml](config.yaml); {config.start_words}{config.env.episode_steps} steps per episode"
+    )
     lines += [f"- changed during the run: {change}" for change in summary.get("changes") or []]
     lines.append("\nResume it, if it was stopped: `rlvlm resume .`  Play the policy: `rlvlm eval . --video`\n")
     return "\n".join(lines)

@@ -23,7 +23,7 @@ from rlvlm.judge_bench.preflight import JudgeRefused
 from rlvlm.judges.cache import CachedJudge
 from rlvlm.judges.judge import Judge
 from rlvlm.labels.store import LabelStore
-from rlvlm.runs.build import draw_examples, film_draw, open_algorithm
+from rlvlm.runs.build import film_draw, open_algorithm
 from rlvlm.runs.checkpoints import Checkpoint, RunState, newest_sound
 from rlvlm.runs.config import RunConfig
 from rlvlm.runs.folder import RunFolder, check_settings, label_store
@@ -98,7 +98,7 @@ class Training:
             console.line(self._changes[-1])
         # opened late: a run whose teacher is no judge has no store
         labels = partial(label_store, folder, config)
-        self._recorder = Recorder(folder, labels, draw_examples(config, algorithm), config.judge_goal)
+        self._recorder = Recorder(folder, labels, algorithm.draw_for_judge, config.judge_goal)
         # time and step of the last rounds: the speed shown is a recent one, as rounds get slower or faster
         self._recent = deque([(before.wall_s, before.env_steps)], maxlen=SPEED_ROUNDS)
         self._last_evaluation = Evaluation(episodes=[])
@@ -419,7 +419,7 @@ def _run_held(folder: RunFolder, config: RunConfig) -> int:
     with ExitStack() as stack:
         stop = stack.enter_context(StopRequest())
         terminal = stack.enter_context(quiet_output(folder.log))
-        console = stack.enter_context(RunConsole(terminal, config.title, config.steps, PANEL_ROWS[config.algorithm]))
+        console = stack.enter_context(RunConsole(terminal, config.title, config.steps, PANEL_ROWS[config.kind]))
         stop.log, stop.advice = console.line, folder.resume_command
         # inside of the lock: what it leaves in the folder is of this run
         stack.enter_context(convert_errors(folder))

@@ -120,9 +120,7 @@ class SweepTrial(Trainable):
             # the run's own log: several runs share the sweep's terminal
             log = self._stack.enter_context(open(self._folder.log, "a", buffering=1))
             self._stack.enter_context(quiet_output(self._folder.log))
-            console = self._stack.enter_context(
-                RunConsole(log, config.title, config.steps, PANEL_ROWS[config.algorithm])
-            )
+            console = self._stack.enter_context(RunConsole(log, config.title, config.steps, PANEL_ROWS[config.kind]))
             newest = choose_sound(self._folder.checkpoints.newest_first(), console)
             return self._stack.enter_context(open_training(self._folder, config, newest, console))
 

@@ -13,7 +13,8 @@ from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.callbacks.callbacks import RLlibCallback
 from ray.rllib.utils.metrics import ENV_RUNNER_RESULTS, EPISODE_RETURN_MEAN, EVALUATION_RESULTS, NUM_EPISODES
 
-from rlvlm.algorithms.policy_gradient.algorithm import GRPOAlgorithmConfig
+from rlvlm.algorithms.policy_gradient.algorithm import PolicyGradientAlgorithmConfig
+from rlvlm.algorithms.policy_gradient.config import chunk_defaults
 from rlvlm.algorithms.sac_pebble.algorithm import SACPebble, SACPebbleConfig
 from rlvlm.algorithms.sac_pebble.config import SACConfig
 from rlvlm.core.errors import UsageError
@@ -215,11 +216,13 @@ def test_what_would_be_ignored_is_refused_by_name(change: Any, says: str) -> Non
 
 def test_grpo_takes_over_nothing_of_rllib_s_training() -> None:
     with pytest.raises(ValueError, match=r"gamma of RLlib's .*PolicyGradientConfig"):
-        GRPOAlgorithmConfig().envs(task="push_block").acting(policy=VLAConfig()).training(gamma=0.5).validate()
+        PolicyGradientAlgorithmConfig(algo=chunk_defaults()).envs(task="push_block").acting(
+            policy=VLAConfig()
+        ).training(gamma=0.5).validate()
     with pytest.raises(ValueError, match=r"lr of RLlib's .*PolicyGradientConfig"):
-        GRPOAlgorithmConfig().envs(task="push_block").acting(policy=VLAConfig()).training(
-            lr=AlgorithmConfig().lr
-        ).validate()
+        PolicyGradientAlgorithmConfig(algo=chunk_defaults()).envs(task="push_block").acting(
+            policy=VLAConfig()
+        ).training(lr=AlgorithmConfig().lr).validate()
 
 
 @pytest.mark.full

@@ -16,8 +16,8 @@ from rlvlm.demonstrations.folder import create_folder as create_demonstrations
 from rlvlm.envs.config import EnvConfig
 from rlvlm.labels.records import Origin
 from rlvlm.labels.store import LabelStore
-from rlvlm.runs.config import config_text
 from rlvlm.runs.folder import USUAL_KEYS, WAYS_OUT, create_folder
+from rlvlm.runs.kinds import config_text
 from rlvlm.runs.recipes import recipe
 from rlvlm.runs.settings import flat, override
 from rlvlm.vlms.config import ApiConfig

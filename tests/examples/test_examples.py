@@ -37,7 +37,7 @@ def test_it_stays_short_and_is_what_the_docs_show(name: str, page: str) -> None:
 
 def test_recipes_are_their_own_or_those_of_their_kind() -> None:
     config = recipe("press_button:TASK")
-    assert config.algorithm == "ppo" and config.env.episode_steps == 4
+    assert config.kind == "turns" and config.env.episode_steps == 4
     assert config.smoke().steps == 256
     config = recipe("slide_ball:TASK")
     assert (config.task, config.steps, config.env.episode_steps) == ("slide_ball:TASK", 5_000, 50)

@@ -37,7 +37,7 @@ from rlvlm.preferences.teachers import (
     read_shares,
 )
 from rlvlm.rewards.config import StepRewardConfig
-from rlvlm.runs.config import RunConfig
+from rlvlm.runs.kinds import StepsRun
 from rlvlm.testing import FakeJudge, TinyEnv
 
 FRAMES = FrameStore(TinyEnv(), 24)
@@ -271,9 +271,9 @@ def test_an_impossible_weakness_is_refused_by_name() -> None:
 def test_skipping_and_training_ties_do_not_go_together() -> None:
     ties = FeedbackConfig(ties="equal")
     for name in ("equal", "mistake", "oracle", "judge"):
-        RunConfig(task="tiny", reward=StepRewardConfig(teacher=name), feedback=ties)
+        StepsRun(task="tiny", reward=StepRewardConfig(teacher=name), feedback=ties)
     with pytest.raises(ValueError, match="needs feedback.ties drop"):
-        RunConfig(task="tiny", reward=StepRewardConfig(teacher="skip"), feedback=ties)
+        StepsRun(task="tiny", reward=StepRewardConfig(teacher="skip"), feedback=ties)
 
 
 def shares_of(teacher: MeasuredTeacher, pair: Pair, count: int = 4_000) -> list[float]:

@@ -26,6 +26,7 @@ from rlvlm.reports.statistics import (
 from rlvlm.rewards.config import StepRewardConfig
 from rlvlm.runs.config import RunConfig
 from rlvlm.runs.folder import RunFolder, create_folder
+from rlvlm.runs.kinds import StepsRun
 from rlvlm.sweeps.folder import State, SweepFolder
 from rlvlm.sweeps.plan import app_name
 
@@ -175,9 +176,9 @@ def make_run(config: RunConfig, success: list[float]) -> None:
 def runs(tmp_path: Path) -> Path:
     oracle = StepRewardConfig(teacher="oracle")
     for seed, success in ((1, [0.0, 1.0]), (0, [0.0, 0.5])):
-        make_run(RunConfig(task="drawer_open", seed=seed, out=tmp_path / f"judge{seed}"), success)
-    make_run(RunConfig(task="drawer_open", reward=oracle, out=tmp_path / "oracle"), [0.2, 0.8])
-    make_run(RunConfig(task="drawer_open", reward=oracle, steps=9, out=tmp_path / "short"), [0.1])
+        make_run(StepsRun(task="drawer_open", seed=seed, out=tmp_path / f"judge{seed}"), success)
+    make_run(StepsRun(task="drawer_open", reward=oracle, out=tmp_path / "oracle"), [0.2, 0.8])
+    make_run(StepsRun(task="drawer_open", reward=oracle, steps=9, out=tmp_path / "short"), [0.1])
     return tmp_path
 
 
@@ -209,9 +210,9 @@ def test_runs_get_the_page_of_a_sweep_with_one_source_for_all_that_differ_in_the
 
 
 def test_sources_have_the_shortest_names_that_tell_them_apart(tmp_path: Path) -> None:
-    one = RunConfig(task="drawer_open")
+    one = StepsRun(task="drawer_open")
     make_run(replace(one, out=tmp_path / "one"), [0.5])
-    make_run(RunConfig(task="cartpole", out=tmp_path / "cartpole"), [0.5])
+    make_run(StepsRun(task="cartpole", out=tmp_path / "cartpole"), [0.5])
     results = run_results([tmp_path])
     assert list(results.sources) == ["judge labels, image reward"], "the same settings on two tasks are one source"
     assert results.common_tasks == results.tasks == ["cartpole", "drawer_open"]
@@ -251,8 +252,8 @@ def test_sources_without_a_task_in_common_are_not_ranked_and_no_run_is_a_mistake
     for nothing in ([], [tmp_path]):
         with pytest.raises(UsageError):
             run_results(nothing)
-    make_run(RunConfig(task="drawer_open", out=tmp_path / "a"), [0.5])
-    make_run(RunConfig(task="soccer", reward=StepRewardConfig(teacher="oracle"), out=tmp_path / "b"), [0.5])
+    make_run(StepsRun(task="drawer_open", out=tmp_path / "a"), [0.5])
+    make_run(StepsRun(task="soccer", reward=StepRewardConfig(teacher="oracle"), out=tmp_path / "b"), [0.5])
     results = run_results([tmp_path])
     assert overall(results).startswith("There is no task on which every source has a finished run")
     assert [len(group_rows(results, task)) for task in results.tasks] == [1, 1]

@@ -11,8 +11,8 @@ from damaged import damage
 from rlvlm.algorithms.checkpoint import CorruptCheckpoint, PolicyFile, save_tree
 from rlvlm.core.errors import MachineError
 from rlvlm.runs.checkpoints import CheckpointStore, RunState, checkpoint_store, newest_sound
-from rlvlm.runs.config import RunConfig
 from rlvlm.runs.folder import create_folder, find_folder
+from rlvlm.runs.kinds import StepsRun
 
 
 def state(step: int) -> RunState:
@@ -46,7 +46,7 @@ def test_without_symbolic_links_files_name_the_last_and_the_best(
         raise OSError(errno.EPERM, "Operation not permitted")
 
     monkeypatch.setattr("os.symlink", refuse)
-    folder = create_folder(RunConfig(task="drawer_open", out=tmp_path / "run"), ["rlvlm"], datetime(2026, 1, 2))
+    folder = create_folder(StepsRun(task="drawer_open", out=tmp_path / "run"), ["rlvlm"], datetime(2026, 1, 2))
     for step in (100, 200, 300, 400, 500):
         folder.checkpoints.save(state(step), write, is_best=step == 100)
     assert steps(folder.checkpoints)[0] == 100, "the best is kept"
@@ -58,7 +58,7 @@ def test_without_symbolic_links_files_name_the_last_and_the_best(
 
 
 def test_what_a_killed_run_left_half_written_goes_when_the_run_is_held_again(tmp_path: Path) -> None:
-    folder = create_folder(RunConfig(task="drawer_open", out=tmp_path / "run"), ["rlvlm"], datetime(2026, 1, 2))
+    folder = create_folder(StepsRun(task="drawer_open", out=tmp_path / "run"), ["rlvlm"], datetime(2026, 1, 2))
     folder.checkpoints.save(state(100), write, is_best=False)
     half = folder.checkpoints.path / ".step_00000200.partial" / "algorithm"
     half.mkdir(parents=True)
@@ -201,7 +201,7 @@ def test_a_scratch_that_refuses_is_passed_over(home: Path, tmp_path: Path, caplo
 
 
 def test_a_new_run_does_not_inherit_what_an_old_one_left_on_scratch(home: Path, tmp_path: Path) -> None:
-    config = RunConfig(task="drawer_open", out=home.parent)
+    config = StepsRun(task="drawer_open", out=home.parent)
     folder = create_folder(config, ["rlvlm"], datetime(2026, 1, 2))
     folder.checkpoints.save(state(100), write, is_best=True)
     folder.remove()

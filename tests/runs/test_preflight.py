@@ -16,12 +16,13 @@ from rlvlm.judges import build
 from rlvlm.pocket.models import weights_folder
 from rlvlm.rewards.config import StepRewardConfig
 from rlvlm.runs import preflight
-from rlvlm.runs.config import RunConfig, TrackConfig
+from rlvlm.runs.config import TrackConfig
+from rlvlm.runs.kinds import StepsRun
 from rlvlm.runs.preflight import bench_command, check_before_run, cluster_address, port_is_free
 from rlvlm.runs.recipes import recipe
 from rlvlm.runs.settings import override
 
-ORACLE = RunConfig(task="drawer_open", reward=StepRewardConfig(teacher="oracle"))
+ORACLE = StepsRun(task="drawer_open", reward=StepRewardConfig(teacher="oracle"))
 
 
 def test_a_renderer_that_does_not_draw_stops_a_run_before_it_starts(monkeypatch: pytest.MonkeyPatch) -> None:

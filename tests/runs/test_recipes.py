@@ -3,7 +3,6 @@ from dataclasses import fields, is_dataclass, replace
 import pytest
 import torch
 
-from rlvlm.algorithms.policy_gradient.config import GRPOConfig
 from rlvlm.commands.arguments import parse_run
 from rlvlm.core.errors import UsageError
 from rlvlm.envs.config import EnvConfig
@@ -11,6 +10,7 @@ from rlvlm.envs.registry import Kind, Task, check_unused, make_env, register, ta
 from rlvlm.pocket.models import VIDEO_TASKS
 from rlvlm.policies.vlm.loading import load_policy
 from rlvlm.runs.build import algorithm_settings
+from rlvlm.runs.kinds import StepsRun
 from rlvlm.runs.preflight import notes_of
 from rlvlm.runs.recipes import RECIPES, recipe
 from rlvlm.runs.settings import override
@@ -30,20 +30,20 @@ def test_a_misspelt_task_names_the_nearest() -> None:
     assert recipe("drawer_open").task == "drawer_open"
 
 
-@pytest.mark.parametrize(("kind", "algorithm"), [("steps", "sac"), ("turns", "ppo"), ("chunks", "grpo")])
-def test_a_registered_task_without_a_recipe_takes_the_defaults_of_its_kind(kind: Kind, algorithm: str) -> None:
+@pytest.mark.parametrize(("kind", "preset"), [("steps", ""), ("turns", "ppo"), ("chunks", "grpo")])
+def test_a_registered_task_without_a_recipe_takes_the_defaults_of_its_kind(kind: Kind, preset: str) -> None:
     settings = EnvConfig(episode_steps=7)
     register(Task(name=f"recipe_less_{kind}", goal="do it", maker="somewhere:else", kind=kind, env=settings))
     config = recipe(f"recipe_less_{kind}")
-    assert (config.task, config.algorithm, config.env) == (f"recipe_less_{kind}", algorithm, settings)
-    assert config.smoke().algorithm == algorithm
+    assert (config.task, config.kind, config.preset) == (f"recipe_less_{kind}", kind, preset)
+    assert (config.env, config.smoke().kind) == (settings, kind)
 
 
 def test_a_task_of_a_family_keeps_its_name() -> None:
     config = recipe("metaworld/door-open-v3")
     assert (config.task, config.env.robot) == ("metaworld/door-open-v3", "visible")
     config = recipe("libero_object/alphabet soup")  # words of a goal become the task's number
-    assert (config.task, config.algorithm) == ("libero_object/0", "grpo")
+    assert (config.task, config.kind) == ("libero_object/0", "chunks")
 
 
 def test_a_libero_task_names_the_pocket_judge_that_was_taught_it_mirrored() -> None:
@@ -57,7 +57,6 @@ def test_a_libero_task_names_the_pocket_judge_that_was_taught_it_mirrored() -> N
 @pytest.mark.parametrize("task", ["libero_10/0", "libero_object", "push_block"])
 def test_a_checkpoint_takes_nothing_that_was_tuned_for_the_pocket_vla(task: str) -> None:
     pocket, own = recipe(task), parse_run([task, "--policy.model", "a/b"], "run").config
-    assert isinstance(pocket.algo, GRPOConfig) and isinstance(own.algo, GRPOConfig)
     assert (pocket.algo.draws, own.algo.draws, own.algo.final_lr, own.algo.warm_up) == ("chunk", "token", 1.0, 0)
     assert own.env == task_env(task) and (own.algo.temperature, own.algo.kl_target) == (1.6, None)
     assert parse_run([task, "--policy.model=a/b", "--algo.lr", "1e-5"], "run").config.algo.lr == 1e-5
@@ -113,11 +112,11 @@ def test_smoke_only_ever_makes_a_run_smaller_and_every_part_of_it_still_happens(
     assert small.steps == steps and small.smoke() == small
     assert small.steps // small.eval.every_steps >= 2
     assert small.steps // small.track.log_every_steps <= 20  # the console stays under 40 lines
-    if small.feedback:
+    if isinstance(small, StepsRun):
         assert small.algo.seed_steps < small.feedback.first_step < small.steps
 
 
-@pytest.mark.parametrize("task", [name for name, make in RECIPES.items() if make().algorithm == "ppo"])
+@pytest.mark.parametrize("task", [name for name, make in RECIPES.items() if make().kind == "turns"])
 def test_the_policy_of_every_recipe_loads(task: str) -> None:
     config = recipe(task)
     policy = load_policy(config.policy, num_actions=3)

@@ -9,8 +9,8 @@ from rlvlm.core.errors import UsageError
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.registry import check_unused, task_env
 from rlvlm.runs.checkpoints import RunState
-from rlvlm.runs.config import config_text, read_config_text
 from rlvlm.runs.folder import check_settings
+from rlvlm.runs.kinds import config_text, read_config_text
 from rlvlm.runs.recipes import recipe
 from rlvlm.runs.settings import flat, override
 
@@ -183,7 +183,7 @@ def test_of_a_task_of_ones_own_nobody_knows_and_none_is_imported() -> None:
         ),
         ("number_line", JUDGED, "gae, judge per turn", True),
         ("number_line", JUDGED | {"reward.teacher": "random"}, "gae, random per turn", False),
-        ("push_block", JUDGED | {"reward.teacher": "biased"}, "biased score of the video", False),
+        ("push_block", JUDGED | {"reward.teacher": "biased"}, "grpo, biased score of the video", False),
     ],
 )
 def test_a_reward_has_a_name_and_says_whether_a_judge_is_asked(

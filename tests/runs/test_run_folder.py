@@ -19,8 +19,9 @@ from rlvlm.cli import main
 from rlvlm.core.disk import write_whole
 from rlvlm.core.errors import MachineError, RunError, UsageError
 from rlvlm.runs.checkpoints import RunState
-from rlvlm.runs.config import RunConfig, config_text
+from rlvlm.runs.config import RunConfig
 from rlvlm.runs.folder import RunFolder, check_newest, check_trust, code_named, create_folder, find_folder
+from rlvlm.runs.kinds import StepsRun, config_text
 from rlvlm.runs.recipes import recipe
 from rlvlm.runs.settings import override
 from rlvlm.runs.tables import MAX_CELL, CsvTable, JsonLines
@@ -41,7 +42,7 @@ def test_a_new_folder_says_what_will_be_run(folder: RunFolder, config: RunConfig
 
 def test_without_out_the_name_is_task_and_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    made = [create_folder(RunConfig(task="drawer_open"), ["rlvlm"], NOW).path for _ in range(2)]
+    made = [create_folder(StepsRun(task="drawer_open"), ["rlvlm"], NOW).path for _ in range(2)]
     names = [str(path.relative_to(tmp_path)) for path in made]
     assert names == ["runs/drawer_open/20260102-030405", "runs/drawer_open/20260102-030405-2"]
 
@@ -69,10 +70,10 @@ def test_a_job_may_not_leave_its_run_where_ray_cleans_up(tmp_path: Path, monkeyp
     monkeypatch.chdir(copy)
     for out in (None, Path("run")):
         with pytest.raises(UsageError, match="which Ray deletes") as told:
-            create_folder(RunConfig(task="drawer_open", out=out), ["rlvlm"], NOW)
+            create_folder(StepsRun(task="drawer_open", out=out), ["rlvlm"], NOW)
         assert "absolute path" in told.value.fix
     assert list(copy.iterdir()) == []
-    assert create_folder(RunConfig(task="drawer_open", out=tmp_path / "run"), ["rlvlm"], NOW).path.is_dir()
+    assert create_folder(StepsRun(task="drawer_open", out=tmp_path / "run"), ["rlvlm"], NOW).path.is_dir()
 
 
 def test_a_used_folder_is_refused_with_the_way_on(folder: RunFolder, config: RunConfig, tmp_path: Path) -> None:

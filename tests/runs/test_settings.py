@@ -6,7 +6,7 @@ import pytest
 from rlvlm.core.errors import UsageError
 from rlvlm.envs.config import EnvConfig
 from rlvlm.rewards.config import TurnRewardConfig
-from rlvlm.runs.config import RunConfig, config_text, read_config_text
+from rlvlm.runs.kinds import StepsRun, config_text, read_config_text
 from rlvlm.runs.recipes import recipe
 from rlvlm.runs.settings import commented, differences, from_yaml, override, to_yaml
 
@@ -14,11 +14,11 @@ from rlvlm.runs.settings import commented, differences, from_yaml, override, to_
 def test_a_file_written_by_hand_is_read() -> None:
     config = read_config_text("task: drawer_open\nseed: 4\nenv:\n  start: random\nalgo:\n  hidden: [32, 16]\n")
     assert (config.seed, config.env.start, config.algo.hidden) == (4, "random", (32, 16))
-    assert config.steps == RunConfig(task="drawer_open").steps
+    assert config.steps == StepsRun(task="drawer_open").steps
 
 
 def test_a_round_trip_changes_nothing() -> None:
-    config = RunConfig(task="drawer_open", out=Path("runs/x"), env=EnvConfig(start="random", num_envs=3))
+    config = StepsRun(task="drawer_open", out=Path("runs/x"), env=EnvConfig(start="random", num_envs=3))
     assert read_config_text(config_text(config)) == config
     assert read_config_text(config_text(replace(config, out=None))).out is None
     for threshold in (0.25, "calibrated", None):

@@ -14,6 +14,7 @@ from rlvlm.rewards.scoring_items import ScoredItem
 from rlvlm.runs.checkpoints import RunState
 from rlvlm.runs.config import RunConfig
 from rlvlm.runs.folder import RunFolder
+from rlvlm.runs.kinds import StepsRun
 from rlvlm.runs.plots import write_plots
 from rlvlm.runs.records import score_row
 from rlvlm.runs.scores import DECODINGS
@@ -179,7 +180,7 @@ def test_greedy_and_sampled_play_stand_beside_each_other_before_and_after(folder
 
 
 def test_a_stopped_run_says_so_and_one_without_a_judge_names_none(folder: RunFolder) -> None:
-    config = RunConfig(task="drawer_open", reward=StepRewardConfig(source="environment"))
+    config = StepsRun(task="drawer_open", reward=StepRewardConfig(source="environment"))
     text = card(folder, config, "SIGTERM", ["episodes.html"])
     assert "Stopped early (SIGTERM)" in text and "not evaluated yet" in text
     assert "judge:" not in text and "queries" not in text and "(episodes.html)" in text

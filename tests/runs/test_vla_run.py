@@ -18,7 +18,7 @@ from rlvlm.policies.vla.build import build_policy
 from rlvlm.policies.vla.tokens import ActionScale
 from rlvlm.runs import build
 from rlvlm.runs.build import answering_judge
-from rlvlm.runs.preflight import check_before_run, judge_knows, notes_of
+from rlvlm.runs.preflight import check_before_run, notes_of
 from rlvlm.runs.recipes import recipe
 from rlvlm.runs.settings import override
 
@@ -123,6 +123,6 @@ def test_another_judge_than_the_pocket_ones_is_not_shown_their_frames_without_a_
 @pytest.mark.parametrize("task", ["libero_goal/0", "libero_10/5"])
 def test_a_pocket_judge_is_not_asked_how_an_unknown_tasks_episodes_end(task: str) -> None:
     config = recipe(task)
-    assert task not in judge_knows(config) and judge_knows(config)
+    assert task not in config.judge_knows() and config.judge_knows()
     for known in (recipe("libero_object/4"), recipe("push_block")):
-        assert known.task in judge_knows(known)
+        assert known.task in known.judge_knows()

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from rlvlm.algorithms.policy_gradient.algorithm import GRPOAlgorithmConfig
-from rlvlm.algorithms.policy_gradient.config import GRPOConfig
+from rlvlm.algorithms.policy_gradient.algorithm import PolicyGradientAlgorithmConfig
+from rlvlm.algorithms.policy_gradient.config import chunk_defaults
 from rlvlm.algorithms.sac_pebble.algorithm import SACPebbleConfig
 from rlvlm.algorithms.sac_pebble.config import SACConfig
 from rlvlm.algorithms.sft_config import ChunkSFTConfig
@@ -71,12 +71,12 @@ def sac(device: torch.device, folder: Path, *, model: str, update: str = "by_han
 def grpo(device: torch.device, folder: Path) -> None:
     """The supervised start, two updates, both kinds of evaluation, a checkpoint."""
     algorithm: Any = (
-        GRPOAlgorithmConfig()
+        PolicyGradientAlgorithmConfig(algo=chunk_defaults())
         .envs(task="push_block", env_settings=EnvConfig(episode_steps=32))
         .acting(policy=VLAConfig())
         .learning(
             sft=ChunkSFTConfig(episodes=4, updates=4),
-            algo=GRPOConfig(groups=2, group_size=4),
+            algo=chunk_defaults(groups=2, group_size=4),
         )
         .debugging(seed=0)
         .build_algo()

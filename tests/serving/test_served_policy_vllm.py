@@ -14,8 +14,8 @@ import ray
 import torch
 from chaos import replica_pids
 
-from rlvlm.algorithms.policy_gradient.algorithm import PolicyGradient, PPOAlgorithmConfig
-from rlvlm.algorithms.policy_gradient.config import PPOConfig
+from rlvlm.algorithms.policy_gradient.algorithm import PolicyGradient, PolicyGradientAlgorithmConfig
+from rlvlm.algorithms.policy_gradient.config import PolicyGradientConfig
 from rlvlm.algorithms.sft_config import ReplySFTConfig
 from rlvlm.core import metrics
 from rlvlm.core.episodes import Observations
@@ -184,11 +184,11 @@ class TestServed:
         assert not config.has_adapter
         with running_policy(config, 0, ENGINE.placement, "ppo", batch_size=8, vllm=ENGINE.vllm) as app:
             settings = (
-                PPOAlgorithmConfig()
+                PolicyGradientAlgorithmConfig()
                 .envs(task="number_line", env_settings=task_env("number_line"))
                 .acting(make_policy=partial(make_policy, config), make_engine=partial(ServedEngine, app, config=ENGINE))
                 .learning(
-                    algo=PPOConfig(num_envs=8, rollout_turns=32, minibatch_turns=16, lr=3e-4),
+                    algo=PolicyGradientConfig(num_envs=8, rollout_turns=32, minibatch_turns=16, lr=3e-4),
                     sft=ReplySFTConfig(turns=0),
                     total_steps=128,
                 )

@@ -6,12 +6,11 @@ from pathlib import Path
 import pytest
 from ray.rllib.algorithms.utils import _get_learner_bundles
 
-from rlvlm.algorithms.policy_gradient.algorithm import PPOAlgorithmConfig
+from rlvlm.algorithms.policy_gradient.algorithm import PolicyGradientAlgorithmConfig
 from rlvlm.cli import run_word
 from rlvlm.commands.arguments import parse_run
 from rlvlm.core.errors import UsageError
-from rlvlm.runs.config import RunConfig
-from rlvlm.runs.networks import networks_of
+from rlvlm.runs.kinds import StepsRun
 from rlvlm.runs.recipes import recipe
 from rlvlm.runs.settings import from_yaml, override, to_yaml
 from rlvlm.sweeps.config import BudgetConfig, SourceConfig, SweepConfig, find_sweep_file, read_sweep
@@ -57,7 +56,7 @@ def test_a_task_may_have_seeds_of_its_own() -> None:
 
 
 def test_queries_are_counted_session_by_session() -> None:
-    config = RunConfig(task="drawer_open")  # sessions at 3,000, 5,000, ... 19,000
+    config = StepsRun(task="drawer_open")  # sessions at 3,000, 5,000, ... 19,000
     assert config.max_queries == 900
     assert replace(config, steps=21_000).max_queries == 900  # none at the end, where nothing would train on it
     assert replace(config, steps=21_001).max_queries == 1_000
@@ -224,13 +223,13 @@ def test_a_gpu_by_number_is_refused_where_ray_assigns_them(task: str) -> None:
         if task == "number_line" or "algo.num_learners" in where:
             with pytest.raises(UsageError, match="cuda:7 is a GPU as the run's own process counts them"):
                 override(recipe(task), named | where)
-    assert networks_of(override(recipe(task), named))
+    assert override(recipe(task), named).networks()
 
 
 def test_learners_have_the_place_that_rllib_asks_for() -> None:
     for gpus in (0.0, 1.0):
         run = override(recipe("number_line"), {"algo.num_learners": 2, "algo.gpus_per_learner": gpus})
-        config = PPOAlgorithmConfig().learners(num_learners=2, num_gpus_per_learner=gpus)
+        config = PolicyGradientAlgorithmConfig().learners(num_learners=2, num_gpus_per_learner=gpus)
         asked = [{name: float(count) for name, count in one.items() if count} for one in _get_learner_bundles(config)]
         assert list(run.worker_places) == asked
         assert run.wanted_gpus == ({"learners": 2.0} if gpus else {})

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from rlvlm.core.errors import NumericsError, RunError
-from rlvlm.runs.config import RunConfig
 from rlvlm.runs.folder import RunFolder, create_folder
+from rlvlm.runs.kinds import StepsRun
 from rlvlm.sweeps.callback import Halving, cause_of
 from rlvlm.sweeps.config import FlatConfig, HalvingConfig
 from rlvlm.sweeps.trial import SweepTrial, is_flat
@@ -44,7 +44,7 @@ def make_trial(folder: RunFolder, training: BrokenTraining) -> SweepTrial:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> RunFolder:
-    return create_folder(RunConfig(task="drawer_open", out=tmp_path / "run"), ["rlvlm"], datetime(2026, 1, 1))
+    return create_folder(StepsRun(task="drawer_open", out=tmp_path / "run"), ["rlvlm"], datetime(2026, 1, 1))
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """Policy gradients for policies that answer in tokens, as an RLlib algorithm. Run by runs/ and by Ray Tune.
 
 A VLM's reply and a VLA's chunk are both tokens given an observation: they are sampled with a log-probability, credited
-by an estimator of advantages, and learned from by a clipped loss. `PPO` and `GRPO` are presets of one algorithm.
+by an estimator of advantages, and learned from by a clipped loss. PPO, GRPO, RLOO and GiGPO are its presets.
 
 Sources: Schulman et al. 2017, arXiv:1707.06347 (PPO); Zhai et al. 2024, arXiv:2405.10292 (RL4VLM); Shao et al. 2024,
 arXiv:2402.03300 (GRPO); Li et al. 2025, arXiv:2509.09674 (SimpleVLA-RL). Departures:
@@ -42,7 +42,7 @@ from rlvlm.algorithms.learners import Learners
 from rlvlm.algorithms.policy_gradient.advantages import find_estimator
 from rlvlm.algorithms.policy_gradient.algorithm_config import TokenConfig
 from rlvlm.algorithms.policy_gradient.chunks import ChunkSampler, play_chunks_of
-from rlvlm.algorithms.policy_gradient.config import GRPOConfig, PPOConfig
+from rlvlm.algorithms.policy_gradient.config import PolicyGradientConfig
 from rlvlm.algorithms.policy_gradient.critic import Critic
 from rlvlm.algorithms.policy_gradient.learner import TokenLearner
 from rlvlm.algorithms.policy_gradient.monitors import ReadableMonitor, watch_replies
@@ -192,7 +192,7 @@ class PolicyGradient(BaseAlgorithm):
         reward = self.config.reward
         return make_scorer(
             reward, self.config.task, self.config.seed,
-            lambda snapshots: shown_frames(self.draw_for_judge(snapshots, reward.frame_px), reward),
+            lambda snapshots: self.draw_for_judge(snapshots, reward.frame_px),
             make_judge=make_judge, make_fallback_judge=self.config.make_fallback_judge, remembers=remembers,
         )  # fmt: skip
 
@@ -402,7 +402,8 @@ class PolicyGradient(BaseAlgorithm):
 
     def draw_for_judge(self, snapshots: FloatArray, size_px: int) -> Frames:
         """The same as `draw`, as the judge is shown it."""
-        return self._judge_viewer.draw(snapshots, *(() if self.config.policy is None else (size_px,)))
+        frames = self._judge_viewer.draw(snapshots, *(() if self.config.policy is None else (size_px,)))
+        return shown_frames(frames, self.config.reward)
 
     def draw_all(self, snapshots: FloatArray, size_px: int) -> Frames:
         """Images [N, cameras * H, W, 3] of `snapshots` [N, D]: what a VLA sees, the first camera on top."""
@@ -471,31 +472,11 @@ class PolicyGradient(BaseAlgorithm):
             self._engine.close()
 
 
-class PPO(PolicyGradient):
-    """The preset `PPOConfig`: a critic, generalised advantages over turns, replies' tokens clipped one by one."""
+class PolicyGradientAlgorithmConfig(TokenConfig):
+    """RLlib's config of `PolicyGradient`."""
 
-
-class GRPO(PolicyGradient):
-    """The preset `GRPOConfig`: whole episodes in groups from one start, compared with each other, without a critic."""
-
-    @classmethod
-    def get_default_config(cls) -> TokenConfig:
-        """A config that still needs its task and its policy."""
-        return GRPOAlgorithmConfig()
-
-
-class PPOAlgorithmConfig(TokenConfig):
-    """RLlib's config of `PPO`."""
-
-    def __init__(self, algo_class: type | None = None) -> None:
-        super().__init__(algo_class or PPO, PPOConfig())
-
-
-class GRPOAlgorithmConfig(TokenConfig):
-    """RLlib's config of `GRPO`."""
-
-    def __init__(self, algo_class: type | None = None) -> None:
-        super().__init__(algo_class or GRPO, GRPOConfig())
+    def __init__(self, algo_class: type | None = None, algo: PolicyGradientConfig | None = None) -> None:
+        super().__init__(algo_class or PolicyGradient, algo)
 
 
 def check_versions(episodes: Sequence[TokenEpisode], version: int, staleness: int) -> None:

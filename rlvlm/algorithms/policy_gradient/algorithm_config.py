@@ -1,7 +1,4 @@
-"""RLlib's config of policy gradients over tokens: our frozen settings, and the numbers of processes as RLlib has them.
-
-`PPOAlgorithmConfig` and `GRPOAlgorithmConfig`, its presets, stand beside their algorithms in `algorithm`.
-"""
+"""RLlib's config of policy gradients: our frozen settings, and the numbers of processes as RLlib has them."""
 
 from collections.abc import Callable
 from functools import partial
@@ -13,7 +10,7 @@ from rlvlm.algorithms.base import UNCHANGED, BaseConfig
 from rlvlm.algorithms.learners import check_learners, own_learner_gpu, use_assigned_gpu
 from rlvlm.algorithms.policy_gradient.advantages import find_estimator
 from rlvlm.algorithms.policy_gradient.chunks import ChunkRunner
-from rlvlm.algorithms.policy_gradient.config import PolicyGradientConfig, PPOConfig
+from rlvlm.algorithms.policy_gradient.config import PolicyGradientConfig
 from rlvlm.algorithms.policy_gradient.learner import PolicyModule, TokenLearner
 from rlvlm.algorithms.policy_gradient.turns import TurnRunner
 from rlvlm.core.episodes import IntArray, Observations
@@ -39,14 +36,14 @@ class TokenConfig(BaseConfig):
 
     Args:
         algo_class: the algorithm.
-        algo: its preset.
+        algo: estimator, loss, rollouts and updates.
     """
 
     own_settings = ".learning(algo=PolicyGradientConfig(...))"
 
     def __init__(self, algo_class: type | None = None, algo: PolicyGradientConfig | None = None) -> None:
         super().__init__(algo_class, TurnRunner)
-        self.algo = algo or PPOConfig()
+        self.algo = algo or PolicyGradientConfig()
         self.sft: Any = None
         self.policy: VLAConfig | None = None
         self.make_policy: MakePolicy | None = None

@@ -1,7 +1,8 @@
 """Hyperparameters of policy gradients over tokens; imports nothing heavy: the command line starts at once."""
 
-from dataclasses import dataclass, field
-from typing import Literal
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
 from rlvlm.core.checks import check_least, check_positive, check_shares
 
@@ -139,8 +140,10 @@ class LossConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PolicyGradientConfig:
-    """Rollouts, advantages and updates. `PPOConfig` and `GRPOConfig` are its presets; the defaults are PPO's."""
+    """Rollouts, advantages and updates; the defaults are PPO's for policies in text."""
 
+    preset: Literal["ppo", "grpo", "rloo", "gigpo"] = "ppo"
+    """Estimator and loss that the run starts from."""
     advantage: AdvantageConfig = field(default_factory=AdvantageConfig)
     loss: LossConfig = field(default_factory=LossConfig)
     num_envs: int = 32
@@ -198,7 +201,8 @@ class PolicyGradientConfig:
     """The same of the critic's head."""
     final_lr: float = 0.1
     """Share of the step sizes that is left at the run's last step, in (0, 1]: they fall along half a cosine, and
-    `kl_target` with its square."""
+    `kl_target` with its square. An update is mostly noise where a whole episode has one bit to teach; shorter steps
+    average over it."""
     warm_up: int = 0
     """Updates over which the step size rises to `lr`."""
     betas: tuple[float, float] = (0.9, 0.98)
@@ -293,49 +297,49 @@ class PolicyGradientConfig:
             )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PPOConfig(PolicyGradientConfig):
-    """PPO with a critic (Schulman 2017, arXiv:1707.06347), as policies in text learn by it."""
+PRESETS: Mapping[str, tuple[Mapping[str, Any], Mapping[str, Any]]] = {
+    "ppo": ({"estimator": "gae"}, {"average": "turn", "clip_high": 0.2}),
+    "grpo": ({"estimator": "grpo"}, {"average": "trajectory", "clip_high": 0.28}),
+    "rloo": ({"estimator": "rloo"}, {"average": "trajectory", "clip_high": 0.28}),
+    "gigpo": ({"estimator": "gigpo"}, {"average": "trajectory", "clip_high": 0.28}),
+}
+"""What `algo.preset` sets in `algo.advantage` and `algo.loss`. ppo: a critic (Schulman et al. 2017, arXiv:1707.06347);
+grpo: whole episodes in groups from one start, compared with each other (Shao et al. 2024, arXiv:2402.03300); rloo: each
+compared with the mean of the others (Ahmadian et al. 2024, arXiv:2402.14740); gigpo: their turns compared too, where
+they saw the same (Feng et al. 2025, arXiv:2505.10978)."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class GRPOConfig(PolicyGradientConfig):
-    """Group relative policy optimisation (Shao et al. 2024, arXiv:2402.03300) of whole episodes, without a critic."""
+def with_preset(algo: PolicyGradientConfig, preset: str, **rollouts: Any) -> PolicyGradientConfig:
+    """`algo` with the estimator and the loss of a preset; step sizes, batches and the rest stay as they are.
 
-    advantage: AdvantageConfig = field(default_factory=lambda: AdvantageConfig(estimator="grpo"))
-    loss: LossConfig = field(default_factory=lambda: LossConfig(average="trajectory", clip_high=0.28))
-    rollout_turns: int = 0
-    """Of envs that are talked to: turns between updates; 0: whole episodes in groups, as envs in chunks always play."""
-    epochs: int = 1
-    """Passes over a rollout."""
-    minibatches: int = 4
-    """Gradient steps of a pass; 0: as many as `minibatch_turns` makes."""
-    microbatch_turns: int = 0
-    """Chunks that go through the policy at once within a gradient step, to save memory; 0: all of the step's."""
-    lr: float = 6e-4
-    """First step size of Adam."""
-    final_lr: float = 1.0
-    """Where the step size ends, as a share of `lr`: it falls along half a cosine over the run, and `kl_target` with its
-    square. An update is mostly noise where a whole episode has one bit to teach; shorter steps average over it."""
-    warm_up: int = 5
-    """Updates over which the step size rises to `lr`."""
-    betas: tuple[float, float] = (0.9, 0.99)
-    """Adam's."""
-    adam_eps: float = 1e-8
-    """Adam's."""
-    largest_kl: float = 0.0
-    """Divergence from the rollout's policy, in nats per chunk, after which an update takes no further step; 0 never
-    ends it: `kl_target` does."""
-    kl_target: float | None = 0.3
-    """Divergence per chunk, in nats, from the policy that played, that an update should come to: the step size grows or
-    shrinks by 1.3 where an update ended at less than 2/3 or more than 3/2 of this, and one that has come to twice as
-    much takes no further step. It is measured before each gradient step, so an update needs two at least. An update of
-    fewer groups than `groups` is to move it by as much less. None: the step size stays."""
+    Args:
+        algo: what is changed.
+        preset: a name in `PRESETS`.
+        rollouts: fields of `algo` that the preset needs for its rollouts.
+
+    Raises:
+        ValueError: there is no such preset.
+    """
+    if preset not in PRESETS:
+        raise ValueError(f"algo.preset must be one of {', '.join(PRESETS)}, got {preset}")
+    advantage, loss = PRESETS[preset]
+    return replace(
+        algo, preset=preset, advantage=replace(algo.advantage, **advantage), loss=replace(algo.loss, **loss), **rollouts
+    )
 
 
-def rl4vlm_parity() -> PPOConfig:
+def chunk_defaults(**changes: Any) -> PolicyGradientConfig:
+    """GRPO as policies that act in chunks learn by it: `changes` are fields that differ."""
+    about_bits: dict[str, Any] = {
+        "rollout_turns": 0, "epochs": 1, "minibatches": 4, "microbatch_turns": 0, "lr": 6e-4, "final_lr": 1.0,
+        "warm_up": 5, "betas": (0.9, 0.99), "adam_eps": 1e-8, "largest_kl": 0.0, "kl_target": 0.3,
+    }  # fmt: skip
+    return replace(with_preset(PolicyGradientConfig(), "grpo", **about_bits), **changes)
+
+
+def rl4vlm_parity() -> PolicyGradientConfig:
     """The flags of RL4VLM's scripts for NumberLine; what its engine made of them differs (docs/turn_envs.md)."""
-    return PPOConfig(
+    return PolicyGradientConfig(
         loss=LossConfig(policy="guarded", ratio="weighted", clip_low=0.1, clip_high=0.1, value_clip=0.1),
         is_shrunk=False, num_envs=1, rollout_turns=512, epochs=4, minibatch_turns=128, microbatch_turns=1,
         lr=1e-5, value_lr=1e-5, final_lr=1e-4, max_grad_norm=0.01, largest_kl=0.0, temperature=0.2,

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from rlvlm.algorithms.policy_gradient.algorithm import GRPOAlgorithmConfig, PolicyGradient
+from rlvlm.algorithms.policy_gradient.algorithm import PolicyGradient, PolicyGradientAlgorithmConfig
 from rlvlm.algorithms.policy_gradient.chunks import ChunkSampler
-from rlvlm.algorithms.policy_gradient.config import AdvantageConfig, GRPOConfig
+from rlvlm.algorithms.policy_gradient.config import AdvantageConfig, chunk_defaults
 from rlvlm.algorithms.policy_gradient.player import chunk_player, load_vla, take_vla
 from rlvlm.algorithms.sft_config import ChunkSFTConfig
 from rlvlm.core import metrics
@@ -310,8 +310,13 @@ def test_figures_are_of_all_rounds_of_an_update(build: Build, monkeypatch: pytes
 
 
 def test_noise_is_measured_where_somebody_scores_known_episodes() -> None:
-    measured = GRPOConfig(advantage=AdvantageConfig(estimator="grpo", scorer_noise="measured"))
-    config = GRPOAlgorithmConfig().envs(task="push_block").acting(policy=VLAConfig()).learning(algo=measured)
+    measured = chunk_defaults(advantage=AdvantageConfig(estimator="grpo", scorer_noise="measured"))
+    config = (
+        PolicyGradientAlgorithmConfig(algo=chunk_defaults())
+        .envs(task="push_block")
+        .acting(policy=VLAConfig())
+        .learning(algo=measured)
+    )
     with pytest.raises(ValueError, match="measured needs reward.source judged"):
         config.validate()
     unmeasured = ChunkRewardConfig(source="judged", teacher="random", monitor=MonitorConfig(preflight=0))
@@ -320,7 +325,7 @@ def test_noise_is_measured_where_somebody_scores_known_episodes() -> None:
 
 
 def test_a_judge_and_judged_scores_go_together() -> None:
-    config = GRPOAlgorithmConfig().envs(task="push_block").acting(policy=VLAConfig())
+    config = PolicyGradientAlgorithmConfig(algo=chunk_defaults()).envs(task="push_block").acting(policy=VLAConfig())
     with pytest.raises(ValueError, match="a judge's score needs one"):
         config.rewards(reward=ChunkRewardConfig(source="judged")).validate()
 
@@ -359,7 +364,7 @@ def test_judge_and_policy_each_see_their_own_look(local_ray: None) -> None:
     """A pocket policy plays what is drawn lightly, and a large judge is shown the shadows that it knows."""
     light = EnvConfig(episode_steps=16, look="light", mesh_cell=0.012)
     config = (
-        GRPOAlgorithmConfig()
+        PolicyGradientAlgorithmConfig(algo=chunk_defaults())
         .envs(task="libero_object/0", env_settings=light)
         .acting(policy=VLAConfig())
         .rewards(

@@ -9,7 +9,7 @@ import torch
 from ray.rllib.core import DEFAULT_MODULE_ID
 
 from rlvlm.algorithms.policy_gradient.chunks import ChunkRunner
-from rlvlm.algorithms.policy_gradient.config import AdvantageConfig, GRPOConfig, LossConfig
+from rlvlm.algorithms.policy_gradient.config import AdvantageConfig, LossConfig, chunk_defaults
 from rlvlm.algorithms.policy_gradient.learner import TokenLearner
 from rlvlm.core import metrics
 from rlvlm.core.episodes import TokenEpisode
@@ -151,8 +151,8 @@ def test_an_update_that_has_moved_the_policy_too_far_takes_no_further_step(monke
 
 def test_one_gradient_step_says_nothing_of_how_far_the_policy_moves() -> None:
     with pytest.raises(ValueError, match="kl_target needs updates of two gradient steps"):
-        GRPOConfig(minibatches=1)
-    GRPOConfig(minibatches=1, kl_target=None)
+        chunk_defaults(minibatches=1)
+    chunk_defaults(minibatches=1, kl_target=None)
 
 
 @pytest.mark.slow

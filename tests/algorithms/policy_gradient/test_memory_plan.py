@@ -9,7 +9,7 @@ import torch
 
 from benchmarks.memory_plan import write_config
 from benchmarks.update_memory import WIDTHS, bytes_per_token_and_layer
-from rlvlm.algorithms.policy_gradient.config import LossConfig, PPOConfig
+from rlvlm.algorithms.policy_gradient.config import LossConfig, PolicyGradientConfig
 from rlvlm.algorithms.policy_gradient.memory_plan import ModelSize, fix_of, plan, size_of, words_of
 from rlvlm.core.errors import MachineError
 from rlvlm.policies.vla.config import OpenVLAConfig, VLAConfig
@@ -30,22 +30,24 @@ FULL = PolicyConfig(model="x/y", learns="all", recompute=False)
 
 
 def test_a_small_model_by_hand() -> None:
-    one = plan(SIZE, FULL, PPOConfig(is_shrunk=False), on_gpu=True)
+    one = plan(SIZE, FULL, PolicyGradientConfig(is_shrunk=False), on_gpu=True)
     assert (one.weights, one.gradients, one.adam, one.copies, one.passing) == (4_000, 4_000, 8_000, 0, 0)
     assert one.activations == 0 and one.total == 16_000
     several = plan(
-        SIZE, FULL, PPOConfig(num_learners=4, shard=True, compute_dtype="bfloat16", loss=LossConfig(kl_weight=0.1)),
+        SIZE,
+        FULL,
+        PolicyGradientConfig(num_learners=4, shard=True, compute_dtype="bfloat16", loss=LossConfig(kl_weight=0.1)),
         on_gpu=True,
-    )  # fmt: skip
+    )
     assert (several.weights, several.gradients, several.adam) == (1_000, 1_000, 2_000)
     assert several.copies == 1_000 + 2_000 and several.passing == 2 * 800 + 6 * 600
-    tokens = plan(SIZE, FULL, PPOConfig(microbatch_tokens=7), on_gpu=True)
+    tokens = plan(SIZE, FULL, PolicyGradientConfig(microbatch_tokens=7), on_gpu=True)
     assert tokens.activations == 7 * 4 * 3 * (80 + 83)
 
 
 @pytest.mark.parametrize("learns", ["all", "lora"])
 def test_weights_are_those_of_models_in_memory(tmp_path: Path, learns: Any) -> None:
-    algo = PPOConfig(is_shrunk=False)
+    algo = PolicyGradientConfig(is_shrunk=False)
     save_tiny_vlm(tmp_path / "vlm", "qwen2_5_vl")
     config = PolicyConfig(model=str(tmp_path / "vlm"), learns=learns, device="cpu")
     vlm = load_policy(config).model
@@ -71,7 +73,7 @@ def test_what_does_not_fit_is_told_what_to_change(tmp_path: Path) -> None:
     policy = PolicyConfig(model=str(folder), learns="all")
     size = size_of(policy, folder)
     assert size.total == pytest.approx(8.29e9, rel=0.01) and size.layers == 28
-    card, algo = 80 * 2**30, PPOConfig(compute_dtype="same")
+    card, algo = 80 * 2**30, PolicyGradientConfig(compute_dtype="same")
     assert fix_of(size, policy, algo, card) == "--algo.shard --algo.num-learners 4 --algo.gpus-per-learner 1"
     four = replace(algo, num_learners=4, shard=True)
     assert fix_of(size, policy, four, card) is None
@@ -102,4 +104,4 @@ def test_a_run_that_cannot_fit_its_card_is_refused_before_it_starts(
             assert caught.value.fix.startswith("--policy.learns lora")
     assert not caplog.records, "nothing is said of a GPU that is the run's to take"
     preflight._check_memory(override(config, {"policy.device": "cpu"}))
-    assert words_of(plan(SIZE, FULL, PPOConfig(), on_gpu=True)).startswith("0.0 GiB")
+    assert words_of(plan(SIZE, FULL, PolicyGradientConfig(), on_gpu=True)).startswith("0.0 GiB")

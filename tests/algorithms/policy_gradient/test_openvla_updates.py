@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from rlvlm.algorithms.checkpoint import load_policy_file
-from rlvlm.algorithms.policy_gradient.algorithm import GRPOAlgorithmConfig, PolicyGradient
+from rlvlm.algorithms.policy_gradient.algorithm import PolicyGradient, PolicyGradientAlgorithmConfig
 from rlvlm.algorithms.policy_gradient.chunks import ChunkRunner, ChunkSampler
-from rlvlm.algorithms.policy_gradient.config import GRPOConfig, LossConfig
+from rlvlm.algorithms.policy_gradient.config import LossConfig, chunk_defaults
 from rlvlm.algorithms.policy_gradient.learner import TokenLearner
 from rlvlm.algorithms.policy_gradient.player import chunk_player, load_vla
 from rlvlm.algorithms.sft_config import ChunkSFTConfig
@@ -30,14 +30,14 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_openvla(tmp_path_factory.mktemp("openvla"))
 
 
-def settings(checkpoint: Path, **algo: Any) -> GRPOAlgorithmConfig:
+def settings(checkpoint: Path, **algo: Any) -> PolicyGradientAlgorithmConfig:
     policy = VLAConfig(model=str(checkpoint), openvla=OpenVLAConfig(image_px=40, lora_rank=2))
     chosen = {"warm_up": 0, "lr": 1e-2, "temperature": 1.6, "rounds": 1, "groups": 2, "group_size": 4, **algo}
     return (
-        GRPOAlgorithmConfig()
+        PolicyGradientAlgorithmConfig(algo=chunk_defaults())
         .envs(task="push_block", env_settings=WORLD)
         .acting(policy=policy)
-        .learning(algo=GRPOConfig(**chosen), sft=ChunkSFTConfig())
+        .learning(algo=chunk_defaults(**chosen), sft=ChunkSFTConfig())
         .rewards(reward=ChunkRewardConfig())
         .debugging(seed=0)
     )

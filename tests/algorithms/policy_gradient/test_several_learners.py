@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from rlvlm.algorithms.policy_gradient.config import PPOConfig
+from rlvlm.algorithms.policy_gradient.config import PolicyGradientConfig
 from rlvlm.algorithms.sharding import fetch_bucket
 from rlvlm.core import metrics
 from rlvlm.core.errors import MachineError, NumericsError
@@ -112,6 +112,6 @@ def test_what_cannot_work_is_refused(make: Any) -> None:
     with pytest.raises(MachineError, match="2 learners ask for 2 GPU"):
         make(num_learners=2, gpus_per_learner=1.0)
     with pytest.raises(ValueError, match="no effect without"):
-        PPOConfig(gpus_per_learner=0.5)
+        PolicyGradientConfig(gpus_per_learner=0.5)
     with pytest.raises(ValueError, match="never see a turn"):
-        PPOConfig(num_learners=65)
+        PolicyGradientConfig(num_learners=65)

@@ -13,9 +13,9 @@ import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForImageTextToText
 
-from rlvlm.algorithms.policy_gradient.algorithm import GRPOAlgorithmConfig, PPOAlgorithmConfig
+from rlvlm.algorithms.policy_gradient.algorithm import PolicyGradientAlgorithmConfig
 from rlvlm.algorithms.policy_gradient.chunks import ChunkRunner
-from rlvlm.algorithms.policy_gradient.config import GRPOConfig, LossConfig, PPOConfig
+from rlvlm.algorithms.policy_gradient.config import LossConfig, PolicyGradientConfig, chunk_defaults
 from rlvlm.algorithms.policy_gradient.learner import TokenLearner
 from rlvlm.algorithms.policy_gradient.memory_plan import plan, size_of
 from rlvlm.algorithms.policy_gradient.turns import Actor, TurnRunner
@@ -44,10 +44,10 @@ def vlm(folder: str, learns: str, algo: dict[str, Any]) -> tuple[TokenLearner, l
     settings = {"num_envs": 3, "rollout_turns": 9, "minibatch_turns": 9, "epochs": 2, "max_reply_tokens": 12}
     settings |= {"loss": LossConfig(kl_weight=0.05, entropy_weight=0.01), "max_grad_norm": 0.5, "microbatch_turns": 2}
     config = (
-        PPOAlgorithmConfig()
+        PolicyGradientAlgorithmConfig()
         .envs(task="number_line", env_settings=task_env("number_line"))
         .acting(make_policy=functools.partial(make_policy, folder=folder, learns=learns, recompute=True))
-        .learning(algo=PPOConfig(**(settings | algo)), total_steps=100)
+        .learning(algo=PolicyGradientConfig(**(settings | algo)), total_steps=100)
         .debugging(seed=0)
     )
     runner = TurnRunner(config=config)
@@ -65,10 +65,10 @@ def vla(folder: str, learns: str, algo: dict[str, Any]) -> tuple[TokenLearner, l
     settings |= {"loss": LossConfig(average="trajectory", kl_weight=0.1), "kl_target": None, "microbatch_turns": 2}
     settings |= {"adam_eps": 1e-3}  # the gradient of a key bias is rounding errors, of which Adam takes the sign
     config = (
-        GRPOAlgorithmConfig()
+        PolicyGradientAlgorithmConfig(algo=chunk_defaults())
         .envs(task="push_block", env_settings=EnvConfig(episode_steps=16))
         .acting(policy=VLAConfig(model=folder, openvla=OpenVLAConfig(image_px=40, lora_rank=2, learns=learns)))  # pyright: ignore[reportArgumentType]
-        .learning(algo=GRPOConfig(**(settings | algo)))
+        .learning(algo=chunk_defaults(**(settings | algo)))
         .rewards(reward=ChunkRewardConfig())
         .debugging(seed=0)
     )
@@ -162,10 +162,10 @@ def loaded(folders: list[str], learns: str, algo: dict[str, Any]) -> list[dict[s
 
 def load(folder: str, learns: str, algo: dict[str, Any]) -> dict[str, float]:
     config = (
-        PPOAlgorithmConfig()
+        PolicyGradientAlgorithmConfig()
         .envs(task="number_line", env_settings=task_env("number_line"))
         .acting(make_policy=functools.partial(make_policy, folder=folder, learns=learns))
-        .learning(algo=PPOConfig(**algo), total_steps=100)
+        .learning(algo=PolicyGradientConfig(**algo), total_steps=100)
         .debugging(seed=0)
     )
     spec = config.get_multi_rl_module_spec(spaces=TurnRunner(config=config).get_spaces())
@@ -214,7 +214,7 @@ def test_a_learner_loads_its_share_and_no_more(tmp_path: Path, learns: str) -> N
     assert whole > 100e6
     algo: dict[str, Any] = {"num_learners": 2, "shard": True}
     policy = PolicyConfig(model=str(folder), learns=learns, device="cpu")  # pyright: ignore[reportArgumentType]
-    predicted = plan(size_of(policy, folder), policy, PPOConfig(**algo), on_gpu=False)
+    predicted = plan(size_of(policy, folder), policy, PolicyGradientConfig(**algo), on_gpu=False)
     # what the first model takes is mostly modules that are imported
     folders = [str(save_tiny_vlm(tmp_path / "tiny", "qwen2_5_vl")), str(folder)]
     both = [measured for _, measured in side_by_side(2, loaded, folders, learns, algo)]
@@ -282,12 +282,12 @@ def test_slices_stay_float32_where_weights_are_computed_in_bfloat16(folder: Path
 def test_what_cannot_be_shared_out_is_refused() -> None:
     for count, gpus in ((2, 0.5), (2, 2.0), (1, 1.5)):
         with pytest.raises(ValueError, match="gpus_per_learner must be 1"):
-            PPOConfig(num_learners=count, gpus_per_learner=gpus)
-    assert PPOConfig(num_learners=1, gpus_per_learner=0.5).gpus_per_learner == 0.5
+            PolicyGradientConfig(num_learners=count, gpus_per_learner=gpus)
+    assert PolicyGradientConfig(num_learners=1, gpus_per_learner=0.5).gpus_per_learner == 0.5
     with pytest.raises(ValueError, match="num_learners >= 2"):
-        PPOConfig(shard=True, num_learners=1)
+        PolicyGradientConfig(shard=True, num_learners=1)
     with pytest.raises(ValueError, match="sharded learners"):
-        PPOConfig(compute_dtype="bfloat16", num_learners=2)
+        PolicyGradientConfig(compute_dtype="bfloat16", num_learners=2)
 
 
 def put_in_buckets(folder: str) -> dict[str, Any]:

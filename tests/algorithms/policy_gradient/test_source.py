@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from rlvlm.algorithms.policy_gradient.batch import differences
-from rlvlm.algorithms.policy_gradient.config import AdvantageConfig, GRPOConfig
+from rlvlm.algorithms.policy_gradient.config import AdvantageConfig, chunk_defaults
 from rlvlm.algorithms.policy_gradient.rewards import RewardLabeller, known_episodes_of
 from rlvlm.algorithms.policy_gradient.source import EpisodeSource, informative_groups, is_informative
 from rlvlm.algorithms.training_stats import TrainingStats
@@ -65,7 +65,7 @@ def test_episodes_that_are_all_paid_the_same_are_reported(
 ) -> None:
     rollout = [episode(group=number // 4, success=number < num_successes) for number in range(40)]
     source = EpisodeSource(
-        GRPOConfig(), lambda weights: (rollout, {}), lambda: None, lambda images: None,
+        chunk_defaults(), lambda weights: (rollout, {}), lambda: None, lambda images: None,
         RewardLabeller(ChunkRewardConfig(), None), True, TrainingStats(), False,
     )  # fmt: skip
     source.next()

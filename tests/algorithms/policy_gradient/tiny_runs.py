@@ -4,8 +4,8 @@ import functools
 from pathlib import Path
 from typing import Any
 
-from rlvlm.algorithms.policy_gradient.algorithm import GRPOAlgorithmConfig, PolicyGradient, PPOAlgorithmConfig
-from rlvlm.algorithms.policy_gradient.config import AdvantageConfig, GRPOConfig, LossConfig, PPOConfig
+from rlvlm.algorithms.policy_gradient.algorithm import PolicyGradient, PolicyGradientAlgorithmConfig
+from rlvlm.algorithms.policy_gradient.config import AdvantageConfig, LossConfig, PolicyGradientConfig, chunk_defaults
 from rlvlm.algorithms.sft_config import ChunkSFTConfig, ReplySFTConfig
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.registry import task_env
@@ -34,13 +34,13 @@ def chunk_config(
     make_judge: Any = None,
     seed: int = 0,
     **algo: Any,
-) -> GRPOAlgorithmConfig:
-    """GRPO on push_block with a pocket VLA of a few thousand weights; `algo` are settings of `GRPOConfig`."""
+) -> PolicyGradientAlgorithmConfig:
+    """GRPO on push_block with a pocket VLA of a few thousand weights; `algo` are settings of `chunk_defaults`."""
     return (
-        GRPOAlgorithmConfig()
+        PolicyGradientAlgorithmConfig(algo=chunk_defaults())
         .envs(task=task, env_settings=EnvConfig(episode_steps=episode_steps))
         .acting(policy=VLAConfig(pocket=PocketVLAConfig(**({"image_px": 16, "hidden": 32} | (pocket or {})))))
-        .learning(sft=sft or ChunkSFTConfig(episodes=4, updates=4), algo=GRPOConfig(**algo))
+        .learning(sft=sft or ChunkSFTConfig(episodes=4, updates=4), algo=chunk_defaults(**algo))
         .rewards(reward=reward or TurnRewardConfig(), make_judge=make_judge)
         .debugging(seed=seed)
     )
@@ -78,13 +78,13 @@ def build(
         | more
     )
     config = (
-        PPOAlgorithmConfig()
+        PolicyGradientAlgorithmConfig()
         .envs(task="number_line", env_settings=task_env("number_line"))
         .acting(
             make_policy=functools.partial(make_policy, folder=str(folder), **(policy or {})), make_engine=make_engine
         )
         .learning(
-            algo=PPOConfig(**settings),
+            algo=PolicyGradientConfig(**settings),
             sft=sft or ReplySFTConfig(turns=0),
             total_steps=100,
         )

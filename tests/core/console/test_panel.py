@@ -22,7 +22,7 @@ LATEST = {
 
 def test_a_pipe_gets_one_plain_line_when_it_is_due() -> None:
     stream = io.StringIO()
-    with RunConsole(stream, "tiny: judge labels", 40_000, PANEL_ROWS["sac"]) as console:
+    with RunConsole(stream, "tiny: judge labels", 40_000, PANEL_ROWS["steps"]) as console:
         console.update(LATEST, is_due=True)
         console.update({metrics.ENV_STEPS: 2_750}, is_due=False)
         console.phase("evaluating", is_line=False)
@@ -51,7 +51,7 @@ def test_an_algorithm_shows_its_own_numbers() -> None:
 
 def test_a_reward_that_is_withheld_says_so_until_it_is_in_force() -> None:
     stream = io.StringIO()
-    with RunConsole(stream, "t", 100, PANEL_ROWS["sac"]) as console:
+    with RunConsole(stream, "t", 100, PANEL_ROWS["steps"]) as console:
         asked = {metrics.QUERIES: 3.0}
         for latest in ({}, asked | {metrics.REWARD_IS_TRUSTED: 0.0}, {metrics.REWARD_IS_TRUSTED: 1.0}):
             console.update(latest, is_due=True)
@@ -64,7 +64,7 @@ def test_a_reward_that_is_withheld_says_so_until_it_is_in_force() -> None:
 def test_a_terminal_gets_a_panel_with_everything() -> None:
     stream = io.StringIO()
     stream.isatty = lambda: True
-    with RunConsole(stream, "tiny", 40_000, PANEL_ROWS["sac"]) as console:
+    with RunConsole(stream, "tiny", 40_000, PANEL_ROWS["steps"]) as console:
         console.update(LATEST, is_due=True)
         panel = console.render()
     shown = io.StringIO()

@@ -17,7 +17,7 @@ from rlvlm.core.errors import ModelUnavailable
 from rlvlm.core.judging import Usage
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.judges.dialogues import LABEL_TOKENS, YES_AND_NO, token_shares
-from rlvlm.runs.config import RunConfig
+from rlvlm.runs.kinds import StepsRun
 from rlvlm.serving.config import PlacementConfig
 from rlvlm.vlms.chats import Refused, TransientError
 from rlvlm.vlms.config import ApiConfig
@@ -195,7 +195,7 @@ def test_impossible_limits_are_refused_by_name() -> None:
 def test_a_batch_may_not_take_longer_than_its_caller_waits() -> None:
     # By hand: 16 questions, 4 at a time, 100 s each may take 400 s.
     judge = JudgeConfig(backend="openai", model="m", api=ApiConfig(concurrency=4))
-    RunConfig(task="tiny", judge=JudgeConfig(backend="openai", model="m"))
-    RunConfig(task="tiny", judge=judge, serve=PlacementConfig(timeout_s=401))
+    StepsRun(task="tiny", judge=JudgeConfig(backend="openai", model="m"))
+    StepsRun(task="tiny", judge=judge, serve=PlacementConfig(timeout_s=401))
     with pytest.raises(ValueError, match="may take 400 s, serve.timeout_s is 120"):
-        RunConfig(task="tiny", judge=judge)
+        StepsRun(task="tiny", judge=judge)

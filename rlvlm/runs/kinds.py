@@ -1,0 +1,569 @@
+"""The three kinds of run, after those of envs: what differs between steps, turns and chunks stands here.
+
+Each kind is a `RunConfig` with the sections that it has, and says what is checked, shortened, placed and shown. What a
+kind's config becomes in torch and RLlib stands in `build`. Imports neither, so that `rlvlm --help` starts at once.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+from rlvlm.algorithms.policy_gradient.config import PRESETS, PolicyGradientConfig, chunk_defaults, with_preset
+from rlvlm.algorithms.sac_pebble.config import SACConfig
+from rlvlm.algorithms.sft_config import ChunkSFTConfig, ReplySFTConfig
+from rlvlm.core.errors import UsageError
+from rlvlm.core.plugins import is_reference
+from rlvlm.core.yaml_text import read_yaml
+from rlvlm.envs.registry import make_env
+from rlvlm.pocket.models import TURN_TASKS, VIDEO_FRAME_PX, VIDEO_NUM_FRAMES, known_tasks
+from rlvlm.policies.vla.config import VLAConfig
+from rlvlm.policies.vlm.config import PolicyConfig
+from rlvlm.preferences.config import FeedbackConfig, RewardModelConfig, check_learning, published_name
+from rlvlm.rewards.config import ChunkRewardConfig, StepRewardConfig, TurnRewardConfig
+from rlvlm.runs.config import Role, RunConfig, at_most
+from rlvlm.runs.settings import read_settings, to_yaml
+from rlvlm.serving.config import ServedEngineConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepsRun(RunConfig):
+    """A small policy that acts in every step, by SAC; its reward may be learned from a teacher's answers (PEBBLE)."""
+
+    kind: ClassVar[str] = "steps"
+    algorithm: ClassVar[str] = "sac"
+    reward: StepRewardConfig = field(default_factory=StepRewardConfig)
+    feedback: FeedbackConfig = field(default_factory=FeedbackConfig)
+    """Queries to the teacher from whose answers a reward is learned."""
+    reward_model: RewardModelConfig = field(default_factory=RewardModelConfig)
+    """The learned reward."""
+    algo: SACConfig = field(default_factory=SACConfig)
+    """SAC, its networks included."""
+
+    def check(self) -> None:
+        """See `RunConfig`."""
+        check_learning(self.reward, self.feedback, self.reward_model)
+        if self.reward.teacher == "published":
+            published_name(self.task)
+        is_about_clips = self.reward.source == "preference" and self.feedback.segment_steps > 1
+        if self.asks_pocket_judge and is_about_clips:
+            raise ValueError(
+                "the pocket judge knows single images only, so feedback.segment_steps must be 1, "
+                f"got {self.feedback.segment_steps}; longer segments need judge.backend transformers"
+            )
+
+    def without_effect(self) -> Iterator[tuple[Any, str, tuple[str, ...]]]:
+        """See `RunConfig`."""
+        reward = self.reward
+        who = f"reward.source {reward.source}" + (f", reward.teacher {reward.teacher}" if reward.is_learned else "")
+        yield not reward.asks_judge, f"{who}, which serves no judge", ("serve.*",)
+        yield reward.source == "environment", "reward.source environment, which asks no judge", ("judge.*",)
+
+    def smoke(self) -> Self:
+        """See `RunConfig`."""
+        return replace(
+            at_most(self, steps=3_000),
+            feedback=at_most(self.feedback, first_step=1_000, every_steps=500, queries=20),
+            reward_model=at_most(self.reward_model, min_updates=20, max_updates=20),
+            algo=at_most(self.algo, seed_steps=500, critic_reset_updates=20),
+            eval=at_most(self.eval, every_steps=1_000, episodes=2),
+            track=at_most(self.track, checkpoint_every_steps=1_000, log_every_steps=250),
+        )
+
+    def own_roles(self) -> list[Role]:
+        """See `RunConfig`."""
+        return [Role(name="env runners", count=self.algo.env_runners, cpus=1.0, setting="--algo.env-runners")]
+
+    def networks(self) -> dict[str, tuple[str, str, str]]:
+        """See `RunConfig`."""
+        found = {"algo": (self.algo.device, "", "")}
+        return found | {"reward-model": (self.reward_model.device, "", "")} if self.learns_reward else found
+
+    def folders(self) -> dict[str, tuple[str, str]]:
+        """See `RunConfig`."""
+        return {}
+
+    def notes(self) -> list[str]:
+        """See `RunConfig`."""
+        if not self.learns_reward or self.steps > self.feedback.first_step:
+            return []
+        return [
+            f"nothing would be asked: the first feedback is due at step {self.feedback.first_step:,} "
+            f"(--feedback.first-step), and the run ends at step {self.steps:,} (--steps)"
+        ]
+
+    def check_objects(self) -> None:
+        """See `RunConfig`."""
+        from rlvlm.preferences.teachers import load_teacher, read_shares  # torch, as every run needs it
+        from rlvlm.rewards.build import load_source
+
+        for load, reference in ((load_source, self.reward.source), (load_teacher, self.reward.teacher)):
+            if is_reference(reference):
+                load(reference)
+        if self.measured:
+            try:
+                read_shares(Path(self.measured), self.task)
+            except ValueError as error:
+                raise UsageError(str(error), "rlvlm judge-bench writes one") from error
+
+    def judge_knows(self) -> list[str]:
+        """See `RunConfig`."""
+        return list(known_tasks()) if self.judge.knows_few_tasks else []
+
+    @property
+    def max_queries(self) -> int:
+        """See `RunConfig`."""
+        feedback = self.feedback
+        if not self.reward.is_learned or self.steps <= feedback.first_step:
+            return 0
+        # a session at the very last step would teach nobody
+        sessions = (self.steps - 1 - feedback.first_step) // feedback.every_steps + 1
+        return min(sessions * feedback.queries, feedback.max_queries)
+
+    @property
+    def learns_reward(self) -> bool:
+        """See `RunConfig`."""
+        return self.reward.is_learned
+
+    @property
+    def compares(self) -> bool:
+        """See `RunConfig`."""
+        return self.reward.source == "preference"
+
+    @property
+    def measured(self) -> str:
+        """See `RunConfig`."""
+        return self.feedback.measured
+
+    @property
+    def segment_steps(self) -> int:
+        """See `RunConfig`."""
+        return self.feedback.segment_steps
+
+    @property
+    def start_words(self) -> str:
+        """See `RunConfig`."""
+        return f"start {self.env.start}, robot {self.env.robot}, "
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnswersRun(RunConfig):
+    """A large policy whose sampled answers, words or chunks of actions, are learned from by a policy gradient: what
+    `TurnsRun` and `ChunksRun` have in common.
+    """
+
+    algorithm: ClassVar[str] = "policy_gradient"
+    reward: TurnRewardConfig = field(default_factory=TurnRewardConfig)
+    policy: Any = None
+    """The network that acts."""
+    sft: Any = None
+    """The supervised start."""
+    algo: PolicyGradientConfig = field(default_factory=PolicyGradientConfig)
+    """Estimator, loss, rollouts and updates; `algo.preset` names the whole."""
+
+    def with_preset(self, preset: str) -> Self:
+        """This run with the estimator, the loss and the rollouts of a preset; all else stays as the recipe has it.
+
+        Raises:
+            ValueError: there is no such preset.
+        """
+        raise NotImplementedError
+
+    def policy_device(self) -> str:
+        """Where the policy lies in the run's own process: auto, cpu, cuda or one GPU."""
+        raise NotImplementedError
+
+    def check(self) -> None:
+        """See `RunConfig`."""
+        algo, reward, device = self.algo, self.reward, self.policy_device()
+        if reward.asks_judge and (self.judge.score == "utility") != (reward.per == "turn"):
+            wanted = "utility" if reward.per == "turn" else "progress, success, rating or video"
+            raise ValueError(
+                f"reward.per {reward.per} is asked with judge.score {wanted}, got {self.judge.score}: the utility is "
+                "that of one turn or chunk, the others are about a whole episode"
+            )
+        if device.startswith("cuda:") and (self.num_engine_replicas or algo.num_learners):
+            raise ValueError(
+                f"{device} is a GPU as the run's own process counts them; learners and replicas each see the one that "
+                "Ray assigns to them: set the policy's device to cuda, and CUDA_VISIBLE_DEVICES for the run's own "
+                "process"
+            )
+        # the device is that of the run's own process; all others compute on what Ray gives them, which may be nothing
+        starved = [role.gpu_setting for role in self.roles if role.gpu_setting and not role.gpus]
+        if device == "cuda" and starved:
+            raise ValueError(
+                "the policy's device is cuda, and processes that compute with it are given no GPU; set "
+                f"{', '.join(starved)}, or leave the device auto"
+            )
+        if algo.staleness and not (algo.env_runners or self.num_engine_replicas or reward.scores):
+            raise ValueError(
+                f"algo.staleness {algo.staleness} has no effect where the run's own process plays and nobody scores; "
+                "set --engine.num-replicas for replies, --algo.env-runners for chunks, or --algo.staleness 0"
+            )
+
+    def without_effect(self) -> Iterator[tuple[Any, str, tuple[str, ...]]]:
+        """See `RunConfig`."""
+        reward, algo, sft = self.reward, self.algo, self.sft
+        advantage, unasked = algo.advantage, ("judge.*", "serve.*")
+        unscored = (*unasked, "reward.num_frames", "reward.frame_px", "reward.flip_images", "reward.monitor.*")
+        is_critic = (advantage.estimator, advantage.values) == ("gae", "state")
+        by_other, who = reward.scores and not reward.asks_judge, f"reward.teacher {reward.teacher}"
+        yield not reward.scores, f"reward.source {reward.source}", unscored
+        yield not reward.scores and is_critic, "a critic, which learns from all groups", ("algo.rounds",)
+        yield by_other, who, (*unasked, "reward.monitor.least_auc")
+        yield by_other and advantage.scorer_noise != "measured", who, ("reward.monitor.preflight",)
+        yield algo.loss.correction == "none", "algo.loss.correction none", ("algo.loss.correction_cap",)
+        of_expert = ("sft.turns", "sft.p_wrong", "sft.episodes", "sft.noise", "sft.p_perturb")  # who does not play then
+        of_updates = ("sft.lr", "sft.batch_size", "sft.weight_decay", "sft.label_width")
+        yield sft.demonstrations, "sft.demonstrations", of_expert
+        yield not sft.updates, "sft.updates 0", of_updates
+        others = tuple(f"sft.{setting.name}" for setting in fields(sft) if setting.name != "start_from")
+        yield sft.start_from, "sft.start_from", others
+
+    def own_roles(self) -> list[Role]:
+        """See `RunConfig`."""
+        algo, gpus = self.algo, float(self.algo.gpus_per_learner)
+        return [
+            Role(
+                name="env runners", count=algo.env_runners, cpus=1.0, gpus=algo.gpus_per_env_runner,
+                setting="--algo.env-runners", gpu_setting="--algo.gpus-per-env-runner 1",
+            ),
+            # each runner has workers of its own, and so has the run's own process where it plays by itself
+            Role(
+                name="env workers", count=algo.env_workers * max(1, algo.env_runners), cpus=1.0,
+                setting="--algo.env-workers",
+            ),
+            Role(
+                name="learners", count=algo.num_learners, cpus=0.0 if gpus else 1.0,  # RLlib asks for a core or a GPU
+                gpus=gpus, setting="--algo.num-learners, --algo.gpus-per-learner", learns=True,
+                gpu_setting="--algo.gpus-per-learner 1",
+            ),
+        ]  # fmt: skip
+
+    def models(self) -> dict[str, str]:
+        """See `RunConfig`."""
+        return super().models() | {"policy.model": self.policy.model}
+
+    def folders(self) -> dict[str, tuple[str, str]]:
+        """See `RunConfig`."""
+        return {"sft.demonstrations": (self.sft.demonstrations, "demonstrations.json")}
+
+    def check_objects(self) -> None:
+        """See `RunConfig`."""
+        from rlvlm.algorithms.policy_gradient.advantages import find_estimator  # torch, as every run needs it
+        from rlvlm.algorithms.policy_gradient.losses import find_policy_loss
+        from rlvlm.rewards.scorers import read_scores
+
+        find_estimator(self.algo.advantage.estimator)
+        find_policy_loss(self.algo.loss.policy)
+        if self.measured:
+            read_scores(Path(self.measured), self.task)
+
+    def bench_options(self) -> list[str]:
+        """See `RunConfig`."""
+        return ["--frames", str(self.reward.num_frames)]
+
+    @property
+    def preset(self) -> str:
+        """See `RunConfig`."""
+        return self.algo.preset
+
+    @property
+    def large_policy(self) -> Any:
+        """See `RunConfig`."""
+        return self.policy if self.policy.model else None
+
+    @property
+    def reward_name(self) -> str:
+        """See `RunConfig`; the estimator stands before it, which says what was run."""
+        return f"{self.algo.advantage.estimator}, {super().reward_name}"
+
+    @property
+    def measured(self) -> str:
+        """See `RunConfig`."""
+        return self.reward.measured
+
+    @property
+    def num_learners(self) -> int:
+        """See `RunConfig`."""
+        return self.algo.num_learners
+
+
+@dataclass(frozen=True, kw_only=True)
+class TurnsRun(AnswersRun):
+    """A VLM that acts in text, or by a head, turn by turn."""
+
+    kind: ClassVar[str] = "turns"
+    policy: PolicyConfig = field(default_factory=PolicyConfig)
+    """The VLM that acts."""
+    engine: ServedEngineConfig = field(default_factory=ServedEngineConfig)
+    """The engine that samples a VLM's replies."""
+    sft: ReplySFTConfig = field(default_factory=ReplySFTConfig)
+    """The supervised start."""
+
+    def with_preset(self, preset: str) -> Self:
+        """See `AnswersRun`. ppo learns from pieces of episodes, the others from whole ones, which they compare."""
+        algo = self.algo
+        if preset == algo.preset:
+            return self
+        if preset == "ppo":
+            rollouts = {"rollout_turns": algo.rollout_turns or 16 * algo.num_envs}
+        else:
+            # as many groups as envs play at once, and each rollout is learned from
+            size = min(algo.group_size, algo.num_envs)
+            rollouts = {"rollout_turns": 0, "rounds": 1, "group_size": size, "groups": max(1, algo.num_envs // size)}
+        return replace(self, algo=with_preset(algo, preset, **rollouts))
+
+    def policy_device(self) -> str:
+        """See `AnswersRun`."""
+        return self.policy.device
+
+    def check(self) -> None:
+        """See `RunConfig`."""
+        super().check()
+        algo, engine = self.algo, self.engine
+        if engine.colocated and algo.staleness:
+            raise ValueError(
+                f"algo.staleness {algo.staleness} has no effect with engine.colocated, where nobody samples while the "
+                "learners learn; set --algo.staleness 0, or leave out --engine.colocated"
+            )
+        if engine.colocated and engine.num_replicas > max(1, algo.num_learners):
+            raise ValueError(
+                f"engine.colocated has at most one replica for each learner, got engine.num_replicas "
+                f"{engine.num_replicas} and {max(1, algo.num_learners)} learners; set both to the same number"
+            )
+        if algo.shard and self.policy.quantization != "none":
+            raise ValueError(
+                f"policy.quantization {self.policy.quantization} does not go with algo.shard: 4-bit weights are not "
+                "shared out; leave it out, for slices of bfloat16 weights beside an adapter take as little from two "
+                "GPUs on, or leave out algo.shard, so that each learner holds all 4-bit weights"
+            )
+
+    def smoke(self) -> Self:
+        """See `RunConfig`."""
+        share = min(1.0, 32 / self.env.episode_steps)  # so that the wall time stays about the same
+        algo = at_most(self.algo, epochs=1, max_reply_tokens=64, rollout_turns=128, group_size=8, groups=2)
+        num_envs = 16 // algo.group_size * algo.group_size
+        return replace(
+            at_most(self, steps=256),
+            sft=at_most(self.sft, turns=64, updates=10),
+            algo=replace(algo, num_envs=num_envs),
+            eval=at_most(self.eval, every_steps=128, episodes=max(2, int(8 * share))),
+            track=at_most(self.track, checkpoint_every_steps=128, log_every_steps=128),
+        )
+
+    def own_roles(self) -> list[Role]:
+        """See `RunConfig`."""
+        engine = self.engine
+        beside = " (on the learners' GPUs, in turns)" if engine.colocated else ""
+        replicas = Role(
+            name=f"the policy's replicas{beside}", count=engine.num_replicas, is_served=True,
+            cpus=engine.num_cpus, gpus=engine.num_gpus,
+            setting="--engine.num-replicas, --engine.num-gpus",
+            gpu_setting="" if engine.colocated else "--engine.num-gpus 1",
+        )  # fmt: skip
+        return [*super().own_roles(), replicas]
+
+    def networks(self) -> dict[str, tuple[str, str, str]]:
+        """See `RunConfig`."""
+        # it plays in the run's own process even where others learn
+        return {"policy": (self.policy.device, self.policy.model, self.policy.revision)}
+
+    def folders(self) -> dict[str, tuple[str, str]]:
+        """See `RunConfig`."""
+        own = {
+            "policy.adapter": (self.policy.adapter, "adapter_config.json"),
+            "sft.start_from": (self.sft.start_from, "body.safetensors"),
+        }
+        return super().folders() | own
+
+    def notes(self) -> list[str]:
+        """See `RunConfig`."""
+        is_scorer = self.asks_pocket_judge and self.judge.model in ("", "scorer")
+        if not is_scorer or self.task in TURN_TASKS:
+            return []
+        return [
+            f"the pocket scorer has learned from turns of {', '.join(TURN_TASKS)}; its scores of those "
+            f"of {self.task} say nothing: use a general model with --judge.backend transformers --judge.model MODEL"
+        ]
+
+    def check_objects(self) -> None:
+        """See `RunConfig`."""
+        super().check_objects()
+        if not self.sft.start_from:
+            return
+        from rlvlm.algorithms.sft_folders import check_sft_manifest, sft_manifest_of
+
+        env = make_env(self.task, self.env, self.seed)
+        wanted = sft_manifest_of(self.task, self.env, self.policy, env.action_names)
+        env.close()
+        # what else it has learned from is logged when the run takes it over
+        check_sft_manifest(Path(self.sft.start_from).expanduser(), wanted, log=lambda difference: None)
+
+    def judge_knows(self) -> list[str]:
+        """See `RunConfig`."""
+        return []
+
+    @property
+    def plays_expert(self) -> bool:
+        """See `RunConfig`."""
+        return self.sft.plays_expert
+
+    @property
+    def num_engine_replicas(self) -> int:
+        """See `RunConfig`."""
+        return self.engine.num_replicas
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChunksRun(AnswersRun):
+    """A VLA that acts in chunks of actions."""
+
+    kind: ClassVar[str] = "chunks"
+    reward: ChunkRewardConfig = field(default_factory=ChunkRewardConfig)
+    policy: VLAConfig = field(default_factory=VLAConfig)
+    """The VLA that acts."""
+    sft: ChunkSFTConfig = field(default_factory=ChunkSFTConfig)
+    """The supervised start."""
+    algo: PolicyGradientConfig = field(default_factory=chunk_defaults)
+    """Estimator, loss, rollouts and updates; `algo.preset` names the whole."""
+
+    def with_preset(self, preset: str) -> Self:
+        """See `AnswersRun`. Chunks are always played in whole episodes; for ppo the small VLA gets a value head."""
+        if preset == self.algo.preset:
+            return self
+        algo, policy = with_preset(self.algo, preset), self.policy
+        if preset == "ppo" and not policy.model and algo.advantage.values == "policy":
+            policy = replace(policy, pocket=replace(policy.pocket, has_values=True))
+        return replace(self, algo=algo, policy=policy)
+
+    def policy_device(self) -> str:
+        """See `AnswersRun`."""
+        return self.policy.openvla.device
+
+    def check(self) -> None:
+        """See `RunConfig`."""
+        super().check()
+        policy, algo, sft = self.policy, self.algo, self.sft
+        idle = {
+            "goal has no effect: policy and judge take the env's own instruction; leave it out": self.goal,
+            f"sft.scenes {sft.scenes} has no effect on a policy that does not learn to predict offsets; set "
+            "--policy.pocket.predicts-offsets, or --sft.scenes 0": (
+                sft.scenes and not (policy.model or policy.pocket.predicts_offsets)
+            ),
+            f"algo.rounds {algo.rounds} has no effect with algo.staleness, which learns from one rollout at a time; "
+            "set --algo.rounds 1": algo.staleness and algo.rounds > 1,
+        }
+        for name, value in (("demonstrations", sft.demonstrations), ("start_from", sft.start_from)):
+            idle[f"sft.{name} has no effect on policy.model, which comes trained; leave one out"] = (
+                value and policy.model
+            )
+        for message, holds in idle.items():
+            if holds:
+                raise ValueError(message)
+
+    def without_effect(self) -> Iterator[tuple[Any, str, tuple[str, ...]]]:
+        """See `RunConfig`."""
+        yield from super().without_effect()
+        yield self.algo.num_learners, f"algo.num_learners {self.algo.num_learners}", ("algo.device",)
+        yield self.policy.model, "policy.model", ("sft.*", "policy.pocket.*")
+
+    def smoke(self) -> Self:
+        """See `RunConfig`."""
+        share = min(1.0, 32 / self.env.episode_steps)  # so that the wall time stays about the same
+        return replace(
+            at_most(self, steps=int(30_000 * share)),
+            sft=at_most(self.sft, episodes=int(100 * share), scenes=200, updates=300),
+            reward=replace(self.reward, monitor=at_most(self.reward.monitor, preflight=8)),
+            algo=at_most(self.algo, groups=max(2, int(16 * share)), rounds=1),
+            eval=at_most(self.eval, every_steps=int(10_000 * share), episodes=max(4, int(20 * share))),
+            track=at_most(
+                self.track, checkpoint_every_steps=int(10_000 * share), log_every_steps=max(1, int(5_000 * share))
+            ),
+        )
+
+    def networks(self) -> dict[str, tuple[str, str, str]]:
+        """See `RunConfig`."""
+        policy = self.policy
+        found = {} if self.algo.num_learners else {"algo": (self.algo.device, "", "")}
+        if policy.model:  # it plays in the run's own process even where others learn
+            found["policy.openvla"] = (policy.openvla.device, "", "")
+            found["policy"] = ("auto", policy.model, policy.revision)
+        return found
+
+    def folders(self) -> dict[str, tuple[str, str]]:
+        """See `RunConfig`."""
+        return super().folders() | {"sft.start_from": (self.sft.start_from, "algorithm/policy.safetensors")}
+
+    def check_objects(self) -> None:
+        """See `RunConfig`."""
+        super().check_objects()
+        if self.sft.demonstrations:
+            from rlvlm.demonstrations.folder import open_folder
+
+            open_folder(Path(self.sft.demonstrations).expanduser()).check_task(self.task)
+
+    def script_options(self) -> dict[str, Any]:
+        """See `RunConfig`."""
+        return {"episodes": self.sft.episodes, "noise": self.sft.noise, "p_perturb": self.sft.p_perturb}
+
+    def notes(self) -> list[str]:
+        """See `RunConfig`."""
+        reward = self.reward
+        shown = (reward.num_frames, reward.frame_px, reward.flip_images)
+        is_shown_as_pocket = shown == (VIDEO_NUM_FRAMES, VIDEO_FRAME_PX, False)
+        if not (reward.asks_judge and self.task in known_tasks("video") and is_shown_as_pocket):
+            return []
+        if self.asks_pocket_judge:
+            return []
+        return [
+            f"the judge is shown {VIDEO_NUM_FRAMES} mirrored frames of {VIDEO_FRAME_PX} pixels, as the pocket "
+            "video judge was trained on; for another: --reward.num-frames 8 --reward.frame-px 224 "
+            "--reward.flip-images"
+        ]
+
+    def judge_knows(self) -> list[str]:
+        """See `RunConfig`."""
+        if not self.judge.ships_weights:
+            return []
+        if not self.judge.model:  # that of pairs scores no episode, the others do
+            return [*known_tasks("scorer"), *known_tasks("video")]
+        return list(known_tasks(self.judge.model))
+
+
+KINDS: dict[str, type[RunConfig]] = {made.kind: made for made in (StepsRun, TurnsRun, ChunksRun)}
+"""By the name that `Task.kind` has, and that stands first in `config.yaml`."""
+_BEFORE_KINDS = {"sac": "steps", "ppo": "turns", "grpo": "chunks"}
+"""What stood first in `config.yaml` as `algorithm` before kinds did: the presets were taken for them."""
+
+
+def config_text(config: RunConfig) -> str:
+    """The text of `config.yaml`."""
+    return f"kind: {config.kind}\nalgorithm: {config.algorithm}\n{to_yaml(config)}"
+
+
+def read_config_text(text: str, name: str = "the configuration") -> RunConfig:
+    """The config that `config_text` wrote, or one of an earlier 0.2, which named an algorithm and no kind.
+
+    Raises:
+        UsageError: not YAML, an unknown kind or key, a value of the wrong type, or one that the config refuses.
+    """
+    tree: Any = read_yaml(text, name)
+    kind = "steps"
+    if isinstance(tree, dict):
+        algorithm = str(tree.pop("algorithm", "sac"))
+        kind = str(tree.pop("kind", _BEFORE_KINDS.get(algorithm, algorithm)))
+        if algorithm in ("ppo", "grpo") and isinstance(algo := tree.get("algo"), dict):
+            estimator = algo.get("advantage", {}).get("estimator", "gae")
+            algo["preset"] = next(
+                (name for name, (sets, _) in PRESETS.items() if sets["estimator"] == estimator), "ppo"
+            )
+    if kind not in KINDS:
+        raise UsageError(
+            f"{name} is of a kind {kind!r}; known here: {', '.join(KINDS)}",
+            "use the version of rlvlm that wrote it (environment.json names it)",
+        )
+    try:
+        return read_settings(KINDS[kind], tree)
+    except UsageError as error:
+        raise UsageError(f"{name}: {error}", error.fix) from error
