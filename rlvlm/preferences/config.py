@@ -5,9 +5,10 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from rlvlm.core.checks import check_least, check_positive
-from rlvlm.rewards.config import StepRewardConfig
+from rlvlm.rewards.config import StepRewardConfig, check_name
 
-Sampling = Literal["uniform", "disagreement", "entropy", "k_center"]
+SAMPLING = ("uniform", "disagreement", "entropy", "k_center")
+"""Ways to choose what is asked, by name."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -99,10 +100,10 @@ class FeedbackConfig:
     """Steps per segment, L >= 1; 1 compares single images, as the paper does."""
     recent_episodes: int = 100
     """Queries are sampled from the frames of this many newest episodes."""
-    sampling: Sampling = "uniform"
+    sampling: str = "uniform"
     """uniform: as they are drawn (the paper); the others choose among candidates by the present reward model.
     disagreement: where its members differ most; entropy: where they are least sure; k_center: what lies farthest from
-    everything asked so far. Before the first fit all are uniform."""
+    everything asked so far; my_file:FUNCTION: a strategy of your own. Before the first fit all are uniform."""
     pool: int = 10
     """Candidates per query, >= 1, for sampling other than uniform."""
     ties: Literal["drop", "equal"] = "drop"
@@ -122,6 +123,7 @@ class FeedbackConfig:
         names = ("first_step", "every_steps", "queries", "segment_steps", "recent_episodes", "pool")
         check_least(self, "feedback", 1, *names)
         check_least(self, "feedback", 0, "max_queries", "preflight")
+        check_name("feedback.sampling", self.sampling, SAMPLING)
 
     def pool_factor(self, num_fits: int) -> int:
         """Candidates to be drawn for each query, once the reward model was fitted `num_fits` times."""

@@ -7,18 +7,21 @@ well, and k-center runs in the space of the model's features where it looks at i
 looks at states.
 """
 
-from collections.abc import Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import expit
 
 from rlvlm.core import metrics
+from rlvlm.core.errors import UsageError
 from rlvlm.core.judging import Score, Status, Verdict
+from rlvlm.core.plugins import find_registered
 from rlvlm.core.steps import FloatArray, Pair, Segment, Trajectory
 from rlvlm.envs.images import FrameStore
-from rlvlm.preferences.config import FeedbackConfig, Sampling
+from rlvlm.preferences.config import FeedbackConfig
 from rlvlm.preferences.dataset import Examples, Steps, decided, scored, sides_of
 from rlvlm.preferences.ensemble import Ensemble
 from rlvlm.preferences.reward_model import RewardModel
@@ -129,38 +132,126 @@ def farthest_first(points: FloatArray, centres: FloatArray, num: int) -> NDArray
     return np.sort(np.array(chosen, np.int64))
 
 
+class Candidates(Generic[Question]):
+    """Questions that were drawn, and what the reward model makes of them; what nobody asks for is not computed.
+
+    Args:
+        questions: N pairs or single segments, all of one length.
+        ensemble: fitted at least once; each distinct image is read once.
+        known: what was answered before.
+    """
+
+    def __init__(self, questions: Sequence[Question], ensemble: Ensemble, known: Examples) -> None:
+        self.questions, self._ensemble, self._known = questions, ensemble, known
+
+    def __len__(self) -> int:
+        return len(self.questions)
+
+    @cached_property
+    def _steps(self) -> Steps:
+        return Steps.of_segments([side for question in self.questions for side in sides_of(question)])
+
+    @cached_property
+    def returns(self) -> FloatArray:
+        """[K, N, S] predicted return of each of S sides by each of K members."""
+        returns = self._ensemble.predict(self._steps)
+        return returns.reshape(len(returns), len(self), self._known.num_sides, -1).sum(axis=-1)
+
+    @cached_property
+    def points(self) -> FloatArray:
+        """[N, S * E] each question as a point: the mean features of each side's steps, end to end."""
+        return self._embed(self._steps)
+
+    @cached_property
+    def known_points(self) -> FloatArray:
+        """[M, S * E] likewise the questions that were answered before."""
+        return self._embed(self._known.steps())
+
+    def _embed(self, steps: Steps) -> FloatArray:
+        features = self._ensemble.features(steps)
+        num_sides = self._known.num_sides
+        num_questions = len(steps) // (num_sides * len(sides_of(self.questions[0])[0]))
+        means = features.reshape(num_questions, num_sides, -1, features.shape[-1]).mean(axis=2)
+        return means.reshape(num_questions, -1)
+
+
+Strategy = Callable[[Candidates[Any], int], NDArray[np.int64]]
+"""Chooses `num` of N candidates to ask about: their indices [num]."""
+STRATEGIES: dict[str, Strategy] = {}
+"""By name, as `feedback.sampling` has it."""
+
+
+def query_strategy(name: str) -> Callable[[Strategy], Strategy]:
+    """Registers the decorated function under `name`."""
+
+    def register(strategy: Strategy) -> Strategy:
+        STRATEGIES[name] = strategy
+        return strategy
+
+    return register
+
+
+def find_strategy(name: str) -> Strategy:
+    """The strategy of that name, or `module:FUNCTION` of somebody's own.
+
+    Raises:
+        UsageError: there is none, or it takes other arguments than candidates and a number.
+    """
+    takes = ("candidates", "num")
+    return find_registered(name, STRATEGIES, "feedback.sampling", "query_strategy", takes=takes)
+
+
+def highest(values: NDArray[np.floating[Any]], num: int) -> NDArray[np.int64]:
+    """[num] places of the largest of `values` [N], ascending; among equals the earlier ones."""
+    return np.sort(np.argsort(-values, kind="stable")[:num])
+
+
+@query_strategy("uniform")
+def _uniform(candidates: Candidates[Any], num: int) -> NDArray[np.int64]:
+    return np.arange(min(num, len(candidates)))
+
+
+@query_strategy("disagreement")
+def _by_disagreement(candidates: Candidates[Any], num: int) -> NDArray[np.int64]:
+    return highest(disagreement(candidates.returns), num)
+
+
+@query_strategy("entropy")
+def _by_entropy(candidates: Candidates[Any], num: int) -> NDArray[np.int64]:
+    return highest(entropy(candidates.returns), num)
+
+
+@query_strategy("k_center")
+def _by_k_center(candidates: Candidates[Any], num: int) -> NDArray[np.int64]:
+    return farthest_first(candidates.points, candidates.known_points, num)
+
+
 def choose(
-    candidates: list[Question], num: int, *, sampling: Sampling, ensemble: Ensemble, known: Examples
+    candidates: list[Question], num: int, *, sampling: str, ensemble: Ensemble, known: Examples
 ) -> list[Question]:
     """The `num` candidates to ask about, in the order in which they were drawn; all where there are no more.
 
     Args:
         candidates: segments of one length.
         num: >= 1.
-        sampling: uniform takes the first ones.
-        ensemble: fitted at least once unless sampling is uniform; each distinct image is read once.
+        sampling: the strategy's name; uniform takes the first ones.
+        ensemble: fitted at least once unless sampling is uniform.
         known: what was answered before.
+
+    Raises:
+        UsageError: a strategy of somebody's own chose other indices than `num` different ones of the candidates.
     """
-    if len(candidates) <= num or sampling == "uniform":
-        return candidates[:num]
-    num_sides = known.num_sides
-
-    # k-center compares questions as points: what each side looks like on average, both sides end to end
-    def embed(steps: Steps) -> FloatArray:  # [N, S * E] a point per question: the mean features of each side's steps
-        features = ensemble.features(steps)
-        num_questions = len(steps) // (num_sides * len(sides_of(candidates[0])[0]))
-        means = features.reshape(num_questions, num_sides, -1, features.shape[-1]).mean(axis=2)
-        return means.reshape(num_questions, -1)
-
-    steps = Steps.of_segments([side for candidate in candidates for side in sides_of(candidate)])
-    if sampling == "k_center":
-        places = farthest_first(embed(steps), embed(known.steps()), num)
-    else:
-        returns = ensemble.predict(steps)
-        returns = returns.reshape(len(returns), len(candidates), num_sides, -1).sum(axis=-1)
-        values = {"disagreement": disagreement, "entropy": entropy}[sampling](returns)
-        places = np.sort(np.argsort(-values, kind="stable")[:num])  # among equals the earlier ones
-    return [candidates[place] for place in places]
+    if len(candidates) <= num:
+        return candidates
+    chosen = np.asarray(find_strategy(sampling)(Candidates(candidates, ensemble, known), num))
+    places = np.unique(chosen)
+    if chosen.shape != (num,) or len(places) != num or not (0 <= places[0] and places[-1] < len(candidates)):
+        raise UsageError(
+            f"feedback.sampling {sampling} chose {len(places)} different candidates in an array of shape "
+            f"{list(chosen.shape)}, not {num} of {len(candidates)}",
+            "return indices [num] of different candidates",
+        )
+    return [candidates[place] for place in places.tolist()]
 
 
 class PairQueries:

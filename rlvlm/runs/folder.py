@@ -44,7 +44,7 @@ SCORE_COLUMNS = (
 """A score is in [0, 1]; its truth is the simulator's progress (empty where the env measures none), or of a turn its
 true utility."""
 CODE_SETTINGS = (
-    *("judge.backend", "reward.source", "reward.teacher"),
+    *("judge.backend", "reward.source", "reward.teacher", "feedback.sampling"),
     *("algo.advantage.estimator", "algo.loss.policy"),
 )
 """Besides the task, those that may name code of the user's own."""

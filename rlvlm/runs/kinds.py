@@ -94,10 +94,12 @@ class StepsRun(RunConfig):
 
     def check_objects(self) -> None:
         """See `RunConfig`."""
-        from rlvlm.preferences.teachers import load_teacher, read_shares  # torch, as every run needs it
+        from rlvlm.preferences.queries import find_strategy  # torch, as every run needs it
+        from rlvlm.preferences.teachers import load_teacher, read_shares
         from rlvlm.rewards.build import load_source
 
-        for load, reference in ((load_source, self.reward.source), (load_teacher, self.reward.teacher)):
+        named = {self.reward.source: load_source, self.reward.teacher: load_teacher}
+        for reference, load in (named | {self.feedback.sampling: find_strategy}).items():
             if is_reference(reference):
                 load(reference)
         if self.measured:

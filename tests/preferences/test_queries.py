@@ -5,12 +5,14 @@ import numpy as np
 import pytest
 from tiny_episodes import numbered_trajectory, pair_of, tiny_episodes, truth
 
+from rlvlm.core.errors import UsageError
 from rlvlm.core.steps import Pair, Segment
 from rlvlm.envs.images import FrameStore
 from rlvlm.preferences.config import RewardModelConfig
 from rlvlm.preferences.dataset import Examples, Steps, decided
 from rlvlm.preferences.networks import ImageInput, ImageNetwork, StateInput
 from rlvlm.preferences.queries import (
+    STRATEGIES,
     choose,
     disagreement,
     draw_pairs,
@@ -125,6 +127,19 @@ def test_candidates_are_chosen_by_what_the_members_make_of_them(sees: str, sampl
     p = 1 / (1 + np.exp(returns[:, 0] - returns[:, 1]))  # [N, K]
     values = p.std(axis=1) if sampling == "disagreement" else -(p * np.log(p) + (1 - p) * np.log(1 - p)).mean(axis=1)
     assert values[chosen].min() >= np.delete(values, chosen).max() - 1e-6
+
+
+@pytest.mark.parametrize(
+    ("chosen", "said"), [([0, 1, 2], "array of shape \\[3\\], not 2"), ([0, 0], "1 different"), ([0, 9], "not 2 of 4")]
+)
+def test_a_strategy_of_ones_own_that_chooses_badly_is_refused(
+    chosen: list[int], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(STRATEGIES, "own", lambda candidates, num: np.array(chosen))  # noqa: ARG005 - as it is called
+    model, known = fitted("state")
+    pairs = draw_pairs(tiny_episodes(4), 4, 2, np.random.default_rng(1))
+    with pytest.raises(UsageError, match=said):
+        choose(pairs, 2, sampling="own", ensemble=model.ensemble, known=known)
 
 
 @pytest.mark.parametrize("sees", ["image", "state"])

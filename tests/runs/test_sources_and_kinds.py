@@ -1,6 +1,7 @@
 """Every source of reward with every kind of env: a run learns from it, or it is refused by name before Ray starts."""
 
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -29,6 +30,7 @@ KINDS: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 """The smallest run of each kind."""
+EXAMPLES = Path(__file__).parents[2] / "examples"
 BY_EPISODE = {"reward.per": "episode", "judge.score": "progress"}
 BY_TURN = {"reward.per": "turn", "judge.score": "utility"}
 
@@ -50,6 +52,8 @@ TABLE: list[tuple[str, dict[str, Any], str]] = [
     *((STEPS, {"reward.source": name}, "") for name in ("environment", "success", "novelty", "judged")),
     *((STEPS, {"reward.source": name, "reward.teacher": "oracle"}, "") for name in ("preference", "score")),
     *((STEPS, {"reward.source": name}, "") for name in ("preference", "score")),
+    (STEPS, {"reward.teacher": "oracle", "feedback.sampling": f"{EXAMPLES}/own_queries.py:nearest"}, ""),
+    (STEPS, {"feedback.sampling": "entrpy"}, "did you mean entropy"),
     (STEPS, {"reward.source": "mixture"}, "reward.source is 'mixture'"),
     *((kind, {"reward.source": name}, "") for kind in (TURNS, CHUNKS) for name in ("environment", "success")),
     *(
@@ -97,5 +101,5 @@ def test_a_source_that_the_kind_has_not_is_refused_before_anything_starts(
 
 
 def test_every_source_of_every_kind_has_a_row() -> None:
-    rows = {(kind, settings["reward.source"]) for kind, settings, _ in TABLE}
+    rows = {(kind, settings["reward.source"]) for kind, settings, _ in TABLE if "reward.source" in settings}
     assert rows == {(kind, source) for kind in KINDS for source in (*SOURCES, "mixture")}
