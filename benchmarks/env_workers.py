@@ -20,7 +20,7 @@ from ray.cluster_utils import Cluster
 
 from rlvlm.algorithms.policy_gradient.env_workers import WorkerEnvs, start_workers
 from rlvlm.core.episodes import ChunkStep
-from rlvlm.envs.config import EnvConfig
+from rlvlm.envs.config import ChunkEnvConfig
 from rlvlm.envs.push_block import PushBlock, PushBlocks
 from rlvlm.envs.registry import Task, make_env, task_env
 
@@ -72,7 +72,7 @@ def main(trial: Trial) -> None:
         cluster.add_node(num_cpus=cores)
     ray.init(address=cluster.address, log_to_driver=False, logging_level="error")
     task = "env_workers:SLEEPING" if trial.task == "sleeping" else trial.task
-    settings = EnvConfig(episode_steps=600) if trial.task == "sleeping" else task_env(task)
+    settings = ChunkEnvConfig(episode_steps=600) if trial.task == "sleeping" else task_env(task)
     local = make_env(task, settings, 0)
     pools = {count: start_workers(count, task, 0, trial.image_px) for count in trial.workers}
     rng, rates = np.random.default_rng(0), {count: [] for count in trial.workers}

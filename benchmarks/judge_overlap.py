@@ -21,8 +21,8 @@ import torch
 from rlvlm.algorithms.sac_pebble.algorithm import SACPebbleConfig
 from rlvlm.algorithms.sac_pebble.runner import StepEnvRunner
 from rlvlm.core.steps import Trajectory
-from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.images import FrameStore
+from rlvlm.envs.metaworld.config import MetaWorldConfig
 from rlvlm.envs.registry import make_env
 from rlvlm.judges.cache import CachedJudge
 from rlvlm.labels.store import LabelStore
@@ -40,7 +40,7 @@ BUSY_S = 6.0
 
 def episodes(num: int) -> list[Trajectory]:
     """Random play, some of it with an open drawer."""
-    runner = StepEnvRunner(config=SACPebbleConfig().envs(task="drawer_open", env_settings=EnvConfig()))
+    runner = StepEnvRunner(config=SACPebbleConfig().envs(task="drawer_open", env_settings=MetaWorldConfig()))
     return [episode for _ in range(num) for episode in runner.sample(num_steps=250, random_actions=True).episodes]
 
 
@@ -76,7 +76,7 @@ def main() -> None:
     torch.set_num_threads(1)
     run, result = recipe("drawer_open"), {"machine": f"{platform.machine()}, {os.cpu_count()} cores"}
     found = episodes(40)
-    viewer = make_env("drawer_open", EnvConfig(), 0)
+    viewer = make_env("drawer_open", MetaWorldConfig(), 0)
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
         stack.enter_context(ray_session())

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import tyro
 
-from rlvlm.envs.config import EnvConfig
+from rlvlm.envs.libero.config import LiberoConfig
 from rlvlm.envs.libero.env import LiberoEnv, to_robosuite
 from rlvlm.envs.libero.tasks import SUITES
 from rlvlm.envs.rendering import ensure_renderer
@@ -56,7 +56,7 @@ def main(trial: Trial) -> None:
     }
     made = {
         label: LiberoEnv(
-            EnvConfig(episode_steps=10_000, physics=physics, look="light"), 0, trial.suite, str(trial.number)
+            LiberoConfig(episode_steps=10_000, physics=physics, look="light"), 0, trial.suite, str(trial.number)
         )
         for label, (physics, _) in variants.items()
     }

@@ -38,7 +38,7 @@ from rlvlm.algorithms.policy_gradient.learner import TokenLearner
 from rlvlm.algorithms.policy_gradient.turns import Actor, TurnRunner
 from rlvlm.core.episodes import TokenEpisode
 from rlvlm.core.judging import Query
-from rlvlm.envs.config import EnvConfig
+from rlvlm.envs.config import ChunkEnvConfig
 from rlvlm.envs.registry import task_env
 from rlvlm.judges.build import build_judge
 from rlvlm.judges.config import JudgeConfig
@@ -154,7 +154,7 @@ def run_vla(config: Config, root: Path) -> dict[str, Any]:
     algo = chunk_defaults(warm_up=0, rounds=1, groups=groups, group_size=8, minibatches=4, microbatch_turns=16, lr=2e-5)
     settings = (
         PolicyGradientAlgorithmConfig(algo=chunk_defaults())
-        .envs(task="push_block", env_settings=EnvConfig(episode_steps=8 * config.turns))
+        .envs(task="push_block", env_settings=ChunkEnvConfig(episode_steps=8 * config.turns))
         .acting(policy=VLAConfig(model=str(folder), openvla=OpenVLAConfig(device=device())))
         .learning(algo=algo)
         .rewards(reward=ChunkRewardConfig())

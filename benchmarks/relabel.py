@@ -19,7 +19,7 @@ from rlvlm.algorithms.sac_pebble.algorithm import SACPebbleConfig
 from rlvlm.algorithms.sac_pebble.label import Relabelling
 from rlvlm.algorithms.sac_pebble.replay import Replay
 from rlvlm.algorithms.sac_pebble.runner import StepEnvRunner
-from rlvlm.envs.config import EnvConfig
+from rlvlm.envs.metaworld.config import MetaWorldConfig
 from rlvlm.envs.registry import make_env
 from rlvlm.preferences.config import FeedbackConfig, RewardModelConfig
 from rlvlm.preferences.loop import FeedbackLoop, build_loop
@@ -33,13 +33,13 @@ class Rig:
     """A replay of random play in one env, and reward models fitted to an oracle that watched it.
 
     Args:
-        robot: as in `EnvConfig`.
+        robot: as in `MetaWorldConfig`.
         rows: of the replay.
         played: steps really played, at most `rows`; further rows repeat them.
     """
 
     def __init__(self, robot: Literal["hidden", "visible"], rows: int, played: int) -> None:
-        env = EnvConfig(robot=robot)
+        env = MetaWorldConfig(robot=robot)
         self._runner = StepEnvRunner(config=SACPebbleConfig().envs(task="drawer_open", env_settings=env))
         self.viewer = make_env("drawer_open", env, 0)
         self.replay = Replay(rows)

@@ -21,7 +21,7 @@ import numpy as np
 from metaworld.env_dict import ALL_V3_ENVIRONMENTS
 
 from rlvlm.core.steps import FloatArray
-from rlvlm.envs.config import EnvConfig
+from rlvlm.envs.metaworld.config import MetaWorldConfig
 from rlvlm.envs.metaworld.env import DRAWER_OPEN
 from rlvlm.envs.mujoco.renderer import aim
 from rlvlm.envs.registry import make_env
@@ -33,7 +33,7 @@ PICTURES = 20
 
 def recorded_snapshots() -> FloatArray:
     """[N, S] of an episode in which the drawer moves from closed to open."""
-    ours = make_env("drawer_open", EnvConfig(), 0)
+    ours = make_env("drawer_open", MetaWorldConfig(), 0)
     rng = np.random.default_rng(0)
     ours.reset(seed=0)
     rows = [ours.step(rng.uniform(-1, 1, 4).astype(np.float32))[4]["snapshot"] for _ in range(PICTURES)]
@@ -71,7 +71,7 @@ def seconds(run: Callable[[], object]) -> float:
 
 def one_core(size_px: int, snapshots: FloatArray, rounds: int) -> dict[str, float]:
     """Images per CPU second of each contestant."""
-    ours = make_env("drawer_open", EnvConfig(), 0)
+    ours = make_env("drawer_open", MetaWorldConfig(), 0)
     stock = {
         "stock render": stock_env(size_px, plain=False, robot=True),
         "stock, no shadows or multisampling": stock_env(size_px, plain=True, robot=True),
@@ -93,7 +93,7 @@ def one_core(size_px: int, snapshots: FloatArray, rounds: int) -> dict[str, floa
 
 def draw_many(size_px: int, snapshots: FloatArray, repeats: int) -> float:
     """When the last of `repeats` batches was drawn, on the machine's clock."""
-    ours = make_env("drawer_open", EnvConfig(), 0)
+    ours = make_env("drawer_open", MetaWorldConfig(), 0)
     ours.draw(snapshots[:1], size_px)
     started = time.time()
     for _ in range(repeats):

@@ -35,7 +35,7 @@ from sac_peers import machine
 from rlvlm.algorithms.sac_pebble.algorithm import SACPebble, SACPebbleConfig
 from rlvlm.algorithms.sac_pebble.config import SACConfig
 from rlvlm.core.judging import Label, Query, Status, Verdict
-from rlvlm.envs.config import EnvConfig
+from rlvlm.envs.config import StepEnvConfig
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.rewards.config import StepRewardConfig
 from rlvlm.runs.ray_session import ray_session
@@ -73,7 +73,7 @@ class Config:
 def build(env: str, config: Config, runners: int, updates_per_step: float) -> SACPebble:
     """SAC on the env's own reward, past its random steps."""
     sac = SACConfig(seed_steps=1, updates_per_step=updates_per_step or NEVER, env_runners=runners)
-    settings = SACPebbleConfig().envs(task=env, env_settings=EnvConfig(episode_steps=config.episode_steps))
+    settings = SACPebbleConfig().envs(task=env, env_settings=StepEnvConfig(episode_steps=config.episode_steps))
     algorithm = settings.learning(sac=sac).rewards(reward=StepRewardConfig(source="environment")).build_algo()
     algorithm.train()
     return algorithm

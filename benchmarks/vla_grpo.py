@@ -33,7 +33,7 @@ from rlvlm.algorithms.sft_config import ChunkSFTConfig
 from rlvlm.core import metrics
 from rlvlm.core.episodes import TokenEpisode
 from rlvlm.core.steps import FloatArray
-from rlvlm.envs.config import EnvConfig
+from rlvlm.envs.config import ChunkEnvConfig
 from rlvlm.envs.env import ChunkEnv
 from rlvlm.envs.registry import make_env
 from rlvlm.policies.vla.config import VLAConfig
@@ -65,7 +65,7 @@ class Trial:
     `--sft.demonstrations`."""
     end: Path | None = None
     """File for the policy as it was at the newest evaluation, in the same form."""
-    env: EnvConfig
+    env: ChunkEnvConfig
     policy: VLAConfig
     sft: ChunkSFTConfig
     grpo: PolicyGradientConfig

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from rlvlm.envs.config import EnvConfig
+from rlvlm.envs.config import TurnEnvConfig
 from rlvlm.envs.env import TurnEnv
 from rlvlm.envs.registry import Task
 
@@ -11,7 +11,7 @@ TASK = Task(
     goal="press the button of the lamp's colour",
     maker="press_button:PressButton",
     kind="turns",
-    env=EnvConfig(episode_steps=4),
+    env=TurnEnvConfig(episode_steps=4),
 )
 COLOURS = np.array([[200, 30, 30], [30, 160, 30], [30, 30, 200]], np.uint8)
 
@@ -23,7 +23,7 @@ class PressButton(TurnEnv):
     action_names = ("red", "green", "blue")
     grain = 1  # snapshots are whole numbers
 
-    def __init__(self, config: EnvConfig, seed: int) -> None:
+    def __init__(self, config: TurnEnvConfig, seed: int) -> None:
         self.max_turns = config.episode_steps
         self.reset(seed=seed)
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from rlvlm.envs.config import EnvConfig
+from rlvlm.envs.config import StepEnvConfig
 from rlvlm.envs.mujoco.env import MujocoScene, SceneEnv, SceneState
 from rlvlm.envs.registry import Task
 
@@ -10,7 +10,7 @@ TASK = Task(
     name="reach_arm",
     goal="touch the green ball with the red tip of the arm",
     maker="reach_arm:make",
-    env=EnvConfig(start="random", episode_steps=50),
+    env=StepEnvConfig(start="random", episode_steps=50),
 )
 XML = """
 <mujoco>

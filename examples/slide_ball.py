@@ -3,7 +3,7 @@
 import gymnasium as gym
 import numpy as np
 
-from rlvlm.envs.config import EnvConfig
+from rlvlm.envs.config import StepEnvConfig
 from rlvlm.envs.env import StepEnv
 from rlvlm.envs.registry import Task
 from rlvlm.runs.config import RunConfig
@@ -20,7 +20,7 @@ TASK = Task(
 
 def recipe() -> RunConfig:
     """What a run starts from; the command line overrides it."""
-    return StepsRun(task=TASK.name, steps=5_000, env=EnvConfig(episode_steps=50))
+    return StepsRun(task=TASK.name, steps=5_000, env=StepEnvConfig(episode_steps=50))
 
 
 class SlideBall(StepEnv):
@@ -29,7 +29,7 @@ class SlideBall(StepEnv):
     goal, snapshot_size = TASK.goal, 2
     grain = 1e-3  # snapshots are rounded to this before they are drawn: less than that nobody sees
 
-    def __init__(self, config: EnvConfig, seed: int) -> None:
+    def __init__(self, config: StepEnvConfig, seed: int) -> None:
         self.observation_space = gym.spaces.Box(0.0, 1.0, (2,), np.float32)
         self.action_space = gym.spaces.Box(-1.0, 1.0, (2,), np.float32)
         self.config = config

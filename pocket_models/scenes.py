@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlvlm.core.steps import FloatArray, Frames
-from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.env import StepEnv
+from rlvlm.envs.metaworld.config import MetaWorldConfig
 from rlvlm.envs.registry import make_env, task_env
 
 TIE_GAP = 0.02
@@ -59,7 +59,7 @@ class Scenes:
 class Setup:
     """One way to start and to show a task."""
 
-    config: EnvConfig
+    config: MetaWorldConfig
     episodes: int
     """Played for training; half as many are held out."""
     max_images: int
@@ -228,10 +228,10 @@ def _two_starts(
 
 
 _DRAWER_SETUPS = (
-    Setup(config=EnvConfig(), episodes=60, max_images=1_600, share=0.9),
-    Setup(config=EnvConfig(start="random"), episodes=60, max_images=800, share=0.3),
-    Setup(config=EnvConfig(robot="visible"), episodes=24, max_images=450, share=0.15),
-    Setup(config=EnvConfig(start="random", robot="visible"), episodes=48, max_images=450, share=0.15),
+    Setup(config=MetaWorldConfig(), episodes=60, max_images=1_600, share=0.9),
+    Setup(config=MetaWorldConfig(start="random"), episodes=60, max_images=800, share=0.3),
+    Setup(config=MetaWorldConfig(robot="visible"), episodes=24, max_images=450, share=0.15),
+    Setup(config=MetaWorldConfig(start="random", robot="visible"), episodes=48, max_images=450, share=0.15),
 )
 
 TASKS = {

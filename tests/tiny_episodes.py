@@ -4,7 +4,7 @@ import numpy as np
 
 from rlvlm.core.judging import Label, Query, Score, Stamp, Status, Verdict
 from rlvlm.core.steps import Pair, Segment, Trajectory, Transitions
-from rlvlm.envs.config import EnvConfig
+from rlvlm.envs.config import StepEnvConfig
 from rlvlm.preferences.dataset import Steps
 from rlvlm.testing import FakeJudge, TinyEnv
 
@@ -14,7 +14,7 @@ _FIELDS = ("obs", "actions", "next_obs", "env_rewards", "snapshots", "progress",
 
 def tiny_episode(seed: int, env: TinyEnv | None = None, num_steps: int = 20) -> Trajectory:
     """One episode of noisy pushing to the right."""
-    env = env or TinyEnv(EnvConfig(start="random"), seed)
+    env = env or TinyEnv(StepEnvConfig(start="random"), seed)
     rng = np.random.default_rng(seed)
     rows = []
     obs, _ = env.reset()

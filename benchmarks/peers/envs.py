@@ -3,7 +3,7 @@
 import gymnasium as gym
 import numpy as np
 
-from rlvlm.envs.config import EnvConfig
+from rlvlm.envs.config import StepEnvConfig
 from rlvlm.envs.env import StepEnv
 from rlvlm.envs.registry import Task, make_env
 
@@ -16,7 +16,7 @@ class Pendulum(StepEnv):
     goal = "hold the pendulum up"
     snapshot_size = 2
 
-    def __init__(self, config: EnvConfig, seed: int) -> None:
+    def __init__(self, config: StepEnvConfig, seed: int) -> None:
         self._env = gym.make("Pendulum-v1", max_episode_steps=config.episode_steps)
         self.observation_space = self._env.observation_space
         self.action_space = gym.spaces.Box(-1.0, 1.0, (1,), np.float32)
@@ -55,4 +55,4 @@ TASKS = {"pendulum": "envs:PENDULUM", "drawer_open": "drawer_open"}
 
 def make(name: str) -> StepEnv:
     """The env `name` with its time limit."""
-    return make_env(TASKS[name], EnvConfig(episode_steps=EPISODE_STEPS[name]), seed=0)
+    return make_env(TASKS[name], StepEnvConfig(episode_steps=EPISODE_STEPS[name]), seed=0)

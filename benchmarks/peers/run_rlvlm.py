@@ -9,7 +9,7 @@ from envs import EPISODE_STEPS, TASKS
 
 from rlvlm.algorithms.sac_pebble.algorithm import SACPebbleConfig
 from rlvlm.algorithms.sac_pebble.config import SACConfig
-from rlvlm.envs.config import EnvConfig
+from rlvlm.envs.config import StepEnvConfig
 from rlvlm.rewards.config import StepRewardConfig
 
 env = sys.argv[1]
@@ -17,7 +17,7 @@ logging.disable(logging.WARNING)
 ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
 algorithm = (
     SACPebbleConfig()
-    .envs(task=TASKS[env], env_settings=EnvConfig(episode_steps=EPISODE_STEPS[env]))
+    .envs(task=TASKS[env], env_settings=StepEnvConfig(episode_steps=EPISODE_STEPS[env]))
     .learning(sac=SACConfig(hidden=(256, 256), batch_size=BATCH, seed_steps=WARM_UP_STEPS, updates_per_step=1.0))
     .rewards(reward=StepRewardConfig(source="environment"))
     .build_algo()

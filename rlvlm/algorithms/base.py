@@ -33,7 +33,8 @@ from rlvlm.algorithms.training_stats import TrainingStats
 from rlvlm.core import metrics
 from rlvlm.core.errors import MachineError, UsageError
 from rlvlm.core.steps import FloatArray, Frames
-from rlvlm.envs.config import EnvConfig
+from rlvlm.envs.config import EnvConfig, StepEnvConfig
+from rlvlm.envs.registry import task_env
 
 logger = logging.getLogger(__name__)
 
@@ -86,7 +87,7 @@ class BaseConfig(AlgorithmConfig):
     def __init__(self, algo_class: type[Algorithm] | None, runner: type[EnvRunner]) -> None:
         super().__init__(algo_class)
         self.task = ""
-        self.env_settings = EnvConfig()
+        self.env_settings: Any = StepEnvConfig()
         self.seed = 0
         self.gamma, self.lr = Unset(self.gamma), Unset(self.lr)
         self.env_runner_cls = runner
@@ -105,8 +106,10 @@ class BaseConfig(AlgorithmConfig):
 
         Args:
             task: name in `rlvlm.envs.registry`, of a kind that the algorithm plays.
-            env_settings: rules, robot, length of episodes and number of envs.
+            env_settings: rules, robot, length of episodes and number of envs; by default the task's own.
         """
+        if task is not UNCHANGED and env_settings is UNCHANGED:
+            env_settings = task_env(task)
         return self._take(task=task, env_settings=env_settings)
 
     def validate(self) -> None:

@@ -11,7 +11,7 @@ from rlvlm.core.checks import check_interval, check_least, check_shares
 from rlvlm.core.errors import EXIT_DONE, UsageError
 from rlvlm.demonstrations.vlm_player import PlayerConfig
 from rlvlm.envs.config import EnvConfig
-from rlvlm.envs.registry import check_unused, find_task, full_name, make_env
+from rlvlm.envs.registry import check_env_settings, find_task, full_name, make_env
 from rlvlm.runs.recipes import recipe
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def command(words: Sequence[str], prog: str) -> int:
         named = ", ".join(f"--{name.replace('_', '-')}" for name in odd)
         raise UsageError(f"{named} would have no effect on {task}, an env in {kind}", f"{prog} {task} --help")
     try:
-        check_unused(task, arguments.env)
+        check_env_settings(task, arguments.env)
         sys.stdout.write(_collect(task, kind, arguments))
     except ValueError as error:
         raise UsageError(str(error), f"{prog} {task} --help") from error
@@ -90,7 +90,7 @@ def _collect(task: str, kind: str, arguments: CollectArguments) -> str:
         folder = create_folder(out, task, kind, env.action_names, asdict(config))
         num_new = collect(env, player, folder, arguments.episodes, seed, keeps_images=arguments.pictures)
     else:
-        config = replace(config, physics="exact", plays_on=False)  # whatever a run's training has
+        config = config.for_demonstrations()  # whatever a run's training has
         env = make_env(task, config, seed)
         folder = create_folder(out, task, kind, env=asdict(config), chunks=asdict(form_of(env)))
         perturbation = Perturbation(noise=arguments.noise, p_perturb=arguments.p_perturb)

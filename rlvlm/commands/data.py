@@ -1,9 +1,9 @@
 """`rlvlm data show | export | import`."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import tyro
 
@@ -11,8 +11,7 @@ from rlvlm.commands.arguments import print_progress, run_form
 from rlvlm.core.errors import MachineError, UsageError
 from rlvlm.demonstrations.card import FilterConfig
 from rlvlm.demonstrations.trajectory import CutConfig
-from rlvlm.envs.config import EnvConfig
-from rlvlm.envs.registry import find_task, full_name, make_env, task_env
+from rlvlm.envs.registry import find_task, full_name, make_env, own_settings, task_env
 from rlvlm.runs.settings import read_settings
 
 
@@ -81,9 +80,13 @@ def show(arguments: ShowArguments) -> str:
         from rlvlm.reports.contact_sheet import write_sheet
 
         # drawn as it was collected; the folder says how
-        env = replace(read_settings(EnvConfig, folder.env), prompt="")  # a file elsewhere; images need none
+        def make() -> Any:
+            task = folder.trusted_task(trust=arguments.trust)
+            kind = type(task_env(task))
+            return make_env(task, read_settings(kind, own_settings(kind, folder.env)), 0)
+
         try:
-            sheet = write_sheet(folder, lambda: make_env(folder.trusted_task(trust=arguments.trust), env, 0))
+            sheet = write_sheet(folder, make)
             note = f"look at {sheet}\n" if sheet else ""
         except MachineError as error:  # the counts need no renderer
             note = f"no contact sheet: {error}\n"

@@ -29,8 +29,7 @@ from rlvlm.core.console.signals import StopRequest
 from rlvlm.core.console.tables import plain_table
 from rlvlm.core.disk import shipped
 from rlvlm.core.errors import EXIT_DONE, MachineError, UsageError
-from rlvlm.envs.config import EnvConfig
-from rlvlm.envs.registry import make_env, task_goal
+from rlvlm.envs.registry import make_env, task_env, task_goal
 from rlvlm.policies.vlm.config import PolicyConfig
 from rlvlm.runs.folder import check_trust, choose_checkpoint, find_folder
 from rlvlm.runs.kinds import TurnsRun
@@ -257,7 +256,7 @@ def show_ready(console: Console, file: AppFile, seconds: float, is_new: bool, ex
 
 def example_question(folder: Path) -> dict[str, Any]:
     """A whole question to a judge, about a task that is drawn in milliseconds; its two images are put into `folder`."""
-    env = make_env("cartpole", EnvConfig(), 0)
+    env = make_env("cartpole", task_env("cartpole"), 0)
     env.reset(seed=0)
     balanced = env.snapshot()
     for _ in range(200):  # the pole falls, whatever the start

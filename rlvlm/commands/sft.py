@@ -16,7 +16,7 @@ from rlvlm.commands.arguments import parse, print_progress, task_first
 from rlvlm.core.episodes import TokenEpisode
 from rlvlm.core.errors import EXIT_DONE, UsageError
 from rlvlm.envs.config import EnvConfig
-from rlvlm.envs.registry import check_unused, find_task, make_env
+from rlvlm.envs.registry import check_env_settings, find_task, make_env
 from rlvlm.policies.vlm.config import PolicyConfig
 from rlvlm.runs.kinds import TurnsRun
 from rlvlm.runs.preflight import check_network
@@ -57,7 +57,7 @@ def command(words: Sequence[str], prog: str) -> int:
     )  # fmt: skip
     arguments = parse(SFTArguments, options, f"{prog} {task}", default)
     try:
-        check_unused(task, arguments.env)
+        check_env_settings(task, arguments.env)
     except ValueError as error:
         raise UsageError(str(error), f"{prog} {task} --help") from error
     if arguments.source == Path():

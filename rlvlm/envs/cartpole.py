@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlvlm.core.steps import FloatArray, Frames
-from rlvlm.envs.config import EnvConfig
+from rlvlm.envs.config import StepEnvConfig
 from rlvlm.envs.env import StepEnv
 
 _GRAVITY, _FORCE, _STEP_S = 9.8, 10.0, 0.02
@@ -50,7 +50,7 @@ class CartPole(StepEnv):
     snapshot_size = 1
     grain = 0.25e-3  # radians: 0.03 of a pixel at the pole's tip at 200 pixels
 
-    def __init__(self, config: EnvConfig, seed: int) -> None:
+    def __init__(self, config: StepEnvConfig, seed: int) -> None:
         self.observation_space = gym.spaces.Box(-np.inf, np.inf, (4,), np.float32)
         self.action_space = gym.spaces.Box(-1.0, 1.0, (1,), np.float32)
         self._spread = _FIXED_START if config.start == "fixed" else _RANDOM_START

@@ -160,13 +160,13 @@ class TurnEnv(Env[Turn, str]):
     rules: Literal["mended", "legacy"] = "mended"
     """legacy: read and answer replies as the reference does."""
     split: Literal["all", "training", "held_out"] = "all"
-    """Which starts episodes may have; see `EnvConfig`."""
+    """Which starts episodes may have; see `TurnEnvConfig`."""
     num_starts: int | None = None
     """Different starts that there are; None: nobody counted."""
     milestones: Mapping[str, float] = MappingProxyType({})
     """What lies on the way to success, by its name: reached as soon as `progress` is at least so much."""
     template: Template | None = None
-    """Words in place of the env's own prompt, `EnvConfig.prompt`'s; None: the env's own."""
+    """Words in place of the env's own prompt, `TurnEnvConfig.prompt`'s; None: the env's own."""
     has_expert: bool = True
     """Whether `expert_action` and `expert_thought` know what to do."""
 

@@ -37,7 +37,7 @@ from PIL import Image
 
 from rlvlm.core.errors import NumericsError, UsageError, first_line
 from rlvlm.core.steps import FloatArray, Frames
-from rlvlm.envs.config import EnvConfig
+from rlvlm.envs.config import StepEnvConfig
 from rlvlm.envs.env import StepEnv, check_action, place_of
 from rlvlm.envs.mujoco.renderer import close_at_exit
 from rlvlm.envs.registry import warn_once
@@ -77,7 +77,7 @@ class WrappedGymEnv(StepEnv):
         """The class of the env that is wrapped."""
         return type(self._env.unwrapped)
 
-    def __init__(self, config: EnvConfig, seed: int, env_id: str) -> None:
+    def __init__(self, config: StepEnvConfig, seed: int, env_id: str) -> None:
         ensure_renderer()
         self.render_mode = None
         self._id = env_id

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from rlvlm.core.episodes import ChunkStep, Observations
 from rlvlm.core.steps import FloatArray, Frames
-from rlvlm.envs.config import EnvConfig
+from rlvlm.envs.config import ChunkEnvConfig
 from rlvlm.envs.env import ChunkEnv, ChunkEnvs
 
 STATE_SIZE = 10
@@ -225,7 +225,7 @@ class PushBlock(ChunkEnv):
     grain = _GRAIN
     num_offsets = 4
 
-    def __init__(self, config: EnvConfig, seed: int) -> None:
+    def __init__(self, config: ChunkEnvConfig, seed: int) -> None:
         self.episode_steps = config.episode_steps
         self._tables = PushBlocks(config.episode_steps, config.plays_on)
         self._plays_on = config.plays_on

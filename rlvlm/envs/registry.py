@@ -9,7 +9,7 @@ import difflib
 import importlib
 import importlib.util
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cache, partial
 from pathlib import Path
@@ -18,12 +18,17 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from rlvlm.core.errors import UsageError
 from rlvlm.core.plugins import GYMNASIUM
-from rlvlm.envs.config import EnvConfig
+from rlvlm.envs.config import KIND_CONFIGS, ChunkEnvConfig, EnvConfig, StepEnvConfig, TurnEnvConfig
 from rlvlm.envs.deformables.goals import DEFORMABLE_ENVS, DEFORMABLE_GOALS, RETURN_RANGES, SOFTGYM_GOALS
+from rlvlm.envs.gym_cards.config import CardsConfig
 from rlvlm.envs.gym_cards.games import GAMES
+from rlvlm.envs.libero.config import LiberoConfig
 from rlvlm.envs.libero.tasks import EPISODE_STEPS, SUITES, instruction_of
+from rlvlm.envs.metaworld.config import MetaWorldConfig
 from rlvlm.envs.metaworld.goals import PAPER_GOALS, STOCK_GOALS
+from rlvlm.envs.minigrid.config import MiniGridConfig
 from rlvlm.envs.minigrid.ids import IDS, SHORT_NAMES, WITHOUT_EXPERT, family
+from rlvlm.envs.robosuite.config import PickPlaceConfig
 from rlvlm.envs.robosuite.words import GOAL as CAN_GOAL
 
 if TYPE_CHECKING:
@@ -46,9 +51,8 @@ class Task:
     arguments: tuple[str, ...] = ()
     """What the maker is called with besides, for one that makes several tasks."""
     env: EnvConfig = EnvConfig()
-    """How a run sets the env up, unless configured otherwise: start, robot, episode length."""
-    used_settings: tuple[str, ...] | None = None
-    """Fields of `EnvConfig` that change its envs, besides `episode_steps`; others are refused. None: nobody said."""
+    """How a run sets the env up, unless configured otherwise. Its class says which settings the env has: one of your
+    own, or that of its kind, which a plain `EnvConfig` becomes."""
     most_steps: int | None = None
     """Env steps after which its own rules end every episode, so that a greater `episode_steps` is refused; None: only
     `episode_steps` limits an episode, or nobody knows."""
@@ -67,6 +71,16 @@ class Task:
     has_expert: bool = True
     """Of envs in turns: whether a script plays them, which a run's demonstrations come from."""
 
+    def __post_init__(self) -> None:
+        if type(self.env) is EnvConfig:
+            object.__setattr__(self, "env", KIND_CONFIGS[self.kind](episode_steps=self.env.episode_steps))
+        if not isinstance(self.env, KIND_CONFIGS[self.kind]):
+            wanted = KIND_CONFIGS[self.kind].__name__
+            raise ValueError(
+                f"{self.name} is an env in {self.kind}, whose settings are a {wanted} or a class derived from it, got "
+                f"a {type(self.env).__name__}"
+            )
+
 
 def shipped_tasks() -> Iterator[Task]:
     """Each of them, once; SoftGym's only where it is installed."""
@@ -77,7 +91,7 @@ def shipped_tasks() -> Iterator[Task]:
             goal_state=goal_state,
             arguments=(name,),
             maker="rlvlm.envs.metaworld.env:make_paper",
-            used_settings=("start", "robot", "num_envs"),
+            env=MetaWorldConfig(),
         )
     for name, (goal, goal_state) in STOCK_GOALS.items():
         yield Task(
@@ -86,16 +100,14 @@ def shipped_tasks() -> Iterator[Task]:
             goal_state=goal_state,
             arguments=(name,),
             maker="rlvlm.envs.metaworld.env:make_stock",
-            env=EnvConfig(robot="visible"),
-            used_settings=("start", "robot", "num_envs"),
+            env=MetaWorldConfig(robot="visible"),
         )
     yield Task(
         name="cartpole",
         goal="balance the brown pole on the black cart to be upright",
         goal_state="the brown pole on the black cart is upright",
         maker="rlvlm.envs.cartpole:CartPole",
-        env=EnvConfig(episode_steps=100),
-        used_settings=("start", "num_envs"),
+        env=StepEnvConfig(episode_steps=100),
         return_range=(-2_640.0, 0.0),
     )
     for name, (goal, goal_state) in DEFORMABLE_GOALS.items():
@@ -106,7 +118,6 @@ def shipped_tasks() -> Iterator[Task]:
             return_range=RETURN_RANGES[name],
             maker=f"rlvlm.envs.deformables.{name}:make_{name}",
             env=DEFORMABLE_ENVS[name],
-            used_settings=("start", "num_envs"),
         )
     if importlib.util.find_spec("softgym") is not None:
         for name, (goal, goal_state) in SOFTGYM_GOALS.items():
@@ -116,7 +127,7 @@ def shipped_tasks() -> Iterator[Task]:
                 goal_state=goal_state,
                 arguments=(name,),
                 maker="rlvlm.envs.deformables.softgym:SoftGymEnv",
-                env=EnvConfig(episode_steps=100),
+                env=StepEnvConfig(episode_steps=100),
             )
     for name, (goal, goal_state, maker, turns) in GAMES.items():
         yield Task(
@@ -124,9 +135,8 @@ def shipped_tasks() -> Iterator[Task]:
             goal=goal,
             goal_state=goal_state,
             maker=f"rlvlm.envs.gym_cards.{maker}",
-            env=EnvConfig(episode_steps=turns),
+            env=CardsConfig(episode_steps=turns),
             most_steps=turns,
-            used_settings=("rules", "deals", "split", "prompt"),
             kind="turns",
         )
     yield Task(
@@ -134,8 +144,7 @@ def shipped_tasks() -> Iterator[Task]:
         goal="push the block of the named colour onto the pad",
         goal_state="the block of the named colour lies on the pad",
         maker="rlvlm.envs.push_block:PushBlock",
-        env=EnvConfig(episode_steps=32),
-        used_settings=("plays_on",),
+        env=ChunkEnvConfig(episode_steps=32),
         kind="chunks",
     )
     yield Task(
@@ -143,9 +152,8 @@ def shipped_tasks() -> Iterator[Task]:
         goal=CAN_GOAL,
         goal_state="the red can lies in its bin",
         maker="rlvlm.envs.robosuite.pick_place_can:PickPlaceCan",
-        env=EnvConfig(episode_steps=120),
+        env=PickPlaceConfig(episode_steps=120),
         kind="turns",
-        used_settings=("rules", "shows_text", "move_ticks", "second_view", "view_px", "physics"),
     )
     for suite, files in SUITES.items():
         yield Task(
@@ -153,8 +161,7 @@ def shipped_tasks() -> Iterator[Task]:
             goal="do what the instruction says",
             maker="rlvlm.envs.libero.suite:LiberoSuite",
             arguments=(suite,),
-            env=EnvConfig(episode_steps=EPISODE_STEPS[suite]),
-            used_settings=("moved", "look", "mesh_cell", "physics", "plays_on"),
+            env=LiberoConfig(episode_steps=EPISODE_STEPS[suite]),
             kind="chunks",
         )
         for number, file in enumerate(files):
@@ -163,8 +170,7 @@ def shipped_tasks() -> Iterator[Task]:
                 goal=instruction_of(file),
                 maker="rlvlm.envs.libero.env:LiberoEnv",
                 arguments=(suite, str(number)),
-                env=EnvConfig(episode_steps=EPISODE_STEPS[suite]),
-                used_settings=("moved", "look", "mesh_cell", "physics", "plays_on"),
+                env=LiberoConfig(episode_steps=EPISODE_STEPS[suite]),
                 kind="chunks",
             )
     for name, env_id, turns in [(short, *entry) for short, entry in SHORT_NAMES.items()] + [
@@ -177,18 +183,15 @@ def shipped_tasks() -> Iterator[Task]:
             goal_state=goal_state,
             arguments=(env_id,),
             maker="rlvlm.envs.minigrid.env:MiniGridTurnEnv",
-            env=EnvConfig(episode_steps=turns),
+            env=MiniGridConfig(episode_steps=turns),
             most_steps=IDS[env_id],
-            used_settings=("rules", "split", "prompt", "shows_text", "shows_last"),
             kind="turns",
             has_expert=env_id not in WITHOUT_EXPERT,
         )
 
 
 _LOGGER = logging.getLogger(__name__)
-# as Gymnasium has it: it draws its own starts, and nobody knows which part of a scene is the robot
-_GYMNASIUM_ENV = EnvConfig(start="random", robot="visible")
-_GYMNASIUM_SETTINGS = ("start", "robot", "num_envs")
+_GYMNASIUM_ENV = StepEnvConfig(start="random")  # it draws its own starts
 _TASKS: dict[str, Task] = {}
 
 
@@ -270,43 +273,39 @@ def task_goal(name: str) -> str:
     return find_task(name).goal
 
 
-def task_env(name: str) -> EnvConfig:
-    """How a run sets a task's env up, unless configured otherwise; errors as of `find_task`."""
+def task_env(name: str) -> Any:
+    """How a run sets a task's env up, unless configured otherwise: an `EnvConfig` of the class that its envs take;
+    errors as of `find_task`.
+    """
     return find_task(name).env
 
 
-def is_used(name: str, setting: str) -> bool:
-    """Whether a field of `EnvConfig` changes the envs of a task; of a task that is not registered nobody knows."""
-    task = _TASKS.get(name)
-    return task is not None and setting in (task.used_settings or ())
+def own_settings(kind: type[EnvConfig], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """`settings` by name without those that only other families' envs have: files of before had all of them."""
+    shipped = {field.name for task in _TASKS.values() for field in fields(task.env)}
+    others = shipped - {field.name for field in fields(kind)}
+    return {name: value for name, value in settings.items() if name not in others}
 
 
-def check_unused(name: str, config: EnvConfig) -> None:
-    """Passes where each setting that differs from the task's own changes its envs, and its episodes can be as long
-    as they are to be. Imports nothing: of a task of one's own nobody knows.
+def check_env_settings(name: str, config: EnvConfig) -> None:
+    """Raises unless the settings are of the class that the task takes, and its episodes can be as long as they are to
+    be. Imports nothing: of a task of one's own nobody knows.
 
     Raises:
-        ValueError: names those that would be ignored, or the longest episode.
+        ValueError: names the class, or the longest episode.
     """
-    # the settings of a Gymnasium env are known without it: importing the module that registers it would be slow
-    unread = Task(name=name, goal="", maker="", env=_GYMNASIUM_ENV, used_settings=_GYMNASIUM_SETTINGS)
-    task = unread if name.startswith(GYMNASIUM) else _TASKS.get(name)
-    if task is None:
+    task = _TASKS.get(name)
+    wanted = _GYMNASIUM_ENV if name.startswith(GYMNASIUM) else task.env if task else config
+    if not isinstance(config, type(wanted)):
+        got = type(config).__name__
+        raise ValueError(f"the settings of {name}'s env are a {type(wanted).__name__}, got a {got}")
+    if task is None or task.most_steps is None or config.episode_steps == task.env.episode_steps:
         return
-    is_changed = config.episode_steps != task.env.episode_steps
-    if is_changed and task.most_steps is not None and config.episode_steps > task.most_steps:
+    if config.episode_steps > task.most_steps:
         raise ValueError(
             f"env.episode_steps must be <= {task.most_steps}, got {config.episode_steps}: the rules of {task.name} end "
             "every episode by then"
         )
-    if task.used_settings is None:
-        return
-    used = (*task.used_settings, "episode_steps")
-    names = [field.name for field in fields(EnvConfig)]
-    odd = [name for name in names if name not in used and getattr(config, name) != getattr(task.env, name)]
-    if odd:
-        ignored, known = (", ".join(f"env.{name}" for name in those) for those in (odd, used))
-        raise ValueError(f"{ignored} would have no effect on {task.name}; what has: {known}")
 
 
 def make_env(task: str, config: EnvConfig, seed: int) -> Any:
@@ -319,13 +318,15 @@ def make_env(task: str, config: EnvConfig, seed: int) -> Any:
         MachineError: the machine cannot draw it.
     """
     found = find_task(task)
+    if type(config) is EnvConfig:  # the task's own settings, of this length
+        config = replace(found.env, episode_steps=config.episode_steps)
     module, _, function = found.maker.partition(":")
     maker: Callable[..., Any] = getattr(importlib.import_module(module), function)
     env = maker(config, seed, *found.arguments)
     if lacking := [name for name in getattr(env, "promised", ()) if not hasattr(env, name)]:
         what = f"the env {type(env).__name__} of {task} ({found.maker}) has no {', '.join(lacking)}"
         raise UsageError(what, "set it in the class, or in __init__: rlvlm/envs/env.py says what it is")
-    if config.prompt:
+    if isinstance(config, TurnEnvConfig) and config.prompt:
         try:
             env.template = Template(Path(config.prompt).expanduser().read_text())
             env.turn()  # fills the slots once: a name that there is not is found here, and not within a run
@@ -335,7 +336,7 @@ def make_env(task: str, config: EnvConfig, seed: int) -> Any:
         except (KeyError, ValueError) as error:
             what = f"env.prompt {config.prompt} names what there is not: {error}"
             raise UsageError(what, f"known: {', '.join(f'${name}' for name in env.prompt_fields())}, $$") from error
-    if config.split != "all" and (few := few_starts(task)) is not None:
+    if isinstance(config, TurnEnvConfig) and config.split != "all" and (few := few_starts(task)) is not None:
         warn_once(f"{task} has {few} different starts; --env.split holds out about a fifth of them, {few / 5:.0f}")
     return env
 
@@ -351,9 +352,10 @@ def few_starts(task: str) -> int | None:
 
     An env counts them itself, or those of some seeds are counted.
     """
-    if not is_used(task, "split"):
+    known = _TASKS.get(task)
+    if known is None or known.kind != "turns" or isinstance(known.env, PickPlaceConfig):  # whose starts never repeat
         return None
-    env = make_env(task, replace(task_env(task), split="all"), 0)
+    env = make_env(task, known.env, 0)
     count = env.num_starts
     # a few seeds show whether starts repeat at all; only then is it worth playing ten times as many
     if count is None and env.count_starts(_SEEDS) < _REPEATED * _SEEDS:
@@ -368,7 +370,7 @@ def warn_once(text: str) -> None:
     _LOGGER.warning(text)
 
 
-def make_vector(task: str, config: EnvConfig, seed: int) -> "gym.vector.SyncVectorEnv":
+def make_vector(task: str, config: StepEnvConfig, seed: int) -> "gym.vector.SyncVectorEnv":
     """`config.num_envs` envs stepped side by side, each with its own seed drawn from `seed`.
 
     An env whose episode ends is reset within the same step: its `obs` are the new episode's first, and the last of
@@ -433,7 +435,6 @@ def _gymnasium_task(name: str) -> Task:
         maker="rlvlm.envs.gymnasium_env:WrappedGymEnv",
         arguments=(env_id,),
         env=replace(_GYMNASIUM_ENV, episode_steps=episode_steps or _GYMNASIUM_ENV.episode_steps),
-        used_settings=_GYMNASIUM_SETTINGS,
     )
 
 

@@ -126,7 +126,7 @@ def _made(suite: Suite, task: str, config: JudgeConfig, seed: int) -> TaskItems:
     if is_recording(task):
         recordings = read_lerobot(Path(task), CutConfig())
         return recorded_items(suite, Path(task).name, recordings, config.picture_px, seed)
-    env = task_env(task).drawn_for(config.ships_weights)
+    env = task_env(task).for_model(config.ships_weights)
     return make_items(suite, task, env, config.picture_px, seed, config.score == "utility")
 
 

@@ -103,10 +103,11 @@ def check_contract(task: str, config: EnvConfig, seed: int, episodes: Sequence[E
     """
     env = make_env(task, config, seed)
     kind = next(kind for kind in (StepEnv, TurnEnv, ChunkEnv) if isinstance(env, kind))
-    for start in ("fixed", "near", "random") if kind is StepEnv else (config.start,):
+    starts: Any = [{"start": start} for start in ("fixed", "near", "random")] if kind is StepEnv else [{}]
+    for start in starts:
         # the contract includes what happens at the time limit, which a full episode takes long to reach
         length = min(_SHORT_EPISODE.get(kind, config.episode_steps), config.episode_steps)
-        short = replace(config, start=start, episode_steps=length)
+        short = replace(config, **start, episode_steps=length)
         env, twin = (make_env(task, short, seed) for _ in range(2))
         try:
             assert env.goal == task_goal(task) or kind is not StepEnv, "the env's goal phrase is the task's"

@@ -5,7 +5,7 @@ What differs by policy or algorithm stands here; everything else of a run is the
 
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -38,7 +38,7 @@ from rlvlm.core.errors import JudgeUnavailable
 from rlvlm.demonstrations.collect import RandomPlayer, ScriptedExpert
 from rlvlm.envs.env import TurnEnv
 from rlvlm.envs.images import FrameStore
-from rlvlm.envs.registry import check_unused, is_used, make_env
+from rlvlm.envs.registry import make_env
 from rlvlm.judges.judge import Judge
 from rlvlm.policies.vlm.config import PolicyConfig
 from rlvlm.policies.vlm.engine import PolicyEngine
@@ -208,11 +208,9 @@ def step_players(config: StepsRun, checkpoint: Path) -> Players:
     env = make_env(config.task, config.env, config.seed)
     others: dict[str, Player] = {}
     # generalisation: training has seen one start, evaluation may play all
-    elsewhere = replace(config.env, start="random")
-    with suppress(ValueError):  # of a task that has no other starts
-        check_unused(config.task, elsewhere)
-        if config.env.start != "random":
-            others["policy, random starts"] = StepsPlayer(policy, make_env(config.task, elsewhere, config.seed))
+    if config.env.start != "random":
+        elsewhere = replace(config.env, start="random")
+        others["policy, random starts"] = StepsPlayer(policy, make_env(config.task, elsewhere, config.seed))
 
     return Players(
         own=StepsPlayer(policy, env),
@@ -280,10 +278,10 @@ def chunk_players(config: ChunksRun, checkpoint: Path) -> Players:
 @contextmanager
 def film_draw(config: RunConfig, draw: Draw) -> Iterator[Draw]:
     """Draws for people what `draw` does for policy and judge: with the robot, where that is hidden from them."""
-    if config.env.robot == "visible" or not is_used(config.task, "robot"):
+    if (shown := config.env.for_people()) == config.env:
         yield draw
         return
-    env = make_env(config.task, replace(config.env, robot="visible"), config.seed)
+    env = make_env(config.task, shown, config.seed)
     try:
         yield env.draw
     finally:

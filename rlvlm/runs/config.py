@@ -5,6 +5,7 @@ Imports only the packages' config files, never torch or ray: `rlvlm --help` star
 
 import math
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -13,8 +14,9 @@ from typing import Any, ClassVar, Literal, Self, TypeVar
 import tyro
 
 from rlvlm.core.checks import check_interval, check_least
-from rlvlm.envs.config import EnvConfig
-from rlvlm.envs.registry import check_unused, find_task, is_used
+from rlvlm.core.errors import UsageError
+from rlvlm.envs.config import KIND_CONFIGS, EnvConfig
+from rlvlm.envs.registry import check_env_settings, find_task, task_env
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.runs.settings import flat
 from rlvlm.serving.config import PlacementConfig
@@ -118,13 +120,23 @@ class RunConfig:
     """Where the reward comes from."""
     algo: Any = None
     """How the policy learns from it."""
-    env: EnvConfig = field(default_factory=EnvConfig)
+    env: EnvConfig = None  # pyright: ignore[reportAssignmentType] - the task's own
     eval: EvalConfig = field(default_factory=EvalConfig)
     judge: JudgeConfig = field(default_factory=JudgeConfig)
     serve: PlacementConfig = field(default_factory=PlacementConfig)
     track: TrackConfig = field(default_factory=TrackConfig)
 
     def __post_init__(self) -> None:
+        if not self.kind:
+            raise TypeError("RunConfig is of no kind: make a StepsRun, TurnsRun or ChunksRun (rlvlm.runs.kinds)")
+        if self.env is None:
+            with suppress(UsageError):  # of a task that is not there, or cannot be imported
+                object.__setattr__(self, "env", task_env(self.task))
+        if not isinstance(self.env, KIND_CONFIGS[self.kind]):
+            if self.env is not None and type(self.env) is not EnvConfig:
+                raise ValueError(f"env is a {type(self.env).__name__}, which does not go with a run in {self.kind}")
+            steps = {} if self.env is None else {"episode_steps": self.env.episode_steps}
+            object.__setattr__(self, "env", KIND_CONFIGS[self.kind](**steps))
         check_least(self, "", 1, "steps")
         if not 0 <= self.seed < 2**32:
             raise ValueError(f"seed must be 0 to 2^32 - 1, got {self.seed}")
@@ -132,7 +144,7 @@ class RunConfig:
         leaves = {name: value if isinstance(value, list) else [value] for name, value in flat(self).items()}
         if names := [name for name, values in leaves.items() if any(value != value for value in values)]:
             raise ValueError(f"{', '.join(names)} must be a number, got nan")
-        check_unused(self.task, self.env)
+        check_env_settings(self.task, self.env)
         # Serve gives a call up after `serve.timeout_s`; by then the API itself must have answered or been given up
         judge, api = self.judge, self.judge.api
         longest_s = math.ceil(judge.batch_size / api.concurrency) * api.deadline_s
@@ -141,8 +153,6 @@ class RunConfig:
                 f"{judge.batch_size} questions, {api.concurrency} at a time, may take {longest_s:g} s, serve.timeout_s "
                 f"is {self.serve.timeout_s:g}; raise it, or judge.api.concurrency, or lower judge.api.deadline_s"
             )
-        if not self.kind:
-            raise TypeError("RunConfig is of no kind: make a StepsRun, TurnsRun or ChunksRun (rlvlm.runs.kinds)")
         self.check()
 
     # What a kind says.
@@ -260,11 +270,6 @@ class RunConfig:
         """Options of `rlvlm judge-bench`, beside the judge's, with which it asks as this run does."""
         return []
 
-    @property
-    def start_words(self) -> str:
-        """How episodes start and what is drawn of the robot, in the run's card; empty where that is always the same."""
-        return ""
-
     # What all have in common.
 
     @property
@@ -304,12 +309,12 @@ class RunConfig:
         such a setting all the same; whoever sets one on the command line gets an error.
         """
         pocket = "the pocket judge, which is small and has no 4-bit weights"
-        looks = {self.policy_env.look, self.judge_env.look if self.reward.asks_judge else self.policy_env.look}
-        is_finest = looks == {"benchmark"} and is_used(self.task, "look")
+        drawn = (self.policy_env, self.judge_env if self.reward.asks_judge else self.policy_env)
+        reasons = [settings.without_effect() for settings in drawn]
         tables = (
             *self.without_effect(),
             (self.asks_pocket_judge, pocket, ("judge.quantization",)),
-            (is_finest, f"env.look {self.env.look}, as the benchmark draws", ("env.mesh_cell",)),
+            *((setting in reasons[1], why, (f"env.{setting}",)) for setting, why in reasons[0].items()),
         )
         for holds, why, patterns in tables:
             if holds and any(fnmatchcase(name, pattern) for pattern in patterns):
@@ -334,13 +339,12 @@ class RunConfig:
         """The env that is played, drawn as the policy wants it: lightly for small networks, which learn from such
         images, and for a model that comes trained as the benchmark draws it.
         """
-        return self.env.drawn_for(not self.models().get("policy.model")) if is_used(self.task, "look") else self.env
+        return self.env.for_model(is_pocket=not self.models().get("policy.model"))
 
     @property
     def judge_env(self) -> EnvConfig:
         """The same env, drawn as the judge wants it."""
-        is_pocket = not self.reward.asks_judge or self.asks_pocket_judge
-        return self.env.drawn_for(is_pocket) if is_used(self.task, "look") else self.env
+        return self.env.for_model(is_pocket=not self.reward.asks_judge or self.asks_pocket_judge)
 
     def labels(self, own: Path) -> Path:
         """Folder of the judge's label store: the shared one of `judge.store`, else the run's `own`."""

@@ -15,7 +15,8 @@ from rlvlm.algorithms.sft_config import ChunkSFTConfig, ReplySFTConfig
 from rlvlm.core.errors import UsageError
 from rlvlm.core.plugins import is_reference
 from rlvlm.core.yaml_text import read_yaml
-from rlvlm.envs.registry import make_env
+from rlvlm.envs.config import ChunkEnvConfig, StepEnvConfig, TurnEnvConfig
+from rlvlm.envs.registry import few_starts, find_task, make_env, own_settings
 from rlvlm.pocket.models import TURN_TASKS, VIDEO_FRAME_PX, VIDEO_NUM_FRAMES, known_tasks
 from rlvlm.policies.vla.config import VLAConfig
 from rlvlm.policies.vlm.config import PolicyConfig
@@ -39,6 +40,7 @@ class StepsRun(RunConfig):
     """The learned reward."""
     algo: SACConfig = field(default_factory=SACConfig)
     """SAC, its networks included."""
+    env: StepEnvConfig = None  # pyright: ignore[reportAssignmentType] - the task's own
 
     def check(self) -> None:
         """See `RunConfig`."""
@@ -141,11 +143,6 @@ class StepsRun(RunConfig):
     def segment_steps(self) -> int:
         """See `RunConfig`."""
         return self.feedback.segment_steps
-
-    @property
-    def start_words(self) -> str:
-        """See `RunConfig`."""
-        return f"start {self.env.start}, robot {self.env.robot}, "
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -296,6 +293,7 @@ class TurnsRun(AnswersRun):
     """A VLM that acts in text, or by a head, turn by turn."""
 
     kind: ClassVar[str] = "turns"
+    env: TurnEnvConfig = None  # pyright: ignore[reportAssignmentType] - the task's own
     policy: PolicyConfig = field(default_factory=PolicyConfig)
     """The VLM that acts."""
     engine: ServedEngineConfig = field(default_factory=ServedEngineConfig)
@@ -382,16 +380,29 @@ class TurnsRun(AnswersRun):
     def notes(self) -> list[str]:
         """See `RunConfig`."""
         is_scorer = self.asks_pocket_judge and self.judge.model in ("", "scorer")
-        if not is_scorer or self.task in TURN_TASKS:
-            return []
-        return [
-            f"the pocket scorer has learned from turns of {', '.join(TURN_TASKS)}; its scores of those "
-            f"of {self.task} say nothing: use a general model with --judge.backend transformers --judge.model MODEL"
-        ]
+        notes = []
+        if is_scorer and self.task not in TURN_TASKS:
+            notes.append(
+                f"the pocket scorer has learned from turns of {', '.join(TURN_TASKS)}; its scores of those "
+                f"of {self.task} say nothing: use a general model with --judge.backend transformers --judge.model MODEL"
+            )
+        if self.env.split == "all" and (few := few_starts(self.task)) is not None:
+            met = "evaluations play seeds that training never uses, and meet the same"
+            notes.append(
+                f"{self.task} has {few} different starts: {met} starts all the same; --env.split training holds a "
+                "fifth of them out"
+                if few > 1
+                else f"{self.task} has one start: {met} one, so they say nothing about other starts"
+            )
+        return notes
 
     def check_objects(self) -> None:
         """See `RunConfig`."""
         super().check_objects()
+        for side in ("training", "held_out") if self.env.split != "all" else ():
+            env = make_env(self.task, replace(self.env, split=side), self.seed)
+            env.reset(seed=self.seed)  # which refuses where no start is on that side
+            env.close()
         if not self.sft.start_from:
             return
         from rlvlm.algorithms.sft_folders import check_sft_manifest, sft_manifest_of
@@ -422,6 +433,7 @@ class ChunksRun(AnswersRun):
     """A VLA that acts in chunks of actions."""
 
     kind: ClassVar[str] = "chunks"
+    env: ChunkEnvConfig = None  # pyright: ignore[reportAssignmentType] - the task's own
     reward: ChunkRewardConfig = field(default_factory=ChunkRewardConfig)
     policy: VLAConfig = field(default_factory=VLAConfig)
     """The VLA that acts."""
@@ -551,8 +563,9 @@ def read_config_text(text: str, name: str = "the configuration") -> RunConfig:
         UsageError: not YAML, an unknown kind or key, a value of the wrong type, or one that the config refuses.
     """
     tree: Any = read_yaml(text, name)
-    kind = "steps"
+    kind, is_old = "steps", False
     if isinstance(tree, dict):
+        is_old = "kind" not in tree
         algorithm = str(tree.pop("algorithm", "sac"))
         kind = str(tree.pop("kind", _BEFORE_KINDS.get(algorithm, algorithm)))
         if algorithm in ("ppo", "grpo") and isinstance(algo := tree.get("algo"), dict):
@@ -566,6 +579,20 @@ def read_config_text(text: str, name: str = "the configuration") -> RunConfig:
             "use the version of rlvlm that wrote it (environment.json names it)",
         )
     try:
-        return read_settings(KINDS[kind], tree)
+        like = KINDS[kind](task=str(tree.get("task", "")) if isinstance(tree, dict) else "")
+        if isinstance(tree, dict) and isinstance(env := tree.get("env"), dict):
+            if is_old:  # before kinds, the settings of all families stood in every file
+                tree["env"] = own_settings(type(like.env), env)
+            elif not _can_load(like.task):  # its class of settings is not known, and nothing is played
+                tree["env"] = {name: env[name] for name in env if hasattr(like.env, name)}
+        return read_settings(KINDS[kind], tree, like=like)
     except UsageError as error:
         raise UsageError(f"{name}: {error}", error.fix) from error
+
+
+def _can_load(task: str) -> bool:
+    try:
+        find_task(task)
+    except UsageError:
+        return False
+    return True

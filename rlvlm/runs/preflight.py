@@ -3,13 +3,12 @@
 import os
 import shlex
 import socket
-from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
 from rlvlm.algorithms.sft_config import NO_EXPERT_FIX
 from rlvlm.core.errors import JudgeUnavailable, MachineError, ModelUnavailable, UsageError, first_line
-from rlvlm.envs.registry import few_starts, find_task, make_env, task_names
+from rlvlm.envs.registry import find_task, make_env, task_names
 from rlvlm.envs.rendering import FIX, ensure_renderer, try_renderer
 from rlvlm.judges.config import POCKET_FIX, JudgeConfig
 from rlvlm.pocket.models import shipped_folder, weights_folder
@@ -74,20 +73,6 @@ def check_before_run(config: RunConfig) -> None:
         raise UsageError(str(error), f"rlvlm run {config.task} --help") from error
 
 
-def notes_of(config: RunConfig) -> list[str]:
-    """What a user should know before the run starts; nothing of it stops one."""
-    notes = config.notes()
-    if config.env.split == "all" and (few := few_starts(config.task)) is not None:
-        met = "evaluations play seeds that training never uses, and meet the same"
-        notes.append(
-            f"{config.task} has {few} different starts: {met} starts all the same; --env.split training holds a fifth "
-            "of them out"
-            if few > 1
-            else f"{config.task} has one start: {met} one, so they say nothing about other starts"
-        )
-    return notes
-
-
 def _no_judge_yet() -> NoReturn:
     """Stands for the judge while settings are checked; nobody asks it."""
     raise AssertionError("no judge is asked in a preflight")
@@ -100,10 +85,6 @@ def _check_env(config: RunConfig) -> None:
     Raises:
         UsageError: says which is not so.
     """
-    for side in ("training", "held_out") if config.env.split != "all" else ():
-        env = make_env(config.task, replace(config.env, split=side), config.seed)
-        env.reset(seed=config.seed)  # which refuses where no start is on that side
-        env.close()
     has_expert = find_task(config.task).has_expert
     if ":" in config.task:  # an env that is not ours: what does not fit is said now, and by its own words
         env = make_env(config.task, config.env, config.seed)

@@ -7,6 +7,7 @@ import importlib
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from rlvlm.algorithms.policy_gradient.config import (
     PRESETS,
@@ -18,7 +19,6 @@ from rlvlm.algorithms.policy_gradient.config import (
 from rlvlm.algorithms.sac_pebble.config import SACConfig
 from rlvlm.algorithms.sft_config import ChunkSFTConfig, ReplySFTConfig
 from rlvlm.core.errors import UsageError
-from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.libero.tasks import SUITES
 from rlvlm.envs.minigrid.ids import SHORT_NAMES
 from rlvlm.envs.registry import find_task, full_name, task_env
@@ -266,7 +266,7 @@ def _turns(
     gamma: float = 0.9,
     reward_scale: float = 1.0,
     sft: ReplySFTConfig = _SHORT_AND_NOISY,
-    env: EnvConfig | None = None,
+    env: Any = None,
     final_lr: float = 0.02,
 ) -> TurnsRun:
     """A task in turns: what its env and its length ask for is given, all else is alike."""

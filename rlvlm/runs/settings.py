@@ -174,13 +174,16 @@ def override(config: T, settings: Mapping[str, Any]) -> T:
     for name, value in leaves.items():
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1)
-            raise UsageError(f"unknown setting {name}", f"did you mean {near[0]}?" if near else "see --print-config")
+            group = name.rpartition(".")[0]
+            beside = [other for other in known if group and other.rpartition(".")[0] == group]
+            fix = f"here there are {', '.join(beside)}" if beside else "see --print-config"
+            raise UsageError(f"unknown setting {name}", f"did you mean {near[0]}?" if near else fix)
         *groups, leaf = name.split(".")
         branch = tree
         for group in groups:
             branch = branch[group]
         branch[leaf] = value
-    return read_settings(type(config), tree)
+    return read_settings(type(config), tree, like=config)
 
 
 def _plain(value: Any) -> Any:
@@ -196,17 +199,19 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def read_settings(kind: Any, value: Any, place: str = "") -> Any:
+def read_settings(kind: Any, value: Any, place: str = "", like: Any = None) -> Any:
     """The config of `kind` that a tree of YAML values stands for; defaults and errors as of `from_yaml`.
 
     Args:
         kind: a dataclass, one of its field types, or a union, tuple or mapping of those.
         value: the tree.
         place: dotted name of where it stands in the whole configuration, for messages.
+        like: a config of that kind, whose sections say of which class those that are read are, where a field allows
+            several, and whose values stand for what the tree leaves out.
     """
     origin, members = typing.get_origin(kind), typing.get_args(kind)
     if dataclasses.is_dataclass(kind):
-        return _read_dataclass(typing.cast(type, kind), value, place)
+        return _read_dataclass(typing.cast(type, kind), value, place, like)
     if origin is typing.Annotated:
         return read_settings(members[0], value, place)
     if origin is Literal:
@@ -242,7 +247,7 @@ def _read_union(members: tuple[Any, ...], value: Any, place: str) -> Any:
         raise
 
 
-def _read_dataclass(kind: type, value: Any, place: str) -> Any:
+def _read_dataclass(kind: type, value: Any, place: str, like: Any) -> Any:
     _checked(isinstance(value, Mapping), value, place or "the configuration", "a mapping")
     hints = typing.get_type_hints(kind, include_extras=True)
     names = [field.name for field in dataclasses.fields(kind)]
@@ -252,16 +257,26 @@ def _read_dataclass(kind: type, value: Any, place: str) -> Any:
             near = difflib.get_close_matches(str(key), names, n=1)
             hint = f"did you mean {prefix}{near[0]}?" if near else f"known here: {', '.join(names)}"
             raise UsageError(f"unknown key {prefix}{key}", hint)
+    # what has no default, neither a value nor a factory, is never taken from another config
+    needed = {field.name for field in dataclasses.fields(kind) if field.default is field.default_factory}
+    given = {name: getattr(like, name) for name in names if like is not None and name not in (*value, *needed)}
+    for name in names:
+        if dataclasses.is_dataclass(part := getattr(like, name, None)):
+            hints[name] = type(part)
     # keyword-only dataclasses would raise a TypeError without the place
     missing = [
         field.name
         for field in dataclasses.fields(kind)
-        if field.name not in value and field.default is field.default_factory is dataclasses.MISSING
+        if field.name not in (value | given) and field.default is field.default_factory is dataclasses.MISSING
     ]
     if missing:
         raise UsageError(f"{prefix}{missing[0]} is missing", f"add {prefix}{missing[0]}")
     try:
-        return kind(**{key: read_settings(hints[key], item, f"{prefix}{key}") for key, item in value.items()})
+        read = {
+            key: read_settings(hints[key], item, f"{prefix}{key}", getattr(like, key, None))
+            for key, item in value.items()
+        }
+        return kind(**(given | read))
     except ValueError as error:
         raise UsageError(str(error), "correct the value") from error
 

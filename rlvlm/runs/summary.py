@@ -343,9 +343,8 @@ def run_card(  # one page, one argument per source of facts
         judge = f"{config.judge.backend} {config.judge.model}".rstrip()
         own = f"{judge}, prompt {config.judge.prompt}, score {config.judge.score}"
         lines.append(f"- judge: {f'Serve app {config.serve.app}' if config.serve.app else own}")
-    lines.append(
-        f"- every setting: [config.yaml](config.yaml); {config.start_words}{config.env.episode_steps} steps per episode"
-    )
+    how = f"{config.env.start_words}{config.env.episode_steps} steps per episode"
+    lines.append(f"- every setting: [config.yaml](config.yaml); {how}")
     lines += [f"- changed during the run: {change}" for change in summary.get("changes") or []]
     lines.append("\nResume it, if it was stopped: `rlvlm resume .`  Play the policy: `rlvlm eval . --video`\n")
     return "\n".join(lines)

@@ -32,7 +32,7 @@ from rlvlm.runs.pages import write_episodes_page, write_judge_page
 from rlvlm.runs.panels import PANEL_ROWS
 from rlvlm.runs.placement import own_gpu
 from rlvlm.runs.plots import write_plots
-from rlvlm.runs.preflight import bench_command, check_judge_knows, notes_of
+from rlvlm.runs.preflight import bench_command, check_judge_knows
 from rlvlm.runs.ray_session import ray_session
 from rlvlm.runs.records import Recorder
 from rlvlm.runs.scores import DECODINGS, evaluation_rank, evaluation_row
@@ -90,7 +90,7 @@ class Training:
         self._changes = list(before.changes)
         self._started = time.monotonic()
         self._trackers = Trackers(folder, config)
-        for note in (self._trackers.trouble, *notes_of(config)):
+        for note in (self._trackers.trouble, *config.notes()):
             if note:
                 console.line(note)
         for name, change in differences(before.settings, self._settings).items():

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from rlvlm.core.errors import UsageError
 from rlvlm.runs.config import RunConfig
-from rlvlm.runs.preflight import notes_of
 from rlvlm.runs.recipes import recipe
 from rlvlm.runs.settings import changed_leaves, option_words, override, to_yaml
 from rlvlm.sweeps.config import SweepConfig
@@ -66,7 +65,7 @@ def expand(sweep: SweepConfig) -> list[TrialPlan]:
 
 def notes_of_plans(plans: Sequence[TrialPlan]) -> list[str]:
     """What a user should know of the runs before they start, once for all seeds; nothing of it stops one."""
-    notes = [f"{plan.task}, {plan.source}: {note}" for plan in plans for note in notes_of(plan.config)]
+    notes = [f"{plan.task}, {plan.source}: {note}" for plan in plans for note in plan.config.notes()]
     return list(dict.fromkeys(notes))
 
 

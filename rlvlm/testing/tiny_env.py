@@ -7,8 +7,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlvlm.core.steps import FloatArray, Frames
-from rlvlm.envs.config import EnvConfig
+from rlvlm.envs.config import StepEnvConfig
 from rlvlm.envs.env import StepEnv
+from rlvlm.envs.metaworld.config import MetaWorldConfig
 from rlvlm.envs.registry import Task
 
 _GRAIN = 1e-3
@@ -36,8 +37,9 @@ class TinyEnv(StepEnv):
     goal = "push the red block to the green line"
     snapshot_size = 3
 
-    def __init__(self, config: EnvConfig | None = None, seed: int = 0) -> None:
-        self._config = config or EnvConfig()
+    def __init__(self, config: StepEnvConfig | None = None, seed: int = 0) -> None:
+        self._config = config or MetaWorldConfig()
+        self._shows_robot = isinstance(self._config, MetaWorldConfig) and self._config.robot == "visible"
         self._episode_steps = min(self._config.episode_steps, _TINY_STEPS)
         self.observation_space = gym.spaces.Box(-1.0, 1.0, (4,), np.float32)
         self.action_space = gym.spaces.Box(-1.0, 1.0, (2,), np.float32)
@@ -79,13 +81,13 @@ class TinyEnv(StepEnv):
         for frame, (x, y, block) in zip(frames, np.rint(snapshots / _GRAIN) * _GRAIN, strict=True):
             _paint(frame, (_GOAL + _HALF, 0.5), (0.02, 0.5), (0, 160, 0))
             _paint(frame, (block, _LANE), (_HALF, _HALF), (200, 0, 0))
-            if self._config.robot == "visible":
+            if self._shows_robot:
                 _paint(frame, (x, y), (0.04, 0.04), (0, 0, 200))
         return frames
 
     def image_key(self, snapshots: FloatArray) -> NDArray[np.int64]:
         """[N, 1] the block alone, or [N, 3] with the point where it is visible."""
-        first = 0 if self._config.robot == "visible" else 2
+        first = 0 if self._shows_robot else 2
         return np.rint(snapshots[:, first:] / _GRAIN).astype(np.int64)
 
     def get_state(self) -> dict[str, Any]:
@@ -116,5 +118,5 @@ def _paint(
     frame[max(top, 0) : max(bottom, 0), max(left, 0) : max(right, 0)] = colour
 
 
-TINY = Task(name="tiny", goal=TinyEnv.goal, maker="rlvlm.testing.tiny_env:TinyEnv")
+TINY = Task(name="tiny", goal=TinyEnv.goal, maker="rlvlm.testing.tiny_env:TinyEnv", env=MetaWorldConfig())
 """`make_env("rlvlm.testing:TINY", config, seed)` makes a TinyEnv without registering it, in any process."""

@@ -18,7 +18,7 @@ from rlvlm.algorithms.policy_gradient.config import chunk_defaults
 from rlvlm.algorithms.sac_pebble.algorithm import SACPebble, SACPebbleConfig
 from rlvlm.algorithms.sac_pebble.config import SACConfig
 from rlvlm.core.errors import UsageError
-from rlvlm.envs.config import EnvConfig
+from rlvlm.envs.config import StepEnvConfig
 from rlvlm.policies.vla.config import VLAConfig
 from rlvlm.rewards.config import StepRewardConfig
 from tests.algorithms.policy_gradient.tiny_runs import build as build_ppo
@@ -31,7 +31,7 @@ SMALL = SACConfig(hidden=(16, 16), batch_size=16, seed_steps=20, turn_steps=10)
 def config_of() -> SACPebbleConfig:
     return (
         SACPebbleConfig()
-        .envs(task="rlvlm.testing:TINY", env_settings=EnvConfig(episode_steps=20))
+        .envs(task="rlvlm.testing:TINY", env_settings=StepEnvConfig(episode_steps=20))
         .learning(sac=SMALL)
         .rewards(reward=StepRewardConfig(source="environment"))
         .debugging(seed=0)

@@ -3,7 +3,7 @@ import torch
 
 from rlvlm.algorithms.evaluation import evaluate
 from rlvlm.algorithms.sac_pebble.player import StepsPlayer
-from rlvlm.envs.config import EnvConfig
+from rlvlm.envs.config import StepEnvConfig
 from rlvlm.policies.squashed_gaussian import SquashedGaussian
 from rlvlm.rewards.environment import SuccessReward
 from rlvlm.testing import TinyEnv
@@ -19,7 +19,7 @@ def steady_policy(action):
 
 
 def test_going_right_succeeds_and_standing_still_does_not():
-    env = TinyEnv(EnvConfig(episode_steps=20))
+    env = TinyEnv(StepEnvConfig(episode_steps=20))
     (right,) = evaluate(StepsPlayer(steady_policy([0.999999, 0.0]), env), 1)
     assert right.is_success and len(right.success) == 20
     # The point goes from 0.2 to 0.7, where the block has come to 0.8, at just under 0.1 a step: the sixth step does it.
@@ -30,7 +30,7 @@ def test_going_right_succeeds_and_standing_still_does_not():
 
 
 def test_the_source_labels_every_step_and_none_means_nan():
-    env, policy = TinyEnv(EnvConfig(episode_steps=20)), steady_policy([0.999999, 0.0])
+    env, policy = TinyEnv(StepEnvConfig(episode_steps=20)), steady_policy([0.999999, 0.0])
     (episode,) = evaluate(StepsPlayer(policy, env, SuccessReward()), 1)
     np.testing.assert_array_equal(episode.learned_rewards, episode.success)
     assert episode.learned_return == 15
@@ -39,7 +39,7 @@ def test_the_source_labels_every_step_and_none_means_nan():
 
 
 def test_two_evaluations_see_the_same_starts_and_episodes_differ():
-    env, policy = TinyEnv(EnvConfig(start="random")), steady_policy([0.5, 0.1])
+    env, policy = TinyEnv(StepEnvConfig(start="random")), steady_policy([0.5, 0.1])
     first, again = evaluate(StepsPlayer(policy, env), 3), evaluate(StepsPlayer(policy, env), 3)
     for one, other in zip(first, again, strict=True):
         np.testing.assert_array_equal(one.snapshots, other.snapshots)

@@ -13,7 +13,7 @@ import torch
 from rlvlm.algorithms.sac_pebble.algorithm import SACPebbleConfig
 from rlvlm.algorithms.sac_pebble.config import SACConfig
 from rlvlm.core.errors import NumericsError
-from rlvlm.envs.config import EnvConfig
+from rlvlm.envs.metaworld.config import MetaWorldConfig
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.preferences.config import FeedbackConfig, RewardModelConfig
 from rlvlm.rewards.config import ChunkRewardConfig, MonitorConfig, StepRewardConfig, TurnRewardConfig
@@ -49,7 +49,9 @@ def the_judge() -> OddJudge:
 def build_sac(folder: Path) -> Any:
     return (
         SACPebbleConfig()
-        .envs(task="rlvlm.testing:TINY", env_settings=EnvConfig(episode_steps=20, start="random", robot="visible"))
+        .envs(
+            task="rlvlm.testing:TINY", env_settings=MetaWorldConfig(episode_steps=20, start="random", robot="visible")
+        )
         .learning(sac=SACConfig(hidden=(16, 16), batch_size=16, seed_steps=10, turn_steps=5, critic_reset_updates=2))
         .rewards(
             reward=StepRewardConfig(source="preference", teacher="judge", model="state"),

@@ -6,7 +6,7 @@ import torch
 
 from rlvlm.algorithms.sft_chunks import augment_scenes, demonstrate, imitate, network_inputs, true_offsets
 from rlvlm.algorithms.sft_config import ChunkSFTConfig
-from rlvlm.envs.config import EnvConfig
+from rlvlm.envs.config import ChunkEnvConfig
 from rlvlm.envs.push_block import HAND
 from rlvlm.envs.registry import make_env
 from rlvlm.policies.vla.build import build_policy
@@ -14,7 +14,7 @@ from rlvlm.policies.vla.config import PocketVLAConfig, VLAConfig
 from rlvlm.policies.vla.pocket import PocketVLA
 from rlvlm.policies.vla.tokens import ActionScale
 
-WORLD = make_env("push_block", EnvConfig(), 0)
+WORLD = make_env("push_block", ChunkEnvConfig(), 0)
 SHOWN = demonstrate(WORLD, ChunkSFTConfig(episodes=6), 0)
 Seen = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 

@@ -20,7 +20,7 @@ from rlvlm.algorithms.sac_pebble.config import SACConfig
 from rlvlm.algorithms.sac_pebble.runner import StepEnvRunner
 from rlvlm.core import metrics
 from rlvlm.core.errors import MachineError
-from rlvlm.envs.config import EnvConfig
+from rlvlm.envs.config import StepEnvConfig
 from rlvlm.envs.registry import Task
 from rlvlm.rewards.config import StepRewardConfig
 from rlvlm.testing import TinyEnv
@@ -69,7 +69,7 @@ def build(local_ray):
             replay_capacity=1000,
             env_runners=env_runners,
         )
-        env = EnvConfig(episode_steps=EPISODE_STEPS, num_envs=NUM_ENVS, start="random")
+        env = StepEnvConfig(episode_steps=EPISODE_STEPS, num_envs=NUM_ENVS, start="random")
         config = (
             SACPebbleConfig()
             .envs(task=task, env_settings=env)
@@ -258,7 +258,7 @@ def test_what_an_env_raises_reaches_the_caller_and_a_lost_runner_is_waited_for_a
 def test_a_runner_lost_in_rllib_s_set_up_is_replaced_a_few_times(local_ray, tmp_path, caplog, monkeypatch):
     config = (
         SACPebbleConfig()
-        .envs(task="rlvlm.testing:TINY", env_settings=EnvConfig(episode_steps=EPISODE_STEPS))
+        .envs(task="rlvlm.testing:TINY", env_settings=StepEnvConfig(episode_steps=EPISODE_STEPS))
         .learning(sac=SACConfig(hidden=(16, 16), batch_size=16, seed_steps=20, env_runners=1))
         .rewards(reward=StepRewardConfig(source="environment"))
         .debugging(seed=0)

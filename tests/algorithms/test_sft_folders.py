@@ -18,7 +18,7 @@ from rlvlm.algorithms.sft_folders import (
 )
 from rlvlm.cli import main
 from rlvlm.core.errors import UsageError
-from rlvlm.envs.config import EnvConfig
+from rlvlm.envs.minigrid.config import MiniGridConfig
 from rlvlm.envs.registry import make_env, task_env
 from rlvlm.policies.vlm.config import PolicyConfig
 from tests.tiny_policy import tiny_policy
@@ -49,19 +49,19 @@ def test_weights_of_another_policy_are_refused(tmp_path: Path):
 
 
 def test_what_was_taught_is_known_and_compared_by_hand(tmp_path: Path):
-    taught = sft_manifest_of("a", EnvConfig(shows_last=True), PolicyConfig(), ("left", "right"))
+    taught = sft_manifest_of("a", MiniGridConfig(shows_last=True), PolicyConfig(), ("left", "right"))
     assert read_sft_manifest(tmp_path) is None
     check_sft_manifest(tmp_path, taught, pytest.fail)
     write_sft_manifest(tmp_path, taught)
     assert read_sft_manifest(tmp_path) == taught and not taught.lacks(taught) + taught.differs(taught)
     told: list[str] = []
     check_sft_manifest(
-        tmp_path, sft_manifest_of("b", EnvConfig(split="training"), PolicyConfig(), ("left",)), told.append
+        tmp_path, sft_manifest_of("b", MiniGridConfig(split="training"), PolicyConfig(), ("left",)), told.append
     )
     assert [line.partition("something else: ")[2] for line in told] == [
         "its task was a, not b", "env.split was all, not training", "env.shows_last was True, not False",
     ]  # fmt: skip
-    wanted = sft_manifest_of("a", EnvConfig(), PolicyConfig(acts="head", new_words=("x",)), ("left", "up"))
+    wanted = sft_manifest_of("a", MiniGridConfig(), PolicyConfig(acts="head", new_words=("x",)), ("left", "up"))
     with pytest.raises(UsageError, match="actions are not 'up'; it acts by text, not by head; policy.new_words were"):
         check_sft_manifest(tmp_path, wanted, pytest.fail)
     (tmp_path / "sft.json").write_text("{}")

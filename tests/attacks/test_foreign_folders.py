@@ -13,7 +13,7 @@ from rlvlm.cli import COMMANDS, main
 from rlvlm.core import trust
 from rlvlm.core.errors import UsageError
 from rlvlm.demonstrations.folder import create_folder as create_demonstrations
-from rlvlm.envs.config import EnvConfig
+from rlvlm.envs.gym_cards.config import CardsConfig
 from rlvlm.labels.records import Origin
 from rlvlm.labels.store import LabelStore
 from rlvlm.runs.folder import USUAL_KEYS, WAYS_OUT, create_folder
@@ -114,9 +114,9 @@ def test_no_command_runs_the_code_of_a_folder_without_trust(machine: Path, capsy
             with pytest.raises(UsageError, match="names code outside of rlvlm"):
                 load(rlvlm.find_folder(machine / "run"))
     # a run in turns reads the folder once Ray is up
-    env = rlvlm.make_env("number_line", EnvConfig(), 0)
+    env = rlvlm.make_env("number_line", CardsConfig(), 0)
     with pytest.raises(UsageError, match="not turns"):
-        load_demonstrations(machine / "demos", env, EnvConfig())
+        load_demonstrations(machine / "demos", env, CardsConfig())
     assert not (machine / "ran").exists()
     # the canary sings where it is trusted, so the silence above was no accident
     sang = set()

@@ -15,7 +15,7 @@ from rlvlm.cli import main, run_word
 from rlvlm.commands.arguments import parse_run
 from rlvlm.core.errors import UsageError
 from rlvlm.demonstrations.folder import open_folder
-from rlvlm.envs.config import EnvConfig
+from rlvlm.envs.minigrid.config import MiniGridConfig
 from rlvlm.pocket.models import weights_folder
 from rlvlm.policies.vlm.config import PolicyConfig
 from rlvlm.runs import ray_session
@@ -118,7 +118,7 @@ def test_demonstrations_and_policies_of_other_prompts_are_not_mixed(tmp_path: Pa
     assert not out.exists()
     names = open_folder(tmp_path / "demos").action_names
     out.mkdir()
-    write_sft_manifest(out, sft_manifest_of("empty_random_5x5", EnvConfig(shows_last=True), PolicyConfig(), names))
+    write_sft_manifest(out, sft_manifest_of("empty_random_5x5", MiniGridConfig(shows_last=True), PolicyConfig(), names))
     with pytest.raises(UsageError, match="trained with other settings: .*env.shows_last was True, not False"):
         run_word(words)
 

@@ -11,14 +11,14 @@ from rlvlm.demonstrations.card import write_card
 from rlvlm.demonstrations.chunk_form import folder_form, form_of, is_whole, kept_images
 from rlvlm.demonstrations.collect import Perturbation, collect, play_episodes
 from rlvlm.demonstrations.folder import DemonstrationFolder, create_folder, open_folder
-from rlvlm.envs.config import EnvConfig
+from rlvlm.envs.config import ChunkEnvConfig
 from rlvlm.envs.env import FIRST_HELD_OUT_STATE
 from rlvlm.envs.push_block import PushBlock
 from rlvlm.labels.images import image_digest
 
 
 def make(episode_steps: int = 32) -> PushBlock:
-    return PushBlock(EnvConfig(episode_steps=episode_steps), seed=0)
+    return PushBlock(ChunkEnvConfig(episode_steps=episode_steps), seed=0)
 
 
 def folder_at(path: Path) -> DemonstrationFolder:

@@ -29,7 +29,7 @@ from rlvlm.demonstrations.lerobot import read_lerobot
 from rlvlm.demonstrations.libero_hdf5 import read_libero
 from rlvlm.demonstrations.rlds import _example_class, _masked_checksum
 from rlvlm.demonstrations.trajectory import CutConfig, RobotTrajectory, cut, moving, opened
-from rlvlm.envs.config import EnvConfig
+from rlvlm.envs.config import ChunkEnvConfig
 from rlvlm.envs.libero.env import to_robosuite
 from rlvlm.envs.push_block import PushBlock
 from rlvlm.envs.registry import make_env, task_env
@@ -64,7 +64,7 @@ def told(line: str) -> None:
 
 
 def take(source: Path, form: Source, out: Path, **settings: Any) -> tuple[DemonstrationFolder, dict[str, int]]:
-    env = TwoEyes(EnvConfig(episode_steps=32), seed=0)
+    env = TwoEyes(ChunkEnvConfig(episode_steps=32), seed=0)
     folder, counts = import_trajectories(source, form, out, "push_block", env, CutConfig(**settings), told)
     return folder, dict(counts)
 
@@ -468,7 +468,7 @@ def test_each_row_of_a_film_has_its_own_frame_or_the_film_is_refused(
     shown = film_set(tmp_path / "set", **wrong)
     if not is_known:
         lines: list[str] = []
-        env = TwoEyes(EnvConfig(episode_steps=32), seed=0)
+        env = TwoEyes(ChunkEnvConfig(episode_steps=32), seed=0)
         with pytest.raises(UsageError, match="the video's times do not fit"):
             import_trajectories(
                 tmp_path / "set", "lerobot", tmp_path / "d", "push_block", env, CutConfig(stride=1), lines.append
@@ -570,7 +570,7 @@ def test_data_that_are_unlike_the_task_are_refused(
     if actions:
         done[:-1, :6] = seen[1:, :6]
     write_lerobot(tmp_path / "set", "v2.1", [(done, seen, images)], "image")
-    env = WideEyes(EnvConfig(episode_steps=32), seed=0)
+    env = WideEyes(ChunkEnvConfig(episode_steps=32), seed=0)
     with pytest.raises(UsageError, match=words):
         import_trajectories(tmp_path / "set", "lerobot", tmp_path / "d", "push_block", env, CutConfig(), told)
     settings = CutConfig(unlike=True)

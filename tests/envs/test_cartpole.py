@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 
 from rlvlm.envs.cartpole import CartPole
-from rlvlm.envs.config import EnvConfig
+from rlvlm.envs.config import StepEnvConfig
 from rlvlm.testing import check_step_env
 
 LEFT, RIGHT = np.array([-1.0], np.float32), np.array([1.0], np.float32)
 
 
 def make(seed: int = 0, **fields: Any) -> CartPole:
-    return CartPole(EnvConfig(**{"episode_steps": 100, **fields}), seed)
+    return CartPole(StepEnvConfig(**{"episode_steps": 100, **fields}), seed)
 
 
 def angles(*degrees: float) -> np.ndarray:

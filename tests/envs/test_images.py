@@ -4,9 +4,10 @@ import pytest
 from rlvlm.core.errors import UsageError
 from rlvlm.core.steps import FloatArray
 from rlvlm.envs.cartpole import CartPole
-from rlvlm.envs.config import EnvConfig
+from rlvlm.envs.config import StepEnvConfig
 from rlvlm.envs.env import Env
 from rlvlm.envs.images import FrameStore
+from rlvlm.envs.metaworld.config import MetaWorldConfig
 from rlvlm.testing import TinyEnv
 
 
@@ -25,7 +26,7 @@ def test_distinct_by_hand() -> None:
 
 
 def test_a_key_counts_in_grains_and_an_env_without_grain_or_key_is_refused() -> None:
-    keys = CartPole(EnvConfig(), 0).image_key(np.array([[0.00024], [0.00026], [-0.0005]], np.float32))
+    keys = CartPole(StepEnvConfig(), 0).image_key(np.array([[0.00024], [0.00026], [-0.0005]], np.float32))
     assert keys.tolist() == [[1], [1], [-2]]  # a grain is a quarter of a milliradian
 
     class Grainless(TinyEnv):
@@ -37,7 +38,7 @@ def test_a_key_counts_in_grains_and_an_env_without_grain_or_key_is_refused() -> 
 
 def test_distinct_agrees_with_a_dictionary() -> None:
     rng = np.random.default_rng(1)
-    env = TinyEnv(EnvConfig(robot="visible"))
+    env = TinyEnv(MetaWorldConfig(robot="visible"))
     snapshots = rng.choice(np.array([0.1, 0.2, 0.3], np.float32), size=(500, 3))
     first, inverse = FrameStore(env, 8).distinct(snapshots)
     seen: dict[bytes, int] = {}

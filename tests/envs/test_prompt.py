@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 
 from rlvlm.core.errors import UsageError
-from rlvlm.envs.registry import check_unused, make_env, task_env
+from rlvlm.envs.registry import check_env_settings, make_env, task_env
 
 
 def asked(task: str, file: Path, text: str) -> str:
     """The second prompt of an episode of `task` with the words `text`."""
     file.write_text(text)
     config = replace(task_env(task), prompt=str(file))
-    check_unused(task, config)
+    check_env_settings(task, config)
     env = make_env(task, config, 0)
     env.reset(seed=3)
     return env.step(env.action_text(env.expert_action()))[0].prompt

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from rlvlm.core.errors import UsageError
-from rlvlm.envs.config import EnvConfig
+from rlvlm.envs.config import StepEnvConfig
 from rlvlm.envs.registry import Task, find_task, make_env, make_vector, register, task_goal
 
 TINY = "rlvlm.testing:TINY"
@@ -14,7 +14,7 @@ TINY = "rlvlm.testing:TINY"
 def test_a_task_has_a_goal_to_tell_and_one_to_see_and_needs_no_registration_when_given_by_reference() -> None:
     assert task_goal("drawer_open") == "open the drawer"
     assert find_task("drawer_open").goal_state == "the drawer is open"
-    env = make_env(TINY, EnvConfig(), 0)
+    env = make_env(TINY, StepEnvConfig(), 0)
     assert env.goal == task_goal(TINY) == "push the red block to the green line"
 
 
@@ -61,7 +61,7 @@ def test_registering_twice_is_allowed_but_not_with_another_meaning() -> None:
     task = Task(name="test_registry_push", goal="push", maker="rlvlm.testing:TinyEnv")
     register(task)
     register(task)
-    assert make_env("test_registry_push", EnvConfig(), 0).snapshot_size == 3
+    assert make_env("test_registry_push", StepEnvConfig(), 0).snapshot_size == 3
     with pytest.raises(ValueError, match="already registered"):
         register(Task(name="test_registry_push", goal="pull", maker="rlvlm.testing:TinyEnv"))
     with pytest.raises(ValueError, match="two rising returns"):
@@ -77,7 +77,7 @@ def test_the_registry_loads_no_simulator() -> None:
 
 
 def test_envs_side_by_side_start_differently_and_reproducibly() -> None:
-    config = EnvConfig(start="random", num_envs=3)
+    config = StepEnvConfig(start="random", num_envs=3)
     starts = [make_vector(TINY, config, seed).reset()[0] for seed in (4, 4, 5)]
     assert len(np.unique(starts[0], axis=0)) == 3
     np.testing.assert_array_equal(starts[0], starts[1])
@@ -85,7 +85,7 @@ def test_envs_side_by_side_start_differently_and_reproducibly() -> None:
 
 
 def test_a_finished_env_is_reset_within_the_same_step() -> None:
-    vector = make_vector(TINY, EnvConfig(num_envs=2, episode_steps=3), 0)
+    vector = make_vector(TINY, StepEnvConfig(num_envs=2, episode_steps=3), 0)
     first, _ = vector.reset()
     right = np.array([[1.0, 0.0]] * 2, np.float32)
     for _ in range(2):

@@ -4,12 +4,13 @@ from dataclasses import replace
 import pytest
 
 from rlvlm.core.errors import UsageError
-from rlvlm.envs.config import EnvConfig
+from rlvlm.envs.gym_cards.config import CardsConfig
+from rlvlm.envs.minigrid.config import MiniGridConfig
 from rlvlm.envs.registry import few_starts, make_env, task_env, warn_once
 
 
 def starts(task: str, split, count: int = 120) -> list[bytes]:
-    env = make_env(task, EnvConfig(split=split), 0)
+    env = make_env(task, replace(task_env(task), split=split, episode_steps=250), 0)
     keys = []
     for seed in range(count):
         env.reset(seed=seed)
@@ -28,7 +29,7 @@ def test_no_start_is_on_both_sides_and_all_of_them_are_on_one(task: str) -> None
 
 
 def test_a_hand_is_the_same_in_any_order_and_suits() -> None:
-    env = make_env("points24", EnvConfig(split="held_out"), 0)
+    env = make_env("points24", CardsConfig(split="held_out"), 0)
     env.reset(seed=1)
     state, key = env.get_state(), env.start_key(env.snapshot())
     env.set_state(state | {"cards": state["cards"][::-1].copy()})
@@ -39,7 +40,7 @@ def test_an_env_with_one_start_says_so() -> None:
     sides = []
     for split in ("training", "held_out"):
         try:
-            make_env("minigrid/MiniGrid-Empty-6x6-v0", EnvConfig(split=split), 0)
+            make_env("minigrid/MiniGrid-Empty-6x6-v0", MiniGridConfig(split=split), 0)
             sides.append(split)
         except UsageError as error:
             assert "--env.split all" in error.fix

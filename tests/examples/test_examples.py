@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rlvlm.envs.config import EnvConfig
+from rlvlm.envs.config import StepEnvConfig
 from rlvlm.envs.registry import make_env
 from rlvlm.reports.check_task import check_task
 from rlvlm.runs.recipes import recipe
@@ -45,7 +45,7 @@ def test_recipes_are_their_own_or_those_of_their_kind() -> None:
 
 
 def test_a_tip_that_is_led_to_the_ball_wins() -> None:
-    env = make_env("reach_arm:TASK", EnvConfig(episode_steps=50), 0)
+    env = make_env("reach_arm:TASK", StepEnvConfig(episode_steps=50), 0)
     obs, info = env.reset(seed=0)
     assert info["progress"] == pytest.approx(1 - np.hypot(1 - 0.7 * np.cos(2), 0.7 * np.sin(2)) / 1.7, abs=1e-4)
     bend = 2 * np.arccos(0.7)  # of an arm of two links of 0.5 m that ends 0.7 m away

@@ -5,7 +5,7 @@ import pytest
 
 from rlvlm.core.errors import JudgeUnavailable, UnsupportedQuestion
 from rlvlm.core.judging import Clip, Label, Query
-from rlvlm.envs.config import EnvConfig
+from rlvlm.envs.config import StepEnvConfig
 from rlvlm.envs.registry import make_env
 from rlvlm.judges.build import build_judge
 from rlvlm.judges.config import JudgeConfig
@@ -24,7 +24,7 @@ def test_both_judges_of_the_example_keep_the_contract_and_know_the_task(backend:
     judge = build_judge(JudgeConfig(backend=backend))
     if backend.endswith("nearness"):
         check_judge(judge)
-    env = make_env("slide_ball:TASK", EnvConfig(), 0)
+    env = make_env("slide_ball:TASK", StepEnvConfig(), 0)
     near, far = env.draw(np.array([[0.68, 0.32], [0.1, 0.9]], np.float32), 64)[:, None]
     queries = [Query(goal=env.goal, left=near, right=far), Query(goal=env.goal, left=far, right=near)]
     assert [verdict.label for verdict in judge.compare(queries)] == [Label.LEFT, Label.RIGHT]

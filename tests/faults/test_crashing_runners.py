@@ -14,7 +14,7 @@ from chaos import Killer
 from rlvlm.algorithms.sac_pebble.algorithm import SACPebbleConfig
 from rlvlm.algorithms.sac_pebble.config import SACConfig
 from rlvlm.core import metrics
-from rlvlm.envs.config import EnvConfig
+from rlvlm.envs.config import StepEnvConfig
 from rlvlm.envs.registry import Task
 from rlvlm.rewards.config import StepRewardConfig
 from rlvlm.testing import TinyEnv
@@ -70,7 +70,7 @@ def test_crashes_kills_and_a_hang_lose_no_step_and_damage_no_episode(local_ray) 
         SACPebbleConfig()
         .envs(
             task="tests.faults.test_crashing_runners:CRASHING",
-            env_settings=EnvConfig(episode_steps=EPISODE_STEPS, num_envs=2),
+            env_settings=StepEnvConfig(episode_steps=EPISODE_STEPS, num_envs=2),
         )
         .learning(sac=sac)
         .env_runners(sample_timeout_s=PATIENCE_S)

@@ -6,7 +6,7 @@ from metaworld.policies import SawyerDrawerOpenV3Policy
 from safetensors import safe_open
 
 from rlvlm.core.judging import Clip, Label, Query, Status
-from rlvlm.envs.config import EnvConfig
+from rlvlm.envs.metaworld.config import MetaWorldConfig
 from rlvlm.envs.registry import make_env
 from rlvlm.judges.build import build_judge
 from rlvlm.judges.config import JudgeConfig
@@ -20,7 +20,7 @@ MAX_BYTES = {"judge": 8_000_000, "scorer": 6_000_000, "video": 6_000_000, "polic
 @pytest.fixture(scope="module")
 def scene():
     """Images [N, 300, 300, 3] of an episode that no training has seen, with their progress [N]."""
-    env = make_env("drawer_open", EnvConfig(), EPISODE_SEED)
+    env = make_env("drawer_open", MetaWorldConfig(), EPISODE_SEED)
     policy, rng = SawyerDrawerOpenV3Policy(), np.random.default_rng(EPISODE_SEED)
     obs, info = env.reset(seed=EPISODE_SEED)
     snapshots, progress = [info["snapshot"]], [info["progress"]]

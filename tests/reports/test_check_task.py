@@ -11,7 +11,7 @@ from rlvlm.cli import main
 from rlvlm.core.errors import UsageError
 from rlvlm.core.steps import FloatArray, Frames
 from rlvlm.envs.cartpole import CartPole
-from rlvlm.envs.config import EnvConfig
+from rlvlm.envs.config import StepEnvConfig
 from rlvlm.envs.env import StepEnv
 from rlvlm.envs.gym_cards.number_line import NumberLine
 from rlvlm.envs.push_block import PushBlock
@@ -110,13 +110,13 @@ def test_different_looks_by_hand() -> None:
 
 
 def test_random_play_is_one_whole_episode_and_the_same_again() -> None:
-    first, again = (report.players(TinyEnv(EnvConfig(start="random")))["random play"](5) for _ in range(2))
+    first, again = (report.players(TinyEnv(StepEnvConfig(start="random")))["random play"](5) for _ in range(2))
     assert len(first.snapshots) == len(first.progress) == len(first.rewards) + 1 == 21
     np.testing.assert_array_equal(first.snapshots, again.snapshots)
 
 
 def test_scripted_play_solves_the_task_that_has_a_script() -> None:
-    episode = report.players(CartPole(EnvConfig(episode_steps=100), 0))["its script"](2)
+    episode = report.players(CartPole(StepEnvConfig(episode_steps=100), 0))["its script"](2)
     assert episode is not None and episode.is_success and len(episode.rewards) == 100
     assert report.players(TinyEnv())["its script"](2) is None
 

@@ -8,7 +8,7 @@ from stub_judge import StubJudge
 from rlvlm.core.errors import JudgeUnavailable
 from rlvlm.core.judging import Clip, Score, Status
 from rlvlm.core.steps import Transitions
-from rlvlm.envs.config import EnvConfig
+from rlvlm.envs.config import StepEnvConfig
 from rlvlm.envs.images import FrameStore
 from rlvlm.rewards.judged import JudgedReward
 from rlvlm.rewards.source import Labelling
@@ -41,7 +41,7 @@ def steps(*blocks: float) -> Transitions:
 
 
 def build(judge: Moody) -> JudgedReward:
-    return JudgedReward(judge, FrameStore(TinyEnv(EnvConfig()), 20), "push")
+    return JudgedReward(judge, FrameStore(TinyEnv(StepEnvConfig()), 20), "push")
 
 
 def right(*blocks: float) -> np.ndarray:

@@ -6,21 +6,20 @@ import torch
 from rlvlm.commands.arguments import parse_run
 from rlvlm.core.errors import UsageError
 from rlvlm.envs.config import EnvConfig
-from rlvlm.envs.registry import Kind, Task, check_unused, make_env, register, task_env, task_names
+from rlvlm.envs.registry import Kind, Task, check_env_settings, make_env, register, task_env, task_names
 from rlvlm.pocket.models import VIDEO_TASKS
 from rlvlm.policies.vlm.loading import load_policy
 from rlvlm.runs.build import algorithm_settings
 from rlvlm.runs.kinds import StepsRun
-from rlvlm.runs.preflight import notes_of
 from rlvlm.runs.recipes import RECIPES, recipe
 from rlvlm.runs.settings import override
 
 
 def test_a_first_feedback_after_the_end_is_told() -> None:
     config = recipe("drawer_open")
-    assert notes_of(config) == []
+    assert config.notes() == []
     late = override(config, {"steps": 500})
-    assert "the run ends at step 500" in notes_of(late)[0] and late.max_queries == 0
+    assert "the run ends at step 500" in late.notes()[0] and late.max_queries == 0
 
 
 def test_a_misspelt_task_names_the_nearest() -> None:
@@ -36,7 +35,7 @@ def test_a_registered_task_without_a_recipe_takes_the_defaults_of_its_kind(kind:
     register(Task(name=f"recipe_less_{kind}", goal="do it", maker="somewhere:else", kind=kind, env=settings))
     config = recipe(f"recipe_less_{kind}")
     assert (config.task, config.kind, config.preset) == (f"recipe_less_{kind}", kind, preset)
-    assert (config.env, config.smoke().kind) == (settings, kind)
+    assert (config.env.episode_steps, config.smoke().kind) == (7, kind)
 
 
 def test_a_task_of_a_family_keeps_its_name() -> None:
@@ -84,7 +83,7 @@ def test_every_recipe_is_that_of_its_task_and_its_env_reads_what_it_sets() -> No
     for name, make in RECIPES.items():
         assert make().task == name and recipe(name) == make()
     for name in task_names():
-        check_unused(name, recipe(name).env)
+        check_env_settings(name, recipe(name).env)
     doorkey, number_line = recipe("doorkey_6x6").env, recipe("number_line").env
     assert (doorkey.split, doorkey.for_evaluation().split) == ("training", "held_out")
     assert number_line.for_evaluation() == number_line

@@ -6,8 +6,8 @@ from fnmatch import fnmatchcase
 import pytest
 
 from rlvlm.core.errors import UsageError
-from rlvlm.envs.config import EnvConfig
-from rlvlm.envs.registry import check_unused, task_env
+from rlvlm.envs.config import StepEnvConfig
+from rlvlm.envs.registry import check_env_settings, task_env
 from rlvlm.runs.checkpoints import RunState
 from rlvlm.runs.folder import check_settings
 from rlvlm.runs.kinds import config_text, read_config_text
@@ -51,16 +51,16 @@ JUDGED = {"reward.source": "judged"}
         ("number_line", {"reward.unreadable": NAN}, "nan"),
         ("number_line", {"reward.source": "mixture", "reward.mixture.environment": NAN}, "nan"),
         ("push_block", {"algo.loss.kl_weight": NAN}, "nan"),
-        # an env's settings are for all envs, and each has some of them
-        ("drawer_open", {"env.split": "training"}, "env.split would have no effect"),
-        ("drawer_open", {"env.rules": "legacy"}, "env.rules would have no effect"),
-        ("push_block", {"env.physics": "fast"}, "env.physics would have no effect"),
-        ("push_block", {"env.split": "training"}, "env.split would have no effect"),
-        ("number_line", {"env.start": "random"}, "env.start would have no effect"),
-        ("number_line", {"env.shows_last": True}, "env.shows_last would have no effect"),
-        ("doorkey_6x6", {"env.deals": "solvable"}, "env.deals would have no effect"),
-        ("libero_goal/8", {"env.num_envs": 2}, "env.num_envs would have no effect"),
-        ("cartpole", {"env.robot": "visible"}, "env.robot would have no effect"),
+        # settings of other families' envs
+        ("drawer_open", {"env.split": "training"}, "unknown setting env.split"),
+        ("drawer_open", {"env.rules": "legacy"}, "unknown setting env.rules"),
+        ("push_block", {"env.physics": "fast"}, "unknown setting env.physics"),
+        ("push_block", {"env.split": "training"}, "unknown setting env.split"),
+        ("number_line", {"env.start": "random"}, "unknown setting env.start"),
+        ("number_line", {"env.shows_last": True}, "unknown setting env.shows_last"),
+        ("doorkey_6x6", {"env.deals": "solvable"}, "unknown setting env.deals"),
+        ("libero_goal/8", {"env.num_envs": 2}, "unknown setting env.num_envs"),
+        ("cartpole", {"env.robot": "visible"}, "unknown setting env.robot"),
         # settings of a scorer go with one
         ("number_line", {"reward.teacher": "random"}, "have no effect without scores"),
         ("number_line", {"reward.without_answer": "stop"}, "have no effect without scores"),
@@ -151,11 +151,10 @@ def test_episodes_cannot_be_longer_than_the_rules_of_the_task_let_them(task: str
 
 
 def test_of_a_task_of_ones_own_nobody_knows_and_none_is_imported() -> None:
-    check_unused("no_such_module:TASK", replace(task_env("number_line"), start="random"))
-    gymnasium = EnvConfig(start="fixed", robot="hidden", episode_steps=7, num_envs=2)
-    check_unused("gym:no_such_module:It-v0", gymnasium)
-    with pytest.raises(ValueError, match=r"env.view_px would have no effect on gym:no_such_module:It-v0; what has"):
-        check_unused("gym:no_such_module:It-v0", replace(gymnasium, view_px=300))
+    check_env_settings("no_such_module:TASK", replace(task_env("number_line"), split="training"))
+    check_env_settings("gym:no_such_module:It-v0", StepEnvConfig(start="fixed", episode_steps=7, num_envs=2))
+    with pytest.raises(ValueError, match="env are a StepEnvConfig, got a CardsConfig"):
+        check_env_settings("gym:no_such_module:It-v0", task_env("number_line"))
 
 
 @pytest.mark.parametrize(

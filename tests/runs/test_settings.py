@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from rlvlm.core.errors import UsageError
-from rlvlm.envs.config import EnvConfig
+from rlvlm.envs.metaworld.config import MetaWorldConfig
 from rlvlm.rewards.config import TurnRewardConfig
 from rlvlm.runs.kinds import StepsRun, config_text, read_config_text
 from rlvlm.runs.recipes import recipe
@@ -18,7 +18,7 @@ def test_a_file_written_by_hand_is_read() -> None:
 
 
 def test_a_round_trip_changes_nothing() -> None:
-    config = StepsRun(task="drawer_open", out=Path("runs/x"), env=EnvConfig(start="random", num_envs=3))
+    config = StepsRun(task="drawer_open", out=Path("runs/x"), env=MetaWorldConfig(start="random", num_envs=3))
     assert read_config_text(config_text(config)) == config
     assert read_config_text(config_text(replace(config, out=None))).out is None
     for threshold in (0.25, "calibrated", None):

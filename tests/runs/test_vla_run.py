@@ -12,13 +12,13 @@ from tiny_run import interrupted, run_here, start, table
 
 from rlvlm.core.errors import EXIT_PREEMPTED, JudgeUnavailable, UsageError
 from rlvlm.demonstrations.folder import create_folder
-from rlvlm.envs.config import EnvConfig
+from rlvlm.envs.config import StepEnvConfig
 from rlvlm.envs.registry import make_env
 from rlvlm.policies.vla.build import build_policy
 from rlvlm.policies.vla.tokens import ActionScale
 from rlvlm.runs import build
 from rlvlm.runs.build import answering_judge
-from rlvlm.runs.preflight import check_before_run, notes_of
+from rlvlm.runs.preflight import check_before_run
 from rlvlm.runs.recipes import recipe
 from rlvlm.runs.settings import override
 
@@ -34,9 +34,9 @@ def test_an_evaluation_plays_the_policy_greedily_and_sampled(monkeypatch: pytest
     env = make_env("push_block", config.env, 0)
     scale = ActionScale(low=(-1.0,) * 7, high=(1.0,) * 7, scaled=(True,) * 7)
     monkeypatch.setattr(build, "load_vla", lambda *_: (build_policy(config.policy, env), scale))
-    played_in: list[EnvConfig] = []
+    played_in: list[StepEnvConfig] = []
 
-    def remembered(task: str, env: EnvConfig, seed: int) -> Any:
+    def remembered(task: str, env: StepEnvConfig, seed: int) -> Any:
         played_in.append(env)
         return make_env(task, env, seed)
 
@@ -112,12 +112,12 @@ def test_demonstrations_of_another_task_are_refused_before_anything_starts(tmp_p
 def test_another_judge_than_the_pocket_ones_is_not_shown_their_frames_without_a_word() -> None:
     judged = override(recipe("libero_object/8"), {"reward.source": "judged"})
     attached = override(judged, {"serve.app": "robometer-4b"})
-    assert not notes_of(judged) and "robometer-4b score" in attached.reward_name
-    assert "--reward.flip-images" in notes_of(attached)[0]
-    assert notes_of(override(judged, {"judge.backend": "openai", "judge.model": "some"})) == notes_of(attached)
-    assert not notes_of(override(attached, {"reward.num_frames": 8}))
+    assert not judged.notes() and "robometer-4b score" in attached.reward_name
+    assert "--reward.flip-images" in attached.notes()[0]
+    assert override(judged, {"judge.backend": "openai", "judge.model": "some"}).notes() == attached.notes()
+    assert not override(attached, {"reward.num_frames": 8}).notes()
     elsewhere = override(recipe("push_block"), {"reward.source": "judged", "serve.app": "robometer-4b"})
-    assert not notes_of(elsewhere), "its images are not mirrored"
+    assert not elsewhere.notes(), "its images are not mirrored"
 
 
 @pytest.mark.parametrize("task", ["libero_goal/0", "libero_10/5"])

@@ -21,7 +21,8 @@ from rlvlm.algorithms.policy_gradient.config import chunk_defaults
 from rlvlm.algorithms.sac_pebble.algorithm import SACPebbleConfig
 from rlvlm.algorithms.sac_pebble.config import SACConfig
 from rlvlm.algorithms.sft_config import ChunkSFTConfig
-from rlvlm.envs.config import EnvConfig
+from rlvlm.envs.config import ChunkEnvConfig
+from rlvlm.envs.metaworld.config import MetaWorldConfig
 from rlvlm.policies.vla.config import VLAConfig
 from rlvlm.preferences.config import FeedbackConfig, RewardModelConfig
 from rlvlm.rewards.config import StepRewardConfig
@@ -38,7 +39,10 @@ def sac(device: torch.device, folder: Path, *, model: str, update: str = "by_han
         size_px = 64 if model == "resnet18" else 16
         return (
             SACPebbleConfig()
-            .envs(task="rlvlm.testing:TINY", env_settings=EnvConfig(episode_steps=20, start="random", robot="visible"))
+            .envs(
+                task="rlvlm.testing:TINY",
+                env_settings=MetaWorldConfig(episode_steps=20, start="random", robot="visible"),
+            )
             .learning(sac=SACConfig(hidden=(16, 16), batch_size=16, seed_steps=10, turn_steps=5, update=update))  # type: ignore[arg-type]
             .rewards(
                 reward=StepRewardConfig(**settings),
@@ -72,7 +76,7 @@ def grpo(device: torch.device, folder: Path) -> None:
     """The supervised start, two updates, both kinds of evaluation, a checkpoint."""
     algorithm: Any = (
         PolicyGradientAlgorithmConfig(algo=chunk_defaults())
-        .envs(task="push_block", env_settings=EnvConfig(episode_steps=32))
+        .envs(task="push_block", env_settings=ChunkEnvConfig(episode_steps=32))
         .acting(policy=VLAConfig())
         .learning(
             sft=ChunkSFTConfig(episodes=4, updates=4),

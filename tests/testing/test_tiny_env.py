@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from rlvlm.core.steps import FloatArray, Frames
-from rlvlm.envs.config import EnvConfig
+from rlvlm.envs.config import StepEnvConfig
+from rlvlm.envs.metaworld.config import MetaWorldConfig
 from rlvlm.testing import TinyEnv, check_step_env
 
 BLOCKS = np.array([[0.2, 0.5, block] for block in (0.4, 0.5, 0.6, 0.8)], np.float32)
@@ -27,7 +28,7 @@ def test_the_tiny_image_shows_the_block_where_it_is() -> None:
 @pytest.mark.parametrize("start", ["fixed", "random"])
 @pytest.mark.parametrize("robot", ["hidden", "visible"])
 def test_the_tiny_world_is_an_env(start: Any, robot: Any) -> None:
-    config = EnvConfig(start=start, robot=robot)
+    config = MetaWorldConfig(start=start, robot=robot)
     check_step_env(TinyEnv(config, 0), TinyEnv(config, 0), BLOCKS)
 
 
@@ -81,6 +82,6 @@ class Unseeded(TinyEnv):
     ],
 )
 def test_the_check_finds_broken_envs(broken: type[TinyEnv], complaint: str) -> None:
-    config = EnvConfig(start="random")
+    config = StepEnvConfig(start="random")
     with pytest.raises(AssertionError, match=complaint):
         check_step_env(broken(config, 0), broken(config, 1), BLOCKS)

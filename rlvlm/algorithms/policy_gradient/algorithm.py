@@ -104,7 +104,7 @@ class PolicyGradient(BaseAlgorithm):
         # a judge may look at other images than the policy, e.g. larger ones or from elsewhere
         self._judge_viewer = self._viewer
         drawn = self.config.judge_env
-        if not is_turns and drawn is not None and drawn.look != self._held_out.look:
+        if not is_turns and drawn is not None and drawn.for_evaluation() != self._held_out:
             self._judge_viewer = make_env(self.config.task, drawn.for_evaluation(), self.config.seed)
         # what plays in this process: the learner's own policy, or a copy that takes over the learners' weights
         self._policy: Any = make_policy(self._viewer) if self._learner is None else self._learner.policy

@@ -1,7 +1,6 @@
 """What a policy can do before its first rollout: demonstrations are learned from, or another run's policy is taken."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -35,7 +34,7 @@ def start_replies(config: TokenConfig, policy: VLMPolicy, log: Callable[[str], N
         UsageError: the demonstrations, or the weights, are of no use in this env.
     """
     sft = config.sft
-    slot = make_slot(config.task, replace(config.env_settings, physics="exact"))
+    slot = make_slot(config.task, config.env_settings.for_demonstrations())
     if sft.start_from:
         start = Path(sft.start_from)
         log(f"starting from {start}")

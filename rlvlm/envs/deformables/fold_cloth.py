@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlvlm.core.steps import FloatArray
-from rlvlm.envs.config import EnvConfig
+from rlvlm.envs.config import StepEnvConfig
 from rlvlm.envs.deformables.goals import DEFORMABLE_GOALS
 from rlvlm.envs.mujoco.env import MujocoScene, SceneEnv, SceneState
 from rlvlm.envs.mujoco.renderer import Camera
@@ -112,7 +112,7 @@ class ClothScene(MujocoScene):
     corner, carry it to (x, y) in 15 cm, lower it.
 
     Args:
-        start: of `EnvConfig`; `near` is `random` here.
+        start: of `StepEnvConfig`; `near` is `random` here.
     """
 
     goal = DEFORMABLE_GOALS["fold_cloth"][0]
@@ -192,6 +192,6 @@ def _turn(data: mujoco.MjData) -> NDArray[np.float64]:
     return np.array([[cos, -sin], [sin, cos]])
 
 
-def make_fold_cloth(config: EnvConfig, seed: int) -> SceneEnv:
+def make_fold_cloth(config: StepEnvConfig, seed: int) -> SceneEnv:
     """The task `fold_cloth`."""
     return SceneEnv(ClothScene(config.start), config, seed)

@@ -1,6 +1,6 @@
 """What is to be done in the tasks of this package; imports no simulator, so that tasks can be listed without one."""
 
-from rlvlm.envs.config import EnvConfig
+from rlvlm.envs.config import StepEnvConfig
 
 DEFORMABLE_GOALS = {
     "straighten_rope": ("straighten the blue rope", "the blue rope is straight"),
@@ -16,9 +16,9 @@ DEFORMABLE_GOALS = {
 """By task: the goal phrase of the prompt, and the sentence that is true once it is reached."""
 
 DEFORMABLE_ENVS = {
-    "straighten_rope": EnvConfig(episode_steps=40),
-    "pass_water": EnvConfig(episode_steps=75),
-    "fold_cloth": EnvConfig(episode_steps=1, num_envs=10),
+    "straighten_rope": StepEnvConfig(episode_steps=40),
+    "pass_water": StepEnvConfig(episode_steps=75),
+    "fold_cloth": StepEnvConfig(episode_steps=1, num_envs=10),
 }
 """Episodes as in the paper; a fold is a whole episode."""
 

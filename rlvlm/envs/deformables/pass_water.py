@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlvlm.core.steps import FloatArray
-from rlvlm.envs.config import EnvConfig
+from rlvlm.envs.config import StepEnvConfig
 from rlvlm.envs.deformables.goals import DEFORMABLE_GOALS
 from rlvlm.envs.mujoco.env import MujocoScene, SceneEnv, SceneState
 from rlvlm.envs.mujoco.renderer import Camera
@@ -101,7 +101,7 @@ class WaterScene(MujocoScene):
     inside and outside. Actions [1] are the cup's speed: 8 times 11 mm a step at 1.
 
     Args:
-        start: of `EnvConfig`; `near` is `random` here.
+        start: of `StepEnvConfig`; `near` is `random` here.
     """
 
     goal = DEFORMABLE_GOALS["pass_water"][0]
@@ -164,6 +164,6 @@ def _is_inside(data: mujoco.MjData) -> NDArray[np.bool_]:
     return (abs(x) < _INSIDE / 2) & (abs(y) < _INSIDE / 2) & (0.0 < z) & (z < _HEIGHT)
 
 
-def make_pass_water(config: EnvConfig, seed: int) -> SceneEnv:
+def make_pass_water(config: StepEnvConfig, seed: int) -> SceneEnv:
     """The task `pass_water`."""
     return SceneEnv(WaterScene(config.start), config, seed)

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlvlm.core.steps import FloatArray, Frames
-from rlvlm.envs.config import EnvConfig
+from rlvlm.envs.config import StepEnvConfig
 from rlvlm.envs.deformables.goals import SOFTGYM_GOALS
 from rlvlm.envs.env import StepEnv, check_action
 
@@ -49,7 +49,7 @@ class SoftGymEnv(StepEnv):
         name: in SoftGym's registry, e.g. `RopeFlatten`.
     """
 
-    def __init__(self, config: EnvConfig, seed: int, name: str) -> None:
+    def __init__(self, config: StepEnvConfig, seed: int, name: str) -> None:
         self.goal = SOFTGYM_GOALS[name][0]
         if name not in _simulators:
             _simulators[name] = _Simulator(name)

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlvlm.core.steps import FloatArray
-from rlvlm.envs.config import EnvConfig
+from rlvlm.envs.config import StepEnvConfig
 from rlvlm.envs.deformables.goals import DEFORMABLE_GOALS
 from rlvlm.envs.mujoco.env import MujocoScene, SceneEnv, SceneState
 from rlvlm.envs.mujoco.renderer import Camera
@@ -86,7 +86,7 @@ class RopeScene(MujocoScene):
     change nothing. A move that would leave the window is not made.
 
     Args:
-        start: of `EnvConfig`; `near` is `random` here.
+        start: of `StepEnvConfig`; `near` is `random` here.
     """
 
     goal = DEFORMABLE_GOALS["straighten_rope"][0]
@@ -163,6 +163,6 @@ def _particles(coordinates: NDArray[np.float64]) -> NDArray[np.float64]:
     return coordinates.reshape(_NUM_PARTICLES, 3)
 
 
-def make_straighten_rope(config: EnvConfig, seed: int) -> SceneEnv:
+def make_straighten_rope(config: StepEnvConfig, seed: int) -> SceneEnv:
     """The task `straighten_rope`."""
     return SceneEnv(RopeScene(config.start), config, seed)

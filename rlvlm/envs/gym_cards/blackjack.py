@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlvlm.core.steps import FloatArray, Frames
-from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.env import Outcome, TurnEnv
 from rlvlm.envs.gym_cards.canvas import RANKS, SIDE_PX, SUIT_LETTERS, card_back, card_face, draw_cards, font, table
+from rlvlm.envs.gym_cards.config import CardsConfig
 from rlvlm.envs.gym_cards.games import GAMES
 
 _CARD_PX = (70, 98)
@@ -46,7 +46,7 @@ class Blackjack(TurnEnv):
     picture_px = (SIDE_PX, SIDE_PX)
     grain = 1  # snapshots hold whole numbers
 
-    def __init__(self, config: EnvConfig, seed: int) -> None:
+    def __init__(self, config: CardsConfig, seed: int) -> None:
         self.rules, self.split = config.rules, config.split
         self._max_turns = min(config.episode_steps, _MAX_TURNS)
         self.reset(seed=seed)

@@ -11,8 +11,8 @@ import gymnasium as gym
 import numpy as np
 
 from rlvlm.core.steps import Frames
-from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.gym_cards.blackjack import Blackjack
+from rlvlm.envs.gym_cards.config import CardsConfig
 from rlvlm.envs.gym_cards.games import IDS, OWN_IDS
 from rlvlm.envs.gym_cards.number_line import NumberLine
 from rlvlm.envs.gym_cards.points import PointsGame
@@ -24,8 +24,8 @@ class CardImageEnv(gym.Env[Frames, int]):
 
     Args:
         game: a task of gym-cards, e.g. `number_line`.
-        rules: as of `EnvConfig`.
-        deals: as of `EnvConfig`.
+        rules: as of `CardsConfig`.
+        deals: as of `CardsConfig`.
         render_mode: `rgb_array` or None.
     """
 
@@ -38,7 +38,7 @@ class CardImageEnv(gym.Env[Frames, int]):
         deals: Literal["any", "solvable"] = "any",
         render_mode: str | None = None,
     ) -> None:
-        config = EnvConfig(rules=rules, deals=deals, episode_steps=task_env(game).episode_steps)
+        config = CardsConfig(rules=rules, deals=deals, episode_steps=task_env(game).episode_steps)
         self._env: NumberLine | Blackjack | PointsGame = make_env(game, config, 0)
         self.render_mode = render_mode
         self.action_names = self._env.action_names

@@ -11,9 +11,9 @@ import numpy as np
 from PIL import Image, ImageDraw
 
 from rlvlm.core.steps import FloatArray, Frames
-from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.env import Outcome, TurnEnv
 from rlvlm.envs.gym_cards.canvas import SIDE_PX, font
+from rlvlm.envs.gym_cards.config import CardsConfig
 from rlvlm.envs.gym_cards.games import GAMES
 
 _LAST = 5  # numbers run from 0 to this
@@ -43,7 +43,7 @@ class NumberLine(TurnEnv):
     picture_px = (SIDE_PX, SIDE_PX)
     grain = 1  # snapshots hold whole numbers
 
-    def __init__(self, config: EnvConfig, seed: int) -> None:
+    def __init__(self, config: CardsConfig, seed: int) -> None:
         self.rules, self.split = config.rules, config.split
         self._max_turns = min(config.episode_steps, _MAX_TURNS)
         self.reset(seed=seed)

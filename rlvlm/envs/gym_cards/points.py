@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
 from rlvlm.core.steps import FloatArray, Frames
-from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.env import Outcome, TurnEnv
 from rlvlm.envs.gym_cards.arithmetic import Tokens, completion, legacy_value, prepare, value
 from rlvlm.envs.gym_cards.canvas import RANKS, SIDE_PX, SUIT_LETTERS, card_face, draw_cards, font, table
+from rlvlm.envs.gym_cards.config import CardsConfig
 from rlvlm.envs.gym_cards.games import GAMES
 from rlvlm.envs.gym_cards.search import search
 
@@ -48,7 +48,7 @@ class PointsGame(TurnEnv):
     max_entries: ClassVar[int]
     """With more entries than this the next turn is the last, whatever is written."""
 
-    def __init__(self, config: EnvConfig, seed: int) -> None:
+    def __init__(self, config: CardsConfig, seed: int) -> None:
         self.rules, self.split = config.rules, config.split
         self._max_turns = config.episode_steps
         self._must_be_solvable = config.deals == "solvable"
@@ -232,7 +232,7 @@ class EZPoints(PointsGame):
 
 
 class Points24(PointsGame):
-    """Make 24 from four cards with `+ - * /` and brackets. About 73 % of deals can be solved; see `EnvConfig.deals`."""
+    """Make 24 from four cards with `+ - * /` and brackets. About 73 % of deals can be solved, see `CardsConfig`."""
 
     goal = GAMES["points24"][0]
     num_cards, target, max_entries = 4, 24, 20

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from rlvlm.core.episodes import ChunkStep, Observations
 from rlvlm.core.steps import FloatArray, Frames
-from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.env import ChunkEnv, ChunkEnvs
+from rlvlm.envs.libero.config import LiberoConfig
 from rlvlm.envs.libero.expert import Script, ScriptMemory, has_script
 from rlvlm.envs.libero.scene import CAMERAS, LiberoScene, shared_scene
 from rlvlm.envs.mujoco.env import KEY_GRAIN
@@ -43,7 +43,7 @@ class LiberoEnvs(ChunkEnvs):
         config: time limit, how far things are moved, and the simulation's step.
     """
 
-    def __init__(self, scene: LiberoScene, config: EnvConfig) -> None:
+    def __init__(self, scene: LiberoScene, config: LiberoConfig) -> None:
         self._scene = scene
         self._episode_steps, self._moved_m = config.episode_steps, config.moved
         self._step_s = FAST_STEP_S if config.physics == "fast" else EXACT_STEP_S
@@ -143,7 +143,7 @@ class LiberoEnv(ChunkEnv):
     offset_unit = 0.1
     grain = KEY_GRAIN
 
-    def __init__(self, config: EnvConfig, seed: int, suite: str, number: str) -> None:
+    def __init__(self, config: LiberoConfig, seed: int, suite: str, number: str) -> None:
         ensure_renderer()  # before an hour of training, not after
         self._scene = shared_scene(suite, int(number), config.mesh_cell if config.look == "light" else 0.0)
         self._config = config

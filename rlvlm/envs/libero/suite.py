@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from rlvlm.core.episodes import ChunkStep, Observations
 from rlvlm.core.steps import FloatArray, Frames
-from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.env import FIRST_HELD_OUT_STATE, ChunkEnv, ChunkEnvs
+from rlvlm.envs.libero.config import LiberoConfig
 from rlvlm.envs.libero.env import CHUNK_STEPS, LiberoEnv
 from rlvlm.envs.libero.tasks import SUITES, instruction_of
 
@@ -51,7 +51,7 @@ class LiberoSuite(ChunkEnv):
     num_offsets = 3 * (_LANDMARKS - 1)
     offset_unit = LiberoEnv.offset_unit
 
-    def __init__(self, config: EnvConfig, seed: int, suite: str) -> None:
+    def __init__(self, config: LiberoConfig, seed: int, suite: str) -> None:
         self._config, self._suite = config, suite
         self._num_tasks = len(SUITES[suite])
         self.instructions = tuple(map(instruction_of, SUITES[suite]))

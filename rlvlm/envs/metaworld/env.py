@@ -8,7 +8,7 @@ needed to keep promises of `StepEnv`:
    `start="near"` the object is drawn too, and the hand begins as far from it, and on the same side, as in the paper.
 2. Images leave the robot out (`robot="hidden"`), because the arm covers the object, and never show goal markers.
 3. The camera is the scene's, drawn directly at the size asked for.
-4. The time limit is `EnvConfig.episode_steps` (the stock envs raise an error at step 501), a truncation.
+4. The time limit is `MetaWorldConfig.episode_steps` (the stock envs raise an error at step 501), a truncation.
 5. Observations are float32, and the first one of an episode shows the object where it is: the stock envs report where
    it was in the previous episode, because they do not recompute positions after placing it.
 6. Progress is the share of the distance at the start that is gone, 0 where the object went further away.
@@ -40,8 +40,8 @@ from metaworld.sawyer_xyz_env import SawyerXYZEnv
 from numpy.typing import NDArray
 
 from rlvlm.core.steps import FloatArray
-from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.env import check_action
+from rlvlm.envs.metaworld.config import MetaWorldConfig
 from rlvlm.envs.metaworld.goals import PAPER_GOALS, STOCK_GOALS
 from rlvlm.envs.mujoco.env import MujocoEnv
 from rlvlm.envs.mujoco.renderer import Camera, Renderer
@@ -95,7 +95,7 @@ class MetaWorldEnv(MujocoEnv):
         MachineError: no off-screen renderer works here.
     """
 
-    def __init__(self, scene: MetaWorldTask, config: EnvConfig, seed: int) -> None:
+    def __init__(self, scene: MetaWorldTask, config: MetaWorldConfig, seed: int) -> None:
         super().__init__(scene.goal, 4, config)
         self._scene = scene
         self._shows_robot = config.robot == "visible"
@@ -329,7 +329,7 @@ SWEEP_INTO = MetaWorldTask(
 )
 
 
-def make_paper(config: EnvConfig, seed: int, name: str) -> MetaWorldEnv:
+def make_paper(config: MetaWorldConfig, seed: int, name: str) -> MetaWorldEnv:
     """The task `drawer_open`, `soccer` or `sweep_into`."""
     return MetaWorldEnv({"drawer_open": DRAWER_OPEN, "soccer": SOCCER, "sweep_into": SWEEP_INTO}[name], config, seed)
 
@@ -349,7 +349,7 @@ def _distance(env: SawyerXYZEnv, facts: dict[str, Any]) -> float:
     return object_to_target(env, facts) or 1.0 - float(facts["in_place_reward"])
 
 
-def make_stock(config: EnvConfig, seed: int, name: str) -> MetaWorldEnv:
+def make_stock(config: MetaWorldConfig, seed: int, name: str) -> MetaWorldEnv:
     """The task `metaworld/NAME`, `name` being MetaWorld's own, e.g. `door-open-v3`."""
     scene = MetaWorldTask(env_name=name, goal=STOCK_GOALS[name][0], camera=CAMERA, distance=_distance)
     return MetaWorldEnv(scene, config, seed)

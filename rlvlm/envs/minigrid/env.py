@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from rlvlm.core.errors import UsageError
 from rlvlm.core.steps import FloatArray, Frames
-from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.env import Outcome, TurnEnv
+from rlvlm.envs.minigrid.config import MiniGridConfig
 from rlvlm.envs.minigrid.ids import OTHERS, WITHOUT_EXPERT, family
 from rlvlm.envs.minigrid.missions import read_mission
 from rlvlm.envs.minigrid.planner import LEFT, RIGHT, STEPS, Plan, plan_shortest, plan_subgoals
@@ -45,7 +45,7 @@ class MiniGridTurnEnv(TurnEnv):
     action_names = ("turn left", "turn right", "move forward", "pick up", "drop", "toggle", "done")
     grain = 1  # snapshots hold whole numbers
 
-    def __init__(self, config: EnvConfig, seed: int, name: str) -> None:
+    def __init__(self, config: MiniGridConfig, seed: int, name: str) -> None:
         env = gym.make(name, disable_env_checker=True).unwrapped
         assert isinstance(env, MiniGridEnv)
         self._env, self._name = env, name

@@ -20,12 +20,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlvlm.core.steps import FloatArray, Frames
-from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.env import Outcome, TurnEnv
 from rlvlm.envs.mujoco.env import KEY_GRAIN
 from rlvlm.envs.rendering import ensure_renderer
 from rlvlm.envs.robosuite import words
 from rlvlm.envs.robosuite.arm import EXACT_STEP_S, FAST_STEP_S
+from rlvlm.envs.robosuite.config import PickPlaceConfig
 from rlvlm.envs.robosuite.scene import Doubles, RobosuiteScene, load, silence
 
 CAMERA, SECOND_CAMERA = "robot0_eye_in_hand", "robot0_robotview"
@@ -120,7 +120,7 @@ class PickPlaceCan(TurnEnv):
     action_names = (*_MOVES, *_GRIPPER)
     milestones = MappingProxyType({"grasped": 0.35, "lifted": _LIFTED})
 
-    def __init__(self, config: EnvConfig, seed: int) -> None:
+    def __init__(self, config: PickPlaceConfig, seed: int) -> None:
         ensure_renderer()
         scene = _scenes.get(CAMERA)
         if scene is None:

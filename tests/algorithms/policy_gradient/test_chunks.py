@@ -21,7 +21,8 @@ from rlvlm.core.judging import Clip, Score
 from rlvlm.demonstrations.chunk_form import form_of
 from rlvlm.demonstrations.collect import Perturbation, collect, play_episodes
 from rlvlm.demonstrations.folder import create_folder
-from rlvlm.envs.config import EnvConfig
+from rlvlm.envs.config import ChunkEnvConfig
+from rlvlm.envs.libero.config import LiberoConfig
 from rlvlm.envs.registry import make_env
 from rlvlm.judges.cache import CachedJudge
 from rlvlm.judges.judge import Judge
@@ -91,7 +92,7 @@ def test_rounds_from_demonstrations_to_evaluation(build: Build, tmp_path: Path) 
     assert len(evaluation.episodes) == 5
     assert 0 <= evaluation.metrics[metrics.EVAL_SAMPLED_SUCCESS] <= 1
     algorithm.save_checkpoint(str(tmp_path / "checkpoint"))
-    env = make_env("push_block", EnvConfig(episode_steps=32), 0)
+    env = make_env("push_block", ChunkEnvConfig(episode_steps=32), 0)
     policy, scale = load_vla(tmp_path / "checkpoint", env)
     again = chunk_player(ChunkSampler(policy=policy, env=env, scale=scale)).play(range(1_000_000, 1_000_005))
     for one, other in zip(again, evaluation.episodes, strict=True):
@@ -99,9 +100,9 @@ def test_rounds_from_demonstrations_to_evaluation(build: Build, tmp_path: Path) 
 
 
 def test_a_collected_folder_teaches_what_the_run_would_have_shown_itself(build: Build, tmp_path: Path) -> None:
-    env = make_env("push_block", EnvConfig(episode_steps=32), 0)
+    env = make_env("push_block", ChunkEnvConfig(episode_steps=32), 0)
     form = asdict(form_of(env))
-    settings = asdict(EnvConfig(episode_steps=40))
+    settings = asdict(ChunkEnvConfig(episode_steps=40))
     folder = create_folder(tmp_path / "d", "push_block", "chunks", env=settings, chunks=form)
     collect(env, Perturbation(noise=ChunkSFTConfig().noise), folder, 20, seed=3)
     told: list[str] = []
@@ -141,7 +142,7 @@ def test_a_run_begins_with_the_policy_of_another(build: Build, tmp_path: Path) -
 
 
 def test_a_policy_learns_from_images_that_were_kept_and_refuses_others(build: Build, tmp_path: Path) -> None:
-    env = make_env("push_block", EnvConfig(episode_steps=32), 0)
+    env = make_env("push_block", ChunkEnvConfig(episode_steps=32), 0)
     told: list[str] = []
 
     def folder_of(name: str, task: str = "push_block", **form: object) -> str:
@@ -362,7 +363,7 @@ def test_chunks_may_be_judged_one_by_one(build: Build) -> None:
 @pytest.mark.slow
 def test_judge_and_policy_each_see_their_own_look(local_ray: None) -> None:
     """A pocket policy plays what is drawn lightly, and a large judge is shown the shadows that it knows."""
-    light = EnvConfig(episode_steps=16, look="light", mesh_cell=0.012)
+    light = LiberoConfig(episode_steps=16, look="light", mesh_cell=0.012)
     config = (
         PolicyGradientAlgorithmConfig(algo=chunk_defaults())
         .envs(task="libero_object/0", env_settings=light)

@@ -10,7 +10,7 @@ from rlvlm.algorithms.policy_gradient.config import CriticConfig
 from rlvlm.algorithms.policy_gradient.critic import Critic
 from rlvlm.core import metrics
 from rlvlm.core.episodes import TokenEpisode
-from rlvlm.envs.config import EnvConfig
+from rlvlm.envs.config import ChunkEnvConfig
 from rlvlm.envs.push_block import PushBlock
 from tests.algorithms.policy_gradient.by_hand import scored
 
@@ -18,7 +18,7 @@ SMALL = CriticConfig(hidden=16, steps=60, batch_size=64, episodes=128)
 
 
 def critic(config: CriticConfig = SMALL) -> Critic:
-    env = PushBlock(EnvConfig(episode_steps=32), 0)
+    env = PushBlock(ChunkEnvConfig(episode_steps=32), 0)
     env.snapshot_size = 1
     env.landmarks = lambda snapshots: np.empty((len(snapshots), 0, 2), np.float32)
     return Critic(config, env, seed=0)
@@ -76,7 +76,7 @@ def test_landmarks_show_what_places_hide() -> None:
 
     explained = []
     for is_blind in (False, True):
-        env = PushBlock(EnvConfig(episode_steps=32), 0)
+        env = PushBlock(ChunkEnvConfig(episode_steps=32), 0)
         if is_blind:
             env.landmarks = lambda snapshots: np.empty((len(snapshots), 0, 2), np.float32)
         trained = Critic(replace(SMALL, episodes=300), env, seed=0)

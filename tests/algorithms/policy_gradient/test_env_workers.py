@@ -19,13 +19,13 @@ from rlvlm.algorithms.policy_gradient.env_workers import EnvWorker, WorkerEnvs, 
 from rlvlm.algorithms.sft_config import ChunkSFTConfig
 from rlvlm.core import metrics
 from rlvlm.core.errors import MachineError
-from rlvlm.envs.config import EnvConfig
+from rlvlm.envs.config import ChunkEnvConfig
 from rlvlm.envs.registry import make_env
 from tests.algorithms.policy_gradient.tiny_runs import chunk_config
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
-SETTINGS = EnvConfig(episode_steps=32)
+SETTINGS = ChunkEnvConfig(episode_steps=32)
 PX = 16
 
 

@@ -15,14 +15,14 @@ from rlvlm.algorithms.policy_gradient.learner import TokenLearner
 from rlvlm.algorithms.policy_gradient.player import chunk_player, load_vla
 from rlvlm.algorithms.sft_config import ChunkSFTConfig
 from rlvlm.core import metrics
-from rlvlm.envs.config import EnvConfig
+from rlvlm.envs.config import ChunkEnvConfig
 from rlvlm.envs.registry import make_env
 from rlvlm.policies.vla.config import OpenVLAConfig, VLAConfig
 from rlvlm.rewards.config import ChunkRewardConfig
 from tests.algorithms.policy_gradient.test_learner import sample
 from tests.tiny_openvla import write_openvla
 
-WORLD = EnvConfig(episode_steps=16)
+WORLD = ChunkEnvConfig(episode_steps=16)
 
 
 @pytest.fixture(scope="module")

@@ -24,7 +24,7 @@ from rlvlm.core.episodes import Observations, SampledReply, TokenEpisode
 from rlvlm.core.errors import JudgeUnavailable, UsageError
 from rlvlm.core.judging import Clip, Query, Score, Stamp, Status, Verdict
 from rlvlm.core.steps import FloatArray, Frames, spread
-from rlvlm.envs.config import EnvConfig
+from rlvlm.envs.config import ChunkEnvConfig
 from rlvlm.envs.push_block import PushBlock
 from rlvlm.envs.registry import make_env, task_env
 from rlvlm.judge_bench.asking import Reference, ask
@@ -397,7 +397,7 @@ def test_known_turns_chunks_and_episodes_are_the_benchs(monkeypatch: pytest.Monk
     assert {item.kind for item in known("push_block", 6, True)} == {"turn"}
 
     def unscripted(*colours: str) -> Callable[..., PushBlock]:
-        def make(task: str, config: EnvConfig, seed: int) -> PushBlock:
+        def make(task: str, config: ChunkEnvConfig, seed: int) -> PushBlock:
             env = NoScript(config, seed)
             env.unscripted = colours
             return env

@@ -15,7 +15,7 @@ from rlvlm.core.episodes import Observations, TokenEpisode
 from rlvlm.core.errors import UsageError
 from rlvlm.core.steps import FloatArray, Frames
 from rlvlm.demonstrations.collect import Perturbation, play_episodes
-from rlvlm.envs.config import EnvConfig
+from rlvlm.envs.config import ChunkEnvConfig
 from rlvlm.envs.env import FIRST_HELD_OUT_STATE
 from rlvlm.envs.push_block import PushBlock, PushBlocks, observed
 from rlvlm.policies.vla.build import build_policy
@@ -28,7 +28,7 @@ SCALE = ActionScale(low=(-1.0,) * 6 + (0.0,), high=(1.0,) * 7, scaled=(True,) * 
 
 
 def env(episode_steps: int = 20) -> PushBlock:
-    return PushBlock(EnvConfig(episode_steps=episode_steps), seed=0)
+    return PushBlock(ChunkEnvConfig(episode_steps=episode_steps), seed=0)
 
 
 def policy() -> PocketVLA:
@@ -181,7 +181,7 @@ class HalfScripted(PushBlock):
 
 
 def test_what_has_no_script_is_not_demonstrated_and_told() -> None:
-    one, told = HalfScripted(EnvConfig(episode_steps=32), seed=0), []
+    one, told = HalfScripted(ChunkEnvConfig(episode_steps=32), seed=0), []
     shown = demonstrate(one, ChunkSFTConfig(episodes=6), 0, told.append)
     assert shown.num_episodes == 6
     assert not any(colour in text for text in shown.obs.texts for colour in ("red", "blue"))
@@ -193,7 +193,7 @@ def test_what_has_no_script_is_not_demonstrated_and_told() -> None:
 
 
 def test_a_script_that_only_fails_is_told_soon() -> None:
-    one = PushBlock(EnvConfig(episode_steps=8), seed=0)  # too short for anything
+    one = PushBlock(ChunkEnvConfig(episode_steps=8), seed=0)  # too short for anything
     with pytest.raises(UsageError, match="succeeded in 0 of 20 episodes"):
         demonstrate(one, ChunkSFTConfig(episodes=1_000), 0)
 

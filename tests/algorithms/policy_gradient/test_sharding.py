@@ -21,7 +21,7 @@ from rlvlm.algorithms.policy_gradient.memory_plan import plan, size_of
 from rlvlm.algorithms.policy_gradient.turns import Actor, TurnRunner
 from rlvlm.algorithms.sharding import local, put_buckets
 from rlvlm.core import metrics
-from rlvlm.envs.config import EnvConfig
+from rlvlm.envs.config import ChunkEnvConfig
 from rlvlm.envs.registry import make_env, task_env
 from rlvlm.policies.buckets import Bucket, fill_from_buckets
 from rlvlm.policies.vla.config import OpenVLAConfig, VLAConfig
@@ -66,7 +66,7 @@ def vla(folder: str, learns: str, algo: dict[str, Any]) -> tuple[TokenLearner, l
     settings |= {"adam_eps": 1e-3}  # the gradient of a key bias is rounding errors, of which Adam takes the sign
     config = (
         PolicyGradientAlgorithmConfig(algo=chunk_defaults())
-        .envs(task="push_block", env_settings=EnvConfig(episode_steps=16))
+        .envs(task="push_block", env_settings=ChunkEnvConfig(episode_steps=16))
         .acting(policy=VLAConfig(model=folder, openvla=OpenVLAConfig(image_px=40, lora_rank=2, learns=learns)))  # pyright: ignore[reportArgumentType]
         .learning(algo=chunk_defaults(**(settings | algo)))
         .rewards(reward=ChunkRewardConfig())

@@ -11,7 +11,7 @@ from rlvlm.algorithms.sft_config import ReplySFTConfig
 from rlvlm.algorithms.sft_folders import save_trained, sft_manifest_of, write_sft_manifest
 from rlvlm.core import metrics
 from rlvlm.core.errors import UsageError
-from rlvlm.envs.config import EnvConfig
+from rlvlm.envs.config import ChunkEnvConfig
 from rlvlm.judges.build import build_judge
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.judges.judge import Judge
@@ -256,7 +256,7 @@ def test_a_run_begins_from_what_was_taught_before(make: Any, tmp_path: Path):
     fresh = make(sft=ReplySFTConfig(start_from=str(tmp_path)))
     fresh.prepare(lambda line: None)
     assert_equal_weights(weights(fresh), weights(taught))
-    write_sft_manifest(tmp_path, sft_manifest_of("other", EnvConfig(), PolicyConfig(), ("left", "right")))
+    write_sft_manifest(tmp_path, sft_manifest_of("other", ChunkEnvConfig(), PolicyConfig(), ("left", "right")))
     with pytest.raises(UsageError, match="its actions are not"):
         make(sft=ReplySFTConfig(start_from=str(tmp_path))).prepare(lambda line: None)
     with pytest.raises(UsageError, match="not a folder of demonstrations"):

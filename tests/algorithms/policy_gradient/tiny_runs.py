@@ -7,7 +7,7 @@ from typing import Any
 from rlvlm.algorithms.policy_gradient.algorithm import PolicyGradient, PolicyGradientAlgorithmConfig
 from rlvlm.algorithms.policy_gradient.config import AdvantageConfig, LossConfig, PolicyGradientConfig, chunk_defaults
 from rlvlm.algorithms.sft_config import ChunkSFTConfig, ReplySFTConfig
-from rlvlm.envs.config import EnvConfig
+from rlvlm.envs.config import ChunkEnvConfig
 from rlvlm.envs.registry import task_env
 from rlvlm.policies.vla.config import PocketVLAConfig, VLAConfig
 from rlvlm.policies.vlm.config import PolicyConfig
@@ -38,7 +38,7 @@ def chunk_config(
     """GRPO on push_block with a pocket VLA of a few thousand weights; `algo` are settings of `chunk_defaults`."""
     return (
         PolicyGradientAlgorithmConfig(algo=chunk_defaults())
-        .envs(task=task, env_settings=EnvConfig(episode_steps=episode_steps))
+        .envs(task=task, env_settings=ChunkEnvConfig(episode_steps=episode_steps))
         .acting(policy=VLAConfig(pocket=PocketVLAConfig(**({"image_px": 16, "hidden": 32} | (pocket or {})))))
         .learning(sft=sft or ChunkSFTConfig(episodes=4, updates=4), algo=chunk_defaults(**algo))
         .rewards(reward=reward or TurnRewardConfig(), make_judge=make_judge)

@@ -12,7 +12,8 @@ from rlvlm.algorithms.sac_pebble.algorithm import SACPebbleConfig
 from rlvlm.algorithms.sac_pebble.config import SACConfig
 from rlvlm.core import metrics
 from rlvlm.core.errors import MachineError
-from rlvlm.envs.config import EnvConfig
+from rlvlm.envs.config import StepEnvConfig
+from rlvlm.envs.metaworld.config import MetaWorldConfig
 from rlvlm.envs.registry import Task
 from rlvlm.judge_bench.preflight import JudgeRefused
 from rlvlm.judges.config import JudgeConfig
@@ -41,7 +42,7 @@ def build(local_ray):
     built = []
 
     def make(reward, task="rlvlm.testing:TINY", seed=0, num_envs=2, env=None, feedback=None, reward_model=None, **sac):
-        ours = EnvConfig(episode_steps=20, num_envs=num_envs, start="random", robot="visible")
+        ours = MetaWorldConfig(episode_steps=20, num_envs=num_envs, start="random", robot="visible")
         config = (
             SACPebbleConfig()
             .envs(task=task, env_settings=env or ours)
@@ -184,7 +185,7 @@ def test_a_bonus_of_weight_zero_changes_nothing(build, bonus):
 
 def test_a_judged_run_trains_on_the_judges_word_about_every_new_image(build):
     algorithm = train(build(StepRewardConfig(source="judged")), 3)
-    replay, env = algorithm._learner.replay, TinyEnv(EnvConfig(robot="visible"))
+    replay, env = algorithm._learner.replay, TinyEnv(MetaWorldConfig(robot="visible"))
     brightness = env.draw(replay.transitions(slice(0, 120)).snapshots, 32).mean(axis=(1, 2, 3)) / 255
     np.testing.assert_allclose(replay.rewards.numpy(), 2 * brightness - 1, atol=1e-6)
     assert len(np.unique(brightness)) > 5
@@ -292,7 +293,7 @@ def calibrated(build, teacher):
     return build(
         StepRewardConfig(source="preference", teacher=teacher, model="state"),
         task="cartpole",
-        env=EnvConfig(episode_steps=50, num_envs=2),
+        env=StepEnvConfig(episode_steps=50, num_envs=2),
         feedback=FeedbackConfig(
             first_step=200, every_steps=100, queries=100, simulated=SimulatedTeacherConfig(left=1.0)
         ),
@@ -371,11 +372,11 @@ def test_the_example_of_a_reward_of_ones_own_trains(build, name):
 def test_a_judge_may_be_tried_on_known_pairs_before_it_teaches(build):
     lines = []
     feedback = FeedbackConfig(first_step=100, every_steps=60, queries=10, preflight=30)
-    algorithm = build(PREFERENCE, task="cartpole", feedback=feedback, env=EnvConfig(episode_steps=60))
+    algorithm = build(PREFERENCE, task="cartpole", feedback=feedback, env=StepEnvConfig(episode_steps=60))
     with pytest.raises(
         JudgeRefused, match="the judge .*nearer|the judge .*farther"
     ):  # brightness says nothing of a pole
         algorithm.prepare(lines.append)
     assert lines == ["trying the judge on 30 pairs whose truth is known, in both orders"]
-    untried = build(PREFERENCE, task="cartpole", env=EnvConfig(episode_steps=60))
+    untried = build(PREFERENCE, task="cartpole", env=StepEnvConfig(episode_steps=60))
     assert untried.prepare(lines.append) is False and len(lines) == 1

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from rlvlm.algorithms.sac_pebble.player import EpisodeBuffer, StepsPlayer, to_transitions
-from rlvlm.envs.config import EnvConfig
+from rlvlm.envs.config import StepEnvConfig
 from rlvlm.envs.registry import make_env
 from rlvlm.policies.squashed_gaussian import SquashedGaussian
 from rlvlm.rewards.environment import EnvironmentReward, SuccessReward
@@ -51,7 +51,7 @@ def test_the_tape_forgets_steps_that_no_running_episode_needs():
     ("source", "name"), [(EnvironmentReward(), "true reward"), (SuccessReward(), "learned reward")]
 )
 def test_the_true_reward_is_called_so(source, name) -> None:
-    env = make_env("rlvlm.testing:TINY", EnvConfig(episode_steps=3), 0)
+    env = make_env("rlvlm.testing:TINY", StepEnvConfig(episode_steps=3), 0)
     obs, _ = env.reset(seed=0)
     policy = SquashedGaussian(len(obs), env.action_space.shape[0], (4,))
     (played,) = StepsPlayer(policy, env, source).play([0])

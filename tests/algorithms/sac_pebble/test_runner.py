@@ -7,12 +7,12 @@ from rlvlm.algorithms.sac_pebble.algorithm import SACPebbleConfig
 from rlvlm.algorithms.sac_pebble.dense import flatten
 from rlvlm.algorithms.sac_pebble.runner import Sample, StepEnvRunner, join
 from rlvlm.core.steps import Transitions
-from rlvlm.envs.config import EnvConfig
+from rlvlm.envs.config import StepEnvConfig
 from rlvlm.policies.squashed_gaussian import SquashedGaussian
 from rlvlm.rewards.config import StepRewardConfig
 from rlvlm.testing import TinyEnv
 
-WORLD = EnvConfig(episode_steps=6, num_envs=2)
+WORLD = StepEnvConfig(episode_steps=6, num_envs=2)
 
 
 def make_runner(seed=0, worker_index=0, start="fixed"):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from rlvlm.core.steps import FloatArray, Frames
-from rlvlm.envs.config import EnvConfig
+from rlvlm.envs.config import StepEnvConfig
 from rlvlm.envs.mujoco.env import SceneEnv
 from rlvlm.envs.registry import make_env
 from rlvlm.testing import check_step_env
@@ -13,7 +13,7 @@ CORNER_TO_CORNER = (0.125, -0.125)
 
 
 def make(seed: int = 0, **fields: Any) -> SceneEnv:
-    env = make_env("fold_cloth", EnvConfig(**({"episode_steps": 1} | fields)), seed)
+    env = make_env("fold_cloth", StepEnvConfig(**({"episode_steps": 1} | fields)), seed)
     assert isinstance(env, SceneEnv)
     return env
 

@@ -3,7 +3,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlvlm.envs.config import EnvConfig
+from rlvlm.envs.config import StepEnvConfig
 from rlvlm.envs.mujoco.env import SceneEnv
 from rlvlm.envs.registry import make_env
 from rlvlm.testing import check_step_env
@@ -13,7 +13,7 @@ BALLS = slice(1, None)
 
 
 def make(seed: int = 0, **fields: Any) -> SceneEnv:
-    env = make_env("pass_water", EnvConfig(**({"episode_steps": 75} | fields)), seed)
+    env = make_env("pass_water", StepEnvConfig(**({"episode_steps": 75} | fields)), seed)
     assert isinstance(env, SceneEnv)
     return env
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlvlm.envs.config import EnvConfig
+from rlvlm.envs.config import StepEnvConfig
 from rlvlm.envs.deformables.softgym import SoftGymEnv
 from rlvlm.envs.registry import task_names
 from rlvlm.testing import check_step_env
@@ -21,7 +21,7 @@ def importable(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def make(**fields: Any) -> SoftGymEnv:
-    return SoftGymEnv(EnvConfig(**({"episode_steps": 20} | fields)), 0, "RopeFlatten")
+    return SoftGymEnv(StepEnvConfig(**({"episode_steps": 20} | fields)), 0, "RopeFlatten")
 
 
 def test_a_step_by_hand() -> None:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from rlvlm.core.steps import FloatArray
-from rlvlm.envs.config import EnvConfig
+from rlvlm.envs.config import StepEnvConfig
 from rlvlm.envs.deformables.straighten_rope import draw_curve
 from rlvlm.envs.mujoco.env import SceneEnv
 from rlvlm.envs.registry import make_env
@@ -12,7 +12,7 @@ from rlvlm.testing import check_step_env
 
 
 def make(seed: int = 0, **fields: Any) -> SceneEnv:
-    env = make_env("straighten_rope", EnvConfig(**({"episode_steps": 40} | fields)), seed)
+    env = make_env("straighten_rope", StepEnvConfig(**({"episode_steps": 40} | fields)), seed)
     assert isinstance(env, SceneEnv)
     return env
 

@@ -4,8 +4,8 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.gym_cards.blackjack import Blackjack, total
+from rlvlm.envs.gym_cards.config import CardsConfig
 from rlvlm.envs.registry import make_env
 
 STAND, HIT = '{"action": "stand"}', '{"action": "hit"}'
@@ -16,7 +16,7 @@ def cards(*ranks: int) -> np.ndarray:
 
 
 def dealt(dealer: np.ndarray, player: np.ndarray) -> Blackjack:
-    env = make_env("blackjack", EnvConfig(), 0)
+    env = make_env("blackjack", CardsConfig(), 0)
     env.set_state(env.get_state() | {"dealer": dealer, "player": player})
     return env
 
@@ -41,7 +41,7 @@ def test_a_hit_that_is_survived_earns_nothing_and_an_unreadable_reply_costs_a_te
 
 
 def win_rate(choose, hands: int) -> float:
-    env = make_env("blackjack", EnvConfig(), 0)
+    env = make_env("blackjack", CardsConfig(), 0)
     wins = 0
     for seed in range(hands):
         env.reset(seed=seed)
@@ -60,7 +60,7 @@ def test_win_rates_are_those_of_the_reference() -> None:
 
 
 def test_the_cards_lie_where_the_reference_draws_them() -> None:
-    env = make_env("blackjack", EnvConfig(), 0)
+    env = make_env("blackjack", CardsConfig(), 0)
     snapshot = np.zeros((1, 44), np.float32)
     snapshot[0, :6] = [5, 0, 7, 1, 12, 3]
     frame = env.draw(snapshot)[0]
@@ -76,7 +76,7 @@ def test_the_fifth_card_shows() -> None:
     hands = np.zeros((2, 44), np.float32)
     hands[:, :14] = [5, 0, 2, 0, 2, 1, 2, 2, 2, 3, 3, 0, 0, 0]
     hands[1, 10] = 4
-    looks = {rules: make_env("blackjack", EnvConfig(rules=rules), 0).draw(hands) for rules in ("mended", "legacy")}
+    looks = {rules: make_env("blackjack", CardsConfig(rules=rules), 0).draw(hands) for rules in ("mended", "legacy")}
     assert (looks["mended"][0] != looks["mended"][1]).any()
     assert (looks["legacy"][0] == looks["legacy"][1]).all()
 

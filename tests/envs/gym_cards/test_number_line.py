@@ -1,6 +1,6 @@
 import numpy as np
 
-from rlvlm.envs.config import EnvConfig
+from rlvlm.envs.gym_cards.config import CardsConfig
 from rlvlm.envs.gym_cards.number_line import NumberLine
 from rlvlm.envs.registry import make_env
 
@@ -8,7 +8,7 @@ MINUS, PLUS = '{"action": "-"}', '{"action": "+"}'
 
 
 def at(current: int, target: int, **fields) -> NumberLine:
-    env = make_env("number_line", EnvConfig(**fields), 0)
+    env = make_env("number_line", CardsConfig(**fields), 0)
     state = env.get_state()
     env.set_state(state | {"numbers": np.array([current, target, abs(target - current), 0])})
     return env
@@ -33,7 +33,7 @@ def test_a_move_against_the_end_and_an_unreadable_reply_cost_one_and_ten_turns_a
 
 
 def test_the_expert_never_wastes_a_move() -> None:
-    env = make_env("number_line", EnvConfig(), 0)
+    env = make_env("number_line", CardsConfig(), 0)
     for seed in range(100):
         env.reset(seed=seed)
         total, terminated, turns = 0.0, False, 0
@@ -45,7 +45,7 @@ def test_the_expert_never_wastes_a_move() -> None:
 
 
 def test_the_numbers_stand_where_the_reference_writes_them() -> None:
-    env = make_env("number_line", EnvConfig(), 0)
+    env = make_env("number_line", CardsConfig(), 0)
     frames = env.draw(np.array([[0, 0], [5, 0], [0, 5]], np.float32))
     changed = [np.argwhere((frames[0] != frame).any(-1)) for frame in frames[1:]]
     assert 180 <= changed[0][:, 0].min() < changed[0][:, 0].max() < 220, "the current number, in the lower line"

@@ -5,13 +5,13 @@ import time
 import numpy as np
 import pytest
 
-from rlvlm.envs.config import EnvConfig
+from rlvlm.envs.gym_cards.config import CardsConfig
 from rlvlm.envs.gym_cards.points import PointsGame
 from rlvlm.envs.registry import make_env
 
 
 def dealt(task: str, ranks: list[int], **fields) -> PointsGame:
-    env = make_env(task, EnvConfig(**fields), 0)
+    env = make_env(task, CardsConfig(**fields), 0)
     cards = np.array([[rank, place % 4] for place, rank in enumerate(ranks)])
     env.set_state(env.get_state() | {"cards": cards})
     return env
@@ -85,16 +85,16 @@ def play(env: PointsGame, seed: int) -> float:
 
 @pytest.mark.slow
 def test_the_expert_wins_what_can_be_won() -> None:
-    assert {play(make_env("ez_points", EnvConfig(), 0), seed) for seed in range(100)} == {10.0}
-    env = make_env("points24", EnvConfig(), 0)
+    assert {play(make_env("ez_points", CardsConfig(), 0), seed) for seed in range(100)} == {10.0}
+    env = make_env("points24", CardsConfig(), 0)
     share = np.mean([play(env, seed) == 10.0 for seed in range(300)])
     assert share == pytest.approx(0.731, abs=0.08), "the share of hands that can be solved, simulated with other code"
-    env = make_env("points24", EnvConfig(deals="solvable"), 0)
+    env = make_env("points24", CardsConfig(deals="solvable"), 0)
     assert {play(env, seed) for seed in range(50)} == {10.0}
 
 
 def test_deals_are_those_of_the_reference() -> None:
-    env, sums, firsts = make_env("ez_points", EnvConfig(), 0), 0, np.zeros(14)
+    env, sums, firsts = make_env("ez_points", CardsConfig(), 0), 0, np.zeros(14)
     for _ in range(2_000):
         env.reset()
         numbers = np.minimum(env._cards[:, 0], 10)
@@ -132,7 +132,7 @@ def test_cards_and_formula_are_where_the_reference_draws_them() -> None:
         ("ez_points", [5, 153], (135, 189), 258),
         ("points24", [5, 78, 152, 226], (67, 93), 240),
     ):
-        env = make_env(task, EnvConfig(), 0)
+        env = make_env(task, CardsConfig(), 0)
         hands = [np.zeros(env.snapshot_size, np.float32) for _ in range(3)]
         for hand in hands:
             hand[: 2 * len(xs)] = [5, 0] * len(xs)
@@ -149,7 +149,7 @@ def test_cards_and_formula_are_where_the_reference_draws_them() -> None:
 
 
 def test_a_long_formula_stays_in_the_image() -> None:
-    env = make_env("points24", EnvConfig(), 0)
+    env = make_env("points24", CardsConfig(), 0)
     snapshot = env.snapshot()
     snapshot[8:] = 11
     shorter = snapshot.copy()

@@ -13,8 +13,8 @@ import pytest
 
 from rlvlm.core.errors import MachineError, UsageError
 from rlvlm.envs.check import check_chunk_env
-from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.env import FIRST_HELD_OUT_STATE
+from rlvlm.envs.libero.config import LiberoConfig
 from rlvlm.envs.libero.env import LiberoEnv, to_robosuite
 from rlvlm.envs.libero.tasks import SUITES, instruction_of
 from rlvlm.envs.registry import find_task, full_name, task_goal
@@ -26,7 +26,7 @@ OPEN, CLOSE = 1.0, 0.0
 
 def make(**changes: object) -> LiberoEnv:
     settings = {"episode_steps": 40, "look": "light"} | changes
-    return LiberoEnv(EnvConfig(**settings), 0, "libero_object", "0")  # pyright: ignore[reportArgumentType]
+    return LiberoEnv(LiberoConfig(**settings), 0, "libero_object", "0")  # pyright: ignore[reportArgumentType]
 
 
 @pytest.fixture(scope="module")
@@ -150,7 +150,7 @@ def test_success_is_the_benchmarks(env: LiberoEnv, plays_on: bool) -> None:
     ("suite", "number"), [("libero_goal", "7"), ("libero_goal", "0"), ("libero_90", "0"), ("libero_10", "6")]
 )
 def test_the_script_turns_a_knob_opens_and_shuts_a_drawer_and_puts_beside(suite: str, number: str) -> None:
-    one = LiberoEnv(EnvConfig(episode_steps=220, moved=0.02), 0, suite, number)
+    one = LiberoEnv(LiberoConfig(episode_steps=220, moved=0.02), 0, suite, number)
     one.reset(options={"state_id": FIRST_HELD_OUT_STATE})
     rng, success, ended = np.random.default_rng(0), False, False
     while not ended:
@@ -268,7 +268,7 @@ def test_the_benchmarks_look_is_that_of_its_own_renderer(tmp_path: Path) -> None
     theirs = np.load(tmp_path / "theirs.npz")
     apart = {}
     for look in ("auto", "light"):
-        env = LiberoEnv(EnvConfig(look=look), 0, suite, str(number))
+        env = LiberoEnv(LiberoConfig(look=look), 0, suite, str(number))
         env._scene.model.body_pos[:], env._scene.model.body_quat[:] = theirs["body_pos"], theirs["body_quat"]
         ours = np.concatenate([env.draw(theirs["qpos"][None].astype(np.float32), 256, one) for one in env.cameras])
         turned = theirs["images"][:, ::-1, ::-1].astype(int)  # OpenGL's lowest row is their first
@@ -352,7 +352,7 @@ def test_scenes_that_nobody_played_have_the_arm_of_one_moment_among_the_things_o
 
 @pytest.mark.slow
 def test_a_knob_that_is_turned_shows_in_the_landmarks() -> None:
-    stove = LiberoEnv(EnvConfig(episode_steps=40), 0, "libero_goal", "7")
+    stove = LiberoEnv(LiberoConfig(episode_steps=40), 0, "libero_goal", "7")
     scene = stove._scene
     assert scene.goals == [["turnon", "flat_stove_1"]]
     before = stove.snapshot()

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from rlvlm.envs.check import check_chunk_env
-from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.env import FIRST_HELD_OUT_STATE
 from rlvlm.envs.libero import suite as module
+from rlvlm.envs.libero.config import LiberoConfig
 from rlvlm.envs.libero.env import LiberoEnv
 from rlvlm.envs.libero.suite import LiberoSuite
 from rlvlm.envs.registry import find_task, make_env, task_goal
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow
 
 
 def make(**changes: object) -> LiberoSuite:
-    config = EnvConfig(**{"episode_steps": 12, "moved": 0.02, "look": "light"} | changes)  # pyright: ignore[reportArgumentType]
+    config = LiberoConfig(**{"episode_steps": 12, "moved": 0.02, "look": "light"} | changes)  # pyright: ignore[reportArgumentType]
     return make_env("libero_object", config, 0)
 
 
@@ -40,7 +40,7 @@ def test_an_episode_is_that_of_its_task(suite: LiberoSuite) -> None:
     obs, info = suite.reset(options={"state_id": 17})
     alone = suite.member(7)
     assert (info["state_id"], obs.texts[0]) == (17, task_goal("libero_object/7"))
-    one, _ = make_env("libero_object/7", EnvConfig(episode_steps=12, moved=0.02), 0).reset(options={"state_id": 1})
+    one, _ = make_env("libero_object/7", LiberoConfig(episode_steps=12, moved=0.02), 0).reset(options={"state_id": 1})
     assert np.array_equal(obs.snapshots[0, 1 : 1 + alone.snapshot_size], one.snapshots[0])
     assert np.array_equal(suite.draw(obs.snapshots, 32), alone.draw(one.snapshots, 32))
     other, _ = suite.reset(options={"state_id": 18})

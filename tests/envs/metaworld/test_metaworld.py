@@ -10,8 +10,8 @@ from metaworld.policies import SawyerDrawerOpenV3Policy
 
 from rlvlm.core.errors import NumericsError
 from rlvlm.core.steps import FloatArray
-from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.images import FrameStore
+from rlvlm.envs.metaworld.config import MetaWorldConfig
 from rlvlm.envs.metaworld.env import MetaWorldEnv
 from rlvlm.envs.metaworld.goals import STOCK_GOALS
 from rlvlm.envs.registry import find_task, make_env, task_goal
@@ -25,7 +25,7 @@ OBJECT_XY, GOAL_X = slice(9, 11), 16
 
 def make(task: str = "drawer_open", seed: int = 0, **fields: Any) -> MetaWorldEnv:
     stock = {"episode_steps": 25, "robot": "visible"} if task.startswith("metaworld/") else {}
-    env = make_env(task, EnvConfig(**(stock | fields)), seed)
+    env = make_env(task, MetaWorldConfig(**(stock | fields)), seed)
     assert isinstance(env, MetaWorldEnv)
     return env
 

@@ -9,7 +9,7 @@ from minigrid.core.grid import Grid
 from minigrid.core.world_object import Ball, Door, Key
 
 from rlvlm.core.errors import UsageError
-from rlvlm.envs.config import EnvConfig
+from rlvlm.envs.minigrid.config import MiniGridConfig
 from rlvlm.envs.minigrid.env import MiniGridTurnEnv
 from rlvlm.envs.minigrid.ids import IDS, SHORT_NAMES
 from rlvlm.envs.minigrid.missions import read_mission
@@ -20,7 +20,7 @@ LEFT, RIGHT, FORWARD, PICK_UP, DROP, TOGGLE, DONE = range(7)
 
 
 def made(task: str, seed: int = 0, **fields) -> MiniGridTurnEnv:
-    return make_env(task, EnvConfig(**({"episode_steps": task_env(task).episode_steps} | fields)), seed)
+    return make_env(task, MiniGridConfig(**({"episode_steps": task_env(task).episode_steps} | fields)), seed)
 
 
 def test_an_empty_room_worked_by_hand() -> None:

@@ -5,13 +5,13 @@ import pytest
 
 from rlvlm.envs import push_block as table
 from rlvlm.envs.check import check_chunk_env
-from rlvlm.envs.config import EnvConfig
+from rlvlm.envs.config import ChunkEnvConfig
 from rlvlm.envs.env import SyncChunkEnvs
 from rlvlm.envs.push_block import PushBlock
 
 
 def make(episode_steps: int = 32, plays_on: bool = False) -> PushBlock:
-    return PushBlock(EnvConfig(episode_steps=episode_steps, plays_on=plays_on), seed=0)
+    return PushBlock(ChunkEnvConfig(episode_steps=episode_steps, plays_on=plays_on), seed=0)
 
 
 def test_a_push_by_hand() -> None:
@@ -89,7 +89,7 @@ def test_an_episode_stops_at_success_in_the_middle_of_a_chunk_or_plays_on_and_is
     other = make(episode_steps=20, plays_on=True)
     other.set_state(half)
     assert other.step(chunk)[1] == 0.0, "it remembers that it was rewarded"
-    assert not EnvConfig(plays_on=True).for_evaluation().plays_on
+    assert not ChunkEnvConfig(plays_on=True).for_evaluation().plays_on
 
 
 def test_only_the_colours_tell_which_block_is_asked_for() -> None:

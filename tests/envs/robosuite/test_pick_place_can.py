@@ -5,14 +5,14 @@ import numpy as np
 import pytest
 
 from rlvlm.envs.check import check_turn_env
-from rlvlm.envs.config import EnvConfig
+from rlvlm.envs.robosuite.config import PickPlaceConfig
 from rlvlm.envs.robosuite.pick_place_can import PickPlaceCan
 
 pytestmark = pytest.mark.slow
 
 
 def make(**changes: object) -> PickPlaceCan:
-    return PickPlaceCan(EnvConfig(**({"episode_steps": 120} | changes)), 0)  # pyright: ignore[reportArgumentType]
+    return PickPlaceCan(PickPlaceConfig(**({"episode_steps": 120} | changes)), 0)  # pyright: ignore[reportArgumentType]
 
 
 @pytest.fixture(scope="module")
@@ -108,7 +108,7 @@ def test_things_that_fall_far_away_make_no_new_image(env: PickPlaceCan) -> None:
 
 
 def test_fast_physics_is_for_training_alone(env: PickPlaceCan) -> None:
-    fast = EnvConfig(episode_steps=9, physics="fast")
+    fast = PickPlaceConfig(episode_steps=9, physics="fast")
     assert fast.for_evaluation().physics == "exact"
     ends = []
     for config in (fast, fast.for_evaluation()):

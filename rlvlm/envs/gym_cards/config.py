@@ -1,0 +1,14 @@
+"""Settings of gym-cards."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from rlvlm.envs.config import TurnEnvConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class CardsConfig(TurnEnvConfig):
+    """gym-cards."""
+
+    deals: Literal["any", "solvable"] = "any"
+    """Of games that may be impossible to win: any hand, as the reference deals, or solvable ones only."""

@@ -1,0 +1,47 @@
+"""Settings of envs on robosuite, and what LIBERO's share with them."""
+
+from dataclasses import dataclass, replace
+from typing import Literal, Self
+
+from rlvlm.core.checks import check_interval, check_least
+from rlvlm.envs.config import EnvConfig, TurnEnvConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class PhysicsConfig(EnvConfig):
+    """What every env on robosuite has, whatever its kind."""
+
+    physics: Literal["exact", "fast"] = "exact"
+    """While training. exact: the benchmark's 2 ms steps; fast: 5 ms, twice the speed and slightly other movements.
+    Evaluations and demonstrations are always exact."""
+
+    def for_demonstrations(self) -> Self:
+        """See `EnvConfig`: with exact physics."""
+        return replace(super().for_demonstrations(), physics="exact")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PickPlaceConfig(TurnEnvConfig, PhysicsConfig):
+    """robosuite in turns."""
+
+    shows_text: bool = False
+    """Whether the prompt states where the hand is."""
+    move_ticks: int = 4
+    """Control ticks, of 50 ms, that a move of the hand goes on for, >= 1. The reference has 1, and episodes of hundreds
+    of turns."""
+    second_view: bool = False
+    """Whether the image shows, to the right of what the wrist sees, the bin from the robot's base. From the start the
+    wrist does not see four cans in ten."""
+    view_px: int = 256
+    """Side of each view, pixels, in [32, 1024]. The reference has 256; half of that takes two thirds of the time to
+    draw."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_least(self, "env", 1, "move_ticks")
+        check_interval(self, "env", "[32, 1024]", "view_px")
+        if self.split != "all" or self.prompt:
+            raise ValueError(
+                f"env.split {self.split} and env.prompt {self.prompt or 'empty'}: the can lies anywhere, so no starts "
+                "are held out, and the words of this prompt are fixed; leave both out"
+            )
