@@ -23,7 +23,7 @@ from typing import Any
 import tyro
 
 from rlvlm.judge_bench.prediction import COLUMNS, SHARES, read_curve, worth_of
-from rlvlm.reports.judge_figures import draw_success
+from rlvlm.reports.bench_figures import draw_success
 from rlvlm.runs.plots import save
 
 PAIRS = [

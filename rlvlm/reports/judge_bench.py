@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+from matplotlib.figure import Figure
 
 from rlvlm.core.console.signals import StopRequest
 from rlvlm.core.console.tables import plain_console, plain_table
@@ -29,19 +30,18 @@ from rlvlm.judges.cache import CachedJudge
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.judges.judge import Judge
 from rlvlm.labels.store import LabelStore
-from rlvlm.reports.judge_figures import draw_success
+from rlvlm.reports.bench_figures import ASKED_FOR, draw_bench
 from rlvlm.runs.folder import find_folder
 from rlvlm.runs.in_python import StepPolicy, load_policy
-from rlvlm.runs.plots import to_png
+from rlvlm.runs.plots import to_svg
 from rlvlm.runs.records import encode_png
 from rlvlm.templates import inline, render
 
 TASK_HEADS = ("pairs right", "undecided", "order kept", "AUC of success", "VOC")
 """Columns of the tables with a line per task."""
-GRADE_HEADS = ("task", "asked for", "worth", "for training", "expected success")
-"""Columns of the table that says whether to train."""
+GRADE_HEADS = ("task", "asked for", "for training", "worth", "expected success")
+"""Columns of the table that says whether to train; the grade stands where a phone shows it."""
 _TAKEN = {"assumed": "all are taken for successes", "none": "none is taken for a success"}
-_ASKED_FOR = {"pairs": "comparisons", "scores": "scores"}
 MAX_WORST = 8
 """Wrong answers shown of each kind."""
 _CARD_PX = 160
@@ -128,8 +128,8 @@ def bench_judge(  # noqa: PLR0913 - the command's options
     write_json(out / ROW_FILE, row)
     lines = [json.dumps(_plain(asdict(one))) for one in found.rows()[1]]
     write_whole(out / "answers.jsonl", "".join(f"{line}\n" for line in lines))
-    picture = to_png(draw_success(curve_runs, predictions)) if predictions and curve_runs else b""
-    write_whole(out / "bench.html", bench_page(row, worst, picture))
+    pictures = draw_bench(row, predictions, curve_runs, *found.rows())
+    write_whole(out / "bench.html", bench_page(row, worst, *pictures))
     print_row(row)
     console.print(f"\nrow, answers and page: {out / 'bench.html'}")
     return EXIT_PREEMPTED if stop else EXIT_DONE
@@ -158,7 +158,7 @@ def print_row(row: Mapping[str, Any]) -> None:
     console.print(f"\n{_name(row)} on {row['bench']['suite']}", style="bold")
     if not row["bench"]["is_whole"]:
         console.print("stopped before the end: the figures below cover the answers given until then")
-    facts = [(name, cell) for name, cell in cells(row).items() if cell != "-"]
+    facts = [fact for table in cells(row).values() for fact in table.items() if fact[1] != "-"]
     console.print(plain_table(("", ""), facts, words=("",)))
     console.print(plain_table(("task", *TASK_HEADS), task_lines(row), words=("task",)))
     for fault in row["faults"]:
@@ -184,7 +184,7 @@ def grade_lines(row: Mapping[str, Any]) -> list[tuple[str, ...]]:
         if one.success is not None:
             success = f"{one.success:.2f} ({one.low:.2f} to {one.high:.2f}), from {one.before:.2f}, {one.count} runs"
         worth = f"{100 * one.worth:.0f} % ({100 * one.worth_low:.0f} to {100 * one.worth_high:.0f})"
-        found.append((one.task, _ASKED_FOR[one.kind], worth, one.grade, success))
+        found.append((one.task, ASKED_FOR[one.kind], one.grade, worth, success))
     return found
 
 
@@ -200,7 +200,7 @@ def grade_notes(row: Mapping[str, Any]) -> list[str]:
     ]
     if any(one["grade"] == "can be fooled" for one in row["prediction"]):
         notes.append("Can be fooled: it pays for what a policy can do without reaching the goal, see its faults.")
-    for kind, name in _ASKED_FOR.items():
+    for kind, name in ASKED_FOR.items():
         grades = ("probably good enough", "uncertain", "probably too weak")  # the others do not rest on other tasks
         ones = [one for one in row["prediction"] if one["kind"] == kind and one["success"] is None]
         ones = [one for one in ones if one["grade"] in grades]
@@ -230,14 +230,14 @@ def _name(row: Mapping[str, Any]) -> str:
     return " ".join(filter(None, (judge["judge"], judge["prompt"])))
 
 
-def cells(row: Mapping[str, Any]) -> dict[str, str]:
-    """A row's figures as text by what they are; `-` where nothing was asked."""
+def cells(row: Mapping[str, Any]) -> dict[str, dict[str, str]]:
+    """A row's figures as text by what they are, table by table; `-` where nothing was asked."""
     pairs, scores, cost = (row["figures"][name] for name in ("pairs", "scores", "cost"))
     # [10, 3] right, wrong and the rest of the pairs whose gap lies in each tenth, the hardest first
     bins = np.array(pairs.get("by_difficulty", np.zeros((10, 3))))
     hard, easy = bins[:3].sum(0), bins[7:].sum(0)
     false = scores.get("false_positives", {})
-    return {
+    compared = {
         PAIR_NAMES["accuracy"]: share_cell(pairs.get("accuracy")),
         "  the hardest, gaps below 0.3": _plain_share(hard[0], hard[0] + hard[1]),
         "  the easiest, from 0.7 on": _plain_share(easy[0], easy[0] + easy[1]),
@@ -248,6 +248,8 @@ def cells(row: Mapping[str, Any]) -> dict[str, str]:
         "chooses between equal images": share_cell(pairs.get("same_image")),
         "same label for another task": share_cell(pairs.get("other_task")),
         PAIR_NAMES["ece"]: number_cell(pairs.get("ece")),
+    }
+    scored = {
         SCORE_NAMES["auc"]: number_cell(scores.get("auc")),
         "best threshold": number_cell(scores.get("threshold")),
         SCORE_NAMES["ece"]: number_cell(scores.get("ece")),
@@ -256,12 +258,15 @@ def cells(row: Mapping[str, Any]) -> dict[str, str]:
         **{f"still a success: {case}": share_cell(value) for case, value in scores.get("kept", {}).items()},
         "VOC, order along an episode": number_cell(scores.get("voc")),
         "rank correlation with progress": number_cell(scores.get("progress")),
+    }
+    spent = {
         "answers per second": number_cell(cost["answers_per_s"], 3),
         "tokens per answer": number_cell(cost["tokens"], 0),
         "USD per 1,000 answers": number_cell(cost["usd_per_1000"]),
         "memory": f"{cost['memory_bytes'] / 2**30:.1f} GiB",
         "memory of the GPU": "-" if not cost["gpu_bytes"] else f"{cost['gpu_bytes'] / 2**30:.1f} GiB",
     }
+    return {"comparisons": compared, "scores": scored, "cost": spent}
 
 
 def task_lines(row: Mapping[str, Any]) -> list[tuple[str, ...]]:
@@ -347,9 +352,11 @@ class WorstAnswers:
         }
 
 
-def bench_page(row: Mapping[str, Any], worst: WorstAnswers, success: bytes) -> str:
-    """The page's HTML: the figures and faults of `summarise`, and the worst answers with their images. `success` is a
-    PNG of the success to expect, as the judge's answers are worth; empty where nothing is known.
+def bench_page(
+    row: Mapping[str, Any], worst: WorstAnswers, teaches: Mapping[str, Figure], answered: Mapping[str, Figure]
+) -> str:
+    """The page's HTML: the figures and faults of `summarise`, the images of `draw_bench` by what they show, and the
+    worst answers with theirs.
     """
     bins = row["figures"]["pairs"].get("by_difficulty", [])
     difficulty = [
@@ -360,13 +367,18 @@ def bench_page(row: Mapping[str, Any], worst: WorstAnswers, success: bytes) -> s
     return render(
         "judge_bench.html.j2",
         title=f"{_name(row)} on {row['bench']['suite']}",
-        facts=[(name, cell) for name, cell in cells(row).items() if cell != "-"],
+        facts={
+            name: [fact for fact in table.items() if fact[1] != "-"]
+            for name, table in cells(row).items()
+            if set(table.values()) != {"-"}
+        },
         faults=row["faults"],
         ways=[way_of_asking(way) for way in row["remedies"]],
         grade_heads=GRADE_HEADS,
         grades=grade_lines(row),
         grade_notes=grade_notes(row),
-        success=inline(success) if success else "",
+        teaches=[(name, inline(to_svg(figure), "svg+xml")) for name, figure in teaches.items()],
+        answered=[(name, inline(to_svg(figure), "svg+xml")) for name, figure in answered.items()],
         is_whole=row["bench"]["is_whole"],
         left_out=row["bench"]["left_out"],
         truth=row["bench"].get("truth", {}),
@@ -414,7 +426,7 @@ def compare_benches(paths: Sequence[Path]) -> int:
     # a figure of all tasks together says nothing where one judge was asked about easier ones
     common = [task for task in rows[0]["tasks"] if all(task in row["tasks"] for row in rows)]
     if all(row["tasks"].keys() == rows[0]["tasks"].keys() for row in rows):
-        tables = [cells(row) for row in rows]
+        tables = [{name: cell for table in cells(row).values() for name, cell in table.items()} for row in rows]
         names = dict.fromkeys(name for table in tables for name in table)
         heads = ("", *(f"{_name(row)[:40]} [{number}]" for number, row in enumerate(rows, start=1)))
         lines = [(name, *(table.get(name, "-") for table in tables)) for name in names]

@@ -1,6 +1,6 @@
 """The images of a judge report, each with every source side by side."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from rlvlm.core.steps import FloatArray
 from rlvlm.judge_bench.figures import Floats, confidences, share
 from rlvlm.judge_bench.items import NUM_BINS
-from rlvlm.judge_bench.prediction import ExpectedSuccess, fit_curves
 from rlvlm.judges.agreement import Reliability, calibration_error, reliability
 from rlvlm.preferences.config import THEIR_TASKS
 from rlvlm.preferences.teachers import SHARES
@@ -61,7 +60,7 @@ def draw_difficulty(sources: Sequence[Recorded]) -> Figure:
         stack_shares(axes, shares, COLOURS)
         for place, total in enumerate(totals):
             axes.text(place, 102, f"{total:,}", ha="center", va="bottom", fontsize=8, color="#6b7a80")
-        axes.set_title(f"{_short(source.name)}: {totals.sum():,} answers", pad=18)
+        axes.set_title(f"{shorten(source.name)}: {totals.sum():,} answers", pad=18)
     for axes, task in zip(rows[len(known) :, 0], tasks, strict=True):
         known_shares = zip(("correct", "incorrect", "no preference"), SHARES[task].T, strict=True)
         theirs: dict[str, FloatArray] = dict(known_shares)
@@ -91,40 +90,13 @@ def draw_accuracy(sources: Sequence[Recorded]) -> Figure:
         values, low, high = (100 * each for each in shares_of(counts["correct"], checked))
         if checked.any():
             axes.fill_between(_BINS, low, high, color=colour, alpha=0.15, linewidth=0)
-            axes.plot(_BINS, values, color=colour, marker="o", markersize=5, linewidth=2.2, label=_short(source.name))
+            axes.plot(_BINS, values, color=colour, marker="o", markersize=5, linewidth=2.2, label=shorten(source.name))
     axes.axhline(50, color="#c9cfd2", linewidth=1, zorder=0)
     axes.text(NUM_BINS - 0.55, 50, "guessing", va="bottom", ha="right", fontsize=8, color="#8a979d")
     axes.set(ylabel="accuracy on decided pairs, %", ylim=(0, 104), xlim=(-0.5, NUM_BINS - 0.5))
     axes.set_title("Accuracy on decided pairs, by difficulty (bands: 95 %)")
     axes.legend(loc="lower right", fontsize=9)
     _label_bins(axes)
-    return figure
-
-
-def draw_success(
-    runs: Sequence[Mapping[str, str]], predictions: Sequence[ExpectedSuccess] = (), columns: int = 3
-) -> Figure:
-    """What success training comes to against what a judge's answers are worth: a panel per task, `columns` side by
-    side. `runs` are rows of `prediction.read_curve`; the place of the judge that `predictions` are of is marked.
-    """
-    curves = fit_curves(runs)
-    with matplotlib.rc_context(STYLE):
-        rows = -(-len(curves) // columns)
-        figure = Figure(figsize=(3.3 * min(columns, len(curves)), 2.9 * rows), layout="constrained")
-        panels = figure.subplots(rows, min(columns, len(curves)), squeeze=False, sharey=True).ravel()
-        for axes, ((task, kind), curve) in zip(panels, curves.items(), strict=False):
-            axes.plot(100 * curve.worths, curve.fitted, color=INK, linewidth=2, label="fitted")
-            axes.plot(100 * curve.worths, curve.successes, "o", color=LINES[0], markersize=5, label="a run")
-            axes.axhline(curve.befores.mean(), color=THEIRS, linewidth=1.2, linestyle="--", label="before training")
-            for one in predictions:
-                if (one.task, one.kind) == (task, kind):
-                    axes.axvline(100 * one.worth, color=LINES[1], linewidth=2, label="this judge")
-                    axes.axvspan(100 * one.worth_low, 100 * one.worth_high, color=LINES[1], alpha=0.15, linewidth=0)
-            axes.set(xlabel="worth of its answers, %", ylim=(-0.03, 1.05), title=f"{task}, {kind}")
-        panels[0].set_ylabel("success after training")
-        panels[0].legend(fontsize=8, loc="lower right")
-        for axes in panels[len(curves) :]:
-            axes.set_axis_off()
     return figure
 
 
@@ -144,7 +116,7 @@ def draw_confusion(sources: Sequence[Recorded]) -> Figure:
         axes.set_xticks(range(len(GIVEN)), [name.replace(" ", "\n") for name in GIVEN])
         axes.set_yticks(range(len(rows)), [TRUTHS[row] for row in rows])
         axes.set(xlabel="said", ylabel="true")
-        axes.set_title(_short(source.name))
+        axes.set_title(shorten(source.name))
         axes.grid(visible=False)
     return figure
 
@@ -169,14 +141,14 @@ def draw_calibration(sources: Sequence[Recorded]) -> Figure:
         points = 100 * np.stack([found.sure, found.true])[:, has]
         error = 100 * np.abs(np.stack([values - low, high - values])[:, has])
         look = {"color": colour, "marker": "o", "markersize": 5, "linewidth": 2, "elinewidth": 1, "capsize": 2}
-        axes.errorbar(*points, yerr=error, label=f"{_short(source.name)}: ECE {100 * ece:.1f} %", **look)
+        axes.errorbar(*points, yerr=error, label=f"{shorten(source.name)}: ECE {100 * ece:.1f} %", **look)
         counts.bar(edges[:-1] + (place + 0.7) * width, found.counts, width=width, color=colour)
         lowest = min(lowest, 100 * float(np.nanmin(found.true)))
     axes.set(ylabel="right, %", ylim=(min(44.0, lowest - 4), 104), xlim=(49.5, 101))
     axes.set_title("Accuracy against confidence (bars: 95 %)")
     axes.legend(loc="lower right", fontsize=9)
     counts.set(xlabel="probability of the chosen side against the other, %", ylabel="answers")
-    silent = [_short(source.name) for source in sources if not len(_sure(source))]
+    silent = [shorten(source.name) for source in sources if not len(_sure(source))]
     if silent:
         axes.text(50, 101, f"without probabilities: {', '.join(silent)}", va="top", fontsize=8, color="#6b7a80")
     return figure
@@ -199,7 +171,7 @@ def draw_outcomes(sources: Sequence[Recorded]) -> Figure:
     present = [name for name in OUTCOMES if any((outcomes(source) == name).any() for source in sources)]
     handles = [Patch(color=COLOURS[name]) for name in present]
     figure.legend(handles, present, ncols=len(present), loc="outside lower center", fontsize=9)
-    axes.set_yticks(range(len(sources)), [_short(source.name) for source in sources])
+    axes.set_yticks(range(len(sources)), [shorten(source.name) for source in sources])
     axes.invert_yaxis()
     axes.set(xlim=(0, 100), title="Status of the answers, %")
     axes.grid(visible=False, axis="y")
@@ -217,7 +189,7 @@ def draw_latency(sources: Sequence[Recorded]) -> Figure:
         if len(times):
             middle, late = 1_000 * np.median(times), 1_000 * np.quantile(times, 0.95)
             shares = 100 * np.arange(1, len(times) + 1) / len(times)
-            label = f"{_short(source.name)}: p50 {middle:,.0f}, p95 {late:,.0f} ms"
+            label = f"{shorten(source.name)}: p50 {middle:,.0f}, p95 {late:,.0f} ms"
             axes.step(1_000 * times, shares, where="post", color=colour, linewidth=2.2, label=label)
     axes.set(xscale="log", xlabel="milliseconds until its batch was answered", ylabel="answers, %", ylim=(0, 103))
     axes.set_title("Latency")
@@ -251,7 +223,7 @@ def _coloured(sources: Sequence[Recorded]) -> list[tuple[Recorded, str]]:
     return [(source, LINES[place % len(LINES)]) for place, source in enumerate(sources)]
 
 
-def _short(name: str) -> str:
-    """For titles and legends; a dollar sign would begin a formula."""
-    short = name if len(name) <= _MAX_NAME else f"{name[: _MAX_NAME - 1]}…"
+def shorten(name: str, most: int = _MAX_NAME) -> str:
+    """A name of at most `most` characters for titles and legends; a dollar sign would begin a formula."""
+    short = name if len(name) <= most else f"{name[: most - 1]}…"
     return short.replace("$", r"\$")

@@ -92,6 +92,14 @@ def to_png(figure: Figure) -> bytes:
     return data.getvalue()
 
 
+def to_svg(figure: Figure) -> bytes:
+    """A figure as an SVG file, the same bytes each time."""
+    data = BytesIO()
+    with matplotlib.rc_context({"svg.hashsalt": "rlvlm"}):
+        figure.savefig(data, format="svg", bbox_inches="tight", metadata={"Date": None})
+    return data.getvalue()
+
+
 def save(figure: Figure, file: Path) -> Path:
     """Writes a figure as PNG in one move."""
     write_whole(file, to_png(figure))

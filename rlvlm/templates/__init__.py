@@ -33,7 +33,7 @@ def inline(image: Path | bytes, kind: str = "png") -> str:
 
     Args:
         image: an encoded image, or its file.
-        kind: of the encoding: png or webp.
+        kind: of the encoding: png, webp or svg+xml.
     """
     data = image.read_bytes() if isinstance(image, Path) else image
     return f"data:image/{kind};base64,{base64.b64encode(data).decode()}"

@@ -93,11 +93,14 @@ def test_a_curve_gives_a_prediction(tmp_path, capsys):
     row = bench(tmp_path / "oracle", "--reference", "oracle", "--curve", str(tmp_path / "runs.csv"))
     assert scored(row)["success"] == pytest.approx(1.0) and scored(row)["count"] == 6
     said = capsys.readouterr().out.split("Good enough to train with?")[1]
-    assert re.search(r"push_block +scores +100 % \(.*\) +good enough +1.00 \(0.9\d to 1.00\), from 0.50, 6 runs", said)
-    assert re.search(r"push_block +comparisons +100 % \(.*\) +uncertain +-", said) and "nor of another task" in said
+    assert re.search(r"push_block +scores +good enough +100 % \(.*\) +1.00 \(0.9\d to 1.00\), from 0.50, 6 runs", said)
+    assert re.search(r"push_block +comparisons +uncertain +100 % \(.*\) +-", said) and "nor of another task" in said
     page = (tmp_path / "oracle" / "bench.html").read_text()
     answer = re.search(r"1.00 \(0.9\d to 1.00\), from 0.50", page)
-    assert answer and answer.start() < page.index("What is wrong"), "the answer comes first"
+    heads = ("What it would teach", "What is wrong", "How it answers", "The worst", "Figures", "Pairs by difficulty")
+    places = [page.find(f"<h2>{head}") for head in heads]
+    assert answer and 0 < answer.start() < places[0] and places == sorted(places), "the answer first, the tables last"
+    assert page.count("data:image/svg+xml;base64,") == 4, "worth, curve, difficulty, scores"
     row = bench(tmp_path / "random", "--reference", "random", "--curve", str(tmp_path / "runs.csv"))
     said = capsys.readouterr().out
     assert scored(row)["success"] is None and "all learned" not in said, "its fault says more than runs of other judges"
