@@ -29,7 +29,7 @@ from rlvlm.reports.statistics import (
     percentiles,
     resampled_means,
 )
-from rlvlm.runs.plots import COLOURS, INK, STYLE, save
+from rlvlm.runs.plots import COLOURS, INK, STYLE, save, show_coinciding
 from rlvlm.runs.scores import score_name
 from rlvlm.runs.tables import CsvTable
 from rlvlm.sweeps.folder import find_sweep
@@ -327,11 +327,13 @@ def draw_curves(results: Results) -> Figure:
         for source, colour in colours(results).items():
             runs = [run for run in results.of(task, source) if len(run.steps)]
             if runs:
-                _draw_curve(axes, runs, colour)
+                _draw_curve(axes, runs, colour, results.sources[source])
         ylabel = "success rate" if find_task(task).return_range is None else "true return, 0 to 1"
-        axes.set(title=task, xlabel="env steps, thousands", ylabel=ylabel)
         low, high = axes.get_ylim()
         axes.set_ylim(min(low, -0.04), max(high, 1.04))  # scores: 0 is nothing and 1 is solved, on every task
+        # each panel says so itself: the legend is that of all tasks
+        note = textwrap.fill(show_coinciding(axes).replace("$", r"\$"), 56)
+        axes.set(title=task, xlabel=f"env steps, thousands\n{note}".strip(), ylabel=ylabel)
     for axes in list(grid.flat)[len(tasks) :]:
         axes.set_visible(False)
     drawn = [
@@ -374,11 +376,12 @@ def _draw_panel(axes: Axes, results: Results, tasks: Sequence[str], finding: Fin
     axes.set_xlim(min(low, -0.04), max(high, 1.04))
 
 
-def _draw_curve(axes: Axes, runs: Sequence[RunResult], colour: str) -> None:
+def _draw_curve(axes: Axes, runs: Sequence[RunResult], colour: str, label: str) -> None:
     grid = common_grid(runs)
     values = np.stack([run.curve(grid) for run in runs])  # [N, steps]
     marker = "o" if len(grid) < _FEW_POINTS else None  # a line through one point is invisible
-    axes.plot(grid / 1_000, interquartile_mean(values, axis=0), color=colour, linewidth=2.2, marker=marker)
+    means = interquartile_mean(values, axis=0)
+    axes.plot(grid / 1_000, means, color=colour, linewidth=2.2, marker=marker, label=label)
     if len(runs) > 1:
         # whole curves are drawn again, so that the band at one step goes with that at the next
         low, high = percentiles(resampled_means([values], np.random.default_rng(SEED)))

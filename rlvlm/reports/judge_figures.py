@@ -8,6 +8,7 @@ import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from numpy.typing import NDArray
 
@@ -19,7 +20,7 @@ from rlvlm.preferences.config import THEIR_TASKS
 from rlvlm.preferences.teachers import SHARES
 from rlvlm.reports.judge_answers import GIVEN, OUTCOMES, TRUTHS, Recorded, by_bin, confusion, outcomes
 from rlvlm.runs.plots import COLOURS as LINES
-from rlvlm.runs.plots import INK, STYLE, save, stack_shares
+from rlvlm.runs.plots import INK, STYLE, save, show_coinciding, stack_shares
 from rlvlm.runs.plots import OUTCOMES as OUTCOME_COLOURS
 
 COLOURS = {**OUTCOME_COLOURS, "not checked": "#d9c9a3"}
@@ -84,18 +85,20 @@ def draw_accuracy(sources: Sequence[Recorded]) -> Figure:
             look = {"color": THEIRS, "linewidth": 0.9, "alpha": 0.7}
         axes.plot(_BINS, decided_accuracy(shares), linestyle="--", zorder=1, **look)
     axes.plot([], [], color=THEIRS, linestyle="--", linewidth=0.9, label="published: other tasks")
+    curves: dict[str, Line2D] = {}
     for source, colour in _coloured(sources):
         counts = by_bin(source)
         checked = counts["correct"] + counts["incorrect"]
         values, low, high = (100 * each for each in shares_of(counts["correct"], checked))
         if checked.any():
             axes.fill_between(_BINS, low, high, color=colour, alpha=0.15, linewidth=0)
-            axes.plot(_BINS, values, color=colour, marker="o", markersize=5, linewidth=2.2, label=shorten(source.name))
+            look = {"color": colour, "marker": "o", "markersize": 5, "linewidth": 2.2, "label": shorten(source.name)}
+            (curves[look["label"]],) = axes.plot(_BINS, values, **look)
     axes.axhline(50, color="#c9cfd2", linewidth=1, zorder=0)
     axes.text(NUM_BINS - 0.55, 50, "guessing", va="bottom", ha="right", fontsize=8, color="#8a979d")
     axes.set(ylabel="accuracy on decided pairs, %", ylim=(0, 104), xlim=(-0.5, NUM_BINS - 0.5))
     axes.set_title("Accuracy on decided pairs, by difficulty (bands: 95 %)")
-    axes.legend(loc="lower right", fontsize=9)
+    axes.legend(loc="lower right", fontsize=9, title=show_coinciding(axes, curves))
     _label_bins(axes)
     return figure
 
@@ -129,7 +132,7 @@ def draw_calibration(sources: Sequence[Recorded]) -> Figure:
     edges = np.linspace(50, 100, NUM_BINS + 1)
     drawn = [(source, colour, table) for source, colour in _coloured(sources) if len(table := _sure(source))]
     width = 5 / (len(drawn) + 0.4)
-    lowest = 50.0
+    lowest, curves = 50.0, {}
     for place, (source, colour, table) in enumerate(drawn):
         # between two sides nobody is less sure than one half, so the bins begin there
         found: Reliability = reliability(table[:, 0], table[:, 1] > 0, NUM_BINS, lowest=0.5)
@@ -141,12 +144,13 @@ def draw_calibration(sources: Sequence[Recorded]) -> Figure:
         points = 100 * np.stack([found.sure, found.true])[:, has]
         error = 100 * np.abs(np.stack([values - low, high - values])[:, has])
         look = {"color": colour, "marker": "o", "markersize": 5, "linewidth": 2, "elinewidth": 1, "capsize": 2}
-        axes.errorbar(*points, yerr=error, label=f"{shorten(source.name)}: ECE {100 * ece:.1f} %", **look)
+        bars = axes.errorbar(*points, yerr=error, label=f"{shorten(source.name)}: ECE {100 * ece:.1f} %", **look)
+        curves[shorten(source.name)] = bars.lines[0]
         counts.bar(edges[:-1] + (place + 0.7) * width, found.counts, width=width, color=colour)
         lowest = min(lowest, 100 * float(np.nanmin(found.true)))
     axes.set(ylabel="right, %", ylim=(min(44.0, lowest - 4), 104), xlim=(49.5, 101))
     axes.set_title("Accuracy against confidence (bars: 95 %)")
-    axes.legend(loc="lower right", fontsize=9)
+    axes.legend(loc="lower right", fontsize=9, title=show_coinciding(axes, curves))
     counts.set(xlabel="probability of the chosen side against the other, %", ylabel="answers")
     silent = [shorten(source.name) for source in sources if not len(_sure(source))]
     if silent:

@@ -1,7 +1,9 @@
 """The images of a run: learning curve, label quality by difficulty, labels over time."""
 
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from io import BytesIO
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from numpy.typing import NDArray
 
 from rlvlm.core import metrics
@@ -43,6 +46,10 @@ HEALTH = {
 }
 """Shares of a rollout that show how training fares, by the label shown."""
 NUM_BINS = 10
+_ALIKE, _HIDDEN, _WIDEST = 0.012, 0.2, 8.0
+"""Curves closer than this share of a panel's height hide each other; where they do so on this share of their stretches,
+they are drawn as stripes, the widest of so many points.
+"""
 STYLE: dict[Any, Any] = {
     "figure.dpi": 120,
     "font.size": 10,
@@ -55,6 +62,7 @@ STYLE: dict[Any, Any] = {
     "axes.titleweight": "bold",
     "axes.titlelocation": "left",
     "legend.frameon": False,
+    "legend.title_fontsize": 8,
 }
 
 
@@ -106,6 +114,48 @@ def save(figure: Figure, file: Path) -> Path:
     return file
 
 
+def show_coinciding(axes: Axes, curves: Mapping[str, Line2D] | None = None) -> str:
+    """Draws curves that lie on one another as stripes, the first the widest, and returns a note that names them, e.g.
+    `A and B coincide`; empty where each is seen by itself.
+
+    Args:
+        axes: whose limits are set.
+        curves: by name, in the order in which they were drawn; None: the lines that have a label.
+    """
+    if curves is None:
+        labelled = ((str(line.get_label()), line) for line in axes.get_lines())
+        curves = {name: line for name, line in labelled if not name.startswith("_")}
+    drawn = {name: np.asarray(line.get_xydata(), float) for name, line in curves.items()}
+    drawn = {name: points[np.isfinite(points).all(1)] for name, points in drawn.items()}
+    tolerance = _ALIKE * abs(float(np.subtract(*axes.get_ylim())))
+    shares: dict[
+        tuple[str, str], float
+    ] = {}  # of the stretches where both are drawn, those on which one hides the other
+    for left, right in combinations([name for name, points in drawn.items() if len(points)], 2):
+        (x_left, y_left), (x_right, y_right) = drawn[left].T, drawn[right].T
+        places = np.union1d(x_left, x_right)
+        places = places[(places >= max(x_left[0], x_right[0])) & (places <= min(x_left[-1], x_right[-1]))]
+        if len(places):
+            apart = np.abs(np.interp(places, x_left, y_left) - np.interp(places, x_right, y_right))
+            is_alike = apart <= tolerance
+            # a stretch is hidden where both of its ends are: curves may well begin or cross at one point
+            shares[left, right] = float((is_alike[:-1] & is_alike[1:] if len(places) > 1 else is_alike).mean())
+    hidden = [pair for pair, share in shares.items() if share >= _HIDDEN]
+    groups: list[set[str]] = []
+    for pair in hidden:  # curves that hide one another directly or through a third
+        met = [group for group in groups if group & set(pair)]
+        groups = [group for group in groups if group not in met] + [set(pair).union(*met)]
+    notes = []
+    for group in ([name for name in curves if name in group] for group in groups):
+        for place, name in enumerate(reversed(group)):
+            line = curves[name]
+            line.set_linewidth(min(float(line.get_linewidth()) + 1.8 * place, _WIDEST))
+            line.set_markersize(float(line.get_markersize()) + 3 * place)
+        is_all = min(shares.get(pair, 0.0) for pair in combinations(group, 2)) == 1.0
+        notes.append(f"{', '.join(group[:-1])} and {group[-1]} coincide{'' if is_all else ' in part'}")
+    return "; ".join(notes)
+
+
 def draw_learning_curve(evaluations: Rows, queries: Rows, rows: Sequence[Mapping[str, Any]], title: str) -> Figure:
     """Success, returns, and what there is of the rollouts' health and of queries, over env steps: rows of `eval.csv`,
     of the query log or the score log, and of `metrics.jsonl`.
@@ -132,7 +182,7 @@ def draw_learning_curve(evaluations: Rows, queries: Rows, rows: Sequence[Mapping
     places = [row[metrics.ENV_STEPS] / 1_000 for row in trained]
     axes.plot(places, [row[metrics.TRAIN_EPISODE_RETURN] for row in trained], color=ACCENT, label="training")
     axes.set(ylabel="return", title="Episode return by the true reward")
-    axes.legend(loc="best")
+    axes.legend(loc="best", title=show_coinciding(axes))
     if axes := panels.get("learned"):
         axes.plot(steps, learned, color=ACCENT, marker="s", markersize=3)
         axes.set(
@@ -144,6 +194,7 @@ def draw_learning_curve(evaluations: Rows, queries: Rows, rows: Sequence[Mapping
             shares = [100 * row.get(name, np.nan) for row in rows]
             axes.plot(places, shares, color=colour, linewidth=2, label=label)
         axes.set(ylabel="%", ylim=(-4, 104), title=" / ".join(health).capitalize())
+        axes.legend(loc="best", fontsize=8, title=show_coinciding(axes))
     if axes := panels.get("queries"):
         draw_spent(axes, queries, steps.max())
     last = max(float(steps.max()), *(row[metrics.ENV_STEPS] / 1_000 for row in rows), 0.001)
@@ -263,7 +314,8 @@ def draw_judge_over_training(rows: Sequence[Mapping[str, Any]], title: str) -> F
             known = np.isfinite(values)  # controls are asked now and then, and a line needs neighbours
             axes.plot(steps[known], values[known], color=colour, marker="o", markersize=3, linewidth=2, label=label)
         axes.set(title=heading, ylim=(-0.04, 1.04))
-        axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
+        note = textwrap.fill(show_coinciding(axes), 32)
+        axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5), title=note)
     alarms = [step for step, row in zip(steps, rows, strict=True) if row.get(metrics.JUDGE_ALARM)]
     if alarms:
         for axes in panels:
@@ -327,7 +379,7 @@ def _draw_success(axes: Axes, evaluations: Rows) -> None:
         if not np.array_equal(above, success):
             axes.plot(steps, 100 * above, color=colour, linestyle="--", marker=".", label=f"{decoding}, return above 0")
     if is_sampled or len(axes.get_lines()) > 1:
-        axes.legend(loc="best")
+        axes.legend(loc="best", title=show_coinciding(axes))
 
 
 def draw_spent(axes: Axes, queries: Rows, last: float) -> None:

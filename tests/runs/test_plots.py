@@ -16,6 +16,7 @@ from rlvlm.runs.plots import (
     draw_scores,
     draw_spent,
     outcome,
+    show_coinciding,
     write_plots,
 )
 from rlvlm.runs.records import score_row
@@ -113,3 +114,27 @@ def test_scores_have_a_plot_of_their_own(filled: RunFolder, make_scores: Callabl
     filled.scores.path.unlink()
     filled.scores.append(map(score_row, make_scores(2_000)[3:], range(9)))
     assert "vlm_scores.png" not in [file.name for file in write_plots(filled, "t")], "none of them can be read"
+
+
+@pytest.mark.parametrize(
+    ("curves", "note", "widths"),
+    [
+        ({"a": [0, 0.5, 1], "b": [0, 0.5, 1]}, "a and b coincide", [3.8, 2.0]),
+        ({"a": [0, 0.2, 0.4], "b": [0, 0.8, 1.0]}, "", [2.0, 2.0]),  # they begin alike
+        ({"a": [0, 1, 1], "b": [0.5, 1, 1]}, "a and b coincide in part", [3.8, 2.0]),
+        ({"a": [0, 0, 1], "b": [1, 1, 0], "c": [0, 0, 1]}, "a and c coincide", [3.8, 2.0, 2.0]),
+        ({"a": [0, 0, 1], "b": [0.5, 1, 1], "c": [0, 0, 1], "d": [0.5, 1, 1]}, "a and c coincide; b and d coincide",
+         [3.8, 3.8, 2.0, 2.0]),
+        ({"a": [0, 0, 1, 1], "b": [1, 1, 0, 0], "c": [0, 0, 0, 0]}, "a, b and c coincide in part", [5.6, 3.8, 2.0]),
+        ({"a": [np.nan, 0.5, 1], "b": [0, np.nan, np.nan]}, "", [2.0, 2.0]),  # never at one place
+        ({"a": [0.5], "b": [0.5]}, "a and b coincide", [3.8, 2.0]),
+    ],
+)  # fmt: skip
+def test_curves_that_hide_each_other_are_stripes_and_named(curves, note, widths) -> None:
+    axes = Figure().add_subplot()
+    for name, values in curves.items():
+        axes.plot(np.arange(len(values)), values, linewidth=2.0, label=name)
+    axes.axhline(0.5)  # no curve, and none that can hide one
+    axes.set_ylim(0, 1)
+    assert show_coinciding(axes) == note
+    assert [line.get_linewidth() for line in axes.get_lines()[:-1]] == pytest.approx(widths)
