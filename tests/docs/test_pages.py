@@ -27,6 +27,12 @@ def test_no_page_is_longer_than_can_be_read() -> None:
     assert not {page.name: lines for page in PAGES if (lines := len(page.read_text().splitlines())) > 250}
 
 
+def test_no_cell_of_a_table_is_a_paragraph() -> None:
+    rows = [(page.name, line) for page in PAGES for line in page.read_text().splitlines() if line.startswith("|")]
+    long = [(name, cell) for name, line in rows for cell in line.split("|") if len(cell.split()) > 60]
+    assert not long, "say it below the table, and link there"
+
+
 @pytest.mark.parametrize("page", [*PAGES, ROOT / "README.md", ROOT / "CONTRIBUTING.md"], ids=lambda page: page.name)
 def test_links_lead_somewhere(page: Path) -> None:
     lost = []
