@@ -68,9 +68,12 @@ class Recorded:
         self.answers.append(answer)
         self.images.append(images)
 
-    def column(self, name: str) -> NDArray[Any]:
-        """[N] of a field of the answers."""
-        return np.array([getattr(one, name) for one in self.answers])
+    @property
+    def latencies(self) -> NDArray[np.float64]:
+        """[M] seconds until answers came, M <= N: a failure's time is that of waiting in vain, and 0 is what a store
+        wrote for answers that nobody timed.
+        """
+        return np.array([one.latency_s for one in self.answers if one.latency_s > 0 and one.status != "failed"])
 
     @property
     def has_truth(self) -> bool:
@@ -242,9 +245,7 @@ def summarise(source: Recorded) -> dict[str, Any]:
         with `latency_p50_s` and `latency_p95_s`; `faults` likewise.
     """
     found = outcomes(source)
-    latency = source.column("latency_s")
-    latency = latency[(latency > 0) & (source.column("status") != "failed")]
-    times = np.quantile(latency, [0.5, 0.95]).tolist() if len(latency) else (None, None)
+    times = np.quantile(source.latencies, [0.5, 0.95]).tolist() if len(source.latencies) else (None, None)
     cost = cost_figures(source.answers)
     cost |= {"answers_per_s": None}  # the time of a whole batch stands at each of its answers
     return {

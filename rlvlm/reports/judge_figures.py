@@ -42,7 +42,7 @@ def draw_all(sources: Sequence[Recorded], folder: Path) -> dict[str, Path]:
     if any(len(_sure(source)) for source in sources):
         wanted["calibration"] = draw_calibration
     wanted["outcomes"] = draw_outcomes
-    if any((source.column("latency_s") > 0).any() for source in sources):
+    if any(len(source.latencies) for source in sources):
         wanted["latency"] = draw_latency
     with matplotlib.rc_context(STYLE):
         return {name: save(draw(sources), folder / f"{name}.png") for name, draw in wanted.items()}
@@ -162,8 +162,8 @@ def draw_outcomes(sources: Sequence[Recorded]) -> Figure:
     """What became of all answers, one bar per source."""
     figure = Figure(figsize=(9, 0.6 * len(sources) + 1.3), layout="constrained")
     axes = figure.add_subplot()
-    for row, source in enumerate(sources):
-        found = outcomes(source)
+    became = [outcomes(source) for source in sources]
+    for row, found in enumerate(became):
         base = 0.0
         for name in OUTCOMES:
             width = 100 * float((found == name).mean())
@@ -172,7 +172,7 @@ def draw_outcomes(sources: Sequence[Recorded]) -> Figure:
                 ink = "white" if name in ("correct", "incorrect", "invalid", "failed") else INK
                 axes.text(base + width / 2, row, f"{width:.0f}", color=ink, **_CENTRED)
             base += width
-    present = [name for name in OUTCOMES if any((outcomes(source) == name).any() for source in sources)]
+    present = [name for name in OUTCOMES if any((found == name).any() for found in became)]
     handles = [Patch(color=COLOURS[name]) for name in present]
     figure.legend(handles, present, ncols=len(present), loc="outside lower center", fontsize=9)
     axes.set_yticks(range(len(sources)), [shorten(source.name) for source in sources])
@@ -187,9 +187,7 @@ def draw_latency(sources: Sequence[Recorded]) -> Figure:
     figure = Figure(figsize=(6.6, 3.6), layout="constrained")
     axes = figure.add_subplot()
     for source, colour in _coloured(sources):
-        # 0 is what a store wrote for answers that nobody timed; a failure's time is that of waiting in vain
-        latency = source.column("latency_s")
-        times = np.sort(latency[(latency > 0) & (source.column("status") != "failed")])
+        times = np.sort(source.latencies)
         if len(times):
             middle, late = 1_000 * np.median(times), 1_000 * np.quantile(times, 0.95)
             shares = 100 * np.arange(1, len(times) + 1) / len(times)

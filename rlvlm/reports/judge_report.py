@@ -51,11 +51,11 @@ def report_judges(paths: Sequence[Path], out: Path, ask_swapped: int = 0) -> int
     rows = [summarise(source) for source in sources]
     pictures = draw_all(sources, out)
     write_json(out / "judge_report.json", rows)
-    bins = [(source, by_bin(source), place) for source in sources for place in range(NUM_BINS)]
+    bins = [(source.name, by_bin(source)) for source in sources]
     CsvTable(out / "judge_report.csv", BIN_COLUMNS, "bin").write(
-        {"source": source.name, "bin": place + 1}
-        | {name.replace(" ", "_"): int(counts[name][place]) for name in OUTCOMES}
-        for source, counts, place in bins
+        {"source": source, "bin": place + 1} | {name.replace(" ", "_"): int(counts[name][place]) for name in OUTCOMES}
+        for source, counts in bins
+        for place in range(NUM_BINS)
     )
     write_whole(out / "judge_report.html", report_page(sources, rows, pictures, "Judge report"))
     console = plain_console(soft_wrap=True)
