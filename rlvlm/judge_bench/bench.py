@@ -14,8 +14,8 @@ from rlvlm.demonstrations.lerobot import read_lerobot
 from rlvlm.demonstrations.trajectory import CutConfig
 from rlvlm.envs.registry import task_env
 from rlvlm.judge_bench.asking import Answer, Reference, ask
-from rlvlm.judge_bench.faults import Fault, find_faults
-from rlvlm.judge_bench.figures import cost_figures, pair_figures, pooled, score_figures, teacher_table
+from rlvlm.judge_bench.faults import Fault, Graded, grade
+from rlvlm.judge_bench.figures import cost_figures, pooled, teacher_table
 from rlvlm.judge_bench.items import Item, TaskItems, make_items, recorded_items
 from rlvlm.judge_bench.remedies import remedies
 from rlvlm.judge_bench.suites import VERSION, Suite, is_recording
@@ -159,10 +159,11 @@ def summarise(found: Measured) -> dict[str, Any]:
         labels, the cheapest first. `teacher`: tables by task, and of all. `manifest`: digests and small images by task.
     """
     tables = {task: teacher_table(*found.rows([task])) for task in found.answers}
-    faults = {task: find_faults(*found.rows([task]), found.num_frames) for task in found.answers}
+    graded = {task: grade(*found.rows([task]), found.num_frames) for task in found.answers}
     # in KiB on Linux, in bytes on macOS
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1_024)
     items, answers = found.rows()
+    together = grade(items, answers, found.num_frames)
     return {
         "bench": {
             "version": VERSION,
@@ -178,30 +179,26 @@ def summarise(found: Measured) -> dict[str, Any]:
         },
         "judge": asdict(found.judge.stamp),
         "figures": {
-            "pairs": pair_figures(items, answers),
-            "scores": score_figures(items, answers),
+            "pairs": together.pairs,
+            "scores": together.scores,
             "cost": cost_figures(answers) | {"memory_bytes": peak, "gpu_bytes": _gpu_bytes()},
         },
-        "tasks": {
-            task: {
-                "pairs": pair_figures(*found.rows([task])),
-                "scores": score_figures(*found.rows([task])),
-                "faults": [asdict(fault) for fault in own],
-            }
-            for task, own in faults.items()
-        },
-        "faults": [asdict(fault) for fault in _all_faults(find_faults(items, answers, found.num_frames), faults)],
+        "tasks": {task: asdict(own) for task, own in graded.items()},
+        "faults": [asdict(fault) for fault in _all_faults(together, graded)],
         "remedies": [asdict(way) for way in remedies(items, answers)],
         "teacher": {"all": pooled(tables)} | tables,
         "manifest": {task: {"digest": made.digest, "looks": made.looks} for task, made in found.made.items()},
     }
 
 
-def _all_faults(together: Sequence[Fault], by_task: Mapping[str, Sequence[Fault]]) -> list[Fault]:
+def _all_faults(together: Graded, by_task: Mapping[str, Graded]) -> list[Fault]:
     """Faults of the answers to all tasks together, then those that only the answers to one task show, with its name."""
-    found, names = list(together), {fault.name for fault in together}
-    for name in dict.fromkeys(fault.name for own in by_task.values() for fault in own if fault.name not in names):
-        shown = {task: fault for task, own in by_task.items() for fault in own if fault.name == name}
+    found, names = list(together.faults), {fault.name for fault in together.faults}
+    alone: dict[str, dict[str, Fault]] = {}
+    for task, own in by_task.items():
+        for fault in own.faults:
+            alone.setdefault(fault.name, {})[task] = fault
+    for shown in (shown for name, shown in alone.items() if name not in names):
         evidence = "; ".join(f"on {task} {fault.evidence}" for task, fault in shown.items())
         found.append(replace(next(iter(shown.values())), evidence=evidence))
     return found

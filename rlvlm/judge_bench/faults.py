@@ -1,4 +1,4 @@
-"""Names what is wrong with a judge, by rules over its answers: the words that a report says."""
+"""Grades a judge's answers: figures, and what is wrong by rules over them, in the words that a report says."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -10,7 +10,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlvlm.judge_bench.asking import Answer
-from rlvlm.judge_bench.figures import outcome_of, rank_correlation, resampled_auc, share, success_table
+from rlvlm.judge_bench.figures import (
+    Figures,
+    outcome_of,
+    pair_figures,
+    rank_correlation,
+    score_figures,
+    share,
+    success_table,
+)
 from rlvlm.judge_bench.items import FADED, Item
 from rlvlm.judges.agreement import ALIKE, best_threshold, kept_leads
 
@@ -50,10 +58,19 @@ class Fault:
     """Whether a policy can play what is paid by mistake, so that training may teach it that."""
 
 
-def find_faults(
-    items: Sequence[Item], answers: Sequence[Answer], num_frames: int, least_auc: float | None = None
-) -> list[Fault]:
-    """What is wrong with the judge that gave `answers` to `items`, both [N] in the order of asking.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Graded:
+    """What answers come to, of a bench, a preflight, or the labels that a run was given."""
+
+    pairs: Figures
+    """As of `pair_figures`."""
+    scores: Figures
+    """As of `score_figures`."""
+    faults: list[Fault]
+
+
+def grade(items: Sequence[Item], answers: Sequence[Answer], num_frames: int, least_auc: float | None = None) -> Graded:
+    """Figures and faults of the judge that gave `answers` to `items`, both [N] in the order of asking.
 
     Args:
         items: of the answers.
@@ -62,6 +79,7 @@ def find_faults(
         least_auc: below this area under the curve successes and failures count as not distinguished, in [0.5, 1]; None:
             where chance may have given the area.
     """
+    compared, scored = pair_figures(items, answers), score_figures(items, answers)
     rows = list(zip(items, answers, strict=True))
     pairs = [(item, one) for item, one in rows if item.kind == "pair"]
     scores = [(item, one) for item, one in rows if item.kind != "pair" and np.isfinite(one.value)]
@@ -75,14 +93,14 @@ def find_faults(
         _last_frame(scores) if num_frames > 2 else None,
         _copies(pairs, scores),
         _constant(scores),
-        _tells_no_success(scores, least_auc),
+        _tells_no_success(scores, scored.get("auc"), least_auc),
         *_paid_controls(scores),
         _near_misses(scores),
         _unread(rows),
-        _sees_differences(pairs),
-        _knows_nothing(pairs),
+        _sees_differences(compared.get("same_image")),
+        _knows_nothing(compared.get("accuracy")),
     ]
-    return [fault for fault in found if fault is not None]
+    return Graded(pairs=compared, scores=scored, faults=[fault for fault in found if fault is not None])
 
 
 def _side(pairs: Sequence[tuple[Item, Answer]]) -> Fault | None:
@@ -256,9 +274,10 @@ def _constant(scores: Sequence[tuple[Item, Answer]]) -> Fault | None:
     return None
 
 
-def _tells_no_success(scores: Sequence[tuple[Item, Answer]], least_auc: float | None) -> Fault | None:
+def _tells_no_success(
+    scores: Sequence[tuple[Item, Answer]], area: Figures | None, least_auc: float | None
+) -> Fault | None:
     table = success_table(scores)
-    area = resampled_auc(table)
     # a bench says what may be chance; a preflight is given a bound: among dozens of items much may be chance
     if least_auc is None:
         is_told = area is None or len(table) < 2 * FEWEST or area["low"] > 0.5
@@ -279,18 +298,14 @@ def _unread(rows: Sequence[tuple[Item, Answer]]) -> Fault | None:
     return None
 
 
-def _sees_differences(pairs: Sequence[tuple[Item, Answer]]) -> Fault | None:
-    twice = [one.label for item, one in pairs if item.case == "same image" and one.label]
-    chose = share(sum(label != "tie" for label in twice), len(twice))
+def _sees_differences(chose: Figures | None) -> Fault | None:
     if chose and chose["count"] >= FEWEST and chose["low"] > 0.5:
         text = f"chooses a side in {chose['value']:.0%} of {chose['count']} questions about one image shown twice"
         return Fault(name="prefers one of two equal images", evidence=text)
     return None
 
 
-def _knows_nothing(pairs: Sequence[tuple[Item, Answer]]) -> Fault | None:
-    outcomes = [outcome_of(item, one) for item, one in pairs if item.case == "pair"]
-    right = share(outcomes.count("right"), outcomes.count("right") + outcomes.count("wrong"))
+def _knows_nothing(right: Figures | None) -> Fault | None:
     # four times as many as elsewhere, since this alone stops a run
     if right and right["count"] >= 4 * FEWEST and right["low"] <= 0.5:
         text = f"{right['value']:.0%} of {right['count']} decided labels are right"

@@ -164,7 +164,7 @@ def score_figures(items: Sequence[Item], answers: Sequence[Answer]) -> Figures:
         return share(int((values >= threshold).sum()), len(values))
 
     return figures | {
-        "auc": resampled_auc(table),
+        "auc": resampled(table, lambda drawn: area_under_curve(drawn[:, 0], drawn[:, 1] > 0)),
         "threshold": threshold,
         "youden": youden,
         "ece": calibration_error(table[:, 0], truths),
@@ -182,11 +182,6 @@ def success_table(rows: Sequence[tuple[Item, Answer]]) -> Floats:
         if item.case in (*CASES, "nearer", "farther") and math.isfinite(one.value)
     ]
     return np.array(main, float).reshape(-1, 2)
-
-
-def resampled_auc(table: Floats) -> Figures | None:
-    """Area under the ROC curve of `success_table`, with its interval; None where a kind is missing."""
-    return resampled(table, lambda drawn: area_under_curve(drawn[:, 0], drawn[:, 1] > 0))
 
 
 def _track_figures(rows: Sequence[tuple[Item, Answer]]) -> Figures:

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from rlvlm.core.errors import JudgeUnavailable, UnsupportedQuestion
 from rlvlm.envs.config import EnvConfig
 from rlvlm.judge_bench.asking import Answer, KnowsItems, ask
-from rlvlm.judge_bench.faults import Fault, find_faults
-from rlvlm.judge_bench.figures import Figures, pair_figures, score_figures
+from rlvlm.judge_bench.faults import Fault, grade
+from rlvlm.judge_bench.figures import Figures
 from rlvlm.judge_bench.items import TaskItems, make_items
 from rlvlm.judge_bench.suites import Suite
 from rlvlm.judges.judge import Judge
@@ -92,7 +92,7 @@ def preflight(
         made: what is known.
         num_frames: most images of an episode that are shown.
         seed: of the order of asking.
-        least_auc: see `find_faults`.
+        least_auc: see `grade`.
         setting: of the run, which asks nothing at 0.
         log: takes a line.
 
@@ -105,13 +105,13 @@ def preflight(
     if unasked:  # a bench leaves this out; a run would meet it at its first label
         raise UnsupportedQuestion("; ".join(unasked), f"ask in another form; --{setting} 0 starts without asking")
     items = [made.items[one.item] for one in answers]
-    faults = find_faults(items, answers, num_frames, least_auc)
+    graded = grade(items, answers, num_frames, least_auc)
     # all of them are said: the others may be the reason
-    if any(fault.is_fatal for fault in faults):
+    if any(fault.is_fatal for fault in graded.faults):
         raise JudgeRefused(
-            f"the judge {'; it '.join(f'{fault.name} ({fault.evidence})' for fault in faults)}",
+            f"the judge {'; it '.join(f'{fault.name} ({fault.evidence})' for fault in graded.faults)}",
             f"use a judge that knows this task, or ask in another form; --{setting} 0 starts all the same",
         )
-    for fault in faults:
+    for fault in graded.faults:
         log(f"the judge {fault.name} ({fault.evidence})")
-    return Preflight(figures=pair_figures(items, answers) | score_figures(items, answers), faults=tuple(faults))
+    return Preflight(figures=graded.pairs | graded.scores, faults=tuple(graded.faults))

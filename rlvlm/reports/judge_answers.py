@@ -1,7 +1,7 @@
 """Answers of one judge out of a run's query log or a label store, as items and answers of the judge bench.
 
-Whatever is said of them is said by the bench's own figures (`rlvlm.judge_bench.figures`) and faults: a judge report is
-a judge bench on recorded labels. What is more here is what a page shows: outcomes, images and texts.
+Whatever is said of them is said by the bench's own figures and faults (`judge_bench.faults.grade`): a judge report is a
+judge bench on recorded labels. What is more here is what a page shows: outcomes, images and texts.
 """
 
 from collections import Counter, defaultdict
@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from rlvlm.core.errors import UsageError
 from rlvlm.core.judging import Stamp, Verdict
 from rlvlm.judge_bench.asking import Answer
-from rlvlm.judge_bench.faults import find_faults
-from rlvlm.judge_bench.figures import cost_figures, difficulty_of, outcome_of, pair_figures
+from rlvlm.judge_bench.faults import grade
+from rlvlm.judge_bench.figures import cost_figures, difficulty_of, outcome_of
 from rlvlm.judge_bench.items import NUM_BINS, Item
 from rlvlm.labels.records import Question, StoredAnswer, answer_key, truth_about
 from rlvlm.labels.store import LabelStore, is_store, open_store
@@ -244,7 +244,7 @@ def summarise(source: Recorded) -> dict[str, Any]:
         `source`, `about`, `answers` and the count of each outcome; `figures`: `pairs` and `cost` as in a bench.json,
         with `latency_p50_s` and `latency_p95_s`; `faults` likewise.
     """
-    found = outcomes(source)
+    found, graded = outcomes(source), grade(source.items, source.answers, num_frames=1)
     times = np.quantile(source.latencies, [0.5, 0.95]).tolist() if len(source.latencies) else (None, None)
     cost = cost_figures(source.answers)
     cost |= {"answers_per_s": None}  # the time of a whole batch stands at each of its answers
@@ -254,8 +254,8 @@ def summarise(source: Recorded) -> dict[str, Any]:
         "answers": len(source),
         **{name.replace(" ", "_"): int((found == name).sum()) for name in OUTCOMES},
         "figures": {
-            "pairs": pair_figures(source.items, source.answers),
+            "pairs": graded.pairs,
             "cost": cost | {"latency_p50_s": times[0], "latency_p95_s": times[1]},
         },
-        "faults": [asdict(fault) for fault in find_faults(source.items, source.answers, num_frames=1)],
+        "faults": [asdict(fault) for fault in graded.faults],
     }

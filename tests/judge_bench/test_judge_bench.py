@@ -12,7 +12,7 @@ from rlvlm.demonstrations.trajectory import RobotTrajectory, Torn
 from rlvlm.envs.registry import task_env
 from rlvlm.judge_bench.asking import Answer, Reference
 from rlvlm.judge_bench.bench import Measured, measure, summarise
-from rlvlm.judge_bench.faults import find_faults
+from rlvlm.judge_bench.faults import grade
 from rlvlm.judge_bench.figures import pair_figures, pooled, score_figures, teacher_table
 from rlvlm.judge_bench.items import (
     FAILURES,
@@ -295,10 +295,10 @@ def test_what_is_paid_by_mistake_by_hand(value: float):
         for place, case in enumerate(cases)
     ]
     expected = set(PAID.values()) if value == 0.2 else set()
-    found = find_faults(items, answers, 8)
+    found = grade(items, answers, 8).faults
     assert {(fault.name, fault.is_exploitable) for fault in found if fault.kind == "scores"} == expected
     fewer = [place for place, case in enumerate(cases) if cases[:place].count(case) < 5 or case == "success"]
-    few = find_faults([items[place] for place in fewer], [answers[place] for place in fewer], 8)
+    few = grade([items[place] for place in fewer], [answers[place] for place in fewer], 8).faults
     assert not [fault.name for fault in few if fault.is_exploitable]
 
 
