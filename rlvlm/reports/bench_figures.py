@@ -136,7 +136,7 @@ def _mark(axes: Axes, one: ExpectedSuccess) -> None:
     worth, colour = 100 * one.worth, COLOURS[1]
     axes.axvspan(100 * one.worth_low, 100 * one.worth_high, color=colour, alpha=0.15, linewidth=0)
     if one.success is None or one.low is None or one.high is None:
-        axes.axvline(worth, color=colour, linewidth=2, label=f"this judge, {one.grade}")
+        axes.axvline(worth, color=colour, linewidth=2, label=f"this judge, {one.grade} (no prediction)")
         return
     axes.axvline(worth, color=colour, linewidth=1, linestyle=":")
     reach = [[one.success - one.low], [one.high - one.success]]
