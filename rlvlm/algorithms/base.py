@@ -29,6 +29,7 @@ from ray.rllib.utils.metrics import (
 )
 
 from rlvlm.algorithms.evaluation import Evaluation, PlayedEpisode
+from rlvlm.algorithms.heartbeat import start_heartbeat
 from rlvlm.algorithms.training_stats import TrainingStats
 from rlvlm.core import metrics
 from rlvlm.core.errors import MachineError, UsageError
@@ -97,7 +98,7 @@ class BaseConfig(AlgorithmConfig):
         self.delay_between_env_runner_restarts_s = self.env_runner_health_probe_timeout_s = 1.0
         self.env_runner_restore_timeout_s = 300.0  # longest wait for one when all are lost
         self.min_time_s_per_iteration = None
-        self.sample_timeout_s = 600.0  # a turn of a slow env takes a minute; a runner that takes longer is replaced
+        self.sample_timeout_s = 600.0  # of a single step, chunk or reset; a runner that takes longer is replaced
         self.log_level = _QUIET
         self._dont_auto_sync_env_runner_states = True
 
@@ -406,6 +407,8 @@ class BaseRunner(EnvRunner):
 
     def __init__(self, *, config: Any, worker_index: int = 0, **unused: Any) -> None:
         super().__init__(config=config, worker_index=worker_index)
+        if worker_index > 0:
+            start_heartbeat()
 
     def branch(self, restart: int) -> tuple[int, ...]:
         """Which runner this is, and how often it was replaced: what its random numbers branch off by. The learner's

@@ -5,9 +5,9 @@ it counts in the whole; the gradients are summed over all of them, and each take
 have the gradient of one, however uneven their shares are. `sharding` is for a policy that no single GPU holds.
 """
 
-import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 import ray
@@ -16,15 +16,20 @@ from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.core.learner.torch.torch_learner import TorchLearner
 from torch import Tensor, distributed, nn
+from torch.distributed import DistError
 
+from rlvlm.algorithms.heartbeat import Lost, ended, process_of, start_heartbeat
 from rlvlm.algorithms.sharding import is_sharded, local
-from rlvlm.core.errors import MachineError
+from rlvlm.core.errors import MachineError, RunError, first_line, is_out_of_memory
 from rlvlm.core.finite import check_finite
 from rlvlm.vlms.devices import follow_ray, pick_device
 
 Learner = TypeVar("Learner")
 Row = TypeVar("Row")
 Answer = TypeVar("Answer")
+
+_LAST_WORDS_S = 5.0
+"""Seconds that the other learners have to say what they met, once one has failed."""
 
 
 class ManualLearner(TorchLearner):
@@ -45,7 +50,8 @@ class ManualLearner(TorchLearner):
         raise RuntimeError(f"{type(self).__name__} is handed what it learns from; call `learn`")
 
     def configure_torch(self, threads: int) -> None:
-        """Torch as this process needs it: `threads` CPU threads, and fresh memory left alone."""
+        """Torch as this process needs it: `threads` CPU threads, and fresh memory left alone; heartbeats begin."""
+        start_heartbeat()
         torch.set_num_threads(threads)
         # RLlib asks torch for determinism, which also writes NaN to all fresh memory, a replay's at once.
         torch.utils.deterministic.fill_uninitialized_memory = False  # pyright: ignore[reportAttributeAccessIssue]
@@ -93,49 +99,70 @@ class Learners(Generic[Learner]):
         """What `method` returned to each learner, the first's first; with `first_alone` None for all others.
 
         Raises:
-            MachineError: a learner is gone.
+            MachineError: a learner is gone or stopped, or its GPU or its link to the others failed; the others are
+                ended, since they would wait for it.
             Exception: whatever a learner raised.
         """
         if self.local is not None:
             return [getattr(self.local, method)(*arguments)]
         sent = [ray.put(argument) for argument in arguments]  # once, however many learners read it
-        called = self._group.foreach_learner(
-            _call, healthy_only=False, method=method, arguments=sent, first_alone=first_alone
-        )
-        answers = [answer.get() for answer in called]
-        if lost := [answer for answer in answers if not isinstance(answer, tuple)]:
-            raise MachineError(
-                f"{len(lost)} of {len(answers)} learners are gone: {type(lost[0]).__name__}",
-                "look for what ends them (memory?), then `rlvlm resume`; start it again where nothing was saved",
-            )
-        if raised := [(time_s, outcome) for _, time_s, outcome in answers if isinstance(outcome, Exception)]:
-            # the first that raised is the cause: the others only missed it in the middle of a sum
-            raise min(raised, key=lambda one: one[0])[1]
-        return [outcome for _, _, outcome in sorted(answers, key=lambda answer: answer[0])]
+        actors = self._group._worker_manager.actors()  # RLlib's own calls wait for all, whatever happens to one
+        call = partial(_call, method=method, arguments=sent, first_alone=first_alone)
+        calls = {actor.apply.remote(call): number for number, actor in actors.items()}
+        answers: dict[int, Any] = {}
+        for ref, answer in ended(calls):
+            answers[calls[ref]] = answer
+            if isinstance(answer, (Lost, Exception)):
+                # The others are in the middle of a sum that never ends, for NCCL's half an hour: they are not waited
+                # for, but one that failed by itself says so now, and the cause may be its failure and not this one.
+                rest = [ref for ref, number in calls.items() if number not in answers]
+                failed, _ = ray.wait(rest, num_returns=len(rest), timeout=_LAST_WORDS_S) if rest else ([], [])
+                answers |= {calls[ref]: answer for ref, answer in ended(failed)}
+                for actor in actors.values():
+                    ray.kill(actor)
+                raise self._cause(answers, {number: process_of(ref) for ref, number in calls.items()})
+        return [answers[number] for number in sorted(answers)]
+
+    def _cause(self, answers: Mapping[int, Any], processes: Mapping[int, str]) -> Exception:
+        """The error of learners of which some failed: that of one that is gone, else of the first that raised."""
+        for number, answer in answers.items():
+            if isinstance(answer, Lost):
+                return MachineError(
+                    f"learner {number} {answer.what}; the other {len(processes) - 1} were ended",
+                    f"{answer.fix}, then `rlvlm resume`, with another --algo.num-learners where it may not come back; "
+                    "start it again where nothing was saved",
+                )
+        number, error = next((number, answer) for number, answer in answers.items() if isinstance(answer, Exception))
+        error.add_note(f"learner {number} {processes[number]} raised this; the others were ended")
+        is_full = is_out_of_memory(error)
+        if isinstance(error, RunError) or not (is_full or isinstance(error, (torch.AcceleratorError, DistError))):
+            return error
+        failure = MachineError(
+            f"learner {number} {processes[number]} failed: {first_line(error)}",
+            "give it less at once (--algo.microbatch-tokens lower) or share the weights out (--algo.shard), then "
+            "`rlvlm resume`" if is_full else
+            "look at that GPU (nvidia-smi, Xid lines of dmesg), then `rlvlm resume`, elsewhere where it is broken",
+        )  # fmt: skip
+        failure.__cause__ = error
+        return failure
 
     def call(self, method: str, *arguments: Any) -> Any:
         """What `method` returned to the first learner; all of them run it, and the others' answers go nowhere."""
         return self.call_all(method, *arguments, first_alone=True)[0]
 
 
-def _call(learner: Any, method: str, arguments: Sequence[Any], first_alone: bool = False) -> tuple[int, float, Any]:
-    """Runs in a learner's actor: its rank, the wall clock's time at the end, and what the method returned or raised.
+def _call(learner: Any, method: str, arguments: Sequence[Any], first_alone: bool = False) -> Any:
+    """Runs in a learner's actor: what the method returned, or the exception that it raised.
 
-    Raised there, an exception would end the actor without saying why. The others may be waiting for this learner in the
-    middle of a sum; without its process group they stop waiting.
+    Raised there, an exception would end the actor without saying why.
     """
     rank = distributed.get_rank() if distributed.is_available() and distributed.is_initialized() else 0
-    outcome: Any
     try:
         outcome = getattr(learner, method)(*ray.get(list(arguments)))
-        if first_alone and rank:
-            outcome = None  # weights of billions of parameters would travel once for each learner
+        return None if first_alone and rank else outcome  # billions of weights would travel once for each learner
     except Exception as error:
         error.add_note(f"in learner {rank}:\n{traceback.format_exc()}")
-        outcome = error
-        if distributed.is_initialized():
-            distributed.destroy_process_group()
-    return rank, time.time(), outcome
+        return error
 
 
 def check_learners(config: AlgorithmConfig, wanted: int, gpus_each: float, env_runners: int = 0) -> None:

@@ -16,11 +16,13 @@ import ray
 from numpy.typing import NDArray
 from ray.rllib.env.env_runner_group import EnvRunnerGroup
 
+from rlvlm.algorithms.heartbeat import Lost, Replacements, ended
 from rlvlm.core.errors import MachineError
 
 logger = logging.getLogger(__name__)
 
-_TURN = "turn"
+_MAX_EMPTY_TURNS = 5
+"""Turns in a row that lose every runner before it is believed that they cannot live."""
 
 Sample = TypeVar("Sample")
 """What a turn brings: the algorithm's own."""
@@ -98,12 +100,13 @@ class RemoteRunnerGroup(Generic[Sample]):
     """RLlib's env-runner actors. Each turn costs one message to every runner and one, of plain arrays, from it.
 
     A runner whose process dies is started again by Ray and taken back in by `revive`; until then a turn brings less.
+    One that is stopped or hangs, as `heartbeat` has it, is ended first; a turn has no time limit.
 
     Args:
         group: with at least one remote runner and no local one.
         weights: gives the policy's present weights, as `Runner.act` takes them.
         join: makes one sample of those of several runners, in their order.
-        timeout_s: a runner that takes longer for a turn is ended and replaced; None waits for ever.
+        max_still_s: a runner without a step or a chunk for so long hangs; None: such a one is waited for.
         revival_s: longest wait for a runner when all are lost.
     """
 
@@ -112,18 +115,19 @@ class RemoteRunnerGroup(Generic[Sample]):
         group: EnvRunnerGroup,
         weights: Callable[[], NDArray[Any]],
         join: Callable[[Sequence[Sample]], Sample],
-        timeout_s: float | None,
+        max_still_s: float | None,
         revival_s: float,
     ) -> None:
-        self._timeout_s, self._revival_s = timeout_s, revival_s
+        self._max_still_s, self._revival_s = max_still_s, revival_s
         self._group: Any = group  # RLlib's types leave out that what is called may take arguments
         self._weights = weights
         self._join = join
         self._turn: Mapping[str, Any] = {}
         self._values: Any = None
-        self._restarts = 0
-        self._silent: set[int] = set()
-        """Runners that were replaced for their silence, and have brought nothing since."""
+        self._calls: dict[ray.ObjectRef, int] = {}
+        """The runner that each call of the turn went to."""
+        self._restarts = self._num_empty = 0
+        self._replacements = Replacements("env runner", "--algo.env-runners")
 
     def start(self, turn: Mapping[str, Any], values: Any = None) -> None:
         """Has every runner act the turn; returns at once.
@@ -134,23 +138,25 @@ class RemoteRunnerGroup(Generic[Sample]):
         """
         # copied: the learner changes the weights while the turn is acted
         self._turn, self._values = turn, ray.put(np.array(self._weights())) if values is None else values
-        self._group.foreach_env_runner_async(_call, tag=_TURN, kwargs={"method": "act", "values": self._values, **turn})
+        self._calls = self._send(self.alive(), "act", values=self._values, **turn)
 
     def collect(self) -> Sample:
         """What the turn brought, in the order of the runners. Should all be lost, it is acted again by the first back.
 
         Raises:
-            MachineError: no runner comes back, or one that was replaced for its silence is silent again: a turn takes
-                longer than it may, and would be begun again for ever.
+            MachineError: no runner comes back, all are lost turn after turn, or one that was replaced because it was
+                stopped or hung does it again.
             Exception: whatever an env raised.
         """
-        asked = self._group.healthy_env_runner_ids()
-        answers = self._group.fetch_ready_async_reqs(tags=_TURN, timeout_seconds=self._timeout_s)
-        samples = _opened([answer for _, answer in answers])
-        self._silent -= samples.keys()
-        # healthy by RLlib's book and without an answer: it hangs; one that died RLlib has noted itself
-        for index in set(asked) & set(self._group.healthy_env_runner_ids()) - samples.keys():
-            self._replace(index)
+        samples = self._answers(self._calls)
+        for index in samples:
+            self._replacements.note_result(index)
+        self._num_empty = 0 if samples else self._num_empty + 1
+        if self._num_empty == _MAX_EMPTY_TURNS:
+            raise MachineError(
+                f"all env runners were lost, {_MAX_EMPTY_TURNS} times in a row",
+                "look for what ends them (memory?), then `rlvlm resume` with fewer of them (--algo.env-runners)",
+            )
         if not samples:
             self._await_revival()
             self.start(self._turn, self._values)
@@ -178,8 +184,8 @@ class RemoteRunnerGroup(Generic[Sample]):
 
     def get_state(self) -> dict[str, Any]:
         """The state trees of all runners between two turns; one that is lost at this moment has none."""
-        answers = self._group.foreach_env_runner(_call, kwargs={"method": "save_tree"}, local_env_runner=False)
-        return {"restarts": self._restarts, "runners": {str(index): tree for index, tree in _opened(answers).items()}}
+        trees = self._answers(self._send(self.alive(), "save_tree"))
+        return {"restarts": self._restarts, "runners": {str(index): tree for index, tree in trees.items()}}
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Restores what `get_state` returned; the first actor goes on where a runner in the learner's process was.
@@ -190,7 +196,7 @@ class RemoteRunnerGroup(Generic[Sample]):
         if "runners" not in state:  # saved by a run whose own process acted
             state = {"restarts": 0, "runners": {"1": state}}
         self._restarts = state["restarts"]
-        for index in self._group.healthy_env_runner_ids():
+        for index in self.alive():
             if str(index) in state["runners"]:
                 is_there = self._call_runner(index, "load_tree", tree=state["runners"][str(index)])
             else:
@@ -198,27 +204,25 @@ class RemoteRunnerGroup(Generic[Sample]):
             if not is_there:
                 raise MachineError(f"env runner {index} was lost as soon as it had started", "rlvlm doctor  (memory)")
 
-    def _replace(self, index: int) -> None:
-        """Ends a runner that does not answer; Ray starts another in its place.
+    def _send(self, indices: Sequence[int], method: str, **arguments: Any) -> dict[ray.ObjectRef, int]:
+        """Calls a method of some runners; returns the calls, and the runner that each went to."""
+        # RLlib's own calls wait without looking at who is waited for
+        actors = self._group._worker_manager.actors()
+        return {actors[index].apply.remote(_call, method=method, **arguments): index for index in indices}
 
-        Raises:
-            MachineError: it was replaced before, and has brought nothing since.
-        """
-        if index in self._silent:
-            raise MachineError(
-                f"env runner {index} has brought nothing within {self._timeout_s:g} s (`sample_timeout_s`), was "
-                "replaced, and has brought nothing again: a rollout takes longer than that, or it hangs each time",
-                "play less at once (--algo.groups, --algo.group-size or --env.num-envs lower, more of "
-                "--algo.env-runners), or in Python raise it: .env_runners(sample_timeout_s=...); then `rlvlm resume`",
-            )
-        self._silent.add(index)
-        logger.warning(
-            "env runner %d has not answered for %g s (`sample_timeout_s`) and is replaced", index, self._timeout_s
-        )
-        # RLlib has no public call that replaces a runner which hangs
-        manager = self._group._worker_manager
-        manager.set_actor_state(index, False)
-        ray.kill(manager.actors()[index], no_restart=False)
+    def _answers(self, calls: Mapping[ray.ObjectRef, int]) -> dict[int, Any]:
+        """What runners returned, by their numbers; those that are lost are left out, and not healthy from then on."""
+        answers, manager = {}, self._group._worker_manager
+        for call, answer in ended(calls, self._max_still_s):
+            index = calls[call]
+            if isinstance(answer, Exception):
+                raise answer
+            if isinstance(answer, Lost):
+                manager.set_actor_state(index, False)
+                self._replacements.replace(index, manager.actors()[index], answer)
+            else:
+                answers[index] = answer
+        return answers
 
     def _begin_anew(self, index: int) -> bool:
         self._restarts += 1  # counted even where it fails: no two attempts may have the same random numbers
@@ -226,10 +230,7 @@ class RemoteRunnerGroup(Generic[Sample]):
 
     def _call_runner(self, index: int, method: str, **arguments: Any) -> bool:
         """Calls a method of one runner; returns whether it is still there."""
-        answers = self._group.foreach_env_runner(
-            _call, kwargs={"method": method, **arguments}, remote_worker_ids=[index], local_env_runner=False
-        )
-        return index in _opened(answers)
+        return index in self._answers(self._send([index], method, **arguments))
 
     def _await_revival(self) -> None:
         """Returns when at least one runner is back.
@@ -262,18 +263,18 @@ def check_places(num_runners: int, cpus_each: float) -> None:
         )
 
 
-def _call(runner: Any, method: str, **arguments: Any) -> tuple[int, Any]:
-    """Runs in the actor: its number, and what the method returned or raised.
+def _call(runner: Any, method: str, **arguments: Any) -> Any:
+    """Runs in the actor: what the method returned, or the exception that it raised.
 
     Raised there, an exception would end the actor, and RLlib would start it again without saying why.
     """
     try:
         if method == "load_tree":  # weights, which are large and only read, are not copied
             arguments = _writable(arguments)
-        return runner.worker_index, getattr(runner, method)(**arguments)
+        return getattr(runner, method)(**arguments)
     except Exception as error:
         error.add_note(f"in env runner {runner.worker_index}:\n{traceback.format_exc()}")
-        return runner.worker_index, error
+        return error
 
 
 def _writable(tree: Any) -> Any:
@@ -283,15 +284,3 @@ def _writable(tree: Any) -> Any:
     if isinstance(tree, list | tuple):
         return [_writable(value) for value in tree]
     return tree.copy() if isinstance(tree, np.ndarray) else tree
-
-
-def _opened(answers: list[tuple[int, Any]]) -> dict[int, Any]:
-    """The answers by runner.
-
-    Raises:
-        Exception: the first that is one.
-    """
-    for _, outcome in answers:
-        if isinstance(outcome, Exception):
-            raise outcome
-    return dict(answers)

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from rlvlm.core.episodes import ChunkStep, Observations, Reply, Turn
 from rlvlm.core.errors import NumericsError, UsageError
+from rlvlm.core.progress import count_progress
 from rlvlm.core.steps import FloatArray, Frames
 from rlvlm.envs.replies import read_legacy, read_reply, write_reply
 
@@ -432,12 +433,18 @@ class SyncChunkEnvs(ChunkEnvs):
             raise ValueError(f"{what}; give SyncChunkEnvs what makes one, and it makes as many as are needed")
         while self._make and len(self._envs) < len(state_ids):
             self._envs.append(self._make())
-        pairs = zip(self._envs, state_ids.tolist(), strict=False)  # there may be more envs than episodes
-        return Observations.joined([env.reset(options={"state_id": state_id})[0] for env, state_id in pairs])
+        seen = []
+        for env, state_id in zip(self._envs, state_ids.tolist(), strict=False):  # there may be more envs than episodes
+            seen.append(env.reset(options={"state_id": state_id})[0])
+            count_progress()
+        return Observations.joined(seen)
 
     def step(self, rows: NDArray[np.intp], chunks: FloatArray) -> ChunkStep:
         """Drives the envs `rows` [n] by `chunks` [n, L, A]."""
-        answers = [self._envs[row].step(chunk) for row, chunk in zip(rows.tolist(), chunks, strict=True)]
+        answers = []
+        for row, chunk in zip(rows.tolist(), chunks, strict=True):
+            answers.append(self._envs[row].step(chunk))
+            count_progress()
         seen, _, terminated, truncated, infos = zip(*answers, strict=True)
         snapshots, rewards = [], []
         for info in infos:

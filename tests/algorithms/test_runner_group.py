@@ -2,10 +2,9 @@
 
 import copy
 import os
+import re
 import signal
 import time
-from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +13,6 @@ import torch
 from state_trees import assert_same
 
 from rlvlm.algorithms import base
-from rlvlm.algorithms.runner_group import RemoteRunnerGroup
 from rlvlm.algorithms.sac_pebble.algorithm import SACPebbleConfig
 from rlvlm.algorithms.sac_pebble.config import SACConfig
 from rlvlm.algorithms.sac_pebble.runner import StepEnvRunner
@@ -107,12 +105,13 @@ def tree(algorithm):
     )
 
 
-def kill(algorithm, index):
-    """Ends a runner's process the hard way."""
+def kill(algorithm, index, how=signal.SIGKILL):
+    """Ends a runner's process the hard way, or stops it; returns its id."""
     (pid,) = algorithm.env_runner_group.foreach_env_runner(
         lambda runner: os.getpid(), remote_worker_ids=[index], local_env_runner=False
     )
-    os.kill(pid, signal.SIGKILL)
+    os.kill(pid, how)
+    return pid
 
 
 def wait_for_both(algorithm):
@@ -193,7 +192,7 @@ def test_more_runners_than_the_cluster_can_hold_are_refused(build):
 
 
 def test_a_runner_that_hangs_is_replaced_and_named(pair, caplog, monkeypatch):
-    monkeypatch.setattr(pair._runner_group, "_timeout_s", 3.0)
+    monkeypatch.setattr(pair._runner_group, "_max_still_s", 3.0)
     pair.env_runner_group.foreach_env_runner(
         lambda runner: setattr(runner, "act", lambda **_: time.sleep(3600)),
         remote_worker_ids=[1],
@@ -202,33 +201,44 @@ def test_a_runner_that_hangs_is_replaced_and_named(pair, caplog, monkeypatch):
     before = pair.env_steps
     pair.train()
     assert pair.env_steps == before + NUM_ENVS * EPISODE_STEPS, "the other one's turns count"
-    assert "env runner 1 has not answered for 3 s" in caplog.text
+    assert re.search(r"env runner 1 \(process \d+ on node [\d.]+\) lives, but has done no step", caplog.text)
+    assert "(`sample_timeout_s`)" in caplog.text and "--algo.env-runners" in caplog.text
     wait_for_both(pair)
 
 
-def test_a_runner_that_is_too_slow_each_time_ends_the_run_with_the_setting(monkeypatch):
-    """RLlib's part is played here: the second runner never answers."""
-    killed = []
-    monkeypatch.setattr("ray.put", lambda values: values)
-    monkeypatch.setattr("ray.kill", lambda actor, no_restart: killed.append(actor))
-    manager = SimpleNamespace(set_actor_state=lambda index, is_healthy: None, actors=lambda: {1: "one", 2: "other"})
-    answering = [[1], [1, 2], [1], [1]]
-    group: Any = SimpleNamespace(
-        _worker_manager=manager,
-        healthy_env_runner_ids=lambda: [1, 2],
-        foreach_env_runner_async=lambda *_, **__: None,
-        fetch_ready_async_reqs=lambda **_: [(index, (index, "sample")) for index in answering.pop(0)],
-    )
-    runners: Any = RemoteRunnerGroup(group, lambda: np.zeros(1), list, 600.0, 1.0)
-    found = []
+def test_a_turn_may_last_as_long_as_it_makes_progress(pair, monkeypatch):
+    monkeypatch.setattr(pair._runner_group, "_max_still_s", 3.0)
+
+    def slow_down(runner):
+        step = runner._step
+        runner._step = lambda actions: (time.sleep(0.5), step(actions))[1]
+
+    pair.env_runner_group.foreach_env_runner(slow_down, local_env_runner=False)
+    before, began = pair.env_steps, time.monotonic()
+    pair.train()
+    assert time.monotonic() - began > 0.5 * EPISODE_STEPS, "several times the limit"
+    assert pair.env_steps == before + 2 * NUM_ENVS * EPISODE_STEPS
+    pair.env_runner_group.foreach_env_runner(lambda runner: delattr(runner, "_step"), local_env_runner=False)
+
+
+def test_a_stopped_runner_is_replaced_once_and_ends_the_run_the_second_time(pair, caplog, monkeypatch):
+    monkeypatch.setattr("rlvlm.algorithms.heartbeat.MAX_SILENCE_S", 3.0)
+    runner_group, wanted = pair._runner_group, rf"env runner 2 \(process {kill(pair, 2, signal.SIGSTOP)} on node"
+    began = time.monotonic()
+    pair.train()
+    assert re.search(wanted, caplog.text) and "no sign of life for 3 s" in caplog.text
+    assert time.monotonic() - began < 20
+    deadline = time.monotonic() + 120
+    while 2 not in runner_group.alive():
+        assert time.monotonic() < deadline, "it never came back"
+        runner_group.revive()
+        time.sleep(0.2)
     with pytest.raises(
-        MachineError, match=r"env runner 2 .* within 600 s \(`sample_timeout_s`\), was replaced"
+        MachineError, match=rf"env runner 2 \(process {kill(pair, 2, signal.SIGSTOP)} on .*before"
     ) as caught:
-        for _ in range(4):
-            runners.start({})
-            found.append(len(runners.collect()))
-    assert found == [1, 2, 1] and killed == ["other", "other"], "once, and once more after it had answered"
+        pair.train()
     assert "--algo.env-runners" in caught.value.fix
+    wait_for_both(pair)
 
 
 def test_a_run_goes_on_with_another_number_of_runners(build, pair, tmp_path):

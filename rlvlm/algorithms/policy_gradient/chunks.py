@@ -23,6 +23,7 @@ from rlvlm.algorithms.policy_gradient.source import Play, Rollout, Weights, join
 from rlvlm.algorithms.runner_group import LocalRunnerGroup, RemoteRunnerGroup
 from rlvlm.core.episodes import ChunkStep, Observations, TokenEpisode
 from rlvlm.core.finite import check_finite
+from rlvlm.core.progress import count_progress
 from rlvlm.core.steps import FloatArray
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.env import FIRST_HELD_OUT_STATE, ChunkEnv, ChunkEnvs
@@ -113,10 +114,12 @@ def play_chunks(
         rows = np.arange(len(obs))
         rounds: list[_Round] = []
         while len(rows):
+            count_progress()
             # before the policy sees them: its answer to NaN would be blamed on the policy
             seen = {"numbers of observations": obs.snapshots, "numbers of proprioception": obs.proprio}
             check_finite(f"the env {task}", _FIX, seen, {"state_ids": own_ids[rows]})
             bins, log_probs, values = sampler.choose(obs)
+            count_progress()
             outcome = envs.step(rows, sampler.to_actions(bins))
             rounds.append(_Round(rows, obs, bins, log_probs, values, outcome))
             running = np.flatnonzero(~outcome.ended)
@@ -230,7 +233,9 @@ class ChunkRunner(BaseRunner):
         if not self._workers:
             count, px = self.config.algo.env_workers, self.policy.image_px
             self._workers = start_workers(count, self.config.task, self.config.seed, px)
-        envs = self._of_workers[key] = WorkerEnvs(self._workers, settings, local, group_size, self.policy.show)
+        envs = self._of_workers[key] = WorkerEnvs(
+            self._workers, settings, local, group_size, self.policy.show, self.config.sample_timeout_s
+        )
         return envs
 
     def begin(self, restart: int = 0) -> None:

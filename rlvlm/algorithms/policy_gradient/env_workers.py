@@ -5,7 +5,6 @@ a core for milliseconds a step, and a policy of billions of parameters is copied
 in one worker, so a worker that is lost costs whole groups and spoils none.
 """
 
-import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
@@ -14,16 +13,16 @@ from typing import Any
 import numpy as np
 import ray
 from numpy.typing import NDArray
-from ray.exceptions import ActorDiedError, GetTimeoutError, NodeDiedError, ObjectLostError, RayActorError
+from ray.exceptions import ActorDiedError, GetTimeoutError, NodeDiedError, RayActorError
 
+from rlvlm.algorithms.heartbeat import Lost, Replacements, ended, start_heartbeat
 from rlvlm.core.episodes import ChunkStep, Observations
 from rlvlm.core.errors import MachineError
+from rlvlm.core.progress import count_progress
 from rlvlm.core.steps import FloatArray, Frames
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.env import ChunkEnv, ChunkEnvs
 from rlvlm.envs.registry import make_env
-
-logger = logging.getLogger(__name__)
 
 _LOST_IN_A_ROW = 5
 """Batches that lose every worker before it is believed that they cannot live."""
@@ -43,6 +42,7 @@ class EnvWorker:
     def __init__(self, task: str, seed: int, image_px: int) -> None:
         self._task, self._seed, self._image_px = task, seed, image_px
         self._made: dict[EnvConfig, tuple[ChunkEnv, ChunkEnvs]] = {}
+        start_heartbeat()
 
     def begin(self, settings: EnvConfig, state_ids: NDArray[np.int64]) -> tuple[Observations, Frames]:
         """First observations of new episodes, and their images."""
@@ -50,7 +50,9 @@ class EnvWorker:
             env = make_env(self._task, settings, self._seed)
             self._made[settings] = env, env.many()
         env, envs = self._made[settings]
+        count_progress()
         obs = envs.begin(state_ids.copy())  # what comes through Ray is read-only, and an env may clip in place
+        count_progress()
         return obs, env.draw_cameras(obs.snapshots, self._image_px)
 
     def step(self, settings: EnvConfig, rows: NDArray[np.intp], chunks: FloatArray) -> tuple[ChunkStep, Frames] | None:
@@ -61,6 +63,7 @@ class EnvWorker:
             return None
         env, envs = self._made[settings]
         came = envs.step(rows.copy(), chunks.copy())
+        count_progress()
         return came, env.draw_cameras(came.obs.snapshots[~came.ended], self._image_px)
 
 
@@ -73,6 +76,7 @@ class WorkerEnvs(ChunkEnvs):
         local: an env of the same settings; it says which episodes fit together in memory, and is not played.
         group_size: neighbours that begin alike.
         show: keeps images by the bytes of their snapshots.
+        max_still_s: a worker that lives, but has done nothing for so long, hangs and is replaced; None: never.
     """
 
     def __init__(
@@ -82,13 +86,15 @@ class WorkerEnvs(ChunkEnvs):
         local: ChunkEnv,
         group_size: int,
         show: Callable[[Sequence[bytes], Frames], None],
+        max_still_s: float | None = None,
     ) -> None:
         self._workers, self._settings, self._local = workers, ray.put(settings), local
         self._batches = local.many().batches
-        self._group_size, self._show = group_size, show
+        self._group_size, self._show, self._max_still_s = group_size, show, max_still_s
         self._owner = np.empty(0, np.intp)
         self._place = np.empty(0, np.intp)
         self._num_lost_batches = 0
+        self._replacements = Replacements("env worker", "--algo.env-workers")
 
     def batches(self, state_ids: NDArray[np.int64]) -> list[NDArray[np.intp]]:
         """As the envs themselves would have it."""
@@ -100,6 +106,9 @@ class WorkerEnvs(ChunkEnvs):
         Raises:
             MachineError: workers are lost again and again.
         """
+        whole = np.setdiff1d(np.arange(len(self._owner)), sorted(self.lost))
+        for number in np.unique(self._owner[whole]).tolist():  # it has played all that it was asked for
+            self._replacements.note_result(number)
         self.lost = frozenset()
         num_groups = -(-len(state_ids) // self._group_size)
         # neighbouring groups to the same worker, whole: one that is lost costs groups and spoils none
@@ -182,19 +191,20 @@ class WorkerEnvs(ChunkEnvs):
         self, asked: Sequence[tuple[NDArray[np.intp], Any]], rows: NDArray[np.intp] | None = None
     ) -> list[tuple[NDArray[np.intp], tuple[Any, Frames]]]:
         """The answers that came; rows of workers that are gone are lost from then on, and Ray starts those again."""
-        found = []
+        found, answers = [], dict(ended([call for _, call in asked], self._max_still_s))
         for own, call in asked:
-            try:
-                answer = ray.get(call)
-            except (RayActorError, NodeDiedError, ObjectLostError):  # its images lay on a node that is gone
-                answer = None
-            if answer is not None:
+            answer = answers[call]
+            if isinstance(answer, Exception):  # what an env raised
+                raise answer
+            if isinstance(answer, tuple):
                 found.append((own, answer))
                 continue
             # All envs of that worker are gone; those whose episodes are over already too: their group is not whole.
-            owner = self._owner[(own if rows is None else rows[own])[0]]
+            owner = int(self._owner[(own if rows is None else rows[own])[0]])
             self.lost = self.lost | frozenset(np.flatnonzero(self._owner == owner).tolist())
-            logger.warning("env worker %d was lost with its episodes under way", owner)
+            if answer is None:
+                answer = Lost(what="was started again", fix="", is_gone=True)
+            self._replacements.replace(owner, self._workers[owner], answer)
         return found
 
 

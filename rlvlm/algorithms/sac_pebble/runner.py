@@ -14,6 +14,7 @@ from rlvlm.algorithms.base import BaseRunner
 from rlvlm.algorithms.sac_pebble.dense import flatten
 from rlvlm.algorithms.sac_pebble.player import EpisodeBuffer, Step, to_transitions
 from rlvlm.core.finite import check_finite
+from rlvlm.core.progress import count_progress
 from rlvlm.core.steps import FloatArray, Trajectory, Transitions
 from rlvlm.envs.env import StepEnv
 from rlvlm.envs.registry import make_vector
@@ -106,6 +107,7 @@ class StepEnvRunner(BaseRunner):
     def _step(self, actions: FloatArray) -> tuple[Step, NDArray[np.bool_]]:
         """One step of all envs and which of their episodes `[N]` it ended."""
         obs, env_rewards, terminated, truncated, infos = self.env.step(actions)
+        count_progress()
         ended = terminated | truncated
         next_obs, snapshots = obs.copy(), infos["snapshot"]
         self._check(observations=obs, rewards=env_rewards)

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlvlm.core.episodes import ChunkStep, Observations
+from rlvlm.core.progress import count_progress
 from rlvlm.core.steps import FloatArray, Frames
 from rlvlm.envs.env import ChunkEnv, ChunkEnvs
 from rlvlm.envs.libero.config import LiberoConfig
@@ -61,6 +62,7 @@ class LiberoEnvs(ChunkEnvs):
         with self._scene.turn:
             for state_id in distinct.tolist():
                 state = self._scene.start(state_id, self._moved_m)
+                count_progress()
                 starts.append((state, self._scene.positions(), self._scene.arm.proprio(), self._scene.progress()))
         states, positions, proprio, progress = zip(*starts, strict=True)
         self.states = [states[index] for index in inverse]
@@ -98,6 +100,7 @@ class LiberoEnvs(ChunkEnvs):
                         break
                 success_at_end[place] = is_solved
                 self.states[row] = scene.save()
+                count_progress()
                 mujoco.mj_kinematics(scene.model, scene.data)  # a step leaves places as before its last substep
                 proprio[place] = scene.arm.proprio()
                 progress[place] = 1.0 if is_solved else scene.progress()

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
@@ -69,18 +70,22 @@ def test_an_answer_that_lay_on_a_lost_node_is_an_answer_that_did_not_come(
 ) -> None:
     """Workers in this process, called as actors are; what one of them said is gone with the node's object store."""
 
-    def fetch(answer: Any) -> Any:
-        if answer is error:
+    def fetch(call: Any) -> Any:
+        if call.answer is error:
             raise error.__new__(error)
-        return answer
+        return call.answer
+
+    def remote(method: Any) -> Any:
+        call = MagicMock  # hashable, as the references that Ray gives are
+        return SimpleNamespace(remote=lambda *arguments: call(answer=method(*arguments)))
 
     monkeypatch.setattr("ray.get", fetch)
     monkeypatch.setattr("ray.put", lambda settings: settings)
+    monkeypatch.setattr("ray.wait", lambda calls, timeout: (calls, []))
+    monkeypatch.setattr("rlvlm.algorithms.heartbeat._heartbeat", lambda actor_id: None)
     first, other = EnvWorker("push_block", 0, PX), EnvWorker("push_block", 0, PX)
-    near = SimpleNamespace(begin=SimpleNamespace(remote=first.begin), step=SimpleNamespace(remote=first.step))
-    lost = SimpleNamespace(
-        begin=SimpleNamespace(remote=other.begin), step=SimpleNamespace(remote=lambda *arguments: error)
-    )
+    near = SimpleNamespace(begin=remote(first.begin), step=remote(first.step))
+    lost = SimpleNamespace(begin=remote(other.begin), step=remote(lambda *arguments: error))
     local = make_env("push_block", SETTINGS, 0)
     envs = WorkerEnvs([near, lost], SETTINGS, local, 2, lambda keys, images: None)
     envs.begin(np.array([5, 5, 2, 2]))
@@ -110,6 +115,30 @@ def test_a_lost_worker_ends_its_own_episodes_and_is_back_for_the_next(workers: l
                 break
     envs.step(rows, chunks)
     assert envs.lost == {0, 1}
+
+
+def test_a_stopped_worker_is_replaced_once_and_ends_the_run_the_second_time(
+    workers: list[Any], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rlvlm.algorithms.heartbeat.MAX_SILENCE_S", 10.0)  # Ray takes six to end a stopped process
+    local = make_env("push_block", SETTINGS, 0)
+    envs = WorkerEnvs(workers, SETTINGS, local, 2, lambda keys, images: None)
+    ids, rows = np.array([5, 5, 2, 2]), np.arange(4)
+    chunks = np.zeros((4, local.chunk_steps, len(local.action_low)), np.float32)
+    deadline = time.monotonic() + 180
+    while envs.begin(ids) is None or envs.lost:
+        assert time.monotonic() < deadline, "both are there"
+    pid, began = pid_of(workers[1]), time.monotonic()
+    os.kill(pid, signal.SIGSTOP)
+    came = envs.step(rows, chunks)
+    assert envs.lost == {2, 3} and came.ended.tolist() == [False, False, True, True]
+    assert time.monotonic() - began < 20
+    assert f"env worker 1 (process {pid} on node" in caplog.text and "--algo.env-workers" in caplog.text
+    while envs.begin(ids) is None or envs.lost:
+        assert time.monotonic() < deadline, "Ray starts it again"
+    os.kill(pid_of(workers[1]), signal.SIGSTOP)
+    with pytest.raises(MachineError, match=r"env worker 1 \(process .* no sign of life for 10 s.* replaced before"):
+        envs.step(rows, chunks)
 
 
 def test_workers_that_cannot_live_end_the_run_with_a_reason(local_ray: None) -> None:

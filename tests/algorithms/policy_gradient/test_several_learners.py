@@ -1,7 +1,5 @@
 """Two learner actors of RLlib against the one in this process, on one rollout."""
 
-import os
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -92,17 +90,15 @@ def test_learners_that_share_out_the_weights_play_save_and_go_on(make: Any, tmp_
         torch.testing.assert_close(ends[2][name], value, atol=1e-4, rtol=1e-4, msg=name)
 
 
-def test_what_one_learner_meets_is_told_and_a_lost_one_ends_the_run(two: Any) -> None:
-    def poison(learner: Any) -> int:
+def test_what_one_learner_meets_is_told_and_ends_them_all(two: Any) -> None:
+    def poison(learner: Any) -> None:
         if torch.distributed.get_rank() == 1:  # only its share of the loss is not finite
             learner.policy.value_head[-1].bias.data.fill_(torch.nan)
-        return os.getpid()
 
-    pids = of_all(two, poison)
+    of_all(two, poison)
     with pytest.raises(NumericsError, match="not finite"):
         two._learners.call_all("learn", two._source.next(), 0.0)
-    os.kill(pids[1], signal.SIGKILL)
-    with pytest.raises(MachineError, match="1 of 2 learners are gone"):
+    with pytest.raises(MachineError, match=r"learner \d .*is gone"):  # nothing is left that holds a GPU
         two._learners.call_all("report")
 
 

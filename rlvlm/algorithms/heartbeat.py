@@ -1,0 +1,196 @@
+"""Heartbeats: processes that others wait for say once a second that they live, and how far they have come.
+
+A call to an actor has no time limit, since a rollout may honestly take an hour. Instead `ended` looks at heartbeats
+while it waits: none for `MAX_SILENCE_S` means that the process is stopped (SIGSTOP, a debugger, a frozen machine), and
+heartbeats without progress mean that it hangs. A process that dies Ray reports by itself.
+
+Heartbeats come from a thread of the process, so that the work keeps its own (a GL context belongs to one thread), and
+lie in Ray's key-value store: RLlib makes the actors of runners and learners, and leaves no place for a method that
+answers beside the work.
+"""
+
+import json
+import logging
+import os
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+from ray.exceptions import NodeDiedError, ObjectLostError, RayActorError, RayError
+from ray.experimental.internal_kv import _internal_kv_get, _internal_kv_put
+
+from rlvlm.core.errors import MachineError
+from rlvlm.core.progress import count_progress, progress
+
+logger = logging.getLogger(__name__)
+
+MAX_SILENCE_S = 120.0
+"""Seconds without a heartbeat after which a process counts as stopped: far more than code holds Python's lock for."""
+_PERIOD_S = 1.0
+_NAMESPACE = "rlvlm-heartbeats"
+
+_beating = threading.Lock()
+"""Held for good by the thread that sends this process's heartbeats."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Lost:
+    """What `ended` gives in place of an answer that does not come."""
+
+    what: str
+    """The process, its node and what is wrong with it, as the end of a sentence: "(process 7 on 10.0.0.2) is gone"."""
+    fix: str
+    """What the user can do."""
+    is_gone: bool
+    """Whether the process has ended; one that is stopped or hangs is still there, with all that it holds."""
+
+
+def start_heartbeat() -> None:
+    """Has this process send heartbeats from now on, where it is an actor's; calls after the first do nothing."""
+    actor_id = ray.get_runtime_context().get_actor_id() if ray.is_initialized() else None
+    if actor_id is None or not _beating.acquire(blocking=False):
+        return
+    gpus = ", ".join(str(gpu) for gpu in ray.get_gpu_ids())
+    where = f"process {os.getpid()} on node {ray.util.get_node_ip_address()}" + (f", GPU {gpus}" if gpus else "")
+
+    def send() -> None:
+        number = 0
+        while True:
+            number += 1
+            content = json.dumps([where, number, progress()])
+            try:
+                _internal_kv_put(actor_id, content, overwrite=True, namespace=_NAMESPACE)
+            except RayError as error:  # the head node may come back
+                logger.debug("no heartbeat: %s", error)
+            time.sleep(_PERIOD_S)
+
+    threading.Thread(target=send, daemon=True, name="heartbeat").start()
+
+
+class _Watch:
+    """What is known of the process that a call went to, while it is waited for."""
+
+    def __init__(self, call: ray.ObjectRef) -> None:
+        self._actor_id = _actor_of(call)
+        self._beat: list[Any] | None = None
+        self._silent_s = self._still_s = 0.0
+
+    def look(self, passed_s: float, max_still_s: float | None) -> Lost | None:
+        """What is wrong with the process, `passed_s` seconds after the last look; None while it is well."""
+        beat = _heartbeat(self._actor_id)
+        if beat is None:  # it has not begun to send any, or Ray's head does not answer
+            return None
+        before, self._beat = self._beat or beat, beat
+        self._silent_s = 0.0 if beat[:2] != before[:2] else self._silent_s + passed_s
+        if beat[2] != before[2]:
+            self._still_s = 0.0
+            count_progress()  # who waits for a process that works does not hang either
+        else:
+            self._still_s += passed_s
+        if self._silent_s >= MAX_SILENCE_S:
+            return Lost(
+                what=f"({beat[0]}) has given no sign of life for {MAX_SILENCE_S:g} s: it is stopped",
+                fix="look for what stops it (SIGSTOP, a debugger, a machine or container that is frozen or swaps)",
+                is_gone=False,
+            )
+        if max_still_s is not None and self._still_s >= max_still_s:
+            return Lost(
+                what=f"({beat[0]}) lives, but has done no step, chunk or reset for {max_still_s:g} s "
+                "(`sample_timeout_s`): it hangs",
+                fix="look for what it waits for, or where one of these honestly takes longer raise the limit, in "
+                "Python: .env_runners(sample_timeout_s=...)",
+                is_gone=False,
+            )
+        return None
+
+
+def ended(calls: Iterable[ray.ObjectRef], max_still_s: float | None = None) -> Iterator[tuple[ray.ObjectRef, Any]]:
+    """Calls to actors as they end, each with its answer, the exception that it raised, or `Lost` where none will come.
+
+    Args:
+        calls: to methods of actors that have called `start_heartbeat`; others are waited for without a limit.
+        max_still_s: seconds without `count_progress` after which a process that lives counts as hung; None: never.
+    """
+    waiting = {call: _Watch(call) for call in calls}
+    last = time.monotonic()
+    while waiting:
+        ready, _ = ray.wait(list(waiting), timeout=_PERIOD_S)
+        for call in ready:
+            del waiting[call]
+            try:
+                answer = ray.get(call)
+            except (RayActorError, NodeDiedError, ObjectLostError) as error:  # or its answer lay on a node that is gone
+                what = f"{process_of(call)} is gone: {type(error).__name__}"
+                answer = Lost(what=what.strip(), fix="look for what ends it (memory?)", is_gone=True)
+            except Exception as error:  # the caller knows what to do before it is raised
+                answer = error
+            yield call, answer
+        if (passed_s := time.monotonic() - last) < _PERIOD_S:
+            continue
+        last += passed_s
+        for call, watch in list(waiting.items()):
+            # capped: while this process was itself stopped, or Ray's head did not answer, others were not silent
+            lost = watch.look(min(passed_s, 2 * _PERIOD_S), max_still_s)
+            if lost is not None:
+                del waiting[call]
+                yield call, lost
+
+
+def process_of(call: ray.ObjectRef) -> str:
+    """The process that a call went to, with its node and GPU, in brackets; empty before its first heartbeat."""
+    beat = _heartbeat(_actor_of(call))
+    return f"({beat[0]})" if beat else ""
+
+
+class Replacements:
+    """Replaces processes that are stopped or hang, each once without a result in between: more often, a piece of work
+    that is too long, or a process that always hangs, would be begun again for ever.
+
+    Args:
+        name: of such a process, e.g. "env runner".
+        setting: how many there are, for the message.
+    """
+
+    def __init__(self, name: str, setting: str) -> None:
+        self._name, self._setting = name, setting
+        self._replaced: set[int] = set()
+        """Numbers of those that have brought nothing since."""
+
+    def note_result(self, number: int) -> None:
+        """Notes that process `number` has brought something."""
+        self._replaced.discard(number)
+
+    def replace(self, number: int, actor: Any, lost: Lost) -> None:
+        """Warns that process `number` is lost and ends it where it is still there; Ray starts it again.
+
+        Raises:
+            MachineError: it was replaced before, and has brought nothing since.
+        """
+        is_again = not lost.is_gone and number in self._replaced
+        if not lost.is_gone:
+            self._replaced.add(number)
+            ray.kill(actor, no_restart=False)
+        what = f"{self._name} {number} {lost.what}"
+        if is_again:
+            raise MachineError(
+                f"{what}; it was replaced before and has brought nothing since",
+                f"{lost.fix}; then `rlvlm resume`, with another number of {self._setting} or less played at once "
+                "(--env.num-envs, --algo.groups or --algo.group-size lower)",
+            )
+        logger.warning("%s; it is replaced, and what it was playing begins anew (%s)", what, self._setting)
+
+
+def _actor_of(call: ray.ObjectRef) -> str:
+    return call.task_id().actor_id().hex()
+
+
+def _heartbeat(actor_id: str) -> list[Any] | None:
+    """Where a process is, the number of its newest heartbeat and its progress then; None where nothing is known."""
+    try:
+        content = _internal_kv_get(actor_id, namespace=_NAMESPACE)
+    except RayError:
+        return None
+    return json.loads(content) if content else None

@@ -1,0 +1,68 @@
+"""Calls to learners that wait for each other: what happens to one of them ends the wait, at once and by name."""
+
+import os
+import signal
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import ray
+import torch
+from ray.rllib.utils.actor_manager import FaultTolerantActorManager
+
+from rlvlm.algorithms.heartbeat import start_heartbeat
+from rlvlm.algorithms.learners import Learners
+from rlvlm.core.errors import MachineError
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow]
+
+
+class Waiting:
+    """The part of a learner that is called; the first waits for the second as under NCCL, which does not notice for
+    half an hour that a peer is gone.
+    """
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+
+    def apply(self, func: Any) -> Any:
+        return func(self)
+
+    def configure_torch(self, threads: int) -> int:
+        start_heartbeat()
+        return os.getpid()
+
+    def learn(self, how: str) -> None:
+        if self._number == 0:
+            time.sleep(1800)
+        if how == "gpu":
+            raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+        os.kill(os.getpid(), {"dies": signal.SIGKILL, "stops": signal.SIGSTOP}[how])
+
+
+@pytest.mark.parametrize(
+    ("how", "words", "fix"),
+    [
+        ("gpu", r"learner 1 {where} failed: CUDA error: an illegal", "look at that GPU"),
+        ("dies", r"learner 1 {where} is gone: ActorDiedError; the other 1 were ended", "memory"),
+        ("stops", r"learner 1 {where} has given no sign of life for 3 s", "SIGSTOP"),
+    ],
+)
+def test_what_happens_to_one_learner_ends_them_all_at_once(
+    local_ray: None, monkeypatch: pytest.MonkeyPatch, how: str, words: str, fix: str
+) -> None:
+    monkeypatch.setattr("rlvlm.algorithms.heartbeat.MAX_SILENCE_S", 3.0)
+    actors: list[Any] = [ray.remote(Waiting).remote(number) for number in range(2)]
+    group = SimpleNamespace(is_local=False, _worker_manager=FaultTolerantActorManager(actors))
+    algorithm: Any = SimpleNamespace(learner_group=group)
+    learners = Learners(algorithm, threads=torch.get_num_threads())
+    pids = learners.call_all("configure_torch", 1)
+    time.sleep(1.5)  # their heartbeats have begun
+    began = time.monotonic()
+    with pytest.raises(MachineError, match=words.format(where=rf"\(process {pids[1]} on node [\d.]+\)")) as caught:
+        learners.call_all("learn", how)
+    assert time.monotonic() - began < 20
+    assert fix in caught.value.fix and "rlvlm resume" in caught.value.fix
+    with pytest.raises(MachineError, match=r"learner \d .*is gone"):  # nothing is left that holds a GPU
+        learners.call_all("configure_torch", 1)
