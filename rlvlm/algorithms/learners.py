@@ -93,6 +93,8 @@ class Learners(Generic[Learner]):
             self.local = next(iter(self._group.foreach_learner(lambda learner: learner))).get()
         else:
             torch.set_num_threads(threads)
+        self._failure: Exception | None = None
+        """Why the learners were ended."""
         self.call_all("configure_torch", threads)
 
     def call_all(self, method: str, *arguments: Any, first_alone: bool = False) -> list[Any]:
@@ -105,6 +107,8 @@ class Learners(Generic[Learner]):
         """
         if self.local is not None:
             return [getattr(self.local, method)(*arguments)]
+        if self._failure is not None:  # said again: what still calls them while it cleans up must not hide it
+            raise self._failure
         sent = [ray.put(argument) for argument in arguments]  # once, however many learners read it
         actors = self._group._worker_manager.actors()  # RLlib's own calls wait for all, whatever happens to one
         call = partial(_call, method=method, arguments=sent, first_alone=first_alone)
@@ -120,20 +124,22 @@ class Learners(Generic[Learner]):
                 answers |= {calls[ref]: answer for ref, answer in ended(failed)}
                 for actor in actors.values():
                     ray.kill(actor)
-                raise self._cause(answers, {number: process_of(ref) for ref, number in calls.items()})
+                self._failure = self._cause(answers, {number: process_of(ref) for ref, number in calls.items()})
+                raise self._failure
         return [answers[number] for number in sorted(answers)]
 
     def _cause(self, answers: Mapping[int, Any], processes: Mapping[int, str]) -> Exception:
         """The error of learners of which some failed: that of one that is gone, else of the first that raised."""
+        others = "; the others were ended" if len(processes) > 1 else ""
         for number, answer in answers.items():
             if isinstance(answer, Lost):
                 return MachineError(
-                    f"learner {number} {answer.what}; the other {len(processes) - 1} were ended",
+                    f"learner {number} {answer.what}{others}",
                     f"{answer.fix}, then `rlvlm resume`, with another --algo.num-learners where it may not come back; "
                     "start it again where nothing was saved",
                 )
         number, error = next((number, answer) for number, answer in answers.items() if isinstance(answer, Exception))
-        error.add_note(f"learner {number} {processes[number]} raised this; the others were ended")
+        error.add_note(f"learner {number} {processes[number]} raised this{others}")
         is_full = is_out_of_memory(error)
         if isinstance(error, RunError) or not (is_full or isinstance(error, (torch.AcceleratorError, DistError))):
             return error

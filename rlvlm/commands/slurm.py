@@ -7,11 +7,13 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from datetime import datetime
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import tyro
 
@@ -19,13 +21,14 @@ from rlvlm.commands.arguments import parse, parse_run
 from rlvlm.core.checks import check_interval, check_least
 from rlvlm.core.disk import shipped
 from rlvlm.core.errors import EXIT_DONE, MachineError, UsageError
-from rlvlm.runs.config import RunConfig
+from rlvlm.runs.config import JUDGE_ROLE, Role, RunConfig
 from rlvlm.runs.folder import default_path
 from rlvlm.sweeps.config import find_sweep_file, read_sweep
 from rlvlm.sweeps.plan import expand, shared_judges
 
 BODY = "# ---- below this line the copies are alike ----\n"
 """Where the part of the template begins that every job's script has."""
+_MAX_GPUS_PER_NODE = 16
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -90,9 +93,12 @@ class SlurmArguments:
 def command(words: Sequence[str], prog: str) -> int:
     """`slurm TASK [options] [-- options of the run]`: the job's id, and what to do with it."""
     # what stands before the -- is the job's, what follows is the run's
-    place = list(words).index("--") if "--" in words else len(words)
-    own, options = words[:place], words[place + 1 :]
+    split = list(words).index("--") if "--" in words else len(words)
+    own, options = words[:split], words[split + 1 :]
     arguments = parse(SlurmArguments, own, prog)
+    from rlvlm.runs.placement import layout_of, place  # Ray and torch are not for those who only ask for help
+
+    lay_out: Callable[[Sequence[Any]], object]
     # what is wrong with it is said now, not by a job tomorrow
     if Path(arguments.task).suffix in (".yaml", ".yml"):
         if options:
@@ -100,23 +106,28 @@ def command(words: Sequence[str], prog: str) -> int:
         file = Path(arguments.task) if Path(arguments.task).exists() else find_sweep_file(Path(arguments.task).stem)
         sweep = read_sweep(file)
         plans = expand(sweep)
-        # all of its judges work at a time, and beside them at least one run: the one that asks for most
-        judges = shared_judges(plans, sweep.resources.judge_cpus, Path()).values()
-        of_runs = [sum(place.get("GPU", 0.0) for place in plan.config.worker_places) for plan in plans]
-        wanted = {
-            "the judges": sum(one.serve.num_gpus * one.serve.num_replicas for one in judges),
-            "a run": sweep.resources.gpus + max(of_runs),
-        }
         configs = [plan.config for plan in plans]
+
+        def lay_out_sweep(machines: Sequence[Any]) -> None:
+            # all of its judges work at a time, and beside them at least one run; fewer cores mean fewer runs at a time
+            judges = shared_judges(plans, sweep.resources.judge_cpus, Path()).values()
+            started = [role for one in judges for role in one.roles if role.name == JUDGE_ROLE]
+            mine = Role(name="a run's own process", gpus=sweep.resources.gpus, setting="resources.gpus of the sweep")
+            for plan in plans:
+                own = [role for role in plan.config.roles if role.name != JUDGE_ROLE]
+                place([*started, mine, *own], [replace(one, cpus=math.inf, gpus=[*one.gpus]) for one in machines])
+
+        lay_out = lay_out_sweep
         run_words, title, home = ["sweep", str(file.absolute())], sweep.title, Path("runs/sweeps") / file.stem
     else:
         run_words = [arguments.task, *options]
         config = parse_run(run_words, f"{prog} --").config
         if config.out is not None:
             raise UsageError("--out belongs before the --", f"{prog} {arguments.task} --out {config.out} -- ...")
-        configs, wanted = [config], config.wanted_gpus
+        configs, lay_out = [config], partial(layout_of, config, is_here=False)
         title, home = config.title, default_path(config.task, datetime.now())
-    _check_machine(arguments.job, configs, wanted)
+    _check_places(arguments.job, lay_out)
+    _check_weights(arguments.job, configs)
     out = (arguments.out or home).absolute()
     if arguments.show:
         sys.stdout.write(job_script(arguments.job, out, run_words))
@@ -134,13 +145,31 @@ def command(words: Sequence[str], prog: str) -> int:
     return EXIT_DONE
 
 
-def _check_machine(job: SlurmConfig, configs: Sequence[RunConfig], gpus: Mapping[str, float]) -> None:
-    """Raises UsageError where the runs want GPUs, or weights of judges or policies, that the job will not have."""
-    wanted, there = sum(gpus.values()), job.gpus_per_node * job.nodes
-    if wanted > there:
-        fix = f"--gpus-per-node {math.ceil(wanted / job.nodes)}, before the --"
-        parts = " and ".join(f"{name} {count:g}" for name, count in gpus.items() if count)
-        raise UsageError(f"the run asks for {wanted:g} GPUs ({parts}), the job for {there}", fix)
+def _check_places(job: SlurmConfig, lay_out: Callable[[Sequence[Any]], object]) -> None:
+    """Raises UsageError where a process has no place on the nodes of the job; `lay_out` gives each its place.
+
+    Says how many GPUs a node would have to have, where more of them are enough.
+    """
+    from rlvlm.runs.placement import Node
+
+    def machines(gpus: int) -> list[Node]:
+        return [
+            Node(name=f"node {number + 1}", cpus=float(job.cpus), gpus=[1.0] * gpus, is_own=number == 0)
+            for number in range(job.nodes)
+        ]
+
+    try:
+        lay_out(machines(job.gpus_per_node))
+    except MachineError as error:
+        for gpus in range(job.gpus_per_node + 1, _MAX_GPUS_PER_NODE + 1):
+            with suppress(MachineError):
+                lay_out(machines(gpus))
+                raise UsageError(f"in this job {error}", f"--gpus-per-node {gpus}, before the --") from error
+        raise UsageError(f"in this job {error}", f"more --nodes or --cpus, before the --, or {error.fix}") from error
+
+
+def _check_weights(job: SlurmConfig, configs: Sequence[RunConfig]) -> None:
+    """Raises UsageError where the runs want weights of judges or policies that the job will not have."""
     policies = {(model, revision) for one in configs for _, model, revision in one.networks().values() if model}
     judges = {
         (one.judge.model, one.judge.revision)

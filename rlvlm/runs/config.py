@@ -62,6 +62,9 @@ class TrackConfig:
         check_interval(self, "track", "[1, 65535]", "dashboard_port")
 
 
+JUDGE_ROLE = "the judge"
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Role:
     """Processes of a run that do the same."""
@@ -152,6 +155,12 @@ class RunConfig:
             raise ValueError(
                 f"{judge.batch_size} questions, {api.concurrency} at a time, may take {longest_s:g} s, serve.timeout_s "
                 f"is {self.serve.timeout_s:g}; raise it, or judge.api.concurrency, or lower judge.api.deadline_s"
+            )
+        is_started = self.reward.asks_judge and not self.serve.app
+        if is_started and judge.device.startswith("cuda") and not self.serve.num_gpus:
+            raise ValueError(
+                f"judge.device is {judge.device}, and Ray gives the judge's replica no GPU; set --serve.num-gpus 1, or "
+                "a share such as 0.5, or leave judge.device auto"
             )
         self.check()
 
@@ -279,7 +288,7 @@ class RunConfig:
         if self.reward.asks_judge and not serve.app:
             found.append(
                 Role(
-                    name="the judge", count=serve.num_replicas, is_served=True,
+                    name=JUDGE_ROLE, count=serve.num_replicas, is_served=True,
                     cpus=serve.num_cpus, gpus=serve.num_gpus,
                     setting="--serve.num-replicas, --serve.num-gpus, or --serve.app for a judge that runs already",
                 )
@@ -298,11 +307,6 @@ class RunConfig:
         replicas = self.num_engine_replicas
         # a core for each replica whatever it asks for, and one for Serve's own actors
         return (*places, *({"CPU": 1.0},) * (replicas + bool(replicas)))
-
-    @property
-    def wanted_gpus(self) -> dict[str, float]:
-        """GPUs that settings set aside, by what they are for; of the judge only where it is the run's own."""
-        return {role.name: role.gpus * role.count for role in self.roles if role.gpus}
 
     def why_unused(self, name: str) -> str | None:
         """The setting that leaves the one of that dotted name without effect; None where it has one. A recipe may have

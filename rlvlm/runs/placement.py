@@ -79,11 +79,16 @@ class Layout:
         return self.roles[0].gpus
 
 
-def layout_of(config: RunConfig, machines: Sequence[Node]) -> Layout:
+def layout_of(config: RunConfig, machines: Sequence[Node], *, is_here: bool = True) -> Layout:
     """Where the processes of a run go on `machines`: what `--plan` prints, and what the run goes by.
 
     The run's own process takes a whole GPU of its node where the others leave one, else what they leave of one, and
     computes on the CPU where they leave none, unless a `device` setting wants a GPU.
+
+    Args:
+        config: of the run.
+        machines: with nothing given away yet.
+        is_here: whether this process is on one of them; else they are a job's to come, whose GPUs torch can use.
 
     Raises:
         MachineError: one of them has no place.
@@ -91,7 +96,11 @@ def layout_of(config: RunConfig, machines: Sequence[Node]) -> Layout:
     sections = config.networks()
     wanted = [section for section, (device, *_) in sections.items() if device != "cpu"]
     learns = not config.num_learners
-    others = _with_cores(config.roles, machines)
+    # a private Ray, which is one machine, has a core for every process that asks for one: few cores are shared
+    is_private = not os.environ.get("RAY_ADDRESS") if is_here else len(machines) == 1
+    others = deepcopy(list(machines))
+    if is_private:
+        others[0].cpus = max(others[0].cpus, sum(role.count * role.cpus for role in config.roles))
 
     def with_share(share: float) -> Layout:
         mine = Role(
@@ -102,12 +111,12 @@ def layout_of(config: RunConfig, machines: Sequence[Node]) -> Layout:
         roles = (mine, *config.roles)
         return Layout(roles=roles, where=place(roles, deepcopy(others)))
 
-    if (given := _given_share()) is not None:  # it has that already, whatever it wants
+    if is_here and (given := _given_share()) is not None:  # it has that already, whatever it wants
         return with_share(given)
     alone = deepcopy(others)
     where = place(config.roles, alone)
     _check_colocated(config, where, machines)
-    if not wanted or not torch.cuda.is_available():
+    if not wanted or (is_here and not torch.cuda.is_available()):
         return with_share(0.0)
     left = max((free for node in alone if node.is_own for free in node.gpus), default=0.0)
     can_do_without = {device for device, *_ in sections.values()} <= {"auto", "cpu"}
@@ -185,16 +194,6 @@ def place(roles: Sequence[Role], machines: Sequence[Node]) -> dict[str, list[str
                 )
             found[role.name].append(taken.name)
     return found
-
-
-def _with_cores(roles: Sequence[Role], machines: Sequence[Node]) -> list[Node]:
-    """A copy of `machines`; a private Ray, which is one, has a core for every process that asks for one: few cores are
-    shared.
-    """
-    copies = deepcopy(list(machines))
-    if not os.environ.get("RAY_ADDRESS"):
-        copies[0].cpus = max(copies[0].cpus, sum(role.count * role.cpus for role in roles))
-    return copies
 
 
 def plan_table(config: RunConfig) -> Table:

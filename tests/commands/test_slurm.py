@@ -75,6 +75,8 @@ TWO_LEARNERS_AND_ENGINES = (
     "-- --algo.num-learners 2 --algo.gpus-per-learner 1 --engine.num-replicas 2 --engine.num-gpus 0.5"
 )
 
+SPLIT_SHARES = "-- --algo.num-learners 2 --algo.gpus-per-learner 1 --algo.env-runners 1 --algo.gpus-per-env-runner 0.5"
+
 
 @pytest.mark.parametrize(
     ("line", "code", "told"),
@@ -84,11 +86,16 @@ TWO_LEARNERS_AND_ENGINES = (
         ("drawer_open --nodes 0", 2, "--nodes must be >= 1"),
         ("drawer_open -- --out x", 2, "before the --"),
         ("drawer_open -- --serve.num-gpus 0.5", 2, "--gpus-per-node 1"),
-        ("number_line -- --algo.num-learners 4 --algo.gpus-per-learner 1", 2, "asks for 4 GPUs (learners 4)"),
+        ("number_line -- --algo.num-learners 4 --algo.gpus-per-learner 1", 2, "--gpus-per-node 4"),
         (f"number_line --nodes 2 {TWO_LEARNERS_AND_ENGINES}", 2, "--gpus-per-node 2"),
+        # a sum of GPUs that fits, and processes that do not: 2 x 0.7 on one card, on two of the job's they do
+        ("drawer_open --gpus-per-node 1 -- --serve.num-replicas 2 --serve.num-gpus 0.7", 2, "--gpus-per-node 2"),
+        (f"push_block --gpus-per-node 2 {SPLIT_SHARES}", 2, "--gpus-per-node 3"),
+        ("push_block --nodes 2 -- --algo.env-runners 9", 2, "more --nodes or --cpus"),
+        ("drawer_open --gpus-per-node 1 -- --judge.device cuda", 2, "--serve.num-gpus 1"),
         ("drawer_open -- --judge.backend clip --judge.model owner/none", 2, "rlvlm fetch owner/none"),
         ("push_block -- --policy.model owner/none", 2, "hf download owner/none"),
-        ("libero_rewards.yaml --nodes 2 --gpus-per-node 1", 2, "asks for 3.5 GPUs (the judges 2.5 and a run 1)"),
+        ("libero_rewards.yaml --nodes 2 --gpus-per-node 1", 2, "--gpus-per-node 2"),
         ("libero_rewards.yaml --nodes 2 --gpus-per-node 4", 2, "hf download /shared/openvla-oft"),
         ("libero_rewards.yaml -- --seed 1", 2, "a sweep takes no --seed"),
         ("no_such_rewards.yaml", 2, "there is no sweep 'no_such_rewards'"),

@@ -162,7 +162,7 @@ def test_the_pocket_judge_is_not_asked_about_a_task_it_has_never_seen(monkeypatc
             "libero_goal/8 --policy.model a/b --policy.openvla.device cuda",
             *(MachineError, "wants cuda", "gpus-per-learner"),
         ),
-        ("drawer_open --judge.device cuda", MachineError, "the judge wants cuda", ""),
+        ("drawer_open --judge.device cuda --serve.num-gpus 1", MachineError, "the judge wants cuda", ""),
         ("drawer_open --serve.num-gpus 1", MachineError, "this machine has none", "RAY_ADDRESS"),
         ("drawer_open --judge.backend openai --judge.model m", JudgeUnavailable, "needs a key", ""),
         ("drawer_open --judge.backend gemini --judge.model m", JudgeUnavailable, "needs a key", ""),

@@ -175,7 +175,7 @@ def test_the_node_of_the_engine_may_be_lost_and_that_of_the_learner_ends_a_run_t
                 assert replica_nodes("policy").isdisjoint({engine})
             lose(cluster, learner.node_id)
             said = run.ended(MachineError.exit_code)
-            assert "learners are gone" in said and "saved up to step" in said
+            assert "learner 0 (process" in said and "saved up to step" in said
         finally:
             run.end()
         reached, last = run.steps[-1], max((run.out / "checkpoints").glob("step_*"))
@@ -202,5 +202,5 @@ def test_without_its_learner_a_supervised_start_ends_with_words(tmp_path: Path) 
             said = run.ended(MachineError.exit_code)
         finally:
             run.end()
-        assert "learners are gone" in said and "start it again" in said
+        assert "learner 0 (process" in said and "start it again" in said
         assert not run.out.exists(), "nothing was done yet, so nothing of it stays"

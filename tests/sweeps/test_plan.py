@@ -232,6 +232,6 @@ def test_learners_have_the_place_that_rllib_asks_for() -> None:
         config = PolicyGradientAlgorithmConfig().learners(num_learners=2, num_gpus_per_learner=gpus)
         asked = [{name: float(count) for name, count in one.items() if count} for one in _get_learner_bundles(config)]
         assert list(run.worker_places) == asked
-        assert run.wanted_gpus == ({"learners": 2.0} if gpus else {})
+        assert {one.name: one.gpus * one.count for one in run.roles if one.gpus} == ({"learners": 2.0} if gpus else {})
     runners = override(recipe("push_block"), {"algo.env_runners": 3})
     assert runners.worker_places == ({"CPU": 1.0},) * 3
