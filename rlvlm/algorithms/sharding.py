@@ -107,6 +107,16 @@ def local(tensor: Any) -> Tensor:
     return tensor.to_local() if is_sharded([tensor]) else tensor
 
 
+def rejoined(part: Tensor, like: Any) -> Any:
+    """`part`, where it is what `local` gives of a tensor sliced as `like`, as such a slice again; else itself."""
+    if is_sharded([part]) or not is_sharded([like]):
+        return part
+    from torch.distributed.tensor import DTensor  # slow to import, and only sharded learners come here
+
+    there = part.to(like.device)
+    return DTensor.from_local(there, like.device_mesh, like.placements, shape=like.shape, stride=like.stride())
+
+
 def gathered(tensor: Any) -> Tensor:
     """The whole of `tensor` on the CPU, detached; slices are gathered by all learners together.
 

@@ -30,6 +30,7 @@ from rlvlm.algorithms.sharding import (
     is_sharded,
     local,
     put_buckets,
+    rejoined,
     shard,
     sliced_state,
 )
@@ -132,11 +133,20 @@ class TokenLearner(ManualLearner):
         if self._algo.keeps_vision and hasattr(self.policy, "stop_training_vision"):
             self.policy.stop_training_vision()
         self._start_optimizer()
-        # slices stay with their learners; whole weights go to main memory
+        self._keep_start(self.policy.trained_state())
+
+    def _keep_start(self, weights: Mapping[str, Tensor]) -> None:
+        """Keeps a copy of the weights that learning starts from, in main memory: they are read when they are saved.
+
+        A loss that charges for divergence has slices change places with them in each update, so these stay on the GPU.
+        """
+        is_swapped = self._algo.loss.kl_weight > 0
         self.batches.start = {
-            name: value.clone() if is_sharded([value]) else _plain(value).clone()
-            for name, value in self.policy.trained_state().items()
-        }
+            name: value.clone() if is_sharded([value]) and is_swapped
+            else local(value).to("cpu", copy=True) if is_sharded([value])
+            else _plain(value).clone()
+            for name, value in weights.items()
+        }  # fmt: skip
 
     def _start_optimizer(self) -> None:
         algo = self._algo
@@ -419,13 +429,13 @@ class TokenLearner(ManualLearner):
 
     def save_tree(self) -> dict[str, Any]:
         """Everything a bit-identical continuation needs, as a state tree."""
-        states = self._optimizer.state_dict()["state"]
+        states, own = self._optimizer.state_dict()["state"], self.policy.trained_state()
         return {
-            "trained": {name: _plain(value) for name, value in self.policy.trained_state().items()},
+            "trained": {name: _plain(value) for name, value in own.items()},
             "adam": {
                 str(number): {name: _plain(value) for name, value in state.items()} for number, state in states.items()
             },
-            "start": {name: _plain(value) for name, value in self.batches.start.items()},
+            "start": {name: _plain(rejoined(value, own[name])) for name, value in self.batches.start.items()},
             "generator": self._generator.get_state().numpy(),
             "order": self._order.bit_generator.state,
             "num_updates": self.num_updates,
@@ -447,9 +457,9 @@ class TokenLearner(ManualLearner):
         }
         saved["state"] = sliced_state(states, self._parameters)
         self._optimizer.load_state_dict(saved)
-        self.batches.start = {
-            name: slice_like(torch.tensor(np.array(value)), own[name]) for name, value in tree["start"].items()
-        }
+        self._keep_start(
+            {name: slice_like(torch.tensor(np.array(value)), own[name]) for name, value in tree["start"].items()}
+        )
         self._generator.set_state(torch.as_tensor(tree["generator"]))
         self._order.bit_generator.state = tree["order"]
         self.num_updates, self._lr_scale = tree["num_updates"], tree["lr_scale"]

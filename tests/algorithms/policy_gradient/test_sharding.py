@@ -263,6 +263,27 @@ def test_four_learners_go_on_as_two_and_then_as_one(folder: Path) -> None:
     assert expected[metrics.UPDATES] == 3
 
 
+def start_of(folder: str, kl_weight: float, tree: Any) -> tuple[Any, list[str], int]:
+    """The start in a learner's checkpoint, after going on from `tree`, and what holds it: classes and bytes."""
+    algo = {"num_learners": 2, "shard": True, "loss": LossConfig(kl_weight=kl_weight)}
+    learner, _ = vlm(folder, "all", algo)
+    if tree is not None:
+        learner.load_tree(tree)
+    kept = learner.batches.start.values()
+    return learner.save_tree(), sorted({type(one).__name__ for one in kept}), sum(local(one).nbytes for one in kept)
+
+
+@pytest.mark.slow
+def test_a_start_that_no_loss_compares_with_waits_in_main_memory_and_is_saved_whole(folder: Path) -> None:
+    path = str(folder / "vlm")
+    ((swapped, there, size), _) = side_by_side(2, start_of, path, 0.05, None)
+    ((tree, here, own_size), _) = side_by_side(2, start_of, path, 0.0, None)
+    ((again, *_), _) = side_by_side(2, start_of, path, 0.0, tree)
+    assert (there, here, size) == (["DTensor"], ["Tensor"], own_size)  # slices of a GPU, and what of them lies here
+    for name, value in swapped["start"].items():
+        assert torch.equal(tree["start"][name], value) and torch.equal(again["start"][name], value), name
+
+
 @pytest.mark.slow
 def test_slices_stay_float32_where_weights_are_computed_in_bfloat16(folder: Path) -> None:
     algo = {"num_learners": 2, "shard": True}
