@@ -9,6 +9,7 @@ lie in Ray's key-value store: RLlib makes the actors of runners and learners, an
 answers beside the work.
 """
 
+import itertools
 import json
 import logging
 import os
@@ -56,18 +57,20 @@ def start_heartbeat() -> None:
     gpus = ", ".join(str(gpu) for gpu in ray.get_gpu_ids())
     where = f"process {os.getpid()} on node {ray.util.get_node_ip_address()}" + (f", GPU {gpus}" if gpus else "")
 
-    def send() -> None:
-        number = 0
-        while True:
-            number += 1
-            content = json.dumps([where, number, progress()])
-            try:
-                _internal_kv_put(actor_id, content, overwrite=True, namespace=_NAMESPACE)
-            except RayError as error:  # the head node may come back
-                logger.debug("no heartbeat: %s", error)
-            time.sleep(_PERIOD_S)
+    def send(number: int) -> None:
+        content = json.dumps([where, number, progress()])
+        try:
+            _internal_kv_put(actor_id, content, overwrite=True, namespace=_NAMESPACE)
+        except RayError as error:  # the head node may come back
+            logger.debug("no heartbeat: %s", error)
 
-    threading.Thread(target=send, daemon=True, name="heartbeat").start()
+    def keep_sending() -> None:
+        for number in itertools.count(1):
+            time.sleep(_PERIOD_S)
+            send(number)
+
+    send(0)  # here: once this returns the process is watched, however soon it is stopped
+    threading.Thread(target=keep_sending, daemon=True, name="heartbeat").start()
 
 
 class _Watch:

@@ -58,7 +58,6 @@ def test_what_happens_to_one_learner_ends_them_all_at_once(
     algorithm: Any = SimpleNamespace(learner_group=group)
     learners = Learners(algorithm, threads=torch.get_num_threads())
     pids = learners.call_all("configure_torch", 1)
-    time.sleep(1.5)  # their heartbeats have begun
     began = time.monotonic()
     with pytest.raises(MachineError, match=words.format(where=rf"\(process {pids[1]} on node [\d.]+\)")) as caught:
         learners.call_all("learn", how)
