@@ -1,6 +1,5 @@
 """`rlvlm slurm`: a run or a sweep as a SLURM job. Writes the job's script beside its folder and hands it to sbatch."""
 
-import math
 import os
 import re
 import shlex
@@ -28,7 +27,7 @@ from rlvlm.sweeps.plan import expand, shared_judges
 
 BODY = "# ---- below this line the copies are alike ----\n"
 """Where the part of the template begins that every job's script has."""
-_MAX_GPUS_PER_NODE = 16
+_MAX_GPUS_PER_NODE, _MAX_CPUS_PER_NODE = 16, 256
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -115,7 +114,9 @@ def command(words: Sequence[str], prog: str) -> int:
             mine = Role(name="a run's own process", gpus=sweep.resources.gpus, setting="resources.gpus of the sweep")
             for plan in plans:
                 own = [role for role in plan.config.roles if role.name != JUDGE_ROLE]
-                place([*started, mine, *own], [replace(one, cpus=math.inf, gpus=[*one.gpus]) for one in machines])
+                roles = [*started, mine, *own]
+                cpus = sum(role.count * role.cpus for role in roles)
+                place(roles, [replace(one, cpus=max(one.cpus, cpus), gpus=[*one.gpus]) for one in machines])
 
         lay_out = lay_out_sweep
         run_words, title, home = ["sweep", str(file.absolute())], sweep.title, Path("runs/sweeps") / file.stem
@@ -148,24 +149,28 @@ def command(words: Sequence[str], prog: str) -> int:
 def _check_places(job: SlurmConfig, lay_out: Callable[[Sequence[Any]], object]) -> None:
     """Raises UsageError where a process has no place on the nodes of the job; `lay_out` gives each its place.
 
-    Says how many GPUs a node would have to have, where more of them are enough.
+    Says how many GPUs, or cores, a node would have to have, where more of them are enough.
     """
     from rlvlm.runs.placement import Node
 
-    def machines(gpus: int) -> list[Node]:
+    def machines(gpus: int, cpus: int) -> list[Node]:
         return [
-            Node(name=f"node {number + 1}", cpus=float(job.cpus), gpus=[1.0] * gpus, is_own=number == 0)
+            Node(name=f"node {number + 1}", cpus=float(cpus), gpus=[1.0] * gpus, is_own=number == 0)
             for number in range(job.nodes)
         ]
 
     try:
-        lay_out(machines(job.gpus_per_node))
+        lay_out(machines(job.gpus_per_node, job.cpus))
     except MachineError as error:
-        for gpus in range(job.gpus_per_node + 1, _MAX_GPUS_PER_NODE + 1):
+        more_gpus = range(job.gpus_per_node + 1, _MAX_GPUS_PER_NODE + 1)
+        more = [(f"--gpus-per-node {gpus}", machines(gpus, job.cpus)) for gpus in more_gpus]
+        more_cpus = range(job.cpus + 1, _MAX_CPUS_PER_NODE + 1)
+        more += [(f"--cpus {cpus}", machines(job.gpus_per_node, cpus)) for cpus in more_cpus]
+        for option, nodes in more:
             with suppress(MachineError):
-                lay_out(machines(gpus))
-                raise UsageError(f"in this job {error}", f"--gpus-per-node {gpus}, before the --") from error
-        raise UsageError(f"in this job {error}", f"more --nodes or --cpus, before the --, or {error.fix}") from error
+                lay_out(nodes)
+                raise UsageError(f"in this job {error}", f"{option}, before the --") from error
+        raise UsageError(f"in this job {error}", error.fix) from error
 
 
 def _check_weights(job: SlurmConfig, configs: Sequence[RunConfig]) -> None:

@@ -75,6 +75,9 @@ TWO_LEARNERS_AND_ENGINES = (
     "-- --algo.num-learners 2 --algo.gpus-per-learner 1 --engine.num-replicas 2 --engine.num-gpus 0.5"
 )
 
+COLOCATED = (
+    "-- --algo.num-learners 2 --algo.gpus-per-learner 1 --engine.colocated --engine.num-replicas 2 --engine.num-cpus 1"
+)
 SPLIT_SHARES = "-- --algo.num-learners 2 --algo.gpus-per-learner 1 --algo.env-runners 1 --algo.gpus-per-env-runner 0.5"
 
 
@@ -91,7 +94,8 @@ SPLIT_SHARES = "-- --algo.num-learners 2 --algo.gpus-per-learner 1 --algo.env-ru
         # a sum of GPUs that fits, and processes that do not: 2 x 0.7 on one card, on two of the job's they do
         ("drawer_open --gpus-per-node 1 -- --serve.num-replicas 2 --serve.num-gpus 0.7", 2, "--gpus-per-node 2"),
         (f"push_block --gpus-per-node 2 {SPLIT_SHARES}", 2, "--gpus-per-node 3"),
-        ("push_block --nodes 2 -- --algo.env-runners 9", 2, "more --nodes or --cpus"),
+        ("push_block --nodes 2 -- --algo.env-runners 9", 2, "--cpus 5"),
+        (f"number_line --nodes 2 --gpus-per-node 2 {COLOCATED}", 2, "leave out --engine.colocated"),
         ("drawer_open --gpus-per-node 1 -- --judge.device cuda", 2, "--serve.num-gpus 1"),
         ("drawer_open -- --judge.backend clip --judge.model owner/none", 2, "rlvlm fetch owner/none"),
         ("push_block -- --policy.model owner/none", 2, "hf download owner/none"),
