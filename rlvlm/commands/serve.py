@@ -3,9 +3,7 @@
 import base64
 import difflib
 import json
-import math
 import os
-import socket
 import tempfile
 import time
 from collections.abc import Sequence
@@ -44,8 +42,6 @@ from rlvlm.vlms.stills import to_png
 REPORT_S = 15.0
 """Seconds after which a line about the same thing is repeated, where there is no terminal."""
 WATCH_S = 1.0
-HEAD_GONE_S = 5.0
-"""Silence of Ray's head after which it is taken to be gone: on one machine it comes back no more."""
 FOLDER = "serve_apps"
 _POLICY_APP = "policy"
 
@@ -134,7 +130,12 @@ def serve_apps(file: AppFile, *, exports_metrics: bool = False) -> int:
         progress = Progress(console)
         stack.callback(progress.end)
         progress.say("starting Ray")
-        stack.enter_context(ray_session(exports_metrics=exports_metrics))
+
+        def tell_lost(what: str) -> None:
+            again = "Start rlvlm serve again, on a cluster once its head is back"
+            console.print(f"{what}; Ray's own words are in {log}. {again}.")
+
+        stack.enter_context(ray_session(exports_metrics=exports_metrics, on_lost=tell_lost))
         stop.take_over()
         start = time.monotonic()
         stack.enter_context(running_apps(file, progress.say, lambda: bool(stop)))
@@ -145,20 +146,8 @@ def serve_apps(file: AppFile, *, exports_metrics: bool = False) -> int:
         examples = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rlvlm-example-")))
         show_ready(console, file, seconds, is_new, examples)
         down: list[str] = []
-        head, silent_since = ray.get_runtime_context().gcs_address, math.inf
         while not stop:
             time.sleep(WATCH_S)
-            silent_since = math.inf if listens(head) else min(silent_since, time.monotonic())
-            if time.monotonic() - silent_since > HEAD_GONE_S:
-                # said before anything is stopped: without its head Ray ends this process soon, in the middle of it
-                console.print(
-                    f"Ray's head (its GCS, at {head}) does not answer any more, so nothing that breaks is replaced and "
-                    f"all of it ends within a minute; Ray's own words are in {log}. Start rlvlm serve again, on a "
-                    "cluster once its head is back."
-                )
-                return MachineError.exit_code
-            if silent_since < math.inf:  # whoever asks the head now waits for a minute
-                continue
             # said when it changes, not every second
             now = unhealthy(file)
             if now != down:
@@ -167,16 +156,6 @@ def serve_apps(file: AppFile, *, exports_metrics: bool = False) -> int:
         console.print(f"{stop.signal_name}: stopping")
     log.unlink()
     return EXIT_DONE
-
-
-def listens(address: str) -> bool:
-    """Whether something takes a connection at `host:port` within a second."""
-    host, _, port = address.rpartition(":")
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=1.0).close()
-    except OSError:
-        return False
-    return True
 
 
 class Progress:

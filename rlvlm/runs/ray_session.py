@@ -5,11 +5,12 @@ import logging
 import os
 import re
 import secrets
+import socket
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import ray
@@ -31,6 +32,10 @@ OBJECT_STORE_BYTES = 200 * 2**20
 """Only queries pass through the object store, so the smallest sensible one will do."""
 MAX_TEMP_PATH = 40
 """Longest path of Ray's folder: it puts sockets below, and their paths end at 107 bytes."""
+WATCH_S = 1.0
+HEAD_GONE_S, CLUSTER_GONE_S = 5.0, 45.0
+"""Silence of Ray's head after which it is taken to be gone: our own comes back no more, and a cluster's is waited for
+nearly as long as Ray does, which then ends this process."""
 _NEVER = re.compile(r"(?:^(?:ModuleNotFoundError|ImportError): |failed to install properly: )(.+)$", re.MULTILINE)
 """What Ray logs, or the standard error of a process that it starts, of a package without which no try succeeds."""
 _PREFIX = "rlvlm"
@@ -48,6 +53,7 @@ def ray_session(
     *,
     exports_metrics: bool = False,
     log: Callable[[str], None] = logger.warning,
+    on_lost: Callable[[str], None] = logger.error,
 ) -> Iterator[None]:
     """Ray while the context is open: the cluster that RAY_ADDRESS names, or a private one that ends with us.
 
@@ -62,6 +68,7 @@ def ray_session(
         exports_metrics: opens the metrics port of a private Ray, without a token and on all of the machine's
             interfaces, as Ray does it; a dashboard opens it too.
         log: gets a line where Ray takes long to start.
+        on_lost: gets a line where Ray's head is gone, after which the process ends, see `watched_head`.
 
     Raises:
         UsageError: RAY_ADDRESS is not the address of a cluster.
@@ -81,7 +88,44 @@ def ray_session(
             stack.callback(_forget_token, parent)
             start_ray(parent, dashboard_port, num_workers, exports_metrics=exports_metrics, log=log)
         stack.callback(ray.shutdown)  # from a cluster that is not ours it only disconnects
+        gone_s = CLUSTER_GONE_S if address else HEAD_GONE_S
+        stack.enter_context(watched_head(ray.get_runtime_context().gcs_address, gone_s, on_lost))
         yield
+
+
+@contextmanager
+def watched_head(address: str, gone_s: float, on_lost: Callable[[str], None]) -> Iterator[None]:
+    """Ends this process while the context is open, with a word and the code of a `MachineError`, once Ray's head (its
+    GCS) is gone. Ray would end it within a minute itself, with code 1, without a word and in the middle of anything.
+
+    Args:
+        address: of the head, HOST:PORT.
+        gone_s: silence after which it is gone.
+        on_lost: gets the word.
+    """
+    host, _, port = address.rpartition(":")
+    is_over = threading.Event()
+
+    def watch() -> None:
+        last_answer = time.monotonic()
+        while not is_over.wait(WATCH_S):
+            # the kernel answers for a process that is only slow
+            with suppress(OSError):
+                socket.create_connection((host.strip("[]"), int(port)), timeout=WATCH_S).close()
+                last_answer = time.monotonic()
+            if time.monotonic() - last_answer > gone_s:
+                with suppress(Exception):
+                    on_lost(f"Ray's head (its GCS, at {address}) does not answer any more, so that nothing can go on")
+                # no context is left on the way: each would ask the head. What a private Ray leaves the guardian ends
+                os._exit(MachineError.exit_code)
+
+    thread = threading.Thread(target=watch, name="ray-head", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()
 
 
 def start_ray(

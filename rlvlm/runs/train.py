@@ -316,7 +316,12 @@ def open_training(
     with ExitStack() as stack:
         memory = stack.enter_context(MemoryWatch(before.peak_rss_mb))
         port = config.track.dashboard_port if config.track.dashboard else None
-        stack.enter_context(ray_session(port, num_workers=len(config.worker_places), log=console.phase))
+
+        def tell_lost(what: str) -> None:
+            console.line(f"{what}; go on with: {folder.resume_command}")
+
+        workers = len(config.worker_places)
+        stack.enter_context(ray_session(port, num_workers=workers, log=console.phase, on_lost=tell_lost))
         # booked before the others are placed, to whom Ray may give the very card that a setting names
         stack.enter_context(own_gpu(config))
         make_judge = stack.enter_context(judge_session(config, partial(label_store, folder, config), folder.ledger))

@@ -56,7 +56,9 @@ def run_sweep(path: Path, sweep: SweepConfig) -> int:
             for note in notes_of_plans([plans[key] for key in waiting]):
                 table.line(note)
             table.phase(f"starting Ray; {len(waiting)} of {len(plans)} runs to go")
-            stack.enter_context(ray_session(log=table.phase))
+            stack.enter_context(
+                ray_session(log=table.phase, on_lost=lambda what: table.line(f"{what}; go on with: {stop.advice}"))
+            )
             stop.take_over()
             stack.enter_context(_judges(folder, sweep, [plans[key] for key in waiting], callback, table))
             table.phase("running")

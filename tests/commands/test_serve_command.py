@@ -1,9 +1,7 @@
 """`rlvlm serve`: what its words start, and what it says of the start."""
 
 import io
-from contextlib import nullcontext
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
@@ -129,16 +127,3 @@ def test_on_a_terminal_one_line_changes_and_is_taken_away():
     progress.end()
     assert "loading pocket (3 s)" in screen.getvalue()
     assert screen.getvalue().endswith("\x1b[1A\x1b[2K")  # up a line, and away with it
-
-
-def test_a_head_that_does_not_answer_any_more_is_named_with_the_log(monkeypatch, tmp_path, capfd):
-    for name in ("ray_session", "running_apps"):
-        monkeypatch.setattr(serve, name, lambda *_, **__: nullcontext())
-    monkeypatch.setattr(serve, "show_ready", lambda *_: None)
-    monkeypatch.setattr(serve, "unhealthy", lambda file: pytest.fail("the head was asked although it is gone"))
-    monkeypatch.setattr(serve, "WATCH_S", 0.01)
-    monkeypatch.setattr(serve, "HEAD_GONE_S", 0.02)
-    monkeypatch.setattr(serve.ray, "get_runtime_context", lambda: SimpleNamespace(gcs_address="127.0.0.1:9"))
-    assert main(["serve", "pocket", "--port", "18762", "--token-file", str(tmp_path / "token")]) == 3
-    told = capfd.readouterr().out
-    assert "127.0.0.1:9" in told and "rlvlm-serve-" in told and "Start rlvlm serve again" in told

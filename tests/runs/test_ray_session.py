@@ -7,10 +7,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
+from tiny_run import WORDS, start
 
 from rlvlm.core.errors import MachineError
 from rlvlm.runs import ray_session as session
+from rlvlm.runs.preflight import free_port
 
 BUSY = """
 import os
@@ -52,6 +55,28 @@ def test_a_slow_start_is_waited_for_and_said_nobody_looks_on_and_workers_have_th
     child = subprocess.run([sys.executable, "-c", BUSY], capture_output=True, text=True, env=environment, timeout=500)
     assert child.stdout == "True True\n[]\n[True, True, True]\n41\n", child.stderr
     assert child.returncode == 0
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+@pytest.mark.parametrize("command", ["run", "serve"])
+def test_a_program_whose_head_is_gone_says_so_and_ends_as_a_fault_of_the_machine(command: str, tmp_path: Path) -> None:
+    words = ["serve", "pocket", "--port", str(free_port()), "--token-file", str(tmp_path / "token")]
+    if command == "run":
+        words = ["run", *WORDS, "--steps", "1000000", "--out", str(tmp_path / "run")]
+    child = start(*words)
+    assert child.stdout
+    said = ""
+    while not (" is ready after " in said or "training in " in said):
+        line = child.stdout.readline()
+        assert line, said
+        said += line
+    [head] = [one for one in psutil.Process(child.pid).children() if "gcs_server" in one.name()]
+    head.kill()
+    out, err = child.communicate(timeout=60)
+    assert child.returncode == MachineError.exit_code, (out, err)
+    assert "Ray's head (its GCS, at " in out and not err
+    assert ("rlvlm resume " if command == "run" else "rlvlm-serve-") in out
 
 
 @pytest.mark.parametrize("is_logged", [True, False])
