@@ -22,9 +22,9 @@ from rlvlm.runs.settings import by_meaning, differences, flat
 _HELP = ("-h", "--help")
 _HELP_ALL = "--help-all"
 _MOST_USED = (
-    *("goal", "steps", "seed", "out", "env.split", "reward.source", "reward.teacher", "judge.backend", "judge.model"),
-    *("judge.prompt", "judge.api.base_url", "serve.num_gpus", "algo.preset", "policy.model", "sft.demonstrations"),
-    "eval.episodes",
+    *("goal", "goal_image", "steps", "seed", "out", "env.split", "reward.source", "reward.teacher", "judge.backend"),
+    *("judge.model", "judge.prompt", "judge.api.base_url", "serve.num_gpus", "algo.preset", "policy.model"),
+    *("sft.demonstrations", "eval.episodes"),
 )
 """Options that a task's help shows, where the task has them; `--help-all` shows the others too."""
 _EXAMPLE = next(iter(RECIPES))

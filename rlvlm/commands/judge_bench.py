@@ -40,6 +40,8 @@ class JudgeBenchArguments:
     default those that ship."""
     goal: str = ""
     """What the judge is asked about, in a few words, in place of the task's own goal; an env of yours may have none."""
+    goal_image: Path | None = None
+    """File with an image of the goal of the one task, which the judge is shown with every question."""
     player: Path | None = None
     """Folder of a run of the task, or a checkpoint in it: its policy plays in place of the env's script. Without either
     the env is played at random."""
@@ -87,5 +89,6 @@ def command(words: Sequence[str], prog: str) -> int:
         curve=bench.curve,
         success=bench.success,
         goal=bench.goal,
+        goal_image=bench.goal_image,
         player=bench.player,
     )

@@ -1,6 +1,5 @@
 """From a judge's config to a judge. Serving, runs and notebooks start here."""
 
-import json
 import socket
 from dataclasses import replace
 from importlib import import_module
@@ -9,10 +8,11 @@ from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 from rlvlm.core.errors import JudgeUnavailable, ModelUnavailable, UsageError
+from rlvlm.core.foreign import read_json
 from rlvlm.judges.asking import AsyncAsker, BatchAsker
 from rlvlm.judges.cache import StoredJudge, pick_stamp
 from rlvlm.judges.chat import ChatJudge
-from rlvlm.judges.config import POCKET_FIX, Abilities, JudgeConfig
+from rlvlm.judges.config import POCKET_FIX, SHOW_NO_GOAL, Abilities, JudgeConfig
 from rlvlm.judges.judge import Judge
 from rlvlm.judges.prompts import MAX_IMAGES
 from rlvlm.judges.votes import BothOrders
@@ -73,6 +73,45 @@ def build_judge(config: JudgeConfig) -> Judge:
     return BothOrders(judge) if config.both_orders else judge
 
 
+def abilities_of(backend: str, model: str) -> Abilities:
+    """What a judge can be asked, as far as it is known before anything is loaded.
+
+    Raises:
+        JudgeUnavailable: the file that says it cannot be read.
+    """
+    if backend != "pocket":
+        return Abilities(goal_pictures=backend not in ("blip2", "robometer", "rynnvalue"))
+    # what it was trained on: as its folder says, and otherwise what the pocket judge was
+    file = (shipped_folder(model) or (Path(model) if model else weights_folder())) / ABILITIES_FILE
+    if not file.exists():
+        return POCKET_ABILITIES
+    try:
+        known = read_json(file)
+        forms, scores = frozenset(known["compare"]), frozenset(known["score"])
+        return Abilities(compare=forms, score=scores, goal_pictures=bool(known["goal_pictures"]))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise JudgeUnavailable(f"{file} cannot be read: {error}", "restore it, or make the weights anew") from error
+
+
+def check_goal_image(backend: str, model: str, score: str) -> None:
+    """Passes where a judge may be shown an image of the goal.
+
+    Args:
+        backend: of the judge.
+        model: of the judge.
+        score: the form in which it scores; empty where it compares, or where that is not known.
+
+    Raises:
+        UsageError: it may not.
+    """
+    abilities = abilities_of(backend, model)
+    if not abilities.goal_pictures or score in SHOW_NO_GOAL:
+        who = f"judge.score {score}" if abilities.goal_pictures else f"judge.backend {backend}"
+        other = "another --judge.score" if abilities.goal_pictures else "a general model with --judge.backend"
+        what = f"goal_image: {who} was never shown an image of the goal in its training"
+        raise UsageError(what, f"leave out --goal-image, or use {other}")
+
+
 def check_reachable(config: JudgeConfig) -> None:
     """Passes where something listens at `judge.api.base_url`. Nothing is sent, and nothing tried behind a proxy.
 
@@ -114,14 +153,6 @@ def _pocket_judge(config: JudgeConfig) -> ChatJudge:
             f"the pocket judge's weights are not in {folder}",
             POCKET_FIX,
         )
-    # what it was trained on: as its folder says, and otherwise what the pocket judge was
-    abilities, file = POCKET_ABILITIES, folder / ABILITIES_FILE
-    if file.exists():
-        try:
-            known = json.loads(file.read_text())
-            forms, scores = frozenset(known["compare"]), frozenset(known["score"])
-            abilities = Abilities(compare=forms, score=scores, goal_pictures=known["goal_pictures"])
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise JudgeUnavailable(f"{file} cannot be read: {error}", "restore it, or make the weights anew") from error
+    abilities = abilities_of(config.backend, config.model)
     abilities.check(config)
     return _chat_judge(config, str(folder), abilities)

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 from rlvlm.core.errors import JudgeUnavailable, UsageError
 from rlvlm.core.judging import Clip, Query, Score, Stamp, Status, Verdict
+from rlvlm.judges.goal_image import GoalImageJudge
 from rlvlm.judges.judge import Judge
 from rlvlm.labels.records import answer_key, describe
 from rlvlm.labels.store import LabelStore
@@ -91,6 +92,8 @@ class CachedJudge:
 
 def without_memory(judge: Judge) -> Judge:
     """A judge that answers the same question anew each time: the one inside a `CachedJudge`, or `judge` itself."""
+    if isinstance(judge, GoalImageJudge):
+        return replace(judge, judge=without_memory(judge.judge))
     return judge._judge if isinstance(judge, CachedJudge) else judge
 
 

@@ -8,7 +8,7 @@ from rlvlm.core.errors import UnsupportedQuestion
 from rlvlm.core.judging import Clip, Query, Score, Stamp, Verdict
 from rlvlm.judges import prompts
 from rlvlm.judges.asking import Asker, AsyncAsker, ask_what_can_be
-from rlvlm.judges.config import Abilities, JudgeConfig
+from rlvlm.judges.config import SHOW_NO_GOAL, Abilities, JudgeConfig
 from rlvlm.judges.dialogues import Dialogue, DialogueResult, label_dialogue, score_dialogue
 from rlvlm.vlms.chats import Chat, checked_chat
 
@@ -35,6 +35,8 @@ class ChatJudge:
         self._label = label_dialogue(config.prompt)
         self._score = score_dialogue(config.score, prompts.sentences_of(config))
         self._abilities.check(config)
+        shows_goal = self._abilities.goal_pictures and config.score not in SHOW_NO_GOAL
+        self._when_scoring = replace(self._abilities, goal_pictures=shows_goal)
 
     @property
     def stamp(self) -> Stamp:
@@ -49,11 +51,12 @@ class ChatJudge:
             JudgeUnavailable: not one of those that could be asked was answered.
         """
         self._check_compares()
-        return [one.verdict(self.stamp) for one in self._ask(queries, self._label)]
+        outcomes = ask_what_can_be(queries, self._abilities, lambda good: self._asker.run(good, self._label))
+        return [one.verdict(self.stamp) for one in outcomes]
 
     def score(self, clips: Sequence[Clip]) -> list[Score]:
         """One score per clip, in order. Raises as `compare` does."""
-        outcomes = self._ask(clips, self._score)
+        outcomes = ask_what_can_be(clips, self._when_scoring, lambda good: self._asker.run(good, self._score))
         return [self._scored(clip, outcome) for clip, outcome in zip(clips, outcomes, strict=True)]
 
     def generate(self, chats: Sequence[Chat], *, max_new_tokens: int, temperature: float) -> list[str]:
@@ -68,11 +71,11 @@ class ChatJudge:
     async def compare_one(self, query: Query) -> Verdict:
         """The verdict on one query, for an asker that takes questions as they come; see `judge.ContinuousJudge`."""
         self._check_compares()
-        return (await self._ask_one(query, self._label)).verdict(self.stamp)
+        return (await self._ask_one(query, self._label, self._abilities)).verdict(self.stamp)
 
     async def score_one(self, clip: Clip) -> Score:
         """The score of one clip, likewise."""
-        return self._scored(clip, await self._ask_one(clip, self._score))
+        return self._scored(clip, await self._ask_one(clip, self._score, self._when_scoring))
 
     async def generate_one(self, chat: Chat, *, max_new_tokens: int, temperature: float) -> str:
         """The model's reply to one chat, likewise."""
@@ -108,12 +111,9 @@ class ChatJudge:
         # what failed was shown nothing, whatever the clip holds
         return outcome.score(self.stamp, 0 if outcome.has_failed else prompts.num_shown(self._config.score, clip))
 
-    async def _ask_one(self, item: Item, dialogue: Callable[[Item], Dialogue]) -> DialogueResult:
-        problem = prompts.problem_of(item, self._abilities)
+    async def _ask_one(self, item: Item, dialogue: Callable[[Item], Dialogue], abilities: Abilities) -> DialogueResult:
+        problem = prompts.problem_of(item, abilities)
         return DialogueResult(text=problem, has_failed=True) if problem else await self._async_asker.ask(dialogue(item))
-
-    def _ask(self, items: Sequence[Item], dialogue: Callable[[Item], Dialogue]) -> list[DialogueResult]:
-        return ask_what_can_be(items, self._abilities, lambda good: self._asker.run(good, dialogue))
 
 
 def _checked(chat: Chat) -> Chat:

@@ -29,6 +29,8 @@ _WITH_HEADS = ("robometer", "rynnvalue")
 _WITH_WEIGHTS = ("transformers", "vllm", *_BY_SIMILARITY, *_WITH_HEADS)
 _WORDED = ("statement", "rubric", "delta", "video")
 """Forms of score whose sentences may be replaced by a published model's own."""
+SHOW_NO_GOAL = ("statement", "rubric", "delta")
+"""Forms of score, of published models, that have no place for an image of the goal."""
 _REMOTE = ("openai", "gemini")
 _IMPLIED: set[str] = set()
 """Hub names whose backend was said already."""

@@ -25,10 +25,12 @@ from rlvlm.judge_bench.items import CASES, Item, TaskItems, noise_like
 from rlvlm.judge_bench.prediction import CURVE_FILE, ExpectedSuccess, predict_row, read_curve
 from rlvlm.judge_bench.rows import PAIR_NAMES, ROW_FILE, SCORE_NAMES, number_cell, read_row, share_cell
 from rlvlm.judge_bench.suites import Suite, find_suite, is_recording
-from rlvlm.judges.build import build_judge, check_reachable
+from rlvlm.judges.build import build_judge, check_goal_image, check_reachable
 from rlvlm.judges.cache import CachedJudge
 from rlvlm.judges.config import JudgeConfig
+from rlvlm.judges.goal_image import read_goal_image, with_goal_image
 from rlvlm.judges.judge import Judge
+from rlvlm.labels.images import image_digest
 from rlvlm.labels.store import LabelStore
 from rlvlm.reports.bench_figures import ASKED_FOR, draw_bench
 from rlvlm.runs.folder import find_folder
@@ -64,6 +66,7 @@ def bench_judge(  # noqa: PLR0913 - the command's options
     curve: Path | None = None,
     success: SuccessRule | None = None,
     goal: str = "",
+    goal_image: Path | None = None,
     player: Path | None = None,
 ) -> int:
     """Measures a judge, prints its figures, writes row, answers and page into `out`, and returns the exit code.
@@ -80,6 +83,7 @@ def bench_judge(  # noqa: PLR0913 - the command's options
         success: what recorded episodes are taken for that do not say whether they succeeded; None: they are refused.
         curve: table of runs that the success of training is predicted from; None: the one that ships.
         goal: what the judge is asked about in place of the task's own goal phrase; empty: that one, or the player's.
+        goal_image: file with an image of the goal, which the judge is shown with every question; None shows none.
         player: a trusted run's folder, or a checkpoint in it, whose policy plays in the script's place.
 
     Raises:
@@ -92,6 +96,7 @@ def bench_judge(  # noqa: PLR0913 - the command's options
     if reference == "none":  # a goal that cannot be asked about is found before anything is loaded or played
         for task in (task for task in wanted.tasks if not is_recording(task)):
             require_goals(task, [wanted.goal or task_goal(task)])
+    image = _goal_image(wanted, config, goal_image, reference)
     make_output_folder(out)
     curve_runs = read_curve(curve or CURVE_FILE)
     if num_pairs is not None:
@@ -103,6 +108,8 @@ def bench_judge(  # noqa: PLR0913 - the command's options
     judge: Judge | Reference = Reference(reference) if reference != "none" else build_judge(config)
     if config.store and not isinstance(judge, Reference):
         judge = CachedJudge(judge, LabelStore(Path(config.store).expanduser()))
+    if not isinstance(judge, Reference):
+        judge = with_goal_image(judge, image)
     # the shipped judge was trained on single images
     frames = num_frames or (1 if config.knows_few_tasks and reference == "none" else 8)
     worst = WorstAnswers(frames)
@@ -121,6 +128,7 @@ def bench_judge(  # noqa: PLR0913 - the command's options
             on_task=worst.add,
         )
     row = summarise(found)
+    row["bench"]["goal_image"] = "" if image is None else image_digest(image[0])
     # tasks that were not asked about are left to reports of runs: an answer about drawers says little about blocks
     predictions = [one for one in predict_row(row, curve_runs) if one.is_asked]
     row["prediction"] = [asdict(one) for one in predictions]
@@ -133,6 +141,17 @@ def bench_judge(  # noqa: PLR0913 - the command's options
     print_row(row)
     console.print(f"\nrow, answers and page: {out / 'bench.html'}")
     return EXIT_PREEMPTED if stop else EXIT_DONE
+
+
+def _goal_image(suite: Suite, config: JudgeConfig, file: Path | None, reference: str) -> Frames | None:
+    """[1, H, W, 3] what the judge is shown beside every question; None where there is no file."""
+    if file is None:
+        return None
+    if reference != "none" or len(suite.tasks) > 1:
+        who = f"--reference {reference} sees no image" if reference != "none" else f"{suite.name} has several tasks"
+        raise UsageError(f"--goal-image is shown to a judge of one task, and {who}", "leave it out, or name one task")
+    check_goal_image(config.backend, config.model, config.score)
+    return read_goal_image(file, config.picture_px)
 
 
 def _with_player(suite: Suite, player: Path | None, goal: str) -> Suite:

@@ -35,10 +35,12 @@ from rlvlm.algorithms.sac_pebble.algorithm import SACPebbleConfig
 from rlvlm.algorithms.sac_pebble.player import StepsPlayer
 from rlvlm.algorithms.sac_pebble.player import load_policy as load_actor
 from rlvlm.core.errors import JudgeUnavailable
+from rlvlm.core.steps import Frames
 from rlvlm.demonstrations.collect import RandomPlayer, ScriptedExpert
 from rlvlm.envs.env import TurnEnv
 from rlvlm.envs.images import FrameStore
 from rlvlm.envs.registry import make_env
+from rlvlm.judges.goal_image import read_goal_image, with_goal_image
 from rlvlm.judges.judge import Judge
 from rlvlm.policies.vlm.config import PolicyConfig
 from rlvlm.policies.vlm.engine import PolicyEngine
@@ -148,11 +150,12 @@ def _with_rewards(
     settings: PolicyGradientAlgorithmConfig, config: AnswersRun, make_judge: MakeJudge | None
 ) -> AlgorithmConfig:
     reward = config.reward
+    fallback = reward.fallback_judge
     settings.rewards(
         reward=reward,
         goal=config.goal,
         make_judge=make_judge,
-        make_fallback_judge=partial(answering_judge, reward.fallback_judge) if reward.fallback_judge else None,
+        make_fallback_judge=partial(answering_judge, fallback, goal_image(config)) if fallback else None,
     )
     return settings.learning(algo=config.algo, sft=config.sft, total_steps=config.steps)
 
@@ -162,8 +165,21 @@ def make_policy(config: PolicyConfig, env: TurnEnv) -> VLMPolicy:
     return load_policy(config, len(env.action_names))
 
 
-def answering_judge(app: str) -> Judge:
+def goal_image(config: RunConfig) -> Frames | None:
+    """[1, H, W, 3] what the run's judge is shown beside every question; None where there is none.
+
+    Raises:
+        UsageError: it cannot be read.
+    """
+    return read_goal_image(config.goal_file, config.judge.picture_px) if config.goal_file else None
+
+
+def answering_judge(app: str, image: Frames | None) -> Judge:
     """The client of a Serve app that has answered once: it is needed when the run's own judge is gone.
+
+    Args:
+        app: its name.
+        image: of the goal, shown with every question; None shows none.
 
     Raises:
         JudgeUnavailable: there is no such app, or it does not answer.
@@ -174,7 +190,7 @@ def answering_judge(app: str) -> Judge:
     except JudgeUnavailable as error:
         fix = "start it with `rlvlm serve`, or leave out --reward.fallback-judge"
         raise JudgeUnavailable(f"reward.fallback_judge: {error}", fix) from error
-    return judge
+    return with_goal_image(judge, image)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

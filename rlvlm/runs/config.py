@@ -63,6 +63,8 @@ class TrackConfig:
 
 
 JUDGE_ROLE = "the judge"
+GOAL_IMAGE = "goal_image.png"
+"""In a run's folder: what its judge is shown beside every question."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -113,6 +115,9 @@ class RunConfig:
     """Name of the task in `rlvlm.envs.registry`."""
     goal: str = ""
     """Goal phrase of the prompt; empty: the task's own."""
+    goal_image: str = ""
+    """File with an image of the goal, which the judge is shown with every question; a copy stays in the run's folder.
+    Empty: none."""
     steps: int = 20_000
     """Env steps of the run."""
     seed: int = 0
@@ -349,6 +354,14 @@ class RunConfig:
     def judge_env(self) -> EnvConfig:
         """The same env, drawn as the judge wants it."""
         return self.env.for_model(is_pocket=not self.reward.asks_judge or self.asks_pocket_judge)
+
+    @property
+    def goal_file(self) -> Path | None:
+        """The image of the goal that the judge is shown: the copy in the run's folder, once there is one."""
+        if not self.goal_image or not self.reward.asks_judge:
+            return None
+        copy = self.out / GOAL_IMAGE if self.out else None
+        return copy if copy and copy.exists() else Path(self.goal_image).expanduser()
 
     def labels(self, own: Path) -> Path:
         """Folder of the judge's label store: the shared one of `judge.store`, else the run's `own`."""

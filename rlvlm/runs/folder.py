@@ -1,6 +1,5 @@
 """The folder of one run (DESIGN section 5): made, found again, locked, cut back to a checkpoint, or taken away."""
 
-import json
 import re
 import shlex
 import shutil
@@ -15,11 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 from rlvlm.core.disk import check_links, held, try_file_system, write_json, write_whole
 from rlvlm.core.errors import MachineError, NumericsError, UsageError
+from rlvlm.core.foreign import read_json
 from rlvlm.core.metrics import ENV_STEPS
 from rlvlm.core.trust import check_folder, code_digests, foreign_code, is_trusted, remember
 from rlvlm.core.yaml_text import read_yaml
 from rlvlm.runs.checkpoints import Checkpoint, RunState, checkpoint_store, newest_sound, resolved
-from rlvlm.runs.config import RunConfig
+from rlvlm.runs.config import GOAL_IMAGE, RunConfig
 from rlvlm.runs.environment import describe_environment
 from rlvlm.runs.kinds import config_text, read_config_text
 from rlvlm.runs.settings import differences, flat
@@ -51,9 +51,11 @@ CODE_SETTINGS = (
 WAYS_OUT = (
     *("api.base_url", "api.key_env", "api.key_file", "api.ledger", "engine.python", "vllm.python"),
     *("judge.store", "cached.store", "judge.wording", "reward.measured", "feedback.measured", "track.bench"),
-    *("sft.demonstrations", "sft.start_from", "policy.adapter"),
+    *("sft.demonstrations", "sft.start_from", "policy.adapter", "goal_image", "env.prompt"),
 )
-"""Settings that lead out of a run's folder: servers, variables, files elsewhere, programs; with `env.prompt`."""
+"""Settings that lead out of a run's folder: servers, variables, files elsewhere, programs."""
+READ_OUTSIDE = ("env.prompt", "judge.store")
+"""Those that are read where a run is only looked at: played, or its answers reported."""
 USUAL_KEYS = ("OPENAI_API_KEY", "GEMINI_API_KEY", "GOOGLE_API_KEY")
 """Variables whose value goes to their own provider where no `base_url` is set."""
 RAY_COPY = "_ray_pkg_"
@@ -97,7 +99,7 @@ class RunFolder:
 
     def command(self) -> str:
         """The command line that started the run."""
-        return (self.path / "command.txt").read_text().splitlines()[0]
+        return (self.path / "command.txt").read_text().partition("\n")[0]
 
     @property
     def resume_command(self) -> str:
@@ -105,13 +107,24 @@ class RunFolder:
         return f"rlvlm resume {shlex.quote(str(self.path))}{trust_option(self.path / 'config.yaml')}"
 
     def environment(self) -> dict[str, Any]:
-        """Versions, commit and hardware."""
-        return json.loads((self.path / "environment.json").read_text())
+        """Versions, commit and hardware: what the run was begun with, or where that cannot be told, what is here."""
+        found: Any = None
+        with suppress(OSError, ValueError):
+            found = read_json(self.path / "environment.json")
+        return describe_environment() | (found if isinstance(found, dict) else {})
 
     def summary(self) -> dict[str, Any]:
-        """The numbers of the end, empty while there is none."""
+        """The numbers of the end, empty while there is none.
+
+        Raises:
+            UsageError: they cannot be read.
+        """
         file = self.path / "summary.json"
-        return json.loads(file.read_text()) if file.exists() else {}
+        try:
+            found = read_json(file) if file.exists() else {}
+        except (OSError, ValueError) as error:
+            raise UsageError(f"cannot read {file}: {error}", "restore it, or remove it and resume the run") from error
+        return found if isinstance(found, dict) else {}
 
     def write_summary(self, summary: dict[str, Any]) -> None:
         """Puts the summary in place in one move."""
@@ -228,6 +241,12 @@ def create_folder(config: RunConfig, command: Sequence[str], started: datetime) 
         code = code_named(config, goes_on=True)
         own = {"own_code": code_digests(code)} if code else {}
         write_json(path / "environment.json", describe_environment() | own)
+        if config.goal_file:  # as the judge is shown it: the run goes on with it when the file is gone, or another
+            from rlvlm.judges.goal_image import read_goal_image  # numpy is not for those who only ask for help
+            from rlvlm.vlms.stills import to_png
+
+            image = read_goal_image(config.goal_file, config.judge.picture_px)
+            write_whole(path / GOAL_IMAGE, to_png(image[0], is_small=True))
         write_settings(path / "config.yaml", config_text(config))
     except OSError as error:
         folder.remove()
@@ -408,10 +427,8 @@ def code_named(settings: Any, *, goes_on: bool) -> list[str]:
 
 def ways_out(settings: Any, *, goes_on: bool) -> dict[str, str]:
     """The settings that lead out of the folder of a run or a sweep, with their values; arguments as of `code_named`."""
-    leaves = _leaves(settings)
-    found = {name: str(value) for name, value in leaves.items() if name.endswith("env.prompt") and value}
-    if goes_on:
-        found |= {name: str(value) for name, value in leaves.items() if name.endswith(WAYS_OUT) and value}
+    leaves, wanted = _leaves(settings), WAYS_OUT if goes_on else READ_OUTSIDE
+    found = {name: str(value) for name, value in leaves.items() if name.endswith(wanted) and value}
     # an env's key goes to its own provider, but for a server of somebody's own
     if not any(name.endswith("api.base_url") for name in found):
         found = {name: value for name, value in found.items() if value not in USUAL_KEYS}

@@ -58,7 +58,7 @@ class StepsRun(RunConfig):
         """See `RunConfig`."""
         reward = self.reward
         who = f"reward.source {reward.source}" + (f", reward.teacher {reward.teacher}" if reward.is_learned else "")
-        yield not reward.asks_judge, f"{who}, which serves no judge", ("serve.*",)
+        yield not reward.asks_judge, f"{who}, which serves no judge", ("serve.*", "goal_image")
         yield reward.source == "environment", "reward.source environment, which asks no judge", ("judge.*",)
 
     def smoke(self) -> Self:
@@ -203,7 +203,7 @@ class AnswersRun(RunConfig):
     def without_effect(self) -> Iterator[tuple[Any, str, tuple[str, ...]]]:
         """See `RunConfig`."""
         reward, algo, sft = self.reward, self.algo, self.sft
-        advantage, unasked = algo.advantage, ("judge.*", "serve.*")
+        advantage, unasked = algo.advantage, ("judge.*", "serve.*", "goal_image")
         unscored = (*unasked, "reward.num_frames", "reward.frame_px", "reward.flip_images", "reward.monitor.*")
         is_critic = (advantage.estimator, advantage.values) == ("gae", "state")
         by_other, who = reward.scores and not reward.asks_judge, f"reward.teacher {reward.teacher}"

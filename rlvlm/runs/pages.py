@@ -92,7 +92,9 @@ def _of_comparisons(
     if config.reward.asks_judge:  # the first message to the judge, with the images' places marked
         # the words of the question depend on how many images a side has, not on what they show
         blank = np.zeros((config.segment_steps, 1, 1, 3), np.uint8)
-        messages = compare_messages(config.judge.prompt, Query(goal=config.judge_goal, left=blank, right=blank))
+        goal = blank[:1] if config.goal_file else None
+        query = Query(goal=config.judge_goal, left=blank, right=blank, goal_picture=goal)
+        messages = compare_messages(config.judge.prompt, query)
         parts = [part for message in messages for part in message["content"]]
         asked = "\n".join(part["text"] if part["type"] == "text" else "[image]" for part in parts)
     counts, total = Counter(map(outcome, rows)), len(rows)

@@ -41,6 +41,7 @@ def check_before_run(config: RunConfig) -> None:
         make_env(config.task, config.env, config.seed).close()
     if config.reward.asks_judge:
         _check_judge(config)
+        _check_goal_image(config)
         if config.judge.is_own and not config.serve.app:
             from rlvlm.judges.own import load_maker  # numpy is not for those who only ask for help
 
@@ -220,6 +221,18 @@ def _check_judge(config: RunConfig) -> None:
         _check_judge_fits(config)
 
 
+def _check_goal_image(config: RunConfig) -> None:
+    """Raises UsageError where the image of the goal cannot be read, or the judge cannot be shown one."""
+    if config.goal_file is None:
+        return
+    from rlvlm.judges.build import check_goal_image  # numpy is not for those who only ask for help
+    from rlvlm.judges.goal_image import read_goal_image
+
+    read_goal_image(config.goal_file, config.judge.picture_px)
+    if not config.serve.app:  # says itself what it is
+        check_goal_image(config.judge.backend, config.judge.model, "" if config.compares else config.judge.score)
+
+
 def _check_judge_fits(config: RunConfig) -> None:
     """Passes where this machine has the GPUs and the environment that the judge's replicas want.
 
@@ -319,6 +332,7 @@ def free_port() -> int:
 def bench_command(config: RunConfig) -> str:
     """The command that measures a run's judge at length, asked as the run asks it."""
     words = ["rlvlm", "judge-bench", config.task]
+    words += ["--goal-image", str(config.goal_file)] if config.goal_file else []
     if config.serve.app:  # its settings are known to whoever started it
         return f"{shlex.join(words)} with the --judge settings of the app {config.serve.app}"
     changed = changed_leaves({"judge": JudgeConfig()}, {"judge": config.judge})

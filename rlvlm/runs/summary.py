@@ -17,7 +17,7 @@ from rlvlm.judge_bench.rows import beside, read_row, task_figures
 from rlvlm.judges.agreement import wilson_interval
 from rlvlm.runs.answers import RETURN, logged_pairs, truth_name
 from rlvlm.runs.checkpoints import RunState
-from rlvlm.runs.config import RunConfig
+from rlvlm.runs.config import GOAL_IMAGE, RunConfig
 from rlvlm.runs.folder import RunFolder
 from rlvlm.runs.kinds import StepsRun
 from rlvlm.runs.scores import DECODINGS
@@ -342,7 +342,8 @@ def run_card(  # one page, one argument per source of facts
     if config.reward.asks_judge:
         judge = f"{config.judge.backend} {config.judge.model}".rstrip()
         own = f"{judge}, prompt {config.judge.prompt}, score {config.judge.score}"
-        lines.append(f"- judge: {f'Serve app {config.serve.app}' if config.serve.app else own}")
+        shown = f"; with every question it is shown [an image of the goal]({GOAL_IMAGE})" if config.goal_file else ""
+        lines.append(f"- judge: {f'Serve app {config.serve.app}' if config.serve.app else own}{shown}")
     how = f"{config.env.start_words}{config.env.episode_steps} steps per episode"
     lines.append(f"- every setting: [config.yaml](config.yaml); {how}")
     lines += [f"- changed during the run: {change}" for change in summary.get("changes") or []]

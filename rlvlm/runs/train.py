@@ -20,10 +20,12 @@ from rlvlm.core.console.signals import StopRequest
 from rlvlm.core.disk import write_whole
 from rlvlm.core.errors import EXIT_DONE, EXIT_PREEMPTED, FULL, JudgeUnavailable, MachineError, NumericsError, RunError
 from rlvlm.judge_bench.preflight import JudgeRefused
+from rlvlm.judges.build import check_goal_image
 from rlvlm.judges.cache import CachedJudge
+from rlvlm.judges.goal_image import with_goal_image
 from rlvlm.judges.judge import Judge
 from rlvlm.labels.store import LabelStore
-from rlvlm.runs.build import film_draw, open_algorithm
+from rlvlm.runs.build import film_draw, goal_image, open_algorithm
 from rlvlm.runs.checkpoints import Checkpoint, RunState, newest_sound
 from rlvlm.runs.config import RunConfig
 from rlvlm.runs.folder import RunFolder, check_settings, label_store
@@ -267,7 +269,7 @@ def judge_session(
 
     Raises:
         JudgeUnavailable: the judge cannot be loaded, or the app named in `serve.app` is not running.
-        UsageError: that app's judge knows nothing of the task.
+        UsageError: that app's judge knows nothing of the task, or is shown no image of the goal, or that is none.
     """
     if not config.reward.asks_judge:
         yield None
@@ -277,10 +279,13 @@ def judge_session(
         if config.serve.app:
             # a running app says itself which judge it is
             backend, _, model = running.stamp.judge.partition(":")
+            if config.goal_file:
+                check_goal_image(backend, "" if model == backend else model, "")
             if backend == "pocket":
                 asked = replace(config.judge, backend=backend, model="" if model == backend else model)
                 check_judge_knows(replace(config, judge=asked))
-        yield lambda: CachedJudge(running, open_store(), show_cache(config.task))
+        image = goal_image(config)
+        yield lambda: with_goal_image(CachedJudge(running, open_store(), show_cache(config.task)), image)
 
 
 def reachable(api: ApiConfig, ledger: Path) -> ApiConfig:
@@ -303,6 +308,7 @@ def open_training(
         StoppedEarly: `stop` was asked for before the start was done.
         RunError: something that it needs does not start, or the checkpoint is of a run with other settings.
     """
+    config = replace(config, out=folder.path)  # what it holds counts, also where its name was left to us
     before = RunState(env_steps=0, wall_s=0.0, peak_rss_mb=0.0) if checkpoint is None else checkpoint.state
     check_settings(before, config)  # now: the rest takes a minute, and an older checkpoint may have had other settings
     # before anything is sent there

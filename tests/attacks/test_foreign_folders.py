@@ -1,25 +1,33 @@
 """Folders that somebody else made: no command imports what they name, or goes where they lead, without --trust."""
 
 import json
+import socket
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
+from api_server import ApiServer
+from tiny_run import WORDS, box_words, finish, start
 
 import rlvlm
 from rlvlm.algorithms.sft_folders import load_demonstrations
 from rlvlm.cli import COMMANDS, main
+from rlvlm.commands.arguments import parse_run
 from rlvlm.core import trust
 from rlvlm.core.errors import UsageError
+from rlvlm.core.judging import Query
 from rlvlm.demonstrations.folder import create_folder as create_demonstrations
 from rlvlm.envs.gym_cards.config import CardsConfig
+from rlvlm.judges.cache import CachedJudge
 from rlvlm.labels.records import Origin
 from rlvlm.labels.store import LabelStore
-from rlvlm.runs.folder import USUAL_KEYS, WAYS_OUT, create_folder
+from rlvlm.runs.folder import USUAL_KEYS, WAYS_OUT, RunFolder, create_folder
 from rlvlm.runs.kinds import config_text
 from rlvlm.runs.recipes import recipe
 from rlvlm.runs.settings import flat, override
+from rlvlm.testing import FakeJudge
 from rlvlm.vlms.config import ApiConfig
 from rlvlm.vlms.engines.remote import PROVIDERS, describe_server
 
@@ -163,6 +171,45 @@ def test_a_folder_from_elsewhere_leads_nowhere_without_trust(
     assert main(["resume", "moved"]) == 0
 
 
+@pytest.mark.parametrize("command", ["report", "judge-report"])
+def test_a_label_store_elsewhere_is_not_read_without_trust(command: str, machine: Path, capsys) -> None:
+    store = LabelStore(machine / "private", Origin(run="x", task="drawer_open", seed=0))
+    frames = np.zeros((1, 8, 8, 3), np.uint8)
+    query = Query(goal="open it", left=frames, right=frames + 9)
+    [verdict] = CachedJudge(FakeJudge(), store).compare([query])
+    (machine / "run").mkdir()
+    (machine / "run/config.yaml").write_text(config_text(override(recipe("drawer_open"), {"judge.store": "private"})))
+    (machine / "run/command.txt").write_text("rlvlm run\n")
+    table = RunFolder(machine / "run", 1).queries
+    table.append([dict.fromkeys(table.columns, "") | {"question": verdict.question, "status": "ok", "env_step": 1}])
+    assert main([command, "run"]) == 2
+    assert "judge.store private" in box_words(capsys.readouterr().err)
+    assert not (machine / "judge_report").exists()
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_a_secret_reaches_the_server_of_a_foreign_folder_only_with_trust(machine: Path, monkeypatch) -> None:
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "canary-4b1d")
+    file, server = machine / "run/config.yaml", ApiServer()
+    with server.running() as url, socket.create_server(("127.0.0.1", 0)) as listener:
+        nobody = f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
+        api = {"judge.api.base_url": nobody, "judge.api.key_env": "AWS_SECRET_ACCESS_KEY"}
+        asks = {"reward.teacher": "judge", "judge.backend": "openai", "judge.model": "x", "steps": 200}
+        file.parent.mkdir()
+        file.write_text(config_text(override(parse_run(WORDS, "rlvlm run").config, api | asks)))
+        (machine / "run/command.txt").write_text("rlvlm run\n")
+        _, err = finish(start("resume", "run"), code=2)
+        assert nobody in box_words(err) and "AWS_SECRET_ACCESS_KEY" in box_words(err)
+        listener.setblocking(False)
+        with pytest.raises(BlockingIOError):  # not even a connection
+            listener.accept()
+        file.write_text(file.read_text().replace(nobody, url))
+        out, _ = finish(start("resume", "run", "--trust"))  # there is no environment.json: it is this one's
+        assert f"the judge asks {url}, with the key in $AWS_SECRET_ACCESS_KEY" in "".join(out.splitlines()[:4])
+        assert {call.headers["authorization"] for call in server.calls} == {"Bearer canary-4b1d"}
+
+
 def test_what_was_made_here_asks_for_nothing_until_its_code_changes(machine: Path) -> None:
     (machine / "mine.py").write_text("def judge(clips): ...\n")
     own = {"judge.backend": "mine:judge", "judge.store": "labels", "judge.model": ""}
@@ -194,7 +241,7 @@ def test_every_setting_that_leads_out_of_a_folder_is_one(machine: Path) -> None:
             for name in names
             if name.endswith((".python", "_file", "_url", "_env", ".store", ".ledger", "measured", ".bench"))
         ]
-        assert all(name.endswith((*WAYS_OUT, "env.prompt")) for name in odd), odd
+        assert all(name.endswith(WAYS_OUT) for name in odd), odd
     for ending in WAYS_OUT:
         assert any(
             name.endswith(ending)

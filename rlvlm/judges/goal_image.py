@@ -1,0 +1,64 @@
+"""One image of the goal beside every question to a judge: `--goal-image FILE` of a run or a bench."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from io import BytesIO
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from rlvlm.core.errors import UsageError
+from rlvlm.core.foreign import read_bytes
+from rlvlm.core.judging import Clip, Query, Score, Stamp, Verdict
+from rlvlm.core.steps import Frames
+from rlvlm.judges.judge import Judge
+from rlvlm.labels.images import MAX_FILE_BYTES, MAX_PIXELS
+from rlvlm.vlms.stills import read_rgb
+
+FORMATS = ("PNG", "JPEG", "WEBP")
+
+
+@dataclass(frozen=True)
+class GoalImageJudge:
+    """A judge that is shown the same image of the goal with every question. Outside of all others, so that caches and
+    label stores know answers with the image from those without it.
+    """
+
+    judge: Judge
+    image: Frames
+    """[1, H, W, 3] uint8."""
+
+    @property
+    def stamp(self) -> Stamp:
+        """The stamp of the judge inside: the image is part of the question."""
+        return self.judge.stamp
+
+    def compare(self, queries: Sequence[Query]) -> list[Verdict]:
+        """One verdict per query, in order."""
+        return self.judge.compare([replace(query, goal_picture=self.image) for query in queries])
+
+    def score(self, clips: Sequence[Clip]) -> list[Score]:
+        """One score per clip, in order."""
+        return self.judge.score([replace(clip, goal_picture=self.image) for clip in clips])
+
+
+def with_goal_image(judge: Judge, image: Frames | None) -> Judge:
+    """The judge with an image of the goal beside each question; itself where there is none."""
+    return judge if image is None else GoalImageJudge(judge, image)
+
+
+def read_goal_image(file: Path, size_px: int) -> Frames:
+    """[1, H, W, 3] of an image file, upright, its longer side `size_px` at most, as the judge is shown it.
+
+    Raises:
+        UsageError: it cannot be read.
+    """
+    try:
+        pixels = read_rgb(BytesIO(read_bytes(file.expanduser(), MAX_FILE_BYTES)), FORMATS, MAX_PIXELS)
+    except Exception as error:  # the decoders raise a dozen kinds about a damaged file
+        fix = f"name a PNG, JPEG or WebP file of at most {MAX_PIXELS:,} pixels"
+        raise UsageError(f"goal_image {file} cannot be read as an image: {error}", fix) from error
+    image = Image.fromarray(pixels)
+    image.thumbnail((size_px, size_px), Image.Resampling.BICUBIC)
+    return np.asarray(image)[None]
