@@ -4,9 +4,11 @@ Imports neither torch nor ray.
 """
 
 import difflib
+import io
 import re
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import redirect_stderr
 from dataclasses import dataclass, fields, is_dataclass
 from decimal import Decimal
 from typing import Annotated, Any, Generic, TypeVar, get_type_hints
@@ -35,6 +37,7 @@ _PRESET = "--algo.preset"
 """The option of estimator and loss, which decides likewise."""
 
 
+_COLOUR = re.compile(r"\x1b\[[\d;]*m")
 Config = TypeVar("Config", bound=RunConfig)
 T = TypeVar("T")
 
@@ -50,14 +53,24 @@ def parse(kind: type[T], words: Sequence[str], prog: str, default: T | None = No
         look: how tyro shows them.
 
     Raises:
-        UsageError: a value breaks a rule.
-        SystemExit: an option is wrong (code 2, shown in a box), or help was asked for (code 0).
+        UsageError: an option is wrong, or a value breaks a rule.
+        SystemExit: help was asked for (code 0).
     """
     settings: dict[str, Any] = look if default is None else look | {"default": default}
+    said, fix = io.StringIO(), f"{prog} --help"
     try:
-        return tyro.cli(kind, args=words, prog=prog, **settings)
+        with redirect_stderr(said):  # tyro draws boxes of its own, and ours are all alike
+            return tyro.cli(kind, args=words, prog=prog, **settings)
     except ValueError as error:  # a rule of `kind` itself; those of its parts are shown by the parser
-        raise UsageError(str(error), f"{prog} --help") from error
+        raise UsageError(str(error), fix) from error
+    except SystemExit as end:
+        if end.code == EXIT_DONE:
+            raise
+        lines = [line.strip("│").removeprefix(" ").rstrip() for line in _COLOUR.sub("", said.getvalue()).splitlines()]
+        # between its borders, and without the last line, which names the help
+        blocks = re.split(r"\n─+\n", "\n".join(line for line in lines if line[:1] not in ("╭", "╰")))
+        what = "\n\n".join(block for block in blocks if not block.startswith("For full helptext"))
+        raise UsageError(what, fix) from None
 
 
 def task_first(words: Sequence[str], prog: str, example: str, options: str = "[options]") -> tuple[str, Sequence[str]]:
@@ -102,8 +115,8 @@ def parse_run(words: Sequence[str], prog: str) -> RunArguments[RunConfig]:
         prog: how the user called us, for help texts.
 
     Raises:
-        UsageError: no task, one that does not exist, or a value that breaks a rule.
-        SystemExit: an option is wrong (code 2, shown in a box), or help was asked for (code 0).
+        UsageError: no task, one that does not exist, an option that is wrong, or a value that breaks a rule.
+        SystemExit: help was asked for (code 0).
     """
     task, options = task_first(words, prog, _EXAMPLE)
     # options decide the defaults before they are parsed: a recipe differs for a policy that comes trained

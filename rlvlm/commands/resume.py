@@ -9,7 +9,7 @@ from pathlib import Path
 import tyro
 
 from rlvlm.algorithms.checkpoint import CorruptCheckpoint
-from rlvlm.commands.arguments import parse_options
+from rlvlm.commands.arguments import parse, parse_options
 from rlvlm.core.errors import EXIT_DONE, UsageError
 from rlvlm.runs.folder import check_newest, check_settings, check_trust, find_folder, write_settings
 from rlvlm.runs.kinds import config_text
@@ -30,7 +30,7 @@ class ResumeArguments:
 
 def command(words: Sequence[str], prog: str) -> int:
     """`resume DIR [options of the run]`: goes on as it was last started, but for the options."""
-    arguments, options = tyro.cli(ResumeArguments, args=words, prog=prog, return_unknown_args=True)
+    arguments, options = parse(ResumeArguments, words, prog, return_unknown_args=True)
     check_trust([arguments.path], trust=arguments.trust, goes_on=True)
     from rlvlm.sweeps.folder import find_sweep
 

@@ -156,13 +156,11 @@ def _sentences(results: Results, ranking: Sequence[RankedSource], num_seeds: int
     behind = second.behind
     # with a digit more than scores, so that it is seen whether zero is in the interval
     interval = f" ({behind.low:.3f} to {behind.high:.3f})" if behind.low < behind.high else ""
-    lead = (
-        f"{name}: {_scored(best.score)}; {results.sources[second.source]}: {_scored(second.score)}; "
-        f"difference {behind.value:.3f}{interval}."
-    )
+    other = results.sources[second.source]
+    lead = f"{name}: {_scored(best.score)}; {other}: {_scored(second.score)}; difference {behind.value:.3f}{interval}."
     if num_seeds < FEW_SEEDS:
         seeds = "one finished run" if num_seeds == 1 else f"{num_seeds} finished runs"
-        place = "Ahead is" if behind.value > 0 else "Level are"
+        place = f"{name} is ahead of {other}." if behind.value > 0 else f"{name} and {other} are level."
         return f"{place} {lead} With {seeds} per task and source this is a first look: it supports no conclusion."
     # each difference is judged by its own interval: overlapping intervals of two scores say little about the difference
     beaten = [other for other in others if other.behind is not None and other.behind.excludes_zero]
@@ -183,7 +181,7 @@ def _sentences(results: Results, ranking: Sequence[RankedSource], num_seeds: int
 def _scored(score: Estimate) -> str:
     """A score with its interval, for readers; that of one run, or of runs that are all alike, has none."""
     if score.low == score.high == score.value:
-        return f"{score.value:.2f} (no interval)"
+        return f"{score.value:.2f}"
     return f"{score.value:.2f} ({100 * CONFIDENCE:.0f} % interval {score.low:.2f} to {score.high:.2f})"
 
 

@@ -83,7 +83,7 @@ def test_more_episodes_make_the_worth_of_scores_surer(tmp_path):
         for count in ("6", "48")
     )
     assert few["worth"] == more["worth"] == pytest.approx(1.0) and few["worth_low"] < more["worth_low"] < 1.0
-    with pytest.raises(SystemExit):
+    with pytest.raises(UsageError, match="must be >= 4"):
         bench(tmp_path / "none", "--episodes", "3")
 
 

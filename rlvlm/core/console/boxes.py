@@ -51,7 +51,7 @@ def guarded(action: Callable[[], int]) -> int:
     except RunError as error:
         show_failure(str(error), error.fix)
         return error.exit_code
-    except SystemExit as end:  # of the argument parser, which has drawn its own box, or of code of the user's own
+    except SystemExit as end:  # of the argument parser, which has shown its help, or of code of the user's own
         if end.code is None or isinstance(end.code, int):
             return end.code or EXIT_DONE
         show_failure(str(end.code), users_place(end))  # as Python does: a text is a failure
