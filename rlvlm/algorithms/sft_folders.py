@@ -4,7 +4,6 @@ A folder that `rlvlm sft` makes holds the weights that were trained and, beside 
 to do, which weights alone do not say.
 """
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from rlvlm.algorithms.checkpoint import write_tensors
 from rlvlm.core.disk import write_json
 from rlvlm.core.episodes import TokenEpisode
 from rlvlm.core.errors import UsageError
+from rlvlm.core.foreign import read_json
 from rlvlm.demonstrations.folder import open_folder
 from rlvlm.demonstrations.records import to_token_episode
 from rlvlm.envs.config import EnvConfig
@@ -101,7 +101,7 @@ def read_sft_manifest(folder: Path) -> SFTManifest | None:
     """
     file = folder / MANIFEST_FILE
     try:
-        found = json.loads(file.read_text())
+        found = read_json(file)
         words = {name: tuple(found[name]) for name in ("action_names", "new_words")}
         return SFTManifest(task=found["task"], acts=found["acts"], env=dict(found["env"]), **words)
     except FileNotFoundError:

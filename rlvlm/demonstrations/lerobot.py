@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from av.error import FFmpegError
 from numpy.typing import NDArray
@@ -255,7 +256,21 @@ def _read_table(file: Path, is_wanted: Callable[[str], bool] = lambda _: True, f
         num_bytes += max(group.total_byte_size, 4 * num_values, 8 * group.num_rows)
     check_claim(max(num_bytes, 8 * about.num_rows), file.stat().st_size)
     columns = [name for name in pq.read_schema(file).names if is_wanted(name)]
-    return pq.read_table(file, columns=columns, filters=filters)
+    # texts and images that rows share are kept once, as they lie in the file: Arrow would copy them for every row
+    leaves = [about.schema.column(place) for place in range(about.num_columns)]
+    shared = [leaf.path for leaf in leaves if leaf.physical_type == "BYTE_ARRAY"]
+    table = pq.read_table(file, columns=columns, filters=filters, read_dictionary=shared)
+    check_claim(sum(_spread_bytes(chunk) for column in table.columns for chunk in column.chunks), file.stat().st_size)
+    return table
+
+
+def _spread_bytes(array: pa.Array) -> int:
+    """Bytes that the values of an array take at most, each by itself."""
+    if isinstance(array, pa.DictionaryArray):
+        lengths = pc.call_function("binary_length", [array.dictionary])
+        return len(array) * (pc.call_function("max", [lengths]).as_py() or 0)
+    inner = array.flatten() if isinstance(array, pa.StructArray | pa.ListArray | pa.LargeListArray) else []
+    return sum(map(_spread_bytes, inner)) if isinstance(inner, list) else _spread_bytes(inner)
 
 
 def _json_objects(file: Path) -> Iterator[Any]:

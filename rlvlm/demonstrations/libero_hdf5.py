@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from rlvlm.core.errors import MachineError, UsageError
+from rlvlm.core.foreign import check_claim
 from rlvlm.demonstrations.trajectory import CutConfig, RobotTrajectory, Torn
 from rlvlm.envs.libero.tasks import SUITES, file_sentence, instruction_of
 
@@ -39,12 +40,29 @@ def read_libero(source: Path, config: CutConfig) -> Iterator[RobotTrajectory | T
     for path in files:
         try:
             with h5py.File(path, "r") as file:
-                data: Any = file["data"]
+                data = _held(file, "data")
                 is_own = "problem_info" in data.attrs  # LIBERO's script writes it, and OpenVLA's does not
                 for name in sorted(data, key=lambda name: (len(name), name)):  # demo_2 before demo_10
-                    yield _trajectory(path, name, data[name], _instruction(path, data), is_own, config)
+                    demo = _held(data, name)
+                    arrays = [_held(group, inner) for group in (demo, _held(demo, "obs")) for inner in group]
+                    check_claim(sum(array.nbytes for array in arrays if hasattr(array, "nbytes")), path.stat().st_size)
+                    yield _trajectory(path, name, demo, _instruction(path, data), is_own, config)
         except (OSError, KeyError, ValueError, TypeError, AttributeError) as error:
             yield Torn(file=path, reason=f"torn, or no file of LIBERO's: {error}")
+
+
+def _held(group: Any, name: str) -> Any:
+    """A member of a group.
+
+    Raises:
+        ValueError: it lies in another file, which nobody has named.
+    """
+    import h5py
+
+    is_elsewhere = isinstance(group.get(name, getlink=True), h5py.ExternalLink)
+    if is_elsewhere or (isinstance(found := group[name], h5py.Dataset) and (found.external or found.is_virtual)):
+        raise ValueError(f"{name} lies in another file")
+    return found
 
 
 def _instruction(path: Path, data: Any) -> str:

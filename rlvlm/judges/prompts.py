@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from rlvlm.core.errors import UsageError, first_line
+from rlvlm.core.foreign import read_json
 from rlvlm.core.judging import Clip, Query
 from rlvlm.core.steps import Frames, spread
 from rlvlm.judges.config import Abilities, JudgeConfig, Mode, ScoreMode
@@ -126,10 +127,10 @@ def sentences_of(config: JudgeConfig) -> dict[str, str]:
         return dict(SENTENCES)
     fix = "see docs/reward_models.md"
     try:
-        given = json.loads(Path(config.wording).expanduser().read_text())
+        given = read_json(Path(config.wording).expanduser())
         if not isinstance(given, dict) or not all(isinstance(text, str) for text in given.values()):
             raise ValueError("it must map names to sentences")
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         raise UsageError(f"judge.wording {config.wording} cannot be read: {first_line(error)}", fix) from error
     for name, text in given.items():
         if name not in SENTENCES:

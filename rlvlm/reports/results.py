@@ -10,6 +10,7 @@ import numpy as np
 
 from rlvlm.core import metrics
 from rlvlm.core.errors import UsageError
+from rlvlm.core.foreign import read_json
 from rlvlm.judge_bench.rows import ROW_FILE, is_of, read_row
 from rlvlm.runs.config import RunConfig
 from rlvlm.runs.folder import RunFolder, find_folders
@@ -262,7 +263,7 @@ def _judge_of(run: RunFolder) -> tuple[str, str]:
         with run.samples.path.open() as file:
             first = json.loads(file.readline())
         return str(first["judge"]), str(first["prompt"])
-    except (OSError, ValueError, KeyError):  # nothing was asked, or the line is torn
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):  # nothing was asked, or the line is torn
         return "", ""
 
 
@@ -292,7 +293,10 @@ def _with_costs(folder: SweepFolder, runs: Sequence[RunResult]) -> list[RunResul
         ledger = folder.ledger(app)
         total = sum(other.queries for other, its in zip(runs, apps, strict=True) if its == app)
         if app and total and ledger.exists():
-            spent = json.loads(ledger.read_text())["cost_usd"]
+            try:
+                spent = float(read_json(ledger)["cost_usd"])
+            except (OSError, ValueError, TypeError, KeyError) as error:
+                raise UsageError(f"{ledger} cannot be read: {error}", "restore it, or remove it") from error
             run = replace(run, cost_usd=spent * run.queries / total)
         paid.append(run)
     return paid

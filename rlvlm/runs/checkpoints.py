@@ -17,6 +17,7 @@ from typing import Any
 from rlvlm.algorithms.checkpoint import MANIFEST, CorruptCheckpoint, check_folder, write_manifest
 from rlvlm.core.disk import make_link, sync_tree, write_whole
 from rlvlm.core.errors import MachineError
+from rlvlm.core.foreign import read_json
 
 PREFIX = "step_"
 STATE = "run.json"
@@ -63,7 +64,7 @@ class Checkpoint:
             CorruptCheckpoint: it cannot be read.
         """
         try:
-            found = json.loads((self.path / STATE).read_bytes())
+            found = read_json(self.path / STATE)
             return RunState(**{**found, "changes": tuple(found["changes"])})
         except (OSError, ValueError, TypeError, KeyError) as error:
             raise CorruptCheckpoint(f"{self.path / STATE} is damaged: {error}", _OTHERS) from error

@@ -1,6 +1,5 @@
 """What a run comes down to: the numbers of `summary.json`, and the card `README.md`."""
 
-import json
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -11,6 +10,7 @@ import numpy as np
 
 from rlvlm.core import metrics
 from rlvlm.core.errors import UsageError
+from rlvlm.core.foreign import read_json
 from rlvlm.core.judging import Status
 from rlvlm.judge_bench.figures import pair_figures, rank_correlation
 from rlvlm.judge_bench.rows import beside, read_row, task_figures
@@ -196,7 +196,7 @@ def beside_true_reward(folder: RunFolder, config: RunConfig) -> dict[str, Any]:
     found = []
     for file in folder.path.parent.glob("*/summary.json"):
         try:
-            other = json.loads(file.read_text())
+            other = read_json(file)
             if (other["task"], other["reward"]) == (config.task, "environment reward") and file.parent != folder.path:
                 found.append({"success": float(other["success"]), "env_steps": int(other["env_steps"])})
         except (OSError, ValueError, TypeError, KeyError):  # a run that was cut short, or measured no success

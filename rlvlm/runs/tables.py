@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rlvlm.core.disk import append_whole, write_whole
+from rlvlm.core.errors import UsageError
 
 MAX_CELL = 100_000
 """Characters kept of a text: a server may answer without end, and Python's csv refuses to read cells beyond 131,072."""
@@ -84,8 +85,15 @@ class JsonLines:
         append_whole(self.path, "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows).encode())
 
     def read(self) -> list[dict[str, Any]]:
-        """All whole lines."""
-        return [json.loads(line) for line in _whole_lines(self.path)] if self.path.exists() else []
+        """All whole lines.
+
+        Raises:
+            UsageError: one is damaged.
+        """
+        try:
+            return [json.loads(line) for line in _whole_lines(self.path)] if self.path.exists() else []
+        except (ValueError, RecursionError) as error:
+            raise UsageError(f"{self.path} is damaged: {error}", "restore it from a copy, or remove it") from error
 
     def cut(self, last_step: int) -> None:
         """Drops lines of later steps than `last_step`, and a torn last line."""

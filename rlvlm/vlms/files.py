@@ -1,12 +1,14 @@
 """Where a model's files are, and what identifies them. Used by every engine; imports no torch."""
 
 import hashlib
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
 from huggingface_hub import snapshot_download
 
 from rlvlm.core.errors import ModelUnavailable, first_line
+from rlvlm.core.foreign import open_regular
 from rlvlm.vlms.config import MODEL_FILES
 
 _DIGEST_CHUNKS, _DIGEST_BYTES = 16, 1 << 20
@@ -62,15 +64,21 @@ def fetched(model: str, revision: str, patterns: Sequence[str], section: str = "
 
 
 def folder_digest(folder: Path) -> str:
-    """SHA-256 of a model folder: all of a small model, 16 MiB spread over each file of a big one."""
+    """SHA-256 of a model folder: all of a small model, 16 MiB spread over each file of a big one.
+
+    Raises:
+        ModelUnavailable: a file cannot be read.
+    """
     digest = hashlib.sha256()
     for path in sorted([*folder.glob("*.json"), *folder.glob("*.jinja"), *folder.glob("*.safetensors")]):
-        size = path.stat().st_size
-        digest.update(f"{path.name} {size}\n".encode())
-        # gigabytes take minutes to hash; other weights differ everywhere, so samples show them
-        step = max(_DIGEST_BYTES, size // _DIGEST_CHUNKS)
-        with path.open("rb") as file:
-            for start in range(0, size, step):
-                file.seek(start)
-                digest.update(file.read(_DIGEST_BYTES))
+        try:
+            with open_regular(path) as file:
+                size = os.fstat(file.fileno()).st_size
+                digest.update(f"{path.name} {size}\n".encode())
+                # gigabytes take minutes to hash; other weights differ everywhere, so samples show them
+                for start in range(0, size, max(_DIGEST_BYTES, size // _DIGEST_CHUNKS)):
+                    file.seek(start)
+                    digest.update(file.read(_DIGEST_BYTES))
+        except OSError as error:
+            raise ModelUnavailable(f"{path} cannot be read: {first_line(error)}", "restore the file") from error
     return digest.hexdigest()

@@ -5,7 +5,6 @@ to mend, so it leaves as `ModelUnavailable` with the command that mends it.
 """
 
 import importlib.util
-import json
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_
 from transformers.utils.logging import disable_progress_bar
 
 from rlvlm.core.errors import ModelUnavailable, first_line, is_out_of_memory
+from rlvlm.core.foreign import read_json
 from rlvlm.vlms.chats import Chat, images_of
 from rlvlm.vlms.config import VLMConfig
 from rlvlm.vlms.devices import dtype_name, pick_device, pick_dtype, place
@@ -110,9 +110,9 @@ def check_shards(folder: Path) -> None:
     for index in folder.glob("*.index.json"):
         try:
             # transformers opens whatever the index names, and pickles run code
-            names = set(json.loads(index.read_text())["weight_map"].values())
+            names = set(read_json(index)["weight_map"].values())
             odd = sorted(name for name in names if Path(name).name != name or not name.endswith(".safetensors"))
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
             odd = ["nothing that can be read"]
         if odd:
             raise ModelUnavailable(

@@ -4,7 +4,6 @@ Source: Hu et al. 2021, arXiv:2106.09685. An adapter lives in a folder of its ow
 `adapter_model.safetensors`, so a run's checkpoint holds megabytes where the model holds gigabytes.
 """
 
-import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from torch.nn import functional
 
 from rlvlm.core.checks import check_interval, check_least, check_positive
 from rlvlm.core.errors import ModelUnavailable, first_line
+from rlvlm.core.foreign import read_json
 from rlvlm.vlms.files import folder_digest
 
 if TYPE_CHECKING:  # loaded where it is used: the environment of vLLM, which only checks adapters, has no PEFT
@@ -156,21 +156,24 @@ def _cast_forward(layer: Any) -> Callable[..., Tensor] | None:
     return forward
 
 
-def check_adapter(folder: Path) -> None:
-    """Passes when `folder` holds a LoRA adapter in safetensors.
+def check_adapter(folder: Path) -> int:
+    """The rank of the LoRA adapter that `folder` holds in safetensors.
 
     Raises:
         ModelUnavailable: it does not.
     """
     fix = "save the adapter with PEFT's save_pretrained, or leave the adapter out"
     try:
-        kind = json.loads((folder / ADAPTER_CONFIG).read_text())["peft_type"]
+        settings = read_json(folder / ADAPTER_CONFIG)
+        kind = settings["peft_type"]
+        rank = int(settings.get("r", 8))  # what PEFT takes where nothing is said
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ModelUnavailable(f"{folder} holds no LoRA adapter: no {ADAPTER_CONFIG} that can be read", fix) from error
     if kind != "LORA":
         raise ModelUnavailable(f"{folder} holds an adapter of kind {kind}, not LoRA", fix)
     if not (folder / ADAPTER_WEIGHTS).is_file():
         raise ModelUnavailable(f"{folder} holds no LoRA adapter: no {ADAPTER_WEIGHTS}", fix)
+    return rank
 
 
 def adapter_mark(folder: str) -> str:

@@ -1,7 +1,6 @@
 """What turns chats and images into a chat VLM's inputs. Used by `loading`."""
 
 import importlib.util
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from rlvlm.core.errors import ModelUnavailable, first_line
+from rlvlm.core.foreign import read_json
 from rlvlm.vlms.config import VLMConfig
 from rlvlm.vlms.images import can_replace, process
 
@@ -145,7 +145,7 @@ def load_processor(folder: Path, model_config: Any, config: VLMConfig) -> Pillow
             image_processor = AutoImageProcessor.from_pretrained(folder, trust_remote_code=False)
         if tokenizer is not None and not tokenizer.chat_template and (folder / _TEMPLATE).is_file():
             # where older checkpoints keep it, for their own processors alone
-            tokenizer.chat_template = json.loads((folder / _TEMPLATE).read_text())["chat_template"]
+            tokenizer.chat_template = read_json(folder / _TEMPLATE)["chat_template"]
         is_intern = hasattr(tokenizer, "context_image_token")
         if tokenizer is not None and all(hasattr(image_processor, name) for name in _TILES):
             processor = AutoProcessorAdapter(_tiles_processor(model_config, image_processor, tokenizer))
@@ -160,7 +160,7 @@ def load_processor(folder: Path, model_config: Any, config: VLMConfig) -> Pillow
             processor = PillowProcessor(image_processor, tokenizer, model_config.image_token_id, per_crop)
         if processor.tokenizer.pad_token is None:  # rows of a batch differ in length, and padding is never looked at
             processor.tokenizer.pad_token = processor.tokenizer.eos_token
-    except (OSError, ValueError, KeyError, ImportError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError, ImportError) as error:
         raise ModelUnavailable(
             f"the tokenizer or image processor in {folder} cannot be loaded: {first_line(error)}",
             "the folder needs tokenizer.json, preprocessor_config.json and a chat template; download it again",

@@ -3,6 +3,8 @@
 Every video that is decoded goes through here: uploads and `video_path` of the server, films of recorded data.
 """
 
+import re
+import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import BinaryIO
@@ -13,8 +15,19 @@ from av.container import InputContainer
 from av.video.stream import VideoStream
 from numpy.typing import NDArray
 
+from rlvlm.core.foreign import check_claim
+
 # nothing but what was opened is read: a playlist, or a reference inside of an MP4, could name any file or address
 _DEMUXER = {"protocol_whitelist": "", "enable_drefs": "0", "use_absolute_path": "0"}
+MAX_HEADER_BYTES = 64 * 2**20
+"""Of a film besides its frames: an hour needs some 2 MB for each track."""
+_MAX_BOXES = 100_000
+"""Of the outermost level; a film in fragments has a few for each."""
+_SAMPLE_BYTES = 32
+"""That FFmpeg keeps for each frame that a header speaks of."""
+_TABLE = re.compile(rb"stsz|stz2|stts|ctts|stsc|stco|co64|stss|stps|trun|cmov")
+_ENTRY_BYTES = {b"stts": 8, b"ctts": 8, b"stsc": 12, b"stco": 4, b"co64": 8, b"stss": 4, b"stps": 4}
+"""Tables that say how many entries follow, and what each takes."""
 
 
 class UnfitVideo(ValueError):  # noqa: N818 - named for what is found
@@ -22,17 +35,23 @@ class UnfitVideo(ValueError):  # noqa: N818 - named for what is found
 
 
 @contextmanager
-def open_video(data: BinaryIO, max_pixels: int) -> Iterator[tuple[InputContainer, VideoStream]]:
+def open_video(
+    data: BinaryIO, max_pixels: int, max_header_bytes: int = MAX_HEADER_BYTES
+) -> Iterator[tuple[InputContainer, VideoStream]]:
     """An MP4 and its only video track; no frame has been decoded.
 
     Args:
-        data: untrusted.
+        data: untrusted, seekable.
         max_pixels: of a frame.
+        max_header_bytes: of all besides the frames.
 
     Raises:
-        UnfitVideo: it has several video tracks, or none, or its header says that frames are larger.
+        UnfitVideo: it has several video tracks, or none, or its header is larger, says that frames are, or says that
+            there are more than a file of its size can hold.
         FFmpegError: it is damaged.
     """
+    _check_tables(_header(data, max_header_bytes), data.seek(0, 2))
+    data.seek(0)
     options = _DEMUXER | {"max_pixels": str(max_pixels)}
     with av.open(data, "r", format="mp4", options=options, metadata_errors="replace") as container:
         if len(container.streams.video) != 1:
@@ -41,6 +60,65 @@ def open_video(data: BinaryIO, max_pixels: int) -> Iterator[tuple[InputContainer
         if stream.width * stream.height > max_pixels:
             raise UnfitVideo(f"a frame has at most {max_pixels:,} pixels, it says {stream.width} x {stream.height}")
         yield container, stream
+
+
+def _header(data: BinaryIO, max_bytes: int) -> bytes:
+    """All of an MP4 besides its frames.
+
+    Raises:
+        UnfitVideo: it is too much, or damaged.
+
+    Source: ISO/IEC 14496-12, section 4.2.
+    """
+    size = data.seek(0, 2)
+    at, header = 0, bytearray()
+    for _ in range(_MAX_BOXES):
+        if at + 8 > size:
+            return bytes(header)
+        data.seek(at)
+        start = data.read(16)
+        length, name = struct.unpack_from(">I4s", start)
+        # 1 says that the size follows in 64 bits, 0 that the box reaches to the end of the file
+        if length == 1 and len(start) == 16:
+            (length,) = struct.unpack_from(">Q", start, 8)
+        length = min(length or size, size - at)
+        if length < 8:
+            raise UnfitVideo("it is damaged")
+        num_kept = 16 if name == b"mdat" else length
+        if len(header) + num_kept > max_bytes:
+            raise UnfitVideo(f"an MP4 has at most {max_bytes:,} bytes besides its frames")
+        data.seek(at)
+        header += data.read(num_kept)
+        at += length
+    raise UnfitVideo(f"an MP4 has at most {_MAX_BOXES:,} parts")
+
+
+def _check_tables(header: bytes, file_bytes: int) -> None:
+    """Bounds what FFmpeg allocates before it has decoded anything: it believes a kilobyte that speaks of a hundred
+    million frames, and takes gigabytes for them.
+
+    Raises:
+        UnfitVideo: the header speaks of more frames than the file can hold, or is damaged.
+
+    Source: ISO/IEC 14496-12, sections 8.6, 8.7 (tables) and 8.8.8 (track run).
+    """
+    num_samples = 0
+    # wherever they stand: FFmpeg finds tables in boxes of many kinds
+    for table in _TABLE.finditer(header):
+        name, begin, entry_bytes = table[0], table.end(), _ENTRY_BYTES.get(table[0], 0)
+        count_at = begin + (8 if name in (b"stsz", b"stz2") else 4)
+        if name == b"cmov":
+            raise UnfitVideo("its header is compressed")
+        count = int.from_bytes(header[count_at : count_at + 4], "big")
+        if count_at + 4 + count * entry_bytes > len(header):
+            raise UnfitVideo("it is damaged")
+        if name in (b"stts", b"ctts"):  # runs of equal times: so many frames, one time
+            count = int(np.frombuffer(header, ">u4", 2 * count, count_at + 4)[::2].sum(dtype=np.uint64))
+        num_samples += count
+    try:
+        check_claim(_SAMPLE_BYTES * num_samples, file_bytes)
+    except ValueError as error:
+        raise UnfitVideo(f"{file_bytes:,} bytes cannot hold the frames that its header speaks of") from error
 
 
 def upright(frame: av.VideoFrame) -> NDArray[np.uint8]:

@@ -129,6 +129,12 @@ def video_bombs() -> Iterator[tuple[str, bytes]]:
     one_size = patched(SMALL, b"stsz", put(struct.pack(">II", 1, 10**9), 4))
     yield "a billion frames of one byte", one_size
     yield "a billion frames in the time table", patched(SMALL, b"stts", put(billion, 8))
+    # FFmpeg took 5 GB and half a minute for these
+    of_one_chunk = patched(one_size, b"stsc", put(struct.pack(">I", 80_000_000), 12))
+    yield "eighty million frames of one byte", patched(of_one_chunk, b"stsz", put(struct.pack(">II", 1, 80_000_000), 4))
+    run = box(b"trun", struct.pack(">II", 0, 80_000_000))
+    track = box(b"traf", box(b"tfhd", struct.pack(">III", 0, 1, 0)), run)
+    yield "eighty million frames of a fragment", SMALL + box(b"moof", box(b"mfhd", bytes(8)), track)
     yield "a billion entries in the time table", patched(SMALL, b"stts", put(billion, 4))
     yield "a stream larger than its header says", patched(large, b"avc1", put(struct.pack(">HH", 64, 36), 24))
     yield "300 frames", movie([0] * 300, size=(16, 16), codec="mpeg4")

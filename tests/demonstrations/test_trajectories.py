@@ -15,7 +15,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from http_edge import turned
+from http_edge import patched, turned
+from peak_memory import peak_of
 from PIL import Image
 
 from rlvlm.cli import main
@@ -624,6 +625,61 @@ def test_a_torn_or_foreign_file_is_refused_by_its_name(
     with pytest.raises(UsageError, match=file.name):
         take(source, form, tmp_path / "d")
     assert not list((tmp_path / "d").glob("arrays/*"))
+
+
+def claim_frames(file: Path) -> None:
+    """Half a hundred million frames of one byte each, all in one chunk."""
+    many = struct.pack(">I", 50_000_000)
+    data = patched(file.read_bytes(), b"stsz", lambda copy, at: copy.__setitem__(slice(at + 4, at + 12), ONE + many))
+    data = patched(data, b"stsc", lambda copy, at: copy.__setitem__(slice(at + 12, at + 16), many))
+    file.write_bytes(patched(data, b"stts", lambda copy, at: copy.__setitem__(slice(at + 8, at + 12), many)))
+
+
+def share_images(file: Path) -> None:
+    """One image of 6 MiB of zeros, that all rows share."""
+    table = pq.read_table(file)
+    same = pa.array([{"bytes": bytes(6 << 20), "path": None}] * len(table), table.schema.field(NAMES[0]).type)
+    place = table.schema.get_field_index(NAMES[0])
+    pq.write_table(table.set_column(place, NAMES[0], same), file, dictionary_pagesize_limit=1 << 30)
+
+
+def claim_actions(file: Path) -> None:
+    """Actions of which none was ever written."""
+    with h5py.File(file, "r+") as target:
+        del target["data/demo_0/actions"]
+        target.create_dataset("data/demo_0/actions", (10**8, 7), np.float64, chunks=(1_024, 7))
+
+
+def lead_elsewhere(file: Path) -> None:
+    """Actions that lie in another file of the machine."""
+    write_libero(file.parent / "private", GREEN, [trajectory(12)], is_own=True)
+    with h5py.File(file, "r+") as target:
+        del target["data/demo_0/actions"]
+        target["data/demo_0/actions"] = h5py.ExternalLink(str(file.parent / "private"), "data/demo_0/actions")
+
+
+ONE = struct.pack(">I", 1)
+
+
+@pytest.mark.parametrize(
+    ("form", "make", "harm", "told"),
+    [
+        ("lerobot", lerobot_film, claim_frames, "bytes cannot hold the frames"),
+        ("lerobot", lerobot_table, share_images, "claims to hold"),
+        ("libero", hdf5_file, claim_actions, "claims to hold"),
+        ("libero", hdf5_file, lead_elsewhere, "actions lies in another file"),
+    ],
+)
+def test_a_file_that_claims_more_than_it_holds_takes_no_memory(
+    tmp_path: Path, form: Source, make: Callable[[Path], Path], harm: Callable[[Path], None], told: str
+) -> None:
+    harm(file := make(tmp_path))
+
+    def refuse() -> None:
+        with pytest.raises(UsageError, match=told):
+            take(tmp_path / "set" if form == "lerobot" else file, form, tmp_path / "d")
+
+    assert peak_of(refuse) < 96 << 20
 
 
 def test_other_versions_and_wrong_folders_are_refused(tmp_path: Path) -> None:

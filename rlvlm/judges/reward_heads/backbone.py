@@ -4,7 +4,6 @@ Only safetensors are read and no code of a model's folder is run: the networks a
 Qwen3-VL, with the published weight names.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from rlvlm.core.errors import JudgeUnavailable, UnsupportedQuestion, first_line
+from rlvlm.core.foreign import read_json
 from rlvlm.judges import prompts
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.vlms.chats import Chat
@@ -43,7 +43,7 @@ def load_head_model(
         )
     folder, revision = locate(config.model, config.revision, config.section)
     try:
-        settings = network_class.settings(folder, json.loads((folder / "config.json").read_text()))
+        settings = network_class.settings(folder, read_json(folder / "config.json"))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, SafetensorError) as error:
         raise JudgeUnavailable(
             f"{folder} holds no {network_class.__name__} that can be read: {first_line(error)}",

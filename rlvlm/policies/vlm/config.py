@@ -1,12 +1,12 @@
 """Which chat VLM acts, how, and what of it learns; imports nothing heavy so that the command line starts at once."""
 
-import json
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar, Literal, Self
 
 from rlvlm.core.errors import ModelUnavailable
+from rlvlm.core.foreign import read_json
 from rlvlm.vlms.config import VLMConfig
 
 FAMILIES = {
@@ -105,8 +105,8 @@ def check_family(folder: Path) -> None:
         ModelUnavailable: it is of another, whose log-probs nobody has compared.
     """
     try:
-        found = json.loads((folder / "config.json").read_text())["model_type"]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        found = read_json(folder / "config.json")["model_type"]
+    except (OSError, ValueError, KeyError, TypeError):
         return  # what loads it says what is wrong with the file
     if found not in FAMILIES:
         raise ModelUnavailable(

@@ -10,7 +10,6 @@ distribution). A version of a LoRA adapter has a name and a number of its own, a
 """
 
 import asyncio
-import json
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -29,6 +28,7 @@ from rlvlm.policies.vlm.config import PolicyConfig
 from rlvlm.policies.vlm.vllm_worker import described
 from rlvlm.vlms.config import EngineConfig
 from rlvlm.vlms.engines.vllm import VllmCore, lora_request
+from rlvlm.vlms.lora import check_adapter
 
 KEPT_VERSIONS = 2
 """Adapters that are loaded at once: a request that began under one ends under it."""
@@ -316,4 +316,4 @@ def _rank_of(config: PolicyConfig) -> int:
     """Of the adapter that will be sent: a given one has its own."""
     if not config.adapter:
         return config.lora_rank
-    return int(json.loads((Path(config.adapter).expanduser() / "adapter_config.json").read_text())["r"])
+    return check_adapter(Path(config.adapter).expanduser())

@@ -17,6 +17,7 @@ from torch import Tensor
 from transformers.utils.logging import disable_progress_bar
 
 from rlvlm.core.errors import ModelUnavailable, first_line
+from rlvlm.core.foreign import read_json
 from rlvlm.policies.vla.config import OpenVLAConfig, VLAConfig
 from rlvlm.policies.vla.openvla.network import CheckpointConfig, OpenVLANetwork
 from rlvlm.policies.vla.openvla.policy import OpenVLAPolicy
@@ -90,7 +91,7 @@ def load_openvla(config: VLAConfig, *, num_cameras: int, proprio_size: int, num_
 def _settings(folder: Path) -> CheckpointConfig:
     fix = "choose a folder or hub name of an OpenVLA-OFT checkpoint"
     try:
-        values = json.loads((folder / "config.json").read_text())
+        values = read_json(folder / "config.json")
         if values.get("model_type") != CheckpointConfig.model_type:
             raise ValueError(f"its model_type is {values.get('model_type')!r}, not 'openvla'")
         if values.get("use_fused_vision_backbone") is False:
@@ -162,8 +163,8 @@ def _statistics(folder: Path, settings: CheckpointConfig, wants: OpenVLAConfig) 
     """The text of the checkpoint's statistics, and the name of the data set in them."""
     file = folder / "dataset_statistics.json"
     try:
-        text = file.read_text() if file.exists() else json.dumps(getattr(settings, "norm_stats", None) or {})
-        keys = sorted(json.loads(text))
+        entries = read_json(file) if file.exists() else getattr(settings, "norm_stats", None) or {}
+        text, keys = json.dumps(entries), sorted(entries)
     except (OSError, ValueError, TypeError, RecursionError) as error:
         raise ModelUnavailable(f"{file} cannot be read: {first_line(error)}", _AGAIN) from error
     # LIBERO's published checkpoints learned from data without idle steps, and their statistics say so in the name
