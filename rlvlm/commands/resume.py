@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import tyro
 
@@ -30,7 +31,8 @@ class ResumeArguments:
 
 def command(words: Sequence[str], prog: str) -> int:
     """`resume DIR [options of the run]`: goes on as it was last started, but for the options."""
-    arguments, options = parse(ResumeArguments, words, prog, return_unknown_args=True)
+    parsed: Any = parse(ResumeArguments, words, prog, return_unknown_args=True)  # then with the words that are left
+    arguments, options = parsed
     check_trust([arguments.path], trust=arguments.trust, goes_on=True)
     from rlvlm.sweeps.folder import find_sweep
 

@@ -186,12 +186,17 @@ class Training:
 
         self._folder.checkpoints.save(self.state, write, is_best)
 
-    def finish(self, exit_reason: str) -> None:
+    def finish(self, exit_reason: str, *, has_pages: bool = True) -> None:
         """Writes summary, plots, videos and pages, and ends what counts along.
 
         Args:
             exit_reason: `done`, or why it stopped earlier; only a run that is done is filmed.
+            has_pages: False writes the summary alone: somebody waits, and the run will go on.
         """
+        if not has_pages:
+            self._folder.write_summary(summarise(self._folder, self._config, self.state, exit_reason))
+            self._trackers.close()
+            return
         self._console.phase("writing plots, videos and pages")
         # a run that was stopped will go on, and is filmed at its end
         films = list(self._last_evaluation.episodes[:NUM_VIDEOS]) if exit_reason == "done" else []

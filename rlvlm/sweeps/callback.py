@@ -82,9 +82,7 @@ class SweepCallback(Callback):
         """Says `line` at a signal, and what is waited for."""
         running = [key for key, record in self.records.items() if record.state is State.RUNNING]
         names = ", ".join(running[:4]) + (f" and {len(running) - 4} more" if len(running) > 4 else "")
-        self._table.line(
-            f"{line}\nwaiting for {len(running)} runs to end their round, save and write their pages: {names}"
-        )
+        self._table.line(f"{line}\nwaiting for {len(running)} runs to end their round and save: {names}")
 
     def retry(self, keys: Sequence[str]) -> None:
         """Forgets that these failed before: they are tried again."""

@@ -23,8 +23,8 @@ from rlvlm.sweeps.config import FlatConfig
 from rlvlm.sweeps.folder import ENDED, State, SweepFolder
 from rlvlm.sweeps.plan import TrialPlan, alone_command, app_name
 
-REPORT_S = 3.0
-"""Longest time between two reports to Tune, but for the round under way."""
+REPORT_S = 1.0
+"""Longest time between two reports to Tune, but for the round under way: a run hears at one that the sweep stops."""
 _HOLDING = Retrying(
     stop=stop_after_delay(60), wait=wait_fixed(1), retry=retry_if_exception_type(UsageError), reraise=True
 )
@@ -90,7 +90,8 @@ class SweepTrial(Trainable):
         """Saves the run into its own folder, as a signal would make it; Tune gets the step alone."""
         if self._training is not None:
             self._training.save()
-            self._write_down(self._training, "paused")
+            # nobody waits for the plots of many runs on a few cores, which come when these have ended
+            self._write_down(self._training, "paused", has_pages=False)
         return {"env_steps": self._env_steps}
 
     def load_checkpoint(self, checkpoint: dict[str, Any] | None) -> None:
@@ -124,10 +125,10 @@ class SweepTrial(Trainable):
             newest = choose_sound(self._folder.checkpoints.newest_first(), console)
             return self._stack.enter_context(open_training(self._folder, config, newest, console))
 
-    def _write_down(self, training: Training, exit_reason: str) -> None:
-        """Leaves summary, plots and pages; after it nothing of the run is saved any more."""
+    def _write_down(self, training: Training, exit_reason: str, *, has_pages: bool = True) -> None:
+        """Leaves the summary, and plots and pages; after it nothing of the run is saved any more."""
         self._is_written = True
-        training.finish(exit_reason)
+        training.finish(exit_reason, has_pages=has_pages)
 
     def _end_if_over(self, training: Training) -> None:
         """Writes the run's end down where it has come to one: its last step, or a curve that is flat."""

@@ -1,5 +1,6 @@
 """A whole sweep in a process of its own: real Ray Tune, real runs, an env that costs microseconds, and real kills."""
 
+import json
 import re
 import signal
 import subprocess
@@ -62,8 +63,10 @@ def test_a_sweep_that_was_ended_goes_on_with_what_is_left(tmp_path: Path, how: s
     assert 1 <= len(table(out / WORKS / "eval.csv")) < 6
     if how is signal.SIGTERM:
         assert child.returncode == 75 and f"rlvlm resume {out}" in said
-        assert re.search(r"waiting for [12] runs to end their round, save and write their pages: \w+", said)
+        assert re.search(r"waiting for [12] runs to end their round and save: \w+", said)
         assert [row["state"] for row in table(out / "trials.csv")] == ["saved"]
+        assert json.loads((out / WORKS / "summary.json").read_text())["exit_reason"] == "paused"
+        assert not (out / WORKS / "README.md").exists(), "nobody waits for the pages of a run that goes on"
 
     file.write_text(SWEEP.replace(*BROKEN))  # a task more, whose env breaks
     said, _ = finish(start("sweep", str(file), "--out", str(out)), 1)

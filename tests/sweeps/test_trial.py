@@ -24,6 +24,7 @@ class BrokenTraining:
     def __init__(self, failure: Exception) -> None:
         self.failure = failure
         self.done: list[str] = []
+        self.state = SimpleNamespace(env_steps=7)
 
     def advance(self) -> None:
         raise self.failure
@@ -31,8 +32,8 @@ class BrokenTraining:
     def save(self) -> None:
         self.done.append("saved")
 
-    def finish(self, exit_reason: str) -> None:
-        self.done.append(exit_reason)
+    def finish(self, exit_reason: str, *, has_pages: bool = True) -> None:
+        self.done.append(exit_reason if has_pages else f"{exit_reason}, briefly")
 
 
 def make_trial(folder: RunFolder, training: BrokenTraining) -> SweepTrial:
@@ -68,6 +69,14 @@ def test_what_is_stopped_half_way_is_saved_once(folder: RunFolder) -> None:
     training = BrokenTraining(RuntimeError())
     make_trial(folder, training).cleanup()
     assert training.done == ["saved", "stopped"]
+
+
+def test_a_run_that_is_paused_is_saved_without_its_pages(folder: RunFolder) -> None:
+    training = BrokenTraining(RuntimeError())
+    trial = make_trial(folder, training)
+    trial.save_checkpoint("")
+    trial.cleanup()
+    assert training.done == ["saved", "paused, briefly"]
 
 
 def test_the_lower_half_stops_at_a_rung() -> None:
