@@ -34,7 +34,7 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 
 from rlvlm.algorithms.policy_gradient.algorithm import PolicyGradient, PolicyGradientAlgorithmConfig
 from rlvlm.algorithms.policy_gradient.config import PolicyGradientConfig
-from rlvlm.algorithms.policy_gradient.turns import make_slot
+from rlvlm.algorithms.policy_gradient.slots import make_slot
 from rlvlm.algorithms.sft_config import ReplySFTConfig
 from rlvlm.core import metrics
 from rlvlm.core.episodes import Observations

@@ -9,19 +9,21 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import count
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from rlvlm.algorithms.policy_gradient.turns import EnvSlot
+from rlvlm.algorithms.policy_gradient.slots import EnvSlot
 from rlvlm.algorithms.sft import fit
 from rlvlm.algorithms.sft_config import NO_EXPERT_FIX, ReplySFTConfig
 from rlvlm.core import metrics
-from rlvlm.core.episodes import IntArray, Observations, TokenEpisode
+from rlvlm.core.episodes import IntArray, Observations, Reply, TokenEpisode
 from rlvlm.core.errors import UsageError
-from rlvlm.demonstrations.collect import FIRST_SEED, ScriptedExpert
+from rlvlm.demonstrations.collect import FIRST_SEED, ScriptedExpert, acting
 from rlvlm.envs.env import TurnEnv
+from rlvlm.envs.playing import play
 from rlvlm.policies.vlm.engine import PolicyEngine
 from rlvlm.policies.vlm.policy import VLMPolicy
 
@@ -43,25 +45,29 @@ def demonstrate(slot: EnvSlot, config: ReplySFTConfig, seed: int) -> list[TokenE
     """
     if not slot.env.has_expert:
         raise UsageError("this env has no scripted expert to demonstrate it", NO_EXPERT_FIX)
-    expert = ScriptedExpert(p_wrong_action=config.p_wrong)
+    answer = acting(ScriptedExpert(p_wrong_action=config.p_wrong))
     noise = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(4,)))
+    shown: list[Reply] = []
+
+    def act(slots: Sequence[EnvSlot]) -> list[str]:
+        (reply,) = answer(slots)
+        shown.append(slot.env.read(reply.text))
+        if not (config.p_perturb and noise.random() < config.p_perturb):
+            return [reply.text]
+        # another action is carried out, and what is learned stays the expert's: `shown` has it already
+        others = [action for action in slot.env.legal() if action != shown[-1].action]
+        return [slot.env.action_text(int(noise.choice(others)))]
+
+    # starts that neither training nor evaluation uses
+    starts = (int(noise.integers(FIRST_SEED, 2 * FIRST_SEED)) for _ in count())
     episodes: list[TokenEpisode] = []
     turns = 0
-    while turns < config.turns:
-        start = int(noise.integers(FIRST_SEED, 2 * FIRST_SEED))  # which neither training nor evaluation uses
-        slot.begin(start)
-        expert.begin(start)
-        replies = []
-        while not slot.is_over:
-            text = expert.reply(slot.env, slot.turn).text
-            replies.append(slot.env.read(text))
-            if config.p_perturb and noise.random() < config.p_perturb:
-                # another action is carried out, and what is learned stays the expert's: `replies` has it already
-                others = [action for action in slot.env.legal() if action != replies[-1].action]
-                text = slot.env.action_text(int(noise.choice(others)))
-            slot.play(text)
-        episodes.append(dataclasses.replace(slot.episode(), replies=tuple(replies)))
-        turns += len(replies)
+    for ended in play([slot], starts, act):
+        episodes.append(dataclasses.replace(ended.episode(), replies=tuple(shown)))
+        turns += len(shown)
+        shown.clear()
+        if turns >= config.turns:
+            break
     return episodes
 
 

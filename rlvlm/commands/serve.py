@@ -312,7 +312,7 @@ def run_app(path: Path, replicas: int, num_gpus: float, trust: bool) -> AppFile:
             f"{folder.path} has no policy that looks at an image and answers: its env is in {config.kind}",
             "serve a run such as number_line's; others are played by rlvlm eval",
         )
-    from rlvlm.algorithms.policy_gradient.turns import make_slot
+    from rlvlm.algorithms.policy_gradient.slots import make_slot
 
     checkpoint = choose_checkpoint(folder, path, print).algorithm.absolute()
     # an env is needed once: for the names of its actions, and a first turn to show how to ask

@@ -74,7 +74,7 @@ def command(words: Sequence[str], prog: str) -> int:
     folder.check_task(task)
     where = arguments.policy.device if not os.environ.get("RAY_ADDRESS") else "auto"  # else a worker may be elsewhere
     check_network("policy", where, arguments.policy.model, arguments.policy.revision)
-    from rlvlm.algorithms.policy_gradient.turns import make_slot
+    from rlvlm.algorithms.policy_gradient.slots import make_slot
     from rlvlm.algorithms.sft_folders import read_sft_manifest, sft_manifest_of, write_sft_manifest
     from rlvlm.algorithms.sft_job import TrainLoopConfig, run_sft
     from rlvlm.algorithms.sft_replies import check_actions, split

@@ -65,6 +65,22 @@ class SampledReply:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class SampledChunk:
+    """A chunk as a policy sampled it, or took it."""
+
+    actions: FloatArray
+    """[L, A] in the env's units."""
+    ids: IntArray
+    """[L * A] its tokens: the bin of each action's each dimension."""
+    log_probs: FloatArray
+    """[L * A] of each token; 0 of those that were taken and not drawn."""
+    value: float
+    """A critic's, before the chunk; 0 without one."""
+    version: int
+    """Of the weights that gave it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Observations:
     """What a policy is given before each of M answers; an env in chunks observes N envs at once, and by itself one."""
 

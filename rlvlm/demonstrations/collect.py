@@ -5,19 +5,22 @@ as if it had not been, and a run that plays by itself sees what `rlvlm collect` 
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rlvlm.core.episodes import Turn
 from rlvlm.core.errors import UsageError
-from rlvlm.core.steps import Frames
+from rlvlm.core.steps import FloatArray, Frames
 from rlvlm.demonstrations.folder import DemonstrationFolder
 from rlvlm.demonstrations.records import EpisodeRecord, StepRecord
 from rlvlm.envs.env import FIRST_HELD_OUT_STATE, ChunkEnv, TurnEnv
+from rlvlm.envs.playing import Act, Slot
+from rlvlm.envs.playing import play as play_slots
 from rlvlm.labels.images import image_digest
 
 _REMEMBERED = 256  # thoughts, of which a wrong one is taken
@@ -44,6 +47,18 @@ class Demonstrator(Protocol):
     def reply(self, env: TurnEnv, turn: Turn) -> PlayerReply:
         """The answer to `turn`, which `env` waits for."""
         ...
+
+
+def acting(player: Demonstrator) -> Act[Slot]:
+    """`player` as an actor in a single slot of an env in turns."""
+
+    def act(slots: Sequence[Slot]) -> list[PlayerReply]:
+        (slot,) = slots
+        if not slot.answers:
+            player.begin(slot.start)
+        return [player.reply(slot.env, slot.shown)]
+
+    return act
 
 
 class ScriptedExpert:
@@ -245,78 +260,66 @@ def play_episodes(
 
 def play(env: TurnEnv, player: Demonstrator, task: str, seed: int) -> EpisodeRecord:
     """One whole episode of turns, without its images."""
-    turn, _ = env.reset(seed=seed)
-    player.begin(seed)
-    snapshots, goal = [turn.snapshot], env.goal
-    steps: list[StepRecord] = []
-    terminated = truncated = False
-    while not (terminated or truncated):
-        prompt, written = turn.prompt, player.reply(env, turn)
-        action = env.read(written.text).action  # before the step: what is legal changes with it
-        turn, reward, terminated, truncated, info = env.step(written.text)
-        snapshots.append(turn.snapshot)
-        steps.append(
-            StepRecord(
-                prompt=prompt,
-                text=written.text,
-                action=None if action is None else env.action_names[action],
-                env_reward=reward,
-                success=info["success"],
-                progress=info["progress"],
-                is_noise=written.is_noise,
-            )
+    (slot,) = play_slots([Slot(env)], [seed], acting(player))
+    columns = zip(slot.seen, slot.answers, slot.rewards, slot.infos[1:], strict=False)  # one more is seen
+    steps = tuple(
+        StepRecord(
+            prompt=turn.prompt,
+            text=reply.text,
+            action=None if info["is_invalid"] else env.action_names[info["action"]],
+            env_reward=reward,
+            success=info["success"],
+            progress=info["progress"],
+            is_noise=reply.is_noise,
         )
-    return EpisodeRecord(
-        id=f"{player.name}-{seed}",
-        task=task,
-        kind="turns",
-        seed=seed,
-        player=player.name,
-        goal=goal,
-        env_return=float(sum(step.env_reward for step in steps)),
-        success=steps[-1].success,
-        terminated=terminated,
-        steps=tuple(steps),
-        arrays={"snapshots": np.stack(snapshots)},
+        for turn, reply, reward, info in columns
     )
+    arrays = {"snapshots": np.concatenate(slot.snapshots)}
+    return _record(slot, task, f"{player.name}-{seed}", player.name, steps, arrays)
 
 
 def _play_chunks(
     env: ChunkEnv, task: str, name: str, perturbation: Perturbation, rng: np.random.Generator
 ) -> EpisodeRecord | str:
     """An episode of the script; where there is no script for what is asked, the instruction."""
-    state_id = int(rng.integers(FIRST_HELD_OUT_STATE))
-    obs, info = env.reset(options={"state_id": state_id})
-    instruction = obs.texts[0]
-    seen, chunks, steps, perturbed, rewards = [obs], [], [], [], 0.0
-    terminated = truncated = False
-    while not (terminated or truncated):
+    perturbed: list[bool] = []
+
+    def act(slots: Sequence[Slot]) -> list[FloatArray | None]:
+        before, p_perturb = slots[0].answers, perturbation.p_perturb
         chunk = env.scripted_chunk(perturbation.noise, rng)
         if chunk is None:
-            return instruction
-        perturbed.append(bool(perturbation.p_perturb and chunks and rng.random() < perturbation.p_perturb))
-        if perturbed[-1]:  # the script's own movements at a wrong moment: within reach, and likely to undo something
-            chunk = chunks[rng.integers(len(chunks))]
-        obs, reward, terminated, truncated, info = env.step(chunk)
-        seen.append(obs)
-        chunks.append(chunk)
-        steps.append(info["steps"])
-        rewards += float(reward)
+            return [None]
+        perturbed.append(bool(p_perturb and before and rng.random() < p_perturb))
+        # the script's own movements at a wrong moment: within reach, and likely to undo something
+        return [before[rng.integers(len(before))] if perturbed[-1] else chunk]
+
+    (slot,) = play_slots([Slot(env)], [int(rng.integers(FIRST_HELD_OUT_STATE))], act)
+    if not slot.is_over:
+        return slot.goal
+    arrays = {
+        "snapshots": np.concatenate([obs.snapshots for obs in slot.seen]),
+        "proprio": np.concatenate([obs.proprio for obs in slot.seen[:-1]]),
+        "actions": np.stack(slot.answers),
+        "steps": np.array([info["steps"] for info in slot.infos[1:]], np.int64),
+        **({"perturbed": np.array(perturbed)} if perturbation.p_perturb else {}),
+    }
+    return _record(slot, task, name, perturbation.name, (), arrays)
+
+
+def _record(
+    slot: Slot, task: str, name: str, player: str, steps: tuple[StepRecord, ...], arrays: Mapping[str, NDArray[Any]]
+) -> EpisodeRecord:
+    """The episode that ended in `slot`, by `name`; of turns with `steps`."""
     return EpisodeRecord(
         id=name,
         task=task,
-        kind="chunks",
-        seed=state_id,
-        player=perturbation.name,
-        goal=instruction,
-        env_return=rewards,
-        success=bool(info["success"]),
-        terminated=bool(terminated),
-        arrays={
-            "snapshots": np.concatenate([one.snapshots for one in seen]),
-            "proprio": np.concatenate([one.proprio for one in seen[:-1]]),
-            "actions": np.stack(chunks),
-            "steps": np.array(steps, np.int64),
-            **({"perturbed": np.array(perturbed)} if perturbation.p_perturb else {}),
-        },
+        kind="turns" if steps else "chunks",
+        seed=slot.start,
+        player=player,
+        goal=slot.goal,
+        env_return=float(sum(slot.rewards)),
+        success=bool(slot.infos[-1]["success"]),
+        terminated=slot.is_terminated,
+        steps=steps,
+        arrays=arrays,
     )

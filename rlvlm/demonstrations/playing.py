@@ -4,7 +4,7 @@ For those who look at what came of it (`rlvlm check-task`, `rlvlm.judge_bench`);
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,8 @@ from PIL import Image
 from rlvlm.core.steps import FloatArray, Frames
 from rlvlm.demonstrations.collect import RandomPlayer, ScriptedExpert
 from rlvlm.envs.env import ChunkEnv, Env, StepEnv, TurnEnv
+from rlvlm.envs.playing import Slot
+from rlvlm.envs.playing import play as play_slots
 
 _HOLD = 0.9  # probability that a random action is kept for one more step: who goes on reaches further than who trembles
 _CHUNK_NOISE = 0.02  # of a script's actions in chunks, as in a run's demonstrations
@@ -148,38 +150,33 @@ def play(env: Env[Any, Any], seed: int, choose: Choose, after_success: int | Non
         after_success: steps, turns or chunks after which an episode is left that was a success, >= 0; None plays on
             until the env ends it.
     """
-    options = {"state_id": seed} if isinstance(env, ChunkEnv) else None  # there it is the number that decides a start
-    obs, info = env.reset(seed=seed, options=options)
-    snapshots, progress, rewards, actions = [env.snapshot()[None]], [info["progress"]], [], []
-    goal = obs.texts[0] if isinstance(env, ChunkEnv) else env.goal
-    looked, successes = [0], [bool(info["success"])]
+    is_left = was_success = False
     num_after = 0
-    is_over = False
-    while not is_over:
-        action = choose(obs, float(info["progress"]))
-        if action is None:
-            return None
-        obs, reward, is_terminated, is_truncated, info = env.step(action)
-        is_over = is_terminated or is_truncated
-        # a chunk has a snapshot and a reward for each of its steps, and one progress at its end
-        snapshots.append(info.get("snapshots", env.snapshot()[None]))
-        rewards.append(info.get("env_rewards", [reward]))
-        progress += [info["progress"]] * len(rewards[-1])
-        actions += [action] if isinstance(action, str) else []
-        looked.append(len(progress) - 1)
-        successes.append(bool(info["success"]))
-        num_after += any(successes)
-        is_over = is_over or (after_success is not None and num_after > after_success)
+
+    def act(slots: Sequence[Slot]) -> list[Any]:
+        nonlocal is_left, was_success, num_after
+        (slot,), info = slots, slots[0].infos[-1]
+        was_success |= bool(info["success"])
+        num_after += was_success and bool(slot.answers)
+        is_left = after_success is not None and num_after > after_success
+        return [None if is_left else choose(slot.seen[-1], float(info["progress"]))]
+
+    (slot,) = play_slots([Slot(env)], [seed], act)
+    if not (slot.is_over or is_left):
+        return None
+    counts = [len(snapshots) for snapshots in slot.snapshots]
+    successes = tuple(bool(info["success"]) for info in slot.infos)
     return Episode(
         seed=seed,
-        snapshots=np.concatenate(snapshots),
-        progress=np.array(progress, np.float32),
-        rewards=np.concatenate(rewards).astype(np.float32),
+        snapshots=np.concatenate(slot.snapshots),
+        # a chunk has a snapshot and a reward for each of its steps, and one progress at its end
+        progress=np.array([info["progress"] for info in slot.infos], np.float32).repeat(counts),
+        rewards=np.concatenate(slot.env_rewards).astype(np.float32),
         is_success=any(successes),
-        actions=tuple(actions),
-        goal=goal,
-        looked=tuple(looked),
-        successes=tuple(successes),
+        actions=tuple(answer for answer in slot.answers if isinstance(answer, str)),
+        goal=slot.goal,
+        looked=tuple((np.cumsum(counts) - 1).tolist()),
+        successes=successes,
     )
 
 

@@ -76,6 +76,10 @@ class Env(gym.Env[Obs, Act]):
         """The class whose code says how this env behaves, for messages; of a wrapped env the one that is wrapped."""
         return type(self)
 
+    def reset_to(self, start: int) -> tuple[Obs, dict[str, Any]]:
+        """First observation and info of the episode that `start` decides: a seed, or an initial state's number."""
+        return self.reset(seed=start)
+
     @abstractmethod
     def snapshot(self) -> FloatArray:
         """The present state as `[S]`: everything that can change the image."""
@@ -352,20 +356,28 @@ class ChunkEnv(Env[Observations, FloatArray]):
         """[N, cameras, H, W, 3] uint8, the images of `snapshots` [N, S] by every camera, H = W = `size_px`."""
         return np.stack([self.draw(snapshots, size_px, camera) for camera in self.cameras], axis=1)
 
+    def reset_to(self, start: int) -> tuple[Observations, dict[str, Any]]:
+        return self.reset(options={"state_id": start})
+
     @staticmethod
-    def answer_alone(came: ChunkStep, state_id: int) -> tuple[Observations, float, bool, bool, dict[str, Any]]:
-        """What `step` returns, of what came of the chunk of one env."""
-        steps = int(came.steps[0])  # what lies behind them in the arrays is padding: the episode had ended
+    def answer_alone(
+        came: ChunkStep, state_id: int, row: int = 0
+    ) -> tuple[Observations, float, bool, bool, dict[str, Any]]:
+        """What `step` returns, of what came of the chunk of one env: that of `row`, whose initial state's number is
+        `state_id`.
+        """
+        steps = int(came.steps[row])  # what lies behind them in the arrays is padding: the episode had ended
         info = {
             "state_id": state_id,
-            "progress": float(came.progress[0]),
-            "success": bool(came.success[0]),
-            "success_at_end": bool(came.success_at_end[0]),
+            "progress": float(came.progress[row]),
+            "success": bool(came.success[row]),
+            "success_at_end": bool(came.success_at_end[row]),
             "steps": steps,
-            "env_rewards": came.env_rewards[0, :steps],
-            "snapshots": came.snapshots[0, :steps],
+            "env_rewards": came.env_rewards[row, :steps],
+            "snapshots": came.snapshots[row, :steps],
         }
-        return came.obs, float(came.env_rewards.sum()), bool(came.terminated[0]), bool(came.truncated[0]), info
+        reward, terminated, truncated = came.env_rewards[row].sum(), came.terminated[row], came.truncated[row]
+        return came.obs.at([row]), float(reward), bool(terminated), bool(truncated), info
 
     @abstractmethod
     def draw(self, snapshots: FloatArray, size_px: int, camera: str = "") -> Frames:

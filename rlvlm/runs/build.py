@@ -23,14 +23,15 @@ from rlvlm.algorithms.policy_gradient.algorithm import PolicyGradientAlgorithmCo
 from rlvlm.algorithms.policy_gradient.algorithm_config import MakeEngine
 from rlvlm.algorithms.policy_gradient.chunks import ChunkSampler
 from rlvlm.algorithms.policy_gradient.player import (
-    ScriptPlayer,
     chunk_player,
     load_start,
     load_vla,
     load_vlm,
+    script_player,
     turn_player,
 )
-from rlvlm.algorithms.policy_gradient.turns import Actor, EnvSlot, make_slot
+from rlvlm.algorithms.policy_gradient.slots import EnvSlot, make_slot
+from rlvlm.algorithms.policy_gradient.turns import Actor
 from rlvlm.algorithms.sac_pebble.algorithm import SACPebbleConfig
 from rlvlm.algorithms.sac_pebble.player import StepsPlayer
 from rlvlm.algorithms.sac_pebble.player import load_policy as load_actor
@@ -261,9 +262,9 @@ def turn_players(config: TurnsRun, checkpoint: Path) -> Players:
         who["before training"] = plays(start)
     others = {f"{name}, {how}": player for name, both in who.items() for how, player in both.items()}
     if env.has_expert:
-        others["scripted expert"] = ScriptPlayer(ScriptedExpert(), slots())
+        others["scripted expert"] = script_player(ScriptedExpert(), slots())
     # what chance reaches: in envs in turns it reaches many a goal in the end
-    others["random actions"] = ScriptPlayer(RandomPlayer(), slots())
+    others["random actions"] = script_player(RandomPlayer(), slots())
 
     name = "policy, greedy"
     return Players(

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from rlvlm.algorithms.policy_gradient.turns import EnvSlot
+from rlvlm.algorithms.policy_gradient.slots import EnvSlot
 from rlvlm.algorithms.sft_config import ReplySFTConfig
 from rlvlm.algorithms.sft_replies import (
     demonstrate,

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from rlvlm.algorithms.policy_gradient.turns import EnvSlot
+from rlvlm.algorithms.policy_gradient.slots import EnvSlot
 from rlvlm.algorithms.sft_folders import (
     BODY_FILE,
     HEADS_FILE,

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from rlvlm.algorithms.policy_gradient.turns import EnvSlot
+from rlvlm.algorithms.policy_gradient.slots import EnvSlot
 from rlvlm.algorithms.sft_config import JobConfig, ReplySFTConfig
 from rlvlm.algorithms.sft_folders import BODY_FILE, HEADS_FILE, load_trained
 from rlvlm.algorithms.sft_replies import demonstrate

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from chaos import garbage
 
-from rlvlm.algorithms.policy_gradient.turns import EnvSlot
+from rlvlm.algorithms.policy_gradient.slots import EnvSlot
 from rlvlm.envs.registry import make_env, task_env
 
 SEED = 2026

@@ -14,7 +14,7 @@ from PIL import Image
 from tiny_run import interrupted, run_here, start, table
 
 from rlvlm.algorithms.policy_gradient.player import load_vlm
-from rlvlm.algorithms.policy_gradient.turns import make_slot
+from rlvlm.algorithms.policy_gradient.slots import make_slot
 from rlvlm.core.episodes import Observations
 from rlvlm.envs.registry import task_env
 from rlvlm.policies.vlm.config import PolicyConfig

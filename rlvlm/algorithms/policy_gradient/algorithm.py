@@ -41,16 +41,17 @@ from rlvlm.algorithms.evaluation import Evaluation, PlayedEpisode
 from rlvlm.algorithms.learners import Learners
 from rlvlm.algorithms.policy_gradient.advantages import find_estimator
 from rlvlm.algorithms.policy_gradient.algorithm_config import TokenConfig
-from rlvlm.algorithms.policy_gradient.chunks import ChunkSampler, play_chunks_of
+from rlvlm.algorithms.policy_gradient.chunks import ChunkSampler, make_chunk_rollout
 from rlvlm.algorithms.policy_gradient.config import PolicyGradientConfig
 from rlvlm.algorithms.policy_gradient.critic import Critic
 from rlvlm.algorithms.policy_gradient.learner import TokenLearner
 from rlvlm.algorithms.policy_gradient.monitors import ReadableMonitor, watch_replies
 from rlvlm.algorithms.policy_gradient.player import TokenPlayer, chunk_player, policy_file, turn_player
 from rlvlm.algorithms.policy_gradient.rewards import RewardLabeller, preflight, shown_frames
+from rlvlm.algorithms.policy_gradient.slots import make_slot
 from rlvlm.algorithms.policy_gradient.source import EpisodeSource, join
 from rlvlm.algorithms.policy_gradient.supervised_start import start_chunks, start_replies
-from rlvlm.algorithms.policy_gradient.turns import Actor, TurnRunner, make_slot, play_turns_of
+from rlvlm.algorithms.policy_gradient.turns import Actor, TurnRunner, make_turn_rollout
 from rlvlm.algorithms.runner_group import LocalRunnerGroup, RemoteRunnerGroup, check_places
 from rlvlm.algorithms.sharding import fetch_bucket, put_buckets
 from rlvlm.algorithms.training_stats import TrainingStats
@@ -142,7 +143,7 @@ class PolicyGradient(BaseAlgorithm):
                 runner.actor, partial(make_slot, self.config.task, self._held_out), algo.num_envs,
                 milestones=self._viewer.milestones,
             )  # fmt: skip
-            play = play_turns_of(runner, self._engine, self._labeller, algo, self._is_compared)
+            play = make_turn_rollout(runner, self._engine, self._labeller, algo, self._is_compared)
         else:
             if runner is None:
                 timeout_s, revival_s = self.config.sample_timeout_s, self.config.env_runner_restore_timeout_s
@@ -150,7 +151,7 @@ class PolicyGradient(BaseAlgorithm):
             else:
                 runner.policy = self._policy
                 self._runner_group = LocalRunnerGroup(runner)
-            play = play_chunks_of(self._runner_group, self._labeller, algo, self.config.reward, self._needed_scale)
+            play = make_chunk_rollout(self._runner_group, self._labeller, algo, self.config.reward, self._needed_scale)
         self._bucket_bytes = BUCKET_MIB << 20 if self._engine is None else self._engine.bucket_bytes
         self._critic: Critic | None = None
         if estimator.has_critic and algo.advantage.values == "state":

@@ -1,11 +1,10 @@
-"""Plays envs that are driven by chunks of actions: the sampler draws them of a policy, `play_chunks` plays whole
-episodes side by side, the runner those of a run, in the learner's process or as an actor. Whoever plays gives
-`TokenEpisode`s: evaluations and `rlvlm eval` are made of these too.
+"""Plays envs that are driven by chunks of actions with a policy: the sampler draws them, `play_chunks` plays whole
+episodes side by side, the runner those of a run, in the learner's process or as an actor.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -19,14 +18,16 @@ from rlvlm.algorithms.learners import use_assigned_gpu
 from rlvlm.algorithms.policy_gradient.config import PolicyGradientConfig
 from rlvlm.algorithms.policy_gradient.env_workers import WorkerEnvs, start_workers
 from rlvlm.algorithms.policy_gradient.rewards import RewardLabeller
+from rlvlm.algorithms.policy_gradient.slots import ChunkSlot
 from rlvlm.algorithms.policy_gradient.source import Play, Rollout, Weights, join
 from rlvlm.algorithms.runner_group import LocalRunnerGroup, RemoteRunnerGroup
-from rlvlm.core.episodes import ChunkStep, Observations, TokenEpisode
+from rlvlm.core.episodes import Observations, SampledChunk, TokenEpisode
 from rlvlm.core.finite import check_finite
 from rlvlm.core.progress import count_progress
 from rlvlm.core.steps import FloatArray
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.env import FIRST_HELD_OUT_STATE, ChunkEnv, ChunkEnvs
+from rlvlm.envs.playing import play
 from rlvlm.envs.registry import make_env
 from rlvlm.policies.protocol import look
 from rlvlm.policies.vla.build import build_policy
@@ -69,26 +70,19 @@ class ChunkSampler:
             obs, temperature=self.temperature, generator=self.generator, shared=self.shared, explored=self.explored
         )
 
+    def act(self, obs: Observations) -> list[SampledChunk]:
+        """A chunk for each observation."""
+        bins, log_probs, values = self.choose(obs)
+        columns = zip(self.to_actions(bins), bins, log_probs, values.tolist(), strict=True)
+        return [
+            # copied: no episode may keep the arrays of all
+            SampledChunk(actions=actions, ids=ids.astype(np.int16), log_probs=row, value=value, version=self.version)
+            for actions, ids, row, value in columns
+        ]
+
     def to_actions(self, bins: NDArray[np.int64]) -> FloatArray:
         """Bins [n, L * A] to actions [n, L, A] in the env's units."""
         return self.scale.to_env(decode(bins).reshape(len(bins), self.env.chunk_steps, -1))
-
-
-class _Round(NamedTuple):
-    """One chunk of each env that was still running, R of them."""
-
-    rows: NDArray[np.intp]
-    """[R] which of all envs these are, ascending."""
-    obs: Observations
-    """R, what they saw."""
-    bins: NDArray[np.int64]
-    """[R, L * A] that were chosen."""
-    log_probs: FloatArray
-    """[R, L * A]; 0 of those that were taken and not drawn."""
-    values: FloatArray
-    """[R]."""
-    outcome: ChunkStep
-    """R, what came of it."""
 
 
 def play_chunks(
@@ -107,96 +101,30 @@ def play_chunks(
     Raises:
         NumericsError: what an env shows or gives is not finite.
     """
+
+    def act(slots: Sequence[ChunkSlot]) -> list[SampledChunk]:
+        count_progress()
+        obs = Observations.joined([slot.obs for slot in slots])
+        # before the policy sees them: its answer to NaN would be blamed on the policy
+        seen = {"numbers of observations": obs.snapshots, "numbers of proprioception": obs.proprio}
+        check_finite(f"the env {task}", _FIX, seen, {"state_ids": np.array([slot.start for slot in slots])})
+        answers = sampler.act(obs)
+        count_progress()
+        return answers
+
     played: dict[int, TokenEpisode] = {}
     for places in envs.batches(state_ids):
-        own_ids, own_groups = state_ids[places], groups[places]
-        obs = envs.begin(own_ids)
-        rows = np.arange(len(obs))
-        rounds: list[_Round] = []
-        while len(rows):
-            count_progress()
-            # before the policy sees them: its answer to NaN would be blamed on the policy
-            seen = {"numbers of observations": obs.snapshots, "numbers of proprioception": obs.proprio}
-            check_finite(f"the env {task}", _FIX, seen, {"state_ids": own_ids[rows]})
-            bins, log_probs, values = sampler.choose(obs)
-            count_progress()
-            outcome = envs.step(rows, sampler.to_actions(bins))
-            rounds.append(_Round(rows, obs, bins, log_probs, values, outcome))
-            running = np.flatnonzero(~outcome.ended)
-            rows = rows[running]  # of envs that have ended nothing more is drawn, sampled or stepped
-            obs = outcome.obs.at(running)
-        kept = [(row, place) for row, place in enumerate(places.tolist()) if row not in envs.lost]
-        for row, place in kept:
-            played[place] = _chunk_episode(row, place, task, int(own_ids[row]), int(own_groups[row]), rounds, sampler)
-        if kept:
-            rewards = np.concatenate([played[place].env_rewards for _, place in kept])
-            check_finite(f"the env {task}", _FIX, {"rewards": rewards}, {"state_ids": own_ids})
+        slots = [ChunkSlot(sampler.env, task) for _ in places]
+        ended = {slot.place: slot for slot in play(slots, state_ids[places].tolist(), act, envs)}
+        own = {places[row]: slot for row, slot in ended.items() if row not in envs.lost}
+        for place, slot in own.items():
+            slot.place, slot.group = int(place), int(groups[place])
+            played[slot.place] = slot.episode()
+        if own:
+            rewards = np.concatenate([played[place].env_rewards for place in own])
+            check_finite(f"the env {task}", _FIX, {"rewards": rewards}, {"state_ids": state_ids[places]})
     # an env may play its episodes in batches of like ones; the caller gets them in the order it asked for
     return [played[place] for place in sorted(played)]
-
-
-def _chunk_episode(
-    row: int, slot: int, task: str, state_id: int, group: int, rounds: Sequence[_Round], sampler: ChunkSampler
-) -> TokenEpisode:
-    """The episode of env `row`, cut out of the rounds of all of them."""
-    own: list[tuple[int, _Round]] = []  # the rounds that the env was in, and its place among those that ran
-    for one in rounds:
-        at = int(np.searchsorted(one.rows, row))
-        if at == len(one.rows) or one.rows[at] != row:
-            break
-        own.append((at, one))
-    last_at, last = own[-1]
-    steps = np.array([one.outcome.steps[at] for at, one in own], np.int64)
-    first = rounds[0].obs  # of all envs, in their order
-    snapshots = np.concatenate(
-        [
-            first.snapshots[row : row + 1],
-            *(one.outcome.snapshots[at, :count] for (at, one), count in zip(own, steps, strict=True)),
-        ]
-    )
-    ends = np.cumsum(steps)
-    # the env is asked for success and progress after each chunk, not after each of its steps
-    success, progress = np.zeros(ends[-1], bool), np.full(ends[-1], np.nan, np.float32)
-    success[ends - 1] = [one.outcome.success[at] for at, one in own]
-    progress[ends - 1] = [one.outcome.progress[at] for at, one in own]
-    bins = tuple(one.bins[at].astype(np.int16) for at, one in own)
-    log_probs = tuple(one.log_probs[at] for at, one in own)
-    # an episode's end may cut its last chunk short: tokens of steps that were never run teach nothing
-    is_run = np.arange(len(bins[0])) < (steps * len(sampler.env.action_low))[:, None]
-    # stacked row by row: thousands of episodes a round are cut out of the same arrays, which none of them may keep
-    after = last.outcome.obs
-    seen = Observations(
-        images=(*(one.obs.images[at] for at, one in own), after.images[last_at]),
-        texts=(*(one.obs.texts[at] for at, one in own), after.texts[last_at]),
-        proprio=np.stack([*(one.obs.proprio[at] for at, one in own), after.proprio[last_at]]),
-        snapshots=np.stack([*(one.obs.snapshots[at] for at, one in own), after.snapshots[last_at]]),
-    )
-    return TokenEpisode(
-        task=task,
-        seed=state_id,
-        group=group,
-        slot=slot,
-        played_at=np.zeros(len(own), np.int64),
-        obs=seen,
-        snapshots=snapshots,
-        steps=steps,
-        tokens=bins,
-        log_probs=log_probs,
-        # a token that was taken and not drawn has log-probability 0
-        masks=tuple(run & (one < 0) for run, one in zip(is_run, log_probs, strict=True)),
-        values=np.array([one.values[at] for at, one in own], np.float32),
-        versions=np.full(len(own), sampler.version),
-        env_rewards=np.concatenate(
-            [one.outcome.env_rewards[at, :count] for (at, one), count in zip(own, steps, strict=True)]
-        ),
-        success=success,
-        progress=progress,
-        gains=np.diff(progress[ends - 1], prepend=0.0).astype(np.float32),
-        goals=(first.texts[row],) * len(own),
-        is_over=True,
-        terminated=bool(last.outcome.terminated[last_at]),
-        is_undone=bool(success.any()) and not bool(last.outcome.success_at_end[last_at]),
-    )
 
 
 class ChunkRunner(BaseRunner):
@@ -324,7 +252,7 @@ class ChunkRunner(BaseRunner):
         self._next_group = tree["next_group"]
 
 
-def play_chunks_of(
+def make_chunk_rollout(
     runners: LocalRunnerGroup[Any] | RemoteRunnerGroup[Any],
     labeller: RewardLabeller,
     algo: PolicyGradientConfig,

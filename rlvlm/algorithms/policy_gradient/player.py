@@ -12,12 +12,14 @@ import torch
 from rlvlm.algorithms.checkpoint import PolicyFile, corrupt_if_unreadable, load_policy_file, load_tree
 from rlvlm.algorithms.evaluation import FIRST_SEED, Evaluation, PlayedEpisode
 from rlvlm.algorithms.policy_gradient.chunks import ChunkSampler, play_chunks
-from rlvlm.algorithms.policy_gradient.turns import Actor, EnvSlot, play_turns
+from rlvlm.algorithms.policy_gradient.slots import EnvSlot
+from rlvlm.algorithms.policy_gradient.turns import Actor, play_turns
 from rlvlm.core import metrics
 from rlvlm.core.episodes import TokenEpisode
 from rlvlm.core.errors import MachineError, UsageError
-from rlvlm.demonstrations.collect import Demonstrator as Script
+from rlvlm.demonstrations.collect import Demonstrator, acting
 from rlvlm.envs.env import ChunkEnv, ChunkEnvs
+from rlvlm.envs.playing import play
 from rlvlm.judges.agreement import wilson_interval
 from rlvlm.policies.vla.build import build_policy
 from rlvlm.policies.vla.config import OpenVLAConfig, PocketVLAConfig, VLAConfig
@@ -129,6 +131,11 @@ def chunk_player(
     return TokenPlayer(roll, greedy)
 
 
+def script_player(script: Demonstrator, slot: EnvSlot) -> TokenPlayer:
+    """Plays a script in `slot`, such as the env's expert, for comparison with policies."""
+    return TokenPlayer(lambda seeds, _: [slot.episode() for slot in play([slot], seeds, acting(script))])
+
+
 def _of_replies(greedy: Sequence[TokenEpisode], sampled: Sequence[TokenEpisode]) -> dict[str, float]:
     """What is measured of policies that write."""
     strict, sampled_strict = ([is_strict_success(episode) for episode in played] for played in (greedy, sampled))
@@ -147,30 +154,6 @@ def _of_replies(greedy: Sequence[TokenEpisode], sampled: Sequence[TokenEpisode])
         metrics.EVAL_STANDS_STILL: share(map(stands_still, greedy)),
         metrics.EVAL_REPLY_TOKENS: float(np.mean(lengths)) if lengths else 0.0,
     }
-
-
-class ScriptPlayer:
-    """Plays a script, for comparison with policies.
-
-    Args:
-        script: e.g. the env's expert.
-        slot: it plays here.
-    """
-
-    def __init__(self, script: Script, slot: EnvSlot) -> None:
-        self._script = script
-        self._slot = slot
-
-    def play(self, seeds: Sequence[int]) -> list[PlayedEpisode]:
-        """An episode from a reset with each seed."""
-        played = []
-        for seed in seeds:
-            self._slot.begin(seed)
-            self._script.begin(seed)
-            while not self._slot.play(self._script.reply(self._slot.env, self._slot.turn).text):
-                pass
-            played.append(as_played(self._slot.episode()))
-        return played
 
 
 def as_played(episode: TokenEpisode) -> PlayedEpisode:

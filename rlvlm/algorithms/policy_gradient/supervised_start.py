@@ -7,7 +7,7 @@ import numpy as np
 
 from rlvlm.algorithms.policy_gradient.algorithm_config import TokenConfig
 from rlvlm.algorithms.policy_gradient.player import take_vla
-from rlvlm.algorithms.policy_gradient.turns import make_slot
+from rlvlm.algorithms.policy_gradient.slots import make_slot
 from rlvlm.algorithms.sft_chunks import demonstrate as demonstrate_chunks
 from rlvlm.algorithms.sft_chunks import imitate, read_demonstrations
 from rlvlm.algorithms.sft_folders import check_sft_manifest, load_demonstrations, load_trained, sft_manifest_of

@@ -18,6 +18,7 @@ from rlvlm.algorithms.checkpoint import corrupt_if_unreadable, load_policy_file
 from rlvlm.algorithms.evaluation import PlayedEpisode
 from rlvlm.core.steps import FloatArray, Trajectory, Transitions
 from rlvlm.envs.env import StepEnv
+from rlvlm.envs.playing import Slot, play
 from rlvlm.policies.squashed_gaussian import SquashedGaussian
 from rlvlm.rewards.environment import EnvironmentReward
 from rlvlm.rewards.source import RewardSource
@@ -98,40 +99,40 @@ class StepsPlayer:
 
     def play(self, seeds: Sequence[int]) -> list[PlayedEpisode]:
         """An episode from a reset with each seed."""
-        return [self._play(seed) for seed in seeds]
+        return [self._played(slot) for slot in play([Slot(self._env)], seeds, self._act)]
 
-    def _play(self, seed: int) -> PlayedEpisode:
+    def _act(self, slots: Sequence[Slot]) -> list[FloatArray]:
+        """The policy's mode, [A] for each."""
         device = next(self._policy.parameters()).device
-        obs, _ = self._env.reset(seed=seed)
-        steps: list[Step] = []
-        is_over = False
-        while not is_over:
-            action = self._policy.act(torch.from_numpy(obs[None]).to(device))[0].cpu().numpy()
-            next_obs, env_reward, terminated, truncated, info = self._env.step(action)
-            columns = {
-                "obs": obs,
-                "actions": action,
-                "next_obs": next_obs,
-                "terminated": terminated,
-                "env_rewards": env_reward,
-                "success": info["success"],
-                "snapshots": info["snapshot"],
-                "progress": info["progress"],
-            }
-            steps.append({name: np.asarray(value, np.float32)[None] for name, value in columns.items()})
-            obs, is_over = next_obs, terminated or truncated
+        obs = np.stack([slot.seen[-1] for slot in slots])
+        return list(self._policy.act(torch.from_numpy(obs).to(device)).cpu().numpy())
+
+    def _played(self, slot: Slot) -> PlayedEpisode:
+        """The episode of a slot, with the rewards that the source gives to its steps."""
+        obs, (_, *infos) = np.stack(slot.seen), slot.infos
+        terminated = np.zeros(len(infos), np.float32)
+        terminated[-1] = slot.is_terminated
+        success = np.array([info["success"] for info in infos], bool)
+        steps = Transitions(
+            obs=obs[:-1],
+            actions=np.stack(slot.answers),
+            next_obs=obs[1:],
+            terminated=terminated,
+            env_rewards=np.concatenate(slot.env_rewards),
+            success=success.astype(np.float32),
+            snapshots=np.concatenate(slot.snapshots[1:]),
+        )
         # all steps at once: a judge or a reward model reads them as one batch
-        learned = np.full(len(steps), np.nan, np.float32)
+        learned = np.full(len(infos), np.nan, np.float32)
         if self._source is not None:
-            learned = np.asarray(self._source.label(to_transitions(steps)), np.float32)
-        episode = to_trajectory(steps, 0)
+            learned = np.asarray(self._source.label(steps), np.float32)
         return PlayedEpisode(
-            snapshots=episode.snapshots,
-            env_rewards=episode.env_rewards,
+            snapshots=steps.snapshots,
+            env_rewards=steps.env_rewards,
             learned_rewards=learned,
             reward_name="true reward" if isinstance(self._source, EnvironmentReward) else "learned reward",
-            success=episode.success,
-            progress=episode.progress,
+            success=success,
+            progress=np.array([info["progress"] for info in infos], np.float32),
         )
 
 

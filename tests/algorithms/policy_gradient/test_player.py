@@ -6,7 +6,8 @@ import pytest
 
 from rlvlm.algorithms.evaluation import FIRST_SEED
 from rlvlm.algorithms.policy_gradient.player import is_strict_success, stands_still, turn_player
-from rlvlm.algorithms.policy_gradient.turns import Actor, EnvSlot, play_turns
+from rlvlm.algorithms.policy_gradient.slots import EnvSlot
+from rlvlm.algorithms.policy_gradient.turns import Actor, play_turns
 from rlvlm.algorithms.sft_config import ReplySFTConfig
 from rlvlm.algorithms.sft_replies import demonstrate
 from rlvlm.core import metrics

@@ -18,7 +18,7 @@ from rlvlm.algorithms.policy_gradient.rewards import (
     scoring_item,
     shown_frames,
 )
-from rlvlm.algorithms.policy_gradient.turns import EnvSlot
+from rlvlm.algorithms.policy_gradient.slots import EnvSlot
 from rlvlm.core import metrics
 from rlvlm.core.episodes import Observations, SampledReply, TokenEpisode
 from rlvlm.core.errors import JudgeUnavailable, UsageError
@@ -100,7 +100,7 @@ def play(
                 image=b"", ids=np.zeros(1, np.int64), text=text, log_probs=np.zeros(1, np.float32), value=0,
                 is_complete=True, version=0,
             )  # fmt: skip
-            if one.play(reply, number):
+            if one.play(reply):
                 ended.append(one)
         rows.append([one.episode(only_newest=True) for one in running])
         running = [one for one in running if one not in ended]

@@ -1,0 +1,216 @@
+"""Slots whose episodes are learned from: what was played in one, in words or in chunks, becomes a `TokenEpisode`."""
+
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlvlm.core.episodes import Observations, Reply, SampledChunk, SampledReply, TokenEpisode, Turn
+from rlvlm.core.finite import check_finite
+from rlvlm.envs.config import EnvConfig
+from rlvlm.envs.env import TurnEnv
+from rlvlm.envs.playing import Slot
+from rlvlm.envs.registry import make_env
+
+
+class TokenSlot(Slot):
+    """A slot that gives its episode as it is learned from, whole or in pieces: a piece is what was played since `begin`
+    or `begin_piece`. What is seen in it are `Observations` of one moment.
+
+    Args:
+        env: nobody else plays it.
+        task: its name, for the episodes.
+        place: of the slot among those side by side.
+    """
+
+    def __init__(self, env: Any, task: str, place: int = 0) -> None:
+        super().__init__(env, place)
+        self._task = task
+
+    def open(self, start: int, obs: Any, info: dict[str, Any]) -> None:
+        """A new episode, which the env has begun with `obs` and `info`."""
+        super().open(start, obs, info)
+        self.begin_piece()
+
+    def begin_piece(self, group: int = 0, at: int = 0) -> None:
+        """What was played so far is learned from already.
+
+        Args:
+            group: of the piece: others of it began alike.
+            at: number of the rollout's round in which its first answer will be played.
+        """
+        self._first, self.group, self._first_round = len(self.answers), group, at
+
+    @property
+    def piece_len(self) -> int:
+        """Answers of the piece."""
+        return len(self.answers) - self._first
+
+    @property
+    def obs(self) -> Observations:
+        """What waits for an answer."""
+        return self.seen[-1]
+
+    def episode(self, only_newest: bool = False) -> TokenEpisode:
+        """The episode as far as it has come, of which the piece is learned from, or its newest answer alone.
+
+        Answers that were not sampled, such as an expert's, have no tokens.
+        """
+        first = len(self.answers) - 1 if only_newest else self._first
+        sampled = [answer for answer in self.answers[first:] if isinstance(answer, SampledReply | SampledChunk)]
+        steps, infos = np.array([len(rewards) for rewards in self.env_rewards], np.int64), self.infos[1:]
+        ends = np.cumsum(steps) - 1
+        # an env in chunks is asked for success and progress after each chunk, not after each of its steps
+        success, progress = np.zeros(steps.sum(), bool), np.full(steps.sum(), np.nan, np.float32)
+        success[ends] = [info["success"] for info in infos]
+        progress[ends] = [info["progress"] for info in infos]
+        return TokenEpisode(
+            task=self._task,
+            seed=self.start,
+            group=self.group,
+            slot=self.place,
+            played_at=self._first_round + np.arange(first, len(self.answers)) - self._first,
+            obs=Observations.joined(self.seen[first:]),
+            # a judge looks at the episode from its start, even where only a later piece of it is learned from
+            snapshots=np.concatenate(self.snapshots),
+            steps=steps[first:],
+            tokens=tuple(answer.ids for answer in sampled),
+            log_probs=tuple(answer.log_probs for answer in sampled),
+            masks=tuple(np.ones(len(answer.ids), bool) for answer in sampled),
+            values=np.array([answer.value for answer in sampled], np.float32),
+            versions=np.array([answer.version for answer in sampled], np.int64),
+            env_rewards=np.concatenate(self.env_rewards),
+            success=success,
+            progress=progress,
+            gains=np.diff([info["progress"] for info in infos], prepend=0.0)[first:].astype(np.float32),
+            goals=(self.goal,) * (len(self.answers) - first),
+            is_over=self.is_over,
+            terminated=self.is_terminated,
+        )
+
+
+class EnvSlot(TokenSlot):
+    """A slot of an env that is talked to."""
+
+    env: TurnEnv
+    action_tokens: Callable[[Any, Any], NDArray[np.bool_]] | None = None
+    """Which of a reply's ids make its action, by the span of characters; None: all do. Set where updates ask for it."""
+    image = b""
+    """Key of the present image: equal keys look the same."""
+
+    @property
+    def turn(self) -> Turn:
+        """What waits for a reply; after the episode's end its last state."""
+        return self.shown
+
+    def begin(self, start: int, group: int = 0, at: int = 0) -> None:
+        """A new episode from a reset with the seed `start`; `group` and `at` as of `begin_piece`."""
+        super().begin(start)
+        self.begin_piece(group, at)
+        self._check({"numbers of the observation": self.turn.snapshot})
+
+    def play(self, answer: Any) -> bool:
+        """Plays a turn; says whether the episode is over."""
+        # as it was when the reply was made: the env's step changes all of it
+        goal, distance = self.env.goal, distance_of(self.env)
+        text = getattr(answer, "text", answer)
+        read = self.env.read(text)
+        turn, reward, terminated, truncated, info = self.env.step(text)
+        self._check({"numbers of the observation": turn.snapshot, "rewards": float(reward)})
+        # a gain is above 0 where the turn came nearer to success
+        own = {"reply": read, "goal": goal, "gain": distance - distance_of(self.env)}
+        return self.keep(answer, turn, reward, terminated, truncated, info | own)
+
+    def see(self, obs: Turn) -> Observations:
+        """The turn as policies see it."""
+        self.image = self.env.image_key(obs.snapshot[None])[0].tobytes()
+        return Observations(texts=(obs.prompt,), images=(self.image,), snapshots=obs.snapshot[None])
+
+    def episode(self, only_newest: bool = False) -> TokenEpisode:
+        """The episode with what was written and read, see `TokenSlot.episode`."""
+        episode = super().episode(only_newest)
+        replies: list[Reply] = [info["reply"] for info in self.infos[1:]]
+        infos, read = self.infos[-len(episode) :], replies[-len(episode) :]
+        # which tokens make the action: all of them, unless the reply's parsed text says where it stands
+        actions, mark = episode.masks, self.action_tokens
+        if mark is not None and episode.tokens and self.answers[-1].action is None:
+            actions = tuple(mark(ids, reply.action_span) for ids, reply in zip(episode.tokens, read, strict=True))
+        return replace(
+            episode,
+            actions=actions,
+            replies=tuple(replies),
+            gains=np.array([info["gain"] for info in infos], np.float32),
+            action_names=tuple("" if one.action is None else self.env.action_names[one.action] for one in read),
+            goals=tuple(info["goal"] for info in infos),
+        )
+
+    def get_state(self) -> dict[str, Any]:
+        """Env and running episode: after `set_state` the future is bit-identical. A new piece begins there."""
+        # tokens and log-probs are left out: what they are of was learned from before a checkpoint is made
+        history = [
+            {
+                "snapshot": seen.snapshots[0],
+                "prompt": seen.texts[0],
+                "reply": asdict(info["reply"]),
+                "env_reward": reward,
+                "success": bool(info["success"]),
+                "progress": float(info["progress"]),
+            }
+            for seen, reward, info in zip(self.seen, self.rewards, self.infos[1:], strict=False)  # one more is seen
+        ]
+        return {"env": self.env.get_state(), "seed": self.start, "turn": asdict(self.turn), "history": history}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Restores what `get_state` returned."""
+        self.env.set_state(state["env"])
+        turns = [Turn(snapshot=row["snapshot"], prompt=row["prompt"]) for row in state["history"]]
+        first, *after = [*turns, Turn(**state["turn"])]
+        self.open(state["seed"], first, {})
+        self.snapshots = [first.snapshot[None]]
+        for row, turn in zip(state["history"], after, strict=True):
+            info = {"success": row["success"], "progress": row["progress"], "reply": _reply_of(row["reply"])}
+            self.keep(row["reply"]["text"], turn, row["env_reward"], False, False, info)
+            self.snapshots[-1] = turn.snapshot[None]
+        self.begin_piece()
+
+    def _check(self, came: dict[str, Any]) -> None:
+        """Raises NumericsError unless what came from the env is finite."""
+        fix = f"mend the env; rlvlm check-task {self._task} looks at it"
+        check_finite(f"the env {self._task}, {len(self.answers)} turns after seed {self.start}", fix, came)
+
+
+class ChunkSlot(TokenSlot):
+    """A slot of an env in chunks, or of one of many that are driven as one."""
+
+    def episode(self, only_newest: bool = False) -> TokenEpisode:
+        """The episode with masks of its tokens, see `TokenSlot.episode`."""
+        episode = super().episode(only_newest)
+        # an episode's end may cut its last chunk short: tokens of steps that were never run teach nothing
+        num_run = episode.steps * self.env.action_low.size
+        taught = zip(episode.log_probs, num_run.tolist(), strict=True)
+        return replace(
+            episode,
+            played_at=np.zeros(len(episode), np.int64),  # whole episodes: a rollout's rounds order nothing
+            # a token that was taken and not drawn has log-probability 0
+            masks=tuple((np.arange(len(log_probs)) < num) & (log_probs < 0) for log_probs, num in taught),
+            is_undone=episode.is_success and not self.infos[-1]["success_at_end"],
+        )
+
+
+def make_slot(task: str, settings: EnvConfig) -> EnvSlot:
+    """A new env of `task` for demonstrations or evaluations; every episode in it begins with a seed of its own."""
+    return EnvSlot(make_env(task, settings, 0), task)
+
+
+def distance_of(env: TurnEnv) -> float:
+    """How far success is: the expert's turns to it, or what progress lacks where nobody knows these."""
+    left = env.turns_left()
+    return 1.0 - env.progress() if left is None else float(left)
+
+
+def _reply_of(columns: dict[str, Any]) -> Reply:
+    span = columns["action_span"]
+    columns["action_span"] = None if span is None else (span[0], span[1])
+    return Reply(**columns)
