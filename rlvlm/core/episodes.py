@@ -119,6 +119,13 @@ class Observations:
             images=tuple(self.images[row] for row in rows),
         )
 
+    def row(self, row: int) -> "Observations":
+        """That of `row` alone; its arrays are views."""
+        part = slice(row, row + 1)
+        return Observations(
+            texts=self.texts[part], proprio=self.proprio[part], snapshots=self.snapshots[part], images=self.images[part]
+        )
+
     @staticmethod
     def joined(parts: Sequence["Observations"]) -> "Observations":
         """All of `parts`, one after the other."""

@@ -377,7 +377,7 @@ class ChunkEnv(Env[Observations, FloatArray]):
             "snapshots": came.snapshots[row, :steps],
         }
         reward, terminated, truncated = came.env_rewards[row].sum(), came.terminated[row], came.truncated[row]
-        return came.obs.at([row]), float(reward), bool(terminated), bool(truncated), info
+        return came.obs.row(row), float(reward), bool(terminated), bool(truncated), info
 
     @abstractmethod
     def draw(self, snapshots: FloatArray, size_px: int, camera: str = "") -> Frames:

@@ -33,7 +33,8 @@ class Slot:
 
     def open(self, start: int, obs: Any, info: dict[str, Any]) -> None:
         """A new episode, which the env has begun with `obs` and `info`."""
-        self.start, self.rng = start, np.random.default_rng(start)  # of this episode alone, whatever else is played
+        self.start = start
+        self._rng: np.random.Generator | None = None
         self.is_over = self.is_terminated = False  # for whatever reason, and for good: a time limit only cuts
         is_chunks = isinstance(obs, Observations)
         self.goal: str = obs.texts[0] if is_chunks else self.env.goal
@@ -45,6 +46,12 @@ class Slot:
         # T + 1 and T: a chunk has a snapshot and a reward for each of its steps
         self.snapshots: list[FloatArray] = [obs.snapshots if is_chunks else self.env.snapshot()[None]]
         self.env_rewards: list[FloatArray] = []
+
+    @property
+    def rng(self) -> np.random.Generator:
+        """Random numbers of this episode alone: what else is played makes no difference to them."""
+        self._rng = self._rng or np.random.default_rng(self.start)  # made when it is asked for: it takes 20 us
+        return self._rng
 
     def play(self, answer: Any) -> bool:
         """Gives an answer to the env; says whether the episode is over.
@@ -100,7 +107,7 @@ def play(slots: Sequence[S], starts: Iterable[int], act: Act[S], envs: ChunkEnvs
             if first is None:
                 slot.begin(start)
             else:
-                slot.open(start, first.at([place]), {})
+                slot.open(start, first.row(place), {})
         free = free[len(begun) :]
         running += [slot for slot, _ in begun]
         if not running:

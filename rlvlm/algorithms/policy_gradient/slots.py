@@ -1,7 +1,7 @@
 """Slots whose episodes are learned from: what was played in one, in words or in chunks, becomes a `TokenEpisode`."""
 
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -53,17 +53,20 @@ class TokenSlot(Slot):
         """What waits for an answer."""
         return self.seen[-1]
 
-    def episode(self, only_newest: bool = False) -> TokenEpisode:
-        """The episode as far as it has come, of which the piece is learned from, or its newest answer alone.
+    def _episode(self, first: int, **of_kind: Any) -> TokenEpisode:
+        """The episode as far as it has come, of which the answers from `first` on are learned from.
 
         Answers that were not sampled, such as an expert's, have no tokens.
+
+        Args:
+            first: 0 or more.
+            of_kind: what differs between words and chunks.
         """
-        first = len(self.answers) - 1 if only_newest else self._first
         sampled = [answer for answer in self.answers[first:] if isinstance(answer, SampledReply | SampledChunk)]
         steps, infos = np.array([len(rewards) for rewards in self.env_rewards], np.int64), self.infos[1:]
-        ends = np.cumsum(steps) - 1
+        ends = steps.cumsum() - 1
         # an env in chunks is asked for success and progress after each chunk, not after each of its steps
-        success, progress = np.zeros(steps.sum(), bool), np.full(steps.sum(), np.nan, np.float32)
+        success, progress = np.zeros(ends[-1] + 1, bool), np.full(ends[-1] + 1, np.nan, np.float32)
         success[ends] = [info["success"] for info in infos]
         progress[ends] = [info["progress"] for info in infos]
         return TokenEpisode(
@@ -71,23 +74,20 @@ class TokenSlot(Slot):
             seed=self.start,
             group=self.group,
             slot=self.place,
-            played_at=self._first_round + np.arange(first, len(self.answers)) - self._first,
             obs=Observations.joined(self.seen[first:]),
             # a judge looks at the episode from its start, even where only a later piece of it is learned from
             snapshots=np.concatenate(self.snapshots),
             steps=steps[first:],
             tokens=tuple(answer.ids for answer in sampled),
             log_probs=tuple(answer.log_probs for answer in sampled),
-            masks=tuple(np.ones(len(answer.ids), bool) for answer in sampled),
             values=np.array([answer.value for answer in sampled], np.float32),
             versions=np.array([answer.version for answer in sampled], np.int64),
             env_rewards=np.concatenate(self.env_rewards),
             success=success,
             progress=progress,
-            gains=np.diff([info["progress"] for info in infos], prepend=0.0)[first:].astype(np.float32),
-            goals=(self.goal,) * (len(self.answers) - first),
             is_over=self.is_over,
             terminated=self.is_terminated,
+            **of_kind,
         )
 
 
@@ -129,18 +129,21 @@ class EnvSlot(TokenSlot):
         return Observations(texts=(obs.prompt,), images=(self.image,), snapshots=obs.snapshot[None])
 
     def episode(self, only_newest: bool = False) -> TokenEpisode:
-        """The episode with what was written and read, see `TokenSlot.episode`."""
-        episode = super().episode(only_newest)
-        replies: list[Reply] = [info["reply"] for info in self.infos[1:]]
-        infos, read = self.infos[-len(episode) :], replies[-len(episode) :]
+        """The episode as far as it has come, of which the piece is learned from, or its newest turn alone."""
+        first = len(self.answers) - 1 if only_newest else self._first
+        infos = self.infos[first + 1 :]
+        read: list[Reply] = [info["reply"] for info in infos]
         # which tokens make the action: all of them, unless the reply's parsed text says where it stands
-        actions, mark = episode.masks, self.action_tokens
-        if mark is not None and episode.tokens and self.answers[-1].action is None:
-            actions = tuple(mark(ids, reply.action_span) for ids, reply in zip(episode.tokens, read, strict=True))
-        return replace(
-            episode,
+        sampled = [answer for answer in self.answers[first:] if isinstance(answer, SampledReply)]
+        actions = masks = tuple(np.ones(len(reply.ids), bool) for reply in sampled)
+        if (mark := self.action_tokens) is not None and sampled and sampled[0].action is None:
+            actions = tuple(mark(one.ids, reply.action_span) for one, reply in zip(sampled, read, strict=True))
+        return self._episode(
+            first,
+            played_at=self._first_round + np.arange(first, len(self.answers)) - self._first,
+            masks=masks,
             actions=actions,
-            replies=tuple(replies),
+            replies=tuple(info["reply"] for info in self.infos[1:]),
             gains=np.array([info["gain"] for info in infos], np.float32),
             action_names=tuple("" if one.action is None else self.env.action_names[one.action] for one in read),
             goals=tuple(info["goal"] for info in infos),
@@ -184,18 +187,21 @@ class EnvSlot(TokenSlot):
 class ChunkSlot(TokenSlot):
     """A slot of an env in chunks, or of one of many that are driven as one."""
 
-    def episode(self, only_newest: bool = False) -> TokenEpisode:
-        """The episode with masks of its tokens, see `TokenSlot.episode`."""
-        episode = super().episode(only_newest)
+    def episode(self) -> TokenEpisode:
+        """The whole episode."""
+        num_run = np.array([len(rewards) for rewards in self.env_rewards]) * self.env.action_low.size
         # an episode's end may cut its last chunk short: tokens of steps that were never run teach nothing
-        num_run = episode.steps * self.env.action_low.size
-        taught = zip(episode.log_probs, num_run.tolist(), strict=True)
-        return replace(
-            episode,
-            played_at=np.zeros(len(episode), np.int64),  # whole episodes: a rollout's rounds order nothing
+        is_run = np.arange(self.answers[0].actions.size) < num_run[:, None]
+        progress = np.array([0.0, *(info["progress"] for info in self.infos[1:])])
+        was_solved = any(info["success"] for info in self.infos[1:])
+        return self._episode(
+            0,
+            played_at=np.zeros(len(self.answers), np.int64),  # whole episodes: a rollout's rounds order nothing
             # a token that was taken and not drawn has log-probability 0
-            masks=tuple((np.arange(len(log_probs)) < num) & (log_probs < 0) for log_probs, num in taught),
-            is_undone=episode.is_success and not self.infos[-1]["success_at_end"],
+            masks=tuple(run & (one.log_probs < 0) for run, one in zip(is_run, self.answers, strict=True)),
+            gains=(progress[1:] - progress[:-1]).astype(np.float32),
+            goals=(self.goal,) * len(self.answers),
+            is_undone=was_solved and not self.infos[-1]["success_at_end"],
         )
 
 
