@@ -6,7 +6,7 @@ this piece (a turn is a reply or a chunk), N tokens of an answer.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 import numpy as np
 from numpy.typing import NDArray
@@ -164,6 +164,13 @@ class ChunkStep:
     def ended(self) -> NDArray[np.bool_]:
         """[N] whether no further chunk may follow."""
         return self.terminated | self.truncated
+
+    @staticmethod
+    def joined(parts: Sequence["ChunkStep"], order: NDArray[np.intp]) -> "ChunkStep":
+        """All of `parts`, one after the other, and of these the rows `order` `[N]`."""
+        names = [column.name for column in fields(ChunkStep) if column.name != "obs"]
+        arrays = {name: np.concatenate([getattr(part, name) for part in parts])[order] for name in names}
+        return ChunkStep(obs=Observations.joined([part.obs for part in parts]).at(order), **arrays)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

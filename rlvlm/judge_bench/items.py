@@ -150,7 +150,7 @@ def make_items(suite: Suite, task: str, config: EnvConfig, size_px: int, seed: i
     goals = list(getattr(env, "instructions", ()))
     if suite.shares_scenes:
         goals += [task_goal(other) for other in task_families().get(task.partition("/")[0], ())]
-    cameras = env.cameras[1:2] if isinstance(env, ChunkEnv) else ()
+    cameras = getattr(env, "cameras", ())[1:2]
 
     items = _image_items(suite, env.image_key, episodes, elsewhere, rng)
     scored = _turns(env, known, 2 * suite.videos, rng) if asks_turns else _videos(known, suite.videos)

@@ -197,7 +197,7 @@ def _rows(env: Env[Any, Any], plays: Plays) -> list[Row]:
         for episode in episodes[:_ROWS] if isinstance(env, TurnEnv) else [best]:
             moments = np.unique(np.linspace(0, len(episode.snapshots) - 1, COLUMNS).astype(int))
             labels = [f"step {moment}, progress {episode.progress[moment]:.2f}" for moment in moments]
-            for camera in env.cameras if isinstance(env, ChunkEnv) else ("",):
+            for camera in getattr(env, "cameras", ("",)):
                 title = f"{name}, seed {episode.seed}" + (f", {camera}" if camera else "")
                 rows.append(row(title, episode.snapshots[moments], labels, camera))
     if isinstance(env, StepEnv):

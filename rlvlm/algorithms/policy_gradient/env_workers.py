@@ -7,7 +7,7 @@ in one worker, so a worker that is lost costs whole groups and spoils none.
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -170,7 +170,6 @@ class WorkerEnvs(ChunkEnvs):
         found = self._gathered(asked, rows)
         if not found:
             return _ended(len(rows), chunks.shape[1], self._local)
-        # answers lie worker by worker; `order` brings them back to the order of `rows`
         parts = [part for _, (part, _) in found]
         came = np.concatenate([own for own, _ in found])
         missing = np.setdiff1d(np.arange(len(rows)), came)
@@ -179,13 +178,7 @@ class WorkerEnvs(ChunkEnvs):
             came = np.concatenate([came, missing])
         for _, (part, images) in found:
             self._show(part.obs.at(np.flatnonzero(~part.ended)).images, images)
-        order = np.argsort(came)
-        columns = {
-            one.name: np.concatenate([getattr(part, one.name) for part in parts])[order]
-            for one in fields(ChunkStep)
-            if one.name != "obs"
-        }
-        return ChunkStep(obs=Observations.joined([part.obs for part in parts]).at(order), **columns)
+        return ChunkStep.joined(parts, np.argsort(came))  # answers lie worker by worker
 
     def _gathered(
         self, asked: Sequence[tuple[NDArray[np.intp], Any]], rows: NDArray[np.intp] | None = None

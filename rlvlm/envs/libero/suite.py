@@ -8,7 +8,7 @@ import gc
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -214,13 +214,7 @@ class LiberoSuiteEnvs(ChunkEnvs):
             places.append(np.flatnonzero(self._tasks[rows] == task))
             came = self._envs[task].step(self._places[rows[places[-1]]], chunks[places[-1]])
             answers.append(replace(came, obs=numbered(came.obs, task), snapshots=wide(came.snapshots, task)))
-        order = np.argsort(np.concatenate(places))  # tasks were stepped one after the other
-        arrays: dict[str, Any] = {
-            column.name: np.concatenate([getattr(came, column.name) for came in answers])[order]
-            for column in fields(ChunkStep)
-            if column.name != "obs"
-        }
-        return ChunkStep(obs=Observations.joined([came.obs for came in answers]).at(order), **arrays)
+        return ChunkStep.joined(answers, np.argsort(np.concatenate(places)))  # tasks were stepped one after the other
 
 
 def wide(positions: FloatArray, task: int) -> FloatArray:
