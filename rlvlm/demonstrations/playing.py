@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from PIL import Image
 
-from rlvlm.core.steps import FloatArray, Frames
+from rlvlm.core.steps import FloatArray
 from rlvlm.demonstrations.collect import RandomPlayer, ScriptedExpert
 from rlvlm.envs.env import ChunkEnv, Env, StepEnv, TurnEnv
 from rlvlm.envs.playing import Slot
@@ -178,26 +177,3 @@ def play(env: Env[Any, Any], seed: int, choose: Choose, after_success: int | Non
         looked=tuple((np.cumsum(counts) - 1).tolist()),
         successes=successes,
     )
-
-
-def draw_images(env: Env[Any, Any], snapshots: FloatArray, size_px: int | None, camera: str = "") -> Frames:
-    """Images [N, H, W, 3] of `snapshots` [N, S], of any kind of env.
-
-    Args:
-        env: draws.
-        snapshots: its own.
-        size_px: side; of envs in turns the height that their own size is scaled to, where None leaves it.
-        camera: of envs in chunks.
-    """
-    if isinstance(env, TurnEnv):
-        frames = env.draw(snapshots)
-        if size_px is None:
-            return frames
-        height, width = env.picture_px
-        size = (round(width * size_px / height), size_px)
-        return np.stack([np.asarray(Image.fromarray(frame).resize(size, Image.Resampling.BOX)) for frame in frames])
-    assert size_px is not None, "only envs in turns have a size of their own"
-    if isinstance(env, ChunkEnv):
-        return env.draw(snapshots, size_px, camera)
-    assert isinstance(env, StepEnv), "there are three kinds"
-    return env.draw(snapshots, size_px)

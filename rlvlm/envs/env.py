@@ -18,6 +18,7 @@ from typing import Any, ClassVar, Literal, Self, TypeVar
 import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image
 
 from rlvlm.core.episodes import ChunkStep, Observations, Reply, Turn
 from rlvlm.core.errors import NumericsError, UsageError
@@ -91,6 +92,16 @@ class Env(gym.Env[Obs, Act]):
         return np.rint(snapshots / self.grain).astype(np.int64)
 
     @abstractmethod
+    def draw_sized(self, snapshots: FloatArray, size_px: int | None, camera: str = "") -> Frames:
+        """`[N, H, W, 3]` of `snapshots` `[N, S]`, whatever kind of env it is.
+
+        Args:
+            snapshots: the env's own.
+            size_px: side; of envs in turns the height that their own size is scaled to, where None leaves it.
+            camera: of envs in chunks.
+        """
+
+    @abstractmethod
     def get_state(self) -> dict[str, Any]:
         """The full state as arrays, numbers and strings: after `set_state` the future is bit-identical."""
 
@@ -119,6 +130,10 @@ class StepEnv(Env[FloatArray, FloatArray]):
     @abstractmethod
     def draw(self, snapshots: FloatArray, size_px: int) -> Frames:
         """Images `[N, size_px, size_px, 3]` of `snapshots` `[N, S]`. The running episode is not disturbed."""
+
+    def draw_sized(self, snapshots: FloatArray, size_px: int | None, camera: str = "") -> Frames:
+        assert size_px is not None, "only envs in turns have a size of their own"
+        return self.draw(snapshots, size_px)
 
     def scripted_action(self, obs: FloatArray) -> FloatArray | None:
         """`[A]` what a script that knows the goal does next, not clipped; None where there is none.
@@ -272,6 +287,14 @@ class TurnEnv(Env[Turn, str]):
     def draw(self, snapshots: FloatArray) -> Frames:
         """Images `[N, H, W, 3]` of `snapshots` `[N, S]`, H and W as `picture_px` says. No episode is disturbed."""
 
+    def draw_sized(self, snapshots: FloatArray, size_px: int | None, camera: str = "") -> Frames:
+        frames = self.draw(snapshots)
+        if size_px is None:
+            return frames
+        height, width = self.picture_px
+        size = (round(width * size_px / height), size_px)
+        return np.stack([np.asarray(Image.fromarray(frame).resize(size, Image.Resampling.BOX)) for frame in frames])
+
     @abstractmethod
     def expert_action(self) -> int:
         """What an exact script does now."""
@@ -385,6 +408,10 @@ class ChunkEnv(Env[Observations, FloatArray]):
 
         The running episode is not disturbed.
         """
+
+    def draw_sized(self, snapshots: FloatArray, size_px: int | None, camera: str = "") -> Frames:
+        assert size_px is not None, "only envs in turns have a size of their own"
+        return self.draw(snapshots, size_px, camera)
 
     def landmarks(self, snapshots: FloatArray) -> FloatArray:
         """`[N, K, D]` where the hand is in space and the things that the task is about, the hand first; for what learns

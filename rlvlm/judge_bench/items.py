@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from rlvlm.core.errors import UsageError
 from rlvlm.core.steps import FloatArray, Frames
-from rlvlm.demonstrations.playing import Episode, Style, draw_images, play, player_of
+from rlvlm.demonstrations.playing import Episode, Style, play, player_of
 from rlvlm.demonstrations.trajectory import RobotTrajectory, Torn
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.env import FIRST_HELD_OUT_STATE, ChunkEnv, Env, TurnEnv
@@ -156,7 +156,7 @@ def make_items(suite: Suite, task: str, config: EnvConfig, size_px: int, seed: i
     scored = _turns(env, known, 2 * suite.videos, rng) if asks_turns else _videos(known, suite.videos)
     items += [*scored, *_score_controls(scored, len(items), suite.controls, elsewhere, goals, cameras)]
     size = None if isinstance(env, TurnEnv) else size_px  # turns are drawn as their policies see them
-    made = _task_items(task, items, lambda snapshots, camera: draw_images(env, snapshots, size, camera), env.close)
+    made = _task_items(task, items, lambda snapshots, camera: env.draw_sized(snapshots, size, camera), env.close)
     return replace(made, note=note)
 
 

@@ -16,7 +16,7 @@ from rlvlm.algorithms.sft_config import NO_EXPERT_FIX
 from rlvlm.core.console.screen import QuietConsole
 from rlvlm.core.errors import EXIT_DONE, UsageError
 from rlvlm.core.steps import FloatArray
-from rlvlm.demonstrations.playing import Episode, draw_images, players
+from rlvlm.demonstrations.playing import Episode, players
 from rlvlm.envs.check import check_chunk_env, check_step_env, check_turn_env
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.env import ChunkEnv, Env, StepEnv, TurnEnv, place_of
@@ -177,9 +177,9 @@ def _findings(env: Env[Any, Any], episodes: Sequence[Episode]) -> str:
 def _drawing_costs(env: Env[Any, Any], snapshots: FloatArray) -> str:
     costs = []
     for size_px in (None,) if isinstance(env, TurnEnv) else (64, 300):
-        draw_images(env, snapshots[:1], size_px)  # opens the renderer
+        env.draw_sized(snapshots[:1], size_px)  # opens the renderer
         began = time.process_time()
-        draw_images(env, snapshots, size_px)
+        env.draw_sized(snapshots, size_px)
         size = "" if size_px is None else f" of {size_px} pixels"
         costs.append(f"{(time.process_time() - began) / len(snapshots) * 1e3:.2g} ms an image{size}")
     return ", ".join(costs)
@@ -189,7 +189,7 @@ def _rows(env: Env[Any, Any], plays: Plays) -> list[Row]:
     """Episodes of each player; of envs in steps also least to most progress of all, and starts."""
 
     def row(title: str, snapshots: FloatArray, labels: Sequence[str], camera: str = "") -> Row:
-        return Row(title=title, images=draw_images(env, snapshots, IMAGE_PX, camera), labels=tuple(labels))
+        return Row(title=title, images=env.draw_sized(snapshots, IMAGE_PX, camera), labels=tuple(labels))
 
     rows = []
     for name, episodes in plays.items():

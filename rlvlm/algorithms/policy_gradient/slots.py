@@ -135,9 +135,10 @@ class EnvSlot(TokenSlot):
         read: list[Reply] = [info["reply"] for info in infos]
         # which tokens make the action: all of them, unless the reply's parsed text says where it stands
         sampled = [answer for answer in self.answers[first:] if isinstance(answer, SampledReply)]
-        actions = masks = tuple(np.ones(len(reply.ids), bool) for reply in sampled)
+        actions = masks = tuple(np.ones(len(answer.ids), bool) for answer in sampled)
         if (mark := self.action_tokens) is not None and sampled and sampled[0].action is None:
-            actions = tuple(mark(one.ids, reply.action_span) for one, reply in zip(sampled, read, strict=True))
+            pairs = zip(sampled, read, strict=True)
+            actions = tuple(mark(answer.ids, reply.action_span) for answer, reply in pairs)
         return self._episode(
             first,
             played_at=self._first_round + np.arange(first, len(self.answers)) - self._first,
@@ -145,7 +146,7 @@ class EnvSlot(TokenSlot):
             actions=actions,
             replies=tuple(info["reply"] for info in self.infos[1:]),
             gains=np.array([info["gain"] for info in infos], np.float32),
-            action_names=tuple("" if one.action is None else self.env.action_names[one.action] for one in read),
+            action_names=tuple("" if reply.action is None else self.env.action_names[reply.action] for reply in read),
             goals=tuple(info["goal"] for info in infos),
         )
 
@@ -198,7 +199,7 @@ class ChunkSlot(TokenSlot):
             0,
             played_at=np.zeros(len(self.answers), np.int64),  # whole episodes: a rollout's rounds order nothing
             # a token that was taken and not drawn has log-probability 0
-            masks=tuple(run & (one.log_probs < 0) for run, one in zip(is_run, self.answers, strict=True)),
+            masks=tuple(run & (chunk.log_probs < 0) for run, chunk in zip(is_run, self.answers, strict=True)),
             gains=(progress[1:] - progress[:-1]).astype(np.float32),
             goals=(self.goal,) * len(self.answers),
             is_undone=was_solved and not self.infos[-1]["success_at_end"],
