@@ -70,9 +70,13 @@ class Slot:
         self.infos.append(info)
         self.answers.append(answer)
         self.rewards.append(float(reward))
-        is_chunk = "snapshots" in info
-        self.snapshots.append(info["snapshots"] if is_chunk else self.env.snapshot()[None])
-        self.env_rewards.append(info["env_rewards"] if is_chunk else np.array([reward], np.float32))
+        if "snapshots" in info:  # of a chunk
+            self.snapshots.append(info["snapshots"])
+            self.env_rewards.append(info["env_rewards"])
+        else:
+            snapshot = info["snapshot"] if "snapshot" in info else self.env.snapshot()
+            self.snapshots.append(snapshot[None])
+            self.env_rewards.append(np.array([reward], np.float32))
         self.is_over, self.is_terminated = bool(terminated or truncated), bool(terminated)
         return self.is_over
 
