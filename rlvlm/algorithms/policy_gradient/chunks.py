@@ -267,7 +267,7 @@ def make_chunk_rollout(
     num_parts = min(reward.parts, most) if reward.scores else 1
     parts = [len(part) for part in np.array_split(np.arange(algo.groups), num_parts)]
 
-    def play(weights: Weights) -> Rollout:
+    def rollout(weights: Weights) -> Rollout:
         version, values = weights
         rollouts: list[Rollout] = []
         for num_missing in parts:
@@ -282,4 +282,4 @@ def make_chunk_rollout(
                 num_missing -= len(episodes) // algo.group_size
         return join(rollouts)
 
-    return play
+    return rollout

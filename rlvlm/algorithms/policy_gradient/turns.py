@@ -189,10 +189,10 @@ def make_turn_rollout(
     if labeller.asks:
         runner.show = labeller.show
 
-    def play(weights: Weights) -> Rollout:
+    def rollout(weights: Weights) -> Rollout:
         engine.use(weights)
         if algo.rollout_turns and not is_compared:
             return runner.sample(num_turns=algo.rollout_turns // algo.num_envs), {}
         return runner.sample_groups(group_size=algo.group_size if is_compared else 1), {}
 
-    return play
+    return rollout
