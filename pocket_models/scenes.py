@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlvlm.core.steps import FloatArray, Frames
+from rlvlm.envs.config import StepEnvConfig
 from rlvlm.envs.env import StepEnv
 from rlvlm.envs.metaworld.config import MetaWorldConfig
 from rlvlm.envs.registry import make_env, task_env
@@ -59,7 +60,7 @@ class Scenes:
 class Setup:
     """One way to start and to show a task."""
 
-    config: MetaWorldConfig
+    config: StepEnvConfig
     episodes: int
     """Played for training; half as many are held out."""
     max_images: int
@@ -69,8 +70,8 @@ class Setup:
 
     @property
     def name(self) -> str:
-        """E.g. `robot hidden, fixed start`."""
-        return f"robot {self.config.robot}, {self.config.start} start"
+        """E.g. `start fixed, robot hidden`."""
+        return self.config.start_words.rstrip(", ")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
