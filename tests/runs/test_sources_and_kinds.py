@@ -100,6 +100,19 @@ def test_a_source_that_the_kind_has_not_is_refused_before_anything_starts(
         algorithm_settings(configured(kind, settings), None).validate()
 
 
+@pytest.mark.ray
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [TURNS, CHUNKS])
+def test_a_loss_of_ones_own_reads_a_tensor_of_its_own_in_turns_and_in_chunks(local_ray: None, kind: str) -> None:
+    config = configured(kind, {"algo.loss.policy": f"{EXAMPLES}/own_loss.py:early"})
+    with built(algorithm_settings(config, None)) as algorithm:
+        algorithm.prepare(lambda line: None)
+        while "loss/weight" not in (report := algorithm.report()):  # chunks of one rollout may teach nothing
+            algorithm.train()
+            assert algorithm.env_steps < 40 * config.steps
+        assert 0 < report["loss/weight"] < 1
+
+
 def test_every_source_of_every_kind_has_a_row() -> None:
     rows = {(kind, settings["reward.source"]) for kind, settings, _ in TABLE if "reward.source" in settings}
     assert rows == {(kind, source) for kind in KINDS for source in (*SOURCES, "mixture")}

@@ -13,9 +13,10 @@ from torch import Tensor, nn
 from rlvlm.algorithms.learners import largest, map_sharded
 from rlvlm.algorithms.policy_gradient.advantages import Trajectories, estimate, find_estimator
 from rlvlm.algorithms.policy_gradient.config import PolicyGradientConfig
-from rlvlm.algorithms.policy_gradient.losses import k3, token_weights, truncated_importance
+from rlvlm.algorithms.policy_gradient.losses import find_policy_loss, k3, token_weights, truncated_importance
 from rlvlm.core import metrics
 from rlvlm.core.episodes import IntArray, Observations, TokenEpisode
+from rlvlm.core.errors import NumericsError, UsageError
 from rlvlm.core.steps import FloatArray
 from rlvlm.policies.protocol import TokenPolicy, look
 
@@ -52,6 +53,8 @@ class Batch:
     """Tokens of an action, of chunks; 1 of replies."""
     chunk_tokens: int
     """Tokens that teach of a chunk that is played whole; 0 of replies, each of which is whole."""
+    extras: Mapping[str, Tensor]
+    """[M] or [M, N] by name, what the loss asks for beside these."""
     mismatch: Mapping[str, float]
     """How far the engine is from the trainer, by names of `rlvlm.core.metrics`; empty where nobody looked."""
 
@@ -150,8 +153,37 @@ class BatchMaker:
             chosen=self._chosen(episodes, rows),
             action_size=self._action_size or 1,
             chunk_tokens=int((weights * mask > 0).sum(dim=1).amax()) if self._action_size else 0,
+            extras={name: column.to(device) for name, column in self._extras(episodes, rows).items()},
             mismatch=mismatch,
         )
+
+    def _extras(self, episodes: Sequence[TokenEpisode], rows: Sequence[tuple[int, int]]) -> dict[str, Tensor]:
+        """[M] or [M, N] what the loss asks for beside what every batch has, by name.
+
+        Raises:
+            UsageError: it has another length than the episode's turns or answers.
+            NumericsError: it is not finite.
+        """
+        who, ask = self._algo.loss.policy, find_policy_loss(self._algo.loss.policy).extras
+        if ask is None:
+            return {}
+        given = [dict(ask(episode)) for episode in episodes]
+        found: dict[str, Tensor] = {}
+        for name in sorted({name for extras in given for name in extras}):
+            for extras, episode in zip(given, episodes, strict=True):
+                column, lengths = extras.get(name, ()), [len(answer) for answer in episode.tokens]
+                got = [np.size(each) for each in column]
+                if got not in ([1] * len(episode), lengths):
+                    raise UsageError(
+                        f"the extras {name} of algo.loss.policy {who} have lengths {got}, for an episode of "
+                        f"{len(episode)} turns whose answers have {lengths}",
+                        "give one number for each turn, or an array for each turn as long as its answer",
+                    )
+                if not all(np.isfinite(each).all() for each in column):
+                    raise NumericsError(f"the extras {name} of algo.loss.policy {who} are not finite", "mend them")
+            cells = [torch.as_tensor(np.asarray(given[e][name][t], np.float32)) for t, e in rows]
+            found[name] = torch.stack(cells) if cells[0].ndim == 0 else _padded(cells)
+        return found
 
     def _valued(
         self, episodes: Sequence[TokenEpisode], rows: Sequence[tuple[int, int]], obs: Observations

@@ -53,6 +53,8 @@ _LR_FACTOR = 1.3
 _LR_RANGE = (1e-3, 10.0)
 """Bounds of the step size, in units of the first one."""
 _FIX = "lower algo.lr and algo.value_lr in the run's config.yaml, then `rlvlm resume`"
+_OWN = "loss/"
+"""Before the names of what a loss itself measures."""
 _SUMS = (
     metrics.UPDATE_POLICY_LOSS, metrics.UPDATE_VALUE_LOSS, metrics.UPDATE_KL, metrics.UPDATE_CLIPPED,
     metrics.UPDATE_FIRST_RATIO, metrics.UPDATE_ENTROPY, "tokens", "turns", "entropy_tokens", "loss",
@@ -244,6 +246,7 @@ class TokenLearner(ManualLearner):
         algo = self._algo
         self._optimizer.zero_grad()
         sums = torch.zeros(len(_SUMS), dtype=torch.float64, device=self.policy.device)
+        own_sums: dict[str, float] = {}  # what the loss itself measures
         is_warming_up = self.num_updates < self._value_warm_up
         # Weights are of the whole update, of which a minibatch is an estimate.
         # The mean over turns is taken anew of each minibatch; a sum over the update is split between its minibatches.
@@ -256,8 +259,7 @@ class TokenLearner(ManualLearner):
             now = self._predict(batch, part)
             own = partial(narrow, rows=part, width=now.log_probs.shape[1])
             old_log_probs, weights, advantages = own(batch.log_probs), own(batch.weights) * scale, own(batch.advantages)
-            policy_loss, value_loss, rest, clipped = losses.total_loss(
-                algo.loss,
+            mini = losses.MiniBatch(
                 log_probs=now.log_probs,
                 old_log_probs=old_log_probs,
                 weights=weights,
@@ -269,7 +271,11 @@ class TokenLearner(ManualLearner):
                 returns=own(batch.returns) if self._has_critic and batch.returns is not None else None,
                 entropies=now.entropies,
                 reference=None if batch.reference is None else own(batch.reference),
+                obs=batch.obs.at(part.tolist()),
+                answers=[batch.tokens[row] for row in part.tolist()],
+                extras={name: own(column) for name, column in batch.extras.items()},
             )
+            policy_loss, value_loss, rest, clipped, measured = losses.total_loss(algo.loss, mini)
             value_loss = value_loss * (len(part) / len(rows))  # a mean over the part, the policy's is a sum
             # a critic that knows nothing yet would have the policy learn its mistakes
             total = value_loss if is_warming_up else policy_loss + value_loss + rest
@@ -294,8 +300,13 @@ class TokenLearner(ManualLearner):
                     looked_at.sum(), total,
                 )  # fmt: skip
                 sums += torch.stack([torch.as_tensor(one, device=sums.device).double() for one in found])
+                for name, mean in measured.items():
+                    own_sums[name] = own_sums.get(name, 0.0) + float(mean) * len(part)
         add_up_gradients(self._parameters)
         reading = dict(zip(_SUMS, all_reduce(sums).tolist(), strict=True))
+        # each learner has met every name, as each has had a part
+        names = sorted(own_sums)
+        totals = all_reduce(torch.tensor([own_sums[name] for name in names], dtype=torch.float64, device=sums.device))
         norm = clip_gradients(self._parameters, algo.max_grad_norm)  # of the sum: each learner's own would differ
         if not (math.isfinite(reading["loss"]) and math.isfinite(norm)):
             raise NumericsError(
@@ -311,6 +322,7 @@ class TokenLearner(ManualLearner):
             metrics.UPDATE_FIRST_RATIO: reading[metrics.UPDATE_FIRST_RATIO] / tokens,
             metrics.UPDATE_ENTROPY: reading[metrics.UPDATE_ENTROPY] / max(reading["entropy_tokens"], 1.0),
             metrics.UPDATE_GRADIENT: norm,
+            **{f"{_OWN}{name}": float(total) / reading["turns"] for name, total in zip(names, totals, strict=True)},
         }
 
     def _predict(self, batch: Batch, rows: Tensor) -> Prediction:
@@ -382,6 +394,7 @@ class TokenLearner(ManualLearner):
             names += (metrics.UPDATE_VALUE_LOSS,)
         if any(reading["entropy_tokens"] for reading in readings):
             names += (metrics.UPDATE_ENTROPY,)
+        names += tuple(name for name in readings[0] if name.startswith(_OWN))
         means = {name: sum(one[name] for one in readings) / len(readings) for name in (*names, metrics.UPDATE_KL)}
         follows = self._algo.kl_target is not None
         self._latest = means | {

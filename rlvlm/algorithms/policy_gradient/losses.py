@@ -4,27 +4,103 @@ Letters: B turns of a minibatch, N tokens of an answer (padded on the right).
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from rlvlm.algorithms.policy_gradient.config import Averaging, LossConfig
+from rlvlm.core.episodes import IntArray, Observations, TokenEpisode
+from rlvlm.core.errors import NumericsError, UsageError
 from rlvlm.core.plugins import find_registered
 
 _LARGEST_LOG_RATIO = 20.0
 """Above it exp() is of no use to anybody, and at 89 it is infinite in float32."""
-PolicyLoss = Callable[[Tensor, Tensor, LossConfig], Tensor]
-"""Of log-ratios [B, N] (or [B, 1] of whole replies) and advantages of that shape or [B, 1]: the loss of each."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MiniBatch:
+    """B answers of N elements each (tokens, or bins of a chunk), padded on the right: as they were sampled, and as the
+    policy sees them now.
+    """
+
+    log_probs: Tensor
+    """[B, N] of the sampled elements now, with gradient."""
+    old_log_probs: Tensor
+    """[B, N] when they were sampled."""
+    weights: Tensor
+    """[B, N] as `token_weights` gives them; 0 for elements that teach nothing."""
+    is_action: Tensor
+    """[B, N] bool, elements that make the action; all others are a thought."""
+    advantages: Tensor
+    """[B] or [B, N]."""
+    action_size: int = 1
+    """Elements of an action, of answers that hold several."""
+    values: Tensor | None = None
+    """[B] or [B, N] as the advantages, with gradient; read where there are returns."""
+    old_values: Tensor | None = None
+    """Values when the answers were sampled, in the shape of `values`."""
+    returns: Tensor | None = None
+    """The critic's targets, in the shape of `values`; None without a critic."""
+    entropies: Tensor | None = None
+    """[B, N] of the elements' distributions, with gradient, where they are weighed."""
+    reference: Tensor | None = None
+    """[B, N] log-probs of the policy that learning started from, where the divergence is weighed."""
+    obs: Observations | None = None
+    """B, what was observed before each answer."""
+    answers: Sequence[IntArray] = ()
+    """B answers, as the policy sampled them."""
+    extras: Mapping[str, Tensor] = field(default_factory=dict)
+    """[B, N] or [B] by name: what an own loss asked for, see `policy_loss`."""
+
+    @property
+    def mask(self) -> Tensor:
+        """[B, N] bool, elements that teach something."""
+        return self.weights > 0
+
+    @property
+    def advantage_rows(self) -> Tensor:
+        """[B, 1] or [B, N]."""
+        return self.advantages if self.advantages.ndim == 2 else self.advantages.unsqueeze(-1)
+
+    def log_ratio(self, config: LossConfig) -> Tensor:
+        """[B, N] or, of whole answers, [B, 1]: see `log_ratios`."""
+        return log_ratios(
+            self.log_probs, self.old_log_probs, self.mask, self.is_action, config, self.action_size
+        )  # fmt: skip
+
+
+Compute = Callable[[MiniBatch, LossConfig], tuple[Tensor, Mapping[str, Tensor]]]
+"""The loss of each element [B, N], or of each answer [B, 1], and metrics of the minibatch: scalars by name."""
+Extras = Callable[[TokenEpisode], Mapping[str, Any]]
+"""Tensors that a loss asks for, by name: one number for each of an episode's T turns, `[T]`, or one for each element,
+T arrays `[N]` of the lengths of `episode.tokens`."""
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyLoss:
+    """A loss, and what it reads beside what every minibatch has."""
+
+    compute: Compute
+    extras: Extras | None = None
+
+
 POLICY_LOSSES: dict[str, PolicyLoss] = {}
 """By name, as `algo.loss.policy` has it."""
 
 
-def policy_loss(name: str) -> Callable[[PolicyLoss], PolicyLoss]:
-    """Registers the decorated function under `name`."""
+def policy_loss(name: str, extras: Extras | None = None) -> Callable[[Compute], Compute]:
+    """Registers the decorated function under `name`.
 
-    def register(compute: PolicyLoss) -> PolicyLoss:
-        POLICY_LOSSES[name] = compute
+    Args:
+        name: as `algo.loss.policy` has it.
+        extras: is asked about each episode before an update; what it gives comes as `MiniBatch.extras`.
+    """
+
+    def register(compute: Compute) -> Compute:
+        POLICY_LOSSES[name] = PolicyLoss(compute, extras)
         return compute
 
     return register
@@ -34,86 +110,86 @@ def find_policy_loss(name: str) -> PolicyLoss:
     """The loss of that name, or `module:FUNCTION` of somebody's own.
 
     Raises:
-        UsageError: there is none, or it takes other arguments than a `PolicyLoss`.
+        UsageError: there is none, or it takes other arguments than a minibatch and a config.
     """
-    takes = ("log_ratio", "advantages", "config")
-    return find_registered(name, POLICY_LOSSES, "algo.loss.policy", "policy_loss", takes=takes)
+    setting, takes = "algo.loss.policy", ("batch", "config")
+    return find_registered(name, POLICY_LOSSES, setting, "policy_loss", lambda one: one.compute, takes)
 
 
-def total_loss(  # noqa: PLR0913 - all that a turn is learned from
-    config: LossConfig,
-    *,
-    log_probs: Tensor,
-    old_log_probs: Tensor,
-    weights: Tensor,
-    is_action: Tensor,
-    advantages: Tensor,
-    action_size: int = 1,
-    values: Tensor | None = None,
-    old_values: Tensor | None = None,
-    returns: Tensor | None = None,
-    entropies: Tensor | None = None,
-    reference: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The loss of B turns, as they were sampled and as the policy sees them now: weighted sums over their tokens, and
-    the mean over turns of the critic's error.
+class LossTerms(NamedTuple):
+    """What a minibatch costs. The learner descends the sum of the first three, which are scalars."""
 
-    Args:
-        config: what is weighed, and how.
-        log_probs: [B, N] of the sampled tokens now, with gradient.
-        old_log_probs: [B, N] when they were sampled.
-        weights: [B, N] as `token_weights` gives them; 0 for tokens that teach nothing.
-        is_action: [B, N] bool, tokens that make the action; all others are a thought.
-        advantages: [B] or [B, N].
-        action_size: tokens of an action, of answers that hold several.
-        values: [B] or [B, N] as the advantages, with gradient; read where there are returns.
-        old_values: likewise when they were sampled.
-        returns: likewise, the critic's targets; None without a critic.
-        entropies: [B, N] of the tokens' distributions, with gradient, where they are weighed.
-        reference: [B, N] log-probabilities of the policy that learning started from, where the divergence is weighed.
+    policy: Tensor
+    """The weighted sum over elements of the policy's loss."""
+    value: Tensor
+    """The mean over answers of the critic's error, times its weight."""
+    rest: Tensor
+    """The weighted divergence from the reference less the weighted entropy."""
+    clipped: Tensor
+    """Share of ratios outside the clip range, without gradient."""
+    metrics: Mapping[str, Tensor]
+    """The loss's own, scalars without gradient."""
 
-    Returns:
-        Scalars, of which the learner descends the sum of the first three: the policy's loss, the critic's times its
-        weight, the weighted divergence from the reference less the weighted entropy; and without gradient the share of
-        ratios outside the clip range.
+
+def total_loss(config: LossConfig, batch: MiniBatch) -> LossTerms:
+    """What B answers cost: weighted sums over their elements, and the mean over answers of the critic's error.
 
     Raises:
         ValueError: the reference is missing, or given without a weight.
+        UsageError: a loss of somebody's own gave no metrics, or another shape than the ratios have.
+        NumericsError: it made numbers that are not finite of some that are.
     """
-    if (reference is None) != (config.kl_weight == 0):
+    if (batch.reference is None) != (config.kl_weight == 0):
         raise ValueError(f"kl_weight {config.kl_weight} and log-probs of a reference go together: give both or neither")
-    is_token = weights > 0
-    log_ratio = log_ratios(log_probs, old_log_probs, is_token, is_action, config, action_size)
-    per_token = advantages if advantages.ndim == 2 else advantages.unsqueeze(-1)
-    per_ratio = weights[:, : log_ratio.shape[1]]
-    policy = (find_policy_loss(config.policy)(log_ratio, per_token, config) * per_ratio).sum()
+    weights, is_token = batch.weights, batch.mask
+    log_ratio = batch.log_ratio(config)
+    each, own = _computed(config, batch)
+    per_ratio = weights[:, : each.shape[1]]
+    policy = (each * per_ratio).sum()
     # L = sum_n w_n L_pi,n + kl_weight KL(policy || reference) - entropy_weight H + value_weight L_V
     rest = policy.new_zeros(())
-    if reference is not None:
-        rest = rest + config.kl_weight * (k3(log_probs, reference) * weights).sum()
+    if batch.reference is not None:
+        rest = rest + config.kl_weight * (k3(batch.log_probs, batch.reference) * weights).sum()
     if config.entropy_weight:
-        assert entropies is not None, "asked for"
+        assert batch.entropies is not None, "asked for"
         # of actions alone: a thought that is drawn more evenly explores nothing
-        rest = rest - config.entropy_weight * (entropies * weights * is_action).sum()
+        rest = rest - config.entropy_weight * (batch.entropies * weights * batch.is_action).sum()
     value = policy.new_zeros(())
-    if returns is not None:
-        assert values is not None and old_values is not None, "a critic has values"
-        errors = value_loss(values, old_values, returns, config.value_clip)
+    if batch.returns is not None:
+        assert batch.values is not None and batch.old_values is not None, "a critic has values"
+        errors = value_loss(batch.values, batch.old_values, batch.returns, config.value_clip)
         if errors.ndim == 2:  # mean over each answer's tokens
             errors = (errors * is_token).sum(-1) / is_token.sum(-1).clamp_min(1)
         value = config.value_weight * errors.mean()
     with torch.no_grad():
-        ratio = log_ratio.exp()
+        ratio, counted = log_ratio.exp(), weights[:, : log_ratio.shape[1]] > 0
         is_outside = (ratio < 1 - config.clip_low) | (ratio > 1 + config.clip_high)
-        clipped = (is_outside & (per_ratio > 0)).sum() / (per_ratio > 0).sum().clamp_min(1)
-    return policy, value, rest, clipped
+        share = (is_outside & counted).sum() / counted.sum().clamp_min(1)
+    return LossTerms(policy, value, rest, share, {name: one.detach() for name, one in own.items()})
+
+
+def _computed(config: LossConfig, batch: MiniBatch) -> tuple[Tensor, Mapping[str, Tensor]]:
+    """What the policy's loss gave, checked, as it may be somebody's own."""
+    who, wanted = f"algo.loss.policy {config.policy}", [list(batch.weights.shape), [len(batch.weights), 1]]
+    given: Any = find_policy_loss(config.policy).compute(batch, config)
+    fix = "return (loss [B, N], or [B, 1] of whole answers, and a mapping of scalars, which may be empty)"
+    if not (isinstance(given, tuple) and len(given) == 2 and isinstance(given[1], Mapping)):
+        raise UsageError(f"{who} gave a {type(given).__name__}, and no loss with metrics", fix)
+    loss, own = given
+    if list(loss.shape) not in wanted or any(torch.as_tensor(one).numel() != 1 for one in own.values()):
+        shapes = {name: list(torch.as_tensor(one).shape) for name, one in own.items()}
+        raise UsageError(f"{who} gave a loss of shape {list(loss.shape)} and metrics of shapes {shapes}", fix)
+    read = (batch.log_probs, batch.old_log_probs, batch.advantages)
+    if not loss[batch.mask[:, : loss.shape[1]]].isfinite().all() and all(bool(one.isfinite().all()) for one in read):
+        raise NumericsError(f"{who} gave a loss that is not finite", "mend its function")
+    return loss, {name: torch.as_tensor(one).float() for name, one in own.items()}
 
 
 def log_ratios(
     log_probs: Tensor, old_log_probs: Tensor, is_token: Tensor, is_action: Tensor, config: LossConfig, action_size: int
 ) -> Tensor:
     """The logarithm of new over old probability: [B, N], equal within an action or an answer, 0 where nothing teaches;
-    or [B, 1] of whole replies in which thoughts weigh less. The arguments are those of `total_loss`.
+    or [B, 1] of whole replies in which thoughts weigh less. The arguments are those of `MiniBatch`.
 
     Source of the weighing: RL4VLM, Zhai et al. 2024, arXiv:2405.10292, eq. 2. Departures: no token of the reply is left
     out, and the action is found in the parsed text instead of by token ids.
@@ -130,32 +206,32 @@ def log_ratios(
 
 
 @policy_loss("clipped")
-def clipped(log_ratio: Tensor, advantages: Tensor, config: LossConfig) -> Tensor:
+def clipped(batch: MiniBatch, config: LossConfig) -> tuple[Tensor, Mapping[str, Tensor]]:
     """PPO's pessimistic surrogate: max(-A r, -A clip(r, 1 - low, 1 + high)); at A < 0 at most -A c with a dual clip c.
 
     Source: Schulman et al. 2017, arXiv:1707.06347, eq. 7; Yu et al. 2025, arXiv:2503.14476 (two clips); Ye et al. 2020,
     arXiv:1912.09729 (dual clip).
     """
     # the larger loss of the two: a good token gains nothing more beyond 1 + high, a bad one nothing below 1 - low
-    ratio = log_ratio.clamp(max=_LARGEST_LOG_RATIO).exp()
+    ratio, advantages = batch.log_ratio(config).clamp(max=_LARGEST_LOG_RATIO).exp(), batch.advantage_rows
     near = ratio.clamp(1 - config.clip_low, 1 + config.clip_high)
     loss = torch.maximum(-advantages * ratio, -advantages * near)
     if config.dual_clip is not None:
         # a token that has become likely and is bad would else lose without bound
         loss = torch.where(advantages < 0, torch.minimum(loss, -advantages * config.dual_clip), loss)
-    return loss
+    return loss, {}
 
 
 @policy_loss("guarded")
-def guarded(log_ratio: Tensor, advantages: Tensor, config: LossConfig) -> Tensor:
+def guarded(batch: MiniBatch, config: LossConfig) -> tuple[Tensor, Mapping[str, Tensor]]:
     """`clipped`, of which only the clipped term is kept when any ratio exceeds `largest_ratio`.
 
     Source: what RL4VLM's code does with ratios above 10; the paper does not say so.
     """
-    ratio = log_ratio.clamp(max=_LARGEST_LOG_RATIO).exp()
+    ratio = batch.log_ratio(config).clamp(max=_LARGEST_LOG_RATIO).exp()
     if bool((ratio > config.largest_ratio).any()):
-        return -ratio.clamp(1 - config.clip_low, 1 + config.clip_high) * advantages
-    return clipped(log_ratio, advantages, config)
+        return -ratio.clamp(1 - config.clip_low, 1 + config.clip_high) * batch.advantage_rows, {}
+    return clipped(batch, config)
 
 
 def token_weights(

@@ -1,5 +1,6 @@
 """One update of GRPO on real episodes: where it starts, where it moves, and what it remembers."""
 
+from collections.abc import Callable
 from dataclasses import fields, replace
 from typing import Any
 
@@ -11,8 +12,10 @@ from ray.rllib.core import DEFAULT_MODULE_ID
 from rlvlm.algorithms.policy_gradient.chunks import ChunkRunner
 from rlvlm.algorithms.policy_gradient.config import AdvantageConfig, LossConfig, chunk_defaults
 from rlvlm.algorithms.policy_gradient.learner import TokenLearner
+from rlvlm.algorithms.policy_gradient.losses import POLICY_LOSSES, PolicyLoss, clipped
 from rlvlm.core import metrics
 from rlvlm.core.episodes import TokenEpisode
+from rlvlm.core.errors import NumericsError, UsageError
 from rlvlm.policies.vla.tokens import ActionScale
 from tests.algorithms.policy_gradient.tiny_runs import chunk_config
 
@@ -50,6 +53,33 @@ def log_prob_of_good_tokens(learner: TokenLearner, episodes: list[TokenEpisode])
     batch = learner.batches.make(episodes)
     found = learner.policy.log_probs(batch.obs, batch.tokens).log_probs * batch.weights * batch.advantages[:, None]
     return found.sum().item()
+
+
+def _extra(value: Callable[[int, int], Any]) -> PolicyLoss:
+    """A loss that asks for `own`: `value` of the numbers of turns and of an answer's elements."""
+    return PolicyLoss(clipped, lambda episode: {"own": value(len(episode), len(episode.tokens[0]))})
+
+
+@pytest.mark.slow
+def test_a_tensor_of_an_own_loss_has_a_number_for_each_turn_or_each_element(monkeypatch: pytest.MonkeyPatch) -> None:
+    learner, runner = make(loss=LossConfig(policy="own"))
+    update = sample(learner, runner)
+    turns, size = sum(map(len, update)), len(update[0].tokens[0])
+    for value, shape in (
+        (lambda turns, size: np.arange(turns), [turns]),
+        (lambda turns, size: [np.arange(size)] * turns, [turns, size]),
+    ):
+        monkeypatch.setitem(POLICY_LOSSES, "own", _extra(value))
+        assert list(learner.batches.make(update).extras["own"].shape) == shape
+    for value, error, said in (
+        (lambda turns, size: np.arange(turns + 1), UsageError, "one number for each turn, or an array"),
+        (lambda turns, size: [np.arange(size - 1)] * turns, UsageError, "one number for each turn, or an array"),
+        (lambda turns, size: np.full(turns, np.nan), NumericsError, "own of algo.loss.policy own are not finite"),
+    ):
+        monkeypatch.setitem(POLICY_LOSSES, "own", _extra(value))
+        with pytest.raises(error) as caught:
+            learner.batches.make(update)
+        assert said in f"{caught.value} {caught.value.fix}"
 
 
 @pytest.mark.slow

@@ -12,6 +12,8 @@ from torch import Tensor
 from rlvlm.algorithms.policy_gradient.config import Averaging, LossConfig
 from rlvlm.algorithms.policy_gradient.losses import (
     POLICY_LOSSES,
+    MiniBatch,
+    PolicyLoss,
     k3,
     kept_share,
     log_ratios,
@@ -21,7 +23,7 @@ from rlvlm.algorithms.policy_gradient.losses import (
     truncated_importance,
     value_loss,
 )
-from rlvlm.core.errors import UsageError
+from rlvlm.core.errors import NumericsError, UsageError
 from tests.oracles import grpo as grpo_oracle
 from tests.oracles import ppo_vlm as oracle
 
@@ -61,11 +63,11 @@ def test_of_replies_loss_and_gradient_are_the_oracles(config: LossConfig, per_to
     data, kind = columns(seed=3), "token_" if per_token else ""
     now, values = data["now"].clone().requires_grad_(), data[f"{kind}values"].clone().requires_grad_()
     weights = token_weights(data["is_token"], torch.zeros(B).long(), 1, "turn").double()
-    policy, value, rest, _ = total_loss(
-        config, log_probs=now, old_log_probs=data["old"], weights=weights, is_action=data["is_action"],
+    policy, value, rest, *_ = total_loss(
+        config, MiniBatch(log_probs=now, old_log_probs=data["old"], weights=weights, is_action=data["is_action"],
         advantages=data[f"{kind}advantages"], values=values,
         old_values=data["token_values"] if per_token else data["old_values"], returns=data[f"{kind}returns"],
-        entropies=data["entropies"], reference=data["reference"] if config.kl_weight else None,
+        entropies=data["entropies"], reference=data["reference"] if config.kl_weight else None),
     )  # fmt: skip
     loss = policy + value + rest
     loss.backward()
@@ -119,10 +121,10 @@ def test_of_chunks_loss_and_gradient_are_the_oracles(
     advantages = data["advantages"][:4][episodes]
 
     def part(rows: slice) -> Tensor:
-        policy, _, rest, _ = total_loss(
-            config, log_probs=ours[rows], old_log_probs=data["old"][rows], weights=weights[rows],
+        policy, _, rest, *_ = total_loss(
+            config, MiniBatch(log_probs=ours[rows], old_log_probs=data["old"][rows], weights=weights[rows],
             is_action=is_run[rows], advantages=advantages[rows], action_size=2,
-            reference=data["reference"][rows] if kl_weight else None,
+            reference=data["reference"][rows] if kl_weight else None),
         )  # fmt: skip
         return policy + rest
 
@@ -148,8 +150,12 @@ def test_of_chunks_loss_and_gradient_are_the_oracles(
 
 
 def surrogate(ratios: list[float], advantage: float, name: str = "clipped", **settings: Any) -> list[float]:
-    config = LossConfig(**settings)
-    return POLICY_LOSSES[name](torch.tensor([ratios]).log(), torch.tensor([[advantage]]), config)[0].tolist()
+    now, ones = torch.tensor([ratios]).log(), torch.ones(1, len(ratios))
+    batch = MiniBatch(
+        log_probs=now, old_log_probs=0 * ones, weights=ones, is_action=ones > 0, advantages=torch.tensor([advantage])
+    )
+    loss, _ = POLICY_LOSSES[name].compute(batch, LossConfig(**settings))
+    return loss[0].tolist()
 
 
 def test_clips_by_hand() -> None:
@@ -159,8 +165,7 @@ def test_clips_by_hand() -> None:
     assert surrogate([5.0], -1.0, dual_clip=3.0) == pytest.approx([3.0])
     assert surrogate([20.0, 1.5], -2.0, "guarded") == pytest.approx([2.4, 2.4]), "a huge one leaves the clipped term"
     assert surrogate([1.5], -2.0, "guarded") == pytest.approx([3.0])
-    huge = POLICY_LOSSES["clipped"](torch.tensor([500.0]), torch.tensor([-1.0]), LossConfig())
-    assert huge.isfinite().all()
+    assert math.isfinite(surrogate([math.exp(80.0)], -1.0)[0])
 
 
 def test_a_reply_in_which_thoughts_weigh_less_by_hand() -> None:
@@ -219,9 +224,27 @@ def test_impossible_settings_are_refused() -> None:
     batch: dict[str, Any] = dict.fromkeys(("log_probs", "old_log_probs", "weights"), rows)
     batch |= {"is_action": rows > 0, "advantages": rows[0, :1]}
     with pytest.raises(ValueError, match="reference"):
-        total_loss(LossConfig(kl_weight=1.0), **batch)
+        total_loss(LossConfig(kl_weight=1.0), MiniBatch(**batch))
     with pytest.raises(UsageError, match="no algo.loss.policy 'linear'"):
-        total_loss(LossConfig(policy="linear"), **batch)
+        total_loss(LossConfig(policy="linear"), MiniBatch(**batch))
+
+
+BAD_LOSSES: dict[str, tuple[Any, str]] = {
+    "no metrics": (lambda batch, config: batch.log_probs, "gave a Tensor, and no loss with metrics"),
+    "another shape": (lambda batch, config: (batch.log_probs.sum(0), {}), r"gave a loss of shape \[2\]"),
+    "metrics that are columns": (lambda batch, config: (batch.log_probs, {"a": batch.weights}), r".* \{'a'"),
+    "not finite": (lambda batch, config: (batch.log_probs / 0, {}), "gave a loss that is not finite"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BAD_LOSSES)
+def test_a_loss_of_ones_own_that_gives_something_else_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    compute, said = BAD_LOSSES[name]
+    monkeypatch.setitem(POLICY_LOSSES, "own", PolicyLoss(compute))
+    rows = torch.ones(3, 2)
+    batch = MiniBatch(log_probs=rows, old_log_probs=rows, weights=rows, is_action=rows > 0, advantages=rows[:, 0])
+    with pytest.raises(UsageError if name != "not finite" else NumericsError, match=f"algo.loss.policy own {said}"):
+        total_loss(LossConfig(policy="own"), batch)
 
 
 def expected_gradient(config: LossConfig, trainer: Tensor, engine: Tensor, advantages: Tensor) -> Tensor:
@@ -233,9 +256,15 @@ def expected_gradient(config: LossConfig, trainer: Tensor, engine: Tensor, advan
         old = now.detach()
         weights = weights * truncated_importance(old, sampled_by, torch.ones_like(old, dtype=torch.bool), config)
     policy, *_ = total_loss(
-        config, log_probs=now, old_log_probs=old, weights=weights, is_action=torch.ones_like(old, dtype=torch.bool),
-        advantages=advantages,
-    )  # fmt: skip
+        config,
+        MiniBatch(
+            log_probs=now,
+            old_log_probs=old,
+            weights=weights,
+            is_action=torch.ones_like(old, dtype=torch.bool),
+            advantages=advantages,
+        ),
+    )
     policy.backward()
     assert logits.grad is not None
     return logits.grad
@@ -281,8 +310,8 @@ def learned_success(correction: Any, temperature: float, seed: int) -> float:
         for _ in range(2):
             for rows in torch.randperm(num_replies).split(128):
                 policy, *_ = total_loss(
-                    config, log_probs=log_probs(tokens[rows]), old_log_probs=old[rows],
-                    weights=weights[rows] / len(rows), is_action=is_token[rows], advantages=advantages[rows],
+                    config, MiniBatch(log_probs=log_probs(tokens[rows]), old_log_probs=old[rows],
+                    weights=weights[rows] / len(rows), is_action=is_token[rows], advantages=advantages[rows]),
                 )  # fmt: skip
                 optimizer.zero_grad()
                 policy.backward()
