@@ -63,7 +63,6 @@ class StepEnvConfig(EnvConfig):
 
     @property
     def start_words(self) -> str:
-        """See `EnvConfig`."""
         return f"start {self.start}, "
 
 

@@ -187,6 +187,16 @@ class RunConfig:
         """This run, shortened to minutes: all parts run, nothing is trained to convergence. Long episodes are fewer."""
         raise NotImplementedError
 
+    def with_preset(self, preset: str) -> Self:
+        """This run with the estimator, the loss and the rollouts of a preset; all else stays as the recipe has it.
+
+        Raises:
+            UsageError: there is no such preset for this kind.
+        """
+        raise UsageError(
+            f"algo.preset {preset} is for envs in turns and chunks, {self.task} is one in {self.kind}", "leave it out"
+        )
+
     def own_roles(self) -> list[Role]:
         """The processes that a run starts beside its own and the judge's; some may have a count of 0."""
         raise NotImplementedError

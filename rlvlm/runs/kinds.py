@@ -1,7 +1,8 @@
 """The three kinds of run, after those of envs: what differs between steps, turns and chunks stands here.
 
-Each kind is a `RunConfig` with the sections that it has, and says what is checked, shortened, placed and shown. What a
-kind's config becomes in torch and RLlib stands in `build`. Imports neither, so that `rlvlm --help` starts at once.
+Each kind is a `RunConfig` with the sections that it has, and says what is checked, shortened, placed and shown;
+`RunConfig` says what each method gives. What a kind's config becomes in torch and RLlib stands in `build`. Imports
+neither, so that `rlvlm --help` starts at once.
 """
 
 from collections.abc import Iterator
@@ -43,7 +44,6 @@ class StepsRun(RunConfig):
     env: StepEnvConfig = None  # pyright: ignore[reportAssignmentType] - the task's own
 
     def check(self) -> None:
-        """See `RunConfig`."""
         check_learning(self.reward, self.feedback, self.reward_model)
         if self.reward.teacher == "published":
             published_name(self.task)
@@ -55,14 +55,12 @@ class StepsRun(RunConfig):
             )
 
     def without_effect(self) -> Iterator[tuple[Any, str, tuple[str, ...]]]:
-        """See `RunConfig`."""
         reward = self.reward
         who = f"reward.source {reward.source}" + (f", reward.teacher {reward.teacher}" if reward.is_learned else "")
         yield not reward.asks_judge, f"{who}, which serves no judge", ("serve.*", "goal_image")
         yield reward.source == "environment", "reward.source environment, which asks no judge", ("judge.*",)
 
     def smoke(self) -> Self:
-        """See `RunConfig`."""
         return replace(
             at_most(self, steps=3_000),
             feedback=at_most(self.feedback, first_step=1_000, every_steps=500, queries=20),
@@ -73,20 +71,16 @@ class StepsRun(RunConfig):
         )
 
     def own_roles(self) -> list[Role]:
-        """See `RunConfig`."""
         return [Role(name="env runners", count=self.algo.env_runners, cpus=1.0, setting="--algo.env-runners")]
 
     def networks(self) -> dict[str, tuple[str, str, str]]:
-        """See `RunConfig`."""
         found = {"algo": (self.algo.device, "", "")}
         return found | {"reward-model": (self.reward_model.device, "", "")} if self.learns_reward else found
 
     def folders(self) -> dict[str, tuple[str, str]]:
-        """See `RunConfig`."""
         return {}
 
     def notes(self) -> list[str]:
-        """See `RunConfig`."""
         if not self.learns_reward or self.steps > self.feedback.first_step:
             return []
         return [
@@ -95,7 +89,6 @@ class StepsRun(RunConfig):
         ]
 
     def check_objects(self) -> None:
-        """See `RunConfig`."""
         from rlvlm.preferences.queries import find_strategy  # torch, as every run needs it
         from rlvlm.preferences.teachers import load_teacher, read_shares
         from rlvlm.rewards.build import load_source
@@ -111,12 +104,10 @@ class StepsRun(RunConfig):
                 raise UsageError(str(error), "rlvlm judge-bench writes one") from error
 
     def judge_knows(self) -> list[str]:
-        """See `RunConfig`."""
         return list(known_tasks()) if self.judge.knows_few_tasks else []
 
     @property
     def max_queries(self) -> int:
-        """See `RunConfig`."""
         feedback = self.feedback
         if not self.reward.is_learned or self.steps <= feedback.first_step:
             return 0
@@ -126,22 +117,18 @@ class StepsRun(RunConfig):
 
     @property
     def learns_reward(self) -> bool:
-        """See `RunConfig`."""
         return self.reward.is_learned
 
     @property
     def compares(self) -> bool:
-        """See `RunConfig`."""
         return self.reward.source == "preference"
 
     @property
     def measured(self) -> str:
-        """See `RunConfig`."""
         return self.feedback.measured
 
     @property
     def segment_steps(self) -> int:
-        """See `RunConfig`."""
         return self.feedback.segment_steps
 
 
@@ -160,20 +147,11 @@ class AnswersRun(RunConfig):
     algo: PolicyGradientConfig = field(default_factory=PolicyGradientConfig)
     """Estimator, loss, rollouts and updates; `algo.preset` names the whole."""
 
-    def with_preset(self, preset: str) -> Self:
-        """This run with the estimator, the loss and the rollouts of a preset; all else stays as the recipe has it.
-
-        Raises:
-            ValueError: there is no such preset.
-        """
-        raise NotImplementedError
-
     def policy_device(self) -> str:
         """Where the policy lies in the run's own process: auto, cpu, cuda or one GPU."""
         raise NotImplementedError
 
     def check(self) -> None:
-        """See `RunConfig`."""
         algo, reward, device = self.algo, self.reward, self.policy_device()
         if reward.asks_judge and (self.judge.score == "utility") != (reward.per == "turn"):
             wanted = "utility" if reward.per == "turn" else "progress, success, rating or video"
@@ -201,7 +179,6 @@ class AnswersRun(RunConfig):
             )
 
     def without_effect(self) -> Iterator[tuple[Any, str, tuple[str, ...]]]:
-        """See `RunConfig`."""
         reward, algo, sft = self.reward, self.algo, self.sft
         advantage, unasked = algo.advantage, ("judge.*", "serve.*", "goal_image")
         unscored = (*unasked, "reward.num_frames", "reward.frame_px", "reward.flip_images", "reward.monitor.*")
@@ -220,7 +197,6 @@ class AnswersRun(RunConfig):
         yield sft.start_from, "sft.start_from", others
 
     def own_roles(self) -> list[Role]:
-        """See `RunConfig`."""
         algo, gpus = self.algo, float(self.algo.gpus_per_learner)
         return [
             Role(
@@ -240,15 +216,12 @@ class AnswersRun(RunConfig):
         ]  # fmt: skip
 
     def models(self) -> dict[str, str]:
-        """See `RunConfig`."""
         return super().models() | {"policy.model": self.policy.model}
 
     def folders(self) -> dict[str, tuple[str, str]]:
-        """See `RunConfig`."""
         return {"sft.demonstrations": (self.sft.demonstrations, "demonstrations.json")}
 
     def check_objects(self) -> None:
-        """See `RunConfig`."""
         from rlvlm.algorithms.policy_gradient.advantages import find_estimator  # torch, as every run needs it
         from rlvlm.algorithms.policy_gradient.losses import find_policy_loss
         from rlvlm.rewards.scorers import read_scores
@@ -259,32 +232,27 @@ class AnswersRun(RunConfig):
             read_scores(Path(self.measured), self.task)
 
     def bench_options(self) -> list[str]:
-        """See `RunConfig`."""
         return ["--frames", str(self.reward.num_frames)]
 
     @property
     def preset(self) -> str:
-        """See `RunConfig`."""
         return self.algo.preset
 
     @property
     def large_policy(self) -> Any:
-        """See `RunConfig`."""
         return self.policy if self.policy.model else None
 
     @property
     def reward_name(self) -> str:
-        """See `RunConfig`; the estimator stands before it, which says what was run."""
+        """The estimator stands before it, which says what was run."""
         return f"{self.algo.advantage.estimator}, {super().reward_name}"
 
     @property
     def measured(self) -> str:
-        """See `RunConfig`."""
         return self.reward.measured
 
     @property
     def num_learners(self) -> int:
-        """See `RunConfig`."""
         return self.algo.num_learners
 
 
@@ -302,7 +270,7 @@ class TurnsRun(AnswersRun):
     """The supervised start."""
 
     def with_preset(self, preset: str) -> Self:
-        """See `AnswersRun`. ppo learns from pieces of episodes, the others from whole ones, which they compare."""
+        """Ppo learns from pieces of episodes, the others from whole ones, which they compare."""
         algo = self.algo
         if preset == algo.preset:
             return self
@@ -315,11 +283,9 @@ class TurnsRun(AnswersRun):
         return replace(self, algo=with_preset(algo, preset, **rollouts))
 
     def policy_device(self) -> str:
-        """See `AnswersRun`."""
         return self.policy.device
 
     def check(self) -> None:
-        """See `RunConfig`."""
         super().check()
         algo, engine = self.algo, self.engine
         if engine.colocated and algo.staleness:
@@ -340,7 +306,6 @@ class TurnsRun(AnswersRun):
             )
 
     def smoke(self) -> Self:
-        """See `RunConfig`."""
         share = min(1.0, 32 / self.env.episode_steps)  # so that the wall time stays about the same
         algo = at_most(self.algo, epochs=1, max_reply_tokens=64, rollout_turns=128, group_size=8, groups=2)
         num_envs = 16 // algo.group_size * algo.group_size
@@ -353,7 +318,6 @@ class TurnsRun(AnswersRun):
         )
 
     def own_roles(self) -> list[Role]:
-        """See `RunConfig`."""
         engine = self.engine
         beside = " (on the learners' GPUs, in turns)" if engine.colocated else ""
         replicas = Role(
@@ -365,12 +329,10 @@ class TurnsRun(AnswersRun):
         return [*super().own_roles(), replicas]
 
     def networks(self) -> dict[str, tuple[str, str, str]]:
-        """See `RunConfig`."""
         # it plays in the run's own process even where others learn
         return {"policy": (self.policy.device, self.policy.model, self.policy.revision)}
 
     def folders(self) -> dict[str, tuple[str, str]]:
-        """See `RunConfig`."""
         own = {
             "policy.adapter": (self.policy.adapter, "adapter_config.json"),
             "sft.start_from": (self.sft.start_from, "body.safetensors"),
@@ -378,7 +340,6 @@ class TurnsRun(AnswersRun):
         return super().folders() | own
 
     def notes(self) -> list[str]:
-        """See `RunConfig`."""
         is_scorer = self.asks_pocket_judge and self.judge.model in ("", "scorer")
         notes = []
         if is_scorer and self.task not in TURN_TASKS:
@@ -397,7 +358,6 @@ class TurnsRun(AnswersRun):
         return notes
 
     def check_objects(self) -> None:
-        """See `RunConfig`."""
         super().check_objects()
         for side in ("training", "held_out") if self.env.split != "all" else ():
             env = make_env(self.task, replace(self.env, split=side), self.seed)
@@ -414,17 +374,14 @@ class TurnsRun(AnswersRun):
         check_sft_manifest(Path(self.sft.start_from).expanduser(), wanted, log=lambda difference: None)
 
     def judge_knows(self) -> list[str]:
-        """See `RunConfig`."""
         return []
 
     @property
     def plays_expert(self) -> bool:
-        """See `RunConfig`."""
         return self.sft.plays_expert
 
     @property
     def num_engine_replicas(self) -> int:
-        """See `RunConfig`."""
         return self.engine.num_replicas
 
 
@@ -443,7 +400,7 @@ class ChunksRun(AnswersRun):
     """Estimator, loss, rollouts and updates; `algo.preset` names the whole."""
 
     def with_preset(self, preset: str) -> Self:
-        """See `AnswersRun`. Chunks are always played in whole episodes; for ppo the small VLA gets a value head."""
+        """Chunks are always played in whole episodes; for ppo the small VLA gets a value head."""
         if preset == self.algo.preset:
             return self
         algo, policy = with_preset(self.algo, preset), self.policy
@@ -452,11 +409,9 @@ class ChunksRun(AnswersRun):
         return replace(self, algo=algo, policy=policy)
 
     def policy_device(self) -> str:
-        """See `AnswersRun`."""
         return self.policy.openvla.device
 
     def check(self) -> None:
-        """See `RunConfig`."""
         super().check()
         policy, algo, sft = self.policy, self.algo, self.sft
         idle = {
@@ -477,13 +432,11 @@ class ChunksRun(AnswersRun):
                 raise ValueError(message)
 
     def without_effect(self) -> Iterator[tuple[Any, str, tuple[str, ...]]]:
-        """See `RunConfig`."""
         yield from super().without_effect()
         yield self.algo.num_learners, f"algo.num_learners {self.algo.num_learners}", ("algo.device",)
         yield self.policy.model, "policy.model", ("sft.*", "policy.pocket.*")
 
     def smoke(self) -> Self:
-        """See `RunConfig`."""
         share = min(1.0, 32 / self.env.episode_steps)  # so that the wall time stays about the same
         return replace(
             at_most(self, steps=int(30_000 * share)),
@@ -497,7 +450,6 @@ class ChunksRun(AnswersRun):
         )
 
     def networks(self) -> dict[str, tuple[str, str, str]]:
-        """See `RunConfig`."""
         policy = self.policy
         found = {} if self.algo.num_learners else {"algo": (self.algo.device, "", "")}
         if policy.model:  # it plays in the run's own process even where others learn
@@ -506,11 +458,9 @@ class ChunksRun(AnswersRun):
         return found
 
     def folders(self) -> dict[str, tuple[str, str]]:
-        """See `RunConfig`."""
         return super().folders() | {"sft.start_from": (self.sft.start_from, "algorithm/policy.safetensors")}
 
     def check_objects(self) -> None:
-        """See `RunConfig`."""
         super().check_objects()
         if self.sft.demonstrations:
             from rlvlm.demonstrations.folder import open_folder
@@ -518,11 +468,9 @@ class ChunksRun(AnswersRun):
             open_folder(Path(self.sft.demonstrations).expanduser()).check_task(self.task)
 
     def script_options(self) -> dict[str, Any]:
-        """See `RunConfig`."""
         return {"episodes": self.sft.episodes, "noise": self.sft.noise, "p_perturb": self.sft.p_perturb}
 
     def notes(self) -> list[str]:
-        """See `RunConfig`."""
         reward = self.reward
         shown = (reward.num_frames, reward.frame_px, reward.flip_images)
         is_shown_as_pocket = shown == (VIDEO_NUM_FRAMES, VIDEO_FRAME_PX, False)
@@ -537,7 +485,6 @@ class ChunksRun(AnswersRun):
         ]
 
     def judge_knows(self) -> list[str]:
-        """See `RunConfig`."""
         if not self.judge.ships_weights:
             return []
         if not self.judge.model:  # that of pairs scores no episode, the others do

@@ -10,7 +10,6 @@ from functools import partial
 from typing import Any
 
 from rlvlm.algorithms.policy_gradient.config import (
-    PRESETS,
     AdvantageConfig,
     LossConfig,
     PolicyGradientConfig,
@@ -18,7 +17,6 @@ from rlvlm.algorithms.policy_gradient.config import (
 )
 from rlvlm.algorithms.sac_pebble.config import SACConfig
 from rlvlm.algorithms.sft_config import ChunkSFTConfig, ReplySFTConfig
-from rlvlm.core.errors import UsageError
 from rlvlm.envs.libero.tasks import SUITES
 from rlvlm.envs.minigrid.ids import SHORT_NAMES
 from rlvlm.envs.registry import find_task, full_name, task_env
@@ -30,7 +28,7 @@ from rlvlm.policies.vlm.config import PolicyConfig
 from rlvlm.preferences.config import FeedbackConfig, RewardModelConfig
 from rlvlm.rewards.config import ChunkRewardConfig, StepRewardConfig
 from rlvlm.runs.config import EvalConfig, RunConfig, TrackConfig
-from rlvlm.runs.kinds import AnswersRun, ChunksRun, StepsRun, TurnsRun
+from rlvlm.runs.kinds import ChunksRun, StepsRun, TurnsRun
 
 
 def recipe(task: str, has_checkpoint: bool = False, preset: str = "") -> RunConfig:
@@ -55,14 +53,7 @@ def recipe(task: str, has_checkpoint: bool = False, preset: str = "") -> RunConf
         config = replace(getattr(importlib.import_module(module), function)(), task=task)
     else:
         config = general(task)
-    if not preset:
-        return config
-    if not isinstance(config, AnswersRun) or preset not in PRESETS:
-        what = f"algo.preset {preset} is none that {task} can have"
-        known = ", ".join(PRESETS)
-        fix = f"one of {known}" if isinstance(config, AnswersRun) else f"{known} are for envs in turns and chunks"
-        raise UsageError(what, fix)
-    return config.with_preset(preset)
+    return config.with_preset(preset) if preset else config
 
 
 def general(task: str) -> RunConfig:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from rlvlm.core.checks import check_least, check_positive, check_shares
+from rlvlm.core.errors import UsageError
 
 Granularity = Literal["token", "action", "answer", "weighted"]
 Averaging = Literal["turn", "trajectory", "token", "constant"]
@@ -318,10 +319,10 @@ def with_preset(algo: PolicyGradientConfig, preset: str, **rollouts: Any) -> Pol
         rollouts: fields of `algo` that the preset needs for its rollouts.
 
     Raises:
-        ValueError: there is no such preset.
+        UsageError: there is no such preset.
     """
     if preset not in PRESETS:
-        raise ValueError(f"algo.preset must be one of {', '.join(PRESETS)}, got {preset}")
+        raise UsageError(f"there is no algo.preset {preset}", f"one of {', '.join(PRESETS)}")
     advantage, loss = PRESETS[preset]
     return replace(
         algo, preset=preset, advantage=replace(algo.advantage, **advantage), loss=replace(algo.loss, **loss), **rollouts

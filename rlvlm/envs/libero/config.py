@@ -35,5 +35,4 @@ class LiberoConfig(ChunkEnvConfig, PhysicsConfig):
         return self if self.look != "auto" else replace(self, look="light" if is_pocket else "benchmark")
 
     def without_effect(self) -> Mapping[str, str]:
-        """See `EnvConfig`."""
         return {"mesh_cell": "env.look benchmark, as the benchmark draws"} if self.look == "benchmark" else {}

@@ -19,5 +19,4 @@ class MetaWorldConfig(StepEnvConfig):
 
     @property
     def start_words(self) -> str:
-        """See `EnvConfig`."""
         return f"{super().start_words}robot {self.robot}, "
