@@ -10,7 +10,7 @@ from rlvlm.envs.registry import Kind, Task, check_env_settings, make_env, regist
 from rlvlm.pocket.models import VIDEO_TASKS
 from rlvlm.policies.vlm.loading import load_policy
 from rlvlm.runs.build import algorithm_settings
-from rlvlm.runs.kinds import StepsRun
+from rlvlm.runs.kinds import StepsRun, config_text, read_config_text
 from rlvlm.runs.recipes import RECIPES, recipe
 from rlvlm.runs.settings import override
 
@@ -129,3 +129,46 @@ def test_the_seed_of_a_run_reaches_what_is_drawn_of_its_policy() -> None:
         settings = algorithm_settings(replace(recipe("number_line"), seed=seed), make_judge=None)
         drawn.append(settings.make_policy(env).value_head.state_dict()["0.weight"])
     assert torch.equal(drawn[1], drawn[2]) and not torch.equal(drawn[0], drawn[1])
+
+
+@pytest.mark.parametrize("preset", ["ppo", "grpo", "rloo", "gigpo"])
+@pytest.mark.parametrize("task", ["number_line", "push_block"])
+def test_a_preset_is_estimator_loss_and_rollouts_of_either_kind_and_is_what_the_run_is_called(
+    task: str, preset: str
+) -> None:
+    own, config = recipe(task), parse_run([task, "--algo.preset", preset], "run").config
+    assert config == recipe(task, preset=preset) and read_config_text(config_text(config)) == config
+    estimator = "gae" if preset == "ppo" else preset
+    assert (config.preset, config.algo.advantage.estimator) == (preset, estimator)
+    assert config.reward_name.startswith(f"{estimator}, ")
+    assert (config.algo.lr, config.steps) == (own.algo.lr, own.steps), "the recipe's own"
+    assert (config.algo.rollout_turns > 0) == (preset == "ppo" and task == "number_line"), "groups are whole episodes"
+    assert recipe(task, preset=own.preset) == own
+    assert config.smoke().smoke() == config.smoke()
+    algorithm_settings(config, make_judge=None).validate()
+
+
+def test_a_preset_that_a_run_cannot_have_is_refused_by_name() -> None:
+    for task, preset, said in (
+        ("drawer_open", "grpo", "drawer_open is one in steps"),
+        ("push_block", "reinforce", "no algo.preset reinforce"),
+    ):
+        with pytest.raises(UsageError, match=said):
+            parse_run([task, "--algo.preset", preset], "run")
+    with pytest.raises(UsageError, match="ppo"):
+        override(recipe("number_line"), {"algo.preset": "reinforce"})
+
+
+@pytest.mark.parametrize(
+    ("task", "algorithm"), [("drawer_open", "sac"), ("ez_points", "ppo"), ("libero_object/0", "grpo")]
+)
+def test_a_config_from_before_kinds_is_read_as_what_it_was(task: str, algorithm: str) -> None:
+    config = recipe(task)
+    text = config_text(config).replace(
+        f"kind: {config.kind}\nalgorithm: {config.algorithm}\n", f"algorithm: {algorithm}\n"
+    )
+    text = text.replace("  preset: ppo\n", "").replace("  preset: grpo\n", "")
+    every = "env:\n  rules: mended\n  deals: any\n  robot: hidden\n  moved: 0.0\n  look: auto\n  view_px: 256\n"
+    own = {line.split(":")[0] for line in text.splitlines()[text.splitlines().index("env:") + 1 :]}
+    extra = "".join(f"{line}\n" for line in every.splitlines() if line.split(":")[0] not in own)
+    assert read_config_text(text.replace("env:\n", extra)) == config
