@@ -109,7 +109,7 @@ class BaseConfig(AlgorithmConfig):
             task: name in `rlvlm.envs.registry`, of a kind that the algorithm plays.
             env_settings: rules, robot, length of episodes and number of envs; by default the task's own.
         """
-        if task is not UNCHANGED and env_settings is UNCHANGED:
+        if task not in (UNCHANGED, "") and env_settings is UNCHANGED:
             env_settings = task_env(task)
         return self._take(task=task, env_settings=env_settings)
 

@@ -32,8 +32,6 @@ from rlvlm.policies.vla.tokens import NUM_BINS, ActionScale, encode
 
 _WARM_UP = 20
 """Updates over which the step size rises."""
-_SHAPES_PLAY = ("episode_steps", "moved")
-"""Settings of an env in chunks that demonstrations depend on: physics are always exact, and they end at success."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -100,7 +98,7 @@ def read_demonstrations(
         )
     if odd := form.against(form_of(env, form.image_px)):
         raise UsageError(f"{path} holds chunks of another form: {'; '.join(odd)}", "collect or import it anew")
-    if other := folder.differs({name: getattr(settings, name) for name in _SHAPES_PLAY}):
+    if other := folder.differs(settings.play_settings()):
         log(f"{path} was collected with {'; '.join(other)}")
     outcomes = Counter[str]()
     successes: list[EpisodeRecord] = []

@@ -5,8 +5,8 @@ nothing heavy, so that the command line starts at once.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Literal, Self
+from dataclasses import asdict, dataclass, replace
+from typing import Any, ClassVar, Literal, Self
 
 from rlvlm.core.checks import check_least
 
@@ -15,6 +15,8 @@ from rlvlm.core.checks import check_least
 class EnvConfig:
     """The env of the task."""
 
+    drawing: ClassVar[tuple[str, ...]] = ()
+    """Fields that decide how images are drawn, and nothing else."""
     episode_steps: int = 250
     """Env steps per episode, >= 1; the limit is a truncation, not an end."""
 
@@ -24,6 +26,11 @@ class EnvConfig:
     def for_demonstrations(self) -> Self:
         """The same, without what only makes training faster or its judge blind."""
         return self
+
+    def play_settings(self) -> dict[str, Any]:
+        """What demonstrations depend on, by name, however they are drawn."""
+        settings = asdict(self.for_demonstrations())
+        return {name: value for name, value in settings.items() if name not in self.drawing}
 
     def for_evaluation(self) -> Self:
         """The same as evaluations play it."""

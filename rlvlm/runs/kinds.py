@@ -15,6 +15,7 @@ from rlvlm.algorithms.sac_pebble.config import SACConfig
 from rlvlm.algorithms.sft_config import ChunkSFTConfig, ReplySFTConfig
 from rlvlm.core.errors import UsageError
 from rlvlm.core.plugins import is_reference
+from rlvlm.core.trust import foreign_code, is_trusted
 from rlvlm.core.yaml_text import read_yaml
 from rlvlm.envs.config import ChunkEnvConfig, StepEnvConfig, TurnEnvConfig
 from rlvlm.envs.registry import few_starts, find_task, make_env, own_settings
@@ -526,18 +527,25 @@ def read_config_text(text: str, name: str = "the configuration") -> RunConfig:
             "use the version of rlvlm that wrote it (environment.json names it)",
         )
     try:
-        like = KINDS[kind](task=str(tree.get("task", "")) if isinstance(tree, dict) else "")
+        task = str(tree.get("task", "")) if isinstance(tree, dict) else ""
+        is_known = _is_known(task)
+        like = KINDS[kind](task=task if is_known else "")
         if isinstance(tree, dict) and isinstance(env := tree.get("env"), dict):
             if is_old:  # before kinds, the settings of all families stood in every file
                 tree["env"] = own_settings(type(like.env), env)
-            elif not _can_load(like.task):  # its class of settings is not known, and nothing is played
+            elif not is_known:
                 tree["env"] = {name: env[name] for name in env if hasattr(like.env, name)}
         return read_settings(KINDS[kind], tree, like=like)
     except UsageError as error:
         raise UsageError(f"{name}: {error}", error.fix) from error
 
 
-def _can_load(task: str) -> bool:
+def _is_known(task: str) -> bool:
+    """Whether the class of a task's settings is known here. Somebody's own module is imported for it where that is
+    trusted; where it is not, nothing can be played, and what a report shows lacks the settings that only it has.
+    """
+    if not is_trusted("", foreign_code([task]), {}):
+        return False
     try:
         find_task(task)
     except UsageError:

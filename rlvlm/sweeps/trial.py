@@ -15,7 +15,7 @@ from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_f
 from rlvlm.core.console.panel import RunConsole
 from rlvlm.core.console.quiet import quiet_output
 from rlvlm.core.errors import RunError, UsageError
-from rlvlm.runs.folder import RunFolder, create_folder
+from rlvlm.runs.folder import RunFolder, check_trust, create_folder
 from rlvlm.runs.panels import PANEL_ROWS
 from rlvlm.runs.preflight import check_before_run
 from rlvlm.runs.train import Training, choose_sound, convert_errors, open_training
@@ -112,6 +112,8 @@ class SweepTrial(Trainable):
 
     def _open(self) -> Training:
         """The run loop where the newest checkpoint left it, with the run's folder locked."""
+        # who started the sweep has named what is imported; another node does not remember that
+        check_trust([self._folder.path], trust=True, goes_on=True)
         config = self._folder.config()
         if config.reward.asks_judge:  # the judge that the sweep has started for all who ask it
             config = replace(config, serve=replace(config.serve, app=app_name(config, self._sweep.path)))

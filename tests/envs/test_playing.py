@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from rlvlm.core.episodes import SampledChunk
-from rlvlm.envs.config import EnvConfig
+from rlvlm.envs.config import ChunkEnvConfig
 from rlvlm.envs.playing import Slot, play
 from rlvlm.envs.push_block import PushBlock
 from rlvlm.envs.registry import make_env, task_env
@@ -49,7 +49,7 @@ def test_an_episode_without_an_answer_is_left_where_it_is() -> None:
 
 def test_slots_driven_as_one_hold_what_each_env_gives_by_itself() -> None:
     """Of 32 steps at most, of which the script needs more or fewer."""
-    env, rng = PushBlock(EnvConfig(episode_steps=32), seed=0), np.random.default_rng(0)
+    env, rng = PushBlock(ChunkEnvConfig(episode_steps=32), seed=0), np.random.default_rng(0)
     alone = {
         slot.start: (np.concatenate(slot.snapshots), slot.rewards, slot.infos[1:], slot.answers)
         for slot in play([Slot(env)], range(8), lambda _: [env.scripted_chunk(1.0, rng)])

@@ -60,8 +60,14 @@ def test_a_run_goes_on_to_the_bit_and_is_played_and_served(
     run_here("eval", str(whole), "--episodes", "2")
     assert "success" in capfd.readouterr().out
     compared = json.loads((whole / "evaluation.json").read_text())["compared"]
-    names = ["policy, greedy", "policy, sampled", "seen starts, greedy", "seen starts, sampled", "before PPO, greedy"]
-    assert list(compared) == [*names, "before PPO, sampled", "scripted expert", "random actions"]
+    names = [
+        "policy, greedy",
+        "policy, sampled",
+        "seen starts, greedy",
+        "seen starts, sampled",
+        "before training, greedy",
+    ]
+    assert list(compared) == [*names, "before training, sampled", "scripted expert", "random actions"]
     assert compared["scripted expert"]["success"] == 1 and compared["scripted expert"]["success_low"] < 0.5
     assert all(one["episodes"] == 2 for one in compared.values())
     assert_served(whole, tmp_path / "token")

@@ -99,7 +99,7 @@ def test_a_run_that_was_interrupted_ends_as_one_that_was_not(
 @pytest.mark.ray
 def test_a_last_resort_that_is_not_there_is_missed_at_the_start(local_ray: None) -> None:
     with pytest.raises(JudgeUnavailable, match=r"reward\.fallback_judge.*nothere") as caught:
-        answering_judge("nothere")
+        answering_judge("nothere", None)
     assert "--reward.fallback-judge" in caught.value.fix
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Literal, Self
+from typing import ClassVar, Literal, Self
 
 from rlvlm.core.checks import check_interval
 from rlvlm.envs.config import ChunkEnvConfig
@@ -13,6 +13,7 @@ from rlvlm.envs.robosuite.config import PhysicsConfig
 class LiberoConfig(ChunkEnvConfig, PhysicsConfig):
     """LIBERO."""
 
+    drawing: ClassVar[tuple[str, ...]] = ("look", "mesh_cell")
     moved: float = 0.0
     """Things are moved by up to so much, metres, along both sides of the table, from where the benchmark's saved starts
     have them; there many of them never move, so a policy need not look."""
