@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 from gymnasium.utils.env_checker import check_env
 
+from rlvlm.core.episodes import Observations, Turn
 from rlvlm.core.steps import FloatArray, Frames
 from rlvlm.envs.env import ChunkEnv, StepEnv, TurnEnv
 
@@ -14,11 +15,44 @@ Answer = tuple[Any, Any, bool, bool, dict[str, Any]]
 """What `step` returns; of a reset the same with no reward."""
 # what may be in `info` by a contract; of anything else in it nobody can say that it comes back
 _PROMISED = ("snapshot", "snapshots", "progress", "success", "steps", "env_rewards", "legal", "is_invalid", "action")
+_OBSERVED = {StepEnv: np.ndarray, TurnEnv: Turn, ChunkEnv: Observations}
+_TOLD_ALWAYS = {
+    StepEnv: ("success", "progress", "snapshot"),
+    TurnEnv: ("success", "progress", "legal"),
+    ChunkEnv: ("success", "progress", "state_id"),
+}
+_TOLD_AFTER_STEPS = {
+    StepEnv: (), TurnEnv: ("is_invalid", "action"), ChunkEnv: ("steps", "env_rewards", "snapshots"),
+}  # fmt: skip
 # nothing, unfinished, no word of the env, not a word at all, nested too deep to parse, half of a surrogate pair
 _NONSENSE = (
     *("", "{", '{"action":', '{"action": "no such word"}', '{"action": {}}', '{"action": null}'),
     *("[" * 5_000, "\ud800"),
 )
+
+
+def check_form(env: Any) -> None:
+    """Passes when a reset and a step of `env` return all that its kind promises, without which nobody can play it.
+
+    Raises:
+        AssertionError: says what is missing.
+    """
+    kind = next(kind for kind in _OBSERVED if isinstance(env, kind))
+    if isinstance(env, ChunkEnv):
+        shapes = (np.shape(env.action_low), np.shape(env.action_high), np.shape(env.scaled_actions))
+        assert len(set(shapes)) == 1 and len(shapes[0]) == 1, (
+            f"action_low, action_high and scaled_actions have A entries each, got shapes {shapes}"
+        )
+        assert env.cameras, "an env has at least one camera; one without a name is called ''"
+    first = env.reset(seed=0)
+    assert len(first) == 2, f"reset() returns an observation and the info, got {len(first)} values"
+    after = env.step(_random_action(env, np.random.default_rng(0)))
+    assert len(after) == 5, f"step() returns observation, reward, terminated, truncated and info, got {len(after)}"
+    for name, (obs, *_, info), more in (("reset", first, ()), ("step", after, _TOLD_AFTER_STEPS[kind])):
+        wanted = _OBSERVED[kind]
+        assert isinstance(obs, wanted), f"{name}() observes {wanted.__module__}.{wanted.__name__}, got {type(obs)}"
+        missing = ", ".join(key for key in (*_TOLD_ALWAYS[kind], *more) if key not in info)
+        assert not missing, f"the info of {name}() has no {missing}"
 
 
 def check_step_env(env: StepEnv, twin: StepEnv, different: FloatArray) -> None:
@@ -108,7 +142,8 @@ def check_chunk_env(env: ChunkEnv, twin: ChunkEnv, num_chunks: int = 6) -> None:
     scripted = env.scripted_chunk(0.0, np.random.default_rng(0))
     if scripted is not None:
         assert scripted.shape == (env.chunk_steps, len(env.action_low)), "a script's chunk is [L, A]"
-        assert ((scripted >= env.action_low) & (scripted <= env.action_high)).all(), "and within the bounds"
+        is_within = ((scripted >= env.action_low) & (scripted <= env.action_high)).all()
+        assert is_within, "a script's actions lie between action_low and action_high: clip them"
     numbered, _ = env.reset(seed=1, options={"state_id": 17})
     likewise, info = twin.reset(seed=2, options={"state_id": 17})
     other, _ = env.reset(options={"state_id": 18})

@@ -6,6 +6,7 @@ whoever stores an episode keeps snapshots (a few dozen floats), and pixels are d
 `rlvlm.envs.check` holds every env to its contract.
 """
 
+import copy
 import hashlib
 import inspect
 import json
@@ -60,6 +61,8 @@ class Env(gym.Env[Obs, Act]):
     """What snapshots are rounded to before they are drawn, in their own units, so that equal keys give equal images."""
     promised: ClassVar[tuple[str, ...]] = ("goal", "snapshot_size")
     """Attributes that every env of this kind has."""
+    page: ClassVar[str] = "docs/tasks.md"
+    """Page that shows a whole env of this kind."""
 
     def __new__(cls, *_: Any, **__: Any) -> Self:
         """Refuses a class that lacks methods: where it is and which they are, before an hour of training."""
@@ -69,7 +72,7 @@ class Env(gym.Env[Obs, Act]):
         missing += ["grain or image_key"] if cls.image_key is Env.image_key and not hasattr(cls, "grain") else []
         if missing:
             what = f"the env {cls.__name__} ({place_of(cls)}) lacks {', '.join(missing)}"
-            raise UsageError(what, "docs/tasks.md shows a whole env, and rlvlm/envs/env.py says what each returns")
+            raise UsageError(what, f"{cls.page} shows a whole env, and rlvlm/envs/env.py says what each returns")
         return super().__new__(cls)
 
     @property
@@ -173,6 +176,7 @@ class TurnEnv(Env[Turn, str]):
     """
 
     promised = (*Env.promised, "action_names", "picture_px")
+    page = "docs/turn_envs.md"
     action_names: tuple[str, ...]
     """Every word that an action may be, in a fixed order."""
     picture_px: tuple[int, int]
@@ -336,7 +340,9 @@ class ChunkEnv(Env[Observations, FloatArray]):
     `reset` takes an initial state's number in `options["state_id"]`; without it the number is drawn with the seed.
     `reset` and `step` put into `info`: `state_id`, `progress` (float in [0, 1], the simulator's truth), `success`
     (bool), and `step` besides: `steps` (env steps run, the chunk stops at the end of the episode), `env_rewards`
-    (`[steps]`) and `snapshots` (`[steps, S]`, after each). Time limits truncate, they do not terminate.
+    (`[steps]`) and `snapshots` (`[steps, S]`, after each). `success` of a step is whether the env's own test held after
+    any action of the chunk; where an episode plays on (`ChunkEnvConfig.plays_on`), `success_at_end` (bool) is whether
+    it held after the last one. Time limits truncate, they do not terminate.
     """
 
     instructions: tuple[str, ...] = ()
@@ -367,6 +373,7 @@ class ChunkEnv(Env[Observations, FloatArray]):
         *Env.promised,
         *("cameras", "chunk_steps", "action_low", "action_high", "scaled_actions", "proprio_size", "episode_steps"),
     )
+    page = "docs/chunk_envs.md"
 
     def drawn_state(self, seed: int | None, options: dict[str, Any] | None) -> int:
         """The initial state's number: that of the options, or one drawn with the seed."""
@@ -403,6 +410,14 @@ class ChunkEnv(Env[Observations, FloatArray]):
         return came.obs.row(row), float(reward), bool(terminated), bool(truncated), info
 
     @abstractmethod
+    def step(self, chunk: FloatArray) -> tuple[Observations, float, bool, bool, dict[str, Any]]:  # pyright: ignore[reportIncompatibleMethodOverride] - the action of an env in chunks is a chunk
+        """Observation after `chunk` `[L, A]`, the sum of its steps' rewards, terminated, truncated, info.
+
+        Args:
+            chunk: in the env's units; what lies outside of `action_low` and `action_high` is the env's to clip.
+        """
+
+    @abstractmethod
     def draw(self, snapshots: FloatArray, size_px: int, camera: str = "") -> Frames:
         """Images `[N, size_px, size_px, 3]` of `snapshots` `[N, S]` by a camera, the first one by default.
 
@@ -435,18 +450,21 @@ class ChunkEnv(Env[Observations, FloatArray]):
         """
         raise UsageError(f"{type(self).__name__} has no scenes but those that are played", "--sft.scenes 0")
 
-    @abstractmethod
     def scripted_chunk(self, noise: float, rng: np.random.Generator) -> FloatArray | None:
-        """`[L, A]` what a script that knows the goal does next; None where there is none.
+        """`[L, A]` what a script that knows the goal does next; None where there is none, as by default.
 
         Args:
-            noise: standard deviation of what is added to each action, in units of its range.
+            noise: standard deviation of what is added to each action, where its range is scaled to [-1, 1].
             rng: of the noise.
         """
+        return None
 
-    @abstractmethod
     def many(self) -> ChunkEnvs:
-        """Envs of the same config that are driven side by side."""
+        """Envs of the same config that are driven side by side: by default copies of this one, one after another.
+
+        An env that cannot be copied (one that holds a renderer) or that steps many states at once has its own.
+        """
+        return SyncChunkEnvs(lambda: copy.deepcopy(self))
 
 
 class SyncChunkEnvs(ChunkEnvs):

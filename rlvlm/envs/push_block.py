@@ -242,7 +242,7 @@ class PushBlock(ChunkEnv):
         success, progress = bool(is_solved(states)[0]), float(progress_of(states)[0])
         return obs, {"state_id": self._state_id, "progress": progress, "success": success}
 
-    def step(self, chunk: FloatArray) -> tuple[Observations, float, bool, bool, dict[str, Any]]:  # pyright: ignore[reportIncompatibleMethodOverride] - the action of an env in chunks is a chunk
+    def step(self, chunk: FloatArray) -> tuple[Observations, float, bool, bool, dict[str, Any]]:
         """Observation, 1 if the block has come to lie on the pad, terminated, truncated, info."""
         came = self._tables.step(np.array([0]), np.asarray(chunk, np.float32)[None])
         return self.answer_alone(came, self._state_id)

@@ -4,7 +4,8 @@ One report for all kinds of env: the contract, what it costs, how far random pla
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from rlvlm.core.console.screen import QuietConsole
 from rlvlm.core.errors import EXIT_DONE, UsageError
 from rlvlm.core.steps import FloatArray
 from rlvlm.demonstrations.playing import Episode, players
-from rlvlm.envs.check import check_chunk_env, check_step_env, check_turn_env
+from rlvlm.envs.check import check_chunk_env, check_form, check_step_env, check_turn_env
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.env import ChunkEnv, Env, StepEnv, TurnEnv, place_of
 from rlvlm.envs.registry import full_name, make_env, task_env, task_families, task_goal, task_names
@@ -54,6 +55,8 @@ def check_task(task: str, out: Path, num_episodes: int, seed: int) -> int:
     console = QuietConsole(highlight=False, soft_wrap=True, markup=False)
     console.print(f"{task}: {task_goal(task)}", style="bold")
     env: Env[Any, Any] = make_env(task, task_env(task), seed)
+    with _violations_named(task, env):
+        check_form(env)
     # only envs in steps know a fixed and a random start; the others draw each start from the seed
     is_steps = isinstance(env, StepEnv)
     starts = {f"{start} start, ": start for start in ("fixed", "random")} if is_steps else {"": None}
@@ -95,6 +98,18 @@ def check_task(task: str, out: Path, num_episodes: int, seed: int) -> int:
     return EXIT_DONE
 
 
+@contextmanager
+def _violations_named(task: str, env: Any, when: str = "") -> Iterator[None]:
+    """Turns a promise that `env` breaks into a UsageError, which says where the env is."""
+    try:
+        yield
+    except AssertionError as error:
+        source = env.source_class
+        raise UsageError(
+            f"{task}{when} breaks the env contract: {error}", f"mend {source.__name__}: {place_of(source)}"
+        ) from error
+
+
 def check_contract(task: str, config: EnvConfig, seed: int, episodes: Sequence[Episode]) -> None:
     """Holds a task to the contract of its kind, one in steps from both starts and with scenes that were met in play.
 
@@ -110,25 +125,35 @@ def check_contract(task: str, config: EnvConfig, seed: int, episodes: Sequence[E
         short = replace(config, **start, episode_steps=length)
         env, twin = (make_env(task, short, seed) for _ in range(2))
         try:
-            assert env.goal == task_goal(task) or kind is not StepEnv, "the env's goal phrase is the task's"
-            if kind is StepEnv:
-                scenes = different_looks(env, np.concatenate([episode.snapshots for episode in episodes]), count=4)
-                # an image that never changes teaches nothing, whatever the reward
-                assert len(scenes) > 1, "play and random starts change the image, at 64 pixels"
-                check_step_env(env, twin, scenes)
-            elif kind is TurnEnv:
-                check_turn_env(env, twin)
-            else:
-                check_chunk_env(env, twin, num_chunks=3)
-        except AssertionError as error:
-            when = f" with start {start}" if kind is StepEnv else ""
-            source = env.source_class
-            raise UsageError(
-                f"{task}{when} breaks the env contract: {error}", f"mend {source.__name__}: {place_of(source)}"
-            ) from error
+            with _violations_named(task, env, f" with start {start['start']}" if start else ""):
+                assert env.goal == task_goal(task) or kind is not StepEnv, "the env's goal phrase is the task's"
+                if kind is StepEnv:
+                    scenes = different_looks(env, np.concatenate([episode.snapshots for episode in episodes]), count=4)
+                    # an image that never changes teaches nothing, whatever the reward
+                    assert len(scenes) > 1, "play and random starts change the image, at 64 pixels"
+                    check_step_env(env, twin, scenes)
+                elif kind is TurnEnv:
+                    check_turn_env(env, twin)
+                else:
+                    check_chunk_env(env, twin, num_chunks=3)
+                    _check_plays_on(task, config, episodes)
         finally:
             env.close()
             twin.close()
+
+
+def _check_plays_on(task: str, config: Any, episodes: Sequence[Episode]) -> None:
+    """Passes when an episode in chunks that was solved goes on to its time limit where `plays_on` says so: an end at
+    success would show a judge the truth.
+    """
+    solved = next((episode.seed for episode in episodes if episode.is_success), None)
+    if solved is None:
+        return
+    env = make_env(task, replace(config, plays_on=True), solved)
+    played = players(env)["script"](solved)
+    env.close()
+    is_whole = played is None or not played.is_success or len(played.rewards) == config.episode_steps
+    assert is_whole, "with env.plays_on an episode goes on after its success, to its time limit"
 
 
 def list_tasks(which: str = "") -> int:
@@ -198,7 +223,9 @@ def _rows(env: Env[Any, Any], plays: Plays) -> list[Row]:
             moments = np.unique(np.linspace(0, len(episode.snapshots) - 1, COLUMNS).astype(int))
             labels = [f"step {moment}, progress {episode.progress[moment]:.2f}" for moment in moments]
             for camera in getattr(env, "cameras", ("",)):
-                title = f"{name}, seed {episode.seed}" + (f", {camera}" if camera else "")
+                # what is to be seen differs from episode to episode where the instruction does
+                asked = f": {episode.goal}" if episode.goal != env.goal else ""
+                title = f"{name}, seed {episode.seed}" + (f", {camera}" if camera else "") + asked
                 rows.append(row(title, episode.snapshots[moments], labels, camera))
     if isinstance(env, StepEnv):
         everything = [episode for episodes in plays.values() for episode in episodes]

@@ -3,8 +3,8 @@
 `check_judge` holds a judge to its protocol; the checks of envs are those of `rlvlm check-task`.
 """
 
-from rlvlm.envs.check import check_step_env, check_turn_env
+from rlvlm.envs.check import check_chunk_env, check_step_env, check_turn_env
 from rlvlm.testing.judges import FakeJudge, check_judge
 from rlvlm.testing.tiny_env import TINY, TinyEnv
 
-__all__ = ["TINY", "FakeJudge", "TinyEnv", "check_judge", "check_turn_env", "check_step_env"]
+__all__ = ["TINY", "FakeJudge", "TinyEnv", "check_chunk_env", "check_judge", "check_step_env", "check_turn_env"]

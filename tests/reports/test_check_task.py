@@ -1,4 +1,5 @@
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import gymnasium as gym
@@ -11,7 +12,7 @@ from rlvlm.cli import main
 from rlvlm.core.errors import UsageError
 from rlvlm.core.steps import FloatArray, Frames
 from rlvlm.envs.cartpole import CartPole
-from rlvlm.envs.config import StepEnvConfig
+from rlvlm.envs.config import ChunkEnvConfig, EnvConfig, StepEnvConfig
 from rlvlm.envs.env import StepEnv
 from rlvlm.envs.gym_cards.number_line import NumberLine
 from rlvlm.envs.push_block import PushBlock
@@ -57,6 +58,47 @@ class Ageless(PushBlock):
         super().set_state(state | {"age": 0})
 
 
+class Hasty(PushBlock):
+    """Ends at success whatever `plays_on` says."""
+
+    def __init__(self, config, seed):
+        super().__init__(replace(config, plays_on=False), seed)
+
+
+class Silent(PushBlock):
+    """Does not say how many steps of a chunk were run."""
+
+    def step(self, chunk):
+        *answer, info = super().step(chunk)
+        return *answer, {name: value for name, value in info.items() if name != "steps"}
+
+
+class Blind(PushBlock):
+    """Sees through no camera."""
+
+    cameras = ()
+
+
+class Uneven(PushBlock):
+    """Scales more dimensions than its actions have."""
+
+    scaled_actions = (True,) * 8
+
+
+class Idle(TinyEnv):
+    """Measures no progress when an episode begins."""
+
+    def reset(self, *, seed=None, options=None):
+        return super().reset(seed=seed, options=options)[0], {"snapshot": self.snapshot(), "success": False}
+
+
+class Plain(PushBlock):
+    """Shows an array, as Gymnasium's envs do."""
+
+    def step(self, chunk):
+        return self.snapshot(), *super().step(chunk)[1:]
+
+
 class Bare(TinyEnv):
     """Has no way to draw."""
 
@@ -81,6 +123,11 @@ class Nameless(TinyEnv):
 
 DEAF = Task(name="deaf", goal=NumberLine.goal, maker=f"{__name__}:Deaf", kind="turns")
 AGELESS = Task(name="ageless", goal=PushBlock.goal, maker=f"{__name__}:Ageless", kind="chunks")
+HASTY, SILENT, BLIND, UNEVEN, PLAIN = (
+    Task(name=name, goal=PushBlock.goal, maker=f"{__name__}:{name}", kind="chunks", env=EnvConfig(episode_steps=32))
+    for name in ("Hasty", "Silent", "Blind", "Uneven", "Plain")
+)
+IDLE = Task(name="idle", goal=TinyEnv.goal, maker=f"{__name__}:Idle")
 BARE = Task(name="bare", goal=TinyEnv.goal, maker=f"{__name__}:Bare")
 CLUMSY = Task(name="clumsy", goal=TinyEnv.goal, maker=f"{__name__}:Clumsy")
 NAMELESS = Task(name="nameless", goal=TinyEnv.goal, maker=f"{__name__}:Nameless")
@@ -135,6 +182,14 @@ def test_a_sound_task_gets_a_sheet(tmp_path: Path, capsys: pytest.CaptureFixture
     assert is_block.sum(axis=1).astype(bool).any() and page.shape[0] > 4 * 150 and page.shape[1] > 7 * 150
 
 
+def test_a_row_of_the_sheet_says_what_was_asked_where_that_differs() -> None:
+    env = PushBlock(ChunkEnvConfig(episode_steps=32), 0)
+    plays = {"script": [found for seed in (0, 1) if (found := report.players(env)["script"](seed))]}
+    best = max(plays["script"], key=lambda played: float(played.progress.max()))
+    (row,) = report._rows(env, plays)
+    assert row.title == f"script, seed {best.seed}, above: {best.goal}" and best.goal in env.instructions
+
+
 @pytest.mark.parametrize(
     ("task", "promise"),
     [
@@ -143,6 +198,12 @@ def test_a_sound_task_gets_a_sheet(tmp_path: Path, capsys: pytest.CaptureFixture
         ("OTHER_GOAL", "goal phrase"),
         ("DEAF", "a reply that cannot be read does nothing"),
         ("AGELESS", "breaks the env contract"),
+        ("HASTY", "with env.plays_on an episode goes on after its success"),
+        ("SILENT", r"the info of step\(\) has no steps"),
+        ("IDLE", r"the info of reset\(\) has no progress"),
+        ("BLIND", "an env has at least one camera"),
+        ("UNEVEN", r"A entries each, got shapes \(\(7,\), \(7,\), \(8,\)\)"),
+        ("PLAIN", r"step\(\) observes rlvlm.core.episodes.Observations, got <class 'numpy.ndarray'>"),
         ("BARE", rf"the env Bare \({re.escape(__file__)}, line \d+\) lacks draw"),
         ("NAMELESS", "Nameless .* has no snapshot_size"),
     ],

@@ -174,7 +174,7 @@ class LiberoEnv(ChunkEnv):
         self._memory = ScriptMemory()
         return obs, {"state_id": self._state_id, "progress": float(self._one.progress[0]), "success": False}
 
-    def step(self, chunk: FloatArray) -> tuple[Observations, float, bool, bool, dict[str, Any]]:  # pyright: ignore[reportIncompatibleMethodOverride] - the action of an env in chunks is a chunk
+    def step(self, chunk: FloatArray) -> tuple[Observations, float, bool, bool, dict[str, Any]]:
         """Observation, 1 if the task has just been solved, terminated, truncated, info."""
         chunk = np.asarray(chunk, np.float32)
         # the script remembers what it was about as long as what it planned is what is done; else it begins again

@@ -93,7 +93,7 @@ class LiberoSuite(ChunkEnv):
         obs, info = self.member(self._task).reset(options={"state_id": own})
         return numbered(obs, self._task), info | {"state_id": self._state_id}
 
-    def step(self, chunk: FloatArray) -> tuple[Observations, float, bool, bool, dict[str, Any]]:  # pyright: ignore[reportIncompatibleMethodOverride] - the action of an env in chunks is a chunk
+    def step(self, chunk: FloatArray) -> tuple[Observations, float, bool, bool, dict[str, Any]]:
         """Observation, 1 if the task has just been solved, terminated, truncated, info."""
         obs, reward, terminated, truncated, info = self.member(self._task).step(chunk)
         info |= {"state_id": self._state_id, "snapshots": wide(info["snapshots"], self._task)}
