@@ -28,7 +28,8 @@ _MOST_USED = (
     *("judge.model", "judge.prompt", "judge.api.base_url", "serve.num_gpus", "algo.preset", "policy.model"),
     *("sft.demonstrations", "eval.episodes"),
 )
-"""Options that a task's help shows, where the task has them; `--help-all` shows the others too."""
+"""Options that a task's help shows, where the task has them, beside the settings that a user's own class adds;
+`--help-all` shows the others too."""
 _EXAMPLE = next(iter(RECIPES))
 """The task of help texts that name none."""
 _CHECKPOINT = "--policy.model"
@@ -209,14 +210,26 @@ def _check_names(config: RunConfig, known: Mapping[str, Any], options: Sequence[
             raise UsageError(f"there is no option {given}", f"did you mean {', or '.join(hints)}?")
 
 
+def _added_by_users(kind: type) -> set[str]:
+    """Names of the fields that classes outside of rlvlm add to `kind`."""
+    theirs = [part for part in kind.__mro__ if part.__module__.partition(".")[0] != __name__.partition(".")[0]]
+    return {name for part in theirs for name in vars(part).get("__annotations__", ())}
+
+
 def _with_most_used(config: Any, prefix: str = "") -> Any:
-    """The config as an instance of a subclass whose fields, all but the most used ones, are hidden from help."""
+    """The config as an instance of a subclass whose fields are hidden from help, all but the most used ones and those
+    that a class outside of rlvlm adds: what users wrote for a task of their own they look for there.
+    """
     # tyro hides what a field's type says it should, so types are what has to be replaced; options that are hidden
     # work all the same
     kind, shown, values = type(config), {}, {}
+    added = _added_by_users(kind)
     for name, hint in get_type_hints(kind, include_extras=True).items():
         values[name] = getattr(config, name)
-        if is_dataclass(hint) and any(used.startswith(f"{prefix}{name}.") for used in _MOST_USED):
+        if name in added:
+            continue
+        most_used = any(used.startswith(f"{prefix}{name}.") for used in _MOST_USED)
+        if is_dataclass(hint) and (most_used or _added_by_users(type(values[name]))):
             values[name] = _with_most_used(values[name], f"{prefix}{name}.")
             shown[name] = type(values[name])
         elif f"{prefix}{name}" not in _MOST_USED:

@@ -1,17 +1,23 @@
 """The tasks of one's own that the docs show: each keeps its promises, is short, and is what the docs print."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
+from tiny_run import interrupted, run_here, table
 
+from rlvlm.commands.arguments import parse_run
+from rlvlm.core.errors import UsageError
 from rlvlm.envs.config import StepEnvConfig
 from rlvlm.envs.registry import make_env
 from rlvlm.reports.check_task import check_task
 from rlvlm.runs.recipes import recipe
+from rlvlm.runs.settings import flat
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-TASKS = ("press_button:TASK", "reach_arm:TASK", "slide_ball:TASK")
+TASKS = ("catch_ball:TASK", "press_button:TASK", "reach_arm:TASK", "slide_ball:TASK")
 FOUR = (
     pytest.param(f"gym:four_envs:{name}-v0", marks=pytest.mark.slow) for name in ("Puck", "Reach", "Push", "Balance")
 )
@@ -28,11 +34,14 @@ def test_an_example_keeps_every_promise(task: str, tmp_path: Path) -> None:
     assert (tmp_path / "sheet.png").stat().st_size > 1_000
 
 
-@pytest.mark.parametrize(("name", "page"), [("reach_arm", "mujoco_tasks.md"), ("slide_ball", "tasks.md")])
-def test_it_stays_short_and_is_what_the_docs_show(name: str, page: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "page", "max_lines"),
+    [("catch_ball", "chunk_envs.md", 90), ("reach_arm", "mujoco_tasks.md", 60), ("slide_ball", "tasks.md", 60)],
+)
+def test_it_stays_short_and_is_what_the_docs_show(name: str, page: str, max_lines: int) -> None:
     whole = (EXAMPLES / f"{name}.py").read_text()
     assert whole in (EXAMPLES.parent / "docs" / page).read_text()
-    assert len([line for line in whole.splitlines() if line.strip()]) <= 60
+    assert len([line for line in whole.splitlines() if line.strip()]) <= max_lines
 
 
 def test_recipes_are_their_own_or_those_of_their_kind() -> None:
@@ -57,3 +66,45 @@ def test_a_tip_that_is_led_to_the_ball_wins() -> None:
         progress.append(info["progress"])
     assert info["success"] and reward == pytest.approx((info["progress"] - 1) * 1.7, abs=1e-6)
     assert progress[-1] > 0.95 > progress[0]
+
+
+def test_wind_carries_the_balls_and_the_script_meets_them() -> None:
+    config = recipe("catch_ball:TASK").env
+    env = make_env("catch_ball:TASK", replace(config, wind=0.5), 0)
+    before = env.reset(options={"state_id": 3})[0].snapshots[0]
+    after = env.step(np.zeros((4, 2), np.float32))[0].snapshots[0]
+    # four steps at half of the hand's 0.1 to the right, both balls and not the hand
+    np.testing.assert_allclose(after - before, [0, 0, 0.2, 0, 0.2, 0, 0], atol=1e-6)
+    rng, is_over, info = np.random.default_rng(0), False, {}
+    while not is_over:
+        _, _, terminated, truncated, info = env.step(env.scripted_chunk(0.0, rng))
+        is_over = terminated or truncated
+    assert info["success"] and terminated
+
+
+def test_a_setting_of_its_own_is_an_option_like_any_other(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        parse_run(["catch_ball:TASK", "--help"], "rlvlm run")
+    said = capsys.readouterr().out
+    assert "--env.wind FLOAT" in said and "--env.plays-on" not in said, "its own is among those that are shown"
+    config = parse_run(["catch_ball:TASK", "--env.wind", "0.2"], "rlvlm run").config
+    assert flat(config)["env.wind"] == 0.2 and make_env(config.task, config.env, 0).config.wind == 0.2
+    wrong = {"--env.wnd 0.2": "--env.wind FLOAT", "--env.wind 2": r"env\.wind must be in \[-0.5, 0.5\], got 2"}
+    for words, answer in wrong.items():
+        with pytest.raises(UsageError, match=answer):
+            parse_run(["catch_ball:TASK", *words.split()], "rlvlm run")
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_an_env_in_chunks_of_ones_own_is_trained_and_resumed(local_ray: None, tmp_path: Path) -> None:
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    small = "--policy.pocket.hidden 32 --policy.pocket.image-px 16 --sft.episodes 12 --sft.updates 40 --steps 8000"
+    often = "--track.checkpoint-every-steps 1000 --eval.every-steps 2000"
+    words = ("--smoke", "--env.wind", "0.2", *small.split(), *often.split())
+    run_here("run", "catch_ball:TASK", *words, "--out", str(whole))
+    assert yaml.safe_load((whole / "config.yaml").read_text())["env"]["wind"] == 0.2
+    run_here("resume", str(interrupted(whole, killed)))
+    assert table(whole / "eval.csv", "wall_s") == table(killed / "eval.csv", "wall_s")
+    weights = [(run / "checkpoints/last/algorithm/policy.safetensors").read_bytes() for run in (whole, killed)]
+    assert weights[0] == weights[1]
