@@ -128,7 +128,8 @@ class RunConfig:
     """Where the reward comes from."""
     algo: Any = None
     """How the policy learns from it."""
-    env: EnvConfig = None  # pyright: ignore[reportAssignmentType] - the task's own
+    env: EnvConfig = None  # pyright: ignore[reportAssignmentType]
+    """The task's env; by default as the task sets it up."""
     eval: EvalConfig = field(default_factory=EvalConfig)
     judge: JudgeConfig = field(default_factory=JudgeConfig)
     serve: PlacementConfig = field(default_factory=PlacementConfig)

@@ -42,7 +42,8 @@ class StepsRun(RunConfig):
     """The learned reward."""
     algo: SACConfig = field(default_factory=SACConfig)
     """SAC, its networks included."""
-    env: StepEnvConfig = None  # pyright: ignore[reportAssignmentType] - the task's own
+    env: StepEnvConfig = None  # pyright: ignore[reportAssignmentType]
+    """The task's env; by default as the task sets it up."""
 
     def check(self) -> None:
         check_learning(self.reward, self.feedback, self.reward_model)
@@ -262,7 +263,8 @@ class TurnsRun(AnswersRun):
     """A VLM that acts in text, or by a head, turn by turn."""
 
     kind: ClassVar[str] = "turns"
-    env: TurnEnvConfig = None  # pyright: ignore[reportAssignmentType] - the task's own
+    env: TurnEnvConfig = None  # pyright: ignore[reportAssignmentType]
+    """The task's env; by default as the task sets it up."""
     policy: PolicyConfig = field(default_factory=PolicyConfig)
     """The VLM that acts."""
     engine: ServedEngineConfig = field(default_factory=ServedEngineConfig)
@@ -391,7 +393,8 @@ class ChunksRun(AnswersRun):
     """A VLA that acts in chunks of actions."""
 
     kind: ClassVar[str] = "chunks"
-    env: ChunkEnvConfig = None  # pyright: ignore[reportAssignmentType] - the task's own
+    env: ChunkEnvConfig = None  # pyright: ignore[reportAssignmentType]
+    """The task's env; by default as the task sets it up."""
     reward: ChunkRewardConfig = field(default_factory=ChunkRewardConfig)
     policy: VLAConfig = field(default_factory=VLAConfig)
     """The VLA that acts."""
