@@ -18,8 +18,8 @@ from rlvlm.judges.cache import CachedJudge
 from rlvlm.labels.store import LabelStore
 from rlvlm.run import main as run_main
 from rlvlm.runs.checkpoints import RunState
+from rlvlm.runs.config_file import read_config_text
 from rlvlm.runs.folder import find_folder
-from rlvlm.runs.kinds import read_config_text
 from rlvlm.runs.settings import flat
 from rlvlm.testing import FakeJudge
 

@@ -121,9 +121,9 @@ def parse_run(words: Sequence[str], prog: str) -> RunArguments[RunConfig]:
     """
     task, options = task_first(words, prog, _EXAMPLE)
     # options decide the defaults before they are parsed: a recipe differs for a policy that comes trained
-    default = recipe(
-        task, has_checkpoint=_value_of(_CHECKPOINT, options) is not None, preset=_value_of(_PRESET, options) or ""
-    )
+    default = recipe(task, has_checkpoint=_value_of(_CHECKPOINT, options) is not None)
+    if (preset := _value_of(_PRESET, options)) is not None:
+        default = default.starting_for({"algo.preset": preset})
     default = default.smoke() if "--smoke" in options else default
     return parse_options(default, options, f"{prog} {task if task in words else 'TASK'}")
 

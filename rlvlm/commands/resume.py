@@ -12,8 +12,8 @@ import tyro
 from rlvlm.algorithms.checkpoint import CorruptCheckpoint
 from rlvlm.commands.arguments import parse, parse_options
 from rlvlm.core.errors import EXIT_DONE, UsageError
+from rlvlm.runs.config_file import config_text
 from rlvlm.runs.folder import check_newest, check_settings, check_trust, find_folder, write_settings
-from rlvlm.runs.kinds import config_text
 from rlvlm.runs.preflight import check_before_run
 
 

@@ -9,8 +9,8 @@ from datetime import datetime
 from rlvlm.commands.arguments import parse_run
 from rlvlm.core.console.tables import plain_console
 from rlvlm.core.errors import EXIT_DONE
+from rlvlm.runs.config_file import config_text
 from rlvlm.runs.folder import create_folder
-from rlvlm.runs.kinds import config_text
 from rlvlm.runs.preflight import check_before_run
 from rlvlm.runs.settings import commented
 

@@ -77,6 +77,8 @@ class StepEnvConfig(EnvConfig):
 class TurnEnvConfig(EnvConfig):
     """An env in turns."""
 
+    has_split: ClassVar[bool] = True
+    """Whether starts can be held out; where they lie anywhere, none is met twice, and there is nothing to hold out."""
     rules: Literal["mended", "legacy"] = "mended"
     """mended: strict reading of replies, a reply that cannot be read does nothing and costs a penalty; legacy: the
     reference's rules with their loopholes, and a random action for such a reply."""

@@ -353,7 +353,7 @@ def few_starts(task: str) -> int | None:
     An env counts them itself, or those of some seeds are counted.
     """
     known = _TASKS.get(task)
-    if known is None or known.kind != "turns" or isinstance(known.env, PickPlaceConfig):  # whose starts never repeat
+    if known is None or not isinstance(known.env, TurnEnvConfig) or not known.env.has_split:
         return None
     env = make_env(task, known.env, 0)
     count = env.num_starts

@@ -4,7 +4,8 @@ Imports only the packages' config files, never torch or ray: `rlvlm --help` star
 """
 
 import math
-from collections.abc import Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
@@ -90,7 +91,7 @@ class Role:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunConfig:
+class RunConfig(ABC):
     """What the configuration of every run has. Its kind, which is that of the task's env, adds sections of its own and
     says what differs: a run is a `StepsRun`, a `TurnsRun` or a `ChunksRun` of `rlvlm.runs.kinds`.
     """
@@ -136,8 +137,6 @@ class RunConfig:
     track: TrackConfig = field(default_factory=TrackConfig)
 
     def __post_init__(self) -> None:
-        if not self.kind:
-            raise TypeError("RunConfig is of no kind: make a StepsRun, TurnsRun or ChunksRun (rlvlm.runs.kinds)")
         if self.env is None:
             with suppress(UsageError):  # of a task that is not there, or cannot be imported
                 object.__setattr__(self, "env", task_env(self.task))
@@ -172,21 +171,26 @@ class RunConfig:
 
     # What a kind says.
 
+    @abstractmethod
     def check(self) -> None:
         """Raises ValueError where settings of two sections contradict each other, or one leaves another without effect
         that no recipe has; see also `why_unused`.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def without_effect(self) -> Iterator[tuple[Any, str, tuple[str, ...]]]:
         """Yields what leaves what without effect: whether it does so in this run, the setting that is why, and patterns
         of those that have none then.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def smoke(self) -> Self:
         """This run, shortened to minutes: all parts run, nothing is trained to convergence. Long episodes are fewer."""
-        raise NotImplementedError
+
+    def starting_for(self, settings: Mapping[str, Any]) -> Self:
+        """This run with the preset that `settings` name, whose name alone would be a false label."""
+        named = settings.get("algo.preset", self.preset)
+        return self if named == self.preset else self.with_preset(str(named))
 
     def with_preset(self, preset: str) -> Self:
         """This run with the estimator, the loss and the rollouts of a preset; all else stays as the recipe has it.
@@ -198,19 +202,19 @@ class RunConfig:
             f"algo.preset {preset} is for envs in turns and chunks, {self.task} is one in {self.kind}", "leave it out"
         )
 
+    @abstractmethod
     def own_roles(self) -> list[Role]:
         """The processes that a run starts beside its own and the judge's; some may have a count of 0."""
-        raise NotImplementedError
 
+    @abstractmethod
     def networks(self) -> dict[str, tuple[str, str, str]]:
         """Networks in the run's own process, by the section of the command line that names each: device, model (a hub
         name or a folder; empty where it needs none) and the model's revision.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def folders(self) -> dict[str, tuple[str, str]]:
         """Folders that settings name, beside those of models, by setting: path, and a file that must be in it."""
-        raise NotImplementedError
 
     def models(self) -> dict[str, str]:
         """Models by the setting that names them, empty where it names none."""
@@ -220,15 +224,15 @@ class RunConfig:
         """What a user should know before the run starts, of what differs by kind."""
         return []
 
+    @abstractmethod
     def check_objects(self) -> None:
         """Raises UsageError unless what settings name by `module:NAME`, a measured judge's table and the policy that
         the run starts from can be read; imports torch.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def judge_knows(self) -> list[str]:
         """The tasks of which the judge knows this run's kind of question; empty where it is a general model."""
-        raise NotImplementedError
 
     @property
     def max_queries(self) -> int:

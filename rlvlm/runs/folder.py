@@ -20,8 +20,8 @@ from rlvlm.core.trust import check_folder, code_digests, foreign_code, is_truste
 from rlvlm.core.yaml_text import read_yaml
 from rlvlm.runs.checkpoints import Checkpoint, RunState, checkpoint_store, newest_sound, resolved
 from rlvlm.runs.config import GOAL_IMAGE, RunConfig
+from rlvlm.runs.config_file import config_text, read_config_text
 from rlvlm.runs.environment import describe_environment
-from rlvlm.runs.kinds import config_text, read_config_text
 from rlvlm.runs.settings import differences, flat
 from rlvlm.runs.tables import CsvTable, JsonLines
 

@@ -5,27 +5,25 @@ Each kind is a `RunConfig` with the sections that it has, and says what is check
 neither, so that `rlvlm --help` starts at once.
 """
 
+from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-from rlvlm.algorithms.policy_gradient.config import PRESETS, PolicyGradientConfig, chunk_defaults, with_preset
+from rlvlm.algorithms.policy_gradient.config import PolicyGradientConfig, chunk_defaults, with_preset
 from rlvlm.algorithms.sac_pebble.config import SACConfig
 from rlvlm.algorithms.sft_config import ChunkSFTConfig, ReplySFTConfig
 from rlvlm.core.errors import UsageError
 from rlvlm.core.plugins import is_reference
-from rlvlm.core.trust import foreign_code, is_trusted
-from rlvlm.core.yaml_text import read_yaml
 from rlvlm.envs.config import ChunkEnvConfig, StepEnvConfig, TurnEnvConfig
-from rlvlm.envs.registry import few_starts, find_task, make_env, own_settings
+from rlvlm.envs.registry import few_starts, make_env
 from rlvlm.pocket.models import TURN_TASKS, VIDEO_FRAME_PX, VIDEO_NUM_FRAMES, known_tasks
 from rlvlm.policies.vla.config import VLAConfig
 from rlvlm.policies.vlm.config import PolicyConfig
 from rlvlm.preferences.config import FeedbackConfig, RewardModelConfig, check_learning, published_name
 from rlvlm.rewards.config import ChunkRewardConfig, StepRewardConfig, TurnRewardConfig
 from rlvlm.runs.config import Role, RunConfig, at_most
-from rlvlm.runs.settings import read_settings, to_yaml
 from rlvlm.serving.config import ServedEngineConfig
 
 
@@ -149,9 +147,9 @@ class AnswersRun(RunConfig):
     algo: PolicyGradientConfig = field(default_factory=PolicyGradientConfig)
     """Estimator, loss, rollouts and updates; `algo.preset` names the whole."""
 
+    @abstractmethod
     def policy_device(self) -> str:
         """Where the policy lies in the run's own process: auto, cpu, cuda or one GPU."""
-        raise NotImplementedError
 
     def check(self) -> None:
         algo, reward, device = self.algo, self.reward, self.policy_device()
@@ -498,59 +496,3 @@ class ChunksRun(AnswersRun):
 
 KINDS: dict[str, type[RunConfig]] = {made.kind: made for made in (StepsRun, TurnsRun, ChunksRun)}
 """By the name that `Task.kind` has, and that stands first in `config.yaml`."""
-_BEFORE_KINDS = {"sac": "steps", "ppo": "turns", "grpo": "chunks"}
-"""What stood first in `config.yaml` as `algorithm` before kinds did: the presets were taken for them."""
-
-
-def config_text(config: RunConfig) -> str:
-    """The text of `config.yaml`."""
-    return f"kind: {config.kind}\nalgorithm: {config.algorithm}\n{to_yaml(config)}"
-
-
-def read_config_text(text: str, name: str = "the configuration") -> RunConfig:
-    """The config that `config_text` wrote, or one of an earlier 0.2, which named an algorithm and no kind.
-
-    Raises:
-        UsageError: not YAML, an unknown kind or key, a value of the wrong type, or one that the config refuses.
-    """
-    tree: Any = read_yaml(text, name)
-    kind, is_old = "steps", False
-    if isinstance(tree, dict):
-        is_old = "kind" not in tree
-        algorithm = str(tree.pop("algorithm", "sac"))
-        kind = str(tree.pop("kind", _BEFORE_KINDS.get(algorithm, algorithm)))
-        if algorithm in ("ppo", "grpo") and isinstance(algo := tree.get("algo"), dict):
-            estimator = algo.get("advantage", {}).get("estimator", "gae")
-            algo["preset"] = next(
-                (name for name, (sets, _) in PRESETS.items() if sets["estimator"] == estimator), "ppo"
-            )
-    if kind not in KINDS:
-        raise UsageError(
-            f"{name} is of a kind {kind!r}; known here: {', '.join(KINDS)}",
-            "use the version of rlvlm that wrote it (environment.json names it)",
-        )
-    try:
-        task = str(tree.get("task", "")) if isinstance(tree, dict) else ""
-        is_known = _is_known(task)
-        like = KINDS[kind](task=task if is_known else "")
-        if isinstance(tree, dict) and isinstance(env := tree.get("env"), dict):
-            if is_old:  # before kinds, the settings of all families stood in every file
-                tree["env"] = own_settings(type(like.env), env)
-            elif not is_known:
-                tree["env"] = {name: env[name] for name in env if hasattr(like.env, name)}
-        return read_settings(KINDS[kind], tree, like=like)
-    except UsageError as error:
-        raise UsageError(f"{name}: {error}", error.fix) from error
-
-
-def _is_known(task: str) -> bool:
-    """Whether the class of a task's settings is known here. Somebody's own module is imported for it where that is
-    trusted; where it is not, nothing can be played, and what a report shows lacks the settings that only it has.
-    """
-    if not is_trusted("", foreign_code([task]), {}):
-        return False
-    try:
-        find_task(task)
-    except UsageError:
-        return False
-    return True

@@ -31,29 +31,26 @@ from rlvlm.runs.config import EvalConfig, RunConfig, TrackConfig
 from rlvlm.runs.kinds import ChunksRun, StepsRun, TurnsRun
 
 
-def recipe(task: str, has_checkpoint: bool = False, preset: str = "") -> RunConfig:
+def recipe(task: str, has_checkpoint: bool = False) -> RunConfig:
     """The configuration a task starts from: ours, its family's, its own, or the general defaults with its name.
 
     Args:
         task: any name of it.
         has_checkpoint: whether a VLA that comes trained (`policy.model`) will act: what our recipes have tuned for the
             pocket VLA does not become it.
-        preset: estimator, loss and rollouts in the place of the recipe's, see `PRESETS`; empty keeps those.
 
     Raises:
-        UsageError: there is no such task, the message names the nearest; or it has no such preset.
+        UsageError: there is no such task; the message names the nearest.
     """
     task = full_name(task)
     own, family = find_task(task).recipe, task.partition("/")[0]
     if task in RECIPES or family in FAMILY_RECIPES:
         config = RECIPES[task]() if task in RECIPES else FAMILY_RECIPES[family](task)
-        config = of_checkpoint(config) if has_checkpoint and config.kind == "chunks" else config
-    elif own:
+        return of_checkpoint(config) if has_checkpoint and config.kind == "chunks" else config
+    if own:
         module, _, function = own.partition(":")
-        config = replace(getattr(importlib.import_module(module), function)(), task=task)
-    else:
-        config = general(task)
-    return config.with_preset(preset) if preset else config
+        return replace(getattr(importlib.import_module(module), function)(), task=task)
+    return general(task)
 
 
 def general(task: str) -> RunConfig:

@@ -166,11 +166,13 @@ def override(config: T, settings: Mapping[str, Any]) -> T:
     Raises:
         UsageError: a name that the tree does not have, a value of the wrong type, or one that the config refuses.
     """
-    tree = _plain(config)  # a copy, whose branches may be written to
-    known, leaves = flat(tree), {}
+    known, leaves = flat(config), {}
     for name, value in settings.items():
         is_section = isinstance(value, Mapping) and name not in known
         leaves |= flat(value, f"{name}.") if is_section else {name: value}
+    # a config may start from elsewhere for some settings, which count beside what that brings
+    config = getattr(config, "starting_for", lambda leaves: config)(leaves)
+    tree = _plain(config)  # a copy, whose branches may be written to
     for name, value in leaves.items():
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1)

@@ -90,7 +90,8 @@ def app_name(config: RunConfig, folder: Path) -> str:
 
 def alone_command(config: RunConfig) -> list[str]:
     """The words that run `config` without the sweep, but for settings that have no effect in it."""
-    start = recipe(config.task, has_checkpoint=config.large_policy is not None, preset=config.preset)
+    start = recipe(config.task, has_checkpoint=config.large_policy is not None)
+    start = start.starting_for({"algo.preset": config.preset})
     changed = changed_leaves(replace(start, out=None), replace(config, out=None))
     in_force = {name: value for name, (_, value) in changed.items() if config.why_unused(name) is None}
     return ["rlvlm", "run", config.task, *option_words(in_force)]
@@ -107,8 +108,7 @@ def _plan(sweep: SweepConfig, task: str, source: str, seed: int) -> TrialPlan:
             "take it out of the settings, or, for steps and queries, out of the budget",
         )
     try:
-        start = recipe(task, bool(settings.get("policy.model")), settings.get("algo.preset", ""))
-        config = override(start, settings | set_here)
+        config = override(recipe(task, has_checkpoint=bool(settings.get("policy.model"))), settings | set_here)
     except UsageError as error:
         raise UsageError(f"source {source} on {task}: {error}", error.fix) from error
     return TrialPlan(task=task, source=source, seed=seed, config=config.smoke() if sweep.smoke else config)

@@ -23,8 +23,8 @@ from rlvlm.envs.gym_cards.config import CardsConfig
 from rlvlm.judges.cache import CachedJudge
 from rlvlm.labels.records import Origin
 from rlvlm.labels.store import LabelStore
+from rlvlm.runs.config_file import config_text
 from rlvlm.runs.folder import USUAL_KEYS, WAYS_OUT, RunFolder, create_folder
-from rlvlm.runs.kinds import config_text
 from rlvlm.runs.recipes import recipe
 from rlvlm.runs.settings import flat, override
 from rlvlm.testing import FakeJudge

@@ -9,8 +9,8 @@ from rlvlm.core.errors import UsageError
 from rlvlm.envs.config import StepEnvConfig
 from rlvlm.envs.registry import check_env_settings, task_env
 from rlvlm.runs.checkpoints import RunState
+from rlvlm.runs.config_file import config_text, read_config_text
 from rlvlm.runs.folder import check_settings
-from rlvlm.runs.kinds import config_text, read_config_text
 from rlvlm.runs.recipes import recipe
 from rlvlm.runs.settings import flat, override
 

@@ -20,8 +20,9 @@ from rlvlm.core.disk import write_whole
 from rlvlm.core.errors import MachineError, RunError, UsageError
 from rlvlm.runs.checkpoints import RunState
 from rlvlm.runs.config import RunConfig
+from rlvlm.runs.config_file import config_text
 from rlvlm.runs.folder import RunFolder, check_newest, check_trust, code_named, create_folder, find_folder
-from rlvlm.runs.kinds import StepsRun, config_text
+from rlvlm.runs.kinds import StepsRun
 from rlvlm.runs.recipes import recipe
 from rlvlm.runs.settings import override
 from rlvlm.runs.tables import MAX_CELL, CsvTable, JsonLines

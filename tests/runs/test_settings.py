@@ -6,7 +6,8 @@ import pytest
 from rlvlm.core.errors import UsageError
 from rlvlm.envs.metaworld.config import MetaWorldConfig
 from rlvlm.rewards.config import TurnRewardConfig
-from rlvlm.runs.kinds import StepsRun, config_text, read_config_text
+from rlvlm.runs.config_file import config_text, read_config_text
+from rlvlm.runs.kinds import StepsRun
 from rlvlm.runs.recipes import recipe
 from rlvlm.runs.settings import commented, differences, from_yaml, override, to_yaml
 

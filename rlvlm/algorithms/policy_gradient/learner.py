@@ -35,7 +35,7 @@ from rlvlm.algorithms.sharding import (
     sliced_state,
 )
 from rlvlm.core import metrics
-from rlvlm.core.episodes import TokenEpisode
+from rlvlm.core.episodes import IntArray, Observations, TokenEpisode
 from rlvlm.core.errors import NumericsError
 from rlvlm.envs.registry import make_env
 from rlvlm.policies.buckets import Bucket, fill_from_buckets
@@ -246,7 +246,7 @@ class TokenLearner(ManualLearner):
         algo = self._algo
         self._optimizer.zero_grad()
         sums = torch.zeros(len(_SUMS), dtype=torch.float64, device=self.policy.device)
-        own_sums: dict[str, float] = {}  # what the loss itself measures
+        own_sums: dict[str, Tensor] = {}  # what the loss itself measures on this learner's share
         is_warming_up = self.num_updates < self._value_warm_up
         # Weights are of the whole update, of which a minibatch is an estimate.
         # The mean over turns is taken anew of each minibatch; a sum over the update is split between its minibatches.
@@ -256,7 +256,8 @@ class TokenLearner(ManualLearner):
         for number in range(num_parts):
             # Learners who gather weights together make equally many passes: the last of some count for nothing.
             part = parts[number] if number < len(parts) else rows[:1]
-            now = self._predict(batch, part)
+            obs, answers = batch.obs.at(part.tolist()), [batch.tokens[row] for row in part.tolist()]
+            now = self._predict(obs, answers)
             own = partial(narrow, rows=part, width=now.log_probs.shape[1])
             old_log_probs, weights, advantages = own(batch.log_probs), own(batch.weights) * scale, own(batch.advantages)
             mini = losses.MiniBatch(
@@ -271,8 +272,8 @@ class TokenLearner(ManualLearner):
                 returns=own(batch.returns) if self._has_critic and batch.returns is not None else None,
                 entropies=now.entropies,
                 reference=None if batch.reference is None else own(batch.reference),
-                obs=batch.obs.at(part.tolist()),
-                answers=[batch.tokens[row] for row in part.tolist()],
+                obs=obs,
+                answers=answers,
                 extras={name: own(column) for name, column in batch.extras.items()},
             )
             policy_loss, value_loss, rest, clipped, measured = losses.total_loss(algo.loss, mini)
@@ -301,16 +302,14 @@ class TokenLearner(ManualLearner):
                 )  # fmt: skip
                 sums += torch.stack([torch.as_tensor(one, device=sums.device).double() for one in found])
                 for name, mean in measured.items():
-                    own_sums[name] = own_sums.get(name, 0.0) + float(mean) * len(part)
+                    own_sums[name] = own_sums.get(name, 0.0) + mean * len(part)
         add_up_gradients(self._parameters)
         reading = dict(zip(_SUMS, all_reduce(sums).tolist(), strict=True))
-        # each learner has met every name, as each has had a part
-        names = sorted(own_sums)
-        totals = all_reduce(torch.tensor([own_sums[name] for name in names], dtype=torch.float64, device=sums.device))
         norm = clip_gradients(self._parameters, algo.max_grad_norm)  # of the sum: each learner's own would differ
         if not (math.isfinite(reading["loss"]) and math.isfinite(norm)):
             raise NumericsError(
-                f"the loss ({reading['loss']}) or its gradient ({norm}) is not finite after {self.num_updates} updates",
+                f"the loss ({reading['loss']}; algo.loss.policy {algo.loss.policy}) or its gradient ({norm}) is not "
+                f"finite after {self.num_updates} updates",
                 _FIX,
                 {"advantages": batch.advantages[rows.to(batch.advantages.device)].float().cpu().numpy()},
             )
@@ -322,16 +321,16 @@ class TokenLearner(ManualLearner):
             metrics.UPDATE_FIRST_RATIO: reading[metrics.UPDATE_FIRST_RATIO] / tokens,
             metrics.UPDATE_ENTROPY: reading[metrics.UPDATE_ENTROPY] / max(reading["entropy_tokens"], 1.0),
             metrics.UPDATE_GRADIENT: norm,
-            **{f"{_OWN}{name}": float(total) / reading["turns"] for name, total in zip(names, totals, strict=True)},
+            # not added up: a small minibatch leaves some learners without rows, and so without names to add up
+            **{f"{_OWN}{name}": float(total) / max(1, sum(map(len, parts))) for name, total in own_sums.items()},
         }
 
-    def _predict(self, batch: Batch, rows: Tensor) -> Prediction:
-        """What the policy now says of some rows."""
-        obs = batch.obs.at(rows.tolist())
+    def _predict(self, obs: Observations, answers: Sequence[IntArray]) -> Prediction:
+        """What the policy now says of some answers."""
         look(self.policy, self._env, obs, self._agree)  # others may have played
         return self.policy.log_probs(
             obs,
-            [batch.tokens[row] for row in rows.tolist()],
+            answers,
             temperature=self._algo.temperature,
             detach_values=self._algo.is_value_detached,
             with_entropies=self._algo.loss.entropy_weight > 0,
@@ -394,7 +393,6 @@ class TokenLearner(ManualLearner):
             names += (metrics.UPDATE_VALUE_LOSS,)
         if any(reading["entropy_tokens"] for reading in readings):
             names += (metrics.UPDATE_ENTROPY,)
-        names += tuple(name for name in readings[0] if name.startswith(_OWN))
         means = {name: sum(one[name] for one in readings) / len(readings) for name in (*names, metrics.UPDATE_KL)}
         follows = self._algo.kl_target is not None
         self._latest = means | {
@@ -405,6 +403,8 @@ class TokenLearner(ManualLearner):
             metrics.UPDATE_TURNS: float(len(batch.chosen)),
         }
         self._latest |= batch.mismatch
+        for name in {name for reading in readings for name in reading if name.startswith(_OWN)}:
+            self._latest[name] = float(np.mean([reading[name] for reading in readings if name in reading]))
         if follows:  # what was aimed at is the last
             self._latest |= {name: readings[-1][name] for name in (metrics.UPDATE_KL, metrics.UPDATE_CLIPPED)}
         if self._has_critic:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from rlvlm.algorithms.policy_gradient.config import Averaging, LossConfig
 from rlvlm.core.episodes import IntArray, Observations, TokenEpisode
-from rlvlm.core.errors import NumericsError, UsageError
+from rlvlm.core.errors import UsageError
 from rlvlm.core.plugins import find_registered
 
 _LARGEST_LOG_RATIO = 20.0
@@ -136,8 +136,8 @@ def total_loss(config: LossConfig, batch: MiniBatch) -> LossTerms:
 
     Raises:
         ValueError: the reference is missing, or given without a weight.
-        UsageError: a loss of somebody's own gave no metrics, or another shape than the ratios have.
-        NumericsError: it made numbers that are not finite of some that are.
+        UsageError: a loss of somebody's own gave no metrics, or another shape than the ratios have. Whether it is
+            finite the learner looks at, once a step: here it would wait for the GPU.
     """
     if (batch.reference is None) != (config.kl_weight == 0):
         raise ValueError(f"kl_weight {config.kl_weight} and log-probs of a reference go together: give both or neither")
@@ -179,9 +179,6 @@ def _computed(config: LossConfig, batch: MiniBatch) -> tuple[Tensor, Mapping[str
     if list(loss.shape) not in wanted or any(torch.as_tensor(one).numel() != 1 for one in own.values()):
         shapes = {name: list(torch.as_tensor(one).shape) for name, one in own.items()}
         raise UsageError(f"{who} gave a loss of shape {list(loss.shape)} and metrics of shapes {shapes}", fix)
-    read = (batch.log_probs, batch.old_log_probs, batch.advantages)
-    if not loss[batch.mask[:, : loss.shape[1]]].isfinite().all() and all(bool(one.isfinite().all()) for one in read):
-        raise NumericsError(f"{who} gave a loss that is not finite", "mend its function")
     return loss, {name: torch.as_tensor(one).float() for name, one in own.items()}
 
 

@@ -1,7 +1,7 @@
 """Settings of envs on robosuite, and what LIBERO's share with them."""
 
 from dataclasses import dataclass, replace
-from typing import Literal, Self
+from typing import ClassVar, Literal, Self
 
 from rlvlm.core.checks import check_interval, check_least
 from rlvlm.envs.config import EnvConfig, TurnEnvConfig
@@ -24,6 +24,7 @@ class PhysicsConfig(EnvConfig):
 class PickPlaceConfig(TurnEnvConfig, PhysicsConfig):
     """robosuite in turns."""
 
+    has_split: ClassVar[bool] = False
     shows_text: bool = False
     """Whether the prompt states where the hand is."""
     move_ticks: int = 4

@@ -83,6 +83,20 @@ def test_a_tensor_of_an_own_loss_has_a_number_for_each_turn_or_each_element(monk
 
 
 @pytest.mark.slow
+def test_a_loss_that_is_not_finite_is_named_and_its_metrics_are_means(monkeypatch: pytest.MonkeyPatch) -> None:
+    learner, runner = make(loss=LossConfig(policy="own"))
+    update = sample(learner, runner)
+    monkeypatch.setitem(POLICY_LOSSES, "own", PolicyLoss(lambda batch, config: (batch.log_probs / 0, {})))
+    with pytest.raises(NumericsError, match=r"algo.loss.policy own\) .* is not finite"):
+        learner.learn(update, 0.0)
+    half = PolicyLoss(lambda batch, config: (clipped(batch, config)[0], {"half": batch.weights.new_tensor(0.5)}))
+    monkeypatch.setitem(POLICY_LOSSES, "own", half)
+    learner, runner = make(loss=LossConfig(policy="own"))
+    learner.learn(sample(learner, runner), 0.0)
+    assert learner.report()["loss/half"] == pytest.approx(0.5)
+
+
+@pytest.mark.slow
 def test_the_first_minibatch_has_ratios_of_one() -> None:
     learner, runner = make()
     learner.learn(sample(learner, runner), 0.0)

@@ -1,0 +1,70 @@
+"""A run's `config.yaml`: written of a config and read again, files of before kinds and of other people too."""
+
+from typing import Any
+
+from rlvlm.algorithms.policy_gradient.config import PRESETS
+from rlvlm.core.errors import UsageError
+from rlvlm.core.trust import foreign_code, is_trusted
+from rlvlm.core.yaml_text import read_yaml
+from rlvlm.envs.registry import find_task, own_settings
+from rlvlm.runs.config import RunConfig
+from rlvlm.runs.kinds import KINDS
+from rlvlm.runs.settings import read_settings, to_yaml
+
+_BEFORE_KINDS = {"sac": "steps", "ppo": "turns", "grpo": "chunks"}
+"""What stood first in `config.yaml` as `algorithm` before kinds did: the presets were taken for them."""
+
+
+def config_text(config: RunConfig) -> str:
+    """The text of `config.yaml`."""
+    return f"kind: {config.kind}\nalgorithm: {config.algorithm}\n{to_yaml(config)}"
+
+
+def read_config_text(text: str, name: str = "the configuration") -> RunConfig:
+    """The config that `config_text` wrote, or one of an earlier 0.2, which named an algorithm and no kind.
+
+    Raises:
+        UsageError: not YAML, an unknown kind or key, a value of the wrong type, or one that the config refuses.
+    """
+    tree: Any = read_yaml(text, name)
+    kind, is_old = "steps", False
+    if isinstance(tree, dict):
+        is_old = "kind" not in tree
+        algorithm = str(tree.pop("algorithm", "sac"))
+        kind = str(tree.pop("kind", _BEFORE_KINDS.get(algorithm, algorithm)))
+        if algorithm in ("ppo", "grpo") and isinstance(algo := tree.get("algo"), dict):
+            advantage = algo.get("advantage")
+            estimator = advantage.get("estimator", "gae") if isinstance(advantage, dict) else "gae"
+            algo["preset"] = next(
+                (name for name, (sets, _) in PRESETS.items() if sets["estimator"] == estimator), "ppo"
+            )
+    if kind not in KINDS:
+        raise UsageError(
+            f"{name} is of a kind {kind!r}; known here: {', '.join(KINDS)}",
+            "use the version of rlvlm that wrote it (environment.json names it)",
+        )
+    try:
+        task = str(tree.get("task", "")) if isinstance(tree, dict) else ""
+        is_known = _is_known(task)
+        like = KINDS[kind](task=task if is_known else "")
+        if isinstance(tree, dict) and isinstance(env := tree.get("env"), dict):
+            if is_old:  # before kinds, the settings of all families stood in every file
+                tree["env"] = own_settings(type(like.env), env)
+            elif not is_known:
+                tree["env"] = {name: env[name] for name in env if hasattr(like.env, name)}
+        return read_settings(KINDS[kind], tree, like=like)
+    except UsageError as error:
+        raise UsageError(f"{name}: {error}", error.fix) from error
+
+
+def _is_known(task: str) -> bool:
+    """Whether the class of a task's settings is known here. Somebody's own module is imported for it where that is
+    trusted; where it is not, nothing can be played, and what a report shows lacks the settings that only it has.
+    """
+    if not is_trusted("", foreign_code([task]), {}):
+        return False
+    try:
+        find_task(task)
+    except UsageError:
+        return False
+    return True
