@@ -31,7 +31,7 @@ TRACES = (0.0, 0.5, 0.9, 1.0)
 def main(task: str, trial: Trial) -> None:
     trial = replace(trial, grpo=replace(trial.grpo, groups=BLOCK // trial.grpo.group_size))
     runner, learner, viewer = set_up(task, trial)
-    scale, _ = supervised(task, runner.policy, viewer, trial)
+    supervised(task, runner.policy, viewer, trial)
     labeller, critic = RewardLabeller(trial.reward, None), Critic(CriticConfig(), viewer, trial.seed)
     plain = AdvantageConfig(estimator="grpo")
     credits = {"groups": plain} | {
@@ -41,7 +41,7 @@ def main(task: str, trial: Trial) -> None:
     successes: list[float] = []
     num_blocks = trial.most_episodes // BLOCK
     for block in range(num_blocks):
-        played, _ = runner.sample(num_groups=trial.grpo.groups, scale=scale)
+        played, _ = runner.sample(num_groups=trial.grpo.groups)
         episodes = labeller.label(played, 0)
         filled = critic.fill(episodes)
         successes.append(float(np.mean([episode.is_success for episode in episodes])))
@@ -66,7 +66,7 @@ def gradient(learner: TokenLearner, episodes: list[TokenEpisode], algo: PolicyGr
     """[P] of the loss where ratios are 1."""
     batches = BatchMaker(learner.policy, learner.batches.env, algo)
     batch = batches.make(episodes)
-    now = learner.policy.log_probs(batch.obs, batch.tokens, temperature=algo.temperature)
+    now = learner.policy.log_probs(batch.obs, batch.answers, temperature=algo.temperature)
     worth = now.log_probs * batch.weights * batch.advantages[:, None]
     parts = torch.autograd.grad(-worth.sum(), learner.policy.acting_parameters())
     return torch.cat([part.flatten() for part in parts]).numpy()

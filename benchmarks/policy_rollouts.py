@@ -300,7 +300,7 @@ def rollout_rates(
                 steps = sum(map(len, runner.sample(num_turns=turns)))
             if number:  # the first warms up
                 found[name].append((steps / clock.cpu_s["all"], steps / clock.wall_s["all"]))
-    runner.actor = Actor(algorithm._engine, ppo.max_reply_tokens, ppo.temperature)
+    runner.actor = Actor(algorithm.rollouts.engine, ppo.max_reply_tokens, ppo.temperature)
     return {name: medians(pairs) for name, pairs in found.items()}
 
 
@@ -326,7 +326,7 @@ def step_parts(config: Config, algorithm: PolicyGradient) -> dict[str, float]:
     """Shares of a PPO step's processor time, engine in process."""
     clock, learner = Clock(), algorithm._learners.local
     assert learner is not None, "the algorithm has one learner, in this process"
-    clock.wrap(algorithm._engine, "reply", "sampling replies")
+    clock.wrap(algorithm.rollouts.engine, "reply", "sampling replies")
     clock.wrap(learner, "_backward", "gradients")
     clock.wrap(algorithm._policy, "show", "encoding images")
     for method in _PASSES:
@@ -338,7 +338,7 @@ def step_parts(config: Config, algorithm: PolicyGradient) -> dict[str, float]:
     total = clock.now() - began
     parts = {name: seconds / total for name, seconds in clock.cpu_s.items()}
     shares = {name: round(share, 4) for name, share in (parts | {"the rest": 1 - sum(parts.values())}).items()}
-    for owner in (algorithm._engine, algorithm._policy, learner, learner.batches):
+    for owner in (algorithm.rollouts.engine, algorithm._policy, learner, learner.batches):
         for method in [name for name in vars(owner) if name in _TIMED]:
             delattr(owner, method)
     return shares | {"gradient steps of an update": steps / config.rounds}
@@ -346,7 +346,7 @@ def step_parts(config: Config, algorithm: PolicyGradient) -> dict[str, float]:
 
 def reply_tokens(runner: Any) -> float:
     """Mean length of a reply."""
-    replies = [ids for one in runner.sample(num_turns=2) for ids in one.tokens]
+    replies = [answer["ids"] for one in runner.sample(num_turns=2) for answer in one.answers]
     return round(float(np.mean([len(ids) for ids in replies])), 1)
 
 

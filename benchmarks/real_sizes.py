@@ -166,7 +166,7 @@ def run_vla(config: Config, root: Path) -> dict[str, Any]:
     learner.watch(runner.chunk_env)
     learner.begin()
     runner.policy = learner.policy
-    return measured(config, learner, lambda: runner.sample(num_groups=groups, scale=learner.policy.scale)[0])
+    return measured(config, learner, lambda: runner.sample(num_groups=groups)[0])
 
 
 def measured(config: Config, learner: TokenLearner, sample: Callable[[], list[TokenEpisode]]) -> dict[str, Any]:
@@ -186,7 +186,7 @@ def measured(config: Config, learner: TokenLearner, sample: Callable[[], list[To
         synchronise()
         ended = time.perf_counter()
         decisions = sum(map(len, episodes))
-        tokens = sum(len(one) for episode in episodes for one in episode.tokens)
+        tokens = sum(len(one) for episode in episodes for one in episode.log_probs)
         rows.append((played - began, ended - played, decisions, tokens, acting, peak()))
         learner.policy.forget_stale_images()
     sampling, learning, decisions, tokens, acting, updating = np.array(rows[1:] or rows, float).mean(0)

@@ -37,7 +37,6 @@ from rlvlm.envs.config import ChunkEnvConfig
 from rlvlm.envs.env import ChunkEnv
 from rlvlm.envs.registry import make_env
 from rlvlm.policies.vla.config import VLAConfig
-from rlvlm.policies.vla.tokens import ActionScale
 from rlvlm.rewards.config import ChunkRewardConfig, TurnRewardConfig
 from rlvlm.rewards.scorers import make_scorer
 from rlvlm.runs.recipes import recipe
@@ -88,14 +87,11 @@ def main(task: str, trial: Trial) -> None:
         critic = Critic(trial.grpo.advantage.critic, viewer, trial.seed)
     start, looked = time.process_time(), 0.0
 
-    scale, row = supervised(task, policy, viewer, trial)
+    row = supervised(task, policy, viewer, trial)
     learner.begin()
 
-    def success(temperature: float | None) -> float:
-        sampler = ChunkSampler(
-            policy=policy, env=viewer, scale=scale, temperature=temperature, least_range=trial.grpo.least_range
-        )  # fmt: skip
-        player = chunk_player(sampler, greedy=temperature is None)
+    def success(is_greedy: bool) -> float:
+        player = chunk_player(ChunkSampler(policy=policy, env=viewer, algo=trial.grpo), is_greedy)
         return float(np.mean([one.is_success for one in player.play(range(FIRST_SEED, FIRST_SEED + trial.episodes))]))
 
     episodes, env_steps, updates = 0, 0, 0
@@ -108,18 +104,18 @@ def main(task: str, trial: Trial) -> None:
         row |= {name: float(f"{value:.3g}") for name, value in learner.report().items()}
         if trial.episodes and (update % trial.every == 0 or is_over):
             before = time.process_time()
-            greedy, sampled = success(None), success(trial.grpo.temperature)
+            greedy, sampled = success(True), success(False)
             looked += time.process_time() - before
             row |= {"greedy": greedy, "sampled": sampled}
             is_over = is_over or min(greedy, sampled) >= trial.until
         if trial.end is not None and (update % trial.every == 0 or is_over):
-            save(policy, scale, trial.end)
+            save(policy, trial.end)
         sys.stdout.write(json.dumps(row) + "\n")
         sys.stdout.flush()
         if is_over:
             break
         before, row = time.process_time(), {}
-        found, successes, num_steps = rolled(runner, scale, trial.grpo, labeller, noise)
+        found, successes, num_steps = rolled(runner, trial.grpo, labeller, noise)
         episodes, env_steps = episodes + len(successes), env_steps + num_steps
         row |= {"train": round(float(successes.mean()), 3), "found": len(found) // trial.grpo.group_size}
         rollouts_s += time.process_time() - before
@@ -154,14 +150,14 @@ def set_up(task: str, trial: Trial) -> tuple[ChunkRunner, TokenLearner, ChunkEnv
 
 
 def rolled(
-    runner: ChunkRunner, scale: ActionScale, algo: PolicyGradientConfig, labeller: RewardLabeller, noise: float
+    runner: ChunkRunner, algo: PolicyGradientConfig, labeller: RewardLabeller, noise: float
 ) -> tuple[list[TokenEpisode], FloatArray, int]:
     """Episodes of groups that teach something, successes of all, and how many env steps they took."""
     found: list[TokenEpisode] = []
     successes: list[FloatArray] = []
     num_steps = 0
     for _ in range(algo.rounds):
-        played, _ = runner.sample(num_groups=algo.groups, scale=scale)
+        played, _ = runner.sample(num_groups=algo.groups)
         successes.append(np.array([episode.is_success for episode in played], np.float32))
         num_steps += sum(episode.num_steps for episode in played)
         labeller.show(played)
@@ -172,24 +168,24 @@ def rolled(
     return found, np.concatenate(successes), num_steps
 
 
-def supervised(task: str, policy: Any, env: ChunkEnv, trial: Trial) -> tuple[ActionScale, dict[str, Any]]:
+def supervised(task: str, policy: Any, env: ChunkEnv, trial: Trial) -> dict[str, Any]:
     if trial.start is not None and trial.start.exists():
         kept = torch.load(trial.start)
         policy.load_state_dict(kept["policy"])
-        return ActionScale.read(kept["scale"], "task"), {}
+        policy.load_statistics(kept["scale"])
+        return {}
     rng, began = np.random.default_rng(trial.seed), time.process_time()
     if trial.sft.demonstrations:
         data = Path(trial.sft.demonstrations)
         shown = read_demonstrations(data, task, trial.env, env, policy.image_px, lambda line: None)
     else:
         shown = demonstrate(env, trial.sft, trial.seed)
-    actions = shown.actions.reshape(-1, shown.actions.shape[-1])
-    scale = ActionScale.of_actions(actions, env.scaled_actions)
+    policy.learn_statistics(shown, env)
     shown_s = time.process_time() - began
-    loss = imitate(policy, env, shown, scale, trial.sft, rng, lambda line: None)
+    loss = imitate(policy, env, shown, trial.sft, rng, lambda line: None)
     if trial.start is not None:
-        save(policy, scale, trial.start)
-    return scale, {"demonstrations_s": round(shown_s, 1), metrics.SFT_LOSS: round(loss, 3)}
+        save(policy, trial.start)
+    return {"demonstrations_s": round(shown_s, 1), metrics.SFT_LOSS: round(loss, 3)}
 
 
 def told(task: str, args: list[str]) -> tuple[str, Trial]:
@@ -205,8 +201,8 @@ def told(task: str, args: list[str]) -> tuple[str, Trial]:
     return own.task, trial
 
 
-def save(policy: Any, scale: ActionScale, file: Path) -> None:
-    torch.save({"policy": policy.state_dict(), "scale": scale.write("task")}, file)
+def save(policy: Any, file: Path) -> None:
+    torch.save({"policy": policy.state_dict(), "scale": policy.statistics}, file)
 
 
 if __name__ == "__main__":

@@ -145,7 +145,7 @@ def measured(config: Config, folder: str, learns: Literal["all", "lora"]) -> dic
         )
         algorithm: PolicyGradient = stack.enter_context(built(settings))
         algorithm.prepare(lambda line: None)
-        served: Any = algorithm._engine
+        served: Any = algorithm.rollouts.engine
         served.show([slot.image], image)
         found: dict[str, list[float]] = {"out": [], "in": []}
         mib = 0.0

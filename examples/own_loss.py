@@ -14,7 +14,7 @@ def when(episode):
     turns = len(episode)
     return {
         "left": 1 - np.arange(turns) / turns,  # [T]
-        "place": [1 - np.arange(len(answer)) / len(answer) for answer in episode.tokens],  # T times [N]
+        "place": [1 - np.arange(len(answer)) / len(answer) for answer in episode.log_probs],  # T times [N]
     }
 
 

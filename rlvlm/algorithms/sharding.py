@@ -33,7 +33,7 @@ def shard(policy: Any, compute_dtype: torch.dtype | None) -> None:
     Of a policy built within `vlms.skeleton.skeletons` each reads its slice alone from the files of the model.
 
     Args:
-        policy: a `TokenPolicy` on its device; changed in place, and from then on called by all learners together.
+        policy: a `Policy` on its device; changed in place, and from then on called by all learners together.
         compute_dtype: that weights are gathered and computed in, the slices stay what they are; None: their own.
 
     Raises:

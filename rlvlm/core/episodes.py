@@ -1,12 +1,14 @@
-"""What envs that are answered in tokens show, what a policy is asked and answers, and the one record of an episode.
+"""What envs show, what a large policy is asked and answers, and the one record of an episode.
 
-An answer is a reply in words or a chunk of actions. `TokenEpisode` is what rollouts give, labellers fill, estimators
-read, learners shard and pages show. Images stay references: snapshots and keys. Letters: S env steps so far, T turns of
-this piece (a turn is a reply or a chunk), N tokens of an answer.
+An answer is a reply in words or a chunk of actions; what it is made of, tokens or the denoising steps of a flow, its
+policy alone knows. `TokenEpisode` is what rollouts give, labellers fill, estimators read, learners shard and pages
+show. Images stay references: snapshots and keys. Letters: S env steps so far, T turns of this piece (a turn is a reply
+or a chunk), N elements of an answer: what was drawn with a log-prob each.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +16,15 @@ from numpy.typing import NDArray
 from rlvlm.core.steps import FloatArray
 
 IntArray = NDArray[np.int64]
+Answer = Mapping[str, NDArray[Any]]
+"""Arrays of one answer by name, which only the policy that gave it reads: a reply's token ids, the bins of a chunk, the
+denoising steps of a flow."""
 _NOTHING: FloatArray = np.empty((0, 0), np.float32)
+
+
+def answer_key(answer: Answer) -> bytes:
+    """Equal for equal answers of a policy."""
+    return b"".join(answer[name].tobytes() for name in sorted(answer))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,6 +73,11 @@ class SampledReply:
     action: int | None = None
     """What an action head picked; None where the action is read in the text."""
 
+    @property
+    def answer(self) -> Answer:
+        """As its policy reads it."""
+        return {"ids": self.ids}
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SampledChunk:
@@ -70,10 +85,14 @@ class SampledChunk:
 
     actions: FloatArray
     """[L, A] in the env's units."""
-    ids: IntArray
-    """[L * A] its tokens: the bin of each action's each dimension."""
+    answer: Answer
+    """As its policy reads it."""
     log_probs: FloatArray
-    """[L * A] of each token; 0 of those that were taken and not drawn."""
+    """[N] of each element; 0 where it was taken and not drawn."""
+    mask: NDArray[np.bool_]
+    """[N] elements that were drawn."""
+    steps: IntArray
+    """[N] env step of the chunk, 0 to L - 1, that each element belongs to."""
     value: float
     """A critic's, before the chunk; 0 without one."""
     version: int
@@ -178,8 +197,7 @@ class TokenEpisode:
     """A whole episode, or the piece of one that was played between two updates.
 
     What an env shows (`snapshots`, `env_rewards`, `replies`) is of the whole episode so far; what is learned from is of
-    the T turns of this piece. A demonstration, which nobody's policy played, has no tokens, log-probs, values and
-    versions.
+    the T turns of this piece. A demonstration, which no policy sampled, has no answers, log-probs, values and versions.
     """
 
     task: str
@@ -197,14 +215,20 @@ class TokenEpisode:
     """[S + 1, D] at the start and after each env step."""
     steps: IntArray
     """[T] env steps that came of each turn: 1 of a reply, those of a chunk that were run."""
-    tokens: tuple[IntArray, ...]
-    """T answers of N tokens each: a reply's ids, an action head's action, or the bins of a chunk."""
+    answers: tuple[Answer, ...]
+    """T answers, as their policy reads them."""
     log_probs: tuple[FloatArray, ...]
-    """T times [N] when they were sampled."""
+    """T times [N] of each element when it was sampled."""
     masks: tuple[NDArray[np.bool_], ...]
-    """T times [N] tokens that are learned from: drawn, and of steps that were run."""
+    """T times [N] elements that are learned from: drawn, and of steps that were run."""
+    runs: tuple[NDArray[np.bool_], ...] = ()
+    """T times [N] elements of steps that were run, drawn or not: means are over these. Empty: all were."""
     actions: tuple[NDArray[np.bool_], ...] = ()
-    """T times [N] tokens that make the action; all others are a thought. Empty: all are."""
+    """T times [N] elements that make the action; all others are a thought. Empty: all are."""
+    chunks: tuple[FloatArray, ...] = ()
+    """T chunks [L, A] in the env's units; empty of replies."""
+    extras: Mapping[str, tuple[NDArray[Any], ...]] = field(default_factory=dict)
+    """By name T numbers, or T arrays [N], which an env's or a policy's author adds and an own loss reads."""
     values: FloatArray
     """[T] a critic's, before each answer; 0 without one."""
     versions: IntArray

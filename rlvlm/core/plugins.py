@@ -74,6 +74,8 @@ def check_call(function: Callable[..., Any], what: str, *by_position: str, by_na
     Raises:
         UsageError: it cannot.
     """
+    if not callable(function):
+        raise UsageError(f"{what} is a {type(function).__name__}, which cannot be called", "name a function or a class")
     try:
         signature = inspect.signature(function)
     except ValueError:  # what is compiled may not say what it takes

@@ -141,8 +141,8 @@ def to_token_episode(record: EpisodeRecord, env: TurnEnv) -> TokenEpisode:
         ),
         snapshots=snapshots,
         steps=np.ones(count, np.int64),
-        # nobody sampled these: the tokens are those of whoever learns, and there are no log-probs, values or versions
-        tokens=(),
+        # no policy sampled these: there are no answers, log-probs, values or versions
+        answers=(),
         log_probs=(),
         masks=(),
         values=np.zeros(0, np.float32),

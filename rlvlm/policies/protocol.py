@@ -1,5 +1,5 @@
-"""What learners, rollouts and players need of a policy that answers in tokens, whatever its size and its tokens; and
-how it comes to see images: `look` draws those that its `SeenImages` lack.
+"""What learners, rollouts and players need of a policy that answers, whatever its answers are made of; and how it comes
+to see images: `look` draws those that its `SeenImages` lack.
 """
 
 from collections import OrderedDict
@@ -11,7 +11,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from torch import Tensor, device
 from torch.nn import Parameter
 
-from rlvlm.core.episodes import IntArray, Observations
+from rlvlm.core.episodes import Answer, Observations
 from rlvlm.core.errors import MachineError
 from rlvlm.core.steps import FloatArray, Frames
 from rlvlm.policies.weights import Shardable
@@ -90,19 +90,24 @@ class Prediction:
     """What a policy now says about stored answers; everything carries gradients."""
 
     log_probs: Tensor
-    """[B, N] of each token, float32; 0 where there is none."""
+    """[B, N] of each element, float32; 0 where there is none."""
     values: Tensor | None = None
     """[B] the value head before each answer; None where the policy has none."""
     entropies: Tensor | None = None
-    """[B, N] of the distribution that each token was drawn from, nats; where asked for."""
+    """[B, N] of the distribution that each element was drawn from, nats; where asked for. Of fewer answers where it is
+    only logged."""
     token_values: Tensor | None = None
-    """[B, N] the value head before each token; where asked for. The first is that of `values`."""
+    """[B, N] the value head before each element; where asked for. The first is that of `values`."""
     actions: Tensor | None = None
     """[B, A] log-probs of an action head's actions; where asked for."""
 
 
-class TokenPolicy(Protocol):
-    """A VLM that writes, a VLM with an action head, or a VLA that answers by a chunk's action tokens."""
+class Policy(Protocol):
+    """A VLM that writes, a VLM with an action head, or a VLA of any form.
+
+    An answer is a mapping of arrays that the policy alone reads; its N elements are what was drawn with a log-prob
+    each: tokens, or the numbers of a flow's denoising steps. A log-prob may be that of a density, and above 0.
+    """
 
     images: SeenImages[Any]
     """What it has been shown, by key."""
@@ -125,34 +130,34 @@ class TokenPolicy(Protocol):
         """Keeps what it needs of `frames` [N, ...], as `draw` gives them, under `keys`."""
         ...
 
-    def lengths(self, obs: Observations, tokens: Sequence[IntArray]) -> list[int]:
+    def lengths(self, obs: Observations, answers: Sequence[Answer]) -> list[int]:
         """[B] tokens that the network goes through for each stored answer, those of images and prompts included.
 
         Args:
             obs: [B], whose images it was shown.
-            tokens: B answers.
+            answers: B.
         """
         ...
 
     def log_probs(
         self,
         obs: Observations,
-        tokens: Sequence[IntArray],
+        answers: Sequence[Answer],
         *,
         temperature: float = 1.0,
         detach_values: bool = False,
         with_entropies: bool = False,
         with_token_values: bool = False,
     ) -> Prediction:
-        """What it says of stored answers `tokens` to `obs`, whose images it was shown.
+        """What it says of stored answers to `obs`, whose images it was shown.
 
         Args:
             obs: [B].
-            tokens: B answers.
+            answers: B.
             temperature: that they were sampled with.
             detach_values: the value head's loss does not reach the body.
             with_entropies: give entropies too.
-            with_token_values: give a value before each token.
+            with_token_values: give a value before each element.
         """
         ...
 
@@ -196,12 +201,16 @@ class TokenPolicy(Protocol):
         """Forgets what it made of images where that changes as it learns: call it after an update."""
         ...
 
+    def meta(self) -> dict[str, Any]:
+        """What a checkpoint says of it beside the weights that learn, as JSON."""
+        ...
+
 
 SHOWN_AT_ONCE = 64
 """Images that are encoded together."""
 
 
-def look(policy: TokenPolicy, env: Any, obs: Observations, agree: Callable[[int], int] = int) -> None:
+def look(policy: Policy, env: Any, obs: Observations, agree: Callable[[int], int] = int) -> None:
     """Has `env` draw, and `policy` keep, the images of `obs` that it has not seen.
 
     Args:

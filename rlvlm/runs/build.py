@@ -45,7 +45,6 @@ from rlvlm.judges.goal_image import read_goal_image, with_goal_image
 from rlvlm.judges.judge import Judge
 from rlvlm.policies.vlm.config import PolicyConfig
 from rlvlm.policies.vlm.engine import PolicyEngine
-from rlvlm.policies.vlm.loading import load_policy
 from rlvlm.policies.vlm.policy import VLMPolicy
 from rlvlm.runs.config import RunConfig
 from rlvlm.runs.kinds import AnswersRun, ChunksRun, StepsRun, TurnsRun
@@ -163,7 +162,7 @@ def _with_rewards(
 
 def make_policy(config: PolicyConfig, env: TurnEnv) -> VLMPolicy:
     """The policy of `config`, for the actions of `env`; `partial(make_policy, config)` pickles."""
-    return load_policy(config, len(env.action_names))
+    return config.make_policy(env)
 
 
 def goal_image(config: RunConfig) -> Frames | None:
@@ -282,10 +281,7 @@ def chunk_players(config: ChunksRun, checkpoint: Path) -> Players:
     algo = config.algo
     torch.set_num_threads(algo.threads)
     env = make_env(config.task, config.policy_env.for_evaluation(), config.seed)
-    policy, scale = load_vla(checkpoint, env)
-    sampler = ChunkSampler(
-        policy=policy, env=env, scale=scale, temperature=algo.temperature, least_range=algo.least_range
-    )  # fmt: skip
+    sampler = ChunkSampler(policy=load_vla(checkpoint, env), env=env, algo=algo)
     others = {"policy, sampled": chunk_player(sampler, greedy=False)}
     return Players(
         own=chunk_player(sampler), name="policy, greedy", draw=env.draw, others=others, has_success=env.has_success

@@ -45,7 +45,7 @@ SCORE_COLUMNS = (
 true utility."""
 CODE_SETTINGS = (
     *("judge.backend", "reward.source", "reward.teacher", "feedback.sampling"),
-    *("algo.advantage.estimator", "algo.loss.policy"),
+    *("algo.advantage.estimator", "algo.loss.policy", "policy.head"),
 )
 """Besides the task, those that may name code of the user's own."""
 WAYS_OUT = (

@@ -17,7 +17,6 @@ import torch
 from PIL import Image
 
 from rlvlm.algorithms.checkpoint import load_tree
-from rlvlm.algorithms.policy_gradient.chunks import ChunkSampler
 from rlvlm.algorithms.policy_gradient.player import load_vla, load_vlm
 from rlvlm.algorithms.sac_pebble.player import load_policy as load_actor
 from rlvlm.core.episodes import Observations
@@ -27,8 +26,7 @@ from rlvlm.envs.env import ChunkEnv, TurnEnv
 from rlvlm.envs.images import FrameStore
 from rlvlm.envs.registry import make_env
 from rlvlm.policies.squashed_gaussian import SquashedGaussian
-from rlvlm.policies.vla.policy import VLAPolicy
-from rlvlm.policies.vla.tokens import ActionScale
+from rlvlm.policies.vla.policy import Sampling, VLAPolicy
 from rlvlm.policies.vlm.engine import PolicyEngine
 from rlvlm.policies.vlm.policy import VLMPolicy
 from rlvlm.preferences.networks import reward_input
@@ -170,14 +168,13 @@ class ChunkPolicy:
     Args:
         model: trained.
         env: of the run; says the shapes of what the model takes and gives.
-        scale: of the model's actions.
     """
 
-    def __init__(self, model: VLAPolicy, env: ChunkEnv, scale: ActionScale) -> None:
+    def __init__(self, model: VLAPolicy, env: ChunkEnv) -> None:
         self.model = model
         self.image_px = model.image_px
         """Side of the square images that it looks at."""
-        self._sampler = ChunkSampler(policy=model, env=env, scale=scale)
+        self._env = env
 
     def act(self, images: Frames, instruction: str, proprio: FloatArray) -> FloatArray:
         """The likeliest chunk, [L, A] in the env's units, for the env's `step`.
@@ -190,7 +187,7 @@ class ChunkPolicy:
         Raises:
             ValueError: an argument has another shape or type.
         """
-        env, side = self._sampler.env, self.image_px
+        env, side = self._env, self.image_px
         pixels, felt = np.asarray(images), np.asarray(proprio, np.float32)
         wanted = (len(env.cameras), side, side, 3)
         if pixels.dtype != np.uint8 or pixels.shape != wanted:
@@ -204,8 +201,7 @@ class ChunkPolicy:
         obs = Observations(
             images=(key,), texts=(instruction,), proprio=felt[None], snapshots=np.zeros((1, 0), np.float32)
         )
-        bins, _, _ = self.model.sample(obs, temperature=None)
-        return self._sampler.to_actions(bins)[0]
+        return self.model.sample(obs, Sampling()).actions[0]
 
 
 def load_policy(run: RunFolder | Path | str, *, trust: bool = False) -> StepPolicy | TurnPolicy | ChunkPolicy:
@@ -230,8 +226,7 @@ def load_policy(run: RunFolder | Path | str, *, trust: bool = False) -> StepPoli
         return StepPolicy(load_actor(checkpoint))
     env = make_env(config.task, config.env.for_evaluation(), config.seed)
     if not isinstance(config, TurnsRun):
-        model, scale = load_vla(checkpoint, env)
-        return ChunkPolicy(model, env, scale)
+        return ChunkPolicy(load_vla(checkpoint, env), env)
     model = make_policy(config.policy, env)
     load_vlm(model, checkpoint)
     return TurnPolicy(model, env, config.algo.max_reply_tokens, config.algo.temperature)

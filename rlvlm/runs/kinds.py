@@ -406,7 +406,7 @@ class ChunksRun(AnswersRun):
         if preset == self.algo.preset:
             return self
         algo, policy = with_preset(self.algo, preset), self.policy
-        if preset == "ppo" and not policy.model and algo.advantage.values == "policy":
+        if preset == "ppo" and not (policy.model or policy.is_own) and algo.advantage.values == "policy":
             policy = replace(policy, pocket=replace(policy.pocket, has_values=True))
         return replace(self, algo=algo, policy=policy)
 
@@ -437,6 +437,7 @@ class ChunksRun(AnswersRun):
         yield from super().without_effect()
         yield self.algo.num_learners, f"algo.num_learners {self.algo.num_learners}", ("algo.device",)
         yield self.policy.model, "policy.model", ("sft.*", "policy.pocket.*")
+        yield self.policy.is_own, f"policy.head {self.policy.head}", ("policy.pocket.*",)
 
     def smoke(self) -> Self:
         share = min(1.0, 32 / self.env.episode_steps)  # so that the wall time stays about the same
@@ -464,6 +465,10 @@ class ChunksRun(AnswersRun):
 
     def check_objects(self) -> None:
         super().check_objects()
+        if self.policy.is_own:
+            from rlvlm.policies.vla.build import find_own
+
+            find_own(self.policy)
         if self.sft.demonstrations:
             from rlvlm.demonstrations.folder import open_folder
 

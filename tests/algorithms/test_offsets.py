@@ -4,15 +4,15 @@ import numpy as np
 import pytest
 import torch
 
-from rlvlm.algorithms.sft_chunks import augment_scenes, demonstrate, imitate, network_inputs, true_offsets
+from rlvlm.algorithms.sft_chunks import demonstrate, imitate
 from rlvlm.algorithms.sft_config import ChunkSFTConfig
 from rlvlm.envs.config import ChunkEnvConfig
 from rlvlm.envs.push_block import HAND
 from rlvlm.envs.registry import make_env
 from rlvlm.policies.vla.build import build_policy
 from rlvlm.policies.vla.config import PocketVLAConfig, VLAConfig
+from rlvlm.policies.vla.offsets import augment_scenes
 from rlvlm.policies.vla.pocket import PocketVLA
-from rlvlm.policies.vla.tokens import ActionScale
 
 WORLD = make_env("push_block", ChunkEnvConfig(), 0)
 SHOWN = demonstrate(WORLD, ChunkSFTConfig(episodes=6), 0)
@@ -23,11 +23,12 @@ def policy(offsets: bool = True) -> PocketVLA:
     torch.manual_seed(0)
     found = build_policy(VLAConfig(pocket=PocketVLAConfig(image_px=16, hidden=32, predicts_offsets=offsets)), WORLD)
     assert isinstance(found, PocketVLA)
+    found.learn_statistics(SHOWN, WORLD)
     return found
 
 
 def seen_by(net: PocketVLA) -> tuple[Seen, torch.Tensor]:
-    return network_inputs(net, WORLD, SHOWN.obs), true_offsets(net, WORLD, SHOWN.obs)
+    return net.shown_inputs(WORLD, SHOWN.obs), torch.from_numpy(WORLD.offsets(SHOWN.obs.snapshots))
 
 
 def error(net: PocketVLA) -> float:
@@ -49,16 +50,15 @@ def test_scenes_that_nobody_played_have_a_hand_of_one_moment_and_things_of_a_sta
 
 @pytest.mark.slow
 def test_such_scenes_teach_to_see_where_the_hand_should_not_be() -> None:
-    scale = ActionScale.of_actions(SHOWN.actions.reshape(-1, 7), WORLD.scaled_actions)
     errors = []
     for count in (0, 400):
         net = policy()
         config = ChunkSFTConfig(updates=300, batch_size=16, scenes=count)
-        imitate(net, WORLD, SHOWN, scale, config, np.random.default_rng(0), print)
+        imitate(net, WORLD, SHOWN, config, np.random.default_rng(0), print)
         other = augment_scenes(SHOWN.obs, SHOWN.begins, 200, WORLD, np.random.default_rng(1))
         with torch.no_grad():
-            told = net.predict_offsets(*network_inputs(net, WORLD, other))
-        errors.append((told - true_offsets(net, WORLD, other)).square().mean().item())
+            told = net.predict_offsets(*net.shown_inputs(WORLD, other))
+        errors.append((told - torch.from_numpy(WORLD.offsets(other.snapshots))).square().mean().item())
     assert errors[1] < 0.5 * errors[0]
 
 
@@ -73,12 +73,11 @@ def test_true_ways_lead_from_the_hand_to_each_thing() -> None:
 
 @pytest.mark.slow
 def test_demonstrations_teach_ways_where_the_policy_tells_them() -> None:
-    scale = ActionScale.of_actions(SHOWN.actions.reshape(-1, 7), WORLD.scaled_actions)
     config = ChunkSFTConfig(updates=300, batch_size=16)
     after = []
     for offsets in (True, False):
         net = policy(offsets)
-        loss = imitate(net, WORLD, SHOWN, scale, config, np.random.default_rng(0), print)
+        loss = imitate(net, WORLD, SHOWN, config, np.random.default_rng(0), print)
         after.append((net, loss))
     (tells, told_loss), (silent, silent_loss) = after
     _, offsets = seen_by(tells)

@@ -58,8 +58,9 @@ def test_slots_driven_as_one_hold_what_each_env_gives_by_itself() -> None:
     def again(slots: Sequence[Slot]) -> list[SampledChunk]:
         """The chunks that were played in the envs alone."""
         chunks = [alone[slot.start][3][len(slot.answers)] for slot in slots]
-        ids, nothing = np.zeros(0, np.int64), np.zeros(0, np.float32)
-        return [SampledChunk(actions=one, ids=ids, log_probs=nothing, value=0.0, version=0) for one in chunks]
+        empty: dict[str, Any] = {"log_probs": np.zeros(0, np.float32), "mask": np.zeros(0, bool)}
+        of_none = empty | {"answer": {}, "steps": np.zeros(0, np.int64), "value": 0.0, "version": 0}
+        return [SampledChunk(actions=one, **of_none) for one in chunks]
 
     lengths = set()
     for slot in play([Slot(env) for _ in range(8)], range(8), again, env.many()):

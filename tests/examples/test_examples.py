@@ -36,7 +36,12 @@ def test_an_example_keeps_every_promise(task: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "page", "max_lines"),
-    [("catch_ball", "chunk_envs.md", 90), ("reach_arm", "mujoco_tasks.md", 60), ("slide_ball", "tasks.md", 60)],
+    [
+        ("catch_ball", "chunk_envs.md", 90),
+        ("own_policy", "own_policy.md", 110),
+        ("reach_arm", "mujoco_tasks.md", 60),
+        ("slide_ball", "tasks.md", 60),
+    ],
 )
 def test_it_stays_short_and_is_what_the_docs_show(name: str, page: str, max_lines: int) -> None:
     whole = (EXAMPLES / f"{name}.py").read_text()

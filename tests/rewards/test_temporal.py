@@ -19,7 +19,7 @@ def episode(white: bool, *actions: int | None) -> TokenEpisode:
     )
     return TokenEpisode(
         task="", seed=0, snapshots=snapshots, obs=seen, played_at=np.arange(count), steps=np.ones(count, np.int64),
-        tokens=(), log_probs=(), masks=(), values=none, versions=np.zeros(0, np.int64), gains=none,
+        answers=(), log_probs=(), masks=(), values=none, versions=np.zeros(0, np.int64), gains=none,
         goals=("",) * count, is_over=True,
         replies=tuple(Reply(text="", thought="", action=action, action_span=None) for action in actions),
         env_rewards=np.zeros(count, np.float32), success=np.zeros(count, bool), progress=np.zeros(count, np.float32),

@@ -65,7 +65,7 @@ def test_the_example_of_the_page_runs_as_written(
 def test_the_example_of_a_trained_policy_runs_as_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = rlvlm.override(rlvlm.recipe("number_line"), {"out": tmp_path / "run"})
     env = rlvlm.make_env("number_line", config.env, seed=0)
-    run = run_with(config, policy_file(make_policy(config.policy, env), None, None))
+    run = run_with(config, policy_file(make_policy(config.policy, env)))
     exec(POLICY_EXAMPLE.replace("runs/number_line/<time>", str(run.path)), {})  # noqa: S102 - the page's own lines
     lines = capsys.readouterr().out.splitlines()
     assert 1 <= len(lines) <= 10 and all(line.split()[-1] in ("True", "False") for line in lines)
@@ -111,7 +111,7 @@ def test_a_vlm_that_acts_in_text_or_by_a_head(acts: str, tmp_path: Path) -> None
     trained = make_policy(config.policy, env)
     for parameter in trained.value_parameters() + trained.head_parameters():
         torch.nn.init.normal_(parameter, std=0.01, generator=torch.Generator().manual_seed(5))
-    run = run_with(config, policy_file(trained, None, None))
+    run = run_with(config, policy_file(trained))
     [played] = open_players(config, run.checkpoints.best().algorithm).own.play([7])
 
     policy = rlvlm.load_policy(str(run.path))
@@ -137,7 +137,9 @@ def test_a_vla_that_acts_in_chunks(tmp_path: Path) -> None:
     env = rlvlm.make_env(config.task, config.env.for_evaluation(), seed=0)
     actions = np.random.default_rng(0).uniform(-1, 1, (50, len(env.action_low))).astype(np.float32)
     scale = ActionScale.of_actions(actions, env.scaled_actions)
-    run = run_with(config, policy_file(build_policy(config.policy, env), config.policy, scale))
+    fresh: Any = build_policy(config.policy, env)
+    fresh.scale = scale
+    run = run_with(config, policy_file(fresh))
     [played] = open_players(config, run.checkpoints.best().algorithm).own.play([FIRST_HELD_OUT_STATE])
 
     policy = rlvlm.load_policy(run.checkpoints.best().path)

@@ -33,7 +33,9 @@ def test_an_evaluation_plays_the_policy_greedily_and_sampled(monkeypatch: pytest
     config = recipe("push_block")
     env = make_env("push_block", config.env, 0)
     scale = ActionScale(low=(-1.0,) * 7, high=(1.0,) * 7, scaled=(True,) * 7)
-    monkeypatch.setattr(build, "load_vla", lambda *_: (build_policy(config.policy, env), scale))
+    policy: Any = build_policy(config.policy, env)
+    policy.scale = scale
+    monkeypatch.setattr(build, "load_vla", lambda *_: policy)
     played_in: list[StepEnvConfig] = []
 
     def remembered(task: str, env: StepEnvConfig, seed: int) -> Any:

@@ -325,7 +325,7 @@ def test_ppo_learns_the_same_whether_engines_sleep_while_learners_learn_or_have_
         turns = config.colocated
         algorithm: PolicyGradient = build(folder, make_engine=partial(ServedEngine, own, config=config))
         algorithm.train()
-        events = noted(algorithm._engine, algorithm._learners)
+        events = noted(algorithm.rollouts.engine, algorithm._learners)
         algorithm.train()
         done = [one for one in events if one in ("sleep", "learn", "wake", "pack", "reply")]
         first_reply, last_reply = done.index("reply"), len(done) - done[::-1].index("reply")
@@ -339,7 +339,7 @@ def test_ppo_learns_the_same_whether_engines_sleep_while_learners_learn_or_have_
         if not turns:
             assert algorithm.evaluate_policy(2).episodes
             rollout, _ = algorithm._source._play(algorithm._pack())
-            version = algorithm._engine.version
+            version = algorithm.rollouts.engine.version
             check_versions(rollout, version, 0)
             check_versions(rollout, version + 1, 1)
             for wanted, staleness in ((version + 1, 0), (version - 1, 1)):
@@ -361,7 +361,7 @@ def test_replies_are_sampled_while_the_learner_learns_and_are_the_same(app: str,
         report = algorithm.report()
         assert report[metrics.STALENESS] == 1 and report[metrics.UPDATES] == 3
         algorithm.flush_pending()
-        assert algorithm._engine.version == algorithm._version == 5, "who is evaluated is the newest"
+        assert algorithm.rollouts.engine.version == algorithm._version == 5, "who is evaluated is the newest"
         names = (metrics.UPDATE_POLICY_LOSS, metrics.UPDATE_VALUE_LOSS, metrics.UPDATE_GRADIENT, metrics.UPDATE_KL)
         found.append([algorithm.report()[name] for name in names])
         algorithm.stop()

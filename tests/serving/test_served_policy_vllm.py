@@ -201,7 +201,7 @@ class TestServed:
                 report = algorithm.report()
                 assert report[metrics.UPDATE_FIRST_RATIO] <= 1e-3, "trained on what was sampled"
                 assert report[metrics.ENGINE_SYNC_ERROR] <= 1e-3 and report[metrics.UPDATES] == number
-                assert algorithm._engine._measured == number  # type: ignore[attr-defined]
+                assert algorithm.rollouts.engine._measured == number  # type: ignore[attr-defined]
             algorithm.stop()
 
 

@@ -1,6 +1,6 @@
-"""Policy gradients for policies that answer in tokens, as an RLlib algorithm. Run by runs/ and by Ray Tune.
+"""Policy gradients for policies whose answers are sampled, as an RLlib algorithm. Run by runs/ and by Ray Tune.
 
-A VLM's reply and a VLA's chunk are both tokens given an observation: they are sampled with a log-probability, credited
+A VLM's reply and a VLA's chunk are both answers to an observation: they are sampled with a log-probability, credited
 by an estimator of advantages, and learned from by a clipped loss. PPO, GRPO, RLOO and GiGPO are its presets.
 
 Sources: Schulman et al. 2017, arXiv:1707.06347 (PPO); Zhai et al. 2024, arXiv:2405.10292 (RL4VLM); Shao et al. 2024,
@@ -30,10 +30,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import ray
 import torch
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
-from torch.nn.utils import parameters_to_vector
 
 from rlvlm.algorithms.base import BaseAlgorithm
 from rlvlm.algorithms.checkpoint import load_tree, save_tree
@@ -41,31 +39,25 @@ from rlvlm.algorithms.evaluation import Evaluation, PlayedEpisode
 from rlvlm.algorithms.learners import Learners
 from rlvlm.algorithms.policy_gradient.advantages import find_estimator
 from rlvlm.algorithms.policy_gradient.algorithm_config import TokenConfig
-from rlvlm.algorithms.policy_gradient.chunks import ChunkSampler, make_chunk_rollout
 from rlvlm.algorithms.policy_gradient.config import PolicyGradientConfig
 from rlvlm.algorithms.policy_gradient.critic import Critic
 from rlvlm.algorithms.policy_gradient.learner import TokenLearner
-from rlvlm.algorithms.policy_gradient.monitors import ReadableMonitor, watch_replies
-from rlvlm.algorithms.policy_gradient.player import TokenPlayer, chunk_player, policy_file, turn_player
+from rlvlm.algorithms.policy_gradient.monitors import ReadableMonitor
+from rlvlm.algorithms.policy_gradient.player import policy_file
 from rlvlm.algorithms.policy_gradient.rewards import RewardLabeller, preflight, shown_frames
-from rlvlm.algorithms.policy_gradient.slots import make_slot
-from rlvlm.algorithms.policy_gradient.source import EpisodeSource, join
-from rlvlm.algorithms.policy_gradient.supervised_start import start_chunks, start_replies
-from rlvlm.algorithms.policy_gradient.turns import Actor, TurnRunner, make_turn_rollout
-from rlvlm.algorithms.runner_group import LocalRunnerGroup, RemoteRunnerGroup, check_places
+from rlvlm.algorithms.policy_gradient.rollouts import ROLLOUTS
+from rlvlm.algorithms.policy_gradient.source import EpisodeSource
+from rlvlm.algorithms.runner_group import check_places
 from rlvlm.algorithms.sharding import fetch_bucket, put_buckets
 from rlvlm.algorithms.training_stats import TrainingStats
 from rlvlm.core import metrics
-from rlvlm.core.episodes import Observations, TokenEpisode
+from rlvlm.core.episodes import TokenEpisode
 from rlvlm.core.errors import RunError, UsageError
 from rlvlm.core.steps import FloatArray, Frames
 from rlvlm.envs.registry import make_env
 from rlvlm.judges.cache import without_memory
 from rlvlm.judges.judge import Judge
 from rlvlm.policies.buckets import Bucket, fill_from_buckets
-from rlvlm.policies.vla.tokens import ActionScale
-from rlvlm.policies.vlm.config import BUCKET_MIB
-from rlvlm.policies.vlm.engine import Engine, PolicyEngine
 from rlvlm.rewards.scorers import Scorer, make_scorer
 from rlvlm.rewards.scoring_items import ScoredItem
 from rlvlm.rewards.temporal import TemporalNovelty
@@ -97,15 +89,11 @@ class PolicyGradient(BaseAlgorithm):
         assert make_policy is not None, "checked by `validate`"
         self._learners: Learners[TokenLearner] = Learners(self, algo.threads)
         self._learner = self._learners.local
-        self._held_out = self.config.env_settings.for_evaluation()  # starts that no rollout has
-        is_turns = self.config.policy is None
-        self._viewer: Any = make_env(
-            self.config.task, self.config.env_settings if is_turns else self._held_out, self.config.seed
-        )
+        kind = ROLLOUTS[self.config.kind]
+        self._viewer: Any = make_env(self.config.task, kind.viewer_settings(self.config), self.config.seed)
         # a judge may look at other images than the policy, e.g. larger ones or from elsewhere
-        self._judge_viewer = self._viewer
-        drawn = self.config.judge_env
-        if not is_turns and drawn is not None and drawn.for_evaluation() != self._held_out:
+        self._judge_viewer, drawn = self._viewer, self.config.judge_env
+        if drawn is not None and drawn.for_evaluation() != self.config.env_settings.for_evaluation():
             self._judge_viewer = make_env(self.config.task, drawn.for_evaluation(), self.config.seed)
         # what plays in this process: the learner's own policy, or a copy that takes over the learners' weights
         self._policy: Any = make_policy(self._viewer) if self._learner is None else self._learner.policy
@@ -115,11 +103,8 @@ class PolicyGradient(BaseAlgorithm):
             self._learner.watch(self._viewer)
         self._stats = TrainingStats()
         self._readable = ReadableMonitor(algo.most_unreadable)
-        self._scale: ActionScale | None = None
         self._version, self._is_prepared, self._is_warned, self._update_s = 0, False, False, 0.0
-        self._packed: tuple[int, Any] | None = None
         self._buckets: list[Bucket] = []
-        self._labeller = self._make_labeller()
         estimator = find_estimator(algo.advantage.estimator)
         self._is_compared = "groups" in estimator.needs
         if estimator.has_critic and algo.advantage.values == "policy" and not self._policy.has_values:
@@ -127,35 +112,18 @@ class PolicyGradient(BaseAlgorithm):
                 f"the estimator {algo.advantage.estimator} needs a critic, and the policy has no value head",
                 "--policy.pocket.has-values, or --algo.advantage.values state",
             )
-        runner: Any = self.env_runner_group.local_env_runner
-        self._player: TokenPlayer | None = None  # of envs in chunks one is made when there is a scale of actions
-        self._engine: Engine | None = None
-        if is_turns:
-            assert isinstance(runner, TurnRunner), "what the config names"
-            group: Any = LocalRunnerGroup  # turns have one runner, which is sampled here and saved as a group is
-            self._runner_group: Any = group(runner)
-            self._engine = self._make_engine()
-            runner.actor = Actor(self._engine, algo.max_reply_tokens, algo.temperature)
-            if algo.loss.entropy_weight or algo.loss.ratio == "weighted":  # else no token differs from the others
-                for slot in runner.slots:
-                    slot.action_tokens = self._policy.action_tokens
-            self._player = turn_player(
-                runner.actor, partial(make_slot, self.config.task, self._held_out), algo.num_envs,
-                milestones=self._viewer.milestones,
-            )  # fmt: skip
-            play = make_turn_rollout(runner, self._engine, self._labeller, algo, self._is_compared)
-        else:
-            if runner is None:
-                timeout_s, revival_s = self.config.sample_timeout_s, self.config.env_runner_restore_timeout_s
-                self._runner_group = RemoteRunnerGroup(self.env_runner_group, self._weights, join, timeout_s, revival_s)
-            else:
-                runner.policy = self._policy
-                self._runner_group = LocalRunnerGroup(runner)
-            play = make_chunk_rollout(self._runner_group, self._labeller, algo, self.config.reward, self._needed_scale)
-        self._bucket_bytes = BUCKET_MIB << 20 if self._engine is None else self._engine.bucket_bytes
+        self.rollouts = kind(self.config, self._viewer, self._policy, self.env_runner_group)
+        self._labeller = self._make_labeller()
+        self.rollouts.show_to(self._labeller)
+        engine = self.rollouts.engine
+        if engine is not None and self.config.make_engine is not None:
+            if engine.shares_cards:
+                engine.wake(self._cards())
+            engine.use(engine.pack(0))
         self._critic: Critic | None = None
         if estimator.has_critic and algo.advantage.values == "state":
             self._critic = Critic(algo.advantage.critic, self._viewer, self.config.seed)
+        play = partial(self.rollouts.play, is_compared=self._is_compared)
         plays_elsewhere = bool(algo.env_runners or self.config.make_engine)
         self._source = EpisodeSource(
             algo, play, self._pack, self._show, self._labeller, self._is_compared, self._stats, plays_elsewhere
@@ -163,27 +131,11 @@ class PolicyGradient(BaseAlgorithm):
         self.last_played: list[TokenEpisode] = []
         """The greedy episodes of the last evaluation."""
 
-    def _make_engine(self) -> Engine:
-        """What samples replies: the policy of this process, or what the config's `make_engine` makes for it."""
-        if self.config.make_engine is None:
-            return PolicyEngine(self._policy, self.config.algo.num_envs)
-        # a fixed turn and reply, by which replicas are compared with this policy whenever they take its weights over
-        slot = make_slot(self.config.task, self.config.env_settings)
-        slot.begin(self.config.seed)
-        frame = slot.env.draw(slot.turn.snapshot[None])
-        self._policy.show([slot.image], frame)
-        obs = Observations(texts=(slot.turn.prompt,), images=(slot.image,))
-        engine = self.config.make_engine(self._policy, obs, self._policy.write(slot.env.action_text(0)), frame)
-        if engine.shares_cards:
-            engine.wake(self._cards())
-        engine.use(engine.pack(0))
-        return engine
-
     def _make_labeller(self) -> RewardLabeller:
         """Gives turns their reward: from the sources that the config weighs."""
         reward, scorer, novelty = self.config.reward, None, None
         if reward.scores:
-            scorer = self._make_scorer(self.config.make_judge, remembers=self.config.policy is None)
+            scorer = self._make_scorer(self.config.make_judge, remembers=self.rollouts.remembers)
         if reward.weights["novelty"]:
             novelty = TemporalNovelty(len(self._viewer.action_names), self._viewer.draw, self.config.seed)
         return RewardLabeller(reward, scorer, novelty, self.config.goal)
@@ -203,8 +155,7 @@ class PolicyGradient(BaseAlgorithm):
         done = self.env_steps  # step sizes fall by what was done before this rollout
         episodes = self._source.next()  # rolled out, labelled, without the groups that teach nothing
         self._learn_from(episodes, done)
-        if self.config.policy is None and self._source.newest:
-            watched = watch_replies(self._source.newest, self.config.algo.max_reply_tokens)
+        if watched := self.rollouts.watch(self._source.newest):
             self._readable.check(watched)
             self._stats.note(watched)
         self.log_round()
@@ -219,11 +170,8 @@ class PolicyGradient(BaseAlgorithm):
         Returns:
             Whether there is a policy that can act already.
         """
-        sft = self.config.sft
-        is_turns = self.config.policy is None
-        can_act = not is_turns or (sft is not None and bool(sft.turns or sft.demonstrations or sft.start_from))
         if self._is_prepared:
-            return can_act
+            return self.rollouts.can_act
         found = preflight(
             self._labeller, self.config.task, self.config.env_settings, self.config.reward,
             self.config.algo.advantage, self.config.seed, self.config.goal,
@@ -233,25 +181,19 @@ class PolicyGradient(BaseAlgorithm):
         self._source.scorer_noise = found.get(metrics.JUDGE_PREFLIGHT_NOISE, self._source.scorer_noise)
         # the supervised start takes the learners' memory, as an update does
         with self._engine_asleep():
-            if not is_turns:
-                self._scale, measured = start_chunks(self.config, self._policy, self._viewer, log)
-                self._stats.note(measured)
-                if still := np.flatnonzero(~self._sampler().explored).tolist():
-                    named = ", ".join(map(str, still))
-                    log(f"dimensions {named} of the actions are not explored: demonstrations hardly use their range")
-            elif can_act:
-                self._stats.note(start_replies(self.config, self._policy, log))
+            self._stats.note(self.rollouts.start(self._viewer, log))
         if self._learner is None:  # all learners begin as the policy that plays here, fresh adapters too
-            self._learners.call_all("take_weights", put_buckets(self._policy.trained_state(), self._bucket_bytes))
+            buckets = put_buckets(self._policy.trained_state(), self.rollouts.bucket_bytes)
+            self._learners.call_all("take_weights", buckets, self._policy.meta())
         self._learners.call_all("begin")
         self._version += 1  # other weights than those that the engine was given when it was made
         self._is_prepared = True
-        return can_act
+        return self.rollouts.can_act
 
     def _learn_from(self, episodes: Sequence[TokenEpisode], done: int) -> None:
         """Credits `episodes` and updates the policy by them, `done` env steps into the run; nothing of none."""
         began = time.monotonic()
-        if self._engine is not None:
+        if self.rollouts.engine is not None:
             check_versions(episodes, self._version, self.config.algo.staleness)
         # a critic of the state knows nothing in the first round: it learns from it, and the policy waits
         learned = list(episodes) if self._critic is None else self._critic.fill(episodes)
@@ -272,7 +214,7 @@ class PolicyGradient(BaseAlgorithm):
     @contextmanager
     def _engine_asleep(self) -> Iterator[None]:
         """While the context is open the learners have their GPUs for themselves."""
-        engine = self._engine
+        engine = self.rollouts.engine
         if engine is None or not engine.shares_cards:
             yield
             return
@@ -286,8 +228,8 @@ class PolicyGradient(BaseAlgorithm):
 
     def _warn_of_mismatch(self) -> None:
         """Says once that the engine is not quite the policy that is trained."""
-        if self._engine is None or self.config.algo.staleness or self._is_warned:  # what is stale differs anyway
-            return
+        if self.rollouts.engine is None or self.config.algo.staleness or self._is_warned:
+            return  # what is stale differs anyway
         off = self._learners.call("report").get(metrics.UPDATE_FIRST_RATIO, 0.0)
         if off > _MOST_OFF:
             self._is_warned = True
@@ -296,28 +238,19 @@ class PolicyGradient(BaseAlgorithm):
                 "--algo.loss.correction token, or an engine of the trainer's precision", 100 * off
             )  # fmt: skip
 
-    def _weights(self) -> FloatArray:
-        """[P] those of the policy that learn, as `ChunkRunner.act` takes them."""
-        return parameters_to_vector(self._policy.trained_state().values()).cpu().numpy()
-
     def _sync_weights(self) -> None:
         """Has the policy that plays in this process be the learners', bucket by bucket; engines read the same ones."""
         if self._learner is None:
-            buckets = self._learners.call("put_weights", self._bucket_bytes)
+            buckets = self._learners.call("put_weights", self.rollouts.bucket_bytes)
             fill_from_buckets(self._policy.trained_state(), buckets, fetch_bucket)
             self._policy.forget_stale_images()
-            self._buckets = [] if self._engine is None else buckets
+            self._buckets = [] if self.rollouts.engine is None else buckets
 
     def _pack(self) -> Any:
-        """The policy's weights as they are now, for a rollout: in the engine's way, or for env runners of chunks."""
-        if self._engine is None:
-            values = ray.put(self._weights()) if self.config.algo.env_runners else None
-            return self._version, values
-        # once for each version: with `rounds` a policy plays several rollouts
-        if self._packed is None or self._packed[0] != self._version:
-            self._packed = self._version, self._engine.pack(self._version, self._buckets)
-            self._buckets = []  # whoever was given them keeps them, until the next ones come
-        return self._packed[1]
+        """The policy's weights as they are now, for a rollout."""
+        packed = self.rollouts.pack(self._version, self._buckets)
+        self._buckets = []  # what was given them keeps them, until the next ones come
+        return packed
 
     def _show(self, images: dict[bytes, Frames]) -> None:
         """Shows the policy that is trained what one elsewhere has looked at."""
@@ -332,12 +265,12 @@ class PolicyGradient(BaseAlgorithm):
         """Learns from what is under way, so that what is evaluated and saved next is of one moment."""
         for episodes in self._source.rest():
             self._learn_from(episodes, self.env_steps)
-        if self._engine is not None:
-            self._engine.use(self._pack())
+        if self.rollouts.engine is not None:
+            self.rollouts.engine.use(self._pack())
 
     def report(self) -> dict[str, float]:
         """The newest numbers by their names in `rlvlm.core.metrics`."""
-        engine = {} if self._engine is None else self._engine.report()
+        engine = {} if self.rollouts.engine is None else self.rollouts.engine.report()
         critic = {} if self._critic is None else self._critic.report()
         seconds = {
             metrics.ROLLOUT_S: self._source.rollout_s,
@@ -356,27 +289,10 @@ class PolicyGradient(BaseAlgorithm):
         """What was scored since the last call, with the truth beside it."""
         return self._labeller.drain_records()
 
-    def _needed_scale(self) -> ActionScale:
-        assert self._scale is not None, "there is a policy once it has been prepared"
-        return self._scale
-
-    def _sampler(self) -> ChunkSampler:
-        return ChunkSampler(
-            policy=self._policy, env=self._viewer, scale=self._needed_scale(),
-            temperature=self.config.algo.temperature, least_range=self.config.algo.least_range,
-        )  # fmt: skip
-
     def evaluate_policy(self, num_episodes: int) -> Evaluation:
         """Episodes of the present policy, greedy and sampled, in envs of their own."""
         self.flush_pending()
-        player = self._player
-        if player is None:  # made anew each time: its sampler holds the scale of actions
-            here: Any = self.env_runner_group.local_env_runner if self.env_runner_group else None
-            make_envs = None
-            if here is not None and self.config.algo.env_workers:
-                make_envs = partial(here.worker_envs, self._held_out, self._viewer, 1)
-            player = chunk_player(self._sampler(), make_envs=make_envs)
-        evaluation, self.last_played = player.evaluate(num_episodes)
+        evaluation, self.last_played = self.rollouts.player().evaluate(num_episodes)
         return replace(evaluation, has_success=self._viewer.has_success)
 
     def rewarded(self, episodes: Sequence[PlayedEpisode]) -> list[PlayedEpisode]:
@@ -399,11 +315,11 @@ class PolicyGradient(BaseAlgorithm):
 
     def draw(self, snapshots: FloatArray, size_px: int) -> Frames:
         """Images [N, H, W, 3] of `snapshots` [N, D]: in the task's own size, or by the first camera in `size_px`."""
-        return self._viewer.draw(snapshots, *(() if self.config.policy is None else (size_px,)))
+        return self.rollouts.draw(self._viewer, snapshots, size_px)
 
     def draw_for_judge(self, snapshots: FloatArray, size_px: int) -> Frames:
         """The same as `draw`, as the judge is shown it."""
-        frames = self._judge_viewer.draw(snapshots, *(() if self.config.policy is None else (size_px,)))
+        frames = self.rollouts.draw(self._judge_viewer, snapshots, size_px)
         return shown_frames(frames, self.config.reward)
 
     def draw_all(self, snapshots: FloatArray, size_px: int) -> Frames:
@@ -422,9 +338,9 @@ class PolicyGradient(BaseAlgorithm):
         """
         self.flush_pending()  # what is under way has no state of its own
         tree = {
-            "runner": self._runner_group.get_state(),
+            "runner": self.rollouts.group.get_state(),
             "learner": self._learners.call("save_tree"),
-            "scale": None if self._scale is None else self._scale.write("task"),
+            "scale": self._policy.meta().get("statistics") or None,
             "tally": self._stats.get_state(),
             "labeller": self._labeller.get_state(),
             "scorer_noise": self._source.scorer_noise,
@@ -433,7 +349,7 @@ class PolicyGradient(BaseAlgorithm):
             "version": self._version,
             "iteration": self._iteration,
         }
-        save_tree(Path(checkpoint_dir), tree, policy_file(self._policy, self.config.policy, self._scale))
+        save_tree(Path(checkpoint_dir), tree, policy_file(self._policy))
         self._forget_images()
 
     def load_checkpoint(self, checkpoint_dir: str) -> None:
@@ -446,10 +362,12 @@ class PolicyGradient(BaseAlgorithm):
             CorruptCheckpoint: a file is missing or differs from what was written.
         """
         tree = load_tree(Path(checkpoint_dir))
-        self._runner_group.set_state(tree["runner"])
+        self.rollouts.group.set_state(tree["runner"])
         self._learners.call_all("load_tree", tree["learner"])
         self._sync_weights()
-        self._scale = None if tree["scale"] is None else ActionScale.read(tree["scale"], "task")
+        if tree["scale"] is not None:
+            self._policy.load_statistics(tree["scale"])
+            self._learners.call_all("load_statistics", tree["scale"])
         self._stats.set_state(tree["tally"])
         self._source.forget()
         self._labeller.set_state(tree["labeller"])
@@ -457,7 +375,8 @@ class PolicyGradient(BaseAlgorithm):
             self._source.scorer_noise = float(tree["scorer_noise"])
         if self._critic is not None:
             self._critic.set_state(tree["critic"])
-        self._is_prepared, self._version, self._packed = tree["is_prepared"], tree["version"], None
+        self._is_prepared, self._version = tree["is_prepared"], tree["version"]
+        self.rollouts.forget_packed()
         self._iteration = tree["iteration"]
         self._forget_images()
 
@@ -469,8 +388,8 @@ class PolicyGradient(BaseAlgorithm):
         """Closes the engine, too."""
         self._source.close()
         super().cleanup()
-        if self._engine is not None:
-            self._engine.close()
+        if self.rollouts.engine is not None:
+            self.rollouts.engine.close()
 
 
 class PolicyGradientAlgorithmConfig(TokenConfig):

@@ -1,7 +1,6 @@
 """RLlib's config of policy gradients: our frozen settings, and the numbers of processes as RLlib has them."""
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any, Self
 
 from ray.rllib.core.rl_module.rl_module import RLModuleSpec
@@ -16,10 +15,8 @@ from rlvlm.algorithms.policy_gradient.turns import TurnRunner
 from rlvlm.core.episodes import IntArray, Observations
 from rlvlm.core.steps import Frames
 from rlvlm.envs.config import EnvConfig
-from rlvlm.envs.registry import make_env
+from rlvlm.envs.registry import find_task, make_env
 from rlvlm.judges.judge import Judge
-from rlvlm.policies.vla.build import build_policy
-from rlvlm.policies.vla.config import VLAConfig
 from rlvlm.policies.vlm.engine import Engine
 from rlvlm.policies.vlm.policy import VLMPolicy
 from rlvlm.rewards.config import TurnRewardConfig
@@ -45,7 +42,6 @@ class TokenConfig(BaseConfig):
         super().__init__(algo_class, TurnRunner)
         self.algo = algo or PolicyGradientConfig()
         self.sft: Any = None
-        self.policy: VLAConfig | None = None
         self.make_policy: MakePolicy | None = None
         self.make_engine: MakeEngine | None = None
         self.reward = TurnRewardConfig()
@@ -55,24 +51,34 @@ class TokenConfig(BaseConfig):
         self.judge_env: EnvConfig | None = None
         self.total_steps = 15_000
 
+    @property
+    def kind(self) -> str:
+        """Of the task's env: turns or chunks."""
+        return find_task(self.task).kind if self.task else "turns"
+
+    def envs(self, *, task: str = UNCHANGED, env_settings: EnvConfig = UNCHANGED) -> Self:
+        """See `BaseConfig`; its kind of env decides what plays it."""
+        super().envs(task=task, env_settings=env_settings)
+        self.env_runner_cls = ChunkRunner if self.kind == "chunks" else TurnRunner
+        return self
+
     def acting(
         self,
         *,
-        policy: VLAConfig = UNCHANGED,
+        policy: Any = UNCHANGED,
         make_policy: MakePolicy = UNCHANGED,
         make_engine: MakeEngine | None = UNCHANGED,
     ) -> Self:
         """Chooses the policy.
 
         Args:
-            policy: a VLA, for envs in chunks.
-            make_policy: makes another; for envs that are talked to.
+            policy: the config of a VLA or a VLM, which makes it.
+            make_policy: makes another.
             make_engine: makes what samples its replies elsewhere; None samples in the algorithm's process.
         """
-        if isinstance(policy, VLAConfig):
-            # which kind of env is played follows from the policy: a VLA's are in chunks
-            make_policy, self.env_runner_cls = partial(build_policy, policy), ChunkRunner
-        return self._take(policy=policy, make_policy=make_policy, make_engine=make_engine)
+        if policy is not UNCHANGED:
+            make_policy = policy.make_policy
+        return self._take(make_policy=make_policy, make_engine=make_engine)
 
     def learning(
         self, *, algo: PolicyGradientConfig = UNCHANGED, sft: Any = UNCHANGED, total_steps: int = UNCHANGED
@@ -86,7 +92,7 @@ class TokenConfig(BaseConfig):
         """
         if isinstance(algo, PolicyGradientConfig):
             # a VLM lies where its own config says; RLlib places a VLA, and learners that are actors
-            here: dict[str, Any] = {"num_gpus_per_learner": 0} if self.policy is None else own_learner_gpu(algo.device)
+            here: dict[str, Any] = {"num_gpus_per_learner": 0} if self.kind == "turns" else own_learner_gpu(algo.device)
             gpus: dict[str, Any] = {"num_gpus_per_learner": algo.gpus_per_learner} if algo.num_learners else here
             self.learners(num_learners=algo.num_learners, **gpus)
             self.env_runners(
@@ -135,16 +141,16 @@ class TokenConfig(BaseConfig):
                 f"the reward is {self.reward.title('judge')}, make_judge {self.make_judge}: a judge's score needs one, "
                 "and no other reward does"
             )
-        if self.policy is not None and self.reward.weights["novelty"]:
+        if self.kind == "chunks" and self.reward.weights["novelty"]:
             raise ValueError(
                 f"reward.mixture.novelty is that of the actions of envs in turns, which have names, got "
                 f"{self.reward.mixture.novelty:g} for {self.task}, an env in chunks; leave it out"
             )
         if "groups" in needs and algo.group_size < 2:
             raise ValueError(f"{algo.advantage.estimator} needs algo.group_size >= 2, got {algo.group_size}")
-        if "groups" in needs and self.policy is None and algo.num_envs % algo.group_size:
+        if "groups" in needs and self.kind == "turns" and algo.num_envs % algo.group_size:
             raise ValueError(f"algo.group_size must divide algo.num_envs, got {algo.group_size}, {algo.num_envs}")
-        if algo.env_runners and self.policy is None:
+        if algo.env_runners and self.kind == "turns":
             raise ValueError("algo.env_runners play envs in chunks; replies are sampled by engine.num_replicas")
         if algo.staleness and algo.rounds > 1 and "groups" in needs:
             raise ValueError(

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,12 +15,10 @@ from rlvlm.algorithms.policy_gradient.advantages import Trajectories, estimate, 
 from rlvlm.algorithms.policy_gradient.config import PolicyGradientConfig
 from rlvlm.algorithms.policy_gradient.losses import find_policy_loss, k3, token_weights, truncated_importance
 from rlvlm.core import metrics
-from rlvlm.core.episodes import IntArray, Observations, TokenEpisode
+from rlvlm.core.episodes import Answer, IntArray, Observations, TokenEpisode, answer_key
 from rlvlm.core.errors import NumericsError, UsageError
 from rlvlm.core.steps import FloatArray
-from rlvlm.policies.protocol import TokenPolicy, look
-
-Answer = TypeVar("Answer")
+from rlvlm.policies.protocol import Policy, look
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,16 +27,18 @@ class Batch:
 
     obs: Observations
     """M."""
-    tokens: tuple[IntArray, ...]
-    """M answers."""
+    answers: tuple[Answer, ...]
+    """M, as their policy reads them."""
+    lengths: IntArray
+    """[M] elements of each answer."""
     log_probs: Tensor
     """[M, N] when they were sampled; the trainer's own where the engine's are corrected."""
     weights: Tensor
-    """[M, N] as `losses.token_weights` gives them; 0 for tokens that teach nothing."""
+    """[M, N] as `losses.token_weights` gives them; 0 for elements that teach nothing."""
     is_action: Tensor
     """[M, N]."""
     values: Tensor
-    """[M] or, where tokens have values, [M, N], when they were sampled."""
+    """[M] or, where elements have values, [M, N], when they were sampled."""
     advantages: Tensor
     """Likewise."""
     returns: Tensor | None
@@ -50,9 +50,9 @@ class Batch:
     chosen: Tensor
     """[Q] rows that are learned from."""
     action_size: int
-    """Tokens of an action, of chunks; 1 of replies."""
-    chunk_tokens: int
-    """Tokens that teach of a chunk that is played whole; 0 of replies, each of which is whole."""
+    """Elements of an action, of chunks; 1 of replies."""
+    chunk_elements: int
+    """Elements that teach of a chunk that is played whole; 0 of replies, each of which is whole."""
     extras: Mapping[str, Tensor]
     """[M] or [M, N] by name, what the loss asks for beside these."""
     mismatch: Mapping[str, float]
@@ -68,6 +68,50 @@ class Batch:
         return float(1 - (returns - values).var() / returns.var().clamp_min(1e-8)) if returns.numel() > 1 else 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """The M turns of some episodes in the order in which an update has them."""
+
+    episodes: Sequence[TokenEpisode]
+    at: list[tuple[int, int]]
+    """M pairs (t, e): turn t of episode e."""
+    slots: list[int]
+    """Env of each episode."""
+
+    @property
+    def grid(self) -> tuple[Tensor, Tensor]:
+        """Indices of the rows in an array [T, E]."""
+        turns, episodes = torch.tensor(self.at).T
+        return turns, episodes
+
+    def of(self, name: str) -> list[Any]:
+        """What the episodes have under `name` for each row."""
+        return [getattr(self.episodes[e], name)[t] for t, e in self.at]
+
+    def padded(self, name: str) -> Tensor:
+        """[M, N] the same of elements, padded on the right."""
+        # copied: what came through Ray may not be written, which torch warns of
+        return _padded([torch.from_numpy(np.array(one)) for one in self.of(name)])
+
+    def observed(self) -> Observations:
+        """What was seen before each answer."""
+        pairs = [(self.episodes[e].obs, t) for t, e in self.at]
+        return Observations(
+            images=tuple(obs.images[t] for obs, t in pairs),
+            texts=tuple(obs.texts[t] for obs, t in pairs),
+            proprio=np.stack([obs.proprio[t] for obs, t in pairs]),
+            snapshots=np.stack([obs.snapshots[t] for obs, t in pairs]),
+        )
+
+
+def order_rows(episodes: Sequence[TokenEpisode]) -> Rows:
+    """The turns of `episodes`: pieces of envs side by side round by round, whole episodes one after the other."""
+    # all chunks of a rollout are of its round 0, so that they come episode by episode
+    slots = [e if one.chunks else one.slot for e, one in enumerate(episodes)]
+    order = sorted((int(at), slots[e], t, e) for e, one in enumerate(episodes) for t, at in enumerate(one.played_at))
+    return Rows(episodes, [(t, e) for *_, t, e in order], slots)
+
+
 class BatchMaker:
     """Gives every turn its credit, by what the policy, its critic and the reference say before an update.
 
@@ -79,99 +123,95 @@ class BatchMaker:
         algo: estimator, temperature, scale of rewards and size of micro-batches.
     """
 
-    def __init__(self, policy: TokenPolicy, env: Any, algo: PolicyGradientConfig) -> None:
+    def __init__(self, policy: Policy, env: Any, algo: PolicyGradientConfig) -> None:
         self.policy, self.env, self._algo = policy, env, algo
         self.estimator = find_estimator(algo.advantage.estimator)
         self.has_token_values = "token_values" in self.estimator.needs
-        """Whether the critic is asked before every token."""
+        """Whether the critic is asked before every element."""
         self.start: Mapping[str, Tensor] = {}
         """Weights of the policy that learning started from, the reference, by name."""
-        is_chunk = hasattr(env, "chunk_steps")
-        self._action_size = len(env.action_low) if is_chunk else 0
-        self._longest = env.episode_steps if is_chunk else 0
 
     def make(self, episodes: Sequence[TokenEpisode]) -> Batch:
         """The turns of `episodes` with what each was worth."""
-        algo, device = self._algo, self.policy.device
-        # Pieces of envs side by side are read round by round; whole episodes one after the other.
-        slots = list(range(len(episodes))) if self._action_size else [one.slot for one in episodes]
-        order = sorted(
-            ((int(at), slots[e], t, e) for e, one in enumerate(episodes) for t, at in enumerate(one.played_at))
-        )
-        rows = [(t, e) for *_, t, e in order]
-        obs = Observations(
-            images=tuple(episodes[e].obs.images[t] for t, e in rows),
-            texts=tuple(episodes[e].obs.texts[t] for t, e in rows),
-            proprio=np.stack([episodes[e].obs.proprio[t] for t, e in rows]),
-            snapshots=np.stack([episodes[e].obs.snapshots[t] for t, e in rows]),
-        )
-        tokens = tuple(episodes[e].tokens[t] for t, e in rows)
-
-        def padded(name: str) -> Tensor:
-            # copied: what came through Ray may not be written, which torch warns of
-            return _padded([torch.from_numpy(np.array(getattr(episodes[e], name)[t])) for t, e in rows])
-
-        old, mask = padded("log_probs"), padded("masks")
-        # a chunk that the episode's end cut short has tokens for steps that were never run
-        steps = torch.tensor([int(episodes[e].steps[t]) for t, e in rows])
-        lengths = steps * self._action_size if self._action_size else torch.tensor([len(one) for one in tokens])
-        is_run = torch.arange(old.shape[1]) < lengths[:, None]
+        algo, device, rows = self._algo, self.policy.device, order_rows(episodes)
+        obs, answers, chunks = rows.observed(), tuple(rows.of("answers")), episodes[0].chunks
+        old, mask = rows.padded("log_probs"), rows.padded("masks")
+        # elements of an action lie side by side; a flow draws each of them several times
+        action_size = chunks[0].shape[1] if chunks else 1
         weights = token_weights(
-            is_run, torch.tensor([e for _, e in rows]), len(episodes), algo.loss.average,
-            action_size=self._action_size or 1, longest_steps=self._longest or algo.max_reply_tokens,
+            self._is_run(rows), torch.tensor([e for _, e in rows.at]), len(episodes), algo.loss.average,
+            action_size=action_size, longest_steps=self._longest(old.shape[1], chunks),
         )  # fmt: skip
-        mismatch: dict[str, float] = {}
-        if algo.loss.correction != "none":
-            sampled = is_run & mask
-            own = _padded(self._each_once(obs, tokens, self._log_probs))
-            counts = truncated_importance(own, old, sampled, algo.loss)
-            mismatch = mismatch_of(own[sampled], old[sampled], counts[sampled], algo.loss.correction_cap)
-            weights, old = weights * counts, own  # from here on the ratio starts at the trainer's own policy
-        token_values = None
-        episodes = self._valued(episodes, rows, obs)
-        if self.has_token_values:
-            token_values = _padded(self._each_once(obs, tokens, self._token_values))
-        played = self._trajectories(episodes, rows, obs, tokens, token_values, mask)
-        grid = tuple(torch.tensor(rows).T)
-        advantages, returns = estimate(played, algo.advantage)
-        values = torch.tensor([float(episodes[e].values[t]) for t, e in rows]) if token_values is None else token_values
+        old, counts, mismatch = self._corrected(rows, obs, old, mask)
+        if counts is not None:
+            weights = weights * counts
+        episodes = self._valued(episodes, rows.at, obs)
+        token_values = _padded(self._each_once(obs, rows, self._token_values)) if self.has_token_values else None
+        advantages, returns = estimate(self._trajectories(episodes, rows, obs, token_values, mask), algo.advantage)
+        values = torch.tensor([float(episodes[e].values[t]) for t, e in rows.at])
         reference = None
         if algo.loss.kl_weight:
             with self.policy.with_weights(self.start):  # no second copy of the network: what learns is swapped
-                reference = _padded(self._each_once(obs, tokens, self._log_probs)).to(device)
+                reference = _padded(self._each_once(obs, rows, self._log_probs)).to(device)
+        extras = {name: column.to(device) for name, column in self._extras(episodes, rows.at).items()}
         return Batch(
             obs=obs,
-            tokens=tokens,
+            answers=answers,
+            lengths=np.array([len(one) for one in rows.of("log_probs")]),
             log_probs=old.to(device),
             weights=(weights * mask).to(device),
-            is_action=(padded("actions") if episodes[0].actions else mask).to(device),
-            values=values.to(device),
-            advantages=advantages[grid].float().to(device),
-            returns=None if returns is None else returns[grid].float().to(device),
+            is_action=(rows.padded("actions") if episodes[0].actions else mask).to(device),
+            values=(values if token_values is None else token_values).to(device),
+            advantages=advantages[rows.grid].float().to(device),
+            returns=None if returns is None else returns[rows.grid].float().to(device),
             reference=reference,
-            slots=torch.tensor([slots[e] for _, e in rows]),
-            chosen=self._chosen(episodes, rows),
-            action_size=self._action_size or 1,
-            chunk_tokens=int((weights * mask > 0).sum(dim=1).amax()) if self._action_size else 0,
-            extras={name: column.to(device) for name, column in self._extras(episodes, rows).items()},
+            slots=torch.tensor([rows.slots[e] for _, e in rows.at]),
+            chosen=self._chosen(episodes, rows.at),
+            action_size=action_size,
+            chunk_elements=int((weights * mask > 0).sum(dim=1).amax()) if chunks else 0,
+            extras=extras,
             mismatch=mismatch,
         )
 
+    def _is_run(self, rows: Rows) -> Tensor:
+        """[M, N] elements that count in means: a chunk that an episode's end cut short has some that were not run."""
+        if rows.episodes[0].runs:
+            return rows.padded("runs")
+        lengths = torch.tensor([len(one) for one in rows.of("log_probs")])
+        return torch.arange(int(lengths.max())) < lengths[:, None]
+
+    def _longest(self, num_elements: int, chunks: Sequence[FloatArray]) -> int:
+        """Actions of the longest possible episode, each as often as a chunk's elements draw it."""
+        if not chunks:
+            return self._algo.max_reply_tokens
+        return self.env.episode_steps * num_elements // chunks[0].size
+
+    def _corrected(
+        self, rows: Rows, obs: Observations, old: Tensor, mask: Tensor
+    ) -> tuple[Tensor, Tensor | None, dict[str, float]]:
+        """Log-probs that the ratio starts at, what each element counts, and how far the engine was from the trainer."""
+        loss = self._algo.loss
+        if loss.correction == "none":
+            return old, None, {}
+        sampled = self._is_run(rows) & mask
+        own = _padded(self._each_once(obs, rows, self._log_probs))
+        counts = truncated_importance(own, old, sampled, loss)
+        # from here on the ratio starts at the trainer's own policy
+        return own, counts, mismatch_of(own[sampled], old[sampled], counts[sampled], loss.correction_cap)
+
     def _extras(self, episodes: Sequence[TokenEpisode], rows: Sequence[tuple[int, int]]) -> dict[str, Tensor]:
-        """[M] or [M, N] what the loss asks for beside what every batch has, by name.
+        """[M] or [M, N] what the episodes carry and the loss asks for beside what every batch has, by name.
 
         Raises:
             UsageError: it has another length than the episode's turns or answers.
             NumericsError: it is not finite.
         """
         who, ask = self._algo.loss.policy, find_policy_loss(self._algo.loss.policy).extras
-        if ask is None:
-            return {}
-        given = [dict(ask(episode)) for episode in episodes]
+        given = [{**episode.extras, **({} if ask is None else ask(episode))} for episode in episodes]
         found: dict[str, Tensor] = {}
         for name in sorted({name for extras in given for name in extras}):
             for extras, episode in zip(given, episodes, strict=True):
-                column, lengths = extras.get(name, ()), [len(answer) for answer in episode.tokens]
+                column, lengths = extras.get(name, ()), [len(one) for one in episode.log_probs]
                 got = [np.size(each) for each in column]
                 if got not in ([1] * len(episode), lengths):
                     raise UsageError(
@@ -194,19 +234,18 @@ class BatchMaker:
         if not any(np.isnan(one.values).any() for one in episodes):
             return episodes
         values = [np.zeros(len(one), np.float32) for one in episodes]
-        # a value does not depend on the answer: the critic is asked before it, so no tokens are needed
+        # a value does not depend on the answer: the critic is asked before it
         if self.estimator.has_critic and self._algo.advantage.values == "policy":
-            found = self._each_once(obs, [np.zeros(0, np.int64)] * len(rows), self._values)
+            found = self._each_once(obs, None, self._values)
             for (t, e), value in zip(rows, found, strict=True):
                 values[e][t] = float(value)
         return [replace(one, values=own) for one, own in zip(episodes, values, strict=True)]
 
     def _trajectories(
-        self, episodes: Sequence[TokenEpisode], rows: Sequence[tuple[int, int]], obs: Observations,
-        tokens: Sequence[IntArray], token_values: Tensor | None, mask: Tensor,
-    ) -> Trajectories:  # fmt: skip
+        self, episodes: Sequence[TokenEpisode], rows: Rows, obs: Observations, token_values: Tensor | None, mask: Tensor
+    ) -> Trajectories:
         """What decides the advantages."""
-        needs, place = self.estimator.needs, tuple(torch.tensor(rows).T)
+        needs, place = self.estimator.needs, rows.grid
         shape = (max(map(len, episodes)), len(episodes))
 
         def grid(column: Tensor) -> Tensor:
@@ -218,7 +257,7 @@ class BatchMaker:
             return nn.utils.rnn.pad_sequence([torch.from_numpy(np.array(getattr(one, name))) for one in episodes])
 
         # episodes are of unequal length: what lies behind an end is dead, and its numbers are never read
-        is_live = grid(torch.ones(len(rows), dtype=torch.bool))
+        is_live = grid(torch.ones(len(rows.at), dtype=torch.bool))
         last = [len(one) - 1 for one in episodes], list(range(len(episodes)))
         ends = ~is_live
         ends[last] = torch.tensor([one.is_over for one in episodes])
@@ -232,7 +271,7 @@ class BatchMaker:
         cut.sort(key=lambda e: (episodes[e].played_at[-1], episodes[e].slot))
         if has_own_values and cut:
             after = Observations.joined([episodes[e].obs.at([len(episodes[e])]) for e in cut])
-            found = self._each_once(after, [np.zeros(0, np.int64)] * len(cut), self._values)
+            found = self._each_once(after, None, self._values)
             next_values[[len(episodes[e]) - 1 for e in cut], cut] = torch.stack(found)
         states = None
         if "states" in needs:
@@ -260,22 +299,29 @@ class BatchMaker:
         for group in sorted({one.group for one in episodes}):
             members = [e for e, one in enumerate(episodes) if one.group == group]
             returns = np.array([episodes[e].rewards.sum() for e in members])
-            apart = differences([episodes[e].tokens for e in members], returns - returns.mean())
+            unit = (self.env.action_high - self.env.action_low) / NUM_UNITS
+            apart = differences([episodes[e].chunks for e in members], returns - returns.mean(), unit)
             turns = [(t, e) for e in members for t in range(len(episodes[e]))]
             best = np.argsort(-apart, kind="stable")[: math.ceil(share * len(apart))]
             kept |= {turns[place] for place in best}
         return torch.tensor([row for row, turn in enumerate(rows) if turn in kept])
 
     def _each_once(
-        self, obs: Observations, tokens: Sequence[IntArray],
-        compute: Callable[[Observations, Sequence[IntArray]], list[Answer]],
-    ) -> list[Answer]:  # fmt: skip
-        """`compute`'s answer for each row, in micro-batches; equal rows are computed once, and learners share the work.
+        self, obs: Observations, rows: Rows | None, compute: Callable[[Observations, Sequence[Answer]], Tensor]
+    ) -> list[Tensor]:
+        """What `compute` says of each row, in micro-batches; equal rows are computed once, and learners share the work.
 
-        Envs that are played side by side meet: the policy saw and wrote the very same.
+        Envs that are played side by side meet: the policy saw and answered the very same.
+
+        Args:
+            obs: M.
+            rows: M, whose answers are asked about, and whose elements are given back; None: what is asked needs none.
+            compute: gives [B, ...] of B observations and their answers.
         """
+        answers: Sequence[Answer] = [{}] * len(obs) if rows is None else rows.of("answers")
+        sizes = None if rows is None else [len(one) for one in rows.of("log_probs")]
         proprio = [row.tobytes() for row in obs.proprio]
-        keys = list(zip(obs.images, obs.texts, proprio, [one.tobytes() for one in tokens], strict=True))
+        keys = list(zip(obs.images, obs.texts, proprio, map(answer_key, answers), strict=True))
         known: dict[Hashable, int] = {}
         for row, key in enumerate(keys):
             known.setdefault(key, row)  # the first row of each kind
@@ -284,30 +330,32 @@ class BatchMaker:
         agree = largest if self._algo.shard else int  # who gather weights together must look equally often
 
         @torch.no_grad()
-        def all_of(rows: Sequence[int]) -> list[Answer]:
-            found: list[Answer] = []
-            for begin in range(0, len(rows), size):
-                part = obs.at(rows[begin : begin + size])
-                look(self.policy, self.env, part, agree)
-                found += compute(part, [tokens[row] for row in rows[begin : begin + size]])
+        def all_of(some: Sequence[int]) -> list[Tensor]:
+            found: list[Tensor] = []
+            for begin in range(0, len(some), size):
+                part = some[begin : begin + size]
+                look(self.policy, self.env, obs.at(part), agree)
+                table = compute(obs.at(part), [answers[row] for row in part]).cpu()
+                found += (
+                    table if sizes is None else [cells[: sizes[row]] for row, cells in zip(part, table, strict=True)]
+                )
             return found
 
-        answers = dict(zip([keys[row] for row in firsts], map_sharded(firsts, all_of), strict=True))
-        return [answers[key] for key in keys]
+        computed = dict(zip([keys[row] for row in firsts], map_sharded(firsts, all_of), strict=True))
+        return [computed[key] for key in keys]
 
-    def _values(self, obs: Observations, tokens: Sequence[IntArray]) -> list[Tensor]:
-        return list(self.policy.values(obs).float().cpu())
+    def _values(self, obs: Observations, answers: Sequence[Answer]) -> Tensor:
+        return self.policy.values(obs).float()
 
-    def _token_values(self, obs: Observations, tokens: Sequence[IntArray]) -> list[Tensor]:
+    def _token_values(self, obs: Observations, answers: Sequence[Answer]) -> Tensor:
         values = self.policy.log_probs(
-            obs, tokens, temperature=self._algo.temperature, with_token_values=True
+            obs, answers, temperature=self._algo.temperature, with_token_values=True
         ).token_values  # fmt: skip
         assert values is not None, "asked for"
-        return [row[: len(one)].cpu() for row, one in zip(values, tokens, strict=True)]
+        return values
 
-    def _log_probs(self, obs: Observations, tokens: Sequence[IntArray]) -> list[Tensor]:
-        table = self.policy.log_probs(obs, tokens, temperature=self._algo.temperature).log_probs
-        return [row[: len(one)].cpu() for row, one in zip(table, tokens, strict=True)]
+    def _log_probs(self, obs: Observations, answers: Sequence[Answer]) -> Tensor:
+        return self.policy.log_probs(obs, answers, temperature=self._algo.temperature).log_probs
 
 
 def mismatch_of(trainer: Tensor, engine: Tensor, counts: Tensor, cap: float) -> dict[str, float]:
@@ -329,16 +377,23 @@ def mismatch_of(trainer: Tensor, engine: Tensor, counts: Tensor, cap: float) -> 
     }
 
 
-def differences(answers: Sequence[Sequence[IntArray]], advantages: FloatArray) -> NDArray[np.float32]:
+NUM_UNITS = 255
+"""Parts of an action's range: a difference of one of them hardly counts."""
+
+
+def differences(
+    chunks: Sequence[Sequence[FloatArray]], advantages: FloatArray, unit: FloatArray
+) -> NDArray[np.float32]:
     """How far each chunk's actions are from what the other kind of a group's episodes did at its time.
 
     Better episodes are held against worse ones and the other way round, chunks of one number in their episodes against
-    each other: the distance of a chunk's tokens from the other kind's mean, in standard deviations of all of them (and
-    one bin, so that tokens that hardly differ do not count much), mean over tokens.
+    each other: the distance of a chunk's actions from the other kind's mean, in standard deviations of all of them (and
+    one unit, so that actions that hardly differ do not count much), mean over actions and dimensions.
 
     Args:
-        answers: the chunks of G episodes of one initial state.
+        chunks: [L, A] of G episodes of one initial state.
         advantages: [G]; above 0 is better, below 0 worse.
+        unit: [A] in the env's units.
 
     Returns:
         [chunks of all episodes], one after the other; 0 where only one of the two kinds was still acting.
@@ -346,18 +401,18 @@ def differences(answers: Sequence[Sequence[IntArray]], advantages: FloatArray) -
     Source: arXiv:2605.16154, which learns from the fifth of the chunks whose actions differ most between successes and
     failures. Departure: how it measures that is not known here.
     """
-    apart = [np.zeros(len(one), np.float32) for one in answers]
+    apart = [np.zeros(len(one), np.float32) for one in chunks]
     for number in range(max(len(one) for one in apart)):
         acting = [place for place, one in enumerate(apart) if len(one) > number]
-        bins = np.stack([answers[place][number] for place in acting]).astype(np.float32)
+        actions = np.stack([chunks[place][number] for place in acting])
         kinds = np.sign(advantages[acting])
         if not {-1.0, 1.0} <= set(kinds.tolist()):
             continue
-        unit = bins.std(axis=0) + 1.0  # a deviation and one bin
-        means = {kind: bins[kinds == kind].mean(axis=0) for kind in (-1.0, 1.0)}
-        for place, own, kind in zip(acting, bins, kinds.tolist(), strict=True):
+        spread = actions.std(axis=0) + unit
+        means = {kind: actions[kinds == kind].mean(axis=0) for kind in (-1.0, 1.0)}
+        for place, own, kind in zip(acting, actions, kinds.tolist(), strict=True):
             if kind:
-                apart[place][number] = (np.abs(own - means[-kind]) / unit).mean()
+                apart[place][number] = (np.abs(own - means[-kind]) / spread).mean()
     return np.concatenate(apart)
 
 

@@ -2,8 +2,8 @@
 episodes side by side, the runner those of a run, in the learner's process or as an actor.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import gymnasium as gym
@@ -17,11 +17,10 @@ from rlvlm.algorithms.base import BaseRunner
 from rlvlm.algorithms.learners import use_assigned_gpu
 from rlvlm.algorithms.policy_gradient.config import PolicyGradientConfig
 from rlvlm.algorithms.policy_gradient.env_workers import WorkerEnvs, start_workers
-from rlvlm.algorithms.policy_gradient.rewards import RewardLabeller
 from rlvlm.algorithms.policy_gradient.slots import ChunkSlot
-from rlvlm.algorithms.policy_gradient.source import Play, Rollout, Weights, join
-from rlvlm.algorithms.runner_group import LocalRunnerGroup, RemoteRunnerGroup
+from rlvlm.algorithms.policy_gradient.source import Rollout
 from rlvlm.core.episodes import Observations, SampledChunk, TokenEpisode
+from rlvlm.core.errors import UsageError
 from rlvlm.core.finite import check_finite
 from rlvlm.core.progress import count_progress
 from rlvlm.core.steps import FloatArray
@@ -30,10 +29,7 @@ from rlvlm.envs.env import FIRST_HELD_OUT_STATE, ChunkEnv, ChunkEnvs
 from rlvlm.envs.playing import play
 from rlvlm.envs.registry import make_env
 from rlvlm.policies.protocol import look
-from rlvlm.policies.vla.build import build_policy
-from rlvlm.policies.vla.policy import VLAPolicy
-from rlvlm.policies.vla.tokens import ActionScale, decode
-from rlvlm.rewards.config import TurnRewardConfig
+from rlvlm.policies.vla.policy import SampledChunks, Sampling, VLAPolicy
 
 _FIX = "mend the env; rlvlm check-task looks at it"
 
@@ -45,44 +41,63 @@ class ChunkSampler:
     policy: VLAPolicy
     env: ChunkEnv
     """Draws what the policy looks at."""
-    scale: ActionScale
-    """Of the policy's actions."""
-    temperature: float | None = None
-    """None takes the likeliest token of each distribution."""
+    algo: PolicyGradientConfig = field(default_factory=PolicyGradientConfig)
+    """Temperature, and what is explored."""
+    greedy: bool = True
+    """Whether the likeliest chunks are taken."""
+    is_rollout: bool = False
+    """Whether random numbers are shared as `algo.draws` says, which evaluations never do."""
     generator: torch.Generator | None = None
     """Of the draws, on the CPU."""
-    shared: int = 1
-    """See `draw_bins`."""
-    least_range: float = 0.0
-    """See `PolicyGradientConfig`."""
     version: int = 0
     """Of the weights."""
 
-    @property
-    def explored(self) -> NDArray[np.bool_]:
-        """[A] those dimensions of actions of whose range demonstrations use `least_range` or more."""
-        return self.scale.share_used(self.env.action_low, self.env.action_high) >= self.least_range
-
-    def choose(self, obs: Observations) -> tuple[NDArray[np.int64], FloatArray, FloatArray]:
-        """Bins [N, L * A], their log-probs, and values [N]."""
-        look(self.policy, self.env, obs)
-        return self.policy.sample(
-            obs, temperature=self.temperature, generator=self.generator, shared=self.shared, explored=self.explored
-        )
-
     def act(self, obs: Observations) -> list[SampledChunk]:
         """A chunk for each observation."""
-        bins, log_probs, values = self.choose(obs)
-        columns = zip(self.to_actions(bins), bins, log_probs, values.tolist(), strict=True)
+        look(self.policy, self.env, obs)
+        algo = self.algo
+        sampling = Sampling(
+            temperature=None if self.greedy else algo.temperature,
+            generator=self.generator,
+            noise_per=algo.draws if self.is_rollout else "token",
+            explored=self.policy.explored(self.env, algo.least_range),
+        )
+        drawn = self.policy.sample(obs, sampling)
+        check_chunks(drawn, len(obs), self.env, type(self.policy).__name__)
+        columns = zip(drawn.actions, drawn.answers, drawn.log_probs, drawn.mask, drawn.values.tolist(), strict=True)
         return [
-            # copied: no episode may keep the arrays of all
-            SampledChunk(actions=actions, ids=ids.astype(np.int16), log_probs=row, value=value, version=self.version)
-            for actions, ids, row, value in columns
-        ]
+            SampledChunk(
+                actions=actions, answer=answer, log_probs=log_probs, mask=mask, steps=drawn.steps, value=value,
+                version=self.version,
+            )
+            for actions, answer, log_probs, mask, value in columns
+        ]  # fmt: skip
 
-    def to_actions(self, bins: NDArray[np.int64]) -> FloatArray:
-        """Bins [n, L * A] to actions [n, L, A] in the env's units."""
-        return self.scale.to_env(decode(bins).reshape(len(bins), self.env.chunk_steps, -1))
+
+def check_chunks(drawn: SampledChunks, num: int, env: ChunkEnv, who: str) -> None:
+    """Raises unless `num` chunks for `env` are what `SampledChunks` says they are; `who` gave them.
+
+    Raises:
+        UsageError: they have another form.
+    """
+    _, size = drawn.log_probs.shape if drawn.log_probs.ndim == 2 else (0, -1)
+    wanted = {
+        "actions": (num, env.chunk_steps, len(env.action_low)), "log_probs": (num, max(size, 0)),
+        "mask": (num, max(size, 0)), "steps": (max(size, 0),), "values": (num,),
+    }  # fmt: skip
+    odd = [
+        f"{name} {list(np.shape(getattr(drawn, name)))}, not {list(shape)}"
+        for name, shape in wanted.items()
+        if np.shape(getattr(drawn, name)) != shape
+    ]
+    if len(drawn.answers) != num:
+        odd.append(f"{len(drawn.answers)} answers, not {num}")
+    if not odd and size and not 0 <= drawn.steps.min() <= drawn.steps.max() < env.chunk_steps:
+        odd.append(f"steps from {drawn.steps.min()} to {drawn.steps.max()}, not 0 to {env.chunk_steps - 1}")
+    if odd:
+        raise UsageError(
+            f"the policy {who} sampled {'; '.join(odd)}", "give arrays of the shapes that SampledChunks names"
+        )
 
 
 def play_chunks(
@@ -96,7 +111,7 @@ def play_chunks(
         task: their name.
         state_ids: [N] initial states.
         groups: [N] the group that each belongs to: equal groups, equal initial states.
-        sampler: chooses the action tokens for what is observed.
+        sampler: answers what is observed.
 
     Raises:
         NumericsError: what an env shows or gives is not finite.
@@ -151,7 +166,7 @@ class ChunkRunner(BaseRunner):
         if worker_index > 0:
             torch.set_num_threads(1)  # an actor has one core
             use_assigned_gpu()
-            self.policy = build_policy(config.policy, self.chunk_env)
+            self.policy = config.make_policy(self.chunk_env)
 
     def worker_envs(self, settings: EnvConfig, local: ChunkEnv, group_size: int) -> ChunkEnvs:
         """Envs of `settings`, as `local` is one, that workers of this runner's own step."""
@@ -182,13 +197,13 @@ class ChunkRunner(BaseRunner):
         self._next_group = (number * 1_000_000 + restart) * 1_000_000_000
 
     def sample(  # pyright: ignore[reportIncompatibleMethodOverride] - who calls it passes these
-        self, *, num_groups: int, scale: ActionScale, version: int = 0, players: Sequence[int] = ()
+        self, *, num_groups: int, statistics: str = "", version: int = 0, players: Sequence[int] = ()
     ) -> Rollout:
         """Whole episodes, a group of each of some initial states.
 
         Args:
             num_groups: of all players together.
-            scale: of the policy's actions.
+            statistics: of the policy, where it is not the very one that is trained.
             version: of the policy's weights.
             players: numbers of the runners that share the groups out; empty: this one plays all.
         """
@@ -202,9 +217,10 @@ class ChunkRunner(BaseRunner):
         state_ids = self._states.integers(FIRST_HELD_OUT_STATE, size=own)
         groups = np.arange(self._next_group, self._next_group + own)
         self._next_group += own
+        if statistics:
+            self.policy.load_statistics(statistics)
         sampler = ChunkSampler(
-            policy=self.policy, env=self.chunk_env, scale=scale, temperature=algo.temperature, generator=self._tokens,
-            shared=self.chunk_env.chunk_steps if algo.draws == "chunk" else 1, least_range=algo.least_range,
+            policy=self.policy, env=self.chunk_env, algo=algo, greedy=False, is_rollout=True, generator=self._tokens,
             version=version,
         )  # fmt: skip
         size = algo.group_size
@@ -250,36 +266,3 @@ class ChunkRunner(BaseRunner):
         self._states.bit_generator.state = tree["states"]
         self._tokens.set_state(torch.as_tensor(tree["tokens"]))
         self._next_group = tree["next_group"]
-
-
-def make_chunk_rollout(
-    runners: LocalRunnerGroup[Any] | RemoteRunnerGroup[Any],
-    labeller: RewardLabeller,
-    algo: PolicyGradientConfig,
-    reward: TurnRewardConfig,
-    scale: Callable[[], ActionScale],
-) -> Play:
-    """Plays groups of envs in chunks, part by part; groups of a runner that is lost are played by the others.
-
-    One part where nobody has to look, and some for each env runner.
-    """
-    most = max(1, algo.groups // max(1, algo.env_runners))
-    num_parts = min(reward.parts, most) if reward.scores else 1
-    parts = [len(part) for part in np.array_split(np.arange(algo.groups), num_parts)]
-
-    def rollout(weights: Weights) -> Rollout:
-        version, values = weights
-        rollouts: list[Rollout] = []
-        for num_missing in parts:
-            # an env runner that is lost brings less: what is missing is asked for again, of those that are there
-            while num_missing > 0:
-                runners.revive()  # here, since only one thread may talk to them
-                turn = {"num_groups": num_missing, "scale": scale(), "version": version, "players": runners.alive()}
-                runners.start(turn, values)
-                episodes, images = runners.collect()
-                labeller.show(episodes)
-                rollouts.append((episodes, images))
-                num_missing -= len(episodes) // algo.group_size
-        return join(rollouts)
-
-    return rollout

@@ -35,11 +35,11 @@ from rlvlm.algorithms.sharding import (
     sliced_state,
 )
 from rlvlm.core import metrics
-from rlvlm.core.episodes import IntArray, Observations, TokenEpisode
-from rlvlm.core.errors import NumericsError
+from rlvlm.core.episodes import Answer, Observations, TokenEpisode
+from rlvlm.core.errors import NumericsError, UsageError
 from rlvlm.envs.registry import make_env
 from rlvlm.policies.buckets import Bucket, fill_from_buckets
-from rlvlm.policies.protocol import SHOWN_AT_ONCE, Prediction, TokenPolicy, look
+from rlvlm.policies.protocol import SHOWN_AT_ONCE, Policy, Prediction, look
 from rlvlm.policies.weights import slice_like
 from rlvlm.vlms.devices import card_of, free_card
 from rlvlm.vlms.skeleton import skeleton_of, skeletons
@@ -63,7 +63,7 @@ _SUMS = (
 
 
 class PolicyModule(TorchRLModule):
-    """A `TokenPolicy` as an RLlib module: what is trained travels and is saved, a frozen base does not.
+    """A `Policy` as an RLlib module: what is trained travels and is saved, a frozen base does not.
 
     `model_config` holds `make_policy`, and `is_sharded`: whether learners share the policy out. It then has no weights
     until they have.
@@ -97,7 +97,7 @@ class PolicyModule(TorchRLModule):
 class TokenLearner(ManualLearner):
     """Clipped updates for any estimator and loss, see `advantages` and `losses`."""
 
-    policy: TokenPolicy
+    policy: Policy
     batches: BatchMaker
     _algo: PolicyGradientConfig
     _env: Any
@@ -250,14 +250,14 @@ class TokenLearner(ManualLearner):
         is_warming_up = self.num_updates < self._value_warm_up
         # Weights are of the whole update, of which a minibatch is an estimate.
         # The mean over turns is taken anew of each minibatch; a sum over the update is split between its minibatches.
-        scale = len(batch.tokens) / len(rows) if algo.loss.average == "turn" else algo.minibatches or 1.0
+        scale = len(batch.answers) / len(rows) if algo.loss.average == "turn" else algo.minibatches or 1.0
         parts = self._micro_batches(batch, local_shard(rows))
         num_parts = self._agree(len(parts))
         for number in range(num_parts):
             # Learners who gather weights together make equally many passes: the last of some count for nothing.
             part = parts[number] if number < len(parts) else rows[:1]
-            obs, answers = batch.obs.at(part.tolist()), [batch.tokens[row] for row in part.tolist()]
-            now = self._predict(obs, answers)
+            obs, answers = batch.obs.at(part.tolist()), [batch.answers[row] for row in part.tolist()]
+            now = self._predict(obs, answers, int(batch.lengths[part.tolist()].max()))
             own = partial(narrow, rows=part, width=now.log_probs.shape[1])
             old_log_probs, weights, advantages = own(batch.log_probs), own(batch.weights) * scale, own(batch.advantages)
             mini = losses.MiniBatch(
@@ -291,7 +291,7 @@ class TokenLearner(ManualLearner):
                     gain = losses.surrogate_gain(log_ratio, advantages.view(len(part), -1), is_token, _GAIN_CLIP)
                     gains.index_add_(0, batch.slots[part].to(gains.device), gain)
                 # KL(old || new) at each sampled token by k3: r - 1 - log r, r = new / old
-                bound = math.inf if batch.chunk_tokens else _LOG_RATIO_BOUND
+                bound = math.inf if batch.chunk_elements else _LOG_RATIO_BOUND
                 near = log_ratio.clamp(-bound, bound)
                 entropies = log_ratio[:0] if now.entropies is None else now.entropies.detach()
                 looked_at = is_token[: len(entropies)]
@@ -314,7 +314,9 @@ class TokenLearner(ManualLearner):
                 {"advantages": batch.advantages[rows.to(batch.advantages.device)].float().cpu().numpy()},
             )
         tokens = max(reading["tokens"], 1.0)
-        answers = tokens / batch.chunk_tokens if batch.chunk_tokens else reading["turns"]  # the last chunk may be cut
+        answers = (
+            tokens / batch.chunk_elements if batch.chunk_elements else reading["turns"]
+        )  # the last chunk may be cut
         return reading | {
             metrics.UPDATE_KL: reading[metrics.UPDATE_KL] / answers,
             metrics.UPDATE_CLIPPED: reading[metrics.UPDATE_CLIPPED] / tokens,
@@ -325,10 +327,14 @@ class TokenLearner(ManualLearner):
             **{f"{_OWN}{name}": float(total) / max(1, sum(map(len, parts))) for name, total in own_sums.items()},
         }
 
-    def _predict(self, obs: Observations, answers: Sequence[IntArray]) -> Prediction:
-        """What the policy now says of some answers."""
+    def _predict(self, obs: Observations, answers: Sequence[Answer], longest: int) -> Prediction:
+        """What the policy now says of some answers, the longest of which has so many elements.
+
+        Raises:
+            UsageError: it says something of another shape.
+        """
         look(self.policy, self._env, obs, self._agree)  # others may have played
-        return self.policy.log_probs(
+        found = self.policy.log_probs(
             obs,
             answers,
             temperature=self._algo.temperature,
@@ -336,6 +342,13 @@ class TokenLearner(ManualLearner):
             with_entropies=self._algo.loss.entropy_weight > 0,
             with_token_values=self.batches.has_token_values,
         )
+        if list(found.log_probs.shape) != [len(answers), longest]:
+            raise UsageError(
+                f"the policy {type(self.policy).__name__} gave log-probs of shape {list(found.log_probs.shape)} for "
+                f"{len(answers)} answers of {longest} elements at most",
+                "give one for each element that it sampled, [B, N]",
+            )
+        return found
 
     def _agree(self, count: int) -> int:
         """`count`, or the largest of all learners' where they gather weights together."""
@@ -352,7 +365,7 @@ class TokenLearner(ManualLearner):
             part = parts[number] if number < len(parts) else []
             # how many tokens an image makes is known once it was looked at
             look(self.policy, self._env, batch.obs.at(part or [0]), self._agree)
-            lengths += self.policy.lengths(batch.obs.at(part), [batch.tokens[row] for row in part]) if part else []
+            lengths += self.policy.lengths(batch.obs.at(part), [batch.answers[row] for row in part]) if part else []
         return [rows[part] for part in pack(lengths, algo.microbatch_tokens)]
 
     @torch.no_grad()
@@ -414,9 +427,16 @@ class TokenLearner(ManualLearner):
         """Everything that learns, in Ray's object store, for others to act with; see `put_buckets`."""
         return put_buckets(self.policy.trained_state(), bucket_bytes)
 
-    def take_weights(self, buckets: Sequence[Bucket]) -> None:
-        """Takes over what lies in `buckets` of an equal policy: all learners begin alike."""
+    def take_weights(self, buckets: Sequence[Bucket], meta: Mapping[str, Any]) -> None:
+        """Takes over what lies in `buckets` of an equal policy, and what its `meta` says: all learners begin alike."""
         fill_from_buckets(self.policy.trained_state(), buckets, fetch_bucket)
+        if meta.get("statistics"):
+            self.load_statistics(meta["statistics"])
+
+    def load_statistics(self, text: str) -> None:
+        """See `VLAPolicy`; only policies that have them are given any."""
+        policy: Any = self.policy
+        policy.load_statistics(text)
 
     def card(self) -> tuple[str, str]:
         """The node of this learner in Ray, and its GPU there; empty on a CPU."""

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from rlvlm.algorithms.policy_gradient.config import Averaging, LossConfig
-from rlvlm.core.episodes import IntArray, Observations, TokenEpisode
+from rlvlm.core.episodes import Answer, Observations, TokenEpisode
 from rlvlm.core.errors import UsageError
 from rlvlm.core.plugins import find_registered
 
@@ -22,7 +22,7 @@ _LARGEST_LOG_RATIO = 20.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MiniBatch:
-    """B answers of N elements each (tokens, or bins of a chunk), padded on the right: as they were sampled, and as the
+    """B answers of N elements each (tokens, numbers of a chunk), padded on the right: as they were sampled, and as the
     policy sees them now.
     """
 
@@ -50,10 +50,10 @@ class MiniBatch:
     """[B, N] log-probs of the policy that learning started from, where the divergence is weighed."""
     obs: Observations | None = None
     """B, what was observed before each answer."""
-    answers: Sequence[IntArray] = ()
-    """B answers, as the policy sampled them."""
+    answers: Sequence[Answer] = ()
+    """B, as the policy reads them."""
     extras: Mapping[str, Tensor] = field(default_factory=dict)
-    """[B, N] or [B] by name: what an own loss asked for, see `policy_loss`."""
+    """[B, N] or [B] by name: what the episodes carry, and what an own loss asked for, see `policy_loss`."""
 
     @property
     def mask(self) -> Tensor:
@@ -76,7 +76,7 @@ Compute = Callable[[MiniBatch, LossConfig], tuple[Tensor, Mapping[str, Tensor]]]
 """The loss of each element [B, N], or of each answer [B, 1], and metrics of the minibatch: scalars by name."""
 Extras = Callable[[TokenEpisode], Mapping[str, Any]]
 """Tensors that a loss asks for, by name: one number for each of an episode's T turns, `[T]`, or one for each element,
-T arrays `[N]` of the lengths of `episode.tokens`."""
+T arrays `[N]` of the lengths of `episode.log_probs`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """Whole episodes of a token policy for evaluations and `rlvlm eval`, and how a checkpoint holds it."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -21,15 +21,12 @@ from rlvlm.demonstrations.collect import Demonstrator, acting
 from rlvlm.envs.env import ChunkEnv, ChunkEnvs
 from rlvlm.envs.playing import play
 from rlvlm.judges.agreement import wilson_interval
-from rlvlm.policies.vla.build import build_policy
-from rlvlm.policies.vla.config import OpenVLAConfig, PocketVLAConfig, VLAConfig
+from rlvlm.policies.vla.build import read_config, read_policy
 from rlvlm.policies.vla.policy import VLAPolicy
-from rlvlm.policies.vla.tokens import ActionScale
 from rlvlm.policies.vlm.policy import VLMPolicy
 
 VLM_KIND, VLA_KIND = "vlm", "vla"
 """Of the policy's file in a checkpoint."""
-_SCALE_KEY = "task"
 _PLAYABLE = "policy that can be played"
 _TRIES = 5
 """Of episodes of which some were lost with their env."""
@@ -119,7 +116,7 @@ def chunk_player(
         for _ in range(_TRIES):
             # the same draws each time: evaluations differ by the policy alone
             fresh = torch.Generator().manual_seed(0)
-            own = replace(sampler, temperature=None if is_greedy else sampler.temperature, generator=fresh)
+            own = replace(sampler, greedy=is_greedy, generator=fresh)
             played = play_chunks(envs, "", ids, np.arange(len(ids)), own)
             if len(played) == len(ids):
                 return played
@@ -141,7 +138,7 @@ def _of_replies(greedy: Sequence[TokenEpisode], sampled: Sequence[TokenEpisode])
     strict, sampled_strict = ([is_strict_success(episode) for episode in played] for played in (greedy, sampled))
     low, high = wilson_interval(sum(strict), len(strict))
     sampled_low, sampled_high = wilson_interval(sum(sampled_strict), len(sampled_strict))
-    lengths = [len(ids) if len(episode.actions) else 0 for episode in greedy for ids in episode.tokens]
+    lengths = [len(one) if len(episode.actions) else 0 for episode in greedy for one in episode.log_probs]
     return {
         metrics.EVAL_STRICT_SUCCESS: share(strict),
         metrics.EVAL_STRICT_LOW: low,
@@ -192,13 +189,11 @@ def share(truths: Iterable[bool]) -> float:
     return float(np.mean(listed)) if listed else 0.0
 
 
-def policy_file(policy: Any, config: VLAConfig | None, scale: ActionScale | None) -> PolicyFile:
+def policy_file(policy: Any) -> PolicyFile:
     """What a checkpoint holds of a policy: the weights that learn and, of a VLA, what they belong to and its scale."""
     weights = {name: value.contiguous() for name, value in policy.trained_state().items()}
-    if config is None or scale is None:
-        return PolicyFile(kind=VLM_KIND, weights=weights)
-    card: dict[str, Any] = {"config": asdict(config), "statistics": scale.write(_SCALE_KEY)}
-    return PolicyFile(kind=VLA_KIND, weights=weights, card=card)
+    meta = policy.meta()
+    return PolicyFile(kind=VLA_KIND if meta else VLM_KIND, weights=weights, card=meta)
 
 
 def load_vlm(policy: VLMPolicy, folder: Path) -> None:
@@ -227,8 +222,8 @@ def load_start(policy: Any, folder: Path) -> bool:
     return bool(start)
 
 
-def load_vla(folder: Path, env: ChunkEnv) -> tuple[VLAPolicy, ActionScale]:
-    """The policy of the checkpoint in `folder`, and the scale of its actions.
+def load_vla(folder: Path, env: ChunkEnv) -> VLAPolicy:
+    """The policy of the checkpoint in `folder`.
 
     Raises:
         CorruptCheckpoint: a file is missing, differs from what was written, or holds another kind of policy.
@@ -236,13 +231,13 @@ def load_vla(folder: Path, env: ChunkEnv) -> tuple[VLAPolicy, ActionScale]:
     """
     file = load_policy_file(folder, VLA_KIND)
     with corrupt_if_unreadable(folder, _PLAYABLE):
-        policy = build_policy(_config_of(file), env)
+        policy = read_policy(file.card, env)
         policy.load_trained_state(file.weights)
-        return policy, ActionScale.read(file.card["statistics"], _SCALE_KEY)
+        return policy
 
 
-def take_vla(folder: Path, policy: VLAPolicy, config: VLAConfig) -> ActionScale:
-    """Gives `policy`, built by `config`, the weights of the checkpoint in `folder`; the scale of its actions.
+def take_vla(folder: Path, policy: VLAPolicy) -> None:
+    """Gives `policy` the weights of the checkpoint in `folder`, and its statistics.
 
     Raises:
         CorruptCheckpoint: a file is missing, differs from what was written, or holds another kind of policy.
@@ -250,29 +245,20 @@ def take_vla(folder: Path, policy: VLAPolicy, config: VLAConfig) -> ActionScale:
     """
     file = load_policy_file(folder, VLA_KIND)
     with corrupt_if_unreadable(folder, _PLAYABLE):
-        before = asdict(_config_of(file).pocket)
-        scale = ActionScale.read(file.card["statistics"], _SCALE_KEY)
-    odd = {name: value for name, value in before.items() if value != getattr(config.pocket, name)}
-    if odd:
-        names = ", ".join(f"policy.pocket.{name} {value}" for name, value in odd.items())
+        before, wanted = read_config(file.card).built_by(), policy.config.built_by()
+    if odd := {name: value for name, value in before.items() if wanted.get(name) != value}:
+        names = ", ".join(f"{name} {value}" for name, value in odd.items())
         raise UsageError(f"the policy of {folder.parent} was built with {names}", "give this run the same")
     # compared here, so that the message can name one weight and say what to do
-    wanted = {name: tuple(value.shape) for name, value in policy.trained_state().items()}
+    shapes = {name: tuple(value.shape) for name, value in policy.trained_state().items()}
     found = {name: tuple(value.shape) for name, value in file.weights.items()}
-    if other := sorted(name for name in wanted.keys() | found.keys() if wanted.get(name) != found.get(name)):
+    if other := sorted(name for name in shapes.keys() | found.keys() if shapes.get(name) != found.get(name)):
         name = other[0]
         raise UsageError(
             f"the policy of {folder.parent} was made for another env: {name} is {found.get(name, 'missing')} there "
-            f"and {wanted.get(name, 'missing')} here",
+            f"and {shapes.get(name, 'missing')} here",
             "start from a run of the same task, or of one with the same cameras, actions and proprioception",
         )
     with corrupt_if_unreadable(folder, _PLAYABLE):
         policy.load_trained_state(file.weights)
-    return scale
-
-
-def _config_of(file: PolicyFile) -> VLAConfig:
-    """The config on the card of a VLA's file: JSON has lists for tuples, and dicts for configs within it."""
-    card = dict(file.card["config"])
-    pocket = PocketVLAConfig(**{**card["pocket"], "channels": tuple(card["pocket"]["channels"])})
-    return VLAConfig(**{**card, "pocket": pocket, "openvla": OpenVLAConfig(**card["openvla"])})
+        policy.load_statistics(file.card["statistics"])

@@ -56,7 +56,7 @@ class TokenSlot(Slot):
     def _episode(self, first: int, **of_kind: Any) -> TokenEpisode:
         """The episode as far as it has come, of which the answers from `first` on are learned from.
 
-        Answers that were not sampled, such as an expert's, have no tokens.
+        Answers that were not sampled, such as an expert's, are left out.
 
         Args:
             first: 0 or more.
@@ -78,7 +78,7 @@ class TokenSlot(Slot):
             # a judge looks at the episode from its start, even where only a later piece of it is learned from
             snapshots=np.concatenate(self.snapshots),
             steps=steps[first:],
-            tokens=tuple(answer.ids for answer in sampled),
+            answers=tuple(answer.answer for answer in sampled),
             log_probs=tuple(answer.log_probs for answer in sampled),
             values=np.array([answer.value for answer in sampled], np.float32),
             versions=np.array([answer.version for answer in sampled], np.int64),
@@ -190,16 +190,17 @@ class ChunkSlot(TokenSlot):
 
     def episode(self) -> TokenEpisode:
         """The whole episode."""
-        num_run = np.array([len(rewards) for rewards in self.env_rewards]) * self.env.action_low.size
-        # an episode's end may cut its last chunk short: tokens of steps that were never run teach nothing
-        is_run = np.arange(self.answers[0].actions.size) < num_run[:, None]
+        # an episode's end may cut its last chunk short: what belongs to steps that were never run teaches nothing
+        pairs = zip(self.answers, self.env_rewards, strict=True)
+        runs = tuple(chunk.steps < len(rewards) for chunk, rewards in pairs)
         progress = np.array([0.0, *(info["progress"] for info in self.infos[1:])])
         was_solved = any(info["success"] for info in self.infos[1:])
         return self._episode(
             0,
             played_at=np.zeros(len(self.answers), np.int64),  # whole episodes: a rollout's rounds order nothing
-            # a token that was taken and not drawn has log-probability 0
-            masks=tuple(run & (chunk.log_probs < 0) for run, chunk in zip(is_run, self.answers, strict=True)),
+            masks=tuple(run & chunk.mask for run, chunk in zip(runs, self.answers, strict=True)),
+            runs=runs,
+            chunks=tuple(chunk.actions for chunk in self.answers),
             gains=(progress[1:] - progress[:-1]).astype(np.float32),
             goals=(self.goal,) * len(self.answers),
             is_undone=was_solved and not self.infos[-1]["success_at_end"],

@@ -15,7 +15,6 @@ from rlvlm.algorithms.sft_replies import demonstrate, fine_tune
 from rlvlm.core import metrics
 from rlvlm.envs.env import ChunkEnv
 from rlvlm.policies.vla.policy import VLAPolicy
-from rlvlm.policies.vla.tokens import ActionScale
 from rlvlm.policies.vlm.policy import VLMPolicy
 
 
@@ -61,9 +60,7 @@ def start_replies(config: TokenConfig, policy: VLMPolicy, log: Callable[[str], N
     return measured
 
 
-def start_chunks(
-    config: TokenConfig, policy: VLAPolicy, env: ChunkEnv, log: Callable[[str], None]
-) -> tuple[ActionScale, dict[str, float]]:
+def start_chunks(config: TokenConfig, policy: VLAPolicy, env: ChunkEnv, log: Callable[[str], None]) -> dict[str, float]:
     """Has `policy` imitate the env's script or a folder; not one that comes trained, or is another run's.
 
     Args:
@@ -73,20 +70,19 @@ def start_chunks(
         log: takes a line on what is being done now.
 
     Returns:
-        The scale of the policy's actions, and the loss and the number of demonstrations by names in
-        `rlvlm.core.metrics`; none of these where nothing was imitated.
+        The loss and the number of demonstrations by names in `rlvlm.core.metrics`; nothing where none was imitated.
 
     Raises:
         UsageError: the demonstrations, or the weights, are of no use in this env.
     """
     sft = config.sft
-    assert config.policy is not None, "it acts"
     if sft.start_from:
         start = Path(sft.start_from).expanduser()
         log(f"starting from the policy of {start}")
-        return take_vla(start / "algorithm", policy, config.policy), {}
-    if policy.scale is not None:  # a published VLA: it brings what it has learned, and the scale of its actions
-        return policy.scale, {}
+        take_vla(start / "algorithm", policy)
+        return {}
+    if policy.comes_trained:
+        return {}
     rng = np.random.default_rng(np.random.SeedSequence(config.seed, spawn_key=(6,)))
     if sft.demonstrations:
         folder = Path(sft.demonstrations).expanduser()
@@ -94,7 +90,6 @@ def start_chunks(
     else:
         log(f"{sft.episodes} demonstrations by the task's expert")
         shown = demonstrate_chunks(env, sft, config.seed, log)
-    # bins of a token span what was demonstrated: no bin is spent on what nobody does
-    scale = ActionScale.of_actions(shown.actions.reshape(-1, shown.actions.shape[-1]), env.scaled_actions)
-    loss = imitate(policy, env, shown, scale, sft, rng, log)
-    return scale, {metrics.SFT_LOSS: loss, metrics.SFT_DEMONSTRATIONS: float(shown.num_episodes)}
+    policy.learn_statistics(shown, env)
+    loss = imitate(policy, env, shown, sft, rng, log)
+    return {metrics.SFT_LOSS: loss, metrics.SFT_DEMONSTRATIONS: float(shown.num_episodes)}

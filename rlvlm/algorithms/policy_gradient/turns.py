@@ -11,10 +11,7 @@ import numpy as np
 from ray.rllib.core import DEFAULT_MODULE_ID
 
 from rlvlm.algorithms.base import BaseRunner
-from rlvlm.algorithms.policy_gradient.config import PolicyGradientConfig
-from rlvlm.algorithms.policy_gradient.rewards import RewardLabeller
 from rlvlm.algorithms.policy_gradient.slots import EnvSlot
-from rlvlm.algorithms.policy_gradient.source import Play, Rollout, Weights
 from rlvlm.core.episodes import Observations, SampledReply, TokenEpisode
 from rlvlm.envs.playing import play
 from rlvlm.envs.registry import make_env
@@ -180,19 +177,3 @@ class TurnRunner(BaseRunner):
         """Closes the envs."""
         for slot in self.slots:
             slot.env.close()
-
-
-def make_turn_rollout(
-    runner: TurnRunner, engine: Engine, labeller: RewardLabeller, algo: PolicyGradientConfig, is_compared: bool
-) -> Play:
-    """Plays envs that are talked to; the runner shows each row of turns to the labeller."""
-    if labeller.asks:
-        runner.show = labeller.show
-
-    def rollout(weights: Weights) -> Rollout:
-        engine.use(weights)
-        if algo.rollout_turns and not is_compared:
-            return runner.sample(num_turns=algo.rollout_turns // algo.num_envs), {}
-        return runner.sample_groups(group_size=algo.group_size if is_compared else 1), {}
-
-    return rollout

@@ -1,30 +1,74 @@
-"""From a `VLAConfig` to a policy in memory. Algorithms and players start here."""
+"""From a `VLAConfig` to a policy in memory: what acts is chosen here and nowhere else."""
 
-from typing import TYPE_CHECKING, Union
+from collections.abc import Mapping
+from typing import Any
 
+from rlvlm.core.errors import UsageError
+from rlvlm.core.plugins import check_call, is_reference, load_object
 from rlvlm.envs.env import ChunkEnv
-from rlvlm.policies.vla.config import VLAConfig
+from rlvlm.policies.vla.config import OpenVLAConfig, PocketVLAConfig, VLAConfig
 from rlvlm.policies.vla.pocket import PocketVLA
-
-if TYPE_CHECKING:
-    from rlvlm.policies.vla.openvla.policy import OpenVLAPolicy
+from rlvlm.policies.vla.policy import VLAPolicy
 
 
-def build_policy(config: VLAConfig, env: ChunkEnv) -> Union[PocketVLA, "OpenVLAPolicy"]:
-    """A policy for the cameras, proprioception and actions of `env`: a checkpoint's, or a fresh pocket VLA.
+def build_policy(config: VLAConfig, env: ChunkEnv) -> VLAPolicy:
+    """A policy for the cameras, proprioception and actions of `env`: a checkpoint's, one of your own, or a pocket VLA.
 
     Raises:
         ModelUnavailable: the checkpoint cannot be loaded, or is not for such an env.
+        UsageError: `policy.head` names no VLA.
     """
     num_tokens = env.chunk_steps * len(env.action_low)
     if config.model:
         from rlvlm.policies.vla.openvla.loading import load_openvla  # transformers and peft are slow to import
 
-        return load_openvla(config, num_cameras=len(env.cameras), proprio_size=env.proprio_size, num_tokens=num_tokens)
-    return PocketVLA(
-        config.pocket,
-        num_cameras=len(env.cameras),
-        proprio_size=env.proprio_size,
-        num_tokens=num_tokens,
-        num_offsets=env.num_offsets,
-    )
+        policy: Any = load_openvla(
+            config, num_cameras=len(env.cameras), proprio_size=env.proprio_size, num_tokens=num_tokens
+        )
+    elif is_reference(config.head):
+        policy = find_own(config)(env, **config.settings)
+        if not isinstance(policy, VLAPolicy):
+            raise UsageError(
+                f"policy.head {config.head} gave a {type(policy).__name__}, and no VLAPolicy",
+                "derive it from rlvlm.policies.vla.policy.VLAPolicy",
+            )
+    else:
+        policy = PocketVLA(
+            config.pocket,
+            num_cameras=len(env.cameras),
+            proprio_size=env.proprio_size,
+            num_tokens=num_tokens,
+            num_offsets=env.num_offsets,
+        )
+    policy.config = config
+    return policy
+
+
+def find_own(config: VLAConfig) -> Any:
+    """What makes a VLA of somebody's own, named by `policy.head`.
+
+    Raises:
+        UsageError: there is no such function, or it takes other arguments.
+    """
+    make = load_object(config.head, "policy.head")
+    check_call(make, f"policy.head {config.head}", "env", by_name=tuple(config.settings))
+    return make
+
+
+def read_policy(meta: Mapping[str, Any], env: ChunkEnv) -> VLAPolicy:
+    """The policy that `meta()` of another one describes, with its statistics; without what it has learned.
+
+    Raises:
+        ValueError, TypeError, KeyError: the description is damaged.
+    """
+    policy = build_policy(read_config(meta), env)
+    if meta["statistics"]:
+        policy.load_statistics(meta["statistics"])
+    return policy
+
+
+def read_config(meta: Mapping[str, Any]) -> VLAConfig:
+    """The config in what `VLAPolicy.meta` gave: JSON has lists for tuples, and dicts for configs within it."""
+    card = dict(meta["config"])
+    pocket = PocketVLAConfig(**{**card["pocket"], "channels": tuple(card["pocket"]["channels"])})
+    return VLAConfig(**{**card, "pocket": pocket, "openvla": OpenVLAConfig(**card["openvla"])})

@@ -1,9 +1,13 @@
 """Which VLA acts, and how; imports nothing heavy so that the command line starts at once."""
 
-from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from dataclasses import asdict, dataclass, field
+from typing import Any, ClassVar, Literal
+
+from rlvlm.core.plugins import is_reference
 
 ImagePath = Literal["cropped", "whole"]
+HEADS = ("tokens",)
+"""What the pocket VLA may answer by."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -102,6 +106,11 @@ class VLAConfig:
     """Folder or hub name of an OpenVLA-OFT checkpoint with a token head; empty: the pocket VLA, made by the run."""
     revision: str = ""
     """Commit of a hub model; empty takes the newest."""
+    head: str = "tokens"
+    """What acts where no model is named. tokens: the pocket VLA, which answers in action tokens; or a VLA of your own
+    as `module:NAME`, a class or function that is called with the env and `settings`."""
+    settings: dict[str, str] = field(default_factory=dict)
+    """Of a VLA of your own: names and values by turns, e.g. `--policy.settings width 64`."""
     pocket: PocketVLAConfig = field(default_factory=PocketVLAConfig)
     openvla: OpenVLAConfig = field(default_factory=OpenVLAConfig)
 
@@ -110,3 +119,28 @@ class VLAConfig:
             raise ValueError(
                 "policy.revision and policy.openvla have no effect without policy.model; name a checkpoint"
             )
+        if self.head not in HEADS and not is_reference(self.head):
+            raise ValueError(
+                f"policy.head must be one of {', '.join(HEADS)}, or one of your own as my_file:NAME, got {self.head!r}"
+            )
+        if self.model and self.head != "tokens":
+            raise ValueError(f"policy.head {self.head} has no effect with policy.model {self.model}; leave one out")
+        if self.settings and not self.is_own:
+            raise ValueError("policy.settings has no effect without a policy.head of your own, as my_file:NAME")
+
+    @property
+    def is_own(self) -> bool:
+        """Whether somebody's own VLA acts."""
+        return is_reference(self.head)
+
+    def make_policy(self, env: Any) -> Any:
+        """The VLA, for an env in chunks: see `build_policy`."""
+        from rlvlm.policies.vla.build import build_policy  # torch is slow to import
+
+        return build_policy(self, env)
+
+    def built_by(self) -> dict[str, Any]:
+        """Settings by which a policy that is made anew has the weights that it has, by name."""
+        if self.is_own:
+            return {"policy.head": self.head, "policy.settings": self.settings}
+        return {"policy.head": self.head} | {f"policy.pocket.{name}": one for name, one in asdict(self.pocket).items()}

@@ -14,14 +14,14 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from rlvlm.policies.vla.config import PocketVLAConfig
-from rlvlm.policies.vla.policy import VLAPolicy
+from rlvlm.policies.vla.token_policy import TokenVLA
 from rlvlm.policies.vla.tokens import NUM_BINS
 
 _WORDS = 32
 """Words and pairs of words that count; a longer instruction is cut."""
 
 
-class PocketVLA(VLAPolicy):
+class PocketVLA(TokenVLA):
     """Images, words and proprioception to logits of all action tokens of a chunk in one forward pass.
 
     Args:

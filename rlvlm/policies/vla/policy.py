@@ -1,42 +1,105 @@
-"""What all VLAs have in common: images, an instruction and proprioception in, the action tokens of a chunk out."""
+"""What all VLAs have in common, whatever their answers are made of: images, an instruction and proprioception in, a
+chunk of actions out.
 
-from collections.abc import Mapping, Sequence
+`VLAPolicy` is what rollouts, the supervised start, learners and checkpoints need of one. A VLA of your own derives from
+it and gives `read`, `sample`, `log_probs` and `imitation`; `--policy.model my_file:NAME` then acts and learns by it.
+`TokenVLA` (token_policy.py) answers in action tokens.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from rlvlm.core.episodes import IntArray, Observations
+from rlvlm.core.episodes import Answer, IntArray, Observations
 from rlvlm.core.errors import UsageError
-from rlvlm.core.finite import check_finite
 from rlvlm.core.steps import FloatArray, Frames
+from rlvlm.envs.env import ChunkEnv
 from rlvlm.policies.protocol import Prediction, SeenImages
-from rlvlm.policies.vla.tokens import ActionScale, draw_bins, entropy, likeliest_bins, log_probs_of
+from rlvlm.policies.vla.config import VLAConfig
 from rlvlm.policies.weights import Shardable, fill, lent, trained
 from rlvlm.vlms.skeleton import device_of
 
 _IMAGE_BYTES = 256 * 2**20
 """Of the images that a rollout looked at, kept for its update."""
-_FEW = 64
-"""Answers of a minibatch whose entropy is logged where it is not learned from: all cost a sixth of an update."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sampling:
+    """How chunks are drawn."""
+
+    temperature: float | None = None
+    """> 0; None takes the likeliest chunk, as the policy has it."""
+    generator: torch.Generator | None = None
+    """On the CPU, of the draws; None: a fresh one of seed 0."""
+    noise_per: Literal["token", "chunk"] = "token"
+    """chunk: one random number for each dimension of the action serves all steps of a chunk. Each element has the same
+    distribution in both."""
+    explored: NDArray[np.bool_] | None = None
+    """[A] dimensions of an action that are drawn, as `VLAPolicy.explored` gives them; None: all."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SampledChunks:
+    """A chunk of L actions for each of M observations, as a policy drew it; N elements of each have a log-prob."""
+
+    actions: FloatArray
+    """[M, L, A] in the env's units."""
+    answers: Sequence[Answer]
+    """M, as the policy reads them."""
+    log_probs: FloatArray
+    """[M, N] of each element; 0 where it was taken and not drawn."""
+    mask: NDArray[np.bool_]
+    """[M, N] elements that were drawn."""
+    steps: IntArray
+    """[N] env step of the chunk, 0 to L - 1, that each element belongs to."""
+    values: FloatArray
+    """[M] a value head's; 0 without one."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Demonstrations:
+    """What was seen and done, chunk by chunk, in successful episodes only."""
+
+    obs: Observations
+    """Of M chunks; without snapshots where there are images."""
+    actions: FloatArray
+    """[M, L, A] in the env's units."""
+    begins: NDArray[np.intp]
+    """[E] row of each episode's first chunk."""
+    num_failures: int
+    """Episodes that failed, left out."""
+    images: Frames | None = None
+    """[M, cameras, H, W, 3] where they were kept; None where they are drawn."""
+
+    @property
+    def num_episodes(self) -> int:
+        """E."""
+        return len(self.begins)
+
+
+ImitationLoss = Callable[[Tensor, Tensor | None], Tensor]
+"""The mean loss, a scalar, of demonstrated chunks: their rows [B], and what each counts [B], or None for all alike."""
 
 
 class VLAPolicy(nn.Module):
-    """A network that gives a distribution over bins for each dimension of each action of a chunk, all at once.
+    """A network that acts in chunks.
 
-    A member has `forward(images, words, proprio)`: logits [B, L * A, 256], action after action, of images [B, cameras,
-    H, W, 3] uint8, H = W = `image_px`, words [B, W] as `read` gives them, and proprio [B, P] float32, in env units.
+    Elements of an answer lie env step by env step, an action's A dimensions side by side; an answer that draws each of
+    them several times, as a flow does, has them one draw after the other.
     """
 
+    config: VLAConfig
+    """What it was built by."""
     image_px: int
     """Side of the square images it looks at."""
-    predicts_offsets: bool = False
-    """Whether it learns to predict the offsets from the hand to the things of the task, as a pocket VLA may."""
-    scale: ActionScale | None = None
-    """Of its actions, where it comes trained; None where the run's demonstrations give it one."""
+    comes_trained: bool = False
+    """Whether it can act as it is loaded: then nothing is demonstrated to it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -53,13 +116,69 @@ class VLAPolicy(nn.Module):
         """Whether it has a value head."""
         return self.value_head is not None
 
+    # what each VLA has of its own
+
     def read(self, instructions: Sequence[str]) -> Tensor:
         """`[B, W]` int64: the instructions as the network takes them, on its device."""
         raise NotImplementedError("each VLA has its own words")
 
-    def with_values(self, images: Tensor, words: Tensor, proprio: Tensor, detach: bool) -> tuple[Tensor, Tensor]:
-        """The logits, and [B] the value head's values; `detach` keeps its loss from the body."""
-        raise NotImplementedError(f"{type(self).__name__} has no value head")
+    def sample(self, obs: Observations, sampling: Sampling) -> SampledChunks:
+        """A chunk for each of `obs`, whose images it was shown.
+
+        Raises:
+            NumericsError: the policy's numbers are not finite.
+        """
+        raise NotImplementedError("each VLA has its own answers")
+
+    def log_probs(
+        self,
+        obs: Observations,
+        answers: Sequence[Answer],
+        *,
+        temperature: float = 1.0,
+        detach_values: bool = False,
+        with_entropies: bool = False,
+        with_token_values: bool = False,
+    ) -> Prediction:
+        """See `Policy`; a chunk's elements share one value; entropies are of a few answers unless asked for."""
+        raise NotImplementedError("each VLA has its own answers")
+
+    def imitation(
+        self, shown: Demonstrations, env: ChunkEnv, sft: Any, rng: np.random.Generator, log: Callable[[str], None]
+    ) -> ImitationLoss:
+        """Prepares all of `shown` to be imitated; what comes back is asked for the loss of some of its rows.
+
+        Args:
+            shown: M chunks; the policy has learned their statistics.
+            env: draws what it sees.
+            sft: settings of the supervised start, see `ChunkSFTConfig`.
+            rng: of all that is drawn.
+            log: takes a line.
+        """
+        raise NotImplementedError("each VLA has its own answers")
+
+    def learn_statistics(self, shown: Demonstrations, env: ChunkEnv) -> None:
+        """Takes from demonstrations what its numbers are scaled by."""
+
+    @property
+    def statistics(self) -> str:
+        """What its numbers are scaled by, as JSON; empty before there is any. Checkpoints have it, and env runners."""
+        return ""
+
+    def load_statistics(self, text: str) -> None:
+        """Takes over the `statistics` of a policy of the same kind.
+
+        Raises:
+            ValueError: they are not such.
+        """
+
+    def explored(self, env: ChunkEnv, min_range: float) -> NDArray[np.bool_]:
+        """[A] dimensions of actions that are drawn where something is: those of whose range in `env` demonstrations
+        use the share `min_range` or more.
+        """
+        return np.ones(len(env.action_low), bool)
+
+    # what all have alike
 
     def draw(self, env: Any, snapshots: FloatArray) -> Frames:
         """[N, cameras, H, W, 3] the images of `snapshots` [N, D] by every camera."""
@@ -78,82 +197,25 @@ class VLAPolicy(nn.Module):
         images = torch.from_numpy(np.stack(self.images.get(obs.images))).to(self.device)
         return images, self.read(obs.texts), torch.from_numpy(obs.proprio).to(self.device)
 
-    @torch.no_grad()
-    def sample(
-        self,
-        obs: Observations,
-        *,
-        temperature: float | None,
-        generator: torch.Generator | None = None,
-        shared: int = 1,
-        explored: NDArray[np.bool_] | None = None,
-    ) -> tuple[IntArray, FloatArray, FloatArray]:
-        """Bins [N, L * A] of a chunk for each of `obs`, their log-probs, and values [N].
-
-        Args:
-            obs: whose images it was shown.
-            temperature: > 0, or None for the likeliest token of each distribution, whose log-prob is then 0.
-            generator: of the draws, on the CPU.
-            shared: see `draw_bins`.
-            explored: [A] dimensions of an action that are drawn; of the others the likeliest is taken. None: all.
-
-        Raises:
-            NumericsError: the policy's numbers are not finite.
-        """
-        inputs, values = self.inputs(obs), torch.zeros(len(obs))
-        if self.has_values:
-            logits, values = self.with_values(*inputs, detach=True)
-        else:
-            logits = self(*inputs)
-        if temperature is None:
-            bins = likeliest_bins(logits)
-            log_probs = torch.zeros(bins.shape)
-        else:
-            # the same dimensions in every step of the chunk
-            mask = None if explored is None else torch.from_numpy(np.tile(explored, logits.shape[-2] // len(explored)))
-            generator = generator or torch.Generator().manual_seed(0)
-            bins, log_probs = draw_bins(logits, temperature, generator, shared, mask)
-            # groups of a broken policy may all end alike: nothing would be learned from them, and nobody would know
-            check_finite(
-                "the policy, sampled", "go on from the last checkpoint: `rlvlm resume`", {"log-probs": log_probs}
-            )
-        return bins.cpu().numpy(), log_probs.cpu().numpy(), values.cpu().numpy()
-
-    def lengths(self, obs: Observations, tokens: Sequence[IntArray]) -> list[int]:
-        """See `TokenPolicy`."""
-        return [len(one) for one in tokens]
-
-    def log_probs(
-        self,
-        obs: Observations,
-        tokens: Sequence[IntArray],
-        *,
-        temperature: float = 1.0,
-        detach_values: bool = False,
-        with_entropies: bool = False,
-        with_token_values: bool = False,
-    ) -> Prediction:
-        """See `TokenPolicy`; a chunk's tokens share one value, and entropies are of a few answers unless asked for."""
-        inputs, values = self.inputs(obs), None
-        if self.has_values:
-            logits, values = self.with_values(*inputs, detach=detach_values)
-        else:
-            logits = self(*inputs)
-        # kept as int16 between rollout and update, to spare memory
-        bins = torch.from_numpy(np.stack(tokens).astype(np.int64)).to(logits.device)
-        chosen = log_probs_of(logits, bins, temperature)
-        with torch.set_grad_enabled(with_entropies and torch.is_grad_enabled()):
-            entropies = entropy(logits if with_entropies else logits[:_FEW], temperature)
-        return Prediction(
-            log_probs=chosen,
-            values=values,
-            entropies=entropies,
-            token_values=None if values is None or not with_token_values else values[:, None].expand_as(chosen),
-        )
+    def shown_inputs(
+        self, env: ChunkEnv, obs: Observations, images: Frames | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The same of M moments whose images are drawn by `env`, or given as `images` [M, cameras, H, W, 3]."""
+        drawn = self.draw(env, obs.snapshots) if images is None else images
+        words, proprio = self.read(obs.texts), torch.from_numpy(obs.proprio)
+        return torch.from_numpy(drawn).to(self.device), words, proprio.to(self.device)
 
     def values(self, obs: Observations) -> Tensor:
         """[B] the value head before any answer."""
-        return self.with_values(*self.inputs(obs), detach=True)[1]
+        raise NotImplementedError(f"{type(self).__name__} has no value head")
+
+    def lengths(self, obs: Observations, answers: Sequence[Answer]) -> list[int]:
+        """See `Policy`."""
+        return [1] * len(answers)
+
+    def meta(self) -> dict[str, Any]:
+        """What a checkpoint says of it beside the weights that learn, as JSON."""
+        return {"config": asdict(self.config), "statistics": self.statistics}
 
     def acting_parameters(self) -> list[nn.Parameter]:
         """What learns, but for the value head."""
@@ -178,11 +240,11 @@ class VLAPolicy(nn.Module):
         fill(self.trained_state(), state)
 
     def with_weights(self, state: Mapping[str, Any]) -> AbstractContextManager[None]:
-        """See `TokenPolicy`."""
+        """See `Policy`."""
         return lent(self.trained_state(), state)
 
     def shardable(self) -> Shardable:
-        """See `TokenPolicy`.
+        """See `Policy`.
 
         Raises:
             UsageError: it is too small for that.

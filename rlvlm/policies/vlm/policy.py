@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from rlvlm.core.episodes import IntArray, Observations
+from rlvlm.core.episodes import Answer, IntArray, Observations
 from rlvlm.core.errors import UsageError
 from rlvlm.core.steps import FloatArray, Frames
 from rlvlm.policies.protocol import SHOWN_AT_ONCE, Prediction, SeenImages
@@ -143,7 +143,7 @@ class VLMPolicy(nn.Module):
         return lent(self.trained_state(), state)
 
     def shardable(self) -> Shardable:
-        """See `TokenPolicy`."""
+        """See `Policy`."""
         heads = [self.value_head] if self.action_head is None else [self.value_head, self.action_head]
         return Shardable(root=self, methods=("log_probs", "values", "show"), heads=tuple(heads))
 
@@ -262,22 +262,27 @@ class VLMPolicy(nn.Module):
         """[N, H, W, 3] the images of `snapshots` [N, D], in the env's own size."""
         return env.draw(snapshots)
 
-    def lengths(self, obs: Observations, tokens: Sequence[IntArray]) -> list[int]:
-        """See `TokenPolicy`; an action head reads the prompt alone."""
+    def lengths(self, obs: Observations, answers: Sequence[Answer]) -> list[int]:
+        """See `Policy`; an action head reads the prompt alone."""
         is_read = self.action_head is None
-        return [len(ids) + is_read * len(reply) for ids, reply in zip(self.prompts(obs), tokens, strict=True)]
+        return [len(ids) + is_read * len(one["ids"]) for ids, one in zip(self.prompts(obs), answers, strict=True)]
+
+    def meta(self) -> dict[str, Any]:
+        """Nothing: the run's config says what it was built by."""
+        return {}
 
     def log_probs(
         self,
         obs: Observations,
-        tokens: Sequence[IntArray],
+        answers: Sequence[Answer],
         *,
         temperature: float = 1.0,
         detach_values: bool = False,
         with_entropies: bool = False,
         with_token_values: bool = False,
     ) -> Prediction:
-        """See `TokenPolicy`; the action of an action head counts as an answer of one token."""
+        """See `Policy`; the action of an action head counts as an answer of one token."""
+        tokens = [answer["ids"] for answer in answers]
         if self.action_head is None:
             return self.read(
                 obs, tokens, temperature=temperature, detach_values=detach_values, with_entropies=with_entropies,

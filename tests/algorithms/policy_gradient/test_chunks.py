@@ -93,8 +93,8 @@ def test_rounds_from_demonstrations_to_evaluation(build: Build, tmp_path: Path) 
     assert 0 <= evaluation.metrics[metrics.EVAL_SAMPLED_SUCCESS] <= 1
     algorithm.save_checkpoint(str(tmp_path / "checkpoint"))
     env = make_env("push_block", ChunkEnvConfig(episode_steps=32), 0)
-    policy, scale = load_vla(tmp_path / "checkpoint", env)
-    again = chunk_player(ChunkSampler(policy=policy, env=env, scale=scale)).play(range(1_000_000, 1_000_005))
+    policy = load_vla(tmp_path / "checkpoint", env)
+    again = chunk_player(ChunkSampler(policy=policy, env=env)).play(range(1_000_000, 1_000_005))
     for one, other in zip(again, evaluation.episodes, strict=True):
         assert np.array_equal(one.snapshots, other.snapshots)
 
@@ -133,11 +133,11 @@ def test_a_run_begins_with_the_policy_of_another(build: Build, tmp_path: Path) -
     other = build(start_from=str(tmp_path / "step"), hidden=32)
     with pytest.raises(UsageError, match=r"was built with policy\.pocket\.hidden 64"):
         other.prepare(lambda line: None)
-    settings = before.config.policy.pocket
+    settings = before.rollouts.policy.config.pocket
     libero = PocketVLA(settings, num_cameras=2, proprio_size=8, num_tokens=56, num_offsets=6)
     was = [parameter.clone() for parameter in libero.parameters()]
     with pytest.raises(UsageError, match="made for another env: .* there and .* here"):
-        take_vla(tmp_path / "step" / "algorithm", libero, before.config.policy)
+        take_vla(tmp_path / "step" / "algorithm", libero)
     assert all(map(torch.equal, libero.parameters(), was)), "nothing is taken of what does not fit"
 
 

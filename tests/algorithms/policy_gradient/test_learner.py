@@ -38,8 +38,9 @@ def make(seed: int = 0, **algo: Any) -> tuple[TokenLearner, ChunkRunner]:
 
 def sample(learner: TokenLearner, runner: ChunkRunner, scale: ActionScale = SCALE) -> list[TokenEpisode]:
     """Two groups of four whose advantages are 1, -1, 0.5 and -0.5."""
-    runner.policy = learner.policy  # pyright: ignore[reportAttributeAccessIssue]
-    episodes, _ = runner.sample(num_groups=2, scale=scale)
+    policy: Any = learner.policy
+    runner.policy, policy.scale = policy, scale
+    episodes, _ = runner.sample(num_groups=2)
     return [paid(one, score) for one, score in zip(episodes, [1, -1, 0.5, -0.5] * 2, strict=True)]
 
 
@@ -51,20 +52,20 @@ def paid(episode: TokenEpisode, score: float) -> TokenEpisode:
 
 def log_prob_of_good_tokens(learner: TokenLearner, episodes: list[TokenEpisode]) -> float:
     batch = learner.batches.make(episodes)
-    found = learner.policy.log_probs(batch.obs, batch.tokens).log_probs * batch.weights * batch.advantages[:, None]
+    found = learner.policy.log_probs(batch.obs, batch.answers).log_probs * batch.weights * batch.advantages[:, None]
     return found.sum().item()
 
 
 def _extra(value: Callable[[int, int], Any]) -> PolicyLoss:
     """A loss that asks for `own`: `value` of the numbers of turns and of an answer's elements."""
-    return PolicyLoss(clipped, lambda episode: {"own": value(len(episode), len(episode.tokens[0]))})
+    return PolicyLoss(clipped, lambda episode: {"own": value(len(episode), len(episode.log_probs[0]))})
 
 
 @pytest.mark.slow
 def test_a_tensor_of_an_own_loss_has_a_number_for_each_turn_or_each_element(monkeypatch: pytest.MonkeyPatch) -> None:
     learner, runner = make(loss=LossConfig(policy="own"))
     update = sample(learner, runner)
-    turns, size = sum(map(len, update)), len(update[0].tokens[0])
+    turns, size = sum(map(len, update)), len(update[0].log_probs[0])
     for value, shape in (
         (lambda turns, size: np.arange(turns), [turns]),
         (lambda turns, size: [np.arange(size)] * turns, [turns, size]),
@@ -137,8 +138,8 @@ def test_chunks_that_are_not_chosen_teach_nothing() -> None:
     learner, runner = make(lr=1e-3, advantage=half)
     episodes = sample(learner, runner)
     batch, before = learner.batches.make(episodes), {k: v.clone() for k, v in learner.policy.trained_state().items()}
-    assert len(batch.chosen) < len(batch.tokens)
-    other = set(range(len(batch.tokens))) - set(batch.chosen.tolist())
+    assert len(batch.chosen) < len(batch.answers)
+    other = set(range(len(batch.answers))) - set(batch.chosen.tolist())
     assert other.isdisjoint({int(row) for rows, _ in learner._minibatches(batch) for row in rows})
     learner.learn(episodes, 0.0)
     assert learner.report()[metrics.UPDATE_TURNS] == len(batch.chosen)
@@ -162,8 +163,11 @@ def test_dimensions_that_demonstrations_hardly_use_are_not_explored_and_teach_no
     assert learner.report()[metrics.UPDATE_FIRST_RATIO] <= 1e-5
 
     other, _ = make(least_range=0.2)  # whatever was taken in the other dimensions: the gradient is of what was drawn
-    taken = [tuple(np.where(is_explored, bins, 7).astype(np.int16) for bins in one.tokens) for one in update]
-    other.learn([replace(one, tokens=own) for one, own in zip(update, taken, strict=True)], 0.0)
+    taken = [
+        tuple({"bins": np.where(is_explored, answer["bins"], 7).astype(np.int16)} for answer in one.answers)
+        for one in update
+    ]
+    other.learn([replace(one, answers=own) for one, own in zip(update, taken, strict=True)], 0.0)
     for name, value in learner.policy.trained_state().items():
         np.testing.assert_array_equal(other.policy.trained_state()[name], value, err_msg=name)
 
@@ -251,7 +255,7 @@ def test_a_weight_on_kl_pulls_back_to_the_start() -> None:
 
     def moved(one: TokenLearner) -> float:
         batch = one.batches.make(update)
-        return (one.policy.log_probs(batch.obs, batch.tokens).log_probs - batch.log_probs).abs().mean().item()
+        return (one.policy.log_probs(batch.obs, batch.answers).log_probs - batch.log_probs).abs().mean().item()
 
     assert moved(learner) < moved(free)
     assert any(not torch.equal(value, start[name]) for name, value in dict(learner.policy.trained_state()).items())

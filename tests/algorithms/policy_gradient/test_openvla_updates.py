@@ -88,7 +88,7 @@ def test_rows_a_few_at_a_time_have_the_gradient_of_all_at_once(checkpoint: Path)
     for size in (0, 3):
         learner, runner = make(checkpoint, minibatches=1, kl_target=None, microbatch_turns=size)
         batch = learner.batches.make(sample(learner, runner))
-        learner._backward(batch, torch.arange(len(batch.tokens)))
+        learner._backward(batch, torch.arange(len(batch.answers)))
         grads = {name: p.grad for name, p in learner.policy.named_parameters() if p.grad is not None}
         gradients.append(grads)
     assert gradients[0].keys() == gradients[1].keys()
@@ -114,8 +114,7 @@ def test_a_run_starts_from_the_checkpoint_and_its_own_hold_the_adapter(
     held = load_policy_file(tmp_path / "checkpoint")
     assert held.weights and all("lora_" in name for name in held.weights)
     env = make_env("push_block", WORLD, 0)
-    policy, scale = load_vla(tmp_path / "checkpoint", env)
-    assert scale == policy.scale
-    player = chunk_player(ChunkSampler(policy=policy, env=env, scale=scale))
+    policy = load_vla(tmp_path / "checkpoint", env)
+    player = chunk_player(ChunkSampler(policy=policy, env=env))
     for one, other in zip(player.play(range(1_000_000, 1_000_002)), played, strict=True):
         assert np.array_equal(one.snapshots, other.snapshots)

@@ -41,7 +41,7 @@ def test_an_episode_does_not_depend_on_what_is_played_beside_it(tmp_path: Path):
     texts = [[reply.text for reply in episode.replies] for episode in (together[2], alone[0])]
     assert texts[0] == texts[1]
     assert [episode.seed for episode in together] == [5, 6, 7]
-    assert len(together[0].tokens) == len(together[0])
+    assert len(together[0].answers) == len(together[0])
 
 
 @pytest.mark.slow

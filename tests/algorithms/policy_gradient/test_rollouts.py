@@ -8,8 +8,9 @@ import torch
 from numpy.typing import NDArray
 
 from rlvlm.algorithms.policy_gradient.chunks import ChunkSampler, play_chunks
+from rlvlm.algorithms.policy_gradient.config import chunk_defaults
 from rlvlm.algorithms.policy_gradient.player import TokenPlayer, chunk_player
-from rlvlm.algorithms.sft_chunks import demonstrate, imitate, imitation_loss, soft_targets
+from rlvlm.algorithms.sft_chunks import demonstrate, imitate
 from rlvlm.algorithms.sft_config import ChunkSFTConfig
 from rlvlm.core.episodes import Observations, TokenEpisode
 from rlvlm.core.errors import UsageError
@@ -21,8 +22,9 @@ from rlvlm.envs.push_block import PushBlock, PushBlocks, observed
 from rlvlm.policies.vla.build import build_policy
 from rlvlm.policies.vla.config import PocketVLAConfig, VLAConfig
 from rlvlm.policies.vla.pocket import PocketVLA
-from rlvlm.policies.vla.policy import VLAPolicy
-from rlvlm.policies.vla.tokens import ActionScale, encode
+from rlvlm.policies.vla.policy import SampledChunks, Sampling, VLAPolicy
+from rlvlm.policies.vla.token_policy import soft_targets, token_loss
+from rlvlm.policies.vla.tokens import ActionScale
 
 SCALE = ActionScale(low=(-1.0,) * 6 + (0.0,), high=(1.0,) * 7, scaled=(True,) * 6 + (False,))
 
@@ -35,6 +37,7 @@ def policy() -> PocketVLA:
     torch.manual_seed(0)
     policy = build_policy(VLAConfig(pocket=PocketVLAConfig(image_px=16, hidden=32)), env())
     assert isinstance(policy, PocketVLA)
+    policy.scale = SCALE
     return policy
 
 
@@ -49,18 +52,21 @@ class Scripted(VLAPolicy):
         self.calls: list[int] = []
         self._action = action
 
-    def sample(self, obs: Observations, **settings: Any) -> Any:
+    def sample(self, obs: Observations, sampling: Sampling) -> SampledChunks:
         self.calls.append(len(obs))
         actions = np.zeros((len(obs), 8, 7), np.float32)
         actions[..., 0] = self._action
-        bins = encode(SCALE.from_env(actions)).reshape(len(obs), -1)
-        return bins, np.zeros(bins.shape, np.float32), np.zeros(len(obs), np.float32)
+        return SampledChunks(
+            actions=actions, answers=[{}] * len(obs), log_probs=np.zeros((len(obs), 56), np.float32),
+            mask=np.zeros((len(obs), 56), bool), steps=np.arange(56) // 7, values=np.zeros(len(obs), np.float32),
+        )  # fmt: skip
 
 
 def play(net: VLAPolicy, *state_ids: int, many: Any = None, temperature: float | None = None) -> list[TokenEpisode]:
     one = env()
     generator = torch.Generator().manual_seed(1)
-    sampler = ChunkSampler(policy=net, env=one, scale=SCALE, temperature=temperature, generator=generator)
+    algo = chunk_defaults(temperature=temperature or 1.0)
+    sampler = ChunkSampler(policy=net, env=one, algo=algo, greedy=temperature is None, generator=generator)
     ids = np.array(state_ids)
     return play_chunks(many or one.many(), "push_block", ids, ids, sampler)
 
@@ -94,14 +100,14 @@ def test_a_success_that_is_undone_is_one_and_is_none_at_the_end() -> None:
 
 def test_one_episode_is_the_same_alone_and_among_others() -> None:
     together, alone = play(policy(), 1, 2, 3), play(policy(), 2)[0]
-    assert all(map(np.array_equal, together[1].tokens, alone.tokens))
+    assert all(map(np.array_equal, together[1].chunks, alone.chunks))
     assert np.array_equal(together[1].snapshots, alone.snapshots)
 
 
 def test_stored_log_probs_are_those_of_the_stored_tokens_where_they_were_seen() -> None:
     net = policy()
     for one in play(net, 5, 6, 7, temperature=1.6):
-        found = net.log_probs(one.obs.at(range(len(one))), one.tokens, temperature=1.6).log_probs
+        found = net.log_probs(one.obs.at(range(len(one))), one.answers, temperature=1.6).log_probs
         assert np.abs(found.detach().numpy() - np.stack(one.log_probs)).max() < 1e-4
 
 
@@ -115,12 +121,12 @@ def test_what_was_looked_at_is_not_drawn_again() -> None:
         return draw(snapshots, size_px, camera)
 
     one.draw = counted  # pyright: ignore[reportAttributeAccessIssue]
-    sampler = ChunkSampler(policy=net, env=one, scale=SCALE)
+    sampler = ChunkSampler(policy=net, env=one)
     snapshots = one.many().begin(np.array([1, 2, 1, 3])).snapshots
     keys = tuple(row.tobytes() for row in snapshots)
     obs = Observations(images=keys, texts=("go",) * 4, proprio=np.zeros((4, 2), np.float32), snapshots=snapshots)
     for _ in range(2):
-        sampler.choose(obs)
+        sampler.act(obs)
     assert drawn == [3]  # of four states three differ
     assert np.array_equal(np.stack(net.images.get(keys))[:, 0], draw(snapshots, 16))
 
@@ -131,10 +137,11 @@ def test_with_shared_draws_a_chunk_leans_to_one_side() -> None:
         net.bias.zero_()
         net.bins.zero_()  # all tokens have one and the same distribution
     generator = torch.Generator().manual_seed(1)
-    sampler = ChunkSampler(policy=net, env=one, scale=SCALE, temperature=1.0, generator=generator, shared=8)
+    algo = chunk_defaults(draws="chunk")
+    sampler = ChunkSampler(policy=net, env=one, algo=algo, greedy=False, is_rollout=True, generator=generator)
     ids = np.arange(20)
     episodes = play_chunks(one.many(), "", ids, ids, sampler)
-    by_step = np.stack([episode.tokens[0] for episode in episodes]).reshape(20, 8, 7)
+    by_step = np.stack([episode.answers[0]["bins"] for episode in episodes]).reshape(20, 8, 7)
     assert (by_step == by_step[:, :1]).all() and len(np.unique(by_step[:, 0])) > 50
 
 
@@ -144,11 +151,11 @@ def test_imitation_learns_what_the_script_shows() -> None:
     config = ChunkSFTConfig(episodes=6, updates=60, batch_size=16, label_width=0.0)
     shown = demonstrate(one, config, 0)
     assert shown.num_episodes == 6 and len(shown.obs) == len(shown.actions) > 6
-    scale = ActionScale.of_actions(shown.actions.reshape(-1, 7), one.scaled_actions)
+    net.learn_statistics(shown, one)
     told: list[str] = []
     rng = np.random.default_rng(0)
-    before = imitate(net, one, shown, scale, ChunkSFTConfig(updates=1, label_width=0.0), rng, told.append)
-    after = imitate(net, one, shown, scale, config, rng, told.append)
+    before = imitate(net, one, shown, ChunkSFTConfig(updates=1, label_width=0.0), rng, told.append)
+    after = imitate(net, one, shown, config, rng, told.append)
     assert after < 0.8 * before
 
 
@@ -198,9 +205,9 @@ def test_a_script_that_only_fails_is_told_soon() -> None:
         demonstrate(one, ChunkSFTConfig(episodes=1_000), 0)
 
 
-def player(net: VLAPolicy, scale: ActionScale = SCALE, greedy: bool = True, **settings: Any) -> TokenPlayer:
+def player(net: VLAPolicy, greedy: bool = True, **settings: Any) -> TokenPlayer:
     few = settings.pop("env", env())
-    return chunk_player(ChunkSampler(policy=net, env=few, scale=scale, temperature=1.0, **settings), greedy)
+    return chunk_player(ChunkSampler(policy=net, env=few, algo=chunk_defaults(**settings)), greedy)
 
 
 def test_a_player_plays_the_same_states_again() -> None:
@@ -213,7 +220,9 @@ def test_a_player_plays_the_same_states_again() -> None:
 
 def test_a_player_samples_what_rollouts_explore() -> None:
     still = ActionScale(low=(-1.0, -1.0, -0.1, 0, 0, 0, 0), high=(1.0, 1.0, 0.1, 0, 0, 0, 1.0), scaled=SCALE.scaled)
-    episodes = player(policy(), still, least_range=0.2).roll([1_000_000, 1_000_001], False)
+    net = policy()
+    net.scale = still
+    episodes = player(net, least_range=0.2).roll([1_000_000, 1_000_001], False)
     log_probs = np.concatenate([np.stack(one.log_probs) for one in episodes]).reshape(-1, 7)
     assert ((log_probs == 0).all(axis=0)).tolist() == [False, False, True, True, True, True, False]
 
@@ -241,6 +250,6 @@ def test_only_soft_dimensions_are_taught_softly() -> None:
     logits, bins = torch.zeros(1, 1, 2, 256), torch.tensor([[[7, 9]]])
     logits[0, 0, 1, 9] = 100.0  # sure of bin 9 in both readings of dimension 1
     targets, only_first = soft_targets(0.1), torch.tensor([True, False])
-    loss = imitation_loss(logits, bins, targets, only_first)
+    loss = token_loss(logits, bins, targets, only_first)
     assert loss.item() == pytest.approx(np.log(256) / 2, abs=1e-4)
-    assert imitation_loss(logits, bins, targets, torch.tensor([True, True])).item() > 10
+    assert token_loss(logits, bins, targets, torch.tensor([True, True])).item() > 10

@@ -44,8 +44,8 @@ def gradients(learner: Any) -> dict[str, torch.Tensor]:
 
 def update_of(algorithm: PolicyGradient, seed: int) -> list[TokenEpisode]:
     """Episodes of the policy as it is now, and scores that are no matter."""
-    algorithm._runner_group.start({"num_groups": 3, "scale": algorithm._scale})
-    episodes, _ = algorithm._runner_group.collect()
+    algorithm.rollouts.group.start({"num_groups": 3})
+    episodes, _ = algorithm.rollouts.group.collect()
     return paid(episodes, seed)
 
 
@@ -57,8 +57,10 @@ def paid(episodes: list[TokenEpisode], seed: int) -> list[TokenEpisode]:
 def test_runners_play_side_by_side_and_one_that_is_lost_comes_back(make: Any, tmp_path: Path) -> None:
     algorithm = make(env_runners=2, groups=5)
     algorithm.prepare(lambda line: None)
-    algorithm._runner_group.start({"num_groups": 5, "scale": algorithm._scale, "players": (1, 2)})
-    episodes, images = algorithm._runner_group.collect()
+    algorithm.rollouts.group.start(
+        {"num_groups": 5, "statistics": algorithm.rollouts.policy.statistics, "players": (1, 2)}
+    )
+    episodes, images = algorithm.rollouts.group.collect()
     groups = [episode.group for episode in episodes]
     assert [groups.count(group) for group in dict.fromkeys(groups)] == [3] * 5 and max(groups) >= 1_000_000_000_000_000
     assert images  # drawn there, and not again here
@@ -84,7 +86,7 @@ def test_runners_play_side_by_side_and_one_that_is_lost_comes_back(make: Any, tm
         before = algorithm.report()[metrics.EPISODES]
         algorithm.train()
         assert algorithm.report()[metrics.EPISODES] - before == 15
-        alive = algorithm._runner_group.alive()
+        alive = algorithm.rollouts.group.alive()
         seen_alone |= alive == (2,)
         time.sleep(0.2)
 

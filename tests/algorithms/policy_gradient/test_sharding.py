@@ -76,7 +76,7 @@ def vla(folder: str, learns: str, algo: dict[str, Any]) -> tuple[TokenLearner, l
     torch.manual_seed(0)
     policy = config.make_policy(runner.chunk_env)
     runner.policy, learner = policy, begun(config, runner, policy)
-    episodes, _ = runner.sample(num_groups=2, scale=policy.scale)
+    episodes, _ = runner.sample(num_groups=2)
     return learner, paid(episodes)
 
 

@@ -45,8 +45,8 @@ def test_chunks_are_chosen_that_differ_from_the_other_kind_by_hand() -> None:
     # At the second chunk the better act at 100 and 120, the worse at 60 and 80, a deviation of 22.4: 40 and 20 from the
     # mean of the others for those that are far and near. At the first all act alike; the third has but one kind.
     acts = [[10, 100], [10, 120], [10, 60], [10, 80, 200]]
-    answers = [episode([4] * len(one), bins=one).tokens for one in acts]
-    apart = differences(answers, np.array([1, 1, -1, -1], np.float32))
+    chunks = [episode([4] * len(one), bins=one).chunks for one in acts]
+    apart = differences(chunks, np.array([1, 1, -1, -1], np.float32), np.ones(7, np.float32))
     unit = 500**0.5 + 1
     np.testing.assert_allclose(apart, [0, 30 / unit, 0, 50 / unit, 0, 50 / unit, 0, 30 / unit, 0], atol=1e-6)
 

@@ -117,7 +117,7 @@ def test_micro_batches_give_the_gradient_of_the_whole(make: Any):
     packed = learner._micro_batches(batch, torch.arange(8))
     assert 1 < len(packed) < 8 and sorted(torch.cat(packed).tolist()) == list(range(8))
     for part in packed:
-        padded = learner.policy.pad(batch.obs.at(part.tolist()), [batch.tokens[row] for row in part.tolist()])
+        padded = learner.policy.pad(batch.obs.at(part.tolist()), [batch.answers[row]["ids"] for row in part.tolist()])
         assert padded.ids.numel() <= 1400, "what goes through at once, padding included"
 
 
@@ -212,7 +212,7 @@ def test_of_an_update_only_what_is_no_chance_is_kept(make: Any, pays: str, updat
     learner, die, kept = algorithm._learner, np.random.default_rng(0), []
 
     def reward(episode: Any) -> np.ndarray:
-        paid = [ids[0] == 1 if pays == "an action" else die.random() for ids in episode.tokens]
+        paid = [one["ids"][0] == 1 if pays == "an action" else die.random() for one in episode.answers]
         return np.array(paid, np.float32)
 
     for _ in range(updates):
@@ -236,12 +236,12 @@ def test_the_reference_stays_where_ppo_started(make: Any, tmp_path: Path, policy
     episodes, read = played(algorithm), learner.policy.log_probs
     before = learner.batches.make(episodes)
     with torch.no_grad():
-        torch.testing.assert_close(before.reference, read(before.obs, before.tokens).log_probs, rtol=0, atol=1e-5)
+        torch.testing.assert_close(before.reference, read(before.obs, before.answers).log_probs, rtol=0, atol=1e-5)
     algorithm.train()
     after = learner.batches.make(episodes)
     torch.testing.assert_close(after.reference, before.reference, rtol=0, atol=1e-5)
     with torch.no_grad():
-        moved = read(before.obs, before.tokens).log_probs - before.reference
+        moved = read(before.obs, before.answers).log_probs - before.reference
     assert moved.abs().max() > 1e-4, "the policy itself moves on"
     algorithm.save_checkpoint(str(tmp_path / "saved"))
     resumed.load_checkpoint(str(tmp_path / "saved"))
@@ -274,7 +274,7 @@ def test_turns_that_are_alike_are_read_once_and_valued_alike(make: Any):
     once = batches.make(episodes)
     half = sum(read)
     doubled = batches.make([*episodes, *twins])
-    assert sum(read) == 2 * half and len(doubled.tokens) == 2 * len(once.tokens)
+    assert sum(read) == 2 * half and len(doubled.answers) == 2 * len(once.answers)
     assert once.reference is not None and doubled.reference is not None
     own = doubled.slots < 4
     torch.testing.assert_close(doubled.reference[own], once.reference, rtol=0, atol=1e-5)

@@ -1,4 +1,4 @@
-"""OpenVLA-OFT as a `VLAPolicy`: its images, its prompt and its actions."""
+"""OpenVLA-OFT as a `TokenVLA`: its images, its prompt and its actions."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -8,10 +8,10 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from rlvlm.core.episodes import IntArray, Observations
+from rlvlm.core.episodes import Answer, Observations
 from rlvlm.policies.vla.config import OpenVLAConfig
 from rlvlm.policies.vla.openvla.images import to_pixels
-from rlvlm.policies.vla.policy import VLAPolicy
+from rlvlm.policies.vla.token_policy import TokenVLA
 from rlvlm.policies.vla.tokens import ActionScale
 from rlvlm.policies.weights import Shardable
 
@@ -24,7 +24,7 @@ _PAD = -1
 """Stands in `words` where there is no word."""
 
 
-class OpenVLAPolicy(VLAPolicy):
+class OpenVLAPolicy(TokenVLA):
     """A network with its tokenizer and scales.
 
     Args:
@@ -36,6 +36,8 @@ class OpenVLAPolicy(VLAPolicy):
         encoder_px: side of the images that its image encoders take.
         num_tokens: L * A action tokens of a chunk.
     """
+
+    comes_trained = True
 
     def __init__(
         self,
@@ -60,7 +62,7 @@ class OpenVLAPolicy(VLAPolicy):
         self._prompts: dict[str, list[int]] = {}
 
     def shardable(self) -> Shardable:
-        """See `TokenPolicy`: all of the network, for each pass goes through all of it."""
+        """See `Policy`: all of the network, for each pass goes through all of it."""
         return Shardable(root=self.network)
 
     def read(self, instructions: Sequence[str]) -> Tensor:
@@ -71,8 +73,8 @@ class OpenVLAPolicy(VLAPolicy):
         filled = [[row[0], *[_PAD] * (longest - len(row)), *row[1:]] for row in rows]
         return torch.tensor(filled, dtype=torch.int64, device=self.device).view(len(rows), longest)
 
-    def lengths(self, obs: Observations, tokens: Sequence[IntArray]) -> list[int]:
-        """See `TokenPolicy`; the longest is what it costs: prompt, patches of all cameras, proprioception and chunk."""
+    def lengths(self, obs: Observations, answers: Sequence[Answer]) -> list[int]:
+        """See `Policy`; the longest is what it costs: prompt, patches of all cameras, proprioception and chunk."""
         side = self._encoder_px // self.network.config.towers[0].patch_px
         others = self._config.cameras * side**2 + (self._proprio_scale is not None) + self._config.has_stop
         return [len(self._ids(text)) + others + self._num_tokens for text in obs.texts]

@@ -1,0 +1,225 @@
+"""What differs between policies that reply and policies that act in chunks, as the algorithm has it: how episodes are
+rolled out and evaluated, what the supervised start is, and how images are drawn. One object of either class is all that
+`PolicyGradient` knows of the kind of its env.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import ray
+from torch.nn.utils import parameters_to_vector
+
+from rlvlm.algorithms.policy_gradient.algorithm_config import TokenConfig
+from rlvlm.algorithms.policy_gradient.chunks import ChunkSampler
+from rlvlm.algorithms.policy_gradient.monitors import watch_replies
+from rlvlm.algorithms.policy_gradient.player import TokenPlayer, chunk_player, turn_player
+from rlvlm.algorithms.policy_gradient.rewards import RewardLabeller
+from rlvlm.algorithms.policy_gradient.slots import make_slot
+from rlvlm.algorithms.policy_gradient.source import Rollout, Weights, join
+from rlvlm.algorithms.policy_gradient.supervised_start import start_chunks, start_replies
+from rlvlm.algorithms.policy_gradient.turns import Actor, TurnRunner
+from rlvlm.algorithms.runner_group import LocalRunnerGroup, RemoteRunnerGroup
+from rlvlm.core.episodes import Observations, TokenEpisode
+from rlvlm.core.steps import FloatArray, Frames
+from rlvlm.envs.config import EnvConfig
+from rlvlm.policies.buckets import Bucket
+from rlvlm.policies.vlm.config import BUCKET_MIB
+from rlvlm.policies.vlm.engine import Engine, PolicyEngine
+
+
+class TurnRollouts:
+    """Envs that are talked to, played in the algorithm's process; an engine samples the replies.
+
+    Args:
+        config: of the algorithm.
+        viewer: an env of the task, which draws.
+        policy: plays here, unless an engine elsewhere has its weights.
+        runner_group: RLlib's, of one runner here.
+    """
+
+    remembers = True
+    """Whether a scorer keeps what it said of a turn: the same turns come again."""
+
+    def __init__(self, config: TokenConfig, viewer: Any, policy: Any, runner_group: Any) -> None:
+        self.config, self.policy = config, policy
+        algo, runner = config.algo, runner_group.local_env_runner
+        assert isinstance(runner, TurnRunner), "what the config names"
+        self._runner = runner
+        self.group: Any = LocalRunnerGroup(runner)  # pyright: ignore[reportArgumentType] - sampled here, saved as a group
+        self.engine: Engine | None = self._make_engine()
+        self.bucket_bytes = self.engine.bucket_bytes
+        runner.actor = Actor(self.engine, algo.max_reply_tokens, algo.temperature)
+        if algo.loss.entropy_weight or algo.loss.ratio == "weighted":  # else no token differs from the others
+            for slot in runner.slots:
+                slot.action_tokens = policy.action_tokens
+        held_out = config.env_settings.for_evaluation()
+        self._player = turn_player(
+            runner.actor, partial(make_slot, config.task, held_out), algo.num_envs, milestones=viewer.milestones
+        )
+        self._packed: tuple[int, Any] | None = None
+
+    @staticmethod
+    def viewer_settings(config: TokenConfig) -> EnvConfig:
+        """Of the env that draws."""
+        return config.env_settings
+
+    def _make_engine(self) -> Engine:
+        """What samples replies: the policy of this process, or what the config's `make_engine` makes for it."""
+        config = self.config
+        if config.make_engine is None:
+            return PolicyEngine(self.policy, config.algo.num_envs)
+        # a fixed turn and reply, by which replicas are compared with this policy whenever they take its weights over
+        slot = make_slot(config.task, config.env_settings)
+        slot.begin(config.seed)
+        frame = slot.env.draw(slot.turn.snapshot[None])
+        self.policy.show([slot.image], frame)
+        obs = Observations(texts=(slot.turn.prompt,), images=(slot.image,))
+        return config.make_engine(self.policy, obs, self.policy.write(slot.env.action_text(0)), frame)
+
+    def show_to(self, labeller: RewardLabeller) -> None:
+        """From now on `labeller` is shown each row of turns as soon as it was played."""
+        self._runner.show = labeller.show if labeller.asks else None
+
+    def play(self, weights: Weights, is_compared: bool) -> Rollout:
+        """Pieces of the envs' episodes, or whole ones: in groups where they are compared."""
+        assert self.engine is not None, "made with it"
+        self.engine.use(weights)
+        algo = self.config.algo
+        if algo.rollout_turns and not is_compared:
+            return self._runner.sample(num_turns=algo.rollout_turns // algo.num_envs), {}
+        return self._runner.sample_groups(group_size=algo.group_size if is_compared else 1), {}
+
+    def pack(self, version: int, buckets: list[Bucket]) -> Weights:
+        """The policy's weights as they are now, in the engine's way; `buckets` as of `Engine.pack`."""
+        assert self.engine is not None, "made with it"
+        # once for each version: with `rounds` a policy plays several rollouts
+        if self._packed is None or self._packed[0] != version:
+            self._packed = version, self.engine.pack(version, buckets)
+        return self._packed[1]
+
+    def forget_packed(self) -> None:
+        """The weights have changed without a new version: a checkpoint was loaded."""
+        self._packed = None
+
+    @property
+    def can_act(self) -> bool:
+        """Whether there is a supervised start, or what was loaded plays a little."""
+        sft = self.config.sft
+        return sft is not None and bool(sft.turns or sft.demonstrations or sft.start_from)
+
+    def start(self, viewer: Any, log: Callable[[str], None]) -> dict[str, float]:
+        """The supervised start; figures by their names in `metrics`."""
+        return start_replies(self.config, self.policy, log) if self.can_act else {}
+
+    def player(self) -> TokenPlayer:
+        """Plays evaluations."""
+        return self._player
+
+    def watch(self, newest: Sequence[TokenEpisode]) -> dict[str, float]:
+        """What the newest replies look like, by names in `metrics`."""
+        return watch_replies(newest, self.config.algo.max_reply_tokens) if newest else {}
+
+    def draw(self, env: Any, snapshots: FloatArray, size_px: int) -> Frames:  # noqa: ARG002 - images have their own size
+        """[N, H, W, 3] the images of `snapshots` [N, D], in the task's own size."""
+        return env.draw(snapshots)
+
+
+class ChunkRollouts:
+    """Envs in chunks, played in groups: by the policy of this process, or by env runners that have a copy of it.
+
+    Args:
+        config: of the algorithm.
+        viewer: an env of held-out starts, which draws.
+        policy: of this process.
+        runner_group: RLlib's, of one runner here or of several elsewhere.
+    """
+
+    remembers = False
+    engine: Engine | None = None
+    bucket_bytes = BUCKET_MIB << 20
+
+    def __init__(self, config: TokenConfig, viewer: Any, policy: Any, runner_group: Any) -> None:
+        self.config, self.policy, self._viewer = config, policy, viewer
+        self._runner = runner_group.local_env_runner
+        if self._runner is None:
+            timeout_s, revival_s = config.sample_timeout_s, config.env_runner_restore_timeout_s
+            self.group: Any = RemoteRunnerGroup(runner_group, self._weights, join, timeout_s, revival_s)
+        else:
+            self._runner.policy = policy
+            self.group = LocalRunnerGroup(self._runner)
+        self._show: Callable[[Sequence[TokenEpisode]], None] = lambda episodes: None
+        reward, algo = config.reward, config.algo
+        # one part where no judge looks at them meanwhile, and some for each env runner
+        num_parts = min(reward.parts, max(1, algo.groups // max(1, algo.env_runners))) if reward.scores else 1
+        self._parts = [len(part) for part in np.array_split(np.arange(algo.groups), num_parts)]
+
+    @staticmethod
+    def viewer_settings(config: TokenConfig) -> EnvConfig:
+        """Of the env that draws."""
+        return config.env_settings.for_evaluation()
+
+    def show_to(self, labeller: RewardLabeller) -> None:
+        """From now on `labeller` is shown each part of a rollout as soon as it was played."""
+        self._show = labeller.show
+
+    def play(self, weights: Weights, is_compared: bool) -> Rollout:  # noqa: ARG002 - they always play in groups
+        """Groups of whole episodes, part by part; groups of a runner that is lost are played by the others."""
+        version, values = weights
+        rollouts: list[Rollout] = []
+        for num_missing in self._parts:
+            # an env runner that is lost brings less: what is missing is asked for again, of those that are there
+            while num_missing > 0:
+                self.group.revive()  # here, since only one thread may talk to them
+                turn = {"num_groups": num_missing, "version": version, "players": self.group.alive()}
+                if self._runner is None:
+                    turn["statistics"] = self.policy.statistics
+                self.group.start(turn, values)
+                episodes, images = self.group.collect()
+                self._show(episodes)
+                rollouts.append((episodes, images))
+                num_missing -= len(episodes) // self.config.algo.group_size
+        return join(rollouts)
+
+    def pack(self, version: int, buckets: list[Bucket]) -> Weights:  # noqa: ARG002 - its runners take one vector
+        """The version of the weights and, for env runners, the weights."""
+        return version, ray.put(self._weights()) if self._runner is None else None
+
+    def _weights(self) -> FloatArray:
+        """[P] those of the policy that learn, as `ChunkRunner.act` takes them."""
+        return parameters_to_vector(self.policy.trained_state().values()).cpu().numpy()
+
+    def forget_packed(self) -> None:
+        """Nothing is kept."""
+
+    can_act = True
+
+    def start(self, viewer: Any, log: Callable[[str], None]) -> dict[str, float]:
+        """The supervised start; figures by their names in `metrics`."""
+        measured = start_chunks(self.config, self.policy, viewer, log)
+        explored = self.policy.explored(viewer, self.config.algo.least_range)
+        if still := np.flatnonzero(~explored).tolist():
+            named = ", ".join(map(str, still))
+            log(f"dimensions {named} of the actions are not explored: demonstrations hardly use their range")
+        return measured
+
+    def player(self) -> TokenPlayer:
+        """Plays evaluations: in this process, or by the env workers of its runner."""
+        config, make_envs = self.config, None
+        if self._runner is not None and config.algo.env_workers:
+            held_out = config.env_settings.for_evaluation()
+            make_envs = partial(self._runner.worker_envs, held_out, self._viewer, 1)
+        return chunk_player(ChunkSampler(policy=self.policy, env=self._viewer, algo=config.algo), make_envs=make_envs)
+
+    def watch(self, newest: Sequence[TokenEpisode]) -> dict[str, float]:  # noqa: ARG002 - chunks are always readable
+        """Nothing."""
+        return {}
+
+    def draw(self, env: Any, snapshots: FloatArray, size_px: int) -> Frames:
+        """[N, size_px, size_px, 3] the images of `snapshots` [N, D] by the first camera."""
+        return env.draw(snapshots, size_px)
+
+
+ROLLOUTS: dict[str, type[TurnRollouts] | type[ChunkRollouts]] = {"turns": TurnRollouts, "chunks": ChunkRollouts}
+"""By the kind of a task's env."""

@@ -1,0 +1,116 @@
+"""The offsets from the hand to the things of the task: what a policy may learn to predict beside its actions."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional
+
+from rlvlm.core.episodes import Observations
+from rlvlm.core.steps import Frames
+from rlvlm.envs.env import ChunkEnv
+
+_SCENES_PER_CHUNK = 2
+"""Scenes that were never played in a gradient step, for each of its demonstrated chunks."""
+
+
+class PredictsOffsets(Protocol):
+    """A VLA that can predict them; inputs are those of its `forward`."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights lie."""
+        ...
+
+    def shown_inputs(
+        self, env: ChunkEnv, obs: Observations, images: Frames | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """See `VLAPolicy`."""
+        ...
+
+    def forward_with_offsets(self, images: Tensor, words: Tensor, proprio: Tensor) -> tuple[Tensor, Tensor]:
+        """What `forward` gives, and [B, W] the offsets."""
+        ...
+
+    def predict_offsets(self, images: Tensor, words: Tensor, proprio: Tensor) -> Tensor:
+        """[B, W] the offsets alone."""
+        ...
+
+
+class OffsetLoss:
+    """How wrong a policy is about where things are: an auxiliary loss of the supervised start.
+
+    The simulator knows the offsets from the hand to the things of the task; the policy predicts them and acts on images
+    alone. Demonstrations show the hand where it should be, so from them alone a policy predicts offsets from where its
+    hand is, and is lost where the hand is elsewhere. Scenes that were never played teach it to look.
+
+    Args:
+        policy: predicts offsets.
+        env: draws what it sees.
+        shown: [N] demonstrated moments.
+        begins: [E] which of them are the first of an episode.
+        num_scenes: that were never played; 0 leaves them out.
+        rng: of the scenes.
+        log: takes a line.
+
+    Raises:
+        UsageError: the env cannot rearrange its scenes.
+    """
+
+    def __init__(
+        self,
+        policy: PredictsOffsets,
+        env: ChunkEnv,
+        shown: Observations,
+        begins: NDArray[np.intp],
+        num_scenes: int,
+        rng: np.random.Generator,
+        log: Callable[[str], None],
+    ) -> None:
+        self.policy = policy
+        # drawn and measured once: gradient steps pick rows
+        self._true = _true(policy, env, shown)
+        self._num_scenes = num_scenes
+        if num_scenes:
+            log(f"drawing {num_scenes:,} scenes that were never played, to learn to see from")
+            scenes = augment_scenes(shown, begins, num_scenes, env, rng)
+            self._scenes = (*policy.shown_inputs(env, scenes), _true(policy, env, scenes))
+
+    def loss(self, predicted: Tensor, rows: Tensor, rng: np.random.Generator) -> Tensor:
+        """Mean squared error, in multiples of the env's `offset_unit`: of `predicted` [B, W] at the moments `rows` [B],
+        and of what the policy predicts in scenes drawn anew.
+        """
+        loss = functional.mse_loss(predicted, self._true[rows])
+        if self._num_scenes:
+            drawn = torch.from_numpy(rng.integers(self._num_scenes, size=_SCENES_PER_CHUNK * len(rows)))
+            *seen, offsets = (part[drawn] for part in self._scenes)
+            loss = loss + functional.mse_loss(self.policy.predict_offsets(*seen), offsets)
+        return loss
+
+
+def augment_scenes(
+    shown: Observations, begins: NDArray[np.intp], num: int, env: ChunkEnv, rng: np.random.Generator
+) -> Observations:
+    """`num` scenes that were never played: the robot of a demonstrated moment among the things of an episode's start,
+    each moved a little; both of one instruction, as it may decide which things there are.
+
+    Raises:
+        UsageError: the env cannot rearrange its scenes.
+    """
+    # the robot of one moment, the things of another episode's start: so the hand is where no script would have it
+    moments, starts = rng.integers(len(shown), size=num), np.empty(num, np.intp)
+    instructions = np.array(shown.texts)
+    for instruction in np.unique(instructions):
+        rows = np.flatnonzero(instructions[moments] == instruction)
+        starts[rows] = rng.choice(begins[instructions[begins] == instruction], len(rows))
+    scenes = env.augment_scenes(shown.at(moments).snapshots, shown.at(starts).snapshots, rng)
+    return replace(shown.at(moments), snapshots=scenes, images=())
+
+
+def _true(policy: PredictsOffsets, env: ChunkEnv, obs: Observations) -> Tensor:
+    """[N, W] as `ChunkEnv.offsets` at the N moments of `obs`, on the policy's device."""
+    return torch.from_numpy(env.offsets(obs.snapshots)).to(policy.device)
