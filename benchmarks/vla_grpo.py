@@ -28,7 +28,8 @@ from rlvlm.algorithms.policy_gradient.learner import TokenLearner
 from rlvlm.algorithms.policy_gradient.player import chunk_player
 from rlvlm.algorithms.policy_gradient.rewards import RewardLabeller, known_episodes_of
 from rlvlm.algorithms.policy_gradient.source import informative_groups
-from rlvlm.algorithms.sft_chunks import demonstrate, imitate, read_demonstrations
+from rlvlm.algorithms.sft import imitate
+from rlvlm.algorithms.sft_chunks import demonstrate, read_demonstrations
 from rlvlm.algorithms.sft_config import ChunkSFTConfig
 from rlvlm.core import metrics
 from rlvlm.core.episodes import TokenEpisode

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.distributions import Normal
 
-from rlvlm.policies.protocol import Prediction
+from rlvlm.policies.protocol import Imitation, Prediction
 from rlvlm.policies.vla.policy import SampledChunks, VLAPolicy
 
 
@@ -115,4 +115,4 @@ class GaussianVLA(VLAPolicy):
             each = -normal.log_prob(wanted[rows]).flatten(1).mean(1)  # [B]
             return (each if weights is None else each * weights).mean()
 
-        return loss
+        return Imitation(loss=loss, shown=np.arange(len(wanted)))

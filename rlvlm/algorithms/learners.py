@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Generic, TypeVar
 
+import numpy as np
 import ray
 import torch
 from ray.rllib.algorithms.algorithm import Algorithm
@@ -213,6 +214,14 @@ def local_shard(rows: Tensor) -> Tensor:
     if not _are_several():
         return rows
     return rows.tensor_split(distributed.get_world_size())[distributed.get_rank()]
+
+
+def own_stream(rng: np.random.Generator) -> np.random.Generator:
+    """Random numbers of this learner alone, from what all have alike: `rng` itself where there is one."""
+    if not _are_several():
+        return rng
+    (seed,) = rng.bit_generator.random_raw(1).tolist()  # the same in all learners, whose `rng` goes on alike
+    return np.random.default_rng([seed, distributed.get_rank()])
 
 
 def all_reduce(numbers: Tensor) -> Tensor:

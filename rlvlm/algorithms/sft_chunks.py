@@ -1,17 +1,11 @@
-"""The supervised start of a policy that acts in chunks: demonstrations by the env's script or of a folder, and the
-imitation of them.
-"""
+"""Demonstrations for the supervised start of a policy that acts in chunks: by the env's script, or of a folder."""
 
-import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from rlvlm.algorithms.sft import fit
 from rlvlm.algorithms.sft_config import ChunkSFTConfig
 from rlvlm.core.episodes import Observations
 from rlvlm.core.errors import UsageError
@@ -22,10 +16,7 @@ from rlvlm.demonstrations.folder import open_folder
 from rlvlm.demonstrations.records import EpisodeRecord
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.env import ChunkEnv
-from rlvlm.policies.vla.policy import Demonstrations, VLAPolicy
-
-_WARM_UP = 20
-"""Updates over which the step size rises."""
+from rlvlm.policies.vla.policy import Demonstrations
 
 
 def demonstrate(
@@ -108,39 +99,4 @@ def _gathered(records: Sequence[EpisodeRecord], num_failures: int, images: Frame
         begins=np.cumsum([0, *map(len, shown[:-1])]),
         num_failures=num_failures,
         images=images,
-    )
-
-
-def imitate(
-    policy: VLAPolicy,
-    env: ChunkEnv,
-    demonstrations: Demonstrations,
-    config: ChunkSFTConfig,
-    rng: np.random.Generator,
-    log: Callable[[str], None],
-) -> float:
-    """Teaches the policy the demonstrations, whose statistics it has; returns the last ten updates' mean loss, which is
-    what `VLAPolicy.imitation` says.
-
-    Raises:
-        NumericsError: the loss is not finite.
-        UsageError: see `VLAPolicy.imitation`.
-    """
-    loss = policy.imitation(demonstrations, env, config, rng, log)
-
-    def loss_of(update: int) -> Tensor:
-        return loss(torch.from_numpy(rng.integers(len(demonstrations.obs), size=config.batch_size)), None)
-
-    def lr_of(update: int) -> float:
-        # up over the first updates, then down along half a cosine to a fiftieth
-        rise = min(1.0, (update + 1) / _WARM_UP)
-        return config.lr * (rise * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * update / config.updates))))
-
-    return fit(
-        torch.optim.AdamW(policy.parameters(), weight_decay=config.weight_decay),
-        loss_of,
-        updates=config.updates,
-        lr_of=lr_of,
-        log_every=200,
-        log=log,
     )

@@ -1,11 +1,16 @@
 """How a policy is fine-tuned on demonstrations; imports nothing heavy so that the command line starts at once."""
 
+import math
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from rlvlm.core.checks import check_least, check_positive
 
 NO_EXPERT_FIX = "--sft.demonstrations DIR, --sft.start-from DIR, or --sft.turns 0 and a model that can play a little"
 """What helps where no script plays an env."""
+
+_WARM_UP = 20
+"""Updates over which the step size of chunks rises."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,6 +59,17 @@ class ReplySFTConfig(SFTConfig):
     """Share of the demonstrated episodes that is kept for validation, in [0, 1)."""
     max_grad_norm: float = 1.0
     """Larger gradients are scaled down to this norm."""
+    weight_decay: ClassVar[float] = 0.01
+    betas: ClassVar[tuple[float, float]] = (0.9, 0.98)
+    stream: ClassVar[int] = 5
+    log_every: ClassVar[int] = 20
+
+    def lr_at(self, update: int) -> float:
+        """Step size of an update, from 0: up over the first tenth, then down to 0 along half a cosine."""
+        rise = max(self.updates // 10, 1)
+        if update < rise:
+            return self.lr * ((update + 1) / rise)
+        return self.lr * ((1 + math.cos(math.pi * (update - rise) / max(self.updates - rise, 1))) / 2)
 
     def __post_init__(self) -> None:
         SFTConfig.__post_init__(self)  # not super(): a class with slots is made twice, and super() knows the first
@@ -96,6 +112,15 @@ class ChunkSFTConfig(SFTConfig):
     """Largest step size of AdamW; it rises over 20 steps and falls along a cosine."""
     weight_decay: float = 1e-4
     """Of AdamW."""
+    max_grad_norm: ClassVar[float] = math.inf
+    betas: ClassVar[tuple[float, float]] = (0.9, 0.999)
+    stream: ClassVar[int] = 6
+    log_every: ClassVar[int] = 200
+
+    def lr_at(self, update: int) -> float:
+        """Step size of an update, from 0: up over the first 20, then down along half a cosine to a fiftieth."""
+        rise = min(1.0, (update + 1) / _WARM_UP)
+        return self.lr * (rise * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * update / self.updates))))
 
     def __post_init__(self) -> None:
         SFTConfig.__post_init__(self)

@@ -22,20 +22,16 @@ from torch.utils.data import DataLoader, Sampler
 from transformers import Trainer, TrainingArguments
 
 from rlvlm.algorithms.policy_gradient.slots import EnvSlot
+from rlvlm.algorithms.sft import grouped_by_length
 from rlvlm.algorithms.sft_config import JobConfig, ReplySFTConfig
 from rlvlm.algorithms.sft_folders import BODY_FILE, HEADS_FILE, load_trained, save_trained
-from rlvlm.algorithms.sft_replies import (
-    Example,
-    examples_of,
-    grouped_by_length,
-    imitation_loss,
-    lengths_of,
-    split,
-    validate,
-)
+from rlvlm.algorithms.sft_replies import held_out_loss, split, validate
+from rlvlm.core import metrics
 from rlvlm.core.episodes import TokenEpisode
 from rlvlm.core.errors import UsageError
 from rlvlm.core.yaml_text import read_yaml
+from rlvlm.policies.vlm.engine import PolicyEngine
+from rlvlm.policies.vlm.imitation import Example, examples_of, lengths_of
 from rlvlm.policies.vlm.policy import VLMPolicy
 
 _MEASURES_FILE = "measures.json"
@@ -107,13 +103,13 @@ class Imitation(nn.Module):
 
     def forward(self, examples: Sequence[Example]) -> dict[str, Tensor]:
         """The mean loss of some turns."""
-        return {"loss": imitation_loss(self.policy, examples, self._reply_weight)}
+        return {"loss": self.policy.imitation_loss(examples, self._reply_weight)}
 
 
 class ImitationTrainer(Trainer):
     """Hugging Face's trainer with batches grouped by length, and checkpoints that hold what is trained alone."""
 
-    def __init__(self, *, loop_config: TrainLoopConfig, held_out: Sequence[Example], **arguments: Any) -> None:
+    def __init__(self, *, loop_config: TrainLoopConfig, held_out: Sequence[TokenEpisode], **arguments: Any) -> None:
         super().__init__(**arguments)
         self._loop_config = loop_config
         self._held_out = held_out
@@ -136,13 +132,12 @@ class ImitationTrainer(Trainer):
     def evaluate(self, *arguments: Any, **unused: Any) -> dict[str, float]:
         """Validation on held-out episodes: loss, equal actions, replies that can be read."""
         loop_config = self._loop_config
-        measured = validate(
-            self._policy,
-            loop_config.make_slot().env,
-            self._held_out,
-            loop_config.sft.batch_size,
-            loop_config.job.max_reply_tokens,
-        )
+        sft, env = loop_config.sft, loop_config.make_slot().env
+        engine = PolicyEngine(self._policy, sft.batch_size)
+        measured = validate(engine, env, self._held_out, sft, loop_config.job.max_reply_tokens)
+        if measured:
+            loss = held_out_loss(self._policy, env, self._held_out, sft.batch_size)
+            measured[metrics.SFT_HELD_OUT_LOSS] = loss
         self.log(measured)
         return measured
 
@@ -198,7 +193,7 @@ def _worker(config: dict[str, Any]) -> None:
     own = tempfile.mkdtemp(prefix="rlvlm-sft-")  # of this process alone; Ray Train keeps the checkpoints
     trainer = ImitationTrainer(
         loop_config=loop_config,
-        held_out=examples_of(policy, slot.env, held_out),
+        held_out=held_out,
         model=Imitation(policy, loop_config.sft.reply_weight),
         args=training_arguments(loop_config, own),
         train_dataset=examples,

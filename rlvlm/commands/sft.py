@@ -77,7 +77,8 @@ def command(words: Sequence[str], prog: str) -> int:
     from rlvlm.algorithms.policy_gradient.slots import make_slot
     from rlvlm.algorithms.sft_folders import read_sft_manifest, sft_manifest_of, write_sft_manifest
     from rlvlm.algorithms.sft_job import TrainLoopConfig, run_sft
-    from rlvlm.algorithms.sft_replies import check_actions, split
+    from rlvlm.algorithms.sft_replies import split
+    from rlvlm.policies.vlm.imitation import check_actions
     from rlvlm.policies.vlm.loading import load_policy
     from rlvlm.runs.ray_session import ray_session
 

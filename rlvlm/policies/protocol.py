@@ -8,10 +8,11 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
+from numpy.random import Generator
 from torch import Tensor, device
 from torch.nn import Parameter
 
-from rlvlm.core.episodes import Answer, Observations
+from rlvlm.core.episodes import Answer, IntArray, Observations
 from rlvlm.core.errors import MachineError
 from rlvlm.core.steps import FloatArray, Frames
 from rlvlm.policies.weights import Shardable
@@ -102,6 +103,23 @@ class Prediction:
     """[B, A] log-probs of an action head's actions; where asked for."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Imitation:
+    """M demonstrated answers that a policy is ready to learn from."""
+
+    loss: Callable[[Tensor, Tensor | None], Tensor]
+    """The mean loss, a scalar with gradient, of some of them: their rows [B] in [0, M), and what each counts [B], or
+    None for all alike."""
+    shown: IntArray
+    """[M] number of each among the answers that were shown; a policy may have no use for some."""
+    lengths: Sequence[int] = ()
+    """[M] tokens that the network goes through for each; empty: as many for all."""
+
+    def __len__(self) -> int:
+        """M."""
+        return len(self.shown)
+
+
 class Policy(Protocol):
     """A VLM that writes, a VLM with an action head, or a VLA of any form.
 
@@ -163,6 +181,21 @@ class Policy(Protocol):
 
     def values(self, obs: Observations) -> Tensor:
         """[B] the value head before any answer."""
+        ...
+
+    def imitation(self, shown: Any, env: Any, sft: Any, rng: Generator, log: Callable[[str], None]) -> Imitation:
+        """Gets ready to imitate demonstrations.
+
+        Args:
+            shown: of the policy's kind: episodes in turns, or chunks.
+            env: draws what it sees.
+            sft: settings of the supervised start.
+            rng: of all that is drawn for it.
+            log: takes a line.
+
+        Raises:
+            UsageError: it has no use for any of them.
+        """
         ...
 
     def acting_parameters(self) -> list[Parameter]:

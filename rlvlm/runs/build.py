@@ -45,6 +45,7 @@ from rlvlm.judges.goal_image import read_goal_image, with_goal_image
 from rlvlm.judges.judge import Judge
 from rlvlm.policies.vlm.config import PolicyConfig
 from rlvlm.policies.vlm.engine import PolicyEngine
+from rlvlm.policies.vlm.loading import load_policy
 from rlvlm.policies.vlm.policy import VLMPolicy
 from rlvlm.runs.config import RunConfig
 from rlvlm.runs.kinds import AnswersRun, ChunksRun, StepsRun, TurnsRun
@@ -162,7 +163,7 @@ def _with_rewards(
 
 def make_policy(config: PolicyConfig, env: TurnEnv) -> VLMPolicy:
     """The policy of `config`, for the actions of `env`; `partial(make_policy, config)` pickles."""
-    return config.make_policy(env)
+    return load_policy(config, len(env.action_names))
 
 
 def goal_image(config: RunConfig) -> Frames | None:

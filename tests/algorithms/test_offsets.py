@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from rlvlm.algorithms.sft_chunks import demonstrate, imitate
+from rlvlm.algorithms.sft import imitate
+from rlvlm.algorithms.sft_chunks import demonstrate
 from rlvlm.algorithms.sft_config import ChunkSFTConfig
 from rlvlm.envs.config import ChunkEnvConfig
 from rlvlm.envs.push_block import HAND

@@ -1,33 +1,38 @@
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from rlvlm.algorithms.policy_gradient.slots import EnvSlot
+from rlvlm.algorithms.sft import grouped_by_length, imitate
 from rlvlm.algorithms.sft_config import ReplySFTConfig
-from rlvlm.algorithms.sft_replies import (
-    demonstrate,
-    examples_of,
-    fine_tune,
-    fit_examples,
-    grouped_by_length,
-    imitation_loss,
-    observations_of,
-    split,
-    validate,
-)
+from rlvlm.algorithms.sft_replies import demonstrate, held_out_loss, split, validate, warn_of_length
 from rlvlm.core import metrics
 from rlvlm.core.episodes import TokenEpisode
 from rlvlm.core.errors import UsageError
 from rlvlm.envs.registry import make_env, task_env
 from rlvlm.policies.vlm.config import PolicyConfig
+from rlvlm.policies.vlm.engine import PolicyEngine
+from rlvlm.policies.vlm.imitation import examples_of, imitation_loss, observations_of
+from rlvlm.policies.vlm.policy import VLMPolicy
 from tests.tiny_policy import tiny_policy
 
 
 def slot() -> EnvSlot:
     return EnvSlot(make_env("number_line", task_env("number_line"), 0), "number_line")
+
+
+def learn(
+    policy: VLMPolicy, place: EnvSlot, episodes: list[TokenEpisode], config: ReplySFTConfig, **more: Any
+) -> float:
+    return imitate(policy, place.env, episodes, config, np.random.default_rng(0), lambda line: None, **more)
+
+
+def check(policy: VLMPolicy, place: EnvSlot, episodes: list[TokenEpisode], most: int) -> dict[str, float]:
+    return validate(PolicyEngine(policy, 8), place.env, episodes, ReplySFTConfig(batch_size=3), most)
 
 
 def test_the_loss_of_one_turn_is_minus_the_log_prob_of_its_reply(tmp_path: Path):
@@ -89,11 +94,12 @@ def test_a_split_keeps_episodes_whole():
 @pytest.mark.slow
 def test_fine_tuning_makes_demonstrations_likelier_and_leaves_the_critic_alone(tmp_path: Path):
     policy, place = tiny_policy(tmp_path), slot()
-    examples = examples_of(policy, place.env, demonstrate(place, ReplySFTConfig(turns=24), 0))
+    episodes = demonstrate(place, ReplySFTConfig(turns=24), 0)
+    examples = examples_of(policy, place.env, episodes)
     critic = [parameter.clone() for parameter in policy.value_head.parameters()]
     with torch.no_grad():
         before = imitation_loss(policy, examples[:8]).item()
-    fit_examples(policy, examples, ReplySFTConfig(updates=8, batch_size=8, lr=3e-3), seed=0)
+    learn(policy, place, episodes, ReplySFTConfig(updates=8, batch_size=8, lr=3e-3))
     with torch.no_grad():
         assert imitation_loss(policy, examples[:8]).item() < 0.7 * before
     assert all(torch.equal(*pair) for pair in zip(critic, policy.value_head.parameters(), strict=True))
@@ -109,11 +115,10 @@ def test_an_action_head_is_taught_the_action(tmp_path: Path):
     place = slot()
     config = ReplySFTConfig(updates=12, batch_size=16, lr=1e-3, held_out=0.0)
     episodes = demonstrate(place, ReplySFTConfig(turns=8), 0)
-    examples = examples_of(policy, place.env, episodes)
-    before = validate(policy, place.env, examples, 8, 8)
-    fine_tune(policy, place, episodes, config, 0, 8)
-    after = validate(policy, place.env, examples, 8, 8)
-    assert after[metrics.SFT_HELD_OUT_LOSS] < before[metrics.SFT_HELD_OUT_LOSS]
+    before, loss = check(policy, place, episodes, 8), held_out_loss(policy, place.env, episodes, 8)
+    learn(policy, place, episodes, config)
+    after = check(policy, place, episodes, 8)
+    assert held_out_loss(policy, place.env, episodes, 8) < loss
     assert after[metrics.SFT_VALID] == 1
     assert before[metrics.SFT_SAMPLED_EXACT_ACTION] < 1, "a head that starts even draws wrong actions, greedy or not"
 
@@ -140,28 +145,49 @@ def test_a_head_is_taught_the_turns_whose_action_can_be_read_and_no_others(tmp_p
     config = ReplySFTConfig(
         updates=2, batch_size=1, held_out=0.5, reply_weight=reply_weight
     )  # a turn alone: its own mean
-    assert np.isfinite(list(fine_tune(policy, place, readable, config, 0, 8).values())).all()
+    assert np.isfinite(learn(policy, place, readable, config))
     with pytest.raises(UsageError, match="demonstrated turns to learn from none has an action that can be read"):
-        fine_tune(policy, place, illegible(episodes, keeps=0), config, 0, 8)
+        learn(policy, place, illegible(episodes, keeps=0), config)
 
 
 def test_garbage_counts_as_neither_valid_nor_exact(tmp_path: Path):
     policy, place = tiny_policy(tmp_path), slot()
-    examples = examples_of(policy, place.env, demonstrate(place, ReplySFTConfig(turns=4), 0))
-    measured = validate(policy, place.env, examples, 3, 6)
+    episodes = demonstrate(place, ReplySFTConfig(turns=4), 0)
+    measured = check(policy, place, episodes, 6)
     assert measured[metrics.SFT_VALID] == measured[metrics.SFT_EXACT_ACTION] == 0
     assert measured[metrics.SFT_SAMPLED_VALID] == measured[metrics.SFT_SAMPLED_EXACT_ACTION] == 0
-    assert np.isfinite(measured[metrics.SFT_HELD_OUT_LOSS])
-    assert validate(policy, place.env, [], 3, 6) == {}
+    assert np.isfinite(held_out_loss(policy, place.env, episodes, 3))
+    assert check(policy, place, [], 6) == {}
+
+
+@pytest.mark.slow
+def test_a_turn_that_counts_nothing_teaches_nothing_and_one_that_counts_twice_is_as_two(tmp_path: Path):
+    place = slot()
+    episodes = demonstrate(place, ReplySFTConfig(turns=12), 0)
+    total, config = sum(map(len, episodes)), ReplySFTConfig(updates=3, batch_size=4)
+    weights = np.ones(total, np.float32)
+    weights[len(episodes[0]) :] = 0
+    policies = [tiny_policy(tmp_path / name) for name in ("plain", "none", "first", "twice")]
+    before = [one.clone() for one in policies[1].acting_parameters()]
+    counts = [None, np.zeros(total, np.float32), weights, 2 * np.ones(total, np.float32)]
+    losses = [learn(policy, place, episodes, config, weights=own) for policy, own in zip(policies, counts, strict=True)]
+    assert losses[1] == 0 and losses[2] < losses[0]
+    decayed = [one * (1 - 1e-3 * 0.01) ** 3 for one in before]  # weight decay alone
+    for mine, was in zip(policies[1].acting_parameters(), decayed, strict=True):
+        torch.testing.assert_close(mine, was, atol=1e-3, rtol=1e-3)
+    with torch.no_grad():
+        examples = examples_of(policies[0], place.env, episodes)[:4]
+        plain, twice = (imitation_loss(policies[0], examples, 0.0, own) for own in (None, torch.full((4,), 2.0)))
+    assert twice.item() == pytest.approx(2 * plain.item())
 
 
 @pytest.mark.slow
 def test_replies_too_long_to_be_written_are_told_of(tmp_path: Path):
     policy, place = tiny_policy(tmp_path), slot()
     episodes, told = demonstrate(place, ReplySFTConfig(turns=4), 0), list[str]()
-    fine_tune(policy, place, episodes, ReplySFTConfig(updates=1, batch_size=2), 0, 8, told.append)
+    warn_of_length(policy, episodes, 8, told.append)
     assert told[0].startswith("100% of the demonstrated replies are longer than algo.max_reply_tokens 8")
-    fine_tune(policy, place, episodes, ReplySFTConfig(updates=1, batch_size=2), 0, 2_000, told.append)
+    warn_of_length(policy, episodes, 2_000, told.append)
     assert len(told) == 1
 
 

@@ -49,6 +49,16 @@ def test_it_stays_short_and_is_what_the_docs_show(name: str, page: str, max_line
     assert len([line for line in whole.splitlines() if line.strip()]) <= max_lines
 
 
+@pytest.mark.slow
+def test_the_algorithms_in_one_file_learn_by_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
+    from examples import grpo_in_one_file, sac_in_one_file
+
+    success = grpo_in_one_file.main(updates=80, groups=6, size=5)
+    assert np.mean(success[-15:]) > 2 * np.mean(success[:15])
+    returns = sac_in_one_file.main(steps=1_500)
+    assert np.mean(returns[-5:]) > np.mean(returns[:5]) + 5
+
+
 def test_recipes_are_their_own_or_those_of_their_kind() -> None:
     config = recipe("press_button:TASK")
     assert config.kind == "turns" and config.env.episode_steps == 4

@@ -128,7 +128,7 @@ def test_the_seed_of_a_run_reaches_what_is_drawn_of_its_policy() -> None:
     env, drawn = make_env("number_line", task_env("number_line"), 0), []
     for seed in (0, 1, 1):
         settings = algorithm_settings(replace(recipe("number_line"), seed=seed), make_judge=None)
-        drawn.append(settings.make_policy(env).value_head.state_dict()["0.weight"])
+        drawn.append(settings.policy_for(env).value_head.state_dict()["0.weight"])
     assert torch.equal(drawn[1], drawn[2]) and not torch.equal(drawn[0], drawn[1])
 
 

@@ -85,8 +85,7 @@ class PolicyGradient(BaseAlgorithm):
         super().setup(config)
         torch.use_deterministic_algorithms(False)  # RLlib asks for it, and it forbids sampling on a GPU
         assert self.learner_group is not None and self.env_runner_group is not None, "RLlib has set both up"
-        algo, make_policy = self.config.algo, self.config.make_policy
-        assert make_policy is not None, "checked by `validate`"
+        algo = self.config.algo
         self._learners: Learners[TokenLearner] = Learners(self, algo.threads)
         self._learner = self._learners.local
         kind = ROLLOUTS[self.config.kind]
@@ -96,7 +95,7 @@ class PolicyGradient(BaseAlgorithm):
         if drawn is not None and drawn.for_evaluation() != self.config.env_settings.for_evaluation():
             self._judge_viewer = make_env(self.config.task, drawn.for_evaluation(), self.config.seed)
         # what plays in this process: the learner's own policy, or a copy that takes over the learners' weights
-        self._policy: Any = make_policy(self._viewer) if self._learner is None else self._learner.policy
+        self._policy: Any = self.config.policy_for(self._viewer) if self._learner is None else self._learner.policy
         if self._learner is None:
             self._learners.call_all("watch")
         else:
@@ -181,14 +180,29 @@ class PolicyGradient(BaseAlgorithm):
         self._source.scorer_noise = found.get(metrics.JUDGE_PREFLIGHT_NOISE, self._source.scorer_noise)
         # the supervised start takes the learners' memory, as an update does
         with self._engine_asleep():
-            self._stats.note(self.rollouts.start(self._viewer, log))
-        if self._learner is None:  # all learners begin as the policy that plays here, fresh adapters too
-            buckets = put_buckets(self._policy.trained_state(), self.rollouts.bucket_bytes)
-            self._learners.call_all("take_weights", buckets, self._policy.meta())
-        self._learners.call_all("begin")
+            measured = self.rollouts.start(self._viewer, partial(self._imitate, log=log), log)
+            if not measured:
+                self._share_policy()
+            self._learners.call_all("begin")
         self._version += 1  # other weights than those that the engine was given when it was made
+        self._stats.note({**measured, **self.rollouts.validate(measured, self._version, self._learners, log)})
         self._is_prepared = True
         return self.rollouts.can_act
+
+    def _share_policy(self) -> None:
+        """Has all learners begin as the policy that plays here, fresh adapters too."""
+        if self._learner is None:
+            buckets = put_buckets(self._policy.trained_state(), self.rollouts.bucket_bytes)
+            self._learners.call_all("take_weights", buckets, self._policy.meta())
+
+    def _imitate(self, shown: Any, log: Callable[[str], None]) -> float:
+        """Has the learners imitate what was shown; the policy that plays here follows them. Returns the last loss."""
+        self._share_policy()
+        if self._learner is not None:
+            self._learner.log = log  # of learners elsewhere it is in the run's log
+        loss = self._learners.call("imitate", shown, self.config.sft)
+        self._sync_weights()
+        return loss
 
     def _learn_from(self, episodes: Sequence[TokenEpisode], done: int) -> None:
         """Credits `episodes` and updates the policy by them, `done` env steps into the run; nothing of none."""

@@ -17,7 +17,9 @@ from rlvlm.core.steps import Frames
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.registry import find_task, make_env
 from rlvlm.judges.judge import Judge
+from rlvlm.policies.vla.build import build_policy
 from rlvlm.policies.vlm.engine import Engine
+from rlvlm.policies.vlm.loading import load_policy
 from rlvlm.policies.vlm.policy import VLMPolicy
 from rlvlm.rewards.config import TurnRewardConfig
 
@@ -42,6 +44,7 @@ class TokenConfig(BaseConfig):
         super().__init__(algo_class, TurnRunner)
         self.algo = algo or PolicyGradientConfig()
         self.sft: Any = None
+        self.policy: Any = None
         self.make_policy: MakePolicy | None = None
         self.make_engine: MakeEngine | None = None
         self.reward = TurnRewardConfig()
@@ -72,13 +75,19 @@ class TokenConfig(BaseConfig):
         """Chooses the policy.
 
         Args:
-            policy: the config of a VLA or a VLM, which makes it.
-            make_policy: makes another.
+            policy: the config of a VLA or a VLM.
+            make_policy: makes another in its place.
             make_engine: makes what samples its replies elsewhere; None samples in the algorithm's process.
         """
-        if policy is not UNCHANGED:
-            make_policy = policy.make_policy
-        return self._take(make_policy=make_policy, make_engine=make_engine)
+        return self._take(policy=policy, make_policy=make_policy, make_engine=make_engine)
+
+    def policy_for(self, env: Any) -> Any:
+        """The policy, untrained or as it is loaded, for an env of the task."""
+        if self.make_policy is not None:
+            return self.make_policy(env)
+        if self.kind == "chunks":
+            return build_policy(self.policy, env)
+        return load_policy(self.policy, len(env.action_names))
 
     def learning(
         self, *, algo: PolicyGradientConfig = UNCHANGED, sft: Any = UNCHANGED, total_steps: int = UNCHANGED
@@ -131,7 +140,7 @@ class TokenConfig(BaseConfig):
             ValueError: says which setting is wrong and what to do.
         """
         super().validate()
-        if self.make_policy is None:
+        if self.make_policy is None and self.policy is None:
             raise ValueError("there is no policy; call .acting(policy=VLAConfig()) or .acting(make_policy=...)")
         algo, needs = self.algo, find_estimator(self.algo.advantage.estimator).needs
         env_runners = (self.num_env_runners or 0) if self.in_evaluation else algo.env_runners
@@ -169,9 +178,8 @@ class TokenConfig(BaseConfig):
         """The policy, made for the task's env."""
 
         def make() -> Any:
-            assert self.make_policy is not None, "checked by `validate`"
             use_assigned_gpu()
-            return self.make_policy(make_env(self.task, self.env_settings, self.seed))
+            return self.policy_for(make_env(self.task, self.env_settings, self.seed))
 
         settings = {"make_policy": make, "is_sharded": self.algo.shard}
         return RLModuleSpec(module_class=PolicyModule, model_config=settings)

@@ -166,7 +166,7 @@ class ChunkRunner(BaseRunner):
         if worker_index > 0:
             torch.set_num_threads(1)  # an actor has one core
             use_assigned_gpu()
-            self.policy = config.make_policy(self.chunk_env)
+            self.policy = config.policy_for(self.chunk_env)
 
     def worker_envs(self, settings: EnvConfig, local: ChunkEnv, group_size: int) -> ChunkEnvs:
         """Envs of `settings`, as `local` is one, that workers of this runner's own step."""

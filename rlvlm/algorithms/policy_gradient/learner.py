@@ -6,8 +6,9 @@ each step together, see `algorithms.learners`.
 # pyright: reportAttributeAccessIssue=false
 # RLlib types configs and modules by their base classes
 
+import logging
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -23,6 +24,9 @@ from rlvlm.algorithms.policy_gradient import losses
 from rlvlm.algorithms.policy_gradient.advantages import find_estimator
 from rlvlm.algorithms.policy_gradient.batch import Batch, BatchMaker
 from rlvlm.algorithms.policy_gradient.config import PolicyGradientConfig
+from rlvlm.algorithms.sft import imitate
+from rlvlm.algorithms.sft_config import ChunkSFTConfig, ReplySFTConfig
+from rlvlm.algorithms.sft_replies import held_out_loss
 from rlvlm.algorithms.sharding import (
     clip_gradients,
     fetch_bucket,
@@ -39,10 +43,12 @@ from rlvlm.core.episodes import Answer, Observations, TokenEpisode
 from rlvlm.core.errors import NumericsError, UsageError
 from rlvlm.envs.registry import make_env
 from rlvlm.policies.buckets import Bucket, fill_from_buckets
-from rlvlm.policies.protocol import SHOWN_AT_ONCE, Policy, Prediction, look
+from rlvlm.policies.protocol import SHOWN_AT_ONCE, Imitation, Policy, Prediction, look
 from rlvlm.policies.weights import slice_like
 from rlvlm.vlms.devices import card_of, free_card
 from rlvlm.vlms.skeleton import skeleton_of, skeletons
+
+logger = logging.getLogger(__name__)
 
 _LOG_RATIO_BOUND = 2.0
 """Of replies: log-ratios beyond count as this when an update's divergence is measured, or one rare token decides."""
@@ -99,6 +105,8 @@ class TokenLearner(ManualLearner):
 
     policy: Policy
     batches: BatchMaker
+    log: Callable[[str], None] = staticmethod(logger.info)
+    """Takes a line on the supervised start."""
     _algo: PolicyGradientConfig
     _env: Any
 
@@ -205,6 +213,24 @@ class TokenLearner(ManualLearner):
         check_weights(self._parameters, _FIX)
         self._follow([reading[metrics.UPDATE_KL] for reading in readings], target)
         self._note(readings, batch, kept)
+
+    def imitate(self, shown: Any, sft: ReplySFTConfig | ChunkSFTConfig) -> float:
+        """The supervised start: learns from what was shown as `sft.imitate` does; returns the last loss."""
+        rng = np.random.default_rng(np.random.SeedSequence(self.config.seed, spawn_key=(sft.stream,)))
+
+        def at_once(rows: Tensor, prepared: Imitation) -> list[Tensor]:
+            algo = self._algo
+            if algo.microbatch_tokens and prepared.lengths:
+                lengths = [prepared.lengths[row] for row in rows.tolist()]
+                return [rows[part] for part in pack(lengths, algo.microbatch_tokens)]
+            return list(rows.split(algo.microbatch_turns or max(1, len(rows))))
+
+        return imitate(self.policy, self._env, shown, sft, rng, self.log, at_once=at_once)
+
+    def held_out_loss(self, episodes: Sequence[TokenEpisode], sft: ReplySFTConfig) -> float:
+        """See `sft_replies`."""
+        policy: Any = self.policy
+        return held_out_loss(policy, self._env, episodes, sft.batch_size)
 
     def _minibatches(self, batch: Batch) -> Iterator[tuple[Tensor, bool]]:
         """Rows of each step, pass by pass, and whether all learners' update so far can be tested on them.

@@ -3,7 +3,7 @@ rolled out and evaluated, what the supervised start is, and how images are drawn
 `PolicyGradient` knows of the kind of its env.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -18,9 +18,11 @@ from rlvlm.algorithms.policy_gradient.player import TokenPlayer, chunk_player, t
 from rlvlm.algorithms.policy_gradient.rewards import RewardLabeller
 from rlvlm.algorithms.policy_gradient.slots import make_slot
 from rlvlm.algorithms.policy_gradient.source import Rollout, Weights, join
-from rlvlm.algorithms.policy_gradient.supervised_start import start_chunks, start_replies
+from rlvlm.algorithms.policy_gradient.supervised_start import Learn, held_out_words, start_chunks, start_replies
 from rlvlm.algorithms.policy_gradient.turns import Actor, TurnRunner
 from rlvlm.algorithms.runner_group import LocalRunnerGroup, RemoteRunnerGroup
+from rlvlm.algorithms.sft_replies import validate
+from rlvlm.core import metrics
 from rlvlm.core.episodes import Observations, TokenEpisode
 from rlvlm.core.steps import FloatArray, Frames
 from rlvlm.envs.config import EnvConfig
@@ -59,6 +61,7 @@ class TurnRollouts:
             runner.actor, partial(make_slot, config.task, held_out), algo.num_envs, milestones=viewer.milestones
         )
         self._packed: tuple[int, Any] | None = None
+        self._unseen: list[TokenEpisode] = []
 
     @staticmethod
     def viewer_settings(config: TokenConfig) -> EnvConfig:
@@ -109,9 +112,39 @@ class TurnRollouts:
         sft = self.config.sft
         return sft is not None and bool(sft.turns or sft.demonstrations or sft.start_from)
 
-    def start(self, viewer: Any, log: Callable[[str], None]) -> dict[str, float]:
+    def start(self, viewer: Any, learn: Learn, log: Callable[[str], None]) -> dict[str, float]:  # noqa: ARG002 - an env
         """The supervised start; figures by their names in `metrics`."""
-        return start_replies(self.config, self.policy, log) if self.can_act else {}
+        if not self.can_act:
+            return {}
+        measured, self._unseen = start_replies(self.config, self.policy, learn, log)
+        return measured
+
+    def validate(
+        self, measured: Mapping[str, float], version: int, learners: Any, log: Callable[[str], None]
+    ) -> dict[str, float]:
+        """How well what was held out of the supervised start is done after it; says so in a line.
+
+        Args:
+            measured: of the start.
+            version: of the weights, which the engine has.
+            learners: say the loss.
+            log: takes the line.
+        """
+        config, sft = self.config, self.config.sft
+        if not measured:
+            return {}
+        found: dict[str, float] = {}
+        if self._unseen:
+            env = make_slot(config.task, config.env_settings.for_demonstrations()).env
+            engine = self.engine
+            if engine is None or config.make_engine is None:
+                engine = PolicyEngine(self.policy, sft.batch_size)
+            else:
+                engine.use(self.pack(version, []))
+            found = validate(engine, env, self._unseen, sft, config.algo.max_reply_tokens)
+            found[metrics.SFT_HELD_OUT_LOSS] = learners.call("held_out_loss", self._unseen, sft)
+        log(held_out_words({**measured, **found}, sft.updates))
+        return found
 
     def player(self) -> TokenPlayer:
         """Plays evaluations."""
@@ -195,14 +228,18 @@ class ChunkRollouts:
 
     can_act = True
 
-    def start(self, viewer: Any, log: Callable[[str], None]) -> dict[str, float]:
+    def start(self, viewer: Any, learn: Learn, log: Callable[[str], None]) -> dict[str, float]:
         """The supervised start; figures by their names in `metrics`."""
-        measured = start_chunks(self.config, self.policy, viewer, log)
+        measured = start_chunks(self.config, self.policy, viewer, learn, log)
         explored = self.policy.explored(viewer, self.config.algo.least_range)
         if still := np.flatnonzero(~explored).tolist():
             named = ", ".join(map(str, still))
             log(f"dimensions {named} of the actions are not explored: demonstrations hardly use their range")
         return measured
+
+    def validate(self, *start: Any) -> dict[str, float]:  # noqa: ARG002 - evaluations say what the policy can do
+        """Nothing."""
+        return {}
 
     def player(self) -> TokenPlayer:
         """Plays evaluations: in this process, or by the env workers of its runner."""

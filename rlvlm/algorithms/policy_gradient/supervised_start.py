@@ -1,33 +1,41 @@
 """What a policy can do before its first rollout: demonstrations are learned from, or another run's policy is taken."""
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
-
-import numpy as np
+from typing import Any
 
 from rlvlm.algorithms.policy_gradient.algorithm_config import TokenConfig
 from rlvlm.algorithms.policy_gradient.player import take_vla
 from rlvlm.algorithms.policy_gradient.slots import make_slot
 from rlvlm.algorithms.sft_chunks import demonstrate as demonstrate_chunks
-from rlvlm.algorithms.sft_chunks import imitate, read_demonstrations
+from rlvlm.algorithms.sft_chunks import read_demonstrations
 from rlvlm.algorithms.sft_folders import check_sft_manifest, load_demonstrations, load_trained, sft_manifest_of
-from rlvlm.algorithms.sft_replies import demonstrate, fine_tune
+from rlvlm.algorithms.sft_replies import demonstrate, split, warn_of_length
 from rlvlm.core import metrics
+from rlvlm.core.episodes import TokenEpisode
 from rlvlm.envs.env import ChunkEnv
 from rlvlm.policies.vla.policy import VLAPolicy
 from rlvlm.policies.vlm.policy import VLMPolicy
 
+Learn = Callable[[Any], float]
+"""Has the learners imitate what was shown, after which the policy of this process has their weights; the last loss."""
 
-def start_replies(config: TokenConfig, policy: VLMPolicy, log: Callable[[str], None]) -> dict[str, float]:
-    """Fine-tunes `policy` on turns of the env's scripted expert or of a folder, or gives it another run's weights.
+
+def start_replies(
+    config: TokenConfig, policy: VLMPolicy, learn: Learn, log: Callable[[str], None]
+) -> tuple[dict[str, float], list[TokenEpisode]]:
+    """Has the policy learn from turns of the env's scripted expert or of a folder, or gives it another run's weights.
 
     Args:
         config: with `sft`, which says what it begins with.
-        policy: trained in place.
+        policy: of this process; takes another run's weights.
+        learn: see `Learn`.
         log: takes a line on what is being done now.
 
     Returns:
-        How well it does what was demonstrated, by names in `rlvlm.core.metrics`; nothing of another run's weights.
+        The last loss and the seconds, by names in `rlvlm.core.metrics`, and the episodes that were held out; nothing of
+        another run's weights.
 
     Raises:
         UsageError: the demonstrations, or the weights, are of no use in this env.
@@ -40,14 +48,22 @@ def start_replies(config: TokenConfig, policy: VLMPolicy, log: Callable[[str], N
         wanted = sft_manifest_of(config.task, config.env_settings, policy.config, slot.env.action_names)
         check_sft_manifest(start, wanted, log)
         load_trained(policy, start)
-        return {}
+        return {}, []
     if sft.demonstrations:
         log(f"reading the demonstrations in {sft.demonstrations}")
         episodes = load_demonstrations(Path(sft.demonstrations), slot.env, config.env_settings)
     else:
         log(f"collecting {sft.turns:,} turns of the scripted expert")
         episodes = demonstrate(slot, sft, config.seed)
-    measured = fine_tune(policy, slot, episodes, sft, config.seed, config.algo.max_reply_tokens, log)
+    began = time.monotonic()
+    learned, held_out = split(episodes, sft.held_out)
+    warn_of_length(policy, learned, config.algo.max_reply_tokens, log)
+    loss = learn(learned)
+    return {metrics.SFT_LOSS: loss, metrics.SFT_WALL_S: time.monotonic() - began}, held_out
+
+
+def held_out_words(measured: Mapping[str, float], updates: int) -> str:
+    """What came of a supervised start of replies, in a line."""
     held_out = "no held-out turns"
     if metrics.SFT_VALID in measured:
         exact, valid = measured[metrics.SFT_EXACT_ACTION], measured[metrics.SFT_VALID]
@@ -56,17 +72,19 @@ def start_replies(config: TokenConfig, policy: VLMPolicy, log: Callable[[str], N
             f"rollouts are: {measured[metrics.SFT_SAMPLED_EXACT_ACTION]:.0%}, "
             f"{measured[metrics.SFT_SAMPLED_VALID]:.0%}"
         )
-    log(f"supervised start: {sft.updates} updates in {measured[metrics.SFT_WALL_S]:.0f} s, {held_out}")
-    return measured
+    return f"supervised start: {updates} updates in {measured[metrics.SFT_WALL_S]:.0f} s, {held_out}"
 
 
-def start_chunks(config: TokenConfig, policy: VLAPolicy, env: ChunkEnv, log: Callable[[str], None]) -> dict[str, float]:
+def start_chunks(
+    config: TokenConfig, policy: VLAPolicy, env: ChunkEnv, learn: Learn, log: Callable[[str], None]
+) -> dict[str, float]:
     """Has `policy` imitate the env's script or a folder; not one that comes trained, or is another run's.
 
     Args:
         config: with `sft`, which says what it begins with.
-        policy: trained in place.
-        env: of held-out states; its script demonstrates, and it draws.
+        policy: of this process; takes the statistics, and another run's weights.
+        env: of held-out states; its script demonstrates.
+        learn: see `Learn`.
         log: takes a line on what is being done now.
 
     Returns:
@@ -83,7 +101,6 @@ def start_chunks(config: TokenConfig, policy: VLAPolicy, env: ChunkEnv, log: Cal
         return {}
     if policy.comes_trained:
         return {}
-    rng = np.random.default_rng(np.random.SeedSequence(config.seed, spawn_key=(6,)))
     if sft.demonstrations:
         folder = Path(sft.demonstrations).expanduser()
         shown = read_demonstrations(folder, config.task, config.env_settings, env, policy.image_px, log)
@@ -91,5 +108,5 @@ def start_chunks(config: TokenConfig, policy: VLAPolicy, env: ChunkEnv, log: Cal
         log(f"{sft.episodes} demonstrations by the task's expert")
         shown = demonstrate_chunks(env, sft, config.seed, log)
     policy.learn_statistics(shown, env)
-    loss = imitate(policy, env, shown, sft, rng, log)
+    loss = learn(shown)
     return {metrics.SFT_LOSS: loss, metrics.SFT_DEMONSTRATIONS: float(shown.num_episodes)}

@@ -133,12 +133,6 @@ class VLAConfig:
         """Whether somebody's own VLA acts."""
         return is_reference(self.head)
 
-    def make_policy(self, env: Any) -> Any:
-        """The VLA, for an env in chunks: see `build_policy`."""
-        from rlvlm.policies.vla.build import build_policy  # torch is slow to import
-
-        return build_policy(self, env)
-
     def built_by(self) -> dict[str, Any]:
         """Settings by which a policy that is made anew has the weights that it has, by name."""
         if self.is_own:

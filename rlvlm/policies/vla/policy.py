@@ -20,7 +20,7 @@ from rlvlm.core.episodes import Answer, IntArray, Observations
 from rlvlm.core.errors import UsageError
 from rlvlm.core.steps import FloatArray, Frames
 from rlvlm.envs.env import ChunkEnv
-from rlvlm.policies.protocol import Prediction, SeenImages
+from rlvlm.policies.protocol import Imitation, Prediction, SeenImages
 from rlvlm.policies.vla.config import VLAConfig
 from rlvlm.policies.weights import Shardable, fill, lent, trained
 from rlvlm.vlms.skeleton import device_of
@@ -83,10 +83,6 @@ class Demonstrations:
         return len(self.begins)
 
 
-ImitationLoss = Callable[[Tensor, Tensor | None], Tensor]
-"""The mean loss, a scalar, of demonstrated chunks: their rows [B], and what each counts [B], or None for all alike."""
-
-
 class VLAPolicy(nn.Module):
     """A network that acts in chunks.
 
@@ -145,8 +141,8 @@ class VLAPolicy(nn.Module):
 
     def imitation(
         self, shown: Demonstrations, env: ChunkEnv, sft: Any, rng: np.random.Generator, log: Callable[[str], None]
-    ) -> ImitationLoss:
-        """Prepares all of `shown` to be imitated; what comes back is asked for the loss of some of its rows.
+    ) -> Imitation:
+        """Gets ready to imitate `shown`.
 
         Args:
             shown: M chunks; the policy has learned their statistics.

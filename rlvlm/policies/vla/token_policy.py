@@ -14,9 +14,9 @@ from torch import Tensor
 from rlvlm.core.episodes import Answer, Observations
 from rlvlm.core.finite import check_finite
 from rlvlm.envs.env import ChunkEnv
-from rlvlm.policies.protocol import Prediction
+from rlvlm.policies.protocol import Imitation, Prediction
 from rlvlm.policies.vla.offsets import OffsetLoss, PredictsOffsets
-from rlvlm.policies.vla.policy import Demonstrations, ImitationLoss, SampledChunks, Sampling, VLAPolicy
+from rlvlm.policies.vla.policy import Demonstrations, SampledChunks, Sampling, VLAPolicy
 from rlvlm.policies.vla.tokens import (
     NUM_BINS,
     ActionScale,
@@ -141,7 +141,7 @@ class TokenVLA(VLAPolicy):
 
     def imitation(
         self, shown: Demonstrations, env: ChunkEnv, sft: Any, rng: np.random.Generator, log: Callable[[str], None]
-    ) -> ImitationLoss:
+    ) -> Imitation:
         """See `VLAPolicy`: cross-entropy of the demonstrated bins, in nats per token.
 
         The steps that a chunk still holds after the episode's end are learned too: they are what the script would do. A
@@ -174,7 +174,7 @@ class TokenVLA(VLAPolicy):
             logits = logits.view(*bins[rows].shape, -1)
             return token_loss(logits, bins[rows].to(logits.device), targets, is_soft, weights) + beside
 
-        return loss
+        return Imitation(loss=loss, shown=np.arange(len(bins)))
 
 
 def soft_targets(width: float) -> Tensor:

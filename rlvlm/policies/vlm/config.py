@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self
+from typing import ClassVar, Literal, Self
 
 from rlvlm.core.errors import ModelUnavailable
 from rlvlm.core.foreign import read_json
@@ -83,12 +83,6 @@ class PolicyConfig(VLMConfig):
             raise ValueError(
                 f"policy.lora_targets must be a regular expression, got {self.lora_targets!r}: {error}"
             ) from error
-
-    def make_policy(self, env: Any) -> Any:
-        """The VLM, for the actions of an env in turns: see `load_policy`."""
-        from rlvlm.policies.vlm.loading import load_policy  # torch is slow to import
-
-        return load_policy(self, len(env.action_names))
 
     def in_run(self, seed: int) -> Self:
         """This policy in a run with `seed`: what is drawn of it, heads and a new adapter, is another in each run."""

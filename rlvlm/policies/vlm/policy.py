@@ -13,12 +13,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from rlvlm.core.episodes import Answer, IntArray, Observations
+from rlvlm.core.episodes import Answer, IntArray, Observations, TokenEpisode
 from rlvlm.core.errors import UsageError
 from rlvlm.core.steps import FloatArray, Frames
-from rlvlm.policies.protocol import SHOWN_AT_ONCE, Prediction, SeenImages
+from rlvlm.envs.env import TurnEnv
+from rlvlm.policies.protocol import SHOWN_AT_ONCE, Imitation, Prediction, SeenImages
 from rlvlm.policies.vlm.backbone import Backbone, Padded, SeenImage, pad
 from rlvlm.policies.vlm.config import PolicyConfig
+from rlvlm.policies.vlm.imitation import Example, check_actions, examples_of, imitation_loss, lengths_of
 from rlvlm.policies.weights import Shardable, fill, lent, trained
 from rlvlm.vlms.blocks import recompute_blocks
 
@@ -145,7 +147,7 @@ class VLMPolicy(nn.Module):
     def shardable(self) -> Shardable:
         """See `Policy`."""
         heads = [self.value_head] if self.action_head is None else [self.value_head, self.action_head]
-        return Shardable(root=self, methods=("log_probs", "values", "show"), heads=tuple(heads))
+        return Shardable(root=self, methods=("log_probs", "values", "show", "imitation_loss"), heads=tuple(heads))
 
     def forget_stale_images(self) -> None:
         """Forgets the features of all images where the vision encoder learns: call it after it has changed."""
@@ -270,6 +272,22 @@ class VLMPolicy(nn.Module):
     def meta(self) -> dict[str, Any]:
         """Nothing: the run's config says what it was built by."""
         return {}
+
+    def imitation(self, shown: Sequence[TokenEpisode], env: TurnEnv, sft: Any, rng: Any, log: Any) -> Imitation:
+        """See `Policy`: of episodes in turns; `sft` is a `ReplySFTConfig`, and nothing is drawn."""
+        if self.action_head is not None:
+            check_actions(shown)
+        examples = examples_of(self, env, shown)
+
+        def loss(rows: Tensor, weights: Tensor | None) -> Tensor:
+            return self.imitation_loss([examples[row] for row in rows.tolist()], sft.reply_weight, weights)
+
+        shown_as = np.array([example.number for example in examples])
+        return Imitation(loss=loss, shown=shown_as, lengths=lengths_of(self, examples))
+
+    def imitation_loss(self, examples: Sequence[Example], reply_weight: float, weights: Tensor | None = None) -> Tensor:
+        """See `imitation.imitation_loss`; learners who share the policy out call it together."""
+        return imitation_loss(self, examples, reply_weight, weights)
 
     def log_probs(
         self,

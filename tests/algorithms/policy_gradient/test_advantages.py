@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from examples import grpo_in_one_file as grpo_oracle
 from rlvlm.algorithms.policy_gradient.advantages import (
     ESTIMATORS,
     Trajectories,
@@ -25,7 +26,6 @@ from rlvlm.algorithms.policy_gradient.advantages import (
 )
 from rlvlm.algorithms.policy_gradient.config import AdvantageConfig, CriticConfig
 from rlvlm.core.errors import NumericsError, UsageError
-from tests.oracles import grpo as grpo_oracle
 from tests.oracles import ppo_vlm as oracle
 
 CLOSE: dict[str, Any] = {"rtol": 0.0, "atol": 1e-5}

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from examples import grpo_in_one_file as grpo_oracle
 from rlvlm.algorithms.policy_gradient.config import Averaging, LossConfig
 from rlvlm.algorithms.policy_gradient.losses import (
     POLICY_LOSSES,
@@ -24,7 +25,6 @@ from rlvlm.algorithms.policy_gradient.losses import (
     value_loss,
 )
 from rlvlm.core.errors import UsageError
-from tests.oracles import grpo as grpo_oracle
 from tests.oracles import ppo_vlm as oracle
 
 CLOSE: dict[str, Any] = {"rtol": 0.0, "atol": 1e-5}

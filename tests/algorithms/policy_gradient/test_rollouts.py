@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 from rlvlm.algorithms.policy_gradient.chunks import ChunkSampler, play_chunks
 from rlvlm.algorithms.policy_gradient.config import chunk_defaults
 from rlvlm.algorithms.policy_gradient.player import TokenPlayer, chunk_player
-from rlvlm.algorithms.sft_chunks import demonstrate, imitate
+from rlvlm.algorithms.sft import imitate
+from rlvlm.algorithms.sft_chunks import demonstrate
 from rlvlm.algorithms.sft_config import ChunkSFTConfig
 from rlvlm.core.episodes import Observations, TokenEpisode
 from rlvlm.core.errors import UsageError

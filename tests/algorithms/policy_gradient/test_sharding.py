@@ -51,7 +51,7 @@ def vlm(folder: str, learns: str, algo: dict[str, Any]) -> tuple[TokenLearner, l
         .debugging(seed=0)
     )
     runner = TurnRunner(config=config)
-    policy = config.make_policy(make_env(config.task, config.env_settings, 0))
+    policy = config.policy_for(make_env(config.task, config.env_settings, 0))
     policy.value_head[-1].weight.data.normal_(generator=torch.Generator().manual_seed(2))
     runner.actor = Actor(PolicyEngine(policy, 3), 12, 1.0)
     runner.action_tokens = policy.action_tokens
@@ -74,7 +74,7 @@ def vla(folder: str, learns: str, algo: dict[str, Any]) -> tuple[TokenLearner, l
     )
     runner = ChunkRunner(config=config)
     torch.manual_seed(0)
-    policy = config.make_policy(runner.chunk_env)
+    policy = config.policy_for(runner.chunk_env)
     runner.policy, learner = policy, begun(config, runner, policy)
     episodes, _ = runner.sample(num_groups=2)
     return learner, paid(episodes)

@@ -3,9 +3,9 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from oracles.sac import OracleSAC
 from ray.rllib.core import DEFAULT_MODULE_ID
 
+from examples.sac_in_one_file import SAC as OracleSAC
 from rlvlm.algorithms import learners
 from rlvlm.algorithms.sac_pebble.algorithm import SACPebble, SACPebbleConfig
 from rlvlm.algorithms.sac_pebble.config import SACConfig

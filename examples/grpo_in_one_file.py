@@ -1,12 +1,17 @@
-"""GRPO's update as plain as possible: one episode, one chunk, one token at a time, with Python's own numbers.
+"""GRPO in one file, as plain as possible: one episode, one chunk, one token at a time, with Python's own numbers.
 
-It shares no code with rlvlm. Shao et al. 2024, arXiv:2402.03300; Liu et al. 2025, arXiv:2503.20783 (Dr. GRPO);
-Ahmadian et al. 2024, arXiv:2402.14740 (RLOO); Yu et al. 2025, arXiv:2503.14476 (two clips); Ye et al. 2020,
-arXiv:1912.09729 (dual clip).
+    python examples/grpo_in_one_file.py     # a policy learns to reach a target by chunks of two moves, in a minute
+
+It shares no code with rlvlm, whose losses and advantages are held to it. Shao et al. 2024, arXiv:2402.03300; Liu et al.
+2025, arXiv:2503.20783 (Dr. GRPO); Ahmadian et al. 2024, arXiv:2402.14740 (RLOO); Yu et al. 2025, arXiv:2503.14476 (two
+clips); Ye et al. 2020, arXiv:1912.09729 (dual clip).
 """
 
 import math
+import random
 from typing import Any
+
+import torch
 
 
 def advantages(scores, baseline="mean", divide_by_std=True):
@@ -22,6 +27,7 @@ def advantages(scores, baseline="mean", divide_by_std=True):
 
 
 def token_loss(ratio, advantage, clip_low, clip_high, dual_clip=None):
+    """What a token costs: the clipped surrogate, at a bad token no worse than `dual_clip` allows."""
     clipped = min(max(ratio, 1 - clip_low), 1 + clip_high)
     gain = min(ratio * advantage, clipped * advantage)
     if dual_clip is not None and advantage < 0:
@@ -81,3 +87,52 @@ def loss(
         else:
             result += inner / (longest_steps * action_size) / len(episodes)
     return result
+
+
+MOVES = (-2, -1, 0, 1, 2)
+STEPS = 2  # of a chunk: both moves are chosen at once, as a vision-language-action policy does
+
+
+def play(policy, start):
+    """One episode of two chunks: 1 for ending at 0, else 0. Each chunk keeps its tokens and their log-probs."""
+    place, chunks = start, []
+    for _ in range(2):
+        logits = policy(torch.nn.functional.one_hot(torch.tensor(place % 19), 19).float()).view(STEPS, len(MOVES))
+        tokens = torch.distributions.Categorical(logits=logits).sample().tolist()
+        old = logits.log_softmax(-1)[range(STEPS), tokens].tolist()
+        chunks.append({"place": place, "tokens": tokens, "steps": STEPS, "old": old})
+        place += sum(MOVES[token] for token in tokens)
+    return float(place == 0), chunks
+
+
+def main(updates=150, groups=8, size=6, seed=0):
+    """Groups of episodes from one start each; those whose scores differ teach something."""
+    torch.manual_seed(seed)
+    rng = random.Random(seed)
+    policy = torch.nn.Linear(19, STEPS * len(MOVES))
+    optimizer = torch.optim.Adam(policy.parameters(), lr=0.05)
+    success = []
+    for update in range(updates):
+        learned, scores = [], []
+        for start in [rng.randint(-6, 6) for _ in range(groups)]:
+            group = [play(policy, start) for _ in range(size)]
+            scores += [score for score, _ in group]
+            if len({score for score, _ in group}) > 1:
+                found = advantages([score for score, _ in group])
+                learned += [{"advantage": own, "chunks": chunks} for own, (_, chunks) in zip(found, group, strict=True)]
+        success.append(sum(scores) / len(scores))
+        if learned:
+            for chunk in [chunk for episode in learned for chunk in episode["chunks"]]:
+                seen = torch.nn.functional.one_hot(torch.tensor(chunk["place"] % 19), 19).float()
+                logits = policy(seen).view(STEPS, len(MOVES))
+                chunk["new"] = logits.log_softmax(-1)[range(STEPS), chunk["tokens"]]
+            optimizer.zero_grad()
+            loss(learned, action_size=1, exp=torch.exp).backward()
+            optimizer.step()
+        if update % 30 == 29:
+            print(f"update {update + 1}: success {sum(success[-30:]) / 30:.2f}")
+    return success
+
+
+if __name__ == "__main__":
+    main()

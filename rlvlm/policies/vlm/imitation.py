@@ -1,0 +1,100 @@
+"""Demonstrated replies as a chat VLM learns them: the likelihood of their tokens is raised, or of the action that an
+action head should have picked, and of nothing else.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlvlm.core.episodes import IntArray, Observations, TokenEpisode
+from rlvlm.core.errors import UsageError
+from rlvlm.envs.env import TurnEnv
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """A turn to learn from, whose image the policy was shown."""
+
+    prompt: str
+    image: bytes
+    """Its key."""
+    ids: IntArray
+    """[N] the reply as the policy would have sampled it."""
+    action: int | None
+    """Of the demonstration; None where its reply cannot be read."""
+    number: int = 0
+    """Of the turn among all that were shown."""
+
+
+def examples_of(policy: Any, env: TurnEnv, episodes: Sequence[TokenEpisode]) -> list[Example]:
+    """The turns of `episodes` that the policy can learn from; it is shown their images.
+
+    A policy that acts by a head learns actions, so turns without one that can be read are left out.
+    """
+    examples: list[Example] = []
+    number = -1
+    for episode in episodes:
+        *keys, _ = episode.obs.images
+        missing = policy.images.missing(keys)  # how many tokens a turn has depends on its image
+        if missing:
+            policy.show([keys[place] for place in missing], env.draw(episode.snapshots[missing]))
+        for key, prompt, reply in zip(keys, episode.obs.texts[:-1], episode.replies, strict=True):
+            number += 1
+            if policy.action_head is not None and reply.action is None:
+                continue
+            examples.append(Example(prompt, key, policy.write(reply.text), reply.action, number))
+    return examples
+
+
+def check_actions(episodes: Sequence[TokenEpisode]) -> None:
+    """Raises unless a policy that acts by a head has something to learn from `episodes`.
+
+    Raises:
+        UsageError: no turn has an action that can be read.
+    """
+    if not any(reply.action is not None for episode in episodes for reply in episode.replies):
+        raise UsageError(
+            f"of {sum(map(len, episodes)):,} demonstrated turns to learn from none has an action that can be read, and "
+            "an action head learns nothing else",
+            "look at them with rlvlm data show DIR, and collect others with rlvlm collect",
+        )
+
+
+def observations_of(examples: Sequence[Example]) -> Observations:
+    """What the policy is asked in `examples`."""
+    return Observations(texts=tuple(one.prompt for one in examples), images=tuple(one.image for one in examples))
+
+
+def lengths_of(policy: Any, examples: Sequence[Example]) -> list[int]:
+    """[M] tokens of each example's prompt and reply together."""
+    prompts = policy.prompts(observations_of(examples))
+    return [len(prompt) + len(example.ids) for prompt, example in zip(prompts, examples, strict=True)]
+
+
+def imitation_loss(
+    policy: Any, batch: Sequence[Example], reply_weight: float = 0.0, weights: Tensor | None = None
+) -> Tensor:
+    """Mean over turns of -log p(reply) in nats, or of -log p(action) for a policy with an action head.
+
+    Args:
+        policy: a `VLMPolicy`, which learns.
+        batch: turns; of a policy with an action head all have an action.
+        reply_weight: with an action head, how much -log p(reply) counts beside -log p(action).
+        weights: [B] what each turn counts; None: all 1.
+    """
+    obs, ids = observations_of(batch), [example.ids for example in batch]
+    counts = 1.0 if weights is None else weights.to(policy.device)
+    # -log p(reply) = - sum_n log p(token_n | image, prompt, tokens before it)
+    if policy.action_head is None:
+        return -(policy.read(obs, ids).log_probs.sum(-1) * counts).mean()
+    actions = torch.tensor([example.action for example in batch], device=policy.device)
+    if not reply_weight:
+        table, _ = policy.act_log_probs(obs)
+        return -(table.gather(-1, actions[:, None])[:, 0] * counts).mean()
+    read = policy.read(obs, ids, with_actions=True)
+    assert read.actions is not None, "asked for"
+    wrong = -(read.actions.gather(-1, actions[:, None])[:, 0] * counts).mean()
+    return wrong - reply_weight * (read.log_probs.sum(-1) * counts).mean()
