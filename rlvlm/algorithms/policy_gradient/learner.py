@@ -10,6 +10,7 @@ import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -453,7 +454,7 @@ class TokenLearner(ManualLearner):
         """Everything that learns, in Ray's object store, for others to act with; see `put_buckets`."""
         return put_buckets(self.policy.trained_state(), bucket_bytes)
 
-    def take_weights(self, buckets: Sequence[Bucket], meta: Mapping[str, Any]) -> None:
+    def take_weights(self, buckets: Sequence[Bucket], meta: Mapping[str, Any] = MappingProxyType({})) -> None:
         """Takes over what lies in `buckets` of an equal policy, and what its `meta` says: all learners begin alike."""
         fill_from_buckets(self.policy.trained_state(), buckets, fetch_bucket)
         if meta.get("statistics"):

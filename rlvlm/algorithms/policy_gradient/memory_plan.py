@@ -19,6 +19,7 @@ The bytes of a block, 4 I + 8.3 H numbers a token, are those that `benchmarks/up
 Qwen2.5-VL-3B and 7B, within 1 %. What the allocator loses and CUDA takes for itself is `MARGIN`.
 """
 
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -91,25 +92,36 @@ class MemoryPlan:
 
 def size_of(policy: PolicyConfig | VLAConfig, folder: Path) -> ModelSize:
     """The size of the model in `folder`, with what `policy` has learn of it; reads its `config.json` alone."""
-    if isinstance(policy, VLAConfig):
-        settings = CheckpointConfig.from_pretrained(folder)
-        assert isinstance(settings, CheckpointConfig)
-        wants = policy.openvla
-        shape = LoraConfig(rank=wants.lora_rank, alpha=wants.lora_alpha, targets=wants.lora_targets)
-        with torch.device("meta"):
-            network = OpenVLANetwork(settings)
-            return measured(network if wants.learns == "all" else add_adapter(network, shape), settings.text_config)
+    with torch.device("meta"):  # shapes without memory: the model's weights are never read
+        return measured(*_NETWORKS[type(policy)](policy, folder))
+
+
+def _vla_network(policy: VLAConfig, folder: Path) -> tuple[nn.Module, Any]:
+    settings, wants = CheckpointConfig.from_pretrained(folder), policy.openvla
+    assert isinstance(settings, CheckpointConfig)
+    shape = LoraConfig(rank=wants.lora_rank, alpha=wants.lora_alpha, targets=wants.lora_targets)
+    network = OpenVLANetwork(settings)
+    return add_adapter(network, shape) if policy.has_adapter else network, settings.text_config
+
+
+def _vlm_network(policy: PolicyConfig, folder: Path) -> tuple[nn.Module, Any]:
     from transformers import AutoConfig, AutoModelForImageTextToText
 
     settings = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     shape = LoraConfig(rank=policy.lora_rank, alpha=policy.lora_alpha, targets=policy.lora_targets)
-    with torch.device("meta"):  # shapes without memory: the model's weights are never read
-        network = AutoModelForImageTextToText.from_config(settings)
-        network = add_adapter(network, shape) if policy.has_adapter else network
+    network = AutoModelForImageTextToText.from_config(settings)
+    network = add_adapter(network, shape) if policy.has_adapter else network
     for name, parameter in network.named_parameters():
         if not policy.train_vision and is_vision(name):
             parameter.requires_grad_(False)
-    return measured(network, settings.get_text_config())
+    return network, settings.get_text_config()
+
+
+_NETWORKS: Mapping[type, Callable[[Any, Path], tuple[nn.Module, Any]]] = {
+    VLAConfig: _vla_network,
+    PolicyConfig: _vlm_network,
+}
+"""What builds the network of a policy, and the config of its language model."""
 
 
 def measured(network: nn.Module, text: Any) -> ModelSize:
@@ -148,8 +160,7 @@ def plan(size: ModelSize, policy: PolicyConfig | VLAConfig, algo: PolicyGradient
         algo: how it learns.
         on_gpu: whether weights beside an adapter are bfloat16 where nothing else is said.
     """
-    wants: Any = policy.openvla if isinstance(policy, VLAConfig) else policy
-    has_adapter = wants.learns == "lora" if isinstance(policy, VLAConfig) else policy.has_adapter
+    wants, has_adapter = policy.loading, policy.has_adapter
     # bytes of a number: adapters are always float32, and what they stand beside is bfloat16 where a GPU computes
     is_coarse = wants.dtype == "bfloat16" or (wants.dtype == "auto" and has_adapter and on_gpu)
     base = 2 if is_coarse else 4
@@ -210,10 +221,7 @@ def fix_of(
             wider = replace(algo, num_learners=count, shard=True, gpus_per_learner=1.0)
             if fits(policy, wider):
                 return f"--algo.shard --algo.num-learners {count} --algo.gpus-per-learner 1"
-    if isinstance(policy, VLAConfig):
-        return otherwise if policy.openvla.learns == "lora" else f"--policy.openvla.learns lora, {otherwise}"
-    setting = "--policy.quantization nf4" if policy.has_adapter else "--policy.learns lora"
-    return f"{setting}, {otherwise}"
+    return f"{policy.smaller}, {otherwise}" if policy.smaller else otherwise
 
 
 def words_of(plan: MemoryPlan) -> str:

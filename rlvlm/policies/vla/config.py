@@ -133,6 +133,21 @@ class VLAConfig:
         """Whether somebody's own VLA acts."""
         return is_reference(self.head)
 
+    @property
+    def loading(self) -> OpenVLAConfig:
+        """How a checkpoint's weights are held and computed."""
+        return self.openvla
+
+    @property
+    def has_adapter(self) -> bool:
+        """Whether an adapter learns, and not a checkpoint's own weights."""
+        return self.openvla.learns == "lora"
+
+    @property
+    def smaller(self) -> str:
+        """The setting with which a checkpoint takes less memory; empty where there is none."""
+        return "" if self.has_adapter else "--policy.openvla.learns lora"
+
     def built_by(self) -> dict[str, Any]:
         """Settings by which a policy that is made anew has the weights that it has, by name."""
         if self.is_own:

@@ -93,6 +93,16 @@ class PolicyConfig(VLMConfig):
         return replace(self, model=self.model or pocket, learns="lora" if self.has_adapter else "all")
 
     @property
+    def loading(self) -> Self:
+        """How its weights are held and computed."""
+        return self
+
+    @property
+    def smaller(self) -> str:
+        """The setting with which it takes less memory."""
+        return "--policy.quantization nf4" if self.has_adapter else "--policy.learns lora"
+
+    @property
     def has_adapter(self) -> bool:
         """Whether an adapter learns, and not the model's own weights."""
         return bool(self.adapter) or self.learns == "lora" or (self.learns == "auto" and bool(self.model))

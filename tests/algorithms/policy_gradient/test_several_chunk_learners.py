@@ -96,6 +96,14 @@ def test_two_learners_have_the_gradient_of_one_and_go_on_to_the_bit(make: Any, t
     one, two = make(loss=loss), make(loss=loss, num_learners=2)
     for algorithm in (one, two):
         algorithm.prepare(lambda line: None)
+    # the supervised start, too: ten updates, whose gradients are summed in another order
+    started = [algorithm._policy.trained_state() for algorithm in (one, two)]
+    for name, value in started[0].items():
+        torch.testing.assert_close(started[1][name], value, atol=2e-3, rtol=0, msg=name)
+    assert two.report()[metrics.SFT_LOSS] == pytest.approx(one.report()[metrics.SFT_LOSS], rel=1e-4)
+    two._policy.load_trained_state(started[0])  # alike to the last digit from here on
+    two._share_policy()
+    two._learners.call_all("begin")
     update = update_of(one, 0)
     for algorithm in (one, two):
         algorithm._learners.call_all("learn", update, 0.0)
