@@ -26,6 +26,7 @@ COMMANDS: dict[str, str] = {
     "report": "DIR...           compare runs: table, curves, page",
     "judge-report": "RUN|STORE...     a judge's accuracy, calibration, consistency and latency",
     "judge-bench": "[SUITE]          measure a judge on known answers, before anything is trained",
+    "score": "DATA             a judge's labels of recorded episodes, and which of them to drop",
     "labels": "show | export | import   label stores",
     "distill": "--from STORE --out DIR   train a pocket judge on another judge's labels",
     "check-task": "TASK             check a task against the env contract; makes a contact sheet",

@@ -10,7 +10,7 @@ is found from the film itself.
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -18,22 +18,20 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from av.error import FFmpegError
 from numpy.typing import NDArray
 
 from rlvlm.core.errors import UsageError
 from rlvlm.core.foreign import check_claim, open_regular, read_bytes, read_json
 from rlvlm.core.steps import Frames
+from rlvlm.demonstrations.films import film_frames, film_times
 from rlvlm.demonstrations.rlds import decoded
 from rlvlm.demonstrations.trajectory import CutConfig, RobotTrajectory, Torn
-from rlvlm.labels.images import MAX_PIXELS
-from rlvlm.vlms.videos import open_video, upright
 
 # names of the columns, the first that is there
 _ACTIONS, _STATES = ("action", "actions"), ("observation.state", "state")
 _MAX_META_BYTES = 2**30  # of episodes.jsonl, whose lines have statistics in some versions
 _SUCCESSES = ("is_success", "success")
-_DAMAGES = (OSError, KeyError, ValueError, TypeError, IndexError, AttributeError, RecursionError, pa.ArrowException)
+DAMAGES = (OSError, KeyError, ValueError, TypeError, IndexError, AttributeError, RecursionError, pa.ArrowException)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,15 +60,18 @@ def read_lerobot(source: Path, config: CutConfig) -> Iterator[RobotTrajectory | 
     dataset = _LeRobotDataset(source, config)
     try:
         dataset.episodes = episodes = list(dataset.read_meta())
-    except _DAMAGES as error:
+    except DAMAGES as error:
         raise UsageError(
             f"{dataset.file} is missing or torn, or {source} is no data set of LeRobot's that can be read: {error}",
             "name the folder that holds meta/info.json; conversions from older versions come with LeRobot",
         ) from error
+    if missing := [camera for camera in dataset.cameras if camera not in dataset.images]:
+        there = ", ".join(dataset.images) or "none"
+        raise UsageError(f"{source} has no camera {missing[0]}; it has {there}", "name one of these")
     for episode in episodes:
         try:
             yield dataset.trajectory(episode)
-        except _DAMAGES as error:
+        except DAMAGES as error:
             yield Torn(file=dataset.file, reason=str(error))
 
 
@@ -97,12 +98,12 @@ class _LeRobotDataset:
         if None in found:
             raise ValueError(f"no column {' or '.join(_ACTIONS)}, or none {' or '.join(_STATES)}")
         self._actions, self._states = found
-        images = [name for name, feature in self._features.items() if feature["dtype"] in ("image", "video")]
-        images.sort(key=lambda name: "wrist" in name or "hand" in name)  # the wrist's last, as in our envs
-        self._cameras = list(self._config.cameras) or images
+        self.images = [name for name, feature in self._features.items() if feature["dtype"] in ("image", "video")]
+        self.images.sort(key=lambda name: "wrist" in name or "hand" in name)  # the wrist's last, as in our envs
+        self.cameras = list(self._config.cameras) or self.images
         if version.startswith("v2"):
             self.file = self._source / "meta" / "episodes.jsonl"
-            for episode in _json_objects(self.file):
+            for episode in json_objects(self.file):
                 yield episode | {"episode_chunk": episode["episode_index"] // info["chunks_size"]}
             return
         files = sorted((self._source / "meta" / "episodes").glob("*/*.parquet"))
@@ -111,7 +112,7 @@ class _LeRobotDataset:
         for file in files:
             self.file = file
             # statistics of each feature are most of the file, and nothing here asks for them
-            for episode in _read_table(self.file, lambda name: not name.startswith("stats/")).to_pylist():
+            for episode in read_table(self.file, lambda name: not name.startswith("stats/")).to_pylist():
                 yield episode | {key: episode[f"data/{key}"] for key in ("chunk_index", "file_index")}
 
     def trajectory(self, episode: Mapping[str, Any]) -> RobotTrajectory:
@@ -121,7 +122,7 @@ class _LeRobotDataset:
         data = self.file
         instruction = self._instruction(episode, table)
         looks: list[Any] = []
-        for camera in self._cameras:
+        for camera in self.cameras:
             if self._features[camera]["dtype"] != "video":
                 looks.append(table[camera])
                 continue
@@ -146,6 +147,8 @@ class _LeRobotDataset:
             instruction=instruction,
             look=partial(_look, looks),  # later, and only at the steps that chunks begin with
             success=_success(table),
+            rewards=_column(table, "next.reward", np.float32),
+            indices=_column(table, "index", np.int64),
         )
 
     def _film_of(self, episode: Mapping[str, Any], camera: str) -> tuple[Path, float]:
@@ -159,7 +162,7 @@ class _LeRobotDataset:
     def _on_film(self) -> dict[str, dict[Path, tuple[dict[int, int], int]]]:
         """By camera and film: steps before each episode in the film, by its number, and steps of all."""
         found: dict[str, dict[Path, tuple[dict[int, int], int]]] = {}
-        for camera in self._cameras:
+        for camera in self.cameras:
             films: dict[Path, tuple[dict[int, int], int]] = {}
             placed = [(*self._film_of(episode, camera), episode) for episode in self.episodes]
             for file, _, episode in sorted(placed, key=lambda entry: (entry[1], entry[2]["episode_index"])):
@@ -177,7 +180,7 @@ class _LeRobotDataset:
             self.file = file or self._files.get(number, named)
             if file and not file.exists():
                 continue
-            table = _read_table(self.file, filters=[("episode_index", "=", number)])
+            table = read_table(self.file, filters=[("episode_index", "=", number)])
             if table.num_rows == length:
                 return _in_order(table)
         raise ValueError(f"{table.num_rows} of {length} steps of episode {number}")
@@ -188,8 +191,8 @@ class _LeRobotDataset:
         found: dict[int, Path] = {}
         for file in sorted((self._source / "data").glob("*/*.parquet")):
             try:
-                column = _read_table(file, "episode_index".__eq__)["episode_index"]
-            except _DAMAGES:
+                column = read_table(file, "episode_index".__eq__)["episode_index"]
+            except DAMAGES:
                 continue
             found |= {int(number): file for number in column.unique().to_pylist()}
         return found
@@ -207,15 +210,20 @@ class _LeRobotDataset:
         """The sentences by `task_index`, whatever the order of their rows; empty where there is no such file."""
         self.file = self._source / "meta" / "tasks.parquet"
         if self.file.exists():
-            rows = _read_table(self.file).to_pylist()
+            rows = read_table(self.file).to_pylist()
             # pandas' index, which the sentences are, has a name of its own
             return {
                 row["task_index"]: str(next(value for name, value in row.items() if name != "task_index"))
                 for row in rows
             }
         self.file = self._source / "meta" / "tasks.jsonl"
-        rows = _json_objects(self.file) if self.file.exists() else ()
+        rows = json_objects(self.file) if self.file.exists() else ()
         return {row["task_index"]: str(row["task"]) for row in rows}
+
+
+def _column(table: pa.Table, name: str, dtype: Any) -> NDArray[Any] | None:
+    """[T] one number of each row; None where there is no such column."""
+    return np.ravel(np.array(table[name].to_pylist(), dtype)) if name in table.column_names else None
 
 
 def _success(table: pa.Table) -> bool | None:
@@ -241,7 +249,7 @@ def _in_order(table: pa.Table) -> pa.Table:
     return table if (np.diff(order) == 1).all() else table.take(order)
 
 
-def _read_table(file: Path, is_wanted: Callable[[str], bool] = lambda _: True, filters: Any = None) -> pa.Table:
+def read_table(file: Path, is_wanted: Callable[[str], bool] = lambda _: True, filters: Any = None) -> pa.Table:
     """The columns of a Parquet file whose names are wanted, and the rows that pass.
 
     Raises:
@@ -273,7 +281,7 @@ def _spread_bytes(array: pa.Array) -> int:
     return sum(map(_spread_bytes, inner)) if isinstance(inner, list) else _spread_bytes(inner)
 
 
-def _json_objects(file: Path) -> Iterator[Any]:
+def json_objects(file: Path) -> Iterator[Any]:
     """Objects one after the other, whatever the lines."""
     text = read_bytes(file, _MAX_META_BYTES).decode()
     decoder, at = json.JSONDecoder(), 0
@@ -304,59 +312,15 @@ def _filmed(film: _Film, steps: NDArray[np.intp]) -> Frames:
     Raises:
         ValueError: the film is torn, or its times do not fit the rows'.
     """
-    images: list[NDArray[np.uint8]] = []
-    try:
-        about = film.file.stat()
-        stamps, tick_s = _time_stamps(film.file, about.st_size, about.st_mtime_ns)
-        wanted = stamps[_frame_numbers(film, (stamps * tick_s).astype(np.float64))[steps]].tolist()
-        with open_regular(film.file) as file, open_video(file, MAX_PIXELS) as (container, stream):
-            # several episodes share a film: to the key frame before this one, and on from there
-            if wanted[0] > stamps[0]:
-                container.seek(wanted[0], stream=stream)
-            for frame in container.decode(stream):
-                if frame.pts == wanted[len(images)]:
-                    images.append(upright(frame))
-                if len(images) == len(wanted):
-                    break
-            else:
-                raise ValueError(f"no frame {wanted[len(images)] * tick_s:.3f} s from its beginning")
-    except _TimesDoNotFit:
-        raise
-    except (OSError, ValueError, IndexError, FFmpegError) as error:
-        raise ValueError(f"{film.file} is missing or torn: {error}") from error
-    return np.stack(images)
-
-
-class _TimesDoNotFit(ValueError):
-    """A film and rows of which nobody can tell which frame belongs to which row."""
-
-
-@lru_cache(maxsize=16)  # films in use at a time: one of each camera
-def _time_stamps(file: Path, size: int, changed_ns: int) -> tuple[NDArray[np.int64], float]:
-    """[F] when the frames of a film are shown, in ticks, and a tick in seconds; nothing is decoded for it.
-
-    Args:
-        file: the film.
-        size: of the file, with which the answer holds.
-        changed_ns: likewise, when it was last written.
-    """
-    del size, changed_ns
-    with open_regular(file) as data, open_video(data, MAX_PIXELS) as (container, stream):
-        if not stream.time_base:
-            raise ValueError("it says no unit of time")
-        # packets come as they are decoded, which is another order; those before an edit list's begin are not shown
-        packets = container.demux(stream)
-        stamps = np.unique([one.pts for one in packets if one.pts is not None and not one.is_discard])
-        if not len(stamps):
-            raise ValueError("it has no frame")
-        return stamps.astype(np.int64), float(stream.time_base)
+    stamps, tick_s = film_times(film.file)
+    return film_frames(film.file, stamps[_frame_numbers(film, (stamps * tick_s).astype(np.float64))[steps]])
 
 
 def _frame_numbers(film: _Film, frame_s: NDArray[np.float64]) -> NDArray[np.intp]:
     """[T] which frame each row of an episode saw, of a film whose frames are shown at `frame_s` [F].
 
     Raises:
-        _TimesDoNotFit: none, or another, belongs to a row.
+        ValueError: none, or another, belongs to a row.
     """
     num_rows = len(film.row_s)
     asked_s = film.begin_s + film.row_s
@@ -378,7 +342,7 @@ def _frame_numbers(film: _Film, frame_s: NDArray[np.float64]) -> NDArray[np.intp
         is_near = np.abs(error_s).max() <= step_s / 2 and abs(float(np.median(error_s))) <= step_s / 4
         if is_near and (np.diff(nearest) > 0).all():
             return nearest
-    raise _TimesDoNotFit(
+    raise ValueError(
         f"{film.file}: the video's times do not fit: it has {len(frame_s)} frames from {frame_s[0]:.3f} to "
         f"{frame_s[-1]:.3f} s, episodes with {film.num_steps} rows lie in it, and this one is at {asked_s[0]:.3f} to "
         f"{asked_s[-1]:.3f} s"

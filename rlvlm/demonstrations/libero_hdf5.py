@@ -7,14 +7,17 @@ each action; OpenVLA's looked before. The file's name is that of the task; the s
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rlvlm.core.errors import MachineError, UsageError
 from rlvlm.core.foreign import check_claim
+from rlvlm.core.steps import Frames
 from rlvlm.demonstrations.trajectory import CutConfig, RobotTrajectory, Torn
 from rlvlm.envs.libero.tasks import SUITES, file_sentence, instruction_of
 
@@ -79,6 +82,9 @@ def _trajectory(path: Path, name: str, demo: Any, instruction: str, is_own: bool
     pose = ("ee_states",) if "ee_states" in obs else ("ee_pos", "ee_ori")
     proprio = np.concatenate([obs[part][()] for part in (*pose, "gripper_states")], axis=1)
     actions = demo["actions"][()]
+    if missing := [camera for camera in config.cameras if camera not in obs]:
+        there = ", ".join(camera for camera in obs if camera.endswith("_rgb")) or "none"
+        raise UsageError(f"{path} has no camera {missing[0]}; it has {there}", "name one of these")
     cameras = [obs[camera] for camera in config.cameras or _CAMERAS]
     counts = [len(actions), len(proprio), *map(len, cameras)]  # a file that was cut short may lack some of one kind
     if len(set(counts)) > 1:
@@ -90,7 +96,16 @@ def _trajectory(path: Path, name: str, demo: Any, instruction: str, is_own: bool
         name=name,
         file=path,
         instruction=instruction,
-        # read from the open file, and only at the steps that chunks begin with: an episode has hundreds of images
-        look=lambda steps: np.stack([camera[steps] for camera in cameras], axis=1),
+        look=partial(_look, path, name, config.cameras or _CAMERAS),
         success=bool(np.max(demo["rewards"][()]) > 0) if "rewards" in demo else None,
+        rewards=np.asarray(demo["rewards"][()], np.float32) if "rewards" in demo else None,
     )
+
+
+def _look(path: Path, name: str, cameras: Sequence[str], steps: NDArray[np.intp]) -> Frames:
+    """[n, cameras, H, W, 3] the images of `steps` alone, which rise: an episode has hundreds."""
+    import h5py
+
+    with h5py.File(path, "r") as file:
+        obs = _held(_held(_held(file, "data"), name), "obs")
+        return np.stack([_held(obs, camera)[steps] for camera in cameras], axis=1)

@@ -70,13 +70,24 @@ class RobotTrajectory:
     """None: the file does not say."""
     is_late: bool = False
     """Whether the file had what was seen after an action beside it; it has been put right."""
+    rewards: FloatArray | None = None
+    """[T] of the actions; None: the file has none."""
+    progress: FloatArray | None = None
+    """[T] true progress in [0, 1] of what was seen; None: the file has none."""
+    indices: NDArray[np.int64] | None = None
+    """[T] numbers of the rows in the whole data set; None: the file has none."""
+    digest: str = ""
+    """SHA-256 of what was recorded besides these arrays; empty where they tell episodes apart."""
 
     @classmethod
-    def recorded(cls, actions: FloatArray, proprio: FloatArray, *, is_late: bool, **rest: Any) -> Self:
+    def recorded(
+        cls, actions: FloatArray, proprio: FloatArray, *, is_late: bool, rewards: FloatArray | None = None, **rest: Any
+    ) -> Self:
         """Of what a file has beside one another; where it is late, actions go to what was seen before them."""
         if is_late:  # of the first action nobody saw what was before, and of the last state no action followed
             actions, proprio = actions[1:], proprio[:-1]
-        return cls(actions=actions, proprio=proprio, is_late=is_late, **rest)
+            rewards = None if rewards is None else rewards[1:]
+        return cls(actions=actions, proprio=proprio, is_late=is_late, rewards=rewards, **rest)
 
     def known_success(self, rule: SuccessRule | None) -> bool:
         """Whether the episode is taken for a success.
@@ -103,7 +114,7 @@ class RobotTrajectory:
         """
         try:
             return self.look(steps)
-        except (OSError, ValueError, KeyError, TypeError, SyntaxError, Image.DecompressionBombError) as error:
+        except (OSError, ValueError, LookupError, TypeError, SyntaxError, Image.DecompressionBombError) as error:
             raise UsageError(f"{self.file}: its images cannot be read: {error}", "fetch it anew") from error
 
 

@@ -223,9 +223,13 @@ def _draw_recorded(films: Sequence[RobotTrajectory], size_px: int, snapshots: Fl
     for number in np.unique(rows[:, 0]).tolist():
         steps = np.unique(rows[rows[:, 0] == number, 1])  # a film is read once, from its beginning to its end
         found |= zip([(number, step) for step in steps.tolist()], films[number].images(steps)[:, 0], strict=True)
-    frames = [found[number, step] for number, step in rows.tolist()]
-    scale = max(1, -(-max(max(frame.shape[:2]) for frame in frames) // size_px))
-    return np.stack([frame[::scale, ::scale] for frame in frames])
+    return shrink(np.stack([found[number, step] for number, step in rows.tolist()]), size_px)
+
+
+def shrink(frames: Frames, size_px: int) -> Frames:
+    """Images of `frames` [N, H, W, 3] with so many rows and columns left out that no side is longer than `size_px`."""
+    scale = max(1, -(-max(frames.shape[1:3]) // size_px))
+    return frames[:, ::scale, ::scale]
 
 
 def _image_items(

@@ -3,15 +3,16 @@
 Called by the algorithms once the judge is up; `rlvlm judge-bench TASK` asks the same at length.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from rlvlm.core.errors import JudgeUnavailable, UnsupportedQuestion
+from rlvlm.demonstrations.trajectory import RobotTrajectory
 from rlvlm.envs.config import EnvConfig
 from rlvlm.judge_bench.asking import Answer, KnowsItems, ask
 from rlvlm.judge_bench.faults import Fault, grade
 from rlvlm.judge_bench.figures import Figures
-from rlvlm.judge_bench.items import TaskItems, make_items
+from rlvlm.judge_bench.items import TaskItems, make_items, recorded_items
 from rlvlm.judge_bench.suites import Suite
 from rlvlm.judges.judge import Judge
 
@@ -68,11 +69,26 @@ def known_items(suite: Suite, config: EnvConfig, size_px: int, seed: int, per_tu
         goal: that the judge is asked about; empty for the env's own.
     """
     made = make_items(replace(suite, goal=goal), suite.tasks[0], config, size_px, seed, per_turn)
+    # the user's words have no other goal in this scene
+    return _with_controls(made, [case for case in _SHOWN if not goal or case != "other goal"])
+
+
+def known_recordings(suite: Suite, films: Iterable[RobotTrajectory], size_px: int, seed: int) -> TaskItems:
+    """The items of recorded episodes, as `recorded_items` makes them, with the controls of `known_items`. Where all
+    episodes have one sentence, that of another task stands for another episode's.
+
+    Raises:
+        UsageError: nothing says which episodes succeeded.
+    """
+    made = recorded_items(suite, suite.tasks[0], films, size_px, seed)
+    has_others = any(item.case == "other goal" for item in made.items)
+    return _with_controls(made, _SHOWN if has_others else (*_SHOWN, "other task"))
+
+
+def _with_controls(made: TaskItems, cases: Collection[str]) -> TaskItems:
+    """The same with controls of these cases alone."""
     # controls come last, so that the places of the items that they were made of stay the same
-    items = [item for item in made.items if item.source < 0 or item.case in _SHOWN]
-    if goal:  # the user's words have no other goal in this scene
-        items = [item for item in items if item.case != "other goal"]
-    return replace(made, items=tuple(items))
+    return replace(made, items=tuple(item for item in made.items if item.source < 0 or item.case in cases))
 
 
 def preflight(
@@ -93,7 +109,7 @@ def preflight(
         num_frames: most images of an episode that are shown.
         seed: of the order of asking.
         least_auc: see `grade`.
-        setting: of the run, which asks nothing at 0.
+        setting: the option that asks nothing at 0.
         log: takes a line.
 
     Raises:

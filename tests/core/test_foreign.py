@@ -14,7 +14,7 @@ from malicious_files import npy_header, npz
 
 from rlvlm.core.foreign import open_regular, read_arrays, read_json
 from rlvlm.demonstrations.folder import create_folder, open_folder
-from rlvlm.demonstrations.lerobot import _read_table
+from rlvlm.demonstrations.lerobot import read_table
 from rlvlm.demonstrations.records import EpisodeRecord
 
 COUNT = 100_000_000
@@ -73,7 +73,7 @@ def test_a_table_that_claims_more_rows_than_its_file_may_hold_is_refused(tmp_pat
     rows = pa.table({"episode_index": pa.array(np.zeros(9_000_000, np.int8))})
     pq.write_table(rows, tmp_path / "many.parquet")
     with pytest.raises(ValueError, match="claims to hold"):
-        _read_table(tmp_path / "many.parquet")
+        read_table(tmp_path / "many.parquet")
 
 
 def test_json_of_others_is_bounded_in_size_and_depth(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 import io
 import json
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
@@ -306,11 +306,13 @@ def test_records_of_tensorflow_come_back(tmp_path: Path, kind: str) -> None:
 NAMES, FPS = ("observation.images.wrist_image", "observation.images.image"), 20
 
 
-def write_lerobot(root: Path, version: str, shown: list[Recorded], kind: str) -> None:
-    """A data set of version 2.1 or 3.0, with images in Parquet or in films; an episode is RED, the others GREEN."""
+def write_lerobot(root: Path, version: str, shown: list[Recorded], kind: str, lost: Collection[int] = ()) -> None:
+    """A data set of version 2.1 or 3.0, with images in Parquet or in films; an episode is RED, the others GREEN. All
+    but those `lost` are successes.
+    """
     (root / "meta/episodes/chunk-000").mkdir(parents=True)
     (root / "data/chunk-000").mkdir(parents=True)
-    tables = [table_of(number, one, kind) for number, one in enumerate(shown)]
+    tables = [table_of(number, one, kind, won=number not in lost) for number, one in enumerate(shown)]
     episodes: list[dict[str, Any]] = [
         {"episode_index": number, "tasks": [RED if number == 1 else GREEN], "length": len(one[0])}
         for number, one in enumerate(shown)
@@ -343,9 +345,9 @@ def write_lerobot(root: Path, version: str, shown: list[Recorded], kind: str) ->
     (root / "meta/info.json").write_text(json.dumps(info))
 
 
-def table_of(number: int, recorded: Recorded, kind: str) -> pa.Table:
+def table_of(number: int, recorded: Recorded, kind: str, won: bool = True) -> pa.Table:
     actions, states, images = recorded
-    is_last = np.arange(len(actions)) == len(actions) - 1
+    is_last = (np.arange(len(actions)) == len(actions) - 1) & won
     columns: dict[str, Any] = {"action": actions.tolist(), "observation.state": states.tolist()}
     columns["next.success"] = is_last
     columns |= {"episode_index": [number] * len(actions), "frame_index": list(range(len(actions)))}

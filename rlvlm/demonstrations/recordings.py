@@ -1,0 +1,229 @@
+"""Recorded episodes of any form as trajectories that can be looked at: `rlvlm score` asks a judge about them.
+
+A data set of LeRobot's, LIBERO's HDF5 files, a folder of ours, or MP4 videos. Videos have their sentences beside them:
+`clip.txt` beside `clip.mp4`, or one `metadata.csv` or `metadata.jsonl` with the columns `file_name`, `goal` and, where
+it is known, `success`, as Hugging Face's folders of videos have. Everything here may be somebody else's.
+"""
+
+import csv
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlvlm.core.errors import UsageError
+from rlvlm.core.foreign import MAX_JSON_BYTES, open_regular, read_bytes
+from rlvlm.core.steps import FloatArray, Frames
+from rlvlm.demonstrations.films import film_frames, film_times
+from rlvlm.demonstrations.folder import DemonstrationFolder, open_folder
+from rlvlm.demonstrations.lerobot import json_objects, read_lerobot
+from rlvlm.demonstrations.libero_hdf5 import read_libero
+from rlvlm.demonstrations.records import EpisodeRecord
+from rlvlm.demonstrations.trajectory import CutConfig, RobotTrajectory, Torn
+
+Form = Literal["lerobot", "libero", "folder", "videos"]
+Draw = Callable[[FloatArray, str], Frames]
+"""Images [N, H, W, 3] of an env's snapshots [N, S], by the camera of that name; the first camera where it is empty."""
+_SUCCESS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False, "": None, "none": None}
+_MAX_GOAL_BYTES = 64 * 2**10
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Recordings:
+    """Where recorded episodes are, and how they are looked at. Each pass over them reads them again."""
+
+    path: Path
+    form: Form
+    camera: str = ""
+    """The one that is looked through; empty: the first, and not a wrist's."""
+    goal: str = ""
+    """What the episodes are about, in place of their own sentences; empty: those."""
+    make_draw: Callable[[DemonstrationFolder], Draw] | None = None
+    """Gives the renderer of a folder of ours that keeps snapshots; it may import the folder's task."""
+
+    def __iter__(self) -> Iterator[RobotTrajectory | Torn]:
+        """The episodes in their order; one that cannot be read is `Torn`, and does not stop the others.
+
+        Raises:
+            UsageError: nothing can be read at all, or the camera is not there.
+        """
+        cameras = (self.camera,) if self.camera else ()
+        # `late` is for those who learn actions: here each image counts, the last one above all
+        cut = CutConfig(cameras=cameras, late=False)
+        if self.form == "lerobot":
+            found = read_lerobot(self.path, cut)
+        elif self.form == "libero":
+            found = map(_turned, read_libero(self.path, cut))
+        elif self.camera and self.form == "videos":
+            raise UsageError("--camera has no effect on videos, which have one each", "leave it out")
+        else:
+            found = self._read_folder() if self.form == "folder" else _read_videos(self.path)
+        for film in found:
+            is_renamed = self.goal and isinstance(film, RobotTrajectory)
+            yield replace(film, instruction=self.goal) if is_renamed else film
+
+    def _read_folder(self) -> Iterator[RobotTrajectory | Torn]:
+        folder, draw = open_folder(self.path), None
+        cameras = list(folder.chunks.get("cameras", ()))
+        if self.camera and self.camera not in cameras:
+            there = ", ".join(map(str, cameras)) or "one without a name"
+            raise UsageError(f"{self.path} has no camera {self.camera}; it has {there}", "name one of these")
+        place = cameras.index(self.camera) if self.camera else 0
+        for record in folder.episodes():
+            names = _image_names(record)
+            if names:
+                look = partial(_load_images, folder, names, place)
+            elif "snapshots" in record.arrays and self.make_draw is not None:
+                draw = draw or self.make_draw(folder)  # with the first that needs it: a simulator takes seconds
+                names = record.arrays["snapshots"]
+                look = partial(_draw_snapshots, draw, names, self.camera)
+            else:
+                yield Torn(file=folder.path / "episodes.jsonl", reason=f"{record.id} keeps neither images nor states")
+                continue
+            progress = [0.0, *(step.progress for step in record.steps)] if record.steps else None
+            content = json.dumps([record.id, record.goal, record.success, list(names) if draw is None else []])
+            digest = hashlib.sha256(content.encode())
+            for array in map(np.ascontiguousarray, record.arrays.values()):
+                digest.update(array.tobytes())
+            yield RobotTrajectory(
+                name=record.id,
+                file=folder.path,
+                instruction=record.goal,
+                actions=np.zeros((len(names), 0), np.float32),
+                proprio=np.zeros((len(names), 0), np.float32),
+                look=look,
+                success=record.success,
+                rewards=np.array([step.env_reward for step in record.steps] or [record.env_return], np.float32),
+                progress=None if progress is None else np.array(progress[: len(names)], np.float32),
+                digest=digest.hexdigest(),
+            )
+        if folder.num_damaged:
+            yield Torn(file=folder.path / "episodes.jsonl", reason=f"{folder.num_damaged} damaged episodes")
+
+
+def find_form(path: Path) -> Form:
+    """The form of the recorded data at `path`.
+
+    Raises:
+        UsageError: nothing is there that can be read.
+    """
+    if (path / "meta" / "info.json").is_file():
+        return "lerobot"
+    if (path / "demonstrations.json").is_file():
+        return "folder"
+    if path.suffix in (".hdf5", ".h5") or any(path.glob("*.hdf5")):
+        return "libero"
+    if path.suffix == ".mp4" and path.is_file() or any(path.glob("*.mp4")):
+        return "videos"
+    raise UsageError(
+        f"{path} {'holds' if path.exists() else 'is not there: there are'} no recorded episodes that can be read",
+        "name the folder of a LeRobot data set, LIBERO's HDF5 files, a folder of `rlvlm collect`, or MP4 videos",
+    )
+
+
+def recordings_digest(episodes: Iterable[RobotTrajectory | Torn]) -> str:
+    """SHA-256 of recorded episodes, all numbers of them and their order: labels say which data they are of."""
+    digest = hashlib.sha256()
+    for film in episodes:
+        if isinstance(film, Torn):
+            digest.update(b"torn")
+            continue
+        about = [film.name, len(film.actions), film.success, film.digest]
+        digest.update(json.dumps(about).encode())
+        for array in (film.actions, film.proprio, film.rewards, film.indices):
+            digest.update(b"-" if array is None else np.ascontiguousarray(array).tobytes())
+    return digest.hexdigest()
+
+
+def _turned(film: RobotTrajectory | Torn) -> RobotTrajectory | Torn:
+    """LIBERO's images are upside down; by half a turn they are as our envs and published policies have them."""
+    if isinstance(film, Torn):
+        return film
+    # several files have a demo_0 each
+    name, look = f"{film.file.stem}/{film.name}", film.look
+    return replace(film, name=name, look=lambda steps: look(steps)[:, :, ::-1, ::-1])
+
+
+def _image_names(record: EpisodeRecord) -> Any:
+    """[T, cameras] digests of what was seen, the end included where it was kept; empty where no image was."""
+    if record.kind == "chunks":
+        return np.asarray(record.arrays["pictures"]).tolist() if "pictures" in record.arrays else []
+    names = [step.pictures for step in record.steps] + [record.last_pictures] * bool(record.last_pictures)
+    return names if all(names) else []
+
+
+def _load_images(folder: DemonstrationFolder, names: Any, place: int, steps: NDArray[np.intp]) -> Frames:
+    return np.stack([folder.image_store.load(str(names[step][place])) for step in steps.tolist()])[:, None]
+
+
+def _draw_snapshots(draw: Draw, snapshots: FloatArray, camera: str, steps: NDArray[np.intp]) -> Frames:
+    return draw(np.asarray(snapshots[steps], np.float32), camera)[:, None]
+
+
+def _read_videos(path: Path) -> Iterator[RobotTrajectory | Torn]:
+    root = path if path.is_dir() else path.parent
+    files = sorted(root.glob("*.mp4")) if path.is_dir() else [path]
+    about = _read_metadata(root)
+    for file in [*files, *(root / name for name in about if path.is_dir() and root / name not in files)]:
+        try:
+            if not file.resolve().is_relative_to(root.resolve()):
+                raise ValueError("it lies outside of the folder")
+            times, _ = film_times(file)
+            row, sentence = about.get(file.name, {}), file.with_suffix(".txt")
+            goal = str(row.get("goal") or "")
+            if not goal and sentence.exists():
+                goal = read_bytes(sentence, _MAX_GOAL_BYTES).decode().strip()
+            said = str(row.get("success", "")).strip().lower()
+            if said not in _SUCCESS:
+                raise ValueError(f"its success is true, false or empty, got {said!r}")
+            digest = hashlib.sha256()
+            with open_regular(file) as stream:
+                for block in iter(partial(stream.read, 2**20), b""):
+                    digest.update(block)
+        except (OSError, ValueError) as error:
+            yield Torn(file=file, reason=str(error))
+            continue
+        yield RobotTrajectory(
+            name=file.name,
+            file=file,
+            instruction=goal,
+            actions=np.zeros((len(times), 0), np.float32),
+            proprio=np.zeros((len(times), 0), np.float32),
+            look=partial(_look_at_video, file),
+            success=_SUCCESS[said],
+            digest=digest.hexdigest(),
+        )
+
+
+def _look_at_video(file: Path, steps: NDArray[np.intp]) -> Frames:
+    return film_frames(file, film_times(file)[0][steps])[:, None]
+
+
+def _read_metadata(root: Path) -> dict[str, dict[str, Any]]:
+    """The rows of `metadata.csv` or `metadata.jsonl` by `file_name`; empty where there is neither.
+
+    Raises:
+        UsageError: it cannot be read, or two rows are of one video.
+    """
+    file = next((root / name for name in ("metadata.csv", "metadata.jsonl") if (root / name).exists()), None)
+    if file is None:
+        return {}
+    try:
+        if file.suffix == ".csv":
+            rows: list[Any] = list(csv.DictReader(read_bytes(file, MAX_JSON_BYTES).decode().splitlines()))
+        else:
+            rows = list(json_objects(file))
+        found = {str(row["file_name"]): dict(row) for row in rows}
+        if len(found) < len(rows):
+            raise ValueError("two rows have one file_name")
+    except (OSError, ValueError, KeyError, TypeError, csv.Error, RecursionError) as error:
+        raise UsageError(
+            f"{file} cannot be read: {type(error).__name__}: {error}", "its columns are file_name, goal and success"
+        ) from error
+    return found

@@ -1,0 +1,368 @@
+"""A judge on recorded episodes: asks about their progress, success and order, and says which of them look wrong.
+
+`rlvlm score` asks through here. Questions and answers are the bench's, so that its figures hold for both.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import count
+from typing import Literal
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from rlvlm.core.errors import JudgeUnavailable, UsageError
+from rlvlm.core.steps import FloatArray, Frames, spread
+from rlvlm.demonstrations.trajectory import RobotTrajectory, SuccessRule, Torn
+from rlvlm.judge_bench.asking import ASKED_AT_ONCE, Answer, ask
+from rlvlm.judge_bench.items import Item, TaskItems, shrink
+from rlvlm.judges.agreement import best_threshold
+from rlvlm.judges.judge import Judge
+from rlvlm.judges.prompts import check_goal
+
+Question = Literal["progress", "success", "pairs"]
+MIN_FALL = 0.3
+"""Progress that falls by so much below the best before looks wrong; so do two judges that are so far apart."""
+THRESHOLD = 0.5
+"""From where on an episode is called a success, where the data do not know enough to find a better one."""
+_UNKNOWN = "unknown"
+"""Case of an episode of which nobody knows whether it succeeded: no figure counts it."""
+_STRIP = 6
+"""Images of an episode that are kept for a page."""
+STRIP_PX = 120
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Asked:
+    """What is asked about each episode, and how it is shown."""
+
+    questions: frozenset[Question] = frozenset({"progress", "success"})
+    """progress: the score of images or growing clips; success: that of the whole episode; pairs: which image is nearer
+    to the goal, within an episode, and of the ends of two that follow each other and have one goal."""
+    every: int = 10
+    """Frames from one that is asked about to the next, >= 1; the last one is always among them."""
+    grows: bool = True
+    """Whether progress is asked of the clip up to a frame, and not of the frame alone."""
+    pairs: int = 4
+    """Pairs of frames of an episode, each asked in both orders."""
+    num_frames: int = 8
+    """Images of a clip, at most."""
+    size_px: int = 300
+    """Images are made so small that no side is longer."""
+    success: SuccessRule | None = None
+    """What episodes are taken for of which the data do not say whether they succeeded; None: nobody knows."""
+    seed: int = 0
+    """Of the order of asking, and of the pairs."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ScoredEpisode:
+    """An episode and what a judge said of it; empty arrays where nothing of it can be shown."""
+
+    number: int
+    """Its place in the data."""
+    name: str
+    goal: str
+    num_frames: int = 0
+    """T."""
+    truth: bool | None = None
+    """Whether it succeeded; None where nobody knows."""
+    env_return: float = math.nan
+    """Sum of its rewards; NaN where the data have none."""
+    reason: str = ""
+    """Why it cannot be shown, or why some of its frames cannot; empty where all can."""
+    indices: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    """[T] numbers of the frames in the whole data set, where the data have them."""
+    frames: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    """[n] frames that were asked about."""
+    progress: FloatArray = field(default_factory=lambda: np.zeros(0, np.float32))
+    """[n] in [0, 1], NaN where no answer could be read, or none was asked for."""
+    statuses: tuple[str, ...] = ()
+    """[n] of the answers; `unreadable` of frames that cannot be shown; empty where progress was not asked."""
+    success: float = math.nan
+    """Score of the whole episode in [0, 1]; NaN likewise."""
+    success_status: str = ""
+    """Of that answer; empty where it was not asked."""
+    strip: Frames = field(default_factory=lambda: np.zeros((0, 1, 1, 3), np.uint8))
+    """[m, H, W, 3] small images along it, the first and the last among them."""
+    rows: tuple[tuple[int, Item, Answer], ...] = ()
+    """All questions and answers, each with its place in the order of asking; of a long clip the last image alone."""
+
+    @property
+    def worth(self) -> float:
+        """The score of the whole episode, else its last progress, else the share of pairs of its frames of which the
+        later one was called nearer to the goal; NaN where there is none of these.
+        """
+        known = self.progress[np.isfinite(self.progress)]
+        if math.isfinite(self.success) or len(known):
+            return self.success if math.isfinite(self.success) else float(known[-1])
+        called = []
+        for _, item, answer in self.rows:
+            if item.kind == "pair" and answer.label in ("left", "right"):
+                left, right = item.sides[::-1] if answer.swapped else item.sides  # as shown
+                if left[-1, 0] == right[-1, 0]:  # of one episode
+                    called.append((answer.label == "right") == (right[-1, 1] > left[-1, 1]))
+        return float(np.mean(called)) if called else math.nan
+
+    @property
+    def fall(self) -> float:
+        """By how much progress falls below the best before it, at most, in [0, 1]."""
+        known = self.progress[np.isfinite(self.progress)]
+        return float((np.maximum.accumulate(known) - known).max()) if len(known) else 0.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Shown:
+    """An episode that is asked about next, its items, and the images that they show, by episode and frame."""
+
+    episode: ScoredEpisode
+    items: tuple[Item, ...]
+    images: dict[tuple[int, int], Frames]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _End:
+    """The last image of an episode, which is compared with that of the next one of its goal."""
+
+    place: tuple[int, int]
+    image: Frames
+    truth: bool | None
+
+
+def score_episodes(
+    judge: Judge,
+    films: Iterable[RobotTrajectory | Torn],
+    asked: Asked,
+    log: Callable[[str], None] = lambda _: None,
+) -> Iterator[ScoredEpisode]:
+    """Yields the episodes with what the judge said of them, in about their order; those that cannot be shown, too.
+
+    Args:
+        judge: is asked about several episodes at once.
+        films: the episodes, one after the other; each is drawn once.
+        asked: what.
+        log: takes a line about questions that the judge cannot be asked.
+
+    Raises:
+        JudgeUnavailable: it answers nothing of a block; what was yielded before is kept.
+    """
+    group: list[_Shown] = []
+    orders = count()
+    ends: dict[str, _End] = {}
+    for number, film in enumerate(films):
+        shown = _show(number, film, asked, ends)
+        if isinstance(shown, ScoredEpisode):
+            yield shown
+            continue
+        # images of one size are asked about together
+        sizes = {image.shape for one in (*group[:1], shown) for image in one.images.values()}
+        if group and (len(sizes) > 1 or sum(len(one.items) for one in group) >= ASKED_AT_ONCE):
+            yield from _ask_group(judge, group, asked, orders, log)
+            group = []
+        group.append(shown)
+    if group:
+        yield from _ask_group(judge, group, asked, orders, log)
+
+
+def _show(number: int, film: RobotTrajectory | Torn, asked: Asked, ends: dict[str, _End]) -> _Shown | ScoredEpisode:
+    """The items of an episode and its images; the episode alone where nothing of it can be asked."""
+    if isinstance(film, Torn):
+        return ScoredEpisode(number=number, name=film.file.name, goal="", reason=film.reason)
+    length = len(film.actions)
+    episode = ScoredEpisode(
+        number=number,
+        name=film.name,
+        goal=film.instruction,
+        num_frames=length,
+        truth=film.known_success(asked.success) if film.success is not None or asked.success else None,
+        env_return=math.nan if film.rewards is None else float(film.rewards.sum()),
+        indices=np.zeros(0, np.int64) if film.indices is None else film.indices,
+        frames=np.unique(np.append(np.arange(0, length, asked.every), length - 1)) if length else np.zeros(0, np.int64),
+    )
+    try:
+        goal = check_goal(film.instruction)
+    except ValueError as error:
+        return replace(episode, reason=f"no goal that can be asked about: {error}", goal="", frames=episode.frames[:0])
+    readable, reason = _draw_frames(film, episode.frames, asked.size_px)
+    episode = replace(episode, goal=goal, reason=reason)
+    if not readable:
+        return replace(episode, reason=reason or "it has no frame", frames=episode.frames[:0])
+    images = {(number, frame): image for frame, image in readable.items()}
+    items = _items(episode, np.array(sorted(readable)), film.progress, asked)
+    if "pairs" in asked.questions:
+        end = _End(place=max(images), image=images[max(images)], truth=episode.truth)
+        before = ends.get(goal)
+        if before and before.image.shape == end.image.shape:
+            sides = tuple(_side(one.place[0], one.place[1]) for one in (before, end))
+            truth = tuple(math.nan if one.truth is None else float(one.truth) for one in (before, end))
+            items += (Item(kind="pair", case="pair", goal=goal, sides=sides, truth=truth),)
+            images[before.place] = before.image
+        ends[goal] = end
+    return _Shown(episode=episode, items=items, images=images)
+
+
+def _draw_frames(film: RobotTrajectory, frames: NDArray[np.int64], size_px: int) -> tuple[dict[int, Frames], str]:
+    """Images [H, W, 3] by frame of those that can be read, and why the others cannot."""
+    try:
+        return dict(zip(frames.tolist(), shrink(film.images(frames)[:, 0], size_px), strict=True)), ""
+    except UsageError as error:
+        reason = str(error)
+    found: dict[int, Frames] = {}
+    for frame in frames:  # one that is torn hides the others only where they are read together
+        try:
+            found[int(frame)] = shrink(film.images(frame[None])[:, 0], size_px)[0]
+        except UsageError:
+            continue
+    return found, reason
+
+
+def _side(number: int, frames: ArrayLike) -> FloatArray:
+    """[L, 2] what stands for frames of an episode, see `TaskItems`."""
+    steps = np.ravel(frames)
+    return np.stack([np.full(len(steps), number), steps], axis=1).astype(np.float32)
+
+
+def _items(
+    episode: ScoredEpisode, frames: NDArray[np.int64], progress: FloatArray | None, asked: Asked
+) -> tuple[Item, ...]:
+    """The questions about an episode, whose `frames` [n] can be shown."""
+    goal, number = episode.goal, episode.number
+    # of a success the share of its time stands for progress, where the data know no better; of others nobody knows it
+    share = frames / max(episode.num_frames - 1, 1) if episode.truth else np.full(len(frames), math.nan)
+    truths = share if progress is None else progress[frames]
+    items: list[Item] = []
+    if "pairs" in asked.questions and len(frames) > 1:
+        rng = np.random.default_rng((asked.seed, number))
+        chosen: set[tuple[int, int]] = set()
+        while len(chosen) < min(asked.pairs, len(frames) * (len(frames) - 1) // 2):
+            chosen.add(tuple(sorted(rng.choice(len(frames), 2, replace=False).tolist())))
+        for pair in sorted(chosen):
+            left, right = rng.permutation(pair)
+            sides = (_side(number, frames[left]), _side(number, frames[right]))
+            truth = (float(truths[left]), float(truths[right]))
+            items.append(Item(kind="pair", case="pair", goal=goal, sides=sides, truth=truth))
+    if "progress" in asked.questions:
+        for place, frame in enumerate(frames):
+            item = Item(
+                kind="image",
+                case="track",
+                goal=goal,
+                sides=(_side(number, frames[: place + 1] if asked.grows else frame),),
+                truth=(float(truths[place]),),
+                track=number,
+            )
+            items.append(item)
+    if "success" in asked.questions:
+        case = {None: _UNKNOWN, True: "success", False: "failure"}[episode.truth]
+        truth = float(truths[-1]) if progress is not None else float(bool(episode.truth))
+        sides = (_side(number, frames),)
+        items.append(Item(kind="video", case=case, goal=goal, sides=sides, truth=(truth,), success=bool(episode.truth)))
+    return tuple(items)
+
+
+def _ask_group(
+    judge: Judge, group: Sequence[_Shown], asked: Asked, orders: Iterator[int], log: Callable[[str], None]
+) -> Iterator[ScoredEpisode]:
+    images = {place: image for one in group for place, image in one.images.items()}
+    items = tuple(item for one in group for item in one.items)
+    made = TaskItems(task="recorded", items=items, draw=partial(_drawn, images), digest="", looks=())
+    answers: dict[int, list[tuple[int, Item, Answer]]] = {}
+    failure: JudgeUnavailable | None = None
+    try:
+        for block in ask(judge, made, asked.num_frames, asked.seed, log):
+            for answer in block:
+                answers.setdefault(answer.item, []).append((next(orders), items[answer.item], answer))
+    except JudgeUnavailable as error:
+        failure = error  # what was answered of these episodes is told first
+    begin = 0
+    for one in group:
+        places = range(begin, begin + len(one.items))
+        begin += len(one.items)
+        rows = [row for place in places for row in answers.get(place, ())]
+        if rows or failure is None:
+            yield _scored(one, rows, asked)
+    if failure is not None:
+        raise failure
+
+
+def _drawn(images: dict[tuple[int, int], Frames], rows: FloatArray, _: str) -> Frames:
+    return np.stack([images[number, frame] for number, frame in rows.astype(int).tolist()])
+
+
+def _scored(shown: _Shown, rows: Sequence[tuple[int, Item, Answer]], asked: Asked) -> ScoredEpisode:
+    episode, images = (
+        shown.episode,
+        {frame: image for (number, frame), image in shown.images.items() if number == shown.episode.number},
+    )
+    said = {int(item.sides[0][-1, 1]): answer for _, item, answer in rows if item.kind == "image"}
+    whole = next((answer for _, item, answer in rows if item.kind == "video"), None)
+    frames = episode.frames.tolist()
+    statuses = tuple(
+        "unreadable" if frame not in images else said[frame].status if frame in said else "" for frame in frames
+    )
+    strip = spread(np.array([frame for frame in frames if frame in images]), _STRIP)
+    return replace(
+        episode,
+        progress=np.array([said[frame].value if frame in said else math.nan for frame in frames], np.float32),
+        statuses=statuses if "progress" in asked.questions else (),
+        success=math.nan if whole is None else whole.value,
+        success_status="" if whole is None else whole.status,
+        strip=shrink(np.stack([images[frame] for frame in strip.tolist()]), STRIP_PX),
+        # clips that grow would take the square of an episode's length
+        rows=tuple(
+            (order, replace(item, sides=tuple(side[-1:] for side in item.sides)), answer)
+            for order, item, answer in rows
+        ),
+    )
+
+
+def known_rows(episodes: Iterable[ScoredEpisode]) -> tuple[list[Item], list[Answer]]:
+    """Questions whose answers are known, and what was answered, in the order of asking: what the bench's figures are
+    made of. Progress counts along successes alone, whose order in time it is.
+    """
+    places: dict[tuple[int, int], int] = {}
+    rows = [
+        # both orders of a pair have one place, and no two episodes share one
+        (order, item, replace(answer, item=places.setdefault((episode.number, answer.item), len(places))))
+        for episode in episodes
+        for order, item, answer in episode.rows
+        if item.case != _UNKNOWN and np.isfinite(item.truth).all() and (item.kind != "image" or episode.truth)
+    ]
+    rows.sort(key=lambda row: row[0])
+    return [item for _, item, _ in rows], [answer for _, _, answer in rows]
+
+
+def find_threshold(episodes: Sequence[ScoredEpisode]) -> tuple[float, bool]:
+    """From where on an episode's worth is called a success, and whether the data's own successes say so."""
+    known = [(one.worth, one.truth) for one in episodes if one.truth is not None and math.isfinite(one.worth)]
+    if {truth for _, truth in known} != {True, False}:
+        return THRESHOLD, False
+    threshold, _ = best_threshold([worth for worth, _ in known], [truth for _, truth in known])
+    return threshold, True
+
+
+def suspicions(episode: ScoredEpisode, threshold: float, other: float = math.nan) -> list[str]:
+    """What looks wrong about an episode, in words; empty where nothing does.
+
+    Args:
+        episode: with its labels.
+        threshold: of `find_threshold`.
+        other: what another judge thinks the episode is worth; NaN where none was asked.
+    """
+    found = []
+    worth, statuses = episode.worth, [*episode.statuses, episode.success_status]
+    bad = [status for status in statuses if status in ("unreadable", "invalid", "failed")]
+    if episode.reason or bad:
+        found.append("unreadable" if not math.isfinite(worth) else f"{len(bad)} of {len(statuses)} answers unreadable")
+    if episode.fall >= MIN_FALL:
+        found.append(f"progress falls by {episode.fall:.2f}")
+    best = np.nanmax([worth, *episode.progress]) if math.isfinite(worth) else math.nan
+    if episode.truth is True and best < threshold:
+        found.append("a success that never looks like one")
+    if episode.truth is False and worth >= threshold:
+        found.append("a failure that looks like a success")
+    if abs(other - worth) >= MIN_FALL:
+        found.append(f"two judges disagree: {worth:.2f} and {other:.2f}")
+    return found

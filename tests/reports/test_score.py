@@ -1,0 +1,321 @@
+"""`rlvlm score`: labels of episodes whose brightness is their progress, in each form of recorded data; what goes wrong
+with data, judges and labels; and what a killed command asks again.
+"""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from rlvlm.cli import run_word
+from rlvlm.core.errors import JudgeUnavailable, UsageError
+from rlvlm.core.judging import Score, Stamp, Status
+from rlvlm.core.steps import Frames
+from rlvlm.demonstrations.folder import create_folder
+from rlvlm.demonstrations.recorded_labels import EpisodeProgress, read_labels, write_labels, write_lerobot_progress
+from rlvlm.demonstrations.records import EpisodeRecord
+from rlvlm.judge_bench.preflight import JudgeRefused
+from rlvlm.labels.images import image_digest
+from tests.demonstrations.test_trajectories import GREEN, NAMES, PX, write_film, write_lerobot, write_libero
+
+ROOT = Path(__file__).parents[2]
+CURVES = ([0, 0.3, 0.6, 0.9], [0, 0.2, 0.3, 0.3], [0, 0.9, 0.5, 0.1], [0, 0.2, 0.2, 0.2], [0, 0.4, 0.5, 0.95])
+"""Progress at frames 0, 4, 8 and 12, linear between them."""
+LOST = (1, 2)
+"""Episodes that the data call failures; the fourth is a success that never looks like one."""
+FORMS = ("v2.1 video", "v3.0 video", "v3.0 image", "libero", "folder", "videos", "metadata")
+
+
+def dim(images, goal):
+    """A judge of one's own, see `--judge.backend`: the brighter, the nearer."""
+    return [float(np.mean(image)) / 255 for image in images]
+
+
+def blind(images, goal):
+    return [0.5 for _ in images]
+
+
+class Failing:
+    """Refuses from its third batch on, as an API does whose budget is spent."""
+
+    stamp = Stamp(judge="failing", revision="", prompt="", decoding="")
+    num_batches = 0
+
+    def __init__(self, config: Any) -> None:
+        Failing.num_batches = 0
+
+    def compare(self, queries):
+        return []
+
+    def score(self, clips):
+        Failing.num_batches += 1
+        if Failing.num_batches > 1:
+            raise JudgeUnavailable("the budget of 1 requests is spent", "")
+        return [Score(status=Status.OK, value=dim(clip.frames[-1:], "")[0], stamp=self.stamp) for clip in clips]
+
+
+def killed(config: Any) -> Any:
+    """A judge that writes down what it was asked, and kills its process in its fourth batch where MARK is not there."""
+    log = Path(os.environ["ASKED"])
+
+    class Logging(Failing):
+        def score(self, clips):
+            if log.exists() and len(log.read_text().split()) > 100 and not log.with_suffix(".mark").exists():
+                log.with_suffix(".mark").touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+            with open(log, "a") as file:
+                file.writelines(f"{image_digest(clip.frames)}\n" for clip in clips)
+            return [Score(status=Status.OK, value=dim(clip.frames[-1:], "")[0], stamp=self.stamp) for clip in clips]
+
+    return Logging(config)
+
+
+def films(num: int = 13) -> list[Frames]:
+    """[T, PX, PX, 3] of each episode: as bright as it has progress."""
+    grid = np.linspace(0, 12, num)
+    values = [np.interp(grid, [0, 4, 8, 12], curve) for curve in CURVES]
+    return [np.tile(np.round(250 * value).astype(np.uint8)[:, None, None, None], (1, PX, PX, 3)) for value in values]
+
+
+def write_data(root: Path, form: str, shown: list[Frames]) -> Path:
+    """Recorded data of a form."""
+    path = root / "data"
+    still = [(np.zeros((len(one), 7), np.float32), np.ones((len(one), 8), np.float32)) for one in shown]
+    robot = [(*numbers, one[:, None].repeat(2, axis=1)) for numbers, one in zip(still, shown, strict=True)]
+    if " " in form:
+        version, kind = form.split()
+        write_lerobot(path, version, robot, kind, lost=LOST)
+        return path
+    path.mkdir(parents=True)
+    if form == "libero":
+        write_libero(path / "push_the_green_block_onto_the_pad_demo.hdf5", GREEN, robot, is_own=False)
+        with h5py.File(path / "push_the_green_block_onto_the_pad_demo.hdf5", "r+") as file:
+            for number in set(LOST) & set(range(len(shown))):
+                rewards: Any = file[f"data/demo_{number}/rewards"]
+                rewards[...] = 0
+    elif form == "folder":
+        folder = create_folder(path, "push_block", "chunks", chunks={"cameras": ["above"]})
+        for number, one in enumerate(shown):
+            names = np.array([[image_digest(image)] for image in one])
+            record = EpisodeRecord(
+                id=f"e{number}", task="push_block", kind="chunks", seed=number, player="test", goal=GREEN,
+                env_return=0.0, success=number not in LOST, terminated=True, arrays={"pictures": names},
+            )  # fmt: skip
+            folder.add(record, one)
+    else:
+        rows = []
+        for number, one in enumerate(shown):
+            write_film(path / f"clip{number}.mp4", one)
+            rows.append({"file_name": f"clip{number}.mp4", "goal": GREEN, "success": number not in LOST})
+            if form == "videos":
+                (path / f"clip{number}.txt").write_text(f"{GREEN}\n")
+        if form == "metadata":
+            (path / "metadata.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def score(data: Path, *words: str, judge: str = "dim") -> tuple[list[dict], dict]:
+    """The rows of the table, and the JSON beside it."""
+    out = data.with_name(f"{data.name}.labels")
+    backend = f"tests.reports.test_score:{judge}"
+    run_word(["score", str(data), "--judge.backend", backend, "--every", "4", "--frames", "4", *words])
+    return pq.read_table(out / "labels.parquet").to_pylist(), json.loads((out / "score.json").read_text())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", FORMS)
+def test_labels_are_right_in_each_form(tmp_path: Path, form: str, capsys: pytest.CaptureFixture) -> None:
+    data = write_data(tmp_path, form, films())
+    before = {file: file.read_bytes() for file in data.rglob("*") if file.is_file()}
+    rows, found = score(data, "--success", "assumed") if form == "videos" else score(data)
+    assert {file: file.read_bytes() for file in data.rglob("*") if file.is_file()} == before
+    for number, curve in enumerate(CURVES):
+        own = [row for row in rows if row["episode"] == number]
+        assert [row["frame"] for row in own] == [0, 4, 8, 12, None]
+        assert np.allclose([row["progress"] for row in own[:4]], np.array(curve) * 250 / 255, atol=0.02)
+        assert own[4]["success"] == own[3]["progress"] and own[4]["progress"] is None
+        assert {row["status"] for row in own} == {"ok"} and "test_score" in own[0]["judge"] and own[0]["goal"]
+    assert found["suspicious"]["2"][0].startswith("progress falls by 0.7")
+    if form != "videos":  # its episodes are all taken for successes
+        assert found["suspicious"].keys() == {"2", "3"} and found["figures"]["scores"]["auc"]["value"] == pytest.approx(
+            5 / 6
+        )
+        assert found["suspicious"]["3"] == ["a success that never looks like one"]
+    page = (tmp_path / "data.labels" / "score.html").read_text()
+    assert (
+        page.index("progress falls by 0.7") < page.index("0: ") and "data:image/webp" in page and "<script" not in page
+    )
+    assert "0 questions asked" not in capsys.readouterr().out
+    rows_again, _ = score(data, "--success", "assumed") if form == "videos" else score(data)
+    assert rows_again == rows and "0 questions asked" in capsys.readouterr().out
+    assert (tmp_path / "data.labels" / "rlvlm_progress.parquet").exists() == (" " in form)
+
+
+@pytest.mark.slow
+def test_one_video_and_pairs_of_images(tmp_path: Path) -> None:
+    data = write_data(tmp_path, "videos", films())
+    (data / "clip0.txt").unlink()
+    rows, _ = score(data / "clip0.mp4", "--goal", "open the drawer", "--preflight", "0")
+    assert [row["goal"] for row in rows] == ["open the drawer"] * 5 and rows[-1]["success"] == pytest.approx(
+        0.88, abs=0.02
+    )
+    # of the videos one has no sentence now; in successes alone the order in time is the truth of a pair
+    rows, found = score(data, "--success", "assumed", "--ask", "pairs", "--pairs", "6", "--preflight", "12")
+    assert [row["status"] for row in rows] == ["unreadable"] and found["suspicious"].keys() == {"0"}
+    pairs = found["figures"]["pairs"]
+    # three pairs of the second's last frames are ties, and three of the third's are wrong
+    assert pairs["accuracy"]["count"] == 2 * (4 * 6 - 1 - 3) and pairs["accuracy"]["value"] == 1 - 6 / 40
+    assert found["suspicious"].keys() == {"0"}
+    table = pq.read_table(tmp_path / "data.labels" / "pairs.parquet").to_pylist()
+    assert len(table) == 2 * (4 * 6 + 3) and {row["label"] for row in table} == {"left", "right", "tie"}
+    for row in table:  # of the third and fourth episode (the first has no goal) the ends, brighter against darker
+        if (row["left_episode"], row["right_episode"]) in ((3, 4), (4, 3)):
+            assert row["label"] == ("left" if row["left_episode"] == 4 else "right") and row["left_frame"] == 12
+    assert pairs["consistent"]["value"] == 1 and found["figures"]["scores"] == {}
+
+
+@pytest.mark.slow
+def test_what_cannot_be_shown_is_counted_and_the_rest_goes_on(tmp_path: Path) -> None:
+    data = write_data(tmp_path, "metadata", [*films(), films(3)[0]])
+    noise = np.random.default_rng(0).integers(0, 256, (13, PX, PX, 3), np.uint8)  # a frame takes many bytes
+    write_film(data / "clip1.mp4", noise)
+    torn = bytearray((data / "clip1.mp4").read_bytes())
+    torn[len(torn) // 2 : len(torn) * 2 // 3] = bytes(len(torn) * 2 // 3 - len(torn) // 2)  # frames, and not the header
+    (data / "clip1.mp4").write_bytes(torn)
+    (data / "clip2.mp4").write_bytes(b"no film")
+    (data / "clip4.mp4").unlink()
+    with open(data / "metadata.jsonl", "a") as file:
+        file.write(json.dumps({"file_name": "../elsewhere.mp4", "goal": GREEN}) + "\n")
+    shutil.copy(data / "clip0.mp4", tmp_path / "elsewhere.mp4")
+    rows, found = score(data, "--preflight", "0")
+    by_status = {number: {row["status"] for row in rows if row["episode"] == number} for number in range(7)}
+    assert [number for number, statuses in by_status.items() if statuses == {"unreadable"}] == [2, 5, 6]
+    assert by_status[0] == by_status[3] == by_status[4] == {"ok"} and found["shorter_than_clip"] == 1
+    assert by_status[1] == {"ok", "unreadable"}, "the frames before the torn ones"
+    assert found["statuses"]["unreadable"] == sum(row["status"] == "unreadable" for row in rows)
+    assert {"1", "2", "5", "6"} <= found["suspicious"].keys() and found["episodes"] == 7
+
+
+@pytest.mark.parametrize(
+    ("form", "words", "message"),
+    [
+        ("v3.0 image", ["--camera", "front"], rf"has no camera front; it has {NAMES[1]}, {NAMES[0]}"),
+        ("libero", ["--camera", "front"], r"has no camera front; it has agentview_rgb, eye_in_hand_rgb"),
+        ("folder", ["--camera", "front"], r"has no camera front; it has above"),
+        ("videos", ["--camera", "front"], r"no effect on videos"),
+        ("folder", ["--out", "{data}/labels"], r"inside of the data"),
+        ("folder", ["--against", "{data}/demonstrations.json"], r"no file of labels that can be used"),
+        ("nothing", [], r"no recorded episodes"),
+    ],
+)
+def test_what_is_wrong_with_all_of_it_is_an_error(tmp_path: Path, form: str, words: list[str], message: str) -> None:
+    data = tmp_path / "data"
+    data.mkdir() if form == "nothing" else write_data(tmp_path, form, films()[:2])
+    with pytest.raises(UsageError, match=message):
+        score(data, *(word.format(data=data) for word in words))
+
+
+def test_a_judge_that_knows_nothing_is_refused_in_the_benchs_words(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    data = write_data(tmp_path, "folder", films())
+    with pytest.raises(JudgeRefused, match=r"the judge scores everything alike \(0.50 for all of \d+\)") as refused:
+        score(data, judge="blind")
+    assert (
+        "--preflight 0 starts all the same" in refused.value.fix
+        and not (tmp_path / "data.labels/labels.parquet").exists()
+    )
+    # where nobody knows which episodes succeeded, it is said and no reason to stop
+    data = write_data(tmp_path / "unknown", "videos", films())
+    score(data, judge="blind")
+    assert "scores everything alike" in capsys.readouterr().err
+
+
+def test_a_judge_that_gives_up_half_way_leaves_what_it_said(tmp_path: Path) -> None:
+    data = write_data(tmp_path, "folder", films() * 4)
+    with pytest.raises(JudgeUnavailable, match="budget of 1 requests"):
+        score(data, "--every", "1", "--preflight", "0", judge="Failing")
+    rows = pq.read_table(tmp_path / "data.labels" / "labels.parquet").to_pylist()
+    assert {row["episode"] for row in rows} == set(range(5)) and "Stopped before" in (
+        tmp_path / "data.labels" / "score.html"
+    ).read_text()
+
+
+def test_labels_are_of_their_own_data_and_there_is_one_for_each_frame(tmp_path: Path) -> None:
+    data = write_data(tmp_path, "folder", films())
+    rows, found = score(data)
+    file = tmp_path / "data.labels" / "labels.parquet"
+    # another judge, who thinks otherwise of the first episode alone
+    other = [row | {"success": 0.1} if row["episode"] == 0 and row["frame"] is None else row for row in rows]
+    write_labels(tmp_path / "other.parquet", found["dataset"], other)
+    _, found = score(data, "--against", str(tmp_path / "other.parquet"))
+    assert found["suspicious"]["0"] == ["two judges disagree: 0.88 and 0.10"]
+    with pytest.raises(UsageError, match=r"two labels for one frame: \(0, 0\)"):
+        write_labels(tmp_path / "twice.parquet", found["dataset"], [rows[0], *rows])
+        read_labels(tmp_path / "twice.parquet", found["dataset"])
+    shutil.rmtree(data)
+    score(write_data(tmp_path, "folder", films()[::-1]))
+    with pytest.raises(UsageError, match="labels of other data"):
+        score(data, "--against", str(tmp_path / "other.parquet"))
+    assert read_labels(file, json.loads((file.parent / "score.json").read_text())["dataset"]).success.keys() == set(
+        range(5)
+    )
+
+
+@pytest.mark.slow
+def test_a_killed_command_asks_each_question_once(tmp_path: Path) -> None:
+    data = write_data(
+        tmp_path, "folder", [np.clip(one + number, 0, 255).astype(np.uint8) for number, one in enumerate(films() * 3)]
+    )
+    words = [
+        "score",
+        str(data),
+        "--every",
+        "1",
+        "--judge.backend",
+        "tests.reports.test_score:killed",
+        "--preflight",
+        "0",
+    ]
+    command = [sys.executable, "-m", "rlvlm.cli", *words]
+    settings = os.environ | {"ASKED": str(tmp_path / "asked"), "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
+    codes = [subprocess.run(command, env=settings, capture_output=True, timeout=120).returncode for _ in range(2)]
+    assert codes == [-signal.SIGKILL, 0]
+    asked = (tmp_path / "asked").read_text().split()
+    rows = pq.read_table(tmp_path / "data.labels" / "labels.parquet").to_pylist()
+    assert len(rows) == 15 * 14 and {row["status"] for row in rows} == {"ok"}
+    assert len(asked) == len(set(asked)) > 150
+
+
+def test_lerobots_progress_by_hand(tmp_path: Path) -> None:
+    first = EpisodeProgress(
+        episode=3, indices=np.arange(20, 25), frames=np.array([0, 2, 4]), progress=np.array([0.0, 1.0, 0.5], np.float32)
+    )
+    second = EpisodeProgress(
+        episode=4, indices=np.array([25, 26]), frames=np.array([0, 1]), progress=np.array([0.25, np.nan], np.float32)
+    )
+    assert write_lerobot_progress(tmp_path / "p.parquet", [first, second], "abc", "oracle") == 7
+    table = pq.read_table(tmp_path / "p.parquet")
+    assert table.column_names == ["index", "episode_index", "frame_index", "progress_sparse"]
+    assert [field.type for field in table.schema] == [pa.int64()] * 3 + [pa.float32()]
+    assert table.schema.metadata[b"reward_model_path"] == b"oracle"
+    rows = [tuple(row.values()) for row in table.to_pylist()]
+    assert rows[:6] == [
+        (20, 3, 0, 0),
+        (21, 3, 1, 0.5),
+        (22, 3, 2, 1),
+        (23, 3, 3, 0.75),
+        (24, 3, 4, 0.5),
+        (25, 4, 0, 0.25),
+    ]
+    assert rows[6][:3] == (26, 4, 1) and np.isnan(rows[6][3]), "behind the last answer nothing is known"
