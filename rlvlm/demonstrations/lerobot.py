@@ -75,6 +75,26 @@ def read_lerobot(source: Path, config: CutConfig) -> Iterator[RobotTrajectory | 
             yield Torn(file=dataset.file, reason=str(error))
 
 
+def lerobot_cameras(source: Path) -> list[str]:
+    """Names of the images in a data set, those of a wrist last, as in our envs.
+
+    Raises:
+        UsageError: `meta/info.json` cannot be read, or names none.
+    """
+    try:
+        found = _cameras(read_json(source / "meta" / "info.json")["features"])
+    except DAMAGES as error:
+        raise UsageError(f"{source / 'meta' / 'info.json'} cannot be read: {error}", "fetch the data anew") from error
+    if not found:
+        raise UsageError(f"{source} has neither images nor videos", "name data that have, or fetch them too")
+    return found
+
+
+def _cameras(features: Mapping[str, Any]) -> list[str]:
+    found = [name for name, feature in features.items() if feature["dtype"] in ("image", "video")]
+    return sorted(found, key=lambda name: "wrist" in name or "hand" in name)
+
+
 class _LeRobotDataset:
     """One folder; `file` is the one that was read last, which is the one to blame."""
 
@@ -98,8 +118,7 @@ class _LeRobotDataset:
         if None in found:
             raise ValueError(f"no column {' or '.join(_ACTIONS)}, or none {' or '.join(_STATES)}")
         self._actions, self._states = found
-        self.images = [name for name, feature in self._features.items() if feature["dtype"] in ("image", "video")]
-        self.images.sort(key=lambda name: "wrist" in name or "hand" in name)  # the wrist's last, as in our envs
+        self.images = _cameras(self._features)
         self.cameras = list(self._config.cameras) or self.images
         if version.startswith("v2"):
             self.file = self._source / "meta" / "episodes.jsonl"

@@ -21,7 +21,7 @@ from rlvlm.core.steps import Frames
 from rlvlm.demonstrations.trajectory import CutConfig, RobotTrajectory, Torn
 from rlvlm.envs.libero.tasks import SUITES, file_sentence, instruction_of
 
-_CAMERAS = ("agentview_rgb", "eye_in_hand_rgb")
+CAMERAS = ("agentview_rgb", "eye_in_hand_rgb")
 
 
 def read_libero(source: Path, config: CutConfig) -> Iterator[RobotTrajectory | Torn]:
@@ -85,7 +85,7 @@ def _trajectory(path: Path, name: str, demo: Any, instruction: str, is_own: bool
     if missing := [camera for camera in config.cameras if camera not in obs]:
         there = ", ".join(camera for camera in obs if camera.endswith("_rgb")) or "none"
         raise UsageError(f"{path} has no camera {missing[0]}; it has {there}", "name one of these")
-    cameras = [obs[camera] for camera in config.cameras or _CAMERAS]
+    cameras = [obs[camera] for camera in config.cameras or CAMERAS]
     counts = [len(actions), len(proprio), *map(len, cameras)]  # a file that was cut short may lack some of one kind
     if len(set(counts)) > 1:
         raise ValueError(f"{name} has {' and '.join(map(str, counts))} actions, states and images of each camera")
@@ -96,7 +96,7 @@ def _trajectory(path: Path, name: str, demo: Any, instruction: str, is_own: bool
         name=name,
         file=path,
         instruction=instruction,
-        look=partial(_look, path, name, config.cameras or _CAMERAS),
+        look=partial(_look, path, name, config.cameras or CAMERAS),
         success=bool(np.max(demo["rewards"][()]) > 0) if "rewards" in demo else None,
         rewards=np.asarray(demo["rewards"][()], np.float32) if "rewards" in demo else None,
     )

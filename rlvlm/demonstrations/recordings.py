@@ -7,6 +7,7 @@ it is known, `success`, as Hugging Face's folders of videos have. Everything her
 
 import csv
 import hashlib
+import io
 import json
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -22,8 +23,8 @@ from rlvlm.core.foreign import MAX_JSON_BYTES, open_regular, read_bytes
 from rlvlm.core.steps import FloatArray, Frames
 from rlvlm.demonstrations.films import film_frames, film_times
 from rlvlm.demonstrations.folder import DemonstrationFolder, open_folder
-from rlvlm.demonstrations.lerobot import json_objects, read_lerobot
-from rlvlm.demonstrations.libero_hdf5 import read_libero
+from rlvlm.demonstrations.lerobot import json_objects, lerobot_cameras, read_lerobot
+from rlvlm.demonstrations.libero_hdf5 import CAMERAS, read_libero
 from rlvlm.demonstrations.records import EpisodeRecord
 from rlvlm.demonstrations.trajectory import CutConfig, RobotTrajectory, Torn
 
@@ -53,13 +54,12 @@ class Recordings:
         Raises:
             UsageError: nothing can be read at all, or the camera is not there.
         """
-        cameras = (self.camera,) if self.camera else ()
         # `late` is for those who learn actions: here each image counts, the last one above all
-        cut = CutConfig(cameras=cameras, late=False)
         if self.form == "lerobot":
-            found = read_lerobot(self.path, cut)
+            camera = self.camera or lerobot_cameras(self.path)[0]  # or all of them would be decoded
+            found = read_lerobot(self.path, CutConfig(cameras=(camera,), late=False))
         elif self.form == "libero":
-            found = map(_turned, read_libero(self.path, cut))
+            found = map(_turned, read_libero(self.path, CutConfig(cameras=(self.camera or CAMERAS[0],), late=False)))
         elif self.camera and self.form == "videos":
             raise UsageError("--camera has no effect on videos, which have one each", "leave it out")
         else:
@@ -70,16 +70,17 @@ class Recordings:
 
     def _read_folder(self) -> Iterator[RobotTrajectory | Torn]:
         folder, draw = open_folder(self.path), None
-        cameras = list(folder.chunks.get("cameras", ()))
+        said = folder.chunks.get("cameras")
+        cameras = list(map(str, said)) if isinstance(said, list) else []
         if self.camera and self.camera not in cameras:
-            there = ", ".join(map(str, cameras)) or "one without a name"
+            there = ", ".join(cameras) or "one without a name"
             raise UsageError(f"{self.path} has no camera {self.camera}; it has {there}", "name one of these")
         place = cameras.index(self.camera) if self.camera else 0
         for record in folder.episodes():
             names = _image_names(record)
             if names:
                 look = partial(_load_images, folder, names, place)
-            elif "snapshots" in record.arrays and self.make_draw is not None:
+            elif np.ndim(record.arrays.get("snapshots", 0)) == 2 and self.make_draw is not None:
                 draw = draw or self.make_draw(folder)  # with the first that needs it: a simulator takes seconds
                 names = record.arrays["snapshots"]
                 look = partial(_draw_snapshots, draw, names, self.camera)
@@ -153,7 +154,8 @@ def _turned(film: RobotTrajectory | Torn) -> RobotTrajectory | Torn:
 def _image_names(record: EpisodeRecord) -> Any:
     """[T, cameras] digests of what was seen, the end included where it was kept; empty where no image was."""
     if record.kind == "chunks":
-        return np.asarray(record.arrays["pictures"]).tolist() if "pictures" in record.arrays else []
+        names = np.asarray(record.arrays.get("pictures", ""))
+        return names.tolist() if names.ndim == 2 else []
     names = [step.pictures for step in record.steps] + [record.last_pictures] * bool(record.last_pictures)
     return names if all(names) else []
 
@@ -216,7 +218,8 @@ def _read_metadata(root: Path) -> dict[str, dict[str, Any]]:
         return {}
     try:
         if file.suffix == ".csv":
-            rows: list[Any] = list(csv.DictReader(read_bytes(file, MAX_JSON_BYTES).decode().splitlines()))
+            text = read_bytes(file, MAX_JSON_BYTES).decode("utf-8-sig")
+            rows: list[Any] = list(csv.DictReader(io.StringIO(text, newline="")))
         else:
             rows = list(json_objects(file))
         found = {str(row["file_name"]): dict(row) for row in rows}

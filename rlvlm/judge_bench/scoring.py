@@ -32,6 +32,10 @@ _UNKNOWN = "unknown"
 _STRIP = 6
 """Images of an episode that are kept for a page."""
 STRIP_PX = 120
+MAX_ASKED = 3_000
+"""Frames of one episode that are asked about: they are in memory together."""
+_DRAWN_AT_ONCE = 32
+"""Frames in memory as large as they were recorded."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -185,6 +189,9 @@ def _show(number: int, film: RobotTrajectory | Torn, asked: Asked, ends: dict[st
         goal = check_goal(film.instruction)
     except ValueError as error:
         return replace(episode, reason=f"no goal that can be asked about: {error}", goal="", frames=episode.frames[:0])
+    if len(episode.frames) > MAX_ASKED:
+        what = f"{len(episode.frames):,} frames would be asked about, at most {MAX_ASKED:,} are: raise --every"
+        return replace(episode, reason=what, frames=episode.frames[:0])
     readable, reason = _draw_frames(film, episode.frames, asked.size_px)
     episode = replace(episode, goal=goal, reason=reason)
     if not readable:
@@ -205,16 +212,21 @@ def _show(number: int, film: RobotTrajectory | Torn, asked: Asked, ends: dict[st
 
 def _draw_frames(film: RobotTrajectory, frames: NDArray[np.int64], size_px: int) -> tuple[dict[int, Frames], str]:
     """Images [H, W, 3] by frame of those that can be read, and why the others cannot."""
-    try:
-        return dict(zip(frames.tolist(), shrink(film.images(frames)[:, 0], size_px), strict=True)), ""
-    except UsageError as error:
-        reason = str(error)
     found: dict[int, Frames] = {}
-    for frame in frames:  # one that is torn hides the others only where they are read together
+    reason = ""
+
+    def draw(part: NDArray[np.int64]) -> None:
+        nonlocal reason
         try:
-            found[int(frame)] = shrink(film.images(frame[None])[:, 0], size_px)[0]
-        except UsageError:
-            continue
+            found.update(zip(part.tolist(), shrink(film.images(part)[:, 0], size_px), strict=True))
+        except UsageError as error:
+            reason = reason or str(error)
+            if len(part) > 1:  # one that is torn hides the others only where they are read together
+                for frame in part:
+                    draw(frame[None])
+
+    for part in np.array_split(frames, range(_DRAWN_AT_ONCE, len(frames), _DRAWN_AT_ONCE)):
+        draw(part)
     return found, reason
 
 

@@ -164,7 +164,10 @@ def score_data(  # noqa: PLR0913 - the command's options
     )
     console.print(f"labels and page: {out / PAGE_FILE}")
     if error is not None:
-        raise error
+        fix = (
+            "the same command asks what is missing; a larger budget: --judge.api.max-cost-usd, --judge.api.max-requests"
+        )
+        raise JudgeUnavailable(f"{error}; what was answered before is kept", fix) from error
     return EXIT_PREEMPTED if stop else EXIT_DONE
 
 
@@ -246,7 +249,7 @@ def _score_all(
             episodes.append(episode)
             screen.add(episode)
             if episode.reason:
-                screen.line(f"{episode.name!r}: {episode.reason}")
+                screen.line(repr(f"{episode.name}: {episode.reason}")[1:-1])  # names of files may hold escape sequences
             if stop:
                 break
     except JudgeUnavailable as error:
@@ -337,13 +340,13 @@ class _Found:
 
     def lerobot_progress(self) -> Iterator[EpisodeProgress]:
         """A row for each frame of the data set, also of episodes that were not asked about."""
-        begin = 0
         for episode in self.episodes:
-            indices = episode.indices if len(episode.indices) else begin + np.arange(episode.num_frames)
-            begin = int(indices[-1]) + 1 if len(indices) else begin
-            if episode.num_frames:
+            if len(episode.indices):
                 yield EpisodeProgress(
-                    episode=int(episode.name), indices=indices, frames=episode.frames, progress=episode.progress
+                    episode=int(episode.name),
+                    indices=episode.indices,
+                    frames=episode.frames,
+                    progress=episode.progress,
                 )
 
     def other_worth(self, number: int) -> float:

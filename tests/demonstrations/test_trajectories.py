@@ -313,6 +313,8 @@ def write_lerobot(root: Path, version: str, shown: list[Recorded], kind: str, lo
     (root / "meta/episodes/chunk-000").mkdir(parents=True)
     (root / "data/chunk-000").mkdir(parents=True)
     tables = [table_of(number, one, kind, won=number not in lost) for number, one in enumerate(shown)]
+    rows = np.split(np.arange(sum(map(len, tables))), np.cumsum([len(table) for table in tables])[:-1])
+    tables = [table.append_column("index", [one]) for table, one in zip(tables, rows, strict=True)]
     episodes: list[dict[str, Any]] = [
         {"episode_index": number, "tasks": [RED if number == 1 else GREEN], "length": len(one[0])}
         for number, one in enumerate(shown)
@@ -430,7 +432,6 @@ def film_set(  # noqa: PLR0913 - what may be wrong with one
         table = pq.read_table(file)
         numbers, steps = table["episode_index"].to_numpy(), table["frame_index"].to_numpy()
         table = table.append_column("timestamp", pa.array((steps / row_fps).astype(np.float32)))
-        table = table.append_column("index", pa.array(np.cumsum([0, *LENGTHS])[numbers] + steps))
         table = table.append_column("task_index", pa.array((numbers == 1).astype(int)))
         rng = np.random.default_rng(0)
         pq.write_table(table.take(rng.permutation(len(table))) if order else table, file)

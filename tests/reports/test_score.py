@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from api_server import ApiServer
 
 from rlvlm.cli import run_word
 from rlvlm.core.errors import JudgeUnavailable, UsageError
@@ -45,30 +46,16 @@ def blind(images, goal):
     return [0.5 for _ in images]
 
 
-class Failing:
-    """Refuses from its third batch on, as an API does whose budget is spent."""
-
-    stamp = Stamp(judge="failing", revision="", prompt="", decoding="")
-    num_batches = 0
-
-    def __init__(self, config: Any) -> None:
-        Failing.num_batches = 0
-
-    def compare(self, queries):
-        return []
-
-    def score(self, clips):
-        Failing.num_batches += 1
-        if Failing.num_batches > 1:
-            raise JudgeUnavailable("the budget of 1 requests is spent", "")
-        return [Score(status=Status.OK, value=dim(clip.frames[-1:], "")[0], stamp=self.stamp) for clip in clips]
-
-
 def killed(config: Any) -> Any:
     """A judge that writes down what it was asked, and kills its process in its fourth batch where MARK is not there."""
     log = Path(os.environ["ASKED"])
 
-    class Logging(Failing):
+    class Logging:
+        stamp = Stamp(judge="logging", revision="", prompt="", decoding="")
+
+        def compare(self, queries):
+            return []
+
         def score(self, clips):
             if log.exists() and len(log.read_text().split()) > 100 and not log.with_suffix(".mark").exists():
                 log.with_suffix(".mark").touch()
@@ -77,7 +64,7 @@ def killed(config: Any) -> Any:
                 file.writelines(f"{image_digest(clip.frames)}\n" for clip in clips)
             return [Score(status=Status.OK, value=dim(clip.frames[-1:], "")[0], stamp=self.stamp) for clip in clips]
 
-    return Logging(config)
+    return Logging()
 
 
 def films(num: int = 13) -> list[Frames]:
@@ -241,14 +228,24 @@ def test_a_judge_that_knows_nothing_is_refused_in_the_benchs_words(
     assert "scores everything alike" in capsys.readouterr().err
 
 
-def test_a_judge_that_gives_up_half_way_leaves_what_it_said(tmp_path: Path) -> None:
-    data = write_data(tmp_path, "folder", films() * 4)
-    with pytest.raises(JudgeUnavailable, match="budget of 1 requests"):
-        score(data, "--every", "1", "--preflight", "0", judge="Failing")
+@pytest.mark.slow
+def test_a_budget_holds_across_calls_and_what_was_paid_for_is_kept(tmp_path: Path) -> None:
+    data = write_data(tmp_path, "folder", films())
+    server = ApiServer()
+    with server.running() as address:
+        words = ["score", str(data), "--judge.backend", "openai", "--judge.model", "m", "--judge.score", "rating"]
+        words += ["--judge.api.base-url", address, "--every", "1", "--preflight", "0", "--judge.api.max-requests"]
+        with pytest.raises(JudgeUnavailable, match=r"budget of 30 requests is spent; what was answered before") as left:
+            run_word([*words, "30"])
+        rows = pq.read_table(tmp_path / "data.labels" / "labels.parquet").to_pylist()
+        assert sum(row["status"] == "ok" for row in rows) >= len(server.calls) > 20 and len(server.calls) <= 30
+        assert "the same command" in left.value.fix
+        assert "Stopped before" in (tmp_path / "data.labels" / "score.html").read_text()
+        run_word([*words, "200"])
     rows = pq.read_table(tmp_path / "data.labels" / "labels.parquet").to_pylist()
-    assert {row["episode"] for row in rows} == set(range(5)) and "Stopped before" in (
-        tmp_path / "data.labels" / "score.html"
-    ).read_text()
+    assert len(rows) == 5 * 14 and {row["status"] for row in rows} == {"ok"}
+    asked = [(call.text, *(image.tobytes() for image in call.images)) for call in server.calls]
+    assert len(asked) == len(set(asked)) > 50, "each question once, of both calls"
 
 
 def test_labels_are_of_their_own_data_and_there_is_one_for_each_frame(tmp_path: Path) -> None:
