@@ -364,10 +364,14 @@ def suspicions(episode: ScoredEpisode, threshold: float, other: float = math.nan
         other: what another judge thinks the episode is worth; NaN where none was asked.
     """
     found = []
-    worth, statuses = episode.worth, [*episode.statuses, episode.success_status]
-    bad = [status for status in statuses if status in ("unreadable", "invalid", "failed")]
-    if episode.reason or bad:
-        found.append("unreadable" if not math.isfinite(worth) else f"{len(bad)} of {len(statuses)} answers unreadable")
+    worth = episode.worth
+    num_unread = sum(status in ("invalid", "failed") for status in (*episode.statuses, episode.success_status))
+    if not math.isfinite(worth) and (episode.reason or num_unread):
+        found.append("unreadable")
+    elif episode.reason:
+        found.append("some frames cannot be shown")
+    elif num_unread:
+        found.append(f"{num_unread} answers could not be read")
     if episode.fall >= MIN_FALL:
         found.append(f"progress falls by {episode.fall:.2f}")
     best = np.nanmax([worth, *episode.progress]) if math.isfinite(worth) else math.nan

@@ -57,7 +57,8 @@ from rlvlm.runs.plots import INK, STYLE, to_svg
 from rlvlm.runs.preflight import cluster_address
 from rlvlm.runs.ray_session import ray_session
 from rlvlm.runs.train import reachable
-from rlvlm.serving.client import ServedJudge
+from rlvlm.serving.apps import start_judge
+from rlvlm.serving.config import PlacementConfig
 from rlvlm.templates import inline, render
 
 LABELS_FILE, PAIRS_FILE, LEROBOT_FILE = "labels.parquet", "pairs.parquet", "rlvlm_progress.parquet"
@@ -123,9 +124,12 @@ def score_data(  # noqa: PLR0913 - the command's options
     with ExitStack() as stack:
         if app:
             if not cluster_address():
-                raise UsageError("--app is a Serve app of a running cluster", "name its address in RAY_ADDRESS")
+                raise UsageError(
+                    "--app is a Serve app of a running cluster",
+                    "name its address in RAY_ADDRESS, as `rlvlm serve` prints it",
+                )
             stack.enter_context(ray_session())
-            judge = ServedJudge(app)
+            judge = stack.enter_context(start_judge(config, PlacementConfig(app=app), name="score"))
         else:
             check_reachable(config)
             judge = build_judge(replace(config, api=reachable(config.api, out / "api_spending.json")))

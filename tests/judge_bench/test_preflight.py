@@ -1,15 +1,25 @@
 """The small draw of the bench before a run: who may start one, and in what words the others are refused."""
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from rlvlm.core.judging import Score, Stamp, Status, Verdict
+from rlvlm.demonstrations.trajectory import RobotTrajectory
 from rlvlm.envs.registry import task_env
 from rlvlm.judge_bench.asking import Reference
 from rlvlm.judge_bench.items import Item, TaskItems
-from rlvlm.judge_bench.preflight import JudgeRefused, Preflight, compared_suite, known_items, preflight, scored_suite
+from rlvlm.judge_bench.preflight import (
+    JudgeRefused,
+    Preflight,
+    compared_suite,
+    known_items,
+    known_recordings,
+    preflight,
+    scored_suite,
+)
 
 STAMP = Stamp(judge="by_hand", revision="1", prompt="numbers/1", decoding="")
 
@@ -120,3 +130,31 @@ def test_what_a_policy_can_exploit_is_logged(made: TaskItems) -> None:
 def test_the_words_of_the_user_have_no_other_goal() -> None:
     made = known_items(scored_suite("push_block", 4), task_env("push_block"), 48, 0, False, goal="tidy up").closed()
     assert {item.goal for item in made.items} == {"tidy up"} and "other goal" not in {item.case for item in made.items}
+
+
+@pytest.mark.parametrize(
+    ("sentences", "other"), [(("open it", "close it"), "other goal"), (("open it", "open it"), "other task")]
+)
+def test_recorded_episodes_are_shown_backwards_still_and_under_another_sentence(
+    sentences: tuple[str, str], other: str
+) -> None:
+    films = [
+        RobotTrajectory(
+            name=f"{number}",
+            file=Path("film"),
+            instruction=sentences[number % 2],
+            actions=np.zeros((9, 0), np.float32),
+            proprio=np.zeros((9, 0), np.float32),
+            look=lambda steps: np.tile(np.uint8(10 * steps)[:, None, None, None, None], (1, 1, 8, 8, 3)),
+            success=number < 4,
+        )
+        for number in range(6)
+    ]
+    made = known_recordings(scored_suite("film", 8), films, 48, 0)
+    controls = [item for item in made.items if item.source >= 0]
+    assert {item.case for item in controls} == {"reversed", "still", other} and len(controls) == 12
+    for item in controls:
+        (own,), (side,) = made.items[item.source].sides, item.sides
+        assert np.array_equal(side, {"reversed": own[::-1], "still": own[[0] * len(own)]}.get(item.case, own))
+        assert (item.goal != made.items[item.source].goal) == (item.case == other) and not item.success
+    assert preflight(Reference("oracle"), made, 8, 0).figures["auc"]["value"] == 1

@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +25,12 @@ from rlvlm.core.judging import Score, Stamp, Status
 from rlvlm.core.steps import Frames
 from rlvlm.demonstrations.folder import create_folder
 from rlvlm.demonstrations.recorded_labels import EpisodeProgress, read_labels, write_labels, write_lerobot_progress
-from rlvlm.demonstrations.records import EpisodeRecord
+from rlvlm.demonstrations.records import EpisodeRecord, StepRecord
 from rlvlm.judge_bench.preflight import JudgeRefused
+from rlvlm.judges.config import JudgeConfig
 from rlvlm.labels.images import image_digest
+from rlvlm.serving.apps import start_judge
+from rlvlm.serving.config import PlacementConfig
 from tests.demonstrations.test_trajectories import GREEN, NAMES, PX, write_film, write_lerobot, write_libero
 
 ROOT = Path(__file__).parents[2]
@@ -34,7 +38,7 @@ CURVES = ([0, 0.3, 0.6, 0.9], [0, 0.2, 0.3, 0.3], [0, 0.9, 0.5, 0.1], [0, 0.2, 0
 """Progress at frames 0, 4, 8 and 12, linear between them."""
 LOST = (1, 2)
 """Episodes that the data call failures; the fourth is a success that never looks like one."""
-FORMS = ("v2.1 video", "v3.0 video", "v3.0 image", "libero", "folder", "videos", "metadata")
+FORMS = ("v2.1 video", "v3.0 video", "v3.0 image", "libero", "folder", "turns", "videos", "metadata")
 
 
 def dim(images, goal):
@@ -90,13 +94,19 @@ def write_data(root: Path, form: str, shown: list[Frames]) -> Path:
             for number in set(LOST) & set(range(len(shown))):
                 rewards: Any = file[f"data/demo_{number}/rewards"]
                 rewards[...] = 0
-    elif form == "folder":
-        folder = create_folder(path, "push_block", "chunks", chunks={"cameras": ["above"]})
+    elif form in ("folder", "turns"):
+        kind, task = ("turns", "number_line") if form == "turns" else ("chunks", "push_block")
+        folder = create_folder(path, task, kind, chunks={"cameras": ["above"]})
         for number, one in enumerate(shown):
-            names = np.array([[image_digest(image)] for image in one])
+            names = [image_digest(image) for image in one]
+            step = StepRecord(prompt="p", text="+", action=None, env_reward=0.0, success=False, progress=0.0)
+            seen: dict[str, Any] = {"arrays": {"pictures": np.array(names)[:, None]}}
+            if form == "turns":  # what there was to see after the last turn stands apart
+                steps = [replace(step, pictures=(name,), progress=0.5) for name in names[:-1]]
+                seen = {"steps": tuple(steps), "last_pictures": (names[-1],)}
             record = EpisodeRecord(
-                id=f"e{number}", task="push_block", kind="chunks", seed=number, player="test", goal=GREEN,
-                env_return=0.0, success=number not in LOST, terminated=True, arrays={"pictures": names},
+                id=f"e{number}", task=task, kind=kind, seed=number, player="test", goal=GREEN,
+                env_return=0.0, success=number not in LOST, terminated=True, **seen,
             )  # fmt: skip
             folder.add(record, one)
     else:
@@ -294,6 +304,23 @@ def test_a_killed_command_asks_each_question_once(tmp_path: Path) -> None:
     assert len(asked) == len(set(asked)) > 150
 
 
+@pytest.mark.ray
+def test_a_served_judge_labels_as_one_here(
+    tmp_path: Path, local_ray: None, ray_address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = write_data(tmp_path, "folder", films())
+    with pytest.raises(UsageError, match="Serve app of a running cluster"):
+        score(data, "--app", "dim")
+    monkeypatch.setenv("RAY_ADDRESS", ray_address)
+    with pytest.raises(JudgeUnavailable, match="no Serve app 'dim'"):
+        score(data, "--app", "dim")
+    config = JudgeConfig(backend="tests.reports.test_score:dim")
+    with start_judge(config, PlacementConfig(num_cpus=1), name="score", app="dim"):
+        served, _ = score(data, "--app", "dim")
+    here, found = score(data)
+    assert served == here and found["asked"] == 0, "of one judge the answers are the same"
+
+
 def test_lerobots_progress_by_hand(tmp_path: Path) -> None:
     first = EpisodeProgress(
         episode=3, indices=np.arange(20, 25), frames=np.array([0, 2, 4]), progress=np.array([0.0, 1.0, 0.5], np.float32)
@@ -316,3 +343,22 @@ def test_lerobots_progress_by_hand(tmp_path: Path) -> None:
         (25, 4, 0, 0.25),
     ]
     assert rows[6][:3] == (26, 4, 1) and np.isnan(rows[6][3]), "behind the last answer nothing is known"
+
+
+def test_a_folder_of_somebody_else_may_hold_anything(tmp_path: Path) -> None:
+    folder = create_folder(tmp_path / "data", "push_block", "chunks", chunks={"cameras": 5})
+    arrays = (
+        {"snapshots": np.zeros((), np.float32)},
+        {"snapshots": np.zeros((3, 2), np.float32)},
+        {"pictures": np.array("x")},
+    )
+    arrays += ({"pictures": np.array([["0" * 64]] * 4)}, {"pictures": np.array([["../../x"]] * 4)})
+    for number, one in enumerate(arrays):
+        record = EpisodeRecord(
+            id=f"e{number}", task="push_block", kind="chunks", seed=0, player="test", goal=GREEN,
+            env_return=0.0, success=True, terminated=True, arrays=one,
+        )  # fmt: skip
+        folder.add(record)
+    (folder.path / "episodes.jsonl").write_text((folder.path / "episodes.jsonl").read_text() + "{torn\n")
+    rows, found = score(tmp_path / "data", "--preflight", "0")
+    assert len(rows) == 6 and {row["status"] for row in rows} == {"unreadable"} and len(found["suspicious"]) == 6
