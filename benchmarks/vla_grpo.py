@@ -177,8 +177,7 @@ def supervised(task: str, policy: Any, env: ChunkEnv, trial: Trial) -> dict[str,
         return {}
     rng, began = np.random.default_rng(trial.seed), time.process_time()
     if trial.sft.demonstrations:
-        data = Path(trial.sft.demonstrations)
-        shown = read_demonstrations(data, task, trial.env, env, policy.image_px, lambda line: None)
+        shown = read_demonstrations(trial.sft, task, trial.env, env, policy.image_px, lambda line: None)
     else:
         shown = demonstrate(env, trial.sft, trial.seed)
     policy.learn_statistics(shown, env)

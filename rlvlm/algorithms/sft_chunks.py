@@ -2,9 +2,11 @@
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rlvlm.algorithms.sft_config import ChunkSFTConfig
 from rlvlm.core.episodes import Observations
@@ -14,6 +16,7 @@ from rlvlm.demonstrations.chunk_form import folder_form, form_of, is_whole, kept
 from rlvlm.demonstrations.collect import Perturbation, play_episodes
 from rlvlm.demonstrations.folder import open_folder
 from rlvlm.demonstrations.records import EpisodeRecord
+from rlvlm.demonstrations.weighting import folder_weights
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.env import ChunkEnv
 from rlvlm.policies.vla.policy import Demonstrations
@@ -37,12 +40,13 @@ def demonstrate(
 
 
 def read_demonstrations(
-    path: Path, task: str, settings: EnvConfig, env: ChunkEnv, image_px: int, log: Callable[[str], None]
+    sft: ChunkSFTConfig, task: str, settings: EnvConfig, env: ChunkEnv, image_px: int, log: Callable[[str], None]
 ) -> Demonstrations:
-    """The successful episodes of a folder that `rlvlm collect` or `rlvlm data import` made.
+    """The successful episodes of a folder that `rlvlm collect` or `rlvlm data import` made, or all of them with what
+    each chunk counts by a judge's labels.
 
     Args:
-        path: of the folder.
+        sft: names the folder and, where there are any, the labels.
         task: of the run.
         settings: of its envs.
         env: of the task, whose chunks a policy is to learn.
@@ -50,8 +54,10 @@ def read_demonstrations(
         log: takes lines on what was left out, and on what was set otherwise when it was collected.
 
     Raises:
-        UsageError: it holds another task's episodes, chunks of another form, or no success.
+        UsageError: it holds another task's episodes, chunks of another form, or no success; or the labels are of other
+            data, or leave nothing that counts.
     """
+    path = Path(sft.demonstrations).expanduser()
     folder = open_folder(path)
     folder.check_task(task)
     form = folder_form(folder)
@@ -65,27 +71,43 @@ def read_demonstrations(
     if other := folder.differs(settings.play_settings()):
         log(f"{path} was collected with {'; '.join(other)}")
     outcomes = Counter[str]()
-    successes: list[EpisodeRecord] = []
+    successes: list[EpisodeRecord] = []  # or all, where a judge's labels say what they are worth
+    lengths: list[int] = []  # of all that is there: labels are by the place in the folder
     for record in folder.episodes():
         outcome = "unusable" if not is_whole(record, form) else "successes" if record.success else "failures"
         outcomes[outcome] += 1
-        successes += [record] if outcome == "successes" else []
+        is_learned = outcome == "successes" or (outcome == "failures" and bool(sft.labels))
+        successes += [record] if is_learned else []
+        lengths.append(len(record.arrays["actions"]) if is_learned else 0)
     players = ", ".join(sorted({record.player for record in successes})) or "nobody"
+    failures = f"{outcomes['failures']} failures"
+    with_failures, left_out = (f" and {failures}", "") if sft.labels else ("", f"{failures}, ")
     log(
-        f"{outcomes['successes']} demonstrations from {path} by {players}; left out: {outcomes['failures']} failures, "
+        f"{outcomes['successes']} demonstrations{with_failures} from {path} by {players}; left out: {left_out}"
         f"{outcomes['unusable'] + folder.num_damaged} that are damaged"
     )
     if not successes:
         raise UsageError(f"{path} has no successful episode", f"collect some: rlvlm collect {task} --out {path}")
     images = np.concatenate([kept_images(folder, record) for record in successes]) if form.image_px else None
-    return _gathered(successes, outcomes["failures"], images)
+    shown = _gathered(successes, 0 if sft.labels else outcomes["failures"], images)
+    if not sft.labels:
+        return shown
+    weights = folder_weights(path, sft.labels, lengths, sft.weighting, sft.min_worth)
+    log(weights.told())
+    kept = np.concatenate([~_perturbed(record) for record in successes])
+    return replace(shown, weights=weights.values[kept])
+
+
+def _perturbed(record: EpisodeRecord) -> NDArray[np.bool_]:
+    """[T] chunks in which something else was carried out than what the player chose."""
+    return record.arrays.get("perturbed", np.zeros(len(record.arrays["actions"]), bool))
 
 
 def _gathered(records: Sequence[EpisodeRecord], num_failures: int, images: Frames | None = None) -> Demonstrations:
     """The chunks of all `records`, one after the other; perturbed ones are left out."""
     arrays = [record.arrays for record in records]
     # a perturbed chunk is what nobody should imitate; the ones after it show how to go on from there
-    shown = [np.flatnonzero(~one.get("perturbed", np.zeros(len(one["actions"]), bool))) for one in arrays]
+    shown = [np.flatnonzero(~_perturbed(record)) for record in records]
     pairs = list(zip(arrays, shown, strict=True))
     snapshots = [np.empty((len(rows), 0)) if images is not None else one["snapshots"][rows] for one, rows in pairs]
     obs = Observations(

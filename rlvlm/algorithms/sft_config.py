@@ -2,9 +2,9 @@
 
 import math
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import ClassVar, Literal
 
-from rlvlm.core.checks import check_least, check_positive
+from rlvlm.core.checks import check_least, check_positive, check_shares
 
 NO_EXPERT_FIX = "--sft.demonstrations DIR, --sft.start-from DIR, or --sft.turns 0 and a model that can play a little"
 """What helps where no script plays an env."""
@@ -20,6 +20,15 @@ class SFTConfig:
     demonstrations: str = ""
     """Folder that `rlvlm collect` or `rlvlm data import` made, to learn from all of it; empty: the task's expert
     plays."""
+    labels: str = ""
+    """Table of a judge's labels of `demonstrations`, as `rlvlm score` wrote it, e.g. `pushes.labels/labels.parquet`."""
+    weighting: Literal["none", "filter", "progress", "advantage"] = "none"
+    """How much each demonstrated answer counts, by `labels`. none: all alike, and in chunks failures are left out;
+    filter: those of episodes worth `min_worth` or more to the judge; progress: by the gain in progress up to the next
+    answer (RA-BC); advantage: exponentiated advantages (AWR), the value being a table over progress."""
+    min_worth: float = 0.5
+    """Of filter, in [0, 1]: an episode of which the judge says less teaches nothing. The page of `rlvlm score` says
+    which value tells the data's own successes and failures apart best."""
     start_from: str = ""
     """What another run or job has trained: this one begins with its weights, and nothing is demonstrated."""
     p_perturb: float = 0.0
@@ -37,6 +46,14 @@ class SFTConfig:
             raise ValueError(
                 "sft.demonstrations would have no effect beside sft.start_from, whose policy has learned; leave one out"
             )
+        if (self.weighting == "none") != (not self.labels) or (self.labels and not self.demonstrations):
+            raise ValueError(
+                "sft.weighting needs sft.labels, these need sft.demonstrations, and labels need a weighting, got "
+                f"weighting {self.weighting}, labels {self.labels!r}, demonstrations {self.demonstrations!r}"
+            )
+        if self.min_worth != 0.5 and self.weighting != "filter":
+            raise ValueError(f"sft.min_worth {self.min_worth:g} has no effect unless sft.weighting is filter")
+        check_shares(self, "sft", "min_worth")
         if not 0 <= self.p_perturb < 1:
             raise ValueError(f"sft.p_perturb must be in [0, 1), got {self.p_perturb}")
         check_positive(self, "sft", "batch_size", "lr")

@@ -5,20 +5,23 @@ to do, which weights alone do not say.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from rlvlm.algorithms.checkpoint import write_tensors
+from rlvlm.algorithms.sft_config import ReplySFTConfig
 from rlvlm.core.disk import write_json
 from rlvlm.core.episodes import TokenEpisode
 from rlvlm.core.errors import UsageError
 from rlvlm.core.foreign import read_json
 from rlvlm.demonstrations.folder import open_folder
 from rlvlm.demonstrations.records import to_token_episode
+from rlvlm.demonstrations.weighting import folder_weights
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.env import TurnEnv
 from rlvlm.policies.vlm.config import PolicyConfig
@@ -29,6 +32,8 @@ MANIFEST_FILE, BODY_FILE, HEADS_FILE = "sft.json", "body.safetensors", "heads.sa
 the heads."""
 
 
+WEIGHT = "weight"
+"""What a demonstrated turn counts, among the extras of its episode."""
 _WHICH_EPISODES = ("split", "deals", "episode_steps", "num_envs", "physics")
 """Settings that say which episodes there are, how long and how exact: what is right in one of them is right with any.
 What a split holds out is left out by itself. All other settings change what is seen, asked or answered."""
@@ -110,7 +115,10 @@ def read_sft_manifest(folder: Path) -> SFTManifest | None:
         raise UsageError(f"cannot read {file}: {error}", "restore the file, or train anew with rlvlm sft") from error
 
 
-def load_demonstrations(folder: Path, env: TurnEnv, settings: EnvConfig) -> list[TokenEpisode]:
+def load_demonstrations(
+    folder: Path, env: TurnEnv, settings: EnvConfig, sft: ReplySFTConfig | None = None,
+    log: Callable[[str], None] = lambda line: None,
+) -> list[TokenEpisode]:  # fmt: skip
     """The episodes of a folder that `rlvlm collect` made whose starts `env` may have: what its split holds out is not
     learned from, whoever collected it.
 
@@ -118,10 +126,13 @@ def load_demonstrations(folder: Path, env: TurnEnv, settings: EnvConfig) -> list
         folder: of the demonstrations.
         env: of the task that is learned.
         settings: of `env`.
+        sft: names a judge's labels, by which each turn has what it counts, mean 1, as the extra `WEIGHT`; None: no turn
+            has any.
+        log: takes a line on the weights.
 
     Raises:
         UsageError: it is no such folder, its episodes are of an env set up otherwise, with other actions or snapshots,
-            or keep none, or none of them is left.
+            or keep none, or none of them is left; or the labels are of other data, or leave nothing that counts.
     """
     opened = open_folder(folder)
     if opened.kind != "turns":
@@ -145,6 +156,14 @@ def load_demonstrations(folder: Path, env: TurnEnv, settings: EnvConfig) -> list
             f"{folder} holds demonstrations collected with {'; '.join(other)}",
             f"set these as there, or rlvlm collect {opened.task} with these --env options and another --out",
         )
+    if sft is not None and sft.labels:
+        weights = folder_weights(
+            folder, sft.labels, [len(episode) for episode in episodes], sft.weighting, sft.min_worth
+        )
+        log(weights.told())
+        parts = np.split(weights.values, np.cumsum([len(episode) for episode in episodes])[:-1])
+        pairs = zip(episodes, parts, strict=True)
+        episodes = [replace(one, extras={**one.extras, WEIGHT: tuple(part[:, None])}) for one, part in pairs]
     kept = [episode for episode in episodes if env.may_start(episode.snapshots[0])]
     if not kept:
         raise UsageError(

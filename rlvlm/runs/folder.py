@@ -51,7 +51,7 @@ CODE_SETTINGS = (
 WAYS_OUT = (
     *("api.base_url", "api.key_env", "api.key_file", "api.ledger", "engine.python", "vllm.python"),
     *("judge.store", "cached.store", "judge.wording", "reward.measured", "feedback.measured", "track.bench"),
-    *("sft.demonstrations", "sft.start_from", "policy.adapter", "goal_image", "env.prompt"),
+    *("sft.demonstrations", "sft.labels", "sft.start_from", "policy.adapter", "goal_image", "env.prompt"),
 )
 """Settings that lead out of a run's folder: servers, variables, files elsewhere, programs."""
 READ_OUTSIDE = ("env.prompt", "judge.store")

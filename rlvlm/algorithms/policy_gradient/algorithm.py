@@ -195,12 +195,14 @@ class PolicyGradient(BaseAlgorithm):
             buckets = put_buckets(self._policy.trained_state(), self.rollouts.bucket_bytes)
             self._learners.call_all("take_weights", buckets, self._policy.meta())
 
-    def _imitate(self, shown: Any, log: Callable[[str], None]) -> float:
-        """Has the learners imitate what was shown; the policy that plays here follows them. Returns the last loss."""
+    def _imitate(self, shown: Any, weights: FloatArray | None, log: Callable[[str], None]) -> float:
+        """Has the learners imitate what was shown, with what each answer counts; the policy that plays here follows
+        them. Returns the last loss.
+        """
         self._share_policy()
         if self._learner is not None:
             self._learner.log = log  # of learners elsewhere it is in the run's log
-        loss = self._learners.call("imitate", shown, self.config.sft)
+        loss = self._learners.call("imitate", shown, self.config.sft, weights)
         self._sync_weights()
         return loss
 

@@ -42,6 +42,7 @@ from rlvlm.algorithms.sharding import (
 from rlvlm.core import metrics
 from rlvlm.core.episodes import Answer, Observations, TokenEpisode
 from rlvlm.core.errors import NumericsError, UsageError
+from rlvlm.core.steps import FloatArray
 from rlvlm.envs.registry import make_env
 from rlvlm.policies.buckets import Bucket, fill_from_buckets
 from rlvlm.policies.protocol import SHOWN_AT_ONCE, Imitation, Policy, Prediction, look
@@ -215,7 +216,7 @@ class TokenLearner(ManualLearner):
         self._follow([reading[metrics.UPDATE_KL] for reading in readings], target)
         self._note(readings, batch, kept)
 
-    def imitate(self, shown: Any, sft: ReplySFTConfig | ChunkSFTConfig) -> float:
+    def imitate(self, shown: Any, sft: ReplySFTConfig | ChunkSFTConfig, weights: FloatArray | None = None) -> float:
         """The supervised start: learns from what was shown as `sft.imitate` does; returns the last loss."""
         rng = np.random.default_rng(np.random.SeedSequence(self.config.seed, spawn_key=(sft.stream,)))
 
@@ -226,7 +227,7 @@ class TokenLearner(ManualLearner):
                 return [rows[part] for part in pack(lengths, algo.microbatch_tokens)]
             return list(rows.split(algo.microbatch_turns or max(1, len(rows))))
 
-        return imitate(self.policy, self._env, shown, sft, rng, self.log, at_once=at_once)
+        return imitate(self.policy, self._env, shown, sft, rng, self.log, weights=weights, at_once=at_once)
 
     def held_out_loss(self, episodes: Sequence[TokenEpisode], sft: ReplySFTConfig) -> float:
         """See `sft_replies`."""

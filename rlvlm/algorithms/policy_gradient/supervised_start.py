@@ -5,21 +5,32 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from rlvlm.algorithms.policy_gradient.algorithm_config import TokenConfig
 from rlvlm.algorithms.policy_gradient.player import take_vla
 from rlvlm.algorithms.policy_gradient.slots import make_slot
 from rlvlm.algorithms.sft_chunks import demonstrate as demonstrate_chunks
 from rlvlm.algorithms.sft_chunks import read_demonstrations
-from rlvlm.algorithms.sft_folders import check_sft_manifest, load_demonstrations, load_trained, sft_manifest_of
+from rlvlm.algorithms.sft_folders import (
+    WEIGHT,
+    check_sft_manifest,
+    load_demonstrations,
+    load_trained,
+    sft_manifest_of,
+)
 from rlvlm.algorithms.sft_replies import demonstrate, split, warn_of_length
 from rlvlm.core import metrics
 from rlvlm.core.episodes import TokenEpisode
+from rlvlm.core.steps import FloatArray
+from rlvlm.demonstrations.weighting import Weights
 from rlvlm.envs.env import ChunkEnv
 from rlvlm.policies.vla.policy import VLAPolicy
 from rlvlm.policies.vlm.policy import VLMPolicy
 
-Learn = Callable[[Any], float]
-"""Has the learners imitate what was shown, after which the policy of this process has their weights; the last loss."""
+Learn = Callable[[Any, FloatArray | None], float]
+"""Has the learners imitate what was shown, with what each answer counts, after which the policy of this process has
+their weights; returns the last loss."""
 
 
 def start_replies(
@@ -51,15 +62,19 @@ def start_replies(
         return {}, []
     if sft.demonstrations:
         log(f"reading the demonstrations in {sft.demonstrations}")
-        episodes = load_demonstrations(Path(sft.demonstrations), slot.env, config.env_settings)
+        episodes = load_demonstrations(Path(sft.demonstrations), slot.env, config.env_settings, sft, log)
     else:
         log(f"collecting {sft.turns:,} turns of the scripted expert")
         episodes = demonstrate(slot, sft, config.seed)
     began = time.monotonic()
     learned, held_out = split(episodes, sft.held_out)
     warn_of_length(policy, learned, config.algo.max_reply_tokens, log)
-    loss = learn(learned)
-    return {metrics.SFT_LOSS: loss, metrics.SFT_WALL_S: time.monotonic() - began}, held_out
+    weights = None
+    if sft.labels:
+        weights = np.concatenate([cell for one in learned for cell in one.extras[WEIGHT]])
+    loss = learn(learned, weights)
+    measured = {} if weights is None else Weights(values=weights).metrics()
+    return measured | {metrics.SFT_LOSS: loss, metrics.SFT_WALL_S: time.monotonic() - began}, held_out
 
 
 def held_out_words(measured: Mapping[str, float], updates: int) -> str:
@@ -102,11 +117,11 @@ def start_chunks(
     if policy.comes_trained:
         return {}
     if sft.demonstrations:
-        folder = Path(sft.demonstrations).expanduser()
-        shown = read_demonstrations(folder, config.task, config.env_settings, env, policy.image_px, log)
+        shown = read_demonstrations(sft, config.task, config.env_settings, env, policy.image_px, log)
     else:
         log(f"{sft.episodes} demonstrations by the task's expert")
         shown = demonstrate_chunks(env, sft, config.seed, log)
     policy.learn_statistics(shown, env)
-    loss = learn(shown)
-    return {metrics.SFT_LOSS: loss, metrics.SFT_DEMONSTRATIONS: float(shown.num_episodes)}
+    loss = learn(shown, shown.weights)
+    weights = {} if shown.weights is None else Weights(values=shown.weights).metrics()
+    return weights | {metrics.SFT_LOSS: loss, metrics.SFT_DEMONSTRATIONS: float(shown.num_episodes)}

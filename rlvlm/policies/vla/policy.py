@@ -64,7 +64,7 @@ class SampledChunks:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Demonstrations:
-    """What was seen and done, chunk by chunk, in successful episodes only."""
+    """What was seen and done, chunk by chunk: in successful episodes, or weighted by a judge's labels."""
 
     obs: Observations
     """Of M chunks; without snapshots where there are images."""
@@ -76,6 +76,8 @@ class Demonstrations:
     """Episodes that failed, left out."""
     images: Frames | None = None
     """[M, cameras, H, W, 3] where they were kept; None where they are drawn."""
+    weights: FloatArray | None = None
+    """[M] what each chunk counts, mean 1; None: all alike."""
 
     @property
     def num_episodes(self) -> int:

@@ -1,0 +1,175 @@
+"""How much each recorded answer counts when it is imitated, by a judge's labels of the recording.
+
+Frames are where answers began: a turn, or a chunk. Letters: E episodes, T frames of one.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlvlm.core import metrics
+from rlvlm.core.errors import UsageError
+from rlvlm.core.steps import FloatArray, Frames
+from rlvlm.demonstrations.recorded_labels import RecordedLabels, read_labels
+from rlvlm.demonstrations.recordings import Recordings, recordings_digest
+
+Curve = NDArray[np.float64]
+
+KAPPA = 0.01
+"""Gains in progress above this count in full."""
+TEMPERATURE = 0.2
+"""Of exponentiated advantages, in units of an episode's worth, which is in [0, 1]."""
+MAX_WEIGHT = 20.0
+"""No exponentiated advantage counts more."""
+_BINS = 10
+"""Of progress, for the value that advantages are held against."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Weights:
+    """What M answers count, one episode after the other."""
+
+    values: FloatArray
+    """[M] >= 0, mean 1."""
+
+    @property
+    def effective(self) -> float:
+        """Answers of equal weight that would have the variance of these: (sum w)^2 / sum w^2."""
+        return float(self.values.sum() ** 2 / np.square(self.values).sum())
+
+    @property
+    def counted(self) -> float:
+        """Share that counts at all."""
+        return float((self.values > 0).mean())
+
+    def told(self) -> str:
+        """What a reader should know of them, in a line."""
+        return (
+            f"weights: {self.effective:,.0f} of {len(self.values):,} answers' worth, {self.counted:.0%} count, the "
+            f"largest {self.values.max():.1f} times the mean"
+        )
+
+    def metrics(self) -> dict[str, float]:
+        """The same by names in `rlvlm.core.metrics`."""
+        return {
+            metrics.SFT_EFFECTIVE: self.effective / len(self.values),
+            metrics.SFT_COUNTED: self.counted,
+            metrics.SFT_LARGEST_WEIGHT: float(self.values.max()),
+        }
+
+
+def weigh(labels: RecordedLabels, lengths: Sequence[int], weighting: str, threshold: float) -> Weights:
+    """What each answer counts.
+
+    Args:
+        labels: by the episode's number and its frames.
+        lengths: [E] frames of each episode, by number; 0 leaves an episode out.
+        weighting: filter: 1 in episodes whose worth is `threshold` or more, else 0. progress: by the gain in progress
+            up to the next answer, see `progress_weights`. advantage: exponentiated, see `advantage_weights`.
+        threshold: see there.
+
+    Raises:
+        UsageError: nothing counts, or there is no label of what is asked for.
+    """
+    curves = [_curve(labels, number, length) for number, length in enumerate(lengths)]
+    worth = np.array([_worth(labels, number, curve) for number, curve in enumerate(curves)])
+    if weighting == "filter":
+        found = [np.full(length, float(value >= threshold)) for length, value in zip(lengths, worth, strict=True)]
+    elif weighting == "progress":
+        found = progress_weights(curves)
+    else:
+        found = advantage_weights(curves, worth)
+    values = np.concatenate([np.zeros(0), *found]).astype(np.float32)
+    if not values.sum() > 0:
+        raise UsageError(
+            f"--sft.weighting {weighting} leaves nothing to learn from: no answer of {sum(lengths)} counts",
+            "look at the page of `rlvlm score`, or choose another weighting",
+        )
+    return Weights(values=values / values.mean())
+
+
+def folder_weights(path: Path, labels: str, lengths: Sequence[int], weighting: str, threshold: float) -> Weights:
+    """See `weigh`, of the folder of ours at `path` by the file `labels` of `rlvlm score`.
+
+    Raises:
+        UsageError: the file is no such, has labels of other data, or leaves nothing that counts.
+    """
+    recordings = Recordings(path=path, form="folder", make_draw=lambda folder: _draw_nothing)
+    return weigh(read_labels(Path(labels).expanduser(), recordings_digest(recordings)), lengths, weighting, threshold)
+
+
+def _draw_nothing(snapshots: FloatArray, camera: str) -> Frames:
+    raise AssertionError("a digest is of numbers alone")
+
+
+def progress_weights(curves: Sequence[Curve]) -> list[Curve]:
+    """[E] arrays [T]: 1 for a gain above `KAPPA` up to the next answer, a share for a smaller one, 0 for a loss.
+
+    With the gains' mean m and standard deviation s, a gain g in [0, KAPPA] counts clip((g - (m - 2 s)) / 4 s, 0, 1).
+    Unknown gains count 1. Departure: an episode's last answer has no next one; it counts by the gain before it, where
+    the published rule gives the last frames little or nothing and so does not teach to finish.
+
+    Source: reward-aligned behaviour cloning as LeRobot 0.4.4 has it (`utils/rabc.py`).
+    """
+    gains = [np.diff(curve, append=np.nan) for curve in curves]
+    for gain in gains:
+        if len(gain) > 1:
+            gain[-1] = gain[-2]
+    every = np.concatenate([np.zeros(0), *gains])
+    known = every[np.isfinite(every)]
+    if not len(known):
+        raise UsageError("the labels have no progress of these episodes", "rlvlm score DATA --ask progress success")
+    mean, std = known.mean(), known.std()
+
+    def of(gain: Curve) -> Curve:
+        share = np.clip((gain - (mean - 2 * std)) / (4 * std + 1e-6), 0.0, 1.0)
+        weight = np.where(gain > KAPPA, 1.0, np.where(gain < 0, 0.0, share))
+        return np.where(np.isfinite(gain), weight, 1.0)
+
+    return [of(gain) for gain in gains]
+
+
+def advantage_weights(curves: Sequence[Curve], worth: Curve) -> list[Curve]:
+    """[E] arrays [T]: min(exp(A / TEMPERATURE), MAX_WEIGHT), where A is an episode's worth less the mean worth of all
+    episodes from frames of like progress.
+
+    Frames of unknown progress are held against the mean of all; episodes of unknown worth count 0.
+
+    Source: Peng et al. 2019, arXiv:1910.00177 (AWR). Departure: the value is a table over progress, fitted to labels.
+    """
+    known = np.isfinite(worth)
+    if not known.any():
+        raise UsageError("the labels say of no episode what it is worth", "rlvlm score DATA --ask progress success")
+    sums, counts = np.zeros(_BINS + 1), np.zeros(_BINS + 1)
+    bins = [np.where(np.isfinite(curve), np.clip(curve * _BINS, 0, _BINS - 1), _BINS).astype(int) for curve in curves]
+    for rows, value in zip(bins, worth, strict=True):
+        if np.isfinite(value):
+            np.add.at(sums, rows, value)
+            np.add.at(counts, rows, 1)
+    table = np.where(counts > 0, sums / np.maximum(counts, 1), worth[known].mean())
+    table[_BINS] = worth[known].mean()
+    found = []
+    for rows, value in zip(bins, worth.tolist(), strict=True):
+        weights = np.minimum(np.exp((value - table[rows]) / TEMPERATURE), MAX_WEIGHT)
+        found.append(weights if np.isfinite(value) else np.zeros(len(rows)))
+    return found
+
+
+def _curve(labels: RecordedLabels, number: int, length: int) -> Curve:
+    """[T] progress of an episode's frames: between two answers on the line between theirs, elsewhere unknown (NaN)."""
+    known = sorted((frame, value) for (episode, frame), value in labels.progress.items() if episode == number)
+    if not known or not length:
+        return np.full(length, np.nan)
+    frames, values = zip(*known, strict=True)
+    return np.interp(np.arange(length), frames, values, left=np.nan, right=np.nan)
+
+
+def _worth(labels: RecordedLabels, number: int, curve: Curve) -> float:
+    """The judge's score of a whole episode, else its last known progress; NaN where there is neither."""
+    if number in labels.success:
+        return labels.success[number]
+    known = curve[np.isfinite(curve)]
+    return float(known[-1]) if len(known) else float("nan")

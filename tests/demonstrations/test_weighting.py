@@ -1,0 +1,61 @@
+import numpy as np
+import pytest
+
+from rlvlm.core.errors import UsageError
+from rlvlm.demonstrations.recorded_labels import RecordedLabels
+from rlvlm.demonstrations.weighting import MAX_WEIGHT, TEMPERATURE, advantage_weights, progress_weights, weigh
+
+
+def labels(progress: dict[int, list[float | None]], success: dict[int, float] | None = None) -> RecordedLabels:
+    known = {
+        (episode, frame): value
+        for episode, values in progress.items()
+        for frame, value in enumerate(values)
+        if value is not None
+    }
+    return RecordedLabels(judge="j", progress=known, success=success or {})
+
+
+def test_gains_in_progress_by_hand() -> None:
+    # gains .2, 0, -.2 and, of the last frame, that before it; mean -.05, deviation .1658; soft(0) = .3816 / .6633
+    (weights,) = progress_weights([np.array([0.0, 0.2, 0.2, 0.0])])
+    mean, std = np.mean([0.2, 0, -0.2, -0.2]), np.std([0.2, 0, -0.2, -0.2])
+    soft = (0 - (mean - 2 * std)) / (4 * std + 1e-6)
+    np.testing.assert_allclose(weights, [1, soft, 0, 0], atol=1e-6)
+    (rising,) = progress_weights([np.array([0.0, 0.3, 0.6, 0.9])])
+    assert rising.tolist() == [1, 1, 1, 1], "the last answer of an episode that got nearer teaches to finish"
+    (unknown,) = progress_weights([np.array([0.0, np.nan, 0.5, 0.9])])
+    assert unknown.tolist() == [1, 1, 1, 1]
+
+
+def test_advantages_by_hand() -> None:
+    # of like progress (a bin each) the worths are 1 and 0: the value is .5, the advantages .5 and -.5
+    found = advantage_weights([np.array([0.05, 0.55]), np.array([0.05])], np.array([1.0, 0.0]))
+    np.testing.assert_allclose(found[0], [np.exp(0.5 / TEMPERATURE), 1.0])
+    np.testing.assert_allclose(found[1], [np.exp(-0.5 / TEMPERATURE)])
+    assert MAX_WEIGHT > found[0][0]
+    unknown = advantage_weights([np.array([0.1]), np.array([0.1])], np.array([np.nan, 0.4]))
+    assert [part.tolist() for part in unknown] == [[0.0], [1.0]]
+
+
+def test_what_counts_is_told() -> None:
+    two = labels({0: [0.0, 0.5], 1: [0.0, 0.1]}, {0: 0.9, 1: 0.2})
+    weights = weigh(two, [2, 2], "filter", 0.5)
+    assert weights.values.tolist() == [2, 2, 0, 0] and weights.effective == 2 and weights.counted == 0.5
+    assert "2 of 4 answers' worth, 50% count, the largest 2.0" in weights.told()
+    assert weigh(two, [0, 2], "progress", 0.5).values.tolist() == [1, 1], "an episode of which nothing is learned"
+    assert weigh(labels({0: [0.1, None, 0.9]}), [3], "filter", 0.5).values.tolist() == [1, 1, 1], "by its last progress"
+
+
+@pytest.mark.parametrize(
+    ("given", "weighting", "message"),
+    [
+        (labels({0: [0.0, 0.1]}, {0: 0.1}), "filter", "leaves nothing to learn from"),
+        (labels({0: [0.5, 0.1]}), "progress", "leaves nothing to learn from"),
+        (labels({}, {0: 1.0}), "progress", "no progress of these episodes"),
+        (labels({}), "advantage", "of no episode what it is worth"),
+    ],
+)
+def test_weights_that_teach_nothing_are_refused(given: RecordedLabels, weighting: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        weigh(given, [2], weighting, 0.5)

@@ -1,0 +1,62 @@
+"""A run whose supervised start is weighted by a judge's labels of recorded episodes."""
+
+import json
+from pathlib import Path
+
+import pytest
+from tiny_run import run_here
+
+from rlvlm.core.errors import UsageError
+from rlvlm.demonstrations.recorded_labels import write_labels
+from rlvlm.demonstrations.recordings import Recordings, recordings_digest
+from rlvlm.demonstrations.trajectory import RobotTrajectory
+from rlvlm.runs.recipes import recipe
+from rlvlm.runs.settings import override
+
+SMALL = {
+    "push_block": "--steps 2000 --sft.updates 5 --algo.groups 2 --algo.group-size 2 --algo.rounds 1 "
+    "--policy.pocket.hidden 32 --policy.pocket.image-px 16",
+    "number_line": "--steps 64 --sft.updates 3 --algo.num-envs 4 --algo.rollout-turns 32",
+}
+
+
+def label(data: Path, file: Path) -> None:
+    """Progress that rises with the frames, and every other episode a success."""
+    recordings = Recordings(path=data, form="folder", make_draw=lambda folder: lambda snapshots, camera: snapshots)
+    films = [film for film in recordings if isinstance(film, RobotTrajectory)]
+    frames = [
+        {"episode": number, "frame": frame, "progress": min(1.0, (frame + number) / 60), "status": "ok"}
+        for number, film in enumerate(films)
+        for frame in range(len(film.actions))
+    ]
+    whole = [{"episode": number, "success": 1.0 - number % 2, "status": "ok"} for number in range(len(films))]
+    write_labels(file, recordings_digest(recordings), frames + whole)
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+@pytest.mark.parametrize("weighting", ["filter", "progress", "advantage"])
+@pytest.mark.parametrize("task", SMALL)
+def test_a_run_learns_from_what_was_labelled(local_ray: None, tmp_path: Path, task: str, weighting: str) -> None:
+    data, labels, out = tmp_path / "data", tmp_path / "labels.parquet", tmp_path / "run"
+    run_here("collect", task, "--episodes", "6", "--out", str(data))
+    label(data, labels)
+    own = ("--sft.demonstrations", str(data), "--sft.labels", str(labels), "--sft.weighting", weighting)
+    often = "--eval.every-steps 1000 --eval.episodes 2 --track.log-every-steps 1".split()
+    run_here("run", task, *own, *SMALL[task].split(), *often, "--out", str(out))
+    logged = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    assert 0 < max(row.get("sft/effective_share", 0) for row in logged) <= 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"sft.weighting": "filter"}, "sft.weighting needs sft.labels"),
+        ({"sft.labels": "x.parquet", "sft.weighting": "filter"}, "these need sft.demonstrations"),
+        ({"sft.labels": "x.parquet", "sft.demonstrations": "d"}, "labels need a weighting"),
+        ({"sft.min_worth": 0.2}, "sft.min_worth 0.2 has no effect"),
+    ],
+)
+def test_labels_without_a_use_are_refused(settings: dict[str, object], message: str) -> None:
+    with pytest.raises((UsageError, ValueError), match=message):
+        override(recipe("push_block"), settings)
