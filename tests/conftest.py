@@ -63,9 +63,10 @@ def ray_address() -> Iterator[str]:
         "temp_dir": folder,
         "_system_config": {"prestart_worker_first_driver": False},
     }
-    with pytest.MonkeyPatch.context() as patch:  # workers find what test files define
+    with pytest.MonkeyPatch.context() as patch:  # workers find what test files and examples define
         tests = Path(__file__).parent
-        patch.setenv("PYTHONPATH", os.pathsep.join([str(tests.parent), str(tests), os.environ.get("PYTHONPATH", "")]))
+        folders = [str(tests.parent), str(tests), str(tests.parent / "examples"), os.environ.get("PYTHONPATH", "")]
+        patch.setenv("PYTHONPATH", os.pathsep.join(folders))
         for tries_left in (3, 2, 1, 0):
             try:
                 cluster = Cluster(initialize_head=True, head_node_args=head)

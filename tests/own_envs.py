@@ -54,5 +54,10 @@ class Grey(Reach):
         return 0.0
 
 
+def brightness(images: Any, goal: str) -> Any:
+    """A judge of one's own."""
+    return images.mean(axis=(1, 2, 3)) / 255
+
+
 for _name, _class in {"OwnReach-v0": Reach, "OwnBalance-v0": Balance, "OwnGrey-v0": Grey}.items():
     gym.register(_name, entry_point=_class, max_episode_steps=30)

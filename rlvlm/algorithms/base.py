@@ -35,6 +35,7 @@ from rlvlm.core import metrics
 from rlvlm.core.errors import MachineError, UsageError
 from rlvlm.core.steps import FloatArray, Frames
 from rlvlm.envs.config import EnvConfig, StepEnvConfig
+from rlvlm.envs.pixels import PIXELS
 from rlvlm.envs.registry import task_env
 
 logger = logging.getLogger(__name__)
@@ -203,6 +204,7 @@ class BaseAlgorithm(Algorithm):
         Raises:
             MachineError: no try got an answer.
         """
+        PIXELS.register(self)
         for number in range(_SET_UP_TRIES):
             try:
                 return super().setup(config)
@@ -262,6 +264,14 @@ class BaseAlgorithm(Algorithm):
         """Images [N, H, W, 3] of `snapshots` [N, S]; `size_px` is the side wanted, for envs that have no size."""
         return self._viewer.draw(snapshots)
 
+    @property
+    def image_note(self) -> str:
+        """What is kept of each moment of an env that cannot draw its past again, and what that takes; else empty."""
+        if self._viewer.pixels is None:
+            return ""
+        self._viewer.reset(seed=self.config.seed)  # measured on an image
+        return f"{self.config.task}: {self._viewer.pixels.note}"
+
     def draw_for_judge(self, snapshots: FloatArray, size_px: int) -> Frames:
         """The same as `draw`, as the judge is shown it."""
         return self.draw(snapshots, size_px)
@@ -287,6 +297,7 @@ class BaseAlgorithm(Algorithm):
         """Closes the envs and lets RLlib stop the rest."""
         super().cleanup()
         self._viewer.close()
+        PIXELS.release(self)
 
     def evaluate(self, parallel_train_future: Any = None) -> dict[str, Any]:
         """`config.evaluation_duration` episodes of the present policy; training does not notice.

@@ -22,7 +22,7 @@ from safetensors import SafetensorError
 
 from rlvlm.core.disk import replace_folder, sync_tree
 from rlvlm.core.errors import FULL, MachineError, ModelUnavailable, NumericsError, RunError
-from rlvlm.core.foreign import read_arrays
+from rlvlm.core.foreign import open_regular, read_arrays
 
 if TYPE_CHECKING:  # --help reads this module's errors and waits for neither
     import numpy as np
@@ -32,6 +32,8 @@ POLICY_FILE = "policy.safetensors"
 """The policy's weights alone, for evaluation and sharing."""
 _STATE, _ARRAYS, _CARD = "state.json", "arrays.npz", "policy.json"
 _FILES = (_STATE, _ARRAYS, POLICY_FILE, _CARD)
+_PIXELS = "pixels.bin"
+"""The images of the tree's snapshots, of an env that cannot draw its past again."""
 _ARRAY_MARK = "__array__"
 MANIFEST = "manifest.json"
 _OLDER = "`rlvlm resume` goes on from the newest sound checkpoint of the run; others can be named as its folder"
@@ -55,8 +57,11 @@ class PolicyFile:
     """What the builder needs besides, as JSON."""
 
 
-def save_tree(folder: Path, tree: dict[str, Any], policy: PolicyFile) -> None:
+def save_tree(folder: Path, tree: dict[str, Any], policy: PolicyFile, owner: Any = None) -> None:
     """Writes `tree` and the policy into `folder`, which appears complete or not at all.
+
+    Images that were kept of envs which cannot draw their past again go with it, as far as the tree has their snapshots;
+    of the others those are dropped that are older than the checkpoint before and needed by no other `owner`.
 
     A checkpoint of the same name is replaced only after the new one is on disk. Arrays go to the disk one by one: no
     second copy of a replay is made in memory.
@@ -73,6 +78,8 @@ def save_tree(folder: Path, tree: dict[str, Any], policy: PolicyFile) -> None:
         )
     import numpy as np
 
+    from rlvlm.envs.pixels import PIXELS
+
     # beside the folder and not in it: a rename within one file system is all or nothing
     folder = Path(folder).absolute()
     partial = folder.with_name(f".{folder.name}.partial")
@@ -86,7 +93,10 @@ def save_tree(folder: Path, tree: dict[str, Any], policy: PolicyFile) -> None:
         (partial / _CARD).write_text(json.dumps({"kind": policy.kind, "card": dict(policy.card)}, indent=1))
         np.savez(partial / _ARRAYS, allow_pickle=False, **arrays)
         write_tensors(weights, partial / POLICY_FILE)
-        write_manifest(partial, _FILES)
+        if needed := PIXELS.known(arrays.values()):
+            with open(partial / _PIXELS, "wb") as file:
+                PIXELS.write(file, needed)
+        write_manifest(partial, (*_FILES, _PIXELS) if needed else _FILES)
         sync_tree(partial)
         replace_folder(partial, folder)
     except OSError as error:
@@ -96,6 +106,8 @@ def save_tree(folder: Path, tree: dict[str, Any], policy: PolicyFile) -> None:
             f"cannot write the checkpoint {folder}: {cause}",
             "free some disk space, then `rlvlm resume` from the last checkpoint",
         ) from error
+    if owner is not None:
+        PIXELS.drop(owner, needed)
 
 
 def write_tensors(weights: Mapping[str, "torch.Tensor"], file: Path) -> None:
@@ -117,16 +129,22 @@ def write_tensors(weights: Mapping[str, "torch.Tensor"], file: Path) -> None:
 
 
 def load_tree(folder: Path) -> dict[str, Any]:
-    """The tree that was saved in `folder`.
+    """The tree that was saved in `folder`; the images of its snapshots are kept from now on.
 
     Raises:
         CorruptCheckpoint: a file is missing, differs from what was written, or never was of a checkpoint.
     """
     folder = Path(folder)
-    for name, digest in _digests(folder).items():
+    digests = _digests(folder)
+    for name, digest in digests.items():
         check_file(folder / name, digest)
     # digests only say that the files are as they were written, not that we wrote them
     with corrupt_if_unreadable(folder):
+        if _PIXELS in digests:
+            from rlvlm.envs.pixels import PIXELS
+
+            with open_regular(folder / _PIXELS) as file:
+                PIXELS.read(file)
         arrays = read_arrays(folder / _ARRAYS, is_compressed=False)
         return _unflatten(json.loads((folder / _STATE).read_bytes()), arrays)
 
@@ -220,7 +238,7 @@ def _digests(folder: Path) -> dict[str, str]:
         CorruptCheckpoint: it is missing, or lists something else.
     """
     digests = read_manifest(folder, _FILES)
-    if set(digests) != {*_FILES}:
+    if set(digests) - {_PIXELS} != {*_FILES}:
         raise CorruptCheckpoint(f"{folder} holds no checkpoint of ours: {sorted(digests)}", "use one that rlvlm wrote")
     return digests
 

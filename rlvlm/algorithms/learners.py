@@ -23,6 +23,7 @@ from rlvlm.algorithms.heartbeat import Lost, ended, process_of, start_heartbeat
 from rlvlm.algorithms.sharding import is_sharded, local
 from rlvlm.core.errors import MachineError, RunError, first_line, is_out_of_memory
 from rlvlm.core.finite import check_finite
+from rlvlm.envs.pixels import PIXELS
 from rlvlm.vlms.devices import follow_ray, pick_device
 
 Learner = TypeVar("Learner")
@@ -111,8 +112,12 @@ class Learners(Generic[Learner]):
         if self._failure is not None:  # said again: what still calls them while it cleans up must not hide it
             raise self._failure
         sent = [ray.put(argument) for argument in arguments]  # once, however many learners read it
+        # what they are to look at of an env that cannot draw it again: its images go with episodes and demonstrations
+        shown = [each for argument in arguments for each in (argument if isinstance(argument, list) else [argument])]
+        packed = PIXELS.pack(each.obs.snapshots for each in shown if hasattr(each, "obs"))
         actors = self._group._worker_manager.actors()  # RLlib's own calls wait for all, whatever happens to one
-        call = partial(_call, method=method, arguments=sent, first_alone=first_alone)
+        pixels = ray.put(packed) if packed else None
+        call = partial(_call, method=method, arguments=sent, pixels=pixels, first_alone=first_alone)
         calls = {actor.apply.remote(call): number for number, actor in actors.items()}
         answers: dict[int, Any] = {}
         for ref, answer in ended(calls):
@@ -158,13 +163,17 @@ class Learners(Generic[Learner]):
         return self.call_all(method, *arguments, first_alone=True)[0]
 
 
-def _call(learner: Any, method: str, arguments: Sequence[Any], first_alone: bool = False) -> Any:
-    """Runs in a learner's actor: what the method returned, or the exception that it raised.
+def _call(learner: Any, method: str, arguments: Sequence[Any], pixels: Any, first_alone: bool = False) -> Any:
+    """Runs in a learner's actor: what the method returned, or the exception that it raised. Of the images of
+    `PixelStore.pack` it keeps those of the newest call that brought some.
 
     Raised there, an exception would end the actor without saying why.
     """
     rank = distributed.get_rank() if distributed.is_available() and distributed.is_initialized() else 0
     try:
+        if pixels is not None:
+            PIXELS.clear()
+            PIXELS.unpack(ray.get(pixels))
         outcome = getattr(learner, method)(*ray.get(list(arguments)))
         return None if first_alone and rank else outcome  # billions of weights would travel once for each learner
     except Exception as error:

@@ -18,6 +18,7 @@ from ray.rllib.env.env_runner_group import EnvRunnerGroup
 
 from rlvlm.algorithms.heartbeat import Lost, Replacements, ended
 from rlvlm.core.errors import MachineError
+from rlvlm.envs.pixels import PIXELS
 
 logger = logging.getLogger(__name__)
 
@@ -221,7 +222,8 @@ class RemoteRunnerGroup(Generic[Sample]):
                 manager.set_actor_state(index, False)
                 self._replacements.replace(index, manager.actors()[index], answer)
             else:
-                answers[index] = answer
+                answers[index], packed = answer
+                PIXELS.unpack(packed)
         return answers
 
     def _begin_anew(self, index: int) -> bool:
@@ -264,14 +266,15 @@ def check_places(num_runners: int, cpus_each: float) -> None:
 
 
 def _call(runner: Any, method: str, **arguments: Any) -> Any:
-    """Runs in the actor: what the method returned, or the exception that it raised.
+    """Runs in the actor: what the method returned and the images that were kept meanwhile, for the caller to keep, or
+    the exception that it raised.
 
     Raised there, an exception would end the actor, and RLlib would start it again without saying why.
     """
     try:
         if method == "load_tree":  # weights, which are large and only read, are not copied
             arguments = _writable(arguments)
-        return getattr(runner, method)(**arguments)
+        return getattr(runner, method)(**arguments), PIXELS.take_all()
     except Exception as error:
         error.add_note(f"in env runner {runner.worker_index}:\n{traceback.format_exc()}")
         return error

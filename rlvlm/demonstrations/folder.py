@@ -16,11 +16,12 @@ from rlvlm.core.errors import UsageError
 from rlvlm.core.foreign import MAX_JSON_BYTES, open_regular, read_arrays, read_json
 from rlvlm.core.trust import check_folder, foreign_code, remember
 from rlvlm.demonstrations.records import DamagedRecord, EpisodeRecord, from_json, to_json
+from rlvlm.envs.pixels import PIXELS
 from rlvlm.labels.images import ImageStore, image_digest
 
 SCHEMA = 1
 """Rises when older code could no longer read what newer code writes."""
-_MARK, _WHAT = "demonstrations.json", "rlvlm demonstrations"
+_MARK, _WHAT, _PIXELS = "demonstrations.json", "rlvlm demonstrations", "pixels"
 # what a torn or foreign line, and an array file with any of its bytes changed, may raise
 _DAMAGES = (
     *(ValueError, TypeError, KeyError, RecursionError),
@@ -97,7 +98,10 @@ class DemonstrationFolder:
         self.image_store.keep((image_digest(image), image) for image in images)
         if record.arrays:
             with replacing(self.path / "arrays" / f"{record.id}.npz") as partial, open(partial, "wb") as stream:
-                np.savez_compressed(stream, allow_pickle=False, **dict(record.arrays))
+                # of an env that cannot draw its past again, the images go with their snapshots
+                packed = PIXELS.pack(record.arrays.values())
+                pixels = {_PIXELS: np.frombuffer(packed, np.uint8)} if packed else {}
+                np.savez_compressed(stream, allow_pickle=False, **dict(record.arrays), **pixels)
         line = json.dumps(to_json(record), ensure_ascii=True, allow_nan=False, separators=(",", ":"))
         line_break = b""
         if self.has_lines:
@@ -123,6 +127,8 @@ class DemonstrationFolder:
                             raise DamagedRecord("its id cannot name a file")
                         held = read_arrays(self.path / "arrays" / f"{found['id']}.npz", is_compressed=True)
                         arrays = {name: held[name] for name in found["arrays"]}
+                        if _PIXELS in held:
+                            PIXELS.unpack(held[_PIXELS].tobytes())
                     record = from_json(found, arrays)
                 except _DAMAGES:  # one line is lost, not the folder
                     self.num_damaged += 1

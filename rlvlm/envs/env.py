@@ -2,7 +2,8 @@
 
 There are three kinds: steps (numbers in, numbers out), turns (an image and words in, text out) and chunks (images, an
 instruction and proprioception in, a chunk of actions out). What they share is `Env`. Frames are references, not pixels:
-whoever stores an episode keeps snapshots (a few dozen floats), and pixels are drawn when somebody looks.
+whoever stores an episode keeps snapshots (a few dozen floats), and pixels are drawn when somebody looks. An env that
+cannot draw its past again is a `rlvlm.envs.pixels.PixelEnv` too: its snapshots name images that are kept.
 `rlvlm.envs.check` holds every env to its contract.
 """
 
@@ -49,6 +50,8 @@ class Env(gym.Env[Obs, Act]):
     render_mode = None
     goal: str
     """Fills the slot of a judge's prompt, e.g. `open the drawer`; empty where only the user can say it."""
+    pixels: Any = None
+    """The `rlvlm.envs.pixels.KeptPixels` of an env that cannot draw its past again."""
     note: str = ""
     """What a user should know about this env's images; `rlvlm check-task` prints it."""
     has_success: bool = True

@@ -11,14 +11,13 @@ What it adds to the env, and where that has limits:
    exact, for any physics, where an env draws its chances from `np_random` and a reset leaves nothing of the episode
    before. `rlvlm check-task` finds out.
 4. Snapshots of MuJoCo envs hold positions, from which a second instance of the env draws the scene with its own camera.
-   Of any other env a small image is kept: 16 KB a step, and no larger image shows more.
+   Of any other env the images are kept (`rlvlm.envs.pixels`), up to `GymnasiumConfig.view_px` wide and high.
 5. What the env returns is held to Gymnasium's rules; what it raises is reported as the env's own fault, with its place.
 6. `start="fixed"` begins every episode like the env's own of seed 0; `start="random"` leaves it to the env.
 """
 # pyright: reportAttributeAccessIssue=false
 # mujoco ships no type stubs, and its names live in compiled modules
 
-import hashlib
 import inspect
 import json
 import math
@@ -33,18 +32,15 @@ import numpy as np
 from gymnasium.error import DependencyNotInstalled
 from gymnasium.utils import seeding
 from numpy.typing import NDArray
-from PIL import Image
 
 from rlvlm.core.errors import NumericsError, UsageError, first_line
 from rlvlm.core.steps import FloatArray, Frames
-from rlvlm.envs.config import StepEnvConfig
 from rlvlm.envs.env import StepEnv, check_action, place_of
+from rlvlm.envs.gymnasium_config import GymnasiumConfig
 from rlvlm.envs.mujoco.renderer import close_at_exit
-from rlvlm.envs.registry import warn_once
+from rlvlm.envs.pixels import KeptPixels, resized
 from rlvlm.envs.rendering import ensure_renderer
 
-STORED_PX = 64
-"""Side of the images kept where a scene cannot be drawn again."""
 _KEY_GRAIN = 0.25e-3  # grain of the positions that images are drawn from, metres or radians
 _FIXED_SEED = 0
 _PROBE_STEPS = 1_000
@@ -77,7 +73,7 @@ class WrappedGymEnv(StepEnv):
         """The class of the env that is wrapped."""
         return type(self._env.unwrapped)
 
-    def __init__(self, config: StepEnvConfig, seed: int, env_id: str) -> None:
+    def __init__(self, config: GymnasiumConfig, seed: int, env_id: str) -> None:
         ensure_renderer()
         self.render_mode = None
         self._id = env_id
@@ -97,23 +93,27 @@ class WrappedGymEnv(StepEnv):
         self._actions: list[FloatArray] = []
         physics = getattr(self._env.unwrapped, "data", None)
         is_mujoco = hasattr(physics, "qpos") and hasattr(physics, "mocap_pos")
-        self._images = DrawnScene(env_id, physics) if is_mujoco else StoredImage(env_id)
+        images = DrawnScene(env_id, physics) if is_mujoco else StoredImage(self.source_class, config.view_px)
+        self._images = images
+        self.pixels = images.pixels if isinstance(images, StoredImage) else None
         self._odd_obs = ""  # what observations are, where they are not as the space says
         self.has_success, self.has_progress = self._threshold is not None, False
         self.reset(seed=seed)
         for _ in range(min(self._episode_steps, _PROBE_STEPS)):  # some say it at the end of an episode alone
             *_, is_terminated, is_truncated, info = self._act(np.zeros(self._low.size, np.float32))
-            self._info(info, False)
+            self._facts(info, False)
             if (self.has_success and self.has_progress) or is_terminated or is_truncated:
                 break
-        self.note = self._images.note
-        if not self.has_success:
-            self.note += "; the env says nothing of success, so compare returns"
-        if not self.has_progress:
-            self.note += "; it gives no info['progress'], so a judge's answers are held against true returns"
-        if self._odd_obs:
-            self.note += f"; its observations are {self._odd_obs}, its space says {observed.dtype}: they are converted"
+        self.snapshot()  # an image from late in an episode must be of the same size
         self.reset(seed=seed)
+        notes = [DrawnScene.note] if is_mujoco else []
+        if not self.has_success:
+            notes.append("the env says nothing of success, so compare returns")
+        if not self.has_progress:
+            notes.append("it gives no info['progress'], so a judge's answers are held against true returns")
+        if self._odd_obs:
+            notes.append(f"its observations are {self._odd_obs}, its space says {observed.dtype}: they are converted")
+        self.note = "; ".join(notes)
         self.snapshot_size = self.snapshot().size
 
     def reset(
@@ -150,7 +150,7 @@ class WrappedGymEnv(StepEnv):
         return (2 * (action.ravel() - self._low) / width - 1).astype(np.float32)
 
     def snapshot(self) -> FloatArray:
-        """[S]: a MuJoCo env's positions, or a small image with each pixel in one number."""
+        """[S]: a MuJoCo env's positions, or a digest of the image."""
         return self._ask("render", lambda: self._images.take(self._env))
 
     def draw(self, snapshots: FloatArray, size_px: int) -> Frames:
@@ -164,7 +164,7 @@ class WrappedGymEnv(StepEnv):
         return self._images.draw(snapshots, size_px)
 
     def image_key(self, snapshots: FloatArray) -> NDArray[np.int64]:
-        """[N, P]: rounded positions, or a digest of the image."""
+        """[N, P]: rounded positions, or digests of the images."""
         return self._images.key(snapshots)
 
     def get_state(self) -> dict[str, Any]:
@@ -258,6 +258,10 @@ class WrappedGymEnv(StepEnv):
 
     def _info(self, info: dict[str, Any], is_won: bool) -> dict[str, Any]:
         """The info of an env, from that of the env and whether it ended well."""
+        return {"snapshot": self.snapshot()} | self._facts(info, is_won)
+
+    def _facts(self, info: dict[str, Any], is_won: bool) -> dict[str, Any]:
+        """Progress and success; arguments as of `_info`."""
         said = [key for key in _SUCCESS_KEYS if key in info]
         success = is_won
         if said:
@@ -267,7 +271,7 @@ class WrappedGymEnv(StepEnv):
         progress = self._numbers("progress", info["progress"]) if "progress" in info else np.array(float(success))
         if progress.size != 1:
             self._refuse("info['progress'] must be one number", info["progress"], whose="of ours")
-        return {"snapshot": self.snapshot(), "progress": min(max(progress.item(), 0.0), 1.0), "success": success}
+        return {"progress": min(max(progress.item(), 0.0), 1.0), "success": success}
 
     def _numbers(self, key: str, came: Any) -> NDArray[np.float64]:
         """What the info has under `key`: bools or finite numbers, of any shape. A text would pass for success."""
@@ -311,7 +315,7 @@ class DrawnScene:
             scene.data.mocap_pos[:], scene.data.mocap_quat[:] = places.reshape(-1, 3), turns.reshape(-1, 4)
             mujoco.mj_forward(scene.model, scene.data)
             scene.mujoco_renderer.viewer.make_context_current()  # which Gymnasium forgets where several envs draw
-            frame[:] = _resized(_rendered(renderer), size_px)
+            frame[:] = resized(_rendered(renderer), size_px, size_px)
         return frames
 
     def key(self, snapshots: FloatArray) -> NDArray[np.int64]:
@@ -340,37 +344,30 @@ class DrawnScene:
 
 
 class StoredImage:
-    """Scenes of any other env: what it renders, reduced to a small square image.
+    """Scenes of any other env: what it renders, kept as `rlvlm.envs.pixels` does.
 
     Args:
-        env_id: named in the log.
+        source: the env's class.
+        view_px: longest side of the images; what is longer is scaled down to it.
     """
 
-    note = (
-        f"an image of {STORED_PX} x {STORED_PX} pixels is kept of each step, {STORED_PX**2 * 4 // 1024} KB, "
-        "and enlarged for whoever looks at it: no setting makes it finer"
-    )
-
-    def __init__(self, env_id: str) -> None:
+    def __init__(self, source: type, view_px: int) -> None:
         for device in ("VIDEO", "AUDIO"):  # else pygame looks for a screen and for loudspeakers, and says so
             os.environ.setdefault(f"SDL_{device}DRIVER", "dummy")
-        warn_once(f"{env_id} cannot draw a scene again: {self.note}")
+        self.pixels, self._view_px = KeptPixels(source), view_px
 
     def take(self, env: Env) -> FloatArray:
-        """[S] one number per pixel, red * 65536 + green * 256 + blue: float32 holds integers of 24 bits exactly."""
-        image = _resized(_rendered(env), STORED_PX).astype(np.int32)
-        return (image[..., 0] << 16 | image[..., 1] << 8 | image[..., 2]).astype(np.float32).ravel()
+        """[S] the snapshot of the present image."""
+        image = _rendered(env)
+        return self.pixels.keep([resized(image, *(min(side, self._view_px) for side in image.shape[:2]))])
 
     def draw(self, snapshots: FloatArray, size_px: int) -> Frames:
         """The images at another size."""
-        packed = snapshots.astype(np.int32).reshape(-1, STORED_PX, STORED_PX)
-        images = np.stack([packed >> 16, packed >> 8 & 255, packed & 255], axis=-1).astype(np.uint8)
-        return np.stack([_resized(image, size_px) for image in images]) if len(images) else images
+        return self.pixels.draw(snapshots, size_px, size_px)
 
     def key(self, snapshots: FloatArray) -> NDArray[np.int64]:
-        """[N, 2]: 128 bits of a digest."""
-        digests = [hashlib.blake2b(row.tobytes(), digest_size=16).digest() for row in np.ascontiguousarray(snapshots)]
-        return np.frombuffer(b"".join(digests), np.int64).reshape(-1, 2)
+        """[N, S]: the digests."""
+        return snapshots.astype(np.int64)
 
     def close(self) -> None:
         """Nothing is held."""
@@ -438,10 +435,3 @@ def _checked_spaces(env: Env, env_id: str) -> tuple[gym.spaces.Box, gym.spaces.B
     if "rgb_array" not in ((env.metadata or {}).get("render_modes") or ()):
         raise UsageError(f"gym:{env_id} gives no images: it has no render mode rgb_array", "choose another env")
     return observed, acted
-
-
-def _resized(image: NDArray[np.uint8], size_px: int) -> NDArray[np.uint8]:
-    """`image` [H, W, 3] as [size_px, size_px, 3]."""
-    if image.shape[:2] == (size_px, size_px):
-        return image
-    return np.asarray(Image.fromarray(image).resize((size_px, size_px), Image.Resampling.BILINEAR))

@@ -22,6 +22,7 @@ from rlvlm.envs.config import KIND_CONFIGS, ChunkEnvConfig, EnvConfig, StepEnvCo
 from rlvlm.envs.deformables.goals import DEFORMABLE_ENVS, DEFORMABLE_GOALS, RETURN_RANGES, SOFTGYM_GOALS
 from rlvlm.envs.gym_cards.config import CardsConfig
 from rlvlm.envs.gym_cards.games import GAMES
+from rlvlm.envs.gymnasium_config import GymnasiumConfig
 from rlvlm.envs.libero.config import LiberoConfig
 from rlvlm.envs.libero.tasks import EPISODE_STEPS, SUITES, instruction_of
 from rlvlm.envs.metaworld.config import MetaWorldConfig
@@ -191,7 +192,7 @@ def shipped_tasks() -> Iterator[Task]:
 
 
 _LOGGER = logging.getLogger(__name__)
-_GYMNASIUM_ENV = StepEnvConfig(start="random")  # it draws its own starts
+_GYMNASIUM_ENV = GymnasiumConfig()
 _TASKS: dict[str, Task] = {}
 
 
@@ -296,7 +297,8 @@ def check_env_settings(name: str, config: EnvConfig) -> None:
     """
     task = _TASKS.get(name)
     wanted = _GYMNASIUM_ENV if name.startswith(GYMNASIUM) else task.env if task else config
-    if not isinstance(config, type(wanted)):
+    # of a class that the task's is derived from too: `make_env` adds what it lacks
+    if not (isinstance(config, type(wanted)) or isinstance(wanted, type(config))):
         got = type(config).__name__
         raise ValueError(f"the settings of {name}'s env are a {type(wanted).__name__}, got a {got}")
     if task is None or task.most_steps is None or config.episode_steps == task.env.episode_steps:
@@ -318,8 +320,8 @@ def make_env(task: str, config: EnvConfig, seed: int) -> Any:
         MachineError: the machine cannot draw it.
     """
     found = find_task(task)
-    if type(config) is EnvConfig:  # the task's own settings, of this length
-        config = replace(found.env, episode_steps=config.episode_steps)
+    if type(config) is not type(found.env) and isinstance(found.env, type(config)):  # the rest as the task has it
+        config = replace(found.env, **{field.name: getattr(config, field.name) for field in fields(config)})
     module, _, function = found.maker.partition(":")
     maker: Callable[..., Any] = getattr(importlib.import_module(module), function)
     env = maker(config, seed, *found.arguments)

@@ -77,8 +77,8 @@ def check_task(task: str, out: Path, num_episodes: int, seed: int) -> int:
             player_env.close()
     check_contract(task, recipe(task).env if is_steps else task_env(task), seed, sum(plays.values(), []))
     console.print("passes the env contract" + (", from both starts" if is_steps else ""))
-    if env.note:
-        console.print(f"note: {env.note}")
+    for note in filter(None, (env.note, env.pixels and env.pixels.note)):
+        console.print(f"note: {note}")
     if isinstance(env, StepEnv):
         shapes = (env.observation_space.shape, env.action_space.shape)
         console.print(f"observation {shapes[0]}, action {shapes[1]}, snapshot ({env.snapshot_size},)")

@@ -92,7 +92,7 @@ class Training:
         self._changes = list(before.changes)
         self._started = time.monotonic()
         self._trackers = Trackers(folder, config)
-        for note in (self._trackers.trouble, *config.notes()):
+        for note in (self._trackers.trouble, *config.notes(), algorithm.image_note):
             if note:
                 console.line(note)
         for name, change in differences(before.settings, self._settings).items():

@@ -1,7 +1,7 @@
-import logging
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import count
 from typing import Any
 
 import gymnasium as gym
@@ -10,8 +10,10 @@ import pytest
 
 from rlvlm.core.errors import NumericsError, UsageError
 from rlvlm.envs.check import check_step_env
-from rlvlm.envs.gymnasium_env import STORED_PX, StoredImage, WrappedGymEnv
-from rlvlm.envs.registry import make_env, task_env, task_goal, warn_once
+from rlvlm.envs.config import StepEnvConfig
+from rlvlm.envs.gymnasium_env import WrappedGymEnv
+from rlvlm.envs.pixels import SNAPSHOT_SIZE
+from rlvlm.envs.registry import make_env, task_env, task_goal
 from rlvlm.reports.check_task import different_looks, players
 
 
@@ -101,6 +103,7 @@ def test_a_fall_is_no_success() -> None:
 
 
 Parts = dict[str, Any]
+WIDTHS = count(60)
 
 
 def begun(change: Callable[..., Any]) -> Parts:
@@ -139,6 +142,8 @@ def nothing_to_do(self: Slider, render_mode: Any = None) -> None:
         ({"step": lambda self, action: 1 / 0}, r"raised ZeroDivisionError in step\(\)"),
         ({"render": lambda self: None}, r"render\(\) must return an image .* got NoneType"),
         ({"render": lambda self: Slider.render(self) / 255}, r"render\(\) .* got an array of float64"),
+        ({"render": lambda self: np.zeros((30, next(WIDTHS), 3), np.uint8)},
+         "images must keep their size; got 61 x 30 pixels after 60 x 30"),
         ({"__init__": lambda self: Slider.__init__(self)}, "cannot be made with render_mode"),
         ({"metadata": None}, "cannot be made: Expect the environment metadata"),
         ({"__init__": nothing_to_do}, "nothing to observe or to do"),
@@ -196,24 +201,26 @@ def test_time_is_up_after_the_steps_asked_for() -> None:
     assert ends == [(False, False), (False, False), (False, True)]
 
 
-def test_a_pixel_goes_through_one_number_and_comes_back() -> None:
-    env = make("SliderTest-v0")
-    frames = env.draw(env.snapshot()[None], STORED_PX)
-    np.testing.assert_array_equal(frames[0, 10, 1], [250, 120, 7])
-    np.testing.assert_array_equal(frames[0, 10, -1], [0, 0, 0])
-    assert env.draw(env.snapshot()[None], 100).shape == (1, 100, 100, 3)
-    assert env.draw(np.empty((0, env.snapshot_size), np.float32), 48).shape[0] == 0
-
-
-def test_stored_images_are_said_once(caplog: pytest.LogCaptureFixture) -> None:
-    warn_once.cache_clear()
-    with caplog.at_level(logging.WARNING):
-        StoredImage("Some-v0")
-        StoredImage("Some-v0")
-    assert [record.message for record in caplog.records] == [
-        "Some-v0 cannot draw a scene again: an image of 64 x 64 pixels is kept of each step, 16 KB, and enlarged for "
-        "whoever looks at it: no setting makes it finer"
-    ]
+def test_images_are_kept_at_the_size_that_is_asked_for() -> None:
+    for view_px, shape, column in ((300, (30, 60), 20), (32, (30, 32), 5)):
+        env = make("SliderTest-v0", view_px=view_px)
+        env.reset(seed=1)
+        env._env.unwrapped.place = 3.6  # bright up to column 21 of 60
+        snapshot = env.snapshot()[None]
+        assert f"so {shape[1]} x {shape[0]} pixels of each are kept" in env.pixels.note
+        frames = env.pixels.draw(snapshot, *shape)
+        assert frames.shape == (1, *shape, 3)
+        np.testing.assert_array_equal(frames[0, 10, column], [250, 120, 7])
+        np.testing.assert_array_equal(frames[0, 10, -1], [0, 0, 0])
+        assert env.draw(snapshot, 100).shape == (1, 100, 100, 3)
+        assert env.draw(np.empty((0, env.snapshot_size), np.float32), 48).shape == (0, 48, 48, 3)
+    assert env.snapshot_size == SNAPSHOT_SIZE
+    with pytest.raises(ValueError, match=r"env.view_px must be in \[32, 1024\], got 16"):
+        make("SliderTest-v0", view_px=16)
+    # settings that all envs in steps have are enough
+    assert make_env("gym:SliderTest-v0", StepEnvConfig(episode_steps=3), 0).step(np.zeros(2, np.float32))[0].shape == (
+        1,
+    )
 
 
 @pytest.mark.parametrize("start", ["fixed", "random"])

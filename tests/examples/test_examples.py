@@ -11,13 +11,14 @@ from tiny_run import interrupted, run_here, table
 from rlvlm.commands.arguments import parse_run
 from rlvlm.core.errors import UsageError
 from rlvlm.envs.config import StepEnvConfig
+from rlvlm.envs.pixels import PIXELS
 from rlvlm.envs.registry import make_env
 from rlvlm.reports.check_task import check_task
 from rlvlm.runs.recipes import recipe
 from rlvlm.runs.settings import flat
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-TASKS = ("catch_ball:TASK", "press_button:TASK", "reach_arm:TASK", "slide_ball:TASK")
+TASKS = ("catch_ball:TASK", "filmed_ball:TASK", "press_button:TASK", "reach_arm:TASK", "slide_ball:TASK")
 FOUR = (
     pytest.param(f"gym:four_envs:{name}-v0", marks=pytest.mark.slow) for name in ("Puck", "Reach", "Push", "Balance")
 )
@@ -39,6 +40,7 @@ def test_an_example_keeps_every_promise(task: str, tmp_path: Path) -> None:
     [
         ("catch_ball", "chunk_envs.md", 90),
         ("own_policy", "own_policy.md", 110),
+        ("filmed_ball", "chunk_envs.md", 50),
         ("reach_arm", "mujoco_tasks.md", 60),
         ("slide_ball", "tasks.md", 60),
     ],
@@ -112,14 +114,28 @@ def test_a_setting_of_its_own_is_an_option_like_any_other(capsys: pytest.Capture
 
 @pytest.mark.ray
 @pytest.mark.slow
-def test_an_env_in_chunks_of_ones_own_is_trained_and_resumed(local_ray: None, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("task", "where"),
+    [
+        ("catch_ball:TASK", ""),
+        ("filmed_ball:TASK", ""),  # cannot draw its past again
+        # and its images travel: from workers to the runner, from there to the run, and to the learner
+        ("filmed_ball:TASK", "--algo.env-runners 1 --algo.env-workers 2 --algo.num-learners 1"),
+    ],
+)
+def test_an_env_in_chunks_of_ones_own_is_trained_and_resumed(
+    task: str, where: str, local_ray: None, tmp_path: Path
+) -> None:
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     small = "--policy.pocket.hidden 32 --policy.pocket.image-px 16 --sft.episodes 12 --sft.updates 40 --steps 8000"
     often = "--track.checkpoint-every-steps 1000 --eval.every-steps 2000"
-    words = ("--smoke", "--env.wind", "0.2", *small.split(), *often.split())
-    run_here("run", "catch_ball:TASK", *words, "--out", str(whole))
+    words = ("--smoke", "--env.wind", "0.2", *small.split(), *often.split(), *where.split())
+    run_here("run", task, *words, "--out", str(whole))
     assert yaml.safe_load((whole / "config.yaml").read_text())["env"]["wind"] == 0.2
+    PIXELS.clear()  # as in a new process
     run_here("resume", str(interrupted(whole, killed)))
     assert table(whole / "eval.csv", "wall_s") == table(killed / "eval.csv", "wall_s")
     weights = [(run / "checkpoints/last/algorithm/policy.safetensors").read_bytes() for run in (whole, killed)]
     assert weights[0] == weights[1]
+    assert (whole / "episodes.html").read_text().count("<img") >= 10
+    assert len(list((whole / "videos").iterdir())) == 2

@@ -153,7 +153,7 @@ def test_episodes_cannot_be_longer_than_the_rules_of_the_task_let_them(task: str
 def test_of_a_task_of_ones_own_nobody_knows_and_none_is_imported() -> None:
     check_env_settings("no_such_module:TASK", replace(task_env("number_line"), split="training"))
     check_env_settings("gym:no_such_module:It-v0", StepEnvConfig(start="fixed", episode_steps=7, num_envs=2))
-    with pytest.raises(ValueError, match="env are a StepEnvConfig, got a CardsConfig"):
+    with pytest.raises(ValueError, match="env are a GymnasiumConfig, got a CardsConfig"):
         check_env_settings("gym:no_such_module:It-v0", task_env("number_line"))
 
 

@@ -365,7 +365,7 @@ class PolicyGradient(BaseAlgorithm):
             "version": self._version,
             "iteration": self._iteration,
         }
-        save_tree(Path(checkpoint_dir), tree, policy_file(self._policy))
+        save_tree(Path(checkpoint_dir), tree, policy_file(self._policy), self)
         self._forget_images()
 
     def load_checkpoint(self, checkpoint_dir: str) -> None:

@@ -18,6 +18,7 @@ from torch.nn import functional
 from rlvlm.algorithms.policy_gradient.config import CriticConfig
 from rlvlm.core import metrics
 from rlvlm.core.episodes import TokenEpisode
+from rlvlm.core.errors import UsageError
 from rlvlm.core.steps import FloatArray
 from rlvlm.core.torch_state import load_network, load_optimizer, network_state, optimizer_state
 from rlvlm.envs.env import ChunkEnv
@@ -36,9 +37,15 @@ class Critic:
         config: sizes and step sizes.
         env: of the task.
         seed: of weights and minibatches.
+
+    Raises:
+        UsageError: the env's snapshots name images, and say nothing of its state.
     """
 
     def __init__(self, config: CriticConfig, env: ChunkEnv, seed: int) -> None:
+        if env.pixels is not None and not env.landmarks(np.zeros((1, env.snapshot_size), np.float32)).size:
+            what = f"a critic of the state needs one, and {type(env).__name__} gives pixels alone"
+            raise UsageError(what, "--algo.advantage.values policy --policy.pocket.has-values, or --algo.preset grpo")
         self._config = config
         self._env = env
         self._generator = torch.Generator().manual_seed(seed)

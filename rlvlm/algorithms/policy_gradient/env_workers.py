@@ -22,6 +22,7 @@ from rlvlm.core.progress import count_progress
 from rlvlm.core.steps import FloatArray, Frames
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.env import ChunkEnv, ChunkEnvs
+from rlvlm.envs.pixels import PIXELS
 from rlvlm.envs.registry import make_env
 
 _LOST_IN_A_ROW = 5
@@ -44,8 +45,8 @@ class EnvWorker:
         self._made: dict[EnvConfig, tuple[ChunkEnv, ChunkEnvs]] = {}
         start_heartbeat()
 
-    def begin(self, settings: EnvConfig, state_ids: NDArray[np.int64]) -> tuple[Observations, Frames]:
-        """First observations of new episodes, and their images."""
+    def begin(self, settings: EnvConfig, state_ids: NDArray[np.int64]) -> tuple[Observations, Frames, bytes]:
+        """First observations of new episodes, their images, and those that were kept meanwhile, packed."""
         if settings not in self._made:
             env = make_env(self._task, settings, self._seed)
             self._made[settings] = env, env.many()
@@ -53,18 +54,20 @@ class EnvWorker:
         count_progress()
         obs = envs.begin(state_ids.copy())  # what comes through Ray is read-only, and an env may clip in place
         count_progress()
-        return obs, env.draw_cameras(obs.snapshots, self._image_px)
+        return obs, env.draw_cameras(obs.snapshots, self._image_px), PIXELS.take_all()
 
-    def step(self, settings: EnvConfig, rows: NDArray[np.intp], chunks: FloatArray) -> tuple[ChunkStep, Frames] | None:
-        """What came of `chunks` in the envs `rows` of this worker, and the images of those that go on; None of a worker
-        that was started again since they were begun.
+    def step(
+        self, settings: EnvConfig, rows: NDArray[np.intp], chunks: FloatArray
+    ) -> tuple[ChunkStep, Frames, bytes] | None:
+        """What came of `chunks` in the envs `rows` of this worker, the images of those that go on, and those that were
+        kept meanwhile, packed; None of a worker that was started again since they were begun.
         """
         if settings not in self._made:
             return None
         env, envs = self._made[settings]
         came = envs.step(rows.copy(), chunks.copy())
         count_progress()
-        return came, env.draw_cameras(came.obs.snapshots[~came.ended], self._image_px)
+        return came, env.draw_cameras(came.obs.snapshots[~came.ended], self._image_px), PIXELS.take_all()
 
 
 class WorkerEnvs(ChunkEnvs):
@@ -190,7 +193,9 @@ class WorkerEnvs(ChunkEnvs):
             if isinstance(answer, Exception):  # what an env raised
                 raise answer
             if isinstance(answer, tuple):
-                found.append((own, answer))
+                *seen, packed = answer
+                PIXELS.unpack(packed)
+                found.append((own, tuple(seen)))
                 continue
             # All envs of that worker are gone; those whose episodes are over already too: their group is not whole.
             owner = int(self._owner[(own if rows is None else rows[own])[0]])

@@ -35,6 +35,7 @@ from rlvlm.algorithms.sac_pebble.reward_switch import RewardSetup, build_switch,
 from rlvlm.algorithms.sac_pebble.runner import Sample, StepEnvRunner, join
 from rlvlm.algorithms.training_stats import TrainingStats
 from rlvlm.core import metrics
+from rlvlm.core.errors import UsageError
 from rlvlm.core.steps import FloatArray, Frames
 from rlvlm.envs.images import FrameStore
 from rlvlm.envs.registry import make_env
@@ -244,15 +245,24 @@ class SACPebble(BaseAlgorithm):
             **self._stats.get_state(),
         }
         weights = self._learner.networks.policy.state_dict()
-        save_tree(Path(checkpoint_dir), tree, PolicyFile(kind=KIND, weights=weights))
+        save_tree(Path(checkpoint_dir), tree, PolicyFile(kind=KIND, weights=weights), self)
 
     def load_checkpoint(self, checkpoint_dir: str) -> None:
         """Goes on from a checkpoint of the same config, bit for bit as if there had been no stop.
 
         Raises:
             CorruptCheckpoint: a file is missing or differs from what was written.
+            UsageError: its snapshots are not those of this env.
         """
         tree = load_tree(Path(checkpoint_dir))
+        saved = tree["learner"]["replay"]["columns"]
+        if saved and saved["snapshots"].shape[1] != self._viewer.snapshot_size:
+            sizes = f"{saved['snapshots'].shape[1]} numbers, and the env's have {self._viewer.snapshot_size}"
+            raise UsageError(
+                f"the snapshots in {checkpoint_dir} have {sizes}: the env has changed, or rlvlm 0.2 kept small images "
+                "in them",
+                "start anew; `rlvlm eval` still plays its policy",
+            )
         self._runner_group.set_state(tree["runner"])
         self._learner.load_tree(tree["learner"])
         self._switch.set_state(tree["schedule"])

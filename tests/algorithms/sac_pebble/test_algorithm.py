@@ -11,7 +11,7 @@ from state_trees import assert_same
 from rlvlm.algorithms.sac_pebble.algorithm import SACPebbleConfig
 from rlvlm.algorithms.sac_pebble.config import SACConfig
 from rlvlm.core import metrics
-from rlvlm.core.errors import MachineError
+from rlvlm.core.errors import MachineError, UsageError
 from rlvlm.envs.config import StepEnvConfig
 from rlvlm.envs.metaworld.config import MetaWorldConfig
 from rlvlm.envs.registry import Task
@@ -32,7 +32,18 @@ class ScrambledEnv(TinyEnv):
         return obs, math.sin(1e4 * float(obs.sum()) + reward), terminated, truncated, info
 
 
+class WideEnv(TinyEnv):
+    """A TinyEnv with one more number in its snapshots."""
+
+    snapshot_size = TinyEnv.snapshot_size + 1
+
+    def snapshot(self):
+        return np.append(super().snapshot(), np.float32(0))
+
+
+WIDE = Task(name="wide", goal="push", maker=f"{__name__}:WideEnv")
 SCRAMBLED = Task(name="scrambled", goal="push", maker=f"{__name__}:ScrambledEnv")
+TINY = "rlvlm.testing:TINY"
 PREFERENCE = StepRewardConfig(source="preference", teacher="judge", model="image")
 
 
@@ -41,7 +52,7 @@ def build(local_ray):
     """Builds small algorithms and stops them after the test."""
     built = []
 
-    def make(reward, task="rlvlm.testing:TINY", seed=0, num_envs=2, env=None, feedback=None, reward_model=None, **sac):
+    def make(reward, task=TINY, seed=0, num_envs=2, env=None, feedback=None, reward_model=None, **sac):
         ours = MetaWorldConfig(episode_steps=20, num_envs=num_envs, start="random", robot="visible")
         config = (
             SACPebbleConfig()
@@ -240,6 +251,15 @@ def test_a_run_that_stops_within_an_episode_resumes_too(build, tmp_path):
     for one, other in zip(left.episodes, right.episodes, strict=True):
         assert len(one) == 20
         assert_same(dataclasses.asdict(one), dataclasses.asdict(other))
+
+
+def test_a_checkpoint_with_other_snapshots_is_refused(build, tmp_path):
+    wide, other = (build(StepRewardConfig(source="environment"), task=task) for task in (f"{__name__}:WIDE", TINY))
+    train(wide, 1)
+    wide.save_checkpoint(str(tmp_path / "1"))
+    wide.load_checkpoint(str(tmp_path / "1"))
+    with pytest.raises(UsageError, match="have 4 numbers, and the env's have 3.*rlvlm 0.2 kept small images"):
+        other.load_checkpoint(str(tmp_path / "1"))
 
 
 def test_evaluating_changes_nothing(build):
