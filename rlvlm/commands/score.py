@@ -72,7 +72,7 @@ def command(words: Sequence[str], prog: str) -> int:
     from rlvlm.judge_bench.scoring import Asked
     from rlvlm.reports.score import score_data
 
-    judge, path = arguments.judge, arguments.data.resolve()
+    judge, path = arguments.judge, arguments.data.absolute()
 
     def make_draw(folder: Any) -> Any:
         # drawn as it was collected; the folder says how

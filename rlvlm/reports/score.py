@@ -142,12 +142,12 @@ def score_data(  # noqa: PLR0913 - the command's options
             _ScoreScreen(sys.stderr, f"{kept.stamp.judge} on {recordings.path}", data) as screen,
         ):
             stop.log = screen.line
-            episodes, error = _score_all(kept, recordings, asked, screen, stop)
+            episodes, strips, error = _score_all(kept, recordings, asked, screen, stop)
             screen.finish()
     wall_s = screen.wall_s
     episodes.sort(key=lambda episode: episode.number)
     is_whole = error is None and len(episodes) == data.num_episodes
-    found = _Found(recordings.path.name, data, asked, kept.stamp, tuple(episodes), is_whole, other)
+    found = _Found(recordings.path.name, data, asked, kept.stamp, tuple(episodes), strips, is_whole, other)
     row = found.row() | {"asked": kept.misses, "from_store": kept.hits, "wall_s": round(wall_s, 1)}
     write_labels(out / LABELS_FILE, data.digest, found.labels())
     if "pairs" in asked.questions:
@@ -238,9 +238,12 @@ def _log(line: str) -> None:
 
 def _score_all(
     judge: CachedJudge, recordings: Recordings, asked: Asked, screen: "_ScoreScreen", stop: StopRequest
-) -> tuple[list[ScoredEpisode], JudgeUnavailable | None]:
-    """The episodes that were scored until the judge failed, which is the second, or the user stopped it."""
+) -> tuple[list[ScoredEpisode], dict[int, list[str]], JudgeUnavailable | None]:
+    """The episodes that were scored until the judge failed, which comes last, or the user stopped it; and their images,
+    by number.
+    """
     episodes: list[ScoredEpisode] = []
+    strips: dict[int, list[str]] = {}
     said: set[str] = set()
 
     def log(line: str) -> None:
@@ -250,7 +253,9 @@ def _score_all(
 
     try:
         for episode in score_episodes(judge, recordings, asked, log):
-            episodes.append(episode)
+            # encoded at once: thousands of episodes would not fit into memory as they are
+            strips[episode.number] = [_webp(image) for image in episode.strip]
+            episodes.append(replace(episode, strip=episode.strip[:0]))
             screen.add(episode)
             if episode.reason:
                 screen.line(repr(f"{episode.name}: {episode.reason}")[1:-1])  # names of files may hold escape sequences
@@ -259,8 +264,8 @@ def _score_all(
     except JudgeUnavailable as error:
         if not any(episode.rows for episode in episodes):
             raise
-        return episodes, error
-    return episodes, None
+        return episodes, strips, error
+    return episodes, strips, None
 
 
 class _ScoreScreen(Screen):
@@ -315,6 +320,8 @@ class _Found:
     asked: Asked
     stamp: Stamp
     episodes: tuple[ScoredEpisode, ...]
+    strips: Mapping[int, list[str]]
+    """Encoded images of each episode, by its number."""
     is_whole: bool
     """Whether all of the data were asked about."""
     other: RecordedLabels | None
@@ -497,7 +504,7 @@ class _Found:
             # left to right as time goes, up as progress does
             "curve": " ".join(f"{x:.1f},{30 - 28 * y:.1f}" for x, y in points),
             "label": f"progress from {points[0][1]:.2f} to {points[-1][1]:.2f}" if points else "no progress",
-            "strip": [_webp(image) for image in episode.strip],
+            "strip": self.strips[episode.number],
         }
 
 
