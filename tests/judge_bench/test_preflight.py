@@ -145,7 +145,7 @@ def test_recorded_episodes_are_shown_backwards_still_and_under_another_sentence(
             instruction=sentences[number % 2],
             actions=np.zeros((9, 0), np.float32),
             proprio=np.zeros((9, 0), np.float32),
-            look=lambda steps: np.tile(np.uint8(10 * steps)[:, None, None, None, None], (1, 1, 8, 8, 3)),
+            look=lambda steps: np.tile((10 * steps).astype(np.uint8)[:, None, None, None, None], (1, 1, 8, 8, 3)),
             success=number < 4,
         )
         for number in range(6)
