@@ -393,6 +393,8 @@ class _Found:
             advice += (
                 f"; {kept['successes']:.0%} of them are successes, of all {_share_of_successes(self.episodes):.0%}"
             )
+        if fatal := [fault.name for fault in graded.faults if fault.is_fatal]:
+            advice, dropped = f"Drop nothing by these labels: the judge {', and '.join(fatal)}", []
         return {
             "data": self.name,
             "dataset": self.data.digest,

@@ -236,6 +236,10 @@ def test_a_judge_that_knows_nothing_is_refused_in_the_benchs_words(
     data = write_data(tmp_path / "unknown", "videos", films())
     score(data, judge="blind")
     assert "scores everything alike" in capsys.readouterr().err
+    # nor is anything dropped on its word, where it was asked all the same
+    data = write_data(tmp_path / "known", "folder", films())
+    found = score(data, "--preflight", "0", judge="blind")[1]
+    assert found["advice"] == "Drop nothing by these labels: the judge scores everything alike." and not found["drop"]
 
 
 @pytest.mark.slow
