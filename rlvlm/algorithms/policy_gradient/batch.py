@@ -1,13 +1,11 @@
 """What an update learns from: the turns of episodes with what each was worth, as columns to be cut into minibatches."""
 
-import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from rlvlm.algorithms.learners import largest, map_sharded
@@ -166,7 +164,7 @@ class BatchMaker:
             returns=None if returns is None else returns[rows.grid].float().to(device),
             reference=reference,
             slots=torch.tensor([rows.slots[e] for _, e in rows.at]),
-            chosen=self._chosen(episodes, rows.at),
+            chosen=torch.arange(len(rows.at)),
             action_size=action_size,
             chunk_elements=int((weights * mask > 0).sum(dim=1).amax()) if chunks else 0,
             extras=extras,
@@ -290,22 +288,6 @@ class BatchMaker:
             states=states,
         )
 
-    def _chosen(self, episodes: Sequence[TokenEpisode], rows: Sequence[tuple[int, int]]) -> Tensor:
-        """Rows that are learned from: all, or of each group those that differ most from what its other kind did."""
-        share = self._algo.advantage.chunk_share
-        if share == 1:
-            return torch.arange(len(rows))
-        kept: set[tuple[int, int]] = set()
-        for group in sorted({one.group for one in episodes}):
-            members = [e for e, one in enumerate(episodes) if one.group == group]
-            returns = np.array([episodes[e].rewards.sum() for e in members])
-            unit = (self.env.action_high - self.env.action_low) / NUM_UNITS
-            apart = differences([episodes[e].chunks for e in members], returns - returns.mean(), unit)
-            turns = [(t, e) for e in members for t in range(len(episodes[e]))]
-            best = np.argsort(-apart, kind="stable")[: math.ceil(share * len(apart))]
-            kept |= {turns[place] for place in best}
-        return torch.tensor([row for row, turn in enumerate(rows) if turn in kept])
-
     def _each_once(
         self, obs: Observations, rows: Rows | None, compute: Callable[[Observations, Sequence[Answer]], Tensor]
     ) -> list[Tensor]:
@@ -375,45 +357,6 @@ def mismatch_of(trainer: Tensor, engine: Tensor, counts: Tensor, cap: float) -> 
         metrics.ENGINE_LARGEST_RATIO: float(log_ratio.abs().max().exp()),
         metrics.ENGINE_TRUNCATED: float((counts >= cap).float().mean()),
     }
-
-
-NUM_UNITS = 255
-"""Parts of an action's range: a difference of one of them hardly counts."""
-
-
-def differences(
-    chunks: Sequence[Sequence[FloatArray]], advantages: FloatArray, unit: FloatArray
-) -> NDArray[np.float32]:
-    """How far each chunk's actions are from what the other kind of a group's episodes did at its time.
-
-    Better episodes are held against worse ones and the other way round, chunks of one number in their episodes against
-    each other: the distance of a chunk's actions from the other kind's mean, in standard deviations of all of them (and
-    one unit, so that actions that hardly differ do not count much), mean over actions and dimensions.
-
-    Args:
-        chunks: [L, A] of G episodes of one initial state.
-        advantages: [G]; above 0 is better, below 0 worse.
-        unit: [A] in the env's units.
-
-    Returns:
-        [chunks of all episodes], one after the other; 0 where only one of the two kinds was still acting.
-
-    Source: arXiv:2605.16154, which learns from the fifth of the chunks whose actions differ most between successes and
-    failures. Departure: how it measures that is not known here.
-    """
-    apart = [np.zeros(len(one), np.float32) for one in chunks]
-    for number in range(max(len(one) for one in apart)):
-        acting = [place for place, one in enumerate(apart) if len(one) > number]
-        actions = np.stack([chunks[place][number] for place in acting])
-        kinds = np.sign(advantages[acting])
-        if not {-1.0, 1.0} <= set(kinds.tolist()):
-            continue
-        spread = actions.std(axis=0) + unit
-        means = {kind: actions[kinds == kind].mean(axis=0) for kind in (-1.0, 1.0)}
-        for place, own, kind in zip(acting, actions, kinds.tolist(), strict=True):
-            if kind:
-                apart[place][number] = (np.abs(own - means[-kind]) / spread).mean()
-    return np.concatenate(apart)
 
 
 def _padded(rows: Sequence[Tensor]) -> Tensor:

@@ -66,19 +66,14 @@ class AdvantageConfig:
     it is asked twice about the episodes of `monitor.preflight` before anything is learned."""
     noise_factor: float = 2.0
     """See `scorer_noise`; > 0."""
-    chunk_share: float = 1.0
-    """Share of each group's chunks that are learned from, in (0, 1]: those whose actions are furthest from what the
-    other kind of the group's episodes, better or worse, did at that time. An update costs as much less."""
 
     def __post_init__(self) -> None:
         section = "algo.advantage"
         check_shares(self, section, "gamma", "gae_lambda", "token_gamma", "token_lambda")
         check_least(self, section, 0, "step_weight")
-        check_positive(self, section, "min_spread", "noise_factor", "chunk_share")
+        check_positive(self, section, "min_spread", "noise_factor")
         if self.scorer_noise != "measured" and self.scorer_noise < 0:
             raise ValueError(f"{section}.scorer_noise must be >= 0, or measured, got {self.scorer_noise}")
-        if self.chunk_share > 1:
-            raise ValueError(f"{section}.chunk_share must be in (0, 1], got {self.chunk_share}; 1 learns from all")
         if self.scorer_noise == 0 and self.noise_factor != 2.0:
             raise ValueError(f"{section}.noise_factor has no effect without scorer_noise; set both or neither")
         if self.values != "state" and self.critic != CriticConfig():

@@ -278,7 +278,6 @@ def test_what_is_wrong_with_an_estimator_of_ones_own_is_said(tmp_path: Path) -> 
         ({"scorer_noise": -0.1}, "must be >= 0, or measured"),
         ({"critic": CriticConfig(hidden=9)}, "no effect unless values is state"),
         ({"gamma": 1.5}, r"algo\.advantage\.gamma must be in \[0, 1\]"),
-        ({"chunk_share": 1.2}, "chunk_share must be in"),
         ({"min_spread": math.nan}, "min_spread must be > 0"),
     ],
 )

@@ -133,20 +133,6 @@ def test_an_update_makes_what_did_well_more_likely() -> None:
 
 
 @pytest.mark.slow
-def test_chunks_that_are_not_chosen_teach_nothing() -> None:
-    half = AdvantageConfig(estimator="grpo", divide_by_std=False, chunk_share=0.5)
-    learner, runner = make(lr=1e-3, advantage=half)
-    episodes = sample(learner, runner)
-    batch, before = learner.batches.make(episodes), {k: v.clone() for k, v in learner.policy.trained_state().items()}
-    assert len(batch.chosen) < len(batch.answers)
-    other = set(range(len(batch.answers))) - set(batch.chosen.tolist())
-    assert other.isdisjoint({int(row) for rows, _ in learner._minibatches(batch) for row in rows})
-    learner.learn(episodes, 0.0)
-    assert learner.report()[metrics.UPDATE_TURNS] == len(batch.chosen)
-    assert any(not torch.equal(value, before[name]) for name, value in learner.policy.trained_state().items())
-
-
-@pytest.mark.slow
 def test_dimensions_that_demonstrations_hardly_use_are_not_explored_and_teach_nothing() -> None:
     still = ActionScale(
         low=(-1.0, -1.0, -0.1, -0.2, -0.2, -0.2, 0.0), high=(1.0, 0.0, 0.1, 0.19, 0.21, 0.0, 1.0), scaled=SCALE.scaled

@@ -5,7 +5,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from rlvlm.algorithms.policy_gradient.batch import differences
 from rlvlm.algorithms.policy_gradient.config import AdvantageConfig, chunk_defaults
 from rlvlm.algorithms.policy_gradient.rewards import RewardLabeller, known_episodes_of
 from rlvlm.algorithms.policy_gradient.source import EpisodeSource, informative_groups, is_informative
@@ -39,16 +38,6 @@ def test_a_group_of_failures_that_a_noisy_scorer_calls_different_is_dropped() ->
         noisy = (0.1 + noise * np.random.default_rng(2).normal(size=(2_000, 8))).astype(np.float32)
         assert np.mean([is_informative(row, CONFIG, 0.0) for row in noisy]) > 0.99
         assert np.mean([is_informative(row, CONFIG, noise) for row in noisy]) < 0.01
-
-
-def test_chunks_are_chosen_that_differ_from_the_other_kind_by_hand() -> None:
-    # At the second chunk the better act at 100 and 120, the worse at 60 and 80, a deviation of 22.4: 40 and 20 from the
-    # mean of the others for those that are far and near. At the first all act alike; the third has but one kind.
-    acts = [[10, 100], [10, 120], [10, 60], [10, 80, 200]]
-    chunks = [episode([4] * len(one), bins=one).chunks for one in acts]
-    apart = differences(chunks, np.array([1, 1, -1, -1], np.float32), np.ones(7, np.float32))
-    unit = 500**0.5 + 1
-    np.testing.assert_allclose(apart, [0, 30 / unit, 0, 50 / unit, 0, 50 / unit, 0, 30 / unit, 0], atol=1e-6)
 
 
 def test_an_episodes_columns_by_hand() -> None:
