@@ -39,8 +39,6 @@ class SACConfig:
     """Steps of each env between turns of updates; an episode's last turn may be shorter."""
     seed_steps: int = 2_000
     """Env steps with uniform random actions at the start."""
-    random_hold: float = 0.5
-    """Probability in [0, 1) that a random action is kept for one more step; held actions reach further."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device of networks and replay. auto: a GPU that Ray or SLURM has assigned to the process, else the CPU; cuda: the
     first that is visible. Networks of this size are as fast on a CPU core."""
@@ -60,8 +58,6 @@ class SACConfig:
     def __post_init__(self) -> None:
         if not 0 <= self.gamma < 1:
             raise ValueError(f"algo.gamma must be in [0, 1), got {self.gamma}")
-        if not 0 <= self.random_hold < 1:
-            raise ValueError(f"algo.random_hold must be in [0, 1), got {self.random_hold}")
         if not 0 < self.tau <= 1:
             raise ValueError(f"algo.tau must be in (0, 1], got {self.tau}")
         check_positive(self, "algo", "actor_lr", "critic_lr", "alpha_lr", "initial_alpha", "updates_per_step")

@@ -20,6 +20,8 @@ from rlvlm.envs.env import StepEnv
 from rlvlm.envs.registry import make_vector
 from rlvlm.policies.squashed_gaussian import SquashedGaussian
 
+_P_HOLD = 0.5  # that a random action is kept for one more step; held actions reach further
+
 
 @dataclass(frozen=True, slots=True)
 class Sample:
@@ -150,9 +152,9 @@ class StepEnvRunner(BaseRunner):
         return self.policy.act(torch.from_numpy(self._obs).to(device), torch.from_numpy(noise).to(device)).cpu().numpy()
 
     def _random_actions(self) -> FloatArray:
-        """[N, A] uniform in [-1, 1); each env keeps its last ones with probability `random_hold`."""
+        """[N, A] uniform in [-1, 1); each env keeps its last ones with probability `_P_HOLD`."""
         fresh = self._noise.uniform(-1, 1, self._random.shape).astype(np.float32)
-        holds = self._noise.random(self.num_envs) < self.config.sac.random_hold
+        holds = self._noise.random(self.num_envs) < _P_HOLD
         self._random = np.where(holds[:, None], self._random, fresh)
         return self._random
 
