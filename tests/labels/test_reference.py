@@ -128,6 +128,7 @@ def test_files_written_before_numpy_2_are_read():
     old = pickle.dumps(ARRAYS, 3).replace(b"cnumpy._core.", b"cnumpy.core.")
     np.testing.assert_array_equal(read_pickled_arrays(old)[0], ARRAYS[0])
     framed = pickle.dumps(ARRAYS, 4).replace(b"\x8c\x16numpy._core.multiarray", b"\x8c\x15numpy.core.multiarray")
+    framed = framed[:3] + (len(framed) - 11).to_bytes(8, "little") + framed[11:]  # the length of its only frame
     np.testing.assert_array_equal(read_pickled_arrays(framed)[0], ARRAYS[0])
 
 
@@ -199,6 +200,17 @@ def test_lengths_that_lie_cost_no_memory():
         read_pickled_arrays(laughs)
     with pytest.raises(RefusedPickle, match="instructions"):
         read_pickled_arrays(b"\x80\x04" + b"N" * (pickles.MAX_OPCODES + 1) + b".")
+    with pytest.raises(RefusedPickle, match="place 2,147,483,647 of its memo"):
+        read_pickled_arrays(b"\x80\x02]r\xff\xff\xff\x7f.")
+    # pairs of pairs of pairs: nobody may hash them, or print them
+    pairs = b")q\x00" + b"".join(b"h%ch%c\x86q%c" % (n, n, n + 1) for n in range(60))
+    with pytest.raises(RefusedPickle, match="plain numbers"):
+        read_pickled_arrays(b"\x80\x02" + pairs + b"cnumpy\ndtype\nh\x3c\x85R.")
+    # eight bytes for each further copy of a text of 10 kB
+    text = b"X" + (10_000).to_bytes(4, "little") + b"a" * 10_000
+    copies = text + b"q\x00X\x06\x00\x00\x00latin1q\x01c_codecs\nencode\nq\x02" + b"h\x02h\x00h\x01\x86R" * 100
+    with pytest.raises(RefusedPickle, match="more text than the file has"):
+        read_pickled_arrays(b"\x80\x02]" + copies + b".")
 
 
 def test_no_garbage_gets_past_or_breaks_the_reader():
