@@ -17,26 +17,23 @@ Answer = TypeVar("Answer", Verdict, Score)
 
 
 class CachedJudge:
-    """Answers from memory what was asked before, and asks the rest.
+    """Answers from a label store what was asked before, and asks the rest.
 
-    Failed answers are never remembered, so they are asked again. With a store, answers outlive the process and are
-    shared with every other run that uses it: they are on the disk before they are handed out, with their images.
+    Failed answers are asked again. Others outlive the process and are shared with every other run that uses the store:
+    they are on the disk before they are handed out, with their images.
 
     Args:
         judge: is asked what is not known yet.
-        store: where answers are kept. None remembers within this process alone.
+        store: where answers are kept.
         show: called after every answer with `hits` and `misses`.
     """
 
-    def __init__(
-        self, judge: Judge, store: LabelStore | None = None, show: Callable[[int, int], None] | None = None
-    ) -> None:
+    def __init__(self, judge: Judge, store: LabelStore, show: Callable[[int, int], None] | None = None) -> None:
         self._judge = judge
         self._store = store
         self._show = show
-        self._known: dict[str, Verdict | Score] = {}
         self.hits = 0
-        """Questions answered from memory or the store."""
+        """Questions answered from the store."""
         self.misses = 0
         """Questions put to the judge."""
 
@@ -60,28 +57,20 @@ class CachedJudge:
         # the address of a question is a hash of goal and pixels: the same for every run and machine
         described = [describe(item) for item in items]
         keys = [answer_key(question.id, stamp) for question, _ in described]
-        if store is not None:  # and not by truth: an empty store is falsy
-            store.refresh()  # other runs add to the same store meanwhile
-            known: dict[str, Any] = {key: store.find(key) for key in dict.fromkeys(keys)}
-        else:
-            known = {key: self._known.get(key) for key in keys}
+        store.refresh()  # other runs add to the same store meanwhile
+        known: dict[str, Any] = {key: store.find(key) for key in dict.fromkeys(keys)}
         # a question that comes twice in one call is asked once
         unknown = {key: place for place, key in enumerate(keys) if known[key] is None}
         if unknown:
             questions = [described[place][0] for place in unknown.values()]
             images = [image for place in unknown.values() for image in described[place][1]]
             with ThreadPoolExecutor(1, thread_name_prefix="label-pictures") as pool:  # written while the judge thinks
-                kept = pool.submit(store.keep_images, images) if store is not None else None
+                kept = pool.submit(store.keep_images, images)
                 given = zip(questions, ask([items[place] for place in unknown.values()]), strict=True)
                 fresh = [replace(answer, question=question.id) for question, answer in given]
-                if kept:
-                    kept.result()  # an answer whose images are missing could not be looked at later
+                kept.result()  # an answer whose images are missing could not be looked at later
             # kept before they are handed out: what a crash loses was then learned from by nobody
-            if store is not None:
-                store.add_answers(list(zip(questions, fresh, strict=True)))
-            else:
-                answered = [answer for answer in fresh if answer.status is not Status.FAILED]
-                self._known |= {answer_key(answer.question, answer.stamp): answer for answer in answered}
+            store.add_answers(list(zip(questions, fresh, strict=True)))
             known |= dict(zip(unknown, fresh, strict=True))
         self.misses += len(unknown)
         self.hits += len(keys) - len(unknown)

@@ -37,9 +37,9 @@ class CountingJudge(FakeJudge):
         return super().compare(queries)
 
 
-def test_a_question_is_asked_once():
+def test_a_question_is_asked_once(tmp_path):
     judge = CountingJudge()
-    cached = CachedJudge(judge)
+    cached = CachedJudge(judge, LabelStore(tmp_path / "store"))
     queries = [make_query(0, 9), make_query(9, 0), make_query(0, 9)]
     first = cached.compare(queries)
     assert (judge.calls, cached.hits, cached.misses) == ([2], 1, 2)
@@ -48,7 +48,6 @@ def test_a_question_is_asked_once():
 
 
 def test_judges_with_a_memory_keep_the_contract(tmp_path):
-    check_judge(CachedJudge(FakeJudge()))
     check_judge(CachedJudge(FakeJudge(), LabelStore(tmp_path / "store")))
     check_judge(CachedJudge(FakeJudge(), LabelStore(tmp_path / "store")))  # from the disk alone
     check_judge(stored(tmp_path / "store"))

@@ -16,6 +16,7 @@ from rlvlm.core.judging import Clip, Query, Status
 from rlvlm.judges.build import abilities_of
 from rlvlm.judges.cache import CachedJudge, without_memory
 from rlvlm.judges.goal_image import GoalImageJudge, read_goal_image
+from rlvlm.labels.store import LabelStore
 from rlvlm.testing import FakeJudge
 
 _ORIENTATION = 0x0112
@@ -44,9 +45,9 @@ def test_a_photograph_is_turned_and_made_no_larger_than_what_is_judged(photo: Pa
     assert image[10, 75, 0] > 240 and image[290, 75, 2] > 240
 
 
-def test_every_question_has_the_image_and_caches_know_it(photo: Path) -> None:
+def test_every_question_has_the_image_and_caches_know_it(photo: Path, tmp_path: Path) -> None:
     frames = np.zeros((1, 8, 8, 3), np.uint8)
-    cached = CachedJudge(FakeJudge())
+    cached = CachedJudge(FakeJudge(), LabelStore(tmp_path / "store"))
     shown = GoalImageJudge(cached, read_goal_image(photo, 32))
     query, clip = Query(goal="open it", left=frames, right=frames + 9), Clip(goal="open it", frames=frames)
     for judge in (shown, cached, shown):

@@ -157,14 +157,14 @@ def _ask_until(judge: ServedJudge, over: threading.Event) -> None:
         judge.compare(stub_queries(16, 0))
 
 
-def test_the_figures_reach_rays_prometheus_endpoint(running):
+def test_the_figures_reach_rays_prometheus_endpoint(running, tmp_path):
     """Scrapes for real, after questions of which one fails."""
     bad = Query(goal="", left=make_queries(1, 0)[0].left, right=make_queries(1, 0)[0].right)
     running.compare([*make_queries(7, seed=5), bad])
     running.score([Clip(goal="open the drawer", frames=query.left) for query in make_queries(2, seed=6)])
     ClientMetrics().retries.inc(1, {"run": "a-run", "reason": "ActorDiedError"})
     show_accuracy("a-run")({metrics.LABEL_ACCURACY: 0.9, "sac/alpha": 1.0})
-    cache = CachedJudge(FakeJudge(), show=show_cache("a-run"))
+    cache = CachedJudge(FakeJudge(), LabelStore(tmp_path / "store"), show_cache("a-run"))
     assert cache.compare(stub_queries(3, 0)) == cache.compare(stub_queries(3, 0))
     port = ray.nodes()[0]["MetricsExportPort"]
     wanted = [

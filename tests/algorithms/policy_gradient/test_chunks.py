@@ -27,6 +27,7 @@ from rlvlm.envs.registry import make_env
 from rlvlm.judges.cache import CachedJudge
 from rlvlm.judges.judge import Judge
 from rlvlm.labels.images import image_digest
+from rlvlm.labels.store import LabelStore
 from rlvlm.policies.vla.config import VLAConfig
 from rlvlm.policies.vla.pocket import PocketVLA
 from rlvlm.rewards.config import ChunkRewardConfig, MonitorConfig, TurnRewardConfig
@@ -283,11 +284,13 @@ class WaveringJudge(FakeJudge):
         return [replace(one, value=1 - (one.value or 0.0) + change) for one in super().score(clips)]
 
 
-def test_a_judge_is_asked_twice_for_its_noise_though_its_answers_are_remembered(build: Build) -> None:
+def test_a_judge_is_asked_twice_for_its_noise_though_its_answers_are_remembered(build: Build, tmp_path: Path) -> None:
     # which of two answers a control or an episode gets depends on how many were asked before: near the usual bound
     scores = ChunkRewardConfig(source="judged", frame_px=16, num_frames=3, monitor=MonitorConfig(least_auc=0.5))
     noisy = AdvantageConfig(estimator="grpo", scorer_noise="measured")
-    algorithm = build(scores=scores, advantage=noisy, make_judge=lambda: CachedJudge(WaveringJudge()))
+    algorithm = build(
+        scores=scores, advantage=noisy, make_judge=lambda: CachedJudge(WaveringJudge(), LabelStore(tmp_path))
+    )
     algorithm.prepare(lambda line: None)
     assert algorithm.report()[metrics.JUDGE_PREFLIGHT_NOISE] == pytest.approx(0.04 / np.sqrt(2))
 

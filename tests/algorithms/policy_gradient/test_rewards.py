@@ -5,6 +5,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,7 @@ from rlvlm.judge_bench.asking import Reference, ask
 from rlvlm.judge_bench.items import CASES, Item, TaskItems
 from rlvlm.judge_bench.preflight import known_items, scored_suite
 from rlvlm.judges.cache import CachedJudge, without_memory
+from rlvlm.labels.store import LabelStore
 from rlvlm.rewards.config import ChunkRewardConfig, MixtureConfig, MonitorConfig, TurnRewardConfig
 from rlvlm.rewards.scorers import JudgeScorer, SimulatedScorer, random_scorer
 from rlvlm.rewards.scoring_items import ScoringItem
@@ -294,7 +296,7 @@ def test_a_threshold_makes_scores_binary_and_may_be_calibrated() -> None:
         assert again.monitor.claim == plain.monitor.claim
 
 
-def test_noise_is_how_far_scores_of_one_episode_lie_apart() -> None:
+def test_noise_is_how_far_scores_of_one_episode_lie_apart(tmp_path: Path) -> None:
     known = [item_of(whole(steps)) for steps in (12, 11, 10)]
     answers: list[float | None] = [0.2, 0.9, None, 0.4, 0.7, 0.5]
 
@@ -309,7 +311,9 @@ def test_noise_is_how_far_scores_of_one_episode_lie_apart() -> None:
     random = RewardLabeller(ChunkRewardConfig(source="judged", teacher="random"), random_scorer(seed=0))
     assert random.measure_noise(known * 300, random_scorer(seed=0)) == pytest.approx(1 / math.sqrt(12), abs=0.02)
     judge = ByHand([0.2, 0.4])
-    assert without_memory(CachedJudge(judge)) is without_memory(judge) is judge, "its noise is that of new answers"
+    assert without_memory(CachedJudge(judge, LabelStore(tmp_path))) is without_memory(judge) is judge, (
+        "its noise is that of new answers"
+    )
 
 
 def test_an_episode_without_an_answer_never_gets_the_truth() -> None:
