@@ -4,13 +4,13 @@ Called by the algorithms once the judge is up; `rlvlm judge-bench TASK` asks the
 """
 
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from rlvlm.core.errors import JudgeUnavailable, UnsupportedQuestion
 from rlvlm.demonstrations.trajectory import RobotTrajectory
 from rlvlm.envs.config import EnvConfig
 from rlvlm.judge_bench.asking import Answer, KnowsItems, ask
-from rlvlm.judge_bench.faults import Fault, grade
+from rlvlm.judge_bench.faults import grade
 from rlvlm.judge_bench.figures import Figures
 from rlvlm.judge_bench.items import TaskItems, make_items, recorded_items
 from rlvlm.judge_bench.suites import Suite
@@ -24,16 +24,6 @@ _SHOWN = ("reversed", "still", "other goal")
 
 class JudgeRefused(JudgeUnavailable):
     """The judge answers, and its answers say nothing about the goal."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Preflight:
-    """What a few known items say of a judge."""
-
-    figures: Figures
-    """`pair_figures` and `score_figures` together."""
-    faults: tuple[Fault, ...]
-    """None of them fatal."""
 
 
 def scored_suite(task: str, count: int) -> Suite:
@@ -100,8 +90,8 @@ def preflight(
     least_auc: float | None = None,
     setting: str = "reward.monitor.preflight",
     log: Callable[[str], None] = lambda _: None,
-) -> Preflight:
-    """Asks about `made`, and says what came of it; faults that are not fatal are logged.
+) -> Figures:
+    """Asks about `made`, and returns `pair_figures` and `score_figures` together; faults that are not fatal are logged.
 
     Args:
         judge: of the run.
@@ -130,4 +120,4 @@ def preflight(
         )
     for fault in graded.faults:
         log(f"the judge {fault.name} ({fault.evidence})")
-    return Preflight(figures=graded.pairs | graded.scores, faults=tuple(graded.faults))
+    return graded.pairs | graded.scores

@@ -48,8 +48,11 @@ class Teacher:
 
     def prefer(self, margin: float) -> Verdict:
         """The verdict of who finds the right side better by `margin`; at 0 there is no preference."""
-        label = Label.of(0.0, margin)
-        return Verdict(status=Status.of(label), label=label, stamp=self._stamp)
+        return self.verdict(Label.of(0.0, margin))
+
+    def verdict(self, label: Label, text: str = "") -> Verdict:
+        """The verdict with this label, of which a tie is no preference."""
+        return Verdict(status=Status.of(label), label=label, stamp=self._stamp, text=text)
 
     def inform(self, recent: Sequence[Trajectory]) -> None:
         """Looks at the newest finished episodes, oldest first; called before every session."""
@@ -144,8 +147,7 @@ class RandomTeacher(Teacher):
         drawn = self._rng.random(len(questions))
         if questions and isinstance(questions[0], Segment):
             return [Score(status=Status.OK, value=float(value), stamp=self._stamp) for value in drawn]
-        labels = [Label.RIGHT if value < 0.5 else Label.LEFT for value in drawn]
-        return [Verdict(status=Status.OK, label=label, stamp=self._stamp) for label in labels]
+        return [self.verdict(Label.RIGHT if value < 0.5 else Label.LEFT) for value in drawn]
 
 
 class SimulatedTeacher(Teacher):
@@ -221,12 +223,9 @@ class SimulatedTeacher(Teacher):
         verdicts = []
         for right_one, tied, skipped, biased in zip(says_right, is_tied, is_skipped, is_left, strict=True):
             if (skipped or tied) and not biased:
-                text = self.SKIPPED if skipped else ""
-                verdict = Verdict(status=Status.NO_PREFERENCE, label=Label.TIE, stamp=self._stamp, text=text)
+                verdicts.append(self.verdict(Label.TIE, self.SKIPPED if skipped else ""))
             else:
-                label = Label.RIGHT if right_one and not biased else Label.LEFT
-                verdict = Verdict(status=Status.OK, label=label, stamp=self._stamp)
-            verdicts.append(verdict)
+                verdicts.append(self.verdict(Label.RIGHT if right_one and not biased else Label.LEFT))
         return verdicts
 
     def get_state(self) -> dict[str, Any]:
@@ -341,12 +340,8 @@ class MeasuredTeacher(Teacher):
             gain = float(pair.right.progress[-1] - pair.left.progress[-1])
             # one draw, cut by the cumulative shares: correct, wrong, undecided
             correct, decided, _ = self._ends[min(int(abs(gain) * NUM_BINS), NUM_BINS - 1), int(gain > 0)]
-            if draw >= decided:
-                verdicts.append(Verdict(status=Status.NO_PREFERENCE, label=Label.TIE, stamp=self._stamp))
-                continue
             says_right = side_draw < self._p_right if abs(gain) <= SMALLEST_GAP else (gain > 0) == (draw < correct)
-            label = Label.RIGHT if says_right else Label.LEFT
-            verdicts.append(Verdict(status=Status.OK, label=label, stamp=self._stamp))
+            verdicts.append(self.verdict(Label.TIE if draw >= decided else Label.RIGHT if says_right else Label.LEFT))
         return verdicts
 
 

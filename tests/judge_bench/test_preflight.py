@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +14,6 @@ from rlvlm.judge_bench.asking import Reference
 from rlvlm.judge_bench.items import Item, TaskItems
 from rlvlm.judge_bench.preflight import (
     JudgeRefused,
-    Preflight,
     compared_suite,
     known_items,
     known_recordings,
@@ -53,16 +53,17 @@ class Progress(Says):
         return None if item.sides[0].sum() % 3 < self.given else item.truth[0]
 
 
-def tried(judge: Reference | Says, made: TaskItems) -> Preflight:
-    return preflight(judge, made, 2, 0, least_auc=0.75)
+def tried(judge: Reference | Says, made: TaskItems, lines: list[str] | None = None) -> dict[str, Any]:
+    return preflight(judge, made, 2, 0, least_auc=0.75, log=([] if lines is None else lines).append)
 
 
 def test_the_oracle_starts_and_its_figures_are_the_benchs(made: TaskItems) -> None:
-    found = tried(Reference("oracle"), made)
-    assert found.figures["auc"]["value"] == 1.0 and found.figures["threshold"] == 0.5 and not found.faults
+    lines: list[str] = []
+    found = tried(Reference("oracle"), made, lines)
+    assert found["auc"]["value"] == 1.0 and found["threshold"] == 0.5 and not lines
     controls = [item.case for item in made.items if item.source >= 0]
     assert {case: controls.count(case) for case in controls} == {"reversed": 8, "still": 8, "other goal": 8}
-    assert found.figures["auc"]["count"] == len(made.items) - len(controls) > 48
+    assert found["auc"]["count"] == len(made.items) - len(controls) > 48
 
 
 @pytest.mark.parametrize(
@@ -93,19 +94,18 @@ class CopiesSome(Says):
 
 def test_a_fault_that_a_run_can_live_with_is_logged(made: TaskItems) -> None:
     lines: list[str] = []
-    found = preflight(CopiesSome(0.0), made, 2, 0, least_auc=0.75, log=lines.append)
-    assert [fault.name for fault in found.faults] == ["copies the answer before"]
+    tried(CopiesSome(0.0), made, lines)
     assert len(lines) == 1 and lines[0].startswith("the judge copies the answer before (")
 
 
 def test_single_bad_answers_stop_nobody(made: TaskItems) -> None:
-    assert tried(Progress(1.0), made).figures["auc"]["value"] > 0.9
+    assert tried(Progress(1.0), made)["auc"]["value"] > 0.9
 
 
 def test_pairs_are_asked_in_both_orders_and_refused_in_the_benchs_words() -> None:
     made = known_items(compared_suite("cartpole", 30), task_env("cartpole"), 48, 0, False).closed()
     assert {item.kind for item in made.items} == {"pair"} and len(made.items) == 30
-    figures = preflight(Reference("oracle"), made, 1, 0).figures
+    figures = preflight(Reference("oracle"), made, 1, 0)
     assert figures["accuracy"]["value"] == 1.0 and figures["accuracy"]["count"] == 60
     with pytest.raises(JudgeRefused, match="prefers the left image .*; it does not tell nearer from farther") as caught:
         preflight(Reference("left"), made, 1, 0, setting="feedback.preflight")
@@ -120,11 +120,10 @@ class PathLength(Says):
 
 
 def test_what_a_policy_can_exploit_is_logged(made: TaskItems) -> None:
-    names = [fault.name for fault in tried(PathLength(0.0), made).faults if fault.is_exploitable]
-    assert names == [
-        "scores a success as high when it is shown backwards",
-        "scores a success as high under another goal of the scene",
-    ]
+    lines: list[str] = []
+    tried(PathLength(0.0), made, lines)
+    for how in ("when it is shown backwards", "under another goal of the scene"):
+        assert any(line.startswith(f"the judge scores a success as high {how} (") for line in lines), lines
 
 
 def test_the_words_of_the_user_have_no_other_goal() -> None:

@@ -142,9 +142,7 @@ class RewardLabeller:
         assert self._scorer is not None, "there is somebody to be tried"
         config = self._config
         judge = RunScorer(self._scorer, config.num_frames)
-        figures = try_judge(
-            judge, made, config.num_frames, seed, least_auc=config.monitor.least_auc, log=log
-        ).figures  # fmt: skip
+        figures = try_judge(judge, made, config.num_frames, seed, least_auc=config.monitor.least_auc, log=log)
         area, threshold = figures["auc"], figures["threshold"]
         log(
             f"AUC of success {area['value']:.2f} ({area['low']:.2f} to {area['high']:.2f}), best threshold "
