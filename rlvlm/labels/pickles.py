@@ -32,7 +32,7 @@ _OPCODES = frozenset(
 """All instructions that arrays in a list need; there are no dictionaries and no objects of classes among them."""
 _BROKEN = (
     ValueError, IndexError, KeyError, TypeError, AttributeError, OverflowError, RecursionError, MemoryError, EOFError,
-    pickle.UnpicklingError,
+    BufferError, pickle.UnpicklingError,
 )  # fmt: skip
 """What a program raises that is torn or makes no sense."""
 

@@ -202,6 +202,12 @@ def test_lengths_that_lie_cost_no_memory():
         read_pickled_arrays(b"\x80\x04" + b"N" * (pickles.MAX_OPCODES + 1) + b".")
     with pytest.raises(RefusedPickle, match="place 2,147,483,647 of its memo"):
         read_pickled_arrays(b"\x80\x02]r\xff\xff\xff\x7f.")
+    # bytes that an array has taken and that a list's instruction then makes longer
+    array = pickle.dumps([np.zeros(8, np.uint8)], 5)
+    assert b"\x96" in array and array.endswith(b"\x94a.")
+    place = array[: array.index(b"\x96")].count(b"\x94")
+    with pytest.raises(RefusedPickle, match="BufferError"):
+        read_pickled_arrays(array[:2] + array[11:-1] + b"h%cK\x01a." % place)
     # pairs of pairs of pairs: nobody may hash them, or print them
     pairs = b")q\x00" + b"".join(b"h%ch%c\x86q%c" % (n, n, n + 1) for n in range(60))
     with pytest.raises(RefusedPickle, match="plain numbers"):
