@@ -1,5 +1,6 @@
 """A run's `config.yaml`: written of a config and read again, files of before kinds and of other people too."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from rlvlm.algorithms.policy_gradient.config import PRESETS
@@ -13,6 +14,10 @@ from rlvlm.runs.settings import read_settings, to_yaml
 
 _BEFORE_KINDS = {"sac": "steps", "ppo": "turns", "grpo": "chunks"}
 """What stood first in `config.yaml` as `algorithm` before kinds did: the presets were taken for them."""
+
+
+_GONE: Mapping[str, Any] = {"algo.advantage.chunk_share": 1.0, "algo.random_hold": 0.5}
+"""Settings of an earlier 0.2 that nothing has any more, with the values at which they did what is done now."""
 
 
 def config_text(config: RunConfig) -> str:
@@ -38,6 +43,7 @@ def read_config_text(text: str, name: str = "the configuration") -> RunConfig:
             algo["preset"] = next(
                 (name for name, (sets, _) in PRESETS.items() if sets["estimator"] == estimator), "ppo"
             )
+        _drop_gone(tree, name)
     if kind not in KINDS:
         raise UsageError(
             f"{name} is of a kind {kind!r}; known here: {', '.join(KINDS)}",
@@ -55,6 +61,24 @@ def read_config_text(text: str, name: str = "the configuration") -> RunConfig:
         return read_settings(KINDS[kind], tree, like=like)
     except UsageError as error:
         raise UsageError(f"{name}: {error}", error.fix) from error
+
+
+def _drop_gone(tree: dict[str, Any], file: str) -> None:
+    """Leaves out settings that are gone and had no effect.
+
+    Raises:
+        UsageError: one of them had.
+    """
+    for name, idle in _GONE.items():
+        *sections, last = name.split(".")
+        owner: Any = tree
+        for section in sections:
+            owner = owner.get(section) if isinstance(owner, dict) else None
+        if isinstance(owner, dict) and last in owner and (value := owner.pop(last)) != idle:
+            raise UsageError(
+                f"{file} sets {name} {value}, which this version does not have",
+                "use the version of rlvlm that wrote it (environment.json names it)",
+            )
 
 
 def _is_known(task: str) -> bool:

@@ -109,6 +109,15 @@ def test_what_makes_sense_is_taken_and_comes_back_from_its_text(task: str, setti
     assert read_config_text(config_text(config)) == config
 
 
+def test_settings_that_are_gone_are_left_out_where_they_did_nothing_and_else_refused_by_name() -> None:
+    config = recipe("push_block")
+    text = config_text(config)
+    older = text.replace("    min_spread:", "    chunk_share: 1.0\n    min_spread:")
+    assert older != text and read_config_text(older) == config
+    with pytest.raises(UsageError, match=r"sets algo\.advantage\.chunk_share 0\.3, which this version does not have"):
+        read_config_text(older.replace("chunk_share: 1.0", "chunk_share: 0.3"))
+
+
 @pytest.mark.parametrize(
     ("task", "settings", "idle", "why"),
     [
