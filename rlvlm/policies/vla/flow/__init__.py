@@ -1,0 +1,1 @@
+"""Policies that denoise a chunk of actions by flow matching."""
