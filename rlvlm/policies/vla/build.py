@@ -7,6 +7,9 @@ from rlvlm.core.errors import UsageError
 from rlvlm.core.plugins import check_call, is_reference, load_object
 from rlvlm.envs.env import ChunkEnv
 from rlvlm.policies.vla.config import OpenVLAConfig, PocketVLAConfig, VLAConfig
+from rlvlm.policies.vla.flow.config import FlowConfig
+from rlvlm.policies.vla.flow.pocket import PocketFlowNetwork
+from rlvlm.policies.vla.flow.policy import FlowPolicy
 from rlvlm.policies.vla.pocket import PocketVLA
 from rlvlm.policies.vla.policy import VLAPolicy
 
@@ -33,13 +36,14 @@ def build_policy(config: VLAConfig, env: ChunkEnv) -> VLAPolicy:
                 "derive it from rlvlm.policies.vla.policy.VLAPolicy",
             )
     else:
-        policy = PocketVLA(
-            config.pocket,
-            num_cameras=len(env.cameras),
-            proprio_size=env.proprio_size,
-            num_tokens=num_tokens,
-            num_offsets=env.num_offsets,
-        )
+        shown = {"num_cameras": len(env.cameras), "proprio_size": env.proprio_size, "num_offsets": env.num_offsets}
+        if config.head == "flow":
+            chunk = {"horizon": env.chunk_steps, "action_width": len(env.action_low)}
+            network = PocketFlowNetwork(config.pocket, **shown, **chunk, has_noise=config.flow.kernel == "learned")
+            policy = FlowPolicy(network, config.flow, chunk_steps=env.chunk_steps, action_size=len(env.action_low))
+            policy.image_px = config.pocket.image_px
+        else:
+            policy = PocketVLA(config.pocket, num_tokens=num_tokens, **shown)
     policy.config = config
     return policy
 
@@ -71,4 +75,5 @@ def read_config(meta: Mapping[str, Any]) -> VLAConfig:
     """The config in what `VLAPolicy.meta` gave: JSON has lists for tuples, and dicts for configs within it."""
     card = dict(meta["config"])
     pocket = PocketVLAConfig(**{**card["pocket"], "channels": tuple(card["pocket"]["channels"])})
-    return VLAConfig(**{**card, "pocket": pocket, "openvla": OpenVLAConfig(**card["openvla"])})
+    parts = {"pocket": pocket, "openvla": OpenVLAConfig(**card["openvla"]), "flow": FlowConfig(**card.get("flow", {}))}
+    return VLAConfig(**{**card, **parts})

@@ -4,9 +4,10 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar, Literal
 
 from rlvlm.core.plugins import is_reference
+from rlvlm.policies.vla.flow.config import FlowConfig
 
 ImagePath = Literal["cropped", "whole"]
-HEADS = ("tokens",)
+HEADS = ("tokens", "flow")
 """What the pocket VLA may answer by."""
 
 
@@ -107,12 +108,14 @@ class VLAConfig:
     revision: str = ""
     """Commit of a hub model; empty takes the newest."""
     head: str = "tokens"
-    """What acts where no model is named. tokens: the pocket VLA, which answers in action tokens; or a VLA of your own
-    as `module:NAME`, a class or function that is called with the env and `settings`."""
+    """What acts where no model is named. tokens: the pocket VLA, which answers in action tokens; flow: the pocket VLA
+    with a head that denoises chunks (flow matching); or a VLA of your own as `module:NAME`, a class or function that is
+    called with the env and `settings`."""
     settings: dict[str, str] = field(default_factory=dict)
     """Of a VLA of your own: names and values by turns, e.g. `--policy.settings width 64`."""
     pocket: PocketVLAConfig = field(default_factory=PocketVLAConfig)
     openvla: OpenVLAConfig = field(default_factory=OpenVLAConfig)
+    flow: FlowConfig = field(default_factory=FlowConfig)
 
     def __post_init__(self) -> None:
         if not self.model and (self.revision or self.openvla != OpenVLAConfig()):
@@ -125,6 +128,8 @@ class VLAConfig:
             )
         if self.model and self.head != "tokens":
             raise ValueError(f"policy.head {self.head} has no effect with policy.model {self.model}; leave one out")
+        if self.flow != FlowConfig() and self.head != "flow":
+            raise ValueError(f"policy.flow has no effect with policy.head {self.head}; add --policy.head flow")
         if self.settings and not self.is_own:
             raise ValueError("policy.settings has no effect without a policy.head of your own, as my_file:NAME")
 
@@ -152,4 +157,7 @@ class VLAConfig:
         """Settings by which a policy that is made anew has the weights that it has, by name."""
         if self.is_own:
             return {"policy.head": self.head, "policy.settings": self.settings}
-        return {"policy.head": self.head} | {f"policy.pocket.{name}": one for name, one in asdict(self.pocket).items()}
+        named = {"policy.head": self.head} | {f"policy.pocket.{name}": one for name, one in asdict(self.pocket).items()}
+        if self.head == "flow":  # how chunks are denoised changes no weight, but learned noise has a head
+            named["policy.flow.kernel"] = "learned" if self.flow.kernel == "learned" else "sde or cps"
+        return named

@@ -21,25 +21,23 @@ _WORDS = 32
 """Words and pairs of words that count; a longer instruction is cut."""
 
 
-class PocketVLA(TokenVLA):
-    """Images, words and proprioception to logits of all action tokens of a chunk in one forward pass.
+class PocketBody(nn.Module):
+    """What pocket VLAs see by: a few convolutions per camera, conditioned on the instruction, and a trunk.
 
     Args:
         config: widths.
         num_cameras: images of each observation.
         proprio_size: P.
-        num_tokens: L * A action tokens of a chunk.
         num_offsets: numbers in the offsets from the hand to the things of the task, see `ChunkEnv.offsets`.
     """
 
     places: Tensor
+    value_head: nn.Module | None
 
-    def __init__(
-        self, config: PocketVLAConfig, *, num_cameras: int, proprio_size: int, num_tokens: int, num_offsets: int = 0
-    ) -> None:
+    def __init__(self, config: PocketVLAConfig, *, num_cameras: int, proprio_size: int, num_offsets: int) -> None:
         super().__init__()
         self.image_px = config.image_px
-        self._vocabulary, self._num_tokens = config.vocabulary, num_tokens
+        self._vocabulary = config.vocabulary
         first, second = config.channels
         self.words = nn.Embedding(config.vocabulary + 1, config.word_width, padding_idx=config.vocabulary)
         self.look = nn.Conv2d(3, first, 5, stride=2, padding=2)
@@ -54,12 +52,7 @@ class PocketVLA(TokenVLA):
         self.trunk = nn.Sequential(
             nn.Linear(size_seen, config.hidden), nn.ReLU(), nn.Linear(config.hidden, config.hidden), nn.ReLU()
         )
-        self.queries = nn.Linear(config.hidden, num_tokens * config.token_width)
-        self.norm = nn.LayerNorm(config.token_width)
-        # Neighbouring bins are neighbouring actions: the table of bins starts as smooth waves over the range.
-        middles = (torch.arange(NUM_BINS) + 0.5) / NUM_BINS
-        self.bins = nn.Parameter(torch.cos(middles[:, None] * torch.arange(config.token_width) * math.pi))
-        self.bias = nn.Parameter(torch.zeros(num_tokens, NUM_BINS))
+        self.make_head(config)  # here, so that a seed goes on giving the token policy the same weights
         self.look_around = nn.ModuleList(
             nn.Conv2d(first, first, 3, padding=2**n, dilation=2**n) for n in range(1, config.dilated + 1)
         )
@@ -67,15 +60,20 @@ class PocketVLA(TokenVLA):
         self.predicts_offsets = config.predicts_offsets and num_offsets > 0
         if self.predicts_offsets:
             self.offset_head = nn.Linear(config.hidden, num_offsets)
+        self.value_head = None
         if config.has_values:
             self.value_head = nn.Sequential(
                 nn.Linear(config.hidden, config.hidden), nn.ReLU(), nn.Linear(config.hidden, 1)
             )
 
+    def make_head(self, config: PocketVLAConfig) -> None:
+        """Makes what acts on the trunk's output."""
+        raise NotImplementedError("each pocket VLA has its own head")
+
     def read(self, instructions: Sequence[str]) -> Tensor:
         """[B, 32] rows of the table of words: of each word and each pair of neighbours, lower-cased."""
         rows = {text: self._rows(text) for text in set(instructions)}
-        return torch.tensor([rows[text] for text in instructions], device=self.bias.device)
+        return torch.tensor([rows[text] for text in instructions], device=self.log_sharpness.device)
 
     def _rows(self, instruction: str) -> list[int]:
         words = instruction.lower().split()
@@ -85,26 +83,7 @@ class PocketVLA(TokenVLA):
         # the row behind the last is zero and never learns: it fills short instructions up
         return rows + [self._vocabulary] * (_WORDS - len(rows))
 
-    def forward(self, images: Tensor, words: Tensor, proprio: Tensor) -> Tensor:
-        """Logits [B, L * A, 256] of `images` [B, C, H, W, 3], `words` [B, 32] and `proprio` [B, P]."""
-        return self._act(self._see(images, words, proprio))
-
-    def with_values(self, images: Tensor, words: Tensor, proprio: Tensor, detach: bool) -> tuple[Tensor, Tensor]:
-        """The logits, and [B] the value head's values; `detach` keeps its loss from the body."""
-        assert self.value_head is not None, "asked of a policy with one"
-        hidden = self._see(images, words, proprio)
-        return self._act(hidden), self.value_head(hidden.detach() if detach else hidden)[:, 0]
-
-    def forward_with_offsets(self, images: Tensor, words: Tensor, proprio: Tensor) -> tuple[Tensor, Tensor]:
-        """The logits, and [B, num_offsets] the offsets from the hand to the things of the task, as it sees them."""
-        hidden = self._see(images, words, proprio)
-        return self._act(hidden), self.offset_head(hidden)
-
-    def predict_offsets(self, images: Tensor, words: Tensor, proprio: Tensor) -> Tensor:
-        """[B, num_offsets] the offsets alone."""
-        return self.offset_head(self._see(images, words, proprio))
-
-    def _see(self, images: Tensor, words: Tensor, proprio: Tensor) -> Tensor:
+    def see(self, images: Tensor, words: Tensor, proprio: Tensor) -> Tensor:
         """[B, hidden] what the trunk makes of it all."""
         num, cameras = images.shape[:2]
         # the instruction is the mean of its words; what it asks for decides which filters look (FiLM)
@@ -121,6 +100,50 @@ class PocketVLA(TokenVLA):
         where = (attention @ self.places).flatten(1)
         seen = torch.cat([where, maps.mean(dim=2)], dim=1).view(num, -1)
         return self.trunk(torch.cat([seen, said, proprio], dim=1))
+
+
+class PocketVLA(PocketBody, TokenVLA):
+    """Images, words and proprioception to logits of all action tokens of a chunk in one forward pass.
+
+    Args:
+        config: widths.
+        num_cameras, proprio_size, num_offsets: see `PocketBody`.
+        num_tokens: L * A action tokens of a chunk.
+    """
+
+    def __init__(
+        self, config: PocketVLAConfig, *, num_cameras: int, proprio_size: int, num_tokens: int, num_offsets: int = 0
+    ) -> None:
+        self._num_tokens = num_tokens
+        super().__init__(config, num_cameras=num_cameras, proprio_size=proprio_size, num_offsets=num_offsets)
+
+    def make_head(self, config: PocketVLAConfig) -> None:
+        """Makes a query for each token, and the table of bins."""
+        self.queries = nn.Linear(config.hidden, self._num_tokens * config.token_width)
+        self.norm = nn.LayerNorm(config.token_width)
+        # Neighbouring bins are neighbouring actions: the table of bins starts as smooth waves over the range.
+        middles = (torch.arange(NUM_BINS) + 0.5) / NUM_BINS
+        self.bins = nn.Parameter(torch.cos(middles[:, None] * torch.arange(config.token_width) * math.pi))
+        self.bias = nn.Parameter(torch.zeros(self._num_tokens, NUM_BINS))
+
+    def forward(self, images: Tensor, words: Tensor, proprio: Tensor) -> Tensor:
+        """Logits [B, L * A, 256] of `images` [B, C, H, W, 3], `words` [B, 32] and `proprio` [B, P]."""
+        return self._act(self.see(images, words, proprio))
+
+    def with_values(self, images: Tensor, words: Tensor, proprio: Tensor, detach: bool) -> tuple[Tensor, Tensor]:
+        """The logits, and [B] the value head's values; `detach` keeps its loss from the body."""
+        assert self.value_head is not None, "asked of a policy with one"
+        hidden = self.see(images, words, proprio)
+        return self._act(hidden), self.value_head(hidden.detach() if detach else hidden)[:, 0]
+
+    def forward_with_offsets(self, images: Tensor, words: Tensor, proprio: Tensor) -> tuple[Tensor, Tensor]:
+        """The logits, and [B, num_offsets] the offsets from the hand to the things of the task, as it sees them."""
+        hidden = self.see(images, words, proprio)
+        return self._act(hidden), self.offset_head(hidden)
+
+    def predict_offsets(self, images: Tensor, words: Tensor, proprio: Tensor) -> Tensor:
+        """[B, num_offsets] the offsets alone."""
+        return self.offset_head(self.see(images, words, proprio))
 
     def _act(self, hidden: Tensor) -> Tensor:
         tokens = self.norm(self.queries(hidden).view(len(hidden), self._num_tokens, -1))

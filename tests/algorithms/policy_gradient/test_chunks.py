@@ -50,12 +50,14 @@ def build(local_ray: None) -> Iterator[Build]:
         scores: TurnRewardConfig = SUCCESS,
         data: str = "",
         start_from: str = "",
+        head: str = "tokens",
         hidden: int = 64,
         has_values: bool = False,
         make_judge: Callable[[], Judge] = FakeJudge,
         **algo: Any,
     ) -> PolicyGradient:
         algorithm = chunk_config(
+            head=head,
             pocket={"hidden": hidden, "has_values": has_values},
             sft=ChunkSFTConfig(episodes=20, updates=60, demonstrations=data, start_from=start_from),
             reward=scores,
@@ -174,6 +176,18 @@ def test_a_policy_learns_from_images_that_were_kept_and_refuses_others(build: Bu
             build(data=odd).prepare(told.append)
 
 
+@pytest.mark.slow
+def test_a_flow_learns_from_a_critic_on_its_own_body(build: Build) -> None:
+    """PPO's critic sees the observation, not the noise; and the first ratio of an update is one."""
+    gae = AdvantageConfig(estimator="gae", gamma=1.0)
+    algorithm = build(head="flow", has_values=True, advantage=gae, rounds=1)
+    algorithm.prepare(lambda line: None)
+    for _ in range(2):
+        algorithm.train()
+        report = algorithm.report()
+        assert report[metrics.UPDATE_FIRST_RATIO] <= 1e-5 and np.isfinite(report[metrics.UPDATE_VALUE_LOSS])
+
+
 def test_an_evaluation_changes_nothing(build: Build) -> None:
     looked, alone = build(), build()
     for algorithm in (looked, alone):
@@ -184,15 +198,16 @@ def test_an_evaluation_changes_nothing(build: Build) -> None:
     assert numbers(looked) == numbers(alone)
 
 
-def test_a_continuation_repeats_to_the_bit(build: Build, tmp_path: Path) -> None:
+@pytest.mark.parametrize("head", ["tokens", "flow"])
+def test_a_continuation_repeats_to_the_bit(build: Build, tmp_path: Path, head: str) -> None:
     advantage = AdvantageConfig(gamma=1.0, values="state")  # with a critic of its own to save
-    algorithm = build(advantage=advantage)
+    algorithm = build(advantage=advantage, head=head)
     algorithm.prepare(lambda line: None)
     algorithm.train()
     algorithm.save_checkpoint(str(tmp_path / "half"))
     algorithm.train()
     algorithm.save_checkpoint(str(tmp_path / "whole"))
-    other = build(advantage=advantage)
+    other = build(advantage=advantage, head=head)
     other.load_checkpoint(str(tmp_path / "half"))
     other.train()
     other.save_checkpoint(str(tmp_path / "again"))
@@ -204,10 +219,15 @@ def test_a_continuation_repeats_to_the_bit(build: Build, tmp_path: Path) -> None
             np.testing.assert_array_equal(one[name], two[name], err_msg=name)
 
 
-def test_a_stale_update_learns_from_the_rollout_before_and_none_is_lost(build: Build, tmp_path: Path) -> None:
+@pytest.mark.parametrize("head", ["tokens", "flow"])
+def test_a_stale_update_learns_from_the_rollout_before_and_none_is_lost(
+    build: Build, tmp_path: Path, head: str
+) -> None:
     untested = MonitorConfig(preflight=0, controls=0)
     scores = ChunkRewardConfig(source="judged", frame_px=16, num_frames=3, monitor=untested)
-    algorithm = build(scores=scores, rounds=1, staleness=1)
+    # so that some of so few groups differ in every rollout
+    temperature = 3.0 if head == "flow" else 1.0
+    algorithm = build(scores=scores, rounds=1, staleness=1, head=head, temperature=temperature)
     algorithm.prepare(lambda line: None)
     for updates, staleness in ((1, 0), (2, 1), (3, 1)):
         algorithm.train()
@@ -221,7 +241,7 @@ def test_a_stale_update_learns_from_the_rollout_before_and_none_is_lost(build: B
     saved = algorithm.env_steps
     algorithm.flush_pending()
     assert algorithm.env_steps == saved, "nothing was under way any more"
-    other = build(scores=scores, rounds=1, staleness=1)
+    other = build(scores=scores, rounds=1, staleness=1, head=head, temperature=temperature)
     other.load_checkpoint(str(tmp_path / "one"))
     for one in (algorithm, other):
         one.train()

@@ -151,18 +151,19 @@ def test_workers_that_cannot_live_end_the_run_with_a_reason(local_ray: None) -> 
             envs.begin(np.array([1]))
 
 
-def algorithm_of(env_workers: int, task: str = "push_block", **algo: Any) -> PolicyGradient:
+def algorithm_of(env_workers: int, head: str) -> PolicyGradient:
     small = {"groups": 6, "group_size": 4, "rounds": 1, "env_workers": env_workers}
     sft = ChunkSFTConfig(episodes=20, updates=60)
-    algorithm = chunk_config(task=task, pocket={"hidden": 64}, sft=sft, **(small | algo)).build_algo()
+    algorithm = chunk_config(head=head, pocket={"hidden": 64}, sft=sft, **small).build_algo()
     assert isinstance(algorithm, PolicyGradient)
     return algorithm
 
 
-def test_a_run_with_workers_is_the_run_without_and_a_kill_costs_no_episode(local_ray: None) -> None:
+@pytest.mark.parametrize("head", ["tokens", "flow"])
+def test_a_run_with_workers_is_the_run_without_and_a_kill_costs_no_episode(local_ray: None, head: str) -> None:
     found = []
     for env_workers in (0, 2):
-        algorithm = algorithm_of(env_workers)
+        algorithm = algorithm_of(env_workers, head)
         algorithm.prepare(lambda line: None)
         for _ in range(2):
             algorithm.train()

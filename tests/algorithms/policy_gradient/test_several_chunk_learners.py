@@ -24,11 +24,11 @@ pytestmark = [pytest.mark.ray, pytest.mark.slow]
 def make(local_ray: None):
     built: list[PolicyGradient] = []
 
-    def one(**algo: Any) -> PolicyGradient:
+    def one(head: str = "tokens", **algo: Any) -> PolicyGradient:
         settings = {"groups": 3, "group_size": 3, "rounds": 1, "minibatches": 1, "kl_target": None} | algo
         settings |= {"max_grad_norm": 1e9}
         sft = ChunkSFTConfig(episodes=8, updates=10)
-        algorithm = chunk_config(episode_steps=16, sft=sft, **settings).build_algo()
+        algorithm = chunk_config(head=head, episode_steps=16, sft=sft, **settings).build_algo()
         assert isinstance(algorithm, PolicyGradient)
         built.append(algorithm)
         return algorithm
@@ -91,16 +91,19 @@ def test_runners_play_side_by_side_and_one_that_is_lost_comes_back(make: Any, tm
         time.sleep(0.2)
 
 
-def test_two_learners_have_the_gradient_of_one_and_go_on_to_the_bit(make: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("head", ["tokens", "flow"])
+def test_two_learners_have_the_gradient_of_one_and_go_on_to_the_bit(make: Any, tmp_path: Path, head: str) -> None:
     loss = LossConfig(average="trajectory", kl_weight=0.05)
-    one, two = make(loss=loss), make(loss=loss, num_learners=2)
+    one, two = make(head, loss=loss), make(head, loss=loss, num_learners=2)
     for algorithm in (one, two):
         algorithm.prepare(lambda line: None)
-    # the supervised start, too: ten updates, whose gradients are summed in another order
+    # the supervised start, too: ten updates, whose gradients are summed in another order; a flow's noise is each
+    # learner's own, so there the losses are alike and no more
     started = [algorithm._policy.trained_state() for algorithm in (one, two)]
-    for name, value in started[0].items():
+    for name, value in started[0].items() if head == "tokens" else ():
         torch.testing.assert_close(started[1][name], value, atol=2e-3, rtol=0, msg=name)
-    assert two.report()[metrics.SFT_LOSS] == pytest.approx(one.report()[metrics.SFT_LOSS], rel=1e-4)
+    alike = 1e-4 if head == "tokens" else 0.2
+    assert two.report()[metrics.SFT_LOSS] == pytest.approx(one.report()[metrics.SFT_LOSS], rel=alike)
     two._policy.load_trained_state(started[0])  # alike to the last digit from here on
     two._share_policy()
     two._learners.call_all("begin")

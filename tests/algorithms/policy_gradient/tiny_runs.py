@@ -10,6 +10,7 @@ from rlvlm.algorithms.sft_config import ChunkSFTConfig, ReplySFTConfig
 from rlvlm.envs.config import ChunkEnvConfig
 from rlvlm.envs.registry import task_env
 from rlvlm.policies.vla.config import PocketVLAConfig, VLAConfig
+from rlvlm.policies.vla.flow.config import FlowConfig
 from rlvlm.policies.vlm.config import PolicyConfig
 from rlvlm.policies.vlm.loading import load_policy
 from rlvlm.policies.vlm.policy import VLMPolicy
@@ -28,6 +29,7 @@ def chunk_config(
     *,
     task: str = "push_block",
     episode_steps: int = 32,
+    head: str = "tokens",
     pocket: dict[str, Any] | None = None,
     sft: ChunkSFTConfig | None = None,
     reward: TurnRewardConfig | None = None,
@@ -36,10 +38,12 @@ def chunk_config(
     **algo: Any,
 ) -> PolicyGradientAlgorithmConfig:
     """GRPO on push_block with a pocket VLA of a few thousand weights; `algo` are settings of `chunk_defaults`."""
+    flow = FlowConfig(steps=3, start_std=1.0) if head == "flow" else FlowConfig()
+    widths: dict[str, Any] = {"image_px": 16, "hidden": 32} | (pocket or {})
     return (
         PolicyGradientAlgorithmConfig(algo=chunk_defaults())
         .envs(task=task, env_settings=ChunkEnvConfig(episode_steps=episode_steps))
-        .acting(policy=VLAConfig(pocket=PocketVLAConfig(**({"image_px": 16, "hidden": 32} | (pocket or {})))))
+        .acting(policy=VLAConfig(head=head, pocket=PocketVLAConfig(**widths), flow=flow))
         .learning(sft=sft or ChunkSFTConfig(episodes=4, updates=4), algo=chunk_defaults(**algo))
         .rewards(reward=reward or TurnRewardConfig(), make_judge=make_judge)
         .debugging(seed=seed)

@@ -199,7 +199,7 @@ def noisy_steps(num: int, num_steps: int, which: str, ignore_last: bool, generat
     Args:
         num: chunks.
         num_steps: K.
-        which: one, drawn for each chunk by itself with equal probabilities, or all.
+        which: one, drawn for each chunk by itself with equal probabilities, all, or the last.
         ignore_last: leave out the last step, whose noise is what an action keeps in the end.
         generator: on the CPU.
     """
@@ -207,4 +207,6 @@ def noisy_steps(num: int, num_steps: int, which: str, ignore_last: bool, generat
     steps = torch.arange(num_steps)
     if which == "all":
         return (steps < num_candidates).expand(num, -1)
+    if which == "last":
+        return (steps == num_candidates - 1).expand(num, -1)
     return steps == torch.randint(num_candidates, (num, 1), generator=generator)

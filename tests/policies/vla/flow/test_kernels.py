@@ -273,6 +273,8 @@ def test_training_times_are_pi0s_and_stds_keep_within_their_bounds() -> None:
     [
         ("all", False, [1, 1, 1, 1]),
         ("all", True, [1, 1, 1, 0]),
+        ("last", False, [0, 0, 0, 1]),
+        ("last", True, [0, 0, 1, 0]),
         ("one", False, [0.25] * 4),
         ("one", True, [1 / 3] * 3 + [0]),
     ],

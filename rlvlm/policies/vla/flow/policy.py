@@ -1,0 +1,280 @@
+"""VLAs that denoise a chunk of actions: any network with a velocity becomes a policy that a policy gradient can train.
+
+Source: Black et al. 2024, arXiv:2410.24164 (pi0); Chen et al. 2025, arXiv:2510.25889 (pi_RL). Departures: noise is
+added only to elements that are scored, since noise in padded or unrun ones moves the scored ones in later steps;
+densities are kept per element, and how a ratio is made of them is the loss's (`algo.loss.ratio`).
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from rlvlm.core.episodes import Answer, Observations
+from rlvlm.core.finite import check_finite
+from rlvlm.envs.env import ChunkEnv
+from rlvlm.policies.protocol import Imitation, Prediction
+from rlvlm.policies.vla.flow.config import FlowConfig
+from rlvlm.policies.vla.flow.kernels import (
+    KERNELS,
+    Denoiser,
+    bounded_std,
+    entropy,
+    flow_matching_loss,
+    noised,
+    noisy_steps,
+    training_times,
+)
+from rlvlm.policies.vla.flow.scale import Scale, read_scales, write_scales
+from rlvlm.policies.vla.offsets import OffsetLoss, PredictsOffsets
+from rlvlm.policies.vla.policy import Demonstrations, SampledChunks, Sampling, VLAPolicy
+
+
+class VelocityNetwork(nn.Module):
+    """What a flow policy needs of its network; inputs are images [B, cameras, height, width, 3] uint8, words [B, W] as
+    `read` gives them, and normalised proprioception [B, P].
+    """
+
+    horizon: int
+    """H, steps of the chunk that it denoises; an env may run the first of them only."""
+    action_width: int
+    """D, dimensions of its actions; an env may have fewer, which are then the first."""
+    value_head: nn.Module | None
+    """Of a critic. No default here: a class's attribute would hide the module of that name."""
+    predicts_offsets: bool = False
+    """Whether it learns to predict the offsets from the hand to the things of the task, see `offsets`."""
+
+    def read(self, instructions: Sequence[str]) -> Tensor:
+        """[B, W] int64: the instructions as it takes them."""
+        raise NotImplementedError("each network has its own words")
+
+    def prefix(self, images: Tensor, words: Tensor, proprio: Tensor) -> Any:
+        """What it makes of an observation, computed once a chunk; every denoising step reads it."""
+        raise NotImplementedError("each network has its own body")
+
+    def velocity(self, cache: Any, x: Tensor, t: Tensor) -> Tensor:
+        """[B, H, D] v at x [B, H, D] and times t [B], after `prefix`."""
+        raise NotImplementedError("each network has its own flow head")
+
+    def noise(self, cache: Any, x: Tensor, t: Tensor) -> Tensor:
+        """[B, H, D] any numbers, which become the standard deviations of learned noise."""
+        raise NotImplementedError(f"{type(self).__name__} has no head for learned noise; use policy.flow.kernel sde")
+
+    def state_values(self, cache: Any, detach: bool) -> Tensor:
+        """[B] the value head's values; `detach` keeps its loss from the body."""
+        raise NotImplementedError(f"{type(self).__name__} has no value head")
+
+    def predict_offsets(self, cache: Any) -> Tensor:
+        """[B, W] offsets."""
+        raise NotImplementedError(f"{type(self).__name__} predicts no offsets")
+
+
+class FlowPolicy(VLAPolicy):
+    """A VLA whose answer is K' consecutive denoising steps: `states` [K' + 1, H, D] x before, between and after them,
+    `first` [] the number of the first, and `drawn` [A] the dimensions that had noise.
+
+    Elements of an answer are (K' steps) x (L env steps) x (A dimensions). x and log-densities are in normalised units.
+
+    Args:
+        network: with the velocity.
+        flow: how chunks are denoised.
+        chunk_steps: L <= H, steps of a chunk that the env runs.
+        action_size: A <= D, dimensions of the env's actions.
+    """
+
+    def __init__(self, network: VelocityNetwork, flow: FlowConfig, *, chunk_steps: int, action_size: int) -> None:
+        super().__init__()
+        for what, runs, has in (
+            ("steps", chunk_steps, network.horizon), ("dimensions", action_size, network.action_width)
+        ):  # fmt: skip
+            if runs > has:
+                raise ValueError(
+                    f"the network's chunks have {has} {what} and the env runs {runs}; take a checkpoint with as many"
+                )
+        self.network, self.flow = network, flow
+        self.scales: dict[str, Scale] = {}
+        self._size = chunk_steps, action_size
+        is_real = torch.zeros(network.horizon, network.action_width, dtype=torch.bool)
+        is_real[:chunk_steps, :action_size] = True
+        self.is_real: Tensor
+        self.register_buffer("is_real", is_real, persistent=False)
+
+    @property
+    def has_values(self) -> bool:
+        """Whether it has a value head."""
+        return self.network.value_head is not None
+
+    def value_parameters(self) -> list[nn.Parameter]:
+        """What learns of the value head."""
+        return [] if self.network.value_head is None else list(self.network.value_head.parameters())
+
+    def read(self, instructions: Sequence[str]) -> Tensor:
+        """See `VLAPolicy`."""
+        return self.network.read(instructions).to(self.device)
+
+    def normalised(self, images: Tensor, words: Tensor, proprio: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Inputs as the network takes them: proprioception in the units of the demonstrations' spread."""
+        felt = self.scales["proprio"].normalised(proprio.cpu().numpy())
+        return images, words, torch.from_numpy(felt).to(proprio.device)
+
+    def denoiser(self, cache: Any, temperature: float) -> Denoiser:
+        """Denoises after `cache`; noise is multiplied by `temperature`."""
+        flow, network = self.flow, self.network
+        level = flow.noise * temperature
+        level = min(level, 1.0) if flow.kernel == "cps" else level  # no more than all of the noise can be replaced
+
+        def noise(x: Tensor, t: Tensor) -> Tensor:
+            if flow.kernel != "learned":
+                return torch.full((), level, device=x.device)
+            return temperature * bounded_std(network.noise(cache, x, t).float(), flow.min_std, flow.max_std)
+
+        def velocity(x: Tensor, t: Tensor) -> Tensor:
+            return network.velocity(cache, x, t)
+
+        return Denoiser(velocity=velocity, noise=noise, kernel=KERNELS[flow.kernel], num_steps=flow.steps)
+
+    @torch.no_grad()
+    def sample(self, obs: Observations, sampling: Sampling) -> SampledChunks:
+        """See `VLAPolicy`; at no temperature the ODE takes a chunk from the middle of the noise, 0."""
+        flow, num, (length, size) = self.flow, len(obs), self._size
+        shape = (num, *self.is_real.shape)
+        drawn = torch.zeros(size, dtype=torch.bool)
+        start, generator = torch.zeros(shape), sampling.generator or torch.Generator().manual_seed(0)
+        if sampling.temperature is not None:
+            drawn = torch.ones_like(drawn) if sampling.explored is None else torch.from_numpy(sampling.explored)
+            start = flow.start_std * torch.randn(shape, generator=generator)
+        steps = noisy_steps(num, flow.steps, flow.learn, flow.num_candidates < flow.steps, generator)
+        noise_shape = (num, 1, shape[2]) if sampling.noise_per == "chunk" else shape
+
+        def draw() -> Tensor:
+            return torch.randn(noise_shape, generator=generator).to(self.device)
+
+        cache = self.network.prefix(*self.normalised(*self.inputs(obs)))
+        is_noisy = steps.to(self.device)[:, :, None, None] & self._has_noise(drawn.expand(num, -1))
+        chain = self.denoiser(cache, sampling.temperature or 0.0).sample(start.to(self.device), is_noisy, draw)
+        # the learned steps are consecutive: one of them, or all from the first on
+        first = torch.zeros(num, dtype=torch.long) if flow.learn == "all" else steps.int().argmax(dim=1)
+        rows, learned = torch.arange(num)[:, None], first[:, None] + torch.arange(flow.num_learned)
+        states = chain.states[rows, torch.cat([learned, learned[:, -1:] + 1], dim=1)].cpu()
+        log_probs, mask = (
+            part[rows, learned][..., :length, :size].flatten(1).cpu() for part in (chain.log_probs, chain.is_drawn)
+        )
+        actions = chain.states[:, -1, :length, :size].cpu().numpy()
+        values = self.network.state_values(cache, detach=True).cpu() if self.has_values else torch.zeros(num)
+        # groups of a broken policy may all end alike: nothing would be learned from them, without a word
+        found = {"actions": actions, "log-probs": log_probs}
+        check_finite("the policy, sampled", "go on from the last checkpoint: `rlvlm resume`", found)
+        return SampledChunks(
+            actions=self.scales["action"].restored(actions),
+            # copied, as no answer may keep the arrays of all
+            answers=[
+                {"states": state.numpy().copy(), "first": np.array(number), "drawn": drawn.numpy().copy()}
+                for state, number in zip(states, first.tolist(), strict=True)
+            ],
+            log_probs=log_probs.numpy(),
+            mask=mask.numpy(),
+            steps=np.tile(np.arange(length).repeat(size), flow.num_learned),
+            values=values.float().numpy(),
+        )
+
+    def _has_noise(self, drawn: Tensor) -> Tensor:
+        """[B, 1, H, D] bool: real elements of the dimensions `drawn` [B, A]."""
+        every = nn.functional.pad(drawn.to(self.device), (0, self.network.action_width - drawn.shape[1]))
+        return (every[:, None, :] & self.is_real)[:, None]
+
+    def log_probs(
+        self,
+        obs: Observations,
+        answers: Sequence[Answer],
+        *,
+        temperature: float = 1.0,
+        detach_values: bool = False,
+        with_entropies: bool = False,
+        with_token_values: bool = False,
+    ) -> Prediction:
+        """See `VLAPolicy`."""
+        (length, size), device = self._size, self.device
+        states, first, drawn = (
+            torch.from_numpy(np.stack([answer[name] for answer in answers])) for name in ("states", "first", "drawn")
+        )
+        cache = self.network.prefix(*self.normalised(*self.inputs(obs)))
+        is_noisy = self._has_noise(drawn).expand(-1, states.shape[1] - 1, -1, -1)
+        found, std = self.denoiser(cache, temperature).evaluate(states.to(device), first.to(device), is_noisy)
+        found, std = (part[..., :length, :size].flatten(1) for part in (found, std))
+        with torch.set_grad_enabled(with_entropies and torch.is_grad_enabled()):
+            entropies = entropy(std)
+        values = self.network.state_values(cache, detach_values) if self.has_values else None
+        return Prediction(
+            log_probs=found,
+            values=values,
+            entropies=entropies,
+            token_values=None if values is None or not with_token_values else values[:, None].expand_as(found),
+        )
+
+    def values(self, obs: Observations) -> Tensor:
+        """[B] the value head before any answer; it sees the observation, not the noise."""
+        return self.network.state_values(self.network.prefix(*self.normalised(*self.inputs(obs))), detach=True)
+
+    def learn_statistics(self, shown: Demonstrations, env: ChunkEnv) -> None:
+        """See `VLAPolicy`."""
+        actions = shown.actions.reshape(-1, shown.actions.shape[-1])
+        features = {"action": actions, "proprio": shown.obs.proprio}
+        self.scales = {name: Scale.measure(values, self.flow.normalisation) for name, values in features.items()}
+
+    @property
+    def statistics(self) -> str:
+        """The scales of its actions and its proprioception."""
+        return write_scales(self.scales) if self.scales else ""
+
+    def load_statistics(self, text: str) -> None:
+        """See `VLAPolicy`."""
+        scales = read_scales(text)
+        if scales.keys() != {"action", "proprio"} or len(scales["action"].mean) != self._size[1]:
+            raise ValueError(
+                f"statistics need action with {self._size[1]} dimensions and proprio, got "
+                + ", ".join(f"{name} with {len(scale.mean)}" for name, scale in scales.items())
+            )
+        self.scales = scales
+
+    def explored(self, env: ChunkEnv, min_range: float) -> NDArray[np.bool_]:
+        """See `VLAPolicy`; noise in a dimension that never changes would only blur what is learned."""
+        scale = self.scales["action"]
+        return (scale.spread > 0) & (scale.share_used(env.action_low, env.action_high) >= min_range)
+
+    def imitation(
+        self, shown: Demonstrations, env: ChunkEnv, sft: Any, rng: np.random.Generator, log: Callable[[str], None]
+    ) -> Imitation:
+        """See `VLAPolicy`: flow matching, the mean squared error of the velocity in normalised units.
+
+        The steps that a chunk still holds after the episode's end are learned too: they are what the script would do.
+        """
+        (length, size), network = self._size, self.network
+        actions = torch.zeros(len(shown.actions), *self.is_real.shape)
+        actions[:, :length, :size] = torch.from_numpy(self.scales["action"].normalised(shown.actions))
+        images, words, proprio = self.normalised(*self.shown_inputs(env, shown.obs, shown.images))
+        offsets = None
+        if network.predicts_offsets and shown.images is None:
+            offsets = OffsetLoss(cast(PredictsOffsets, self), env, shown.obs, shown.begins, sft.scenes, rng, log)
+
+        def loss(rows: Tensor, weights: Tensor | None) -> Tensor:
+            cache, total = network.prefix(images[rows], words[rows], proprio[rows]), torch.zeros((), device=self.device)
+            target = actions[rows].to(self.device)
+            weight = torch.ones(len(rows)) if weights is None else weights
+            for _ in range(self.flow.draws):
+                eps = torch.from_numpy(rng.standard_normal(target.shape, np.float32)).to(self.device)
+                t = training_times(torch.from_numpy(rng.random(len(rows), np.float32))).to(self.device)
+                velocity = network.velocity(cache, noised(target, eps, t), t)
+                errors = flow_matching_loss(velocity, target, eps, self.is_real)
+                total = total + (errors * weight.to(errors)).mean() / self.flow.draws
+            if offsets is not None:
+                total = total + offsets.loss(network.predict_offsets(cache), rows, rng)
+            return total
+
+        return Imitation(loss=loss, shown=np.arange(len(actions)))
+
+    def predict_offsets(self, images: Tensor, words: Tensor, proprio: Tensor) -> Tensor:
+        """[B, W] offsets from the hand to the things of the task, of inputs as the env gives them."""
+        return self.network.predict_offsets(self.network.prefix(*self.normalised(images, words, proprio)))

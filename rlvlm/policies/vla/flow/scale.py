@@ -1,0 +1,107 @@
+"""How a flow policy's numbers are normalised: by mean and standard deviation, or by two quantiles."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from rlvlm.core.steps import FloatArray
+
+MODES = ("mean_std", "quantiles")
+_CONSTANT = 1e-6
+"""A spread below which a number counts as one that never changes."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Scale:
+    """Where the numbers of a feature lie in the env's units. Nothing is clipped: normalised numbers may exceed 1.
+
+    All four have an entry per dimension.
+    """
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    q01: tuple[float, ...]
+    """1st percentile."""
+    q99: tuple[float, ...]
+    """99th percentile."""
+    mode: str
+    """mean_std: to mean 0 and standard deviation 1; quantiles: the percentiles to -1 and 1."""
+
+    def __post_init__(self) -> None:
+        columns = {"mean": self.mean, "std": self.std, "q01": self.q01, "q99": self.q99}
+        if len({len(column) for column in columns.values()}) != 1:
+            raise ValueError(f"mean, std, q01 and q99 need one entry each per dimension, got {columns}")
+        if not all(np.isfinite(column).all() for column in columns.values()):
+            raise ValueError(f"mean, std, q01 and q99 must be finite, got {columns}")
+        if min(self.std, default=0) < 0 or any(low > high for low, high in zip(self.q01, self.q99, strict=True)):
+            raise ValueError(f"std must be at least 0 and q99 at least q01, got {columns}")
+        if self.mode not in MODES:
+            raise ValueError(f"mode must be one of {', '.join(MODES)}, got {self.mode!r}")
+
+    @property
+    def centre(self) -> FloatArray:
+        """[A] what becomes 0."""
+        centre = self.mean if self.mode == "mean_std" else np.add(self.q01, self.q99) / 2
+        return np.asarray(centre, np.float32)
+
+    @property
+    def spread(self) -> FloatArray:
+        """[A] what becomes 1 beyond the centre; 0 of a dimension that never changes."""
+        spread = np.array(self.std if self.mode == "mean_std" else np.subtract(self.q99, self.q01) / 2, np.float32)
+        spread[spread < _CONSTANT] = 0
+        return spread
+
+    def normalised(self, values: FloatArray) -> FloatArray:
+        """`values` [..., A] in the env's units, as the network has them."""
+        # (x - c) / s; a dimension that never changed is not blown up where it does
+        spread = self.spread
+        return ((values - self.centre) / np.where(spread == 0, 1, spread)).astype(np.float32)
+
+    def restored(self, values: FloatArray) -> FloatArray:
+        """`values` [..., A] of the network, in the env's units; dimensions that never changed stay what they were."""
+        return (values * self.spread + self.centre).astype(np.float32)
+
+    def share_used(self, low: FloatArray, high: FloatArray) -> FloatArray:
+        """[A] how much of the range from `low` to `high` [A] lies between the percentiles."""
+        used = np.asarray(self.q99, np.float32) - np.asarray(self.q01, np.float32)
+        return (used / (high - low)).astype(np.float32)
+
+    @classmethod
+    def measure(cls, values: FloatArray, mode: str) -> "Scale":
+        """The scale of `values` [N, A]."""
+        exact = values.astype(np.float64)
+        q01, q99 = np.quantile(exact, [0.01, 0.99], axis=0)
+        # what changes only now and then has equal percentiles: its extremes stand for them
+        is_rare = q99 - q01 < _CONSTANT
+        columns = {
+            "mean": exact.mean(axis=0),
+            "std": exact.std(axis=0),
+            "q01": np.where(is_rare, exact.min(axis=0), q01),
+            "q99": np.where(is_rare, exact.max(axis=0), q99),
+        }
+        return cls(**{name: tuple(column.tolist()) for name, column in columns.items()}, mode=mode)
+
+
+def write_scales(scales: Mapping[str, Scale]) -> str:
+    """The text, as JSON, of `scales` by the name of their feature."""
+    return json.dumps({name: asdict(scale) for name, scale in scales.items()})
+
+
+def read_scales(text: str) -> dict[str, Scale]:
+    """What `write_scales` wrote.
+
+    Raises:
+        ValueError: it is none of that, or has numbers that no data set gives.
+    """
+    entries: Any = json.loads(text)
+    columns = ("mean", "std", "q01", "q99")
+    try:
+        return {
+            name: Scale(mode=entry["mode"], **{column: tuple(map(float, entry[column])) for column in columns})
+            for name, entry in entries.items()
+        }
+    except (AttributeError, KeyError, TypeError) as error:
+        raise ValueError(f"statistics need mean, std, q01, q99 and mode of each feature, got {text[:80]!r}") from error
