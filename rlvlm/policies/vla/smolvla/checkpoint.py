@@ -1,0 +1,317 @@
+"""A SmolVLA's folder in LeRobot's layout, from 0.4 on: what its files say beside the weights, and writing it back.
+
+    config.json                 sizes, image features, settings
+    model.safetensors           weights
+    policy_preprocessor.json    how observations are prepared, step by step; names the file with their statistics
+    policy_postprocessor.json   likewise for actions
+
+A folder from outside is data: every file is read within bounds, no default stands in for what is missing, and what is
+not known is refused, since LeRobot would have computed something else. No tensor library is imported here.
+"""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors.numpy
+from safetensors import SafetensorError
+
+from rlvlm.core.checks import check_interval
+from rlvlm.core.episodes import FloatArray
+from rlvlm.core.errors import ModelUnavailable, first_line
+from rlvlm.core.foreign import read_bytes, read_json
+
+WEIGHTS = "model.safetensors"
+_PROCESSORS = ("policy_preprocessor", "policy_postprocessor")
+_NORMALISERS = {"policy_preprocessor": "normalizer_processor", "policy_postprocessor": "unnormalizer_processor"}
+_STEPS = {
+    *("rename_observations_processor", "to_batch_processor", "smolvla_new_line_processor", "tokenizer_processor"),
+    *("device_processor", *_NORMALISERS.values()),
+}
+"""Steps of LeRobot's processors for SmolVLA."""
+_MODES = {
+    "MEAN_STD": ("mean", "std"),
+    "MIN_MAX": ("min", "max"),
+    "QUANTILES": ("q01", "q99"),
+    "QUANTILE10": ("q10", "q90"),
+}
+"""Ways in which LeRobot normalises, each with its two statistics."""
+_OTHER_TYPES = {"pi0", "pi05", "pi0_fast", "act", "diffusion", "groot", "xvla", "vqbet", "tdmpc", "sac", "wall_x"}
+_MAX_STATISTICS_BYTES = 2**20
+_STATE, _ACTION = "observation.state", "action"
+_AGAIN = "download the checkpoint again, or give --policy.model another one"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sizes:
+    """Shape of a SmolVLA beside that of its VLM."""
+
+    chunk_steps: int
+    """H, steps of a chunk as it is denoised."""
+    state_dims: int
+    """Numbers of the state, padded."""
+    action_dims: int
+    """D, numbers of an action, padded."""
+    image_px: int
+    """Side of the images that the image encoder takes."""
+    num_layers: int
+    """Layers of the VLM's language model that are used."""
+    expert_layers: int
+    """Layers of the action expert: as many, or a part where every one of them reads the body alone."""
+    joint_every: int
+    """Every how many layers actions attend to each other too, from the first on; 0: nowhere."""
+    expert_width: float
+    """Of the expert's width in the body's."""
+    min_period: float
+    """Shortest period of the sines that stand for a time, in units of the whole flow."""
+    max_period: float
+    """Longest."""
+
+    def __post_init__(self) -> None:
+        # a stranger wrote them: what they would have us allocate is bounded
+        counts = ("chunk_steps", "state_dims", "action_dims", "num_layers", "expert_layers")
+        if not all(isinstance(getattr(self, name), int) for name in (*counts, "image_px", "joint_every")):
+            raise ValueError(f"all but the expert's width and the periods must be whole numbers, got {self}")
+        check_interval(self, "", "[1, 1024]", *counts)
+        check_interval(self, "", "[1, 4096]", "image_px")
+        check_interval(self, "", "[0, 1024]", "joint_every")
+        check_interval(self, "", "(0, 4]", "expert_width")
+        check_interval(self, "", "(0, 1000]", "min_period", "max_period")
+        if self.expert_layers != self.num_layers and (self.joint_every or self.num_layers % self.expert_layers):
+            raise ValueError(
+                f"{self.expert_layers} expert layers beside {self.num_layers} of the VLM, actions attending to each "
+                f"other every {self.joint_every}: LeRobot cannot compute that either"
+            )
+
+    @property
+    def are_joint(self) -> list[bool]:
+        """Of each layer of the expert, whether actions attend to each other too."""
+        return [self.joint_every > 0 and index % self.joint_every == 0 for index in range(self.expert_layers)]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Scale:
+    """How a feature is normalised: LeRobot's formulas, without clipping."""
+
+    mode: str
+    """IDENTITY, or a name in `_MODES`."""
+    first: FloatArray
+    """[size of the feature] mean, or smaller quantile, in the env's units."""
+    second: FloatArray
+    """Standard deviation, or larger quantile."""
+    eps: float
+    """Keeps numbers that never change from being divided by 0."""
+
+    def normalised(self, values: FloatArray) -> FloatArray:
+        """`values` [..., size] in the env's units, as the network has them."""
+        if self.mode == "IDENTITY":
+            return values
+        if self.mode == "MEAN_STD":
+            return ((values - self.first) / (self.second + self.eps)).astype(np.float32)
+        return (2 * (values - self.first) / self._range - 1).astype(np.float32)
+
+    def restored(self, values: FloatArray) -> FloatArray:
+        """`values` [..., size] of the network, in the env's units."""
+        if self.mode == "IDENTITY":
+            return values
+        if self.mode == "MEAN_STD":
+            return values * self.second + self.first
+        return ((values + 1) / 2 * self._range + self.first).astype(np.float32)
+
+    @property
+    def _range(self) -> FloatArray:
+        return np.where(self.second == self.first, np.float32(self.eps), self.second - self.first)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Checkpoint:
+    """What a folder says beside its weights."""
+
+    files: Mapping[str, Any]
+    """By name: the values of JSON files, and the arrays of files with statistics."""
+    vlm: str
+    """Folder or hub name of the VLM."""
+    tokenizer: str
+    """Folder or hub name of the tokenizer, usually the VLM's."""
+    max_words: int
+    """Tokens of a prompt, >= 1; what is beyond is cut off."""
+    cameras: tuple[str, ...]
+    """Names of the image features, in order."""
+    num_denoising_steps: int
+    """K, Euler steps from noise to action in evaluation."""
+    state: Scale
+    """Of the P numbers of the state."""
+    action: Scale
+    """Of the A numbers of an action."""
+
+    def sizes(self, vlm_layers: int) -> Sizes:
+        """Sizes above a VLM whose language model has `vlm_layers`.
+
+        Raises:
+            ModelUnavailable: they are missing, out of bounds, or do not go together.
+        """
+        config: Mapping[str, Any] = self.files["config.json"]
+        try:
+            side, other = config["resize_imgs_with_padding"]
+            if side != other:
+                raise ValueError(f"its images are {side} x {other}, which must be square")
+            layers = config["num_vlm_layers"] if config["num_vlm_layers"] > 0 else vlm_layers
+            if layers > vlm_layers:
+                raise ValueError(f"it uses {layers} layers of a VLM that has {vlm_layers}")
+            every = 1 if "cross" not in config["attention_mode"] else max(0, config["self_attn_every_n_layers"])
+            return Sizes(
+                chunk_steps=config["chunk_size"],
+                state_dims=config["max_state_dim"],
+                action_dims=config["max_action_dim"],
+                image_px=side,
+                num_layers=layers,
+                expert_layers=config["num_expert_layers"] if config["num_expert_layers"] > 0 else layers,
+                joint_every=every,
+                expert_width=config["expert_width_multiplier"],
+                min_period=config["min_period"],
+                max_period=config["max_period"],
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise ModelUnavailable(f"the checkpoint's config.json cannot be used: {_said(error)}", _AGAIN) from error
+
+
+def read_checkpoint(folder: Path) -> Checkpoint:
+    """What `folder` says beside its weights.
+
+    Raises:
+        ModelUnavailable: a file is missing or broken, is of another kind of policy or of an older layout, statistics
+            are missing, or it asks for what is not done here.
+    """
+    try:
+        config = read_json(folder / "config.json")
+        kind = config.get("type")
+    except (OSError, ValueError, AttributeError) as error:
+        raise ModelUnavailable(f"{folder} holds no policy of LeRobot: {first_line(error)}", _AGAIN) from error
+    if kind != "smolvla":
+        known = "is not known here yet" if kind in _OTHER_TYPES else "is no policy of LeRobot"
+        raise ModelUnavailable(
+            f"{folder} holds a policy of type {str(kind)[:80]!r}, which {known}",
+            "choose a checkpoint of type 'smolvla' in LeRobot's layout",
+        )
+    if not (folder / WEIGHTS).is_file():
+        raise ModelUnavailable(f"{folder} has no {WEIGHTS}; an adapter or pickled weights are not read", _AGAIN)
+    absent = [f"{name}.json" for name in _PROCESSORS if not (folder / f"{name}.json").is_file()]
+    if absent:
+        raise ModelUnavailable(
+            f"{folder} has no {absent[0]}: it is older than LeRobot 0.4, and its statistics lie among its weights",
+            "python -m lerobot.processor.migrate_policy_normalization --pretrained-path FOLDER",
+        )
+    try:
+        files: dict[str, Any] = {"config.json": config}
+        scales = {name: _read_scales(folder, name, files) for name in _PROCESSORS}
+        return _checkpoint(config, files, scales)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
+        raise ModelUnavailable(f"{folder} cannot be used: {_said(error)}", _AGAIN) from error
+
+
+def _checkpoint(config: Any, files: dict[str, Any], scales: dict[str, dict[str, Scale]]) -> Checkpoint:
+    unusual = {"n_obs_steps": 1, "adapt_to_pi_aloha": False, "add_image_special_tokens": False}
+    for name, usual in unusual.items():
+        if config[name] != usual:
+            raise ValueError(f"its {name} is {config[name]}; only {usual} is done here")
+    if _ACTION not in scales["policy_postprocessor"] or _STATE not in scales["policy_preprocessor"]:
+        raise ValueError(f"its processors scale no {_ACTION} or no {_STATE}")
+    action, other = scales["policy_postprocessor"][_ACTION], scales["policy_preprocessor"].get(_ACTION)
+    if other is not None and not (np.array_equal(action.first, other.first) and action.mode == other.mode):
+        raise ValueError("its two processors have statistics of different data sets for actions")
+    # named in the config once a policy was made of it; LeRobot fills them with nothing, and masks them
+    empty = {f"observation.images.empty_camera_{index}" for index in range(min(config["empty_cameras"], 100))}
+    cameras = [name for name, feature in config["input_features"].items() if feature["type"] == "VISUAL"]
+    [words] = [
+        step["config"]
+        for step in files["policy_preprocessor.json"]["steps"]
+        if step["registry_name"] == "tokenizer_processor"
+    ]
+    if words["padding_side"] != "right" or not 1 <= words["max_length"] <= 10_000:
+        raise ValueError(f"its prompts are padded on the {words['padding_side']} to {words['max_length']} tokens")
+    sizes = {"state": (scales["policy_preprocessor"][_STATE], "max_state_dim"), "action": (action, "max_action_dim")}
+    for name, (scale, limit) in sizes.items():
+        if len(scale.first) > config[limit]:
+            raise ValueError(f"its {name} has {len(scale.first)} numbers, its {limit} is {config[limit]}")
+    if not 1 <= config["num_steps"] <= 1_000:
+        raise ValueError(f"num_steps must be in [1, 1000], got {config['num_steps']}")
+    return Checkpoint(
+        files=files,
+        vlm=str(config["vlm_model_name"]),
+        tokenizer=str(words["tokenizer_name"]),
+        max_words=int(words["max_length"]),
+        cameras=tuple(name for name in cameras if name not in empty),
+        num_denoising_steps=int(config["num_steps"]),
+        state=scales["policy_preprocessor"][_STATE],
+        action=action,
+    )
+
+
+def _read_scales(folder: Path, name: str, files: dict[str, Any]) -> dict[str, Scale]:
+    """How one of the two processors normalises each feature that is no image; what is read goes into `files`."""
+    processor = files[f"{name}.json"] = read_json(folder / f"{name}.json")
+    odd = [step.get("registry_name") for step in processor["steps"] if step.get("registry_name") not in _STEPS]
+    if odd:
+        raise ValueError(f"{name}.json has a step {str(odd[0])[:80]!r}; known are {', '.join(sorted(_STEPS))}")
+    [step] = [step for step in processor["steps"] if step["registry_name"] == _NORMALISERS[name]]
+    config, statistics = step["config"], {}
+    if "state_file" in step:
+        file = step["state_file"]
+        if Path(file).name != file or not file.endswith(".safetensors"):
+            raise ValueError(f"{name}.json names {file[:80]!r}; statistics are *.safetensors in the same folder")
+        statistics = safetensors.numpy.load(read_bytes(folder / file, _MAX_STATISTICS_BYTES))
+        files[file] = statistics
+    scales = {}
+    for feature, about in config["features"].items():
+        mode = config["norm_map"].get(about["type"], "IDENTITY")
+        if about["type"] == "VISUAL" and mode != "IDENTITY":
+            raise ValueError(f"its images are normalised by {mode}; only IDENTITY is done here")
+        if about["type"] in ("STATE", "ACTION"):
+            scales[feature] = _scale(feature, about, mode, float(config["eps"]), statistics)
+    return scales
+
+
+def _scale(feature: str, about: Any, mode: str, eps: float, statistics: Mapping[str, FloatArray]) -> Scale:
+    [size] = about["shape"]
+    if mode == "IDENTITY":
+        return Scale(mode=mode, first=np.zeros(size, np.float32), second=np.ones(size, np.float32), eps=eps)
+    if mode not in _MODES:
+        raise ValueError(f"{feature} is normalised by {str(mode)[:80]!r}; known are IDENTITY, {', '.join(_MODES)}")
+    found = []
+    for name in _MODES[mode]:
+        key = f"{feature}.{name}"
+        if key not in statistics:
+            raise ValueError(
+                f"statistics are missing: {key}; without them LeRobot leaves {feature} as it is. Save the processors "
+                "again with the statistics of the data set that it was trained on"
+            )
+        values = statistics[key].astype(np.float32)
+        if values.shape != (size,) or not np.isfinite(values).all():
+            raise ValueError(f"{key} has shape {values.shape} or is not finite, the feature has {size} numbers")
+        found.append(values)
+    first, second = found
+    if (second < (0 if mode == "MEAN_STD" else first)).any() or not (math.isfinite(eps) and eps > 0):
+        raise ValueError(f"the statistics of {feature} have a negative width, or an eps that is not positive")
+    return Scale(mode=mode, first=first, second=second, eps=eps)
+
+
+def write_files(checkpoint: Checkpoint, folder: Path) -> None:
+    """Writes all files but the weights as they were read, with the statistics of `checkpoint.state` and `.action`."""
+    for name, content in checkpoint.files.items():
+        if name.endswith(".json"):
+            (folder / name).write_text(json.dumps(content, indent=4) + "\n")
+            continue
+        statistics = dict(content)
+        for feature, scale in ((_STATE, checkpoint.state), (_ACTION, checkpoint.action)):
+            for key, values in zip(_MODES.get(scale.mode, ()), (scale.first, scale.second), strict=False):
+                if f"{feature}.{key}" in statistics:
+                    statistics[f"{feature}.{key}"] = values
+        (folder / name).write_bytes(safetensors.numpy.save(statistics))
+
+
+def _said(error: Exception) -> str:
+    return f"{error} is missing" if isinstance(error, KeyError) else first_line(error)

@@ -1,0 +1,66 @@
+"""How a SmolVLA checkpoint is shown the env, and what of it learns; imports nothing heavy."""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from rlvlm.core.checks import check_least, check_positive
+
+_LAYERS = r"(.*\.)?(q_proj|k_proj|v_proj|o_proj|gate_proj|up_proj|down_proj)"
+LORA_TARGETS = {
+    "lora": rf"{_LAYERS}|.*\.(out_proj|fc1|fc2|modality_projection\.proj|action_time_mlp_in|action_time_mlp_out)",
+    "lora_expert": rf".*\.lm_expert\.{_LAYERS}|.*\.(action_time_mlp_in|action_time_mlp_out)",
+}
+"""Regular expressions on the full names of the layers that an adapter is put beside, by `learns`."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SmolVLAConfig:
+    """How a SmolVLA checkpoint is shown the env, and what of it learns."""
+
+    section: ClassVar[str] = "policy.smolvla"
+    """Where these fields stand on the command line, for messages."""
+
+    cameras: tuple[str, ...] = ()
+    """Names of the env's cameras, one for each image feature of the checkpoint, in the order of its config.json; empty:
+    the env's first ones."""
+    body: str = ""
+    """Folder or hub name with the config.json and tokenizer.json of the VLM below it; empty: the one that the
+    checkpoint names. Its weights are in the checkpoint."""
+    image_px: int = 256
+    """Side of the square images that the env draws, >= 1; they are then made as large as the image encoder wants."""
+    patches: Literal["exact", "shifted"] = "exact"
+    """Positions of an image's patches. exact: their own; shifted: one too small in rows and columns, as transformers
+    4.55 to 4.57 computed in float32 (transformers issue 41190), for what LeRobot 0.4 trained or evaluated so."""
+    learns: Literal["expert", "lora_expert", "lora", "all"] = "expert"
+    """expert: every weight of the action expert and of the layers for state, action and time, as LeRobot fine-tunes;
+    lora_expert: an adapter beside the expert alone; lora: one beside body and expert; all: every weight, in float32."""
+    adapter: str = ""
+    """Folder of a LoRA adapter to go on from, in PEFT's format; empty: a fresh one."""
+    lora_rank: int = 32
+    """Inner size of a fresh adapter, >= 1."""
+    lora_alpha: float = 16.0
+    """A fresh adapter's part is scaled by lora_alpha / lora_rank."""
+    at_once: int = 32
+    """Observations whose images and words go through the body at once where nothing is learned, >= 1."""
+    recompute: bool | None = None
+    """Gradient checkpointing: compute every block a second time in the update and keep less in memory. None: from 500
+    million parameters on."""
+    dtype: Literal["auto", "bfloat16", "float32"] = "auto"
+    """Of the body's weights. auto: bfloat16 on a GPU, float32 on a CPU. The expert is always float32: a log-prob is
+    made of its output."""
+    device: str = "auto"
+    """auto, cpu, cuda or cuda:N."""
+
+    def __post_init__(self) -> None:
+        check_least(self, self.section, 1, "image_px", "lora_rank", "at_once")
+        check_positive(self, self.section, "lora_alpha")
+        if self.adapter and self.learns not in LORA_TARGETS:
+            raise ValueError(
+                f"{self.section}.adapter has no effect where learns is {self.learns}; use lora or lora_expert, or "
+                "merge it into the weights"
+            )
+        if self.learns == "all" and self.dtype == "bfloat16":
+            raise ValueError(
+                f"{self.section}.dtype bfloat16 is too coarse for weights that learn; use expert or lora, or leave "
+                "out dtype"
+            )

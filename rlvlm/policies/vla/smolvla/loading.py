@@ -1,0 +1,259 @@
+"""From a folder with a SmolVLA in LeRobot's layout to a network in memory, and back into such a folder."""
+
+import logging
+import shutil
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub.errors import StrictDataclassError
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from tokenizers import Tokenizer
+from torch import Tensor
+from transformers import SmolVLMConfig
+from transformers.utils.logging import disable_progress_bar
+
+from rlvlm.core.disk import replace_folder
+from rlvlm.core.errors import ModelUnavailable, first_line
+from rlvlm.core.foreign import read_bytes, read_json
+from rlvlm.envs.env import ChunkEnv
+from rlvlm.policies.vla.smolvla.checkpoint import WEIGHTS, Checkpoint, read_checkpoint, write_files
+from rlvlm.policies.vla.smolvla.config import LORA_TARGETS, SmolVLAConfig
+from rlvlm.policies.vla.smolvla.network import EXPERT_PARTS, NO_WORD, NetworkConfig, SmolVLANetwork
+from rlvlm.vlms.blocks import recompute_blocks
+from rlvlm.vlms.files import fetched, locate
+from rlvlm.vlms.loading import network_and_names, pick_device, pick_dtype
+from rlvlm.vlms.lora import LoraConfig, add_adapter, load_adapter
+from rlvlm.vlms.skeleton import device_of
+
+logger = logging.getLogger(__name__)
+
+_AGAIN = "download the checkpoint again, or give --policy.model another one"
+_MAX_TOKENIZER_BYTES = 64 * 2**20
+
+
+class Prompts:
+    """Instructions as the network takes them.
+
+    Args:
+        tokenizer: of the checkpoint's VLM; it is changed to cut off and never to fill up.
+        max_words: tokens of the longest prompt.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, max_words: int) -> None:
+        tokenizer.no_padding()
+        tokenizer.enable_truncation(max_words)
+        self._tokenizer = tokenizer
+
+    def read(self, instructions: Sequence[str]) -> Tensor:
+        """[B, W] int64 ids on the CPU; shorter prompts are filled up behind them with `NO_WORD`."""
+        # as in training, every prompt ends with a new line
+        texts = [text if text.endswith("\n") else f"{text}\n" for text in instructions]
+        rows = [encoding.ids for encoding in self._tokenizer.encode_batch(texts)]
+        longest = max(map(len, rows), default=0)
+        return torch.tensor([row + [NO_WORD] * (longest - len(row)) for row in rows]).view(len(rows), longest)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoadedSmolVLA:
+    """A checkpoint ready to act and to learn."""
+
+    network: SmolVLANetwork
+    """In training mode; an adapter's layers are in it."""
+    adapter: Any
+    """PEFT's wrapper around the network, which saves its adapter; None without one. It has a `prefix` of its own."""
+    checkpoint: Checkpoint
+    """Its statistics, and all that is written back with it."""
+    prompts: Prompts
+    revision: str
+    """Hub commit, or a digest of a local folder."""
+
+
+def load_smolvla(model: str, revision: str, wants: SmolVLAConfig, env: ChunkEnv) -> LoadedSmolVLA:
+    """The checkpoint `model`, on its device.
+
+    Args:
+        model: folder or hub name.
+        revision: commit of a hub model; empty takes the newest.
+        wants: how it is shown the env, and what of it learns.
+        env: it is to act in; its proprioception is the state, and its chunks are what is executed.
+
+    Raises:
+        ModelUnavailable: files are missing or broken, are no SmolVLA of LeRobot, or do not go with the env.
+    """
+    folder, found = locate(model, revision, "policy")
+    checkpoint = read_checkpoint(folder)
+    config = _network_config(checkpoint, wants, _cameras(checkpoint, wants, env.cameras))
+    numbers = {
+        "the state": (len(checkpoint.state.first), env.proprio_size),
+        "an action": (len(checkpoint.action.first), len(env.action_low)),
+    }
+    for what, (takes, gives) in numbers.items():
+        if takes != gives:
+            raise ModelUnavailable(
+                f"{what} of the checkpoint has {takes} numbers, the env's has {gives}",
+                "choose a checkpoint that was trained on this robot and these units",
+            )
+    if env.chunk_steps > config.sizes["chunk_steps"]:
+        raise ModelUnavailable(
+            f"chunks of {env.chunk_steps} steps are to be run, the checkpoint makes {config.sizes['chunk_steps']}",
+            f"give the env's chunk_steps at most {config.sizes['chunk_steps']}",
+        )
+    words = read_tokenizer(_body_folder(checkpoint.tokenizer, wants), checkpoint.max_words)
+    network = _network(folder, checkpoint, config, wants)
+    adapter = _teach(network, wants)
+    logger.info("policy %s loaded on %s, revision %s", model, device_of(network), found[:12])
+    return LoadedSmolVLA(network=network.train(), adapter=adapter, checkpoint=checkpoint, prompts=words, revision=found)
+
+
+def outline(folder: Path, wants: SmolVLAConfig) -> SmolVLANetwork:
+    """The network in `folder` without weights, on the device `meta`, each parameter set to learn or not: for counting.
+
+    Raises:
+        ModelUnavailable: as of `load_smolvla`.
+    """
+    checkpoint = read_checkpoint(folder)
+    config = _network_config(checkpoint, wants, list(range(len(checkpoint.cameras))))
+    with torch.device("meta"):
+        network = SmolVLANetwork(config)
+        _teach(network, wants)
+    return network
+
+
+def save_smolvla(loaded: LoadedSmolVLA, folder: Path) -> None:
+    """Writes a folder that LeRobot loads: weights, an adapter's merged into them, settings and statistics.
+
+    Args:
+        loaded: whose network has all of its weights here, not slices of them.
+        folder: what was there is replaced; it appears whole or not at all.
+    """
+    fresh = folder.with_name(f".{folder.name}.new")
+    shutil.rmtree(fresh, ignore_errors=True)
+    fresh.mkdir(parents=True)
+    write_files(loaded.checkpoint, fresh)
+    save_file(_merged(loaded.network), fresh / WEIGHTS, metadata={"format": "pt"})
+    (fresh / WEIGHTS).chmod(0o644)  # safetensors leaves its file readable by its maker alone
+    replace_folder(fresh, folder)
+
+
+def read_tokenizer(folder: Path, max_words: int) -> Prompts:
+    """The tokenizer in `folder`, for prompts of at most `max_words` tokens."""
+    file = folder / "tokenizer.json"
+    try:
+        return Prompts(Tokenizer.from_buffer(read_bytes(file, _MAX_TOKENIZER_BYTES)), max_words)
+    except Exception as error:  # the library raises nothing narrower
+        raise ModelUnavailable(f"{file} cannot be read: {first_line(error)}", _AGAIN) from error
+
+
+def _cameras(checkpoint: Checkpoint, wants: SmolVLAConfig, present: Sequence[str]) -> list[int]:
+    """Of each image feature, which of the env's cameras feeds it."""
+    features = [name.rpartition(".")[2] for name in checkpoint.cameras]
+    names = list(wants.cameras)
+    if not names and all(feature in present for feature in features):
+        names = features
+    if not names and len(features) <= len(present):
+        names = list(present[: len(features)])
+        logger.warning(
+            "no camera of the env is called as the checkpoint's %s; %s feed them: --%s.cameras NAME ... says otherwise",
+            *(", ".join(features), ", ".join(names), wants.section),
+        )
+    absent = [name for name in names if name not in present]
+    if absent or len(names) != len(features) or not features:
+        raise ModelUnavailable(
+            f"the checkpoint sees through {len(features)} cameras ({', '.join(features)}), the env has "
+            f"{', '.join(present)}" + (f", and {', '.join(names)} were named" if names else ""),
+            f"--{wants.section}.cameras NAME ..., one of the env's for each, or another checkpoint",
+        )
+    return [present.index(name) for name in names]
+
+
+def _body_folder(name: str, wants: SmolVLAConfig) -> Path:
+    """Where config and tokenizer of the VLM are; its weights lie in the checkpoint."""
+    name = wants.body or name
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        return folder
+    try:
+        return fetched(name, "", ("config.json", "tokenizer.json"), "policy")
+    except ModelUnavailable as error:
+        raise ModelUnavailable(
+            f"the checkpoint's VLM is not here: {error}",
+            f"--{wants.section}.body DIR, a folder with its config.json and tokenizer.json",
+        ) from error
+
+
+def _network_config(checkpoint: Checkpoint, wants: SmolVLAConfig, cameras: list[int]) -> NetworkConfig:
+    folder = _body_folder(checkpoint.vlm, wants)
+    try:
+        values = read_json(folder / "config.json")
+        kinds = values["model_type"], values["text_config"]["model_type"]
+        if kinds != ("smolvlm", "llama"):
+            raise ValueError(f"it is a {kinds[0]} above a {kinds[1]}, not a smolvlm above a llama")
+        vlm = SmolVLMConfig.from_dict(values)
+        text: Any = vlm.text_config
+        vision: Any = vlm.vision_config
+        sizes = checkpoint.sizes(text.num_hidden_layers)
+        # an image encoder's patches are joined in squares of scale_factor x scale_factor
+        if sizes.image_px % (vision.patch_size * vlm.scale_factor):
+            raise ValueError(f"images of {sizes.image_px} pixels do not hold whole squares of its patches")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, StrictDataclassError) as error:
+        raise ModelUnavailable(
+            f"{folder} holds no SmolVLM that can be read: {first_line(error)}",
+            f"--{wants.section}.body DIR, a folder with the config.json and tokenizer.json of the checkpoint's VLM",
+        ) from error
+    return NetworkConfig(vlm=vlm, sizes=asdict(sizes), cameras=cameras, has_shifted_patches=wants.patches == "shifted")
+
+
+def _network(folder: Path, checkpoint: Checkpoint, config: NetworkConfig, wants: SmolVLAConfig) -> SmolVLANetwork:
+    """The weights on their device; what is missing or left over is named."""
+    device = pick_device(wants.device, wants.section)
+    # in bfloat16 most of Adam's steps would be rounded away
+    dtype = torch.float32 if wants.learns == "all" else pick_dtype(wants.dtype, device)
+    disable_progress_bar()  # it would tear the run's live panel
+    try:
+        network, values = network_and_names(SmolVLANetwork, folder, dtype, device, {"config": config})
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        raise ModelUnavailable(f"the weights in {folder} cannot be loaded: {first_line(error)}", _AGAIN) from error
+    # a skeleton looks into every file, and those with statistics have the same ending
+    statistics = {key for name, content in checkpoint.files.items() if name.endswith(".safetensors") for key in content}
+    surplus = set(values["unexpected_keys"]) - statistics
+    for names, what in ((values["missing_keys"], "lacks"), (surplus, "has besides")):
+        if names:
+            some = ", ".join(sorted(names)[:4]) + (", ..." if len(names) > 4 else "")
+            raise ModelUnavailable(f"{folder} {what} {len(names)} weights: {some}", _AGAIN)
+    network.at_once = wants.at_once
+    recompute_blocks(network, wants.recompute)
+    return network
+
+
+def _teach(network: SmolVLANetwork, wants: SmolVLAConfig) -> Any:
+    """Has what `wants` names take gradients, and nothing else; returns PEFT's wrapper where that is an adapter."""
+    if wants.adapter:
+        return load_adapter(network, Path(wants.adapter).expanduser(), trainable=True)
+    if wants.learns in LORA_TARGETS:
+        shape = LoraConfig(rank=wants.lora_rank, alpha=wants.lora_alpha, targets=LORA_TARGETS[wants.learns])
+        return add_adapter(network, shape)
+    for name, parameter in network.named_parameters():
+        is_head = name == "model.vlm_with_expert.vlm.lm_head.weight"  # nothing computes with it
+        is_expert = any(f".{part}." in name for part in EXPERT_PARTS)
+        parameter.requires_grad_(is_expert or (wants.learns == "all" and not is_head))
+    return None
+
+
+def _merged(network: SmolVLANetwork) -> dict[str, Tensor]:
+    """Weights by LeRobot's names, on the CPU; those with an adapter beside them as what both compute, in float32."""
+    from peft.tuners.lora import LoraLayer
+
+    merged = {}
+    for name, value in network.state_dict().items():
+        if ".lora_" not in name:
+            merged[name.replace(".base_layer.", ".")] = value.detach().cpu().contiguous()
+    for name, layer in network.named_modules():
+        if isinstance(layer, LoraLayer):
+            beside: Any = layer
+            delta = sum(beside.get_delta_weight(adapter).float() for adapter in beside.active_adapters)
+            merged[f"{name}.weight"] = (beside.get_base_layer().weight.float() + delta).detach().cpu().contiguous()
+    return merged

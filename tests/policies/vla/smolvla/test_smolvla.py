@@ -1,0 +1,462 @@
+"""SmolVLA in our own modules: LeRobot's numbers, what it is shown and told, loading, writing back, and what is refused.
+
+`reference.npz` is what LeRobot 0.4.4 made of `tests/tiny_smolvla.py`'s checkpoint and inputs, by
+`environments/lerobot_reference.py chunk`. LeRobot's transformers 4.57 gives patches shifted positions.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tiny_smolvla import CONFIG, REAL_SIZES, REAL_VLM, STATISTICS, inputs, random_weight, write_smolvla
+from transformers import SmolVLMConfig
+
+from rlvlm.core.errors import ModelUnavailable
+from rlvlm.policies.vla.smolvla.checkpoint import Scale, read_checkpoint
+from rlvlm.policies.vla.smolvla.config import SmolVLAConfig
+from rlvlm.policies.vla.smolvla.images import to_pixels
+from rlvlm.policies.vla.smolvla.loading import LoadedSmolVLA, load_smolvla, outline, save_smolvla
+from rlvlm.policies.vla.smolvla.network import NO_WORD, NetworkConfig, SmolVLANetwork
+from rlvlm.vlms.lora import save_adapter
+from rlvlm.vlms.skeleton import pending, skeletons
+
+LEROBOT = Path(__file__).parents[4] / ".envs/lerobot/bin/python"
+SCRIPT = Path(__file__).parents[4] / "environments/lerobot_reference.py"
+WITH_LEROBOT = pytest.mark.skipif(not LEROBOT.exists(), reason="needs LeRobot: environments/lerobot.sh")
+PREPROCESSED = "policy_preprocessor_step_5_normalizer_processor.safetensors"
+
+
+def load(folder: Path, env: dict[str, Any] | None = None, **wants: Any) -> LoadedSmolVLA:
+    given: dict[str, Any] = {"cameras": ("front", "wrist"), "proprio_size": 5, "chunk_steps": 4, **(env or {})}
+    space: Any = SimpleNamespace(**{"action_low": np.zeros(3), **given})
+    return load_smolvla(str(folder), "", SmolVLAConfig(**wants), space)
+
+
+def observed(loaded: LoadedSmolVLA, rows: slice = slice(None), num: int = 3) -> list[torch.Tensor]:
+    """Images, words and states of `inputs`, as `prefix` takes them."""
+    given = inputs(num)
+    states = loaded.checkpoint.state.normalised(given["states"][rows])
+    words = loaded.prompts.read(given["texts"][rows].tolist())
+    return [torch.from_numpy(given["images"][rows]), words, torch.from_numpy(states)]
+
+
+def denoised(loaded: LoadedSmolVLA, cache: Any, x: torch.Tensor) -> torch.Tensor:
+    num = loaded.checkpoint.num_denoising_steps
+    for step in range(num):
+        x = x - loaded.network.velocity(cache, x, torch.full((len(x),), 1 - step / num)) / num
+    return x
+
+
+@torch.no_grad()
+def assert_equal_to_lerobot(loaded: LoadedSmolVLA, found: Any) -> None:
+    given = inputs()
+    noise = torch.from_numpy(given["noise"])
+    cache = loaded.network.prefix(*observed(loaded))
+    for time, expected in zip(given["times"], found["velocities"], strict=True):
+        velocity = loaded.network.velocity(cache, noise, torch.full((3,), float(time)))
+        np.testing.assert_allclose(velocity.numpy(), expected, atol=1e-5, rtol=0)
+    chunk = denoised(loaded, cache, noise).numpy()
+    np.testing.assert_allclose(chunk, found["denoised"], atol=1e-5, rtol=0)
+    actions = loaded.checkpoint.action.restored(chunk[:, :, :3])
+    np.testing.assert_allclose(actions, found["actions"], atol=1e-5, rtol=0)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_smolvla(tmp_path_factory.mktemp("smolvla") / "checkpoint")
+
+
+def test_velocities_and_a_denoised_chunk_are_lerobots(folder: Path) -> None:
+    found = np.load(Path(__file__).parent / "reference.npz")
+    assert_equal_to_lerobot(load(folder, patches="shifted"), found)
+    with pytest.raises(AssertionError):  # the positions matter
+        assert_equal_to_lerobot(load(folder), found)
+
+
+def published(folder: Path) -> SmolVLANetwork:
+    """SmolVLA in its published size, without memory."""
+    sizes = replace(read_checkpoint(folder), files={"config.json": {**CONFIG, **REAL_SIZES}}).sizes(32)
+    with torch.device("meta"):
+        return SmolVLANetwork(NetworkConfig(vlm=SmolVLMConfig.from_dict(REAL_VLM), sizes=asdict(sizes)))
+
+
+def test_sizes_are_those_of_the_published_450_million(folder: Path) -> None:
+    network = published(folder)
+    parts: Counter[str] = Counter()
+    for name, weight in network.named_parameters():
+        parts[".".join(name.split(".")[2:5]) if ".vlm." in name else "expert"] += weight.numel()
+    assert parts == {
+        "vlm.model.vision_model": 86_433_024,
+        "vlm.model.connector": 11_796_480,
+        "vlm.model.text_model": 204_626_880,
+        "vlm.lm_head.weight": 47_308_800,
+        "expert": 99_880_992,
+    }
+    assert sum(parts.values()) == 450_046_176
+    layer = network.get_submodule("model.vlm_with_expert.lm_expert.layers.1")
+    shapes = {name: tuple(weight.shape) for name, weight in layer.named_parameters()}
+    assert shapes["self_attn.k_proj.weight"] == (320, 320) and shapes["mlp.up_proj.weight"] == (2048, 720)
+
+
+def lerobot(*arguments: object) -> None:
+    # its environment has no rlvlm, and needs no hub
+    around = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": ""}
+    subprocess.run([LEROBOT, SCRIPT, *map(str, arguments)], check=True, timeout=300, env=around)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """LeRobot's own checkpoint of the same weights, whose VLM folder has all that LeRobot wants of one."""
+    lerobot("make", path := tmp_path_factory.mktemp("lerobot") / "made")
+    return path
+
+
+@pytest.mark.slow
+@WITH_LEROBOT
+@pytest.mark.parametrize("learns", ["expert", "lora"])
+def test_lerobot_loads_what_is_written_and_makes_the_same_chunk(
+    made: Path, folder: Path, tmp_path: Path, learns: str
+) -> None:
+    assert (folder / "model.safetensors").read_bytes() == (made / "model.safetensors").read_bytes()
+    loaded = load(made, learns=learns, patches="shifted")
+    with torch.no_grad():
+        for weight in loaded.network.parameters():
+            if weight.requires_grad:
+                weight += 0.1 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(0))
+    statistics = replace(loaded.checkpoint.action, first=np.array([1.0, 2.0, 3.0], np.float32))
+    changed = replace(loaded, checkpoint=replace(loaded.checkpoint, action=statistics))
+    save_smolvla(changed, tmp_path / "saved")
+    np.savez(tmp_path / "inputs.npz", **inputs())
+    lerobot("chunk", tmp_path / "saved", tmp_path / "inputs.npz", tmp_path / "out.npz")
+    found = np.load(tmp_path / "out.npz")
+    assert np.abs(found["actions"] - np.load(Path(__file__).parent / "reference.npz")["actions"]).max() > 0.5
+    assert_equal_to_lerobot(changed, found)
+    assert_equal_to_lerobot(load(tmp_path / "saved", patches="shifted"), found)
+
+
+@pytest.mark.slow
+@WITH_LEROBOT
+def test_names_and_shapes_of_the_published_size_are_lerobots(folder: Path, tmp_path: Path) -> None:
+    lerobot("shapes", tmp_path / "shapes.json")
+    shapes = {name: list(weight.shape) for name, weight in published(folder).state_dict().items()}
+    assert json.loads((tmp_path / "shapes.json").read_text()) == shapes and len(shapes) == 500
+
+
+def test_who_sees_whom(folder: Path) -> None:
+    """Steps see those before them, real dimensions padded ones, and no row another's filling."""
+    loaded = load(folder)
+    noise, times = torch.from_numpy(inputs()["noise"]), torch.tensor([1.0, 0.5, 0.1])
+    with torch.no_grad():
+        cache = loaded.network.prefix(*observed(loaded))
+        velocity = loaded.network.velocity(cache, noise, times)
+        later, padded = noise.clone(), noise.clone()
+        later[:, -1], padded[:, :, 3:] = 0, 0
+        changed = (loaded.network.velocity(cache, later, times) - velocity).abs().amax(dim=(0, 2))
+        assert changed[:-1].max() == 0 and changed[-1] > 0.01
+        assert (loaded.network.velocity(cache, padded, times) - velocity)[..., :3].abs().max() > 0.01
+        for row in range(3):
+            alone = loaded.network(*observed(loaded, slice(row, row + 1)), noise[row : row + 1], times[row : row + 1])
+            torch.testing.assert_close(alone[0], velocity[row], atol=1e-5, rtol=0)
+
+
+def test_few_go_through_the_body_at_once_where_nothing_is_learned(folder: Path) -> None:
+    whole, few = load(folder), load(folder, at_once=2)
+    sizes: list[int] = []
+    few.network.model["state_proj"].register_forward_pre_hook(lambda _, given: sizes.append(len(given[0])))
+    with torch.no_grad():
+        expected, found = whole.network.prefix(*observed(whole, num=5)), few.network.prefix(*observed(few, num=5))
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+    few.network.prefix(*observed(few, num=5))
+    assert sizes == [2, 2, 1, 5]
+
+
+def test_images_keep_their_aspect_and_are_filled_up_on_the_left_and_on_top() -> None:
+    white = torch.full((1, 2, 4, 8, 3), 255, dtype=torch.uint8)
+    wide = to_pixels(white, 16)
+    assert wide.shape == (1, 2, 3, 16, 16)
+    assert (wide[..., :8, :] == -1).all() and (wide[..., 8:, :] == 1).all()
+    tall = to_pixels(white.transpose(2, 3), 16)
+    assert (tall[..., :8] == -1).all() and (tall[..., 8:] == 1).all()
+    # bilinear without smoothing: pixel i of 4 lies at 2 i + .5 of 8, between two that differ by 10
+    ramp = (10 * torch.arange(8)).view(1, 1, 8, 1).expand(1, 8, 8, 3).to(torch.uint8)
+    torch.testing.assert_close(to_pixels(ramp, 4)[0, 0, 0], (20 * torch.arange(4.0) + 5) / 127.5 - 1)
+
+
+@pytest.mark.parametrize(
+    ("patches", "side", "expected"),
+    [
+        ("exact", 32, [0, 1, 2, 3]),
+        ("shifted", 32, [0, 0, 1, 2]),
+        ("exact", 16, [0, 2]),
+        ("exact", 64, [0, 0, 1, 1, 2, 2, 3, 3]),
+    ],
+)
+def test_patches_have_positions_of_their_own(folder: Path, patches: str, side: int, expected: list[int]) -> None:
+    network = load(folder, patches=patches).network
+    embeddings = network.model["vlm_with_expert"]["vlm"]["model"]["vision_model"].embeddings
+    with torch.no_grad():
+        embeddings.patch_embedding.weight.zero_(), embeddings.patch_embedding.bias.zero_()
+        embeddings.position_embedding.weight.copy_(torch.arange(16.0)[:, None].expand(-1, 16))
+        found = embeddings(torch.zeros(1, 3, side, side), torch.ones(1))[0, :, 0]
+    assert found.tolist() == [4 * row + column for row in expected for column in expected]
+
+
+def test_prompts_end_with_a_new_line_and_are_cut_and_filled_up_behind(folder: Path) -> None:
+    words = load(folder).prompts.read(["push it\n", "lift the red block", "push " * 20])
+    assert words.tolist() == [
+        [3, 11, 2, *[NO_WORD] * 5],
+        [10, 4, 5, 6, 2, *[NO_WORD] * 3],
+        [3] * 8,  # the new line is cut off as well
+    ]
+
+
+def test_cameras_are_found_by_name_or_named_and_else_taken_in_order(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def cameras(present: tuple[str, ...], *names: str) -> list[int]:
+        return load(folder, {"cameras": present}, cameras=names).network.config.cameras
+
+    assert cameras(("wrist", "top", "front")) == [2, 0]
+    assert cameras(("a", "b", "c"), "c", "a") == [2, 0]
+    assert not caplog.records
+    assert cameras(("a", "front", "c")) == [0, 1]
+    assert "no camera of the env is called as the checkpoint's front, wrist; a, front feed them" in caplog.text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("learns", "taught", "num"),
+    [("expert", "expert", None), ("lora_expert", "lm_expert", 30), ("lora", "", 71), ("all", "", None)],
+)
+def test_what_learns_takes_gradients_and_nothing_else(folder: Path, learns: str, taught: str, num: int | None) -> None:
+    loaded = load(folder, learns=learns, recompute=True, lora_rank=2)
+    plain = load(folder, learns=learns, recompute=False, lora_rank=2)
+    plain.network.load_state_dict(loaded.network.state_dict())
+    for one in (loaded, plain):
+        one.network(*observed(one), torch.from_numpy(inputs()["noise"]), torch.tensor([1.0, 0.5, 0.1])).sum().backward()
+    names = {name for name, weight in loaded.network.named_parameters() if weight.requires_grad}
+    for (name, weight), other in zip(loaded.network.named_parameters(), plain.network.parameters(), strict=True):
+        # nothing reads what the last layer of the body makes but a critic
+        assert (weight.grad is not None) == (name in names) or "text_model" in name
+        if weight.grad is not None and other.grad is not None:
+            torch.testing.assert_close(weight.grad, other.grad, atol=1e-5, rtol=1e-5)
+    assert "lora" not in learns or loaded.adapter is not None
+    if learns == "expert":
+        assert all("lm_expert" in name or "action_" in name or "state_proj" in name for name in names)
+        assert {weight.dtype for weight in loaded.network.parameters()} == {torch.float32}
+    elif learns == "all":
+        assert {name for name, _ in loaded.network.named_parameters()} - names == {
+            "model.vlm_with_expert.vlm.lm_head.weight"
+        }
+    else:
+        assert all("lora_" in name for name in names) and len(names) == 2 * num
+        assert all(taught in name or "action_time" in name for name in names)
+
+
+def test_the_expert_stays_in_full_precision_beside_a_coarse_body(folder: Path) -> None:
+    coarse, fine = load(folder, dtype="bfloat16"), load(folder)
+    kinds = {("expert" if ".vlm." not in name else "body", weight.dtype) for name, weight in coarse.network.named_parameters()}  # fmt: skip  # noqa: E501
+    assert kinds == {("expert", torch.float32), ("body", torch.bfloat16)}
+    weights = dict(fine.network.named_parameters())
+    assert all(torch.equal(weight, weights[name]) for name, weight in coarse.network.named_parameters() if ".vlm." not in name)  # fmt: skip  # noqa: E501
+    noise, times = torch.from_numpy(inputs()["noise"]), torch.tensor([1.0, 0.5, 0.1])
+    with torch.no_grad():
+        found, expected = (one.network(*observed(one), noise, times) for one in (coarse, fine))
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, expected, atol=0.1, rtol=0)
+
+
+@pytest.mark.slow
+def test_a_folder_written_back_is_what_was_trained(folder: Path, tmp_path: Path) -> None:
+    loaded = load(folder, learns="lora", lora_rank=2)
+    with torch.no_grad():
+        for name, weight in loaded.network.named_parameters():
+            if "lora_B" in name:
+                weight += 0.1
+    (tmp_path / "saved").mkdir()
+    (tmp_path / "saved/old.txt").touch()
+    save_smolvla(loaded, tmp_path / "saved")
+    again = load(tmp_path / "saved")
+    assert [path.name for path in tmp_path.iterdir()] == ["saved"] and not (tmp_path / "saved/old.txt").exists()
+    for name in ("config.json", "policy_preprocessor.json", "policy_postprocessor.json"):
+        assert json.loads((tmp_path / "saved" / name).read_text()) == json.loads((folder / name).read_text())
+    np.testing.assert_allclose(again.checkpoint.state.second, STATISTICS["observation.state"]["std"], rtol=1e-6)
+    noise = torch.from_numpy(inputs()["noise"])
+    with torch.no_grad():
+        expected = denoised(loaded, loaded.network.prefix(*observed(loaded)), noise)
+        found = denoised(again, again.network.prefix(*observed(again)), noise)
+        before = load(folder)
+        assert (denoised(before, before.network.prefix(*observed(before)), noise) - expected).abs().max() > 0.01
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
+    save_adapter(loaded.adapter, tmp_path / "adapter")
+    gone_on = load(folder, learns="lora", adapter=str(tmp_path / "adapter"))
+    with torch.no_grad():
+        found = denoised(gone_on, gone_on.network.prefix(*observed(gone_on)), noise)
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
+
+
+def test_shapes_are_known_without_weights_and_weights_can_be_read_in_slices(folder: Path) -> None:
+    whole = load(folder, learns="expert")
+    outlined = outline(folder, SmolVLAConfig(learns="expert"))
+    about = {name: (weight.shape, weight.requires_grad) for name, weight in whole.network.named_parameters()}
+    assert {name: (weight.shape, weight.requires_grad) for name, weight in outlined.named_parameters()} == about
+    assert all(weight.is_meta for weight in outlined.parameters())
+    with skeletons():
+        network = load(folder).network
+    waiting = pending(network)
+    assert len(waiting) == len(about)
+    for weight in waiting:
+        assert weight.source is not None
+        np.testing.assert_array_equal(
+            weight.source.read(0, weight.source.shape[0]).numpy(), random_weight(weight.source.key, weight.source.shape)
+        )
+
+
+def test_features_are_scaled_by_lerobots_formulas() -> None:
+    first, second = np.array([1.0, 2.0], np.float32), np.array([3.0, 2.0], np.float32)
+    values = np.array([[2.0, 2.0], [5.0, 3.0]], np.float32)
+    for mode, expected in (
+        ("IDENTITY", values),
+        ("MEAN_STD", [[1 / 3, 0], [4 / 3, 0.5]]),
+        ("QUANTILES", [[0, -1], [3, 2e8 - 1]]),  # nothing is clipped; a width of 0 becomes eps
+    ):
+        scale = Scale(mode=mode, first=first, second=second, eps=1e-8)
+        np.testing.assert_allclose(scale.normalised(values), expected, rtol=1e-6)
+        np.testing.assert_allclose(scale.restored(scale.normalised(values)), values, rtol=1e-6)
+
+
+def changed_json(name: str, change: Callable[[Any], object]) -> Callable[[Path], object]:
+    def apply(folder: Path) -> None:
+        content = json.loads((folder / name).read_text())
+        change(content)
+        (folder / name).write_text(json.dumps(content))
+
+    return apply
+
+
+def config(**fields: Any) -> Callable[[Path], object]:
+    return changed_json("config.json", lambda content: content.update(fields))
+
+
+def vlm(**fields: Any) -> Callable[[Path], object]:
+    return changed_json("vlm/config.json", lambda content: content.update(fields))
+
+
+def normaliser(**fields: Any) -> Callable[[Path], object]:
+    return changed_json("policy_preprocessor.json", lambda content: content["steps"][5].update(fields))
+
+
+def statistics(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], object]:
+    def apply(folder: Path) -> None:
+        content = load_file(folder / PREPROCESSED)
+        change(content)
+        save_file(content, folder / PREPROCESSED)
+
+    return apply
+
+
+def weights(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], object]:
+    def apply(folder: Path) -> None:
+        content = load_file(folder / "model.safetensors")
+        change(content)
+        save_file(content, folder / "model.safetensors")
+
+    return apply
+
+
+HEAD = "model.action_out_proj.bias"
+REFUSED: list[tuple[str, Callable[[Path], object]]] = [
+    ("type 'pi0', which is not known here yet", config(type="pi0")),
+    ("type 'None', which is no policy", config(type=None)),
+    ("no policy of LeRobot: .*deep", lambda folder: (folder / "config.json").write_text("[" * 100_000)),
+    ("no policy of LeRobot", lambda folder: (folder / "config.json").write_text("[]")),
+    ("older than LeRobot 0.4", lambda folder: (folder / "policy_postprocessor.json").unlink()),
+    ("no model.safetensors; an adapter", lambda folder: (folder / "model.safetensors").unlink()),
+    ("max_period. is missing", changed_json("config.json", lambda content: content.pop("max_period"))),
+    ("n_obs_steps is 2", config(n_obs_steps=2)),
+    ("adapt_to_pi_aloha is True", config(adapt_to_pi_aloha=True)),
+    (r"num_layers must be in \[1, 1024\]|9 layers of a VLM that has 5", config(num_vlm_layers=9)),
+    ("LeRobot cannot compute that either", config(num_expert_layers=2)),
+    ("whole numbers", config(chunk_size="6")),
+    ("must be square", config(resize_imgs_with_padding=[32, 64])),
+    ("whole squares", config(resize_imgs_with_padding=[40, 40])),
+    ("num_steps must be", config(num_steps=1e400)),
+    ("max_action_dim is 2", config(max_action_dim=2)),
+    ("a llama above a llama", vlm(model_type="llama")),
+    ("no SmolVLM that can be read", vlm(text_config={"model_type": "llama", "hidden_size": "wide"})),
+    ("the checkpoint's VLM is not here", config(vlm_model_name="/nowhere/vlm")),
+    ("tokenizer.json cannot be read", lambda folder: (folder / "vlm/tokenizer.json").write_text("{}")),
+    ("has a step 'delta_actions'; known are", normaliser(registry_name="delta_actions")),
+    ("statistics are \\*.safetensors in the same folder", normaliser(state_file="../there.safetensors")),
+    ("statistics are missing: observation.state.mean", changed_json(
+        "policy_preprocessor.json", lambda content: content["steps"][5].pop("state_file"))),
+    ("statistics are missing: observation.state.std", statistics(lambda found: found.pop("observation.state.std"))),
+    ("not finite", statistics(lambda found: found["observation.state.mean"].fill_(np.nan))),
+    ("the feature has 5 numbers", statistics(lambda found: found.update({"observation.state.std": torch.ones(4)}))),
+    ("negative width", statistics(lambda found: found["observation.state.std"].neg_())),
+    ("different data sets", statistics(lambda found: found["action.mean"].add_(1))),
+    ("is not a regular file", lambda folder: (
+        (folder / PREPROCESSED).unlink(), os.mkfifo(folder / PREPROCESSED))),
+    ("more than 1,048,576 bytes", lambda folder: os.truncate(folder / PREPROCESSED, 2**40)),
+    ("cannot be used", lambda folder: (folder / PREPROCESSED).write_bytes(b"\xff" * 100)),
+    ("padded on the left", changed_json(
+        "policy_preprocessor.json", lambda content: content["steps"][3]["config"].update(padding_side="left"))),
+    ("normalised by 'WHITEN'", changed_json(
+        "policy_preprocessor.json", lambda content: content["steps"][5]["config"]["norm_map"].update(STATE="WHITEN"))),
+    (f"lacks 1 weights: {HEAD}", weights(lambda found: found.pop(HEAD))),
+    ("has besides 1 weights: model.more", weights(lambda found: found.update({"model.more": torch.zeros(1)}))),
+    ("weights in .* cannot be loaded", weights(lambda found: found.update({HEAD: torch.zeros(9)}))),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("words", "damage"), REFUSED, ids=[words for words, _ in REFUSED])
+def test_a_folder_that_cannot_be_used_is_refused_with_its_fix(
+    folder: Path, tmp_path: Path, words: str, damage: Callable[[Path], object]
+) -> None:
+    bad = tmp_path / "bad"
+    shutil.copytree(folder, bad)
+    for file in bad.glob("*.json"):  # they name their VLM's folder
+        file.write_text(file.read_text().replace(str(folder), str(bad)))
+    damage(bad)
+    with pytest.raises(ModelUnavailable, match=words) as caught:
+        load(bad)
+    assert caught.value.fix
+
+
+def test_what_does_not_go_with_the_env_is_refused(folder: Path) -> None:
+    cases: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+        ("state of the checkpoint has 5 numbers, the env's has 8", {"proprio_size": 8}, {}),
+        ("an action of the checkpoint has 3 numbers, the env's has 7", {"action_low": np.zeros(7)}, {}),
+        ("chunks of 7 steps are to be run, the checkpoint makes 6", {"chunk_steps": 7}, {}),
+        ("2 cameras .front, wrist., the env has front$", {"cameras": ("front",)}, {}),
+        ("the env has front, wrist, and front, top were named", {}, {"cameras": ("front", "top")}),
+    ]
+    for words, env, wants in cases:
+        with pytest.raises(ModelUnavailable, match=words) as caught:
+            load(folder, env, **wants)
+        assert caught.value.fix
+    for words, wants in (
+        ("adapter has no effect", {"adapter": "somewhere"}),
+        ("too coarse", {"learns": "all", "dtype": "bfloat16"}),
+        ("at_once must be >= 1", {"at_once": 0}),
+    ):
+        with pytest.raises(ValueError, match=words):
+            SmolVLAConfig(**wants)
+
+
+def test_cameras_that_lerobot_left_empty_are_none(tmp_path: Path) -> None:
+    """LeRobot writes them beside the others, and masks them whenever it computes."""
+    features = {**CONFIG["input_features"], "observation.images.empty_camera_0": {"type": "VISUAL", "shape": [3, 4, 4]}}
+    folder = write_smolvla(tmp_path / "checkpoint", empty_cameras=1, input_features=features)
+    assert read_checkpoint(folder).cameras == ("observation.images.front", "observation.images.wrist")

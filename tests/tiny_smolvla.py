@@ -1,0 +1,203 @@
+"""A small random SmolVLA as LeRobot 0.4.4 writes one to a folder. `environments/lerobot_reference.py` makes the same
+one with LeRobot's own code, so this module imports nothing of rlvlm before it is asked to write.
+"""
+
+import json
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+WORDS = ["<unk>", "<pad>", "\n", "push", "the", "red", "block", "onto", "green", "pad", "lift", "it"]
+MARKS = ["<fake_token_around_image>", "<image>", "<global-img>", "<end_of_utterance>"]
+VLM: dict[str, Any] = {
+    "model_type": "smolvlm",
+    "image_token_id": 13,
+    "pad_token_id": 1,
+    "scale_factor": 2,
+    "tie_word_embeddings": False,
+    "text_config": {
+        "model_type": "llama",
+        "vocab_size": 24,
+        "hidden_size": 24,
+        "intermediate_size": 32,
+        "head_dim": 8,
+        "num_hidden_layers": 5,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "pad_token_id": 1,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 100_000.0,
+    },
+    "vision_config": {
+        "model_type": "smolvlm_vision",
+        "hidden_size": 16,
+        "intermediate_size": 24,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "image_size": 32,
+        "patch_size": 8,
+    },
+}
+REAL_VLM: dict[str, Any] = {
+    **VLM,
+    "image_token_id": 49_190,
+    "pad_token_id": 2,
+    "scale_factor": 4,
+    "text_config": {
+        **VLM["text_config"],
+        "vocab_size": 49_280,
+        "hidden_size": 960,
+        "intermediate_size": 2560,
+        "head_dim": 64,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 15,
+        "num_key_value_heads": 5,
+        "pad_token_id": 2,
+    },
+    "vision_config": {
+        "model_type": "smolvlm_vision",
+        "hidden_size": 768,
+        "intermediate_size": 3072,
+        "num_hidden_layers": 12,
+        "num_attention_heads": 12,
+        "image_size": 512,
+        "patch_size": 16,
+    },
+}
+"""Of SmolVLM2-500M-Video-Instruct."""
+SIZES: dict[str, Any] = {
+    "chunk_size": 6,
+    "n_action_steps": 4,
+    "max_state_dim": 8,
+    "max_action_dim": 7,
+    "resize_imgs_with_padding": (32, 32),
+    "num_vlm_layers": 4,
+    "num_steps": 5,
+    "tokenizer_max_length": 8,
+}
+REAL_SIZES: dict[str, Any] = {
+    "chunk_size": 50,
+    "n_action_steps": 50,
+    "max_state_dim": 32,
+    "max_action_dim": 32,
+    "resize_imgs_with_padding": (512, 512),
+    "num_vlm_layers": 16,
+    "num_steps": 10,
+    "tokenizer_max_length": 48,
+}
+"""LeRobot's defaults."""
+FEATURES: dict[str, Any] = {
+    "observation.state": {"type": "STATE", "shape": [5]},
+    "observation.images.front": {"type": "VISUAL", "shape": [3, 40, 48]},
+    "observation.images.wrist": {"type": "VISUAL", "shape": [3, 40, 48]},
+    "action": {"type": "ACTION", "shape": [3]},
+}
+STATISTICS = {
+    "observation.state": {"mean": np.linspace(-1, 1, 5), "std": np.linspace(0.5, 2, 5)},
+    "action": {"mean": np.array([0.1, -0.2, 0.5]), "std": np.array([0.3, 0.0, 2.0])},
+}
+_INPUTS = {name: feature for name, feature in FEATURES.items() if name != "action"}
+_NORMS = {"VISUAL": "IDENTITY", "STATE": "MEAN_STD", "ACTION": "MEAN_STD"}
+CONFIG: dict[str, Any] = {
+    "type": "smolvla",
+    "n_obs_steps": 1,
+    "input_features": _INPUTS,
+    "output_features": {"action": FEATURES["action"]},
+    "device": "cpu",
+    "normalization_mapping": _NORMS,
+    **SIZES,
+    "empty_cameras": 0,
+    "adapt_to_pi_aloha": False,
+    "use_delta_joint_actions_aloha": False,
+    "use_cache": True,
+    "add_image_special_tokens": False,
+    "attention_mode": "cross_attn",
+    "prefix_length": -1,
+    "pad_language_to": "longest",
+    "num_expert_layers": -1,
+    "self_attn_every_n_layers": 2,
+    "expert_width_multiplier": 0.75,
+    "min_period": 0.004,
+    "max_period": 4.0,
+    "rtc_config": None,
+}
+"""Of config.json: what says how the network computes, and some of what does not."""
+
+
+def random_weight(name: str, shape: tuple[int, ...]) -> np.ndarray:
+    """A weight of LeRobot's name, the same on every machine; no gain is 1 and no bias 0, which would hide mistakes."""
+    drawn = np.random.RandomState(zlib.crc32(name.encode())).standard_normal(shape)
+    if len(shape) == 1:
+        return (0.2 * drawn + (1 if "norm" in name and name.endswith("weight") else 0)).astype(np.float32)
+    return (drawn / np.sqrt(np.prod(shape[1:]))).astype(np.float32)
+
+
+def inputs(num: int = 3) -> dict[str, np.ndarray]:
+    """Observations, noise and times for `num` chunks."""
+    drawn = np.random.RandomState(0)
+    texts = ["push the red block", "lift it", "push the red block onto the green pad again it"]
+    return {
+        "images": drawn.randint(0, 256, (num, 2, 40, 48, 3)).astype(np.uint8),
+        "texts": np.array([texts[index % 3] for index in range(num)]),
+        "states": drawn.standard_normal((num, 5)).astype(np.float32),
+        "noise": drawn.standard_normal((num, 6, 7)).astype(np.float32),
+        "times": np.array([1.0, 0.8, 0.3, 0.0], np.float32),
+    }
+
+
+def tokenizer() -> Tokenizer:
+    """Words and ends of lines, with which every prompt ends."""
+    words = Tokenizer(models.WordLevel({word: index for index, word in enumerate([*WORDS, *MARKS])}, "<unk>"))
+    parts = [pre_tokenizers.Split(" ", "removed"), pre_tokenizers.Split("\n", "isolated")]
+    words.pre_tokenizer = pre_tokenizers.Sequence(parts)  # pyright: ignore[reportAttributeAccessIssue]
+    return words
+
+
+def write_smolvla(folder: Path, **changes: Any) -> Path:
+    """The checkpoint in `folder`, its VLM's files in `folder`/vlm; `changes` are fields of config.json."""
+    from safetensors.numpy import save_file
+
+    from rlvlm.policies.vla.smolvla.config import SmolVLAConfig
+    from rlvlm.policies.vla.smolvla.loading import outline
+
+    vlm = folder / "vlm"
+    vlm.mkdir(parents=True)
+    (vlm / "config.json").write_text(json.dumps(VLM))
+    tokenizer().save(str(vlm / "tokenizer.json"))
+    (folder / "config.json").write_text(json.dumps({**CONFIG, "vlm_model_name": str(vlm), **changes}))
+    normaliser = {"eps": 1e-8, "features": FEATURES, "norm_map": _NORMS}
+    words = {"max_length": 8, "task_key": "task", "padding_side": "right", "padding": "longest", "truncation": True}
+    steps: dict[str, list[tuple[str, dict[str, Any]]]] = {
+        "policy_preprocessor": [
+            ("rename_observations_processor", {"rename_map": {}}),
+            ("to_batch_processor", {}),
+            ("smolvla_new_line_processor", {}),
+            ("tokenizer_processor", {**words, "tokenizer_name": str(vlm)}),
+            ("device_processor", {"device": "cpu", "float_dtype": None}),
+            ("normalizer_processor", normaliser),
+        ],
+        "policy_postprocessor": [
+            ("unnormalizer_processor", {**normaliser, "features": {"action": FEATURES["action"]}}),
+            ("device_processor", {"device": "cpu", "float_dtype": None}),
+        ],
+    }
+    flat = {
+        f"{feature}.{name}": values.astype(np.float32)
+        for feature, about in STATISTICS.items()
+        for name, values in about.items()
+    }
+    for processor, parts in steps.items():
+        written: list[dict[str, Any]] = []
+        for index, (name, config) in enumerate(parts):
+            written.append({"registry_name": name, "config": config})
+            if "normalizer" in name:
+                written[-1]["state_file"] = f"{processor}_step_{index}_{name}.safetensors"
+                save_file(flat, folder / written[-1]["state_file"])
+        (folder / f"{processor}.json").write_text(json.dumps({"name": processor, "steps": written}))
+    (folder / "model.safetensors").touch()
+    shapes = {name: tuple(value.shape) for name, value in outline(folder, SmolVLAConfig()).state_dict().items()}
+    save_file({name: random_weight(name, shape) for name, shape in shapes.items()}, folder / "model.safetensors")
+    return folder
