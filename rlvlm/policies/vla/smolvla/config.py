@@ -34,6 +34,8 @@ class SmolVLAConfig:
     learns: Literal["expert", "lora_expert", "lora", "all"] = "expert"
     """expert: every weight of the action expert and of the layers for state, action and time, as LeRobot fine-tunes;
     lora_expert: an adapter beside the expert alone; lora: one beside body and expert; all: every weight, in float32."""
+    has_values: bool = False
+    """Whether it gets a value head, for estimators with a critic; LeRobot's layout has no place for it."""
     adapter: str = ""
     """Folder of a LoRA adapter to go on from, in PEFT's format; empty: a fresh one."""
     lora_rank: int = 32

@@ -36,7 +36,7 @@ _MAX_TOKENIZER_BYTES = 64 * 2**20
 
 
 class Prompts:
-    """Instructions as the network takes them.
+    """Instructions as a network's `prefix` takes them.
 
     Args:
         tokenizer: of the checkpoint's VLM; it is changed to cut off and never to fill up.
@@ -67,7 +67,6 @@ class LoadedSmolVLA:
     """PEFT's wrapper around the network, which saves its adapter; None without one. It has a `prefix` of its own."""
     checkpoint: Checkpoint
     """Its statistics, and all that is written back with it."""
-    prompts: Prompts
     revision: str
     """Hub commit, or a digest of a local folder."""
 
@@ -104,9 +103,10 @@ def load_smolvla(model: str, revision: str, wants: SmolVLAConfig, env: ChunkEnv)
         )
     words = read_tokenizer(_body_folder(checkpoint.tokenizer, wants), checkpoint.max_words)
     network = _network(folder, checkpoint, config, wants)
+    network.read = words.read
     adapter = _teach(network, wants)
     logger.info("policy %s loaded on %s, revision %s", model, device_of(network), found[:12])
-    return LoadedSmolVLA(network=network.train(), adapter=adapter, checkpoint=checkpoint, prompts=words, revision=found)
+    return LoadedSmolVLA(network=network.train(), adapter=adapter, checkpoint=checkpoint, revision=found)
 
 
 def outline(folder: Path, wants: SmolVLAConfig) -> SmolVLANetwork:
@@ -231,16 +231,20 @@ def _network(folder: Path, checkpoint: Checkpoint, config: NetworkConfig, wants:
 
 def _teach(network: SmolVLANetwork, wants: SmolVLAConfig) -> Any:
     """Has what `wants` names take gradients, and nothing else; returns PEFT's wrapper where that is an adapter."""
+    adapter = None
     if wants.adapter:
-        return load_adapter(network, Path(wants.adapter).expanduser(), trainable=True)
-    if wants.learns in LORA_TARGETS:
+        adapter = load_adapter(network, Path(wants.adapter).expanduser(), trainable=True)
+    elif wants.learns in LORA_TARGETS:
         shape = LoraConfig(rank=wants.lora_rank, alpha=wants.lora_alpha, targets=LORA_TARGETS[wants.learns])
-        return add_adapter(network, shape)
-    for name, parameter in network.named_parameters():
-        is_head = name == "model.vlm_with_expert.vlm.lm_head.weight"  # nothing computes with it
-        is_expert = any(f".{part}." in name for part in EXPERT_PARTS)
-        parameter.requires_grad_(is_expert or (wants.learns == "all" and not is_head))
-    return None
+        adapter = add_adapter(network, shape)
+    if adapter is None:
+        for name, parameter in network.named_parameters():
+            is_head = name == "model.vlm_with_expert.vlm.lm_head.weight"  # nothing computes with it
+            is_expert = any(f".{part}." in name for part in EXPERT_PARTS)
+            parameter.requires_grad_(is_expert or (wants.learns == "all" and not is_head))
+    if wants.has_values:
+        network.add_values()
+    return adapter
 
 
 def _merged(network: SmolVLANetwork) -> dict[str, Tensor]:
@@ -249,7 +253,7 @@ def _merged(network: SmolVLANetwork) -> dict[str, Tensor]:
 
     merged = {}
     for name, value in network.state_dict().items():
-        if ".lora_" not in name:
+        if name.startswith("model.") and ".lora_" not in name:  # LeRobot knows no value head
             merged[name.replace(".base_layer.", ".")] = value.detach().cpu().contiguous()
     for name, layer in network.named_modules():
         if isinstance(layer, LoraLayer):

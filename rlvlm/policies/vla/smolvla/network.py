@@ -9,6 +9,7 @@ actions up to their own; the other layers attend to the body's alone, through pr
 
 import copy
 import math
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -24,6 +25,7 @@ from transformers.models.smolvlm.modeling_smolvlm import (
 
 from rlvlm.policies.vla.smolvla.checkpoint import Sizes
 from rlvlm.policies.vla.smolvla.images import to_pixels
+from rlvlm.vlms.skeleton import device_of
 
 NO_WORD = -1
 """Stands in `words` where a shorter prompt has none."""
@@ -84,7 +86,7 @@ class Prefix(NamedTuple):
     is_there: Tensor
     """[B, N] whether a place holds a token, and is no filling."""
     features: Tensor
-    """[B, W] float32 mean of the last layer's output over all tokens, for a critic."""
+    """[B, W] float32 mean of the last layer's output over all tokens, for the value head."""
 
 
 class SmolVLANetwork(PreTrainedModel):
@@ -99,6 +101,9 @@ class SmolVLANetwork(PreTrainedModel):
     _keep_in_fp32_modules_strict = set(EXPERT_PARTS)  # noqa: RUF012 - as transformers declares it
     at_once = 32
     """Observations that go through the body at once where nothing is learned."""
+    read: Callable[[Sequence[str]], Tensor]
+    """[B, W] int64 instructions as `prefix` takes them; loading gives it the checkpoint's tokenizer."""
+    predicts_offsets = False
 
     def __init__(self, config: NetworkConfig) -> None:
         super().__init__(config)
@@ -140,6 +145,8 @@ class SmolVLANetwork(PreTrainedModel):
         for name, part in self.model.items():
             (parts["lm_expert"] if name == "vlm_with_expert" else part).float()
         self._shape = sizes
+        self.horizon, self.action_width = sizes.chunk_steps, sizes.action_dims
+        self.value_head: nn.Module | None = None
         self.post_init()
 
     def _init_weights(self, module: nn.Module) -> None:
@@ -155,13 +162,16 @@ class SmolVLANetwork(PreTrainedModel):
         """
         if not torch.is_grad_enabled() and len(images) > self.at_once:
             rows = (tensor.split(self.at_once) for tensor in (images, words, proprio))
-            parts = [self.prefix(*part) for part in zip(*rows, strict=True)]
+            parts = [self._prefix(*part) for part in zip(*rows, strict=True)]
             return Prefix(
                 keys=tuple(torch.cat(layer) for layer in zip(*(part.keys for part in parts), strict=True)),
                 values=tuple(torch.cat(layer) for layer in zip(*(part.values for part in parts), strict=True)),
                 is_there=torch.cat([part.is_there for part in parts]),
                 features=torch.cat([part.features for part in parts]),
             )
+        return self._prefix(images, words, proprio)
+
+    def _prefix(self, images: Tensor, words: Tensor, proprio: Tensor) -> Prefix:
         body: Any = self.model["vlm_with_expert"]["vlm"]["model"]  # pyright: ignore[reportIndexIssue]
         text = body["text_model"]
         pixels = to_pixels(images[:, self.config.cameras], self._shape.image_px).flatten(0, 1)
@@ -177,10 +187,10 @@ class SmolVLANetwork(PreTrainedModel):
         places = torch.arange(tokens.shape[1], device=tokens.device)
         # filling is seen by none; the state, in the last place, by itself alone
         sees = is_there[:, None] & ((places[None] < places[-1]) | (places[:, None] == places[-1]))
-        angles = self._angles(is_there.cumsum(dim=1) - 1)
+        positions = is_there.cumsum(dim=1) - 1
         keys, values = [], []
         for layer in text["layers"]:
-            tokens, key, value = layer(tokens, angles, sees[:, None])
+            tokens, key, value = layer(tokens, positions, sees[:, None])
             keys.append(key)
             values.append(value)
         features = text["norm"](tokens).float() * is_there[..., None]
@@ -209,25 +219,27 @@ class SmolVLANetwork(PreTrainedModel):
         sees_earlier = (steps[0][None] <= steps[0][:, None]).expand(len(x), 1, -1, -1)
         sees_both = torch.cat([sees_prefix, sees_earlier], dim=-1)
         # actions go on counting where the prefix ends; where only the prefix is read, they begin at 0 again
-        on, again = self._angles(cache.is_there.sum(dim=1, keepdim=True) + steps), self._angles(steps)
+        after = cache.is_there.sum(dim=1, keepdim=True) + steps
         between = self._shape.num_layers // len(expert["layers"])
         for layer, key, value in zip(expert["layers"], cache.keys[::between], cache.values[::between], strict=True):
             past = (key, value)
             if layer.reads:
-                tokens, _, _ = layer(tokens, again, sees_prefix, past)
+                tokens, _, _ = layer(tokens, steps, sees_prefix, past)
             else:
-                tokens, _, _ = layer(tokens, on, sees_both, past)
+                tokens, _, _ = layer(tokens, after, sees_both, past)
         return model["action_out_proj"](expert["norm"](tokens))
 
-    def forward(self, images: Tensor, words: Tensor, proprio: Tensor, x: Tensor, t: Tensor) -> Tensor:
-        """Velocity of one noisy chunk for each observation, see `prefix` and `velocity`."""
-        return self.velocity(self.prefix(images, words, proprio), x, t)
+    def add_values(self) -> None:
+        """Gives it a value head, 0 everywhere at first, of what the body makes of an observation."""
+        width, device = self.config.vlm.text_config.hidden_size, device_of(self)
+        last = nn.Linear(256, 1, bias=False, device=device)
+        self.value_head = nn.Sequential(nn.Linear(width, 256, device=device), nn.SiLU(), last)
+        nn.init.zeros_(last.weight)
 
-    def _angles(self, positions: Tensor) -> Tensor:
-        """[B, 1, N, half a head] of positions [B, N], in radians."""
-        half = self.config.vlm.text_config.head_dim // 2
-        shares = torch.arange(half, dtype=torch.float32, device=positions.device) / half
-        return (positions[..., None].float() / _ROPE_BASE**shares)[:, None]
+    def state_values(self, cache: Prefix, detach: bool) -> Tensor:
+        """[B] the value head's values; `detach` keeps their loss from the body."""
+        assert self.value_head is not None, "asked of a network with one"
+        return self.value_head(cache.features.detach() if detach else cache.features)[:, 0]
 
     def _time(self, t: Tensor, width: int) -> Tensor:
         """[B, width] sines and cosines of times [B], at periods even in the logarithm."""
@@ -285,26 +297,26 @@ class _Layer(nn.Module):
         self._groups = config.num_attention_heads // config.num_key_value_heads
 
     def forward(
-        self, tokens: Tensor, angles: Tensor, sees: Tensor, past: tuple[Tensor, Tensor] | None = None
+        self, tokens: Tensor, positions: Tensor, sees: Tensor, past: tuple[Tensor, Tensor] | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """The tokens after this block, and the keys and values that it attended to.
 
         Args:
             tokens: [B, N, W].
-            angles: [B, 1, N, half a head] by which queries and own keys are rotated.
+            positions: [B, N] of queries and own keys; whole, since sharded learners may cast what is not to bfloat16.
             sees: [B, 1, N, S] whether a token sees a key.
             past: keys and values [B, heads, M, size of a head] of the body.
         """
         attention: Any = self.self_attn
         normal = self.input_layernorm(tokens)
-        query = _rotated(self._heads(attention["q_proj"](normal)), angles)
+        query = _rotated(self._heads(attention["q_proj"](normal)), positions)
         if self.reads:
             assert past is not None
             # the body's keys have been rotated already, before they are projected
             read = [part.transpose(1, 2).flatten(2).to(normal.dtype) for part in past]
             key, value = self._heads(attention["k_proj"](read[0])), self._heads(attention["v_proj"](read[1]))
         else:
-            key = _rotated(self._heads(attention["k_proj"](normal)), angles)
+            key = _rotated(self._heads(attention["k_proj"](normal)), positions)
             value = self._heads(attention["v_proj"](normal))
             if past is not None:
                 key, value = torch.cat([past[0], key], dim=2), torch.cat([past[1], value], dim=2)
@@ -322,8 +334,12 @@ class _Layer(nn.Module):
         return numbers.unflatten(-1, (-1, self._head_size)).transpose(1, 2)
 
 
-def _rotated(heads: Tensor, angles: Tensor) -> Tensor:
-    """Each pair of numbers that lie half a head apart, turned by an angle; computed in float32."""
+def _rotated(heads: Tensor, positions: Tensor) -> Tensor:
+    """`heads` [B, heads, N, D] turned to `positions` [B, N]: every two numbers that lie D / 2 apart by an angle of
+    their own, computed in float32.
+    """
     left, right = heads.float().chunk(2, dim=-1)
+    shares = torch.arange(left.shape[-1], dtype=torch.float32, device=heads.device) / left.shape[-1]
+    angles = (positions[..., None].float() / _ROPE_BASE**shares)[:, None]
     sin, cos = angles.sin(), angles.cos()
     return torch.cat([left * cos - right * sin, right * cos + left * sin], dim=-1).to(heads.dtype)

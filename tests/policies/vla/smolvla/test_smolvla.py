@@ -47,8 +47,14 @@ def observed(loaded: LoadedSmolVLA, rows: slice = slice(None), num: int = 3) -> 
     """Images, words and states of `inputs`, as `prefix` takes them."""
     given = inputs(num)
     states = loaded.checkpoint.state.normalised(given["states"][rows])
-    words = loaded.prompts.read(given["texts"][rows].tolist())
+    words = loaded.network.read(given["texts"][rows].tolist())
     return [torch.from_numpy(given["images"][rows]), words, torch.from_numpy(states)]
+
+
+def velocity(loaded: LoadedSmolVLA, rows: slice = slice(None)) -> torch.Tensor:
+    """At the noise of `inputs`, at three times."""
+    noise, times = torch.from_numpy(inputs()["noise"])[rows], torch.tensor([1.0, 0.5, 0.1])[rows]
+    return loaded.network.velocity(loaded.network.prefix(*observed(loaded, rows)), noise, times)
 
 
 def denoised(loaded: LoadedSmolVLA, cache: Any, x: torch.Tensor) -> torch.Tensor:
@@ -159,15 +165,15 @@ def test_who_sees_whom(folder: Path) -> None:
     noise, times = torch.from_numpy(inputs()["noise"]), torch.tensor([1.0, 0.5, 0.1])
     with torch.no_grad():
         cache = loaded.network.prefix(*observed(loaded))
-        velocity = loaded.network.velocity(cache, noise, times)
+        together = loaded.network.velocity(cache, noise, times)
         later, padded = noise.clone(), noise.clone()
         later[:, -1], padded[:, :, 3:] = 0, 0
-        changed = (loaded.network.velocity(cache, later, times) - velocity).abs().amax(dim=(0, 2))
+        changed = (loaded.network.velocity(cache, later, times) - together).abs().amax(dim=(0, 2))
         assert changed[:-1].max() == 0 and changed[-1] > 0.01
-        assert (loaded.network.velocity(cache, padded, times) - velocity)[..., :3].abs().max() > 0.01
+        assert (loaded.network.velocity(cache, padded, times) - together)[..., :3].abs().max() > 0.01
         for row in range(3):
-            alone = loaded.network(*observed(loaded, slice(row, row + 1)), noise[row : row + 1], times[row : row + 1])
-            torch.testing.assert_close(alone[0], velocity[row], atol=1e-5, rtol=0)
+            alone = velocity(loaded, slice(row, row + 1))
+            torch.testing.assert_close(alone[0], together[row], atol=1e-5, rtol=0)
 
 
 def test_few_go_through_the_body_at_once_where_nothing_is_learned(folder: Path) -> None:
@@ -213,7 +219,7 @@ def test_patches_have_positions_of_their_own(folder: Path, patches: str, side: i
 
 
 def test_prompts_end_with_a_new_line_and_are_cut_and_filled_up_behind(folder: Path) -> None:
-    words = load(folder).prompts.read(["push it\n", "lift the red block", "push " * 20])
+    words = load(folder).network.read(["push it\n", "lift the red block", "push " * 20])
     assert words.tolist() == [
         [3, 11, 2, *[NO_WORD] * 5],
         [10, 4, 5, 6, 2, *[NO_WORD] * 3],
@@ -244,7 +250,7 @@ def test_what_learns_takes_gradients_and_nothing_else(folder: Path, learns: str,
     plain = load(folder, learns=learns, recompute=False, lora_rank=2)
     plain.network.load_state_dict(loaded.network.state_dict())
     for one in (loaded, plain):
-        one.network(*observed(one), torch.from_numpy(inputs()["noise"]), torch.tensor([1.0, 0.5, 0.1])).sum().backward()
+        velocity(one).sum().backward()
     names = {name for name, weight in loaded.network.named_parameters() if weight.requires_grad}
     for (name, weight), other in zip(loaded.network.named_parameters(), plain.network.parameters(), strict=True):
         # nothing reads what the last layer of the body makes but a critic
@@ -270,11 +276,26 @@ def test_the_expert_stays_in_full_precision_beside_a_coarse_body(folder: Path) -
     assert kinds == {("expert", torch.float32), ("body", torch.bfloat16)}
     weights = dict(fine.network.named_parameters())
     assert all(torch.equal(weight, weights[name]) for name, weight in coarse.network.named_parameters() if ".vlm." not in name)  # fmt: skip  # noqa: E501
-    noise, times = torch.from_numpy(inputs()["noise"]), torch.tensor([1.0, 0.5, 0.1])
     with torch.no_grad():
-        found, expected = (one.network(*observed(one), noise, times) for one in (coarse, fine))
+        found, expected = velocity(coarse), velocity(fine)
     assert found.dtype == torch.float32
     torch.testing.assert_close(found, expected, atol=0.1, rtol=0)
+
+
+def test_a_value_head_sees_the_observation_and_stays_out_of_lerobots_folder(folder: Path, tmp_path: Path) -> None:
+    loaded = load(folder, learns="lora_expert", has_values=True)
+    network = loaded.network
+    cache = network.prefix(*observed(loaded))
+    assert network.state_values(cache, detach=True).tolist() == [0, 0, 0]
+    with torch.no_grad():
+        for weight in network.value_head.parameters():
+            assert weight.requires_grad
+            weight += 0.1
+    alone = network.prefix(*observed(loaded, slice(1, 2)))
+    together, one = network.state_values(cache, detach=True), network.state_values(alone, detach=True)
+    assert together.std() > 1e-4 and torch.allclose(together[1], one[0], atol=1e-6)  # filling does not count
+    save_smolvla(loaded, tmp_path / "saved")
+    assert load_file(tmp_path / "saved/model.safetensors").keys() == load_file(folder / "model.safetensors").keys()
 
 
 @pytest.mark.slow
