@@ -42,6 +42,8 @@ _MODES = {
 """Ways in which LeRobot normalises, each with its two statistics."""
 _OTHER_TYPES = {"pi0", "pi05", "pi0_fast", "act", "diffusion", "groot", "xvla", "vqbet", "tdmpc", "sac", "wall_x"}
 _MAX_STATISTICS_BYTES = 2**20
+_PERCENTILE = 2.3263
+"""How many standard deviations the 99th percentile of a normal distribution lies above its mean."""
 _STATE, _ACTION = "observation.state", "action"
 _AGAIN = "download the checkpoint again, or give --policy.model another one"
 
@@ -122,6 +124,21 @@ class Scale:
             return values * self.second + self.first
         return ((values + 1) / 2 * self._range + self.first).astype(np.float32)
 
+    def columns(self) -> dict[str, Any]:
+        """Mean, standard deviation and percentiles by the names that flow policies read; those that the checkpoint does
+        not normalise by are a normal distribution's.
+        """
+        is_by_mean = self.mode in ("IDENTITY", "MEAN_STD")
+        if is_by_mean:
+            mean, std = self.first, self.second
+            low, high = mean - _PERCENTILE * std, mean + _PERCENTILE * std
+        else:
+            low, high = self.first, self.second
+            mean, std = (low + high) / 2, (high - low) / (2 * _PERCENTILE)
+        found = {"mean": mean, "std": std, "q01": low, "q99": high}
+        mode = "mean_std" if is_by_mean else "quantiles"
+        return {"mode": mode, **{name: column.tolist() for name, column in found.items()}}
+
     @property
     def _range(self) -> FloatArray:
         return np.where(self.second == self.first, np.float32(self.eps), self.second - self.first)
@@ -147,6 +164,11 @@ class Checkpoint:
     """Of the P numbers of the state."""
     action: Scale
     """Of the A numbers of an action."""
+
+    @property
+    def statistics(self) -> str:
+        """What a flow policy scales its actions and its proprioception by, as JSON."""
+        return json.dumps({"action": self.action.columns(), "proprio": self.state.columns()})
 
     def sizes(self, vlm_layers: int) -> Sizes:
         """Sizes above a VLM whose language model has `vlm_layers`.

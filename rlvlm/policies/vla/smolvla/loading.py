@@ -22,7 +22,8 @@ from rlvlm.core.foreign import read_bytes, read_json
 from rlvlm.envs.env import ChunkEnv
 from rlvlm.policies.vla.smolvla.checkpoint import WEIGHTS, Checkpoint, read_checkpoint, write_files
 from rlvlm.policies.vla.smolvla.config import LORA_TARGETS, SmolVLAConfig
-from rlvlm.policies.vla.smolvla.network import EXPERT_PARTS, NO_WORD, NetworkConfig, SmolVLANetwork
+from rlvlm.policies.vla.smolvla.network import EXPERT_PARTS, NetworkConfig, SmolVLANetwork
+from rlvlm.policies.vla.smolvla.prompts import Prompts
 from rlvlm.vlms.blocks import recompute_blocks
 from rlvlm.vlms.files import fetched, locate
 from rlvlm.vlms.loading import network_and_names, pick_device, pick_dtype
@@ -33,28 +34,6 @@ logger = logging.getLogger(__name__)
 
 _AGAIN = "download the checkpoint again, or give --policy.model another one"
 _MAX_TOKENIZER_BYTES = 64 * 2**20
-
-
-class Prompts:
-    """Instructions as a network's `prefix` takes them.
-
-    Args:
-        tokenizer: of the checkpoint's VLM; it is changed to cut off and never to fill up.
-        max_words: tokens of the longest prompt.
-    """
-
-    def __init__(self, tokenizer: Tokenizer, max_words: int) -> None:
-        tokenizer.no_padding()
-        tokenizer.enable_truncation(max_words)
-        self._tokenizer = tokenizer
-
-    def read(self, instructions: Sequence[str]) -> Tensor:
-        """[B, W] int64 ids on the CPU; shorter prompts are filled up behind them with `NO_WORD`."""
-        # as in training, every prompt ends with a new line
-        texts = [text if text.endswith("\n") else f"{text}\n" for text in instructions]
-        rows = [encoding.ids for encoding in self._tokenizer.encode_batch(texts)]
-        longest = max(map(len, rows), default=0)
-        return torch.tensor([row + [NO_WORD] * (longest - len(row)) for row in rows]).view(len(rows), longest)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -103,7 +82,7 @@ def load_smolvla(model: str, revision: str, wants: SmolVLAConfig, env: ChunkEnv)
         )
     words = read_tokenizer(_body_folder(checkpoint.tokenizer, wants), checkpoint.max_words)
     network = _network(folder, checkpoint, config, wants)
-    network.read = words.read
+    network.prompts = words
     adapter = _teach(network, wants)
     logger.info("policy %s loaded on %s, revision %s", model, device_of(network), found[:12])
     return LoadedSmolVLA(network=network.train(), adapter=adapter, checkpoint=checkpoint, revision=found)

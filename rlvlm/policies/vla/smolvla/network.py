@@ -9,7 +9,7 @@ actions up to their own; the other layers attend to the body's alone, through pr
 
 import copy
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -25,10 +25,9 @@ from transformers.models.smolvlm.modeling_smolvlm import (
 
 from rlvlm.policies.vla.smolvla.checkpoint import Sizes
 from rlvlm.policies.vla.smolvla.images import to_pixels
+from rlvlm.policies.vla.smolvla.prompts import NO_WORD, Prompts
 from rlvlm.vlms.skeleton import device_of
 
-NO_WORD = -1
-"""Stands in `words` where a shorter prompt has none."""
 EXPERT_PARTS = (
     *("lm_expert", "state_proj", "action_in_proj", "action_out_proj", "action_time_mlp_in", "action_time_mlp_out"),
 )
@@ -101,8 +100,8 @@ class SmolVLANetwork(PreTrainedModel):
     _keep_in_fp32_modules_strict = set(EXPERT_PARTS)  # noqa: RUF012 - as transformers declares it
     at_once = 32
     """Observations that go through the body at once where nothing is learned."""
-    read: Callable[[Sequence[str]], Tensor]
-    """[B, W] int64 instructions as `prefix` takes them; loading gives it the checkpoint's tokenizer."""
+    prompts: Prompts
+    """Of the checkpoint; loading sets them."""
     predicts_offsets = False
 
     def __init__(self, config: NetworkConfig) -> None:
@@ -151,6 +150,10 @@ class SmolVLANetwork(PreTrainedModel):
 
     def _init_weights(self, module: nn.Module) -> None:
         """Leaves weights as torch makes them; every checkpoint brings its own."""
+
+    def read(self, instructions: Sequence[str]) -> Tensor:
+        """[B, W] int64: the instructions as `prefix` takes them."""
+        return self.prompts.read(instructions)
 
     def prefix(self, images: Tensor, words: Tensor, proprio: Tensor) -> Prefix:
         """What the body makes of B observations; once a chunk.

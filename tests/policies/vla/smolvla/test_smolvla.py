@@ -27,7 +27,8 @@ from rlvlm.policies.vla.smolvla.checkpoint import Scale, read_checkpoint
 from rlvlm.policies.vla.smolvla.config import SmolVLAConfig
 from rlvlm.policies.vla.smolvla.images import to_pixels
 from rlvlm.policies.vla.smolvla.loading import LoadedSmolVLA, load_smolvla, outline, save_smolvla
-from rlvlm.policies.vla.smolvla.network import NO_WORD, NetworkConfig, SmolVLANetwork
+from rlvlm.policies.vla.smolvla.network import NetworkConfig, SmolVLANetwork
+from rlvlm.policies.vla.smolvla.prompts import NO_WORD
 from rlvlm.vlms.lora import save_adapter
 from rlvlm.vlms.skeleton import pending, skeletons
 
@@ -355,6 +356,15 @@ def test_features_are_scaled_by_lerobots_formulas() -> None:
         scale = Scale(mode=mode, first=first, second=second, eps=1e-8)
         np.testing.assert_allclose(scale.normalised(values), expected, rtol=1e-6)
         np.testing.assert_allclose(scale.restored(scale.normalised(values)), values, rtol=1e-6)
+
+
+def test_statistics_are_told_as_flow_policies_read_them(folder: Path) -> None:
+    told = json.loads(read_checkpoint(folder).statistics)
+    assert told["action"]["mode"] == "mean_std" and told.keys() == {"action", "proprio"}
+    np.testing.assert_allclose(told["proprio"]["std"], STATISTICS["observation.state"]["std"], rtol=1e-6)
+    np.testing.assert_allclose(told["action"]["q99"][0], 0.1 + 2.3263 * 0.3, rtol=1e-6)
+    width = Scale(mode="QUANTILE10", first=np.float32([1]), second=np.float32([3]), eps=1e-8).columns()
+    assert width["mode"] == "quantiles" and (width["q01"], width["q99"], width["mean"]) == ([1], [3], [2])
 
 
 def changed_json(name: str, change: Callable[[Any], object]) -> Callable[[Path], object]:
