@@ -102,18 +102,19 @@ def outline(folder: Path, wants: SmolVLAConfig) -> SmolVLANetwork:
     return network
 
 
-def save_smolvla(loaded: LoadedSmolVLA, folder: Path) -> None:
+def save_smolvla(network: SmolVLANetwork, checkpoint: Checkpoint, folder: Path) -> None:
     """Writes a folder that LeRobot loads: weights, an adapter's merged into them, settings and statistics.
 
     Args:
-        loaded: whose network has all of its weights here, not slices of them.
+        network: with all of its weights, not slices of them.
+        checkpoint: that it was loaded from; other scales of states or actions in it are written in their place.
         folder: what was there is replaced; it appears whole or not at all.
     """
     fresh = folder.with_name(f".{folder.name}.new")
     shutil.rmtree(fresh, ignore_errors=True)
     fresh.mkdir(parents=True)
-    write_files(loaded.checkpoint, fresh)
-    save_file(_merged(loaded.network), fresh / WEIGHTS, metadata={"format": "pt"})
+    write_files(checkpoint, fresh)
+    save_file(_merged(network), fresh / WEIGHTS, metadata={"format": "pt"})
     (fresh / WEIGHTS).chmod(0o644)  # safetensors leaves its file readable by its maker alone
     replace_folder(fresh, folder)
 

@@ -143,7 +143,7 @@ def test_lerobot_loads_what_is_written_and_makes_the_same_chunk(
                 weight += 0.1 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(0))
     statistics = replace(loaded.checkpoint.action, first=np.array([1.0, 2.0, 3.0], np.float32))
     changed = replace(loaded, checkpoint=replace(loaded.checkpoint, action=statistics))
-    save_smolvla(changed, tmp_path / "saved")
+    save_smolvla(changed.network, changed.checkpoint, tmp_path / "saved")
     np.savez(tmp_path / "inputs.npz", **inputs())
     lerobot("chunk", tmp_path / "saved", tmp_path / "inputs.npz", tmp_path / "out.npz")
     found = np.load(tmp_path / "out.npz")
@@ -295,7 +295,7 @@ def test_a_value_head_sees_the_observation_and_stays_out_of_lerobots_folder(fold
     alone = network.prefix(*observed(loaded, slice(1, 2)))
     together, one = network.state_values(cache, detach=True), network.state_values(alone, detach=True)
     assert together.std() > 1e-4 and torch.allclose(together[1], one[0], atol=1e-6)  # filling does not count
-    save_smolvla(loaded, tmp_path / "saved")
+    save_smolvla(network, loaded.checkpoint, tmp_path / "saved")
     assert load_file(tmp_path / "saved/model.safetensors").keys() == load_file(folder / "model.safetensors").keys()
 
 
@@ -308,7 +308,7 @@ def test_a_folder_written_back_is_what_was_trained(folder: Path, tmp_path: Path)
                 weight += 0.1
     (tmp_path / "saved").mkdir()
     (tmp_path / "saved/old.txt").touch()
-    save_smolvla(loaded, tmp_path / "saved")
+    save_smolvla(loaded.network, loaded.checkpoint, tmp_path / "saved")
     again = load(tmp_path / "saved")
     assert [path.name for path in tmp_path.iterdir()] == ["saved"] and not (tmp_path / "saved/old.txt").exists()
     for name in ("config.json", "policy_preprocessor.json", "policy_postprocessor.json"):
