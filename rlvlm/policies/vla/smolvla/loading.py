@@ -34,6 +34,9 @@ logger = logging.getLogger(__name__)
 
 _AGAIN = "download the checkpoint again, or give --policy.model another one"
 _MAX_TOKENIZER_BYTES = 64 * 2**20
+_MAX_LAYERS = 1_024
+_BROKEN = (OSError, ValueError, KeyError, TypeError, AttributeError, ArithmeticError, StrictDataclassError)
+"""What transformers raises of sizes and names in a file that somebody made up."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -176,10 +179,12 @@ def _network_config(checkpoint: Checkpoint, wants: SmolVLAConfig, cameras: list[
         text: Any = vlm.text_config
         vision: Any = vlm.vision_config
         sizes = checkpoint.sizes(text.num_hidden_layers)
+        if not (1 <= vision.num_hidden_layers <= _MAX_LAYERS and 1 <= vlm.scale_factor <= sizes.image_px):
+            raise ValueError(f"its image encoder has {vision.num_hidden_layers} layers, scale {vlm.scale_factor}")
         # an image encoder's patches are joined in squares of scale_factor x scale_factor
         if sizes.image_px % (vision.patch_size * vlm.scale_factor):
             raise ValueError(f"images of {sizes.image_px} pixels do not hold whole squares of its patches")
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, StrictDataclassError) as error:
+    except _BROKEN as error:
         raise ModelUnavailable(
             f"{folder} holds no SmolVLM that can be read: {first_line(error)}",
             f"--{wants.section}.body DIR, a folder with the config.json and tokenizer.json of the checkpoint's VLM",
@@ -195,7 +200,7 @@ def _network(folder: Path, checkpoint: Checkpoint, config: NetworkConfig, wants:
     disable_progress_bar()  # it would tear the run's live panel
     try:
         network, values = network_and_names(SmolVLANetwork, folder, dtype, device, {"config": config})
-    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+    except (*_BROKEN, RuntimeError, SafetensorError) as error:
         raise ModelUnavailable(f"the weights in {folder} cannot be loaded: {first_line(error)}", _AGAIN) from error
     # a skeleton looks into every file, and those with statistics have the same ending
     statistics = {key for name, content in checkpoint.files.items() if name.endswith(".safetensors") for key in content}

@@ -417,7 +417,7 @@ REFUSED: list[tuple[str, Callable[[Path], object]]] = [
     ("max_period. is missing", changed_json("config.json", lambda content: content.pop("max_period"))),
     ("n_obs_steps is 2", config(n_obs_steps=2)),
     ("adapt_to_pi_aloha is True", config(adapt_to_pi_aloha=True)),
-    (r"num_layers must be in \[1, 1024\]|9 layers of a VLM that has 5", config(num_vlm_layers=9)),
+    ("9 layers of a VLM that has 5", config(num_vlm_layers=9)),
     ("LeRobot cannot compute that either", config(num_expert_layers=2)),
     ("whole numbers", config(chunk_size="6")),
     ("must be square", config(resize_imgs_with_padding=[32, 64])),
@@ -426,6 +426,19 @@ REFUSED: list[tuple[str, Callable[[Path], object]]] = [
     ("max_action_dim is 2", config(max_action_dim=2)),
     ("a llama above a llama", vlm(model_type="llama")),
     ("no SmolVLM that can be read", vlm(text_config={"model_type": "llama", "hidden_size": "wide"})),
+    ("scale 0", vlm(scale_factor=0)),
+    ("1000000000 layers", changed_json(
+        "vlm/config.json", lambda content: content["vision_config"].update(num_hidden_layers=10**9))),
+    ("num_layers must be in", lambda folder: (
+        config(num_vlm_layers=-1)(folder),
+        changed_json("vlm/config.json", lambda content: content["text_config"].update(
+            num_hidden_layers=10**9))(folder))),
+    ("weights in .* cannot be loaded", changed_json(
+        "vlm/config.json", lambda content: content["text_config"].update(vocab_size=10**12))),
+    ("cannot be loaded|cannot be read", changed_json(
+        "vlm/config.json", lambda content: content["text_config"].update(num_key_value_heads=0))),
+    ("cannot be loaded|cannot be read", changed_json(
+        "vlm/config.json", lambda content: content["vision_config"].update(hidden_act="no such"))),
     ("the checkpoint's VLM is not here", config(vlm_model_name="/nowhere/vlm")),
     ("tokenizer.json cannot be read", lambda folder: (folder / "vlm/tokenizer.json").write_text("{}")),
     ("has a step 'delta_actions'; known are", normaliser(registry_name="delta_actions")),
