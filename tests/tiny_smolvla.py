@@ -67,7 +67,7 @@ REAL_VLM: dict[str, Any] = {
         "patch_size": 16,
     },
 }
-"""Of SmolVLM2-500M-Video-Instruct."""
+"""Sizes of SmolVLM2-500M-Video-Instruct."""
 SIZES: dict[str, Any] = {
     "chunk_size": 6,
     "n_action_steps": 4,
@@ -124,7 +124,7 @@ CONFIG: dict[str, Any] = {
     "max_period": 4.0,
     "rtc_config": None,
 }
-"""Of config.json: what says how the network computes, and some of what does not."""
+"""Fields of config.json: all that say how the network computes, and some of the others."""
 
 
 def random_weight(name: str, shape: tuple[int, ...]) -> np.ndarray:

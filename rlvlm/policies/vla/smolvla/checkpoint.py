@@ -3,7 +3,7 @@
     config.json                 sizes, image features, settings
     model.safetensors           weights
     policy_preprocessor.json    how observations are prepared, step by step; names the file with their statistics
-    policy_postprocessor.json   likewise for actions
+    policy_postprocessor.json   how actions are restored, in the same form
 
 A folder from outside is data: every file is read within bounds, no default stands in for what is missing, and what is
 not known is refused, since LeRobot would have computed something else. No tensor library is imported here.
@@ -67,7 +67,7 @@ class Sizes:
     joint_every: int
     """Every how many layers actions attend to each other too, from the first on; 0: nowhere."""
     expert_width: float
-    """Of the expert's width in the body's."""
+    """The expert's width as a share of the body's."""
     min_period: float
     """Shortest period of the sines that stand for a time, in units of the whole flow."""
     max_period: float
@@ -91,7 +91,7 @@ class Sizes:
 
     @property
     def are_joint(self) -> list[bool]:
-        """Of each layer of the expert, whether actions attend to each other too."""
+        """Whether actions attend to each other too, for each layer of the expert."""
         return [self.joint_every > 0 and index % self.joint_every == 0 for index in range(self.expert_layers)]
 
 
@@ -161,9 +161,9 @@ class Checkpoint:
     num_denoising_steps: int
     """K, Euler steps from noise to action in evaluation."""
     state: Scale
-    """Of the P numbers of the state."""
+    """How the P numbers of the state are normalised."""
     action: Scale
-    """Of the A numbers of an action."""
+    """How the A numbers of an action are normalised."""
 
     @property
     def statistics(self) -> str:

@@ -48,8 +48,8 @@ class SmolVLAConfig:
     """Gradient checkpointing: compute every block a second time in the update and keep less in memory. None: from 500
     million parameters on."""
     dtype: Literal["auto", "bfloat16", "float32"] = "auto"
-    """Of the body's weights. auto: bfloat16 on a GPU, float32 on a CPU. The expert is always float32: a log-prob is
-    made of its output."""
+    """Precision of the body's weights. auto: bfloat16 on a GPU, float32 on a CPU. The expert is always float32: a
+    log-prob is made of its output."""
     device: str = "auto"
     """auto, cpu, cuda or cuda:N."""
 

@@ -132,7 +132,7 @@ def read_tokenizer(folder: Path, max_words: int) -> Prompts:
 
 
 def _cameras(checkpoint: Checkpoint, wants: SmolVLAConfig, present: Sequence[str]) -> list[int]:
-    """Of each image feature, which of the env's cameras feeds it."""
+    """Which of the env's cameras feeds each image feature, by index."""
     features = [name.rpartition(".")[2] for name in checkpoint.cameras]
     names = list(wants.cameras)
     if not names and all(feature in present for feature in features):

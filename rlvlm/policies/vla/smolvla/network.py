@@ -33,7 +33,7 @@ EXPERT_PARTS = (
 )
 """Names of the parts that are not the VLM's: what LeRobot fine-tunes."""
 _ROPE_BASE = 10_000.0
-"""Of the rotary positions; the VLM was made with another one, and SmolVLA was trained with this."""
+"""Base of the rotary positions; the VLM was made with another one, and SmolVLA was trained with this."""
 
 
 class NetworkConfig(PreTrainedConfig):
@@ -79,9 +79,9 @@ class Prefix(NamedTuple):
     """What the body made of B observations: all that a denoising step needs of them."""
 
     keys: tuple[Tensor, ...]
-    """Of each layer of the body, [B, heads, N, size of a head], already rotated to their positions."""
+    """[B, heads, N, size of a head] for each layer of the body, already rotated to their positions."""
     values: tuple[Tensor, ...]
-    """Of each layer, of the same shape."""
+    """The same for values, which have no rotation."""
     is_there: Tensor
     """[B, N] whether a place holds a token, and is no filling."""
     features: Tensor
@@ -101,7 +101,7 @@ class SmolVLANetwork(PreTrainedModel):
     at_once = 32
     """Observations that go through the body at once where nothing is learned."""
     prompts: Prompts
-    """Of the checkpoint; loading sets them."""
+    """The checkpoint's; loading sets them."""
     predicts_offsets = False
 
     def __init__(self, config: NetworkConfig) -> None:

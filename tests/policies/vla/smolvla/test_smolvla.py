@@ -250,8 +250,8 @@ def test_what_learns_takes_gradients_and_nothing_else(folder: Path, learns: str,
     loaded = load(folder, learns=learns, recompute=True, lora_rank=2)
     plain = load(folder, learns=learns, recompute=False, lora_rank=2)
     plain.network.load_state_dict(loaded.network.state_dict())
-    for one in (loaded, plain):
-        velocity(one).sum().backward()
+    velocity(loaded).sum().backward()
+    velocity(plain).sum().backward()
     names = {name for name, weight in loaded.network.named_parameters() if weight.requires_grad}
     for (name, weight), other in zip(loaded.network.named_parameters(), plain.network.parameters(), strict=True):
         # nothing reads what the last layer of the body makes but a critic
