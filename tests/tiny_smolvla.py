@@ -156,8 +156,10 @@ def tokenizer() -> Tokenizer:
     return words
 
 
-def write_smolvla(folder: Path, **changes: Any) -> Path:
-    """The checkpoint in `folder`, its VLM's files in `folder`/vlm; `changes` are fields of config.json."""
+def write_smolvla(folder: Path, env: Any = None, **changes: Any) -> Path:
+    """The checkpoint in `folder`, its VLM's files in `folder`/vlm; `changes` are fields of config.json. With an `env`
+    it has its cameras, and its numbers of proprioception and actions.
+    """
     from safetensors.numpy import save_file
 
     from rlvlm.policies.vla.smolvla.config import SmolVLAConfig
@@ -167,8 +169,19 @@ def write_smolvla(folder: Path, **changes: Any) -> Path:
     vlm.mkdir(parents=True)
     (vlm / "config.json").write_text(json.dumps(VLM))
     tokenizer().save(str(vlm / "tokenizer.json"))
+    features, measured = FEATURES, STATISTICS
+    if env is not None:
+        features = {f"observation.images.{name}": {"type": "VISUAL", "shape": [3, 40, 48]} for name in env.cameras}
+        features["observation.state"] = {"type": "STATE", "shape": [env.proprio_size]}
+        features["action"] = {"type": "ACTION", "shape": [len(env.action_low)]}
+        measured = {
+            name: {"mean": np.zeros(about["shape"]), "std": np.full(about["shape"], 0.3)}
+            for name, about in features.items()
+            if about["type"] != "VISUAL"
+        }
+        changes["input_features"] = {name: about for name, about in features.items() if name != "action"}
     (folder / "config.json").write_text(json.dumps({**CONFIG, "vlm_model_name": str(vlm), **changes}))
-    normaliser = {"eps": 1e-8, "features": FEATURES, "norm_map": _NORMS}
+    normaliser = {"eps": 1e-8, "features": features, "norm_map": _NORMS}
     words = {"max_length": 8, "task_key": "task", "padding_side": "right", "padding": "longest", "truncation": True}
     steps: dict[str, list[tuple[str, dict[str, Any]]]] = {
         "policy_preprocessor": [
@@ -180,13 +193,13 @@ def write_smolvla(folder: Path, **changes: Any) -> Path:
             ("normalizer_processor", normaliser),
         ],
         "policy_postprocessor": [
-            ("unnormalizer_processor", {**normaliser, "features": {"action": FEATURES["action"]}}),
+            ("unnormalizer_processor", {**normaliser, "features": {"action": features["action"]}}),
             ("device_processor", {"device": "cpu", "float_dtype": None}),
         ],
     }
     flat = {
         f"{feature}.{name}": values.astype(np.float32)
-        for feature, about in STATISTICS.items()
+        for feature, about in measured.items()
         for name, values in about.items()
     }
     for processor, parts in steps.items():

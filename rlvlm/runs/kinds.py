@@ -411,7 +411,7 @@ class ChunksRun(AnswersRun):
         return replace(self, algo=algo, policy=policy)
 
     def policy_device(self) -> str:
-        return self.policy.openvla.device
+        return self.policy.loading.device
 
     def check(self) -> None:
         super().check()
@@ -456,7 +456,7 @@ class ChunksRun(AnswersRun):
         policy = self.policy
         found = {} if self.algo.num_learners else {"algo": (self.algo.device, "", "")}
         if policy.model:  # it plays in the run's own process even where others learn
-            found["policy.openvla"] = (policy.openvla.device, "", "")
+            found[policy.loading.section] = (policy.loading.device, "", "")
             found["policy"] = ("auto", policy.model, policy.revision)
         return found
 

@@ -12,6 +12,7 @@ from rlvlm.policies.vla.flow.pocket import PocketFlowNetwork
 from rlvlm.policies.vla.flow.policy import FlowPolicy
 from rlvlm.policies.vla.pocket import PocketVLA
 from rlvlm.policies.vla.policy import VLAPolicy
+from rlvlm.policies.vla.smolvla.config import SmolVLAConfig
 
 
 def build_policy(config: VLAConfig, env: ChunkEnv) -> VLAPolicy:
@@ -22,10 +23,14 @@ def build_policy(config: VLAConfig, env: ChunkEnv) -> VLAPolicy:
         UsageError: `policy.head` names no VLA.
     """
     num_tokens = env.chunk_steps * len(env.action_low)
-    if config.model:
+    if config.model and config.head == "flow":
+        from rlvlm.policies.vla.smolvla.policy import SmolVLAPolicy  # transformers and peft are slow to import
+
+        policy: Any = SmolVLAPolicy(config, env)
+    elif config.model:
         from rlvlm.policies.vla.openvla.loading import load_openvla  # transformers and peft are slow to import
 
-        policy: Any = load_openvla(
+        policy = load_openvla(
             config, num_cameras=len(env.cameras), proprio_size=env.proprio_size, num_tokens=num_tokens
         )
     elif is_reference(config.head):
@@ -76,4 +81,6 @@ def read_config(meta: Mapping[str, Any]) -> VLAConfig:
     card = dict(meta["config"])
     pocket = PocketVLAConfig(**{**card["pocket"], "channels": tuple(card["pocket"]["channels"])})
     parts = {"pocket": pocket, "openvla": OpenVLAConfig(**card["openvla"]), "flow": FlowConfig(**card.get("flow", {}))}
+    smolvla = card.get("smolvla", {})
+    parts["smolvla"] = SmolVLAConfig(**{**smolvla, "cameras": tuple(smolvla.get("cameras", ()))})
     return VLAConfig(**{**card, **parts})

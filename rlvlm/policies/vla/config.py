@@ -5,6 +5,7 @@ from typing import Any, ClassVar, Literal
 
 from rlvlm.core.plugins import is_reference
 from rlvlm.policies.vla.flow.config import FlowConfig
+from rlvlm.policies.vla.smolvla.config import SmolVLAConfig
 
 ImagePath = Literal["cropped", "whole"]
 HEADS = ("tokens", "flow")
@@ -104,29 +105,36 @@ class VLAConfig:
     """Which VLA acts."""
 
     model: str = ""
-    """Folder or hub name of an OpenVLA-OFT checkpoint with a token head; empty: the pocket VLA, made by the run."""
+    """Folder or hub name of an OpenVLA-OFT checkpoint with a token head or, with `head` flow, of a SmolVLA in LeRobot's
+    layout; empty: the pocket VLA, made by the run."""
     revision: str = ""
     """Commit of a hub model; empty takes the newest."""
     head: str = "tokens"
-    """What acts where no model is named. tokens: the pocket VLA, which answers in action tokens; flow: the pocket VLA
-    with a head that denoises chunks (flow matching); or a VLA of your own as `module:NAME`, a class or function that is
-    called with the env and `settings`."""
+    """What acts. tokens: a VLA that answers in action tokens; flow: one that denoises chunks (flow matching), which is
+    the pocket VLA with another head where no model is named; or a VLA of your own as `module:NAME`, a class or function
+    that is called with the env and `settings`."""
     settings: dict[str, str] = field(default_factory=dict)
     """Of a VLA of your own: names and values by turns, e.g. `--policy.settings width 64`."""
     pocket: PocketVLAConfig = field(default_factory=PocketVLAConfig)
     openvla: OpenVLAConfig = field(default_factory=OpenVLAConfig)
     flow: FlowConfig = field(default_factory=FlowConfig)
+    smolvla: SmolVLAConfig = field(default_factory=SmolVLAConfig)
 
     def __post_init__(self) -> None:
-        if not self.model and (self.revision or self.openvla != OpenVLAConfig()):
+        others = self.openvla, self.smolvla
+        if not self.model and (self.revision or others != (OpenVLAConfig(), SmolVLAConfig())):
             raise ValueError(
-                "policy.revision and policy.openvla have no effect without policy.model; name a checkpoint"
+                "policy.revision, policy.openvla and policy.smolvla have no effect without policy.model; name a "
+                "checkpoint"
             )
+        idle = self.openvla if self.head == "flow" else self.smolvla
+        if idle != type(idle)():
+            raise ValueError(f"{idle.section} has no effect with policy.head {self.head}; leave one of them out")
         if self.head not in HEADS and not is_reference(self.head):
             raise ValueError(
                 f"policy.head must be one of {', '.join(HEADS)}, or one of your own as my_file:NAME, got {self.head!r}"
             )
-        if self.model and self.head != "tokens":
+        if self.model and self.is_own:
             raise ValueError(f"policy.head {self.head} has no effect with policy.model {self.model}; leave one out")
         if self.flow != FlowConfig() and self.head != "flow":
             raise ValueError(f"policy.flow has no effect with policy.head {self.head}; add --policy.head flow")
@@ -139,19 +147,19 @@ class VLAConfig:
         return is_reference(self.head)
 
     @property
-    def loading(self) -> OpenVLAConfig:
+    def loading(self) -> OpenVLAConfig | SmolVLAConfig:
         """How a checkpoint's weights are held and computed."""
-        return self.openvla
+        return self.smolvla if self.head == "flow" else self.openvla
 
     @property
     def has_adapter(self) -> bool:
         """Whether an adapter learns, and not a checkpoint's own weights."""
-        return self.openvla.learns == "lora"
+        return self.loading.learns.startswith("lora")
 
     @property
     def smaller(self) -> str:
         """The setting with which a checkpoint takes less memory; empty where there is none."""
-        return "" if self.has_adapter else "--policy.openvla.learns lora"
+        return "" if self.has_adapter else f"--{self.loading.section}.learns lora"
 
     def built_by(self) -> dict[str, Any]:
         """Settings by which a policy that is made anew has the weights that it has, by name."""

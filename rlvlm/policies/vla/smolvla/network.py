@@ -155,6 +155,12 @@ class SmolVLANetwork(PreTrainedModel):
         """[B, W] int64: the instructions as `prefix` takes them."""
         return self.prompts.read(instructions)
 
+    def num_prefix_tokens(self, instruction: str) -> int:
+        """Tokens that the body reads of an observation: patches of all cameras, words and state."""
+        vlm = self.config.vlm
+        side = self._shape.image_px // (vlm.vision_config.patch_size * vlm.scale_factor)
+        return len(self.config.cameras) * side**2 + self.read([instruction]).shape[1] + 1
+
     def prefix(self, images: Tensor, words: Tensor, proprio: Tensor) -> Prefix:
         """What the body makes of B observations; once a chunk.
 

@@ -1,0 +1,59 @@
+"""SmolVLA as a flow policy: its own statistics, its own words, and what of it is spread over learners."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rlvlm.core.episodes import Answer, Observations
+from rlvlm.core.errors import UsageError
+from rlvlm.envs.env import ChunkEnv
+from rlvlm.policies.vla.config import VLAConfig
+from rlvlm.policies.vla.flow.policy import FlowPolicy
+from rlvlm.policies.vla.smolvla.checkpoint import Checkpoint
+from rlvlm.policies.vla.smolvla.loading import load_smolvla, save_smolvla
+from rlvlm.policies.weights import Shardable
+
+
+class SmolVLAPolicy(FlowPolicy):
+    """The checkpoint that `config.model` names, for an env.
+
+    Args:
+        config: names it, and says how it is shown the env and how it denoises.
+        env: it acts in.
+
+    Raises:
+        ModelUnavailable: it cannot be loaded, or is not for such an env.
+        UsageError: it has no head for what is asked of it.
+    """
+
+    comes_trained = True
+    checkpoint: Checkpoint
+    """What is written back beside its weights."""
+
+    def __init__(self, config: VLAConfig, env: ChunkEnv) -> None:
+        if config.flow.kernel == "learned":
+            raise UsageError(
+                "a checkpoint of LeRobot has no head for learned noise", "--policy.flow.kernel sde, or cps"
+            )
+        loaded = load_smolvla(config.model, config.revision, config.smolvla, env)
+        network: Any = loaded.network  # has all that a `VelocityNetwork` has
+        super().__init__(network, config.flow, chunk_steps=env.chunk_steps, action_size=len(env.action_low))
+        self.image_px = config.smolvla.image_px
+        self.checkpoint = loaded.checkpoint
+        self.load_statistics(loaded.checkpoint.statistics)
+        self.is_real = self.is_real.to(self.device)
+
+    def save_lerobot(self, folder: Path) -> None:
+        """Writes a folder that LeRobot loads, an adapter merged into the weights; what was there is replaced."""
+        network: Any = self.network
+        save_smolvla(network, self.checkpoint, folder)
+
+    def shardable(self) -> Shardable:
+        """See `Policy`."""
+        return Shardable(root=self.network, methods=("prefix", "velocity", "state_values"))
+
+    def lengths(self, obs: Observations, answers: Sequence[Answer]) -> list[int]:
+        """See `Policy`: tokens of the prefix, and the chunk in every step that is learned from."""
+        network: Any = self.network
+        denoised = network.horizon * self.flow.num_learned
+        return [network.num_prefix_tokens(text) + denoised for text in obs.texts]

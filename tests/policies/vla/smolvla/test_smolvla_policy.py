@@ -1,0 +1,65 @@
+"""SmolVLA as a flow policy: it acts in an env, its ratio is 1 before any update, and it learns."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tiny_smolvla import write_smolvla
+
+from rlvlm.algorithms.policy_gradient.memory_plan import size_of
+from rlvlm.core.episodes import Observations
+from rlvlm.core.errors import UsageError
+from rlvlm.envs.push_block import PushBlock
+from rlvlm.envs.registry import make_env, task_env
+from rlvlm.policies.vla.build import build_policy, read_policy
+from rlvlm.policies.vla.config import OpenVLAConfig, VLAConfig
+from rlvlm.policies.vla.flow.config import FlowConfig
+from rlvlm.policies.vla.policy import Sampling
+from rlvlm.policies.vla.smolvla.config import SmolVLAConfig
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("learns", ["expert", "lora"])
+def test_it_acts_and_learns(tmp_path: Path, learns: str) -> None:
+    env = make_env("push_block", task_env("push_block"), 0)
+    assert isinstance(env, PushBlock)
+    folder = write_smolvla(tmp_path / "checkpoint", env, chunk_size=env.chunk_steps + 2)
+    wants = SmolVLAConfig(learns=learns, image_px=24, has_values=True)  # pyright: ignore[reportArgumentType]
+    config = VLAConfig(model=str(folder), head="flow", smolvla=wants, flow=FlowConfig(learn="all"))
+    torch.manual_seed(0)
+    policy = build_policy(config, env)
+    obs = Observations.joined([env.reset_to(number)[0] for number in range(4)])
+    policy.show(obs.images, policy.draw(env, obs.snapshots))
+    sampled = policy.sample(obs, Sampling(temperature=1.0, generator=torch.Generator().manual_seed(0)))
+    assert sampled.actions.shape == (4, env.chunk_steps, 7)
+    found = policy.log_probs(obs, sampled.answers)
+    np.testing.assert_allclose(found.log_probs.detach().numpy(), sampled.log_probs, atol=1e-5)
+    optimizer = torch.optim.Adam([*policy.acting_parameters(), *policy.value_parameters()], 1e-3)
+    for _ in range(3):
+        loss = -policy.log_probs(obs, sampled.answers).log_probs.mean()
+        optimizer.zero_grad(), loss.backward(), optimizer.step()
+    assert loss < -found.log_probs.mean() - 0.01
+    again = read_policy(policy.meta(), env)
+    again.load_trained_state(policy.trained_state())
+    again.show(obs.images, policy.draw(env, obs.snapshots))
+    greedy = [one.sample(obs, Sampling()).actions for one in (policy, again)]
+    np.testing.assert_allclose(greedy[0], greedy[1], atol=1e-5)
+    policy.save_lerobot(tmp_path / "saved")
+    plain = VLAConfig(model=str(tmp_path / "saved"), head="flow", flow=config.flow, smolvla=SmolVLAConfig(image_px=24))
+    loaded = build_policy(plain, env)
+    loaded.show(obs.images, policy.draw(env, obs.snapshots))
+    np.testing.assert_allclose(greedy[0], loaded.sample(obs, Sampling()).actions, atol=1e-5)
+    size = size_of(config, folder)
+    assert size.learned == sum(weight.numel() for weight in policy.parameters() if weight.requires_grad)
+    assert policy.lengths(obs, sampled.answers)[0] > 4 + env.chunk_steps
+    assert policy.shardable().root is policy.network
+
+
+def test_what_has_no_effect_or_no_head_is_refused() -> None:
+    for settings in ({"head": "flow", "openvla": OpenVLAConfig(cameras=2)}, {"smolvla": SmolVLAConfig(at_once=2)}):
+        with pytest.raises(ValueError, match="has no effect with policy.head"):
+            VLAConfig(model="somewhere", **settings)  # pyright: ignore[reportArgumentType]
+    env = make_env("push_block", task_env("push_block"), 0)
+    with pytest.raises(UsageError, match="no head for learned noise"):
+        build_policy(VLAConfig(model="somewhere", head="flow", flow=FlowConfig(kernel="learned")), env)
