@@ -438,6 +438,7 @@ class ChunksRun(AnswersRun):
         yield self.algo.num_learners, f"algo.num_learners {self.algo.num_learners}", ("algo.device",)
         yield self.policy.model, "policy.model", ("sft.*", "policy.pocket.*")
         yield self.policy.is_own, f"policy.head {self.policy.head}", ("policy.pocket.*",)
+        yield self.policy.head == "flow", "policy.head flow, which has no bins", ("sft.label_width",)
 
     def smoke(self) -> Self:
         share = min(1.0, 32 / self.env.episode_steps)  # so that the wall time stays about the same

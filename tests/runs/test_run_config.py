@@ -128,6 +128,7 @@ def test_settings_that_are_gone_are_left_out_where_they_did_nothing_and_else_ref
         ("number_line", JUDGED | {"reward.teacher": "random"}, "serve.app reward.monitor.least_auc", "reward.teacher"),
         ("push_block", {"algo.num_learners": 1}, "algo.device", "algo.num_learners 1"),
         ("push_block", {"sft.updates": 0}, "sft.lr sft.label_width", "sft.updates 0"),
+        ("push_block", {"policy.head": "flow"}, "sft.label_width", "policy.head flow, which has no bins"),
         ("push_block", {"sft.demonstrations": "shown"}, "sft.noise sft.episodes", "sft.demonstrations"),
         ("number_line", {"sft.demonstrations": "shown"}, "sft.turns sft.p_wrong", "sft.demonstrations"),
         ("push_block", {"sft.start_from": "best"}, "sft.episodes sft.lr", "sft.start_from"),
