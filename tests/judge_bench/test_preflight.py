@@ -156,4 +156,4 @@ def test_recorded_episodes_are_shown_backwards_still_and_under_another_sentence(
         (own,), (side,) = made.items[item.source].sides, item.sides
         assert np.array_equal(side, {"reversed": own[::-1], "still": own[[0] * len(own)]}.get(item.case, own))
         assert (item.goal != made.items[item.source].goal) == (item.case == other) and not item.success
-    assert preflight(Reference("oracle"), made, 8, 0).figures["auc"]["value"] == 1
+    assert preflight(Reference("oracle"), made, 8, 0)["auc"]["value"] == 1

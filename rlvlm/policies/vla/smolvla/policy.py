@@ -1,5 +1,6 @@
 """SmolVLA as a flow policy: its own statistics, its own words, and what of it is spread over learners."""
 
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ from rlvlm.policies.vla.flow.policy import FlowPolicy
 from rlvlm.policies.vla.smolvla.checkpoint import Checkpoint
 from rlvlm.policies.vla.smolvla.loading import load_smolvla, save_smolvla
 from rlvlm.policies.weights import Shardable
+
+logger = logging.getLogger(__name__)
 
 
 class SmolVLAPolicy(FlowPolicy):
@@ -40,6 +43,12 @@ class SmolVLAPolicy(FlowPolicy):
         super().__init__(network, config.flow, chunk_steps=env.chunk_steps, action_size=len(env.action_low))
         self.image_px = config.smolvla.image_px
         self.checkpoint = loaded.checkpoint
+        if config.flow.steps != (own := loaded.checkpoint.num_denoising_steps):
+            logger.warning(
+                "%s denoises a chunk in %d steps, and this run does so in %d: --policy.flow.steps %d; flows that come "
+                "trained were published with --policy.flow.learn one --policy.flow.noise 0.5 --policy.flow.start-std 1",
+                config.model, own, config.flow.steps, own,
+            )  # fmt: skip
         self.load_statistics(loaded.checkpoint.statistics)
         self.is_real = self.is_real.to(self.device)
 

@@ -21,14 +21,15 @@ from rlvlm.policies.vla.smolvla.config import SmolVLAConfig
 
 @pytest.mark.slow
 @pytest.mark.parametrize("learns", ["expert", "lora"])
-def test_it_acts_and_learns(tmp_path: Path, learns: str) -> None:
+def test_it_acts_and_learns(tmp_path: Path, learns: str, caplog: pytest.LogCaptureFixture) -> None:
     env = make_env("push_block", task_env("push_block"), 0)
     assert isinstance(env, PushBlock)
     folder = write_smolvla(tmp_path / "checkpoint", env, chunk_size=env.chunk_steps + 2)
     wants = SmolVLAConfig(learns=learns, image_px=24, has_values=True)  # pyright: ignore[reportArgumentType]
-    config = VLAConfig(model=str(folder), head="flow", smolvla=wants, flow=FlowConfig(learn="all"))
+    config = VLAConfig(model=str(folder), head="flow", smolvla=wants, flow=FlowConfig(learn="all", steps=4, noise=1.0))
     torch.manual_seed(0)
     policy = build_policy(config, env)
+    assert f"--policy.flow.steps {policy.checkpoint.num_denoising_steps}" in caplog.text
     obs = Observations.joined([env.reset_to(number)[0] for number in range(4)])
     policy.show(obs.images, policy.draw(env, obs.snapshots))
     sampled = policy.sample(obs, Sampling(temperature=1.0, generator=torch.Generator().manual_seed(0)))
