@@ -45,8 +45,6 @@ class Batch:
     """[M, N] of the policy that learning started from, where it is needed."""
     slots: Tensor
     """[M] env of each turn: turns of one env are not independent."""
-    chosen: Tensor
-    """[Q] rows that are learned from."""
     action_size: int
     """Elements of an action, of chunks; 1 of replies."""
     chunk_elements: int
@@ -164,7 +162,6 @@ class BatchMaker:
             returns=None if returns is None else returns[rows.grid].float().to(device),
             reference=reference,
             slots=torch.tensor([rows.slots[e] for _, e in rows.at]),
-            chosen=torch.arange(len(rows.at)),
             action_size=action_size,
             chunk_elements=int((weights * mask > 0).sum(dim=1).amax()) if chunks else 0,
             extras=extras,

@@ -240,12 +240,12 @@ class TokenLearner(ManualLearner):
         Where updates are shrunk the first pass goes through the envs, some at a time: turns of one env share what came
         of them, so an update that has seen one of them is tested on other envs only.
         """
-        algo, chosen, epochs = self._algo, batch.chosen, self._algo.epochs
+        algo, num, epochs = self._algo, len(batch.answers), self._algo.epochs
         if algo.minibatches:
             # all passes are drawn before the first step: the draws do not depend on when an update stops
-            passes = [chosen[torch.from_numpy(self._order.permutation(len(chosen)))] for _ in range(epochs)]
-            for one in passes:
-                yield from ((rows, False) for rows in one.tensor_split(algo.minibatches) if len(rows))
+            passes = [torch.from_numpy(self._order.permutation(num)) for _ in range(epochs)]
+            for order in passes:
+                yield from ((rows, False) for rows in order.tensor_split(algo.minibatches) if len(rows))
             return
         size = algo.minibatch_turns
         if self.is_shrunk:
@@ -253,15 +253,15 @@ class TokenLearner(ManualLearner):
             # some envs at a time: their first minibatch tests what was learned from the other envs so far
             envs = batch.slots.unique()
             order = envs[torch.randperm(len(envs), generator=self._generator)]
-            for part in order.split(max(1, size * len(order) // len(chosen))):
+            for part in order.split(max(1, size * len(order) // num)):
                 rows = torch.isin(batch.slots, part).nonzero()[:, 0]
                 # nothing was learned before the first envs' turn, so there is nothing to test on them
                 first, *others = rows[torch.randperm(len(rows), generator=self._generator)].split(size)
                 yield first, part[0] != order[0]
                 yield from ((rest, False) for rest in others)
         for _ in range(epochs):
-            for rows in torch.randperm(len(chosen), generator=self._generator).split(size):
-                yield chosen[rows], False
+            for rows in torch.randperm(num, generator=self._generator).split(size):
+                yield rows, False
 
     def _backward(self, batch: Batch, rows: Tensor, gains: Tensor | None = None) -> dict[str, float]:
         """Leaves the gradient of `rows`, of all learners together, in the parameters; returns what it found.
@@ -441,7 +441,7 @@ class TokenLearner(ManualLearner):
             metrics.UPDATE_FIRST_RATIO: readings[0][metrics.UPDATE_FIRST_RATIO],
             metrics.UPDATE_STEPS: float(len(readings)),
             metrics.UPDATE_LR: self._optimizer.param_groups[0]["lr"],
-            metrics.UPDATE_TURNS: float(len(batch.chosen)),
+            metrics.UPDATE_TURNS: float(len(batch.answers)),
         }
         self._latest |= batch.mismatch
         for name in {name for reading in readings for name in reading if name.startswith(_OWN)}:
