@@ -24,6 +24,7 @@ from rlvlm.core.checks import check_interval
 from rlvlm.core.episodes import FloatArray
 from rlvlm.core.errors import ModelUnavailable, first_line
 from rlvlm.core.foreign import read_bytes, read_json
+from rlvlm.policies.vla.flow.scale import Scale, write_scales
 
 WEIGHTS = "model.safetensors"
 _PROCESSORS = ("policy_preprocessor", "policy_postprocessor")
@@ -96,8 +97,8 @@ class Sizes:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Scale:
-    """How a feature is normalised: LeRobot's formulas, without clipping."""
+class Statistics:
+    """What a feature is normalised by, as the checkpoint has it."""
 
     mode: str
     """IDENTITY, or a name in `_MODES`."""
@@ -105,28 +106,12 @@ class Scale:
     """[size of the feature] mean, or smaller quantile, in the env's units."""
     second: FloatArray
     """Standard deviation, or larger quantile."""
-    eps: float
-    """Keeps numbers that never change from being divided by 0."""
 
-    def normalised(self, values: FloatArray) -> FloatArray:
-        """`values` [..., size] in the env's units, as the network has them."""
-        if self.mode == "IDENTITY":
-            return values
-        if self.mode == "MEAN_STD":
-            return ((values - self.first) / (self.second + self.eps)).astype(np.float32)
-        return (2 * (values - self.first) / self._range - 1).astype(np.float32)
+    @property
+    def scale(self) -> Scale:
+        """The same for a flow policy; columns that the checkpoint does not have are a normal distribution's.
 
-    def restored(self, values: FloatArray) -> FloatArray:
-        """`values` [..., size] of the network, in the env's units."""
-        if self.mode == "IDENTITY":
-            return values
-        if self.mode == "MEAN_STD":
-            return values * self.second + self.first
-        return ((values + 1) / 2 * self._range + self.first).astype(np.float32)
-
-    def columns(self) -> dict[str, Any]:
-        """Mean, standard deviation and percentiles by the names that flow policies read; those that the checkpoint does
-        not normalise by are a normal distribution's.
+        Departure: LeRobot divides by a width of 0 and 1e-8; here a number that never changes is left unscaled.
         """
         is_by_mean = self.mode in ("IDENTITY", "MEAN_STD")
         if is_by_mean:
@@ -135,13 +120,9 @@ class Scale:
         else:
             low, high = self.first, self.second
             mean, std = (low + high) / 2, (high - low) / (2 * _PERCENTILE)
-        found = {"mean": mean, "std": std, "q01": low, "q99": high}
+        columns = {"mean": mean, "std": std, "q01": low, "q99": high}
         mode = "mean_std" if is_by_mean else "quantiles"
-        return {"mode": mode, **{name: column.tolist() for name, column in found.items()}}
-
-    @property
-    def _range(self) -> FloatArray:
-        return np.where(self.second == self.first, np.float32(self.eps), self.second - self.first)
+        return Scale(mode=mode, **{name: tuple(column.tolist()) for name, column in columns.items()})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -160,15 +141,15 @@ class Checkpoint:
     """Names of the image features, in order."""
     num_denoising_steps: int
     """K, Euler steps from noise to action in evaluation."""
-    state: Scale
+    state: Statistics
     """How the P numbers of the state are normalised."""
-    action: Scale
+    action: Statistics
     """How the A numbers of an action are normalised."""
 
     @property
     def statistics(self) -> str:
         """What a flow policy scales its actions and its proprioception by, as JSON."""
-        return json.dumps({"action": self.action.columns(), "proprio": self.state.columns()})
+        return write_scales({"action": self.action.scale, "proprio": self.state.scale})
 
     def sizes(self, vlm_layers: int) -> Sizes:
         """Sizes above a VLM whose language model has `vlm_layers`.
@@ -235,7 +216,7 @@ def read_checkpoint(folder: Path) -> Checkpoint:
         raise ModelUnavailable(f"{folder} cannot be used: {_said(error)}", _AGAIN) from error
 
 
-def _checkpoint(config: Any, files: dict[str, Any], scales: dict[str, dict[str, Scale]]) -> Checkpoint:
+def _checkpoint(config: Any, files: dict[str, Any], scales: dict[str, dict[str, Statistics]]) -> Checkpoint:
     unusual = {"n_obs_steps": 1, "adapt_to_pi_aloha": False, "add_image_special_tokens": False}
     for name, usual in unusual.items():
         if config[name] != usual:
@@ -273,7 +254,7 @@ def _checkpoint(config: Any, files: dict[str, Any], scales: dict[str, dict[str, 
     )
 
 
-def _read_scales(folder: Path, name: str, files: dict[str, Any]) -> dict[str, Scale]:
+def _read_scales(folder: Path, name: str, files: dict[str, Any]) -> dict[str, Statistics]:
     """How one of the two processors normalises each feature that is no image; what is read goes into `files`."""
     processor = files[f"{name}.json"] = read_json(folder / f"{name}.json")
     odd = [step.get("registry_name") for step in processor["steps"] if step.get("registry_name") not in _STEPS]
@@ -297,10 +278,10 @@ def _read_scales(folder: Path, name: str, files: dict[str, Any]) -> dict[str, Sc
     return scales
 
 
-def _scale(feature: str, about: Any, mode: str, eps: float, statistics: Mapping[str, FloatArray]) -> Scale:
+def _scale(feature: str, about: Any, mode: str, eps: float, statistics: Mapping[str, FloatArray]) -> Statistics:
     [size] = about["shape"]
     if mode == "IDENTITY":
-        return Scale(mode=mode, first=np.zeros(size, np.float32), second=np.ones(size, np.float32), eps=eps)
+        return Statistics(mode=mode, first=np.zeros(size, np.float32), second=np.ones(size, np.float32))
     if mode not in _MODES:
         raise ValueError(f"{feature} is normalised by {str(mode)[:80]!r}; known are IDENTITY, {', '.join(_MODES)}")
     found = []
@@ -318,7 +299,7 @@ def _scale(feature: str, about: Any, mode: str, eps: float, statistics: Mapping[
     first, second = found
     if (second < (0 if mode == "MEAN_STD" else first)).any() or not (math.isfinite(eps) and eps > 0):
         raise ValueError(f"the statistics of {feature} have a negative width, or an eps that is not positive")
-    return Scale(mode=mode, first=first, second=second, eps=eps)
+    return Statistics(mode=mode, first=first, second=second)
 
 
 def write_files(checkpoint: Checkpoint, folder: Path) -> None:

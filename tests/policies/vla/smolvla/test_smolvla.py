@@ -23,7 +23,7 @@ from tiny_smolvla import CONFIG, REAL_SIZES, REAL_VLM, STATISTICS, inputs, rando
 from transformers import SmolVLMConfig
 
 from rlvlm.core.errors import ModelUnavailable
-from rlvlm.policies.vla.smolvla.checkpoint import Scale, read_checkpoint
+from rlvlm.policies.vla.smolvla.checkpoint import Statistics, read_checkpoint
 from rlvlm.policies.vla.smolvla.config import SmolVLAConfig
 from rlvlm.policies.vla.smolvla.images import to_pixels
 from rlvlm.policies.vla.smolvla.loading import LoadedSmolVLA, load_smolvla, outline, save_smolvla
@@ -47,7 +47,7 @@ def load(folder: Path, env: dict[str, Any] | None = None, **wants: Any) -> Loade
 def observed(loaded: LoadedSmolVLA, rows: slice = slice(None), num: int = 3) -> list[torch.Tensor]:
     """Images, words and states of `inputs`, as `prefix` takes them."""
     given = inputs(num)
-    states = loaded.checkpoint.state.normalised(given["states"][rows])
+    states = loaded.checkpoint.state.scale.normalised(given["states"][rows])
     words = loaded.network.read(given["texts"][rows].tolist())
     return [torch.from_numpy(given["images"][rows]), words, torch.from_numpy(states)]
 
@@ -75,7 +75,7 @@ def assert_equal_to_lerobot(loaded: LoadedSmolVLA, found: Any) -> None:
         np.testing.assert_allclose(velocity.numpy(), expected, atol=1e-5, rtol=0)
     chunk = denoised(loaded, cache, noise).numpy()
     np.testing.assert_allclose(chunk, found["denoised"], atol=1e-5, rtol=0)
-    actions = loaded.checkpoint.action.restored(chunk[:, :, :3])
+    actions = loaded.checkpoint.action.scale.restored(chunk[:, :, :3])
     np.testing.assert_allclose(actions, found["actions"], atol=1e-5, rtol=0)
 
 
@@ -346,15 +346,17 @@ def test_shapes_are_known_without_weights_and_weights_can_be_read_in_slices(fold
 
 
 def test_features_are_scaled_by_lerobots_formulas() -> None:
-    first, second = np.array([1.0, 2.0], np.float32), np.array([3.0, 2.0], np.float32)
+    first, second = np.array([1.0, 2.0], np.float32), np.array([3.0, 4.0], np.float32)
     values = np.array([[2.0, 2.0], [5.0, 3.0]], np.float32)
     for mode, expected in (
         ("IDENTITY", values),
-        ("MEAN_STD", [[1 / 3, 0], [4 / 3, 0.5]]),
-        ("QUANTILES", [[0, -1], [3, 2e8 - 1]]),  # nothing is clipped; a width of 0 becomes eps
+        ("MEAN_STD", [[1 / 3, 0], [4 / 3, 0.25]]),
+        ("QUANTILES", [[0, -1], [3, 0]]),  # nothing is clipped
     ):
-        scale = Scale(mode=mode, first=first, second=second, eps=1e-8)
-        np.testing.assert_allclose(scale.normalised(values), expected, rtol=1e-6)
+        is_plain = mode == "IDENTITY"
+        own = (np.zeros(2, np.float32), np.ones(2, np.float32)) if is_plain else (first, second)
+        scale = Statistics(mode=mode, first=own[0], second=own[1]).scale
+        np.testing.assert_allclose(scale.normalised(values), expected, rtol=1e-6, atol=1e-7)
         np.testing.assert_allclose(scale.restored(scale.normalised(values)), values, rtol=1e-6)
 
 
@@ -363,8 +365,8 @@ def test_statistics_are_told_as_flow_policies_read_them(folder: Path) -> None:
     assert told["action"]["mode"] == "mean_std" and told.keys() == {"action", "proprio"}
     np.testing.assert_allclose(told["proprio"]["std"], STATISTICS["observation.state"]["std"], rtol=1e-6)
     np.testing.assert_allclose(told["action"]["q99"][0], 0.1 + 2.3263 * 0.3, rtol=1e-6)
-    width = Scale(mode="QUANTILE10", first=np.float32([1]), second=np.float32([3]), eps=1e-8).columns()
-    assert width["mode"] == "quantiles" and (width["q01"], width["q99"], width["mean"]) == ([1], [3], [2])
+    width = Statistics(mode="QUANTILE10", first=np.float32([1]), second=np.float32([3])).scale
+    assert width.mode == "quantiles" and (width.q01, width.q99, width.mean) == ((1,), (3,), (2,))
 
 
 def changed_json(name: str, change: Callable[[Any], object]) -> Callable[[Path], object]:
