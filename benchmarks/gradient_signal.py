@@ -1,11 +1,11 @@
 """How much of an update's gradient is signal: what two blocks of episodes agree on, by how chunks are credited.
 
-    python benchmarks/gradient_signal.py libero_goal/8 --start goal8.pt --most-episodes 2048
+    python benchmarks/gradient_signal.py libero_goal/8 --start goal8.pt --max-episodes 2048
 
 The policy stays as it is. Critics learn from all episodes, one block of 64 after the other, and each block of the
 second half gives a gradient. Printed is the mean cosine between two blocks', and its standard error if there were no
 signal: of the gradient itself, and of the gradient as Adam follows it, divided by its size in each parameter. Options
-are those of `vla_grpo.py`; the recipe's `algo.least-range` is in force (`--grpo.least-range 0`: all dimensions).
+are those of `vla_grpo.py`; the recipe's `algo.min-range` is in force (`--grpo.min-range 0`: all dimensions).
 """
 
 import sys
@@ -39,7 +39,7 @@ def main(task: str, trial: Trial) -> None:
     }
     gradients: dict[str, list[FloatArray]] = {name: [] for name in credits}
     successes: list[float] = []
-    num_blocks = trial.most_episodes // BLOCK
+    num_blocks = trial.max_episodes // BLOCK
     for block in range(num_blocks):
         played, _ = runner.sample(num_groups=trial.grpo.groups)
         episodes = labeller.label(played, 0)

@@ -37,7 +37,7 @@ def main() -> None:
     judge = build_judge(replace(config.judge, device="cuda"))
     loaded, _ = memory()
     frames = np.random.default_rng(0).integers(
-        0, 256, (config.judge.batch_size, 2, 1, config.judge.picture_px, config.judge.picture_px, 3), np.uint8
+        0, 256, (config.judge.batch_size, 2, 1, config.judge.image_px, config.judge.image_px, 3), np.uint8
     )
     queries = [Query(goal="open the drawer", left=left, right=right) for left, right in frames]
     for _ in range(config.batches):

@@ -85,7 +85,7 @@ def main() -> None:
         def teacher() -> JudgeTeacher:
             """With nothing remembered, so that every question reaches the judge."""
             judge = CachedJudge(running, LabelStore(Path(tempfile.mkdtemp(dir=folder))))
-            return JudgeTeacher(judge, FrameStore(viewer, run.judge.picture_px, capacity=256), viewer.goal)
+            return JudgeTeacher(judge, FrameStore(viewer, run.judge.image_px, capacity=256), viewer.goal)
 
         for size in SIZES:
             held = [

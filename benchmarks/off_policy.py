@@ -13,7 +13,7 @@ Runs of a task's recipe in one process, from the same supervised start of each s
 
 Of each: greedy and sampled success of the policy itself before and after, in [0, 1]; the mean |trainer / engine - 1|
 over the first minibatch, which a run's warning compares with 5 %; the share of tokens whose weight was truncated; and
-gradient steps per update, which ends where it is further than `algo.largest_kl` from what was sampled.
+gradient steps per update, which ends where it is further than `algo.max_kl` from what was sampled.
 """
 
 import json

@@ -219,12 +219,12 @@ def run_judge(config: Config, root: Path) -> dict[str, Any]:
         for prompt in ("direct", "single_stage"):
             judge_config = JudgeConfig(
                 backend="transformers", model=str(folder), device=device(), prompt=prompt, batch_size=32,
-                max_new_tokens=64, quantization=quantization, picture_px=28 if config.small else 300,
+                max_new_tokens=64, quantization=quantization, image_px=28 if config.small else 300,
             )  # fmt: skip
             reset_peak()
             judge = build_judge(judge_config)
             loaded = peak()
-            px = judge_config.picture_px
+            px = judge_config.image_px
             frames = np.random.default_rng(0).integers(0, 256, (config.rows * 2, 2, 1, px, px, 3), np.uint8)
             queries = [Query(goal="open the drawer", left=left, right=right) for left, right in frames]
             judge.compare(queries[:32])

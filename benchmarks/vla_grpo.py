@@ -5,7 +5,7 @@
     python benchmarks/vla_grpo.py libero_goal/8 --start goal8.pt --every 4 --episodes 50 --until 0.9
 
 All settings begin from the task's recipe. It stops once sampled and greedy success have both reached `--until`, after
-`--cpu-s` seconds of processor time or after `--most-episodes`.
+`--cpu-s` seconds of processor time or after `--max-episodes`.
 """
 
 import json
@@ -26,7 +26,7 @@ from rlvlm.algorithms.policy_gradient.config import PolicyGradientConfig, chunk_
 from rlvlm.algorithms.policy_gradient.critic import Critic
 from rlvlm.algorithms.policy_gradient.learner import TokenLearner
 from rlvlm.algorithms.policy_gradient.player import chunk_player
-from rlvlm.algorithms.policy_gradient.rewards import RewardLabeller, known_episodes_of
+from rlvlm.algorithms.policy_gradient.rewards import RewardLabeller, drop_unlabelled
 from rlvlm.algorithms.policy_gradient.source import informative_groups
 from rlvlm.algorithms.sft import imitate
 from rlvlm.algorithms.sft_chunks import demonstrate, read_demonstrations
@@ -51,7 +51,7 @@ class Trial:
     """Of everything, the starts of training too: to go on from a `--start` that GRPO made, take another one."""
     cpu_s: float = 300.0
     """Most processor time, demonstrations and imitation included, evaluations not."""
-    most_episodes: int = 10_000_000
+    max_episodes: int = 10_000_000
     """Of training."""
     until: float = 0.95
     """Success, sampled and greedy, at which it stops."""
@@ -99,7 +99,7 @@ def main(task: str, trial: Trial) -> None:
     rollouts_s = update_s = 0.0
     for update in range(1_000_000):
         cpu_s = time.process_time() - start - looked
-        is_over = cpu_s > trial.cpu_s or episodes >= trial.most_episodes
+        is_over = cpu_s > trial.cpu_s or episodes >= trial.max_episodes
         row |= {"seed": trial.seed, "updates": updates, "episodes": episodes, "env_steps": env_steps}
         row |= {"cpu_s": round(cpu_s, 1), "rollouts_s": round(rollouts_s, 1), "update_s": round(update_s, 1)}
         row |= {name: float(f"{value:.3g}") for name, value in learner.report().items()}
@@ -124,7 +124,7 @@ def main(task: str, trial: Trial) -> None:
         made = critic.fill(found) if critic else found
         row |= critic.report() if critic else {}
         if made:
-            learner.learn(made, max(cpu_s / trial.cpu_s, episodes / trial.most_episodes))
+            learner.learn(made, max(cpu_s / trial.cpu_s, episodes / trial.max_episodes))
             updates += 1
         update_s += time.process_time() - before
 
@@ -162,7 +162,7 @@ def rolled(
         successes.append(np.array([episode.is_success for episode in played], np.float32))
         num_steps += sum(episode.num_steps for episode in played)
         labeller.show(played)
-        known = known_episodes_of(labeller.label(played, 0))
+        known = drop_unlabelled(labeller.label(played, 0))
         found += known if algo.advantage.values == "state" else informative_groups(known, algo.advantage, noise)
         if len(found) >= algo.groups * algo.group_size:
             break

@@ -60,7 +60,7 @@ class CatchBall(ChunkEnv):
             caught.append(bool(np.hypot(*self.way(self.scene)) < REACH))
             rewards.append(float(caught[-1] and not self.was_caught))  # once, however long it is held
             self.was_caught |= caught[-1]
-            is_over = bool(self.was_caught) and not self.config.plays_on
+            is_over = bool(self.was_caught) and not self.config.continue_after_success
             if is_over or self.age >= self.episode_steps:
                 break  # the rest of the chunk is not run
         info = self.info(any(caught)) | {"steps": len(trail), "snapshots": np.stack(trail)}

@@ -19,7 +19,7 @@ COLOURS = np.array([[200, 30, 30], [30, 160, 30], [30, 30, 200]], np.uint8)
 class PressButton(TurnEnv):
     """A snapshot is the number of the lamp's colour; pressing the right button ends the episode."""
 
-    goal, snapshot_size, picture_px = TASK.goal, 1, (64, 64)
+    goal, snapshot_size, image_px = TASK.goal, 1, (64, 64)
     action_names = ("red", "green", "blue")
     grain = 1  # snapshots are whole numbers
 

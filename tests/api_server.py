@@ -101,7 +101,7 @@ class ApiServer:
     def __init__(self, *script: Response | Turn) -> None:
         self.script = list(script)
         self.calls: list[Call] = []
-        self.most_at_once = 0
+        self.max_at_once = 0
         self._at_once = 0
         self._lock = threading.Lock()
 
@@ -169,7 +169,7 @@ class ApiServer:
     def _serve(self, handler: BaseHTTPRequestHandler) -> None:
         with self._lock:
             self._at_once += 1
-            self.most_at_once = max(self.most_at_once, self._at_once)
+            self.max_at_once = max(self.max_at_once, self._at_once)
         try:
             length = int(handler.headers.get("Content-Length", 0))
             body = json.loads(handler.rfile.read(length))

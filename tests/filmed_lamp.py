@@ -19,7 +19,7 @@ TASK = Task(
 class FilmedLamp(PixelEnv, TurnEnv):
     """Is as bright as the number of the button that is to be pressed."""
 
-    goal, picture_px, action_names = TASK.goal, (32, 48), ("red", "green")
+    goal, image_px, action_names = TASK.goal, (32, 48), ("red", "green")
 
     def __init__(self, config: TurnEnvConfig = TASK.env, seed: int = 0) -> None:
         self.px, self.max_turns = 24, config.episode_steps

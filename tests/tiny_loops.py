@@ -13,7 +13,7 @@ from rlvlm.preferences.teachers import JudgeTeacher, Teacher
 from rlvlm.rewards.config import StepRewardConfig
 from rlvlm.testing import TinyEnv
 
-SMALL = RewardModelConfig(picture_px=16, max_epochs=3, min_updates=0, hold_out_every=0)
+SMALL = RewardModelConfig(image_px=16, max_epochs=3, min_updates=0, hold_out_every=0)
 FEEDBACK = FeedbackConfig(first_step=10, every_steps=5, queries=8)
 
 

@@ -44,9 +44,9 @@ class PlayedEpisode:
         """Whether it held after the last step: what was done may have been undone."""
         return bool(self.success[-1])
 
-    def reaches(self, least_progress: float) -> bool:
+    def reaches(self, min_progress: float) -> bool:
         """Whether progress was at least so much after any step: how an env's milestones are counted."""
-        return bool((self.progress >= np.float32(least_progress)).any())
+        return bool((self.progress >= np.float32(min_progress)).any())
 
     @property
     def env_return(self) -> float:

@@ -14,7 +14,7 @@ from rlvlm.core import metrics
 logger = logging.getLogger(__name__)
 
 _RECENT_EPISODES = 10
-_FEWEST_EPISODES = 40
+_MIN_EPISODES = 40
 """Before that, a sparse reward may simply not have been met: at 5 % success, one run in eight meets none in 40."""
 
 
@@ -47,7 +47,7 @@ class RewardSignalMonitor:
         constant = {what: low for what, (low, high) in self._bounds.items() if low == high}
         if not constant:  # two rewards differ, for each that was given at all: there is nothing more to look for
             self._is_settled = bool(self._bounds)
-        elif self._num_episodes >= _FEWEST_EPISODES:
+        elif self._num_episodes >= _MIN_EPISODES:
             self._is_settled = True
             what, reward = next(iter(constant.items()))
             logger.warning(

@@ -176,7 +176,7 @@ def network() -> Iterator[CheckResult]:
 CHECKS: tuple[Callable[[], Iterator[CheckResult]], ...] = (software, rendering, memory, disks, network)
 
 
-def _tried_folder(folder: Path, least_bytes: int) -> tuple[str, bool]:
+def _tried_folder(folder: Path, min_bytes: int) -> tuple[str, bool]:
     """How much room there is in a folder or why it cannot be written, and whether that is enough."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -185,4 +185,4 @@ def _tried_folder(folder: Path, least_bytes: int) -> tuple[str, bool]:
             free = shutil.disk_usage(folder).free
     except OSError as error:
         return f"{folder}: {error.strerror}", False
-    return f"{folder}, {free / GIB:.1f} GiB free", free >= least_bytes
+    return f"{folder}, {free / GIB:.1f} GiB free", free >= min_bytes

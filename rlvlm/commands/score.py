@@ -79,7 +79,7 @@ def command(words: Sequence[str], prog: str) -> int:
         task = folder.trusted_task(trust=arguments.trust)
         kind = type(task_env(task))
         env = make_env(task, read_settings(kind, own_settings(kind, folder.env)), 0)
-        size = None if folder.kind == "turns" else judge.picture_px  # turns are drawn as their policies see them
+        size = None if folder.kind == "turns" else judge.image_px  # turns are drawn as their policies see them
         return lambda snapshots, camera: env.draw_sized(snapshots, size, camera)
 
     recordings = Recordings(
@@ -92,7 +92,7 @@ def command(words: Sequence[str], prog: str) -> int:
         pairs=arguments.pairs,
         # the shipped judge was trained on single images
         num_frames=arguments.frames or (1 if judge.knows_few_tasks else 8),
-        size_px=judge.picture_px,
+        size_px=judge.image_px,
         success=arguments.success,
         seed=arguments.seed,
     )

@@ -252,7 +252,7 @@ class TokenEpisode:
     """Whether the episode ended, for whatever reason, with this piece."""
     terminated: bool
     """Whether it ended for good; a time limit only cuts it."""
-    is_undone: bool = False
+    success_lost: bool = False
     """Whether success held and no longer does at the end."""
     rewards: FloatArray = field(default_factory=lambda: np.empty(0, np.float32))
     """[T] what is learned from; a labeller gives it. NaN where nobody could say it."""

@@ -15,7 +15,7 @@ from rlvlm.core.disk import append_whole, replacing, write_json
 from rlvlm.core.errors import UsageError
 from rlvlm.core.foreign import MAX_JSON_BYTES, open_regular, read_arrays, read_json
 from rlvlm.core.trust import check_folder, foreign_code, remember
-from rlvlm.demonstrations.records import DamagedRecord, EpisodeRecord, from_json, to_json
+from rlvlm.demonstrations.records import CorruptRecord, EpisodeRecord, from_json, to_json
 from rlvlm.envs.pixels import PIXELS
 from rlvlm.labels.images import ImageStore, image_digest
 
@@ -124,7 +124,7 @@ class DemonstrationFolder:
                     arrays: dict[str, NDArray[Any]] = {}
                     if found["arrays"]:
                         if not _ID.fullmatch(str(found["id"])):  # a line may not be trusted: it could name any file
-                            raise DamagedRecord("its id cannot name a file")
+                            raise CorruptRecord("its id cannot name a file")
                         held = read_arrays(self.path / "arrays" / f"{found['id']}.npz", is_compressed=True)
                         arrays = {name: held[name] for name in found["arrays"]}
                         if _PIXELS in held:

@@ -22,12 +22,12 @@ from rlvlm.demonstrations.lerobot import read_lerobot
 from rlvlm.demonstrations.libero_hdf5 import read_libero
 from rlvlm.demonstrations.records import EpisodeRecord
 from rlvlm.demonstrations.rlds import read_rlds
-from rlvlm.demonstrations.trajectory import Cut, CutConfig, GripperUnits, RobotTrajectory, Torn, cut, opened
+from rlvlm.demonstrations.trajectory import CorruptEpisode, Cut, CutConfig, GripperUnits, RobotTrajectory, cut, opened
 from rlvlm.envs.env import ChunkEnv
 from rlvlm.labels.images import image_digest
 
 Source = Literal["libero", "lerobot", "rlds"]
-READERS: Mapping[Source, Callable[[Path, CutConfig], Iterator[RobotTrajectory | Torn]]] = {
+READERS: Mapping[Source, Callable[[Path, CutConfig], Iterator[RobotTrajectory | CorruptEpisode]]] = {
     "libero": read_libero,
     "lerobot": read_lerobot,
     "rlds": read_rlds,
@@ -61,7 +61,7 @@ def import_trajectories(
     read = READERS[form]
     # Data sets are larger than memory, so trajectories come one by one, and whoever has to look at several before the
     # first is taken reads the beginning of the set again.
-    torn: list[Torn] = []
+    torn: list[CorruptEpisode] = []
     trajectories = _whole(read(source, config), torn)
     first = next(trajectories, None)
     if first is None:
@@ -100,7 +100,7 @@ def import_trajectories(
         try:
             images = _shown(trajectory, chunks.starts, made["turned"], config.image_px)
         except UsageError as error:
-            torn.append(Torn(file=trajectory.file, reason=str(error)))
+            torn.append(CorruptEpisode(file=trajectory.file, reason=str(error)))
             continue
         if images.shape[1:] != sample.shape[1:]:
             raise UsageError(
@@ -159,7 +159,7 @@ def _chunks_of(
     return chunks if len(chunks.starts) else "too short"
 
 
-def _whole(found: Iterator[RobotTrajectory | Torn], torn: list[Torn]) -> Iterator[RobotTrajectory]:
+def _whole(found: Iterator[RobotTrajectory | CorruptEpisode], torn: list[CorruptEpisode]) -> Iterator[RobotTrajectory]:
     """The trajectories of `found`; what is none goes to `torn`."""
     for one in found:
         if isinstance(one, RobotTrajectory):

@@ -25,7 +25,7 @@ from rlvlm.core.foreign import check_claim, open_regular, read_bytes, read_json
 from rlvlm.core.steps import Frames
 from rlvlm.demonstrations.films import film_frames, film_times
 from rlvlm.demonstrations.rlds import decoded
-from rlvlm.demonstrations.trajectory import CutConfig, RobotTrajectory, Torn
+from rlvlm.demonstrations.trajectory import CorruptEpisode, CutConfig, RobotTrajectory
 
 # names of the columns, the first that is there
 _ACTIONS, _STATES = ("action", "actions"), ("observation.state", "state")
@@ -51,7 +51,7 @@ class _Film:
     """Steps of all episodes in the film: as many as it has frames, where nothing was lost or added."""
 
 
-def read_lerobot(source: Path, config: CutConfig) -> Iterator[RobotTrajectory | Torn]:
+def read_lerobot(source: Path, config: CutConfig) -> Iterator[RobotTrajectory | CorruptEpisode]:
     """The episodes of a data set's folder, in the order of their numbers; one that is torn does not stop the others.
 
     Raises:
@@ -72,7 +72,7 @@ def read_lerobot(source: Path, config: CutConfig) -> Iterator[RobotTrajectory | 
         try:
             yield dataset.trajectory(episode)
         except DAMAGES as error:
-            yield Torn(file=dataset.file, reason=str(error))
+            yield CorruptEpisode(file=dataset.file, reason=str(error))
 
 
 def lerobot_cameras(source: Path) -> list[str]:

@@ -18,13 +18,13 @@ from numpy.typing import NDArray
 from rlvlm.core.errors import MachineError, UsageError
 from rlvlm.core.foreign import check_claim
 from rlvlm.core.steps import Frames
-from rlvlm.demonstrations.trajectory import CutConfig, RobotTrajectory, Torn
+from rlvlm.demonstrations.trajectory import CorruptEpisode, CutConfig, RobotTrajectory
 from rlvlm.envs.libero.tasks import SUITES, file_sentence, instruction_of
 
 CAMERAS = ("agentview_rgb", "eye_in_hand_rgb")
 
 
-def read_libero(source: Path, config: CutConfig) -> Iterator[RobotTrajectory | Torn]:
+def read_libero(source: Path, config: CutConfig) -> Iterator[RobotTrajectory | CorruptEpisode]:
     """The demonstrations of a file, or of all files of a folder, in the order of their numbers.
 
     Raises:
@@ -51,7 +51,7 @@ def read_libero(source: Path, config: CutConfig) -> Iterator[RobotTrajectory | T
                     check_claim(sum(array.nbytes for array in arrays if hasattr(array, "nbytes")), path.stat().st_size)
                     yield _trajectory(path, name, demo, _instruction(path, data), is_own, config)
         except (OSError, KeyError, ValueError, TypeError, AttributeError) as error:
-            yield Torn(file=path, reason=f"torn, or no file of LIBERO's: {error}")
+            yield CorruptEpisode(file=path, reason=f"torn, or no file of LIBERO's: {error}")
 
 
 def _held(group: Any, name: str) -> Any:

@@ -26,7 +26,7 @@ from rlvlm.demonstrations.folder import DemonstrationFolder, open_folder
 from rlvlm.demonstrations.lerobot import json_objects, lerobot_cameras, read_lerobot
 from rlvlm.demonstrations.libero_hdf5 import CAMERAS, read_libero
 from rlvlm.demonstrations.records import EpisodeRecord
-from rlvlm.demonstrations.trajectory import CutConfig, RobotTrajectory, Torn
+from rlvlm.demonstrations.trajectory import CorruptEpisode, CutConfig, RobotTrajectory
 
 Form = Literal["lerobot", "libero", "folder", "videos"]
 Draw = Callable[[FloatArray, str], Frames]
@@ -48,8 +48,8 @@ class Recordings:
     make_draw: Callable[[DemonstrationFolder], Draw] | None = None
     """Gives the renderer of a folder of ours that keeps snapshots; it may import the folder's task."""
 
-    def __iter__(self) -> Iterator[RobotTrajectory | Torn]:
-        """The episodes in their order; one that cannot be read is `Torn`, and does not stop the others.
+    def __iter__(self) -> Iterator[RobotTrajectory | CorruptEpisode]:
+        """The episodes in their order; one that cannot be read is `CorruptEpisode`, and does not stop the others.
 
         Raises:
             UsageError: nothing can be read at all, or the camera is not there.
@@ -68,7 +68,7 @@ class Recordings:
             is_renamed = self.goal and isinstance(film, RobotTrajectory)
             yield replace(film, instruction=self.goal) if is_renamed else film
 
-    def _read_folder(self) -> Iterator[RobotTrajectory | Torn]:
+    def _read_folder(self) -> Iterator[RobotTrajectory | CorruptEpisode]:
         folder, draw = open_folder(self.path), None
         said = folder.chunks.get("cameras")
         cameras = list(map(str, said)) if isinstance(said, list) else []
@@ -85,7 +85,9 @@ class Recordings:
                 names = record.arrays["snapshots"]
                 look = partial(_draw_snapshots, draw, names, self.camera)
             else:
-                yield Torn(file=folder.path / "episodes.jsonl", reason=f"{record.id} keeps neither images nor states")
+                yield CorruptEpisode(
+                    file=folder.path / "episodes.jsonl", reason=f"{record.id} keeps neither images nor states"
+                )
                 continue
             progress = [0.0, *(step.progress for step in record.steps)] if record.steps else None
             content = json.dumps([record.id, record.goal, record.success, list(names) if draw is None else []])
@@ -105,7 +107,7 @@ class Recordings:
                 digest=digest.hexdigest(),
             )
         if folder.num_damaged:
-            yield Torn(file=folder.path / "episodes.jsonl", reason=f"{folder.num_damaged} damaged episodes")
+            yield CorruptEpisode(file=folder.path / "episodes.jsonl", reason=f"{folder.num_damaged} damaged episodes")
 
 
 def find_form(path: Path) -> Form:
@@ -128,11 +130,11 @@ def find_form(path: Path) -> Form:
     )
 
 
-def recordings_digest(episodes: Iterable[RobotTrajectory | Torn]) -> str:
+def recordings_digest(episodes: Iterable[RobotTrajectory | CorruptEpisode]) -> str:
     """SHA-256 of recorded episodes, all numbers of them and their order: labels say which data they are of."""
     digest = hashlib.sha256()
     for film in episodes:
-        if isinstance(film, Torn):
+        if isinstance(film, CorruptEpisode):
             digest.update(b"torn")
             continue
         about = [film.name, len(film.actions), film.success, film.digest]
@@ -142,9 +144,9 @@ def recordings_digest(episodes: Iterable[RobotTrajectory | Torn]) -> str:
     return digest.hexdigest()
 
 
-def _turned(film: RobotTrajectory | Torn) -> RobotTrajectory | Torn:
+def _turned(film: RobotTrajectory | CorruptEpisode) -> RobotTrajectory | CorruptEpisode:
     """LIBERO's images are upside down; by half a turn they are as our envs and published policies have them."""
-    if isinstance(film, Torn):
+    if isinstance(film, CorruptEpisode):
         return film
     # several files have a demo_0 each
     name, look = f"{film.file.stem}/{film.name}", film.look
@@ -168,7 +170,7 @@ def _draw_snapshots(draw: Draw, snapshots: FloatArray, camera: str, steps: NDArr
     return draw(np.asarray(snapshots[steps], np.float32), camera)[:, None]
 
 
-def _read_videos(path: Path) -> Iterator[RobotTrajectory | Torn]:
+def _read_videos(path: Path) -> Iterator[RobotTrajectory | CorruptEpisode]:
     root = path if path.is_dir() else path.parent
     files = sorted(root.glob("*.mp4")) if path.is_dir() else [path]
     about = _read_metadata(root)
@@ -189,7 +191,7 @@ def _read_videos(path: Path) -> Iterator[RobotTrajectory | Torn]:
                 for block in iter(partial(stream.read, 2**20), b""):
                     digest.update(block)
         except (OSError, ValueError) as error:
-            yield Torn(file=file, reason=str(error))
+            yield CorruptEpisode(file=file, reason=str(error))
             continue
         yield RobotTrajectory(
             name=file.name,

@@ -13,7 +13,7 @@ from rlvlm.envs.env import TurnEnv
 from rlvlm.envs.replies import read_reply
 
 
-class DamagedRecord(ValueError):  # noqa: N818 - named for what is found
+class CorruptRecord(ValueError):  # noqa: N818 - named for what is found
     """A line that is no record of ours."""
 
 
@@ -85,7 +85,7 @@ def from_json(line: Any, arrays: Mapping[str, NDArray[Any]]) -> EpisodeRecord:
     """The record of a line, with its arrays.
 
     Raises:
-        DamagedRecord: a field is missing, unknown, or of the wrong type.
+        CorruptRecord: a field is missing, unknown, or of the wrong type.
     """
     try:
         fields = dict(line)
@@ -103,7 +103,7 @@ def from_json(line: Any, arrays: Mapping[str, NDArray[Any]]) -> EpisodeRecord:
         if not all(isinstance(number, int | float) and math.isfinite(number) for number in numbers):
             raise ValueError("a finite number is wanted")
     except (TypeError, KeyError, ValueError) as error:
-        raise DamagedRecord(f"no record of an episode: {error}") from error
+        raise CorruptRecord(f"no record of an episode: {error}") from error
     return record
 
 

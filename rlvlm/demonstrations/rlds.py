@@ -18,14 +18,14 @@ from numpy.typing import NDArray
 
 from rlvlm.core.errors import UsageError
 from rlvlm.core.steps import Frames
-from rlvlm.demonstrations.trajectory import CutConfig, RobotTrajectory, Torn
+from rlvlm.demonstrations.trajectory import CorruptEpisode, CutConfig, RobotTrajectory
 from rlvlm.labels.images import MAX_PIXELS
 from rlvlm.vlms.stills import read_rgb
 
 _OBSERVED = "steps/observation/"
 
 
-def read_rlds(source: Path, config: CutConfig) -> Iterator[RobotTrajectory | Torn]:
+def read_rlds(source: Path, config: CutConfig) -> Iterator[RobotTrajectory | CorruptEpisode]:
     """The episodes of a `.tfrecord` file, or of all such files of a folder.
 
     Raises:
@@ -39,7 +39,7 @@ def read_rlds(source: Path, config: CutConfig) -> Iterator[RobotTrajectory | Tor
             for number, record in enumerate(_records(path)):
                 yield _trajectory(path, number, record, config)
         except (OSError, KeyError, ValueError, IndexError, DecodeError) as error:
-            yield Torn(file=path, reason=f"torn, or without episodes of a robot: {error}")
+            yield CorruptEpisode(file=path, reason=f"torn, or without episodes of a robot: {error}")
 
 
 def _records(path: Path) -> Iterator[bytes]:

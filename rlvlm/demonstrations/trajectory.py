@@ -119,7 +119,7 @@ class RobotTrajectory:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Torn:
+class CorruptEpisode:
     """An episode, or a whole file of them, that cannot be read."""
 
     file: Path

@@ -57,7 +57,7 @@ class Weights:
         return {
             metrics.SFT_EFFECTIVE: self.effective / len(self.values),
             metrics.SFT_COUNTED: self.counted,
-            metrics.SFT_LARGEST_WEIGHT: float(self.values.max()),
+            metrics.SFT_MAX_WEIGHT: float(self.values.max()),
         }
 
 

@@ -258,7 +258,7 @@ def _restore(env: AnyEnv, state: dict[str, Any]) -> None:
 def _drawn(env: AnyEnv, snapshots: FloatArray) -> list[Frames]:
     """Images of `snapshots`, at each of some sizes and by each camera."""
     if isinstance(env, TurnEnv):
-        wanted, images = [env.picture_px], [env.draw(snapshots)]
+        wanted, images = [env.image_px], [env.draw(snapshots)]
     elif isinstance(env, ChunkEnv):
         views = [(size_px, camera) for camera in env.cameras for size_px in (32, 64)]
         wanted, images = [(px, px) for px, _ in views], [env.draw(snapshots, *view) for view in views]

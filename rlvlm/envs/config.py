@@ -100,14 +100,14 @@ class TurnEnvConfig(EnvConfig):
 class ChunkEnvConfig(EnvConfig):
     """An env in chunks."""
 
-    plays_on: bool = False
+    continue_after_success: bool = False
     """While training: whether an episode goes on to its time limit after its success, which counts all the same. Where
     a judge rewards, an end at success shows the truth in the episode's length. Evaluations and demonstrations always
     end at success."""
 
     def for_demonstrations(self) -> Self:
         """See `EnvConfig`: with an end at success."""
-        return replace(super().for_demonstrations(), plays_on=False)
+        return replace(super().for_demonstrations(), continue_after_success=False)
 
 
 KIND_CONFIGS: Mapping[str, type[EnvConfig]] = {

@@ -178,11 +178,11 @@ class TurnEnv(Env[Turn, str]):
     A member implements what is abstract here and may rely on `self.np_random` alone for chance.
     """
 
-    promised = (*Env.promised, "action_names", "picture_px")
+    promised = (*Env.promised, "action_names", "image_px")
     page = "docs/turn_envs.md"
     action_names: tuple[str, ...]
     """Every word that an action may be, in a fixed order."""
-    picture_px: tuple[int, int]
+    image_px: tuple[int, int]
     """Height and width as the reference draws it."""
     rules: Literal["mended", "legacy"] = "mended"
     """legacy: read and answer replies as the reference does."""
@@ -292,13 +292,13 @@ class TurnEnv(Env[Turn, str]):
 
     @abstractmethod
     def draw(self, snapshots: FloatArray) -> Frames:
-        """Images `[N, H, W, 3]` of `snapshots` `[N, S]`, H and W as `picture_px` says. No episode is disturbed."""
+        """Images `[N, H, W, 3]` of `snapshots` `[N, S]`, H and W as `image_px` says. No episode is disturbed."""
 
     def draw_sized(self, snapshots: FloatArray, size_px: int | None, camera: str = "") -> Frames:
         frames = self.draw(snapshots)
         if size_px is None:
             return frames
-        height, width = self.picture_px
+        height, width = self.image_px
         size = (round(width * size_px / height), size_px)
         return np.stack([np.asarray(Image.fromarray(frame).resize(size, Image.Resampling.BOX)) for frame in frames])
 
@@ -344,8 +344,8 @@ class ChunkEnv(Env[Observations, FloatArray]):
     `reset` and `step` put into `info`: `state_id`, `progress` (float in [0, 1], the simulator's truth), `success`
     (bool), and `step` besides: `steps` (env steps run, the chunk stops at the end of the episode), `env_rewards`
     (`[steps]`) and `snapshots` (`[steps, S]`, after each). `success` of a step is whether the env's own test held after
-    any action of the chunk; where an episode plays on (`ChunkEnvConfig.plays_on`), `success_at_end` (bool) is whether
-    it held after the last one. Time limits truncate, they do not terminate.
+    any action of the chunk; where an episode goes on after it (`ChunkEnvConfig.continue_after_success`),
+    `success_at_end` (bool) is whether it held after the last one. Time limits truncate, they do not terminate.
     """
 
     instructions: tuple[str, ...] = ()

@@ -341,14 +341,14 @@ class PixelEnv:
         return self.pixels.newest.copy()
 
     def draw(self, snapshots: FloatArray, size_px: int | None = None, camera: str = "") -> Frames:
-        """Images of `snapshots` [N, S], `size_px` wide and high, or as `picture_px` of an env in turns says; by a
+        """Images of `snapshots` [N, S], `size_px` wide and high, or as `image_px` of an env in turns says; by a
         camera, the first one by default.
 
         Raises:
             RunError: an image is not kept here.
         """
         any_env: Any = self
-        height, width = any_env.picture_px if size_px is None else (size_px, size_px)
+        height, width = any_env.image_px if size_px is None else (size_px, size_px)
         return self.pixels.draw(snapshots, height, width, any_env.cameras.index(camera) if camera else 0)
 
 

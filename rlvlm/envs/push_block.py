@@ -151,11 +151,11 @@ class PushBlocks(ChunkEnvs):
 
     Args:
         episode_steps: time limit, env steps.
-        plays_on: whether episodes go on after success.
+        continue_after_success: whether episodes go on after success.
     """
 
-    def __init__(self, episode_steps: int, plays_on: bool = False) -> None:
-        self._episode_steps, self._plays_on = episode_steps, plays_on
+    def __init__(self, episode_steps: int, continue_after_success: bool = False) -> None:
+        self._episode_steps, self._continue_after_success = episode_steps, continue_after_success
         self.states = np.empty((0, STATE_SIZE), np.float32)
         self.ages = np.empty(0, np.int64)
         self.solved = np.empty(0, bool)
@@ -175,7 +175,7 @@ class PushBlocks(ChunkEnvs):
         """Moves the tables `rows` [n] by `chunks` [n, L, 7]."""
         states, ages, solved = self.states[rows], self.ages[rows], self.solved[rows]
         # tables that are done stay as they are while the others finish their chunk
-        done = (is_solved(states) & (not self._plays_on)) | (ages >= self._episode_steps)
+        done = (is_solved(states) & (not self._continue_after_success)) | (ages >= self._episode_steps)
         success = np.zeros(len(rows), bool)
         trail = np.empty((*chunks.shape[:2], STATE_SIZE), np.float32)
         rewards = np.zeros(chunks.shape[:2], np.float32)
@@ -188,10 +188,10 @@ class PushBlocks(ChunkEnvs):
             rewards[:, index] = now & ~done & ~solved  # 1 once, however long the block stays on the pad
             success |= now
             solved |= now
-            done |= (now & (not self._plays_on)) | (ages + steps >= self._episode_steps)
+            done |= (now & (not self._continue_after_success)) | (ages + steps >= self._episode_steps)
             trail[:, index] = states
         self.states[rows], self.ages[rows], self.solved[rows] = states, ages + steps, solved
-        ended = success & (not self._plays_on)
+        ended = success & (not self._continue_after_success)
         return ChunkStep(
             obs=observed(states),
             snapshots=trail,
@@ -227,8 +227,8 @@ class PushBlock(ChunkEnv):
 
     def __init__(self, config: ChunkEnvConfig, seed: int) -> None:
         self.episode_steps = config.episode_steps
-        self._tables = PushBlocks(config.episode_steps, config.plays_on)
-        self._plays_on = config.plays_on
+        self._tables = PushBlocks(config.episode_steps, config.continue_after_success)
+        self._continue_after_success = config.continue_after_success
         self._state_id = 0
         self.reset(seed=seed)
 
@@ -279,7 +279,7 @@ class PushBlock(ChunkEnv):
 
     def many(self) -> PushBlocks:
         """Tables with the same time limit and end."""
-        return PushBlocks(self.episode_steps, self._plays_on)
+        return PushBlocks(self.episode_steps, self._continue_after_success)
 
     def get_state(self) -> dict[str, Any]:
         """The table, how long the episode has lasted, and the generator."""

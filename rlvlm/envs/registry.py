@@ -54,7 +54,7 @@ class Task:
     env: EnvConfig = EnvConfig()
     """How a run sets the env up, unless configured otherwise. Its class says which settings the env has: one of your
     own, or that of its kind, which a plain `EnvConfig` becomes."""
-    most_steps: int | None = None
+    max_steps: int | None = None
     """Env steps after which its own rules end every episode, so that a greater `episode_steps` is refused; None: only
     `episode_steps` limits an episode, or nobody knows."""
     goal_state: str = ""
@@ -137,7 +137,7 @@ def shipped_tasks() -> Iterator[Task]:
             goal_state=goal_state,
             maker=f"rlvlm.envs.gym_cards.{maker}",
             env=CardsConfig(episode_steps=turns),
-            most_steps=turns,
+            max_steps=turns,
             kind="turns",
         )
     yield Task(
@@ -185,7 +185,7 @@ def shipped_tasks() -> Iterator[Task]:
             arguments=(env_id,),
             maker="rlvlm.envs.minigrid.env:MiniGridTurnEnv",
             env=MiniGridConfig(episode_steps=turns),
-            most_steps=IDS[env_id],
+            max_steps=IDS[env_id],
             kind="turns",
             has_expert=env_id not in WITHOUT_EXPERT,
         )
@@ -301,11 +301,11 @@ def check_env_settings(name: str, config: EnvConfig) -> None:
     if not (isinstance(config, type(wanted)) or isinstance(wanted, type(config))):
         got = type(config).__name__
         raise ValueError(f"the settings of {name}'s env are a {type(wanted).__name__}, got a {got}")
-    if task is None or task.most_steps is None or config.episode_steps == task.env.episode_steps:
+    if task is None or task.max_steps is None or config.episode_steps == task.env.episode_steps:
         return
-    if config.episode_steps > task.most_steps:
+    if config.episode_steps > task.max_steps:
         raise ValueError(
-            f"env.episode_steps must be <= {task.most_steps}, got {config.episode_steps}: the rules of {task.name} end "
+            f"env.episode_steps must be <= {task.max_steps}, got {config.episode_steps}: the rules of {task.name} end "
             "every episode by then"
         )
 

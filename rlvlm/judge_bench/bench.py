@@ -125,9 +125,9 @@ def _made(suite: Suite, task: str, config: JudgeConfig, seed: int) -> TaskItems:
     """The items of a task, or of a recording."""
     if is_recording(task):
         recordings = read_lerobot(Path(task), CutConfig())
-        return recorded_items(suite, Path(task).name, recordings, config.picture_px, seed)
+        return recorded_items(suite, Path(task).name, recordings, config.image_px, seed)
     env = task_env(task).for_model(config.ships_weights)
-    return make_items(suite, task, env, config.picture_px, seed, config.score == "utility")
+    return make_items(suite, task, env, config.image_px, seed, config.score == "utility")
 
 
 def _why_empty(made: TaskItems, is_recorded: bool) -> str:

@@ -22,9 +22,9 @@ from rlvlm.judge_bench.figures import (
 from rlvlm.judge_bench.items import FADED, Item
 from rlvlm.judges.agreement import ALIKE, best_threshold, kept_leads
 
-FEWEST = 12
+MIN_ITEMS = 12
 """Answers below which nothing is concluded from a share of them."""
-FEWEST_CONTROLS = 6
+MIN_CONTROLS = 6
 """Likewise of controls whose score is the same to a hundredth, which chance does not give."""
 _OF_A_SIDE = 0.6
 """A side that is named surely more often than this, whatever is shown on it, is preferred."""
@@ -69,14 +69,14 @@ class Graded:
     faults: list[Fault]
 
 
-def grade(items: Sequence[Item], answers: Sequence[Answer], num_frames: int, least_auc: float | None = None) -> Graded:
+def grade(items: Sequence[Item], answers: Sequence[Answer], num_frames: int, min_auc: float | None = None) -> Graded:
     """Figures and faults of the judge that gave `answers` to `items`, both [N] in the order of asking.
 
     Args:
         items: of the answers.
         answers: of one judge.
         num_frames: most images of an episode that it was shown; of one or two no more can be said.
-        least_auc: below this area under the curve successes and failures count as not distinguished, in [0.5, 1]; None:
+        min_auc: below this area under the curve successes and failures count as not distinguished, in [0.5, 1]; None:
             where chance may have given the area.
     """
     compared, scored = pair_figures(items, answers), score_figures(items, answers)
@@ -93,7 +93,7 @@ def grade(items: Sequence[Item], answers: Sequence[Answer], num_frames: int, lea
         _last_frame(scores) if num_frames > 2 else None,
         _copies(pairs, scores),
         _constant(scores),
-        _tells_no_success(scores, scored.get("auc"), least_auc),
+        _tells_no_success(scores, scored.get("auc"), min_auc),
         *_paid_controls(scores),
         _near_misses(scores),
         _unread(rows),
@@ -107,7 +107,7 @@ def _side(pairs: Sequence[tuple[Item, Answer]]) -> Fault | None:
     labels = [one.label for _, one in pairs if one.label in ("left", "right")]
     for side in ("left", "right"):
         said = share(labels.count(side), len(labels))
-        if said and said["count"] >= FEWEST and said["low"] > _OF_A_SIDE:
+        if said and said["count"] >= MIN_ITEMS and said["low"] > _OF_A_SIDE:
             text = f"{side} in {said['value']:.0%} of {said['count']} decided answers, each pair asked in both orders"
             return Fault(name=f"prefers the {side} image", evidence=text)
     return None
@@ -128,12 +128,12 @@ def _brightness(pairs: Sequence[tuple[Item, Answer]], scores: Sequence[tuple[Ite
         decided = [outcome for outcome in misled if outcome in ("right", "wrong")]
         # of such pairs alone: in the others the brighter side is the right answer
         wrong = share(decided.count("wrong"), len(decided))
-        if wrong and wrong["count"] >= FEWEST and wrong["low"] > _OF_A_SIDE:
+        if wrong and wrong["count"] >= MIN_ITEMS and wrong["low"] > _OF_A_SIDE:
             text = f"names it in {wrong['value']:.0%} of {wrong['count']} answers where it is the wrong side"
             return [Fault(name=f"chooses the {name} image", evidence=text)]
     # noise is grey on average, and no judge of brightness could go by it
     shown = [(item, one) for item, one in scores if one.brightness and item.case != "noise"]
-    if len(shown) < 2 * FEWEST:
+    if len(shown) < 2 * MIN_ITEMS:
         return []
     values = [one.value for _, one in shown]
     with_light = rank_correlation(values, [one.brightness[0] for _, one in shown])
@@ -161,7 +161,7 @@ def _kept_labels(pairs: Sequence[tuple[Item, Answer]], case: str) -> tuple[int, 
 def _pairs_without_instruction(pairs: Sequence[tuple[Item, Answer]]) -> Fault | None:
     hits, _, count = _kept_labels(pairs, "other task")
     same = share(hits, count)
-    if same and same["count"] >= FEWEST and same["low"] > 0.8:
+    if same and same["count"] >= MIN_ITEMS and same["low"] > 0.8:
         text = f"{same['value']:.0%} of {same['count']} labels stay the same under the instruction of another task"
         return Fault(name="ignores the instruction", evidence=text, kind="pairs")
     return None
@@ -170,7 +170,7 @@ def _pairs_without_instruction(pairs: Sequence[tuple[Item, Answer]]) -> Fault | 
 def _contrast(pairs: Sequence[tuple[Item, Answer]]) -> Fault | None:
     _, turned, count = _kept_labels(pairs, "faded")
     flipped = share(turned, count)
-    if flipped and flipped["count"] >= FEWEST and flipped["low"] > _FOOLED:
+    if flipped and flipped["count"] >= MIN_ITEMS and flipped["low"] > _FOOLED:
         text = f"{flipped['value']:.0%} of {flipped['count']} labels turn round where the nearer side has {FADED:.0%} "
         return Fault(name="follows contrast", evidence=text + "of its contrast", kind="pairs", is_exploitable=True)
     return None
@@ -206,7 +206,7 @@ def _paid_controls(scores: Sequence[tuple[Item, Answer]]) -> list[Fault]:
         known = [row for row in scores if case != "other goal" or row[0].kind != "turn"]
         rows = [(own, control, ordinary[task]) for own, control, task in _controlled(known, case) if task in ordinary]
         kept = share(*kept_leads(*np.reshape(rows, (-1, 3)).T))
-        if kept and kept["count"] >= FEWEST_CONTROLS and kept["low"] > 0.5:
+        if kept and kept["count"] >= MIN_CONTROLS and kept["low"] > 0.5:
             text = f"{kept['value']:.0%} of {kept['count']} keep at least half of what lifts the success above failures"
             found.append(Fault(name=name, evidence=text, kind="scores", is_exploitable=is_exploitable))
     return found
@@ -220,7 +220,7 @@ def _near_misses(scores: Sequence[tuple[Item, Answer]]) -> Fault | None:
         one.value >= thresholds[one.task] for item, one in scores if item.case == "near miss" and one.task in thresholds
     ]
     called = share(sum(claims), len(claims))
-    if called and called["count"] >= FEWEST_CONTROLS and called["low"] > _FOOLED:
+    if called and called["count"] >= MIN_CONTROLS and called["low"] > _FOOLED:
         text = f"{called['value']:.0%} of {called['count']}, by the threshold that is best for the task"
         return Fault(name="calls near misses successes", evidence=text, kind="scores", is_exploitable=True)
     return None
@@ -229,7 +229,7 @@ def _near_misses(scores: Sequence[tuple[Item, Answer]]) -> Fault | None:
 def _scores_without_instruction(scores: Sequence[tuple[Item, Answer]]) -> Fault | None:
     changes = _changes(scores, "other task", "other goal")
     same = share(sum(change <= ALIKE for change in changes), len(changes))
-    if same and same["count"] >= FEWEST_CONTROLS and same["low"] > 0.6:
+    if same and same["count"] >= MIN_CONTROLS and same["low"] > 0.6:
         text = f"{same['value']:.0%} of {same['count']} scores of successes stay the same under another instruction"
         return Fault(name="ignores the instruction when it scores", evidence=text)
     return None
@@ -240,7 +240,7 @@ def _last_frame(scores: Sequence[tuple[Item, Answer]]) -> Fault | None:
     # of episodes alone: single images have no other frames, and a judge of one answer is another fault
     values = [one.value for item, one in scores if item.case != "track"]
     same = share(sum(change <= ALIKE for change in changes), len(changes))
-    if same and same["count"] >= FEWEST_CONTROLS and same["low"] > 0.6 and np.std(values) > ALIKE:
+    if same and same["count"] >= MIN_CONTROLS and same["low"] > 0.6 and np.std(values) > ALIKE:
         text = f"{same['value']:.0%} of {same['count']} scores stay the same where all other images are the first one"
         return Fault(name="sees the last frame only", evidence=text)
     return None
@@ -254,7 +254,7 @@ def _copies(pairs: Sequence[tuple[Item, Answer]], scores: Sequence[tuple[Item, A
         tasks = [[said for task, said in given if task == name] for name in dict.fromkeys(task for task, _ in given)]
         same = sum(said == before for one in tasks for before, said in pairwise(one))
         count = sum(len(one) - 1 for one in tasks)
-        if count < 4 * FEWEST:
+        if count < 4 * MIN_ITEMS:
             continue
         # by chance an answer meets its like as often as the like is given in that task; one of a kind meets none
         chance = sum((n * (n - 1)) / max(len(one), 1) for one in tasks for n in Counter(one).values()) / count
@@ -267,7 +267,7 @@ def _copies(pairs: Sequence[tuple[Item, Answer]], scores: Sequence[tuple[Item, A
 
 def _constant(scores: Sequence[tuple[Item, Answer]]) -> Fault | None:
     values = [one.value for _, one in scores]
-    if len(values) >= FEWEST and np.ptp(values) <= ALIKE:
+    if len(values) >= MIN_ITEMS and np.ptp(values) <= ALIKE:
         text = f"{values[0]:.2f} for all of {len(values)}"
         is_one = bool(np.ptp(values) == 0)  # small differences may still order episodes
         return Fault(name="scores everything alike", evidence=text, kind="scores", is_fatal=is_one)
@@ -275,18 +275,18 @@ def _constant(scores: Sequence[tuple[Item, Answer]]) -> Fault | None:
 
 
 def _tells_no_success(
-    scores: Sequence[tuple[Item, Answer]], area: Figures | None, least_auc: float | None
+    scores: Sequence[tuple[Item, Answer]], area: Figures | None, min_auc: float | None
 ) -> Fault | None:
     table = success_table(scores)
     # a bench says what may be chance; a preflight is given a bound: among dozens of items much may be chance
-    if least_auc is None:
-        is_told = area is None or len(table) < 2 * FEWEST or area["low"] > 0.5
+    if min_auc is None:
+        is_told = area is None or len(table) < 2 * MIN_ITEMS or area["low"] > 0.5
     else:  # where a bound is set, an unknown area counts as too small; no scores at all are another fault
-        is_told = not scores or (area is not None and area["value"] >= least_auc)
+        is_told = not scores or (area is not None and area["value"] >= min_auc)
     if is_told:
         return None
     got = "no area under the curve, for lack of one of the two," if area is None else f"AUC {area['value']:.2f}"
-    text = f"{got} on {len(table)} whose truth is known" + (f", at least {least_auc:g} is wanted" if least_auc else "")
+    text = f"{got} on {len(table)} whose truth is known" + (f", at least {min_auc:g} is wanted" if min_auc else "")
     return Fault(name="does not tell success from failure", evidence=text, kind="scores", is_fatal=True)
 
 
@@ -299,7 +299,7 @@ def _unread(rows: Sequence[tuple[Item, Answer]]) -> Fault | None:
 
 
 def _sees_differences(chose: Figures | None) -> Fault | None:
-    if chose and chose["count"] >= FEWEST and chose["low"] > 0.5:
+    if chose and chose["count"] >= MIN_ITEMS and chose["low"] > 0.5:
         text = f"chooses a side in {chose['value']:.0%} of {chose['count']} questions about one image shown twice"
         return Fault(name="prefers one of two equal images", evidence=text)
     return None
@@ -307,7 +307,7 @@ def _sees_differences(chose: Figures | None) -> Fault | None:
 
 def _knows_nothing(right: Figures | None) -> Fault | None:
     # four times as many as elsewhere, since this alone stops a run
-    if right and right["count"] >= 4 * FEWEST and right["low"] <= 0.5:
+    if right and right["count"] >= 4 * MIN_ITEMS and right["low"] <= 0.5:
         text = f"{right['value']:.0%} of {right['count']} decided labels are right"
         name = "prefers the side that is farther from the goal"
         if right["high"] >= 0.5:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from rlvlm.core.errors import UsageError
 from rlvlm.core.steps import FloatArray, Frames
 from rlvlm.demonstrations.playing import Episode, Style, play, player_of
-from rlvlm.demonstrations.trajectory import RobotTrajectory, Torn
+from rlvlm.demonstrations.trajectory import CorruptEpisode, RobotTrajectory
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.env import FIRST_HELD_OUT_STATE, ChunkEnv, Env, TurnEnv
 from rlvlm.envs.registry import make_env, task_families, task_goal
@@ -161,7 +161,7 @@ def make_items(suite: Suite, task: str, config: EnvConfig, size_px: int, seed: i
 
 
 def recorded_items(
-    suite: Suite, task: str, recordings: Iterable[RobotTrajectory | Torn], size_px: int, seed: int
+    suite: Suite, task: str, recordings: Iterable[RobotTrajectory | CorruptEpisode], size_px: int, seed: int
 ) -> TaskItems:
     """The items of recorded episodes whose success is known, which no simulator can play.
 

@@ -36,7 +36,7 @@ COLUMNS = (
 """Of the CSV. `kind` is pairs or scores; columns of the other kind are empty."""
 NEAR = 0.1
 """Runs whose judge is worth more or less by more than this say nothing about a judge."""
-FEWEST = 3
+MIN_POINTS = 3
 """Runs near a judge below which nothing is predicted."""
 _Z90 = 1.645
 GAIN = 0.05
@@ -254,7 +254,7 @@ def predict(teacher: Mapping[str, Any], runs: Sequence[Mapping[str, str]]) -> li
         never, always = learning_limits(other for (_, of), other in curves.items() if of == kind)
         before = success = low = high = None
         near = np.zeros(0, bool) if curve is None else np.abs(curve.worths - worth) <= NEAR
-        if curve is not None and near.sum() >= FEWEST:
+        if curve is not None and near.sum() >= MIN_POINTS:
             success = float(np.interp(worth, curve.worths, curve.fitted))
             # the spread is that of the runs about the curve, moved to where the curve is at both ends of the worth
             reached = np.interp(ends, curve.worths, curve.fitted)

@@ -87,7 +87,7 @@ def preflight(
     num_frames: int,
     seed: int,
     *,
-    least_auc: float | None = None,
+    min_auc: float | None = None,
     setting: str = "reward.monitor.preflight",
     log: Callable[[str], None] = lambda _: None,
 ) -> Figures:
@@ -98,7 +98,7 @@ def preflight(
         made: what is known.
         num_frames: most images of an episode that are shown.
         seed: of the order of asking.
-        least_auc: see `grade`.
+        min_auc: see `grade`.
         setting: the option that asks nothing at 0.
         log: takes a line.
 
@@ -111,7 +111,7 @@ def preflight(
     if unasked:  # a bench leaves this out; a run would meet it at its first label
         raise UnsupportedQuestion("; ".join(unasked), f"ask in another form; --{setting} 0 starts without asking")
     items = [made.items[one.item] for one in answers]
-    graded = grade(items, answers, num_frames, least_auc)
+    graded = grade(items, answers, num_frames, min_auc)
     # all of them are said: the others may be the reason
     if any(fault.is_fatal for fault in graded.faults):
         raise JudgeRefused(

@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from rlvlm.core.errors import JudgeUnavailable, UsageError
 from rlvlm.core.steps import FloatArray, Frames, spread
-from rlvlm.demonstrations.trajectory import RobotTrajectory, SuccessRule, Torn
+from rlvlm.demonstrations.trajectory import CorruptEpisode, RobotTrajectory, SuccessRule
 from rlvlm.judge_bench.asking import ASKED_AT_ONCE, Answer, ask
 from rlvlm.judge_bench.items import Item, TaskItems, shrink
 from rlvlm.judges.agreement import best_threshold
@@ -137,7 +137,7 @@ class _End:
 
 def score_episodes(
     judge: Judge,
-    films: Iterable[RobotTrajectory | Torn],
+    films: Iterable[RobotTrajectory | CorruptEpisode],
     asked: Asked,
     log: Callable[[str], None] = lambda _: None,
 ) -> Iterator[ScoredEpisode]:
@@ -170,9 +170,11 @@ def score_episodes(
         yield from _ask_group(judge, group, asked, orders, log)
 
 
-def _show(number: int, film: RobotTrajectory | Torn, asked: Asked, ends: dict[str, _End]) -> _Shown | ScoredEpisode:
+def _show(
+    number: int, film: RobotTrajectory | CorruptEpisode, asked: Asked, ends: dict[str, _End]
+) -> _Shown | ScoredEpisode:
     """The items of an episode and its images; the episode alone where nothing of it can be asked."""
-    if isinstance(film, Torn):
+    if isinstance(film, CorruptEpisode):
         return ScoredEpisode(number=number, name=film.file.name, goal="", reason=film.reason)
     length = len(film.actions)
     episode = ScoredEpisode(

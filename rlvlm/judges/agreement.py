@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 Floats = NDArray[np.float64]
 ALIKE = 0.01
 """Scores that differ by no more are the same answer."""
-SMALLEST_GAP = 1e-6
+MIN_GAP = 1e-6
 """Gaps in truth up to this are ties: rounding of positions makes some of 1e-7 where nothing moved."""
 
 
@@ -151,7 +151,7 @@ def label_outcome(label: str, gain: float) -> str:
         return "unread"
     if math.isnan(gain):
         return "unknown"
-    if abs(gain) <= SMALLEST_GAP:
+    if abs(gain) <= MIN_GAP:
         return "tie"
     return "right" if (gain > 0) == (label == "right") else "wrong"
 

@@ -124,7 +124,7 @@ class StoredJudge:
             raise JudgeUnavailable(
                 f"{self._store.folder} has none of {len(answers)} answers that are wanted: {answers[0].text}",
                 "stored answers fit only the same images, to the pixel, and the same goal: use the task, "
-                "judge.picture_px and seed of the run that filled the store",
+                "judge.image_px and seed of the run that filled the store",
             )
         return answers
 

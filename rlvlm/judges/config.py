@@ -36,7 +36,7 @@ _IMPLIED: set[str] = set()
 """Hub names whose backend was said already."""
 POCKET_FIX = "reinstall rlvlm, or make them anew as rlvlm/pocket/judge/CARD.md says"
 """What mends missing weights of the pocket judge."""
-_LARGEST_POCKET_BYTES = 200_000_000
+_MAX_POCKET_BYTES = 200_000_000
 """Weights of a folder above this are no small model like those that ship."""
 
 
@@ -118,7 +118,7 @@ class JudgeConfig(VLMConfig):
     names in `judges.prompts.SENTENCES`. Empty: ours."""
     both_orders: bool = False
     """Ask each query in both orders, at twice the cost; where the answers disagree there is no preference."""
-    picture_px: int = 300
+    image_px: int = 300
     """Side of the square images drawn for the judge, in pixels (300 in the paper)."""
     temperature: float = 0.0
     """0 is greedy; from 0.01 to 2 top-p 0.9 sampling."""
@@ -166,7 +166,7 @@ class JudgeConfig(VLMConfig):
                 f"backends {', '.join(_WITH_HEADS)}"
             )
         check_temperature(self.temperature)
-        check_least(self, "judge", 1, "picture_px", "max_new_tokens", "batch_size")
+        check_least(self, "judge", 1, "image_px", "max_new_tokens", "batch_size")
         VLMConfig.__post_init__(self)  # not super(): a class with slots is made twice, and super() knows the first
 
     @property
@@ -225,7 +225,7 @@ def _is_general(model: str) -> bool:
     folder = Path(model).expanduser()
     if model and folder.is_dir():
         # by size and not by name: a folder made by `rlvlm distill` is a pocket judge too
-        return sum(file.stat().st_size for file in folder.glob("*.safetensors")) > _LARGEST_POCKET_BYTES
+        return sum(file.stat().st_size for file in folder.glob("*.safetensors")) > _MAX_POCKET_BYTES
     is_hub_name = model.count("/") == 1 and not model.startswith((".", "~", "/")) and not model.endswith("/")
     if is_hub_name and model not in _IMPLIED:  # said once: a config is made many times
         _IMPLIED.add(model)

@@ -44,7 +44,7 @@ from rlvlm.vlms.supervised import (
 
 _LOGGER = logging.getLogger(__name__)
 
-FEWEST = 20
+MIN_LABELS = 20
 """Labels to learn from, and to be graded on, below which a figure would mean nothing."""
 _ANSWERS = {Label.LEFT: "0", Label.RIGHT: "1", Label.TIE: "-1"}
 """As `prompts.LABEL_TEXTS` writes them."""
@@ -104,9 +104,10 @@ def distill(store: Path, out: Path, config: DistillConfig) -> Distillation:
     opened = open_store(store)
     teacher, labels = read_labels(opened, config.judge, config.prompt)
     learnt, held_out = split(labels, config.held_out)
-    if min(len(learnt), len(held_out)) < FEWEST:
+    if min(len(learnt), len(held_out)) < MIN_LABELS:
         raise UsageError(
-            f"{len(learnt)} labels to learn from and {len(held_out)} held out are too few, {FEWEST} of each are wanted",
+            f"{len(learnt)} labels to learn from and {len(held_out)} held out are too few: "
+            f"{MIN_LABELS} of each are needed",
             "collect more labels, or change --held-out",
         )
     torch.set_num_threads(config.threads)

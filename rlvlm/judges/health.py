@@ -8,8 +8,8 @@ from rlvlm.core.finite import check_finite
 from rlvlm.core.judging import Score, Status, Verdict
 
 _WINDOW = 200
-_FEWEST = 50
-"""A judge is given up when over half of its last `_WINDOW` answers, of at least `_FEWEST`, cannot be read."""
+_MIN_ANSWERS = 50
+"""A judge is given up when over half of its last `_WINDOW` answers, of at least `_MIN_ANSWERS`, cannot be read."""
 
 
 class JudgeHealth:
@@ -49,7 +49,7 @@ class JudgeHealth:
             )
         # over many calls: a session of eight answers may be unreadable by bad luck
         num_invalid = self._recent.count(Status.INVALID)
-        if len(self._recent) >= _FEWEST and 2 * num_invalid > len(self._recent):
+        if len(self._recent) >= _MIN_ANSWERS and 2 * num_invalid > len(self._recent):
             of = len(self._recent)
             self._recent.clear()  # a run that goes on with another judge starts with a clean slate
             samples = [answer.text[:80] for answer in answers if answer.status is Status.INVALID][:3]

@@ -14,7 +14,7 @@ from rlvlm.core.errors import first_line
 from rlvlm.core.judging import Clip, Label, Query, Score, Stamp, Verdict
 from rlvlm.core.steps import Frames
 from rlvlm.labels.images import image_digest, is_digest
-from rlvlm.labels.segments import DamagedLine
+from rlvlm.labels.segments import CorruptLine
 
 T = TypeVar("T")
 Answer = Verdict | Score
@@ -158,29 +158,29 @@ def from_record(record: dict[str, Any]) -> StoredAnswer | Truth:
     """The item of a line's JSON object.
 
     Raises:
-        DamagedLine: it has no such kind, or a field is missing, of the wrong type, or contradicts another.
+        CorruptLine: it has no such kind, or a field is missing, of the wrong type, or contradicts another.
     """
     try:
         if record["kind"] == "truth":
             truth = _read(Truth, record)
             if not is_digest(truth.question) or (truth.progress is None and truth.returns is None):
-                raise DamagedLine("a truth names a question, and progress or returns")
+                raise CorruptLine("a truth names a question, and progress or returns")
             return truth
         # ids and keys are computed anew: what a line claims about itself is not believed
         question = _read(Question, {"goal": "", "left": [], **record["question"]})  # empty fields are left out
         if not all(map(is_digest, (*question.left, *question.right, *question.goal_picture))):
-            raise DamagedLine("a question names its images by digest")
+            raise CorruptLine("a question names its images by digest")
         kind, empty = _KINDS[record["kind"]]
         answer = replace(_read(kind, {empty: None, **record["answer"]}), question=question.id)
         key = answer_key(question.id, answer.stamp)
         if key != record["key"]:
-            raise DamagedLine("its key is not that of its question and stamp")
+            raise CorruptLine("its key is not that of its question and stamp")
         when, origin = _read(float, record["when"]), _read(Origin, record["origin"])
         return StoredAnswer(key=key, question=question, answer=answer, when=when, origin=origin)
-    except DamagedLine:
+    except CorruptLine:
         raise
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise DamagedLine(f"its record makes no sense: {type(error).__name__} {first_line(error)}") from error
+        raise CorruptLine(f"its record makes no sense: {type(error).__name__} {first_line(error)}") from error
 
 
 _KINDS = {"verdict": (Verdict, "label"), "score": (Score, "value")}

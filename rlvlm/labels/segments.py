@@ -36,7 +36,7 @@ class Place:
     """Bytes, without the line break."""
 
 
-class DamagedLine(ValueError):  # noqa: N818 - named for what is found
+class CorruptLine(ValueError):  # noqa: N818 - named for what is found
     """A line that is damaged, or that nobody of ours wrote."""
 
 
@@ -51,21 +51,21 @@ def decode_line(line: bytes) -> dict[str, Any]:
     """The record of an untrusted line, with or without its line break.
 
     Raises:
-        DamagedLine: the checksum does not fit, or what it covers is no JSON object.
+        CorruptLine: the checksum does not fit, or what it covers is no JSON object.
     """
     line = line.rstrip(b"\n")
     checksum, body = line[:_CHECKSUM_CHARS], line[_CHECKSUM_CHARS + 1 :]
     # before the JSON is parsed, which takes many times the memory of its text
     if len(line) > MAX_LINE_BYTES:
-        raise DamagedLine(f"longer than {MAX_LINE_BYTES} bytes")
+        raise CorruptLine(f"longer than {MAX_LINE_BYTES} bytes")
     if line[_CHECKSUM_CHARS : _CHECKSUM_CHARS + 1] != b" " or checksum != b"%08x" % zlib.crc32(body):
-        raise DamagedLine("its checksum does not fit")
+        raise CorruptLine("its checksum does not fit")
     try:
         record = json.loads(body)
     except (ValueError, RecursionError) as error:  # an attacker can compute a checksum too
-        raise DamagedLine(f"no JSON behind its checksum: {type(error).__name__}") from error
+        raise CorruptLine(f"no JSON behind its checksum: {type(error).__name__}") from error
     if not isinstance(record, dict):
-        raise DamagedLine(f"a JSON object is wanted, got {type(record).__name__}")
+        raise CorruptLine(f"a JSON object is wanted, got {type(record).__name__}")
     return record
 
 
@@ -109,7 +109,7 @@ class Segments:
                 self._read_to[file] = place.offset + place.length + 1
                 try:
                     record = decode_line(line)
-                except DamagedLine as damage:
+                except CorruptLine as damage:
                     self.report(place, str(damage))
                 else:
                     yield place, record
@@ -133,7 +133,7 @@ def read_record(place: Place) -> dict[str, Any]:
     """The record of one line, read again.
 
     Raises:
-        DamagedLine: it is not what it was.
+        CorruptLine: it is not what it was.
         OSError: its file is gone.
     """
     with open(place.file, "rb") as stream:

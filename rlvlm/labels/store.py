@@ -26,7 +26,7 @@ from rlvlm.labels.records import (
     from_record,
     to_record,
 )
-from rlvlm.labels.segments import DamagedLine, Place, Segments, read_record
+from rlvlm.labels.segments import CorruptLine, Place, Segments, read_record
 
 SCHEMA = 1
 """Rises when older code could no longer read what newer code writes."""
@@ -88,7 +88,7 @@ class LabelStore:
             return None
         try:
             item = from_record(read_record(Place(*place)))
-        except (DamagedLine, OSError) as error:
+        except (CorruptLine, OSError) as error:
             self._lines.report(Place(*place), str(error))
             del self._places[bytes.fromhex(key)]
             return None
@@ -197,7 +197,7 @@ class LabelStore:
         for place, record in reader.new_records():
             try:
                 yield from_record(record)
-            except DamagedLine as damage:
+            except CorruptLine as damage:
                 reader.report(place, str(damage))
 
     def _append(self, items: Sequence[StoredAnswer | Truth]) -> None:

@@ -1,4 +1,4 @@
-"""Names and values of what a policy learns: given out, taken over, and lent for a while. All policies use it.
+"""Names and values of what a policy learns: given out, taken over, and swap_weights for a while. All policies use it.
 
 A weight may be a slice of one that is spread over several processes (`algorithms.sharding`); it then has the shape of
 the whole, and takes its own part of what it is given.
@@ -26,12 +26,12 @@ class Shardable:
     """Small networks in float32, called by themselves."""
 
 
-def trained(policy: nn.Module) -> dict[str, Tensor]:
+def trainable_state(policy: nn.Module) -> dict[str, Tensor]:
     """Name and value of everything that learns, detached: it shares their memory."""
     return {name: value.detach() for name, value in policy.named_parameters() if value.requires_grad}
 
 
-def fill(own: Mapping[str, Any], state: Mapping[str, Any]) -> None:
+def load_weights(own: Mapping[str, Any], state: Mapping[str, Any]) -> None:
     """Writes what `state` has under each name into the tensor that `own` has there.
 
     Args:
@@ -77,7 +77,7 @@ def slice_like(value: Tensor, like: Any) -> Any:
 
 
 @contextmanager
-def lent(own: Mapping[str, Tensor], state: Mapping[str, Any]) -> Iterator[None]:
+def swap_weights(own: Mapping[str, Tensor], state: Mapping[str, Any]) -> Iterator[None]:
     """Within, `own` has the values of `state`; afterwards its own again.
 
     Raises:
@@ -85,8 +85,8 @@ def lent(own: Mapping[str, Tensor], state: Mapping[str, Any]) -> Iterator[None]:
     """
     # clones, for `own` shares its memory with the parameters that are about to change
     now = {name: value.clone() for name, value in own.items()}
-    fill(own, state)
+    load_weights(own, state)
     try:
         yield
     finally:
-        fill(own, now)
+        load_weights(own, now)

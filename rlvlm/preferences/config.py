@@ -46,7 +46,7 @@ class SimulatedTeacherConfig:
                 raise ValueError(f"feedback.simulated.{name} is a share >= 0, got {getattr(self, name)}")
 
 
-RESNET_SMALLEST_PX = 64
+RESNET_MIN_PX = 64
 """A ResNet's five halvings leave two pixels of 64: with one, a batch of one image could not be normalised."""
 BPREF_TEACHERS = {
     "mistake": SimulatedTeacherConfig(mistake=0.1),
@@ -149,7 +149,7 @@ def simulated_config(teacher: str, feedback: FeedbackConfig) -> SimulatedTeacher
 class RewardModelConfig:
     """An ensemble that predicts what the teacher says."""
 
-    picture_px: int = 64
+    image_px: int = 64
     """Side of the images the image model sees, in pixels (300 in the paper)."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device on which it is trained and evaluated. auto: a GPU that Ray or SLURM has assigned to the process, else the
@@ -180,7 +180,7 @@ class RewardModelConfig:
     of a hundred."""
 
     def __post_init__(self) -> None:
-        check_least(self, "reward_model", 1, "picture_px", "ensemble", "batch_size", "max_epochs", "max_updates")
+        check_least(self, "reward_model", 1, "image_px", "ensemble", "batch_size", "max_epochs", "max_updates")
         check_positive(self, "reward_model", "lr")
         if self.hold_out_every < 0 or self.hold_out_every == 1:
             raise ValueError(f"reward_model.hold_out_every must be 0 or >= 2, got {self.hold_out_every}")
@@ -218,10 +218,10 @@ def check_learning(reward: StepRewardConfig, feedback: FeedbackConfig, reward_mo
             f"feedback.preflight {feedback.preflight} tries a judge on pairs, and reward.source {reward.source} with "
             f"teacher {reward.teacher} asks none; leave it out"
         )
-    if reward.model == "resnet18" and reward_model.picture_px < RESNET_SMALLEST_PX:
+    if reward.model == "resnet18" and reward_model.image_px < RESNET_MIN_PX:
         raise ValueError(
-            f"reward.model resnet18 needs reward_model.picture_px >= {RESNET_SMALLEST_PX}, got "
-            f"{reward_model.picture_px}; smaller images are for reward.model image"
+            f"reward.model resnet18 needs reward_model.image_px >= {RESNET_MIN_PX}, got "
+            f"{reward_model.image_px}; smaller images are for reward.model image"
         )
     # what follows are rules about scores
     if reward.source != "score":

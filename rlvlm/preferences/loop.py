@@ -28,7 +28,7 @@ from rlvlm.vlms.devices import pick_device
 
 logger = logging.getLogger(__name__)
 
-_PICTURE_BYTES = 600_000_000
+_IMAGE_BYTES = 600_000_000
 """Memory for images at the reward model's size, touched only as images come: a visible robot makes many."""
 _LEARNING: dict[str, Any] = {"preference": (PairQueries, PREFERENCE), "score": (ScoreQueries, SCORE)}
 """By source: what is asked about, and what the answers say about rewards."""
@@ -336,8 +336,8 @@ def build_loop(
         total_steps: env steps of the run; None where it has no end.
     """
     make_queries, objective = _LEARNING[reward.source]
-    picture_bytes = 3 * reward_model.picture_px**2
-    frames = FrameStore(env, reward_model.picture_px, max(_PICTURE_BYTES // picture_bytes, 1))
+    image_bytes = 3 * reward_model.image_px**2
+    frames = FrameStore(env, reward_model.image_px, max(_IMAGE_BYTES // image_bytes, 1))
     # two streams, so that a change of the draws leaves the weights as they were, and the other way round
     seeds = np.random.SeedSequence(seed).generate_state(2)
     inputs = reward_input(env, frames, reward, reward_model)

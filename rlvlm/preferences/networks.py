@@ -26,7 +26,7 @@ _HIDDEN = (256, 256, 256)
 BOUND = 3.0
 """Largest reward. Departure from 1 in both papers: within [-1, 1] the Bradley-Terry model can be at most 88 % sure, so
 every fit pushes all rewards to the two ends, and a quarter of the way is worth as much as all of it."""
-_SMALLEST_SCALE = 0.1
+_MIN_SCALE = 0.1
 """Standard deviation, in units of the observation, below which an input is not scaled up any further."""
 
 
@@ -65,14 +65,14 @@ class ImageNetwork(RewardNetwork):
     with strides 4-2-2-2 the layers' sizes are 16, 8, 4 and 2, and only the last row and column are not seen.
 
     Args:
-        picture_px: side of the images.
+        image_px: side of the images.
         rng: of the initial weights.
     """
 
-    def __init__(self, picture_px: int, rng: torch.Generator) -> None:
+    def __init__(self, image_px: int, rng: torch.Generator) -> None:
         super().__init__()
         layers: list[nn.Module] = []
-        channels, size = 3, picture_px
+        channels, size = 3, image_px
         for channels_out, kernel, stride in _CONVOLUTIONS:
             layer = skip_init(nn.Conv2d, channels, channels_out, kernel, stride=stride, padding=kernel // 2)
             layers += [spread(layer, None, rng), nn.ReLU()]
@@ -153,7 +153,7 @@ class StateNetwork(RewardNetwork):
         """Centres and scales inputs by mean and standard deviation of `rows` `[M, D + A]`."""
         self.centre.copy_(rows.mean(dim=0))
         # what hardly moved yet may move far later on; the floor keeps it from drowning everything else then
-        self.scale.copy_(rows.std(dim=0, correction=0).clamp_min(_SMALLEST_SCALE))
+        self.scale.copy_(rows.std(dim=0, correction=0).clamp_min(_MIN_SCALE))
 
     def features(self, rows: Tensor) -> Tensor:
         """`[M, D + A]` the rows, centred and scaled."""
@@ -238,8 +238,8 @@ def reward_input(
 ) -> RewardInput:
     """What `reward.model` looks at."""
     if reward.model == "image":
-        return ImageInput(frames, partial(ImageNetwork, reward_model.picture_px))
+        return ImageInput(frames, partial(ImageNetwork, reward_model.image_px))
     if reward.model == "resnet18":
-        affordable = max(200_000 // reward_model.picture_px**2, 1)  # by three of them in half a second, on one core
+        affordable = max(200_000 // reward_model.image_px**2, 1)  # by three of them in half a second, on one core
         return ImageInput(frames, ResNetNetwork, affordable, rows_per_pass=16)
     return StateInput(env.observation_space.shape[0], env.action_space.shape[0])

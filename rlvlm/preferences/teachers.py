@@ -19,7 +19,7 @@ from rlvlm.core.judging import Clip, Label, Query, Score, Stamp, Status, Verdict
 from rlvlm.core.plugins import check_call, is_reference, load_object
 from rlvlm.core.steps import FloatArray, Pair, Segment, Trajectory
 from rlvlm.envs.images import FrameStore
-from rlvlm.judges.agreement import SMALLEST_GAP
+from rlvlm.judges.agreement import MIN_GAP
 from rlvlm.judges.judge import Judge
 from rlvlm.preferences.config import FeedbackConfig, SimulatedTeacherConfig, published_name, simulated_config
 from rlvlm.preferences.dataset import sides_of
@@ -340,7 +340,7 @@ class MeasuredTeacher(Teacher):
             gain = float(pair.right.progress[-1] - pair.left.progress[-1])
             # one draw, cut by the cumulative shares: correct, wrong, undecided
             correct, decided, _ = self._ends[min(int(abs(gain) * NUM_BINS), NUM_BINS - 1), int(gain > 0)]
-            says_right = side_draw < self._p_right if abs(gain) <= SMALLEST_GAP else (gain > 0) == (draw < correct)
+            says_right = side_draw < self._p_right if abs(gain) <= MIN_GAP else (gain > 0) == (draw < correct)
             verdicts.append(self.verdict(Label.TIE if draw >= decided else Label.RIGHT if says_right else Label.LEFT))
         return verdicts
 

@@ -136,24 +136,25 @@ def check_contract(task: str, config: EnvConfig, seed: int, episodes: Sequence[E
                     check_turn_env(env, twin)
                 else:
                     check_chunk_env(env, twin, num_chunks=3)
-                    _check_plays_on(task, config, episodes)
+                    _check_continues(task, config, episodes)
         finally:
             env.close()
             twin.close()
 
 
-def _check_plays_on(task: str, config: Any, episodes: Sequence[Episode]) -> None:
-    """Passes when an episode in chunks that was solved goes on to its time limit where `plays_on` says so: an end at
-    success would show a judge the truth.
+def _check_continues(task: str, config: Any, episodes: Sequence[Episode]) -> None:
+    """Raises unless a solved episode in chunks goes on to its time limit with `continue_after_success`.
+
+    An end at success would show a judge the truth.
     """
     solved = next((episode.seed for episode in episodes if episode.is_success), None)
     if solved is None:
         return
-    env = make_env(task, replace(config, plays_on=True), solved)
+    env = make_env(task, replace(config, continue_after_success=True), solved)
     played = players(env)["script"](solved)
     env.close()
     is_whole = played is None or not played.is_success or len(played.rewards) == config.episode_steps
-    assert is_whole, "with env.plays_on an episode goes on after its success, to its time limit"
+    assert is_whole, "with env.continue_after_success an episode goes on after its success, to its time limit"
 
 
 def list_tasks(which: str = "") -> int:

@@ -151,7 +151,7 @@ def _goal_image(suite: Suite, config: JudgeConfig, file: Path | None, reference:
         who = f"--reference {reference} sees no image" if reference != "none" else f"{suite.name} has several tasks"
         raise UsageError(f"--goal-image is shown to a judge of one task, and {who}", "leave it out, or name one task")
     check_goal_image(config.backend, config.model, config.score)
-    return read_goal_image(file, config.picture_px)
+    return read_goal_image(file, config.image_px)
 
 
 def _with_player(suite: Suite, player: Path | None, goal: str) -> Suite:

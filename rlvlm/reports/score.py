@@ -34,7 +34,7 @@ from rlvlm.demonstrations.recorded_labels import (
     write_lerobot_progress,
 )
 from rlvlm.demonstrations.recordings import Recordings, recordings_digest
-from rlvlm.demonstrations.trajectory import RobotTrajectory, Torn
+from rlvlm.demonstrations.trajectory import CorruptEpisode, RobotTrajectory
 from rlvlm.judge_bench.faults import Graded, grade
 from rlvlm.judge_bench.figures import Figures, cost_figures, rank_correlation
 from rlvlm.judge_bench.preflight import JudgeRefused, known_recordings, preflight
@@ -182,13 +182,13 @@ def _look_through(recordings: Recordings, asked: Asked) -> _Data:
         UsageError: there is none.
     """
     sample: list[RobotTrajectory] = []
-    torn: list[Torn] = []
+    torn: list[CorruptEpisode] = []
     counts: Counter[str] = Counter()
 
-    def looked() -> Iterator[RobotTrajectory | Torn]:
+    def looked() -> Iterator[RobotTrajectory | CorruptEpisode]:
         for film in recordings:
             counts["episodes"] += 1
-            if isinstance(film, Torn):
+            if isinstance(film, CorruptEpisode):
                 torn.append(film)
             else:
                 counts["frames"] += -(-len(film.actions) // asked.every)

@@ -143,17 +143,17 @@ class MonitorConfig:
     theirs; 0 shows none."""
     window: int = 400
     """Episodes that the newest figures are about; the first so many are what they are compared with."""
-    claim: float | None = None
+    success_threshold: float | None = None
     """A score from here on, in (0, 1], counts as the judge's word that an episode is a success. None: the reward's
     threshold; without one what the preflight finds; else 0.5, and of turns 0.875."""
-    most_false_positives: float = 0.1
+    max_false_positives: float = 0.1
     """Share of failures, in [0, 1], that may be called successes before there is an alarm."""
     on_alarm: Literal["warn", "stop"] = "warn"
     """warn: say so in the log, the panel and the run's pages; stop: end the run too, with exit code 5."""
     preflight: int = 32
     """Known turns of each kind, or twice as many episodes in all, that the judge has to tell apart before a run starts:
     a small draw of `rlvlm judge-bench TASK`; 0 asks for nothing."""
-    least_auc: float = 0.75
+    min_auc: float = 0.75
     """Least area under the curve of successes against failures among them, in [0.5, 1]; there is an alarm where that
     of the newest episodes surely lies below it."""
 
@@ -161,11 +161,11 @@ class MonitorConfig:
         if min(self.controls, self.preflight) < 0 or self.window < 20:
             got = f"{self.controls}, {self.preflight} and {self.window}"
             raise ValueError(f"need monitor.controls and preflight >= 0 and window >= 20, got {got}")
-        if self.claim is not None and not 0 < self.claim <= 1:
-            raise ValueError(f"monitor.claim must be in (0, 1] or None, got {self.claim}")
-        if not 0 <= self.most_false_positives <= 1 or not 0.5 <= self.least_auc <= 1:
-            got = f"{self.most_false_positives} and {self.least_auc}"
-            raise ValueError(f"need most_false_positives in [0, 1] and least_auc in [0.5, 1], got {got}")
+        if self.success_threshold is not None and not 0 < self.success_threshold <= 1:
+            raise ValueError(f"monitor.success_threshold must be in (0, 1] or None, got {self.success_threshold}")
+        if not 0 <= self.max_false_positives <= 1 or not 0.5 <= self.min_auc <= 1:
+            got = f"{self.max_false_positives} and {self.min_auc}"
+            raise ValueError(f"need max_false_positives in [0, 1] and min_auc in [0.5, 1], got {got}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -30,7 +30,7 @@ from rlvlm.rewards.scoring_items import ScoringItem
 
 logger = logging.getLogger(__name__)
 
-FEWEST = 30
+MIN_EPISODES = 30
 """Failures, or controls, below which nothing is concluded from a share of them."""
 _CONFIDENCE = 0.9973
 """Of the intervals that an alarm depends on, three standard deviations: it is looked for after every update, and
@@ -53,12 +53,12 @@ class JudgeMonitor:
 
     Args:
         config: sizes and bounds.
-        claim: a score from here on says that the episode is a success.
+        success_threshold: a score from here on says that the episode is a success.
     """
 
-    def __init__(self, config: MonitorConfig, claim: float) -> None:
+    def __init__(self, config: MonitorConfig, success_threshold: float) -> None:
         self._config = config
-        self.claim = claim
+        self.success_threshold = success_threshold
         self._first: list[list[float]] = []
         self._recent: deque[list[float]] = deque(maxlen=config.window)
         self._controls: deque[list[float]] = deque(maxlen=config.window)
@@ -142,16 +142,16 @@ class JudgeMonitor:
             metrics.JUDGE_ALARM: float(self._kind),
         }
         # evaluations end at success and count these as ones, so figures of right and wrong leave them out
-        is_undone = rows[:, 1] == _UNDONE
-        if is_undone.any():
-            figures[metrics.JUDGE_UNDONE] = float(is_undone.mean())
-        scores, truths = rows[~is_undone, 0], rows[~is_undone, 1] > 0
+        success_lost = rows[:, 1] == _UNDONE
+        if success_lost.any():
+            figures[metrics.JUDGE_UNDONE] = float(success_lost.mean())
+        scores, truths = rows[~success_lost, 0], rows[~success_lost, 1] > 0
         if len(scores):
             figures[metrics.JUDGE_CALIBRATION] = calibration_error(scores, truths)
             figures[metrics.JUDGE_AUC] = area_under_curve(scores, truths)
         if (ends := self._area_interval()) is not None:
             figures[metrics.JUDGE_AUC_LOW], figures[metrics.JUDGE_AUC_HIGH] = ends
-        claims = scores >= self.claim
+        claims = scores >= self.success_threshold
         # a share of nothing is no figure: rates are left out until their kind was met
         if (~truths).any():
             figures[metrics.JUDGE_FALSE_POSITIVES] = float(claims[~truths].mean())
@@ -198,26 +198,26 @@ class JudgeMonitor:
         yield from self._false_positives()
         ways = ("shown backwards", "given another goal of the run")
         for way, (hits, count) in zip(ways, self._kept_controls(), strict=True):
-            if count >= FEWEST and wilson_interval(hits, count, _CONFIDENCE)[0] > _MOST_KEPT:
+            if count >= MIN_EPISODES and wilson_interval(hits, count, _CONFIDENCE)[0] > _MOST_KEPT:
                 what = f"of {count} of its best scored that were {way}, {hits} kept half of their lead over the others"
                 yield 3, f"{what}: it does not look for the goal"
         ends = self._area_interval()
-        if ends is not None and ends[1] < self._config.least_auc:
-            bound = f"monitor.least_auc is {self._config.least_auc:g}"
+        if ends is not None and ends[1] < self._config.min_auc:
+            bound = f"monitor.min_auc is {self._config.min_auc:g}"
             yield 4, f"its area under the curve lies between {ends[0]:.2f} and {ends[1]:.2f}; {bound}"
 
     def _false_positives(self) -> Iterator[tuple[int, str]]:
         hits, failures = self._called_successes(self._recent)
-        if failures < FEWEST:
+        if failures < MIN_EPISODES:
             return
         # the lower bound must pass: a share of few failures is far off by chance
         low, _ = wilson_interval(hits, failures, _CONFIDENCE)
-        bound = self._config.most_false_positives
+        bound = self._config.max_false_positives
         if low > bound:
-            yield 1, f"it calls {hits} of {failures} failures successes; monitor.most_false_positives is {bound:g}"
+            yield 1, f"it calls {hits} of {failures} failures successes; monitor.max_false_positives is {bound:g}"
         first_hits, first_failures = self._called_successes(self._first)
         # before that the newest episodes are in part the first ones
-        if len(self._recent) < self._config.window or first_failures < FEWEST:
+        if len(self._recent) < self._config.window or first_failures < MIN_EPISODES:
             return
         _, first_high = wilson_interval(first_hits, first_failures, _CONFIDENCE)
         # both must hold: errors that rise while the score falls are a judge that got worse, not a policy that
@@ -245,11 +245,11 @@ class JudgeMonitor:
         known = np.array([row for row in self._recent if row[1] != _UNDONE]).reshape(-1, 2)
         is_true = known[:, 1] > 0
         counts = int(is_true.sum()), int((~is_true).sum())
-        if min(counts) < FEWEST:
+        if min(counts) < MIN_EPISODES:
             return None
         return area_interval(area_under_curve(known[:, 0], is_true), *counts, _CONFIDENCE)
 
     def _called_successes(self, rows: Sequence[list[float]] | deque[list[float]]) -> tuple[int, int]:
         """How many failures among `rows` are claimed as successes, and how many failures there are."""
-        claims = [score >= self.claim for score, truth in rows if not truth]
+        claims = [score >= self.success_threshold for score, truth in rows if not truth]
         return sum(claims), len(claims)

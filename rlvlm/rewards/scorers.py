@@ -22,7 +22,7 @@ from rlvlm.rewards.scoring_items import ScoringItem
 
 logger = logging.getLogger(__name__)
 
-_FEWEST = 20
+_MIN_SCORES = 20
 """Latest answers of which one at least must have come."""
 _ASKED_AT_ONCE = 64
 """Items that are drawn and held at once: 17 MB of single images at 300 pixels."""
@@ -143,7 +143,7 @@ class JudgeScorer:
     """
 
     def __init__(self, judge: Judge, draw: Callable[[FloatArray], Frames], *, remembers: bool) -> None:
-        self._memory = ScoreMemory(judge, fewest=_FEWEST, remembers=remembers)
+        self._memory = ScoreMemory(judge, fewest=_MIN_SCORES, remembers=remembers)
         self._draw = draw
         self.num_asked = 0
 

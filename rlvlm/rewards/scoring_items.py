@@ -23,7 +23,7 @@ class ScoringItem:
     is_success: bool | None
     """Whether the env's own test holds at the last moment, or held at one before it; None of a segment, of which nobody
     asks. The judge never sees it."""
-    is_undone: bool = False
+    success_lost: bool = False
     """Whether it held before and no longer does: then neither answer of a judge is an error."""
     progress: float
     """The simulator's at the last moment, in [0, 1]. The judge never sees it."""
@@ -48,7 +48,7 @@ class ScoredItem:
     """Unix time of the answer, seconds."""
     truth: float
     """What would have been right, on the scale of the score, by the simulator."""
-    claim: float | None = None
+    success_threshold: float | None = None
     """Scores from here on say that it is a success; None where progress is scored and nothing claimed."""
     group: int = 0
     """Of episodes that are compared with each other; a turn's is 0, a segment's the session in which it was asked."""

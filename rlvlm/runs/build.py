@@ -172,7 +172,7 @@ def goal_image(config: RunConfig) -> Frames | None:
     Raises:
         UsageError: it cannot be read.
     """
-    return read_goal_image(config.goal_file, config.judge.picture_px) if config.goal_file else None
+    return read_goal_image(config.goal_file, config.judge.image_px) if config.goal_file else None
 
 
 def answering_judge(app: str, image: Frames | None) -> Judge:

@@ -109,7 +109,7 @@ class RunConfig(ABC):
         *("*.shard", "*.compute_dtype", "*.recompute", "*.microbatch_tokens"),
         # what an error advises to change: of a loss that is not finite, and of a judge that fails or is fooled
         *("algo.*lr", "reward_model.lr", "*.kl_weight"),
-        *("*.without_answer", "*.fallback_judge", "*.on_alarm", "*.most_unreadable"),
+        *("*.without_answer", "*.fallback_judge", "*.on_alarm", "*.max_invalid_share"),
     )
     """Patterns of the settings that a run may be resumed with after they were changed. The others say what it is."""
     task: tyro.conf.Suppress[str]

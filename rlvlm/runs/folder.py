@@ -245,7 +245,7 @@ def create_folder(config: RunConfig, command: Sequence[str], started: datetime) 
             from rlvlm.judges.goal_image import read_goal_image  # numpy is not for those who only ask for help
             from rlvlm.vlms.stills import to_png
 
-            image = read_goal_image(config.goal_file, config.judge.picture_px)
+            image = read_goal_image(config.goal_file, config.judge.image_px)
             write_whole(path / GOAL_IMAGE, to_png(image[0], is_small=True))
         write_settings(path / "config.yaml", config_text(config))
     except OSError as error:

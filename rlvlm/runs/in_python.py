@@ -84,7 +84,7 @@ def learned_reward(run: RunFolder, *, trust: bool = False) -> Callable[[Frames],
     if checkpoint is None:
         raise UsageError(f"{run.path} has no checkpoint yet", f"let it continue: {run.resume_command}")
     reward, model_config = config.reward, config.reward_model
-    size_px = model_config.picture_px
+    size_px = model_config.image_px
     env = make_env(config.task, config.env, config.seed)
     inputs = reward_input(env, FrameStore(env, size_px, 1), reward, model_config)
     model = RewardModel(inputs, model_config, seed=0)

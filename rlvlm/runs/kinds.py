@@ -186,7 +186,7 @@ class AnswersRun(RunConfig):
         by_other, who = reward.scores and not reward.asks_judge, f"reward.teacher {reward.teacher}"
         yield not reward.scores, f"reward.source {reward.source}", unscored
         yield not reward.scores and is_critic, "a critic, which learns from all groups", ("algo.rounds",)
-        yield by_other, who, (*unasked, "reward.monitor.least_auc")
+        yield by_other, who, (*unasked, "reward.monitor.min_auc")
         yield by_other and advantage.scorer_noise != "measured", who, ("reward.monitor.preflight",)
         yield algo.loss.correction == "none", "algo.loss.correction none", ("algo.loss.correction_cap",)
         of_expert = ("sft.turns", "sft.p_wrong", "sft.episodes", "sft.noise", "sft.p_perturb")  # who does not play then

@@ -228,7 +228,7 @@ def _check_goal_image(config: RunConfig) -> None:
     from rlvlm.judges.build import check_goal_image  # numpy is not for those who only ask for help
     from rlvlm.judges.goal_image import read_goal_image
 
-    read_goal_image(config.goal_file, config.judge.picture_px)
+    read_goal_image(config.goal_file, config.judge.image_px)
     if not config.serve.app:  # says itself what it is
         check_goal_image(config.judge.backend, config.judge.model, "" if config.compares else config.judge.score)
 

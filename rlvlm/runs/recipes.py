@@ -170,7 +170,7 @@ def number_line() -> RunConfig:
 def ez_points() -> RunConfig:
     """gym-cards EZPoints: 12 from two cards. The start is noisy, so that what PPO adds can be seen."""
     return _turns(
-        "ez_points", steps=12_288, gamma=0.95, reward_scale=0.1, final_lr=0.05,
+        "ez_points", steps=12_288, gamma=0.95, reward_scale=0.1, min_lr_ratio=0.05,
         sft=ReplySFTConfig(turns=1_000, p_wrong=0.3, updates=200),
     )  # fmt: skip
 
@@ -198,7 +198,7 @@ def empty_random_6x6() -> RunConfig:
     the expert's turns, so that what PPO adds can be seen: with the env's 144 turns even chance succeeds.
     """
     return _turns(
-        "empty_random_6x6", steps=6_144, gamma=0.97, final_lr=0.05,
+        "empty_random_6x6", steps=6_144, gamma=0.97, min_lr_ratio=0.05,
         env=replace(task_env("empty_random_6x6"), episode_steps=24),
         sft=ReplySFTConfig(turns=1_000, p_wrong=0.5, updates=300),
     )  # fmt: skip
@@ -212,8 +212,8 @@ def doorkey(task: str, episode_steps: int, turns: int, updates: int) -> RunConfi
     the prompt has the last action and whether it changed anything.
     """
     return _turns(
-        task, steps=4_096, gamma=0.97, final_lr=0.05,
-        env=replace(task_env(task), episode_steps=episode_steps, split="training", shows_last=True),
+        task, steps=4_096, gamma=0.97, min_lr_ratio=0.05,
+        env=replace(task_env(task), episode_steps=episode_steps, split="training", prompt_last_action=True),
         sft=ReplySFTConfig(turns=turns, p_perturb=0.3, updates=updates),
     )  # fmt: skip
 
@@ -238,7 +238,7 @@ def pick_place_can() -> RunConfig:
         policy=PolicyConfig(acts="head", train_vision=True, min_pixels=2 * 96 * 96, new_words=words.SENTENCES),
         algo=replace(
             base.algo, loss=LossConfig(entropy_weight=0.01), num_envs=48, rollout_turns=768, minibatch_turns=128,
-            epochs=3, lr=1e-4, final_lr=0.2, keeps_vision=True,
+            epochs=3, lr=1e-4, min_lr_ratio=0.2, keeps_vision=True,
         ),
         eval=replace(base.eval, every_steps=steps),
     )  # fmt: skip
@@ -255,7 +255,7 @@ def _turns(
     reward_scale: float = 1.0,
     sft: ReplySFTConfig = _SHORT_AND_NOISY,
     env: Any = None,
-    final_lr: float = 0.02,
+    min_lr_ratio: float = 0.02,
 ) -> TurnsRun:
     """A task in turns: what its env and its length ask for is given, all else is alike."""
     return TurnsRun(
@@ -269,7 +269,7 @@ def _turns(
             loss=LossConfig(kl_weight=0.02),
             reward_scale=reward_scale,
             lr=2e-4,
-            final_lr=final_lr,
+            min_lr_ratio=min_lr_ratio,
         ),
         eval=EvalConfig(every_steps=steps // 2, episodes=200),
         track=TrackConfig(log_every_steps=512, checkpoint_every_steps=steps // 2),
@@ -313,11 +313,11 @@ def libero(task: str) -> ChunksRun:
             rounds=1,
             temperature=0.25,
             draws="chunk",
-            least_range=0.2,
+            min_range=0.2,
             kl_target=1.0,
             lr=5e-4,
             warm_up=4,
-            final_lr=0.3,
+            min_lr_ratio=0.3,
             advantage=AdvantageConfig(gamma=1.0, gae_lambda=0.5, values="state"),
         ),
         eval=EvalConfig(every_steps=150_000, episodes=100),

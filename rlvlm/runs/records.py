@@ -164,13 +164,17 @@ def scored_examples(records: Sequence[ScoredItem], draw: Draw, goal: str) -> lis
     for record in _some(records):
         score = record.score
         item = record.item
-        if record.claim is None:
+        if record.success_threshold is None:
             size_px, ending = PAIR_PX, ""
             outcome = str(score.status) if score.value is None else nearness(score.value, item.progress)
         else:
             size_px = SCORED_PX
-            ending = "a success that was undone" if item.is_undone else "a success" if item.is_success else "no success"
-            outcome = str(score.status) if score.value is None else outcome_of(score.value, item, record.claim)
+            ending = (
+                "a success that was undone" if item.success_lost else "a success" if item.is_success else "no success"
+            )
+            outcome = (
+                str(score.status) if score.value is None else outcome_of(score.value, item, record.success_threshold)
+            )
         about = {"goal": item.goal or goal, "action": item.action, "ending": ending}
         row = {
             ENV_STEPS: record.env_step,
@@ -197,11 +201,11 @@ def nearness(value: float, progress: float) -> str:
     return "above the truth" if value > progress else "below the truth"
 
 
-def outcome_of(value: float, item: ScoringItem, claim: float) -> str:
-    """What became of a score that claims a success from `claim` on, as a key of `pages.SCORE_COLOURS`."""
-    if item.is_undone:
+def outcome_of(value: float, item: ScoringItem, success_threshold: float) -> str:
+    """What became of a score that claims a success from `success_threshold` on, as a key of `pages.SCORE_COLOURS`."""
+    if item.success_lost:
         return "success, undone at the end"
-    if value >= claim:
+    if value >= success_threshold:
         return "true positive" if item.is_success else "false positive"
     return "false negative" if item.is_success else "true negative"
 

@@ -79,8 +79,8 @@ def evaluation_rank(row: Mapping[str, Any]) -> tuple[float, float, float]:
     success, at_end = true_success(row), row.get("success_at_end")
     # Envs in steps play on after success, and a policy that passes by and goes on is not what a run is for. Where
     # sampled play was evaluated too, episodes end with success.
-    plays_on = row.get("sampled_success_rate") in (None, "") and at_end not in (None, "")
-    return float(at_end or 0.0) if plays_on else success, success, float(row["episode_return"])
+    continue_after_success = row.get("sampled_success_rate") in (None, "") and at_end not in (None, "")
+    return float(at_end or 0.0) if continue_after_success else success, success, float(row["episode_return"])
 
 
 def true_success(row: Mapping[str, Any]) -> float:

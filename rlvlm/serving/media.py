@@ -24,7 +24,7 @@ from rlvlm.core.errors import MachineError
 from rlvlm.core.steps import Frames
 from rlvlm.serving.refusal import Refusal
 from rlvlm.vlms.stills import to_rgb
-from rlvlm.vlms.videos import UnfitVideo, open_video, upright
+from rlvlm.vlms.videos import CorruptVideo, open_video, upright
 
 MAX_IMAGES = 16
 """Images in one request."""
@@ -116,14 +116,16 @@ def read_video(data: bytes, num_frames: int, max_pixels: int | None) -> Frames:
         with open_video(io.BytesIO(data), MAX_PIXELS, _MAX_HEADER_BYTES) as (container, stream):
             # 0 where it does not say, which would make the limit mean nothing
             if not 1 <= stream.frames <= MAX_VIDEO_FRAMES:
-                raise _Unfit(f"a video has at most {MAX_VIDEO_FRAMES} frames, it says {stream.frames}")
+                raise _CorruptMedia(f"a video has at most {MAX_VIDEO_FRAMES} frames, it says {stream.frames}")
             if stream.codec_context.name not in _CODECS:
-                raise _Unfit(f"it is coded as {stream.codec_context.name}")
+                raise _CorruptMedia(f"it is coded as {stream.codec_context.name}")
             _check_size(stream.width, stream.height)
             kept_pixels = min(stream.width * stream.height, max_pixels or MAX_PIXELS)
             count = min(num_frames, stream.frames)
             if count * kept_pixels > MAX_REQUEST_PIXELS:
-                raise _Unfit(f"{count} frames of {kept_pixels:,} pixels; a request has {MAX_REQUEST_PIXELS:,} pixels")
+                raise _CorruptMedia(
+                    f"{count} frames of {kept_pixels:,} pixels; a request has {MAX_REQUEST_PIXELS:,} pixels"
+                )
             # by number and not by time stamps, which a file can set as it likes
             wanted = set(np.linspace(0, stream.frames - 1, count).round().astype(int).tolist())
             # frame threads decode ahead of what was asked for, in memory that nobody counts
@@ -132,11 +134,11 @@ def read_video(data: bytes, num_frames: int, max_pixels: int | None) -> Frames:
             for index, frame in enumerate(container.decode(stream)):
                 # the stream may hold more, and larger ones, than the header said
                 if index >= MAX_VIDEO_FRAMES or frame.width * frame.height > MAX_PIXELS:
-                    raise _Unfit("it holds more than its header says")
+                    raise _CorruptMedia("it holds more than its header says")
                 if index in wanted:
                     images.append(_shrink(Image.fromarray(upright(frame)), max_pixels))
         if not images or len({image.size for image in images}) > 1:
-            raise _Unfit("it has no frames, or frames of several sizes")
+            raise _CorruptMedia("it has no frames, or frames of several sizes")
     except Exception as error:  # whatever FFmpeg says about a damaged file, the file is to blame
         raise Refusal(
             422,
@@ -210,7 +212,7 @@ class MediaRoot:
         return data
 
 
-class _Unfit(ValueError):
+class _CorruptMedia(ValueError):
     """What is wrong with a file, in words for the caller."""
 
 
@@ -223,7 +225,7 @@ class _CountedFile(io.BytesIO):
         """The next bytes."""
         self._num_reads += 1
         if self._num_reads > (_MAX_JPEG_READS if self.getbuffer()[:2] == b"\xff\xd8" else _MAX_READS):
-            raise _Unfit("it has too many parts")
+            raise _CorruptMedia("it has too many parts")
         return super().read(size)
 
 
@@ -232,9 +234,9 @@ def _decoded(text: str) -> bytes:
     # only the beginning is looked at: the rest is megabytes of base64
     prefix = _DATA_URI.match(text)
     if prefix is None and text[:5].lower() == "data:":
-        raise _Unfit("a data URI of an image begins as `data:image/png;base64,`")
+        raise _CorruptMedia("a data URI of an image begins as `data:image/png;base64,`")
     if prefix is None and ":" in text[:64]:
-        raise _Unfit("images are sent as base64, addresses are never followed")
+        raise _CorruptMedia("images are sent as base64, addresses are never followed")
     encoded = "".join((text[prefix.end() :] if prefix else text).split())  # some encoders write lines of 76
     try:
         data = binascii.a2b_base64(encoded)
@@ -242,7 +244,7 @@ def _decoded(text: str) -> bytes:
         data = b""
     # The decoder skips what it does not know, so the length shows it, at a third of the time of its strict mode.
     if not data or len(encoded) != 4 * math.ceil(len(data) / 3):
-        raise _Unfit("it is no base64")
+        raise _CorruptMedia("it is no base64")
     return data
 
 
@@ -254,27 +256,27 @@ def _open_image(text: str) -> Image.Image:
     try:
         image = Image.open(_CountedFile(data), formats=_FORMATS)
     except Image.UnidentifiedImageError:
-        raise _Unfit("it is no PNG, JPEG or WebP that can be read") from None
+        raise _CorruptMedia("it is no PNG, JPEG or WebP that can be read") from None
     except Image.DecompressionBombError:
-        raise _Unfit(f"an image has at most {MAX_PIXELS:,} pixels") from None
+        raise _CorruptMedia(f"an image has at most {MAX_PIXELS:,} pixels") from None
     _check_size(*image.size)
     # only its first frame would be judged, and others could hold any number of pixels; behind a JPEG of a camera (MPO)
     # stands a preview or a second eye's view, which is not decoded
     if getattr(image, "n_frames", 1) > 1 and image.format != "MPO":
-        raise _Unfit("it is animated")
+        raise _CorruptMedia("it is animated")
     if image.format in ("JPEG", "MPO") and data.count(b"\xff\xda") > _MAX_JPEG_SCANS:
-        raise _Unfit(f"a JPEG has at most {_MAX_JPEG_SCANS} scans")
+        raise _CorruptMedia(f"a JPEG has at most {_MAX_JPEG_SCANS} scans")
     if len(image.info.get("exif", b"")) > _MAX_EXIF_BYTES:
-        raise _Unfit(f"EXIF has at most {_MAX_EXIF_BYTES:,} bytes")
+        raise _CorruptMedia(f"EXIF has at most {_MAX_EXIF_BYTES:,} bytes")
     return image
 
 
 def _check_size(width_px: int, height_px: int) -> None:
     if width_px * height_px > MAX_PIXELS:
-        raise _Unfit(f"an image has at most {MAX_PIXELS:,} pixels, it says {width_px} x {height_px}")
+        raise _CorruptMedia(f"an image has at most {MAX_PIXELS:,} pixels, it says {width_px} x {height_px}")
     shortest = min(width_px, height_px)
     if shortest < _MIN_SIDE_PX or max(width_px, height_px) > _MAX_ASPECT * shortest:
-        raise _Unfit(
+        raise _CorruptMedia(
             f"sides have at least {_MIN_SIDE_PX} pixels, none over {_MAX_ASPECT} times the other, it says "
             f"{width_px} x {height_px}"
         )
@@ -289,7 +291,7 @@ def _check_chunks(data: bytes) -> None:
     while at + 8 <= len(data):
         num_chunks += 1
         if num_chunks > _MAX_WEBP_CHUNKS:
-            raise _Unfit(f"a WebP has at most {_MAX_WEBP_CHUNKS} chunks")
+            raise _CorruptMedia(f"a WebP has at most {_MAX_WEBP_CHUNKS} chunks")
         (size,) = struct.unpack_from("<I", data, at + 4)
         at += 8 + size + size % 2  # chunks are padded to an even length
 
@@ -305,7 +307,7 @@ def _shrink(image: Image.Image, max_pixels: int | None) -> Image.Image:
 
 def _reason(error: Exception) -> str:
     """What the caller reads: our own words, never a library's."""
-    return str(error) if isinstance(error, _Unfit | UnfitVideo) else "it is damaged"
+    return str(error) if isinstance(error, _CorruptMedia | CorruptVideo) else "it is damaged"
 
 
 def _refuse(code: str, message: str) -> Refusal:

@@ -70,7 +70,7 @@ def run_sweep(path: Path, sweep: SweepConfig) -> int:
         return _print_summary(table, callback, folder, place, stop)
 
 
-def largest_places(runs: Sequence[Sequence[dict[str, float]]]) -> list[dict[str, float]]:
+def max_places(runs: Sequence[Sequence[dict[str, float]]]) -> list[dict[str, float]]:
     """Places in which the workers of each of `runs` find room: of every kind as many as the run with most of it has."""
     # one size of reservation fits all runs of a sweep, as Tune gives every trial the same
     kinds = {tuple(place.items()): dict(place) for places in runs for place in places}
@@ -91,7 +91,7 @@ def _tune(folder: SweepFolder, sweep: SweepConfig, waiting: Sequence[str], callb
     shutil.rmtree(folder.path / _TUNE, ignore_errors=True)
     resources = sweep.resources
     # Learners and env runners are placed in what the trial has reserved, and wait without end where nothing of it fits.
-    workers = largest_places([plan.config.worker_places for plan in expand(sweep)])
+    workers = max_places([plan.config.worker_places for plan in expand(sweep)])
     places = tune.PlacementGroupFactory([{"CPU": resources.cpus, "GPU": resources.gpus}, *workers])
     tune.Tuner(
         tune.with_resources(SweepTrial, places),

@@ -30,7 +30,7 @@ _ENTRY_BYTES = {b"stts": 8, b"ctts": 8, b"stsc": 12, b"stco": 4, b"co64": 8, b"s
 """Tables that say how many entries follow, and what each takes."""
 
 
-class UnfitVideo(ValueError):  # noqa: N818 - named for what is found
+class CorruptVideo(ValueError):  # noqa: N818 - named for what is found
     """A video that says of itself that it is none of those we take, in words for its sender."""
 
 
@@ -46,7 +46,7 @@ def open_video(
         max_header_bytes: of all besides the frames.
 
     Raises:
-        UnfitVideo: it has several video tracks, or none, or its header is larger, says that frames are, or says that
+        CorruptVideo: it has several video tracks, or none, or its header is larger, says that frames are, or says that
             there are more than a file of its size can hold.
         FFmpegError: it is damaged.
     """
@@ -55,10 +55,10 @@ def open_video(
     options = _DEMUXER | {"max_pixels": str(max_pixels)}
     with av.open(data, "r", format="mp4", options=options, metadata_errors="replace") as container:
         if len(container.streams.video) != 1:
-            raise UnfitVideo(f"it has {len(container.streams.video)} video tracks, one is needed")
+            raise CorruptVideo(f"it has {len(container.streams.video)} video tracks, one is needed")
         stream = container.streams.video[0]
         if stream.width * stream.height > max_pixels:
-            raise UnfitVideo(f"a frame has at most {max_pixels:,} pixels, it says {stream.width} x {stream.height}")
+            raise CorruptVideo(f"a frame has at most {max_pixels:,} pixels, it says {stream.width} x {stream.height}")
         yield container, stream
 
 
@@ -66,7 +66,7 @@ def _header(data: BinaryIO, max_bytes: int) -> bytes:
     """All of an MP4 besides its frames.
 
     Raises:
-        UnfitVideo: it is too much, or damaged.
+        CorruptVideo: it is too much, or damaged.
 
     Source: ISO/IEC 14496-12, section 4.2.
     """
@@ -83,14 +83,14 @@ def _header(data: BinaryIO, max_bytes: int) -> bytes:
             (length,) = struct.unpack_from(">Q", start, 8)
         length = min(length or size, size - at)
         if length < 8:
-            raise UnfitVideo("it is damaged")
+            raise CorruptVideo("it is damaged")
         num_kept = 16 if name == b"mdat" else length
         if len(header) + num_kept > max_bytes:
-            raise UnfitVideo(f"an MP4 has at most {max_bytes:,} bytes besides its frames")
+            raise CorruptVideo(f"an MP4 has at most {max_bytes:,} bytes besides its frames")
         data.seek(at)
         header += data.read(num_kept)
         at += length
-    raise UnfitVideo(f"an MP4 has at most {_MAX_BOXES:,} parts")
+    raise CorruptVideo(f"an MP4 has at most {_MAX_BOXES:,} parts")
 
 
 def _check_tables(header: bytes, file_bytes: int) -> None:
@@ -98,7 +98,7 @@ def _check_tables(header: bytes, file_bytes: int) -> None:
     million frames, and takes gigabytes for them.
 
     Raises:
-        UnfitVideo: the header speaks of more frames than the file can hold, or is damaged.
+        CorruptVideo: the header speaks of more frames than the file can hold, or is damaged.
 
     Source: ISO/IEC 14496-12, sections 8.6, 8.7 (tables) and 8.8.8 (track run).
     """
@@ -108,17 +108,17 @@ def _check_tables(header: bytes, file_bytes: int) -> None:
         name, begin, entry_bytes = table[0], table.end(), _ENTRY_BYTES.get(table[0], 0)
         count_at = begin + (8 if name in (b"stsz", b"stz2") else 4)
         if name == b"cmov":
-            raise UnfitVideo("its header is compressed")
+            raise CorruptVideo("its header is compressed")
         count = int.from_bytes(header[count_at : count_at + 4], "big")
         if count_at + 4 + count * entry_bytes > len(header):
-            raise UnfitVideo("it is damaged")
+            raise CorruptVideo("it is damaged")
         if name in (b"stts", b"ctts"):  # runs of equal times: so many frames, one time
             count = int(np.frombuffer(header, ">u4", 2 * count, count_at + 4)[::2].sum(dtype=np.uint64))
         num_samples += count
     try:
         check_claim(_SAMPLE_BYTES * num_samples, file_bytes)
     except ValueError as error:
-        raise UnfitVideo(f"{file_bytes:,} bytes cannot hold the frames that its header speaks of") from error
+        raise CorruptVideo(f"{file_bytes:,} bytes cannot hold the frames that its header speaks of") from error
 
 
 def upright(frame: av.VideoFrame) -> NDArray[np.uint8]:

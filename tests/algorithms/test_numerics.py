@@ -57,7 +57,7 @@ def build_sac(folder: Path) -> Any:
             reward=StepRewardConfig(source="preference", teacher="judge", model="state"),
             feedback=FeedbackConfig(first_step=20, every_steps=20, queries=4),
             reward_model=RewardModelConfig(max_epochs=2, min_updates=0, hold_out_every=0),
-            judge=JudgeConfig(picture_px=16),
+            judge=JudgeConfig(image_px=16),
             make_judge=the_judge,
         )
         .debugging(seed=0)

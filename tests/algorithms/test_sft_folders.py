@@ -49,7 +49,7 @@ def test_weights_of_another_policy_are_refused(tmp_path: Path):
 
 
 def test_what_was_taught_is_known_and_compared_by_hand(tmp_path: Path):
-    taught = sft_manifest_of("a", MiniGridConfig(shows_last=True), PolicyConfig(), ("left", "right"))
+    taught = sft_manifest_of("a", MiniGridConfig(prompt_last_action=True), PolicyConfig(), ("left", "right"))
     assert read_sft_manifest(tmp_path) is None
     check_sft_manifest(tmp_path, taught, pytest.fail)
     write_sft_manifest(tmp_path, taught)
@@ -59,7 +59,7 @@ def test_what_was_taught_is_known_and_compared_by_hand(tmp_path: Path):
         tmp_path, sft_manifest_of("b", MiniGridConfig(split="training"), PolicyConfig(), ("left",)), told.append
     )
     assert [line.partition("something else: ")[2] for line in told] == [
-        "its task was a, not b", "env.split was all, not training", "env.shows_last was True, not False",
+        "its task was a, not b", "env.split was all, not training", "env.prompt_last_action was True, not False",
     ]  # fmt: skip
     wanted = sft_manifest_of("a", MiniGridConfig(), PolicyConfig(acts="head", new_words=("x",)), ("left", "up"))
     with pytest.raises(UsageError, match="actions are not 'up'; it acts by text, not by head; policy.new_words were"):

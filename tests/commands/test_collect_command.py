@@ -90,13 +90,13 @@ def test_chunks_are_collected_and_shown(tmp_path: Path, capsys: pytest.CaptureFi
 @pytest.mark.slow
 def test_a_folder_has_one_set_of_settings_of_the_env(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["collect", "empty_random_5x5", "--episodes", "2", "--out", str(tmp_path / "d")]
-    assert main([*words, "--env.shows-last"]) == 0
-    assert main([*words, "--env.shows-last", "--seed", "1", "--wrong-actions", "0.2"]) == 0
+    assert main([*words, "--env.prompt-last-action"]) == 0
+    assert main([*words, "--env.prompt-last-action", "--seed", "1", "--wrong-actions", "0.2"]) == 0
     assert "now 4 with" in capsys.readouterr().out
     before = {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()}
     assert main(words) == 2
     told = box_words(capsys.readouterr().err)
-    assert "env.shows_last True, not False" in told and "--out" in told
+    assert "env.prompt_last_action True, not False" in told and "--out" in told
     assert before == {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()}
 
 
@@ -113,13 +113,15 @@ def test_demonstrations_and_policies_of_other_prompts_are_not_mixed(tmp_path: Pa
     source, out = str(tmp_path / "demos"), tmp_path / "out"
     assert run_word(["collect", "empty_random_5x5", "--episodes", "1", "--out", source]) == 0
     words = ["sft", "empty_random_5x5", "--from", source, "--out", str(out)]
-    with pytest.raises(UsageError, match="collected with env.shows_last False, not True"):
-        run_word([*words, "--env.shows-last"])
+    with pytest.raises(UsageError, match="collected with env.prompt_last_action False, not True"):
+        run_word([*words, "--env.prompt-last-action"])
     assert not out.exists()
     names = open_folder(tmp_path / "demos").action_names
     out.mkdir()
-    write_sft_manifest(out, sft_manifest_of("empty_random_5x5", MiniGridConfig(shows_last=True), PolicyConfig(), names))
-    with pytest.raises(UsageError, match="trained with other settings: .*env.shows_last was True, not False"):
+    write_sft_manifest(
+        out, sft_manifest_of("empty_random_5x5", MiniGridConfig(prompt_last_action=True), PolicyConfig(), names)
+    )
+    with pytest.raises(UsageError, match="trained with other settings: .*env.prompt_last_action was True, not False"):
         run_word(words)
 
 

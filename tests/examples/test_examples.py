@@ -103,7 +103,9 @@ def test_a_setting_of_its_own_is_an_option_like_any_other(capsys: pytest.Capture
     with pytest.raises(SystemExit, match="0"):
         parse_run(["catch_ball:TASK", "--help"], "rlvlm run")
     said = capsys.readouterr().out
-    assert "--env.wind FLOAT" in said and "--env.plays-on" not in said, "its own is among those that are shown"
+    assert "--env.wind FLOAT" in said and "--env.continue-after-success" not in said, (
+        "its own is among those that are shown"
+    )
     config = parse_run(["catch_ball:TASK", "--env.wind", "0.2"], "rlvlm run").config
     assert flat(config)["env.wind"] == 0.2 and make_env(config.task, config.env, 0).config.wind == 0.2
     wrong = {"--env.wnd 0.2": "--env.wind FLOAT", "--env.wind 2": r"env\.wind must be in \[-0.5, 0.5\], got 2"}

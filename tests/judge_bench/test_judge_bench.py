@@ -8,7 +8,7 @@ import pytest
 
 from rlvlm.core.errors import UsageError
 from rlvlm.core.judging import Clip, Label, Query, Score, Stamp, Status, Verdict
-from rlvlm.demonstrations.trajectory import RobotTrajectory, Torn
+from rlvlm.demonstrations.trajectory import CorruptEpisode, RobotTrajectory
 from rlvlm.envs.registry import task_env
 from rlvlm.judge_bench.asking import Answer, Reference
 from rlvlm.judge_bench.bench import Measured, measure, summarise
@@ -34,7 +34,7 @@ from rlvlm.testing import fooled
 
 SMALL = Suite(name="small", tasks=("push_block", "cartpole"), episodes=12, pairs=40, videos=6, controls=6, tracks=2)
 PX = 48
-CONFIG = JudgeConfig(picture_px=PX)
+CONFIG = JudgeConfig(image_px=PX)
 
 
 @pytest.fixture(scope="module")
@@ -345,7 +345,7 @@ def test_recorded_episodes_are_asked_about_as_played_ones_are(tmp_path):
             actions=np.zeros((30, 2), np.float32), proprio=np.zeros((30, 1), np.float32), look=look, **about
         )
 
-    films = [film("a", True), film("b", False), film("c", True), Torn(file=tmp_path, reason="torn")]
+    films = [film("a", True), film("b", False), film("c", True), CorruptEpisode(file=tmp_path, reason="torn")]
     made = recorded_items(SMALL, "mine", films, 4, 0)
     by_case = {item.case: item for item in made.items}
     assert {"pair", "success", "failure", "cut short", "reversed", "track"} <= by_case.keys()

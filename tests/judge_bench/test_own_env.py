@@ -38,7 +38,7 @@ def bench(task: str, out: Path, address: str, *words: str) -> dict:
         "m",
         "--judge.api.base-url",
         address,
-        "--judge.picture-px",
+        "--judge.image-px",
         "48",
     )
     run_word(["judge-bench", task, *judge, "--out", str(out), *words])

@@ -54,7 +54,7 @@ class Progress(Says):
 
 
 def tried(judge: Reference | Says, made: TaskItems, lines: list[str] | None = None) -> dict[str, Any]:
-    return preflight(judge, made, 2, 0, least_auc=0.75, log=([] if lines is None else lines).append)
+    return preflight(judge, made, 2, 0, min_auc=0.75, log=([] if lines is None else lines).append)
 
 
 def test_the_oracle_starts_and_its_figures_are_the_benchs(made: TaskItems) -> None:

@@ -32,7 +32,7 @@ def interrupted(images, goal):
 
 
 def bench(out: Path, *words: str) -> dict:
-    run_word(["judge-bench", TASK, "--pairs", "30", "--judge.picture-px", "32", "--out", str(out), *words])
+    run_word(["judge-bench", TASK, "--pairs", "30", "--judge.image-px", "32", "--out", str(out), *words])
     return json.loads((out / "bench.json").read_text())
 
 
@@ -71,7 +71,7 @@ def test_a_judge_of_ones_own_gets_a_row_a_page_and_its_answers(tmp_path, capsys)
 
 def test_what_was_answered_before_a_signal_is_kept(tmp_path, capsys):
     words = ["--judge.backend", "tests.judge_bench.test_report:interrupted"]
-    code = run_word(["judge-bench", TASK, "--judge.picture-px", "32", "--out", str(tmp_path), *words])
+    code = run_word(["judge-bench", TASK, "--judge.image-px", "32", "--out", str(tmp_path), *words])
     row = json.loads((tmp_path / "bench.json").read_text())
     assert code == EXIT_PREEMPTED and not row["bench"]["is_whole"]
     assert row["figures"]["cost"]["answers"] == 64 and "stopped before the end" in capsys.readouterr().out

@@ -115,7 +115,7 @@ def test_no_more_requests_are_under_way_than_allowed() -> None:
     server.script = [lambda call: replace(server.truth(call), delay_s=0.05)] * 12
     with server.running() as url:
         judge(url, {"concurrency": 3}).compare([query()] * 12)
-    assert 1 < server.most_at_once <= 3
+    assert 1 < server.max_at_once <= 3
 
 
 def test_what_a_server_does_not_take_is_left_out_or_named_otherwise_and_not_asked_for_again() -> None:

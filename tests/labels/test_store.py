@@ -20,7 +20,7 @@ from rlvlm.labels import store
 from rlvlm.labels.export import SCHEMA, export_parquet
 from rlvlm.labels.images import image_digest
 from rlvlm.labels.records import Origin, Question, Truth, answer_key, describe, from_record, to_record
-from rlvlm.labels.segments import DamagedLine, decode_line, encode_line
+from rlvlm.labels.segments import CorruptLine, decode_line, encode_line
 from rlvlm.labels.store import LabelStore, is_store, open_store
 from rlvlm.testing import FakeJudge
 
@@ -320,7 +320,7 @@ def test_marking_a_folder_that_another_is_marking(tmp_path):
 def test_a_line_worked_by_hand():
     assert encode_line({"a": 1}) == b'%08x {"a":1}\n' % zlib.crc32(b'{"a":1}') == b'561bacaf {"a":1}\n'
     assert decode_line(b'561bacaf {"a":1}') == {"a": 1}
-    with pytest.raises(DamagedLine):
+    with pytest.raises(CorruptLine):
         decode_line(b'561bacaf {"a":2}')
 
 

@@ -117,7 +117,7 @@ def pessimist(ratio, advantage, clip):
     return -plain if bare(plain) <= clipped else torch.tensor(-clipped, dtype=torch.float64)
 
 
-def rl4vlm_loss(turns, thought_weight, clip, value_clip, value_weight, largest_ratio):
+def rl4vlm_loss(turns, thought_weight, clip, value_clip, value_weight, max_ratio):
     """Turns of a minibatch: log_probs, old, action (bools), advantage, value, old_value, ret."""
     ratios = []
     for turn in turns:
@@ -125,7 +125,7 @@ def rl4vlm_loss(turns, thought_weight, clip, value_clip, value_weight, largest_r
         for now, old, is_action in zip(turn["log_probs"], turn["old"], turn["action"], strict=True):
             exponent = exponent + (1.0 if is_action else thought_weight) * (now - old)
         ratios.append(torch.exp(exponent))
-    too_large = any(bare(r) > largest_ratio for r in ratios)
+    too_large = any(bare(r) > max_ratio for r in ratios)
     total: Any = 0.0
     for turn, ratio in zip(turns, ratios, strict=True):
         if too_large:

@@ -154,5 +154,5 @@ def test_an_image_is_worth_the_same_in_any_company_and_after_a_restart() -> None
 
 
 def test_images_too_small_for_it_are_refused() -> None:
-    with pytest.raises(ValueError, match="needs reward_model.picture_px >= 64, got 32"):
-        StepsRun(task="tiny", reward=StepRewardConfig(model="resnet18"), reward_model=RewardModelConfig(picture_px=32))
+    with pytest.raises(ValueError, match="needs reward_model.image_px >= 64, got 32"):
+        StepsRun(task="tiny", reward=StepRewardConfig(model="resnet18"), reward_model=RewardModelConfig(image_px=32))

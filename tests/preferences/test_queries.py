@@ -101,7 +101,7 @@ def fitted(sees: str) -> tuple[RewardModel, Examples]:
     """A model after a hasty fit, and the twenty pairs of two steps that it was fitted to."""
     pictures = ImageInput(FrameStore(TinyEnv(), 16), partial(ImageNetwork, 16))
     inputs = pictures if sees == "image" else StateInput(4, 2)
-    model = RewardModel(inputs, RewardModelConfig(picture_px=16, max_epochs=2, min_updates=0), seed=0)
+    model = RewardModel(inputs, RewardModelConfig(image_px=16, max_epochs=2, min_updates=0), seed=0)
     known = Examples(num_sides=2)
     pairs = draw_pairs(tiny_episodes(4), 20, 2, np.random.default_rng(0))
     known.add(decided(pairs, truth(pairs), "equal"))

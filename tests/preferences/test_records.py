@@ -113,7 +113,7 @@ def test_every_image_is_recorded_once_with_its_truth_when_an_episode_has_shown_i
     for record in records:
         image = TinyEnv().draw(record.item.snapshots, 16)
         assert [record.score] == StubJudge().score([Clip(goal="push", frames=image)])
-        assert record.truth == record.item.progress and record.env_step == 40 and record.claim is None
+        assert record.truth == record.item.progress and record.env_step == 40 and record.success_threshold is None
         assert record.truth in [float(progress) for progress in one.progress]
     assert [record.index for record in records] == list(range(len(records)))
     log.add(one)

@@ -24,7 +24,7 @@ from rlvlm.rewards.source import Labelling
 from rlvlm.testing import TinyEnv
 
 FRAMES = FrameStore(TinyEnv(), 16)
-CONFIG = RewardModelConfig(picture_px=16)
+CONFIG = RewardModelConfig(image_px=16)
 EPISODES = tiny_episodes(12)
 
 
@@ -71,7 +71,7 @@ def test_the_ensemble_does_what_the_plain_oracle_does(sees: str, segment_steps: 
     examples = scores_of(telling_frames(10)) if is_scored else comparisons_of(telling_pairs(10, segment_steps))
     num = len(examples)
     config = RewardModelConfig(
-        picture_px=16, batch_size=4, max_epochs=1, min_updates=0, stop_accuracy=1.0, lr=3e-4, hold_out_every=0
+        image_px=16, batch_size=4, max_epochs=1, min_updates=0, stop_accuracy=1.0, lr=3e-4, hold_out_every=0
     )
     model = RewardModel(build_input(sees), config, 5, objective)
     start, rng = model.get_state(), torch.Generator()
@@ -115,11 +115,11 @@ def test_a_planted_preference_is_learned(sees: str) -> None:
 @pytest.mark.slow
 def test_a_fit_stops_early_once_it_is_right_and_in_any_case_after_its_updates() -> None:
     comparisons = comparisons_of(telling_pairs(40))
-    patient = RewardModelConfig(picture_px=16, stop_accuracy=0.9, max_epochs=200, max_updates=10_000)
+    patient = RewardModelConfig(image_px=16, stop_accuracy=0.9, max_epochs=200, max_updates=10_000)
     told = RewardModel(build_input("image"), patient, seed=0).fit(comparisons)
     assert told[metrics.REWARD_ACCURACY] > 0.9 and told[metrics.REWARD_EPOCHS] < 200
     hasty = RewardModelConfig(
-        picture_px=16, batch_size=8, stop_accuracy=1.0, min_updates=0, max_updates=6, hold_out_every=0
+        image_px=16, batch_size=8, stop_accuracy=1.0, min_updates=0, max_updates=6, hold_out_every=0
     )
     model = RewardModel(build_input("image"), hasty, seed=0)
     assert model.fit(comparisons)[metrics.REWARD_EPOCHS] == 2  # 40 train: 5 updates, then 1
@@ -133,7 +133,7 @@ def test_a_fit_goes_on_for_its_least_updates_although_it_is_right() -> None:
     steps = steps_of(*EPISODES)
     spreads = []
     for least in (0, 60):
-        config = RewardModelConfig(picture_px=16, stop_accuracy=0.6, min_updates=least)
+        config = RewardModelConfig(image_px=16, stop_accuracy=0.6, min_updates=least)
         model = RewardModel(build_input("image"), config, seed=0)
         model.fit(comparisons)
         assert model.get_state()["adam"]["0"]["step"] >= least
@@ -156,7 +156,7 @@ def test_rewards_count_only_where_they_tell_labels_they_were_not_trained_on() ->
     told = fooled.fit(coin)
     assert told[metrics.REWARD_IS_TRUSTED] == 0 and told[metrics.REWARD_PREDICTED] < 0.7 and not fooled.is_trusted
     assert fooled.ensemble.predict(steps).std() > 0
-    blind = RewardModel(build_input("image"), RewardModelConfig(picture_px=16, hold_out_every=0), seed=0)
+    blind = RewardModel(build_input("image"), RewardModelConfig(image_px=16, hold_out_every=0), seed=0)
     assert not blind.is_trusted
     assert blind.fit(coin)[metrics.REWARD_IS_TRUSTED] == 1 and blind.is_trusted
 
@@ -182,7 +182,7 @@ def test_every_answer_is_foretold_once_by_a_model_that_has_not_seen_it() -> None
 
 @pytest.mark.slow
 def test_a_judge_who_looks_at_places_alone_is_never_trusted() -> None:
-    model = RewardModel(build_input("image"), RewardModelConfig(picture_px=16), seed=0)
+    model = RewardModel(build_input("image"), RewardModelConfig(image_px=16), seed=0)
     comparisons = Examples(num_sides=2)
     for seed in range(4):
         pairs = telling_pairs(100, seed=seed)
@@ -193,7 +193,7 @@ def test_a_judge_who_looks_at_places_alone_is_never_trusted() -> None:
 
 @pytest.mark.slow
 def test_scores_are_learned_until_held_out_ones_are_met() -> None:
-    config = RewardModelConfig(picture_px=16, max_epochs=500, max_updates=2_000, stop_error=0.1)
+    config = RewardModelConfig(image_px=16, max_epochs=500, max_updates=2_000, stop_error=0.1)
     model = RewardModel(build_input("image"), config, 0, SCORE)
     told = model.fit(scores_of(telling_frames(100)))
     assert told[metrics.REWARD_HELD_OUT_ERROR] < 0.1 and told[metrics.REWARD_IS_TRUSTED] == 1
@@ -207,7 +207,7 @@ def test_scores_are_learned_until_held_out_ones_are_met() -> None:
 @pytest.mark.parametrize("say", [lambda rng: 0.3, lambda rng: rng.random()], ids=["always the same", "a die"])
 def test_scores_that_say_nothing_give_no_reward(say: Callable[[np.random.Generator], float]) -> None:
     frames, rng = telling_frames(100), np.random.default_rng(3)
-    model = RewardModel(build_input("image"), RewardModelConfig(picture_px=16), 0, SCORE)
+    model = RewardModel(build_input("image"), RewardModelConfig(image_px=16), 0, SCORE)
     examples = Examples(num_sides=1)
     examples.add(scored(frames, [score(say(rng)) for _ in frames]))
     assert model.fit(examples)[metrics.REWARD_IS_TRUSTED] == 0 and not model.is_trusted
@@ -235,7 +235,7 @@ def test_the_first_fit_alone_sets_the_scale_of_the_inputs() -> None:
 def test_ties_alone_can_be_fitted() -> None:
     comparisons = Examples(num_sides=2)
     comparisons.add(decided(telling_pairs(8), [verdict(Label.TIE)] * 8, "equal"))
-    short = RewardModelConfig(picture_px=16, max_epochs=2, min_updates=0)
+    short = RewardModelConfig(image_px=16, max_epochs=2, min_updates=0)
     told = RewardModel(build_input("image"), short, seed=0).fit(comparisons)
     assert told[metrics.REWARD_ACCURACY] == 0 and told[metrics.REWARD_LOSS] == pytest.approx(math.log(2), abs=1e-3)
 
@@ -243,7 +243,7 @@ def test_ties_alone_can_be_fitted() -> None:
 @pytest.mark.parametrize("sees", ["image", "state"])
 def test_a_restored_model_goes_on_bit_for_bit_without_touching_the_global_generator(sees: str) -> None:
     comparisons = comparisons_of(telling_pairs(20))
-    short = RewardModelConfig(picture_px=16, max_epochs=3, min_updates=0)
+    short = RewardModelConfig(image_px=16, max_epochs=3, min_updates=0)
     torch.manual_seed(1)
     one = RewardModel(build_input(sees), short, seed=0)
     one.fit(comparisons)
@@ -293,7 +293,7 @@ def test_an_image_is_read_once_per_fit(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_leading_rewards_end_where_too_many_images_differ() -> None:
     inputs = ImageInput(FRAMES, partial(ImageNetwork, 16), affordable_kinds=5)
-    short = RewardModelConfig(picture_px=16, hold_out_every=0, max_epochs=2, min_updates=0)
+    short = RewardModelConfig(image_px=16, hold_out_every=0, max_epochs=2, min_updates=0)
     model = RewardModel(inputs, short, seed=0)
     model.fit(comparisons_of(telling_pairs(8)))
     steps = steps_of(*EPISODES)

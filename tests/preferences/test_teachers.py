@@ -243,7 +243,7 @@ def test_teachers_of_one_seed_differ_by_their_weakness_alone() -> None:
 def test_a_session_of_the_loop_learns_from_it(name: str) -> None:
     weak = SimulatedTeacherConfig(mistake=0.2, beta=20.0, gamma=0.9, skip=0.05, equal=0.05)
     feedback = FeedbackConfig(first_step=10, every_steps=5, queries=40, segment_steps=2, simulated=weak)
-    fit = RewardModelConfig(picture_px=16, max_epochs=3, min_updates=0, hold_out_every=0)
+    fit = RewardModelConfig(image_px=16, max_epochs=3, min_updates=0, hold_out_every=0)
     reward = StepRewardConfig(model="state")
     loop = build_loop(TinyEnv(), build(name, feedback), feedback=feedback, reward_model=fit, reward=reward, seed=0)
     for episode in tiny_episodes(6):

@@ -59,10 +59,10 @@ class Ageless(PushBlock):
 
 
 class Hasty(PushBlock):
-    """Ends at success whatever `plays_on` says."""
+    """Ends at success whatever `continue_after_success` says."""
 
     def __init__(self, config, seed):
-        super().__init__(replace(config, plays_on=False), seed)
+        super().__init__(replace(config, continue_after_success=False), seed)
 
 
 class Silent(PushBlock):
@@ -198,7 +198,7 @@ def test_a_row_of_the_sheet_says_what_was_asked_where_that_differs() -> None:
         ("OTHER_GOAL", "goal phrase"),
         ("DEAF", "a reply that cannot be read does nothing"),
         ("AGELESS", "breaks the env contract"),
-        ("HASTY", "with env.plays_on an episode goes on after its success"),
+        ("HASTY", "with env.continue_after_success an episode goes on after its success"),
         ("SILENT", r"the info of step\(\) has no steps"),
         ("IDLE", r"the info of reset\(\) has no progress"),
         ("BLIND", "an env has at least one camera"),

@@ -90,7 +90,7 @@ def test_a_fifth_of_failures_called_successes_is_caught() -> None:
 
 def test_the_alarm_comes_when_false_positives_rise_with_the_score() -> None:
     """A policy that learns what fools the judge, long before the bound on false positives is reached."""
-    watch, rng = monitor(most_false_positives=0.9), np.random.default_rng(2)
+    watch, rng = monitor(max_false_positives=0.9), np.random.default_rng(2)
     for step in range(30):
         truths = rng.random(50) < 0.3
         claims = truths | (rng.random(50) < 0.02 + 0.02 * step)
@@ -99,7 +99,7 @@ def test_the_alarm_comes_when_false_positives_rise_with_the_score() -> None:
 
 
 def test_a_rise_of_false_positives_without_a_rise_of_the_score_gives_no_alarm() -> None:
-    watch, rng = monitor(most_false_positives=0.9), np.random.default_rng(2)
+    watch, rng = monitor(max_false_positives=0.9), np.random.default_rng(2)
     for step in range(30):
         truths = rng.random(50) < 0.6 - 0.02 * step
         claims = truths | (rng.random(50) < 0.02 + 0.005 * step)

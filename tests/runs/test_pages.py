@@ -127,7 +127,7 @@ def told(value: float | None, success: bool, step: int) -> ScoredItem:
     return ScoredItem(
         item=ScoringItem(goal="go <b>on</b>", snapshots=snapshots, action="+", is_success=success, progress=0.5),
         score=Score(status=Status.INVALID if value is None else Status.OK, value=value, stamp=STAMP, text="5 <i>"),
-        env_step=step, timestamp=0.0, truth=0.75, claim=0.875,
+        env_step=step, timestamp=0.0, truth=0.75, success_threshold=0.875,
     )  # fmt: skip
 
 
@@ -141,7 +141,7 @@ def test_outcomes_by_hand() -> None:
     assert [outcome_of(value, told(value, success, 0).item, 0.875) for value, success in cases] == [
         "true positive", "false positive", "false negative", "true negative",
     ]  # fmt: skip
-    undone = replace(told(0.5, True, 0).item, is_undone=True)
+    undone = replace(told(0.5, True, 0).item, success_lost=True)
     assert outcome_of(0.5, undone, 0.875) == "success, undone at the end"
     assert [nearness(value, 0.5) for value in (0.45, 0.9, 0.1)] == [
         "near the truth", "above the truth", "below the truth",

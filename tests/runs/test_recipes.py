@@ -57,7 +57,7 @@ def test_a_libero_task_names_the_pocket_judge_that_was_taught_it_mirrored() -> N
 @pytest.mark.parametrize("task", ["libero_10/0", "libero_object", "push_block"])
 def test_a_checkpoint_takes_nothing_that_was_tuned_for_the_pocket_vla(task: str) -> None:
     pocket, own = recipe(task), parse_run([task, "--policy.model", "a/b"], "run").config
-    assert (pocket.algo.draws, own.algo.draws, own.algo.final_lr, own.algo.warm_up) == ("chunk", "token", 1.0, 0)
+    assert (pocket.algo.draws, own.algo.draws, own.algo.min_lr_ratio, own.algo.warm_up) == ("chunk", "token", 1.0, 0)
     assert own.env == task_env(task) and (own.algo.temperature, own.algo.kl_target) == (1.6, None)
     assert parse_run([task, "--policy.model=a/b", "--algo.lr", "1e-5"], "run").config.algo.lr == 1e-5
     assert parse_run([task], "run").config == pocket

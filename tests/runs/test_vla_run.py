@@ -43,7 +43,7 @@ def test_an_evaluation_plays_the_policy_greedily_and_sampled(monkeypatch: pytest
         return make_env(task, env, seed)
 
     monkeypatch.setattr(build, "make_env", remembered)
-    of_training = replace(config.env, plays_on=True)
+    of_training = replace(config.env, continue_after_success=True)
     players = build.open_players(replace(config, env=of_training), Path())
     assert played_in == [config.env]
     others = dict(players.others)

@@ -47,7 +47,7 @@ def sac(device: torch.device, folder: Path, *, model: str, update: str = "by_han
             .rewards(
                 reward=StepRewardConfig(**settings),
                 feedback=FeedbackConfig(first_step=40, every_steps=20, queries=4, sampling="disagreement"),
-                reward_model=RewardModelConfig(picture_px=size_px, max_epochs=2, min_updates=0, hold_out_every=0),
+                reward_model=RewardModelConfig(image_px=size_px, max_epochs=2, min_updates=0, hold_out_every=0),
                 make_judge=functools.partial(FakeJudge),
             )
             .debugging(seed=0)

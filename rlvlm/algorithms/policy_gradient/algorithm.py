@@ -44,7 +44,7 @@ from rlvlm.algorithms.policy_gradient.critic import Critic
 from rlvlm.algorithms.policy_gradient.learner import TokenLearner
 from rlvlm.algorithms.policy_gradient.monitors import ReadableMonitor
 from rlvlm.algorithms.policy_gradient.player import policy_file
-from rlvlm.algorithms.policy_gradient.rewards import RewardLabeller, preflight, shown_frames
+from rlvlm.algorithms.policy_gradient.rewards import RewardLabeller, flip_if_configured, preflight
 from rlvlm.algorithms.policy_gradient.rollouts import ROLLOUTS
 from rlvlm.algorithms.policy_gradient.source import EpisodeSource
 from rlvlm.algorithms.runner_group import check_places
@@ -101,7 +101,7 @@ class PolicyGradient(BaseAlgorithm):
         else:
             self._learner.watch(self._viewer)
         self._stats = TrainingStats()
-        self._readable = ReadableMonitor(algo.most_unreadable)
+        self._readable = ReadableMonitor(algo.max_invalid_share)
         self._version, self._is_prepared, self._is_warned, self._update_s = 0, False, False, 0.0
         self._buckets: list[Bucket] = []
         estimator = find_estimator(algo.advantage.estimator)
@@ -336,7 +336,7 @@ class PolicyGradient(BaseAlgorithm):
     def draw_for_judge(self, snapshots: FloatArray, size_px: int) -> Frames:
         """The same as `draw`, as the judge is shown it."""
         frames = self.rollouts.draw(self._judge_viewer, snapshots, size_px)
-        return shown_frames(frames, self.config.reward)
+        return flip_if_configured(frames, self.config.reward)
 
     def draw_all(self, snapshots: FloatArray, size_px: int) -> Frames:
         """Images [N, cameras * H, W, 3] of `snapshots` [N, D]: what a VLA sees, the first camera on top."""

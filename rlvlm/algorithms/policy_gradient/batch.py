@@ -351,7 +351,7 @@ def mismatch_of(trainer: Tensor, engine: Tensor, counts: Tensor, cap: float) -> 
     log_ratio = trainer - engine
     return {
         metrics.ENGINE_KL: float(k3(engine, trainer).mean()),  # of the engine from the trainer: its tokens are its own
-        metrics.ENGINE_LARGEST_RATIO: float(log_ratio.abs().max().exp()),
+        metrics.ENGINE_MAX_RATIO: float(log_ratio.abs().max().exp()),
         metrics.ENGINE_TRUNCATED: float((counts >= cap).float().mean()),
     }
 

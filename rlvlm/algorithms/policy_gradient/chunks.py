@@ -60,7 +60,7 @@ class ChunkSampler:
             temperature=None if self.greedy else algo.temperature,
             generator=self.generator,
             noise_per=algo.draws if self.is_rollout else "token",
-            explored=self.policy.explored(self.env, algo.least_range),
+            explored=self.policy.explored(self.env, algo.min_range),
         )
         drawn = self.policy.sample(obs, sampling)
         check_chunks(drawn, len(obs), self.env, type(self.policy).__name__)

@@ -105,7 +105,7 @@ class LossConfig:
     """No answer counts more than this many times, >= 1."""
     dual_clip: float | None = None
     """At negative advantages the loss is at most dual_clip * |advantage|; > 1, or None for no such bound."""
-    largest_ratio: float = 10.0
+    max_ratio: float = 10.0
     """Of guarded: a minibatch with a ratio above this learns from the clipped term alone."""
     thought_weight: float = 0.5
     """Of the ratio weighted: weight of the thought's log-probability beside the action's, in [0, 1]."""
@@ -129,7 +129,7 @@ class LossConfig:
         if self.value_clip is not None and not self.value_clip > 0:
             raise ValueError(f"{section}.value_clip must be > 0 or None, got {self.value_clip}")
         check_shares(self, section, "thought_weight")
-        check_positive(self, section, "largest_ratio")
+        check_positive(self, section, "max_ratio")
         check_least(self, section, 1, "correction_cap")
         check_least(self, section, 0, "kl_weight", "entropy_weight", "value_weight")
 
@@ -168,14 +168,14 @@ class PolicyGradientConfig:
     the action, for all steps of a chunk, so that a chunk leans to one side as a whole and does not tremble. Each token
     has the same distribution in both, and the update takes them as if they were drawn one by one; evaluations always
     draw one for each token."""
-    least_range: float = 0.0
+    min_range: float = 0.0
     """Dimensions of a chunk's action of whose range demonstrations use less than this share, from the 1st to the 99th
     percentile, are not explored: their likeliest token is taken, in sampled evaluations too, and no update learns from
     it. What a script hardly turns decides nothing when it is turned at random, and adds noise to the gradient. 0: all
     are explored. Dimensions that are not scaled (grippers) always are."""
     max_reply_tokens: int = 48
     """A reply is cut after this many tokens."""
-    most_unreadable: float = 0.0
+    max_invalid_share: float = 0.0
     """Share in [0, 1] of a rollout's replies that nobody can read above which the run stops; 0 never stops."""
     reward_scale: float = 1.0
     """Factor on rewards before learning; figures shown are not scaled."""
@@ -195,7 +195,7 @@ class PolicyGradientConfig:
     """First step size of Adam, of the policy."""
     value_lr: float = 3e-3
     """The same of the critic's head."""
-    final_lr: float = 0.1
+    min_lr_ratio: float = 0.1
     """Share of the step sizes that is left at the run's last step, in (0, 1]: they fall along half a cosine, and
     `kl_target` with its square. An update is mostly noise where a whole episode has one bit to teach; shorter steps
     average over it."""
@@ -207,7 +207,7 @@ class PolicyGradientConfig:
     """Adam's."""
     max_grad_norm: float = 1.0
     """Longer gradients are cut to this norm."""
-    largest_kl: float = 0.2
+    max_kl: float = 0.2
     """Divergence from the rollout's policy, in nats per answer, after which an update takes no further step; 0 never
     ends it."""
     kl_target: float | None = None
@@ -216,7 +216,7 @@ class PolicyGradientConfig:
     step. With `staleness` the updates since the rollout are in it too, so each moves the policy by less. It is measured
     before each gradient step, so an update needs two at least. An update of fewer groups than `groups` is to move it by
     as much less. None: the step size stays."""
-    is_shrunk: bool = True
+    shrinkage: bool = True
     """Whether an update with a critic is taken back as far as it may be chance, see `losses.kept_share`. A reward that
     says nothing then leaves the policy as it is, instead of wearing it down."""
     value_warm_up: int = 0
@@ -237,7 +237,7 @@ class PolicyGradientConfig:
     evaluations wait until nothing is under way."""
     num_learners: int = 0
     """Processes that take each step together, with the gradient of one; 0: one, in the run's own process. Of the loss
-    guarded each judges by itself whether a ratio exceeds `largest_ratio`, as micro-batches do."""
+    guarded each judges by itself whether a ratio exceeds `max_ratio`, as micro-batches do."""
     shard: bool = False
     """Whether the learners of `num_learners` share out the policy's weights, gradients and Adam's averages (FSDP2), so
     that a policy fits that no single GPU holds. The gradient is the same; every pass gathers the weights anew."""
@@ -256,12 +256,12 @@ class PolicyGradientConfig:
         check_least(self, "algo", 1, *ones, "group_size")
         check_least(
             self, "algo", 0, "rollout_turns", "minibatches", "microbatch_turns", "microbatch_tokens", "warm_up",
-            "largest_kl", "value_warm_up", "env_runners", "num_learners", "gpus_per_learner", "staleness",
+            "max_kl", "value_warm_up", "env_runners", "num_learners", "gpus_per_learner", "staleness",
             "gpus_per_env_runner", "env_workers",
         )  # fmt: skip
-        check_shares(self, "algo", "final_lr", "most_unreadable", "least_range")
-        if not self.final_lr > 0:
-            raise ValueError(f"algo.final_lr must be in (0, 1], got {self.final_lr}")
+        check_shares(self, "algo", "min_lr_ratio", "max_invalid_share", "min_range")
+        if not self.min_lr_ratio > 0:
+            raise ValueError(f"algo.min_lr_ratio must be in (0, 1], got {self.min_lr_ratio}")
         for share, count in (("gpus_per_learner", "num_learners"), ("gpus_per_env_runner", "env_runners")):
             if getattr(self, share) and not getattr(self, count):
                 raise ValueError(f"algo.{share} has no effect without algo.{count}; set both or neither")
@@ -327,8 +327,8 @@ def with_preset(algo: PolicyGradientConfig, preset: str, **rollouts: Any) -> Pol
 def chunk_defaults(**changes: Any) -> PolicyGradientConfig:
     """GRPO as policies that act in chunks learn by it: `changes` are fields that differ."""
     about_bits: dict[str, Any] = {
-        "rollout_turns": 0, "epochs": 1, "minibatches": 4, "microbatch_turns": 0, "lr": 6e-4, "final_lr": 1.0,
-        "warm_up": 5, "betas": (0.9, 0.99), "adam_eps": 1e-8, "largest_kl": 0.0, "kl_target": 0.3,
+        "rollout_turns": 0, "epochs": 1, "minibatches": 4, "microbatch_turns": 0, "lr": 6e-4, "min_lr_ratio": 1.0,
+        "warm_up": 5, "betas": (0.9, 0.99), "adam_eps": 1e-8, "max_kl": 0.0, "kl_target": 0.3,
     }  # fmt: skip
     return replace(with_preset(PolicyGradientConfig(), "grpo", **about_bits), **changes)
 
@@ -337,7 +337,7 @@ def rl4vlm_parity() -> PolicyGradientConfig:
     """The flags of RL4VLM's scripts for NumberLine; what its engine made of them differs (docs/turn_envs.md)."""
     return PolicyGradientConfig(
         loss=LossConfig(policy="guarded", ratio="weighted", clip_low=0.1, clip_high=0.1, value_clip=0.1),
-        is_shrunk=False, num_envs=1, rollout_turns=512, epochs=4, minibatch_turns=128, microbatch_turns=1,
-        lr=1e-5, value_lr=1e-5, final_lr=1e-4, max_grad_norm=0.01, largest_kl=0.0, temperature=0.2,
+        shrinkage=False, num_envs=1, rollout_turns=512, epochs=4, minibatch_turns=128, microbatch_turns=1,
+        lr=1e-5, value_lr=1e-5, min_lr_ratio=1e-4, max_grad_norm=0.01, max_kl=0.0, temperature=0.2,
         max_reply_tokens=256, is_value_detached=False,
     )  # fmt: skip

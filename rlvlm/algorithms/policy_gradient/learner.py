@@ -124,7 +124,7 @@ class TokenLearner(ManualLearner):
         self._generator = torch.Generator().manual_seed(seed)
         self._order = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(4,)))
         self._has_critic = find_estimator(algo.advantage.estimator).has_critic and algo.advantage.values == "policy"
-        self.is_shrunk = algo.is_shrunk and self._has_critic
+        self.shrinkage = algo.shrinkage and self._has_critic
         self._value_warm_up = algo.value_warm_up if self._has_critic else 0
         self._latest: dict[str, float] = {}
         self._start_optimizer()
@@ -187,7 +187,7 @@ class TokenLearner(ManualLearner):
         algo, batch = self._algo, self.batches.make(episodes)
         # Adam's first steps are as large as its rate says, whatever the gradient: the rate rises over some updates
         warmth = min(1.0, (self.num_updates + 1) / (algo.warm_up + 1))
-        fall = algo.final_lr + (1 - algo.final_lr) * (1 + math.cos(math.pi * min(progress, 1.0))) / 2
+        fall = algo.min_lr_ratio + (1 - algo.min_lr_ratio) * (1 + math.cos(math.pi * min(progress, 1.0))) / 2
         share, target = 1.0, algo.kl_target
         if target is not None:
             share = min(1.0, len(episodes) / (algo.groups * algo.group_size))
@@ -196,7 +196,7 @@ class TokenLearner(ManualLearner):
         for group, lr in zip(self._optimizer.param_groups, (algo.lr, algo.value_lr), strict=False):
             group["lr"] = lr * self._lr_scale * warmth * fall * share**0.5
         # kept whole, since how much of the update stays is known only after its last step
-        before = [local(parameter.detach()).clone() for parameter in self._acting] if self.is_shrunk else []
+        before = [local(parameter.detach()).clone() for parameter in self._acting] if self.shrinkage else []
         gains = torch.zeros(int(batch.slots.max()) + 1, device=self.policy.device)  # of each env
         is_tested = torch.zeros_like(gains, dtype=torch.bool)  # an env that was tested may have gained exactly 0
         readings: list[dict[str, float]] = []
@@ -207,7 +207,7 @@ class TokenLearner(ManualLearner):
             if target is not None and divergence > 2 * target:
                 break  # before the step: the policy has gone far enough by the ones before
             self._optimizer.step()
-            if algo.largest_kl and divergence > algo.largest_kl:
+            if algo.max_kl and divergence > algo.max_kl:
                 break
         kept = self._shrink(before, all_reduce(gains)[is_tested])
         self.policy.forget_stale_images()
@@ -248,7 +248,7 @@ class TokenLearner(ManualLearner):
                 yield from ((rows, False) for rows in order.tensor_split(algo.minibatches) if len(rows))
             return
         size = algo.minibatch_turns
-        if self.is_shrunk:
+        if self.shrinkage:
             epochs -= 1
             # some envs at a time: their first minibatch tests what was learned from the other envs so far
             envs = batch.slots.unique()
@@ -407,7 +407,7 @@ class TokenLearner(ManualLearner):
         if not before or self.num_updates < self._value_warm_up:
             return 1.0
         # theta <- theta_before + kept (theta - theta_before)
-        kept = losses.kept_share(gains)
+        kept = losses.james_stein_share(gains)
         for parameter, old in zip(self._acting, before, strict=True):
             local(parameter).copy_(torch.lerp(old, local(parameter), kept))
         return kept

@@ -16,7 +16,7 @@ from rlvlm.core.episodes import Answer, Observations, TokenEpisode
 from rlvlm.core.errors import UsageError
 from rlvlm.core.plugins import find_registered
 
-_LARGEST_LOG_RATIO = 20.0
+_MAX_LOG_RATIO = 20.0
 """Above it exp() is of no use to anybody, and at 89 it is infinite in float32."""
 
 
@@ -210,7 +210,7 @@ def clipped(batch: MiniBatch, config: LossConfig) -> tuple[Tensor, Mapping[str, 
     arXiv:1912.09729 (dual clip).
     """
     # the larger loss of the two: a good token gains nothing more beyond 1 + high, a bad one nothing below 1 - low
-    ratio, advantages = batch.log_ratio(config).clamp(max=_LARGEST_LOG_RATIO).exp(), batch.advantage_rows
+    ratio, advantages = batch.log_ratio(config).clamp(max=_MAX_LOG_RATIO).exp(), batch.advantage_rows
     near = ratio.clamp(1 - config.clip_low, 1 + config.clip_high)
     loss = torch.maximum(-advantages * ratio, -advantages * near)
     if config.dual_clip is not None:
@@ -221,12 +221,12 @@ def clipped(batch: MiniBatch, config: LossConfig) -> tuple[Tensor, Mapping[str, 
 
 @policy_loss("guarded")
 def guarded(batch: MiniBatch, config: LossConfig) -> tuple[Tensor, Mapping[str, Tensor]]:
-    """`clipped`, of which only the clipped term is kept when any ratio exceeds `largest_ratio`.
+    """`clipped`, of which only the clipped term is kept when any ratio exceeds `max_ratio`.
 
     Source: what RL4VLM's code does with ratios above 10; the paper does not say so.
     """
-    ratio = batch.log_ratio(config).clamp(max=_LARGEST_LOG_RATIO).exp()
-    if bool((ratio > config.largest_ratio).any()):
+    ratio = batch.log_ratio(config).clamp(max=_MAX_LOG_RATIO).exp()
+    if bool((ratio > config.max_ratio).any()):
         return -ratio.clamp(1 - config.clip_low, 1 + config.clip_high) * batch.advantage_rows, {}
     return clipped(batch, config)
 
@@ -287,7 +287,7 @@ def truncated_importance(trainer: Tensor, engine: Tensor, is_token: Tensor, conf
     log_ratio = torch.where(is_token, trainer - engine, 0.0)
     if config.correction == "sequence":  # the product over an answer is its own importance weight
         log_ratio = log_ratio.sum(-1, keepdim=True).expand_as(log_ratio)
-    return torch.where(is_token, log_ratio.clamp(-_LARGEST_LOG_RATIO, math.log(config.correction_cap)).exp(), 1.0)
+    return torch.where(is_token, log_ratio.clamp(-_MAX_LOG_RATIO, math.log(config.correction_cap)).exp(), 1.0)
 
 
 def k3(log_probs: Tensor, reference: Tensor) -> Tensor:
@@ -295,7 +295,7 @@ def k3(log_probs: Tensor, reference: Tensor) -> Tensor:
 
     Source: Schulman 2020, "Approximating KL divergence", estimator k3. Unbiased where the tokens are the policy's own.
     """
-    log_ratio = (reference - log_probs).clamp(max=_LARGEST_LOG_RATIO)
+    log_ratio = (reference - log_probs).clamp(max=_MAX_LOG_RATIO)
     return log_ratio.exp() - 1 - log_ratio
 
 
@@ -323,11 +323,11 @@ def surrogate_gain(log_ratio: Tensor, advantages: Tensor, is_token: Tensor, clip
     Returns:
         [B] sum over tokens of (r - 1) A; 0 on average where the advantages are chance.
     """
-    change = log_ratio.clamp(max=_LARGEST_LOG_RATIO).exp().clamp(1 - clip, 1 + clip) - 1
+    change = log_ratio.clamp(max=_MAX_LOG_RATIO).exp().clamp(1 - clip, 1 + clip) - 1
     return (change * advantages * is_token).sum(-1)
 
 
-def kept_share(gains: Tensor) -> float:
+def james_stein_share(gains: Tensor) -> float:
     """Share in [0, 1] of an update that is more than chance, by what it brought to episodes it had not learned from.
 
     With mean m and standard error s of the `gains` it is 1 - (s / m)^2, and 0 where m <= s: the part of m^2 that the

@@ -175,7 +175,7 @@ def plan(size: ModelSize, policy: PolicyConfig | VLAConfig, algo: PolicyGradient
         in_common -= (base - _NF4_BYTES) * size.frozen_nf4
     own = size.learned / spread
     # the weights before an update that may be taken back; only updates with the policy's own critic are
-    copies = 4 * own * (algo.is_shrunk and algo.advantage.values == "policy")
+    copies = 4 * own * (algo.shrinkage and algo.advantage.values == "policy")
     if algo.loss.kl_weight:
         copies += 4 * own * (2 if algo.shard else 1)  # the start lies in main memory where it is no slice
     compute = 2 if algo.compute_dtype == "bfloat16" or is_coarse else 4

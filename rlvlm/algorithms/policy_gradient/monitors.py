@@ -27,11 +27,11 @@ class ReadableMonitor:
     """Looks at the share of each rollout's replies that cannot be read: almost nothing can be learned from those.
 
     Args:
-        most_unreadable: share above which the run stops; 0 never stops.
+        max_invalid_share: share above which the run stops; 0 never stops.
     """
 
-    def __init__(self, most_unreadable: float) -> None:
-        self._most = most_unreadable
+    def __init__(self, max_invalid_share: float) -> None:
+        self._most = max_invalid_share
         self._was_hopeless = False
 
     def check(self, measured: Mapping[str, float]) -> None:
@@ -43,7 +43,7 @@ class ReadableMonitor:
         share = measured[metrics.REPLY_INVALID]
         if self._most and share > self._most:
             raise PolicyCollapsed(
-                f"{share:.0%} of the replies of a rollout cannot be read; algo.most_unreadable is {self._most:g}",
+                f"{share:.0%} of the replies of a rollout cannot be read; algo.max_invalid_share is {self._most:g}",
                 "go on from an older checkpoint with a smaller --algo.lr, or a larger --algo.loss.kl-weight",
             )
         is_hopeless = share >= _HOPELESS
@@ -54,7 +54,7 @@ class ReadableMonitor:
             logger.warning(
                 "%.0f%% of the replies of a rollout, which are sampled, cannot be read (%.0f%% were cut at the token "
                 "limit): hardly anything can be learned from them. Try %s or a smaller --algo.temperature; "
-                "--algo.most-unreadable 0.5 stops such runs",
+                "--algo.max-invalid-share 0.5 stops such runs",
                 100 * share, 100 * cut, more,
             )  # fmt: skip
         self._was_hopeless = is_hopeless

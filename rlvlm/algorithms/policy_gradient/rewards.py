@@ -66,8 +66,8 @@ class RewardLabeller:
         self._records: list[ScoredItem] = []
         self._facts: dict[str, float] = {}
         self._threshold = None if config.threshold == "calibrated" else config.threshold
-        claim = _TURN_CLAIM if config.per == "turn" else self._threshold or _EPISODE_CLAIM
-        self.monitor = JudgeMonitor(config.monitor, config.monitor.claim or claim)
+        success_threshold = _TURN_CLAIM if config.per == "turn" else self._threshold or _EPISODE_CLAIM
+        self.monitor = JudgeMonitor(config.monitor, config.monitor.success_threshold or success_threshold)
 
     @property
     def asks(self) -> bool:
@@ -142,7 +142,7 @@ class RewardLabeller:
         assert self._scorer is not None, "there is somebody to be tried"
         config = self._config
         judge = RunScorer(self._scorer, config.num_frames)
-        figures = try_judge(judge, made, config.num_frames, seed, least_auc=config.monitor.least_auc, log=log)
+        figures = try_judge(judge, made, config.num_frames, seed, min_auc=config.monitor.min_auc, log=log)
         area, threshold = figures["auc"], figures["threshold"]
         log(
             f"AUC of success {area['value']:.2f} ({area['low']:.2f} to {area['high']:.2f}), best threshold "
@@ -151,8 +151,9 @@ class RewardLabeller:
         if config.threshold == "calibrated":
             self._threshold = threshold
         # of turns the threshold says whether one came nearer, and not whether it reached the goal
-        if config.per == "episode" and config.monitor.claim is None and self._threshold in (None, threshold):
-            self.monitor.claim = threshold
+        is_open = config.monitor.success_threshold is None and self._threshold in (None, threshold)
+        if config.per == "episode" and is_open:
+            self.monitor.success_threshold = threshold
         return {metrics.JUDGE_PREFLIGHT_AUC: area["value"], metrics.JUDGE_PREFLIGHT_THRESHOLD: threshold}
 
     def measure_noise(self, known: Sequence[ScoringItem], scorer: Scorer) -> float:
@@ -188,7 +189,7 @@ class RewardLabeller:
                 whole,
                 snapshots=spread(episode.snapshots[: moment + 1], self._config.num_frames),
                 is_success=episode.is_success and moment == steps,
-                is_undone=False,
+                success_lost=False,
             )
             for moment in moments
         ]
@@ -213,7 +214,7 @@ class RewardLabeller:
             "scorer": None if self._scorer is None else self._scorer.get_state(),
             "novelty": None if self._novelty is None else self._novelty.get_state(),
             "threshold": self._threshold,
-            "claim": self.monitor.claim,
+            "success_threshold": self.monitor.success_threshold,
             "facts": {name: value for name, value in self._facts.items() if name != metrics.REWARD_WAIT_S},
         }
 
@@ -225,7 +226,7 @@ class RewardLabeller:
         self._waiting.clear()
         self._records = []
         self.monitor.set_state(state["monitor"])
-        self._threshold, self.monitor.claim = state["threshold"], float(state["claim"])
+        self._threshold, self.monitor.success_threshold = state["threshold"], float(state["success_threshold"])
         self._facts = dict(state["facts"])
         if self._scorer is not None:
             self._scorer.set_state(state["scorer"])
@@ -243,7 +244,7 @@ class RewardLabeller:
             goal=self._goal or episode.goals[-1],
             snapshots=spread(episode.snapshots, self._config.num_frames),
             is_success=episode.is_success,
-            is_undone=episode.is_undone,
+            success_lost=episode.success_lost,
             progress=float(episode.progress[-1]),
         )
 
@@ -281,7 +282,8 @@ class RewardLabeller:
             record = ScoredItem(
                 item=item, score=score, env_step=env_step, timestamp=time.time(), group=episode.group,
                 env_return=float(episode.turn_rewards[t]) if per_turn else episode.env_return,
-                truth=_utility(item, float(episode.gains[t])) if per_turn else item.progress, claim=self.monitor.claim,
+                truth=_utility(item, float(episode.gains[t])) if per_turn else item.progress,
+                success_threshold=self.monitor.success_threshold,
             )  # fmt: skip
             self._records.append(record)
         return rewards
@@ -316,7 +318,7 @@ class RewardLabeller:
         means = np.where(known, table, 0.0).sum(0) / np.maximum(known.sum(0), 1)
         self._facts = {name: float(mean) for name, mean, is_used in zip(names, means, used, strict=True) if is_used}
         if self._scorer is not None:
-            kept = sum(map(len, known_episodes_of(episodes)))
+            kept = sum(map(len, drop_unlabelled(episodes)))
             left_out = 1 - kept / max(sum(map(len, episodes)), 1)
             self._facts |= {metrics.REWARD_LEFT_OUT: left_out, metrics.REWARD_WAIT_S: waited}
 
@@ -347,7 +349,7 @@ class RewardLabeller:
             if asked is None:
                 ended.append((0.0, truth))
             elif asked[1].value is not None:
-                ended.append((asked[1].value, None if one.is_undone else truth))
+                ended.append((asked[1].value, None if one.success_lost else truth))
         self.monitor.note([value for value, _ in ended], [truth for _, truth in ended])
 
     def _note_controls(self) -> None:
@@ -369,7 +371,7 @@ def _utility(item: ScoringItem, gain: float) -> float:
     return NEARER if gain > 0 else SAME if gain == 0 else AWAY
 
 
-def known_episodes_of(episodes: Sequence[TokenEpisode]) -> list[TokenEpisode]:
+def drop_unlabelled(episodes: Sequence[TokenEpisode]) -> list[TokenEpisode]:
     """Those without a turn of unknown reward; where episodes are compared, groups that have one are left out whole."""
     # an advantage within a group that lost an episode would be against the wrong mean
     unknown = {id(one) for one in episodes if np.isnan(one.rewards).any()}
@@ -469,6 +471,6 @@ def preflight(  # noqa: PLR0913 - all of them parts of a run
     return found
 
 
-def shown_frames(frames: Frames, reward: TurnRewardConfig) -> Frames:
+def flip_if_configured(frames: Frames, reward: TurnRewardConfig) -> Frames:
     """What a judge sees of `frames` [N, H, W, 3] that an env drew: these, or flipped left to right."""
     return np.ascontiguousarray(frames[:, :, ::-1]) if reward.flip_images else frames

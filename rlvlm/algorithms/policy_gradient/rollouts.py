@@ -231,7 +231,7 @@ class ChunkRollouts:
     def start(self, viewer: Any, learn: Learn, log: Callable[[str], None]) -> dict[str, float]:
         """The supervised start; figures by their names in `metrics`."""
         measured = start_chunks(self.config, self.policy, viewer, learn, log)
-        explored = self.policy.explored(viewer, self.config.algo.least_range)
+        explored = self.policy.explored(viewer, self.config.algo.min_range)
         if still := np.flatnonzero(~explored).tolist():
             named = ", ".join(map(str, still))
             log(f"dimensions {named} of the actions are not explored: demonstrations hardly use their range")

@@ -203,7 +203,7 @@ class ChunkSlot(TokenSlot):
             chunks=tuple(chunk.actions for chunk in self.answers),
             gains=(progress[1:] - progress[:-1]).astype(np.float32),
             goals=(self.goal,) * len(self.answers),
-            is_undone=was_solved and not self.infos[-1]["success_at_end"],
+            success_lost=was_solved and not self.infos[-1]["success_at_end"],
         )
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlvlm.algorithms.policy_gradient.config import AdvantageConfig, PolicyGradientConfig
-from rlvlm.algorithms.policy_gradient.rewards import RewardLabeller, known_episodes_of
+from rlvlm.algorithms.policy_gradient.rewards import RewardLabeller, drop_unlabelled
 from rlvlm.algorithms.training_stats import TrainingStats
 from rlvlm.core import metrics
 from rlvlm.core.episodes import TokenEpisode
@@ -147,7 +147,7 @@ class EpisodeSource:
         """Those that teach something; to a critic, all whose rewards are known. The figures are of all of them."""
         if not episodes:
             return []
-        known = known_episodes_of(episodes)
+        known = drop_unlabelled(episodes)
         if not self._is_compared or self._algo.rollout_turns:
             kept = known
         else:
@@ -163,7 +163,7 @@ class EpisodeSource:
                     metrics.TRAIN_EPISODE_RETURN: float(np.mean([one.env_return for one in over])),
                     metrics.TRAIN_EPISODE_SUCCESS: float(np.mean([one.is_success for one in over])),
                     metrics.TRAIN_SUCCESS_AT_END: float(
-                        np.mean([one.is_success and not one.is_undone for one in over])
+                        np.mean([one.is_success and not one.success_lost for one in over])
                     ),
                 }
             )

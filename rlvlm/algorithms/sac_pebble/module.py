@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from rlvlm.policies.squashed_gaussian import SquashedGaussian
 
-_SMALLEST_SHARE, _SMALLEST_SPREAD = 0.1, 0.01
+_MIN_SHARE, _MIN_SPREAD = 0.1, 0.01
 """What varies by less than this share of what varies most, or by less than this, is scaled as if it varied so much."""
 
 
@@ -21,7 +21,7 @@ def centre_and_spread(obs: Tensor) -> tuple[Tensor, Tensor]:
     alike, though a centimetre decides whether a thing is touched.
     """
     spread = obs.std(dim=0, correction=0)
-    return obs.mean(dim=0), spread.clamp_min(max(_SMALLEST_SHARE * float(spread.max()), _SMALLEST_SPREAD))
+    return obs.mean(dim=0), spread.clamp_min(max(_MIN_SHARE * float(spread.max()), _MIN_SPREAD))
 
 
 class TwinCritic(nn.Module):

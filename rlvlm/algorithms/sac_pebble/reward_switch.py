@@ -200,7 +200,7 @@ def build_switch(setup: RewardSetup, task: str, viewer: StepEnv, novelty_neighbo
                 "give it in step() (docs/tasks.md), or take --reward.teacher oracle, which compares true returns",
             )
         warn_once(f"{task} gives no info['progress']: a judge's answers are held against true returns instead")
-    frames = FrameStore(viewer, setup.judge.picture_px, capacity=256)
+    frames = FrameStore(viewer, setup.judge.image_px, capacity=256)
     goal = setup.goal or viewer.goal
     context = SourceContext(env=viewer, frames=frames, goal=goal, judge=judge, novelty_neighbour=novelty_neighbour)
     if not reward.is_learned:
@@ -247,7 +247,7 @@ def try_judge(setup: RewardSetup, task: str, env: EnvConfig, seed: int, log: Cal
     assert setup.make_judge is not None, "it has been checked"
     # what a run may be asked about later is not to be found in its label store already
     judge = without_memory(setup.make_judge())
-    made = known_items(compared_suite(task, count), env, setup.judge.picture_px, seed, per_turn=False, goal=setup.goal)
+    made = known_items(compared_suite(task, count), env, setup.judge.image_px, seed, per_turn=False, goal=setup.goal)
     try:
         if not made.items:
             log("the judge is not tried on known pairs: nobody knows how to play the task")

@@ -43,7 +43,7 @@ class Blackjack(TurnEnv):
     goal = GAMES["blackjack"][0]
     snapshot_size = 2 + 2 * _MAX_CARDS
     action_names = ("stand", "hit")
-    picture_px = (SIDE_PX, SIDE_PX)
+    image_px = (SIDE_PX, SIDE_PX)
     grain = 1  # snapshots hold whole numbers
 
     def __init__(self, config: CardsConfig, seed: int) -> None:

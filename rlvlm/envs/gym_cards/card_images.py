@@ -43,7 +43,7 @@ class CardImageEnv(gym.Env[Frames, int]):
         self.render_mode = render_mode
         self.action_names = self._env.action_names
         """What the indices mean."""
-        self.observation_space = gym.spaces.Box(0, 255, (*self._env.picture_px, 3), np.uint8)
+        self.observation_space = gym.spaces.Box(0, 255, (*self._env.image_px, 3), np.uint8)
         self.action_space = gym.spaces.Discrete(len(self.action_names))
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Frames, dict[str, Any]]:

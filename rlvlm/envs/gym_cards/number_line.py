@@ -40,7 +40,7 @@ class NumberLine(TurnEnv):
     snapshot_size = 2
     action_names = ("-", "+")
     num_starts = 30
-    picture_px = (SIDE_PX, SIDE_PX)
+    image_px = (SIDE_PX, SIDE_PX)
     grain = 1  # snapshots hold whole numbers
 
     def __init__(self, config: CardsConfig, seed: int) -> None:

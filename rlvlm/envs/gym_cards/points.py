@@ -41,7 +41,7 @@ class PointsGame(TurnEnv):
         seed: of the deals, until `reset` is given another.
     """
 
-    picture_px = (SIDE_PX, SIDE_PX)
+    image_px = (SIDE_PX, SIDE_PX)
     grain = 1  # snapshots hold whole numbers
     num_cards: ClassVar[int]
     target: ClassVar[int]

@@ -48,7 +48,7 @@ class LiberoEnvs(ChunkEnvs):
         self._scene = scene
         self._episode_steps, self._moved_m = config.episode_steps, config.moved
         self._step_s = FAST_STEP_S if config.physics == "fast" else EXACT_STEP_S
-        self._plays_on = config.plays_on
+        self._continue_after_success = config.continue_after_success
         self.states: list[NDArray[np.float64]] = []
         self.ages = np.empty(0, np.int64)
         self.progress = np.empty(0, np.float32)
@@ -96,7 +96,7 @@ class LiberoEnvs(ChunkEnvs):
                     rewards[place, index] = is_solved and not self.solved[row]
                     success[place] |= is_solved
                     self.solved[row] |= is_solved
-                    if is_cut[place] or (is_solved and not self._plays_on):
+                    if is_cut[place] or (is_solved and not self._continue_after_success):
                         break
                 success_at_end[place] = is_solved
                 self.states[row] = scene.save()
@@ -106,7 +106,7 @@ class LiberoEnvs(ChunkEnvs):
                 progress[place] = 1.0 if is_solved else scene.progress()
         self.ages[rows] += steps
         self.progress[rows] = progress
-        ended = success & (not self._plays_on)
+        ended = success & (not self._continue_after_success)
         return ChunkStep(
             obs=self._observed(trail[:, -1], proprio),
             snapshots=trail,

@@ -11,6 +11,6 @@ class MiniGridConfig(TurnEnvConfig):
 
     shows_text: bool = False
     """Whether the prompt states the mission, the direction and what is carried, which no image shows."""
-    shows_last: bool = False
+    prompt_last_action: bool = False
     """Whether the prompt states the last action, and whether it changed anything. A greedy policy that is not given it
     repeats forever what changes nothing."""

@@ -51,13 +51,13 @@ class MiniGridTurnEnv(TurnEnv):
         self._env, self._name = env, name
         self.rules, self.split = config.rules, config.split
         self._max_turns = config.episode_steps
-        self._shows_text, self._shows_last = config.shows_text, config.shows_last
+        self._shows_text, self._prompt_last_action = config.shows_text, config.prompt_last_action
         entry = family(name)
         self.goal, _, useful = entry
         self._has_mission = entry is OTHERS
         self._legal = tuple(self.action_names.index(word) for word in useful or self.action_names)
         self._wants_door = name.startswith("MiniGrid-Unlock-")
-        self.picture_px = (env.height * TILE_PX, env.width * TILE_PX)
+        self.image_px = (env.height * TILE_PX, env.width * TILE_PX)
         self.snapshot_size = env.width * env.height * 3 + 3
         self.has_expert = name not in WITHOUT_EXPERT
         self._is_still = "Dynamic" not in name
@@ -112,7 +112,7 @@ class MiniGridTurnEnv(TurnEnv):
             hand = f"the {thing.color} {thing.type}" if thing is not None else "nothing"
             facing = _DIRECTIONS[int(self._env.agent_dir)]
             stated = f" Mission: {self._env.mission}. It faces {facing} and carries {hand}."
-        if self._shows_last and self._last:
+        if self._prompt_last_action and self._last:
             stated += f" Your last action {self._last}."
         return (
             "You steer the red triangle in a grid of cells, seen from above; its tip points where it faces. "

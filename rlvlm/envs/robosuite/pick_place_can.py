@@ -130,7 +130,7 @@ class PickPlaceCan(TurnEnv):
         self._max_turns, self._ticks, self._shows_text = config.episode_steps, config.move_ticks, config.shows_text
         self._step_s = FAST_STEP_S if config.physics == "fast" else EXACT_STEP_S
         self._cameras = (CAMERA, SECOND_CAMERA) if config.second_view else (CAMERA,)
-        self.picture_px = (config.view_px, len(self._cameras) * config.view_px)
+        self.image_px = (config.view_px, len(self._cameras) * config.view_px)
         self.snapshot_size = scene.model.nq  # joint positions
         self._moves = dict(_MOVES)
         if config.rules == "legacy":
@@ -185,7 +185,7 @@ class PickPlaceCan(TurnEnv):
 
     def draw(self, snapshots: FloatArray) -> Frames:
         """Images [N, H, W, 3] of the camera at the wrist, the right way up, and of the second to its right."""
-        views = [self._scene.draw(snapshots, self.picture_px[0], camera) for camera in self._cameras]
+        views = [self._scene.draw(snapshots, self.image_px[0], camera) for camera in self._cameras]
         return np.concatenate(views, axis=2)
 
     def image_key(self, snapshots: FloatArray) -> NDArray[np.int64]:

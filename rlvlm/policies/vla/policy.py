@@ -22,7 +22,7 @@ from rlvlm.core.steps import FloatArray, Frames
 from rlvlm.envs.env import ChunkEnv
 from rlvlm.policies.protocol import Imitation, Prediction, SeenImages
 from rlvlm.policies.vla.config import VLAConfig
-from rlvlm.policies.weights import Shardable, fill, lent, trained
+from rlvlm.policies.weights import Shardable, load_weights, swap_weights, trainable_state
 from rlvlm.vlms.skeleton import device_of
 
 _IMAGE_BYTES = 256 * 2**20
@@ -227,7 +227,7 @@ class VLAPolicy(nn.Module):
 
     def trained_state(self) -> dict[str, Tensor]:
         """The weights that learn, by name: all of a pocket VLA, the adapter of a large one."""
-        return trained(self)
+        return trainable_state(self)
 
     def load_trained_state(self, state: Mapping[str, Any]) -> None:
         """Takes over what `trained_state` of an equal policy gave, as tensors or arrays.
@@ -235,11 +235,11 @@ class VLAPolicy(nn.Module):
         Raises:
             ValueError: they belong to another policy.
         """
-        fill(self.trained_state(), state)
+        load_weights(self.trained_state(), state)
 
     def with_weights(self, state: Mapping[str, Any]) -> AbstractContextManager[None]:
         """See `Policy`."""
-        return lent(self.trained_state(), state)
+        return swap_weights(self.trained_state(), state)
 
     def shardable(self) -> Shardable:
         """See `Policy`.

@@ -21,7 +21,7 @@ from rlvlm.policies.protocol import SHOWN_AT_ONCE, Imitation, Prediction, SeenIm
 from rlvlm.policies.vlm.backbone import Backbone, Padded, SeenImage, pad
 from rlvlm.policies.vlm.config import PolicyConfig
 from rlvlm.policies.vlm.imitation import Example, check_actions, examples_of, imitation_loss, lengths_of
-from rlvlm.policies.weights import Shardable, fill, lent, trained
+from rlvlm.policies.weights import Shardable, load_weights, swap_weights, trainable_state
 from rlvlm.vlms.blocks import recompute_blocks
 
 _NO_REPLY: IntArray = np.zeros(0, np.int64)
@@ -121,7 +121,7 @@ class VLMPolicy(nn.Module):
 
     def trained_state(self) -> dict[str, Tensor]:
         """Name and value of everything that learns, detached: what a checkpoint and a sync of weights carry."""
-        return trained(self)
+        return trainable_state(self)
 
     def load_trained_state(self, state: Mapping[str, Any]) -> None:
         """Takes over what `trained_state` of a policy of the same kind gave.
@@ -129,7 +129,7 @@ class VLMPolicy(nn.Module):
         Raises:
             ValueError: a name or a shape is not that of this policy.
         """
-        fill(self.trained_state(), state)
+        load_weights(self.trained_state(), state)
         # features of the weights before
         if self.config.train_vision:
             self.images.clear()
@@ -142,7 +142,7 @@ class VLMPolicy(nn.Module):
         Raises:
             ValueError: a name or a shape is not that of this policy.
         """
-        return lent(self.trained_state(), state)
+        return swap_weights(self.trained_state(), state)
 
     def shardable(self) -> Shardable:
         """See `Policy`."""

@@ -49,7 +49,7 @@ class VllmCore:
         config: names model, precision and seed.
         settings: of the engine itself.
         max_requests: computed at once; more of them wait.
-        max_pictures: in one request.
+        max_images: in one request.
         words: further ones of vLLM's `AsyncEngineArgs`.
 
     Raises:
@@ -179,7 +179,7 @@ class VllmEngine:
         config: names model, adapter, precision and seed.
         settings: of the engine itself.
         max_requests: chats computed at once.
-        max_pictures: in one chat.
+        max_images: in one chat.
 
     Raises:
         ModelUnavailable: vLLM is not installed here, or the weights are missing or cannot be loaded.

@@ -306,7 +306,7 @@ class WaveringJudge(FakeJudge):
 
 def test_a_judge_is_asked_twice_for_its_noise_though_its_answers_are_remembered(build: Build, tmp_path: Path) -> None:
     # which of two answers a control or an episode gets depends on how many were asked before: near the usual bound
-    scores = ChunkRewardConfig(source="judged", frame_px=16, num_frames=3, monitor=MonitorConfig(least_auc=0.5))
+    scores = ChunkRewardConfig(source="judged", frame_px=16, num_frames=3, monitor=MonitorConfig(min_auc=0.5))
     noisy = AdvantageConfig(estimator="grpo", scorer_noise="measured")
     algorithm = build(
         scores=scores, advantage=noisy, make_judge=lambda: CachedJudge(WaveringJudge(), LabelStore(tmp_path))
@@ -355,7 +355,7 @@ def test_a_judge_and_judged_scores_go_together() -> None:
 
 
 def test_ppo_learns_chunks_by_a_value_head_of_the_policys_own(build: Build, tmp_path: Path) -> None:
-    own = {"advantage": AdvantageConfig(gamma=0.99), "has_values": True, "is_shrunk": False}
+    own = {"advantage": AdvantageConfig(gamma=0.99), "has_values": True, "shrinkage": False}
     algorithm, other = build(**own), build(**own)
     algorithm.prepare(lambda line: None)
     before = {name: value.clone() for name, value in algorithm._policy.trained_state().items()}

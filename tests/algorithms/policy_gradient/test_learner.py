@@ -139,7 +139,7 @@ def test_dimensions_that_demonstrations_hardly_use_are_not_explored_and_teach_no
     )
     is_explored = np.tile([True, True, False, False, True, False, True], 8)
     assert still.share_used(-np.ones(7), np.ones(7)).tolist() == pytest.approx([1, 0.5, 0.1, 0.195, 0.205, 0.1, 1])
-    learner, runner = make(least_range=0.2)
+    learner, runner = make(min_range=0.2)
     update = sample(learner, runner, still)
     drawn = np.concatenate([episode.log_probs for episode in update])
     assert (drawn[:, is_explored] < 0).all() and (drawn[:, ~is_explored] == 0).all()
@@ -148,7 +148,7 @@ def test_dimensions_that_demonstrations_hardly_use_are_not_explored_and_teach_no
     learner.learn(update, 0.0)
     assert learner.report()[metrics.UPDATE_FIRST_RATIO] <= 1e-5
 
-    other, _ = make(least_range=0.2)  # whatever was taken in the other dimensions: the gradient is of what was drawn
+    other, _ = make(min_range=0.2)  # whatever was taken in the other dimensions: the gradient is of what was drawn
     taken = [
         tuple({"bins": np.where(is_explored, answer["bins"], 7).astype(np.int16)} for answer in one.answers)
         for one in update
@@ -203,11 +203,11 @@ def test_an_update_of_few_groups_moves_the_policy_less() -> None:
 def test_the_step_size_falls_over_the_run_and_what_it_aims_at_with_its_square() -> None:
     rates = []
     for progress in (0.0, 0.5, 1.0, 2.0):
-        learner, runner = make(lr=1e-4, final_lr=0.2)
+        learner, runner = make(lr=1e-4, min_lr_ratio=0.2)
         learner.learn(sample(learner, runner), progress)
         rates.append(learner.report()[metrics.UPDATE_LR])
     assert rates == pytest.approx([1e-4, 0.6e-4, 0.2e-4, 0.2e-4])
-    late, runner = make(lr=2e-3, final_lr=0.5, kl_target=4e-3)
+    late, runner = make(lr=2e-3, min_lr_ratio=0.5, kl_target=4e-3)
     small, _ = make(lr=1e-3, kl_target=1e-3)
     update = sample(late, runner)
     for _ in range(3):

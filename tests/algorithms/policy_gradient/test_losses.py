@@ -15,8 +15,8 @@ from rlvlm.algorithms.policy_gradient.losses import (
     POLICY_LOSSES,
     MiniBatch,
     PolicyLoss,
+    james_stein_share,
     k3,
-    kept_share,
     log_ratios,
     surrogate_gain,
     token_weights,
@@ -51,7 +51,7 @@ REPLIES = [
     LossConfig(),
     LossConfig(kl_weight=0.05, entropy_weight=0.02),
     LossConfig(policy="guarded", ratio="weighted", clip_low=0.1, clip_high=0.1, value_clip=0.1),
-    LossConfig(policy="guarded", ratio="weighted", thought_weight=0.2, largest_ratio=1.3, value_clip=0.1),
+    LossConfig(policy="guarded", ratio="weighted", thought_weight=0.2, max_ratio=1.3, value_clip=0.1),
 ]
 
 
@@ -93,7 +93,7 @@ def test_of_replies_loss_and_gradient_are_the_oracles(config: LossConfig, per_to
         )  # fmt: skip
     if config.ratio == "weighted":
         expected = oracle.rl4vlm_loss(
-            turns, config.thought_weight, config.clip_low, config.value_clip, config.value_weight, config.largest_ratio
+            turns, config.thought_weight, config.clip_low, config.value_clip, config.value_weight, config.max_ratio
         )
     else:
         expected = oracle.token_loss(turns, 0.2, config.value_weight, config.kl_weight, config.entropy_weight)
@@ -213,7 +213,7 @@ def test_a_gain_by_hand_in_which_no_token_decides_alone() -> None:
 )
 def test_what_is_kept_by_hand(gains: list[float], kept: float) -> None:
     # Gains 1 and 3: mean 2, standard error 1, so a quarter may be chance; one gain alone says nothing.
-    assert kept_share(torch.tensor(gains, dtype=torch.float32)) == pytest.approx(kept)
+    assert james_stein_share(torch.tensor(gains, dtype=torch.float32)) == pytest.approx(kept)
 
 
 def test_impossible_settings_are_refused() -> None:

@@ -30,7 +30,7 @@ FULL = PolicyConfig(model="x/y", learns="all", recompute=False)
 
 
 def test_a_small_model_by_hand() -> None:
-    one = plan(SIZE, FULL, PolicyGradientConfig(is_shrunk=False), on_gpu=True)
+    one = plan(SIZE, FULL, PolicyGradientConfig(shrinkage=False), on_gpu=True)
     assert (one.weights, one.gradients, one.adam, one.copies, one.passing) == (4_000, 4_000, 8_000, 0, 0)
     assert one.activations == 0 and one.total == 16_000
     several = plan(
@@ -47,7 +47,7 @@ def test_a_small_model_by_hand() -> None:
 
 @pytest.mark.parametrize("learns", ["all", "lora"])
 def test_weights_are_those_of_models_in_memory(tmp_path: Path, learns: Any) -> None:
-    algo = PolicyGradientConfig(is_shrunk=False)
+    algo = PolicyGradientConfig(shrinkage=False)
     save_tiny_vlm(tmp_path / "vlm", "qwen2_5_vl")
     config = PolicyConfig(model=str(tmp_path / "vlm"), learns=learns, device="cpu")
     vlm = load_policy(config).model

@@ -14,10 +14,10 @@ import pytest
 from rlvlm.algorithms.policy_gradient.config import AdvantageConfig
 from rlvlm.algorithms.policy_gradient.rewards import (
     RewardLabeller,
-    known_episodes_of,
+    drop_unlabelled,
+    flip_if_configured,
     preflight,
     scoring_item,
-    shown_frames,
 )
 from rlvlm.algorithms.policy_gradient.slots import EnvSlot
 from rlvlm.core import metrics
@@ -114,7 +114,7 @@ def labelled(labeller: RewardLabeller, played: Rows) -> list[list[float]]:
     rows, episodes = played
     for row in rows:
         labeller.show(row)
-    return [one.rewards.tolist() for one in known_episodes_of(labeller.label(episodes, 7))]
+    return [one.rewards.tolist() for one in drop_unlabelled(labeller.label(episodes, 7))]
 
 
 def test_the_envs_reward_is_left_as_it_is_and_success_comes_at_the_end() -> None:
@@ -253,12 +253,12 @@ def test_the_judge_sees_the_first_and_the_last_moment_and_the_instruction() -> N
     assert judge.seen[1].frames[:, 0, 0, 0].tolist() == [0, 1, 2]  # a short episode has no more moments
     assert judge.seen[0].goal == "push the red block onto the pad"
     frames = np.arange(12, dtype=np.uint8).reshape(1, 1, 4, 3)
-    assert shown_frames(frames, ChunkRewardConfig()) is frames
-    assert shown_frames(frames, ChunkRewardConfig(flip_images=True))[0, 0, :, 0].tolist() == [9, 6, 3, 0]
+    assert flip_if_configured(frames, ChunkRewardConfig()) is frames
+    assert flip_if_configured(frames, ChunkRewardConfig(flip_images=True))[0, 0, :, 0].tolist() == [9, 6, 3, 0]
 
 
 def test_a_judge_is_not_blamed_for_what_was_undone() -> None:
-    undone = [whole(steps, success=True, is_undone=True) for steps in (12, 11)]
+    undone = [whole(steps, success=True, success_lost=True) for steps in (12, 11)]
     labeller, _ = judged([0.1, 0.9, 0.9, 0.2])
     score(labeller, [*undone, whole(10, success=True), whole(9)])
     figures = labeller.report()
@@ -280,20 +280,22 @@ def test_a_threshold_makes_scores_binary_and_may_be_calibrated() -> None:
     assert found == pytest.approx({metrics.JUDGE_PREFLIGHT_AUC: 1.0, metrics.JUDGE_PREFLIGHT_THRESHOLD: 0.25})
     assert score(labeller, [whole(12), whole(11, success=True)]).tolist() == [0, 1]
     assert labeller.report()[metrics.JUDGE_FALSE_POSITIVES] == 0, "the monitor goes by it too"
-    assert [record.claim for record in labeller.drain_records()] == pytest.approx([0.25, 0.25])
+    assert [record.success_threshold for record in labeller.drain_records()] == pytest.approx([0.25, 0.25])
     resumed, _ = judged([0.24, 0.26], threshold="calibrated")
     resumed.set_state(labeller.get_state())
     assert score(resumed, [whole(12), whole(11)]).tolist() == [0, 1]
-    for settings, claim in (
-        ({}, 0.25), ({"threshold": 0.4}, 0.4), ({"monitor": MonitorConfig(controls=0, claim=0.1)}, 0.1),
-        ({"monitor": MonitorConfig(controls=0, claim=0.1), "threshold": "calibrated"}, 0.1),
+    for settings, success_threshold in (
+        ({}, 0.25), ({"threshold": 0.4}, 0.4), ({"monitor": MonitorConfig(controls=0, success_threshold=0.1)}, 0.1),
+        ({"monitor": MonitorConfig(controls=0, success_threshold=0.1), "threshold": "calibrated"}, 0.1),
     ):  # fmt: skip
         plain, _ = judged([*np.array([0.3, 0.4, 0.1, 0.2])[order], 0.24, 0.26], **settings)
         plain.preflight_on(made, 0, lambda line: None)
-        assert plain.monitor.claim == pytest.approx(claim), "a run that has no threshold is watched by the preflight's"
+        assert plain.monitor.success_threshold == pytest.approx(success_threshold), (
+            "a run that has no threshold is watched by the preflight's"
+        )
         again, _ = judged([], **settings)
         again.set_state(plain.get_state())
-        assert again.monitor.claim == plain.monitor.claim
+        assert again.monitor.success_threshold == plain.monitor.success_threshold
 
 
 def test_noise_is_how_far_scores_of_one_episode_lie_apart(tmp_path: Path) -> None:

@@ -93,9 +93,9 @@ def test_a_success_that_is_undone_is_one_and_is_none_at_the_end() -> None:
             return observed(self.states)
 
     seen = {}
-    for plays_on in (False, True):  # on the pad after one step, and pushed over it and away
-        (episode,) = play(Scripted(1.0), 3, many=Ready(16, plays_on))
-        seen[plays_on] = (episode.is_success, episode.is_undone, episode.num_steps)
+    for continue_after_success in (False, True):  # on the pad after one step, and pushed over it and away
+        (episode,) = play(Scripted(1.0), 3, many=Ready(16, continue_after_success))
+        seen[continue_after_success] = (episode.is_success, episode.success_lost, episode.num_steps)
     assert seen == {False: (True, False, 1), True: (True, True, 16)}
 
 
@@ -223,7 +223,7 @@ def test_a_player_samples_what_rollouts_explore() -> None:
     still = ActionScale(low=(-1.0, -1.0, -0.1, 0, 0, 0, 0), high=(1.0, 1.0, 0.1, 0, 0, 0, 1.0), scaled=SCALE.scaled)
     net = policy()
     net.scale = still
-    episodes = player(net, least_range=0.2).roll([1_000_000, 1_000_001], False)
+    episodes = player(net, min_range=0.2).roll([1_000_000, 1_000_001], False)
     log_probs = np.concatenate([np.stack(one.log_probs) for one in episodes]).reshape(-1, 7)
     assert ((log_probs == 0).all(axis=0)).tolist() == [False, False, True, True, True, True, False]
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from rlvlm.algorithms.policy_gradient.config import AdvantageConfig, chunk_defaults
-from rlvlm.algorithms.policy_gradient.rewards import RewardLabeller, known_episodes_of
+from rlvlm.algorithms.policy_gradient.rewards import RewardLabeller, drop_unlabelled
 from rlvlm.algorithms.policy_gradient.source import EpisodeSource, informative_groups, is_informative
 from rlvlm.algorithms.training_stats import TrainingStats
 from rlvlm.rewards.config import ChunkRewardConfig
@@ -24,9 +24,9 @@ def test_groups_are_found_by_their_number_and_kept_where_scores_differ() -> None
 
 def test_only_the_group_of_an_unscored_episode_is_left_out() -> None:
     episodes = [scored(np.nan, group=0), scored(1, group=0), scored(0.1, group=1), scored(0.8, group=1)]
-    assert known_episodes_of(episodes) == episodes[2:]
+    assert drop_unlabelled(episodes) == episodes[2:]
     alone = [scored(np.nan, group=0), scored(1, group=1)]
-    assert known_episodes_of(alone) == alone[1:], "nobody is compared with it"
+    assert drop_unlabelled(alone) == alone[1:], "nobody is compared with it"
 
 
 def test_a_group_of_failures_that_a_noisy_scorer_calls_different_is_dropped() -> None:

@@ -85,7 +85,7 @@ def test_a_round_with_every_estimator_and_loss(make: Any, algo: dict[str, Any], 
 @pytest.mark.parametrize("acts", ["text", "head"])
 def test_every_family_is_taught_and_learns_by_an_adapter_alone(make: Any, family: str, acts: str):
     algorithm = make(
-        {"is_shrunk": False} | ({} if acts == "head" else KL),
+        {"shrinkage": False} | ({} if acts == "head" else KL),
         {"learns": "lora", "lora_rank": 4, "acts": acts},
         ReplySFTConfig(turns=8, updates=2, batch_size=4),
         family=family,
@@ -230,7 +230,7 @@ def test_of_an_update_only_what_is_no_chance_is_kept(make: Any, pays: str, updat
 def test_the_reference_stays_where_ppo_started(make: Any, tmp_path: Path, policy: dict[str, Any]):
     """That is the policy after its supervised start, not the model that this began with."""
     sft = ReplySFTConfig(turns=8, updates=2, batch_size=4, lr=1e-2)
-    algorithm, resumed = (make(KL | {"is_shrunk": False}, policy, sft) for _ in range(2))
+    algorithm, resumed = (make(KL | {"shrinkage": False}, policy, sft) for _ in range(2))
     learner = algorithm._learner
     algorithm.prepare(lambda line: None)
     episodes, read = played(algorithm), learner.policy.log_probs
@@ -313,7 +313,7 @@ def test_what_another_engine_sampled_is_corrected_and_the_difference_reported(
     corrected.train()
     found = corrected.report()
     assert found[metrics.UPDATE_FIRST_RATIO] < 1e-4, "ratios begin at the trainer's"
-    assert found[metrics.ENGINE_KL] > 1e-4 and found[metrics.ENGINE_LARGEST_RATIO] > 1.1
+    assert found[metrics.ENGINE_KL] > 1e-4 and found[metrics.ENGINE_MAX_RATIO] > 1.1
     assert "off the trainer's" not in caplog.text
     same = make({"loss": LossConfig(correction="token")})
     same.train()

@@ -74,8 +74,8 @@ def build(local_ray):
                 reward=reward,
                 feedback=feedback or FeedbackConfig(first_step=100, every_steps=60, queries=10),
                 reward_model=reward_model
-                or RewardModelConfig(picture_px=32, max_epochs=3, min_updates=0, hold_out_every=0),
-                judge=JudgeConfig(picture_px=32),
+                or RewardModelConfig(image_px=32, max_epochs=3, min_updates=0, hold_out_every=0),
+                judge=JudgeConfig(image_px=32),
                 make_judge=functools.partial(FakeJudge),
             )
             .debugging(seed=seed)

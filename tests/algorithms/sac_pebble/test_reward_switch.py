@@ -14,7 +14,7 @@ from rlvlm.rewards.config import ExplorationConfig, StepRewardConfig
 from rlvlm.rewards.novelty import NoveltyReward
 from rlvlm.testing import FakeJudge, TinyEnv
 
-TESTED = RewardModelConfig(picture_px=16)
+TESTED = RewardModelConfig(image_px=16)
 OFTEN = FeedbackConfig(first_step=10, every_steps=10, queries=120)
 
 

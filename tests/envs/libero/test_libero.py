@@ -122,10 +122,10 @@ def test_things_touch_where_robosuite_says_so(env: LiberoEnv) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("plays_on", [False, True])
-def test_success_is_the_benchmarks(env: LiberoEnv, plays_on: bool) -> None:
+@pytest.mark.parametrize("continue_after_success", [False, True])
+def test_success_is_the_benchmarks(env: LiberoEnv, continue_after_success: bool) -> None:
     """The can is put into the basket by hand, falls, and lies there: the episode ends with reward 1, or plays on."""
-    env = make(plays_on=plays_on)
+    env = make(continue_after_success=continue_after_success)
     env.reset(options={"state_id": 3})
     scene = env._scene
     scene.load(env._one.states[0])
@@ -135,9 +135,15 @@ def test_success_is_the_benchmarks(env: LiberoEnv, plays_on: bool) -> None:
     env._one.states[0] = scene.save()
     still = np.array([[0, 0, 0, 0, 0, 0, OPEN]] * 8, np.float32)
     _, reward, terminated, truncated, info = env.step(still)
-    assert (reward, terminated, truncated, info["success"], info["progress"]) == (1.0, not plays_on, False, True, 1.0)
+    assert (reward, terminated, truncated, info["success"], info["progress"]) == (
+        1.0,
+        not continue_after_success,
+        False,
+        True,
+        1.0,
+    )
     assert sorted(info["env_rewards"].tolist()) == [0.0] * (info["steps"] - 1) + [1.0], "rewarded once"
-    if plays_on:
+    if continue_after_success:
         assert info["steps"] == 8
         _, reward, terminated, _, info = env.step(still)
         assert (reward, terminated, info["success"], info["success_at_end"]) == (0.0, False, True, True)

@@ -26,7 +26,7 @@ def made(task: str, seed: int = 0, **fields) -> MiniGridTurnEnv:
 def test_an_empty_room_worked_by_hand() -> None:
     """Six by six cells: the agent starts at 1,1 facing right, the goal is at 4,4: three steps, a turn, three steps."""
     env = made("minigrid/MiniGrid-Empty-6x6-v0")
-    assert env.snapshot()[-3:].tolist() == [1, 1, 0] and env.picture_px == (192, 192)
+    assert env.snapshot()[-3:].tolist() == [1, 1, 0] and env.image_px == (192, 192)
     played = []
     while not env.is_success():
         played.append(env.expert_action())
@@ -239,7 +239,7 @@ def test_only_useful_actions_are_legal_and_text_is_told_where_wanted() -> None:
 
 
 def test_the_last_action_and_whether_it_was_in_vain_is_told_where_wanted() -> None:
-    env, silent = made("doorkey_6x6", shows_last=True), made("doorkey_6x6")
+    env, silent = made("doorkey_6x6", prompt_last_action=True), made("doorkey_6x6")
     told = {}
     for reply in ("no idea", '{"action": "toggle"}', '{"action": "turn left"}'):
         turn, *_ = env.step(reply)

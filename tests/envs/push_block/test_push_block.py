@@ -10,8 +10,8 @@ from rlvlm.envs.env import SyncChunkEnvs
 from rlvlm.envs.push_block import PushBlock
 
 
-def make(episode_steps: int = 32, plays_on: bool = False) -> PushBlock:
-    return PushBlock(ChunkEnvConfig(episode_steps=episode_steps, plays_on=plays_on), seed=0)
+def make(episode_steps: int = 32, continue_after_success: bool = False) -> PushBlock:
+    return PushBlock(ChunkEnvConfig(episode_steps=episode_steps, continue_after_success=continue_after_success), seed=0)
 
 
 def test_a_push_by_hand() -> None:
@@ -30,7 +30,7 @@ def test_a_push_by_hand() -> None:
 def test_keeps_the_contract() -> None:
     check_chunk_env(make(), make())
     check_chunk_env(make(episode_steps=12), make(episode_steps=12))  # ends in the middle of a chunk
-    check_chunk_env(make(plays_on=True), make(plays_on=True))
+    check_chunk_env(make(continue_after_success=True), make(continue_after_success=True))
 
 
 def test_side_by_side_one_by_one_and_at_once_are_the_same() -> None:
@@ -61,9 +61,9 @@ def test_the_script_solves_held_out_states_and_reads_the_instruction() -> None:
     assert instructions == {f"push the {colour} block onto the pad" for colour in table.COLOUR_NAMES}
 
 
-def before_the_pad(plays_on: bool) -> PushBlock:
+def before_the_pad(continue_after_success: bool) -> PushBlock:
     """0.18 away from it, of which 0.1 is near enough and a step takes 0.09: on the pad after one step."""
-    one = make(episode_steps=20, plays_on=plays_on)
+    one = make(episode_steps=20, continue_after_success=continue_after_success)
     one.reset(options={"state_id": 3})
     state = one.get_state()
     state["state"] = np.array([0.2, 0.0, 0.42, 0.0, 0.0, 0.5, 0.6, 0.0, 0, 2], np.float32)
@@ -74,9 +74,9 @@ def before_the_pad(plays_on: bool) -> PushBlock:
 def test_an_episode_stops_at_success_in_the_middle_of_a_chunk_or_plays_on_and_is_rewarded_once() -> None:
     chunk = np.zeros((8, 7), np.float32)
     chunk[:, 0] = 1.0  # onto the pad, and where it plays on over it and away
-    _, reward, terminated, _, info = before_the_pad(plays_on=False).step(chunk)
+    _, reward, terminated, _, info = before_the_pad(continue_after_success=False).step(chunk)
     assert (info["steps"], reward, terminated, info["success"]) == (1, 1.0, True, True)
-    one = before_the_pad(plays_on=True)
+    one = before_the_pad(continue_after_success=True)
     _, reward, terminated, truncated, info = one.step(chunk)
     assert (info["steps"], reward, terminated, truncated) == (8, 1.0, False, False)
     assert info["success"] and info["env_rewards"].tolist() == [1.0] + [0.0] * 7 and info["progress"] < 1
@@ -86,10 +86,10 @@ def test_an_episode_stops_at_success_in_the_middle_of_a_chunk_or_plays_on_and_is
     assert (reward, terminated, truncated, info["success"]) == (0.0, False, False, False)
     _, reward, terminated, truncated, info = one.step(chunk)
     assert (info["steps"], reward, terminated, truncated) == (4, 0.0, False, True)
-    other = make(episode_steps=20, plays_on=True)
+    other = make(episode_steps=20, continue_after_success=True)
     other.set_state(half)
     assert other.step(chunk)[1] == 0.0, "it remembers that it was rewarded"
-    assert not ChunkEnvConfig(plays_on=True).for_evaluation().plays_on
+    assert not ChunkEnvConfig(continue_after_success=True).for_evaluation().continue_after_success
 
 
 def test_only_the_colours_tell_which_block_is_asked_for() -> None:
