@@ -91,7 +91,8 @@ def main(trial: Trial) -> None:
                 rates[count].append(steps / (time.monotonic() - began))
     for count, workers in pools.items():
         places = {
-            ray.get(one.__ray_call__.remote(lambda self: ray.get_runtime_context().get_node_id())) for one in workers
+            ray.get(worker.__ray_call__.remote(lambda self: ray.get_runtime_context().get_node_id()))
+            for worker in workers
         }
         rate = median(rates[count])
         row = {"task": trial.task, "workers": count, "nodes": len(places), "env_steps_per_s": round(rate, 1)}

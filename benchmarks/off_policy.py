@@ -129,7 +129,7 @@ def train(config: Config, seed: int, loss: dict[str, Any], algo: dict[str, Any],
             evaluation = algorithm.evaluate_policy(config.episodes)
             for engine in engines:
                 engine.is_exact = False
-            found, reached = evaluation.metrics, float(np.mean([one.is_success for one in evaluation.episodes]))
+            found, reached = evaluation.metrics, float(np.mean([episode.is_success for episode in evaluation.episodes]))
             sampled = found.get(metrics.EVAL_SAMPLED_STRICT_SUCCESS, found[metrics.EVAL_SAMPLED_SUCCESS])
             return found.get(metrics.EVAL_STRICT_SUCCESS, reached), sampled
 
@@ -159,7 +159,7 @@ def main(show: Callable[[str], None] = print) -> None:
         f"staleness {one}": ({}, {**once, "staleness": one}, {}) for one in config.staleness
     }
     engines = {f"noise {one:g}": {"noise": one} for one in config.noise}
-    engines |= {f"temperature {one:g}": {"temperature": one} for one in config.temperatures}
+    engines |= {f"temperature {temperature:g}": {"temperature": temperature} for temperature in config.temperatures}
     for name, other in engines.items():
         for correction in ("none", "token"):
             variants[f"{name}, correction {correction}"] = ({"correction": correction}, {}, other)

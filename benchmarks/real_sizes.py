@@ -186,14 +186,14 @@ def measured(config: Config, learner: TokenLearner, sample: Callable[[], list[To
         synchronise()
         ended = time.perf_counter()
         decisions = sum(map(len, episodes))
-        tokens = sum(len(one) for episode in episodes for one in episode.log_probs)
+        tokens = sum(len(prob) for episode in episodes for prob in episode.log_probs)
         rows.append((played - began, ended - played, decisions, tokens, acting, peak()))
         learner.policy.forget_stale_images()
     sampling, learning, decisions, tokens, acting, updating = np.array(rows[1:] or rows, float).mean(0)
     report = learner.report()
     return {
-        "parameters": sum(one.numel() for one in learner.policy.parameters()),
-        "trained": sum(one.numel() for one in learner.policy.parameters() if one.requires_grad),
+        "parameters": sum(param.numel() for param in learner.policy.parameters()),
+        "trained": sum(param.numel() for param in learner.policy.parameters() if param.requires_grad),
         "env_steps_per_rollout": sum(one.num_steps for one in episodes),
         "decisions_per_s": round(decisions / sampling, 2),
         "sampled_tokens_per_s": round(tokens / sampling, 1),

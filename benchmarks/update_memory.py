@@ -77,7 +77,7 @@ def bytes_per_token_and_layer(
 
 def saved_bytes(compute: Callable[[], Tensor], network: nn.Module | None = None) -> int:
     """Bytes that autograd keeps of `compute` for its backward pass; a storage counts once, `network`'s weights not."""
-    weights = set() if network is None else {one.untyped_storage().data_ptr() for one in network.parameters()}
+    weights = set() if network is None else {param.untyped_storage().data_ptr() for param in network.parameters()}
     storages: dict[int, Any] = {}
 
     def keep(tensor: Tensor) -> Tensor:

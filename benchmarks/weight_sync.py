@@ -156,7 +156,7 @@ def measured(config: Config, folder: str, learns: Literal["all", "lora"]) -> dic
             out_s = time.monotonic() - began
             algorithm._version += 1
             weights = algorithm._pack()
-            mib = sum(place.end - place.begin for one in weights.buckets for place in one.tensors) / 2**20
+            mib = sum(place.end - place.begin for bucket in weights.buckets for place in bucket.tensors) / 2**20
             served.use(weights)
             seconds = []
             for _ in range(2):

@@ -210,7 +210,7 @@ class PolicyDataset:
         """Freshly drawn replies to `num` moments."""
         rows = rng.integers(len(self._moments), size=num)
         moments = [self._moments[row] for row in rows]
-        turns = [(one.chat, self._replies.draw(one, self._envs[one.task], rng)) for one in moments]
+        turns = [(moment.chat, self._replies.draw(moment, self._envs[moment.task], rng)) for moment in moments]
         return {"replies": self._dialogues.build(turns, self._image_of_moment[rows][:, None])}
 
 

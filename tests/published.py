@@ -126,6 +126,8 @@ def _write_processor(folder: Path, family: str) -> None:
 def _stops(folder: Path) -> list[int]:
     """The end of a text, and the end of a turn where that is another token, as in Gemma 3."""
     tokenizer = json.loads((folder / "tokenizer_config.json").read_text())
-    added = {one["content"]: one["id"] for one in json.loads((folder / "tokenizer.json").read_text())["added_tokens"]}
+    added = {
+        token["content"]: token["id"] for token in json.loads((folder / "tokenizer.json").read_text())["added_tokens"]
+    }
     names = [tokenizer["eos_token"], "<|im_end|>"]
     return list(dict.fromkeys(added[name] for name in names if name in added))

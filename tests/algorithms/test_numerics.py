@@ -32,7 +32,7 @@ class OddJudge(FakeJudge):
     def compare(self, queries: Any) -> Any:
         verdicts = super().compare(queries)
         odd = None if self.odd is None else (self.odd, 0.0, 0.0)
-        return [dataclasses.replace(one, probabilities=odd) for one in verdicts]
+        return [dataclasses.replace(verdict, probabilities=odd) for verdict in verdicts]
 
     def score(self, clips: Any) -> Any:
         scores = super().score(clips)
@@ -123,7 +123,7 @@ def break_env(name: str, algorithm: Any, place: str, odd: float, patch: pytest.M
 def a_parameter(name: str, algorithm: Any) -> torch.nn.Parameter:
     if name == "sac_pebble":
         return next(algorithm._learner.networks.critic.parameters())
-    return next(one for one in algorithm._learner.policy.parameters() if one.requires_grad)
+    return next(param for param in algorithm._learner.policy.parameters() if param.requires_grad)
 
 
 def break_learner(name: str, algorithm: Any, place: str, odd: float, patch: pytest.MonkeyPatch) -> None:
@@ -176,7 +176,7 @@ def test_a_policy_that_is_not_finite_is_not_saved(trained: tuple[str, Any, Path]
     name, algorithm, folder = trained
     algorithm.load_checkpoint(str(folder / "good"))
     policy = algorithm._learner.networks.policy if name == "sac_pebble" else algorithm._learner.policy
-    parameter = next(one for one in policy.parameters() if one.requires_grad)
+    parameter = next(param for param in policy.parameters() if param.requires_grad)
     parameter.data[(0,) * parameter.ndim] = math.nan
     with pytest.raises(NumericsError, match="the policy is not saved"):
         algorithm.save_checkpoint(str(folder / "bad"))

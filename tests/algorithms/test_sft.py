@@ -168,7 +168,7 @@ def test_a_turn_that_counts_nothing_teaches_nothing_and_one_that_counts_twice_is
     weights = np.ones(total, np.float32)
     weights[len(episodes[0]) :] = 0
     policies = [tiny_policy(tmp_path / name) for name in ("plain", "none", "first", "twice")]
-    before = [one.clone() for one in policies[1].acting_parameters()]
+    before = [param.clone() for param in policies[1].acting_parameters()]
     counts = [None, np.zeros(total, np.float32), weights, 2 * np.ones(total, np.float32)]
     losses = [learn(policy, place, episodes, config, weights=own) for policy, own in zip(policies, counts, strict=True)]
     assert losses[1] == 0 and losses[2] < losses[0]

@@ -88,7 +88,7 @@ def test_the_sweeps_job_runs_goes_on_and_reports_in_one_folder_with_a_gpu_for_ea
     judges = shared_judges(expand(sweep), 1.0, Path("/runs/libero_rewards")).values()
     (group,) = file["rayClusterSpec"]["workerGroupSpecs"]
     limits = group["template"]["spec"]["containers"][0]["resources"]["limits"]
-    assert limits["nvidia.com/gpu"] * group["replicas"] >= sum(one.serve.num_gpus for one in judges) + 1
+    assert limits["nvidia.com/gpu"] * group["replicas"] >= sum(judge.serve.num_gpus for judge in judges) + 1
     mounts = {one["mountPath"] for one in group["template"]["spec"]["containers"][0]["volumeMounts"]}
     assert str(Path(sweep.settings["policy.model"]).parent) in mounts
 

@@ -545,7 +545,7 @@ def test_lerobots_data_sets_come_back_as_people_publish_them(tmp_path: Path) -> 
     named = [{"task_index": number, "__index_level_0__": task} for number, task in enumerate((GREEN, RED))]
     pq.write_table(pa.Table.from_pylist(named), tmp_path / "three/meta/tasks.parquet")
     folder, counts = take(tmp_path / "three", "lerobot", tmp_path / "d")
-    assert counts == {"added": 3} and [one.goal for one in folder.episodes()] == [GREEN, RED, GREEN]
+    assert counts == {"added": 3} and [episode.goal for episode in folder.episodes()] == [GREEN, RED, GREEN]
 
     write_lerobot(tmp_path / "two", "v2.1", shown, "image")
     rewrite(tmp_path / "two/meta/episodes.jsonl", lambda one: None, lines=True)

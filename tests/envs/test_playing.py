@@ -60,7 +60,7 @@ def test_slots_driven_as_one_hold_what_each_env_gives_by_itself() -> None:
         chunks = [alone[slot.start][3][len(slot.answers)] for slot in slots]
         empty: dict[str, Any] = {"log_probs": np.zeros(0, np.float32), "mask": np.zeros(0, bool)}
         of_none = empty | {"answer": {}, "steps": np.zeros(0, np.int64), "value": 0.0, "version": 0}
-        return [SampledChunk(actions=one, **of_none) for one in chunks]
+        return [SampledChunk(actions=chunk, **of_none) for chunk in chunks]
 
     lengths = set()
     for slot in play([Slot(env) for _ in range(8)], range(8), again, env.many()):

@@ -50,7 +50,7 @@ def test_a_judge_of_ones_own_gets_a_row_a_page_and_its_answers(tmp_path, capsys)
     assert "The worst answers to pairs" in page and "data:image/png;base64," in page and "<script" not in page
     answers = [json.loads(line) for line in (tmp_path / "dim" / "answers.jsonl").read_text().splitlines()]
     assert len(answers) == row["figures"]["cost"]["answers"]
-    assert {one["status"] for one in answers} <= {"ok", "no_preference"}
+    assert {answer["status"] for answer in answers} <= {"ok", "no_preference"}
     oracle = bench(tmp_path / "oracle", "--reference", "oracle")
     assert oracle["manifest"] == row["manifest"]  # the same questions, whoever is asked
     capsys.readouterr()

@@ -78,7 +78,7 @@ def test_a_model_that_does_not_answer_with_a_label_is_invalid():
 def test_a_written_score_has_its_own_scale(form, texts, values):
     scores = make_judge(ScriptedModel(texts), score=form, batch_size=8).score([CLIP] * len(texts))
     assert [score.value for score in scores] == values
-    assert [score.status for score in scores] == [Status.INVALID if one is None else Status.OK for one in values]
+    assert [score.status for score in scores] == [Status.INVALID if value is None else Status.OK for value in values]
     assert [score.text for score in scores] == texts
 
 

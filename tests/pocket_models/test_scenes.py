@@ -62,7 +62,7 @@ def test_scenes_must_be_whole_and_have_a_name_that_leads_somewhere(monkeypatch):
         with pytest.raises(ValueError, match="progress per image|frames must name"):
             replace(make_scenes(), **broken)
     monkeypatch.setitem(sys.modules, "own_scenes", sys.modules[__name__])
-    assert [len(one.images) for one in collect_scenes("own_scenes:own_scenes", "train", 7)] == [7]
+    assert [len(scene.images) for scene in collect_scenes("own_scenes:own_scenes", "train", 7)] == [7]
     for name in ("nowhere", "own_scenes:missing"):
         with pytest.raises(ValueError, match="no scenes"):
             next(collect_scenes(name, "train", 0))

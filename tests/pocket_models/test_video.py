@@ -37,7 +37,7 @@ def test_every_other_instruction_of_two_is_one_of_the_same_suite() -> None:
     data, rng = VideoDataset(shown), np.random.default_rng(0)
     asked = [data.draw_question(2, rng) for _ in range(2000)]
     firsts = [one for one in asked if one.images[0] < 2 * MOMENTS]
-    others = [one.goal for one in firsts if one.goal != shown.instructions[one.images[0] // MOMENTS]]
+    others = [first.goal for first in firsts if first.goal != shown.instructions[first.images[0] // MOMENTS]]
     in_suite = sum(goal in {SOUP, MILK} for goal in others) / len(others)
     assert 0.8 < in_suite < 0.94  # four fifths, and a third of the rest
 

@@ -32,10 +32,10 @@ def kept(content: Any) -> Any:
 def test_tensors_fill_buckets_in_their_order_by_hand() -> None:
     # bytes: 8, 4, 8, 32, 4; a bucket of 16 takes the first two, c; d is larger and has one of its own; e is left
     buckets = write_buckets(small_state(), kept, size=16)
-    found = [[(one.name, one.begin, one.end) for one in bucket.tensors] for bucket in buckets]
+    found = [[(tensor.name, tensor.begin, tensor.end) for tensor in bucket.tensors] for bucket in buckets]
     assert found == [[("a", 0, 8), ("b", 8, 12)], [("c", 0, 8)], [("d", 0, 32)], [("e", 0, 4)]]
     assert buckets[0].where.view(np.float32).tolist() == [1.0, 2.0, 3.0]
-    assert [one.dtype for one in buckets[1].tensors] == ["bfloat16"]
+    assert [tensor.dtype for tensor in buckets[1].tensors] == ["bfloat16"]
     assert len(write_buckets(small_state(), kept, size=1 << 20)) == 1
 
 

@@ -136,7 +136,7 @@ OF_SCORES = [{}, {"sampling": "disagreement"}, {"sampling": "k_center"}, {"ahead
     [
         ("preference", "image", OF_PAIRS),
         ("preference", "state", OF_PAIRS),
-        *(pytest.param("score", "image", {"queries": 20, **one}, marks=pytest.mark.slow) for one in OF_SCORES),
+        *(pytest.param("score", "image", {"queries": 20, **score}, marks=pytest.mark.slow) for score in OF_SCORES),
     ],
 )
 def test_a_restored_loop_goes_on_exactly(kind: str, source: str, sees: str, change: dict[str, Any]) -> None:

@@ -24,7 +24,10 @@ class Scripted(OracleTeacher):
 
     def answer(self, segments: Sequence[Segment]) -> list[Score]:
         self.asked += segments
-        return [self._answers.pop(0) if self._answers else super(Scripted, self).answer([one])[0] for one in segments]
+        return [
+            self._answers.pop(0) if self._answers else super(Scripted, self).answer([segment])[0]
+            for segment in segments
+        ]
 
 
 def loop_of(scorer: Teacher, seed: int = 0, num_episodes: int = 12, **feedback: Any) -> FeedbackLoop:

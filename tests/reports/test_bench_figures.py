@@ -84,7 +84,7 @@ def test_this_judge_is_marked_on_its_curve_and_its_worth_on_each_task():
     (reach,) = mark.lines[2]
     np.testing.assert_allclose(reach.get_segments()[0][:, 1], [ends[0], max(ends)])
     (axes,) = draw_worths(predictions).axes
-    assert [line.get_xdata()[0] for line in lines(axes)] == [100 * one.worth for one in predictions]
+    assert [line.get_xdata()[0] for line in lines(axes)] == [100 * prediction.worth for prediction in predictions]
     assert [label.get_text() for label in axes.get_yticklabels()] == ["push_block, scores", "cartpole, scores"]
     # where nothing was asked, or nothing is predicted, there is no image rather than an empty one
     row = {"figures": {"pairs": {}, "scores": {}}, "tasks": {}}

@@ -106,7 +106,7 @@ def test_a_run_finds_its_images_and_prices_in_its_store(folder, make_records, tm
     assert [truth.progress for truth in truths][:2] == [pytest.approx((0.9, 0.1)), pytest.approx((0.1, 0.9))]
     assert list(truths_of(make_records(100, 0))) == []  # answers that no store keeps
     (answers,) = read_sources([folder.path])
-    assert [one.cost_usd for one in answers.answers] == pytest.approx([0.002] * 6) and "liar" in answers.about
+    assert [answer.cost_usd for answer in answers.answers] == pytest.approx([0.002] * 6) and "liar" in answers.about
     np.testing.assert_array_equal(answers.store.image(answers.images[3][1]), frames[7][0])
 
 

@@ -29,8 +29,8 @@ class LastMoment:
 
     def score(self, items: Sequence[ScoringItem]) -> list[Score]:
         return [
-            Score(status=Status.OK, value=float(one.snapshots[-1, 0]) if one.goal == "go" else 0.0, stamp=STAMP)
-            for one in items
+            Score(status=Status.OK, value=float(item.snapshots[-1, 0]) if item.goal == "go" else 0.0, stamp=STAMP)
+            for item in items
         ]
 
 
@@ -135,7 +135,7 @@ def test_the_other_goal_is_anothers_where_there_is_one() -> None:
 
     class Noting(LastMoment):
         def score(self, items: Sequence[ScoringItem]) -> list[Score]:
-            asked.extend(one.goal for one in items)
+            asked.extend(item.goal for item in items)
             return super().score(items)
 
     scorer = Noting()

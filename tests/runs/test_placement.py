@@ -202,8 +202,8 @@ def test_a_run_goes_where_the_plan_says(cluster: Cluster, monkeypatch: pytest.Mo
             assert own.type == ("cuda" if float(expected) else "cpu"), words
             # Ray gives places away without the minutes that so many processes take to start
             bundles = [{"CPU": one.cpus, "GPU": one.gpus} for one in config.roles for _ in range(one.count)]
-            bundles = [{name: amount for name, amount in one.items() if amount} for one in bundles]
-            places = placement_group([one for one in bundles if one] or [{"CPU": 1.0}])
+            bundles = [{name: amount for name, amount in bundle.items() if amount} for bundle in bundles]
+            places = placement_group([bundle for bundle in bundles if bundle] or [{"CPU": 1.0}])
             assert places.wait(60), words
             if float(expected):
                 with pytest.raises(MachineError, match="Ray has given to others"):

@@ -61,7 +61,7 @@ def test_the_queries_so_far_end_at_all_of_them(filled: RunFolder) -> None:
     axes = Figure().subplots()
     draw_spent(axes, filled.queries.read(), last=4.0)
     assert axes.get_title() == "Queries asked so far, 12 in all"
-    corners = np.concatenate([path.vertices for one in axes.collections for path in one.get_paths()])
+    corners = np.concatenate([path.vertices for collection in axes.collections for path in collection.get_paths()])
     assert corners[:, 1].max() == 12 and corners[corners[:, 1] == 12, 0].max() == 4.0, "up to the end of the run"
 
 

@@ -39,7 +39,7 @@ def nodes(head_cpus: int, *others: dict[str, Any]) -> Iterator[tuple[Cluster, li
     head = {"num_cpus": head_cpus, "num_gpus": 0, "include_dashboard": False}
     cluster = Cluster(initialize_head=True, head_node_args=head)
     try:
-        found = [cluster.add_node(**one) for one in others]
+        found = [cluster.add_node(**other) for other in others]
         cluster.wait_for_nodes()
         ray.init(address=cluster.address, namespace="serve", log_to_driver=False, logging_level="error")
         yield cluster, found

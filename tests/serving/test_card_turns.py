@@ -33,6 +33,6 @@ def test_what_cannot_be_shared_is_refused_and_the_plan_books_no_card_for_it() ->
     with pytest.raises(UsageError, match="at most one replica for each learner"):
         override(recipe("number_line"), two | {"engine.num_replicas": 3})
     roles = override(recipe("number_line"), two).roles
-    (engines,) = [one for one in roles if one.name.startswith("the policy's replicas")]
+    (engines,) = [role for role in roles if role.name.startswith("the policy's replicas")]
     assert "on the learners' GPUs" in engines.name and engines.gpus == 0
-    assert sum(one.count * one.gpus for one in roles) == 2
+    assert sum(role.count * role.gpus for role in roles) == 2

@@ -327,7 +327,7 @@ def test_ppo_learns_the_same_whether_engines_sleep_while_learners_learn_or_have_
         algorithm.train()
         events = noted(algorithm.rollouts.engine, algorithm._learners)
         algorithm.train()
-        done = [one for one in events if one in ("sleep", "learn", "wake", "pack", "reply")]
+        done = [event for event in events if event in ("sleep", "learn", "wake", "pack", "reply")]
         first_reply, last_reply = done.index("reply"), len(done) - done[::-1].index("reply")
         assert done[:first_reply] == ["pack"] and set(done[first_reply:last_reply]) == {"reply"}
         assert done[last_reply:] == (["sleep", "learn", "wake"] if turns else ["learn"])

@@ -53,7 +53,7 @@ def test_every_worker_reads_every_bucket_and_there_are_never_more_than_two(
     weights, most, folder = packed(), [0], tmp_path / "version-1"
 
     def fetch(_: Weights, bucket: Bucket) -> Any:
-        most.append(sum(one.name.isdigit() for one in folder.iterdir()))
+        most.append(sum(file.name.isdigit() for file in folder.iterdir()))
         return bucket.where[0]
 
     monkeypatch.setattr(weights_module, "fetch", fetch)

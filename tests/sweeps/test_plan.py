@@ -230,8 +230,12 @@ def test_learners_have_the_place_that_rllib_asks_for() -> None:
     for gpus in (0.0, 1.0):
         run = override(recipe("number_line"), {"algo.num_learners": 2, "algo.gpus_per_learner": gpus})
         config = PolicyGradientAlgorithmConfig().learners(num_learners=2, num_gpus_per_learner=gpus)
-        asked = [{name: float(count) for name, count in one.items() if count} for one in _get_learner_bundles(config)]
+        asked = [
+            {name: float(count) for name, count in bundle.items() if count} for bundle in _get_learner_bundles(config)
+        ]
         assert list(run.worker_places) == asked
-        assert {one.name: one.gpus * one.count for one in run.roles if one.gpus} == ({"learners": 2.0} if gpus else {})
+        assert {role.name: role.gpus * role.count for role in run.roles if role.gpus} == (
+            {"learners": 2.0} if gpus else {}
+        )
     runners = override(recipe("push_block"), {"algo.env_runners": 3})
     assert runners.worker_places == ({"CPU": 1.0},) * 3

@@ -34,7 +34,7 @@ def test_a_skeleton_is_a_policy_but_for_its_weights(tiny_vlms: dict[str, Path], 
         return {name: (one.shape, one.dtype, one.requires_grad) for name, one in policy.named_parameters()}
 
     assert shapes(skeleton) == shapes(whole) and skeleton.device == whole.device
-    assert all(one.is_meta for one in skeleton.model.parameters())
+    assert all(param.is_meta for param in skeleton.model.parameters())
     own = dict(skeleton.named_buffers())
     for name, buffer in whole.named_buffers():
         torch.testing.assert_close(own[name], buffer, msg=name)

@@ -30,7 +30,7 @@ def test_every_parameter_moves_and_follows_the_schedule() -> None:
     steps = optimise("test", 4, optimizers, loss_of_step, schedule=lambda step, _: 0.5**step, metrics=metrics)
     assert list(steps) == [1, 2, 3, 4] and metrics["loss"] > 0
     assert all(not torch.equal(old, new) for old, new in zip(before, layer.parameters(), strict=True))
-    assert [group["lr"] for one in optimizers for group in one.param_groups] == [0.2 / 8, 0.1 / 8]
+    assert [group["lr"] for optimizer in optimizers for group in optimizer.param_groups] == [0.2 / 8, 0.1 / 8]
 
 
 def test_images_encoded_apart_give_the_models_own_logits() -> None:

@@ -26,7 +26,7 @@ def episode(
         "task": "push_block", "seed": group, "group": group, "slot": -1, "played_at": np.zeros(count, np.int64),
         "obs": obs, "snapshots": snapshots, "steps": np.array(steps),
         "answers": tuple({"bins": np.full(56, one, np.int16)} for one in (bins or (0,) * count)),
-        "runs": tuple(np.arange(56) < 7 * one for one in steps),
+        "runs": tuple(np.arange(56) < 7 * step for step in steps),
         "chunks": tuple(np.full((8, 7), one, np.float32) for one in (bins or (0,) * count)),
         "log_probs": (np.full(56, -1.0, np.float32),) * count, "masks": (np.ones(56, bool),) * count,
         "values": np.zeros(count, np.float32), "versions": np.zeros(count, np.int64),

@@ -380,7 +380,9 @@ def test_chunks_may_be_judged_one_by_one(build: Build) -> None:
     algorithm.train()
     episodes, records = algorithm._source.newest, algorithm.drain_records()
     assert len(records) == sum(map(len, episodes)) and all(len(one.item.snapshots) == 2 for one in records)
-    assert [one.score.value for one in records] == pytest.approx(np.concatenate([one.rewards for one in episodes]))
+    assert [one.score.value for one in records] == pytest.approx(
+        np.concatenate([episode.rewards for episode in episodes])
+    )
 
 
 @pytest.mark.slow

@@ -224,7 +224,7 @@ def test_a_player_samples_what_rollouts_explore() -> None:
     net = policy()
     net.scale = still
     episodes = player(net, min_range=0.2).roll([1_000_000, 1_000_001], False)
-    log_probs = np.concatenate([np.stack(one.log_probs) for one in episodes]).reshape(-1, 7)
+    log_probs = np.concatenate([np.stack(episode.log_probs) for episode in episodes]).reshape(-1, 7)
     assert ((log_probs == 0).all(axis=0)).tolist() == [False, False, True, True, True, True, False]
 
 

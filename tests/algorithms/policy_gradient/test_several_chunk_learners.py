@@ -51,7 +51,7 @@ def update_of(algorithm: PolicyGradient, seed: int) -> list[TokenEpisode]:
 
 def paid(episodes: list[TokenEpisode], seed: int) -> list[TokenEpisode]:
     rng = np.random.default_rng(seed)
-    return [replace(one, rewards=rng.normal(size=len(one)).astype(np.float32)) for one in episodes]
+    return [replace(episode, rewards=rng.normal(size=len(episode)).astype(np.float32)) for episode in episodes]
 
 
 def test_runners_play_side_by_side_and_one_that_is_lost_comes_back(make: Any, tmp_path: Path) -> None:

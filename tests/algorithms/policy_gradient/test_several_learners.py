@@ -76,7 +76,7 @@ def test_learners_that_share_out_the_weights_play_save_and_go_on(make: Any, tmp_
     assert sum(sizes) == whole and max(sizes) < 0.6 * whole
     buckets, nothing = first._learners.call_all("put_weights", 1 << 16)
     assert nothing == [] and len(buckets) > 2, "weights travel once, however many learners there are"
-    weights = {name: value for one in buckets for name, value in read_bucket(one, fetch_bucket(one))}
+    weights = {name: value for bucket in buckets for name, value in read_bucket(bucket, fetch_bucket(bucket))}
     for name, value in first._policy.trained_state().items():
         assert torch.equal(value.cpu(), weights[name]), name
     first.save_checkpoint(str(tmp_path / "saved"))

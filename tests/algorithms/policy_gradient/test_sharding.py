@@ -96,7 +96,7 @@ def begun(config: Any, runner: Any, policy: Any) -> TokenLearner:
 
 def paid(episodes: list[Any]) -> list[Any]:
     rng = np.random.default_rng(0)
-    return [replace(one, rewards=rng.normal(size=len(one)).astype(np.float32)) for one in episodes]
+    return [replace(episode, rewards=rng.normal(size=len(episode)).astype(np.float32)) for episode in episodes]
 
 
 def updated(make: Any, *arguments: Any) -> dict[str, Any]:
@@ -185,9 +185,11 @@ def load(folder: str, learns: str, algo: dict[str, Any]) -> dict[str, float]:
     weights = [*learner.policy.parameters()]
     return {
         "most": max(readings) - before,
-        "held": sum(local(one).nbytes for one in weights),
-        "layer": max(sum(one.numel() * 4 for one in block.parameters()) for block in blocks_of(learner.policy.model)),
-        "model": float(sum(local(one.detach()).double().sum() for one in learner.policy.model.parameters())),
+        "held": sum(local(weight).nbytes for weight in weights),
+        "layer": max(
+            sum(param.numel() * 4 for param in block.parameters()) for block in blocks_of(learner.policy.model)
+        ),
+        "model": float(sum(local(param.detach()).double().sum() for param in learner.policy.model.parameters())),
     }
 
 
@@ -210,7 +212,7 @@ def test_a_learner_loads_its_share_and_no_more(tmp_path: Path, learns: str) -> N
     network = AutoModelForImageTextToText.from_config(config)
     network.save_pretrained(folder, max_shard_size="40MB")
     (folder / "model.safetensors").unlink()
-    whole = sum(one.nbytes for one in network.parameters())
+    whole = sum(param.nbytes for param in network.parameters())
     assert whole > 100e6
     algo: dict[str, Any] = {"num_learners": 2, "shard": True}
     policy = PolicyConfig(model=str(folder), learns=learns, device="cpu")  # pyright: ignore[reportArgumentType]

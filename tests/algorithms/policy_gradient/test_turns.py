@@ -158,7 +158,7 @@ def test_the_value_of_a_state_that_was_cut_off_is_the_critics(make: Any):
     algorithm = make(rollout_turns=40, num_envs=4)  # 10 turns an env: random replies meet the time limit
     torch.nn.init.constant_(algorithm._learner.policy.value_head[-1].bias, 3.0)
     episodes = played(algorithm)
-    assert all(one.is_over and not one.terminated and len(one) == 10 for one in episodes)
+    assert all(episode.is_over and not episode.terminated and len(episode) == 10 for episode in episodes)
     batches, seen = algorithm._learner.batches, []
     inner = batches._trajectories
     batches._trajectories = lambda *arguments: seen.append(inner(*arguments)) or seen[-1]
@@ -168,9 +168,9 @@ def test_the_value_of_a_state_that_was_cut_off_is_the_critics(make: Any):
 
 def test_groups_start_alike_and_others_do_not(make: Any):
     episodes = played(make(grouped("grpo")))
-    starts = [one.obs.images[0] for one in episodes]
+    starts = [episode.obs.images[0] for episode in episodes]
     assert starts[0] == starts[1] and starts[2] == starts[3] and len(episodes) == 4
-    assert [one.group for one in episodes] == [0, 0, 1, 1] and all(one.is_over for one in episodes)
+    assert [episode.group for episode in episodes] == [0, 0, 1, 1] and all(episode.is_over for episode in episodes)
 
 
 def test_pieces_of_episodes_join_without_a_gap(make: Any):
@@ -187,7 +187,7 @@ def test_evaluations_repeat_and_leave_training_alone(make: Any):
     watched, alone = make(), make()
     first, second = (watched.evaluate_policy(3) for _ in range(2))
     assert first.metrics == second.metrics
-    assert [one.captions for one in first.episodes] == [one.captions for one in second.episodes]
+    assert [episode.captions for episode in first.episodes] == [episode.captions for episode in second.episodes]
     watched.train()
     alone.train()
     assert_equal_weights(weights(watched), weights(alone))
@@ -212,7 +212,7 @@ def test_of_an_update_only_what_is_no_chance_is_kept(make: Any, pays: str, updat
     learner, die, kept = algorithm._learner, np.random.default_rng(0), []
 
     def reward(episode: Any) -> np.ndarray:
-        paid = [one["ids"][0] == 1 if pays == "an action" else die.random() for one in episode.answers]
+        paid = [answer["ids"][0] == 1 if pays == "an action" else die.random() for answer in episode.answers]
         return np.array(paid, np.float32)
 
     for _ in range(updates):
@@ -267,7 +267,7 @@ def test_turns_that_are_alike_are_read_once_and_valued_alike(make: Any):
     algorithm = make(BI_LEVEL | KL)
     algorithm.prepare(lambda line: None)
     batches, episodes = algorithm._learner.batches, played(algorithm)
-    twins = [dataclasses.replace(one, slot=one.slot + 4) for one in episodes]
+    twins = [dataclasses.replace(episode, slot=episode.slot + 4) for episode in episodes]
     read: list[int] = []
     inner = batches._log_probs
     batches._log_probs = lambda obs, tokens: read.append(len(tokens)) or inner(obs, tokens)

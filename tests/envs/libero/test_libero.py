@@ -276,7 +276,9 @@ def test_the_benchmarks_look_is_that_of_its_own_renderer(tmp_path: Path) -> None
     for look in ("auto", "light"):
         env = LiberoEnv(LiberoConfig(look=look), 0, suite, str(number))
         env._scene.model.body_pos[:], env._scene.model.body_quat[:] = theirs["body_pos"], theirs["body_quat"]
-        ours = np.concatenate([env.draw(theirs["qpos"][None].astype(np.float32), 256, one) for one in env.cameras])
+        ours = np.concatenate(
+            [env.draw(theirs["qpos"][None].astype(np.float32), 256, camera) for camera in env.cameras]
+        )
         turned = theirs["images"][:, ::-1, ::-1].astype(int)  # OpenGL's lowest row is their first
         apart[look] = np.abs(ours - turned).mean(axis=(1, 2, 3)).max()
         env.close()

@@ -62,13 +62,13 @@ def test_threads_take_turns_with_one_painter() -> None:
     model = mujoco.MjModel.from_xml_string(SCENE)
     renderer = Renderer(model, ABOVE, np.zeros(model.ngeom, bool), ("stand",))
     snapshots = [np.array([[place, 0.0, 0.6, 0.0]], np.float32) for place in np.linspace(-0.8, 0.8, 24)]
-    alone = [renderer.draw(one, 32) for one in snapshots]
+    alone = [renderer.draw(snapshot, 32) for snapshot in snapshots]
     with ThreadPoolExecutor(3) as pool:
         together = list(pool.map(lambda one: renderer.draw(one, 32), snapshots))
     assert all(np.array_equal(one, other) for one, other in zip(alone, together, strict=True))
     assert np.array_equal(renderer.draw(snapshots[0], 32), alone[0])
     with ThreadPoolExecutor(2) as pool:
-        drawing = [pool.submit(renderer.draw, one, 32) for one in snapshots]
+        drawing = [pool.submit(renderer.draw, snapshot, 32) for snapshot in snapshots]
         closing = [pool.submit(renderer.close) for _ in snapshots]
         assert all(np.array_equal(one.result(), other) for one, other in zip(drawing, alone, strict=True))
         assert all(one.result() is None for one in closing)
