@@ -17,6 +17,22 @@ ROOT = Path(__file__).parents[1]
 RECIPES = {"sac": "drawer_open", "ppo": "number_line", "grpo": "push_block"}
 """A task of each algorithm, whose recipe its page of settings shows."""
 TITLES = {"sac": "SAC + PEBBLE", "ppo": "VLM policies (PPO and others)", "grpo": "VLAs (GRPO and others)"}
+PROTOCOLS = {
+    "An env in steps": "rlvlm.envs.env.StepEnv",
+    "An env in turns": "rlvlm.envs.env.TurnEnv",
+    "An env in chunks": "rlvlm.envs.env.ChunkEnv",
+    "Pixels for an env that cannot draw its past": "rlvlm.envs.pixels.PixelEnv",
+    "A task": "rlvlm.envs.registry.Task",
+    "A judge": "rlvlm.judges.judge.Judge",
+    "A reward source": "rlvlm.rewards.source.RewardSource",
+    "A teacher": "rlvlm.preferences.teachers.Teacher",
+    "A policy in chunks": "rlvlm.policies.vla.policy.VLAPolicy",
+    "What every policy is": "rlvlm.policies.protocol.Policy",
+    "What a loss sees": "rlvlm.algorithms.policy_gradient.losses.MiniBatch",
+    "A loss": "rlvlm.algorithms.policy_gradient.losses.policy_loss",
+    "An estimator of advantages": "rlvlm.algorithms.policy_gradient.advantages.estimator",
+}
+"""What users bring, and the class or decorator that says what it must do."""
 COPIES = {"CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
 """Files beside `docs/` that are pages of the site."""
 IMAGES = {
@@ -37,7 +53,7 @@ def on_files(files: Files, config: Any) -> Files:
     pages |= {target: (ROOT / source).read_text() for source, target in COPIES.items()}
     pages |= {f"examples/{file.stem}.md": code_page(file) for file in sorted((ROOT / "examples").glob("*.py"))}
     pages |= {f"models/{card.parent.name}.md": card.read_text() for card in sorted(ROOT.glob("rlvlm/pocket/*/CARD.md"))}
-    pages |= {"gallery.md": gallery(), "models.md": models(), "api.md": api()}
+    pages |= {"gallery.md": gallery(), "models.md": models(), "api.md": api(), "protocols.md": protocols()}
     for name, text in pages.items():
         files.append(File.generated(config, name, content=text))
     return files
@@ -108,6 +124,12 @@ def models() -> str:
             "",
         ]
     )
+
+
+def protocols() -> str:
+    """The classes and decorators that users derive from or write functions for, by their docstrings."""
+    parts = "\n\n".join(f"## {title}\n\n::: {name}" for title, name in PROTOCOLS.items())
+    return f"# Protocols\n\nEach with its file, option and example: [what you can bring](bring.md).\n\n{parts}\n"
 
 
 def api() -> str:

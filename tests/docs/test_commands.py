@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 import tyro
 
+import rlvlm
 from rlvlm.cli import run_word
 from rlvlm.commands.arguments import parse_run
 from rlvlm.core.errors import RunError
+from rlvlm.runs.settings import flat
 
 ROOT = Path(__file__).parents[2]
 PAGES = [*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
@@ -85,3 +87,14 @@ def test_a_report_is_of_the_folder_that_its_sweep_writes() -> None:
                 found += 1
                 lost += [f"{page.name}: {words[1]}, not {folder}"] if words[1] != folder else []
     assert found > 2 and not lost
+
+
+@pytest.mark.parametrize("name", ["troubleshooting.md", "bring.md"])
+def test_what_a_table_advises_is_an_option(name: str) -> None:
+    tasks = ("drawer_open", "number_line", "push_block", "empty_random_5x5", "pick_place_can")
+    known = {setting.replace("_", "-") for task in tasks for setting in flat(rlvlm.recipe(task))}
+    known |= {"steps", "plan", "print-config", "help-all", "trust", "env.NAME"}  # of the command itself
+    text = re.sub(r"^```.*?^```", "", (ROOT / "docs" / name).read_text(), flags=re.DOTALL | re.MULTILINE)
+    spans = re.findall(r"`([^`]*)`", text)
+    options = {option for span in spans for option in re.findall(r"(?<!\S)--([\w.-]+)", span)}
+    assert len(options) > 5 and not {option for option in options if option.replace(".no-", ".") not in known}
