@@ -22,7 +22,7 @@ from rlvlm.core.foreign import read_json
 from rlvlm.demonstrations.folder import open_folder
 from rlvlm.demonstrations.records import to_token_episode
 from rlvlm.demonstrations.weighting import folder_weights
-from rlvlm.envs.config import EnvConfig
+from rlvlm.envs.config import EnvConfig, current_settings
 from rlvlm.envs.env import TurnEnv
 from rlvlm.policies.vlm.config import PolicyConfig
 from rlvlm.policies.vlm.policy import VLMPolicy
@@ -108,7 +108,7 @@ def read_sft_manifest(folder: Path) -> SFTManifest | None:
     try:
         found = read_json(file)
         words = {name: tuple(found[name]) for name in ("action_names", "new_words")}
-        return SFTManifest(task=found["task"], acts=found["acts"], env=dict(found["env"]), **words)
+        return SFTManifest(task=found["task"], acts=found["acts"], env=current_settings(dict(found["env"])), **words)
     except FileNotFoundError:
         return None
     except (OSError, ValueError, TypeError, KeyError) as error:

@@ -16,6 +16,7 @@ from rlvlm.core.errors import UsageError
 from rlvlm.core.foreign import MAX_JSON_BYTES, open_regular, read_arrays, read_json
 from rlvlm.core.trust import check_folder, foreign_code, remember
 from rlvlm.demonstrations.records import CorruptRecord, EpisodeRecord, from_json, to_json
+from rlvlm.envs.config import current_settings
 from rlvlm.envs.pixels import PIXELS
 from rlvlm.labels.images import ImageStore, image_digest
 
@@ -45,7 +46,7 @@ class DemonstrationFolder:
         self.kind: str = about["kind"]
         self.action_names: tuple[str, ...] = tuple(about["action_names"])
         """Words of the actions of an env in turns; empty for chunks."""
-        self.env: Mapping[str, Any] = about.get("env", {})
+        self.env: Mapping[str, Any] = current_settings(about.get("env", {}))
         """Settings of the env that the episodes were collected in, by name; empty where they are not known."""
         self.chunks: Mapping[str, Any] = about.get("chunks", {})
         """Of a task in chunks: what these look like, and how they were made of others' data, by name."""

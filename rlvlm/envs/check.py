@@ -318,7 +318,7 @@ def _check_reading(env: TurnEnv) -> None:
         assert env.read(text).action is None, f"{text[:40]!r} is read as an action"
         _, reward, _, _, info = env.step(text)
         assert info["is_invalid"], "a reply that cannot be read is flagged"
-        if env.rules == "mended":
+        if env.rules == "strict":
             assert info["action"] is None and np.array_equal(env.snapshot(), before), (
                 "a reply that cannot be read does nothing"
             )

@@ -79,8 +79,8 @@ class TurnEnvConfig(EnvConfig):
 
     has_split: ClassVar[bool] = True
     """Whether starts can be held out; where they lie anywhere, none is met twice, and there is nothing to hold out."""
-    rules: Literal["mended", "legacy"] = "mended"
-    """mended: strict reading of replies, a reply that cannot be read does nothing and costs a penalty; legacy: the
+    rules: Literal["strict", "legacy"] = "strict"
+    """strict: replies are read strictly, and one that cannot be read does nothing and costs a penalty; legacy: the
     reference's rules with their loopholes, and a random action for such a reply."""
     split: Literal["all", "training", "held_out"] = "all"
     """Which starts (hands of cards, layouts of grids) episodes may have. A fifth of them is held out, always the same
@@ -116,3 +116,12 @@ KIND_CONFIGS: Mapping[str, type[EnvConfig]] = {
     "chunks": ChunkEnvConfig,
 }
 """By `Task.kind`: what an env has that brings no settings of its own."""
+
+
+_RENAMED = {"plays_on": "continue_after_success", "shows_last": "prompt_last_action"}
+
+
+def current_settings(env: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of an env that an older file names, under the names and values of today; others as they are."""
+    settings = {_RENAMED.get(name, name): value for name, value in env.items()}
+    return settings | ({"rules": "strict"} if settings.get("rules") == "mended" else {})

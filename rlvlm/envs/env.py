@@ -184,7 +184,7 @@ class TurnEnv(Env[Turn, str]):
     """Every word that an action may be, in a fixed order."""
     image_px: tuple[int, int]
     """Height and width as the reference draws it."""
-    rules: Literal["mended", "legacy"] = "mended"
+    rules: Literal["strict", "legacy"] = "strict"
     """legacy: read and answer replies as the reference does."""
     split: Literal["all", "training", "held_out"] = "all"
     """Which starts episodes may have; see `TurnEnvConfig`."""

@@ -7,6 +7,7 @@ from rlvlm.algorithms.policy_gradient.config import PRESETS
 from rlvlm.core.errors import UsageError
 from rlvlm.core.trust import foreign_code, is_trusted
 from rlvlm.core.yaml_text import read_yaml
+from rlvlm.envs.config import current_settings
 from rlvlm.envs.registry import find_task, own_settings
 from rlvlm.runs.config import RunConfig
 from rlvlm.runs.kinds import KINDS
@@ -18,6 +19,20 @@ _BEFORE_KINDS = {"sac": "steps", "ppo": "turns", "grpo": "chunks"}
 
 _GONE: Mapping[str, Any] = {"algo.advantage.chunk_share": 1.0, "algo.random_hold": 0.5}
 """Settings of an earlier 0.2 that nothing has any more, with the values at which they did what is done now."""
+_RENAMED = {
+    "algo.most_unreadable": "max_invalid_share",
+    "algo.least_range": "min_range",
+    "algo.largest_kl": "max_kl",
+    "algo.final_lr": "min_lr_ratio",
+    "algo.is_shrunk": "shrinkage",
+    "algo.loss.largest_ratio": "max_ratio",
+    "reward.monitor.least_auc": "min_auc",
+    "reward.monitor.most_false_positives": "max_false_positives",
+    "reward.monitor.claim": "success_threshold",
+    "judge.picture_px": "image_px",
+    "reward_model.picture_px": "image_px",
+}
+"""Settings of an earlier 0.2 with the last part of their names of today."""
 
 
 def config_text(config: RunConfig) -> str:
@@ -44,6 +59,10 @@ def read_config_text(text: str, name: str = "the configuration") -> RunConfig:
                 (name for name, (sets, _) in PRESETS.items() if sets["estimator"] == estimator), "ppo"
             )
         _drop_gone(tree, name)
+        for old, new in _RENAMED.items():
+            owner, last = _owner(tree, old)
+            if owner is not None and last in owner:
+                owner[new] = owner.pop(last)
     if kind not in KINDS:
         raise UsageError(
             f"{name} is of a kind {kind!r}; known here: {', '.join(KINDS)}",
@@ -54,6 +73,7 @@ def read_config_text(text: str, name: str = "the configuration") -> RunConfig:
         is_known = _is_known(task)
         like = KINDS[kind](task=task if is_known else "")
         if isinstance(tree, dict) and isinstance(env := tree.get("env"), dict):
+            tree["env"] = env = current_settings(env)
             if is_old:  # before kinds, the settings of all families stood in every file
                 tree["env"] = own_settings(type(like.env), env)
             elif not is_known:
@@ -70,15 +90,21 @@ def _drop_gone(tree: dict[str, Any], file: str) -> None:
         UsageError: one of them had.
     """
     for name, idle in _GONE.items():
-        *sections, last = name.split(".")
-        owner: Any = tree
-        for section in sections:
-            owner = owner.get(section) if isinstance(owner, dict) else None
-        if isinstance(owner, dict) and last in owner and (value := owner.pop(last)) != idle:
+        owner, last = _owner(tree, name)
+        if owner is not None and last in owner and (value := owner.pop(last)) != idle:
             raise UsageError(
                 f"{file} sets {name} {value}, which this version does not have",
                 "use the version of rlvlm that wrote it (environment.json names it)",
             )
+
+
+def _owner(tree: dict[str, Any], name: str) -> tuple[dict[str, Any] | None, str]:
+    """The section of `tree` that would hold the setting `name`, None where there is none, and its key there."""
+    *sections, last = name.split(".")
+    owner: Any = tree
+    for section in sections:
+        owner = owner.get(section) if isinstance(owner, dict) else None
+    return (owner if isinstance(owner, dict) else None), last
 
 
 def _is_known(task: str) -> bool:

@@ -101,14 +101,14 @@ def test_starts_that_are_held_out_are_not_learned_from_whoever_collected_them(tm
 def test_demonstrations_of_an_env_set_up_otherwise_are_not_learned_from(tmp_path: Path):
     folder = str(tmp_path / "d")
     assert main(["collect", "points24", "--episodes", "2", "--out", folder, "--env.rules", "legacy"]) == 0
-    mended = task_env("points24")
-    with pytest.raises(UsageError, match="collected with env.rules legacy, not mended") as refused:
-        load_demonstrations(tmp_path / "d", make_env("points24", mended, 0), mended)
+    strict = task_env("points24")
+    with pytest.raises(UsageError, match="collected with env.rules legacy, not strict") as refused:
+        load_demonstrations(tmp_path / "d", make_env("points24", strict, 0), strict)
     assert "rlvlm collect points24" in refused.value.fix
-    legacy = replace(mended, rules="legacy", deals="solvable", episode_steps=3)  # the same play, of fewer hands
+    legacy = replace(strict, rules="legacy", deals="solvable", episode_steps=3)  # the same play, of fewer hands
     assert len(load_demonstrations(tmp_path / "d", make_env("points24", legacy, 0), legacy)) == 2
     (about := tmp_path / "d" / "demonstrations.json").write_text(about.read_text().replace('"rules"', '"older"'))
-    assert len(load_demonstrations(tmp_path / "d", make_env("points24", mended, 0), mended)) == 2, "nobody told"
+    assert len(load_demonstrations(tmp_path / "d", make_env("points24", strict, 0), strict)) == 2, "nobody told"
 
 
 def test_imported_chats_say_why_nothing_can_be_learned_from_them(tmp_path: Path):

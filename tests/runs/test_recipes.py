@@ -173,3 +173,20 @@ def test_a_config_from_before_kinds_is_read_as_what_it_was(task: str, algorithm:
     own = {line.split(":")[0] for line in text.splitlines()[text.splitlines().index("env:") + 1 :]}
     extra = "".join(f"{line}\n" for line in every.splitlines() if line.split(":")[0] not in own)
     assert read_config_text(text.replace("env:\n", extra)) == config
+
+
+@pytest.mark.parametrize(
+    ("task", "names"),
+    [
+        ("drawer_open", {"image_px": "picture_px"}),
+        ("push_block", {"max_kl": "largest_kl", "min_auc": "least_auc", "continue_after_success": "plays_on"}),
+        ("number_line", {"max_invalid_share": "most_unreadable", "shrinkage": "is_shrunk", "strict": "mended"}),
+    ],
+)
+def test_a_config_with_names_of_before_is_read(task: str, names: dict[str, str]) -> None:
+    config = recipe(task)
+    text = config_text(config)
+    for now, before in names.items():
+        assert now in text
+        text = text.replace(now, before)
+    assert read_config_text(text) == config

@@ -34,7 +34,7 @@ class CardImageEnv(gym.Env[Frames, int]):
     def __init__(
         self,
         game: str,
-        rules: Literal["mended", "legacy"] = "mended",
+        rules: Literal["strict", "legacy"] = "strict",
         deals: Literal["any", "solvable"] = "any",
         render_mode: str | None = None,
     ) -> None:

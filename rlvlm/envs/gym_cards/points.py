@@ -260,7 +260,7 @@ class Points24(PointsGame):
         """The word, and below it the formula, on two lines where it is long."""
         pen, lines = ImageDraw.Draw(image), [" ".join(entries)]
         pen.text((10, 210), "Formula:", font=font(16), fill="white")
-        if self.rules == "mended" and pen.textlength(lines[0], font=font(16)) > SIDE_PX - 20:
+        if self.rules == "strict" and pen.textlength(lines[0], font=font(16)) > SIDE_PX - 20:
             half = len(entries) // 2 + 1  # broken between entries, never within a number
             lines = [" ".join(entries[:half]), " ".join(entries[half:])]
         for row, line in enumerate(lines):

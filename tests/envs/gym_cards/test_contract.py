@@ -12,7 +12,7 @@ from rlvlm.testing import check_turn_env
     "name",
     ["number_line", "blackjack", *(pytest.param(name, marks=pytest.mark.slow) for name in ("ez_points", "points24"))],
 )
-@pytest.mark.parametrize("rules", ["mended", "legacy"])
+@pytest.mark.parametrize("rules", ["strict", "legacy"])
 def test_a_game_keeps_the_contract(name: str, rules) -> None:
     task = find_task(name)
     assert task.kind == "turns"

@@ -61,8 +61,8 @@ def test_the_action_follows_from_the_thought_alone() -> None:
 @pytest.mark.parametrize(
     ("task", "rules"),
     [
-        *((task, "mended") for task in (*SHORT_NAMES, "minigrid/BabyAI-GoToLocal-v0")),
-        ("minigrid/MiniGrid-Dynamic-Obstacles-6x6-v0", "mended"),
+        *((task, "strict") for task in (*SHORT_NAMES, "minigrid/BabyAI-GoToLocal-v0")),
+        ("minigrid/MiniGrid-Dynamic-Obstacles-6x6-v0", "strict"),
         ("minigrid/MiniGrid-Dynamic-Obstacles-6x6-v0", "legacy"),
     ],
 )
