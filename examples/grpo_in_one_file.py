@@ -15,7 +15,7 @@ import torch
 
 
 def advantages(scores, baseline="mean", divide_by_std=True):
-    """Of the episodes of one group."""
+    """Advantages of the episodes of a group."""
     size, found = len(scores), []
     mean = sum(scores) / size
     std = math.sqrt(sum((score - mean) ** 2 for score in scores) / (size - 1))

@@ -41,13 +41,13 @@ from rlvlm.envs.registry import task_env
 logger = logging.getLogger(__name__)
 
 UNCHANGED: Any = NotProvided
-"""Of a setting that keeps its value."""
+"""Value of an argument that leaves its setting unchanged."""
 _NOISY_LOGGERS = ("ray.rllib", "ray.tune.utils.util", "ray._common.deprecation")
 _QUIET = "ERROR"
 _SET_UP_TRIES = 5
 
 _USED_CALLBACKS = {"on_algorithm_init", "on_train_result", "on_evaluate_start", "on_evaluate_end"}
-"""Those of RLlib's that are called. The others belong to its episodes and its own restoring, which are not ours."""
+"""RLlib callbacks that we call. The others belong to its episodes and its own restoring, which are not ours."""
 _USED_SETTINGS = {
     *("algo_class", "framework_str", "seed", "log_level", "log_sys_usage", "stats_cls_lookup", "callbacks_class"),
     *("evaluation_interval", "evaluation_duration", "in_evaluation"),
@@ -145,10 +145,10 @@ class BaseConfig(AlgorithmConfig):
 
 
 def reject_unused_settings(config: BaseConfig) -> None:
-    """Passes where all that somebody has set of RLlib is also read: what differs from a fresh config and is not.
+    """Raises unless every RLlib setting that the user changed is also used.
 
     Raises:
-        ValueError: names what would be ignored, and what to set instead.
+        ValueError: a setting differs from a fresh config and would be ignored; says what to set instead.
     """
     # compared with a fresh config of ours and not with RLlib's: we have set some of these ourselves
     make: Any = type(config)
@@ -309,10 +309,10 @@ class BaseAlgorithm(Algorithm):
         evaluation = self.evaluate_policy(self.config.evaluation_duration)
         results = {
             ENV_RUNNER_RESULTS: {
-                EPISODE_RETURN_MEAN: float(np.mean([one.env_return for one in evaluation.episodes])),
+                EPISODE_RETURN_MEAN: float(np.mean([episode.env_return for episode in evaluation.episodes])),
                 NUM_EPISODES: len(evaluation.episodes),
             },
-            "success_rate": float(np.mean([one.is_success for one in evaluation.episodes])),
+            "success_rate": float(np.mean([episode.is_success for episode in evaluation.episodes])),
             **evaluation.metrics,
         }
         self._call_back("on_evaluate_end", evaluation_metrics=results)

@@ -271,10 +271,10 @@ def read_manifest(folder: Path, names: Iterable[str]) -> dict[str, str]:
 
 
 def check_file(path: Path, digest: str) -> None:
-    """Passes where a file is the one that was written.
+    """Raises unless the file at `path` is the one that was written.
 
     Raises:
-        CorruptCheckpoint: it is missing, or another.
+        CorruptCheckpoint: it is missing, or its content differs.
     """
     try:
         found = _digest(path)
@@ -285,7 +285,7 @@ def check_file(path: Path, digest: str) -> None:
 
 
 def check_folder(folder: Path) -> None:
-    """Passes where every file that the manifest of `folder` lists is there as it was written.
+    """Raises unless every file that the manifest of `folder` lists is there as it was written.
 
     Raises:
         CorruptCheckpoint: says which is not.

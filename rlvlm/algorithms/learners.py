@@ -182,13 +182,13 @@ def _call(learner: Any, method: str, arguments: Sequence[Any], pixels: Any, firs
 
 
 def check_learners(config: AlgorithmConfig, wanted: int, gpus_each: float, env_runners: int = 0) -> None:
-    """Passes where the config's number of learners is `wanted` and the cluster has a place for each.
+    """Raises unless the config's number of learners is `wanted` and the cluster has resources for each.
 
     Args:
         config: with RLlib's numbers.
-        wanted: learners, by the hyperparameters.
+        wanted: number of learners that the hyperparameters ask for.
         gpus_each: GPUs for each of them.
-        env_runners: likewise, processes that play.
+        env_runners: number of processes that play.
 
     Raises:
         ValueError: RLlib has another number.
@@ -245,13 +245,13 @@ def all_reduce(numbers: Tensor) -> Tensor:
 def add_up_gradients(parameters: Sequence[nn.Parameter]) -> None:
     """Sums the gradients of `parameters` over all learners, in place; where nobody has one there is 0.
 
-    Those of slices have been summed in the backward pass.
+    Gradients of slices have been summed in the backward pass.
     """
-    parameters = [one for one in parameters if not is_sharded([one])]
+    parameters = [parameter for parameter in parameters if not is_sharded([parameter])]
     if not (_are_several() and parameters):
         return
     # one message for all gradients; a learner whose share was empty takes part with zeros
-    parts = [torch.zeros_like(one) if one.grad is None else one.grad for one in parameters]
+    parts = [torch.zeros_like(parameter) if parameter.grad is None else parameter.grad for parameter in parameters]
     summed = all_reduce(torch.cat([part.float().reshape(-1) for part in parts]))
     sizes = [part.numel() for part in parts]
     for parameter, values in zip(parameters, summed.split(sizes), strict=True):
@@ -259,7 +259,7 @@ def add_up_gradients(parameters: Sequence[nn.Parameter]) -> None:
 
 
 def check_weights(parameters: Sequence[nn.Parameter], fix: str) -> None:
-    """Passes where all of `parameters` are finite after a step; one may be broken that no loss of this step has seen.
+    """Raises unless all `parameters` are finite after a step; the step's loss need not depend on a broken one.
 
     Raises:
         NumericsError: says how many are not.

@@ -252,10 +252,10 @@ class RemoteRunnerGroup(Generic[Sample]):
 
 
 def check_places(num_runners: int, cpus_each: float) -> None:
-    """Passes where the cluster has a place for every env runner; RLlib would wait for ever.
+    """Raises unless the cluster has CPUs for every env runner; RLlib would wait for ever.
 
     Raises:
-        MachineError: it has not.
+        MachineError: it has too few.
     """
     wanted, has = num_runners * cpus_each, ray.cluster_resources().get("CPU", 0.0)
     if wanted > has:

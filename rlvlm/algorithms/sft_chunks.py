@@ -109,15 +109,17 @@ def _gathered(records: Sequence[EpisodeRecord], num_failures: int, images: Frame
     # a perturbed chunk is what nobody should imitate; the ones after it show how to go on from there
     shown = [np.flatnonzero(~_perturbed(record)) for record in records]
     pairs = list(zip(arrays, shown, strict=True))
-    snapshots = [np.empty((len(rows), 0)) if images is not None else one["snapshots"][rows] for one, rows in pairs]
+    snapshots = [
+        np.empty((len(rows), 0)) if images is not None else columns["snapshots"][rows] for columns, rows in pairs
+    ]
     obs = Observations(
         snapshots=np.concatenate(snapshots).astype(np.float32),
         texts=tuple(record.goal for record, rows in zip(records, shown, strict=True) for _ in rows),
-        proprio=np.concatenate([one["proprio"][rows] for one, rows in pairs]).astype(np.float32),
+        proprio=np.concatenate([columns["proprio"][rows] for columns, rows in pairs]).astype(np.float32),
     )
     return Demonstrations(
         obs=obs,
-        actions=np.concatenate([one["actions"][rows] for one, rows in pairs]).astype(np.float32),
+        actions=np.concatenate([columns["actions"][rows] for columns, rows in pairs]).astype(np.float32),
         begins=np.cumsum([0, *map(len, shown[:-1])]),
         num_failures=num_failures,
         images=images,

@@ -27,8 +27,8 @@ class SFTConfig:
     filter: those of episodes worth `min_worth` or more to the judge; progress: by the gain in progress up to the next
     answer (RA-BC); advantage: exponentiated advantages (AWR), the value being a table over progress."""
     min_worth: float = 0.5
-    """Of filter, in [0, 1]: an episode of which the judge says less teaches nothing. The page of `rlvlm score` says
-    which value tells the data's own successes and failures apart best."""
+    """For weighting filter, in [0, 1]: episodes that the judge scores lower are left out. The page of `rlvlm score`
+    says which value tells the data's own successes and failures apart best."""
     start_from: str = ""
     """What another run or job has trained: this one begins with its weights, and nothing is demonstrated."""
     p_perturb: float = 0.0
@@ -61,7 +61,7 @@ class SFTConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReplySFTConfig(SFTConfig):
-    """Of a policy that replies: the demonstrated replies' tokens are made likelier. `start_from` is a folder that
+    """SFT of a policy that replies: the demonstrated replies' tokens are made likelier. `start_from` is a folder that
     `rlvlm sft` made.
     """
 
@@ -106,8 +106,8 @@ class ReplySFTConfig(SFTConfig):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ChunkSFTConfig(SFTConfig):
-    """Of a policy that acts in chunks: cross-entropy of the demonstrated action tokens. `start_from` is a checkpoint,
-    e.g. `runs/push_block/TIME/checkpoints/best`.
+    """SFT of a policy that acts in chunks: cross-entropy of the demonstrated action tokens. `start_from` is a
+    checkpoint, e.g. `runs/push_block/TIME/checkpoints/best`.
     """
 
     episodes: int = 120
@@ -128,7 +128,7 @@ class ChunkSFTConfig(SFTConfig):
     lr: float = 2e-3
     """Largest step size of AdamW; it rises over 20 steps and falls along a cosine."""
     weight_decay: float = 1e-4
-    """Of AdamW."""
+    """Weight decay of AdamW, >= 0."""
     max_grad_norm: ClassVar[float] = math.inf
     betas: ClassVar[tuple[float, float]] = (0.9, 0.999)
     stream: ClassVar[int] = 6

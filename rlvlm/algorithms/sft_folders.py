@@ -79,7 +79,7 @@ def sft_manifest_of(task: str, env: EnvConfig, policy: PolicyConfig, action_name
 
 
 def check_sft_manifest(folder: Path, wanted: SFTManifest, log: Callable[[str], None]) -> None:
-    """Passes where the weights in `folder` can do what is `wanted`, and logs what else they have learned from.
+    """Raises unless the weights in `folder` meet `wanted`; logs what else they have learned from.
 
     Raises:
         UsageError: they cannot, or their manifest cannot be read.
@@ -163,7 +163,9 @@ def load_demonstrations(
         log(weights.told())
         parts = np.split(weights.values, np.cumsum([len(episode) for episode in episodes])[:-1])
         pairs = zip(episodes, parts, strict=True)
-        episodes = [replace(one, extras={**one.extras, WEIGHT: tuple(part[:, None])}) for one, part in pairs]
+        episodes = [
+            replace(episode, extras={**episode.extras, WEIGHT: tuple(part[:, None])}) for episode, part in pairs
+        ]
     kept = [episode for episode in episodes if env.may_start(episode.snapshots[0])]
     if not kept:
         raise UsageError(

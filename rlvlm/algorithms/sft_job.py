@@ -61,7 +61,7 @@ def run_sft(loop_config: TrainLoopConfig, folder: Path) -> dict[str, float]:
         Exception: whatever a worker raised.
     """
     job = loop_config.job
-    if unknown := sorted(job.arguments.keys() - {one.name for one in fields(TrainingArguments)}):
+    if unknown := sorted(job.arguments.keys() - {field.name for field in fields(TrainingArguments)}):
         raise UsageError(
             f"Hugging Face's trainer has no arguments {', '.join(unknown)}",
             "--job.arguments takes names and values of transformers.TrainingArguments, e.g. bf16 true",

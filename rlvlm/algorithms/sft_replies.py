@@ -101,8 +101,8 @@ def held_out_loss(policy: VLMPolicy, env: TurnEnv, episodes: Sequence[TokenEpiso
 def validate(
     engine: Engine, env: TurnEnv, episodes: Sequence[TokenEpisode], sft: ReplySFTConfig, max_reply_tokens: int
 ) -> dict[str, float]:
-    """Of greedy and of sampled replies (at temperature 1) the share with the demonstrated action and the share that can
-    be read; of no turns nothing. Rollouts sample, so training starts from the second kind.
+    """Shares of greedy and of sampled replies (at temperature 1) that have the demonstrated action, and that can be
+    read; empty without turns. Rollouts sample, so training starts from the second kind.
 
     Args:
         engine: replies with the weights that were trained.
@@ -126,7 +126,7 @@ def validate(
         obs, seeds = Observations(texts=texts, images=images), range(begin, begin + len(texts))
         for how, greedy in enumerate((True, False)):
             replies = engine.reply(obs, seeds, max_new_tokens=max_reply_tokens, greedy=greedy)
-            actions = [env.read(one.text).action if one.action is None else one.action for one in replies]
+            actions = [env.read(reply.text).action if reply.action is None else reply.action for reply in replies]
             valid[how] += sum(action is not None for action in actions)
             exact[how] += sum(action == right is not None for action, right in zip(actions, wanted, strict=True))
     # a demonstration that cannot be read has no action to be equal to, but its turn can be answered validly
@@ -144,7 +144,7 @@ def warn_of_length(policy: VLMPolicy, episodes: Sequence[TokenEpisode], most: in
     """Logs where replies of `episodes` are longer than `most` tokens: the policy would learn what is then cut."""
     if policy.action_head is not None:
         return
-    lengths = np.array([len(policy.write(reply.text)) for one in episodes for reply in one.replies])
+    lengths = np.array([len(policy.write(reply.text)) for episode in episodes for reply in episode.replies])
     if lengths.max() > most:
         log(
             f"{np.mean(lengths > most):.0%} of the demonstrated replies are longer than "

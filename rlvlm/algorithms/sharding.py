@@ -30,7 +30,7 @@ from rlvlm.vlms.skeleton import Pending, pending
 def shard(policy: Any, compute_dtype: torch.dtype | None) -> None:
     """Leaves each learner its slice of `policy`'s weights; all learners call it, with equal policies.
 
-    Of a policy built within `vlms.skeleton.skeletons` each reads its slice alone from the files of the model.
+    Each learner reads only its slices of a policy built within `vlms.skeleton.skeletons` from the model's files.
 
     Args:
         policy: a `Policy` on its device; changed in place, and from then on called by all learners together.
@@ -46,7 +46,7 @@ def shard(policy: Any, compute_dtype: torch.dtype | None) -> None:
     # Inner modules first, as FSDP2 wants it: each block is a group of its own that is gathered when it is computed, and
     # the root takes what is left, embeddings and norms.
     parts = policy.shardable()
-    if any(not one.is_floating_point() for one in parts.root.parameters()):
+    if any(not parameter.is_floating_point() for parameter in parts.root.parameters()):
         raise UsageError("4-bit weights cannot be sharded", "leave out --algo.shard or --policy.quantization nf4")
     device, waiting = policy.device, pending(policy)
     mesh = init_device_mesh(device.type, (distributed.get_world_size(),))
@@ -77,20 +77,20 @@ def _read(policy: nn.Module, waiting: Sequence[Pending], device: torch.device) -
 
     What is in none, a fresh adapter, is zero until `take_weights` hands out what the run's own policy has drawn.
     """
-    for one in waiting:
-        (module, name), *_ = one.owners
+    for weight in waiting:
+        (module, name), *_ = weight.owners
         shape: Any = getattr(module, name)
         value = nn.Parameter(torch.empty_like(shape, device=device), requires_grad=shape.requires_grad)
         own = local(value.detach())
-        if one.source is None:
+        if weight.source is None:
             assert value.requires_grad, f"{name} of {type(module).__name__} is in no file and would stay zero"
             own.zero_()
         elif own.numel():
             # FSDP cuts along the first dimension, into parts of equal size but for the last ones
             size = -(-len(value) // distributed.get_world_size())
             first = distributed.get_rank() * size if is_sharded([value]) else 0
-            own.copy_(one.source.read(first, len(own)))
-        for owner, its_name in one.owners:
+            own.copy_(weight.source.read(first, len(own)))
+        for owner, its_name in weight.owners:
             owner._parameters[its_name] = value
     for module in policy.modules():
         for name, buffer in module.named_buffers(recurse=False):
@@ -99,7 +99,7 @@ def _read(policy: nn.Module, waiting: Sequence[Pending], device: torch.device) -
 
 def is_sharded(parameters: Iterable[Tensor]) -> bool:
     """Whether any of `parameters` is a slice."""
-    return any(hasattr(one, "to_local") for one in parameters)  # of DTensor, whose module is slow to import
+    return any(hasattr(parameter, "to_local") for parameter in parameters)  # of DTensor, whose module is slow to import
 
 
 def local(tensor: Any) -> Tensor:
@@ -167,7 +167,7 @@ def clip_gradients(parameters: Sequence[nn.Parameter], max_norm: float) -> float
     """
     if not is_sharded(parameters):
         return float(nn.utils.clip_grad_norm_(parameters, max_norm))
-    gradients = [one.grad for one in parameters if one.grad is not None]
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     # of the slices of all learners, and of what each learner holds whole
     spread, own = (torch.zeros((), device=local(parameters[0]).device) for _ in range(2))
     for gradient in gradients:

@@ -32,7 +32,7 @@ _NONSENSE = (
 
 
 def check_form(env: Any) -> None:
-    """Passes when a reset and a step of `env` return all that its kind promises, without which nobody can play it.
+    """Raises unless a reset and a step of `env` return all that its kind promises, without which it cannot be played.
 
     Raises:
         AssertionError: says what is missing.
@@ -56,7 +56,7 @@ def check_form(env: Any) -> None:
 
 
 def check_step_env(env: StepEnv, twin: StepEnv, different: FloatArray) -> None:
-    """Passes when `env` keeps every promise of the `StepEnv` contract.
+    """Raises unless `env` keeps every promise of the `StepEnv` contract.
 
     Args:
         env: any env; it is reset and stepped.
@@ -89,7 +89,7 @@ def check_step_env(env: StepEnv, twin: StepEnv, different: FloatArray) -> None:
 
 
 def check_turn_env(env: TurnEnv, twin: TurnEnv) -> None:
-    """Passes when `env` keeps every promise of the `TurnEnv` contract.
+    """Raises unless `env` keeps every promise of the `TurnEnv` contract.
 
     Args:
         env: any env in turns; it is reset and talked to.
@@ -125,7 +125,7 @@ def check_turn_env(env: TurnEnv, twin: TurnEnv) -> None:
 
 
 def check_chunk_env(env: ChunkEnv, twin: ChunkEnv, num_chunks: int = 6) -> None:
-    """Passes when `env` keeps every promise of the `ChunkEnv` contract.
+    """Raises unless `env` keeps every promise of the `ChunkEnv` contract.
 
     Args:
         env: any env in chunks; it is reset and stepped.
@@ -197,12 +197,12 @@ def _snapshot(answer: Answer) -> FloatArray:
 
 
 def _assert_same(left: list[Answer], right: list[Answer], promise: str) -> None:
-    for (one, *outcome, info), (other, *its_outcome, its_info) in zip(left, right, strict=True):
-        if isinstance(one, np.ndarray):
-            assert np.array_equal(one, other), f"{promise}: observations differ"
+    for (obs, *outcome, info), (its_obs, *its_outcome, its_info) in zip(left, right, strict=True):
+        if isinstance(obs, np.ndarray):
+            assert np.array_equal(obs, its_obs), f"{promise}: observations differ"
         else:  # a Turn or Observations
-            for name in one.__slots__:
-                assert np.array_equal(getattr(one, name), getattr(other, name)), f"{promise}: {name} differ"
+            for name in obs.__slots__:
+                assert np.array_equal(getattr(obs, name), getattr(its_obs, name)), f"{promise}: {name} differ"
         assert outcome == its_outcome, f"{promise}: rewards or ends differ"
         for name in {*_PROMISED} & {*info, *its_info}:
             assert np.array_equal(info[name], its_info[name]), f"{promise}: {name} differs"
@@ -285,11 +285,13 @@ def _check_images(env: AnyEnv, twin: AnyEnv, num: int, different: FloatArray | N
     state, future = env.get_state(), _play(env, num, seed=6)
     _restore(env, state)
     images = _drawn(env, seen)
-    for one, again, others in zip(images, _drawn(env, seen), _drawn(twin, seen[::-1]), strict=True):
-        assert np.array_equal(one, again), "the same snapshot looks the same twice"
-        assert np.array_equal(one[::-1], others), "any instance draws it, in any order"
+    for drawn, redrawn, others in zip(images, _drawn(env, seen), _drawn(twin, seen[::-1]), strict=True):
+        assert np.array_equal(drawn, redrawn), "the same snapshot looks the same twice"
+        assert np.array_equal(drawn[::-1], others), "any instance draws it, in any order"
     if different is None:
-        assert all(len({frame.tobytes() for frame in one}) >= 2 for one in images), "different scenes look different"
+        assert all(len({frame.tobytes() for frame in drawn}) >= 2 for drawn in images), (
+            "different scenes look different"
+        )
     else:
         looks = {frame.tobytes() for frame in _drawn(env, different)[-1]}
         assert len(different) >= 2 and len(looks) == len(different), "different scenes look different"
@@ -302,7 +304,7 @@ def _check_images(env: AnyEnv, twin: AnyEnv, num: int, different: FloatArray | N
     assert keys.dtype == np.int64 and keys.shape[0] == len(seen), "keys are [N, P] int64"
     for i, j in zip(*np.triu_indices(len(seen), 1), strict=True):
         if np.array_equal(keys[i], keys[j]):
-            assert all(np.array_equal(one[i], one[j]) for one in images), "equal keys look equal"
+            assert all(np.array_equal(drawn[i], drawn[j]) for drawn in images), "equal keys look equal"
     return seen
 
 
@@ -348,15 +350,15 @@ def _check_side_by_side(env: ChunkEnv, num_chunks: int) -> None:
     state_ids, seeds = np.array([17, 18, 17]), (7, 8, 7)
     generators = [np.random.default_rng(seed) for seed in seeds]
     chunks = np.stack([[_random_action(env, rng) for _ in range(num_chunks)] for rng in generators])
-    many = env.many()
-    obs = many.begin(state_ids)
+    envs = env.many()
+    obs = envs.begin(state_ids)
     running = np.ones(len(state_ids), bool)
     came = []
     for index in range(num_chunks):
         rows = np.flatnonzero(running)
         if not len(rows):
             break
-        came.append((rows, many.step(rows, chunks[rows, index])))
+        came.append((rows, envs.step(rows, chunks[rows, index])))
         running[rows] = ~came[-1][1].ended
     for row, state_id in enumerate(state_ids.tolist()):
         alone, _ = env.reset(options={"state_id": state_id})
@@ -366,9 +368,9 @@ def _check_side_by_side(env: ChunkEnv, num_chunks: int) -> None:
             if not len(place):
                 break
             here = int(place[0])
-            one, _, terminated, truncated, info = env.step(chunks[row, index])
-            assert np.array_equal(one.snapshots[0], step.obs.snapshots[here]), "side by side: snapshots differ"
-            assert one.texts[0] == step.obs.texts[here], "side by side: instructions differ"
+            after, _, terminated, truncated, info = env.step(chunks[row, index])
+            assert np.array_equal(after.snapshots[0], step.obs.snapshots[here]), "side by side: snapshots differ"
+            assert after.texts[0] == step.obs.texts[here], "side by side: instructions differ"
             assert info["steps"] == step.steps[here], "side by side: the number of env steps differs"
             assert np.array_equal(info["env_rewards"], step.env_rewards[here, : info["steps"]]), "rewards differ"
             assert not step.env_rewards[here, info["steps"] :].any(), "steps that were left out have no reward"

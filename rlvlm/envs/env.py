@@ -150,7 +150,7 @@ class StepEnv(Env[FloatArray, FloatArray]):
 
 
 def check_action(action: FloatArray) -> None:
-    """Passes when `action` [A] is finite: a simulator does not recover from one that is not.
+    """Raises unless `action` [A] is finite: a simulator does not recover from one that is not.
 
     Raises:
         NumericsError: it is not.

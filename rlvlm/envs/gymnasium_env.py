@@ -430,7 +430,9 @@ def _checked_spaces(env: Env, env_id: str) -> tuple[gym.spaces.Box, gym.spaces.B
         raise UsageError(f"the actions of gym:{env_id} must have bounds, got {acted}", "wrap it in gymnasium's Clip")
     # asked of the signature and not by a try: a reset that fails for another reason has another message
     takes = inspect.signature(env.unwrapped.reset).parameters.values()
-    if not {"seed", "options"} <= {one.name for one in takes} and not any(one.kind == one.VAR_KEYWORD for one in takes):
+    if not {"seed", "options"} <= {parameter.name for parameter in takes} and not any(
+        parameter.kind == parameter.VAR_KEYWORD for parameter in takes
+    ):
         raise UsageError(f"gym:{env_id} breaks a rule of Gymnasium: reset() must take seed and options", _RULES)
     if "rgb_array" not in ((env.metadata or {}).get("render_modes") or ()):
         raise UsageError(f"gym:{env_id} gives no images: it has no render mode rgb_array", "choose another env")

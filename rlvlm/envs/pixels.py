@@ -40,7 +40,7 @@ _WASTE_BYTES = 2**24
 
 class _Entry(NamedTuple):
     begin: int
-    """Of its bytes in the file."""
+    """Offset of its bytes in the file."""
     size: int
     number: int
     """Counts what was kept; that of its newest time."""
@@ -218,7 +218,7 @@ class PixelStore:
 
 
 PIXELS = PixelStore()
-"""Those of this process."""
+"""The images of this process."""
 
 
 def encode(images: Sequence[NDArray[np.uint8]]) -> bytes:

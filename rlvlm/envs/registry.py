@@ -70,7 +70,7 @@ class Task:
     """What its envs are: stepped with numbers (`StepEnv`), talked to in turns (`TurnEnv`), or driven by chunks of
     actions (`ChunkEnv`)."""
     has_expert: bool = True
-    """Of envs in turns: whether a script plays them, which a run's demonstrations come from."""
+    """Whether a script plays it, whose episodes are a run's demonstrations; for envs in turns."""
 
     def __post_init__(self) -> None:
         if type(self.env) is EnvConfig:

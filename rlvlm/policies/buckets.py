@@ -41,7 +41,7 @@ class Bucket:
 
     tensors: tuple[TensorPlace, ...]
     sha256: str
-    """Of the bytes."""
+    """Digest of the bytes."""
     where: Any
     """The bytes, as `put` gave them."""
 
@@ -141,4 +141,4 @@ def fill_from_buckets(own: Mapping[str, Any], buckets: Iterable[Bucket], fetch: 
 
 def digest_of(buckets: Sequence[Bucket]) -> str:
     """SHA-256 of names, types and bytes of everything in `buckets`, by which two versions are told apart."""
-    return hashlib.sha256(repr([(one.tensors, one.sha256) for one in buckets]).encode()).hexdigest()
+    return hashlib.sha256(repr([(bucket.tensors, bucket.sha256) for bucket in buckets]).encode()).hexdigest()

@@ -21,7 +21,7 @@ class Shardable:
     root: nn.Module
     """What holds the blocks, and is called as one."""
     methods: tuple[str, ...] = ()
-    """Of the root, by which it is called beside `forward`; none calls another."""
+    """Methods of the root that are called beside `forward`; none calls another."""
     heads: tuple[nn.Module, ...] = ()
     """Small networks in float32, called by themselves."""
 
@@ -48,7 +48,7 @@ def load_weights(own: Mapping[str, Any], state: Mapping[str, Any]) -> None:
 
 
 def check_same(own: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Passes where `own` has exactly the names and shapes of `shapes`.
+    """Raises unless `own` has exactly the names and shapes of `shapes`.
 
     Raises:
         ValueError: a name or a shape differs.

@@ -196,10 +196,10 @@ class RewardModelConfig:
 
 
 def check_learning(reward: StepRewardConfig, feedback: FeedbackConfig, reward_model: RewardModelConfig) -> None:
-    """Passes where what is asked goes together with who is asked, and with what learns from it.
+    """Raises unless the feedback settings fit the teacher and the reward model.
 
     Raises:
-        ValueError: says which two settings do not.
+        ValueError: says which two settings conflict.
     """
     simulated_config(reward.teacher, feedback)  # for its own check alone
     if reward.exploration.bonus == "disagreement" and reward_model.ensemble == 1:

@@ -123,8 +123,8 @@ class FeedbackCounts:
         self._counts.update(_METRIC[answer.status] for answer in answers)
         self._counts["correct"] += correct.count(True)
         self._counts["wrong"] += correct.count(False)
-        self._counts["left"] += sum(isinstance(one, Verdict) and one.label is Label.LEFT for one in answers)
-        self._counts["right"] += sum(isinstance(one, Verdict) and one.label is Label.RIGHT for one in answers)
+        self._counts["left"] += sum(isinstance(answer, Verdict) and answer.label is Label.LEFT for answer in answers)
+        self._counts["right"] += sum(isinstance(answer, Verdict) and answer.label is Label.RIGHT for answer in answers)
         self._health.note(answers)
         self._health.check(answers)
 

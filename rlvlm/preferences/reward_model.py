@@ -174,7 +174,7 @@ class RewardModel:
         held_out = whole.part(is_held_out)
         report |= self._train(whole.part(~is_held_out), held_out)
         # a finite loss can still step to weights that are not: the last step is looked at too
-        weights = {f"weights {number}": one for number, one in enumerate(self.ensemble.parameters())}
+        weights = {f"weights {number}": weight for number, weight in enumerate(self.ensemble.parameters())}
         check_finite("the fitted reward model", _FIX, weights)
         if len(held_out.targets):
             report[metrics.REWARD_HELD_OUT_ERROR] = math.sqrt(self._quality(held_out))

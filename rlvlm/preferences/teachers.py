@@ -221,11 +221,11 @@ class SimulatedTeacher(Teacher):
         # the largest draws name the left side whatever is shown; the smallest are mistakes, so no answer is both
         is_left = mistake_draws >= 1 - config.left
         verdicts = []
-        for right_one, tied, skipped, biased in zip(says_right, is_tied, is_skipped, is_left, strict=True):
+        for prefers_right, tied, skipped, biased in zip(says_right, is_tied, is_skipped, is_left, strict=True):
             if (skipped or tied) and not biased:
                 verdicts.append(self.verdict(Label.TIE, self.SKIPPED if skipped else ""))
             else:
-                verdicts.append(self.verdict(Label.RIGHT if right_one and not biased else Label.LEFT))
+                verdicts.append(self.verdict(Label.RIGHT if prefers_right and not biased else Label.LEFT))
         return verdicts
 
     def get_state(self) -> dict[str, Any]:
@@ -248,7 +248,7 @@ _SHARES = {
     "Water": "51/43/6 56/43/1 65/35/0 65/34/1 60/38/2 62/31/7 59/34/7 63/29/8 57/22/22 72/14/14",
 }
 SHARES: dict[str, FloatArray] = {
-    task: np.array([[float(share) for share in one.split("/")] for one in bins.split()], np.float32)
+    task: np.array([[float(share) for share in pair.split("/")] for pair in bins.split()], np.float32)
     for task, bins in _SHARES.items()
 }
 """[10, 3] correct, incorrect, undecided answers of a real VLM, in percent, the pairs with the smallest gaps first.

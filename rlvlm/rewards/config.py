@@ -17,7 +17,7 @@ _SCORERS = ("judge", "oracle", "random")
 
 
 def check_name(setting: str, value: str, names: Iterable[str]) -> None:
-    """Passes where `value` is one of `names`, or refers to an object of the user's own.
+    """Raises unless `value` is one of `names`, or refers to an object of the user's own.
 
     Raises:
         ValueError: says which is meant.
@@ -173,11 +173,11 @@ class MixtureConfig:
     """Weights of the sources that are added up; each is logged raw, too."""
 
     environment: float = 0.0
-    """Of the true reward, in its own units."""
+    """Weight of the true reward, in its own units."""
     judged: float = 0.0
-    """Of the judge's score, as a number in [-1, 1]."""
+    """Weight of the judge's score, as a number in [-1, 1]."""
     novelty: float = 0.0
-    """Of the novelty of what was done, in [0, 1]."""
+    """Weight of the novelty of the transitions, in [0, 1]."""
 
     @property
     def used(self) -> tuple[str, ...]:
@@ -202,7 +202,7 @@ class TurnRewardConfig:
     """Whether scores in [0, 1] become rewards in [-1, 1]."""
     unreadable: float = -1.0
     """Reward of a turn whose reply nobody can read: nothing was done that could be judged, so the judge is not asked.
-    Of `per turn` alone."""
+    For `per turn` alone."""
     num_frames: int = 8
     """Images of an episode that the judge is shown at most, >= 2, the first and the last among them."""
     frame_px: int = 224
@@ -228,11 +228,11 @@ class TurnRewardConfig:
     fallback_judge: str = ""
     """Name of a running Serve app whose judge is asked where the run's own has no answer; empty: none."""
     false_positives: float = FALSE_POSITIVES
-    """Of the teacher biased: share of failures that it calls successes, in [0, 1]."""
+    """For teacher biased: share of failures that it calls successes, in [0, 1]."""
     noise: float = 0.0
-    """Of the teacher progress: standard deviation of its noise, >= 0."""
+    """For teacher progress: standard deviation of its noise, >= 0."""
     measured: str = ""
-    """Of the teacher measured: bench.json of a judge (`rlvlm judge-bench`)."""
+    """For teacher measured: bench.json of a judge (`rlvlm judge-bench`)."""
     parts: int = 4
     """A rollout of whole episodes is played in so many parts, >= 1: a judge looks at one while the next is played.
     There are fewer where a part would not have a group for each env runner."""
@@ -244,7 +244,7 @@ class TurnRewardConfig:
         check_least(self, "reward", 0, "noise", "success_weight")
         check_shares(self, "reward", "neutral", "false_positives")
         # What only a scorer reads. By its field's default: envs in turns and in chunks have another `per`.
-        defaults = {one.name: one.default for one in fields(self)}
+        defaults = {field.name: field.default for field in fields(self)}
         of_scorer = ("per", "teacher", "success_weight", "threshold", "without_answer", "neutral", "parts")
         idle = [] if self.scores else [name for name in of_scorer if getattr(self, name) != defaults[name]]
         threshold = self.threshold

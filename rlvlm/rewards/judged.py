@@ -76,7 +76,7 @@ class JudgedReward(_ScoredImages):
 
     @classmethod
     def build(cls, context: SourceContext) -> Self:
-        """Of the run's judge."""
+        """The source that asks the run's judge."""
         assert context.judge is not None, "the config has checked that there is one"
         return cls(context.judge, context.frames, context.goal)
 

@@ -33,15 +33,15 @@ logger = logging.getLogger(__name__)
 MIN_EPISODES = 30
 """Failures, or controls, below which nothing is concluded from a share of them."""
 _CONFIDENCE = 0.9973
-"""Of the intervals that an alarm depends on, three standard deviations: it is looked for after every update, and
-failures that come closer to success as a policy learns are harder to judge. At 0.95 a judge whose errors wavered
+"""Confidence of the intervals that an alarm depends on, three standard deviations: it is checked after every update,
+and failures that come closer to success as a policy learns are harder to judge. At 0.95 a judge whose errors wavered
 between 1 and 7 % was accused."""
 _MOST_KEPT = 0.5
 """Share of controls that may keep half of their lead."""
 _LEAST_RISE = 0.02
-"""Of the mean score, between the first episodes and the newest, that counts as one."""
+"""Minimum rise of the mean score, from the first episodes to the newest, that counts."""
 _UNDONE = 0.5
-"""In the place of the truth, 0 or 1."""
+"""Stands in the place of the truth, 0 or 1, where success was lost."""
 
 
 class RewardHacked(JudgeUnavailable):
@@ -119,7 +119,7 @@ class JudgeMonitor:
         goals = sorted({item.goal for item in items})
         others = [next((goal for goal in goals if goal != item.goal), OTHER_GOAL) for item, _ in chosen]
         elsewhere = [replace(item, goal=goal) for (item, _), goal in zip(chosen, others, strict=True)]
-        again = [one.value for one in scorer.score([*backwards, *elsewhere])]
+        again = [score.value for score in scorer.score([*backwards, *elsewhere])]
         rows = zip(chosen, again[: len(chosen)], again[len(chosen) :], others, strict=True)
         return [
             [value, turned, other, ordinary, float(goal in goals and not item.action)]
@@ -241,7 +241,7 @@ class JudgeMonitor:
         )
 
     def _area_interval(self) -> tuple[float, float] | None:
-        """Of the area under the curve of the newest episodes; None where they have too few successes or failures."""
+        """Interval of the newest episodes' area under the curve; None with too few successes or failures."""
         known = np.array([row for row in self._recent if row[1] != _UNDONE]).reshape(-1, 2)
         is_true = known[:, 1] > 0
         counts = int(is_true.sum()), int((~is_true).sum())

@@ -31,7 +31,7 @@ class VisitedStates:
         self._rows = GrowingArray((size,), np.float64)
         # one of the two may be missing: the older before there are enough states, the recent one just after a rebuild
         self._trees: tuple[KDTree | None, KDTree | None] = (None, None)
-        """Of the older and of the more recent states."""
+        """Trees of the older and of the more recent states."""
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -130,7 +130,7 @@ class NoveltyReward(RewardSource):
 
     @classmethod
     def build(cls, context: SourceContext) -> Self:
-        """Of the task's observations."""
+        """The novelty of the task's observations."""
         return cls(context.novelty_neighbour, context.env.observation_space.shape[0])
 
     @property

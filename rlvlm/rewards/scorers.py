@@ -27,7 +27,7 @@ _MIN_SCORES = 20
 _ASKED_AT_ONCE = 64
 """Items that are drawn and held at once: 17 MB of single images at 300 pixels."""
 _SCORE_ROWS = 11
-"""Of a table of measured scores: ten bins of progress short of success, and success."""
+"""Rows of a table of measured scores: ten bins of progress short of success, and success."""
 _COLUMNS = ("status", "value", "text", "latency_s", "question", "num_frames")
 """Fields of a score that a checkpoint has as they are."""
 
@@ -318,7 +318,7 @@ def read_scores(path: Path, task: str) -> list[list[float]]:
         tables = read_json(path.expanduser())["teacher"]
         table = tables[task] if "scores" in tables.get(task, {}) else tables["all"]
         scores = [[float(score) for score in row] for row in table["scores"]]
-        if len(scores) != _SCORE_ROWS or not any(scores) or not all(0 <= one <= 1 for row in scores for one in row):
+        if len(scores) != _SCORE_ROWS or not any(scores) or not all(0 <= score <= 1 for row in scores for score in row):
             raise ValueError(f"{len(scores)} rows")
     except (OSError, KeyError, TypeError, ValueError, AttributeError) as error:
         raise UsageError(

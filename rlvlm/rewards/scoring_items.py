@@ -51,8 +51,9 @@ class ScoredItem:
     success_threshold: float | None = None
     """Scores from here on say that it is a success; None where progress is scored and nothing claimed."""
     group: int = 0
-    """Of episodes that are compared with each other; a turn's is 0, a segment's the session in which it was asked."""
+    """Group of episodes that are compared with each other; a turn's is 0, a segment's the session that asked about
+    it."""
     index: int | None = None
-    """Of a segment: its place in the session, from 0."""
+    """Index of a segment in its session, from 0; None of a turn or an episode."""
     env_return: float = 0.0
     """True reward of the turn, or true return of the episode or segment."""

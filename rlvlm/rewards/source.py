@@ -32,13 +32,13 @@ class SourceContext:
     """What a reward source may be made from."""
 
     env: Any
-    """Of the task, and nobody trains in it: it has spaces, and draws."""
+    """The task's env, which gives spaces and draws images; training does not step it."""
     frames: FrameStore
     """Draws images of `transitions.snapshots`, at the judge's size, and remembers them."""
     goal: str
     """Goal phrase of the task, or the user's own."""
     judge: Judge | None = None
-    """Of the run, where one is asked."""
+    """The run's judge, where it has one."""
     novelty_neighbour: int = 5
     """k of the novelty reward."""
 

@@ -84,7 +84,7 @@ class TemporalNovelty:
         load_network(self._network, state["network"])
         load_optimizer(self._optimizer, state["adam"])
         self._kept.clear()
-        self._kept.extend((torch.as_tensor(one["image"]), torch.as_tensor(one["actions"])) for one in state["kept"])
+        self._kept.extend((torch.as_tensor(kept["image"]), torch.as_tensor(kept["actions"])) for kept in state["kept"])
         self._order.set_state(torch.as_tensor(state["order"]))
 
     def _seen(self, episode: TokenEpisode) -> tuple[Tensor, Tensor]:

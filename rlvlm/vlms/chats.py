@@ -21,7 +21,7 @@ Pixels = NDArray[np.uint8]
 T = TypeVar("T")
 
 TOP_P = 0.9
-"""Of sampling, where the temperature is above 0."""
+"""Nucleus of sampling (top-p), where the temperature is above 0."""
 _ROLES = ("system", "user", "assistant")
 _THINK, _THOUGHT_OVER = "<think>", "\n</think>\n\n"
 

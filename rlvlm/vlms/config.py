@@ -38,7 +38,7 @@ class VLMConfig:
     min_pixels: int = 0
     """Lower bound of pixels per image inside the processor; 0 takes the model's own."""
     max_pixels: int = 0
-    """Upper bound likewise; 0 takes the model's own."""
+    """Upper bound on the same pixels; 0 takes the model's own."""
     seed: int = 0
     """Seed of sampling and of random weights."""
 
@@ -138,7 +138,7 @@ class EngineConfig:
 
     @property
     def interpreter(self) -> str:
-        """Of the environment that holds vLLM."""
+        """Python interpreter of the environment that holds vLLM."""
         return self.python or _VLLM_PYTHON
 
     def __post_init__(self) -> None:

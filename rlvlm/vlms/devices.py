@@ -100,7 +100,7 @@ def free_card() -> None:
 
 def visible_cards() -> list[str]:
     """Ids of the GPUs that this process may see, in torch's order; none where nothing says so, and it sees them all."""
-    return [one for one in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if one]
+    return [gpu for gpu in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if gpu]
 
 
 def card_of(device: torch.device) -> str:

@@ -102,10 +102,10 @@ def load_vlm(config: VLMConfig, *, trainable: bool = False) -> LoadedVLM:
 
 
 def check_shards(folder: Path) -> None:
-    """Passes where an index of weights names nothing but safetensors files of its own folder.
+    """Raises unless an index of weights names only safetensors files of its own folder.
 
     Raises:
-        ModelUnavailable: it does.
+        ModelUnavailable: it names another file.
     """
     for index in folder.glob("*.index.json"):
         try:

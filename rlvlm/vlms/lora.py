@@ -23,7 +23,7 @@ if TYPE_CHECKING:  # loaded where it is used: the environment of vLLM, which onl
     import peft
 
 _PREFIX = "base_model.model."
-"""Of an adapter's names, in its file."""
+"""Prefix of the parameters' names in an adapter's file."""
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 
 
@@ -190,7 +190,7 @@ def _renamed(weights: dict[str, Any], model: Any) -> dict[str, Any]:
     from transformers.core_model_loading import WeightRenaming, rename_source_key
 
     layers = {name for name, _ in model.named_modules()}
-    renamings = [one for one in get_model_conversion_mapping(model) if isinstance(one, WeightRenaming)]
+    renamings = [renaming for renaming in get_model_conversion_mapping(model) if isinstance(renaming, WeightRenaming)]
     renamed = {}
     for name, value in weights.items():
         own = name.removeprefix(_PREFIX)

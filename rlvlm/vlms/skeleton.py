@@ -38,11 +38,11 @@ class Source:
     """Where a weight lies."""
 
     file: Path
-    """Of safetensors."""
+    """A safetensors file."""
     key: str
     """Its name there."""
     shape: tuple[int, ...]
-    """Of the whole weight."""
+    """Shape of the whole weight."""
 
     def read(self, begin: int, count: int) -> Tensor:
         """[count, ...] rows of the weight from `begin` on; no other is read."""
@@ -57,7 +57,7 @@ class Skeleton:
     device: torch.device
     """Where its weights are to lie."""
     sources: dict[nn.Parameter, Source]
-    """Of each of its weights."""
+    """Source of each of its weights."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -98,8 +98,8 @@ def build_skeleton(
     if (folder / "generation_config.json").is_file():
         network.generation_config = GenerationConfig.from_pretrained(folder)
     transforms = get_model_conversion_mapping(network)
-    renamings = [one for one in transforms if isinstance(one, WeightRenaming)]
-    converters: list[Any] = [one for one in transforms if not isinstance(one, WeightRenaming)]
+    renamings = [transform for transform in transforms if isinstance(transform, WeightRenaming)]
+    converters: list[Any] = [transform for transform in transforms if not isinstance(transform, WeightRenaming)]
     state = network.state_dict(keep_vars=True)
     sources: dict[nn.Parameter, Source] = {}
     found, surplus = set(), set()
@@ -130,7 +130,7 @@ def build_skeleton(
 def skeleton_of(network: nn.Module) -> Skeleton | None:
     """What `build_skeleton` left in `network` or a module of it; None where all weights are there."""
     found = (getattr(module, "skeleton", None) for module in network.modules())
-    return next((one for one in found if isinstance(one, Skeleton)), None)
+    return next((skeleton for skeleton in found if isinstance(skeleton, Skeleton)), None)
 
 
 def device_of(network: nn.Module) -> torch.device:

@@ -20,11 +20,11 @@ from rlvlm.core.foreign import check_claim
 # nothing but what was opened is read: a playlist, or a reference inside of an MP4, could name any file or address
 _DEMUXER = {"protocol_whitelist": "", "enable_drefs": "0", "use_absolute_path": "0"}
 MAX_HEADER_BYTES = 64 * 2**20
-"""Of a film besides its frames: an hour needs some 2 MB for each track."""
+"""Limit on the bytes of a film besides its frames: an hour needs some 2 MB for each track."""
 _MAX_BOXES = 100_000
-"""Of the outermost level; a film in fragments has a few for each."""
+"""Limit on the boxes of the outermost level; a film in fragments has a few for each."""
 _SAMPLE_BYTES = 32
-"""That FFmpeg keeps for each frame that a header speaks of."""
+"""Bytes that FFmpeg keeps for each frame that a header lists."""
 _TABLE = re.compile(rb"stsz|stz2|stts|ctts|stsc|stco|co64|stss|stps|trun|cmov")
 _ENTRY_BYTES = {b"stts": 8, b"ctts": 8, b"stsc": 12, b"stco": 4, b"co64": 8, b"stss": 4, b"stps": 4}
 """Tables that say how many entries follow, and what each takes."""

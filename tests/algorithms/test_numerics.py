@@ -113,7 +113,7 @@ def odd_step(step: Callable[..., Any], place: str, odd: float) -> Callable[..., 
 def break_env(name: str, algorithm: Any, place: str, odd: float, patch: pytest.MonkeyPatch) -> None:
     runner = algorithm.env_runner_group.local_env_runner
     if name == "grpo":
-        envs = [runner._many]
+        envs = [runner._envs]
     else:
         envs = runner._envs if name == "sac_pebble" else [slot.env for slot in runner.slots]
     for env in envs:

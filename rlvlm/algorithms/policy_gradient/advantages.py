@@ -53,9 +53,9 @@ class Estimator:
     compute: Callable[[Trajectories, AdvantageConfig], Tensor]
     """Raw advantages, [T, E] or, with token values, [T, E, N]; what is not live is left out, whatever it says."""
     needs: frozenset[str]
-    """Of `values` (a critic), `token_values` (a critic before every token), `groups` (episodes that began alike, each
-    played whole) and `states`. Without `groups` an episode of turns may come in pieces, each with a column of its own:
-    what is not over (`ends`) goes on in the next rollout."""
+    """Inputs that it uses, out of `values` (a critic), `token_values` (a critic before every token), `groups` (episodes
+    that began alike, each played whole) and `states`. Without `groups` an episode of turns may come in pieces, each
+    with a column of its own: what is not over (`ends`) goes on in the next rollout."""
 
     @property
     def has_critic(self) -> bool:
@@ -94,7 +94,7 @@ def find_estimator(name: str) -> Estimator:
         UsageError: there is none, or it takes other arguments than trajectories and a config.
     """
     setting, takes = "algo.advantage.estimator", ("played", "config")
-    return find_registered(name, ESTIMATORS, setting, "estimator", lambda one: one.compute, takes)
+    return find_registered(name, ESTIMATORS, setting, "estimator", lambda estimator: estimator.compute, takes)
 
 
 def estimate(played: Trajectories, config: AdvantageConfig) -> tuple[Tensor, Tensor | None]:
@@ -115,7 +115,7 @@ def estimate(played: Trajectories, config: AdvantageConfig) -> tuple[Tensor, Ten
             "return an advantage for every turn, or for every token where it needs token_values",
         )
     given = (played.rewards, played.values, played.next_values)
-    if not raw[played.is_live].isfinite().all() and all(bool(one.isfinite().all()) for one in given):
+    if not raw[played.is_live].isfinite().all() and all(bool(values.isfinite().all()) for values in given):
         raise NumericsError(
             f"the estimator {config.estimator} gave advantages that are not finite", "mend its function"
         )

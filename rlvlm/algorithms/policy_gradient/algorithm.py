@@ -214,7 +214,7 @@ class PolicyGradient(BaseAlgorithm):
         # a critic of the state knows nothing in the first round: it learns from it, and the policy waits
         learned = list(episodes) if self._critic is None else self._critic.fill(episodes)
         if learned:
-            ages = [self._version - float(one.versions.mean()) for one in learned if len(one)]
+            ages = [self._version - float(episode.versions.mean()) for episode in learned if len(episode)]
             self._stats.note({metrics.STALENESS: float(np.mean(ages))})
             with self._engine_asleep():
                 self._learners.call_all("learn", learned, done / self.config.total_steps)
@@ -321,12 +321,12 @@ class PolicyGradient(BaseAlgorithm):
             return list(episodes)
         return [
             replace(
-                one,
-                learned_rewards=self._labeller.follow(episode),
+                episode,
+                learned_rewards=self._labeller.follow(played),
                 reward_name="judge's score so far",
                 reward_range=(0, 1),
             )
-            for one, episode in zip(episodes, self.last_played, strict=False)
+            for episode, played in zip(episodes, self.last_played, strict=False)
         ]
 
     def draw(self, snapshots: FloatArray, size_px: int) -> Frames:
@@ -416,13 +416,15 @@ class PolicyGradientAlgorithmConfig(TokenConfig):
 
 
 def check_versions(episodes: Sequence[TokenEpisode], version: int, staleness: int) -> None:
-    """Passes where every turn of `episodes` was sampled with weights that are `staleness` updates older than `version`
-    at most; no other is learned from.
+    """Raises unless every turn of `episodes` was sampled with weights at most `staleness` updates older than `version`.
+
 
     Raises:
-        RunError: something else was sampled.
+        RunError: a turn was sampled with other weights.
     """
-    odd = {int(one) for episode in episodes for one in episode.versions} - set(range(version - staleness, version + 1))
+    odd = {int(sampled) for episode in episodes for sampled in episode.versions} - set(
+        range(version - staleness, version + 1)
+    )
     if odd:
         raise RunError(
             f"an update of version {version} of the weights was given replies of version {sorted(odd)}",

@@ -56,7 +56,7 @@ class TokenConfig(BaseConfig):
 
     @property
     def kind(self) -> str:
-        """Of the task's env: turns or chunks."""
+        """Kind of the task's env: turns or chunks."""
         return find_task(self.task).kind if self.task else "turns"
 
     def envs(self, *, task: str = UNCHANGED, env_settings: EnvConfig = UNCHANGED) -> Self:
@@ -125,7 +125,7 @@ class TokenConfig(BaseConfig):
             reward: sources and their weights.
             goal: what a judge is asked about; empty takes the env's own goal, or the episode's instruction.
             make_judge: makes the judge in the process that asks it; must pickle. None where nobody is asked.
-            make_fallback_judge: likewise the judge that is asked where the first has no answer.
+            make_fallback_judge: makes the judge that is asked where the first has no answer, in the same way.
             judge_env: settings of the env that draws for the judge; None takes those of `envs`.
         """
         return self._take(

@@ -38,11 +38,11 @@ class Batch:
     values: Tensor
     """[M] or, where elements have values, [M, N], when they were sampled."""
     advantages: Tensor
-    """Likewise."""
+    """[M] or [M, N], as `values`."""
     returns: Tensor | None
-    """Likewise, a critic's targets; None without one."""
+    """[M] or [M, N], as `values`: the critic's targets; None without a critic."""
     reference: Tensor | None
-    """[M, N] of the policy that learning started from, where it is needed."""
+    """[M, N] log-probs of the policy that learning started from, where they are needed."""
     slots: Tensor
     """[M] env of each turn: turns of one env are not independent."""
     action_size: int
@@ -87,7 +87,7 @@ class Rows:
     def padded(self, name: str) -> Tensor:
         """[M, N] the same of elements, padded on the right."""
         # copied: what came through Ray may not be written, which torch warns of
-        return _padded([torch.from_numpy(np.array(one)) for one in self.of(name)])
+        return _padded([torch.from_numpy(np.array(elements)) for elements in self.of(name)])
 
     def observed(self) -> Observations:
         """What was seen before each answer."""
@@ -103,8 +103,10 @@ class Rows:
 def order_rows(episodes: Sequence[TokenEpisode]) -> Rows:
     """The turns of `episodes`: pieces of envs side by side round by round, whole episodes one after the other."""
     # all chunks of a rollout are of its round 0, so that they come episode by episode
-    slots = [e if one.chunks else one.slot for e, one in enumerate(episodes)]
-    order = sorted((int(at), slots[e], t, e) for e, one in enumerate(episodes) for t, at in enumerate(one.played_at))
+    slots = [e if episode.chunks else episode.slot for e, episode in enumerate(episodes)]
+    order = sorted(
+        (int(at), slots[e], t, e) for e, episode in enumerate(episodes) for t, at in enumerate(episode.played_at)
+    )
     return Rows(episodes, [(t, e) for *_, t, e in order], slots)
 
 
@@ -153,7 +155,7 @@ class BatchMaker:
         return Batch(
             obs=obs,
             answers=answers,
-            lengths=np.array([len(one) for one in rows.of("log_probs")]),
+            lengths=np.array([len(log_probs) for log_probs in rows.of("log_probs")]),
             log_probs=old.to(device),
             weights=(weights * mask).to(device),
             is_action=(rows.padded("actions") if episodes[0].actions else mask).to(device),
@@ -172,7 +174,7 @@ class BatchMaker:
         """[M, N] elements that count in means: a chunk that an episode's end cut short has some that were not run."""
         if rows.episodes[0].runs:
             return rows.padded("runs")
-        lengths = torch.tensor([len(one) for one in rows.of("log_probs")])
+        lengths = torch.tensor([len(log_probs) for log_probs in rows.of("log_probs")])
         return torch.arange(int(lengths.max())) < lengths[:, None]
 
     def _longest(self, num_elements: int, chunks: Sequence[FloatArray]) -> int:
@@ -206,7 +208,7 @@ class BatchMaker:
         found: dict[str, Tensor] = {}
         for name in sorted({name for extras in given for name in extras}):
             for extras, episode in zip(given, episodes, strict=True):
-                column, lengths = extras.get(name, ()), [len(one) for one in episode.log_probs]
+                column, lengths = extras.get(name, ()), [len(log_probs) for log_probs in episode.log_probs]
                 got = [np.size(each) for each in column]
                 if got not in ([1] * len(episode), lengths):
                     raise UsageError(
@@ -226,15 +228,15 @@ class BatchMaker:
         """`episodes` with the values that their engine, having no value head, left NaN: the critic's before the update,
         and 0 where no critic is used.
         """
-        if not any(np.isnan(one.values).any() for one in episodes):
+        if not any(np.isnan(episode.values).any() for episode in episodes):
             return episodes
-        values = [np.zeros(len(one), np.float32) for one in episodes]
+        values = [np.zeros(len(episode), np.float32) for episode in episodes]
         # a value does not depend on the answer: the critic is asked before it
         if self.estimator.has_critic and self._algo.advantage.values == "policy":
             found = self._each_once(obs, None, self._values)
             for (t, e), value in zip(rows, found, strict=True):
                 values[e][t] = float(value)
-        return [replace(one, values=own) for one, own in zip(episodes, values, strict=True)]
+        return [replace(episode, values=own) for episode, own in zip(episodes, values, strict=True)]
 
     def _trajectories(
         self, episodes: Sequence[TokenEpisode], rows: Rows, obs: Observations, token_values: Tensor | None, mask: Tensor
@@ -249,19 +251,21 @@ class BatchMaker:
             return full
 
         def columns(name: str) -> Tensor:
-            return nn.utils.rnn.pad_sequence([torch.from_numpy(np.array(getattr(one, name))) for one in episodes])
+            return nn.utils.rnn.pad_sequence(
+                [torch.from_numpy(np.array(getattr(episode, name))) for episode in episodes]
+            )
 
         # episodes are of unequal length: what lies behind an end is dead, and its numbers are never read
         is_live = grid(torch.ones(len(rows.at), dtype=torch.bool))
-        last = [len(one) - 1 for one in episodes], list(range(len(episodes)))
+        last = [len(episode) - 1 for episode in episodes], list(range(len(episodes)))
         ends = ~is_live
-        ends[last] = torch.tensor([one.is_over for one in episodes])
+        ends[last] = torch.tensor([episode.is_over for episode in episodes])
         values = columns("values").float()
         next_values = torch.cat([values[1:], torch.zeros_like(values[:1])])
         next_values[last] = 0.0  # what follows the last turn: nothing, unless a time limit or the rollout's end cut it
         has_own_values = self.estimator.has_critic and self._algo.advantage.values == "policy"
         # V(s_T) where the episode was cut: the critic is asked about the state that its last turn led to
-        cut = [e for e, one in enumerate(episodes) if not one.terminated]
+        cut = [e for e, episode in enumerate(episodes) if not episode.terminated]
         # in the order in which they were played: micro-batches, and with them last bits, then depend on nothing else
         cut.sort(key=lambda e: (episodes[e].played_at[-1], episodes[e].slot))
         if has_own_values and cut:
@@ -277,7 +281,7 @@ class BatchMaker:
             rewards=columns("rewards").float() * self._algo.reward_scale,
             ends=ends,
             is_live=is_live,
-            groups=torch.tensor([one.group for one in episodes]),
+            groups=torch.tensor([episode.group for episode in episodes]),
             values=values,
             next_values=next_values,
             token_values=None if token_values is None else grid(token_values),
@@ -298,7 +302,7 @@ class BatchMaker:
             compute: gives [B, ...] of B observations and their answers.
         """
         answers: Sequence[Answer] = [{}] * len(obs) if rows is None else rows.of("answers")
-        sizes = None if rows is None else [len(one) for one in rows.of("log_probs")]
+        sizes = None if rows is None else [len(log_probs) for log_probs in rows.of("log_probs")]
         proprio = [row.tobytes() for row in obs.proprio]
         keys = list(zip(obs.images, obs.texts, proprio, map(answer_key, answers), strict=True))
         known: dict[Hashable, int] = {}

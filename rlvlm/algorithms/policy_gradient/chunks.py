@@ -48,9 +48,9 @@ class ChunkSampler:
     is_rollout: bool = False
     """Whether random numbers are shared as `algo.draws` says, which evaluations never do."""
     generator: torch.Generator | None = None
-    """Of the draws, on the CPU."""
+    """Generator that samples chunks, on the CPU."""
     version: int = 0
-    """Of the weights."""
+    """Version of the weights."""
 
     def act(self, obs: Observations) -> list[SampledChunk]:
         """A chunk for each observation."""
@@ -159,7 +159,7 @@ class ChunkRunner(BaseRunner):
     def __init__(self, *, config: Any, worker_index: int = 0, **unused: Any) -> None:
         super().__init__(config=config, worker_index=worker_index)
         self.chunk_env: ChunkEnv = make_env(config.task, config.env_settings, config.seed)
-        self._many = self.chunk_env.many()
+        self._envs = self.chunk_env.many()
         self._workers: list[Any] = []
         self._of_workers: dict[tuple[EnvConfig, int], WorkerEnvs] = {}
         self.begin()
@@ -210,8 +210,8 @@ class ChunkRunner(BaseRunner):
         algo, own = self.config.algo, num_groups
         if players:
             # dealt out in turns, as every runner can tell by itself: none has to be asked how many it plays
-            is_one = self.worker_index in players
-            own = len(range(players.index(self.worker_index), num_groups, len(players))) if is_one else 0
+            is_player = self.worker_index in players
+            own = len(range(players.index(self.worker_index), num_groups, len(players))) if is_player else 0
         if not own:
             return [], {}
         state_ids = self._states.integers(FIRST_HELD_OUT_STATE, size=own)
@@ -224,7 +224,7 @@ class ChunkRunner(BaseRunner):
             version=version,
         )  # fmt: skip
         size = algo.group_size
-        envs = self.worker_envs(self.config.env_settings, self.chunk_env, size) if algo.env_workers else self._many
+        envs = self.worker_envs(self.config.env_settings, self.chunk_env, size) if algo.env_workers else self._envs
         episodes = play_chunks(envs, self.config.task, state_ids.repeat(size), groups.repeat(size), sampler)
         if not self.worker_index:
             return episodes, {}  # the learner's own policy has looked at them

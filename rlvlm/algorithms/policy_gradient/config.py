@@ -44,13 +44,13 @@ class AdvantageConfig:
     gamma: float = 0.9
     """Discount per turn, or per chunk, in [0, 1]."""
     gae_lambda: float = 0.95
-    """Of estimators with a critic, in [0, 1]; 0 trusts the critic, 1 the rewards."""
+    """Lambda of GAE, for estimators with a critic, in [0, 1]; 0 trusts the critic, 1 the rewards."""
     token_gamma: float = 1.0
-    """Discount per token within an answer, in [0, 1]; of estimators that ask the critic before every token."""
+    """Discount per token within an answer, in [0, 1]; for estimators that ask the critic before every token."""
     token_lambda: float = 1.0
-    """Of the tokens' advantages, in [0, 1]; likewise."""
+    """Lambda of GAE over the tokens of an answer, in [0, 1]; for the same estimators."""
     step_weight: float = 1.0
-    """Of gigpo: weight of the comparison of turns beside that of episodes, >= 0."""
+    """For gigpo: weight of the comparison of turns beside that of episodes, >= 0."""
     divide_by_std: bool = True
     """Whether advantages are divided by the standard deviation of their group, or, with a critic, centred and divided
     by that of the whole update."""
@@ -106,9 +106,9 @@ class LossConfig:
     dual_clip: float | None = None
     """At negative advantages the loss is at most dual_clip * |advantage|; > 1, or None for no such bound."""
     max_ratio: float = 10.0
-    """Of guarded: a minibatch with a ratio above this learns from the clipped term alone."""
+    """For loss guarded: a minibatch with a ratio above this learns from the clipped term alone."""
     thought_weight: float = 0.5
-    """Of the ratio weighted: weight of the thought's log-probability beside the action's, in [0, 1]."""
+    """For ratio weighted: weight of the thought's log-probability beside the action's, in [0, 1]."""
     kl_weight: float = 0.0
     """Weight of the KL divergence (k3 estimate) from the policy after its supervised start, >= 0."""
     entropy_weight: float = 0.0
@@ -162,9 +162,9 @@ class PolicyGradientConfig:
     of the run's own process; 0: it does so itself, one env after the other. A large policy or a slow simulator needs
     them: the policy then samples for all envs at once, while these are stepped side by side."""
     temperature: float = 1.0
-    """Of sampling, in rollouts, in the update and in sampled evaluations."""
+    """Sampling temperature, in rollouts, in the update and in sampled evaluations."""
     draws: Literal["token", "chunk"] = "token"
-    """Of the random numbers that chunks are sampled with. token: one for each token; chunk: one for each dimension of
+    """Random numbers that chunks are sampled with. token: one for each token; chunk: one for each dimension of
     the action, for all steps of a chunk, so that a chunk leans to one side as a whole and does not tremble. Each token
     has the same distribution in both, and the update takes them as if they were drawn one by one; evaluations always
     draw one for each token."""
@@ -242,8 +242,8 @@ class PolicyGradientConfig:
     """Whether the learners of `num_learners` share out the policy's weights, gradients and Adam's averages (FSDP2), so
     that a policy fits that no single GPU holds. The gradient is the same; every pass gathers the weights anew."""
     compute_dtype: Literal["same", "bfloat16"] = "same"
-    """Of sharded learners. bfloat16: weights are gathered and computed in it, and Adam changes the slices as they are,
-    float32 where all weights learn; same: all as it is."""
+    """Compute type of sharded learners. bfloat16: weights are gathered and computed in it, and Adam changes the slices
+    as they are, float32 where all weights learn; same: all as it is."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where a VLA learns in the run's own process. auto: a GPU that Ray or SLURM has assigned to it, else the CPU;
     cuda: the first that is visible. A VLM lies where policy.device says."""

@@ -26,7 +26,7 @@ from rlvlm.envs.env import ChunkEnv
 _WIDE = 5.0
 """Features are cut to so many standard deviations."""
 _LEAST_STD = 1e-4
-"""Of a feature, in its own units; one that varies less is taken to stand still."""
+"""Minimum standard deviation of a feature, in its own units; one that varies less counts as constant."""
 _WEIGHT_DECAY = 1e-3
 
 
@@ -75,15 +75,15 @@ class Critic:
         """
         if not episodes:
             return []
-        scores = np.array([one.rewards.sum() for one in episodes], np.float32)
-        lengths = np.array([len(one) for one in episodes])
+        scores = np.array([episode.rewards.sum() for episode in episodes], np.float32)
+        lengths = np.array([len(episode) for episode in episodes])
         features = np.concatenate([self._features_of(episode) for episode in episodes])
         filled: list[TokenEpisode] = []
         if len(self._scores):
             with torch.no_grad():
                 values = self._network(self._scaled(features))[:, 0].sigmoid().numpy()
             parts = np.split(values, np.cumsum(lengths)[:-1])
-            filled = [replace(one, values=own) for one, own in zip(episodes, parts, strict=True)]
+            filled = [replace(episode, values=own) for episode, own in zip(episodes, parts, strict=True)]
             came, self._latest = scores.repeat(lengths), {}
             if came.max() > came.min():  # else there is nothing to explain
                 self._latest[metrics.UPDATE_EXPLAINED] = 1.0 - float(np.var(came - values) / np.var(came))
@@ -115,11 +115,11 @@ class Critic:
 
         A hand that misses by a centimetre shows in the way from it to the thing, and hardly in the places of both.
         """
-        places = self._env.landmarks(snapshots)  # [C, K, D]
-        one, other = np.triu_indices(places.shape[1], 1)
-        if not len(one):
+        positions = self._env.landmarks(snapshots)  # [C, K, D]
+        first, second = np.triu_indices(positions.shape[1], 1)
+        if not len(first):
             return snapshots
-        offsets = places[:, other] - places[:, one]
+        offsets = positions[:, second] - positions[:, first]
         return np.concatenate([offsets.reshape(len(offsets), -1), np.linalg.norm(offsets, axis=2)], axis=1)
 
     def _scaled(self, features: FloatArray) -> Tensor:

@@ -221,7 +221,7 @@ def start_workers(count: int, task: str, seed: int, image_px: int) -> list[Any]:
 
 
 def _ended(count: int, steps: int, env: ChunkEnv) -> ChunkStep:
-    """Of `count` envs that are gone: episodes that are over, and that nobody learns from."""
+    """The step of `count` lost envs: their episodes are over, and are not learned from."""
     obs, _ = env.reset(options={"state_id": 0})
     flags = np.zeros(count, bool)
     return ChunkStep(

@@ -53,9 +53,9 @@ from rlvlm.vlms.skeleton import skeleton_of, skeletons
 logger = logging.getLogger(__name__)
 
 _LOG_RATIO_BOUND = 2.0
-"""Of replies: log-ratios beyond count as this when an update's divergence is measured, or one rare token decides."""
+"""Log-ratios of replies are clipped to this when an update's divergence is measured, or one rare token decides."""
 _GAIN_CLIP = 0.2
-"""Ratios farther than this from 1 count as this far when an update is tested."""
+"""Ratios are clipped to this distance from 1 when an update is tested."""
 _LR_FACTOR = 1.3
 """By how much the step size changes after an update that moved the policy too little or too far."""
 _LR_RANGE = (1e-3, 10.0)
@@ -90,7 +90,7 @@ class PolicyModule(TorchRLModule):
         Sharded, it answers only where all learners are asked at once, as RLlib does not once they play; before that it
         has nothing.
         """
-        state = {} if any(one.is_meta for one in self.policy.parameters()) else self.policy.trained_state()
+        state = {} if any(parameter.is_meta for parameter in self.policy.parameters()) else self.policy.trained_state()
         return {name: gathered(value).float().numpy().copy() for name, value in state.items()}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
@@ -166,7 +166,7 @@ class TokenLearner(ManualLearner):
         self._parameters = [*self._acting, *own_values]
         groups = [{"params": self._acting, "lr": algo.lr}, {"params": own_values, "lr": algo.value_lr}]
         self._optimizer = torch.optim.Adam(
-            [one for one in groups if one["params"]], betas=algo.betas, eps=algo.adam_eps,
+            [group for group in groups if group["params"]], betas=algo.betas, eps=algo.adam_eps,
             foreach=False if is_sharded(self._parameters) else None,  # one call cannot take slices and whole tensors
         )  # fmt: skip
         self.num_updates, self._lr_scale = 0, 1.0
@@ -328,7 +328,7 @@ class TokenLearner(ManualLearner):
                     (log_ratio.exp() - 1).abs().sum(), (entropies * looked_at).sum(), is_token.sum(), len(part),
                     looked_at.sum(), total,
                 )  # fmt: skip
-                sums += torch.stack([torch.as_tensor(one, device=sums.device).double() for one in found])
+                sums += torch.stack([torch.as_tensor(term, device=sums.device).double() for term in found])
                 for name, mean in measured.items():
                     own_sums[name] = own_sums.get(name, 0.0) + mean * len(part)
         add_up_gradients(self._parameters)
@@ -434,7 +434,9 @@ class TokenLearner(ManualLearner):
             names += (metrics.UPDATE_VALUE_LOSS,)
         if any(reading["entropy_tokens"] for reading in readings):
             names += (metrics.UPDATE_ENTROPY,)
-        means = {name: sum(one[name] for one in readings) / len(readings) for name in (*names, metrics.UPDATE_KL)}
+        means = {
+            name: sum(reading[name] for reading in readings) / len(readings) for name in (*names, metrics.UPDATE_KL)
+        }
         follows = self._algo.kl_target is not None
         self._latest = means | {
             # before any step: what is left is the difference between the engine's and the trainer's programs

@@ -113,7 +113,7 @@ def find_policy_loss(name: str) -> PolicyLoss:
         UsageError: there is none, or it takes other arguments than a minibatch and a config.
     """
     setting, takes = "algo.loss.policy", ("batch", "config")
-    return find_registered(name, POLICY_LOSSES, setting, "policy_loss", lambda one: one.compute, takes)
+    return find_registered(name, POLICY_LOSSES, setting, "policy_loss", lambda loss: loss.compute, takes)
 
 
 class LossTerms(NamedTuple):
@@ -165,7 +165,7 @@ def total_loss(config: LossConfig, batch: MiniBatch) -> LossTerms:
         ratio, counted = log_ratio.exp(), weights[:, : log_ratio.shape[1]] > 0
         is_outside = (ratio < 1 - config.clip_low) | (ratio > 1 + config.clip_high)
         share = (is_outside & counted).sum() / counted.sum().clamp_min(1)
-    return LossTerms(policy, value, rest, share, {name: one.detach() for name, one in own.items()})
+    return LossTerms(policy, value, rest, share, {name: metric.detach() for name, metric in own.items()})
 
 
 def _computed(config: LossConfig, batch: MiniBatch) -> tuple[Tensor, Mapping[str, Tensor]]:
@@ -176,10 +176,10 @@ def _computed(config: LossConfig, batch: MiniBatch) -> tuple[Tensor, Mapping[str
     if not (isinstance(given, tuple) and len(given) == 2 and isinstance(given[1], Mapping)):
         raise UsageError(f"{who} gave a {type(given).__name__}, and no loss with metrics", fix)
     loss, own = given
-    if list(loss.shape) not in wanted or any(torch.as_tensor(one).numel() != 1 for one in own.values()):
-        shapes = {name: list(torch.as_tensor(one).shape) for name, one in own.items()}
+    if list(loss.shape) not in wanted or any(torch.as_tensor(metric).numel() != 1 for metric in own.values()):
+        shapes = {name: list(torch.as_tensor(metric).shape) for name, metric in own.items()}
         raise UsageError(f"{who} gave a loss of shape {list(loss.shape)} and metrics of shapes {shapes}", fix)
-    return loss, {name: torch.as_tensor(one).float() for name, one in own.items()}
+    return loss, {name: torch.as_tensor(metric).float() for name, metric in own.items()}
 
 
 def log_ratios(

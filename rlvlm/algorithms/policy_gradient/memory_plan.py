@@ -56,13 +56,13 @@ class ModelSize:
     frozen: int
     """That do not."""
     frozen_nf4: int
-    """Of these the ones that NF4 holds in 4 bits."""
+    """Frozen weights that NF4 holds in 4 bits."""
     block: int
-    """Of the largest block."""
+    """Weights of the largest block."""
     outside: int
-    """Outside of all blocks: embeddings and the output head."""
+    """Weights outside of all blocks: embeddings and the output head."""
     layers: int
-    """Of the language model."""
+    """Layers of the language model."""
     width: int
     """H of a layer."""
     inner_width: int
@@ -134,7 +134,7 @@ def measured(network: nn.Module, text: Any) -> ModelSize:
     for parameter in network.parameters():
         counts[parameter.requires_grad] += parameter.numel()
     blocks = [[*block.parameters()] for block in blocks_of(network)]
-    inside = [sum(one.numel() for one in block) for block in blocks]
+    inside = [sum(weight.numel() for weight in block) for block in blocks]
     return ModelSize(
         learned=counts[True],
         frozen=counts[False],

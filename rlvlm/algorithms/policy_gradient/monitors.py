@@ -72,9 +72,13 @@ def watch_replies(episodes: Sequence[TokenEpisode], max_reply_tokens: int) -> di
         occurred before in the same reply; share of different images for which the thought is the commonest one; and
         the entropy of the actions taken, in nats.
     """
-    replies = [answer["ids"].tolist() for one in episodes for answer in one.answers]
+    replies = [answer["ids"].tolist() for episode in episodes for answer in episode.answers]
     # an episode that goes on from an earlier rollout has replies of both; only those of this one have images here
-    read = [pair for one in episodes for pair in zip(one.replies[one.first_step :], one.obs.images[:-1], strict=True)]
+    read = [
+        pair
+        for episode in episodes
+        for pair in zip(episode.replies[episode.first_step :], episode.obs.images[:-1], strict=True)
+    ]
     lengths = [len(reply) for reply in replies]
     return {
         metrics.REPLY_INVALID: float(np.mean([reply.action is None for reply, _ in read])),

@@ -26,10 +26,10 @@ from rlvlm.policies.vla.policy import VLAPolicy
 from rlvlm.policies.vlm.policy import VLMPolicy
 
 VLM_KIND, VLA_KIND = "vlm", "vla"
-"""Of the policy's file in a checkpoint."""
+"""Kinds of the policy's file in a checkpoint."""
 _PLAYABLE = "policy that can be played"
 _TRIES = 5
-"""Of episodes of which some were lost with their env."""
+"""Attempts at episodes that are lost with their env."""
 Roll = Callable[[Sequence[int], bool], list[TokenEpisode]]
 """Whole episodes from given seeds, in their order; greedy or sampled."""
 
@@ -68,7 +68,7 @@ class TokenPlayer:
         greedy = self.roll(range(FIRST_SEED, FIRST_SEED + num_episodes), True)
         first = self._first_sampled_seed
         sampled = self.roll(range(first, first + num_episodes), False)
-        measured = {metrics.EVAL_SAMPLED_SUCCESS: share(one.is_success for one in sampled)}
+        measured = {metrics.EVAL_SAMPLED_SUCCESS: share(episode.is_success for episode in sampled)}
         if greedy and greedy[0].replies:
             measured |= _of_replies(greedy, sampled)
         both = {
@@ -138,7 +138,7 @@ def _of_replies(greedy: Sequence[TokenEpisode], sampled: Sequence[TokenEpisode])
     strict, sampled_strict = ([is_strict_success(episode) for episode in played] for played in (greedy, sampled))
     low, high = wilson_interval(sum(strict), len(strict))
     sampled_low, sampled_high = wilson_interval(sum(sampled_strict), len(sampled_strict))
-    lengths = [len(one) if len(episode.actions) else 0 for episode in greedy for one in episode.log_probs]
+    lengths = [len(log_probs) if len(episode.actions) else 0 for episode in greedy for log_probs in episode.log_probs]
     return {
         metrics.EVAL_STRICT_SUCCESS: share(strict),
         metrics.EVAL_STRICT_LOW: low,

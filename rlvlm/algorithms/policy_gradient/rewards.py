@@ -37,9 +37,9 @@ and at 1 for the one that reaches the goal."""
 AWAY, SAME, NEARER, REACHED = 0.0, 0.25, 0.75, 1.0
 """Utility of a turn on the scale of scores, as the prompt has its ratings."""
 _MOMENTS = 12
-"""Of an episode at which a judge is asked how it stands, for a video."""
+"""Moments of an episode at which a judge is asked for the score so far, for a video."""
 Question = tuple[Hashable, ScoringItem]
-"""What is asked about a turn, by the key of the turn."""
+"""Key of a turn, and the item that is scored for it."""
 
 
 class RewardLabeller:
@@ -301,10 +301,10 @@ class RewardLabeller:
 
     def _novelties(self, episodes: Sequence[TokenEpisode]) -> list[FloatArray]:
         """[T] novelty in [0, 1] of each; 0 for turns of episodes that are not over yet."""
-        found = [np.zeros(len(one), np.float32) for one in episodes]
+        found = [np.zeros(len(episode), np.float32) for episode in episodes]
         if self._novelty is None:
             return found
-        over = [place for place, one in enumerate(episodes) if one.is_over]
+        over = [place for place, episode in enumerate(episodes) if episode.is_over]
         values = self._novelty.label([episodes[place] for place in over])
         for place, own in zip(over, values, strict=True):
             found[place] = own[len(own) - len(found[place]) :]  # it may have begun in an earlier rollout
@@ -332,24 +332,24 @@ class RewardLabeller:
         self._controls = self._pool.submit(self.monitor.show_controls, self._scorer, items, scores)
         if self._config.per == "turn":
             known = [
-                (asked[1].value, float(one.gains[t]) > 0)
-                for one in episodes
-                for t in range(len(one))
-                if (asked := given.get(_key(one, t))) is not None and asked[1].value is not None
+                (asked[1].value, float(episode.gains[t]) > 0)
+                for episode in episodes
+                for t in range(len(episode))
+                if (asked := given.get(_key(episode, t))) is not None and asked[1].value is not None
             ]
             area = area_under_curve([value for value, _ in known], [truth for _, truth in known])
             self._facts |= {metrics.JUDGE_TURN_AUC: area} if math.isfinite(area) else {}
             self._note_controls()  # turns are many and cheap: nothing is on its way between rollouts
         ended: list[tuple[float, bool | None]] = []
-        for one in episodes:
-            if not one.is_over:
+        for episode in episodes:
+            if not episode.is_over:
                 continue
-            asked = given.get(_key(one, len(one) - 1))
-            truth = bool(one.success[-1]) if self._config.per == "turn" else one.is_success
+            asked = given.get(_key(episode, len(episode) - 1))
+            truth = bool(episode.success[-1]) if self._config.per == "turn" else episode.is_success
             if asked is None:
                 ended.append((0.0, truth))
             elif asked[1].value is not None:
-                ended.append((asked[1].value, None if one.success_lost else truth))
+                ended.append((asked[1].value, None if episode.success_lost else truth))
         self.monitor.note([value for value, _ in ended], [truth for _, truth in ended])
 
     def _note_controls(self) -> None:
@@ -374,10 +374,10 @@ def _utility(item: ScoringItem, gain: float) -> float:
 def drop_unlabelled(episodes: Sequence[TokenEpisode]) -> list[TokenEpisode]:
     """Those without a turn of unknown reward; where episodes are compared, groups that have one are left out whole."""
     # an advantage within a group that lost an episode would be against the wrong mean
-    unknown = {id(one) for one in episodes if np.isnan(one.rewards).any()}
-    groups = [one.group for one in episodes]
-    broken = {one.group for one in episodes if id(one) in unknown and groups.count(one.group) > 1}
-    return [one for one in episodes if id(one) not in unknown and one.group not in broken]
+    unknown = {id(episode) for episode in episodes if np.isnan(episode.rewards).any()}
+    groups = [episode.group for episode in episodes]
+    broken = {episode.group for episode in episodes if id(episode) in unknown and groups.count(episode.group) > 1}
+    return [episode for episode in episodes if id(episode) not in unknown and episode.group not in broken]
 
 
 class RunScorer:

@@ -65,7 +65,7 @@ class TurnRollouts:
 
     @staticmethod
     def viewer_settings(config: TokenConfig) -> EnvConfig:
-        """Of the env that draws."""
+        """Settings of the env that draws."""
         return config.env_settings
 
     def _make_engine(self) -> Engine:
@@ -190,7 +190,7 @@ class ChunkRollouts:
 
     @staticmethod
     def viewer_settings(config: TokenConfig) -> EnvConfig:
-        """Of the env that draws."""
+        """Settings of the env that draws."""
         return config.env_settings.for_evaluation()
 
     def show_to(self, labeller: RewardLabeller) -> None:

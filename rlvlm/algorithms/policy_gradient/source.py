@@ -92,15 +92,15 @@ class EpisodeSource:
         return kept
 
     def rest(self) -> Iterator[list[TokenEpisode]]:
-        """Of each rollout that is under way or waits for its scores; afterwards nothing is on its way."""
+        """The episodes of each rollout that is under way or waits for its scores; afterwards none is left."""
         while self._under_way:
             yield self._filtered(self._labelled(self._ended()))
 
     def forget(self) -> None:
         """Forgets what is on its way, once it has come to its end: whoever plays must not be in the middle of it."""
         while self._under_way:
-            if not (one := self._under_way.popleft()).cancel():
-                one.exception()
+            if not (rollout := self._under_way.popleft()).cancel():
+                rollout.exception()
 
     def close(self) -> None:
         """Begins nothing any more."""
@@ -129,16 +129,19 @@ class EpisodeSource:
         self.rollout_s += seconds
         self.wait_s += time.monotonic() - began if self._pool is not None else seconds
         self._show(images)
-        ended = [(one.env_return, one.is_success) for one in episodes if one.is_over]
-        self._stats.record(sum(int(one.steps.sum()) for one in episodes), ended)
+        ended = [(episode.env_return, episode.is_success) for episode in episodes if episode.is_over]
+        self._stats.record(sum(int(episode.steps.sum()) for episode in episodes), ended)
         return episodes
 
     def _labelled(self, episodes: list[TokenEpisode]) -> list[TokenEpisode]:
         """The episodes with their rewards; warns where these are all the same."""
         self.newest = self._labeller.label(episodes, self._stats.env_steps) if episodes else []
         # of whole episodes alone: pieces of one that goes on would count its steps, but not its return
-        if over := [one for one in self.newest if one.is_over]:
-            given = {"step": [one.rewards.ravel() for one in over], "episode": [[one.rewards.sum()] for one in over]}
+        if over := [episode for episode in self.newest if episode.is_over]:
+            given = {
+                "step": [episode.rewards.ravel() for episode in over],
+                "episode": [[episode.rewards.sum()] for episode in over],
+            }
             together = {what: np.concatenate(rewards) for what, rewards in given.items()}
             self._stats.signal.check(together, len(over))
         return list(self.newest)
@@ -153,17 +156,17 @@ class EpisodeSource:
         else:
             kept = informative_groups(known, self._algo.advantage, self.scorer_noise)
         if not self._algo.rollout_turns:
-            scores = np.array([one.rewards.sum() for one in episodes])
-            over = [one for one in episodes if one.is_over]
-            num_groups, num_kept = (len({one.group for one in some}) for some in (episodes, kept))
+            scores = np.array([episode.rewards.sum() for episode in episodes])
+            over = [episode for episode in episodes if episode.is_over]
+            num_groups, num_kept = (len({episode.group for episode in some}) for some in (episodes, kept))
             self._stats.note(
                 {
                     metrics.GROUP_KEPT: num_kept / num_groups,
                     metrics.GROUP_SCORE: float(np.nanmean(scores)) if np.isfinite(scores).any() else 0.0,
-                    metrics.TRAIN_EPISODE_RETURN: float(np.mean([one.env_return for one in over])),
-                    metrics.TRAIN_EPISODE_SUCCESS: float(np.mean([one.is_success for one in over])),
+                    metrics.TRAIN_EPISODE_RETURN: float(np.mean([episode.env_return for episode in over])),
+                    metrics.TRAIN_EPISODE_SUCCESS: float(np.mean([episode.is_success for episode in over])),
                     metrics.TRAIN_SUCCESS_AT_END: float(
-                        np.mean([one.is_success and not one.success_lost for one in over])
+                        np.mean([episode.is_success and not episode.success_lost for episode in over])
                     ),
                 }
             )
@@ -186,10 +189,10 @@ def informative_groups(
     noise at full strength.
     """
     scores: dict[int, list[float]] = {}
-    for one in episodes:
-        scores.setdefault(one.group, []).append(float(one.rewards.sum(dtype=np.float64)))
+    for episode in episodes:
+        scores.setdefault(episode.group, []).append(float(episode.rewards.sum(dtype=np.float64)))
     kept = {group for group, own in scores.items() if is_informative(np.array(own, np.float32), config, scorer_noise)}
-    return [one for one in sorted(episodes, key=lambda one: one.group) if one.group in kept]
+    return [episode for episode in sorted(episodes, key=lambda episode: episode.group) if episode.group in kept]
 
 
 def is_informative(scores: FloatArray, config: AdvantageConfig, scorer_noise: float) -> bool:

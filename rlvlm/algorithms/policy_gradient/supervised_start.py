@@ -71,7 +71,7 @@ def start_replies(
     warn_of_length(policy, learned, config.algo.max_reply_tokens, log)
     weights = None
     if sft.labels:
-        weights = np.concatenate([cell for one in learned for cell in one.extras[WEIGHT]])
+        weights = np.concatenate([cell for episode in learned for cell in episode.extras[WEIGHT]])
     loss = learn(learned, weights)
     measured = {} if weights is None else Weights(values=weights).metrics()
     return measured | {metrics.SFT_LOSS: loss, metrics.SFT_WALL_S: time.monotonic() - began}, held_out

@@ -49,8 +49,8 @@ class Actor:
         )  # fmt: skip
         # what an action head picks, in the words that the env reads
         return [
-            one if one.action is None else replace(one, text=slot.env.action_text(one.action))
-            for slot, one in zip(slots, replies, strict=True)
+            reply if reply.action is None else replace(reply, text=slot.env.action_text(reply.action))
+            for slot, reply in zip(slots, replies, strict=True)
         ]
 
     def show(self, slots: Sequence[EnvSlot]) -> Observations:

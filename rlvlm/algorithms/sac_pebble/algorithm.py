@@ -176,7 +176,7 @@ class SACPebble(BaseAlgorithm):
         start(turns[0])
         for following in (*turns[1:], None):
             sample = self._runner_group.collect()
-            episodes = ((float(one.env_rewards.sum()), bool(one.success.any())) for one in sample.episodes)
+            episodes = ((float(episode.env_rewards.sum()), bool(episode.success.any())) for episode in sample.episodes)
             self._stats.record(len(sample.transitions.env_rewards), episodes)
             if following:
                 start(following)

@@ -32,12 +32,12 @@ class Layer:
 
     @classmethod
     def batched(cls, weight: nn.Parameter, bias: nn.Parameter) -> Self:
-        """Of parameters `[K, I, O]` and `[K, 1, O]`."""
+        """The layer with parameters `[K, I, O]` and `[K, 1, O]`."""
         return cls(weight.detach(), bias.detach(), weight.grad, bias.grad)
 
     @classmethod
     def linear(cls, layer: nn.Linear) -> Self:
-        """Of one ordinary layer, K = 1; torch keeps its weight as `[O, I]`."""
+        """The layer of an ordinary `nn.Linear`, K = 1; torch keeps its weight as `[O, I]`."""
         weight, bias = layer.weight, layer.bias
         return cls(
             weight.detach().T[None],

@@ -100,7 +100,7 @@ class SACLearner(ManualLearner):
             )
 
     def check_weights(self) -> None:
-        """Passes where all weights and the newest gradients are finite.
+        """Raises unless all weights and the newest gradients are finite.
 
         Raises:
             NumericsError: says which are not.

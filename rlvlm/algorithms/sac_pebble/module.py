@@ -48,8 +48,8 @@ class TwinCritic(nn.Module):
     def reset(self, generator: torch.Generator | None = None) -> None:
         """Draws all weights anew: orthogonal, with zero bias."""
         for weight, bias in zip(self.weights, self.biases, strict=True):
-            for one in weight:
-                nn.init.orthogonal_(one, generator=generator)
+            for matrix in weight:
+                nn.init.orthogonal_(matrix, generator=generator)
             bias.zero_()
 
     @torch.no_grad()

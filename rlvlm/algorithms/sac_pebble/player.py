@@ -24,7 +24,7 @@ from rlvlm.rewards.environment import EnvironmentReward
 from rlvlm.rewards.source import RewardSource
 
 KIND = "squashed_gaussian"
-"""Of the policy's file in a checkpoint."""
+"""Kind of the policy's file in a checkpoint."""
 Step = Mapping[str, FloatArray]
 """Everything about one step of N envs that is kept."""
 

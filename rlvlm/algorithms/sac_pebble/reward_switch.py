@@ -47,7 +47,7 @@ class RewardSetup:
     as long as the budget lasts."""
 
     def check(self) -> None:
-        """Passes where what is asked goes together with who is asked.
+        """Raises unless the feedback settings fit the reward source and its teacher.
 
         Raises:
             ValueError: says which setting is wrong and what to do.

@@ -136,10 +136,10 @@ class StepEnvRunner(BaseRunner):
         return step, ended
 
     def _check(self, **came: NDArray[Any]) -> None:
-        """Passes where what came from the envs is finite.
+        """Raises unless everything that the envs returned is finite.
 
         Raises:
-            NumericsError: it is not.
+            NumericsError: something is not.
         """
         if not np.isfinite(sum(values.sum() for values in came.values())):  # looked at one by one in that case alone
             task, before = self.config.task, {"obs_before": self._obs}
@@ -163,7 +163,7 @@ class StepEnvRunner(BaseRunner):
         return {DEFAULT_MODULE_ID: self._spaces()}
 
     def _spaces(self) -> tuple[gym.spaces.Box, gym.spaces.Box]:
-        """Of observations and of actions, of a single env."""
+        """Observation and action space of a single env."""
         return self.env.single_observation_space, self.env.single_action_space
 
     def save_tree(self) -> dict[str, Any]:

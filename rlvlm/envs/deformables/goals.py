@@ -33,4 +33,4 @@ SOFTGYM_GOALS = {
     "PassWater": ("bring the container to the goal without spilling water", "the full container is at the goal"),
     "PourWater": ("pour the water into the other container", "the water is in the other container"),
 }
-"""Likewise, by SoftGym's names."""
+"""Goal phrases and sentences of SoftGym's tasks, by its names."""

@@ -168,8 +168,8 @@ def _is_before(tokens: Tokens, others: Tokens) -> bool:
     """Whether `tokens` are fewer than `others`, or as many and earlier in the order of the symbols."""
     if len(tokens) != len(others):
         return len(tokens) < len(others)
-    one, other = next(((a, b) for a, b in zip(tokens, others, strict=True) if a != b), (")", ")"))
-    return _PLACES[one] < _PLACES[other]
+    token, other_token = next(((a, b) for a, b in zip(tokens, others, strict=True) if a != b), (")", ")"))
+    return _PLACES[token] < _PLACES[other_token]
 
 
 def _keep(found: dict[Ratio, Tokens], value: Ratio, before: Tokens, after: Tokens) -> None:

@@ -11,4 +11,4 @@ class CardsConfig(TurnEnvConfig):
     """gym-cards."""
 
     deals: Literal["any", "solvable"] = "any"
-    """Of games that may be impossible to win: any hand, as the reference deals, or solvable ones only."""
+    """Hands of games that may be impossible to win: any, as the reference deals, or solvable ones only."""

@@ -197,12 +197,14 @@ class PointsGame(TurnEnv):
         return tuple(entry for entry in self._entries if entry != _BLANK)
 
     def _numbers(self) -> list[int]:
-        """Of the cards, from left to right."""
+        """Numbers of the cards, from left to right."""
         return [min(int(rank), 10) for rank in self._cards[:, 0]]
 
     def _left(self, entries: Sequence[str], ranks: NDArray[np.int64]) -> Counter[int]:
         """How often each number of a hand may still be used behind `entries`."""
-        return Counter(min(int(rank), 10) for rank in ranks) - Counter(int(one) for one in entries if one in _NUMBERS)
+        return Counter(min(int(rank), 10) for rank in ranks) - Counter(
+            int(entry) for entry in entries if entry in _NUMBERS
+        )
 
     def _completion(self, tokens: Tokens, ranks: NDArray[np.int64]) -> Tokens | None:
         left = tuple(sorted(self._left(tokens, ranks).elements()))

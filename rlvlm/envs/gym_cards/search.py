@@ -84,9 +84,9 @@ def search(numbers: tuple[int, ...]) -> Search:
 def _look(step: str, three: tuple[_Item, ...]) -> tuple[str, Tokens | None]:
     """`step` continued by what two of three numbers make beside the third, up to what makes 24 with it."""
     for place, third in enumerate(three):
-        one, other = (item for index, item in enumerate(three) if index != place)
+        first, second = (item for index, item in enumerate(three) if index != place)
         step += f", {third[0]}:"
-        for equation, made in _made(one, other):
+        for equation, made in _made(first, second):
             step += f" {made[0]}"
             for symbol in "+-*/":
                 for left, right in ((made, third), (third, made)):
@@ -98,9 +98,9 @@ def _look(step: str, three: tuple[_Item, ...]) -> tuple[str, Tokens | None]:
     return step, None
 
 
-def _made(one: _Item, other: _Item) -> Iterator[tuple[str, _Item]]:
+def _made(first: _Item, second: _Item) -> Iterator[tuple[str, _Item]]:
     """Sum, difference, product, and the quotient where it is whole, of two numbers, each with its equation."""
-    great, small = (one, other) if one[0] >= other[0] else (other, one)
+    great, small = (first, second) if first[0] >= second[0] else (second, first)
     is_whole = small[0] != 0 and (great[0] / small[0]).denominator == 1
     for symbol in "+-*/" if is_whole else "+-*":
         yield _equation(great, symbol, small), _join(great, symbol, small)

@@ -18,12 +18,12 @@ class LiberoConfig(ChunkEnvConfig, PhysicsConfig):
     """Things are moved by up to so much, metres, along both sides of the table, from where the benchmark's saved starts
     have them; there many of them never move, so a policy need not look."""
     look: Literal["auto", "benchmark", "light"] = "auto"
-    """Of images. benchmark: as the benchmark itself draws them, with every point of its meshes, shadows, reflections
-    and smooth edges, which is what published checkpoints were trained on; light: without, 3 to 20 times as fast on a
-    CPU. auto: light for pocket models, which were trained so, and benchmark for all others; policy and judge each see
-    their own."""
+    """How images are drawn. benchmark: as the benchmark itself draws them, with every point of its meshes, shadows,
+    reflections and smooth edges, which is what published checkpoints were trained on; light: without, 3 to 20 times as
+    fast on a CPU. auto: light for pocket models, which were trained so, and benchmark for all others; policy and judge
+    each see their own."""
     mesh_cell: float = 0.005
-    """Of light images: points of a mesh that are nearer to each other than this, metres, are drawn as one. 0.012 takes
+    """For light images: points of a mesh that are nearer to each other than this, metres, are drawn as one. 0.012 takes
     half the time and differs by less than a pixel at 64 pixels."""
 
     def __post_init__(self) -> None:

@@ -157,7 +157,7 @@ class LiberoEnv(ChunkEnv):
         self.snapshot_size = self._scene.model.nq  # joint positions
         self.num_offsets = 3 * len(self._scene.named)
         self.num_held_out = None if config.moved else self._scene.num_held_out
-        self._one = LiberoEnvs(self._scene, config)
+        self._envs = LiberoEnvs(self._scene, config)
         self._state_id = 0
         self._seen = np.empty(self.snapshot_size, np.float32)
         self._memory = ScriptMemory()
@@ -169,10 +169,10 @@ class LiberoEnv(ChunkEnv):
     ) -> tuple[Observations, dict[str, Any]]:
         """First observation and info of a new episode; `options["state_id"]` chooses the initial state."""
         self._state_id = self.drawn_state(seed, options)
-        obs = self._one.begin(np.array([self._state_id]))
+        obs = self._envs.begin(np.array([self._state_id]))
         self._seen = obs.snapshots[0]
         self._memory = ScriptMemory()
-        return obs, {"state_id": self._state_id, "progress": float(self._one.progress[0]), "success": False}
+        return obs, {"state_id": self._state_id, "progress": float(self._envs.progress[0]), "success": False}
 
     def step(self, chunk: FloatArray) -> tuple[Observations, float, bool, bool, dict[str, Any]]:
         """Observation, 1 if the task has just been solved, terminated, truncated, info."""
@@ -181,7 +181,7 @@ class LiberoEnv(ChunkEnv):
         is_scripted = self._planned is not None and np.array_equal(chunk, self._planned[0])
         self._memory = self._planned[1] if self._planned is not None and is_scripted else ScriptMemory()
         self._planned = None
-        came = self._one.step(np.array([0]), chunk[None])
+        came = self._envs.step(np.array([0]), chunk[None])
         self._seen = came.obs.snapshots[0]
         return self.answer_alone(came, self._state_id)
 
@@ -208,7 +208,7 @@ class LiberoEnv(ChunkEnv):
         """
         scene = self._scene
         with scene.turn:
-            scene.load(self._one.states[0])
+            scene.load(self._envs.states[0])
             mujoco.mj_fwdPosition(scene.model, scene.data)
             if not has_script(scene):
                 return None
@@ -228,21 +228,21 @@ class LiberoEnv(ChunkEnv):
     def get_state(self) -> dict[str, Any]:
         """Physics and arm, how long the episode has lasted, and the generator."""
         return {
-            "state": self._one.states[0].copy(),
+            "state": self._envs.states[0].copy(),
             "script": self._memory.to_array(),
             "seen": self._seen.copy(),
-            "age": int(self._one.ages[0]),
-            "solved": bool(self._one.solved[0]),
-            "progress": float(self._one.progress[0]),
+            "age": int(self._envs.ages[0]),
+            "solved": bool(self._envs.solved[0]),
+            "progress": float(self._envs.progress[0]),
             "state_id": self._state_id,
             "generator": self.generator_text(),
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
-        self._one.states = [np.array(state["state"], np.float64)]
-        self._one.ages = np.array([state["age"]], np.int64)
-        self._one.solved = np.array([state["solved"]], bool)
-        self._one.progress = np.array([state["progress"]], np.float32)
+        self._envs.states = [np.array(state["state"], np.float64)]
+        self._envs.ages = np.array([state["age"]], np.int64)
+        self._envs.solved = np.array([state["solved"]], bool)
+        self._envs.progress = np.array([state["progress"]], np.float32)
         self._memory, self._planned = ScriptMemory.from_array(np.asarray(state["script"])), None
         self._seen = np.array(state["seen"], np.float32)
         self._state_id = int(state["state_id"])

@@ -54,9 +54,9 @@ class _Jointed:
         self._ranges: Any = scene.env.get_object(parent).object_properties["articulation"]
         self._body = int(joint.bodyid[0])
         self.position = float(scene.data.qpos[joint.qposadr[0]])
-        """Of the joint, in metres or radians."""
+        """Position of the joint, in metres or radians."""
         self.axis: Doubles = scene.data.xaxis[joint.id]
-        """[3] of the joint, in the world."""
+        """[3] axis of the joint, in the world."""
 
     def bounds(self, verb: str) -> tuple[float, float]:
         """The joint's positions between which the benchmark calls `verb` done."""
@@ -153,9 +153,9 @@ class ScriptMemory:
     """The goal that is worked at; -1 before one is chosen."""
     leg: int = APPROACH
     steps: int = 0
-    """Of the leg."""
+    """Steps of the leg so far."""
     place: tuple[float, ...] = (0.0, 0.0, 0.0)
-    """Of the grasp, and later where the hand was when the leg began."""
+    """Position of the grasp, and later of the hand when the leg began."""
     across: tuple[float, ...] = (0.0, 1.0)
     hover: float = 0.0
     """Height from which it descends."""

@@ -200,8 +200,8 @@ class LiberoScene(RobosuiteScene):
         stack_of = {int(self.model.jnt_bodyid[joint]): index for index, joint in enumerate(self._things)}
         # as often as there are things: each round lets a stack's number travel by one thing at least
         for _ in stack_of:
-            for one, other in (tuple(pair) for pair in touching if pair <= stack_of.keys()):
-                stack_of[one] = stack_of[other] = min(stack_of[one], stack_of[other])
+            for body, other_body in (tuple(pair) for pair in touching if pair <= stack_of.keys()):
+                stack_of[body] = stack_of[other_body] = min(stack_of[body], stack_of[other_body])
         held = {stack_of[body] for pair in touching if pair & set(self._fixtures) for body in pair & stack_of.keys()}
         stacks: dict[int, list[int]] = {}
         for joint in self._things.tolist():
@@ -245,9 +245,9 @@ def _contact_check(model: Any, data: Any) -> Callable[[Any, Any], bool]:
             is_of[thing.name][[model.geom(name).id for name in thing.contact_geoms]] = True
         return is_of[thing.name]
 
-    def is_touching(one: Any, other: Any) -> bool:
-        is_one, is_other = (shapes(thing)[data.contact.geom] for thing in (one, other))  # [contacts, 2]
-        return bool((is_one & is_other[:, ::-1]).any())
+    def is_touching(left: Any, right: Any) -> bool:
+        is_left, is_right = (shapes(thing)[data.contact.geom] for thing in (left, right))  # [contacts, 2]
+        return bool((is_left & is_right[:, ::-1]).any())
 
     return is_touching
 

@@ -60,4 +60,4 @@ STOCK_GOALS = {
     "window-close-v3": ("close the window", "the window is closed"),
     "window-open-v3": ("open the window", "the window is open"),
 }
-"""Likewise of all stock tasks, by MetaWorld's names."""
+"""Goal phrases and sentences of all stock tasks, by MetaWorld's names."""

@@ -222,7 +222,7 @@ class _Thought:
                 case Take():
                     is_reached = self._take(goal, depth)
                 case Open():
-                    is_reached = self._open_one(goal, depth)
+                    is_reached = self._open_door(goal, depth)
                 case PutBeside():
                     is_reached = self._put_beside(goal, depth)
             if is_reached:
@@ -246,7 +246,7 @@ class _Thought:
         self._put_down()  # another thing; or the one that is wanted, which has to be picked up anew
         return False
 
-    def _open_one(self, goal: Open, depth: int) -> bool:
+    def _open_door(self, goal: Open, depth: int) -> bool:
         if not self._go_before(goal.things, depth):
             return False
         door = self._cells[self._front]
@@ -260,10 +260,10 @@ class _Thought:
     def _put_beside(self, goal: PutBeside, depth: int) -> bool:
         if not any(self._hand is thing for thing in goal.things):
             # a thing that is wanted and fixed at once is not put beside itself
-            apart = tuple(one for one in goal.things if any(other is not one for other in goal.fixed))
+            apart = tuple(thing for thing in goal.things if any(other is not thing for other in goal.fixed))
             self.reach(Take(things=apart), depth + 1)
             return False
-        places = self._places(one for one in goal.fixed if one is not self._hand)
+        places = self._places(thing for thing in goal.fixed if thing is not self._hand)
         steps = [(x, y) for x in (-1, 0, 1) for y in (-1, 0, 1) if goal.across_corners or 0 in (x, y)]
         beside = {(x + dx, y + dy) for x, y in places for dx, dy in steps if (dx, dy) != (0, 0)}
         if not self._go(lambda pose: _ahead(pose) in beside and self._is_empty(_ahead(pose)), depth):

@@ -25,5 +25,5 @@ SENTENCES = (
     *(ONE_VIEW, TWO_VIEWS, TASK, HAND_AT, OPEN, CLOSED, CHOOSE, ANSWER),
     *(EMPTY, HOLDING, AHEAD, BEHIND, RIGHT, LEFT, *MOVES, *GRIPPER),
 )
-"""Of prompts and of the expert's replies; a small model that knows each as one token reads and writes several times as
-fast."""
+"""Sentences of prompts and of the expert's replies; a small model that knows each as one token reads and writes several
+times as fast."""

@@ -19,7 +19,7 @@ class PocketVLAConfig:
     image_px: int = 32
     """Side of the square images it looks at, even."""
     channels: tuple[int, int] = (16, 24)
-    """Of its two convolutions; the first halves the image."""
+    """Channels of its two convolutions; the first halves the image."""
     dilated: int = 0
     """Convolutions between these two, each added to what came in, that look 2, 4, 8, ... places around: what a thing
     is shows farther off than the nine pixels that two convolutions see."""
@@ -85,7 +85,7 @@ class OpenVLAConfig:
     """Gradient checkpointing: compute every block of the language model and the image encoders a second time in the
     update and keep less in memory. None: from 500 million parameters on."""
     dtype: Literal["auto", "bfloat16", "float32"] = "auto"
-    """Of the weights beside an adapter. auto: bfloat16 on a GPU, float32 on a CPU."""
+    """Type of the weights beside an adapter. auto: bfloat16 on a GPU, float32 on a CPU."""
     device: str = "auto"
     """auto, cpu, cuda or cuda:N."""
 
@@ -114,7 +114,7 @@ class VLAConfig:
     the pocket VLA with another head where no model is named; or a VLA of your own as `module:NAME`, a class or function
     that is called with the env and `settings`."""
     settings: dict[str, str] = field(default_factory=dict)
-    """Of a VLA of your own: names and values by turns, e.g. `--policy.settings width 64`."""
+    """Settings of a VLA of your own: names and values by turns, e.g. `--policy.settings width 64`."""
     pocket: PocketVLAConfig = field(default_factory=PocketVLAConfig)
     openvla: OpenVLAConfig = field(default_factory=OpenVLAConfig)
     flow: FlowConfig = field(default_factory=FlowConfig)
@@ -165,7 +165,9 @@ class VLAConfig:
         """Settings by which a policy that is made anew has the weights that it has, by name."""
         if self.is_own:
             return {"policy.head": self.head, "policy.settings": self.settings}
-        named = {"policy.head": self.head} | {f"policy.pocket.{name}": one for name, one in asdict(self.pocket).items()}
+        named = {"policy.head": self.head} | {
+            f"policy.pocket.{name}": value for name, value in asdict(self.pocket).items()
+        }
         if self.head == "flow":  # how chunks are denoised changes no weight, but learned noise has a head
             named["policy.flow.kernel"] = "learned" if self.flow.kernel == "learned" else "sde or cps"
         return named

@@ -26,7 +26,7 @@ from rlvlm.policies.weights import Shardable, load_weights, swap_weights, traina
 from rlvlm.vlms.skeleton import device_of
 
 _IMAGE_BYTES = 256 * 2**20
-"""Of the images that a rollout looked at, kept for its update."""
+"""Upper bound on the images of a rollout that are kept for its update."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,7 +67,7 @@ class Demonstrations:
     """What was seen and done, chunk by chunk: in successful episodes, or weighted by a judge's labels."""
 
     obs: Observations
-    """Of M chunks; without snapshots where there are images."""
+    """Observations before M chunks; without snapshots where there are images."""
     actions: FloatArray
     """[M, L, A] in the env's units."""
     begins: NDArray[np.intp]
@@ -219,7 +219,7 @@ class VLAPolicy(nn.Module):
         """What learns, but for the value head."""
         # by identity, for tensors compare by their values
         own = {id(parameter) for parameter in self.value_parameters()}
-        return [one for one in self.parameters() if one.requires_grad and id(one) not in own]
+        return [parameter for parameter in self.parameters() if parameter.requires_grad and id(parameter) not in own]
 
     def value_parameters(self) -> list[nn.Parameter]:
         """What learns of the value head."""

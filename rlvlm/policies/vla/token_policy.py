@@ -44,7 +44,7 @@ class TokenVLA(VLAPolicy):
     predicts_offsets: bool = False
     """Whether it learns to predict the offsets from the hand to the things of the task, see `offsets`."""
     scale: ActionScale | None = None
-    """Of its actions; None until its demonstrations, or its checkpoint, give it one."""
+    """Scale of its actions; None until its demonstrations, or its checkpoint, give it one."""
 
     def with_values(self, images: Tensor, words: Tensor, proprio: Tensor, detach: bool) -> tuple[Tensor, Tensor]:
         """The logits, and [B] the value head's values; `detach` keeps its loss from the body."""

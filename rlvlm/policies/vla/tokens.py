@@ -25,7 +25,7 @@ NUM_BINS = 256
 ALIAS, TOP_BIN = 255, 254
 """Bin 255 means the same action as bin 254."""
 VOCABULARY = 32_000
-"""Of Llama 2 without padding: action tokens are its last 256 ids, 31744 to 31999."""
+"""Token ids of Llama 2 without padding; action tokens are the last 256, 31744 to 31999."""
 _EDGES = np.linspace(-1.0, 1.0, NUM_BINS)
 CENTRES: FloatArray = ((_EDGES[:-1] + _EDGES[1:]) / 2).astype(np.float32)
 """[255] the numbers that bins decode to."""

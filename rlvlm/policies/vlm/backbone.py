@@ -24,7 +24,7 @@ _NEVER = -1e9
 """Logit of a token that may not be written; finite, so that entropies and gradients stay so."""
 _REMEMBERED_PROMPTS = 4_096
 _LOGITS_AT_ONCE = 2**25
-"""Of a slice of tokens: 128 MiB in float32."""
+"""Logits that are computed at once, for a slice of tokens: 128 MiB in float32."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,7 +43,7 @@ class SeenImage:
 
     @property
     def nbytes(self) -> int:
-        """Of features and frame."""
+        """Bytes of features and frame."""
         features = self.features.numel() * self.features.element_size()
         return features + (0 if self.frame is None else self.frame.nbytes)
 

@@ -109,10 +109,10 @@ class PolicyConfig(VLMConfig):
 
 
 def check_family(folder: Path) -> None:
-    """Passes where the model in `folder` is of a line that can be trained; reads its `config.json` alone.
+    """Raises unless the model in `folder` belongs to a family that can be trained; reads its `config.json` alone.
 
     Raises:
-        ModelUnavailable: it is of another, whose log-probs nobody has compared.
+        ModelUnavailable: it belongs to another, whose log-probs have not been verified.
     """
     try:
         found = read_json(folder / "config.json")["model_type"]

@@ -30,7 +30,7 @@ class Engine(Protocol):
     """Samples replies of a policy, wherever it runs; every reply says which version of the weights gave it."""
 
     version: int
-    """Of the weights that replies are sampled with now."""
+    """Version of the weights that replies are sampled with now."""
     bucket_bytes: int
     """What goes at once when weights come from learners in other processes."""
 
@@ -102,7 +102,7 @@ class PolicyEngine:
         self.max_batch = max_batch
         self.bucket_bytes = BUCKET_MIB << 20
         self.version = 0
-        """Of the policy's weights."""
+        """Version of the policy's weights."""
 
     def pack(self, version: int, buckets: Sequence[Bucket] = ()) -> int:  # noqa: ARG002 - the policy has them
         """Nothing but `version`: replies are sampled with whatever weights the policy has at that moment."""
@@ -261,10 +261,10 @@ class PolicyEngine:
 
 
 def check_window(policy: VLMPolicy, prompts: Sequence[IntArray], room: int) -> None:
-    """Passes where each of `prompts` and `room` tokens of a reply fit into the policy's window.
+    """Raises unless each of `prompts` fits into the policy's window together with `max_tokens` tokens of a reply.
 
     Raises:
-        UsageError: they do not; a prompt is never cut.
+        UsageError: one does not; a prompt is never cut.
     """
     longest, window = max(map(len, prompts), default=0), policy.backbone.window
     if longest + room > window:

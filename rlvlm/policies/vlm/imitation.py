@@ -24,9 +24,9 @@ class Example:
     ids: IntArray
     """[N] the reply as the policy would have sampled it."""
     action: int | None
-    """Of the demonstration; None where its reply cannot be read."""
+    """Action of the demonstration; None where its reply cannot be read."""
     number: int = 0
-    """Of the turn among all that were shown."""
+    """Number of the turn among all that were shown."""
 
 
 def examples_of(policy: Any, env: TurnEnv, episodes: Sequence[TokenEpisode]) -> list[Example]:
@@ -65,7 +65,9 @@ def check_actions(episodes: Sequence[TokenEpisode]) -> None:
 
 def observations_of(examples: Sequence[Example]) -> Observations:
     """What the policy is asked in `examples`."""
-    return Observations(texts=tuple(one.prompt for one in examples), images=tuple(one.image for one in examples))
+    return Observations(
+        texts=tuple(example.prompt for example in examples), images=tuple(example.image for example in examples)
+    )
 
 
 def lengths_of(policy: Any, examples: Sequence[Example]) -> list[int]:

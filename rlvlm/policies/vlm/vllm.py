@@ -127,7 +127,7 @@ class VllmSampler:
         self.num_workers = settings.tensor_parallel
         """Processes that hold a part of the model each."""
         self.version: int | None = None
-        """Of the newest weights; None before the first."""
+        """Version of the newest weights; None before the first."""
 
     @property
     def window(self) -> int:
@@ -244,15 +244,15 @@ class VllmSampler:
         Raises as `sample` does.
         """
 
-        async def one(place: int) -> float:
-            token = int(reply_ids[place])
+        async def log_prob(index: int) -> float:
+            token = int(reply_ids[index])
             # not as log-probs of a prompt: vLLM computes these without banning and temperature
-            begun = np.concatenate([prompt_ids, reply_ids[:place]])
+            begun = np.concatenate([prompt_ids, reply_ids[:index]])
             wanted = {"max_tokens": 1, "temperature": 1.0, "seed": 0, "logprob_token_ids": [token]}
             output = await self._ask(begun, frame, rules, wanted, version)
             return output.outputs[0].logprobs[0][token].logprob
 
-        return np.array(await asyncio.gather(*map(one, range(len(reply_ids)))), np.float32)
+        return np.array(await asyncio.gather(*map(log_prob, range(len(reply_ids)))), np.float32)
 
     async def _ask(
         self, ids: IntArray, frame: Frames, rules: TokenRules, sampling: dict[str, Any], version: int
@@ -291,7 +291,7 @@ def _not_loaded(version: int, error: Exception) -> ModelUnavailable:
 
 
 def check_policy(config: PolicyConfig) -> None:
-    """Passes where everything that learns of the policy can be given to vLLM.
+    """Raises unless every trained part of the policy can be given to vLLM.
 
     Raises:
         UsageError: says what cannot, and the setting to change.
@@ -313,7 +313,7 @@ def collapsed(ids: Sequence[int], image_id: int) -> list[int]:
 
 
 def _rank_of(config: PolicyConfig) -> int:
-    """Of the adapter that will be sent: a given one has its own."""
+    """LoRA rank of the adapter that will be sent; an adapter from a folder has its own."""
     if not config.adapter:
         return config.lora_rank
     return check_adapter(Path(config.adapter).expanduser())

@@ -44,11 +44,11 @@ class BucketLoader:
 
 def described(buckets: Sequence[Bucket]) -> list[dict[str, Any]]:
     """`buckets` in words that go to another process; where their bytes lie stays behind."""
-    return [{"sha256": one.sha256, "tensors": [asdict(place) for place in one.tensors]} for one in buckets]
+    return [{"sha256": bucket.sha256, "tensors": [asdict(tensor) for tensor in bucket.tensors]} for bucket in buckets]
 
 
 def _stream(folder: Path, buckets: Sequence[dict[str, Any]], rank: int) -> Iterator[tuple[str, Tensor]]:
-    for number, one in enumerate(buckets):
+    for number, bucket in enumerate(buckets):
         file = folder / str(number)
         # buckets are written one at a time, so that no more than two lie in the folder
         while not file.exists():
@@ -56,9 +56,9 @@ def _stream(folder: Path, buckets: Sequence[dict[str, Any]], rank: int) -> Itera
             if (folder / FAILED).exists() or not folder.exists():
                 raise RuntimeError(f"bucket {number} of {len(buckets)} of the weights does not come")
             time.sleep(_POLL_S)
-        places = tuple(TensorPlace(**{**place, "shape": tuple(place["shape"])}) for place in one["tensors"])
+        tensors = tuple(TensorPlace(**{**tensor, "shape": tuple(tensor["shape"])}) for tensor in bucket["tensors"])
         content: Any = np.memmap(file, np.uint8, "r")
-        for name, value in read_bucket(Bucket(tensors=places, sha256=one["sha256"], where=None), content):
+        for name, value in read_bucket(Bucket(tensors=tensors, sha256=bucket["sha256"], where=None), content):
             # heads are the trainer's own
             if name.startswith(_MODEL):
                 yield name.removeprefix(_MODEL), value

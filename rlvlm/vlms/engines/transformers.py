@@ -108,7 +108,11 @@ def longest_prefixes(texts: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
     """
     # a prefix of another prefix is read on the way to it
     prefixes = list(dict.fromkeys(tuple(ids[:-1]) for ids in texts))
-    return [one for one in prefixes if not any(other != one and other[: len(one)] == one for other in prefixes)]
+    return [
+        prefix
+        for prefix in prefixes
+        if not any(other != prefix and other[: len(prefix)] == prefix for other in prefixes)
+    ]
 
 
 def _append(inputs: dict[str, torch.Tensor], tokens: Sequence[int]) -> dict[str, torch.Tensor]:

@@ -77,7 +77,7 @@ class VllmCore:
         self.window: int = self._engine.model_config.max_model_len
         """Tokens of prompt and reply together."""
         self.dtype = str(self._engine.model_config.dtype).removeprefix("torch.")
-        """Of the weights, such as `bfloat16`."""
+        """Type of the weights, such as `bfloat16`."""
 
     async def _start(self, words: dict[str, Any]) -> Any:
         from vllm.engine.arg_utils import AsyncEngineArgs  # pyright: ignore[reportMissingImports] - not installed here
@@ -125,7 +125,7 @@ class VllmCore:
         name = f"r{next(self._numbers)}"
         try:
             # only the final output comes: tokens one by one would cost a wake-up each
-            outputs = [one async for one in self._engine.generate(request, params, name, lora_request=lora)]
+            outputs = [output async for output in self._engine.generate(request, params, name, lora_request=lora)]
         except EngineDeadError as error:
             raise ModelUnavailable("vLLM's engine has died", "look at the replica's log") from error
         except VLLMClientError as error:

@@ -128,11 +128,11 @@ def test_success_is_the_benchmarks(env: LiberoEnv, continue_after_success: bool)
     env = make(continue_after_success=continue_after_success)
     env.reset(options={"state_id": 3})
     scene = env._scene
-    scene.load(env._one.states[0])
+    scene.load(env._envs.states[0])
     mujoco.mj_forward(scene.model, scene.data)
     address = int(scene.model.jnt_qposadr[scene.model.body_jntadr[scene.env.obj_body_id["alphabet_soup_1"]]])
     scene.data.qpos[address : address + 3] = scene.place_of("basket_1_contain_region") + [0, 0, 0.05]
-    env._one.states[0] = scene.save()
+    env._envs.states[0] = scene.save()
     still = np.array([[0, 0, 0, 0, 0, 0, OPEN]] * 8, np.float32)
     _, reward, terminated, truncated, info = env.step(still)
     assert (reward, terminated, truncated, info["success"], info["progress"]) == (
@@ -337,7 +337,7 @@ def test_landmarks_are_the_hand_and_what_the_goals_name(env: LiberoEnv) -> None:
     scene = env._scene
     assert scene.goals == [["in", "alphabet_soup_1", "basket_1_contain_region"]]
     found = env.landmarks(env.snapshot()[None])[0]
-    scene.load(env._one.states[0])
+    scene.load(env._envs.states[0])
     mujoco.mj_kinematics(scene.model, scene.data)
     expected = [scene.arm.place, scene.place_of("alphabet_soup_1"), scene.place_of("basket_1_contain_region")]
     assert found == pytest.approx(np.array(expected), abs=1e-6)

@@ -43,7 +43,7 @@ class VelocityNetwork(nn.Module):
     action_width: int
     """D, dimensions of its actions; an env may have fewer, which are then the first."""
     value_head: nn.Module | None
-    """Of a critic. No default here: a class's attribute would hide the module of that name."""
+    """Head of a critic, or None. No default here: a class's attribute would hide the module of that name."""
     predicts_offsets: bool = False
     """Whether it learns to predict the offsets from the hand to the things of the task, see `offsets`."""
 

@@ -20,10 +20,10 @@ from rlvlm.policies.vla.config import ImagePath
 _AREA = 0.9
 """Share of an image's area that `cropped` keeps."""
 _QUALITY = 95
-"""Of JPEG, TensorFlow's own."""
+"""JPEG quality, TensorFlow's default."""
 _MEANS = ((0.485, 0.456, 0.406), (0.5, 0.5, 0.5))
 _DEVIATIONS = ((0.229, 0.224, 0.225), (0.5, 0.5, 0.5))
-"""Of DINOv2 (ImageNet's) and SigLIP, by which pixels in [0, 1] are normalised."""
+"""Statistics that normalise pixels in [0, 1], of DINOv2 (ImageNet's) and of SigLIP."""
 
 
 def to_pixels(images: Tensor, path: ImagePath, size_px: int) -> Tensor:

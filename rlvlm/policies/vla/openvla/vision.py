@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 _EPSILON = 1e-6
-"""Of every layer norm."""
+"""Epsilon of every layer norm."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
