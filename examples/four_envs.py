@@ -1,4 +1,4 @@
-"""Four small Gymnasium envs of different kinds, on numpy alone, as somebody may bring them. See docs/own_env.md.
+"""Four small Gymnasium envs of different kinds, on numpy alone, as a user may bring them. See docs/own_env.md.
 
 python -m rlvlm.run gym:four_envs:Puck-v0 --reward.teacher oracle
 """

@@ -2,7 +2,7 @@
 
 An algorithm of ours is trained in rounds, looked at, saved and gone on with by RLlib's public calls. It plays, labels
 and learns with its own code, so most of RLlib's settings have no effect: `reject_unused_settings` finds those that
-somebody has set all the same.
+is set all the same.
 """
 
 import logging
@@ -70,14 +70,14 @@ _USED_SETTINGS = {
 
 
 class Unset(float):
-    """RLlib's default of a hyperparameter that nobody has chosen: who chooses the same number chooses."""
+    """RLlib's default of a hyperparameter that is not set; setting the same number counts as set."""
 
 
 class BaseConfig(AlgorithmConfig):
     """An RLlib config with a task and its envs. Ours hold frozen config sections, which a sweep may replace.
 
     Args:
-        algo_class: the algorithm; None of a config that is compared with others, and built by nobody.
+        algo_class: the algorithm; None for a config that is only compared with others and never built.
         runner: what plays.
     """
 
@@ -126,7 +126,7 @@ class BaseConfig(AlgorithmConfig):
             raise ValueError("no task was chosen; call .envs(task=...), `rlvlm check-task --list` has their names")
         if not isinstance(self.seed, int) or not 0 <= self.seed < 2**32:
             raise ValueError(f"seed must be 0 to 2^32 - 1, got {self.seed!r}; runs repeat, so there is no random one")
-        if not self.in_evaluation:  # RLlib's own copy, which it changes as it likes; nobody runs by it
+        if not self.in_evaluation:  # RLlib's own copy, which it changes as it likes; no run uses it
             reject_unused_settings(self)
 
     def build_algo(self, *arguments: Any, **settings: Any) -> Algorithm:
@@ -191,9 +191,9 @@ class BaseAlgorithm(Algorithm):
     config: Any
     _stats: TrainingStats
     _viewer: Any
-    """An env that nobody plays in; it draws."""
+    """An env that only draws; it is not played."""
     _runner_group: Any = None
-    """Who acts, where the algorithm has a group of runners."""
+    """The group of runners that act, where the algorithm has one."""
 
     def setup(self, config: AlgorithmConfig) -> None:
         """Builds what RLlib builds; called by RLlib.
@@ -211,7 +211,7 @@ class BaseAlgorithm(Algorithm):
             except IndexError:
                 group = self.env_runner_group
                 if group is None or self.spaces is not None:
-                    raise  # somebody else's
+                    raise  # not ours
                 group.stop()
                 logger.warning("set-up, try %d of %d: the first env runner was lost", number + 1, _SET_UP_TRIES)
         raise MachineError(

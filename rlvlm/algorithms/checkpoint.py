@@ -4,7 +4,7 @@ A state tree is what `get_state` methods return: dicts with string keys and list
 strings, booleans or None at the leaves. The folder appears under its name only once it is complete and on disk, and
 every file in it carries a SHA-256 that is verified before anything is restored.
 
-torch is loaded by whoever reads or writes weights, not by whoever only looks for a sound checkpoint.
+torch is loaded to read or write weights, not to look for a sound checkpoint.
 """
 
 import hashlib
@@ -114,7 +114,7 @@ def write_tensors(weights: Mapping[str, "torch.Tensor"], file: Path) -> None:
     """Writes a safetensors file.
 
     Raises:
-        OSError: the disk refused; safetensors has an error of its own for that, which nobody expects of a disk.
+        OSError: the disk refused; raised in place of safetensors' own error.
     """
     from safetensors.torch import save_file
 
@@ -179,7 +179,7 @@ def corrupt_if_unreadable(
     holds: str = "checkpoint of ours",
     fix: str = "use a checkpoint that rlvlm wrote; nothing of this one was run",
 ) -> Iterator[None]:
-    """Names a checkpoint whose files are as the manifest says and still make no sense: somebody else's, or an attack.
+    """Names a checkpoint whose files are as the manifest says and still make no sense: another program's, or an attack.
 
     Args:
         folder: that is read inside.
@@ -253,7 +253,7 @@ def read_manifest(folder: Path, names: Iterable[str]) -> dict[str, str]:
 
     Args:
         folder: of the manifest.
-        names: files that must be listed; others are listed in a folder that somebody else has written.
+        names: files that must be listed; others are listed in a folder that another program has written.
 
     Raises:
         CorruptCheckpoint: there is no manifest, or it lists other files.

@@ -90,7 +90,7 @@ class _Watch:
         self._silent_s = 0.0 if beat[:2] != before[:2] else self._silent_s + passed_s
         if beat[2] != before[2]:
             self._still_s = 0.0
-            count_progress()  # who waits for a process that works does not hang either
+            count_progress()  # waiting for a process that works is no hang either
         else:
             self._still_s += passed_s
         if self._silent_s >= MAX_SILENCE_S:

@@ -243,7 +243,7 @@ def all_reduce(numbers: Tensor) -> Tensor:
 
 
 def add_up_gradients(parameters: Sequence[nn.Parameter]) -> None:
-    """Sums the gradients of `parameters` over all learners, in place; where nobody has one there is 0.
+    """Sums the gradients of `parameters` over all learners, in place; 0 where no learner has one.
 
     Gradients of slices have been summed in the backward pass.
     """
@@ -283,7 +283,7 @@ def map_sharded(rows: Sequence[Row], compute: Callable[[Sequence[Row]], list[Ans
     if not _are_several():
         return compute(rows)
     count, rank = distributed.get_world_size(), distributed.get_rank()
-    # shares are equally long, so that learners who gather weights together call the policy equally often: some rows
+    # shares are equally long, so that learners that gather weights together call the policy equally often: some rows
     # are computed twice, and the last share's surplus is cut off
     size = -(-len(rows) // count)
     parts: list[Any] = [None] * count

@@ -2,7 +2,7 @@
 
 The algorithm starts a turn, does what it has to do, and collects what the turn brought. Its own process acts when the
 turn is collected. Actors act from the moment it is started, with the policy as it was then: what is learned meanwhile
-shows one turn later. Nothing depends on who is faster, so runs at a fixed seed repeat.
+shows one turn later. Results do not depend on which is faster, so runs at a fixed seed repeat.
 """
 
 import logging
@@ -207,7 +207,7 @@ class RemoteRunnerGroup(Generic[Sample]):
 
     def _send(self, indices: Sequence[int], method: str, **arguments: Any) -> dict[ray.ObjectRef, int]:
         """Calls a method of some runners; returns the calls, and the runner that each went to."""
-        # RLlib's own calls wait without looking at who is waited for
+        # RLlib's own calls wait without checking on the actors that they wait for
         actors = self._group._worker_manager.actors()
         return {actors[index].apply.remote(_call, method=method, **arguments): index for index in indices}
 

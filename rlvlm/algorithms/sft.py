@@ -69,7 +69,7 @@ def imitate(  # noqa: PLR0913 - all that a supervised start depends on
         optimizer.zero_grad()
         rows, total = next(batches), torch.zeros((), dtype=torch.float64)
         parts = [part for part in at_once(local_shard(rows), prepared) if len(part)]
-        # learners who gather weights together make equally many passes: the last of some count for nothing
+        # learners that gather weights together make equally many passes: the last of some count for nothing
         for number in range(largest(len(parts)) if is_sharded(parameters) else len(parts)):
             is_own = number < len(parts)
             part = parts[number] if is_own else rows[:1]

@@ -106,7 +106,7 @@ def _perturbed(record: EpisodeRecord) -> NDArray[np.bool_]:
 def _gathered(records: Sequence[EpisodeRecord], num_failures: int, images: Frames | None = None) -> Demonstrations:
     """The chunks of all `records`, one after the other; perturbed ones are left out."""
     arrays = [record.arrays for record in records]
-    # a perturbed chunk is what nobody should imitate; the ones after it show how to go on from there
+    # a perturbed chunk must not be imitated; the ones after it show how to go on from there
     shown = [np.flatnonzero(~_perturbed(record)) for record in records]
     pairs = list(zip(arrays, shown, strict=True))
     snapshots = [

@@ -120,7 +120,7 @@ def load_demonstrations(
     log: Callable[[str], None] = lambda line: None,
 ) -> list[TokenEpisode]:  # fmt: skip
     """The episodes of a folder that `rlvlm collect` made whose starts `env` may have: what its split holds out is not
-    learned from, whoever collected it.
+    learned from, whatever split collected it.
 
     Args:
         folder: of the demonstrations.

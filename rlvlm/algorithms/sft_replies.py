@@ -35,7 +35,7 @@ def demonstrate(slot: EnvSlot, config: ReplySFTConfig, seed: int) -> list[TokenE
         seed: of starts and mistakes.
 
     Raises:
-        UsageError: nobody knows how to play this env.
+        UsageError: the env has no expert.
 
     Source of perturbed: noise injected into the supervisor, Laskey et al. 2017 (DART), arXiv:1703.09327.
     """

@@ -131,7 +131,7 @@ def gathered(tensor: Any) -> Tensor:
 
 def into_store(content: Content) -> Any:
     """Where Ray's object store has a copy of `content`."""
-    return (ray.put(content),)  # in a tuple, or Ray would fetch the bytes for everyone who is sent a bucket
+    return (ray.put(content),)  # in a tuple, or Ray would fetch the bytes for every receiver of a bucket
 
 
 def put_buckets(state: Mapping[str, Any], size: int, put: Callable[[Content], Any] = into_store) -> list[Bucket]:

@@ -2,7 +2,7 @@
 
 There are three kinds: steps (numbers in, numbers out), turns (an image and words in, text out) and chunks (images, an
 instruction and proprioception in, a chunk of actions out). What they share is `Env`. Frames are references, not pixels:
-whoever stores an episode keeps snapshots (a few dozen floats), and pixels are drawn when somebody looks. An env that
+a stored episode holds snapshots (a few dozen floats), and pixels are drawn when they are looked at. An env that
 cannot draw its past again is a `rlvlm.envs.pixels.PixelEnv` too: its snapshots name images that are kept.
 `rlvlm.envs.check` holds every env to its contract.
 """
@@ -46,7 +46,7 @@ class Env(gym.Env[Obs, Act]):
     Chance comes from `self.np_random` alone, and belongs to the state. Time limits truncate, they do not terminate.
     """
 
-    metadata = {"render_modes": []}  # images are drawn from snapshots, by whoever looks
+    metadata = {"render_modes": []}  # images are drawn from snapshots, where they are looked at
     render_mode = None
     goal: str
     """Fills the slot of a judge's prompt, e.g. `open the drawer`; empty where only the user can say it."""
@@ -144,7 +144,7 @@ class StepEnv(Env[FloatArray, FloatArray]):
     def scripted_action(self, obs: FloatArray) -> FloatArray | None:
         """`[A]` what a script that knows the goal does next, not clipped; None where there is none.
 
-        It shows what a task looks like when it is done, for contact sheets and the like; nobody learns from it.
+        It shows what a task looks like when it is done, for contact sheets and the like; it is not learned from.
         """
         return None
 
@@ -189,7 +189,7 @@ class TurnEnv(Env[Turn, str]):
     split: Literal["all", "training", "held_out"] = "all"
     """Which starts episodes may have; see `TurnEnvConfig`."""
     num_starts: int | None = None
-    """Different starts that there are; None: nobody counted."""
+    """Number of different starts; None: not counted."""
     milestones: Mapping[str, float] = MappingProxyType({})
     """What lies on the way to success, by its name: reached as soon as `progress` is at least so much."""
     template: Template | None = None
@@ -254,7 +254,7 @@ class TurnEnv(Env[Turn, str]):
         """Whether an episode may start as the one whose first snapshot [S] is `first` did: the split has it."""
         if self.split == "all":
             return True
-        # a hash of the start and not a draw: each start is on the same side in every run, whoever meets it
+        # a hash of the start and not a draw: each start is on the same side in every run and every process
         is_held_out = hashlib.sha256(self.start_key(first)).digest()[0] < _HELD_OUT_BYTES
         return is_held_out == (self.split == "held_out")
 
@@ -287,7 +287,7 @@ class TurnEnv(Env[Turn, str]):
         """How near to success, in [0, 1]."""
 
     def turns_left(self) -> int | None:
-        """Turns that the expert would still take to success, 0 once it is reached; None where nobody knows."""
+        """Turns that the expert would still take to success, 0 once it is reached; None where that is not known."""
         return None
 
     @abstractmethod
@@ -319,7 +319,7 @@ class ChunkEnvs(ABC):
     """N envs whose episodes begin together and are driven side by side; finished ones are stepped no further."""
 
     lost: frozenset[int] = frozenset()
-    """Rows whose env is gone since `begin`: what was observed of them is made up, and nobody learns from it."""
+    """Rows whose env is gone since `begin`: their observations are made up, and are not learned from."""
 
     def batches(self, state_ids: NDArray[np.int64]) -> list[NDArray[np.intp]]:
         """The places of `state_ids` `[N]` in batches, each of which is begun and driven to its end before the next.
@@ -381,7 +381,7 @@ class ChunkEnv(Env[Observations, FloatArray]):
     def drawn_state(self, seed: int | None, options: dict[str, Any] | None) -> int:
         """The initial state's number: that of the options, or one drawn with the seed."""
         super().reset(seed=seed, options=options)
-        # drawn even where it is not used: the generator goes on in the same way whoever chooses
+        # drawn even where it is not used: the generator goes on in the same way in both cases
         drawn = int(self.np_random.integers(FIRST_HELD_OUT_STATE))
         return drawn if options is None else int(options.get("state_id", drawn))
 
@@ -445,7 +445,7 @@ class ChunkEnv(Env[Observations, FloatArray]):
         return (places[:, 1:] - places[:, :1]).reshape(len(places), -1) / np.float32(self.offset_unit)
 
     def augment_scenes(self, snapshots: FloatArray, starts: FloatArray, rng: np.random.Generator) -> FloatArray:
-        """`[N, S]` scenes that nobody has played: the robot of `snapshots` `[N, S]` among the things of `starts`
+        """`[N, S]` scenes that were not played: the robot of `snapshots` `[N, S]` among the things of `starts`
         `[N, S]`, each of them moved a little; for what learns to see.
 
         Raises:

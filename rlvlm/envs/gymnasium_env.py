@@ -56,7 +56,8 @@ class WrappedGymEnv(StepEnv):
     """One Gymnasium env.
 
     Args:
-        config: start and episode length; `robot` changes nothing, since nobody knows which part of the scene it is.
+        config: start and episode length; `robot` changes nothing, since it is not known which part of the scene that
+            is.
         seed: of everything random in this env, until `reset` is given another.
         env_id: as `gymnasium.make` takes it.
 
@@ -185,7 +186,7 @@ class WrappedGymEnv(StepEnv):
     def _begin(self, chance: np.random.Generator, start: str) -> tuple[FloatArray, dict[str, Any]]:
         """Observation [D] and info of the env's own reset, with its chances drawn from `chance` in state `start`."""
         chance.bit_generator.state = json.loads(start)
-        self._env.unwrapped.np_random = chance  # a reset with a seed would make one that nobody saves
+        self._env.unwrapped.np_random = chance  # a reset with a seed would make one that is not saved
         self._start, self._actions, self._return = start, [], 0.0
         came = self._ask("reset", self._env.reset)
         if not (isinstance(came, tuple) and len(came) == 2 and isinstance(came[1], dict)):

@@ -1,4 +1,4 @@
-"""Images of stored snapshots, each distinct one drawn once. Used by whoever looks: queries, reward models, videos."""
+"""Images of stored snapshots, each distinct one drawn once. Used by queries, reward models and videos."""
 
 from collections import OrderedDict
 

@@ -133,7 +133,7 @@ class PixelStore:
                 stream.write(_SIZE.pack(len(content)) + content)
 
     def read(self, stream: IO[bytes]) -> None:
-        """Keeps what `write` wrote; keys follow from the content, so that nobody can file an image under another's.
+        """Keeps what `write` wrote; keys follow from the content, so that an image cannot be filed under another's.
 
         Raises:
             ValueError: the stream is torn.

@@ -1,4 +1,4 @@
-"""Plays envs of any kind, side by side, to the ends of their episodes: one loop, whoever acts and whatever is kept.
+"""Plays envs of any kind, side by side, to the ends of their episodes: one loop for every player and every record.
 
 A slot is an env with its running episode. An actor is a function that answers what several slots show: a policy in one
 pass, a script one by one. Rollouts of policies, evaluations, demonstrations and the play that judges are measured on
@@ -19,7 +19,7 @@ class Slot:
     """One of the envs that are played side by side, and its running episode of T answers.
 
     Args:
-        env: of any kind; nobody else plays it.
+        env: of any kind; played by this slot alone.
         place: of the slot among those side by side.
     """
 

@@ -56,7 +56,7 @@ class Task:
     own, or that of its kind, which a plain `EnvConfig` becomes."""
     max_steps: int | None = None
     """Env steps after which its own rules end every episode, so that a greater `episode_steps` is refused; None: only
-    `episode_steps` limits an episode, or nobody knows."""
+    `episode_steps` limits an episode, or it is not known."""
     goal_state: str = ""
     """The goal as a sentence that is true once it is reached, e.g. `the drawer is open`, for judges that compare a
     image with words; empty takes the goal phrase."""
@@ -290,7 +290,7 @@ def own_settings(kind: type[EnvConfig], settings: Mapping[str, Any]) -> dict[str
 
 def check_env_settings(name: str, config: EnvConfig) -> None:
     """Raises unless the settings are of the class that the task takes, and its episodes can be as long as they are to
-    be. Imports nothing: of a task of one's own nobody knows.
+    be. Imports nothing, so a user's own task is not checked.
 
     Raises:
         ValueError: names the class, or the longest episode.
@@ -392,7 +392,7 @@ def make_vector(task: str, config: StepEnvConfig, seed: int) -> "gym.vector.Sync
 
 
 def _near(name: str) -> str:
-    """What somebody who wrote `name` may have meant; of a family, its own tasks alone."""
+    """Tasks that `name` may have meant; for a name of a family, its own tasks alone."""
     families = task_families()
     family, _, member = name.rpartition("/")
     # the family first: of a misspelt one the nearest, so that a member's name is looked for among few
@@ -418,7 +418,7 @@ def _of_family(name: str) -> list[Task]:
 
 def _gymnasium_task(name: str) -> Task:
     """The task of an env that Gymnasium knows; as there, `gym:MODULE:ID` imports a module that registers envs first."""
-    import gymnasium as gym  # for those who ask for one of its envs
+    import gymnasium as gym  # only where one of its envs is asked for
 
     env_id = name.removeprefix(GYMNASIUM)
     module, _, registered = env_id.rpartition(":")
@@ -452,7 +452,7 @@ def _load(reference: str) -> Task:
             fix = f"give it as {module}:NAME, NAME being a Task in that file"
         raise UsageError(f"cannot load the task {reference!r}: {error}", fix) from error
     if not isinstance(task, Task):
-        import gymnasium as gym  # for those who got it wrong
+        import gymnasium as gym  # only where the name is wrong
 
         fix = f"docs/tasks.md: {attribute} = Task(name=..., goal=..., maker=...)"
         if isinstance(task, type) and issubclass(task, gym.Env):

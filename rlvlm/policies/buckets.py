@@ -1,4 +1,4 @@
-"""What a policy learns, cut into buckets on its way from who trains it to who acts with it: neither side needs room for
+"""What a policy learns, cut into buckets on its way from its trainer to its players: neither side needs room for
 more than two of them beside its own weights.
 
 Learners write them (`algorithms.sharding.put_buckets`), and replicas (`serving.weights`) and the run's own process read
@@ -103,7 +103,7 @@ def read_bucket(bucket: Bucket, content: Content) -> Iterator[tuple[str, Tensor]
     Raises:
         ValueError: they are not those that were put, or a value is not finite.
     """
-    # before the first tensor is given out: whoever takes them writes into the live model
+    # before the first tensor is given out: the caller writes them into the live model
     if hashlib.sha256(content.data).hexdigest() != bucket.sha256:
         raise ValueError("their digest is not the one that was sent along: they are torn")
     for place in bucket.tensors:
@@ -121,7 +121,7 @@ def fill_from_buckets(own: Mapping[str, Any], buckets: Iterable[Bucket], fetch: 
     """Writes what lies in `buckets` into the tensors of `own`, one bucket after the other.
 
     What is wrong with the names is known before anything is written; what is wrong with the bytes may be found when
-    half of `own` is new, and whoever calls must then not use it.
+    half of `own` is new, and the caller must then not use it.
 
     Args:
         own: as `trained_state` of a policy gives it, whole or slices.

@@ -250,8 +250,8 @@ def look(policy: Policy, env: Any, obs: Observations, agree: Callable[[int], int
         policy: what looks.
         env: of its task.
         obs: one or more.
-        agree: makes a number of rounds of `SHOWN_AT_ONCE` images that of all who look together, who gather the weights
-            of a sharded policy with each other; who has seen everything shows one image again.
+        agree: turns this process's number of rounds of `SHOWN_AT_ONCE` images into the largest of all learners that
+            gather the weights of a sharded policy; one that has encoded everything encodes one image again.
     """
     # as many rounds on every learner: to encode, a sharded policy gathers weights, and each must give its part
     missing = policy.images.missing(obs.images)

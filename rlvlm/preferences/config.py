@@ -18,7 +18,7 @@ class SimulatedTeacherConfig:
     mistake: float = 0.0
     """Probability that an answer is flipped, in [0, 1]."""
     left: float = 0.0
-    """Probability that the left side is named whatever is shown, as a judge does who prefers a place; with mistake at
+    """Probability that the left side is named whatever is shown, as by a judge that prefers a side; with mistake at
     most 1."""
     beta: float = math.inf
     """Rationality per unit of true return, > 0: right is preferred with probability sigmoid(beta * gain); inf always

@@ -54,7 +54,7 @@ def decided(pairs: Sequence[Pair], verdicts: Sequence[Verdict], ties: Literal["d
 
     Ties are dropped or train as one half; unread and missing answers never train.
     """
-    # p_right of the Bradley-Terry loss: what was said, not how sure anybody was
+    # p_right of the Bradley-Terry loss: what was said, not how sure the teacher was
     labels: dict[Label | None, float] = {Label.LEFT: 0.0, Label.RIGHT: 1.0}
     if ties == "equal":
         labels[Label.TIE] = 0.5

@@ -1,6 +1,6 @@
 """K networks that read the same steps, each image only once and in passes of one size.
 
-Fitted by the reward model; read by the reward sources and by who chooses queries.
+Fitted by the reward model; read by the reward sources and the query strategies.
 """
 
 from collections.abc import Callable
@@ -51,7 +51,7 @@ MAX_KNOWN = 65_536
 class Ensemble:
     """K networks that differ in their first weights; steps that look the same are read once.
 
-    Whoever changes the weights calls `forget`, after which images are read anew.
+    Code that changes the weights calls `forget`, after which images are read anew.
 
     Args:
         inputs: what the networks look at.
@@ -139,7 +139,7 @@ class Ensemble:
         """Each member's reward `[U, K]` of chosen steps `[U]`; images are read when first met after a fit.
 
         A reading depends on its image alone, not on when or in what company it was read. So remembering only saves
-        work: it is no part of a run's state, and whoever looks in between changes nothing.
+        work: it is no part of a run's state, and a reading in between changes nothing.
         """
         names = self.inputs.names(steps, chosen)
         if names is None:

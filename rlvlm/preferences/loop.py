@@ -143,10 +143,10 @@ class FeedbackLoop:
     Source: Lee et al. 2021 (PEBBLE), arXiv:2106.05091, algorithm 1, lines 9-19; Wang et al. 2024 (RL-VLM-F),
     arXiv:2402.03681. Departures:
 
-    1. Questions whose images show nothing new are drawn again before anybody is asked, and cost no budget.
+    1. Questions whose images show nothing new are drawn again before the teacher is asked, and cost no budget.
     2. A session that yields no label is no error: nothing is fitted, and the next one comes on schedule.
     3. With `FeedbackConfig.ahead` the answers of a session are used at the next one, those of the last at once.
-    4. Nobody is asked at the run's end, where nothing would train on the answers.
+    4. The teacher is not asked at the run's end, where nothing would train on the answers.
 
     Args:
         teacher: answers.
@@ -154,7 +154,7 @@ class FeedbackLoop:
         model: fitted to them.
         config: when and about what the teacher is asked.
         seed: of the draws.
-        total_steps: env steps of the run, at whose end nobody is asked; None where it has no end.
+        total_steps: env steps of the run, at whose end the teacher is not asked; None where it has no end.
         has_progress: whether the env measures progress; else answers are held against true returns.
     """
 

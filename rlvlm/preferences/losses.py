@@ -55,7 +55,7 @@ class PreferenceObjective:
         """How many decided labels the members agree with, all together, and how many there are: their quotient is the
         quality of an epoch.
         """
-        is_decided = targets != 0.5  # a tie agrees with nobody
+        is_decided = targets != 0.5  # a tie agrees with neither side
         agrees = (returns[..., 1] > returns[..., 0]) == (targets > 0.5)
         return int((agrees & is_decided).sum()), int(is_decided.sum())
 
@@ -74,7 +74,7 @@ class PreferenceObjective:
         `targets` `[N]` that decide.
 
         Of answers that have nothing to do with what is shown, half are right. A mean that says the same of both sides
-        is not right: else one that is constant would agree with a judge who looks at places alone.
+        is not right: else one that is constant would agree with a judge that looks at sides alone.
         """
         # margin and side have one sign where the mean agrees with the label; ties have side 0
         margin, side = returns[:, 1] - returns[:, 0], targets - 0.5

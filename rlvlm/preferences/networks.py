@@ -110,7 +110,7 @@ class ResNetNetwork(RewardNetwork):
         widths = [64, 128, 256, 512]
         resnet18 = ResNetConfig(layer_type="basic", depths=[2, 2, 2, 2], hidden_sizes=widths)
         seed = int(torch.randint(2**62, (), generator=rng))
-        # transformers draws from the global generator; forked, so that nobody else's chance changes
+        # transformers draws from the global generator; forked, so that no other random draw changes
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             self.body = ResNetModel(resnet18)

@@ -133,7 +133,7 @@ def farthest_first(points: FloatArray, centres: FloatArray, num: int) -> NDArray
 
 
 class Candidates(Generic[Question]):
-    """Questions that were drawn, and what the reward model makes of them; what nobody asks for is not computed.
+    """Questions that were drawn, and what the reward model makes of them, computed when it is asked for.
 
     Args:
         questions: N pairs or single segments, all of one length.
@@ -192,7 +192,7 @@ def query_strategy(name: str) -> Callable[[Strategy], Strategy]:
 
 
 def find_strategy(name: str) -> Strategy:
-    """The strategy of that name, or `module:FUNCTION` of somebody's own.
+    """The strategy of that name, or `module:FUNCTION` of the user's own.
 
     Raises:
         UsageError: there is none, or it takes other arguments than candidates and a number.
@@ -239,7 +239,7 @@ def choose(
         known: what was answered before.
 
     Raises:
-        UsageError: a strategy of somebody's own chose other indices than `num` different ones of the candidates.
+        UsageError: a strategy of the user's own chose other indices than `num` different ones of the candidates.
     """
     if len(candidates) <= num:
         return candidates

@@ -140,7 +140,7 @@ class FeedbackCounts:
         decided = self._counts["left"] + self._counts["right"]
         # as hits of how many; a share of nothing is left out and not called 0
         shares = {metrics.LABEL_ACCURACY: (self._counts["correct"], checked)}
-        if decided:  # of scores nobody is undecided
+        if decided:  # a score is never undecided
             undecided = self._counts[metrics.QUERIES_NO_PREFERENCE]
             shares |= {
                 metrics.LABELS_LEFT: (self._counts["left"], decided),

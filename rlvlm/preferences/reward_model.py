@@ -295,7 +295,7 @@ class LearnedReward(RewardSource):
 
     @property
     def is_trusted(self) -> bool:
-        """Whether the model has predicted enough answers to reward anybody."""
+        """Whether the model has predicted enough answers to give rewards."""
         return self._model.is_trusted
 
     def label(self, transitions: Transitions) -> FloatArray:

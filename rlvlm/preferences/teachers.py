@@ -1,4 +1,4 @@
-"""Who answers: a judge that looks at images, teachers who know the truth and err as people or judges do, chance.
+"""Teachers: a judge that looks at images, teachers that know the truth and err as people or judges do, and chance.
 
 A question is a pair to be compared, which is answered with a verdict, or a segment to be scored, with a score. All
 questions of one call are of one kind. Built by `build_teacher`, asked by the loop.
@@ -29,7 +29,7 @@ class Teacher:
     """Answers questions. One of your own overrides `answer`, and what else it needs."""
 
     _stamp = Stamp(judge="teacher", revision="", prompt="", decoding="")
-    """Who answers, for the records; `judge` is the name."""
+    """Identifies the teacher in the records; `judge` is the name."""
     _rng: Any = None
     """Generator that is drawn from while answering, where there is one; it is part of the state."""
 
@@ -47,7 +47,7 @@ class Teacher:
         return partial(self.answer, questions)
 
     def prefer(self, margin: float) -> Verdict:
-        """The verdict of who finds the right side better by `margin`; at 0 there is no preference."""
+        """The verdict of a teacher that finds the right side better by `margin`; at 0 there is no preference."""
         return self.verdict(Label.of(0.0, margin))
 
     def verdict(self, label: Label, text: str = "") -> Verdict:
@@ -373,7 +373,7 @@ def build_teacher(
 
     Args:
         kind: which; `my_file:MyTeacher` is a `Teacher` of the user's own.
-        judge: who looks; only a judge teacher needs one.
+        judge: looks at the images; only a judge teacher needs one.
         frames: draws images at the judge's size.
         goal: what the judge is asked about.
         seed: of chance and of simulated weaknesses.

@@ -83,7 +83,7 @@ class StepRewardConfig:
     def __post_init__(self) -> None:
         check_name("reward.source", self.source, SOURCES)
         check_name("reward.teacher", self.teacher, TEACHERS)
-        # What nobody would read is refused: a run that ignores a setting looks in a table as if it had used it.
+        # Settings without effect are refused: a run that ignores a setting looks in a table as if it had used it.
         if self.source == "score" and self.teacher not in _SCORERS and ":" not in self.teacher:
             raise ValueError(
                 f"reward.teacher {self.teacher} compares and gives no scores; reward.source score needs "
@@ -114,7 +114,7 @@ class StepRewardConfig:
         """Where the reward comes from, short enough for a legend, e.g. `judge labels, image reward`.
 
         Args:
-            judge: who is asked, if a judge is.
+            judge: name of the judge, if one is asked.
             mark: stands behind the judge, e.g. that its weights are random.
         """
         if self.source == "judged":
@@ -128,7 +128,7 @@ class StepRewardConfig:
 FALSE_POSITIVES = 0.2
 """Share of failures that the teacher biased calls successes, unless another is set."""
 ScoreTeacher = Literal["judge", "random", "biased", "progress", "measured"]
-"""Who scores turns and episodes. judge: the VLM; random: random scores, the negative control; biased: the truth,
+"""Scorer of turns and episodes. judge: the VLM; random: random scores, the negative control; biased: the truth,
 but for a share of failures that it takes for successes, the control that the monitor must catch; progress: the
 simulator's progress with noise, a judge of any quality, to study graded scores; measured: scores that
 a judge gave in `rlvlm judge-bench` to episodes of such progress."""
@@ -194,14 +194,14 @@ class TurnRewardConfig:
     judge's score alone; mixture: the weighted sum that `mixture` describes."""
     mixture: MixtureConfig = field(default_factory=MixtureConfig)
     teacher: ScoreTeacher = "judge"
-    """Who scores, where scores are used."""
+    """The scorer, where scores are used."""
     per: Literal["turn", "episode"] = "turn"
     """turn: the utility of each turn or chunk, from the image before it, the action and the image after it
     (`judge.score utility`); episode: one score of the images of the whole episode, given to its last turn."""
     is_centred: bool = True
     """Whether scores in [0, 1] become rewards in [-1, 1]."""
     unreadable: float = -1.0
-    """Reward of a turn whose reply nobody can read: nothing was done that could be judged, so the judge is not asked.
+    """Reward of a turn with an unreadable reply: nothing was done that could be judged, so the judge is not asked.
     For `per turn` alone."""
     num_frames: int = 8
     """Images of an episode that the judge is shown at most, >= 2, the first and the last among them."""
@@ -292,7 +292,7 @@ class TurnRewardConfig:
 
     @property
     def scores(self) -> bool:
-        """Whether anybody scores."""
+        """Whether a scorer is used."""
         return self.weights["judged"] != 0
 
     @property

@@ -1,4 +1,4 @@
-"""Who scores what happened: a judge that looks, and controls that do not. The truth is asked by two of them: the biased
+"""Scorers of turns and episodes: a judge that looks, and controls that do not. Two of these use the truth: the biased
 one, whose purpose is to be caught, and a simulated judge of progress.
 """
 
@@ -33,7 +33,7 @@ _COLUMNS = ("status", "value", "text", "latency_s", "question", "num_frames")
 
 
 class Scorer(Protocol):
-    """Scores in [0, 1]; a score that nobody gave has no value, and is never replaced by the truth."""
+    """Scores in [0, 1]; a missing score has no value, and is never replaced by the truth."""
 
     num_asked: int
     """Items scored so far, one that is scored again included; seeds a control's draws."""
@@ -185,7 +185,7 @@ class FallbackScorer:
         self.num_asked = 0
 
     def score(self, items: Sequence[ScoringItem]) -> list[Score]:
-        """See `Scorer`; a score says by its stamp who gave it.
+        """See `Scorer`; a score's stamp names its scorer.
 
         Raises:
             JudgeUnavailable: neither of them answers.
@@ -341,12 +341,12 @@ def make_scorer(  # noqa: PLR0913 - all of them parts of a run
     """The scorer that `reward.teacher` names.
 
     Args:
-        reward: who scores, with the settings of a control.
+        reward: names the scorer, with the settings of a control.
         task: whose measured scores are meant.
         seed: of a control.
         draw: see `JudgeScorer`.
-        make_judge: makes the judge in this process; None where nobody looks.
-        make_fallback_judge: makes a judge that is asked where the first has no answer; None where nobody is.
+        make_judge: makes the judge in this process; None where none is asked.
+        make_fallback_judge: makes a judge that is asked where the first has no answer; None without one.
         remembers: see `JudgeScorer`.
 
     Raises:

@@ -18,11 +18,11 @@ class ScoringItem:
     snapshots: FloatArray
     """[L, S] moments in order of time; the env draws them."""
     action: str = ""
-    """What was done between the first and the last moment, of a turn; empty where nobody could read it, and of
+    """What was done between the first and the last moment, of a turn; empty where it could not be read, and of
     episodes."""
     is_success: bool | None
-    """Whether the env's own test holds at the last moment, or held at one before it; None of a segment, of which nobody
-    asks. The judge never sees it."""
+    """Whether the env's own test holds at the last moment, or held at one before it; None of a segment, where it is not
+    used. The judge never sees it."""
     success_lost: bool = False
     """Whether it held before and no longer does: then neither answer of a judge is an error."""
     progress: float

@@ -19,7 +19,7 @@ class Labelling(Enum):
     ON_ARRIVAL = "on_arrival"
     """Once, as transitions enter the replay: the source never changes."""
     WHERE_ANSWERED = "where_answered"
-    """Once, on arrival, where a judge gave an answer. NaN marks a transition that nobody can say anything about: it
+    """Once, on arrival, where a judge gave an answer. NaN marks a transition whose reward is unknown: it
     never enters the replay, since any number in its place would be a guess."""
     ON_CHANGE = "on_change"
     """On arrival, and for the whole replay again whenever `version` moves (a reward model after a fit)."""
@@ -51,7 +51,7 @@ class RewardSource:
 
     @classmethod
     def build(cls, context: SourceContext) -> Self:
-        """The source of a run; whoever needs something of `context` overrides this."""
+        """The source of a run; sources that need something of `context` override this."""
         return cls()
 
     @property

@@ -39,7 +39,7 @@ class TemporalNovelty:
         state = torch.random.get_rng_state()
         torch.manual_seed(seed)
         self._network = _Predictor(num_actions)
-        torch.random.set_rng_state(state)  # nobody else's chance changes with whether novelty is wanted
+        torch.random.set_rng_state(state)  # no other random draw depends on whether novelty is used
         self._optimizer = torch.optim.Adam(self._network.parameters(), lr=lr)
         self._order = torch.Generator().manual_seed(seed)
         self._kept: deque[tuple[Tensor, Tensor]] = deque(maxlen=_KEPT)

@@ -1,4 +1,4 @@
-"""Chats with images, what a model replies, and what an engine offers to those who ask it. numpy only.
+"""Chats with images, what a model replies, and what an engine offers to its callers. numpy only.
 
 A chat is a list of turns in the Qwen format: `{"role": str, "content": [{"type": "text" | "image", ...}]}`.
 """
@@ -131,7 +131,7 @@ class AsyncEngine(Protocol):
             request: what is asked.
             max_new_tokens: longest reply.
             temperature: 0 or above.
-            deadline: `time.monotonic` by which it must be there, for engines that have to wait for somebody.
+            deadline: `time.monotonic` by which it must be there, for engines that have to wait for a server.
 
         Raises:
             ValueError: this chat cannot be answered, however often it is asked.

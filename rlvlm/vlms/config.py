@@ -52,7 +52,7 @@ class VLMConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ApiConfig:
-    """A model behind somebody's HTTP API: engines openai and gemini."""
+    """A model behind an HTTP API: engines openai and gemini."""
 
     section: ClassVar[str] = "judge.api"
     """Where these fields stand on the command line, for messages. Judges were the first to have them."""

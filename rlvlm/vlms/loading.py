@@ -94,7 +94,7 @@ def load_vlm(config: VLMConfig, *, trainable: bool = False) -> LoadedVLM:
     pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
     own_stop = model.generation_config.eos_token_id
     stop = tokenizer.eos_token_id if own_stop is None else own_stop
-    # The released files ask for sampling and penalties; whoever asks the model decides these.
+    # The released files ask for sampling and penalties; the callers of the model decide these.
     model.generation_config = GenerationConfig(eos_token_id=stop, pad_token_id=pad)
     if config.adapter:
         model = load_adapter(model, Path(config.adapter).expanduser(), trainable=trainable).eval()

@@ -138,7 +138,7 @@ def _cast_forward(layer: Any) -> Callable[..., Tensor] | None:
     base, names = layer.get_base_layer(), layer.active_adapters
     precision = getattr(base, "compute_dtype", None) or getattr(base, "weight", torch.empty(0)).dtype
     is_plain = len(names) == 1 and names[0] in layer.lora_A and not getattr(layer, "lora_variant", {})
-    # an instance with a forward of its own belongs to somebody else, e.g. to accelerate's hooks
+    # an instance with a forward of its own belongs to another library, e.g. to accelerate's hooks
     if not is_plain or layer.merged or layer.disable_adapters or "forward" in vars(layer):
         return None
     down, up, scaling = layer.lora_A[names[0]], layer.lora_B[names[0]], layer.scaling[names[0]]

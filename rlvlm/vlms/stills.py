@@ -1,4 +1,4 @@
-"""Image files: read as people see them (upright, on white, in 8-bit RGB), whoever made them; and PNGs of our own."""
+"""Image files: read as people see them (upright, on white, in 8-bit RGB), whatever made them; and PNGs of our own."""
 
 import warnings
 from collections.abc import Sequence

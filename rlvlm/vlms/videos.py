@@ -1,4 +1,4 @@
-"""MP4 files, whoever made them: opened so that they name no other file, their frames turned as people see them.
+"""MP4 files of any origin: opened so that they name no other file, their frames turned as people see them.
 
 Every video that is decoded goes through here: uploads and `video_path` of the server, films of recorded data.
 """

@@ -88,7 +88,7 @@ def estimator(
 
 
 def find_estimator(name: str) -> Estimator:
-    """The estimator of that name, or `module:FUNCTION` of somebody's own.
+    """The estimator of that name, or `module:FUNCTION` of the user's own.
 
     Raises:
         UsageError: there is none, or it takes other arguments than trajectories and a config.

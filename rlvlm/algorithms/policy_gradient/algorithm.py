@@ -140,7 +140,7 @@ class PolicyGradient(BaseAlgorithm):
         return RewardLabeller(reward, scorer, novelty, self.config.goal)
 
     def _make_scorer(self, make_judge: Callable[[], Judge] | None, remembers: bool) -> Scorer:
-        """Who says what a turn or an episode is worth; a judge is made by `make_judge`."""
+        """The scorer of turns or episodes; a judge is made by `make_judge`."""
         reward = self.config.reward
         return make_scorer(
             reward, self.config.task, self.config.seed,

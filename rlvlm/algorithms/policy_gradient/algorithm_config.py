@@ -124,7 +124,7 @@ class TokenConfig(BaseConfig):
         Args:
             reward: sources and their weights.
             goal: what a judge is asked about; empty takes the env's own goal, or the episode's instruction.
-            make_judge: makes the judge in the process that asks it; must pickle. None where nobody is asked.
+            make_judge: makes the judge in the process that asks it; must pickle. None where no judge is asked.
             make_fallback_judge: makes the judge that is asked where the first has no answer, in the same way.
             judge_env: settings of the env that draws for the judge; None takes those of `envs`.
         """

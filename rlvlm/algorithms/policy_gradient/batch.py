@@ -52,7 +52,7 @@ class Batch:
     extras: Mapping[str, Tensor]
     """[M] or [M, N] by name, what the loss asks for beside these."""
     mismatch: Mapping[str, float]
-    """How far the engine is from the trainer, by names of `rlvlm.core.metrics`; empty where nobody looked."""
+    """How far the engine is from the trainer, by names of `rlvlm.core.metrics`; empty where it was not measured."""
 
     @property
     def explained(self) -> float:
@@ -310,7 +310,7 @@ class BatchMaker:
             known.setdefault(key, row)  # the first row of each kind
         firsts = list(known.values())
         size = self._algo.microbatch_turns or max(1, len(firsts))
-        agree = largest if self._algo.shard else int  # who gather weights together must look equally often
+        agree = largest if self._algo.shard else int  # learners that gather weights together must encode equally often
 
         @torch.no_grad()
         def all_of(some: Sequence[int]) -> list[Tensor]:

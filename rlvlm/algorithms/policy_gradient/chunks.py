@@ -196,7 +196,7 @@ class ChunkRunner(BaseRunner):
         number, _ = branch or (0, 0)
         self._next_group = (number * 1_000_000 + restart) * 1_000_000_000
 
-    def sample(  # pyright: ignore[reportIncompatibleMethodOverride] - who calls it passes these
+    def sample(  # pyright: ignore[reportIncompatibleMethodOverride] - its callers pass these
         self, *, num_groups: int, statistics: str = "", version: int = 0, players: Sequence[int] = ()
     ) -> Rollout:
         """Whole episodes, a group of each of some initial states.

@@ -176,7 +176,7 @@ class PolicyGradientConfig:
     max_reply_tokens: int = 48
     """A reply is cut after this many tokens."""
     max_invalid_share: float = 0.0
-    """Share in [0, 1] of a rollout's replies that nobody can read above which the run stops; 0 never stops."""
+    """Maximum share of unreadable replies in a rollout, in [0, 1], above which the run stops; 0 never stops."""
     reward_scale: float = 1.0
     """Factor on rewards before learning; figures shown are not scaled."""
     epochs: int = 2
@@ -232,7 +232,7 @@ class PolicyGradientConfig:
     staleness: int = 0
     """Updates by which what is learned from may be older than the policy, >= 0. 1: the next rollout is played and
     scored while the learner learns from the one before it. Rollouts are played by `env_runners` or
-    `engine.num_replicas`; where the run's own process plays, it is only their scores that nobody waits for. 2: also
+    `engine.num_replicas`; where the run's own process plays, only their scores are not waited for. 2: also
     where now a rollout and now an update takes longer. Every rollout is exactly so old, so runs repeat. Checkpoints and
     evaluations wait until nothing is under way."""
     num_learners: int = 0

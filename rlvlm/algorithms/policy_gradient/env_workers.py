@@ -71,7 +71,7 @@ class EnvWorker:
 
 
 class WorkerEnvs(ChunkEnvs):
-    """Envs that workers step, as whoever plays sees them.
+    """Envs that workers step, as the player sees them.
 
     Args:
         workers: handles of `EnvWorker` actors.

@@ -282,7 +282,7 @@ class TokenLearner(ManualLearner):
         parts = self._micro_batches(batch, local_shard(rows))
         num_parts = self._agree(len(parts))
         for number in range(num_parts):
-            # Learners who gather weights together make equally many passes: the last of some count for nothing.
+            # Learners that gather weights together make equally many passes: the last of some count for nothing.
             part = parts[number] if number < len(parts) else rows[:1]
             obs, answers = batch.obs.at(part.tolist()), [batch.answers[row] for row in part.tolist()]
             now = self._predict(obs, answers, int(batch.lengths[part.tolist()].max()))
@@ -477,7 +477,7 @@ class TokenLearner(ManualLearner):
         free_card()
 
     def forget_images(self) -> None:
-        """Leaves nothing behind that was made of images: who goes on from a checkpoint has none either."""
+        """Forgets everything computed from images: a run that resumes from a checkpoint has none either."""
         self.policy.images.clear()
 
     def _map_module_to_device(self, module: Any) -> None:

@@ -17,7 +17,7 @@ from rlvlm.core.errors import UsageError
 from rlvlm.core.plugins import find_registered
 
 _MAX_LOG_RATIO = 20.0
-"""Above it exp() is of no use to anybody, and at 89 it is infinite in float32."""
+"""Above it exp() is of no use, and at 89 it is infinite in float32."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -107,7 +107,7 @@ def policy_loss(name: str, extras: Extras | None = None) -> Callable[[Compute], 
 
 
 def find_policy_loss(name: str) -> PolicyLoss:
-    """The loss of that name, or `module:FUNCTION` of somebody's own.
+    """The loss of that name, or `module:FUNCTION` of the user's own.
 
     Raises:
         UsageError: there is none, or it takes other arguments than a minibatch and a config.
@@ -136,7 +136,7 @@ def total_loss(config: LossConfig, batch: MiniBatch) -> LossTerms:
 
     Raises:
         ValueError: the reference is missing, or given without a weight.
-        UsageError: a loss of somebody's own gave no metrics, or another shape than the ratios have. Whether it is
+        UsageError: a loss of the user's own gave no metrics, or another shape than the ratios have. Whether it is
             finite the learner looks at, once a step: here it would wait for the GPU.
     """
     if (batch.reference is None) != (config.kl_weight == 0):
@@ -169,7 +169,7 @@ def total_loss(config: LossConfig, batch: MiniBatch) -> LossTerms:
 
 
 def _computed(config: LossConfig, batch: MiniBatch) -> tuple[Tensor, Mapping[str, Tensor]]:
-    """What the policy's loss gave, checked, as it may be somebody's own."""
+    """The policy's loss and its metrics, checked, as the loss may be the user's own."""
     who, wanted = f"algo.loss.policy {config.policy}", [list(batch.weights.shape), [len(batch.weights), 1]]
     given: Any = find_policy_loss(config.policy).compute(batch, config)
     fix = "return (loss [B, N], or [B, 1] of whole answers, and a mapping of scalars, which may be empty)"

@@ -49,8 +49,8 @@ class RewardLabeller:
     says whether the run ends, the episode (or its group) is left out, or its turn counts as neutral.
 
     Args:
-        config: sources, their weights, and who scores.
-        scorer: scores turns or episodes; None where nobody does.
+        config: sources, their weights, and the scorer.
+        scorer: scores turns or episodes; None where no scores are used.
         novelty: of what is done; None where it counts nothing.
         goal: what the judge is asked about in the place of the env's own goal; empty takes that.
     """
@@ -71,13 +71,13 @@ class RewardLabeller:
 
     @property
     def asks(self) -> bool:
-        """Whether anybody is asked about what is shown."""
+        """Whether a scorer is asked about what is shown."""
         return self._scorer is not None
 
     def show(self, episodes: Sequence[TokenEpisode]) -> None:
         """Begins to ask about the last turn of each of `episodes`, or about those that are over as a whole.
 
-        Where turns are scored, whoever plays shows an episode after each of its turns, or once when it is over.
+        Where turns are scored, the player shows an episode after each of its turns, or once when it is over.
         """
         if self._scorer is None:
             return
@@ -87,7 +87,8 @@ class RewardLabeller:
             self._waiting.append((questions, answers))
 
     def label(self, episodes: Sequence[TokenEpisode], env_step: int) -> list[TokenEpisode]:
-        """The episodes with every turn's reward; NaN where nobody could say it and the config has it left out.
+        """The episodes with every turn's reward; NaN where the scorer had no answer and the config leaves such turns
+        out.
 
         Args:
             episodes: all of whose turns were shown.
@@ -139,7 +140,7 @@ class RewardLabeller:
         Raises:
             JudgeRefused: it cannot tell them apart.
         """
-        assert self._scorer is not None, "there is somebody to be tried"
+        assert self._scorer is not None, "there is a scorer to be tried"
         config = self._config
         judge = RunScorer(self._scorer, config.num_frames)
         figures = try_judge(judge, made, config.num_frames, seed, min_auc=config.monitor.min_auc, log=log)
@@ -179,7 +180,7 @@ class RewardLabeller:
         Raises:
             JudgeUnavailable: the judge does not answer.
         """
-        assert self._scorer is not None, "there is somebody to be asked"
+        assert self._scorer is not None, "there is a scorer to be asked"
         steps = episode.num_steps
         moments = np.unique(np.linspace(1, steps, min(_MOMENTS, steps)).round().astype(int))
         whole = self._whole(episode)
@@ -249,7 +250,7 @@ class RewardLabeller:
         )
 
     def _turn(self, episode: TokenEpisode, t: int) -> ScoringItem | None:
-        """What is asked about turn `t`; None where nobody can read what was done."""
+        """The item that is scored for turn `t`; None where its reply could not be read."""
         end = int(episode.ends[t])
         reply = episode.replies[end - 1] if episode.replies else None
         if reply is not None and reply.action is None:
@@ -267,7 +268,7 @@ class RewardLabeller:
     ) -> FloatArray:
         """[T] the judge's rewards, NaN where there is none to be had; and notes what was said of what."""
         config, per_turn = self._config, self._config.per == "turn"
-        # turns that nobody was asked about are those whose reply could not be read
+        # turns that were not asked about are those whose reply could not be read
         rewards = np.full(len(episode), config.unreadable if per_turn and self._scorer is not None else 0.0)
         for t in range(len(episode) if given else 0):
             asked = given.get(_key(episode, t))
@@ -325,9 +326,9 @@ class RewardLabeller:
     def _watch_judge(self, episodes: Sequence[TokenEpisode], given: dict[Hashable, tuple[ScoringItem, Score]]) -> None:
         """Hands the monitor the episodes that ended, and has it show its controls behind what is asked next.
 
-        An episode whose last reply could not be read was called no success by anybody: it counts as scored 0.
+        An episode whose last reply could not be read was not called a success: it counts as scored 0.
         """
-        assert self._scorer is not None, "somebody scored"
+        assert self._scorer is not None, "there is a scorer"
         items, scores = [item for item, _ in given.values()], [score for _, score in given.values()]
         self._controls = self._pool.submit(self.monitor.show_controls, self._scorer, items, scores)
         if self._config.per == "turn":
@@ -432,7 +433,7 @@ def preflight(  # noqa: PLR0913 - all of them parts of a run
         log: takes a line on what is being done now.
 
     Returns:
-        What was found, by names in `rlvlm.core.metrics`; nothing where nobody is asked, or nothing is known.
+        What was found, by names in `rlvlm.core.metrics`; empty where no scorer is asked, or nothing is known.
 
     Raises:
         JudgeRefused: the judge cannot tell them apart.

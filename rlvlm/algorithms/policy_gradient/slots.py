@@ -20,7 +20,7 @@ class TokenSlot(Slot):
     or `begin_piece`. What is seen in it are `Observations` of one moment.
 
     Args:
-        env: nobody else plays it.
+        env: played by this slot alone.
         task: its name, for the episodes.
         place: of the slot among those side by side.
     """
@@ -213,7 +213,7 @@ def make_slot(task: str, settings: EnvConfig) -> EnvSlot:
 
 
 def distance_of(env: TurnEnv) -> float:
-    """How far success is: the expert's turns to it, or what progress lacks where nobody knows these."""
+    """How far success is: the expert's turns to it, or, where these are unknown, 1 minus the progress."""
     left = env.turns_left()
     return 1.0 - env.progress() if left is None else float(left)
 

@@ -29,7 +29,7 @@ class EpisodeSource:
     """Rolls out, has episodes labelled, and keeps those that teach something.
 
     With a staleness of s, s rollouts are always under way or waiting while the learner learns from the one before them:
-    rollout k is played with the weights of update k - s, whoever is faster, so runs at a fixed seed repeat. Rollouts
+    rollout k is played with the weights of update k - s, whichever is faster, so runs at a fixed seed repeat. Rollouts
     that engines or env runners play go on in a thread meanwhile; those of this process are played at once, and only
     their scores are waited for later.
 
@@ -97,7 +97,7 @@ class EpisodeSource:
             yield self._filtered(self._labelled(self._ended()))
 
     def forget(self) -> None:
-        """Forgets what is on its way, once it has come to its end: whoever plays must not be in the middle of it."""
+        """Forgets what is on its way, once it has come to its end: the player must not be in the middle of it."""
         while self._under_way:
             if not (rollout := self._under_way.popleft()).cancel():
                 rollout.exception()

@@ -110,7 +110,7 @@ class TurnRunner(BaseRunner):
         for slot in self.slots:
             slot.begin(self._fresh_seed())
 
-    def sample(  # pyright: ignore[reportIncompatibleMethodOverride] - who calls it passes these
+    def sample(  # pyright: ignore[reportIncompatibleMethodOverride] - its callers pass these
         self, *, num_turns: int
     ) -> list[TokenEpisode]:
         """The pieces of `num_turns` turns of every env; an episode that ends is followed by the next at once."""

@@ -73,7 +73,7 @@ class SACPebbleConfig(BaseConfig):
             ValueError: says which setting is wrong and what to do.
         """
         super().validate()
-        # RLlib's own discount and step size, where somebody has set them (a Tuner, PBT), go to all three optimisers
+        # RLlib's own discount and step size, where they are set (by a Tuner, PBT), go to all three optimisers
         if not isinstance(self.gamma, Unset):
             self.sac = replace(self.sac, gamma=self.gamma)
         if not isinstance(self.lr, Unset):

@@ -148,7 +148,7 @@ def flatten(parameters: Iterable[nn.Parameter]) -> Tensor:
 class ParameterBlock:
     """What one learning rate trains: parameters, their gradients and Adam's moments, each one vector `[P]`.
 
-    Every parameter's `grad` is a window into `gradients`, for whoever computes them to write to.
+    Every parameter's `grad` is a view into `gradients`, which the backward pass writes to.
 
     Source: Kingma, Ba 2015, arXiv:1412.6980; the defaults of its section 2, as in `torch.optim.Adam`.
 

@@ -15,8 +15,8 @@ _PIECE_ROWS = 16_384
 def label_on_arrival(transitions: Transitions, source: RewardSource) -> FloatArray:
     """Rewards `[B]` under which new transitions enter the replay; NaN for those that a judge could not label.
 
-    A source that moves with every step labels at the draw instead; until then the rows hold NaN, so that a reward
-    nobody gave could never be trained on unseen.
+    A source that moves with every step labels at the draw instead; until then the rows hold NaN, so that a missing
+    reward could never be trained on unnoticed.
     """
     if source.labelling is Labelling.ON_DRAW:
         return np.full(len(transitions.env_rewards), np.nan, np.float32)

@@ -114,7 +114,7 @@ class SACLearner(ManualLearner):
 
     def _improve(self, batch: ReplayBatch) -> tuple[CriticValues, PolicyValues | None]:
         """One update of critics and target, and when it is their turn of policy and temperature."""
-        # the policy's noise at the next states and at these: both updates get the same, whoever computes gradients
+        # the policy's noise at the next states and at these: both updates get the same, however gradients are computed
         noise = torch.randn(2, *batch.actions.shape, generator=self._generator, device=self.device)
         critic_values, policy_values = self._sac_update.critic_gradients(batch, noise), None
         self._blocks["critic"].step()

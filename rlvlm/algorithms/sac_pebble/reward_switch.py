@@ -43,8 +43,8 @@ class RewardSetup:
     make_judge: Callable[[], Judge] | None = None
     """Called once, in the process that asks, if a judge is asked; must pickle."""
     total_steps: int | None = None
-    """Env steps of the whole run: nobody is asked at its end, where nothing would train on the answers. None asks for
-    as long as the budget lasts."""
+    """Env steps of the whole run: no teacher is asked at its end, where nothing would train on the answers. None asks
+    for as long as the budget lasts."""
 
     def check(self) -> None:
         """Raises unless the feedback settings fit the reward source and its teacher.
@@ -110,7 +110,7 @@ class RewardSwitch:
         return 0.0 if self.learned is None else self._exploration.weight_after(env_steps - self._learned_since)
 
     def record(self, sample: Sample) -> None:
-        """Remembers visited states and finished episodes for those who need them."""
+        """Remembers visited states and finished episodes for the sources that need them."""
         if (novelty := self._novelty_in_use) is not None:
             novelty.observe(sample.transitions.obs)
         for listener in (self._loop, self._log):
@@ -123,7 +123,7 @@ class RewardSwitch:
         return self._loop is not None and self._loop.is_due(env_steps)
 
     def steps_to_session(self, env_steps: int) -> int | None:
-        """Env steps until the teacher is asked again, >= 0; None where nobody will be."""
+        """Env steps until the teacher is asked again, >= 0; None where it will not be."""
         return None if self._loop is None else self._loop.steps_to_session(env_steps)
 
     def hold_session(self, env_steps: int) -> dict[str, float]:
@@ -144,7 +144,7 @@ class RewardSwitch:
             self._loop.finish()
 
     def drain_records(self, env_steps: int) -> list[Record]:
-        """The records since the last call, of queries or of direct scores; none where nobody is asked."""
+        """The records since the last call, of queries or of direct scores; empty where no teacher is asked."""
         if self._log is not None:
             return [*self._log.drain(env_steps)]
         return [] if self._loop is None else self._loop.drain_records()
@@ -187,7 +187,7 @@ def build_switch(setup: RewardSetup, task: str, viewer: StepEnv, novelty_neighbo
     Args:
         setup: what the run is rewarded by; it has been checked.
         task: name in the registry.
-        viewer: an env nobody trains in; it draws the images.
+        viewer: an env that only draws the images; it is not trained in.
         novelty_neighbour: k of the exploration reward.
         seed: of whatever is drawn.
     """

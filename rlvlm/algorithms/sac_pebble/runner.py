@@ -85,7 +85,7 @@ class StepEnvRunner(BaseRunner):
         self._obs = np.array(self.env.reset()[0], np.float32)
         self._check(observations=self._obs)
 
-    def sample(  # pyright: ignore[reportIncompatibleMethodOverride] - who calls it passes these
+    def sample(  # pyright: ignore[reportIncompatibleMethodOverride] - its callers pass these
         self, *, num_steps: int, random_actions: bool = False
     ) -> Sample:
         """Steps every env `num_steps` times.

@@ -17,7 +17,7 @@ from rlvlm.algorithms.sac_pebble.replay import ReplayBatch
 from rlvlm.policies.squashed_gaussian import ActionSample
 
 CriticValues = tuple[Tensor, Tensor]
-"""[2, B] values of the batch's actions and [B] their targets, for whoever logs the loss."""
+"""[2, B] values of the batch's actions and [B] their targets, for logging the loss."""
 PolicyValues = tuple[Tensor, Tensor, Tensor]
 """[2, B] values of the policy's own actions, [B] their log-densities in nats, [] the temperature."""
 

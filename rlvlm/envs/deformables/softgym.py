@@ -3,8 +3,8 @@
 SoftGym (Lin et al. 2020, arXiv:2011.07215) runs on PyFleX, which is compiled with CUDA. It cannot be installed on the
 project's own machines, so this adapter has been tried with a stand-in of the same interface only. What to know:
 
-1. PyFleX holds one scene, so the envs of a process take turns, and drawing takes one. Whoever gets the turn back goes
-   through the episode's actions again: the same serves to restore a state. Use one env per process.
+1. PyFleX holds one scene, so the envs of a process take turns, and drawing takes one. An env that gets the turn back
+   replays the episode's actions: the same serves to restore a state. Use one env per process.
 2. Observations are SoftGym's key points, starts its cached ones: the first for `start="fixed"`, any for `random`.
 3. Progress is SoftGym's normalised performance, success its exceeding 0.9.
 """
@@ -100,7 +100,7 @@ class SoftGymEnv(StepEnv):
 
     def draw(self, snapshots: FloatArray, size_px: int) -> Frames:
         """Images [N, size_px, size_px, 3] of `snapshots` [N, S], rounded to the grain of `image_key` first."""
-        self._simulator.holder = None  # drawing moves the scene: whoever steps next plays its episode again
+        self._simulator.holder = None  # drawing moves the scene: the env that steps next replays its episode
         frames = np.empty((len(snapshots), size_px, size_px, 3), np.uint8)
         for key, frame in zip(self.image_key(snapshots), frames, strict=True):
             places = (key[1:] * _KEY_METRES).astype(np.float32)

@@ -21,7 +21,7 @@ GAMES = {
         22,
     ),
 }
-"""Goal phrase, goal as a sentence, who makes it, and the turns of the longest episode."""
+"""Goal phrase, goal as a sentence, `module:CLASS` of the env, and the turns of the longest episode."""
 IDS = {
     "gym_cards/NumberLine-v0": "number_line",
     "gym_cards/Blackjack-v0": "blackjack",

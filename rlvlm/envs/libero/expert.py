@@ -198,7 +198,7 @@ class Script:
     """Plays the scene's present state, whose positions in world coordinates are up to date.
 
     Args:
-        scene: driven by who calls.
+        scene: driven by the caller.
         memory: of the steps before; changed with every step.
     """
 

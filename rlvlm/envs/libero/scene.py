@@ -31,7 +31,7 @@ _EVERY_HELD_OUT = 5  # one saved start of so many is for evaluation alone
 _FAR_M = 0.8  # from here on a thing that has to come somewhere counts as no progress
 _ALMOST = 0.9  # progress of a goal that is as near as can be, and not reached
 _TRIES = 20  # for a place that is free
-_SHIFT_M = 0.03  # how far things are moved, along both sides of the table, in scenes that nobody has played
+_SHIFT_M = 0.03  # how far things are moved, along both sides of the table, in scenes made for augmentation
 
 _scenes: "weakref.WeakValueDictionary[tuple[str, int, float], LiberoScene]" = weakref.WeakValueDictionary()
 
@@ -82,7 +82,7 @@ class LiberoScene(RobosuiteScene):
         self.env.check_contact = _contact_check(self.model, self.data)
         self._aside = mujoco.MjData(self.model)  # the state that is lent stays as it is
         self.turn = threading.RLock()
-        """Held by whoever drives the physics: a judge's thread may make an env of it while another is played."""
+        """Held while the physics is driven: a judge's thread may make an env of it while another is played."""
 
     def start(self, state_id: int, moved_m: float) -> Doubles:
         """The start of episode `state_id`, settled: one of the benchmark's saved starts, with things moved.

@@ -140,7 +140,7 @@ class LiberoSuite(ChunkEnv):
         """For each task of `snapshots` [N, S] its rows, its env, and these rows' joint positions as it has them."""
         numbers = snapshots[:, 0].astype(np.int64)
         for task in np.unique(numbers).tolist():
-            with self._turn:  # so that nobody closes it meanwhile
+            with self._turn:  # so that it is not closed meanwhile
                 rows, member = np.flatnonzero(numbers == task), self.member(task)
                 yield rows, member, snapshots[rows, 1 : 1 + member.snapshot_size]
 

@@ -194,7 +194,7 @@ class MetaWorldEnv(MujocoEnv):
     def scripted_action(self, obs: FloatArray) -> FloatArray | None:
         """[4] what MetaWorld's own script does next; it knows where the goal is."""
         if self._script is None:
-            from metaworld.policies import ENV_POLICY_MAP  # sixty modules, for those who look
+            from metaworld.policies import ENV_POLICY_MAP  # sixty modules, only where the script is asked
 
             self._script = ENV_POLICY_MAP[self._scene.env_name]()
         target = self._stock._target_pos

@@ -159,7 +159,7 @@ class MiniGridTurnEnv(TurnEnv):
         """The first step of a way to success, a shortest one where the mission is a goal square or a locked door.
 
         Raises:
-            UsageError: nobody has written down what this env's missions ask for.
+            UsageError: the goals of this env's missions are not known here.
         """
         if not self.has_expert:
             raise UsageError("the missions of this env are not known to the scripted expert; see has_expert")

@@ -66,7 +66,7 @@ class Mission:
 
 
 def read_mission(env: Any) -> Mission | None:
-    """What is left to do in an env of MiniGrid's package; None where nobody has written down how it says so."""
+    """What is left to do in an env of MiniGrid's package; None where its missions are not known here."""
     if hasattr(env, "instrs"):  # BabyAI's
         strict: list[bool] = []
         goals = _instructed(env.instrs, strict)

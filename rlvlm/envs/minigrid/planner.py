@@ -287,7 +287,7 @@ class _Thought:
                 self._act(action)
                 continue
             # A locked door is opened, and anything else put aside, all the way: what was in the hand for it is fetched
-            # anew by whoever wants it there.
+            # anew by the goal that wants it there.
             thing = self._cells[self._front]
             assert thing is not None, "it is in the way"
             if isinstance(thing, Door):
@@ -313,7 +313,7 @@ class _Thought:
         self.reach(Take(things=keys), depth + 1)
 
     def _put_down(self) -> None:
-        """Puts down what is in the hand, at the nearest place where it is in nobody's way.
+        """Puts down what is in the hand, at the nearest place where it blocks nothing.
 
         Raises:
             _NoWay: there is none, or nothing is in the hand.
@@ -393,7 +393,7 @@ class _Thought:
         raise _NoWay
 
     def _entering(self, cell: Cell, clears: bool) -> Entry | None:
-        """What it costs to enter a cell from beside it, and by which actions; None where nobody can."""
+        """What it costs to enter a cell from beside it, and by which actions; None where it cannot be entered."""
         if cell not in self._cells or cell in self._mission.never:
             return None
         thing = self._cells[cell]

@@ -165,7 +165,7 @@ class MujocoScene(ABC):
         mujoco.mj_step(self.model, data, nstep=self._substeps)
 
     def script(self, obs: FloatArray) -> NDArray[np.floating] | None:
-        """[A] what somebody who knows the goal does at `obs` [D]; None, as by default, where nobody is asked."""
+        """[A] the action of a script that knows the goal at `obs` [D]; None, the default, where there is none."""
         return None
 
     def observe(self, data: mujoco.MjData) -> NDArray[np.float64]:

@@ -2,9 +2,9 @@
 
 Source: Zhu et al. 2020 (robosuite), arXiv:2009.12293; the eight actions, the camera and the shaped reward are those of
 the robot_manipulation repository. Departures: the image is the right way up (there, upside down); left and right are
-those of the image and of the robot (there, of somebody who faces it); a move goes on for several control ticks and a
-gripper action until the fingers have travelled, so that an episode has tens of turns and not hundreds; the reward of a
-turn is the change of robosuite's shaped value, which pays for arriving and not for waiting near the end; an episode
+those of the image and of the robot (there, as seen by a person facing it); a move goes on for several control ticks and
+a gripper action until the fingers have travelled, so that an episode has tens of turns and not hundreds; the reward of
+a turn is the change of robosuite's shaped value, which pays for arriving and not for waiting near the end; an episode
 ends at success. With `--env.rules legacy` left and right are swapped, a turn pays the value itself, and success ends
 nothing.
 """

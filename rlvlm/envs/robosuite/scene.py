@@ -1,6 +1,6 @@
 """A compiled robosuite env that is lent to envs of ours: loaded quietly, light to draw, its states plain arrays.
 
-By itself robosuite 1.4 warns about settings that nobody has to make, opens a log file in the system's temporary folder,
+By itself robosuite 1.4 warns about settings that are optional, opens a log file in the system's temporary folder,
 compiles helpers into a cache folder, and sets MUJOCO_GL; LIBERO's benchmark prints. None of that happens here. What is
 made lighter is only drawn: contacts are found with hulls and shapes that stay as they are.
 """

@@ -54,7 +54,7 @@ def build_policy(config: VLAConfig, env: ChunkEnv) -> VLAPolicy:
 
 
 def find_own(config: VLAConfig) -> Any:
-    """What makes a VLA of somebody's own, named by `policy.head`.
+    """The class or function that makes a VLA of the user's own, named by `policy.head`.
 
     Raises:
         UsageError: there is no such function, or it takes other arguments.

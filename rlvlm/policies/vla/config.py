@@ -143,7 +143,7 @@ class VLAConfig:
 
     @property
     def is_own(self) -> bool:
-        """Whether somebody's own VLA acts."""
+        """Whether a VLA of the user's own acts."""
         return is_reference(self.head)
 
     @property

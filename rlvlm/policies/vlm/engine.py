@@ -44,7 +44,7 @@ class Engine(Protocol):
         ...
 
     def use(self, weights: Any) -> None:
-        """From now on replies are sampled with what `pack` gave; called by whoever asks for replies."""
+        """From now on replies are sampled with what `pack` gave; called by the process that asks for replies."""
         ...
 
     def missing(self, images: Sequence[bytes]) -> list[int]:
@@ -90,7 +90,7 @@ class Engine(Protocol):
 
 
 class PolicyEngine:
-    """Samples from `policy`, which somebody else may be training: weights are read when a batch is sampled.
+    """Samples from `policy`, which may be in training elsewhere: weights are read when a batch is sampled.
 
     Args:
         policy: what samples.
@@ -207,7 +207,7 @@ class PolicyEngine:
         check_window(policy, policy.prompts(obs), max_new_tokens)
         noise = None if greedy else _uniforms(seeds, max_new_tokens)
         padded = policy.pad(obs)
-        from transformers import DynamicCache  # slow to import, and whoever plays chunks reads this module too
+        from transformers import DynamicCache  # slow to import, and players of chunks import this module too
 
         cache = DynamicCache(config=policy.backbone.text_config)
         hidden = policy.hidden(padded, obs.images, cache)
@@ -222,7 +222,7 @@ class PolicyEngine:
             log_probs.append(table.gather(-1, tokens[:, None])[:, 0])
             chosen.append(tokens)
             is_open = is_open & (tokens != policy.stop_id)
-            # nobody asks what would come after the last token
+            # what would come after the last token is not needed
             if step + 1 == max_new_tokens or not is_open.any():
                 break
             state = self._decode_step(padded, tokens, step, cache)
@@ -251,7 +251,7 @@ class PolicyEngine:
         return replies
 
     def _decode_step(self, padded: Padded, tokens: Tensor, step: int, cache: "DynamicCache") -> Tensor:
-        """[B, D] hidden states after one more token each. Finished replies go along; nobody looks at them."""
+        """[B, D] hidden states after one more token each. Finished replies go along; theirs are not used."""
         # behind the largest position of the prompt, in which an image may count less than its tokens
         positions = (padded.positions.amax((0, 2)) + 1 + step)[None, :, None].expand(len(padded.positions), -1, 1)
         mask = padded.attention

@@ -1,6 +1,6 @@
 """From a `PolicyConfig` to a policy in memory.
 
-Whoever places policies imports this and loads none, so transformers, slow to import, waits until one is loaded.
+The code that places policies imports this and loads none, so transformers, slow to import, waits until one is loaded.
 """
 
 import dataclasses

@@ -286,7 +286,7 @@ class VLMPolicy(nn.Module):
         return Imitation(loss=loss, shown=shown_as, lengths=lengths_of(self, examples))
 
     def imitation_loss(self, examples: Sequence[Example], reply_weight: float, weights: Tensor | None = None) -> Tensor:
-        """See `imitation.imitation_loss`; learners who share the policy out call it together."""
+        """See `imitation.imitation_loss`; learners that share the policy out call it together."""
         return imitation_loss(self, examples, reply_weight, weights)
 
     def log_probs(

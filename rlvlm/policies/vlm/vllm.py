@@ -98,7 +98,7 @@ class VllmSampler:
         dtype = config.dtype
         if dtype == "auto":  # as the trainer's: vLLM would take what the folder says
             dtype = "bfloat16" if torch.cuda.is_available() else "float32"
-        self._sleeps = sleeps and torch.cuda.is_available()  # on a CPU vLLM cannot, and nobody needs it to
+        self._sleeps = sleeps and torch.cuda.is_available()  # on a CPU vLLM cannot, and need not
         self.is_coarse = dtype != "float32"
         # its kernels know a few ranks; an adapter of another takes those of the next larger one
         rank = next((rank for rank in _RANKS if rank >= _rank_of(config)), None)
@@ -181,7 +181,7 @@ class VllmSampler:
             ModelUnavailable: they are torn, not finite, or do not all come; the model is then a mixture, with which
                 this engine will not go on.
         """
-        # half new weights belong to no version, and nobody may sample with them
+        # half new weights belong to no version, and must not be sampled with
         self.version = None
         try:
             await self._core.replace_weights("load_buckets", folder=str(folder), buckets=described(buckets))

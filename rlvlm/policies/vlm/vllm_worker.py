@@ -1,7 +1,8 @@
 """What vLLM's own processes do with weights that are handed to them; they mix it into their workers by its name.
 
-Whoever starts the engine writes the buckets into a folder, one after the other (`serving.weights.feed_buckets`), which
-also works where the model is spread over several processes, none of which knows Ray.
+The process that starts the engine writes the buckets into a folder, one after the other
+(`serving.weights.feed_buckets`), which also works where the model is spread over several processes, none of which knows
+Ray.
 """
 
 import time
@@ -52,7 +53,7 @@ def _stream(folder: Path, buckets: Sequence[dict[str, Any]], rank: int) -> Itera
         file = folder / str(number)
         # buckets are written one at a time, so that no more than two lie in the folder
         while not file.exists():
-            # the folder goes away with whoever writes, who may have had no time to say so
+            # the folder goes away with the writer, which may have had no time to say so
             if (folder / FAILED).exists() or not folder.exists():
                 raise RuntimeError(f"bucket {number} of {len(buckets)} of the weights does not come")
             time.sleep(_POLL_S)

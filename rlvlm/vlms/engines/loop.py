@@ -17,7 +17,7 @@ class LoopThread:
 
     def __init__(self, name: str) -> None:
         self._loop = asyncio.new_event_loop()
-        # a daemon: a process that is done does not wait for requests that nobody wants
+        # a daemon: a process that is done does not wait for requests whose replies are not needed
         threading.Thread(target=self._loop.run_forever, name=name, daemon=True).start()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
@@ -30,5 +30,5 @@ class LoopThread:
             raise
 
     async def on_loop(self, work: Coroutine[Any, Any, T]) -> T:
-        """The same for callers on another loop; cancelled with who awaits it."""
+        """The same for callers on another loop; cancelled with the task that awaits it."""
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))

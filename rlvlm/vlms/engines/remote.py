@@ -100,7 +100,7 @@ def describe_server(backend: str, api: ApiConfig) -> str:
 
 
 class RemoteEngine:
-    """A model behind somebody's API, asked with patience, within limits, and without its key in any message.
+    """A model behind an HTTP API, asked with patience, within limits, and without its key in any message.
 
     Args:
         model: what the server calls it.
@@ -115,7 +115,7 @@ class RemoteEngine:
     revision, traits = "", ""  # a server says neither
 
     def __init__(self, model: str, api: ApiConfig, provider: Literal["openai", "gemini"], seed: int = 0) -> None:
-        import openai  # slow, and only needed where somebody is asked
+        import openai  # slow to import, and only needed for this API
 
         own = PROVIDERS[provider]
         self._key = read_key(api, usual=own.key_names, is_needed=not api.base_url)

@@ -14,7 +14,7 @@ _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 
 class Secret:
-    """A value that shows itself only to who asks for it: not in a repr, a log, a pickle or a traceback's message."""
+    """A value that is shown only when asked for: not in a repr, a log, a pickle or a traceback's message."""
 
     __slots__ = ("__value",)
 
@@ -42,8 +42,8 @@ class Secret:
 def read_key(config: ApiConfig, *, usual: tuple[str, ...], is_needed: bool) -> Secret:
     """The key that the config points to; an empty one where none is needed.
 
-    A server of one's own (`base_url`) is never sent the provider's usual variable: a key must not reach somebody who
-    was not meant to have it.
+    A server of one's own (`base_url`) is never sent the provider's usual variable: a key must not reach a
+    server that it was not meant for.
 
     Args:
         config: names a file or a variable, or neither.

@@ -92,7 +92,7 @@ class VllmCore:
     async def ask(
         self, prompt_ids: Sequence[int], images: Sequence[Pixels], sampling: dict[str, Any], lora: Any = None
     ) -> Any:
-        """The whole `RequestOutput` of one request, which is aborted when who awaits it is cancelled.
+        """The whole `RequestOutput` of one request, which is aborted when the task that awaits it is cancelled.
 
         Args:
             prompt_ids: with one token for each image; the engine puts in as many as the image takes.
@@ -312,7 +312,7 @@ def _engine_words(
         "gpu_memory_utilization": engine.memory_share,
         "tensor_parallel_size": engine.tensor_parallel,
         "distributed_executor_backend": "mp" if engine.tensor_parallel > 1 else "uni",
-        # memory is set aside for as many as are allowed, so videos, which nobody sends, are not
+        # memory is set aside for as many as are allowed, so videos, which are not sent, are not
         "limit_mm_per_prompt": {"image": max_images, "video": 0},
         "mm_processor_kwargs": {name: value for name, value in bounds.items() if value} or None,
         "max_lora_rank": engine.max_lora_rank,

@@ -176,7 +176,7 @@ def _statistics(folder: Path, settings: CheckpointConfig, wants: OpenVLAConfig) 
             + (f"none is {wants.unnorm_key!r}" if wants.unnorm_key else "one must be named"),
             f"--{wants.section}.unnorm-key NAME" if keys else _AGAIN,
         )
-    if not wants.unnorm_key:  # nobody has said that these are of the task's robot and units
+    if not wants.unnorm_key:  # nothing says that these are of the task's robot and units
         logger.warning(
             "%s scales actions as data set %s, the only one in its statistics; where that is not this task's, the "
             "actions are wrong: --%s.unnorm-key NAME",

@@ -147,7 +147,7 @@ class OpenVLANetwork(PreTrainedModel):
             seen = torch.cat([seen, self.proprio_projector(proprio.to(seen.dtype))[:, None]], dim=1)
         table: Any = self.language_model.get_input_embeddings()
         said = table(words)
-        # parallel decoding (OFT): nobody fills these places in, so one pass gives all tokens of the chunk
+        # parallel decoding (OFT): these positions stay empty, so one pass gives all tokens of the chunk
         places = torch.zeros_like(said[:, :1]).expand(-1, num_tokens, -1)
         ends = [table(torch.full_like(words[:, :1], STOP_ID))] if has_stop else []
         # in the order of training: start, patches, proprioception, prompt, chunk, stop

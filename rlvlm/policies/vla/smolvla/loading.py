@@ -36,7 +36,7 @@ _AGAIN = "download the checkpoint again, or give --policy.model another one"
 _MAX_TOKENIZER_BYTES = 64 * 2**20
 _MAX_LAYERS = 1_024
 _BROKEN = (OSError, ValueError, KeyError, TypeError, AttributeError, ArithmeticError, StrictDataclassError)
-"""What transformers raises of sizes and names in a file that somebody made up."""
+"""Errors that transformers raises for made-up sizes and names in a file."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
