@@ -75,7 +75,7 @@ def use_assigned_gpu() -> None:
     process decides for itself.
     """
     if ray.is_initialized() and ray.get_runtime_context().get_actor_id() is not None:
-        follow_ray([str(card) for card in ray.get_gpu_ids()])
+        follow_ray([str(gpu) for gpu in ray.get_gpu_ids()])
 
 
 class Learners(Generic[Learner]):

@@ -107,8 +107,8 @@ def read_sft_manifest(folder: Path) -> SFTManifest | None:
     file = folder / MANIFEST_FILE
     try:
         found = read_json(file)
-        words = {name: tuple(found[name]) for name in ("action_names", "new_words")}
-        return SFTManifest(task=found["task"], acts=found["acts"], env=current_settings(dict(found["env"])), **words)
+        names = {name: tuple(found[name]) for name in ("action_names", "new_words")}
+        return SFTManifest(task=found["task"], acts=found["acts"], env=current_settings(dict(found["env"])), **names)
     except FileNotFoundError:
         return None
     except (OSError, ValueError, TypeError, KeyError) as error:

@@ -152,10 +152,10 @@ def check_chunk_env(env: ChunkEnv, twin: ChunkEnv, num_chunks: int = 6) -> None:
     assert not np.array_equal(numbered.snapshots, other.snapshots), "another number, another initial state"
     _check_repeats(env, twin, num_chunks, num_before=1)
     seen = _check_images(env, twin, num_chunks)
-    places, offsets = env.landmarks(seen), env.offsets(seen)
-    assert places.ndim == 3 and len(places) == len(seen), f"landmarks are [N, K, D], got {places.shape}"
+    landmarks, offsets = env.landmarks(seen), env.offsets(seen)
+    assert landmarks.ndim == 3 and len(landmarks) == len(seen), f"landmarks are [N, K, D], got {landmarks.shape}"
     assert offsets.shape == (len(seen), env.num_offsets), f"offsets are [N, {env.num_offsets}], got {offsets.shape}"
-    assert np.array_equal(places[::-1], twin.landmarks(seen[::-1])), "any instance finds the same landmarks"
+    assert np.array_equal(landmarks[::-1], twin.landmarks(seen[::-1])), "any instance finds the same landmarks"
     _check_side_by_side(env, num_chunks)
 
 
@@ -364,10 +364,10 @@ def _check_side_by_side(env: ChunkEnv, num_chunks: int) -> None:
         alone, _ = env.reset(options={"state_id": state_id})
         assert np.array_equal(alone.snapshots[0], obs.snapshots[row]), "side by side: starts differ"
         for index, (rows, step) in enumerate(came):
-            place = np.flatnonzero(rows == row)
-            if not len(place):
+            indices = np.flatnonzero(rows == row)
+            if not len(indices):
                 break
-            here = int(place[0])
+            here = int(indices[0])
             after, _, terminated, truncated, info = env.step(chunks[row, index])
             assert np.array_equal(after.snapshots[0], step.obs.snapshots[here]), "side by side: snapshots differ"
             assert after.texts[0] == step.obs.texts[here], "side by side: instructions differ"

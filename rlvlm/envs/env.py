@@ -234,8 +234,8 @@ class TurnEnv(Env[Turn, str]):
 
     def turn(self) -> Turn:
         """What the player is given now."""
-        words = self.prompt() if self.template is None else self.template.substitute(self.prompt_fields())
-        return Turn(snapshot=self.snapshot(), prompt=words)
+        text = self.prompt() if self.template is None else self.template.substitute(self.prompt_fields())
+        return Turn(snapshot=self.snapshot(), prompt=text)
 
     def prompt_fields(self) -> dict[str, str]:
         """What a prompt of the user's own may name, by its name behind the dollar sign."""
@@ -441,8 +441,8 @@ class ChunkEnv(Env[Observations, FloatArray]):
 
     def offsets(self, snapshots: FloatArray) -> FloatArray:
         """`[N, W]` from the hand to each other landmark, one after the other, in multiples of `offset_unit`."""
-        places = self.landmarks(snapshots)
-        return (places[:, 1:] - places[:, :1]).reshape(len(places), -1) / np.float32(self.offset_unit)
+        landmarks = self.landmarks(snapshots)
+        return (landmarks[:, 1:] - landmarks[:, :1]).reshape(len(landmarks), -1) / np.float32(self.offset_unit)
 
     def augment_scenes(self, snapshots: FloatArray, starts: FloatArray, rng: np.random.Generator) -> FloatArray:
         """`[N, S]` scenes that were not played: the robot of `snapshots` `[N, S]` among the things of `starts`

@@ -311,9 +311,9 @@ class DrawnScene:
         frames = np.empty((len(snapshots), size_px, size_px, 3), np.uint8)
         for frame, row in zip(frames, np.rint(snapshots / _KEY_GRAIN) * _KEY_GRAIN, strict=True):
             scene: Any = renderer.unwrapped
-            places, turns = np.split(row[self._num_joints :], [3 * self._num_mocaps])
+            positions, turns = np.split(row[self._num_joints :], [3 * self._num_mocaps])
             scene.data.qpos[:], scene.data.qvel[:] = row[: self._num_joints], 0.0
-            scene.data.mocap_pos[:], scene.data.mocap_quat[:] = places.reshape(-1, 3), turns.reshape(-1, 4)
+            scene.data.mocap_pos[:], scene.data.mocap_quat[:] = positions.reshape(-1, 3), turns.reshape(-1, 4)
             mujoco.mj_forward(scene.model, scene.data)
             scene.mujoco_renderer.viewer.make_context_current()  # which Gymnasium forgets where several envs draw
             frame[:] = resized(_rendered(renderer), size_px, size_px)

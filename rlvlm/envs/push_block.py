@@ -262,8 +262,8 @@ class PushBlock(ChunkEnv):
     def augment_scenes(self, snapshots: FloatArray, starts: FloatArray, rng: np.random.Generator) -> FloatArray:
         """[N, 10] hands of `snapshots` on tables of `starts`, blocks and pad moved by up to 0.1."""
         scenes = starts.copy()
-        places = slice(ASKED.start, PAD.stop)  # of both blocks and the pad, which lie side by side in a state
-        scenes[:, places] += rng.uniform(-0.1, 0.1, scenes[:, places].shape).astype(np.float32)
+        columns = slice(ASKED.start, PAD.stop)  # of both blocks and the pad, which lie side by side in a state
+        scenes[:, columns] += rng.uniform(-0.1, 0.1, scenes[:, columns].shape).astype(np.float32)
         scenes[:, HAND] = snapshots[:, HAND]
         return scenes
 

@@ -412,8 +412,8 @@ def _near(name: str) -> str:
 def _of_family(name: str) -> list[Task]:
     """Tasks of the family before the slash whose goal has the words after it; quotes and underscores do not count."""
     family, _, piece = name.partition("/")
-    words = piece.replace("_", " ").strip("\"' ").lower()
-    return [task for full, task in _TASKS.items() if words and full.startswith(f"{family}/") and words in task.goal]
+    text = piece.replace("_", " ").strip("\"' ").lower()
+    return [task for full, task in _TASKS.items() if text and full.startswith(f"{family}/") and text in task.goal]
 
 
 def _gymnasium_task(name: str) -> Task:

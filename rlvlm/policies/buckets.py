@@ -62,34 +62,34 @@ def write_buckets(
         whole: makes a tensor on the CPU of a value of `state`.
     """
     # one buffer, used again for every bucket
-    room = np.empty(min(size, sum(value.numel() * value.element_size() for value in state.values())), np.uint8)
+    buffer = np.empty(min(size, sum(value.numel() * value.element_size() for value in state.values())), np.uint8)
     buckets: list[Bucket] = []
-    places: list[TensorPlace] = []
+    tensors: list[TensorPlace] = []
     used = 0
 
     def close(content: Content) -> None:
         sha256 = hashlib.sha256(content.data).hexdigest()
-        buckets.append(Bucket(tensors=tuple(places), sha256=sha256, where=put(content)))
-        places.clear()
+        buckets.append(Bucket(tensors=tuple(tensors), sha256=sha256, where=put(content)))
+        tensors.clear()
 
     for name, value in state.items():
         tensor = whole(value)
         if used and used + tensor.nbytes > size:
-            close(room[:used])
+            close(buffer[:used])
             used = 0
         dtype = str(tensor.dtype).removeprefix("torch.")
-        places.append(
+        tensors.append(
             TensorPlace(name=name, shape=tuple(tensor.shape), dtype=dtype, begin=used, end=used + tensor.nbytes)
         )
         content = tensor.contiguous().reshape(-1).view(torch.uint8).numpy()
         if tensor.nbytes > size:
             close(content)  # as it is: a copy would be a third one of its size
         else:
-            room[used : used + tensor.nbytes] = content
+            buffer[used : used + tensor.nbytes] = content
             used += tensor.nbytes
         del tensor, content  # before the next one is made
-    if places:
-        close(room[:used])
+    if tensors:
+        close(buffer[:used])
     return buckets
 
 

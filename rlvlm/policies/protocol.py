@@ -42,14 +42,14 @@ class SeenImages(Generic[Image]):
         return len(self._images)
 
     def missing(self, keys: Sequence[bytes]) -> list[int]:
-        """Places in `keys` whose image is not here, the first of each key only; the others count as used just now."""
+        """Indices in `keys` whose image is not here, the first of each key only; the others count as used just now."""
         wanted: dict[bytes, int] = {}
         # envs side by side often show the same image: it is asked for once
-        for place, key in enumerate(keys):
+        for index, key in enumerate(keys):
             if key in self._images:
                 self._images.move_to_end(key)
             else:
-                wanted.setdefault(key, place)
+                wanted.setdefault(key, index)
         return list(wanted.values())
 
     def add(self, key: bytes, image: Image) -> None:
@@ -256,5 +256,5 @@ def look(policy: Policy, env: Any, obs: Observations, agree: Callable[[int], int
     # as many rounds on every learner: to encode, a sharded policy gathers weights, and each must give its part
     missing = policy.images.missing(obs.images)
     for begin in range(0, agree(-(-len(missing) // SHOWN_AT_ONCE)) * SHOWN_AT_ONCE, SHOWN_AT_ONCE):
-        places = missing[begin : begin + SHOWN_AT_ONCE] or [0]
-        policy.show([obs.images[place] for place in places], policy.draw(env, obs.snapshots[places]))
+        indices = missing[begin : begin + SHOWN_AT_ONCE] or [0]
+        policy.show([obs.images[index] for index in indices], policy.draw(env, obs.snapshots[indices]))

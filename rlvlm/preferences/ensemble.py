@@ -113,17 +113,17 @@ class Ensemble:
         """
         steps = examples.steps()
         first, kind = self.inputs.distinct(steps)
-        places = torch.from_numpy(kind).view(len(examples), examples.num_sides, examples.segment_steps)
-        return self.inputs.rows(steps, first).to(self.device), places.to(self.device)
+        indices = torch.from_numpy(kind).view(len(examples), examples.num_sides, examples.segment_steps)
+        return self.inputs.rows(steps, first).to(self.device), indices.to(self.device)
 
-    def mean_returns(self, rows: Tensor, places: Tensor) -> Tensor:
-        """The members' mean return `[N, S]` of sides of `rows` at `places` `[N, S, L]`."""
+    def mean_returns(self, rows: Tensor, indices: Tensor) -> Tensor:
+        """The members' mean return `[N, S]` of sides, `rows` at `indices` `[N, S, L]`."""
         # each image once, in however many sides it is shown
-        shown, place = places.unique(return_inverse=True)
+        shown, index = indices.unique(return_inverse=True)
         rewards = read_in_passes(
             self._every_member, lambda part: rows[shown[part]], len(shown), self.inputs.rows_per_pass
         )
-        return rewards.mean(dim=1)[place].sum(-1)
+        return rewards.mean(dim=1)[index].sum(-1)
 
     def get_state(self) -> list[dict[str, Any]]:
         """Copies of the members' weights, as arrays."""

@@ -128,8 +128,8 @@ class TeacherQueue:
         self._pending = None
         for packed in state["pending"]:
             questions: list[Pair | Segment] = []
-            for at in range(packed["num_questions"]):
-                columns = {name: column[at] for name, column in packed["sides"].items()}
+            for index in range(packed["num_questions"]):
+                columns = {name: column[index] for name, column in packed["sides"].items()}
                 num_sides = len(columns["obs"])
                 sides = [Segment(**{name: each[side] for name, each in columns.items()}) for side in range(num_sides)]
                 questions.append(sides[0] if num_sides == 1 else Pair(left=sides[0], right=sides[1]))
@@ -285,8 +285,8 @@ class FeedbackLoop:
         ends = np.cumsum(state["recent"]["lengths"])[:-1].astype(int)
         parts = {name: np.split(array, ends) for name, array in state["recent"]["arrays"].items()}
         self._recent.clear()
-        for at, terminated in enumerate(state["recent"]["terminated"]):
-            columns = {name: part[at] for name, part in parts.items()}
+        for index, terminated in enumerate(state["recent"]["terminated"]):
+            columns = {name: part[index] for name, part in parts.items()}
             self._recent.append(Trajectory(**columns, terminated=bool(terminated)))
         self._counts.set_state(state["tally"])
         self._records = []

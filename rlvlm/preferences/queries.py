@@ -244,14 +244,14 @@ def choose(
     if len(candidates) <= num:
         return candidates
     chosen = np.asarray(find_strategy(sampling)(Candidates(candidates, ensemble, known), num))
-    places = np.unique(chosen)
-    if chosen.shape != (num,) or len(places) != num or not (0 <= places[0] and places[-1] < len(candidates)):
+    indices = np.unique(chosen)
+    if chosen.shape != (num,) or len(indices) != num or not (0 <= indices[0] and indices[-1] < len(candidates)):
         raise UsageError(
-            f"feedback.sampling {sampling} chose {len(places)} different candidates in an array of shape "
+            f"feedback.sampling {sampling} chose {len(indices)} different candidates in an array of shape "
             f"{list(chosen.shape)}, not {num} of {len(candidates)}",
             "return indices [num] of different candidates",
         )
-    return [candidates[place] for place in places.tolist()]
+    return [candidates[index] for index in indices.tolist()]
 
 
 class PairQueries:

@@ -84,14 +84,14 @@ class _ExampleTensors:
 
     rows: Tensor
     """[U, ...] what the networks read."""
-    places: Tensor
+    indices: Tensor
     """[N, S, L] which row each step of each side shows."""
     targets: Tensor
     """[N]."""
 
     def part(self, chosen: Tensor) -> "_ExampleTensors":
         """Those examples where `chosen` `[N]` is true."""
-        return _ExampleTensors(self.rows, self.places[chosen], self.targets[chosen])
+        return _ExampleTensors(self.rows, self.indices[chosen], self.targets[chosen])
 
 
 class RewardModel:
@@ -230,7 +230,7 @@ class RewardModel:
         """Counts which answers of `unseen` the members' mean gets right; returns their share, where any was decided."""
         if not len(unseen.targets):
             return {}
-        is_right = self._objective.predicted(self.ensemble.mean_returns(unseen.rows, unseen.places), unseen.targets)
+        is_right = self._objective.predicted(self.ensemble.mean_returns(unseen.rows, unseen.indices), unseen.targets)
         self.evidence.add(is_right)
         return {metrics.REWARD_PREDICTED: sum(is_right) / len(is_right)} if is_right else {}
 
@@ -238,7 +238,7 @@ class RewardModel:
         """The objective's quality of the members' mean on `given`; NaN where that is empty."""
         if not len(given.targets):
             return math.nan
-        total, num = self._objective.grade(self.ensemble.mean_returns(given.rows, given.places), given.targets)
+        total, num = self._objective.grade(self.ensemble.mean_returns(given.rows, given.indices), given.targets)
         return total / num if num else math.nan
 
     def _run_epoch(self, given: _ExampleTensors, max_updates: int) -> tuple[list[float], float]:
@@ -256,7 +256,7 @@ class RewardModel:
             returns = []
             for member, which in zip(members, chosen, strict=True):
                 # each row that the batch shows is read once, in however many steps it is shown
-                shown, place = given.places[which].unique(return_inverse=True)  # [V], [B, S, L]
+                shown, place = given.indices[which].unique(return_inverse=True)  # [V], [B, S, L]
                 rewards = member(given.rows[shown])
                 returns.append(rewards.index_select(0, place.flatten()).view(place.shape).sum(-1))
             predicted, targets = torch.stack(returns), given.targets[chosen]  # [K, B, S], [K, B]

@@ -303,12 +303,12 @@ class TurnRewardConfig:
     def title(self, judge: str, mark: str = "") -> str:
         """As of `StepRewardConfig`, e.g. `judge per turn`."""
         if self.source == "mixture":
-            words = " + ".join(f"{getattr(self.mixture, name):g} {name}" for name in self.mixture.used)
+            text = " + ".join(f"{getattr(self.mixture, name):g} {name}" for name in self.mixture.used)
         elif self.source == "judged":
-            words = f"{self.teacher} per {self.per}"
+            text = f"{self.teacher} per {self.per}"
         else:
-            words = {"environment": "env reward", "success": "env success"}[self.source]
-        return words + mark
+            text = {"environment": "env reward", "success": "env success"}[self.source]
+        return text + mark
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -39,7 +39,7 @@ class _ScoredImages(RewardSource):
         looks = transitions.snapshots[first]
         scores = self._memory.score(
             self._frames.keys(looks),
-            lambda places: [Clip(goal=self._goal, frames=image[None]) for image in self._frames.frames(looks[places])],
+            lambda chosen: [Clip(goal=self._goal, frames=image[None]) for image in self._frames.frames(looks[chosen])],
         )
         # back from looks to steps
         return np.array([np.nan if score.value is None else score.value for score in scores])[kind]

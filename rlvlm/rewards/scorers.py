@@ -79,16 +79,16 @@ class ScoreMemory:
 
         Args:
             keys: [N] equal where the judge would be shown the same.
-            draw_clips: makes what is shown of the things at some places, at most `_ASKED_AT_ONCE` of them.
+            draw_clips: makes the clips of the things at some indices, at most `_ASKED_AT_ONCE` of them.
 
         Raises:
             JudgeUnavailable: the judge does not answer or cannot be understood.
         """
         # the last of equal ones stands for all: what is shown is the same
-        places = list({key: place for place, key in enumerate(keys) if key not in self._known}.values())
+        indices = list({key: index for index, key in enumerate(keys) if key not in self._known}.values())
         self.fresh = {}
-        for begin in range(0, len(places), _ASKED_AT_ONCE):
-            asked = places[begin : begin + _ASKED_AT_ONCE]
+        for begin in range(0, len(indices), _ASKED_AT_ONCE):
+            asked = indices[begin : begin + _ASKED_AT_ONCE]
             scores = self._judge.score(draw_clips(asked))
             assert len(scores) == len(asked), f"a judge must give one score per clip, got {len(scores)} of {len(asked)}"
             self._health.note(scores)
@@ -96,7 +96,7 @@ class ScoreMemory:
             self._latest = [*self._latest, *scores][-max(self._fewest, len(scores)) :]
             if len(self._latest) >= self._fewest:
                 self._health.check(self._latest)
-            answers = dict(zip([keys[place] for place in asked], scores, strict=True))
+            answers = dict(zip([keys[index] for index in asked], scores, strict=True))
             self.fresh |= answers
             # a policy meets the same turns again and again, a VLA's videos never repeat
             if self._remembers:
@@ -151,9 +151,9 @@ class JudgeScorer:
         """See `Scorer`. Raises as `ScoreMemory.score` does."""
         self.num_asked += len(items)
 
-        def draw_clips(places: list[int]) -> list[Clip]:
+        def draw_clips(indices: list[int]) -> list[Clip]:
             # one call of the renderer for all moments of all items, then cut apart again
-            asked = [items[place] for place in places]
+            asked = [items[index] for index in indices]
             frames = self._draw(np.concatenate([item.snapshots for item in asked]))
             parts = np.split(frames, np.cumsum([len(item.snapshots) for item in asked])[:-1])
             together = zip(asked, parts, strict=True)

@@ -38,16 +38,16 @@ def own_gpu(index: int | None) -> Iterator[None]:
         _given = before
 
 
-def follow_ray(cards: Sequence[str]) -> None:
-    """Has every network of this process, one of Ray's workers, lie on the card that Ray gave it, or on the CPU: a
+def follow_ray(gpus: Sequence[str]) -> None:
+    """Has every network of this process, one of Ray's workers, lie on the GPU that Ray gave it, or on the CPU: a
     `device` setting says where the run's own process computes. Where that was decided already, nothing changes.
 
     Args:
-        cards: ids of the GPUs that Ray has given it.
+        gpus: ids of the GPUs that Ray has given it.
     """
     global _given  # noqa: PLW0603 - as above
     if _given is None:
-        _given = (torch.device(torch_device(cards[0])).index if cards else None), True
+        _given = (torch.device(torch_device(gpus[0])).index if gpus else None), True
 
 
 def pick_device(device: str, section: str) -> torch.device:
@@ -73,7 +73,7 @@ def pick_device(device: str, section: str) -> torch.device:
         if device == "auto" or (is_all and index is None):
             return torch.device("cpu")
     if device == "auto":
-        # Ray and SLURM both say so by this variable; -1 is how people hide all cards
+        # Ray and SLURM both say so by this variable; -1 is how people hide all GPUs
         is_assigned = os.environ.get("CUDA_VISIBLE_DEVICES", "") not in ("", "-1")
         if has_cuda and not is_assigned:
             logger.warning("a GPU is visible but not assigned to this process; --%s.device cuda takes it", section)
@@ -111,11 +111,11 @@ def card_of(device: torch.device) -> str:
     return seen[number] if seen else str(number)
 
 
-def torch_device(card: str) -> str:
-    """What torch calls the card of that id here; the CPU for none."""
+def torch_device(gpu: str) -> str:
+    """What torch calls the GPU of that id here; the CPU for none."""
     seen = visible_cards()
-    # Ray counts cards by the node, torch by what this process may see
-    return f"cuda:{seen.index(card) if card in seen else int(card)}" if card else "cpu"
+    # Ray counts GPUs by the node, torch by what this process may see
+    return f"cuda:{seen.index(gpu) if gpu in seen else int(gpu)}" if gpu else "cpu"
 
 
 def place(inputs: Any, model: Any) -> dict[str, torch.Tensor]:

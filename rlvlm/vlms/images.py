@@ -105,7 +105,7 @@ class PatchProduct(nn.Module):
 
 def flatten_patch_embedding(model: nn.Module) -> int:
     """Replaces every such convolution in `model`, in place; the number of those replaced."""
-    places = [
+    convolutions = [
         (parent, name)
         for parent in model.modules()
         for name, child in parent.named_children()
@@ -115,6 +115,6 @@ def flatten_patch_embedding(model: nn.Module) -> int:
         and child.kernel_size == child.stride
         and child.groups == 1
     ]
-    for parent, name in places:
+    for parent, name in convolutions:
         setattr(parent, name, PatchProduct(getattr(parent, name)))
-    return len(places)
+    return len(convolutions)

@@ -151,13 +151,13 @@ def load_weights(
     except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError, MemoryError) as error:
         if is_out_of_memory(error):
             size = sum(file.stat().st_size for file in folder.glob("*.safetensors")) / 2**30
-            room = f"the memory of {device}"
+            memory = f"the memory of {device}"
             if device.type == "cuda":  # a replica with half a GPU may take half of its memory
                 total = torch.cuda.get_device_properties(device).total_memory / 2**30
                 share = torch.cuda.get_per_process_memory_fraction(device)
-                room = f"this process's share of {device}, {share:g} of {total:.1f} GiB"
+                memory = f"this process's share of {device}, {share:g} of {total:.1f} GiB"
             raise ModelUnavailable(
-                f"the weights in {folder}, {size:.1f} GiB on disk, do not fit into {room}: {first_line(error)}",
+                f"the weights in {folder}, {size:.1f} GiB on disk, do not fit into {memory}: {first_line(error)}",
                 f"choose --{wanted.section}.quantization nf4 or a smaller model; where it is served, a larger share: "
                 "--serve.num-gpus",
             ) from error

@@ -124,8 +124,8 @@ def optimise(
         if step % 50 == 49 or step == num_steps - 1:
             elapsed_s = time.monotonic() - start
             left_s = elapsed_s / (step + 1) * (num_steps - step - 1)
-            words = " ".join(f"{key}={value:.3f}" for key, value in metrics.items())
-            _LOGGER.info("%s %d/%d, %.0f s, %.0f s left: %s", name, step + 1, num_steps, elapsed_s, left_s, words)
+            text = " ".join(f"{key}={value:.3f}" for key, value in metrics.items())
+            _LOGGER.info("%s %d/%d, %.0f s, %.0f s left: %s", name, step + 1, num_steps, elapsed_s, left_s, text)
         yield step + 1
 
 

@@ -71,25 +71,25 @@ def _header(data: BinaryIO, max_bytes: int) -> bytes:
     Source: ISO/IEC 14496-12, section 4.2.
     """
     size = data.seek(0, 2)
-    at, header = 0, bytearray()
+    begin, header = 0, bytearray()
     for _ in range(_MAX_BOXES):
-        if at + 8 > size:
+        if begin + 8 > size:
             return bytes(header)
-        data.seek(at)
+        data.seek(begin)
         start = data.read(16)
         length, name = struct.unpack_from(">I4s", start)
         # 1 says that the size follows in 64 bits, 0 that the box reaches to the end of the file
         if length == 1 and len(start) == 16:
             (length,) = struct.unpack_from(">Q", start, 8)
-        length = min(length or size, size - at)
+        length = min(length or size, size - begin)
         if length < 8:
             raise CorruptVideo("it is damaged")
         num_kept = 16 if name == b"mdat" else length
         if len(header) + num_kept > max_bytes:
             raise CorruptVideo(f"an MP4 has at most {max_bytes:,} bytes besides its frames")
-        data.seek(at)
+        data.seek(begin)
         header += data.read(num_kept)
-        at += length
+        begin += length
     raise CorruptVideo(f"an MP4 has at most {_MAX_BOXES:,} parts")
 
 

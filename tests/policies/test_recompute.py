@@ -33,8 +33,8 @@ def test_a_block_keeps_its_input_alone_by_hand() -> None:
 
 
 def test_rows_are_packed_by_the_longest_by_hand() -> None:
-    assert pack([5, 2, 9, 3, 2], room=10) == [[2], [0, 3], [1, 4]]
-    assert pack([20, 1], room=10) == [[0], [1]] and pack([], room=10) == []
+    assert pack([5, 2, 9, 3, 2], max_tokens=10) == [[2], [0, 3], [1, 4]]
+    assert pack([20, 1], max_tokens=10) == [[0], [1]] and pack([], max_tokens=10) == []
 
 
 def gradients(policy: Any, asked: Any, **settings: Any) -> tuple[Any, dict[str, Tensor]]:

@@ -225,7 +225,7 @@ class PolicyGradient(BaseAlgorithm):
 
     def _cards(self) -> list[tuple[str, str]]:
         """The learners' GPUs."""
-        return [(node, card) for node, card in self._learners.call_all("card") if card]
+        return [(node, gpu) for node, gpu in self._learners.call_all("card") if gpu]
 
     @contextmanager
     def _engine_asleep(self) -> Iterator[None]:

@@ -69,7 +69,7 @@ class Rows:
     """The M turns of some episodes in the order in which an update has them."""
 
     episodes: Sequence[TokenEpisode]
-    at: list[tuple[int, int]]
+    indices: list[tuple[int, int]]
     """M pairs (t, e): turn t of episode e."""
     slots: list[int]
     """Env of each episode."""
@@ -77,12 +77,12 @@ class Rows:
     @property
     def grid(self) -> tuple[Tensor, Tensor]:
         """Indices of the rows in an array [T, E]."""
-        turns, episodes = torch.tensor(self.at).T
+        turns, episodes = torch.tensor(self.indices).T
         return turns, episodes
 
     def of(self, name: str) -> list[Any]:
         """What the episodes have under `name` for each row."""
-        return [getattr(self.episodes[e], name)[t] for t, e in self.at]
+        return [getattr(self.episodes[e], name)[t] for t, e in self.indices]
 
     def padded(self, name: str) -> Tensor:
         """[M, N] the same of elements, padded on the right."""
@@ -91,7 +91,7 @@ class Rows:
 
     def observed(self) -> Observations:
         """What was seen before each answer."""
-        pairs = [(self.episodes[e].obs, t) for t, e in self.at]
+        pairs = [(self.episodes[e].obs, t) for t, e in self.indices]
         return Observations(
             images=tuple(obs.images[t] for obs, t in pairs),
             texts=tuple(obs.texts[t] for obs, t in pairs),
@@ -105,7 +105,9 @@ def order_rows(episodes: Sequence[TokenEpisode]) -> Rows:
     # all chunks of a rollout are of its round 0, so that they come episode by episode
     slots = [e if episode.chunks else episode.slot for e, episode in enumerate(episodes)]
     order = sorted(
-        (int(at), slots[e], t, e) for e, episode in enumerate(episodes) for t, at in enumerate(episode.played_at)
+        (int(number), slots[e], t, e)
+        for e, episode in enumerate(episodes)
+        for t, number in enumerate(episode.played_at)
     )
     return Rows(episodes, [(t, e) for *_, t, e in order], slots)
 
@@ -137,21 +139,21 @@ class BatchMaker:
         # elements of an action lie side by side; a flow draws each of them several times
         action_size = chunks[0].shape[1] if chunks else 1
         weights = token_weights(
-            self._is_run(rows), torch.tensor([e for _, e in rows.at]), len(episodes), algo.loss.average,
+            self._is_run(rows), torch.tensor([e for _, e in rows.indices]), len(episodes), algo.loss.average,
             action_size=action_size, longest_steps=self._longest(old.shape[1], chunks),
         )  # fmt: skip
         old, counts, mismatch = self._corrected(rows, obs, old, mask)
         if counts is not None:
             weights = weights * counts
-        episodes = self._valued(episodes, rows.at, obs)
+        episodes = self._valued(episodes, rows.indices, obs)
         token_values = _padded(self._each_once(obs, rows, self._token_values)) if self.has_token_values else None
         advantages, returns = estimate(self._trajectories(episodes, rows, obs, token_values, mask), algo.advantage)
-        values = torch.tensor([float(episodes[e].values[t]) for t, e in rows.at])
+        values = torch.tensor([float(episodes[e].values[t]) for t, e in rows.indices])
         reference = None
         if algo.loss.kl_weight:
             with self.policy.with_weights(self.start):  # no second copy of the network: what learns is swapped
                 reference = _padded(self._each_once(obs, rows, self._log_probs)).to(device)
-        extras = {name: column.to(device) for name, column in self._extras(episodes, rows.at).items()}
+        extras = {name: column.to(device) for name, column in self._extras(episodes, rows.indices).items()}
         return Batch(
             obs=obs,
             answers=answers,
@@ -163,7 +165,7 @@ class BatchMaker:
             advantages=advantages[rows.grid].float().to(device),
             returns=None if returns is None else returns[rows.grid].float().to(device),
             reference=reference,
-            slots=torch.tensor([rows.slots[e] for _, e in rows.at]),
+            slots=torch.tensor([rows.slots[e] for _, e in rows.indices]),
             action_size=action_size,
             chunk_elements=int((weights * mask > 0).sum(dim=1).amax()) if chunks else 0,
             extras=extras,
@@ -256,7 +258,7 @@ class BatchMaker:
             )
 
         # episodes are of unequal length: what lies behind an end is dead, and its numbers are never read
-        is_live = grid(torch.ones(len(rows.at), dtype=torch.bool))
+        is_live = grid(torch.ones(len(rows.indices), dtype=torch.bool))
         last = [len(episode) - 1 for episode in episodes], list(range(len(episodes)))
         ends = ~is_live
         ends[last] = torch.tensor([episode.is_over for episode in episodes])

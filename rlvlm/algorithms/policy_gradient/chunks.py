@@ -128,18 +128,18 @@ def play_chunks(
         return answers
 
     played: dict[int, TokenEpisode] = {}
-    for places in envs.batches(state_ids):
-        slots = [ChunkSlot(sampler.env, task) for _ in places]
-        ended = {slot.place: slot for slot in play(slots, state_ids[places].tolist(), act, envs)}
-        own = {places[row]: slot for row, slot in ended.items() if row not in envs.lost}
-        for place, slot in own.items():
-            slot.place, slot.group = int(place), int(groups[place])
+    for indices in envs.batches(state_ids):
+        slots = [ChunkSlot(sampler.env, task) for _ in indices]
+        ended = {slot.place: slot for slot in play(slots, state_ids[indices].tolist(), act, envs)}
+        own = {indices[row]: slot for row, slot in ended.items() if row not in envs.lost}
+        for index, slot in own.items():
+            slot.place, slot.group = int(index), int(groups[index])
             played[slot.place] = slot.episode()
         if own:
-            rewards = np.concatenate([played[place].env_rewards for place in own])
-            check_finite(f"the env {task}", _FIX, {"rewards": rewards}, {"state_ids": state_ids[places]})
+            rewards = np.concatenate([played[index].env_rewards for index in own])
+            check_finite(f"the env {task}", _FIX, {"rewards": rewards}, {"state_ids": state_ids[indices]})
     # an env may play its episodes in batches of like ones; the caller gets them in the order it asked for
-    return [played[place] for place in sorted(played)]
+    return [played[index] for index in sorted(played)]
 
 
 class ChunkRunner(BaseRunner):

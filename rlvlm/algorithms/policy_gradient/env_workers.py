@@ -138,8 +138,8 @@ class WorkerEnvs(ChunkEnvs):
         texts = list(whole.texts)
         for rows, (obs, images) in found:
             whole.snapshots[rows], whole.proprio[rows] = obs.snapshots, obs.proprio
-            for row, words in zip(rows.tolist(), obs.texts, strict=True):
-                texts[row] = words
+            for row, text in zip(rows.tolist(), obs.texts, strict=True):
+                texts[row] = text
             self._show(obs.images, images)
         return replace(whole, texts=tuple(texts), images=())  # keys of the snapshots as they are now
 

@@ -537,18 +537,18 @@ def narrow(column: Tensor, rows: Tensor, width: int) -> Tensor:
     return column[:, :width] if column.ndim == 2 else column
 
 
-def pack(lengths: Sequence[int], room: int) -> list[list[int]]:
-    """Places in `lengths` [B], the longest first, in parts whose longest times their number is at most `room`.
+def pack(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
+    """Indices in `lengths` [B], the longest first, in parts whose longest times their number is at most `max_tokens`.
 
-    That is what a part costs, for shorter rows are padded; one that is longer than `room` is a part of its own.
+    That is what a part costs, for shorter rows are padded; one that is longer than `max_tokens` is a part of its own.
     """
     # longest first: the first of a part is then its longest, and decides what the rest are padded to
     parts: list[list[int]] = []
-    for place in sorted(range(len(lengths)), key=lambda place: -lengths[place]):
-        if parts and lengths[parts[-1][0]] * (len(parts[-1]) + 1) <= room:
-            parts[-1].append(place)
+    for index in sorted(range(len(lengths)), key=lambda index: -lengths[index]):
+        if parts and lengths[parts[-1][0]] * (len(parts[-1]) + 1) <= max_tokens:
+            parts[-1].append(index)
         else:
-            parts.append([place])
+            parts.append([index])
     return parts
 
 

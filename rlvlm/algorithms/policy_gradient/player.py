@@ -179,8 +179,8 @@ def stands_still(episode: TokenEpisode) -> bool:
     if episode.terminated or len(episode) < 2:
         return False
     # of images and words there is one more than turns: the last is of the state after the episode
-    (image, words), (last_image, last_words) = zip(episode.obs.images[-3:-1], episode.obs.texts[-3:-1], strict=True)
-    return image == last_image and words == last_words
+    (image, text), (last_image, last_text) = zip(episode.obs.images[-3:-1], episode.obs.texts[-3:-1], strict=True)
+    return image == last_image and text == last_text
 
 
 def share(truths: Iterable[bool]) -> float:

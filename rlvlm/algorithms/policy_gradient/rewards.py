@@ -305,10 +305,10 @@ class RewardLabeller:
         found = [np.zeros(len(episode), np.float32) for episode in episodes]
         if self._novelty is None:
             return found
-        over = [place for place, episode in enumerate(episodes) if episode.is_over]
-        values = self._novelty.label([episodes[place] for place in over])
-        for place, own in zip(over, values, strict=True):
-            found[place] = own[len(own) - len(found[place]) :]  # it may have begun in an earlier rollout
+        over = [index for index, episode in enumerate(episodes) if episode.is_over]
+        values = self._novelty.label([episodes[index] for index in over])
+        for index, own in zip(over, values, strict=True):
+            found[index] = own[len(own) - len(found[index]) :]  # it may have begun in an earlier rollout
         return found
 
     def _note(self, table: FloatArray, episodes: Sequence[TokenEpisode], waited: float) -> None:

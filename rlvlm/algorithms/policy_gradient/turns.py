@@ -58,7 +58,7 @@ class Actor:
         obs = Observations.joined([slot.obs for slot in slots])
         if missing := self._engine.missing(obs.images):
             frames = slots[0].env.draw(obs.snapshots[missing])
-            self._engine.show([obs.images[place] for place in missing], frames)
+            self._engine.show([obs.images[index] for index in missing], frames)
         return obs
 
 

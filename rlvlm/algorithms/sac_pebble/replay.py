@@ -85,8 +85,8 @@ class Replay:
         if not self._places:
             self._lay_out(new)
         rows = np.concatenate([values.reshape(count, -1) for values in new.values()], axis=1, dtype=np.float32)
-        places = (self._next_row + np.arange(count)) % self.capacity  # a ring: the oldest rows are overwritten
-        self._table[torch.from_numpy(places)] = torch.as_tensor(rows, device=self.device)
+        indices = (self._next_row + np.arange(count)) % self.capacity  # a ring: the oldest rows are overwritten
+        self._table[torch.from_numpy(indices)] = torch.as_tensor(rows, device=self.device)
         self._next_row = int((self._next_row + count) % self.capacity)
         self._num_rows = min(self._num_rows + count, self.capacity)
 

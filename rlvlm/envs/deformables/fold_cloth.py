@@ -73,12 +73,12 @@ def _particle(index: int) -> str:
 
 def _skin(faces: NDArray[np.int64], colour: str, inflate: float) -> str:
     """One side of the cloth, seen from there alone: OpenGL leaves out triangles that look away."""
-    places = _flat_cloth()
+    positions = _flat_cloth()
     bones = "".join(
-        f'<bone body="{at}" bindpos="{_text(place)}" bindquat="1 0 0 0" vertid="{at}" vertweight="1"/>'
-        for at, place in enumerate(places)
+        f'<bone body="{index}" bindpos="{_text(position)}" bindquat="1 0 0 0" vertid="{index}" vertweight="1"/>'
+        for index, position in enumerate(positions)
     )
-    return f'<skin rgba="{colour}" inflate="{inflate}" vertex="{_text(places)}" face="{_text(faces)}">{bones}</skin>'
+    return f'<skin rgba="{colour}" inflate="{inflate}" vertex="{_text(positions)}" face="{_text(faces)}">{bones}</skin>'
 
 
 _MODEL = f"""

@@ -103,13 +103,13 @@ class SoftGymEnv(StepEnv):
         self._simulator.holder = None  # drawing moves the scene: the env that steps next replays its episode
         frames = np.empty((len(snapshots), size_px, size_px, 3), np.uint8)
         for key, frame in zip(self.image_key(snapshots), frames, strict=True):
-            places = (key[1:] * _KEY_METRES).astype(np.float32)
+            positions = (key[1:] * _KEY_METRES).astype(np.float32)
             start = self._starts[key[0]]  # scenes differ in how many particles and shapes they have
             particles, shapes = np.size(start["particle_pos"]), np.size(start["shape_pos"])
             shown = {
-                "particle_pos": places[:particles],
+                "particle_pos": positions[:particles],
                 "particle_vel": np.zeros_like(start["particle_vel"]),
-                "shape_pos": places[self._num_particles :][:shapes],
+                "shape_pos": positions[self._num_particles :][:shapes],
             }
             self._env.set_scene(self._env.cached_configs[key[0]], start | shown)
             frame[:] = self._env.get_image(size_px, size_px)

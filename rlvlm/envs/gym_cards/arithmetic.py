@@ -283,9 +283,9 @@ def _choices(numbers: tuple[int, ...], is_grouping: bool) -> list[tuple[tuple[in
     """Every way to take some of `numbers` as one operand, and what is left; equal ways once."""
     ways = {}  # by the numbers and not by their places: of two fives it does not matter which is taken
     for size in range(1, len(numbers) + 1 if is_grouping else 2):
-        for places in combinations(range(len(numbers)), size):
-            chosen = tuple(numbers[i] for i in places)
-            ways[chosen] = tuple(number for i, number in enumerate(numbers) if i not in places)
+        for indices in combinations(range(len(numbers)), size):
+            chosen = tuple(numbers[i] for i in indices)
+            ways[chosen] = tuple(number for i, number in enumerate(numbers) if i not in indices)
     return list(ways.items()) if numbers else []
 
 

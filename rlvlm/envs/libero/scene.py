@@ -151,8 +151,8 @@ class LiberoScene(RobosuiteScene):
             for name in (goal[1] for goal in self.goals if len(goal) == 2)
             if name not in sites
         }
-        places = np.empty((len(positions), 1 + len(names), 3), np.float32)
-        for own, row in zip(places, positions, strict=True):
+        landmarks = np.empty((len(positions), 1 + len(names), 3), np.float32)
+        for own, row in zip(landmarks, positions, strict=True):
             data.qpos[:] = row
             mujoco.mj_kinematics(self.model, data)
             own[0] = data.site_xpos[self.arm.site]
@@ -160,9 +160,9 @@ class LiberoScene(RobosuiteScene):
                 data.site_xpos[sites[name]] if name in sites else data.xpos[env.obj_body_id[name]] for name in names
             ]
             # so that a critic sees by the landmarks whether it has been turned
-            for place, address in turning.items():
-                own[place, 2] += row[address]
-        return places
+            for index, address in turning.items():
+                own[index, 2] += row[address]
+        return landmarks
 
     def augment_scenes(self, positions: FloatArray, starts: FloatArray, rng: np.random.Generator) -> FloatArray:
         """[N, nq] the robot of `positions` [N, nq] among the things of `starts` [N, nq], moved by up to 3 cm.

@@ -122,11 +122,11 @@ class LiberoSuite(ChunkEnv):
         """[N, 5, 3]: the hand, and up to four that the goals of each task name, the last of them again where there are
         fewer.
         """
-        places = np.empty((len(snapshots), _LANDMARKS, 3), np.float32)
+        landmarks = np.empty((len(snapshots), _LANDMARKS, 3), np.float32)
         for rows, member, positions in self._by_task(snapshots):
             own = member.landmarks(positions)
-            places[rows] = own[:, np.minimum(np.arange(_LANDMARKS), own.shape[1] - 1)]
-        return places
+            landmarks[rows] = own[:, np.minimum(np.arange(_LANDMARKS), own.shape[1] - 1)]
+        return landmarks
 
     def augment_scenes(self, snapshots: FloatArray, starts: FloatArray, rng: np.random.Generator) -> FloatArray:
         """[N, S]: the arm of `snapshots` among the things of `starts`, which are of the same tasks, row by row."""
@@ -195,8 +195,8 @@ class LiberoSuiteEnvs(ChunkEnvs):
 
     def begin(self, state_ids: NDArray[np.int64]) -> Observations:
         """First observations of N new episodes."""
-        places = [self._suite.place_of(state_id) for state_id in state_ids.tolist()]
-        self._tasks, own = np.array([task for task, _ in places]), np.array([own for _, own in places])
+        pairs = [self._suite.place_of(state_id) for state_id in state_ids.tolist()]
+        self._tasks, own = np.array([task for task, _ in pairs]), np.array([own for _, own in pairs])
         self._places = np.empty(len(state_ids), np.intp)
         self._envs = {}
         parts, groups = [], []
@@ -209,12 +209,12 @@ class LiberoSuiteEnvs(ChunkEnvs):
 
     def step(self, rows: NDArray[np.intp], chunks: FloatArray) -> ChunkStep:
         """Drives the envs `rows` [n] by `chunks` [n, L, 7]."""
-        answers, places = [], []
+        answers, indices = [], []
         for task in np.unique(self._tasks[rows]).tolist():
-            places.append(np.flatnonzero(self._tasks[rows] == task))
-            came = self._envs[task].step(self._places[rows[places[-1]]], chunks[places[-1]])
+            indices.append(np.flatnonzero(self._tasks[rows] == task))
+            came = self._envs[task].step(self._places[rows[indices[-1]]], chunks[indices[-1]])
             answers.append(replace(came, obs=numbered(came.obs, task), snapshots=wide(came.snapshots, task)))
-        return ChunkStep.joined(answers, np.argsort(np.concatenate(places)))  # tasks were stepped one after the other
+        return ChunkStep.joined(answers, np.argsort(np.concatenate(indices)))  # tasks were stepped one after the other
 
 
 def wide(positions: FloatArray, task: int) -> FloatArray:

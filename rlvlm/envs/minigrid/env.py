@@ -105,7 +105,7 @@ class MiniGridTurnEnv(TurnEnv):
         """The task; the mission, direction and hand where text is wanted or the mission changes; the last action where
         that is wanted.
         """
-        words = ", ".join(f'"{self.action_names[i]}"' for i in self._legal)
+        names = ", ".join(f'"{self.action_names[i]}"' for i in self._legal)
         stated = ""
         if self._shows_text or self._has_mission:
             thing = self._env.carrying
@@ -116,7 +116,7 @@ class MiniGridTurnEnv(TurnEnv):
             stated += f" Your last action {self._last}."
         return (
             "You steer the red triangle in a grid of cells, seen from above; its tip points where it faces. "
-            f"The task: {self.goal}.{stated} Choose one of {words}. Answer with one JSON object that has the keys "
+            f"The task: {self.goal}.{stated} Choose one of {names}. Answer with one JSON object that has the keys "
             '"thoughts" (what you see, and what comes next) and "action".'
         )
 

@@ -263,9 +263,9 @@ class _Thought:
             apart = tuple(thing for thing in goal.things if any(other is not thing for other in goal.fixed))
             self.reach(Take(things=apart), depth + 1)
             return False
-        places = self._places(thing for thing in goal.fixed if thing is not self._hand)
+        cells = self._places(thing for thing in goal.fixed if thing is not self._hand)
         steps = [(x, y) for x in (-1, 0, 1) for y in (-1, 0, 1) if goal.across_corners or 0 in (x, y)]
-        beside = {(x + dx, y + dy) for x, y in places for dx, dy in steps if (dx, dy) != (0, 0)}
+        beside = {(x + dx, y + dy) for x, y in cells for dx, dy in steps if (dx, dy) != (0, 0)}
         if not self._go(lambda pose: _ahead(pose) in beside and self._is_empty(_ahead(pose)), depth):
             return False
         self._act(DROP)
@@ -273,8 +273,8 @@ class _Thought:
 
     def _go_before(self, things: tuple[WorldObj, ...], depth: int) -> bool:
         """Walks until one of `things` is ahead; whether it is."""
-        places = set(self._places(things))
-        return bool(places) and self._go(lambda pose: _ahead(pose) in places, depth)
+        cells = set(self._places(things))
+        return bool(cells) and self._go(lambda pose: _ahead(pose) in cells, depth)
 
     def _go(self, is_end: Callable[[Pose], bool], depth: int) -> bool:
         """Walks to the nearest pose that is wanted, as far as nothing is in the way; else clears that, and says so.

@@ -33,10 +33,10 @@ def paint(grids: NDArray[np.int64], agents: NDArray[np.int64], view_size: int, s
     heading[np.arange(count), agents[:, 0], agents[:, 1]] = 1 + agents[:, 2]
     # a cell in one number: equal numbers look alike, and each different one is drawn once
     codes = ((grids[..., 0] * _CODE + grids[..., 1]) * _CODE + grids[..., 2]) * _CODE + heading * 2 + is_lit
-    distinct, places = np.unique(codes, return_inverse=True)
+    distinct, indices = np.unique(codes, return_inverse=True)
     tiles = np.stack([_tile(int(code)) for code in distinct])
     frames = np.empty((count, height, TILE_PX, width, TILE_PX, 3), np.uint8)
-    for frame, place in zip(frames, places.reshape(codes.shape), strict=True):
+    for frame, place in zip(frames, indices.reshape(codes.shape), strict=True):
         for row in range(height):  # a row at a time stays in the processor's cache
             frame[row] = tiles[place[:, row]].transpose(1, 0, 2, 3)
     return frames.reshape(count, height * TILE_PX, width * TILE_PX, 3)

@@ -152,10 +152,10 @@ class Renderer:
     def _pose(self, snapshot: FloatArray) -> None:
         self._data.qpos[:] = snapshot[: self._model.nq]
         bounds = np.cumsum([self._model.nq, 3 * len(self._placed), 3 * self._num_mocaps])
-        _, placed, places, turns = np.split(snapshot, bounds)
+        _, placed, positions, turns = np.split(snapshot, bounds)
         self._model.body_pos[self._placed] = placed.reshape(-1, 3)
         if self._num_mocaps:
-            self._data.mocap_pos[:], self._data.mocap_quat[:] = places.reshape(-1, 3), turns.reshape(-1, 4)
+            self._data.mocap_pos[:], self._data.mocap_quat[:] = positions.reshape(-1, 3), turns.reshape(-1, 4)
         # what places depend on, and no more: forces and contacts are not seen
         mujoco.mj_kinematics(self._model, self._data)
         mujoco.mj_flex(self._model, self._data)

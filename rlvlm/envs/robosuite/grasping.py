@@ -90,30 +90,30 @@ def plan_grasp(points: Doubles, fingers: Doubles, obstacles: Doubles) -> Grasp:
     along = upper @ across.T  # [N, angles]
     widths, middles = np.ptp(along, axis=0), (along.max(axis=0) + along.min(axis=0)) / 2
     parts = across * middles[:, None]  # of the middle, along each direction; with that at right angles it is whole
-    places = parts + np.roll(parts, _ANGLES // 2, axis=0)
+    positions = parts + np.roll(parts, _ANGLES // 2, axis=0)
     # opening costs 0.6 a decimetre; the tips reach 1.2 to 3.5 cm below the top
     costs, depth = 6.0 * widths, min(0.035, max(0.55 * height, 0.012))
     fits = widths < _OPENING_M
     if fits.any():  # in the middle, or a little beside it along the thing
-        sideways, room = across[:, ::-1] * [-1, 1], np.roll(widths, _ANGLES // 2) / 2 - _AT_LEAST_M
+        sideways, slack = across[:, ::-1] * [-1, 1], np.roll(widths, _ANGLES // 2) / 2 - _AT_LEAST_M
         offsets = np.repeat(_SHIFTS_M, fits.sum())
-        across, sideways, places, costs, room = (
+        across, sideways, positions, costs, slack = (
             np.tile(each[fits], (len(_SHIFTS_M), *[1] * (each.ndim - 1)))
-            for each in (across, sideways, places, costs, room)
+            for each in (across, sideways, positions, costs, slack)
         )
-        places = places + sideways * offsets[:, None]
-        costs = costs + 3.0 * np.abs(offsets) + _BLOCKED * 2 * (np.abs(offsets) > np.maximum(room, 0))
+        positions = positions + sideways * offsets[:, None]
+        costs = costs + 3.0 * np.abs(offsets) + _BLOCKED * 2 * (np.abs(offsets) > np.maximum(slack, 0))
     else:
         # one finger inside and one outside of the rim, on the side that either direction points to
         across, depth = np.concatenate([across, -across]), 0.022
-        middle = places[np.argmin(widths)]
-        places = middle + across * ((upper @ across.T).max(axis=0) - middle @ across.T - 0.008)[:, None]
+        middle = positions[np.argmin(widths)]
+        positions = middle + across * ((upper @ across.T).max(axis=0) - middle @ across.T - 0.008)[:, None]
         costs = np.zeros(len(across))
     z = max(top - depth, points[:, 2].min() + 0.012)  # the tips stay clear of the table
     # a turn of the hand, by the smaller angle: fingers have no sign
     costs = costs + 0.25 * np.arccos(np.clip(np.abs(across @ fingers), 0, 1))
     # Where other things are, in the axes of each hand: along its fingers and across its palm.
-    away = obstacles[:, None, :2] - places  # [M, angles, 2]
+    away = obstacles[:, None, :2] - positions  # [M, angles, 2]
     along, aside = (
         np.abs((away * across).sum(axis=2)),
         np.abs(across[:, 0] * away[..., 1] - across[:, 1] * away[..., 0]),
@@ -123,4 +123,4 @@ def plan_grasp(points: Doubles, fingers: Doubles, obstacles: Doubles) -> Grasp:
     meets_palm = (height > _PALM_ABOVE_M) & (along < _PALM_M[0]) & (aside < _PALM_M[1])
     costs = costs + _BLOCKED * (meets_finger | meets_palm).any(axis=0)
     best = int(np.argmin(costs))
-    return Grasp(np.array([*places[best], z]), across[best], float(top))
+    return Grasp(np.array([*positions[best], z]), across[best], float(top))

@@ -78,9 +78,10 @@ def read_policy(meta: Mapping[str, Any], env: ChunkEnv) -> VLAPolicy:
 
 def read_config(meta: Mapping[str, Any]) -> VLAConfig:
     """The config in what `VLAPolicy.meta` gave: JSON has lists for tuples, and dicts for configs within it."""
-    card = dict(meta["config"])
-    pocket = PocketVLAConfig(**{**card["pocket"], "channels": tuple(card["pocket"]["channels"])})
-    parts = {"pocket": pocket, "openvla": OpenVLAConfig(**card["openvla"]), "flow": FlowConfig(**card.get("flow", {}))}
-    smolvla = card.get("smolvla", {})
+    config = dict(meta["config"])
+    pocket = PocketVLAConfig(**{**config["pocket"], "channels": tuple(config["pocket"]["channels"])})
+    openvla, flow = OpenVLAConfig(**config["openvla"]), FlowConfig(**config.get("flow", {}))
+    parts = {"pocket": pocket, "openvla": openvla, "flow": flow}
+    smolvla = config.get("smolvla", {})
     parts["smolvla"] = SmolVLAConfig(**{**smolvla, "cameras": tuple(smolvla.get("cameras", ()))})
-    return VLAConfig(**{**card, **parts})
+    return VLAConfig(**{**config, **parts})

@@ -91,17 +91,17 @@ def pad(
         pad_id: what stands where nothing stands.
         device: of the result.
     """
-    width, room = max(len(prompt) for prompt in prompts), max(len(reply) for reply in replies)
-    ids = torch.full((len(prompts), width + room), pad_id)
+    width, max_reply = max(len(prompt) for prompt in prompts), max(len(reply) for reply in replies)
+    ids = torch.full((len(prompts), width + max_reply), pad_id)
     attention = torch.zeros_like(ids)
     where = torch.zeros((positions[0].shape[0], *ids.shape), dtype=torch.long)
-    for row, (prompt, place, reply) in enumerate(zip(prompts, positions, replies, strict=True)):
+    for row, (prompt, position, reply) in enumerate(zip(prompts, positions, replies, strict=True)):
         begin, end = width - len(prompt), width + len(reply)
         ids[row, begin:width] = torch.tensor(prompt)
         ids[row, width:end] = torch.tensor(reply)
         attention[row, begin:end] = 1
-        where[:, row, begin:width] = place
-        where[:, row, width:] = place.max() + 1 + torch.arange(room)
+        where[:, row, begin:width] = position
+        where[:, row, width:] = position.max() + 1 + torch.arange(max_reply)
     is_padded_left = any(len(prompt) < width for prompt in prompts)
     return Padded(
         ids=ids.to(device),
@@ -156,9 +156,9 @@ class Backbone:
         # an env asks the same few questions over and over, and tokenizing takes longer than looking up
         ids = self._prompts.get((prompt, size_px))
         if ids is None:
-            words = self.processor.tokenizer(prompt, add_special_tokens=False)["input_ids"]
+            token_ids = self.processor.tokenizer(prompt, add_special_tokens=False)["input_ids"]
             # an env's words may come from anywhere, and could end the user's turn or put words into the model's mouth
-            if np.isin(words, [*self.banned_ids.tolist(), self.stop_id]).any():
+            if np.isin(token_ids, [*self.banned_ids.tolist(), self.stop_id]).any():
                 raise UsageError(
                     f"a prompt must not hold tokens of the chat's format, got {prompt[:80]!r}", "say it in plain words"
                 )
@@ -174,13 +174,13 @@ class Backbone:
         key = prompt_ids.tobytes(), grid
         if key not in self._positions:
             ids = torch.tensor(prompt_ids)[None]
-            places = torch.arange(len(prompt_ids))[None]
+            positions = torch.arange(len(prompt_ids))[None]
             if hasattr(self.model.model, "get_rope_index"):
                 kinds = (ids == self.image_id).int()
-                places = self.model.model.get_rope_index(
+                positions = self.model.model.get_rope_index(
                     ids, mm_token_type_ids=kinds, image_grid_thw=torch.tensor([grid])
                 )[0][:, 0]
-            _remember(self._positions, key, places)
+            _remember(self._positions, key, positions)
         return self._positions[key]
 
     def encode_images(self, frames: Sequence[NDArray[np.uint8]]) -> tuple[list[Tensor], list[Grid]]:

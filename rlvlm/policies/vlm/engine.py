@@ -179,7 +179,7 @@ class PolicyEngine:
 
     @torch.no_grad()
     def _act(self, obs: Observations, seeds: Sequence[int], greedy: bool) -> list[SampledReply]:
-        check_window(self.policy, self.policy.prompts(obs), room=0)
+        check_window(self.policy, self.policy.prompts(obs), max_tokens=0)
         log_probs, values = self.policy.act_log_probs(obs)
         chosen = _draw(log_probs, None if greedy else _uniforms(seeds, 1)[0])
         picked = log_probs.gather(-1, chosen[:, None])[:, 0]
@@ -260,16 +260,16 @@ class PolicyEngine:
         return self.policy.backbone.decode_step(tokens, positions, mask, cache)
 
 
-def check_window(policy: VLMPolicy, prompts: Sequence[IntArray], room: int) -> None:
+def check_window(policy: VLMPolicy, prompts: Sequence[IntArray], max_tokens: int) -> None:
     """Raises unless each of `prompts` fits into the policy's window together with `max_tokens` tokens of a reply.
 
     Raises:
         UsageError: one does not; a prompt is never cut.
     """
     longest, window = max(map(len, prompts), default=0), policy.backbone.window
-    if longest + room > window:
+    if longest + max_tokens > window:
         raise UsageError(
-            f"a prompt has {longest:,} tokens and its reply may have {room}; the model's window holds {window:,}",
+            f"a prompt has {longest:,} tokens and its reply may have {max_tokens}; the model's window holds {window:,}",
             "lower --policy.max-pixels (smaller images) or --algo.max-reply-tokens, or take a model with a larger "
             "window",
         )

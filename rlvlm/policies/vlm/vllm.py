@@ -104,7 +104,7 @@ class VllmSampler:
         rank = next((rank for rank in _RANKS if rank >= _rank_of(config)), None)
         if rank is None:
             raise UsageError(f"vLLM takes adapters up to rank {_RANKS[-1]}", "lower --policy.lora-rank")
-        words = dict(
+        options = dict(
             enable_lora=self._has_adapter,
             max_loras=KEPT_VERSIONS,
             max_cpu_loras=KEPT_VERSIONS,
@@ -119,7 +119,7 @@ class VllmSampler:
             settings,
             max_requests=max_requests,
             max_images=1,
-            **words,
+            **options,
         )
         self._section = settings.section
         self._adapters: OrderedDict[int, Any] = OrderedDict()
@@ -220,7 +220,7 @@ class VllmSampler:
             UsageError: prompt and reply do not fit into the engine's window.
             ModelUnavailable: the engine is dead, or it does not see the prompt as the trainer does.
         """
-        words = {
+        params = {
             "max_tokens": sampling.max_new_tokens,
             "temperature": 0.0 if sampling.greedy else sampling.temperature,
             "seed": seed,
@@ -228,7 +228,7 @@ class VllmSampler:
             "logprobs": 0,
             "stop_token_ids": [rules.stop_id],
         }
-        written = (await self._ask(prompt_ids, frame, rules, words, version)).outputs[0]
+        written = (await self._ask(prompt_ids, frame, rules, params, version)).outputs[0]
         ids = np.array(written.token_ids, np.int64)
         if np.isin(ids, rules.banned_ids).any():
             raise ModelUnavailable("vLLM wrote a token that is none of a reply's", "report this: it must not happen")

@@ -239,14 +239,14 @@ class RemoteEngine:
         return replace(_reply(completion, choice), is_sampled=temperature > 0)
 
     def _failure(
-        self, status: int, said: Any, words: str, sent: Mapping[str, Any], headers: Mapping[str, str] | None = None
+        self, status: int, said: Any, message: str, sent: Mapping[str, Any], headers: Mapping[str, str] | None = None
     ) -> Exception:
         """What an error means; a name that the server does not take is learned for the next try.
 
         Args:
             status: of HTTP.
             said: what came with it: OpenAI's `error` object, or anything.
-            words: the client's own, where there are none of the server.
+            message: the client's own, used where the server sent none.
             sent: the request's parts by name.
             headers: of the answer.
         """
@@ -254,7 +254,7 @@ class RemoteEngine:
         body = body.get("error", body) if isinstance(body, Mapping) else {}
         body = body if isinstance(body, Mapping) else {}
         reason, named, details = (
-            str(body.get("message") or said or words),
+            str(body.get("message") or said or message),
             str(body.get("param") or ""),
             body.get("metadata"),
         )

@@ -50,22 +50,22 @@ class VllmCore:
         settings: of the engine itself.
         max_requests: computed at once; more of them wait.
         max_images: in one request.
-        words: further ones of vLLM's `AsyncEngineArgs`.
+        options: further arguments of vLLM's `AsyncEngineArgs`.
 
     Raises:
         ModelUnavailable: vLLM is not installed here, or the weights are missing or cannot be loaded.
     """
 
     def __init__(
-        self, config: VLMConfig, settings: EngineConfig, *, max_requests: int, max_images: int, **words: Any
+        self, config: VLMConfig, settings: EngineConfig, *, max_requests: int, max_images: int, **options: Any
     ) -> None:
         folder, self.revision = locate(config.model, config.revision, config.section)
         self.vllm = _import_vllm(settings)
         self._loop = LoopThread("vllm")
         self._numbers = itertools.count()
-        words = _engine_words(config, settings, folder, max_requests, max_images) | words
+        options = _engine_args(config, settings, folder, max_requests, max_images) | options
         try:
-            self._engine = self.run(self._start(words))
+            self._engine = self.run(self._start(options))
         except Exception as error:  # noqa: BLE001 - the engine raises whatever its many parts raise
             raise ModelUnavailable(
                 f"vLLM cannot run {config.model}: {_last_line(error)}",
@@ -79,11 +79,11 @@ class VllmCore:
         self.dtype = str(self._engine.model_config.dtype).removeprefix("torch.")
         """Type of the weights, such as `bfloat16`."""
 
-    async def _start(self, words: dict[str, Any]) -> Any:
+    async def _start(self, options: dict[str, Any]) -> Any:
         from vllm.engine.arg_utils import AsyncEngineArgs  # pyright: ignore[reportMissingImports] - not installed here
         from vllm.v1.engine.async_llm import AsyncLLM  # pyright: ignore[reportMissingImports] - likewise
 
-        return AsyncLLM.from_engine_args(AsyncEngineArgs(**words))
+        return AsyncLLM.from_engine_args(AsyncEngineArgs(**options))
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """What `work` returns; for callers without an event loop, in any thread."""
@@ -147,9 +147,9 @@ class VllmCore:
         """Forgets an adapter."""
         await self._loop.on_loop(self._engine.remove_lora(lora.lora_int_id))
 
-    async def replace_weights(self, method: str, **words: Any) -> None:
+    async def replace_weights(self, method: str, **arguments: Any) -> None:
         """Has `method` of the workers put other weights in the place of the model's; raises what the engine raises."""
-        await self._loop.on_loop(self._engine.collective_rpc(method, kwargs=words))
+        await self._loop.on_loop(self._engine.collective_rpc(method, kwargs=arguments))
         # it empties its caches of images and does not tell the scheduler, which would count on them and die
         await self._loop.on_loop(self._engine.reset_mm_cache())
         await self._loop.on_loop(self._engine.reset_encoder_cache())
@@ -295,10 +295,10 @@ def _import_vllm(settings: EngineConfig) -> Any:
     return vllm
 
 
-def _engine_words(
+def _engine_args(
     config: VLMConfig, engine: EngineConfig, folder: Path, max_requests: int, max_images: int
 ) -> dict[str, Any]:
-    """Our config in vLLM's words."""
+    """Our config as vLLM's engine arguments."""
     bounds = {"min_pixels": config.min_pixels, "max_pixels": config.max_pixels}
     return {  # what is None is left to vLLM
         "model": str(folder),

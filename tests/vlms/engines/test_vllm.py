@@ -101,12 +101,12 @@ def _state(pid: str) -> str:
 
 def test_our_settings_in_the_engines_words():
     config = replace(CONFIG, quantization="nf4", max_pixels=9, engine=EngineConfig(tensor_parallel=2, max_tokens=512))
-    settings = vllm._engine_words(config, config.engine, Path("/weights"), 16, 35)
+    settings = vllm._engine_args(config, config.engine, Path("/weights"), 16, 35)
     assert settings["quantization"] == "bitsandbytes" and settings["tensor_parallel_size"] == 2
     assert settings["distributed_executor_backend"] == "mp" and settings["max_model_len"] == 512
     assert settings["mm_processor_kwargs"] == {"max_pixels": 9} and settings["enable_prefix_caching"]
     assert settings["trust_remote_code"] is False
-    plain = vllm._engine_words(CONFIG, CONFIG.engine, Path("/weights"), 16, 35)
+    plain = vllm._engine_args(CONFIG, CONFIG.engine, Path("/weights"), 16, 35)
     assert plain["quantization"] is None and plain["max_model_len"] is None and plain["mm_processor_kwargs"] is None
 
 

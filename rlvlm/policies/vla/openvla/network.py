@@ -148,10 +148,10 @@ class OpenVLANetwork(PreTrainedModel):
         table: Any = self.language_model.get_input_embeddings()
         said = table(words)
         # parallel decoding (OFT): these positions stay empty, so one pass gives all tokens of the chunk
-        places = torch.zeros_like(said[:, :1]).expand(-1, num_tokens, -1)
+        blanks = torch.zeros_like(said[:, :1]).expand(-1, num_tokens, -1)
         ends = [table(torch.full_like(words[:, :1], STOP_ID))] if has_stop else []
         # in the order of training: start, patches, proprioception, prompt, chunk, stop
-        sequence = torch.cat([said[:, :1], seen, said[:, 1:], places, *ends], dim=1)
+        sequence = torch.cat([said[:, :1], seen, said[:, 1:], blanks, *ends], dim=1)
         there = torch.ones_like(is_word[:, :1])
         num_after = num_tokens + len(ends)
         mask = torch.cat([there.expand(-1, 1 + seen.shape[1]), is_word[:, 1:], there.expand(-1, num_after)], dim=1)

@@ -229,13 +229,14 @@ def _checkpoint(config: Any, files: dict[str, Any], scales: dict[str, dict[str, 
     # named in the config once a policy was made of it; LeRobot fills them with nothing, and masks them
     empty = {f"observation.images.empty_camera_{index}" for index in range(min(config["empty_cameras"], 100))}
     cameras = [name for name, feature in config["input_features"].items() if feature["type"] == "VISUAL"]
-    [words] = [
+    [tokenizer] = [
         step["config"]
         for step in files["policy_preprocessor.json"]["steps"]
         if step["registry_name"] == "tokenizer_processor"
     ]
-    if words["padding_side"] != "right" or not 1 <= words["max_length"] <= 10_000:
-        raise ValueError(f"its prompts are padded on the {words['padding_side']} to {words['max_length']} tokens")
+    if tokenizer["padding_side"] != "right" or not 1 <= tokenizer["max_length"] <= 10_000:
+        side, length = tokenizer["padding_side"], tokenizer["max_length"]
+        raise ValueError(f"its prompts are padded on the {side} to {length} tokens")
     sizes = {"state": (scales["policy_preprocessor"][_STATE], "max_state_dim"), "action": (action, "max_action_dim")}
     for name, (scale, limit) in sizes.items():
         if len(scale.first) > config[limit]:
@@ -245,8 +246,8 @@ def _checkpoint(config: Any, files: dict[str, Any], scales: dict[str, dict[str, 
     return Checkpoint(
         files=files,
         vlm=str(config["vlm_model_name"]),
-        tokenizer=str(words["tokenizer_name"]),
-        max_words=int(words["max_length"]),
+        tokenizer=str(tokenizer["tokenizer_name"]),
+        max_words=int(tokenizer["max_length"]),
         cameras=tuple(name for name in cameras if name not in empty),
         num_denoising_steps=int(config["num_steps"]),
         state=scales["policy_preprocessor"][_STATE],

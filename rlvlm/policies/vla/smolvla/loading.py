@@ -83,9 +83,9 @@ def load_smolvla(model: str, revision: str, wants: SmolVLAConfig, env: ChunkEnv)
             f"chunks of {env.chunk_steps} steps are to be run, the checkpoint makes {config.sizes['chunk_steps']}",
             f"give the env's chunk_steps at most {config.sizes['chunk_steps']}",
         )
-    words = read_tokenizer(_body_folder(checkpoint.tokenizer, wants), checkpoint.max_words)
+    tokenizer = read_tokenizer(_body_folder(checkpoint.tokenizer, wants), checkpoint.max_words)
     network = _network(folder, checkpoint, config, wants)
-    network.prompts = words
+    network.prompts = tokenizer
     adapter = _teach(network, wants)
     logger.info("policy %s loaded on %s, revision %s", model, device_of(network), found[:12])
     return LoadedSmolVLA(network=network.train(), adapter=adapter, checkpoint=checkpoint, revision=found)
