@@ -225,7 +225,7 @@ class BaseAlgorithm(Algorithm):
         return self._stats.env_steps
 
     def prepare(self, log: Callable[[str], None]) -> bool:
-        """What comes before the first round of a new run: nothing, unless there is a supervised start.
+        """Runs before the first round of a new run: does nothing unless there is a supervised start.
 
         Args:
             log: takes a line on what is being done now.

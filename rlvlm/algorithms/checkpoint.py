@@ -50,11 +50,11 @@ class PolicyFile:
     """A policy's weights, and what it takes to build the network that they belong to."""
 
     kind: str
-    """What knows how to build it, e.g. `squashed_gaussian`."""
+    """Name of its builder, e.g. `squashed_gaussian`."""
     weights: Mapping[str, "torch.Tensor"]
     """By name, as in a `state_dict`."""
     card: Mapping[str, Any] = field(default_factory=dict)
-    """What the builder needs besides, as JSON."""
+    """Further arguments of the builder, as JSON."""
 
 
 def save_tree(folder: Path, tree: dict[str, Any], policy: PolicyFile, owner: Any = None) -> None:

@@ -24,7 +24,7 @@ class PlayedEpisode:
     learned_rewards: FloatArray
     """[T] by the reward source, for plots only; NaN where there is none to ask."""
     reward_name: str = "learned reward"
-    """What `learned_rewards` are, in words."""
+    """Name of `learned_rewards`, in words."""
     reward_range: tuple[float, float] | None = None
     """The least and the largest that `learned_rewards` can be; None where that is not known."""
     success: NDArray[np.bool_]
@@ -61,7 +61,7 @@ class PlayedEpisode:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Evaluation:
-    """What an algorithm's evaluation brought."""
+    """Result of an algorithm's evaluation."""
 
     episodes: Sequence[PlayedEpisode]
     metrics: Mapping[str, float] = field(default_factory=dict)

@@ -39,12 +39,12 @@ _beating = threading.Lock()
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Lost:
-    """What `ended` gives in place of an answer that does not come."""
+    """Returned by `ended` in place of an answer that does not come."""
 
     what: str
     """The process, its node and what is wrong with it, as the end of a sentence: "(process 7 on 10.0.0.2) is gone"."""
     fix: str
-    """What the user can do."""
+    """Advice for the user."""
     is_gone: bool
     """Whether the process has ended; one that is stopped or hangs is still there, with all that it holds."""
 
@@ -74,7 +74,7 @@ def start_heartbeat() -> None:
 
 
 class _Watch:
-    """What is known of the process that a call went to, while it is waited for."""
+    """State of the process that a call went to, while it is waited for."""
 
     def __init__(self, call: ray.ObjectRef) -> None:
         self._actor_id = _actor_of(call)
@@ -82,7 +82,7 @@ class _Watch:
         self._silent_s = self._still_s = 0.0
 
     def look(self, passed_s: float, max_still_s: float | None) -> Lost | None:
-        """What is wrong with the process, `passed_s` seconds after the last look; None while it is well."""
+        """The fault of the process, `passed_s` seconds after the last look; None while it is well."""
         beat = _heartbeat(self._actor_id)
         if beat is None:  # it has not begun to send any, or Ray's head does not answer
             return None

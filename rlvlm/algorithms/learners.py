@@ -100,7 +100,7 @@ class Learners(Generic[Learner]):
         self.call_all("configure_torch", threads)
 
     def call_all(self, method: str, *arguments: Any, first_alone: bool = False) -> list[Any]:
-        """What `method` returned to each learner, the first's first; with `first_alone` None for all others.
+        """Results of `method` on each learner, the first's first; with `first_alone` None for all others.
 
         Raises:
             MachineError: a learner is gone or stopped, or its GPU or its link to the others failed; the others are
@@ -159,7 +159,7 @@ class Learners(Generic[Learner]):
         return failure
 
     def call(self, method: str, *arguments: Any) -> Any:
-        """What `method` returned to the first learner; all of them run it, and the others' answers go nowhere."""
+        """Result of `method` on the first learner; all of them run it, and the others' results are dropped."""
         return self.call_all(method, *arguments, first_alone=True)[0]
 
 

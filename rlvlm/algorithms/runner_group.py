@@ -26,12 +26,12 @@ _MAX_EMPTY_TURNS = 5
 """Turns in a row that lose every runner before it is believed that they cannot live."""
 
 Sample = TypeVar("Sample")
-"""What a turn brings: the algorithm's own."""
+"""Result of a turn; each algorithm has its own type."""
 Sampled = TypeVar("Sampled", covariant=True)
 
 
 class Runner(Protocol[Sampled]):
-    """What a runner group needs of an env runner, besides being one of RLlib's."""
+    """Methods that a runner group needs of an env runner, besides RLlib's."""
 
     worker_index: int
     """0 in the learner's process, from 1 on elsewhere."""
@@ -142,7 +142,7 @@ class RemoteRunnerGroup(Generic[Sample]):
         self._calls = self._send(self.alive(), "act", values=self._values, **turn)
 
     def collect(self) -> Sample:
-        """What the turn brought, in the order of the runners. Should all be lost, it is acted again by the first back.
+        """The turn's samples, in the order of the runners. If all are lost, the first one back acts it again.
 
         Raises:
             MachineError: no runner comes back, all are lost turn after turn, or one that was replaced because it was
@@ -212,7 +212,7 @@ class RemoteRunnerGroup(Generic[Sample]):
         return {actors[index].apply.remote(_call, method=method, **arguments): index for index in indices}
 
     def _answers(self, calls: Mapping[ray.ObjectRef, int]) -> dict[int, Any]:
-        """What runners returned, by their numbers; those that are lost are left out, and not healthy from then on."""
+        """Results of runners, by their numbers; those that are lost are left out, and not healthy from then on."""
         answers, manager = {}, self._group._worker_manager
         for call, answer in ended(calls, self._max_still_s):
             index = calls[call]

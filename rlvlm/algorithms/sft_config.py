@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 from rlvlm.core.checks import check_least, check_positive, check_shares
 
 NO_EXPERT_FIX = "--sft.demonstrations DIR, --sft.start-from DIR, or --sft.turns 0 and a model that can play a little"
-"""What helps where no script plays an env."""
+"""Advice where no script plays an env."""
 
 _WARM_UP = 20
 """Updates over which the step size of chunks rises."""
@@ -30,7 +30,7 @@ class SFTConfig:
     """For weighting filter, in [0, 1]: episodes that the judge scores lower are left out. The page of `rlvlm score`
     says which value tells the data's own successes and failures apart best."""
     start_from: str = ""
-    """What another run or job has trained: this one begins with its weights, and nothing is demonstrated."""
+    """Weights of another run or job to begin with, without demonstrations."""
     p_perturb: float = 0.0
     """Probability in [0, 1) that something else is carried out than what the expert does, and not learned from. So
     states are shown that the expert itself never gets into, and how it goes on from there."""
@@ -147,7 +147,7 @@ class ChunkSFTConfig(SFTConfig):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JobConfig:
-    """Where and how the job runs; what is learned is `SFTConfig`'s."""
+    """Where and how the job runs; `SFTConfig` says what it learns."""
 
     num_workers: int = 1
     """Processes that train, each on its part of every batch."""

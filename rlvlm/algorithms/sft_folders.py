@@ -33,7 +33,7 @@ the heads."""
 
 
 WEIGHT = "weight"
-"""What a demonstrated turn counts, among the extras of its episode."""
+"""Name of a demonstrated turn's weight, among the extras of its episode."""
 _WHICH_EPISODES = ("split", "deals", "episode_steps", "num_envs", "physics")
 """Settings that say which episodes there are, how long and how exact: what is right in one of them is right with any.
 What a split holds out is left out by itself. All other settings change what is seen, asked or answered."""
@@ -41,7 +41,7 @@ What a split holds out is left out by itself. All other settings change what is 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SFTManifest:
-    """What a policy has learned from, for `sft.json` beside its weights, which alone do not say."""
+    """Description of a policy's training data, for `sft.json` beside its weights, which alone do not say."""
 
     task: str
     action_names: tuple[str, ...]
@@ -53,7 +53,7 @@ class SFTManifest:
     """Settings of the env, by name: prompts and starts depend on them."""
 
     def lacks(self, wanted: "SFTManifest") -> list[str]:
-        """What keeps weights that learned this from doing at all what is `wanted`, in words."""
+        """Reasons why weights trained on this cannot be used for `wanted`, in words."""
         lacking = [name for name in wanted.action_names if name not in self.action_names]
         return [
             *([f"its actions are not {', '.join(map(repr, lacking))}"] if lacking else []),
@@ -62,7 +62,7 @@ class SFTManifest:
         ]
 
     def differs(self, wanted: "SFTManifest") -> list[str]:
-        """What else is not as in `wanted`, in words."""
+        """Other differences from `wanted`, in words."""
         before = self.env
         changed = [key for key, value in wanted.env.items() if before.get(key, value) != value]
         return [
@@ -72,7 +72,7 @@ class SFTManifest:
 
 
 def sft_manifest_of(task: str, env: EnvConfig, policy: PolicyConfig, action_names: tuple[str, ...]) -> SFTManifest:
-    """What `policy` learns in an env of `task`."""
+    """The manifest of `policy` trained in an env of `task`."""
     return SFTManifest(
         task=task, action_names=action_names, acts=policy.acts, new_words=policy.new_words, env=asdict(env)
     )
@@ -99,7 +99,7 @@ def write_sft_manifest(folder: Path, manifest: SFTManifest) -> None:
 
 
 def read_sft_manifest(folder: Path) -> SFTManifest | None:
-    """What the weights in `folder` learned from; None where nothing was learned there.
+    """The manifest of the weights in `folder`; None where it has none.
 
     Raises:
         UsageError: it cannot be read.

@@ -39,7 +39,7 @@ _MEASURES_FILE = "measures.json"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainLoopConfig:
-    """What every worker needs; it travels by pickle."""
+    """Arguments of every worker; pickled."""
 
     make_policy: Callable[[], VLMPolicy]
     make_slot: Callable[[], EnvSlot]
@@ -185,7 +185,7 @@ def collate(examples: Sequence[Example]) -> dict[str, Any]:
 
 
 def _worker(config: dict[str, Any]) -> None:
-    """What each process does; runs in Ray Train."""
+    """The work of each process; runs in Ray Train."""
     loop_config: TrainLoopConfig = config["loop_config"]
     policy, slot = loop_config.make_policy(), loop_config.make_slot()
     learned, held_out = split(loop_config.load_episodes(), loop_config.sft.held_out)

@@ -103,7 +103,7 @@ def is_sharded(parameters: Iterable[Tensor]) -> bool:
 
 
 def local(tensor: Any) -> Tensor:
-    """What of `tensor` lies in this process, sharing its memory."""
+    """The part of `tensor` in this process, sharing its memory."""
     return tensor.to_local() if is_sharded([tensor]) else tensor
 
 
@@ -130,7 +130,7 @@ def gathered(tensor: Any) -> Tensor:
 
 
 def into_store(content: Content) -> Any:
-    """Where Ray's object store has a copy of `content`."""
+    """Reference to a copy of `content` in Ray's object store."""
     return (ray.put(content),)  # in a tuple, or Ray would fetch the bytes for every receiver of a bucket
 
 

@@ -1,4 +1,4 @@
-"""What a run has counted so far, and a warning where its rewards are all the same. Filled by the algorithms."""
+"""Counts of a run so far, and a warning where its rewards are all the same. Filled by the algorithms."""
 
 import logging
 import math

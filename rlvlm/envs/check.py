@@ -1,4 +1,4 @@
-"""What every env promises, checked."""
+"""Checks of the contract of every env."""
 
 import warnings
 from typing import Any
@@ -209,7 +209,7 @@ def _assert_same(left: list[Answer], right: list[Answer], promise: str) -> None:
 
 
 def _check_answers(env: AnyEnv, answers: list[Answer]) -> None:
-    """What the three kinds say alike of every state; the last of `answers` is the present one."""
+    """Checks the facts that all three kinds give of every state; the last of `answers` is the present one."""
     for answer in answers:
         snapshot, info = _snapshot(answer), answer[4]
         assert snapshot.shape == (env.snapshot_size,) and snapshot.dtype == np.float32, "snapshots are [S] float32"
@@ -329,7 +329,7 @@ def _check_reading(env: TurnEnv) -> None:
 
 
 def _check_chunk(env: ChunkEnv, answer: Answer) -> None:
-    """What an env in chunks shows, and what it says of the steps of a chunk."""
+    """Checks the observations of an env in chunks, and its facts about the steps of a chunk."""
     obs, reward, _, _, info = answer
     assert len(obs) == 1 and obs.texts[0], "an env by itself observes one env, with an instruction"
     is_listed = not env.instructions or obs.texts[0] in env.instructions

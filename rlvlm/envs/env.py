@@ -41,7 +41,8 @@ def place_of(cls: type) -> str:
 
 
 class Env(gym.Env[Obs, Act]):
-    """What the three kinds share; `reset` and `step` put `success` (bool) and `progress` (float in [0, 1]) into `info`.
+    """Common base of the three kinds; `reset` and `step` put `success` (bool) and `progress` (float in [0, 1]) into
+    `info`.
 
     Chance comes from `self.np_random` alone, and belongs to the state. Time limits truncate, they do not terminate.
     """
@@ -233,7 +234,7 @@ class TurnEnv(Env[Turn, str]):
         return write_reply(self.action_names[action], thought)
 
     def turn(self) -> Turn:
-        """What the player is given now."""
+        """The present observation of the player."""
         text = self.prompt() if self.template is None else self.template.substitute(self.prompt_fields())
         return Turn(snapshot=self.snapshot(), prompt=text)
 
@@ -243,7 +244,7 @@ class TurnEnv(Env[Turn, str]):
         return {"prompt": self.prompt(), "actions": actions, "goal": self.goal}
 
     def info(self) -> dict[str, Any]:
-        """What `reset` and `step` tell besides."""
+        """Further facts that `reset` and `step` give."""
         return {"success": self.is_success(), "progress": self.progress(), "legal": self.legal()}
 
     def legal(self) -> tuple[int, ...]:
@@ -259,7 +260,7 @@ class TurnEnv(Env[Turn, str]):
         return is_held_out == (self.split == "held_out")
 
     def start_key(self, first: FloatArray) -> bytes:
-        """What makes a start a different one from others, by its snapshot [S]."""
+        """Identity of a start, by its snapshot [S]."""
         return first.tobytes()
 
     def count_starts(self, seeds: int) -> int:
@@ -304,7 +305,7 @@ class TurnEnv(Env[Turn, str]):
 
     @abstractmethod
     def expert_action(self) -> int:
-        """What an exact script does now."""
+        """The next action of an exact script."""
 
     @abstractmethod
     def expert_thought(self) -> str:
@@ -334,7 +335,7 @@ class ChunkEnvs(ABC):
 
     @abstractmethod
     def step(self, rows: NDArray[np.intp], chunks: FloatArray) -> ChunkStep:
-        """What comes of `chunks` `[n, L, A]`, in the env's units, in the envs `rows` `[n]`."""
+        """Results of `chunks` `[n, L, A]`, in the env's units, in the envs `rows` `[n]`."""
 
 
 class ChunkEnv(Env[Observations, FloatArray]):

@@ -219,7 +219,7 @@ class WrappedGymEnv(StepEnv):
         return flat, number, bool(is_terminated), bool(is_truncated) or is_late, info
 
     def _ask(self, name: str, method: Callable[[], Any]) -> Any:
-        """What a method of the env returns.
+        """Result of a method of the env.
 
         Raises:
             UsageError: it raised something, which is the env's fault.
@@ -404,7 +404,7 @@ def _rendered(env: Env) -> Frames:
 
 
 def _described(came: object) -> str:
-    """What came in place of what was wanted, in a few words."""
+    """The unexpected value, in a few words."""
     if isinstance(came, np.ndarray):
         return f"an array of {came.dtype} with shape {came.shape}"
     if isinstance(came, tuple | list):

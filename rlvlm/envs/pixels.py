@@ -101,7 +101,7 @@ class PixelStore:
         return snapshot
 
     def get(self, snapshot: FloatArray) -> bytes:
-        """What was kept for a snapshot [S].
+        """The image kept for a snapshot [S].
 
         Raises:
             RunError: nothing was, or it was dropped.
@@ -324,7 +324,7 @@ class PixelEnv:
 
     @cached_property
     def pixels(self) -> KeptPixels:
-        """What is kept of this env."""
+        """The kept images of this env."""
         return KeptPixels(type(self))
 
     def keep(self, *images: NDArray[np.uint8]) -> FloatArray:

@@ -133,12 +133,12 @@ def draw_tables(states: FloatArray, size_px: int) -> Frames:
 
 
 def instruction_of(state: FloatArray) -> str:
-    """What is asked of `state` [10]."""
+    """The task of `state` [10]."""
     return INSTRUCTIONS[int(state[COLOURS])]
 
 
 def observed(states: FloatArray) -> Observations:
-    """What a policy is given at `states` [N, 10]."""
+    """A policy's observations at `states` [N, 10]."""
     return Observations(
         snapshots=states.copy(),
         texts=tuple(map(instruction_of, states)),

@@ -1,4 +1,4 @@
-"""What a policy learns, cut into buckets on its way from its trainer to its players: neither side needs room for
+"""Weights that learn, cut into buckets on its way from its trainer to its players: neither side needs room for
 more than two of them beside its own weights.
 
 Learners write them (`algorithms.sharding.put_buckets`), and replicas (`serving.weights`) and the run's own process read

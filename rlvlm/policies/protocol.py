@@ -88,7 +88,7 @@ class SeenImages(Generic[Image]):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prediction:
-    """What a policy now says about stored answers; everything carries gradients."""
+    """A policy's present prediction of stored answers; everything carries gradients."""
 
     log_probs: Tensor
     """[B, N] of each element, float32; 0 where there is none."""
@@ -128,11 +128,11 @@ class Policy(Protocol):
     """
 
     images: SeenImages[Any]
-    """What it has been shown, by key."""
+    """Encoded images, by key."""
 
     @property
     def device(self) -> device:
-        """Where the weights lie."""
+        """Device of the weights."""
         ...
 
     @property
@@ -167,7 +167,7 @@ class Policy(Protocol):
         with_entropies: bool = False,
         with_token_values: bool = False,
     ) -> Prediction:
-        """What it says of stored answers to `obs`, whose images it was shown.
+        """Its prediction of stored answers to `obs`, whose images it was shown.
 
         Args:
             obs: [B].
@@ -199,11 +199,11 @@ class Policy(Protocol):
         ...
 
     def acting_parameters(self) -> list[Parameter]:
-        """What learns, but for the value head."""
+        """Parameters that learn, without the value head's."""
         ...
 
     def value_parameters(self) -> list[Parameter]:
-        """What learns of the value head."""
+        """Parameters of the value head that learn."""
         ...
 
     def trained_state(self) -> dict[str, Tensor]:
@@ -235,7 +235,7 @@ class Policy(Protocol):
         ...
 
     def meta(self) -> dict[str, Any]:
-        """What a checkpoint says of it beside the weights that learn, as JSON."""
+        """Content of its checkpoint beside the weights that learn, as JSON."""
         ...
 
 

@@ -32,7 +32,7 @@ def check_name(setting: str, value: str, names: Iterable[str]) -> None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExplorationConfig:
-    """What draws the agent on to where it has not been, once a learned reward is in force.
+    """Exploration bonus for new states, once a learned reward is in force.
 
     Source: Liang et al. 2022 (RUNE), arXiv:2205.12401, sec. 4: reward + beta_t bonus, with beta_t = beta_0 (1 - rho)^t.
     Departures: t counts from the step at which the learned reward takes over, since before that novelty is the whole
@@ -61,7 +61,7 @@ class ExplorationConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepRewardConfig:
-    """Where the reward comes from."""
+    """Source of the reward."""
 
     source: str = "preference"
     """preference: learned from a teacher's comparisons; score: learned from a teacher's scores of single images;
@@ -111,7 +111,7 @@ class StepRewardConfig:
         return self.source == "judged" or (self.is_learned and self.teacher == "judge")
 
     def title(self, judge: str, mark: str = "") -> str:
-        """Where the reward comes from, short enough for a legend, e.g. `judge labels, image reward`.
+        """Source of the reward, short enough for a legend, e.g. `judge labels, image reward`.
 
         Args:
             judge: name of the judge, if one is asked.
@@ -187,7 +187,7 @@ class MixtureConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TurnRewardConfig:
-    """What turns, chunks or episodes are worth; the true reward is kept beside it, for evaluation."""
+    """Reward of turns, chunks or episodes; the true reward is kept beside it, for evaluation."""
 
     source: Literal["environment", "success", "judged", "mixture"] = "environment"
     """environment: the true reward; success: 1 for an episode that succeeds by the env's own test, else 0; judged: a
@@ -284,7 +284,7 @@ class TurnRewardConfig:
 
     @property
     def weights(self) -> dict[str, float]:
-        """What each source counts: those of `mixture`, or the only one."""
+        """Weight of each source: those of `mixture`, or the only one."""
         names = ("environment", "success", "judged", "novelty")
         if self.source == "mixture":
             return {name: float(getattr(self.mixture, name, 0.0)) for name in names}
@@ -313,7 +313,7 @@ class TurnRewardConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ChunkRewardConfig(TurnRewardConfig):
-    """What whole episodes of envs in chunks are worth: success, unless it says otherwise; scores as they are."""
+    """Reward of whole episodes of envs in chunks: success, unless it says otherwise; scores as they are."""
 
     source: Literal["environment", "success", "judged", "mixture"] = "success"
     """success: 1 or 0 by the env's own test; judged: what a judge says of the episode's video, or of each chunk;

@@ -25,7 +25,7 @@ def to_reward(score: Any) -> Any:
 
 
 class _ScoredImages(RewardSource):
-    """What is said of images, each asked about once; what is known is part of a checkpoint."""
+    """Scores of images, each asked about once; known ones are part of a checkpoint."""
 
     def __init__(self, judge: Judge, frames: FrameStore, goal: str) -> None:
         self._frames = frames
@@ -45,7 +45,7 @@ class _ScoredImages(RewardSource):
         return np.array([np.nan if score.value is None else score.value for score in scores])[kind]
 
     def get_state(self) -> dict[str, Any]:
-        """What was said of all images seen so far."""
+        """Scores of all images seen so far."""
         return self._memory.get_state()
 
     def set_state(self, state: dict[str, Any]) -> None:
@@ -54,7 +54,7 @@ class _ScoredImages(RewardSource):
 
 
 class JudgedReward(_ScoredImages):
-    """What a judge says of the image after each step, in [-1, 1]; images that look the same are judged once.
+    """A judge's score of the image after each step, in [-1, 1]; images that look the same are judged once.
 
     An image whose answer cannot be read has no reward, and transitions that lead to it do not train. One that was not
     answered is asked about again when it is met again. What is known is part of a checkpoint.
@@ -92,7 +92,7 @@ class JudgedReward(_ScoredImages):
         return rewards.astype(np.float32)
 
     def drain_answers(self) -> dict[bytes, tuple[Score, float]]:
-        """What was said since the last call and when (Unix time, seconds), by the image's name in the frame store; not
+        """Scores since the last call, with their time (Unix time, seconds), by the image's name in the frame store; not
         part of a checkpoint.
         """
         answers, self._answers = self._answers, {}

@@ -63,7 +63,7 @@ class JudgeMonitor:
         self._recent: deque[list[float]] = deque(maxlen=config.window)
         self._controls: deque[list[float]] = deque(maxlen=config.window)
         self.alarm = ""
-        """What is wrong; empty as long as nothing is."""
+        """The fault that was found; empty without one."""
         self._kind = 0  # of the alarm, see `metrics.JUDGE_ALARMS`
 
     def note(self, scores: Sequence[float], truths: Sequence[bool | None]) -> None:

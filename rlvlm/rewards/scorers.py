@@ -72,7 +72,7 @@ class ScoreMemory:
         self._health = JudgeHealth()
         self._latest: list[Score] = []
         self.fresh: dict[bytes, Score] = {}
-        """What the judge said in the last call, by key."""
+        """Scores of the last call, by key."""
 
     def score(self, keys: Sequence[bytes], draw_clips: Callable[[list[int]], Sequence[Clip]]) -> list[Score]:
         """The scores of things by their keys, in order; what has one key is asked about once.
@@ -104,7 +104,7 @@ class ScoreMemory:
         return [self.fresh.get(key) or self._known[key] for key in keys]
 
     def get_state(self) -> dict[str, Any]:
-        """What it remembers, one column per field: there may be a score for every step of a run.
+        """The remembered scores, one column per field: there may be a score for every step of a run.
 
         It is part of a checkpoint because a judge asked again in another batch may answer with other last bits, on some
         processors and on all GPUs, so that a continuation that forgot would not be exact.

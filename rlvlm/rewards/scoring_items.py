@@ -1,4 +1,4 @@
-"""What a judge is to score, with the truth beside it for logs and monitors, and what was said of it."""
+"""Items that a judge scores, with the truth beside them for logs and monitors, and their scores."""
 
 import hashlib
 from dataclasses import dataclass
@@ -14,11 +14,11 @@ class ScoringItem:
     """One turn, one episode, or one segment whose progress is scored."""
 
     goal: str
-    """What the judge is asked about, e.g. `reach the green goal square`; empty where the run has one for all."""
+    """Goal that the judge is asked about, e.g. `reach the green goal square`; empty where the run has one for all."""
     snapshots: FloatArray
     """[L, S] moments in order of time; the env draws them."""
     action: str = ""
-    """What was done between the first and the last moment, of a turn; empty where it could not be read, and of
+    """Action between the first and the last moment, of a turn; empty where it could not be read, and of
     episodes."""
     is_success: bool | None
     """Whether the env's own test holds at the last moment, or held at one before it; None of a segment, where it is not
@@ -47,7 +47,7 @@ class ScoredItem:
     timestamp: float
     """Unix time of the answer, seconds."""
     truth: float
-    """What would have been right, on the scale of the score, by the simulator."""
+    """The true score by the simulator, on the scale of the score."""
     success_threshold: float | None = None
     """Scores from here on say that it is a success; None where progress is scored and nothing claimed."""
     group: int = 0

@@ -29,7 +29,7 @@ class Labelling(Enum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SourceContext:
-    """What a reward source may be made from."""
+    """Everything that a reward source may be made from."""
 
     env: Any
     """The task's env, which gives spaces and draws images; training does not step it."""
@@ -71,7 +71,7 @@ class RewardSource:
         return self.label(transitions)
 
     def get_state(self) -> dict[str, Any]:
-        """What an exact continuation needs, as a tree of numbers and arrays; nothing where all is in the config."""
+        """State for an exact continuation, as a tree of numbers and arrays; empty where all is in the config."""
         return {}
 
     def set_state(self, state: dict[str, Any]) -> None:

@@ -28,7 +28,7 @@ _THINK, _THOUGHT_OVER = "<think>", "\n</think>\n\n"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ChatRequest:
-    """What a model is to be asked."""
+    """A question to a model."""
 
     chat: Chat
     choices: tuple[str, ...] = ()
@@ -39,7 +39,7 @@ class ChatRequest:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ChatReply:
-    """What a model wrote, or how likely it is to write each choice."""
+    """A model's reply, or the probability of each choice."""
 
     text: str = ""
     is_whole: bool = True

@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 from rlvlm.core.checks import check_interval, check_least, check_positive
 
 MODEL_FILES = ("*.json", "*.jinja", "*.txt", "*.safetensors", "*.model")
-"""What is fetched of a hub model: no pickles, no code."""
+"""Files that are fetched of a hub model: no pickles, no code."""
 
 _VLLM_PYTHON = ".envs/vllm/bin/python"
 
@@ -75,7 +75,7 @@ class ApiConfig:
     max_requests: int = 0
     """Requests that may be sent, tries included; 0 sets no limit."""
     max_cost_usd: float = 0.0
-    """What may be spent, by the prices below; 0 sets no limit."""
+    """Maximum cost, by the prices below; 0 sets no limit."""
     usd_per_million_input: float = 0.0
     """Price of a million input tokens."""
     usd_per_million_output: float = 0.0

@@ -112,7 +112,7 @@ def card_of(device: torch.device) -> str:
 
 
 def torch_device(gpu: str) -> str:
-    """What torch calls the GPU of that id here; the CPU for none."""
+    """Torch's name of the GPU of that id here; the CPU for none."""
     seen = visible_cards()
     # Ray counts GPUs by the node, torch by what this process may see
     return f"cuda:{seen.index(gpu) if gpu in seen else int(gpu)}" if gpu else "cpu"

@@ -1,4 +1,4 @@
-"""What the Qwen-VL line does with images, without the detours: `process` and `flatten_patch_embedding`.
+"""Image processing of the Qwen-VL line, without the detours: `process` and `flatten_patch_embedding`.
 
 The image processor: the same pixels to the bit, in a third of the time.
 `transformers` turns every image into floating point, to channels first, to Pillow and back; here an image goes to

@@ -1,4 +1,4 @@
-"""What turns chats and images into a chat VLM's inputs. Used by `loading`."""
+"""Turns chats and images into a chat VLM's inputs. Used by `loading`."""
 
 import importlib.util
 from collections.abc import Sequence

@@ -35,7 +35,7 @@ def are_wanted() -> bool:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Source:
-    """Where a weight lies."""
+    """Location of a weight."""
 
     file: Path
     """A safetensors file."""
@@ -55,7 +55,7 @@ class Skeleton:
     """What a network built here carries as `skeleton`."""
 
     device: torch.device
-    """Where its weights are to lie."""
+    """Device that its weights are loaded to."""
     sources: dict[nn.Parameter, Source]
     """Source of each of its weights."""
 
@@ -128,13 +128,13 @@ def build_skeleton(
 
 
 def skeleton_of(network: nn.Module) -> Skeleton | None:
-    """What `build_skeleton` left in `network` or a module of it; None where all weights are there."""
+    """The `Skeleton` in `network` or a module of it; None where all weights are loaded."""
     found = (getattr(module, "skeleton", None) for module in network.modules())
     return next((skeleton for skeleton in found if isinstance(skeleton, Skeleton)), None)
 
 
 def device_of(network: nn.Module) -> torch.device:
-    """Where the weights of `network` lie, or will."""
+    """Device of the weights of `network`, now or once loaded."""
     skeleton = skeleton_of(network) if next(network.parameters()).is_meta else None
     return next(network.parameters()).device if skeleton is None else skeleton.device
 

@@ -1,4 +1,4 @@
-"""What each turn or token was worth: estimators of advantages by name, as pure functions. The learner calls `estimate`.
+"""Worth of each turn or token: estimators of advantages by name, as pure functions. The learner calls `estimate`.
 
 An estimator is one function with `@estimator`: it reads `Trajectories` and an `AdvantageConfig` and returns raw
 advantages. `estimate` adds the critic's targets and, where the config says so, centres and scales what a critic gave.
@@ -24,7 +24,7 @@ _NEEDS = {"values", "token_values", "groups", "states"}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Trajectories:
-    """What came of a rollout; the part of it that decides advantages."""
+    """The part of a rollout that decides advantages."""
 
     rewards: Tensor
     """[T, E] as they are learned from, 0 where nothing was played."""

@@ -302,7 +302,7 @@ class PolicyGradient(BaseAlgorithm):
         self.flush_pending()
 
     def drain_records(self) -> list[ScoredItem]:
-        """What was scored since the last call, with the truth beside it."""
+        """Scores since the last call, with the truth beside them."""
         return self._labeller.drain_records()
 
     def evaluate_policy(self, num_episodes: int) -> Evaluation:

@@ -1,4 +1,4 @@
-"""What an update learns from: the turns of episodes with what each was worth, as columns to be cut into minibatches."""
+"""Batch of an update: the turns of episodes with their advantages, as columns to be cut into minibatches."""
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -81,7 +81,7 @@ class Rows:
         return turns, episodes
 
     def of(self, name: str) -> list[Any]:
-        """What the episodes have under `name` for each row."""
+        """The episodes' values of `name`, one for each row."""
         return [getattr(self.episodes[e], name)[t] for t, e in self.indices]
 
     def padded(self, name: str) -> Tensor:
@@ -90,7 +90,7 @@ class Rows:
         return _padded([torch.from_numpy(np.array(elements)) for elements in self.of(name)])
 
     def observed(self) -> Observations:
-        """What was seen before each answer."""
+        """The observation before each answer."""
         pairs = [(self.episodes[e].obs, t) for t, e in self.indices]
         return Observations(
             images=tuple(obs.images[t] for obs, t in pairs),
@@ -243,7 +243,7 @@ class BatchMaker:
     def _trajectories(
         self, episodes: Sequence[TokenEpisode], rows: Rows, obs: Observations, token_values: Tensor | None, mask: Tensor
     ) -> Trajectories:
-        """What decides the advantages."""
+        """The inputs of the advantage estimator."""
         needs, place = self.estimator.needs, rows.grid
         shape = (max(map(len, episodes)), len(episodes))
 
@@ -294,7 +294,8 @@ class BatchMaker:
     def _each_once(
         self, obs: Observations, rows: Rows | None, compute: Callable[[Observations, Sequence[Answer]], Tensor]
     ) -> list[Tensor]:
-        """What `compute` says of each row, in micro-batches; equal rows are computed once, and learners share the work.
+        """Result of `compute` for each row, in micro-batches; equal rows are computed once, and learners share the
+        work.
 
         Envs that are played side by side meet: the policy saw and answered the very same.
 

@@ -82,12 +82,12 @@ class AdvantageConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LossConfig:
-    """What an update descends: a clipped surrogate, a critic's error, a divergence and an entropy."""
+    """Loss of an update: a clipped surrogate, a critic's error, a divergence and an entropy."""
 
     policy: str = "clipped"
     """Name in `losses.POLICY_LOSSES` (clipped, guarded), or one of your own as `module:FUNCTION`."""
     ratio: Granularity = "token"
-    """What has a ratio of probabilities: each token; each action of a chunk, over its dimensions; each answer as a
+    """Unit of the probability ratio: each token; each action of a chunk, over its dimensions; each answer as a
     whole (a reply or a chunk); weighted: each reply, in which thoughts weigh less than the action (RL4VLM)."""
     average: Averaging = "turn"
     """turn: the sum over a reply's tokens, mean over turns (the gradient of whole replies); trajectory: every episode
@@ -299,7 +299,8 @@ PRESETS: Mapping[str, tuple[Mapping[str, Any], Mapping[str, Any]]] = {
     "rloo": ({"estimator": "rloo"}, {"average": "trajectory", "clip_high": 0.28}),
     "gigpo": ({"estimator": "gigpo"}, {"average": "trajectory", "clip_high": 0.28}),
 }
-"""What `algo.preset` sets in `algo.advantage` and `algo.loss`. ppo: a critic (Schulman et al. 2017, arXiv:1707.06347);
+"""Settings of each `algo.preset` in `algo.advantage` and `algo.loss`. ppo: a critic (Schulman et al. 2017,
+arXiv:1707.06347);
 grpo: whole episodes in groups from one start, compared with each other (Shao et al. 2024, arXiv:2402.03300); rloo: each
 compared with the mean of the others (Ahmadian et al. 2024, arXiv:2402.14740); gigpo: their turns compared too, where
 they saw the same (Feng et al. 2025, arXiv:2505.10978)."""

@@ -59,7 +59,7 @@ class EnvWorker:
     def step(
         self, settings: EnvConfig, rows: NDArray[np.intp], chunks: FloatArray
     ) -> tuple[ChunkStep, Frames, bytes] | None:
-        """What came of `chunks` in the envs `rows` of this worker, the images of those that go on, and those that were
+        """Results of `chunks` in the envs `rows` of this worker, the images of those that go on, and those that were
         kept meanwhile, packed; None of a worker that was started again since they were begun.
         """
         if settings not in self._made:

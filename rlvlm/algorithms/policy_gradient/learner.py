@@ -67,7 +67,7 @@ _SUMS = (
     metrics.UPDATE_POLICY_LOSS, metrics.UPDATE_VALUE_LOSS, metrics.UPDATE_KL, metrics.UPDATE_CLIPPED,
     metrics.UPDATE_FIRST_RATIO, metrics.UPDATE_ENTROPY, "tokens", "turns", "entropy_tokens", "loss",
 )  # fmt: skip
-"""What micro-batches and learners add up."""
+"""Figures that micro-batches and learners add up."""
 
 
 class PolicyModule(TorchRLModule):
@@ -85,7 +85,7 @@ class PolicyModule(TorchRLModule):
             self.policy = self.model_config["make_policy"]()
 
     def get_state(self, *args: Any, **unused: Any) -> dict[str, Any]:
-        """What is trained, as float32 arrays by name; RLlib's own way would copy a frozen base too.
+        """The trained weights, as float32 arrays by name; RLlib's own way would copy a frozen base too.
 
         Sharded, it answers only where all learners are asked at once, as RLlib does not once they play; before that it
         has nothing.
@@ -356,7 +356,7 @@ class TokenLearner(ManualLearner):
         }
 
     def _predict(self, obs: Observations, answers: Sequence[Answer], longest: int) -> Prediction:
-        """What the policy now says of some answers, the longest of which has so many elements.
+        """The policy's present prediction of some answers, the longest of which has so many elements.
 
         Raises:
             UsageError: it says something of another shape.

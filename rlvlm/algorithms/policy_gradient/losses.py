@@ -1,4 +1,4 @@
-"""What an update descends, as pure functions: tensors in, tensors out. The learner calls `total_loss`.
+"""Losses of an update, as pure functions: tensors in, tensors out. The learner calls `total_loss`.
 
 Letters: B turns of a minibatch, N tokens of an answer (padded on the right).
 """
@@ -117,7 +117,7 @@ def find_policy_loss(name: str) -> PolicyLoss:
 
 
 class LossTerms(NamedTuple):
-    """What a minibatch costs. The learner descends the sum of the first three, which are scalars."""
+    """Loss of a minibatch. The learner descends the sum of the first three, which are scalars."""
 
     policy: Tensor
     """The weighted sum over elements of the policy's loss."""
@@ -132,7 +132,7 @@ class LossTerms(NamedTuple):
 
 
 def total_loss(config: LossConfig, batch: MiniBatch) -> LossTerms:
-    """What B answers cost: weighted sums over their elements, and the mean over answers of the critic's error.
+    """Loss of B answers: weighted sums over their elements, and the mean over answers of the critic's error.
 
     Raises:
         ValueError: the reference is missing, or given without a weight.
@@ -240,7 +240,7 @@ def token_weights(
     action_size: int = 1,
     longest_steps: int = 1,
 ) -> Tensor:
-    """What each token counts in the mean over a whole update, so that the loss is the weighted sum.
+    """Weight of each token in the mean over a whole update, so that the loss is the weighted sum.
 
     Args:
         is_token: [M, N] tokens of answers, or of those steps of a chunk that were run.
@@ -269,7 +269,8 @@ def token_weights(
 
 
 def truncated_importance(trainer: Tensor, engine: Tensor, is_token: Tensor, config: LossConfig) -> Tensor:
-    """What each token counts, as it came from another policy than the one that learns: min(cap, trainer / engine).
+    """Importance weight of each token, sampled from another policy than the one that learns: min(cap, trainer /
+    engine).
 
     Args:
         trainer: [B, N] log-probabilities of the sampled tokens under the weights that are trained, before the update.
@@ -312,7 +313,7 @@ def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip: float 
 
 
 def surrogate_gain(log_ratio: Tensor, advantages: Tensor, is_token: Tensor, clip: float) -> Tensor:
-    """What each turn adds to the surrogate objective of a policy that has not learned from it yet.
+    """Contribution of each turn to the surrogate objective of a policy that has not learned from it yet.
 
     Args:
         log_ratio: [B, N] of each sampled token, now less when it was sampled.

@@ -1,4 +1,4 @@
-"""What a learner takes of its GPU, by the shapes of a model alone: no weight is loaded. `runs.preflight` asks.
+"""GPU memory of a learner, by the shapes of a model alone: no weight is loaded. `runs.preflight` asks.
 
 With P parameters that learn, F that are frozen, N learners that share them out (1 where each holds all), H and I a
 layer's widths, L layers and T tokens at once:
@@ -49,12 +49,12 @@ _GIB = 2**30
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelSize:
-    """Parameters of a model by what becomes of them, and what its activations take."""
+    """Parameters of a model by whether they learn, and sizes of its activations."""
 
     learned: int
-    """That learn."""
+    """Weights that learn."""
     frozen: int
-    """That do not."""
+    """Weights that do not."""
     frozen_nf4: int
     """Frozen weights that NF4 holds in 4 bits."""
     block: int
@@ -125,7 +125,7 @@ _NETWORKS: Mapping[type, Callable[[Any, Path], tuple[nn.Module, Any]]] = {
     VLAConfig: _vla_network,
     PolicyConfig: _vlm_network,
 }
-"""What builds the network of a policy, and the config of its language model."""
+"""By policy config: builds the network, and the config of its language model."""
 
 
 def measured(network: nn.Module, text: Any) -> ModelSize:
@@ -153,7 +153,7 @@ def measured(network: nn.Module, text: Any) -> ModelSize:
 
 
 def plan(size: ModelSize, policy: PolicyConfig | VLAConfig, algo: PolicyGradientConfig, *, on_gpu: bool) -> MemoryPlan:
-    """What one learner takes at most.
+    """Maximum memory of one learner.
 
     Activations count where `algo.microbatch_tokens` bounds the tokens at once; else they are left out, and the plan is
     a lower bound.

@@ -61,7 +61,7 @@ class ReadableMonitor:
 
 
 def watch_replies(episodes: Sequence[TokenEpisode], max_reply_tokens: int) -> dict[str, float]:
-    """What the replies of some episodes look like, by the names in `rlvlm.core.metrics`.
+    """Figures of the replies of some episodes, by the names in `rlvlm.core.metrics`.
 
     Args:
         episodes: at least one turn.

@@ -134,7 +134,7 @@ def script_player(script: Demonstrator, slot: EnvSlot) -> TokenPlayer:
 
 
 def _of_replies(greedy: Sequence[TokenEpisode], sampled: Sequence[TokenEpisode]) -> dict[str, float]:
-    """What is measured of policies that write."""
+    """Figures of policies that write."""
     strict, sampled_strict = ([is_strict_success(episode) for episode in played] for played in (greedy, sampled))
     low, high = wilson_interval(sum(strict), len(strict))
     sampled_low, sampled_high = wilson_interval(sum(sampled_strict), len(sampled_strict))
@@ -190,7 +190,7 @@ def share(truths: Iterable[bool]) -> float:
 
 
 def policy_file(policy: Any) -> PolicyFile:
-    """What a checkpoint holds of a policy: the weights that learn and, of a VLA, what they belong to and its scale."""
+    """Content of a policy's checkpoint: the weights that learn and, for a VLA, its config and its scale."""
     weights = {name: value.contiguous() for name, value in policy.trained_state().items()}
     meta = policy.meta()
     return PolicyFile(kind=VLA_KIND if meta else VLM_KIND, weights=weights, card=meta)

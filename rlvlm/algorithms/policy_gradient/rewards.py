@@ -203,7 +203,7 @@ class RewardLabeller:
         return self._facts | (self.monitor.report() if self._scorer is not None else {})
 
     def drain_records(self) -> list[ScoredItem]:
-        """What was scored since the last call."""
+        """Scores since the last call."""
         records, self._records = self._records, []
         return records
 
@@ -235,7 +235,7 @@ class RewardLabeller:
             self._novelty.set_state(state["novelty"])
 
     def _questions(self, episode: TokenEpisode) -> list[Question]:
-        """What is asked about the turns of an episode, or about the whole of it once it is over."""
+        """Questions about the turns of an episode, or about the whole of it once it is over."""
         if self._config.per == "episode":
             return [(_key(episode, len(episode) - 1), self._whole(episode))] if episode.is_over else []
         return [(_key(episode, t), item) for t in range(len(episode)) if (item := self._turn(episode, t)) is not None]
@@ -366,7 +366,7 @@ def _key(episode: TokenEpisode, t: int) -> Hashable:
 
 
 def _utility(item: ScoringItem, gain: float) -> float:
-    """What a judge without fault would say of a turn, on the scale of its scores."""
+    """Score of a judge without fault for a turn, on the scale of its scores."""
     if item.is_success:
         return REACHED
     return NEARER if gain > 0 else SAME if gain == 0 else AWAY
@@ -473,5 +473,5 @@ def preflight(  # noqa: PLR0913 - all of them parts of a run
 
 
 def flip_if_configured(frames: Frames, reward: TurnRewardConfig) -> Frames:
-    """What a judge sees of `frames` [N, H, W, 3] that an env drew: these, or flipped left to right."""
+    """`frames` [N, H, W, 3] as the judge sees them: as the env drew them, or flipped left to right."""
     return np.ascontiguousarray(frames[:, :, ::-1]) if reward.flip_images else frames

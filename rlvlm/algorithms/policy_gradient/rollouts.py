@@ -1,4 +1,4 @@
-"""What differs between policies that reply and policies that act in chunks, as the algorithm has it: how episodes are
+"""Differences between policies that reply and policies that act in chunks, as the algorithm sees them: how episodes are
 rolled out and evaluated, what the supervised start is, and how images are drawn. One object of either class is all that
 `PolicyGradient` knows of the kind of its env.
 """
@@ -69,7 +69,7 @@ class TurnRollouts:
         return config.env_settings
 
     def _make_engine(self) -> Engine:
-        """What samples replies: the policy of this process, or what the config's `make_engine` makes for it."""
+        """The engine that samples replies: the policy of this process, or the result of the config's `make_engine`."""
         config = self.config
         if config.make_engine is None:
             return PolicyEngine(self.policy, config.algo.num_envs)
@@ -151,7 +151,7 @@ class TurnRollouts:
         return self._player
 
     def watch(self, newest: Sequence[TokenEpisode]) -> dict[str, float]:
-        """What the newest replies look like, by names in `metrics`."""
+        """Figures of the newest replies, by names in `metrics`."""
         return watch_replies(newest, self.config.algo.max_reply_tokens) if newest else {}
 
     def draw(self, env: Any, snapshots: FloatArray, size_px: int) -> Frames:  # noqa: ARG002 - images have their own size

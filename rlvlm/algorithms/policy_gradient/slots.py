@@ -35,7 +35,7 @@ class TokenSlot(Slot):
         self.begin_piece()
 
     def begin_piece(self, group: int = 0, at: int = 0) -> None:
-        """What was played so far is learned from already.
+        """Begins a new piece: turns played so far have been learned from.
 
         Args:
             group: of the piece: others of it began alike.
@@ -50,7 +50,7 @@ class TokenSlot(Slot):
 
     @property
     def obs(self) -> Observations:
-        """What waits for an answer."""
+        """The observation that waits for an answer."""
         return self.seen[-1]
 
     def _episode(self, first: int, **of_kind: Any) -> TokenEpisode:
@@ -102,7 +102,7 @@ class EnvSlot(TokenSlot):
 
     @property
     def turn(self) -> Turn:
-        """What waits for a reply; after the episode's end its last state."""
+        """The turn that waits for a reply; after the episode's end its last state."""
         return self.shown
 
     def begin(self, start: int, group: int = 0, at: int = 0) -> None:

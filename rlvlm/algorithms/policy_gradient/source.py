@@ -1,4 +1,4 @@
-"""Where an update's episodes come from: they are rolled out, labelled, and filtered for groups that teach something."""
+"""Source of an update's episodes: they are rolled out, labelled, and filtered for groups that teach something."""
 
 import time
 from collections import deque
@@ -17,7 +17,7 @@ from rlvlm.core.episodes import TokenEpisode
 from rlvlm.core.steps import FloatArray, Frames
 
 Weights = Any
-"""What a rollout is played with: as an engine packs them, or a version and what env runners take."""
+"""Weights that a rollout is played with: as an engine packs them, or a version and the vector for env runners."""
 Rollout = tuple[list[TokenEpisode], dict[bytes, Frames]]
 """Episodes, those of a group being neighbours, and the images that their policy looked at, where the learner is in
 another process and would have to draw them again."""
@@ -66,7 +66,7 @@ class EpisodeSource:
         self.rollout_s = self.wait_s = 0.0
         """Seconds that the newest update's rollouts took, and that the learner waited for them."""
         self.newest: list[TokenEpisode] = []
-        """What was labelled last, whatever it teaches."""
+        """The episodes that were labelled last, before filtering."""
 
     def next(self) -> list[TokenEpisode]:
         """Episodes for the next update.

@@ -1,4 +1,4 @@
-"""What a policy can do before its first rollout: demonstrations are learned from, or another run's policy is taken."""
+"""Supervised start of a policy before its first rollout: learns from demonstrations, or takes another run's policy."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -78,7 +78,7 @@ def start_replies(
 
 
 def held_out_words(measured: Mapping[str, float], updates: int) -> str:
-    """What came of a supervised start of replies, in a line."""
+    """Summary of a supervised start of replies, in a line."""
     held_out = "no held-out turns"
     if metrics.SFT_VALID in measured:
         exact, valid = measured[metrics.SFT_EXACT_ACTION], measured[metrics.SFT_VALID]

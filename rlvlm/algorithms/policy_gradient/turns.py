@@ -54,7 +54,7 @@ class Actor:
         ]
 
     def show(self, slots: Sequence[EnvSlot]) -> Observations:
-        """What `slots` show now; draws and encodes what the engine does not have of it."""
+        """Observations of `slots` now; draws and encodes what the engine does not have of it."""
         obs = Observations.joined([slot.obs for slot in slots])
         if missing := self._engine.missing(obs.images):
             frames = slots[0].env.draw(obs.snapshots[missing])

@@ -146,7 +146,7 @@ def flatten(parameters: Iterable[nn.Parameter]) -> Tensor:
 
 
 class ParameterBlock:
-    """What one learning rate trains: parameters, their gradients and Adam's moments, each one vector `[P]`.
+    """Everything that one learning rate trains: parameters, their gradients and Adam's moments, each one vector `[P]`.
 
     Every parameter's `grad` is a view into `gradients`, which the backward pass writes to.
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from rlvlm.policies.squashed_gaussian import SquashedGaussian
 
 _MIN_SHARE, _MIN_SPREAD = 0.1, 0.01
-"""What varies by less than this share of what varies most, or by less than this, is scaled as if it varied so much."""
+"""Minimum spread of a dimension, as a share of the largest spread and in units: smaller ones are scaled as this."""
 
 
 def centre_and_spread(obs: Tensor) -> tuple[Tensor, Tensor]:

@@ -11,13 +11,13 @@ from rlvlm.core.steps import FloatArray, Transitions
 
 _TRANSITION_COLUMNS = tuple(field.name for field in fields(Transitions))
 _DRAWN = ("obs", "actions", "next_obs", "terminated", "rewards")
-"""What an update reads; these columns lie side by side, so that one gather brings them."""
+"""Columns that an update reads; they lie side by side, so that one gather brings them."""
 _COLUMNS = (*_DRAWN, *(name for name in _TRANSITION_COLUMNS if name not in _DRAWN), "bonuses")
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayBatch:
-    """What one SAC update reads; tensors on the learner's device, windows into one block of memory."""
+    """The batch of one SAC update; tensors on the learner's device, windows into one block of memory."""
 
     obs: Tensor
     """[B, D]."""

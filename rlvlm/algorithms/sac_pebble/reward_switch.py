@@ -39,7 +39,7 @@ class RewardSetup:
     reward_model: RewardModelConfig = field(default_factory=RewardModelConfig)
     judge: JudgeConfig = field(default_factory=JudgeConfig)
     goal: str = ""
-    """What the judge is asked about; empty takes the task's own."""
+    """Goal that the judge is asked about; empty takes the task's own."""
     make_judge: Callable[[], Judge] | None = None
     """Called once, in the process that asks, if a judge is asked; must pickle."""
     total_steps: int | None = None
@@ -93,7 +93,7 @@ class RewardSwitch:
 
     @property
     def bonus(self) -> RewardSource | None:
-        """What is earned beside the learned reward, without its weight; None as long as that is not in force."""
+        """The bonus beside the learned reward, without its weight; None as long as that reward is not in force."""
         if self._loop is None or self.learned is None:
             return None
         return {"none": None, "disagreement": self._loop.disagreement, "novelty": self._novelty}[
@@ -106,7 +106,7 @@ class RewardSwitch:
         return self._novelty if self.learned is None or self._exploration.bonus == "novelty" else None
 
     def bonus_weight(self, env_steps: int) -> float:
-        """What the bonus counts now, >= 0."""
+        """Present weight of the bonus, >= 0."""
         return 0.0 if self.learned is None else self._exploration.weight_after(env_steps - self._learned_since)
 
     def record(self, sample: Sample) -> None:

@@ -25,7 +25,7 @@ _P_HOLD = 0.5  # that a random action is kept for one more step; held actions re
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What a turn of acting brought."""
+    """Result of a turn of acting."""
 
     transitions: Transitions
     episodes: list[Trajectory]

@@ -42,7 +42,7 @@ class CardImageEnv(gym.Env[Frames, int]):
         self._env: NumberLine | Blackjack | PointsGame = make_env(game, config, 0)
         self.render_mode = render_mode
         self.action_names = self._env.action_names
-        """What the indices mean."""
+        """Meaning of the indices."""
         self.observation_space = gym.spaces.Box(0, 255, (*self._env.image_px, 3), np.uint8)
         self.action_space = gym.spaces.Discrete(len(self.action_names))
 

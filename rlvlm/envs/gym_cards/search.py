@@ -36,7 +36,7 @@ _LETTERS = dict(zip(_JOINTS, ascii_letters[26:] + ascii_letters[:26], strict=Fal
 
 @dataclass(frozen=True, slots=True)
 class Search:
-    """What was tried, and what was found."""
+    """Attempts of a search, and its result."""
 
     steps: tuple[str, ...]
     """`A 10-4=6 8 3, 6: 11 5 24, 8: 9 3 18 2, 3: 14 2 48`: the joint's letter, the joint and what is left beside it,

@@ -147,7 +147,7 @@ _ASIDE = np.array([1, 1, 1, 0.3, 0.3, 0.3])  # noise of turns is a third of that
 
 @dataclass(slots=True)
 class ScriptMemory:
-    """What the script remembers from step to step."""
+    """Memory of the script from step to step."""
 
     goal: int = -1
     """The goal that is worked at; -1 before one is chosen."""
@@ -172,7 +172,7 @@ class ScriptMemory:
 
     @classmethod
     def from_array(cls, numbers: Doubles) -> Self:
-        """What `to_array` returned."""
+        """The memory in an array of `to_array`."""
         values = numbers.tolist()
         goal, leg, steps = map(int, values[:3])
         place, across, offset = tuple(values[3:6]), tuple(values[6:8]), tuple(values[9:12])

@@ -55,7 +55,7 @@ Goal = Stand | Face | Take | Open | PutBeside
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Mission:
-    """What is left to do."""
+    """Goals that are left to do."""
 
     goals: tuple[Goal, ...]
     """In the order in which they are to be reached."""

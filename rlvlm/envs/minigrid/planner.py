@@ -92,7 +92,7 @@ def plan_shortest(
 
 
 class _Layout:
-    """What stays as it is while the agent moves; see `plan_shortest`."""
+    """Facts that stay the same while the agent moves; see `plan_shortest`."""
 
     def __init__(self, grid: NDArray[np.int64], carried: tuple[int, int] | None, wants_door: bool) -> None:
         self._kinds: dict[Cell, tuple[int, int, int]] = {
@@ -393,7 +393,7 @@ class _Thought:
         raise _NoWay
 
     def _entering(self, cell: Cell, clears: bool) -> Entry | None:
-        """What it costs to enter a cell from beside it, and by which actions; None where it cannot be entered."""
+        """Cost of entering a cell from beside it, and the actions for it; None where it cannot be entered."""
         if cell not in self._cells or cell in self._mission.never:
             return None
         thing = self._cells[cell]

@@ -176,7 +176,7 @@ class Renderer:
         return colours
 
     def _still_layer(self, view: mujoco.MjvCamera, size_px: int) -> "_Layer":
-        """What stands still, with the depths of what is opaque in it."""
+        """The static scene, with the depths of its opaque parts."""
         layer = self._paint(view, (_STILL, _GLASS), size_px)
         if not (self._groups == _GLASS).any():
             return layer
@@ -260,7 +260,7 @@ def _sort_geoms(model: mujoco.MjModel, hidden: NDArray[np.bool_], placed: list[i
 
 
 class Closable(Protocol):
-    """What holds OpenGL."""
+    """Holder of the OpenGL context."""
 
     def close(self) -> None:
         """Frees it."""

@@ -9,7 +9,7 @@ from rlvlm.policies.vla.smolvla.config import SmolVLAConfig
 
 ImagePath = Literal["cropped", "whole"]
 HEADS = ("tokens", "flow")
-"""What the pocket VLA may answer by."""
+"""Heads that the pocket VLA may answer by."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -212,11 +212,11 @@ class VLAPolicy(nn.Module):
         return [1] * len(answers)
 
     def meta(self) -> dict[str, Any]:
-        """What a checkpoint says of it beside the weights that learn, as JSON."""
+        """Content of its checkpoint beside the weights that learn, as JSON."""
         return {"config": asdict(self.config), "statistics": self.statistics}
 
     def acting_parameters(self) -> list[nn.Parameter]:
-        """What learns, but for the value head."""
+        """Parameters that learn, without the value head's."""
         # by identity, for tensors compare by their values
         own = {id(parameter) for parameter in self.value_parameters()}
         return [parameter for parameter in self.parameters() if parameter.requires_grad and id(parameter) not in own]

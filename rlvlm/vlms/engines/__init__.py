@@ -1,1 +1,1 @@
-"""What runs a chat VLM, one library or provider per file, each imported only when it is asked for."""
+"""Engines that run a chat VLM, one library or provider per file, each imported only when it is asked for."""

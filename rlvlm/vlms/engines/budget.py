@@ -1,4 +1,4 @@
-"""What may still be sent to a paid API, and spent. Kept in memory, or in a file that replicas and restarts share."""
+"""Budget of requests and cost of a paid API. Kept in memory, or in a file that replicas and restarts share."""
 
 import fcntl
 import json
@@ -26,7 +26,7 @@ class BudgetSpent(ModelUnavailable):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Spent:
-    """What went out so far; requests still under way count at the most they can cost."""
+    """Requests and cost so far; requests still under way count at the most they can cost."""
 
     requests: int = 0
     """Requests sent, tries included."""

@@ -51,7 +51,7 @@ NUM_LOG_PROBS = 20
 MAX_IMAGE_TOKENS = 10_000
 """Most tokens that any known provider counts for one image of the size that judges look at."""
 TEMPLATE_TOKENS = 100
-"""What a provider may add around a chat."""
+"""Text that a provider may add around a chat."""
 _MAX_REASON_CHARS = 500
 _TALKATIVE = ("httpcore2", "httpx2", "openai")
 """Loggers whose finer lines hold images and headers."""
@@ -209,7 +209,7 @@ class RemoteEngine:
             return type(error)(reason, error.retry_after_s)
 
     async def _ask(self, request: ChatRequest, max_new_tokens: int, temperature: float) -> ChatReply:
-        """What one request comes to; raises as `reply` does."""
+        """Reply of one request; raises as `reply` does."""
         sdk = self._sdk
         body: dict[str, Any] = {
             "messages": [_turn(turn) for turn in request.chat],
@@ -241,7 +241,7 @@ class RemoteEngine:
     def _failure(
         self, status: int, said: Any, message: str, sent: Mapping[str, Any], headers: Mapping[str, str] | None = None
     ) -> Exception:
-        """What an error means; a name that the server does not take is learned for the next try.
+        """The exception for an error; a name that the server does not take is remembered for the next try.
 
         Args:
             status: of HTTP.
@@ -335,7 +335,7 @@ class RemoteEngine:
 def failure_of(
     status: int, reason: str, *, retry_after_s: float | None = None, code: str = "", section: str = "judge.api"
 ) -> Exception:
-    """What an HTTP error status means for the question that met it.
+    """The exception for an HTTP error status.
 
     Args:
         status: of the answer.
@@ -511,7 +511,7 @@ class _Proxy:
 
 
 def _http_client(sdk: Any, url: str, proxy: _Proxy) -> Any:
-    """What sends to this server.
+    """HTTP client for this server.
 
     Raises:
         ModelUnavailable: its proxy or the file of certificates is unfit.

@@ -52,7 +52,7 @@ class VelocityNetwork(nn.Module):
         raise NotImplementedError("each network has its own words")
 
     def prefix(self, images: Tensor, words: Tensor, proprio: Tensor) -> Any:
-        """What it makes of an observation, computed once a chunk; every denoising step reads it."""
+        """Encoding of an observation, computed once a chunk; every denoising step reads it."""
         raise NotImplementedError("each network has its own body")
 
     def velocity(self, cache: Any, x: Tensor, t: Tensor) -> Tensor:
@@ -108,7 +108,7 @@ class FlowPolicy(VLAPolicy):
         return self.network.value_head is not None
 
     def value_parameters(self) -> list[nn.Parameter]:
-        """What learns of the value head."""
+        """Parameters of the value head that learn."""
         return [] if self.network.value_head is None else list(self.network.value_head.parameters())
 
     def read(self, instructions: Sequence[str]) -> Tensor:

@@ -1,4 +1,4 @@
-"""What becomes of a camera's image before the image encoders see it. A checkpoint wants what it was trained with.
+"""Preparation of a camera's image for the image encoders. A checkpoint wants what it was trained with.
 
 Sources: `whole` is RLinf's way with OpenVLA-OFT; `cropped` that of OpenVLA-OFT's and SimpleVLA-RL's own evaluations:
 JPEG there and back, Lanczos, then the middle nine tenths of the area, as in training with random crops. Departure:

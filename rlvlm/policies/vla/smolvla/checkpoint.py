@@ -98,7 +98,7 @@ class Sizes:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Statistics:
-    """What a feature is normalised by, as the checkpoint has it."""
+    """Normalisation of a feature, as the checkpoint has it."""
 
     mode: str
     """IDENTITY, or a name in `_MODES`."""
@@ -127,7 +127,7 @@ class Statistics:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Checkpoint:
-    """What a folder says beside its weights."""
+    """Content of a folder beside its weights."""
 
     files: Mapping[str, Any]
     """By name: the values of JSON files, and the arrays of files with statistics."""
@@ -148,7 +148,7 @@ class Checkpoint:
 
     @property
     def statistics(self) -> str:
-        """What a flow policy scales its actions and its proprioception by, as JSON."""
+        """Scales of a flow policy's actions and proprioception, as JSON."""
         return write_scales({"action": self.action.scale, "proprio": self.state.scale})
 
     def sizes(self, vlm_layers: int) -> Sizes:
@@ -183,7 +183,7 @@ class Checkpoint:
 
 
 def read_checkpoint(folder: Path) -> Checkpoint:
-    """What `folder` says beside its weights.
+    """Content of `folder` beside its weights.
 
     Raises:
         ModelUnavailable: a file is missing or broken, is of another kind of policy or of an older layout, statistics

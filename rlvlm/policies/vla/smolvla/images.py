@@ -1,4 +1,4 @@
-"""What becomes of a camera's image before SmolVLA's image encoder sees it.
+"""Preparation of a camera's image for SmolVLA's image encoder.
 
 Source: LeRobot 0.4.4, whose training and evaluation do the same: bilinear without smoothing, aspect kept, what is left
 over filled with black on the left and on top.

@@ -37,7 +37,7 @@ _ROPE_BASE = 10_000.0
 
 
 class NetworkConfig(PreTrainedConfig):
-    """What the network is built from.
+    """Sizes that the network is built from.
 
     Args:
         vlm: config of the body, as transformers writes it; SmolVLM's.
@@ -76,7 +76,7 @@ class NetworkConfig(PreTrainedConfig):
 
 
 class Prefix(NamedTuple):
-    """What the body made of B observations: all that a denoising step needs of them."""
+    """The body's encoding of B observations: all that a denoising step needs of them."""
 
     keys: tuple[Tensor, ...]
     """[B, heads, N, size of a head] for each layer of the body, already rotated to their positions."""
@@ -162,7 +162,7 @@ class SmolVLANetwork(PreTrainedModel):
         return len(self.config.cameras) * side**2 + self.read([instruction]).shape[1] + 1
 
     def prefix(self, images: Tensor, words: Tensor, proprio: Tensor) -> Prefix:
-        """What the body makes of B observations; once a chunk.
+        """Encodes B observations; once a chunk.
 
         Args:
             images: [B, cameras of the env, H, W, 3] uint8.

@@ -31,7 +31,7 @@ class SmolVLAPolicy(FlowPolicy):
 
     comes_trained = True
     checkpoint: Checkpoint
-    """What is written back beside its weights."""
+    """Files that are written back beside its weights."""
 
     def __init__(self, config: VLAConfig, env: ChunkEnv) -> None:
         if config.flow.kernel == "learned":
