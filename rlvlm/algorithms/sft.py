@@ -118,7 +118,7 @@ def grouped_by_length(lengths: Sequence[int], batch: int, rng: np.random.Generat
     batches: list[list[int]] = []
     for begin in range(0, len(indices), batch * _MEGA):
         mega = sorted(indices[begin : begin + batch * _MEGA], key=lambda index: lengths[index])
-        batches += [mega[begin : begin + batch] for begin in range(0, len(mega), batch)]
+        batches += [mega[first : first + batch] for first in range(0, len(mega), batch)]
     # sorted batches would come from the shortest to the longest, eight at a time
     for number in rng.permutation(len(batches)).tolist():
         yield batches[number]

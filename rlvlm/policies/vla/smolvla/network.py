@@ -193,9 +193,9 @@ class SmolVLANetwork(PreTrainedModel):
         tokens = torch.cat([seen * seen.shape[-1] ** 0.5, said * said.shape[-1] ** 0.5, state], dim=1)
         is_word = words != NO_WORD
         is_there = torch.cat([is_word.new_ones(seen.shape[:2]), is_word, is_word.new_ones(len(words), 1)], dim=1)
-        positions = torch.arange(tokens.shape[1], device=tokens.device)
+        indices = torch.arange(tokens.shape[1], device=tokens.device)
         # filling is seen by none; the state, in the last place, by itself alone
-        sees = is_there[:, None] & ((positions[None] < positions[-1]) | (positions[:, None] == positions[-1]))
+        sees = is_there[:, None] & ((indices[None] < indices[-1]) | (indices[:, None] == indices[-1]))
         positions = is_there.cumsum(dim=1) - 1
         keys, values = [], []
         for layer in text["layers"]:
