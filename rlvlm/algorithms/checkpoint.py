@@ -183,7 +183,7 @@ def corrupt_if_unreadable(
 
     Args:
         folder: that is read inside.
-        holds: what it was taken to hold, for the message.
+        holds: its expected content, for the message.
         fix: what to do.
 
     Raises:

@@ -41,7 +41,7 @@ class PlayedEpisode:
 
     @property
     def ends_in_success(self) -> bool:
-        """Whether it held after the last step: what was done may have been undone."""
+        """Whether it held after the last step: success may have been lost again."""
         return bool(self.success[-1])
 
     def reaches(self, min_progress: float) -> bool:

@@ -1,6 +1,6 @@
 """The supervised start of a policy that replies: its demonstrations, and what it can do after it.
 
-A run learns from them by `sft.imitate`, `rlvlm sft` as a job (`sft_job`); `sft_folders` keeps what comes of it.
+A run learns from them by `sft.imitate`, `rlvlm sft` as a job (`sft_job`); `sft_folders` keeps the result.
 """
 
 import dataclasses

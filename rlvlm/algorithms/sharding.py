@@ -75,7 +75,7 @@ def shard(policy: Any, compute_dtype: torch.dtype | None) -> None:
 def _read(policy: nn.Module, waiting: Sequence[Pending], device: torch.device) -> None:
     """Brings what of `policy` is in files to `device`, of each weight the rows that this learner keeps.
 
-    What is in none, a fresh adapter, is zero until `take_weights` hands out what the run's own policy has drawn.
+    Weights in no file, a fresh adapter, are zero until `take_weights` hands out what the run's own policy has drawn.
     """
     for weight in waiting:
         (module, name), *_ = weight.owners

@@ -397,7 +397,7 @@ class ChunkEnv(Env[Observations, FloatArray]):
     def answer_alone(
         came: ChunkStep, state_id: int, row: int = 0
     ) -> tuple[Observations, float, bool, bool, dict[str, Any]]:
-        """What `step` returns, of what came of the chunk of one env: that of `row`, whose initial state's number is
+        """The return value of `step` for the chunk of one env: that of `row`, whose initial state's number is
         `state_id`.
         """
         steps = int(came.steps[row])  # what lies behind them in the arrays is padding: the episode had ended

@@ -130,7 +130,7 @@ def play(slots: Sequence[S], starts: Iterable[int], act: Act[S], envs: ChunkEnvs
 
 
 def _drive(envs: ChunkEnvs, answered: Sequence[tuple[Slot, Any]]) -> None:
-    """Gives each slot's chunk to its row of `envs`, and what came of it to the slot."""
+    """Gives each slot's chunk to its row of `envs`, and the result to the slot."""
     chunks = np.stack([answer.actions for _, answer in answered])
     came = envs.step(np.array([slot.place for slot, _ in answered]), chunks)
     for row, (slot, answer) in enumerate(answered):

@@ -97,7 +97,7 @@ def read_bucket(bucket: Bucket, content: Content) -> Iterator[tuple[str, Tensor]
     """Name and value of each tensor of `bucket`, copied one by one.
 
     Args:
-        bucket: what is asked for.
+        bucket: to read.
         content: the bytes that were fetched for it.
 
     Raises:
@@ -120,7 +120,7 @@ def read_bucket(bucket: Bucket, content: Content) -> Iterator[tuple[str, Tensor]
 def fill_from_buckets(own: Mapping[str, Any], buckets: Iterable[Bucket], fetch: Callable[[Bucket], Content]) -> None:
     """Writes what lies in `buckets` into the tensors of `own`, one bucket after the other.
 
-    What is wrong with the names is known before anything is written; what is wrong with the bytes may be found when
+    Faults in the names are found before anything is written; faults in the bytes may be found when
     half of `own` is new, and the caller must then not use it.
 
     Args:

@@ -8,7 +8,7 @@ from rlvlm.core.checks import check_least, check_positive
 from rlvlm.rewards.config import StepRewardConfig, check_name
 
 SAMPLING = ("uniform", "disagreement", "entropy", "k_center")
-"""Ways to choose what is asked, by name."""
+"""Query strategies, by name."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,7 +67,7 @@ THEIR_TASKS = {
     "straighten_rope": "Rope",
     "pass_water": "Water",
 }
-"""What Wang et al. 2024 (RL-VLM-F), arXiv:2402.03681, call our tasks."""
+"""Names of our tasks in Wang et al. 2024 (RL-VLM-F), arXiv:2402.03681."""
 
 
 def published_name(task: str) -> str:

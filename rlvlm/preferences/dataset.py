@@ -16,7 +16,7 @@ _STEP_COLUMNS = ("actions", "next_obs", "snapshots")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Steps:
-    """What a reward model may look at in each of N steps. True rewards are left out on purpose."""
+    """Inputs of a reward model for each of N steps. True rewards are left out on purpose."""
 
     actions: FloatArray
     """[N, A]."""

@@ -21,7 +21,7 @@ from rlvlm.preferences.networks import RewardInput
 def read_in_passes(
     read: Callable[[Tensor], Tensor], rows_of: Callable[[slice], Tensor], num: int, per_pass: int
 ) -> Tensor:
-    """What a network makes of rows, in passes of one size whatever their number: the last one is filled up.
+    """Output of a network for rows, in passes of one size whatever their number: the last one is filled up.
 
     Matrix products choose their kernel by the number of rows, and kernels round differently. With one size, a row comes
     out the same in whatever company it is read.
@@ -108,7 +108,7 @@ class Ensemble:
         return self._read(lambda rows: self.members[0].features(rows.to(self.device)), steps, first)[kind]
 
     def rows(self, examples: Examples) -> tuple[Tensor, Tensor]:
-        """What the networks read of all examples: rows `[U, ...]`, and `[N, S, L]` which one each step shows; both on
+        """Inputs of the networks for all examples: rows `[U, ...]`, and `[N, S, L]` which one each step shows; both on
         the members' device.
         """
         steps = examples.steps()

@@ -94,7 +94,7 @@ class TeacherQueue:
         return answered
 
     def finish(self) -> list[Session]:
-        """What is pending, once it is answered. Raises as `put` does."""
+        """The pending session, once it is answered; empty without one. Raises as `put` does."""
         if self._pending is None:
             return []
         session, future = self._pending
@@ -150,7 +150,7 @@ class FeedbackLoop:
 
     Args:
         teacher: answers.
-        queries: what is asked about; keeps the answers.
+        queries: draws the questions and keeps the answers.
         model: fitted to them.
         config: when and about what the teacher is asked.
         seed: of the draws.

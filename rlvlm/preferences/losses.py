@@ -1,4 +1,4 @@
-"""What an ensemble is fitted to, labels of pairs or scores: losses, when a fit is good enough, what it predicts.
+"""Objectives of an ensemble, for labels of pairs or scores: loss, stopping rule and predictions.
 
 An objective stands between predicted returns `[..., B, S]` of the S sides of examples and their targets `[..., B]`.
 """

@@ -236,7 +236,7 @@ RewardInput = ImageInput | StateInput
 def reward_input(
     env: StepEnv, frames: FrameStore, reward: StepRewardConfig, reward_model: RewardModelConfig
 ) -> RewardInput:
-    """What `reward.model` looks at."""
+    """Input of the reward model that `reward.model` names."""
     if reward.model == "image":
         return ImageInput(frames, partial(ImageNetwork, reward_model.image_px))
     if reward.model == "resnet18":

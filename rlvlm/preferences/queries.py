@@ -1,4 +1,4 @@
-"""What a teacher is asked: questions drawn from episodes, those worth asking, and the answers. Used by the loop.
+"""Questions to a teacher: questions drawn from episodes, those worth asking, and the answers. Used by the loop.
 
 A question is a pair of segments to be compared, or a single frame to be scored. Sources of the sampling: Lee et al.
 2021 (PEBBLE), arXiv:2106.05091, sec. 4.2, and its code in Lee et al. 2021 (B-Pref), arXiv:2111.03026: disagreement,
@@ -138,7 +138,7 @@ class Candidates(Generic[Question]):
     Args:
         questions: N pairs or single segments, all of one length.
         ensemble: fitted at least once; each distinct image is read once.
-        known: what was answered before.
+        known: questions answered before.
     """
 
     def __init__(self, questions: Sequence[Question], ensemble: Ensemble, known: Examples) -> None:
@@ -236,7 +236,7 @@ def choose(
         num: >= 1.
         sampling: the strategy's name; uniform takes the first ones.
         ensemble: fitted at least once unless sampling is uniform.
-        known: what was answered before.
+        known: questions answered before.
 
     Raises:
         UsageError: a strategy of the user's own chose other indices than `num` different ones of the candidates.
@@ -260,7 +260,7 @@ class PairQueries:
     Args:
         frames: finds which snapshots look alike; any size will do.
         model: says which candidates are worth asking about, where `config.sampling` wants that.
-        config: how pairs are drawn and what becomes of ties.
+        config: how pairs are drawn and ties are treated.
     """
 
     count = metrics.COMPARISONS

@@ -1,4 +1,4 @@
-"""What was asked and what came back, with the truth beside it: one record per answer, and the run's counts.
+"""Questions and answers, with the truth beside them: one record per answer, and the run's counts.
 
 Filled by the loop, or by the log of a judge that rewards directly; written down by runs/.
 """

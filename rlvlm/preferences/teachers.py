@@ -58,7 +58,7 @@ class Teacher:
         """Looks at the newest finished episodes, oldest first; called before every session."""
 
     def get_state(self) -> dict[str, Any]:
-        """What a restored teacher needs to give the same answers from here on."""
+        """State that a restored teacher needs to give the same answers from here on."""
         return {} if self._rng is None else {"rng": self._rng.bit_generator.state}
 
     def set_state(self, state: dict[str, Any]) -> None:
@@ -68,7 +68,7 @@ class Teacher:
 
 
 class JudgeTeacher(Teacher):
-    """Draws what is asked about, and asks a judge: which side is closer to the goal, or how close one segment is.
+    """Draws the images, and asks a judge: which side is closer to the goal, or how close one segment is.
 
     Args:
         judge: local or served.

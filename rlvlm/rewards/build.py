@@ -54,7 +54,7 @@ def build_source(name: str, context: SourceContext) -> RewardSource:
     Args:
         name: of a class like `RewardSource`, of a function of `(images, goal)` that gives scores, or of a function of a
             `SourceContext` that makes a source.
-        context: what it may need.
+        context: everything that it may need.
 
     Raises:
         UsageError: there is no such thing, or it is none of these.

@@ -84,7 +84,7 @@ class ScoreMemory:
         Raises:
             JudgeUnavailable: the judge does not answer or cannot be understood.
         """
-        # the last of equal ones stands for all: what is shown is the same
+        # the last of equal ones stands for all: they show the same
         indices = list({key: index for index, key in enumerate(keys) if key not in self._known}.values())
         self.fresh = {}
         for begin in range(0, len(indices), _ASKED_AT_ONCE):

@@ -30,7 +30,7 @@ class ScoringItem:
 
     @property
     def key(self) -> bytes:
-        """Equal for what is asked about the same moments in the same words."""
+        """Equal for questions about the same moments in the same words."""
         # goal and action are what the judge reads: other words about the same moments are another question
         about = repr((self.goal, self.action, self.snapshots.shape)).encode()
         return hashlib.sha256(about + np.ascontiguousarray(self.snapshots).tobytes()).digest()

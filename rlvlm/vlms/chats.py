@@ -128,7 +128,7 @@ class AsyncEngine(Protocol):
         """The reply, greedy at temperature 0; cancelled, it is computed no further.
 
         Args:
-            request: what is asked.
+            request: the question.
             max_new_tokens: longest reply.
             temperature: 0 or above.
             deadline: `time.monotonic` by which it must be there, for engines that have to wait for a server.

@@ -190,7 +190,7 @@ def answer_loss(model: Any, batch: Dialogues, encoded: Tensor) -> tuple[Tensor, 
         is_image = batch.ids == model.config.image_token_id
         layers: Any = [(layer.flatten(0, 1),) for layer in encoded[batch.images.flatten()].unbind(1)]
         side = math.isqrt(encoded.shape[2]) * model.config.vision_config.spatial_merge_size
-        shown = {  # the grids are for the rotary positions alone: what was encoded is handed over as it is
+        shown = {  # the grids are for the rotary positions alone: encoded images are handed over as they are
             "mm_encoder_outputs": {
                 "image": BaseModelOutputWithDeepstackFeatures(pooler_output=layers[-1], deepstack_features=layers[:-1])
             },

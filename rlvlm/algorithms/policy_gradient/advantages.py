@@ -55,7 +55,7 @@ class Estimator:
     needs: frozenset[str]
     """Inputs that it uses, out of `values` (a critic), `token_values` (a critic before every token), `groups` (episodes
     that began alike, each played whole) and `states`. Without `groups` an episode of turns may come in pieces, each
-    with a column of its own: what is not over (`ends`) goes on in the next rollout."""
+    with a column of its own: an unfinished one (`ends`) goes on in the next rollout."""
 
     @property
     def has_critic(self) -> bool:

@@ -346,7 +346,7 @@ class PolicyGradient(BaseAlgorithm):
     def save_checkpoint(self, checkpoint_dir: str) -> None:
         """Writes everything that an exact continuation needs; complete or not at all.
 
-        What was made of images is forgotten: a continuation begins without it, and encoding images in other batches
+        Encoded images are forgotten: a continuation begins without it, and encoding images in other batches
         would change their last bits.
 
         Raises:

@@ -118,7 +118,7 @@ class BatchMaker:
     What equal turns have in common is computed once, and several learners share the work.
 
     Args:
-        policy: what is trained.
+        policy: in training.
         env: draws what the policy has not seen, and says how long actions and episodes are.
         algo: estimator, temperature, scale of rewards and size of micro-batches.
     """
@@ -301,7 +301,7 @@ class BatchMaker:
 
         Args:
             obs: M.
-            rows: M, whose answers are asked about, and whose elements are given back; None: what is asked needs none.
+            rows: M, whose answers are asked about, and whose elements are given back; None: `compute` needs none.
             compute: gives [B, ...] of B observations and their answers.
         """
         answers: Sequence[Answer] = [{}] * len(obs) if rows is None else rows.of("answers")

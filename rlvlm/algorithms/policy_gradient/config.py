@@ -310,7 +310,7 @@ def with_preset(algo: PolicyGradientConfig, preset: str, **rollouts: Any) -> Pol
     """`algo` with the estimator and the loss of a preset; step sizes, batches and the rest stay as they are.
 
     Args:
-        algo: what is changed.
+        algo: settings to change.
         preset: a name in `PRESETS`.
         rollouts: fields of `algo` that the preset needs for its rollouts.
 

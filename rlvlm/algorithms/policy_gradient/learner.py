@@ -71,7 +71,7 @@ _SUMS = (
 
 
 class PolicyModule(TorchRLModule):
-    """A `Policy` as an RLlib module: what is trained travels and is saved, a frozen base does not.
+    """A `Policy` as an RLlib module: trained weights travel and are saved, a frozen base does not.
 
     `model_config` holds `make_policy`, and `is_sharded`: whether learners share the policy out. It then has no weights
     until they have.
@@ -269,7 +269,7 @@ class TokenLearner(ManualLearner):
         Args:
             batch: of the update.
             rows: of this step, which go through the policy in micro-batches; each learner goes through its share.
-            gains: of each env, where the policy before the step is tested on these rows: what it gains is added.
+            gains: of each env, where the policy before the step is tested on these rows: its gain is added.
         """
         algo = self._algo
         self._optimizer.zero_grad()

@@ -324,7 +324,7 @@ class RewardLabeller:
             self._facts |= {metrics.REWARD_LEFT_OUT: left_out, metrics.REWARD_WAIT_S: waited}
 
     def _watch_judge(self, episodes: Sequence[TokenEpisode], given: dict[Hashable, tuple[ScoringItem, Score]]) -> None:
-        """Hands the monitor the episodes that ended, and has it show its controls behind what is asked next.
+        """Hands the monitor the episodes that ended, and has it show its controls with the next questions.
 
         An episode whose last reply could not be read was not called a success: it counts as scored 0.
         """
@@ -433,7 +433,7 @@ def preflight(  # noqa: PLR0913 - all of them parts of a run
         log: takes a line on what is being done now.
 
     Returns:
-        What was found, by names in `rlvlm.core.metrics`; empty where no scorer is asked, or nothing is known.
+        Figures, by names in `rlvlm.core.metrics`; empty where no scorer is asked, or nothing is known.
 
     Raises:
         JudgeRefused: the judge cannot tell them apart.

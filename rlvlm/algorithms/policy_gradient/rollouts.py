@@ -202,7 +202,7 @@ class ChunkRollouts:
         version, values = weights
         rollouts: list[Rollout] = []
         for num_missing in self._parts:
-            # an env runner that is lost brings less: what is missing is asked for again, of those that are there
+            # an env runner that is lost brings less: missing episodes are asked for again, of those that are there
             while num_missing > 0:
                 self.group.revive()  # here, since only one thread may talk to them
                 turn = {"num_groups": num_missing, "version": version, "players": self.group.alive()}

@@ -1,4 +1,4 @@
-"""Slots whose episodes are learned from: what was played in one, in words or in chunks, becomes a `TokenEpisode`."""
+"""Slots whose episodes are learned from: an episode played in one, in words or in chunks, becomes a `TokenEpisode`."""
 
 from collections.abc import Callable
 from dataclasses import asdict

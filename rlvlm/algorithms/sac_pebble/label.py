@@ -75,7 +75,7 @@ class Relabelling:
 
         Args:
             source: gives the rewards.
-            bonus: what is given for exploring, filed beside them.
+            bonus: reward for exploring, filed beside them.
             num_turns: turns in which all of it is to be done, >= 1: as many pieces are labelled now as that takes. None
                 for no hurry.
         """

@@ -68,7 +68,7 @@ class RewardSwitch:
         novelty: is shown every visited state as long as it is in force; None when it plays no part.
         loop: asks the teacher; None when the source never changes.
         log: keeps what a judge says directly; None where none does.
-        exploration: what is earned beside the learned reward.
+        exploration: bonus beside the learned reward.
     """
 
     def __init__(

@@ -94,7 +94,7 @@ def prepare(numbers: tuple[int, ...], symbols: str) -> None:
 def reachable(numbers: tuple[int, ...], symbols: str) -> dict[Ratio, Tokens]:
     """Every value that a formula of all `numbers` (sorted) can have, each with a shortest formula.
 
-    There are 285 sets of up to three numbers from 1 to 10, and those are what is asked for most.
+    There are 285 sets of up to three numbers from 1 to 10, and those are asked for most.
     """
     if len(numbers) == 1:
         return {(numbers[0], 1): (str(numbers[0]),)}

@@ -43,7 +43,7 @@ class _Jointed:
 
     Args:
         scene: whose positions in world coordinates are up to date.
-        verb: what is to be done with it.
+        verb: action on it.
         name: of the fixture that it belongs to, or of the region inside of it.
     """
 

@@ -113,7 +113,7 @@ class _Layout:
         return agent[:2], agent[2], _OTHER if self._carried else _NOTHING, (1 << len(self.things)) - 1, is_open
 
     def moves(self, state: State) -> Iterator[tuple[int, State]]:
-        """Every action that changes something, and what comes of it; walking into lava is left out."""
+        """Every action that changes something, and its result; walking into lava is left out."""
         cell, direction, hand, lying, is_open = state
         yield LEFT, (cell, (direction - 1) % 4, hand, lying, is_open)
         yield RIGHT, (cell, (direction + 1) % 4, hand, lying, is_open)
@@ -169,7 +169,7 @@ def plan_subgoals(env: object, mission: Mission) -> Plan | None:
 
     Args:
         env: of MiniGrid.
-        mission: what is left to do in it.
+        mission: goals that are left in it.
     """
     thought = _Thought(env, mission)
     try:
@@ -432,7 +432,7 @@ class _Thought:
                 self._open ^= {id(thing)}
 
     def _note(self, cell: Cell) -> None:
-        """Keeps what the actions so far led to: what is at `cell`."""
+        """Keeps the result of the actions so far: the content of `cell`."""
         thing = self._cells[cell]
         name = "empty cell" if thing is None else thing.type
         self.acted.append((len(self.actions), (name, cell)))

@@ -68,7 +68,7 @@ class Renderer:
     nothing stand still: for it geoms outside of its view are left out.
 
     Args:
-        model: what is drawn; copied, so later changes to the original do not show.
+        model: to draw; copied, so later changes to the original do not show.
         camera: from where; or names of the model's own cameras, the first of which is the default.
         hidden_geoms: [ngeom] True for geoms that are left out.
         placed_bodies: names of the bodies whose position is part of a snapshot.

@@ -110,9 +110,9 @@ class VLAConfig:
     revision: str = ""
     """Commit of a hub model; empty takes the newest."""
     head: str = "tokens"
-    """What acts. tokens: a VLA that answers in action tokens; flow: one that denoises chunks (flow matching), which is
-    the pocket VLA with another head where no model is named; or a VLA of your own as `module:NAME`, a class or function
-    that is called with the env and `settings`."""
+    """Kind of policy. tokens: a VLA that answers in action tokens; flow: one that denoises chunks (flow matching),
+    which is the pocket VLA with another head where no model is named; or a VLA of your own as `module:NAME`, a class or
+    function that is called with the env and `settings`."""
     settings: dict[str, str] = field(default_factory=dict)
     """Settings of a VLA of your own: names and values by turns, e.g. `--policy.settings width 64`."""
     pocket: PocketVLAConfig = field(default_factory=PocketVLAConfig)

@@ -33,7 +33,7 @@ class PredictsOffsets(Protocol):
         ...
 
     def forward_with_offsets(self, images: Tensor, words: Tensor, proprio: Tensor) -> tuple[Tensor, Tensor]:
-        """What `forward` gives, and [B, W] the offsets."""
+        """Output of `forward`, and [B, W] the offsets."""
         ...
 
     def predict_offsets(self, images: Tensor, words: Tensor, proprio: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ _WORDS = 32
 
 
 class PocketBody(nn.Module):
-    """What pocket VLAs see by: a few convolutions per camera, conditioned on the instruction, and a trunk.
+    """Trunk of pocket VLAs: a few convolutions per camera, conditioned on the instruction, and a trunk.
 
     Args:
         config: widths.

@@ -1,4 +1,4 @@
-"""What all VLAs have in common, whatever their answers are made of: images, an instruction and proprioception in, a
+"""Common base of all VLAs, whatever their answers are made of: images, an instruction and proprioception in, a
 chunk of actions out.
 
 `VLAPolicy` is what rollouts, the supervised start, learners and checkpoints need of one. A VLA of your own derives from
@@ -64,7 +64,7 @@ class SampledChunks:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Demonstrations:
-    """What was seen and done, chunk by chunk: in successful episodes, or weighted by a judge's labels."""
+    """Observations and actions, chunk by chunk: in successful episodes, or weighted by a judge's labels."""
 
     obs: Observations
     """Observations before M chunks; without snapshots where there are images."""
@@ -93,7 +93,7 @@ class VLAPolicy(nn.Module):
     """
 
     config: VLAConfig
-    """What it was built by."""
+    """Config that it was built from."""
     image_px: int
     """Side of the square images it looks at."""
     comes_trained: bool = False
@@ -160,7 +160,7 @@ class VLAPolicy(nn.Module):
 
     @property
     def statistics(self) -> str:
-        """What its numbers are scaled by, as JSON; empty before there is any. Checkpoints have it, and env runners."""
+        """Scales of its numbers, as JSON; empty before there are any. Checkpoints have them, and env runners."""
         return ""
 
     def load_statistics(self, text: str) -> None:
@@ -222,7 +222,7 @@ class VLAPolicy(nn.Module):
         return [parameter for parameter in self.parameters() if parameter.requires_grad and id(parameter) not in own]
 
     def value_parameters(self) -> list[nn.Parameter]:
-        """What learns of the value head."""
+        """Parameters of the value head that learn."""
         return [] if self.value_head is None else list(self.value_head.parameters())
 
     def trained_state(self) -> dict[str, Tensor]:

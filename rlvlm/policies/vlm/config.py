@@ -19,7 +19,7 @@ FAMILIES = {
 LANGUAGE_LAYERS = r".*(language|text)_model.*_proj"
 """The linear layers of the language model's blocks, in every family: q, k, v, o, gate, up, down."""
 BUCKET_MIB = 256
-"""What travels at once of a policy's weights, unless a setting says otherwise; see `policies.buckets`."""
+"""Size of a bucket of weights, MiB, unless a setting says otherwise; see `policies.buckets`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,7 +37,7 @@ class PolicyConfig(VLMConfig):
     acts: Literal["text", "head"] = "text"
     """text: the action is read in the reply; head: a categorical head picks it and nothing is written."""
     pooling: Literal["mean", "last"] = "last"
-    """What an action head reads: the mean over all tokens of the prompt, or its last token."""
+    """Input of an action head: the mean over all tokens of the prompt, or its last token."""
     head_width: int = 256
     """Hidden units of the value head and of the action head."""
     learns: Literal["auto", "all", "lora"] = "auto"

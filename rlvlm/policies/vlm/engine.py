@@ -32,7 +32,7 @@ class Engine(Protocol):
     version: int
     """Version of the weights that replies are sampled with now."""
     bucket_bytes: int
-    """What goes at once when weights come from learners in other processes."""
+    """Bytes of a bucket of weights that come from learners in other processes."""
 
     def pack(self, version: int, buckets: Sequence[Bucket] = ()) -> Any:
         """The weights that the trained policy has now, called `version`; called by the thread that trains.
@@ -68,7 +68,7 @@ class Engine(Protocol):
         ...
 
     def report(self) -> dict[str, float]:
-        """What the engine knows of itself, by names of `rlvlm.core.metrics`."""
+        """Figures of the engine, by names of `rlvlm.core.metrics`."""
         ...
 
     @property

@@ -64,7 +64,7 @@ def check_actions(episodes: Sequence[TokenEpisode]) -> None:
 
 
 def observations_of(examples: Sequence[Example]) -> Observations:
-    """What the policy is asked in `examples`."""
+    """Observations of `examples`."""
     return Observations(
         texts=tuple(example.prompt for example in examples), images=tuple(example.image for example in examples)
     )

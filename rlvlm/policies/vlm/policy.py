@@ -26,7 +26,7 @@ from rlvlm.vlms.blocks import recompute_blocks
 
 _NO_REPLY: IntArray = np.zeros(0, np.int64)
 _VISION = frozenset({"visual", "vision_tower", "vision_model", "multi_modal_projector", "connector", "image_newline"})
-"""What the families call a vision encoder, and what leads from it to the language model."""
+"""The families' names of the vision encoder, and of the layers between it and the language model."""
 
 
 class VLMPolicy(nn.Module):
@@ -98,7 +98,7 @@ class VLMPolicy(nn.Module):
         return self.backbone.device
 
     def backbone_parameters(self) -> list[nn.Parameter]:
-        """What learns of the chat VLM: all of its language model, or its adapter."""
+        """Parameters of the chat VLM that learn: all of its language model, or its adapter."""
         return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
 
     @property
@@ -107,15 +107,15 @@ class VLMPolicy(nn.Module):
         return True
 
     def acting_parameters(self) -> list[nn.Parameter]:
-        """What learns, but for the value head."""
+        """Parameters that learn, without the value head's."""
         return [*self.backbone_parameters(), *([] if self.action_head is None else self.action_head.parameters())]
 
     def value_parameters(self) -> list[nn.Parameter]:
-        """What learns of the value head."""
+        """Parameters of the value head that learn."""
         return list(self.value_head.parameters())
 
     def head_parameters(self) -> list[nn.Parameter]:
-        """What learns of the value head and the action head."""
+        """Parameters of the value head and the action head that learn."""
         heads = [self.value_head] if self.action_head is None else [self.value_head, self.action_head]
         return [parameter for head in heads for parameter in head.parameters()]
 
@@ -228,10 +228,10 @@ class VLMPolicy(nn.Module):
         with_token_values: bool = False,
         with_actions: bool = False,
     ) -> Prediction:
-        """What the policy now says about stored replies, whether it acts by them or by a head.
+        """The policy's present prediction of stored replies, whether it acts by them or by a head.
 
         Args:
-            obs: what was answered; its images were shown.
+            obs: observations that were answered; their images were shown.
             tokens: the replies' ids.
             temperature: that the replies were sampled with.
             detach_values: the value head's loss does not reach the backbone.

@@ -40,7 +40,7 @@ _BANNED_BIAS = -100.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TokenRules:
-    """What the trainer's tokenizer says of a reply, so that both sides sample from the same distribution."""
+    """Rules of the trainer's tokenizer for replies, so that both sides sample from the same distribution."""
 
     stop_id: int
     """Ends a reply."""

@@ -1,4 +1,4 @@
-"""What vLLM's own processes do with weights that are handed to them; they mix it into their workers by its name.
+"""Extension of vLLM's workers that loads new weights; vLLM mixes it into them by its name.
 
 The process that starts the engine writes the buckets into a folder, one after the other
 (`serving.weights.feed_buckets`), which also works where the model is spread over several processes, none of which knows
@@ -19,7 +19,7 @@ from rlvlm.policies.buckets import Bucket, TensorPlace, read_bucket
 FAILED = "failed"
 """A file that says that no more buckets will come."""
 _MODEL = "model."
-"""What a policy's names of its chat VLM's weights begin with; the others are of its heads, which vLLM does not have."""
+"""Prefix of a policy's names of its chat VLM's weights; the others belong to its heads, which vLLM does not have."""
 _POLL_S = 0.002
 
 

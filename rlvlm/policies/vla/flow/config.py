@@ -16,7 +16,7 @@ class FlowConfig:
     steps: int = 1
     """K, equal steps from noise to action, >= 1. Published: 4 to 10."""
     kernel: Literal["sde", "learned", "cps"] = "sde"
-    """What a noisy step is. sde: noise whose drift keeps the distribution (Flow-GRPO, pi_RL); learned: noise whose size
+    """Kind of a noisy step. sde: noise whose drift keeps the distribution (Flow-GRPO, pi_RL); learned: noise whose size
     a head learns, on top of the ODE (ReinFlow); cps: a part of the noise that is left is replaced by fresh noise."""
     noise: float = 0.3
     """Level a of `sde`, >= 0, or the part that `cps` replaces, in [0, 1]; `algo.temperature` multiplies it, as it does

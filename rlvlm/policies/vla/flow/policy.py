@@ -34,7 +34,7 @@ from rlvlm.policies.vla.policy import Demonstrations, SampledChunks, Sampling, V
 
 
 class VelocityNetwork(nn.Module):
-    """What a flow policy needs of its network; inputs are images [B, cameras, height, width, 3] uint8, words [B, W] as
+    """Network of a flow policy; inputs are images [B, cameras, height, width, 3] uint8, words [B, W] as
     `read` gives them, and normalised proprioception [B, P].
     """
 

@@ -91,7 +91,7 @@ def write_scales(scales: Mapping[str, Scale]) -> str:
 
 
 def read_scales(text: str) -> dict[str, Scale]:
-    """What `write_scales` wrote.
+    """The scales in a file of `write_scales`.
 
     Raises:
         ValueError: it is none of that, or has numbers that no data set gives.
