@@ -145,10 +145,10 @@ def check_chunk_env(env: ChunkEnv, twin: ChunkEnv, num_chunks: int = 6) -> None:
         is_within = ((scripted >= env.action_low) & (scripted <= env.action_high)).all()
         assert is_within, "a script's actions lie between action_low and action_high: clip them"
     numbered, _ = env.reset(seed=1, options={"state_id": 17})
-    likewise, info = twin.reset(seed=2, options={"state_id": 17})
+    again, info = twin.reset(seed=2, options={"state_id": 17})
     other, _ = env.reset(options={"state_id": 18})
     assert info["state_id"] == 17, "info names the initial state"
-    assert np.array_equal(numbered.snapshots, likewise.snapshots), "an initial state's number decides it, not the seed"
+    assert np.array_equal(numbered.snapshots, again.snapshots), "an initial state's number decides it, not the seed"
     assert not np.array_equal(numbered.snapshots, other.snapshots), "another number, another initial state"
     _check_repeats(env, twin, num_chunks, num_before=1)
     seen = _check_images(env, twin, num_chunks)

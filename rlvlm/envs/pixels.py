@@ -225,12 +225,12 @@ def encode(images: Sequence[NDArray[np.uint8]]) -> bytes:
     """The images [H, W, 3] of the cameras of one moment, compressed: small ones without loss."""
     parts = []
     for image in images:
-        picture, data = Image.fromarray(np.ascontiguousarray(image)), io.BytesIO()
+        pil_image, data = Image.fromarray(np.ascontiguousarray(image)), io.BytesIO()
         # a PNG of 300 x 300 pixels takes 2 ms, and 9 ms of a photograph, which it hardly shrinks; a JPEG takes 0.5 ms
         if image.size <= _MAX_LOSSLESS_PX**2 * 3:
-            picture.save(data, "png", compress_level=1)
+            pil_image.save(data, "png", compress_level=1)
         else:
-            picture.save(data, "jpeg", quality=95, subsampling=0)
+            pil_image.save(data, "jpeg", quality=95, subsampling=0)
         parts.append(data.getvalue())
     return b"".join(_SIZE.pack(len(part)) + part for part in parts)
 

@@ -121,8 +121,8 @@ def draw_tables(states: FloatArray, size_px: int) -> Frames:
     colours = np.rint(states[:, COLOURS : COLOURS + 2]).astype(np.int64)
     # painted by colour and not by which is asked for, or the upper one of two that overlap would tell
     order, rows = np.argsort(colours, axis=1), np.arange(len(states))
-    for place in (0, 1):
-        chosen = order[:, place]
+    for index in (0, 1):
+        chosen = order[:, index]
         paint(square(blocks[chosen, rows], BLOCK_HALF), _PALETTE[colours[rows, chosen]].T)
     hand = states[:, HAND]
     paint(

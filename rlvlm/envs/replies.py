@@ -40,8 +40,8 @@ def read_reply(text: str, names: Sequence[str], legal: Sequence[int]) -> Reply:
     if found is None:
         return Reply(text=text, thought="", action=None, action_span=None)
     start, actions = found
-    _, value, (begin, end), at = actions[0]
-    thought = text[start + 1 : at].strip().removesuffix(",").rstrip()
+    _, value, (begin, end), position = actions[0]
+    thought = text[start + 1 : position].strip().removesuffix(",").rstrip()
     is_word = isinstance(value, str) or type(value) is int
     index = {name.casefold(): i for i, name in enumerate(names)}.get(str(value).strip().casefold())
     # two actions in one object are no decision; a boolean or a list may look like a word, and is none
@@ -59,7 +59,7 @@ def read_legacy(text: str, names: Sequence[str], legal: Sequence[int]) -> Reply:
     """
     mark, lowered = '"action":', text.lower()
     # lower case may be longer, as of a Turkish capital I: the character of `text` that each one comes from
-    origin = [place for place, char in enumerate(text) for _ in char.lower()]
+    origin = [index for index, char in enumerate(text) for _ in char.lower()]
     where = lowered.find(mark)
     begin = where + len(mark) if where >= 0 else max(len(lowered) - 1, 0)
     tail = lowered[begin:]
@@ -69,8 +69,8 @@ def read_legacy(text: str, names: Sequence[str], legal: Sequence[int]) -> Reply:
     found += [i for i in legal if names[i] != "10" and names[i].lower() in tail]
     action = found[0] if len(found) == 1 and found[0] in legal else None
     name = "" if action is None else names[action].lower()
-    at = lowered.find(name, begin) if name else -1
-    span = (origin[at], origin[at + len(name) - 1] + 1) if at >= 0 else None
+    index = lowered.find(name, begin) if name else -1
+    span = (origin[index], origin[index + len(name) - 1] + 1) if index >= 0 else None
     thought = text[: origin[where]] if where >= 0 else ""
     return Reply(text=text, thought=thought.lstrip(" {").rstrip(" ,"), action=action, action_span=span)
 
@@ -100,7 +100,7 @@ def _objects(text: str) -> Iterator[tuple[int, list[Member]]]:
         start = text.find("{", end)
 
 
-def _members(text: str, at: int) -> tuple[list[Member], int]:
+def _members(text: str, position: int) -> tuple[list[Member], int]:
     """The members from `at` up to the closing brace, and the place behind it.
 
     Raises:
@@ -108,26 +108,26 @@ def _members(text: str, at: int) -> tuple[list[Member], int]:
         IndexError: the text ends too early.
     """
     members: list[Member] = []
-    at = _skip(text, at)
-    while text[at] != "}" or members:
-        name, after = _DECODER.raw_decode(text, at)
+    position = _skip(text, position)
+    while text[position] != "}" or members:
+        name, after = _DECODER.raw_decode(text, position)
         colon = _skip(text, after)
         if not isinstance(name, str) or text[colon] != ":":
             raise ValueError("a name and a colon are wanted")
         begin = _skip(text, colon + 1)
         value, end = _DECODER.raw_decode(text, begin)
-        members.append((name, value, (begin, end), at))
-        at = _skip(text, end)
-        if text[at] == "}":
+        members.append((name, value, (begin, end), position))
+        position = _skip(text, end)
+        if text[position] == "}":
             break
-        if text[at] != ",":
+        if text[position] != ",":
             raise ValueError("a comma is wanted")
-        at = _skip(text, at + 1)
-    return members, at + 1
+        position = _skip(text, position + 1)
+    return members, position + 1
 
 
-def _skip(text: str, at: int) -> int:
+def _skip(text: str, position: int) -> int:
     """The next character from `at` on that is no space."""
-    match = _SPACE.match(text, at)
+    match = _SPACE.match(text, position)
     assert match is not None  # it matches the empty text too
     return match.end()

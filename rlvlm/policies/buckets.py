@@ -106,14 +106,14 @@ def read_bucket(bucket: Bucket, content: Content) -> Iterator[tuple[str, Tensor]
     # before the first tensor is given out: the caller writes them into the live model
     if hashlib.sha256(content.data).hexdigest() != bucket.sha256:
         raise ValueError("their digest is not the one that was sent along: they are torn")
-    for place in bucket.tensors:
+    for tensor in bucket.tensors:
         # a copy, for what lies in shared memory is read-only and need not be aligned
-        values = torch.from_numpy(np.array(content[place.begin : place.end]))
-        value = values.view(getattr(torch, place.dtype)).reshape(place.shape)
+        values = torch.from_numpy(np.array(content[tensor.begin : tensor.end]))
+        value = values.view(getattr(torch, tensor.dtype)).reshape(tensor.shape)
         # by the extremes, which are NaN where anything is: `isfinite` of all would take as much room again
         if value.numel() and not bool(torch.stack(torch.aminmax(value)).isfinite().all()):
-            raise ValueError(f"{place.name} is not finite")
-        yield place.name, value
+            raise ValueError(f"{tensor.name} is not finite")
+        yield tensor.name, value
         del values, value
 
 
@@ -133,7 +133,7 @@ def fill_from_buckets(own: Mapping[str, Any], buckets: Iterable[Bucket], fetch: 
     """
     buckets = tuple(buckets)
     # all names before any byte
-    check_same(own, {place.name: place.shape for bucket in buckets for place in bucket.tensors})
+    check_same(own, {tensor.name: tensor.shape for bucket in buckets for tensor in bucket.tensors})
     for bucket in buckets:
         for name, value in read_bucket(bucket, fetch(bucket)):
             copy_into(own[name], value)

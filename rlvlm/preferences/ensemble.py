@@ -145,14 +145,14 @@ class Ensemble:
         if names is None:
             return self._read(self._every_member, steps, chosen)
         readings = [self._known.get(name) for name in names]
-        unknown = [place for place, reading in enumerate(readings) if reading is None]
+        unknown = [index for index, reading in enumerate(readings) if reading is None]
         if unknown:
             # all at once: which readings come again cannot be known, and a fit forgets them all anyway
             if len(self._known) + len(unknown) > MAX_KNOWN:
                 self._known.clear()
             made = self._read(self._every_member, steps, chosen[np.array(unknown, np.int64)])
-            for place, reading in zip(unknown, made, strict=True):
-                readings[place] = self._known[names[place]] = reading
+            for index, reading in zip(unknown, made, strict=True):
+                readings[index] = self._known[names[index]] = reading
         return np.array(readings, np.float32)
 
     def _read(self, read: Callable[[Tensor], Tensor], steps: Steps, chosen: NDArray[np.int64]) -> FloatArray:

@@ -112,7 +112,7 @@ def farthest_first(points: FloatArray, centres: FloatArray, num: int) -> NDArray
         num: <= N.
 
     Returns:
-        [num] places in `points`, ascending.
+        [num] indices in `points`, ascending.
 
     Source: Sener and Savarese 2018, arXiv:1708.00489, algorithm 1.
     """
@@ -202,7 +202,7 @@ def find_strategy(name: str) -> Strategy:
 
 
 def highest(values: NDArray[np.floating[Any]], num: int) -> NDArray[np.int64]:
-    """[num] places of the largest of `values` [N], ascending; among equals the earlier ones."""
+    """[num] indices of the largest of `values` [N], ascending; among equals the earlier ones."""
     return np.sort(np.argsort(-values, kind="stable")[:num])
 
 

@@ -256,9 +256,9 @@ class RewardModel:
             returns = []
             for member, which in zip(members, chosen, strict=True):
                 # each row that the batch shows is read once, in however many steps it is shown
-                shown, place = given.indices[which].unique(return_inverse=True)  # [V], [B, S, L]
+                shown, index = given.indices[which].unique(return_inverse=True)  # [V], [B, S, L]
                 rewards = member(given.rows[shown])
-                returns.append(rewards.index_select(0, place.flatten()).view(place.shape).sum(-1))
+                returns.append(rewards.index_select(0, index.flatten()).view(index.shape).sum(-1))
             predicted, targets = torch.stack(returns), given.targets[chosen]  # [K, B, S], [K, B]
             losses = self._objective.loss(predicted, targets, self._config)  # [K]
             epoch_losses.append(float(losses.detach().mean()))

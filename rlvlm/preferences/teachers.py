@@ -283,7 +283,7 @@ def read_shares(path: Path, task: str = "") -> FloatArray:
             int(row["bin"]): [float(row["correct"]), float(row["incorrect"]), sum(float(row[name]) for name in none)]
             for row in rows
         }
-        shares = np.array([counts[place + 1] for place in range(NUM_BINS)], np.float32)
+        shares = np.array([counts[index + 1] for index in range(NUM_BINS)], np.float32)
     except (OSError, KeyError, TypeError, ValueError, csv.Error, UnicodeDecodeError) as error:
         raise ValueError(
             f"feedback.measured {path} is no table of a judge ({type(error).__name__}: {error}); it needs the columns "

@@ -198,11 +198,11 @@ class FallbackScorer:
             logger.warning("the judge does not answer (%s): the fallback judge is asked", first_line(error))
             return self._fallback.score(items)
         # what failed and what could not be read alike: neither is a score
-        missing = [place for place, score in enumerate(scores) if score.value is None]
+        missing = [index for index, score in enumerate(scores) if score.value is None]
         if missing:
-            again = self._fallback.score([items[place] for place in missing])
-            for place, score in zip(missing, again, strict=True):
-                scores[place] = score
+            again = self._fallback.score([items[index] for index in missing])
+            for index, score in zip(missing, again, strict=True):
+                scores[index] = score
         return scores
 
     def get_state(self) -> dict[str, Any]:
@@ -292,8 +292,8 @@ def measured_scorer(scores: list[list[float]], seed: int, name: str) -> Simulate
         name: of the judge that was measured.
     """
     # a judge that was measured on few episodes has bins without any: the nearest one stands for them
-    known = [place for place, row in enumerate(scores) if row]
-    filled = [scores[min(known, key=lambda other: abs(other - place))] for place in range(_SCORE_ROWS)]
+    known = [index for index, row in enumerate(scores) if row]
+    filled = [scores[min(known, key=lambda other: abs(other - index))] for index in range(_SCORE_ROWS)]
 
     def value(item: ScoringItem, rng: np.random.Generator) -> float:
         # the last row is of successes alone; a failure at progress 1 belongs to the bin below it

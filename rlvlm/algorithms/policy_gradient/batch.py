@@ -244,12 +244,12 @@ class BatchMaker:
         self, episodes: Sequence[TokenEpisode], rows: Rows, obs: Observations, token_values: Tensor | None, mask: Tensor
     ) -> Trajectories:
         """The inputs of the advantage estimator."""
-        needs, place = self.estimator.needs, rows.grid
+        needs, indices = self.estimator.needs, rows.grid
         shape = (max(map(len, episodes)), len(episodes))
 
         def grid(column: Tensor) -> Tensor:
             full = torch.zeros(*shape, *column.shape[1:], dtype=column.dtype)
-            full[place] = column
+            full[indices] = column
             return full
 
         def columns(name: str) -> Tensor:

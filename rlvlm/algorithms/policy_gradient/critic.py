@@ -49,7 +49,7 @@ class Critic:
         self._config = config
         self._env = env
         self._generator = torch.Generator().manual_seed(seed)
-        self._asked = {text: place for place, text in enumerate(env.instructions)}
+        self._asked = {text: index for index, text in enumerate(env.instructions)}
         size = self._seen(np.zeros((1, env.snapshot_size), np.float32)).shape[1] + env.proprio_size + 1
         size += len(self._asked)
         width = config.hidden

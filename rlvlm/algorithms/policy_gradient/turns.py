@@ -104,7 +104,7 @@ class TurnRunner(BaseRunner):
         self._noise = np.random.default_rng(np.random.SeedSequence(config.seed, spawn_key=(3,)))
         task, settings = config.task, config.env_settings
         self.slots = [
-            EnvSlot(make_env(task, settings, config.seed), task, place) for place in range(config.algo.num_envs)
+            EnvSlot(make_env(task, settings, config.seed), task, index) for index in range(config.algo.num_envs)
         ]
         self._next_group = 0
         for slot in self.slots:
@@ -117,10 +117,10 @@ class TurnRunner(BaseRunner):
         for slot in self.slots:
             slot.begin_piece(self._new_group())
         episodes: list[TokenEpisode] = []
-        for at in range(num_turns):
+        for turn in range(num_turns):
             for slot in self._play_row(self.slots):
                 episodes.append(slot.episode())
-                slot.begin(self._fresh_seed(), self._new_group(), at + 1)
+                slot.begin(self._fresh_seed(), self._new_group(), turn + 1)
         self.actor.show(self.slots)  # the critic is asked about the last states
         return episodes + [slot.episode() for slot in self.slots if slot.piece_len]
 
@@ -128,8 +128,8 @@ class TurnRunner(BaseRunner):
         """One whole episode of every env; `group_size` neighbours start from the same seed."""
         # one seed for a group: its episodes differ by what the policy draws, and by nothing else
         starts = [(self._fresh_seed(), self._new_group()) for _ in range(len(self.slots) // group_size)]
-        for place, slot in enumerate(self.slots):
-            slot.begin(*starts[place // group_size])
+        for index, slot in enumerate(self.slots):
+            slot.begin(*starts[index // group_size])
         running = list(self.slots)
         while running:
             self._play_row(running)

@@ -73,11 +73,11 @@ def completion(tokens: Tokens, numbers: tuple[int, ...], target: int, symbols: s
     found = _to_reach(tuple(levels), numbers, (target, 1), symbols)
     if found is None or len(levels) == len(stack):
         return found
-    depth, place = 0, 0
+    depth, index = 0, 0
     while depth >= 0:  # up to the bracket that closes the innermost level that was kept
-        depth += (found[place] == "(") - (found[place] == ")")
-        place += 1
-    return (*found[:place], *(")",) * (len(stack) - len(levels)), *found[place:])
+        depth += (found[index] == "(") - (found[index] == ")")
+        index += 1
+    return (*found[:index], *(")",) * (len(stack) - len(levels)), *found[index:])
 
 
 def prepare(numbers: tuple[int, ...], symbols: str) -> None:
@@ -161,7 +161,7 @@ def _applied(left: Ratio, operator: str, right: Ratio) -> Ratio:
     return above // shared, below // shared
 
 
-_PLACES = {token: place for place, token in enumerate((*")+-*/", *map(str, range(1, 11)), "("))}
+_PLACES = {token: index for index, token in enumerate((*")+-*/", *map(str, range(1, 11)), "("))}
 
 
 def _is_before(tokens: Tokens, others: Tokens) -> bool:

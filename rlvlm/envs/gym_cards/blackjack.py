@@ -174,7 +174,7 @@ def _paint(hand: tuple[tuple[int, int], ...], per_row: int) -> Frames:
     # two rows at most, whatever the hand: with more cards than fit side by side they overlap to the right
     in_row = max(per_row, -(-len(own) // 2))
     pitch = width + _GAP_PX if in_row == per_row else (SIDE_PX - 5 - width) // (in_row - 1)
-    for place, card in enumerate(own):
-        row, column = divmod(place, in_row)
+    for index, card in enumerate(own):
+        row, column = divmod(index, in_row)
         image.paste(card_face(*card, _CARD_PX), (5 + column * pitch, 150 + row * (height + _GAP_PX)))
     return np.asarray(image)

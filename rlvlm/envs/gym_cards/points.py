@@ -132,8 +132,8 @@ class PointsGame(TurnEnv):
     def snapshot(self) -> FloatArray:
         """[S]: ranks and suits, then the formula."""
         codes = np.zeros(self.max_entries + 1, np.float32)
-        for place, entry in enumerate(self._entries):
-            codes[place] = 1 if entry == _BLANK else 2 + self.action_names.index(entry)
+        for index, entry in enumerate(self._entries):
+            codes[index] = 1 if entry == _BLANK else 2 + self.action_names.index(entry)
         return np.concatenate([self._cards.ravel().astype(np.float32), codes])
 
     def draw(self, snapshots: FloatArray) -> Frames:
@@ -275,6 +275,6 @@ def _laid_out(hand: tuple[tuple[int, int], ...]) -> Image.Image:
     image, _ = table()
     width = int(SIDE_PX / len(hand) * 0.9)
     height = width * 7 // 5
-    for place, (rank, suit) in enumerate(hand):
-        image.paste(card_face(rank, suit, (width, height)), (5 + int(place * width * 1.1), (SIDE_PX - height) // 2))
+    for index, (rank, suit) in enumerate(hand):
+        image.paste(card_face(rank, suit, (width, height)), (5 + int(index * width * 1.1), (SIDE_PX - height) // 2))
     return image

@@ -65,7 +65,7 @@ def search(numbers: tuple[int, ...]) -> Search:
             small, great = sorted((items[i], items[j]))
             pair = (small, "/", great) if symbol == "\\" else (great, symbol, small)
             value, formula = _join(*pair)
-            others = [item for place, item in enumerate(items) if place not in (i, j)]
+            others = [item for index, item in enumerate(items) if index not in (i, j)]
             left = tuple(sorted((value, *(number for number, _ in others))))
             # what a first round passes over is not marked as seen: the second comes back to it
             if left in seen or (is_first_round and (value.denominator > 1 or turn >= _MOST_TRIED)):

@@ -476,10 +476,10 @@ def _first_tokens(choice: Any, text: str) -> tuple[tuple[str, float], ...] | Non
             begin = len(written) - len(answer)
         else:
             return None
-        place = max(index for index in range(end) if starts[index] <= begin)
-        if whole[starts[place] : begin].strip():  # it begins within a token, whose probability is of more than it
+        first = max(index for index in range(end) if starts[index] <= begin)
+        if whole[starts[first] : begin].strip():  # it begins within a token, whose probability is of more than it
             return None
-        top: Sequence[Any] = entries[place].top_logprobs
+        top: Sequence[Any] = entries[first].top_logprobs
         return tuple((str(entry.token), math.exp(min(entry.logprob, 0.0))) for entry in top) or None
     except (AttributeError, IndexError, TypeError, ValueError):
         return None
