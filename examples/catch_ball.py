@@ -96,8 +96,8 @@ class CatchBall(ChunkEnv):
         x, y = np.meshgrid(*[(np.arange(size_px) + 0.5) * 2 / size_px - 1] * 2)
         frames = np.full((len(snapshots), size_px, size_px, 3), 230, np.uint8)
         for frame, scene in zip(frames, self.image_key(snapshots) * self.grain, strict=True):
-            for index, colour in zip((2, 4, 0), (*COLOURS.values(), (40, 40, 40)), strict=True):
-                frame[np.hypot(x - scene[index], y - scene[index + 1]) < 0.12] = colour
+            for at, colour in zip((2, 4, 0), (*COLOURS.values(), (40, 40, 40)), strict=True):
+                frame[np.hypot(x - scene[at], y - scene[at + 1]) < 0.12] = colour
         return frames
 
     def get_state(self):
