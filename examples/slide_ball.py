@@ -27,7 +27,7 @@ class SlideBall(StepEnv):
     """Observations and snapshots are the ball's place on the unit square; an action moves it."""
 
     goal, snapshot_size = TASK.goal, 2
-    grain = 1e-3  # snapshots are rounded to this before they are drawn: less than that is not seen
+    grain = 1e-3  # snapshots are rounded to this before they are drawn: less than that nobody sees
 
     def __init__(self, config: StepEnvConfig, seed: int) -> None:
         self.observation_space = gym.spaces.Box(0.0, 1.0, (2,), np.float32)

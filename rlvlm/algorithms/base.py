@@ -244,7 +244,7 @@ class BaseAlgorithm(Algorithm):
         """Waits for answers that are still to come; called once, after the last round."""
 
     def drain_records(self) -> list[Any]:
-        """What others were asked and answered since the last call; the run's pipeline knows how to write it down."""
+        """Questions and answers since the last call; the run's pipeline knows how to write it down."""
         raise NotImplementedError("each algorithm asks others about something else")
 
     def evaluate_policy(self, num_episodes: int) -> Evaluation:
@@ -266,7 +266,7 @@ class BaseAlgorithm(Algorithm):
 
     @property
     def image_note(self) -> str:
-        """What is kept of each moment of an env that cannot draw its past again, and what that takes; else empty."""
+        """Images kept of an env that cannot draw its past again, and their size, in words; else empty."""
         if self._viewer.pixels is None:
             return ""
         self._viewer.reset(seed=self.config.seed)  # measured on an image

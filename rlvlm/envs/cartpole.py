@@ -130,7 +130,7 @@ def _moved(state: NDArray[np.float64], force: float) -> NDArray[np.float64]:
 
 
 def _grid(size_px: int) -> tuple[FloatArray, FloatArray]:
-    """Where the middles of the pixels are in the scene: x [1, W] and y [H, 1]."""
+    """Centres of the pixels in the scene: x [1, W] and y [H, 1]."""
     middles = (np.arange(size_px, dtype=np.float32) + 0.5) * (_SCENE_PX / size_px)
     return middles[None, :], middles[:, None]
 
@@ -143,7 +143,7 @@ def _blend(image: FloatArray, outside: NDArray[np.floating], colour: tuple[int, 
 
 
 def _background(size_px: int) -> FloatArray:
-    """What never moves [H, W, 3]: white, the rail, the cart."""
+    """The background [H, W, 3]: white, the rail, the cart."""
     x, y = _grid(size_px)
     image = np.full((size_px, size_px, 3), 255.0, np.float32)
     _blend(image, np.abs(y - _RAIL_Y) - 0.5 + 0 * x, _BLACK)  # 0 * x: the rail is as long as the image is wide

@@ -12,7 +12,7 @@ from rlvlm.envs.env import ChunkEnv, StepEnv, TurnEnv
 
 AnyEnv = StepEnv | TurnEnv | ChunkEnv
 Answer = tuple[Any, Any, bool, bool, dict[str, Any]]
-"""What `step` returns; of a reset the same with no reward."""
+"""Return value of `step`; for a reset the same with no reward."""
 # what may be in `info` by a contract; anything else in it need not come back
 _PROMISED = ("snapshot", "snapshots", "progress", "success", "steps", "env_rewards", "legal", "is_invalid", "action")
 _OBSERVED = {StepEnv: np.ndarray, TurnEnv: Turn, ChunkEnv: Observations}
@@ -171,7 +171,7 @@ def _random_action(env: AnyEnv, rng: np.random.Generator) -> Any:
 
 
 def _play(env: Any, num: int, seed: int, start: int | None = None) -> list[Answer]:
-    """What `env` answers to `num` random actions; a finished episode is followed by the next.
+    """Answers of `env` to `num` random actions; a finished episode is followed by the next.
 
     With `start`, a new episode of that seed comes first.
     """

@@ -28,7 +28,7 @@ class EnvConfig:
         return self
 
     def play_settings(self) -> dict[str, Any]:
-        """What demonstrations depend on, by name, however they are drawn."""
+        """Settings that demonstrations depend on, by name, however they are drawn."""
         settings = asdict(self.for_demonstrations())
         return {name: value for name, value in settings.items() if name not in self.drawing}
 

@@ -33,7 +33,7 @@ Act = TypeVar("Act")
 
 
 def place_of(cls: type) -> str:
-    """Where a class is written, as `FILE, line N`; its module where there is no source."""
+    """Location of a class's source, as `FILE, line N`; its module where there is no source."""
     try:
         return f"{inspect.getsourcefile(cls)}, line {inspect.getsourcelines(cls)[1]}"
     except (OSError, TypeError):  # typed at a prompt, or compiled
@@ -54,7 +54,7 @@ class Env(gym.Env[Obs, Act]):
     pixels: Any = None
     """The `rlvlm.envs.pixels.KeptPixels` of an env that cannot draw its past again."""
     note: str = ""
-    """What a user should know about this env's images; `rlvlm check-task` prints it."""
+    """Advice for users about this env's images; `rlvlm check-task` prints it."""
     has_success: bool = True
     """Whether the env can tell success; where it cannot, no episode has it, and returns are what is compared."""
     has_progress: bool = True
@@ -62,7 +62,7 @@ class Env(gym.Env[Obs, Act]):
     snapshot_size: int
     """S."""
     grain: float
-    """What snapshots are rounded to before they are drawn, in their own units, so that equal keys give equal images."""
+    """Grain that snapshots are rounded to before they are drawn, in their units: equal keys give equal images."""
     promised: ClassVar[tuple[str, ...]] = ("goal", "snapshot_size")
     """Attributes that every env of this kind has."""
     page: ClassVar[str] = "docs/tasks.md"
@@ -192,7 +192,7 @@ class TurnEnv(Env[Turn, str]):
     num_starts: int | None = None
     """Number of different starts; None: not counted."""
     milestones: Mapping[str, float] = MappingProxyType({})
-    """What lies on the way to success, by its name: reached as soon as `progress` is at least so much."""
+    """Milestones on the way to success, by name: reached as soon as `progress` is at least so much."""
     template: Template | None = None
     """Words in place of the env's own prompt, `TurnEnvConfig.prompt`'s; None: the env's own."""
     has_expert: bool = True
@@ -239,7 +239,7 @@ class TurnEnv(Env[Turn, str]):
         return Turn(snapshot=self.snapshot(), prompt=text)
 
     def prompt_fields(self) -> dict[str, str]:
-        """What a prompt of the user's own may name, by its name behind the dollar sign."""
+        """Fields that a prompt of the user's own may name, by their names behind the dollar sign."""
         actions = ", ".join(f'"{self.action_names[index]}"' for index in self.legal())
         return {"prompt": self.prompt(), "actions": actions, "goal": self.goal}
 
@@ -309,7 +309,7 @@ class TurnEnv(Env[Turn, str]):
 
     @abstractmethod
     def expert_thought(self) -> str:
-        """What it reads off the image and why it acts so: members of the reply's JSON object, as text."""
+        """Its reading of the image and its reason: members of the reply's JSON object, as text."""
 
 
 FIRST_HELD_OUT_STATE = 1_000_000

@@ -275,7 +275,7 @@ class WrappedGymEnv(StepEnv):
         return {"progress": min(max(progress.item(), 0.0), 1.0), "success": success}
 
     def _numbers(self, key: str, came: Any) -> NDArray[np.float64]:
-        """What the info has under `key`: bools or finite numbers, of any shape. A text would pass for success."""
+        """The value of `key` in the info: bools or finite numbers, of any shape. A text would pass for success."""
         array = np.asarray(came)
         if array.size == 0 or array.dtype.kind not in "biuf" or not np.isfinite(array).all():
             self._refuse(f"info[{key!r}] must be a bool or a finite number", came, whose="of ours")

@@ -299,7 +299,7 @@ class KeptPixels:
 
     @property
     def note(self) -> str:
-        """What is kept and what it takes, in words; measured on what was kept so far."""
+        """The kept images and their size, in words; measured on what was kept so far."""
         sizes = " and ".join(f"{w} x {h}" for h, w, _ in self._shapes) or "no"
         each = self._num_bytes / max(self._num_kept, 1)
         return (

@@ -44,13 +44,13 @@ class Task:
     """A name that envs can be made of."""
 
     name: str
-    """What users type, e.g. `drawer_open`."""
+    """Name that users type, e.g. `drawer_open`."""
     goal: str
     """Fills the slot of the prompt, e.g. `open the drawer`; empty where only the user can say it."""
     maker: str
     """`module:function` or `module:Class`, called with (config: EnvConfig, seed: int), giving an env."""
     arguments: tuple[str, ...] = ()
-    """What the maker is called with besides, for one that makes several tasks."""
+    """Further arguments of the maker, for one that makes several tasks."""
     env: EnvConfig = EnvConfig()
     """How a run sets the env up, unless configured otherwise. Its class says which settings the env has: one of your
     own, or that of its kind, which a plain `EnvConfig` becomes."""
@@ -67,7 +67,7 @@ class Task:
     """`module:function` that returns the config a run starts from, e.g. a `RunConfig`; empty takes the
     general defaults."""
     kind: Kind = "steps"
-    """What its envs are: stepped with numbers (`StepEnv`), talked to in turns (`TurnEnv`), or driven by chunks of
+    """Kind of its envs: stepped with numbers (`StepEnv`), talked to in turns (`TurnEnv`), or driven by chunks of
     actions (`ChunkEnv`)."""
     has_expert: bool = True
     """Whether a script plays it, whose episodes are a run's demonstrations; for envs in turns."""

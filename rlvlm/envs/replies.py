@@ -89,7 +89,7 @@ Member = tuple[str, object, tuple[int, int], int]
 
 
 def _objects(text: str) -> Iterator[tuple[int, list[Member]]]:
-    """Where each complete JSON object of `text` begins, and its members; one inside another is not listed by itself."""
+    """Begin of each complete JSON object of `text`, and its members; one inside another is not listed by itself."""
     start = text.find("{")
     while start >= 0:
         try:

@@ -23,7 +23,7 @@ Content = NDArray[np.uint8]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TensorPlace:
-    """Where a tensor lies in a bucket."""
+    """Location of a tensor in a bucket."""
 
     name: str
     shape: tuple[int, ...]

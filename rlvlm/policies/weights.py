@@ -19,7 +19,7 @@ class Shardable:
     """How a policy's weights may be spread over several learners."""
 
     root: nn.Module
-    """What holds the blocks, and is called as one."""
+    """Module that holds the blocks, and is called as one."""
     methods: tuple[str, ...] = ()
     """Methods of the root that are called beside `forward`; none calls another."""
     heads: tuple[nn.Module, ...] = ()

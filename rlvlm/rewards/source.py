@@ -1,4 +1,4 @@
-"""What every source of reward has in common, when its numbers are taken, and how one is made by its name.
+"""Base of all reward sources, when they label, and how one is made by its name.
 
 A source of your own is a class with `label`, or a plain function of images and a goal, in a file of yours; no fork and
 no registration: `--reward.source my_file:MySource`. One with a short name has a line in `build.py` and in `config.py`.

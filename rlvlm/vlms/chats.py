@@ -119,7 +119,7 @@ class AsyncEngine(Protocol):
         ...
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """What `work` returns; for callers without an event loop."""
+        """Result of `work`; for callers without an event loop."""
         ...
 
     async def reply(
@@ -203,5 +203,5 @@ def without_thought(chat: str) -> str:
 
 
 def whole_answer(chat: str, answer: str) -> str:
-    """What was written behind the rendered `chat`, with the mark of a thought that the template had already opened."""
+    """The reply behind the rendered `chat`, with the mark of a thought that the template had already opened."""
     return _THINK + answer if chat.rstrip().endswith(_THINK) else answer

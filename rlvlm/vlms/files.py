@@ -1,4 +1,4 @@
-"""Where a model's files are, and what identifies them. Used by every engine; imports no torch."""
+"""Location and identity of a model's files. Used by every engine; imports no torch."""
 
 import hashlib
 import os

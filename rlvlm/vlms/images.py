@@ -25,7 +25,7 @@ def can_replace(image_processor: Any) -> bool:
 
 
 def process(images: Sequence[NDArray[np.uint8]], image_processor: Any) -> dict[str, torch.Tensor]:
-    """What `image_processor(images=images)` gives.
+    """The same as `image_processor(images=images)`.
 
     Args:
         images: each [H, W, 3] uint8.

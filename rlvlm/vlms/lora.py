@@ -177,7 +177,7 @@ def check_adapter(folder: Path) -> int:
 
 
 def adapter_mark(folder: str) -> str:
-    """What sets answers with an adapter apart from those without, for stamps: its digest; empty without a folder."""
+    """Digest of an adapter, for stamps: tells answers with it from those without; empty without a folder."""
     return f" lora={folder_digest(Path(folder).expanduser())[:16]}" if folder else ""
 
 

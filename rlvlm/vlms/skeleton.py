@@ -52,7 +52,7 @@ class Source:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Skeleton:
-    """What a network built here carries as `skeleton`."""
+    """Attribute `skeleton` of a network built here."""
 
     device: torch.device
     """Device that its weights are loaded to."""

@@ -1,4 +1,4 @@
-"""What is to be done in the tasks of this package; imports no simulator, so that tasks can be listed without one."""
+"""Goals of the tasks of this package; imports no simulator, so that tasks can be listed without one."""
 
 from rlvlm.envs.config import StepEnvConfig
 

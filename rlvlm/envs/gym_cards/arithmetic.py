@@ -115,7 +115,7 @@ def reachable(numbers: tuple[int, ...], symbols: str) -> dict[Ratio, Tokens]:
 
 
 def legacy_value(text: str) -> float | None:
-    """What Python makes of `text`, in floating point; None where it raises, or would compute without end.
+    """Python's value of `text`, in floating point; None where it raises, or would compute without end.
 
     So digits side by side are one number, `**` is a power and `//` a floor division, and 8 / (3 - 8 / 3) is not 24.
 

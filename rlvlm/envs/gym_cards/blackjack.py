@@ -76,7 +76,7 @@ class Blackjack(TurnEnv):
         return self._result, True, False
 
     def reference_info(self) -> dict[str, Any]:
-        """What the reference's `info` holds: value, face and suit of each card, the dealer's hidden one too."""
+        """The reference's `info`: value, face and suit of each card, the dealer's hidden one too."""
         hands = {"Dealer Card": self._dealer, "Player Card": self._player}
         return {
             name: [(min(int(rank), 10), RANKS[rank - 1], SUIT_LETTERS[suit]) for rank, suit in hand]

@@ -1,4 +1,4 @@
-"""What the images of gym-cards are drawn with: fonts, colours and playing cards. No file of the reference is used."""
+"""Drawing of gym-cards' images: fonts, colours and playing cards. No file of the reference is used."""
 
 from functools import lru_cache
 from pathlib import Path

@@ -67,7 +67,7 @@ class NumberLine(TurnEnv):
         return reward, after == 0, after > 0 and self._turns >= self._max_turns
 
     def reference_info(self) -> dict[str, Any]:
-        """What the reference's `info` holds."""
+        """The reference's `info`."""
         return {"Target": self._target, "Current": self._current}
 
     def prompt(self) -> str:

@@ -31,7 +31,8 @@ _NUMBERS = tuple(str(number) for number in range(1, 11))
 
 
 class PointsGame(TurnEnv):
-    """What both games share: symbols are appended until `=` ends the episode, +10 for the right value and -1 otherwise.
+    """Common base of both games: symbols are appended until `=` ends the episode, +10 for the right value and -1
+    otherwise.
 
     A number that is not on the table, or is used too often, costs 1 and leaves a blank. A snapshot holds rank and suit
     of each card and then the formula: 0 for no entry, 1 for a blank, 2 + index of the symbol.
@@ -97,7 +98,7 @@ class PointsGame(TurnEnv):
         return (_LOST if is_missing else 0.0), False, is_late
 
     def reference_info(self) -> dict[str, Any]:
-        """What the reference's `info` holds: names of the cards, their numbers, and the formula's entries."""
+        """The reference's `info`: names of the cards, their numbers, and the formula's entries."""
         names = [SUIT_LETTERS[suit] + RANKS[rank - 1].replace("10", "T") for rank, suit in self._cards]
         formula = [int(entry) if entry in _NUMBERS else entry for entry in self._entries]
         return {"Cards": names, "Numbers": self._numbers(), "Formula": formula}
@@ -171,7 +172,7 @@ class PointsGame(TurnEnv):
         return self.action_names.index(rest[0] if rest else "=")
 
     def plan(self) -> tuple[str, Tokens | None]:
-        """What the expert works out, in writing, and the symbols still to be appended; None where none helps."""
+        """The expert's working, in writing, and the symbols still to be appended; None where none helps."""
         return "", self._completion(self._tokens(), self._cards[:, 0])
 
     def expert_thought(self) -> str:

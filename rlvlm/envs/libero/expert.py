@@ -39,7 +39,7 @@ def is_drawer(scene: LiberoScene, name: str) -> bool:
 
 
 class _Jointed:
-    """What hangs on one joint, as the scene has it now.
+    """The body on a joint, as the scene has it now.
 
     Args:
         scene: whose positions in world coordinates are up to date.
@@ -266,7 +266,7 @@ class Script:
         return is_full or not scene.is_shut(goal[1])
 
     def _leg(self) -> tuple[Doubles, float]:
-        """Where the hand goes now, and its gripper."""
+        """Target of the hand now, and its gripper."""
         if self._verb in DRAWS:
             return self._drawing_leg()
         memory, arm = self._memory, self._scene.arm
@@ -333,7 +333,7 @@ class Script:
         return self._goals[self._memory.goal][0]
 
     def _drawing_leg(self) -> tuple[Doubles, float]:
-        """Where the hand goes to move a drawer: a handle is taken to open it and pushed to shut it."""
+        """Target of the hand to move a drawer: a handle is taken to open it and pushed to shut it."""
         memory, drawer = self._memory, self._drawer
         handle, out = drawer.handle(), drawer.out
         is_opening = self._verb == "open"

@@ -67,11 +67,12 @@ class MetaWorldTask:
     hand_start: tuple[float, float, float] | None = None
     """Hand at a fixed start, metres; None leaves it at the stock start."""
     placement: tuple[float, ...] | None = None
-    """What the stock env would draw at random (its `rand_vec`), at a fixed start, metres; None takes its first draw."""
+    """Random vector of the stock env (its `rand_vec`) at a fixed start, metres; None takes its first draw."""
     colours: dict[str, Colour] = field(default_factory=dict)
     """Geoms that are drawn in one flat colour instead of their material."""
     distance: Callable[[SawyerXYZEnv, dict[str, Any]], float] = object_to_target
-    """What is left to do, given the env and the facts of its latest step; progress is the share of it that is done."""
+    """Distance that is left, given the env and the facts of its latest step; progress is the share of it that is
+    done."""
 
 
 _NO_GOAL = np.zeros(3)

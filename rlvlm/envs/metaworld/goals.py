@@ -1,4 +1,4 @@
-"""What each MetaWorld task asks for, in words. Imports nothing: the registry reads it, which loads no simulator."""
+"""Goals of the MetaWorld tasks, in words. Imports nothing: the registry reads it, which loads no simulator."""
 
 PAPER_GOALS = {
     "drawer_open": ("open the drawer", "the drawer is open"),

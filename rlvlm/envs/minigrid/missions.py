@@ -1,4 +1,4 @@
-"""What the missions of MiniGrid and BabyAI ask for, read from the env itself. Used by `env`; `planner` plans for it.
+"""Goals of MiniGrid's and BabyAI's missions, read from the env itself. Used by `env`; `planner` plans for it.
 
 BabyAI's missions are trees of instructions; MiniGrid's own envs each keep what they want under names of their own.
 """
@@ -66,7 +66,7 @@ class Mission:
 
 
 def read_mission(env: Any) -> Mission | None:
-    """What is left to do in an env of MiniGrid's package; None where its missions are not known here."""
+    """The mission of an env of MiniGrid's package; None where its missions are not known here."""
     if hasattr(env, "instrs"):  # BabyAI's
         strict: list[bool] = []
         goals = _instructed(env.instrs, strict)
@@ -100,7 +100,7 @@ def read_mission(env: Any) -> Mission | None:
 
 
 def _things(env: Any, kind: str, colour: str) -> tuple[WorldObj, ...]:
-    """What of that kind and colour lies in the grid, or is carried."""
+    """Things of that kind and colour in the grid, or carried."""
     found = [*env.grid.grid, env.carrying]
     return tuple(thing for thing in found if thing is not None and (thing.type, thing.color) == (kind, colour))
 

@@ -1,4 +1,4 @@
-"""What MiniGrid's scripted expert does next: a plan is the whole way from the present state to success. Used by `env`.
+"""Planner of MiniGrid's scripted expert: a plan is the whole way from the present state to success. Used by `env`.
 
 `plan_shortest` knows missions of a goal square or a locked door, and searches all that can happen: no way is shorter.
 It moves, picks up, and opens doors; it never puts anything down, which no shortest way of these needs as long as
@@ -32,7 +32,7 @@ _CARRIED = {OBJECT_TO_IDX[kind] for kind in ("key", "ball", "box")}
 _FREE = {OBJECT_TO_IDX[kind] for kind in ("empty", "floor", "goal")}
 
 Pose = tuple[Cell, int]
-"""Where the agent stands, and which way it faces."""
+"""Cell of the agent, and its direction."""
 State = tuple[Cell, int, int, int, int]
 """Cell and direction of the agent; place in `_Layout.things` of what it carries (-1: nothing, -2: something that is not
 in the grid); bits of the things that still lie there; bits of the doors that are open."""

@@ -1,1 +1,1 @@
-"""What envs on MuJoCo share: physics with exact state, tasks from a model file, and a renderer that draws fast."""
+"""Common parts of envs on MuJoCo: physics with exact state, tasks from a model file, and a renderer that draws fast."""

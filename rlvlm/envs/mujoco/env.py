@@ -1,4 +1,4 @@
-"""What envs on MuJoCo share (state, images), and scenes as envs: for tasks of one's own and for the deformable ones.
+"""Base of envs on MuJoCo (state, images), and scenes as envs: for tasks of one's own and for the deformable ones.
 
 A scene defines how a model is used: how an episode starts, what an action does, what is observed, how good a
 state is. `SceneEnv` makes a `StepEnv` of it: episodes, states to the bit, snapshots and images. A scene of one's own

@@ -1,1 +1,1 @@
-"""What the envs on robosuite share: loading it quietly, a lean arm controller, and light models to draw."""
+"""Common parts of envs on robosuite: loading it quietly, a lean arm controller, and light models to draw."""

@@ -152,7 +152,7 @@ class Arm:
 
 
 def _solved(matrix: Doubles, right: Doubles) -> Doubles:
-    """What `numpy.linalg.solve` gives, in a third of its time for matrices as small as these."""
+    """The same as `numpy.linalg.solve`, in a third of its time for matrices as small as these."""
     _, _, solution, info = dgesv(matrix, right)
     if info:
         raise np.linalg.LinAlgError(f"singular matrix ({info})")

@@ -9,7 +9,7 @@ from rlvlm.envs.config import EnvConfig, TurnEnvConfig
 
 @dataclass(frozen=True, kw_only=True)
 class PhysicsConfig(EnvConfig):
-    """What every env on robosuite has, whatever its kind."""
+    """Settings of every env on robosuite, whatever its kind."""
 
     physics: Literal["exact", "fast"] = "exact"
     """While training. exact: the benchmark's 2 ms steps; fast: 5 ms, twice the speed and slightly other movements.

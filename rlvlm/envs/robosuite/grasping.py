@@ -1,4 +1,4 @@
-"""Where a two-finger hand that points down can take a thing: from the shapes that it collides with."""
+"""Grasps of a two-finger hand that points down: from the shapes that it collides with."""
 # pyright: reportAttributeAccessIssue=false
 # mujoco ships no type stubs, and its names live in compiled modules
 

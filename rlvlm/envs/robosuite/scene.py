@@ -160,7 +160,7 @@ class RobosuiteScene:
         self.arm = Arm(env)
         self._cameras, self._mesh_cell = tuple(cameras), mesh_cell
         self.grain = KEY_GRAIN if mesh_cell else _FINE_GRAIN
-        """What positions are rounded to before they are drawn, metres or radians."""
+        """Grain that positions are rounded to before they are drawn, metres or radians."""
         self._size = mujoco.mj_stateSize(self.model, _STATE)
         self._renderer: Renderer | None = None
 

@@ -1,4 +1,4 @@
-"""What `pick_place_can` puts into its prompts and replies; imports nothing, so that a recipe can name it."""
+"""Sentences of `pick_place_can`'s prompts and replies; imports nothing, so that a recipe can name it."""
 
 GOAL = "pick up the red can and put it into the bin that waits for it"
 MOVES: tuple[str, ...] = ("forward", "backward", "left", "right", "up", "down")

@@ -23,7 +23,7 @@ class PredictsOffsets(Protocol):
 
     @property
     def device(self) -> torch.device:
-        """Where the weights lie."""
+        """Device of the weights."""
         ...
 
     def shown_inputs(

@@ -106,7 +106,7 @@ class VLAPolicy(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """Where the weights lie."""
+        """Device of the weights."""
         return device_of(self)
 
     @property

@@ -144,7 +144,7 @@ class Backbone:
 
     @property
     def device(self) -> torch.device:
-        """Where the weights lie."""
+        """Device of the weights."""
         return device_of(self.model)
 
     def encode(self, prompt: str, size_px: tuple[int, int]) -> IntArray:

@@ -94,7 +94,7 @@ class VLMPolicy(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """Where the weights lie."""
+        """Device of the weights."""
         return self.backbone.device
 
     def backbone_parameters(self) -> list[nn.Parameter]:

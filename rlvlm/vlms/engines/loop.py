@@ -21,7 +21,7 @@ class LoopThread:
         threading.Thread(target=self._loop.run_forever, name=name, daemon=True).start()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """What `work` returns; for callers without an event loop."""
+        """Result of `work`; for callers without an event loop."""
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result()

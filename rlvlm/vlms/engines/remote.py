@@ -73,7 +73,7 @@ class _NotTaken(TransientError):
 
 @dataclass(frozen=True, slots=True)
 class Provider:
-    """Where a provider's own API is, and where its key usually lies."""
+    """Address of a provider's API, and the usual variables of its key."""
 
     url: str
     key_names: tuple[str, ...]
@@ -142,7 +142,7 @@ class RemoteEngine:
         self._loop = LoopThread("remote-vlm")
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """What `work` returns, run beside all other requests of this model; safe in any thread."""
+        """Result of `work`, run beside all other requests of this model; safe in any thread."""
         return self._loop.run(work)
 
     async def reply(

@@ -102,7 +102,7 @@ class TransformersEngine:
 
 
 def longest_prefixes(texts: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
-    """What must be appended to a chat, one at a time, so that every token of `texts` is predicted.
+    """Prefixes to append to a chat, one at a time, so that every token of `texts` is predicted.
 
     Their beginnings without the last token, each once, and none that another one continues.
     """

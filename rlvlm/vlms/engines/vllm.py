@@ -86,7 +86,7 @@ class VllmCore:
         return AsyncLLM.from_engine_args(AsyncEngineArgs(**options))
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """What `work` returns; for callers without an event loop, in any thread."""
+        """Result of `work`; for callers without an event loop, in any thread."""
         return self._loop.run(work)
 
     async def ask(
@@ -202,7 +202,7 @@ class VllmEngine:
         )
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """What `work` returns; for callers without an event loop."""
+        """Result of `work`; for callers without an event loop."""
         return self._core.run(work)
 
     async def reply(
