@@ -58,7 +58,7 @@ _USED_SETTINGS = {
     *("num_learners", "num_cpus_per_learner", "num_gpus_per_learner", "custom_resources_per_learner"),
     *("max_requests_in_flight_per_learner", "env_runner_cls", "num_env_runners", "create_local_env_runner"),
     *("num_cpus_per_env_runner", "num_gpus_per_env_runner", "custom_resources_per_env_runner"),
-    # what happens when an env runner is lost
+    # the treatment of lost env runners
     *("sample_timeout_s", "validate_env_runners_after_construction", "max_requests_in_flight_per_env_runner"),
     *("restart_failed_env_runners", "ignore_env_runner_failures", "max_num_env_runner_restarts"),
     *("delay_between_env_runner_restarts_s", "env_runner_health_probe_timeout_s", "env_runner_restore_timeout_s"),

@@ -168,7 +168,7 @@ def clip_gradients(parameters: Sequence[nn.Parameter], max_norm: float) -> float
     if not is_sharded(parameters):
         return float(nn.utils.clip_grad_norm_(parameters, max_norm))
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    # of the slices of all learners, and of what each learner holds whole
+    # norm of the slices of all learners, and of the weights that each learner holds whole
     spread, own = (torch.zeros((), device=local(parameters[0]).device) for _ in range(2))
     for gradient in gradients:
         part = spread if is_sharded([gradient]) else own

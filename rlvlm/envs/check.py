@@ -13,7 +13,7 @@ from rlvlm.envs.env import ChunkEnv, StepEnv, TurnEnv
 AnyEnv = StepEnv | TurnEnv | ChunkEnv
 Answer = tuple[Any, Any, bool, bool, dict[str, Any]]
 """Return value of `step`; for a reset the same with no reward."""
-# what may be in `info` by a contract; anything else in it need not come back
+# keys of `info` by contract; anything else in it need not come back
 _PROMISED = ("snapshot", "snapshots", "progress", "success", "steps", "env_rewards", "legal", "is_invalid", "action")
 _OBSERVED = {StepEnv: np.ndarray, TurnEnv: Turn, ChunkEnv: Observations}
 _TOLD_ALWAYS = {

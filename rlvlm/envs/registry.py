@@ -242,7 +242,7 @@ def find_task(name: str) -> Task:
     Raises:
         UsageError: there is no such task; proposes one of a like name.
     """
-    # what is registered comes first, and what imports something after it; a colon is in no registered name
+    # registered names come first, and references to import after them; a colon is in no registered name
     if name in _TASKS:
         return _TASKS[name]
     if name.startswith(GYMNASIUM):
@@ -297,7 +297,7 @@ def check_env_settings(name: str, config: EnvConfig) -> None:
     """
     task = _TASKS.get(name)
     wanted = _GYMNASIUM_ENV if name.startswith(GYMNASIUM) else task.env if task else config
-    # of a class that the task's is derived from too: `make_env` adds what it lacks
+    # a base of the task's class is fine too: `make_env` adds what it lacks
     if not (isinstance(config, type(wanted)) or isinstance(wanted, type(config))):
         got = type(config).__name__
         raise ValueError(f"the settings of {name}'s env are a {type(wanted).__name__}, got a {got}")
@@ -401,7 +401,7 @@ def _near(name: str) -> str:
         known = {full.partition("/")[2]: full for full in families[closest[0]]} if closest else {}
     else:
         known = {full.rpartition("/")[2]: full for full in _TASKS} | {full: full for full in _TASKS}
-    # of long names more has to agree; a number is like others and means none of them
+    # long names must agree in more; a number is like others and means none of them
     near = difflib.get_close_matches(member, known, n=1, cutoff=0.7 if family else 0.6)
     if near and (not near[0].isdigit() or (family and member == near[0])):
         return f"did you mean {known[near[0]]}?"

@@ -223,7 +223,7 @@ def check_learning(reward: StepRewardConfig, feedback: FeedbackConfig, reward_mo
             f"reward.model resnet18 needs reward_model.image_px >= {RESNET_MIN_PX}, got "
             f"{reward_model.image_px}; smaller images are for reward.model image"
         )
-    # what follows are rules about scores
+    # from here on rules about scores
     if reward.source != "score":
         return
     if reward_model.label_smoothing:

@@ -152,7 +152,7 @@ class StateNetwork(RewardNetwork):
     def calibrate(self, rows: Tensor) -> None:
         """Centres and scales inputs by mean and standard deviation of `rows` `[M, D + A]`."""
         self.centre.copy_(rows.mean(dim=0))
-        # what hardly moved yet may move far later on; the floor keeps it from drowning everything else then
+        # a dimension that hardly moved yet may move far later; the floor keeps it from drowning everything else then
         self.scale.copy_(rows.std(dim=0, correction=0).clamp_min(_MIN_SCALE))
 
     def features(self, rows: Tensor) -> Tensor:

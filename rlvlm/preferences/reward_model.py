@@ -270,7 +270,7 @@ class RewardModel:
             # summed and not averaged: each member's gradient is that of its own loss alone
             losses.sum().backward()
             self._adam.step()
-            # of the weights before the step, so the quality costs no pass of its own
+            # with the weights before the step, so the quality costs no pass of its own
             grade, num_graded = self._objective.grade(predicted.detach(), targets)
             total, counted = total + grade, counted + num_graded
         self.ensemble.train(False)

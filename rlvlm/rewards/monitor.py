@@ -109,7 +109,7 @@ class JudgeMonitor:
             the mean score of `items`, and whether the other goal is one of theirs, which their policy could reach.
         """
         known = [(item, score.value) for item, score in zip(items, scores, strict=True) if score.value is not None]
-        # those that scored best say most: what is shown backwards, or was not asked for, must score less
+        # the best-scored episodes say most: shown backwards, or with another goal, they must score less
         chosen = sorted(known, key=lambda each: -each[1])[: self._config.controls]
         if not chosen:
             return []

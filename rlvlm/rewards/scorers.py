@@ -197,7 +197,7 @@ class FallbackScorer:
         except JudgeUnavailable as error:
             logger.warning("the judge does not answer (%s): the fallback judge is asked", first_line(error))
             return self._fallback.score(items)
-        # what failed and what could not be read alike: neither is a score
+        # failed and unreadable answers alike: neither is a score
         missing = [index for index, score in enumerate(scores) if score.value is None]
         if missing:
             again = self._fallback.score([items[index] for index in missing])

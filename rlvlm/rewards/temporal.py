@@ -90,7 +90,7 @@ class TemporalNovelty:
     def _seen(self, episode: TokenEpisode) -> tuple[Tensor, Tensor]:
         """The first image [3 * side * side], small, and the actions [T]; one past the last for an unreadable reply."""
         image = torch.from_numpy(self._draw(episode.snapshots[:1])).permute(0, 3, 1, 2).float() / 255
-        # what could not be read is a word of its own: the next actions depend on it
+        # an unreadable action is a word of its own: the next actions depend on it
         actions = [self._num_actions if reply.action is None else reply.action for reply in episode.replies]
         # 12 pixels a side are enough to tell starts apart, and keep 160 episodes of them small
         return functional.adaptive_avg_pool2d(image, _SIDE).flatten(), torch.tensor(actions)

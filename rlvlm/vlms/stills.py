@@ -69,7 +69,7 @@ def to_rgb(image: Image.Image) -> Image.Image:
         image = Image.fromarray(grey)
     if image.has_transparency_data:
         image = image.convert("RGBA")
-        # what people see in a browser; Pillow alone would show whatever colour hides under the transparency
+        # as people see it in a browser; Pillow alone would show whatever colour hides under the transparency
         white = Image.new("RGBA", image.size, (255, 255, 255, 255))
         image = Image.alpha_composite(white, image)
     image = image.convert("RGB")

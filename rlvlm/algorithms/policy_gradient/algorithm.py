@@ -94,7 +94,7 @@ class PolicyGradient(BaseAlgorithm):
         self._judge_viewer, drawn = self._viewer, self.config.judge_env
         if drawn is not None and drawn.for_evaluation() != self.config.env_settings.for_evaluation():
             self._judge_viewer = make_env(self.config.task, drawn.for_evaluation(), self.config.seed)
-        # what plays in this process: the learner's own policy, or a copy that takes over the learners' weights
+        # the player in this process: the learner's own policy, or a copy that takes over the learners' weights
         self._policy: Any = self.config.policy_for(self._viewer) if self._learner is None else self._learner.policy
         if self._learner is None:
             self._learners.call_all("watch")

@@ -152,7 +152,7 @@ def total_loss(config: LossConfig, batch: MiniBatch) -> LossTerms:
         rest = rest + config.kl_weight * (k3(batch.log_probs, batch.reference) * weights).sum()
     if config.entropy_weight:
         assert batch.entropies is not None, "asked for"
-        # of actions alone: a thought that is drawn more evenly explores nothing
+        # entropy of actions alone: a thought that is drawn more evenly explores nothing
         rest = rest - config.entropy_weight * (batch.entropies * weights * batch.is_action).sum()
     value = policy.new_zeros(())
     if batch.returns is not None:

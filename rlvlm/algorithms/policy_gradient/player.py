@@ -178,7 +178,7 @@ def stands_still(episode: TokenEpisode) -> bool:
     """
     if episode.terminated or len(episode) < 2:
         return False
-    # of images and words there is one more than turns: the last is of the state after the episode
+    # there is one more image and text than turns: the last is of the state after the episode
     (image, text), (last_image, last_text) = zip(episode.obs.images[-3:-1], episode.obs.texts[-3:-1], strict=True)
     return image == last_image and text == last_text
 

@@ -151,7 +151,7 @@ class RewardLabeller:
         )
         if config.threshold == "calibrated":
             self._threshold = threshold
-        # of turns the threshold says whether one came nearer, and not whether it reached the goal
+        # for turns the threshold says whether the turn came nearer, not whether it reached the goal
         is_open = config.monitor.success_threshold is None and self._threshold in (None, threshold)
         if config.per == "episode" and is_open:
             self.monitor.success_threshold = threshold

@@ -85,7 +85,7 @@ class EpisodeSource:
         for _ in range(self._algo.rounds if self._is_compared and not self._algo.rollout_turns else 1):
             self._begin()
             episodes += self._labelled(self._ended())
-            # what earlier rounds kept stays: thresholds look at one group at a time
+            # groups that earlier rounds kept stay: thresholds look at one group at a time
             kept = self._filtered(episodes)
             if len(kept) >= self._algo.groups * self._algo.group_size:
                 break
@@ -136,7 +136,7 @@ class EpisodeSource:
     def _labelled(self, episodes: list[TokenEpisode]) -> list[TokenEpisode]:
         """The episodes with their rewards; warns where these are all the same."""
         self.newest = self._labeller.label(episodes, self._stats.env_steps) if episodes else []
-        # of whole episodes alone: pieces of one that goes on would count its steps, but not its return
+        # whole episodes alone: pieces of one that goes on would count its steps, but not its return
         if over := [episode for episode in self.newest if episode.is_over]:
             given = {
                 "step": [episode.rewards.ravel() for episode in over],

@@ -47,7 +47,7 @@ class Actor:
             self.show(slots), seeds,
             max_new_tokens=self._max_reply_tokens, temperature=self._temperature, greedy=greedy,
         )  # fmt: skip
-        # what an action head picks, in the words that the env reads
+        # the action head's choice, in the words that the env reads
         return [
             reply if reply.action is None else replace(reply, text=slot.env.action_text(reply.action))
             for slot, reply in zip(slots, replies, strict=True)

@@ -90,7 +90,8 @@ class SACLearner(ManualLearner):
             q, log_density, alpha = policy_values
             self._latest[metrics.ACTOR_LOSS] = losses.actor_loss(q, log_density, alpha).item()
             self._latest |= {metrics.ALPHA: alpha.item(), metrics.ENTROPY: -log_density.mean().item()}
-        # of the last update alone: one that is not finite spoils every weight, and with them all updates after it
+        # gradients of the last update alone: one that is not finite spoils every weight, and with them all updates
+        # after it
         if not torch.tensor(list(self._latest.values())).sum().isfinite():
             assert batch is not None, "there was an update"
             raise NumericsError(

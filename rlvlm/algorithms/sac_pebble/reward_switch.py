@@ -245,7 +245,7 @@ def try_judge(setup: RewardSetup, task: str, env: EnvConfig, seed: int, log: Cal
     if not (count and reward.asks_judge and reward.source == "preference"):
         return
     assert setup.make_judge is not None, "it has been checked"
-    # what a run may be asked about later is not to be found in its label store already
+    # questions that a run may ask later must not be in its label store already
     judge = without_memory(setup.make_judge())
     made = known_items(compared_suite(task, count), env, setup.judge.image_px, seed, per_turn=False, goal=setup.goal)
     try:

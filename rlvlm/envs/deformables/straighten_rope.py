@@ -151,7 +151,7 @@ def draw_curve(rng: np.random.Generator) -> NDArray[np.float64]:
         curve = np.vstack([np.zeros((1, 2)), np.cumsum(steps, axis=0)])
         curve -= curve.mean(axis=0)
         gaps = np.linalg.norm(curve[:, None] - curve[None], axis=-1)
-        # of particles at least five apart along the rope, for neighbours are always near
+        # only particles at least five apart along the rope, for neighbours are always near
         is_apart = gaps[np.triu_indices(_NUM_PARTICLES, 5)].min() > 3 * _RADIUS
         is_crumpled = 0.1 * _LENGTH < gaps[0, -1] < 0.6 * _LENGTH
         if is_apart and is_crumpled and np.abs(curve).max() < 0.25:

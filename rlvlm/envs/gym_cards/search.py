@@ -67,7 +67,7 @@ def search(numbers: tuple[int, ...]) -> Search:
             value, formula = _join(*pair)
             others = [item for index, item in enumerate(items) if index not in (i, j)]
             left = tuple(sorted((value, *(number for number, _ in others))))
-            # what a first round passes over is not marked as seen: the second comes back to it
+            # items that a first round passes over are not marked as seen: the second comes back to them
             if left in seen or (is_first_round and (value.denominator > 1 or turn >= _MOST_TRIED)):
                 continue
             seen.add(left)

@@ -291,7 +291,7 @@ class Script:
             return np.array([*(target - hold)[:2], height]), CLOSED
         if memory.leg == RELEASE:
             return np.array([x, y, z]), OPEN
-        # what is left is LEAVE: straight up, above all that stands there
+        # the only leg left is LEAVE: straight up, above all that stands there
         if self._verb in TURNS:
             return np.array([x, y, memory.hover + 0.05]), OPEN
         _, top, _ = self._target()

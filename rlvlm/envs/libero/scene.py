@@ -180,7 +180,7 @@ class LiberoScene(RobosuiteScene):
         """Shifts each stack of things to a place where it touches nothing that it did not touch before."""
         model, data = self.model, self.data
         mujoco.mj_fwdPosition(model, data)
-        # what touches at the start may go on touching: it stands on it, or lies in it
+        # things that touch at the start may go on touching: one stands on the other, or lies in it
         touching = self._touching()
         for stack in self._stacks(touching):
             addresses = np.concatenate([model.jnt_qposadr[joint] + np.arange(2) for joint in stack])

@@ -284,7 +284,7 @@ def _is_own(value: object) -> bool:
 
 
 _FULL_FOVY_DEG = 45.0
-# of the middle 300 of the whole image's 480 pixels: 2 atan(300/480 tan(fovy/2))
+# field of view of the middle 300 of the whole image's 480 pixels: 2 atan(300/480 tan(fovy/2))
 _CROPPED_FOVY_DEG = 2 * math.degrees(math.atan(300 / 480 * math.tan(math.radians(_FULL_FOVY_DEG) / 2)))
 _DRAWER_RANGE = 0.16  # metres, the joint's
 

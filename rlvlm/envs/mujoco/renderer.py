@@ -156,7 +156,7 @@ class Renderer:
         self._model.body_pos[self._placed] = placed.reshape(-1, 3)
         if self._num_mocaps:
             self._data.mocap_pos[:], self._data.mocap_quat[:] = positions.reshape(-1, 3), turns.reshape(-1, 4)
-        # what places depend on, and no more: forces and contacts are not seen
+        # only what positions depend on: forces and contacts are not seen
         mujoco.mj_kinematics(self._model, self._data)
         mujoco.mj_flex(self._model, self._data)
         mujoco.mj_camlight(self._model, self._data)

@@ -83,7 +83,7 @@ def plan_grasp(points: Doubles, fingers: Doubles, obstacles: Doubles) -> Grasp:
         obstacles: [M, 3] points of other things' surfaces.
     """
     top, height = points[:, 2].max(), np.ptp(points[:, 2])
-    # of a high thing only what is near its top comes between the fingers
+    # only the top of a high thing comes between the fingers
     upper = points[points[:, 2] > top - max(0.035, 0.45 * height), :2] if height > 0.05 else points[:, :2]
     angles = np.arange(_ANGLES) * np.pi / _ANGLES
     across = np.stack([np.cos(angles), np.sin(angles)], axis=1)

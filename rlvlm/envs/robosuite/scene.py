@@ -32,7 +32,7 @@ from rlvlm.envs.robosuite.arm import Arm, Doubles
 
 _NEEDS = ("robosuite", "libero")
 _NO_FOLDER = os.path.join(os.devnull, "libero")
-# what robosuite reads from `robosuite.macros_private`, its own place for settings
+# stands for `robosuite.macros_private`, robosuite's own place for settings
 _SETTINGS = {
     "CONSOLE_LOGGING_LEVEL": None,
     "FILE_LOGGING_LEVEL": None,

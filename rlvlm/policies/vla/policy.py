@@ -114,7 +114,7 @@ class VLAPolicy(nn.Module):
         """Whether it has a value head."""
         return self.value_head is not None
 
-    # what each VLA has of its own
+    # specific to each VLA
 
     def read(self, instructions: Sequence[str]) -> Tensor:
         """`[B, W]` int64: the instructions as the network takes them, on its device."""
@@ -176,7 +176,7 @@ class VLAPolicy(nn.Module):
         """
         return np.ones(len(env.action_low), bool)
 
-    # what all have alike
+    # common to all
 
     def draw(self, env: Any, snapshots: FloatArray) -> Frames:
         """[N, cameras, H, W, 3] the images of `snapshots` [N, D] by every camera."""

@@ -172,7 +172,7 @@ class VLMPolicy(nn.Module):
             ValueError: the text holds tokens of the chat's format.
         """
         ids = np.array([*self.tokenizer(text, add_special_tokens=False)["input_ids"], self.stop_id], np.int64)
-        # what sampling may not write must not be learned either
+        # tokens that sampling may not write must not be learned either
         if np.isin(ids[:-1], [*self.banned_ids.tolist(), self.stop_id]).any():
             raise ValueError(f"a reply must not hold special tokens, got {text[:80]!r}")
         return ids
@@ -246,7 +246,7 @@ class VLMPolicy(nn.Module):
         chosen, entropies = self.backbone.chosen_log_probs(
             before[mask], padded.replies[mask], temperature, with_entropies=with_entropies, in_slices=self._recomputes
         )
-        # what stands at padding is 0 and not computed: of a vocabulary's width each place costs much
+        # padding is 0 and not computed: with a vocabulary's width each position costs much
         zeros = torch.zeros(mask.shape, device=self.device)
         token_values = None
         if with_token_values:

@@ -224,7 +224,7 @@ class VllmSampler:
             "max_tokens": sampling.max_new_tokens,
             "temperature": 0.0 if sampling.greedy else sampling.temperature,
             "seed": seed,
-            # of the sampled token alone
+            # log-prob of the sampled token alone
             "logprobs": 0,
             "stop_token_ids": [rules.stop_id],
         }

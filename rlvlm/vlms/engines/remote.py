@@ -59,7 +59,7 @@ _PASSING = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.CONFLICT, HTTPStatus.TOO_EARL
 _LIMIT_NAMES = ("max_tokens", "max_completion_tokens")
 _TOO_LARGE = re.compile(r"too large|maximum|at most|exceed", re.IGNORECASE)
 """Words about a limit's value; another name for it would not help."""
-# what ends a reply, as OpenAI's own API and its copies call it; every other reason is a fault or a block
+# finish reasons of a complete reply, in OpenAI's own API and its copies; every other reason is a fault or a block
 _WHOLE = ("stop", "stop_sequence", "eos", "eos_token", "end_turn")
 _CUT = ("length", "max_tokens", "model_length")
 _BLOCKED = ("content_filter", "safety", "recitation", "blocklist", "prohibited_content", "spii", "sensitive")

@@ -69,7 +69,7 @@ def _read_file(file: Path) -> str:
     """The one line in `file`, which only its owner may read."""
     try:
         with file.open("rb") as stream:
-            # of the open file: its name may lead elsewhere a moment later
+            # mode of the open file: its name may lead elsewhere a moment later
             mode = os.fstat(stream.fileno()).st_mode
             if stat.S_ISREG(mode) and mode & _OTHERS:
                 raise ModelUnavailable(

@@ -121,7 +121,7 @@ def _append(inputs: dict[str, torch.Tensor], tokens: Sequence[int]) -> dict[str,
     extended = dict(inputs)
     for name, tensor in inputs.items():
         if tensor.shape == shape:
-            # what has a place per token grows with them: type ids and masks too
+            # inputs with an entry per token grow with them: type ids and masks too
             fill = {"input_ids": list(tokens), "attention_mask": [1] * len(tokens)}.get(name, [0] * len(tokens))
             tail = torch.tensor(fill, dtype=tensor.dtype, device=tensor.device).expand(shape[0], -1)
             extended[name] = torch.cat([tensor, tail], dim=1)

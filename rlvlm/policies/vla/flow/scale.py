@@ -74,7 +74,7 @@ class Scale:
         """The scale of `values` [N, A]."""
         exact = values.astype(np.float64)
         q01, q99 = np.quantile(exact, [0.01, 0.99], axis=0)
-        # what changes only now and then has equal percentiles: its extremes stand for them
+        # a feature that changes only now and then has equal percentiles: its extremes stand for them
         is_rare = q99 - q01 < _CONSTANT
         columns = {
             "mean": exact.mean(axis=0),

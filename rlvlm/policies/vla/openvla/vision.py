@@ -63,7 +63,7 @@ class Tower(nn.Module):
         super().__init__()
         num_patches = (image_px // size.patch_px) ** 2
         self.patch_embed = nn.ModuleDict({"proj": nn.Conv2d(3, size.width, size.patch_px, stride=size.patch_px)})
-        # of patches alone: class and register tokens have no place in the image
+        # patches alone: class and register tokens have no place in the image
         self.pos_embed = nn.Parameter(torch.zeros(1, num_patches, size.width))
         self.cls_token = self.reg_token = None
         if size.registers is not None:
