@@ -200,13 +200,13 @@ def _check_names(config: RunConfig, known: Mapping[str, Any], options: Sequence[
         given = option.partition("=")[0]
         name = given[2:].replace("-", "_")
         section, _, last = name.rpartition(".")
-        endings = {one.rpartition(".")[2] for one in known}
+        endings = {key.rpartition(".")[2] for key in known}
         if not option.startswith("--") or name in known or difflib.get_close_matches(last, endings, cutoff=0.8):
             continue
         meant = by_meaning(config, last.replace("_", " ").strip())
-        meant = {one: about for one, about in meant.items() if one.startswith(f"{section}.")} or meant
+        meant = {key: about for key, about in meant.items() if key.startswith(f"{section}.")} or meant
         if meant:
-            hints = (f"--{one.replace('_', '-')} ({about})" for one, about in meant.items())
+            hints = (f"--{key.replace('_', '-')} ({about})" for key, about in meant.items())
             raise UsageError(f"there is no option {given}", f"did you mean {', or '.join(hints)}?")
 
 
@@ -234,7 +234,7 @@ def _with_most_used(config: Any, prefix: str = "") -> Any:
             shown[name] = type(values[name])
         elif f"{prefix}{name}" not in _MOST_USED:
             shown[name] = tyro.conf.Suppress[hint]
-    body = {one.name: one for one in fields(kind) if one.name in shown}
+    body = {member.name: member for member in fields(kind) if member.name in shown}
     body |= {"__annotations__": shown, "__doc__": kind.__doc__, "__module__": kind.__module__}
     return dataclass(frozen=True, kw_only=True)(type(kind.__name__, (kind,), body))(**values)
 

@@ -62,7 +62,7 @@ def command(words: Sequence[str], prog: str) -> int:
     # what a run can do without is a note and no failure
     is_fit = all(finding.is_ok for finding in findings if finding.is_essential)
     if arguments.json:
-        report = {"is_fit": is_fit, "findings": [asdict(one) | {"is_ok": one.is_ok} for one in findings]}
+        report = {"is_fit": is_fit, "findings": [asdict(finding) | {"is_ok": finding.is_ok} for finding in findings]}
         sys.stdout.write(json.dumps(report, indent=2) + "\n")
         return EXIT_DONE if is_fit else MachineError.exit_code
     console = QuietConsole(highlight=False, soft_wrap=True)

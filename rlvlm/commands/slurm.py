@@ -110,13 +110,16 @@ def command(words: Sequence[str], prog: str) -> int:
         def lay_out_sweep(machines: Sequence[Any]) -> None:
             # all of its judges work at a time, and beside them at least one run; fewer cores mean fewer runs at a time
             judges = shared_judges(plans, sweep.resources.judge_cpus, Path()).values()
-            started = [role for one in judges for role in one.roles if role.name == JUDGE_ROLE]
+            started = [role for judge in judges for role in judge.roles if role.name == JUDGE_ROLE]
             mine = Role(name="a run's own process", gpus=sweep.resources.gpus, setting="resources.gpus of the sweep")
             for plan in plans:
                 own = [role for role in plan.config.roles if role.name != JUDGE_ROLE]
                 roles = [*started, mine, *own]
                 cpus = sum(role.count * role.cpus for role in roles)
-                place(roles, [replace(one, cpus=max(one.cpus, cpus), gpus=[*one.gpus]) for one in machines])
+                place(
+                    roles,
+                    [replace(machine, cpus=max(machine.cpus, cpus), gpus=[*machine.gpus]) for machine in machines],
+                )
 
         lay_out = lay_out_sweep
         run_words, title, home = ["sweep", str(file.absolute())], sweep.title, Path("runs/sweeps") / file.stem
@@ -175,11 +178,11 @@ def _check_places(job: SlurmConfig, lay_out: Callable[[Sequence[Any]], object]) 
 
 def _check_weights(job: SlurmConfig, configs: Sequence[RunConfig]) -> None:
     """Raises UsageError where the runs want weights of judges or policies that the job will not have."""
-    policies = {(model, revision) for one in configs for _, model, revision in one.networks().values() if model}
+    policies = {(model, revision) for config in configs for _, model, revision in config.networks().values() if model}
     judges = {
-        (one.judge.model, one.judge.revision)
-        for one in configs
-        if one.reward.asks_judge and not one.serve.app and one.judge.wants_weights
+        (config.judge.model, config.judge.revision)
+        for config in configs
+        if config.reward.asks_judge and not config.serve.app and config.judge.wants_weights
     }
     if not job.offline or not (policies | judges):
         return  # pocket models ship, and others may be fetched by the job itself

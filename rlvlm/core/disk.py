@@ -280,13 +280,13 @@ def replace_folder(partial: Path, folder: Path) -> None:
     # a folder that is not empty cannot be renamed over: for a moment between the two renames there is none
     aside = folder.with_name(f".{folder.name}.old")
     shutil.rmtree(aside, ignore_errors=True)
-    had_one = folder.exists()
-    if had_one:
+    had_folder = folder.exists()
+    if had_folder:
         os.rename(folder, aside)
     try:
         os.rename(partial, folder)
     except OSError:
-        if had_one:
+        if had_folder:
             os.rename(aside, folder)
         raise
     _sync(folder.parent)

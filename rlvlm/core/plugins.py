@@ -59,7 +59,11 @@ def needed_parameters(function: Callable[..., Any]) -> list[str]:
     """Names of what a function must be given by position; those with defaults are their author's business."""
     parameters = inspect.signature(function).parameters.values()
     by_position = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.POSITIONAL_ONLY)
-    return [one.name for one in parameters if one.default is one.empty and one.kind in by_position]
+    return [
+        parameter.name
+        for parameter in parameters
+        if parameter.default is parameter.empty and parameter.kind in by_position
+    ]
 
 
 def check_call(function: Callable[..., Any], what: str, *by_position: str, by_name: tuple[str, ...] = ()) -> None:

@@ -47,7 +47,7 @@ def remember(text: str, code: Iterable[str]) -> None:
         file = record_file()
         file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         with open(file, "a") as stream:
-            stream.write("".join(f"{one}\n" for one in new))
+            stream.write("".join(f"{mark}\n" for mark in new))
 
 
 def is_trusted(text: str, code: Iterable[str], ways_out: Mapping[str, str]) -> bool:

@@ -182,7 +182,7 @@ def collect(
         if keeps_images and isinstance(env, TurnEnv):  # drawn once the episode is over: from its snapshots, in one go
             images = env.draw(record.arrays["snapshots"])
             *digests, last = [(image_digest(image),) for image in images]
-            steps = tuple(replace(step, pictures=one) for step, one in zip(record.steps, digests, strict=True))
+            steps = tuple(replace(step, pictures=kept) for step, kept in zip(record.steps, digests, strict=True))
             record = replace(record, steps=steps, last_pictures=last)
         folder.add(record, images)
         num_new += 1

@@ -189,7 +189,7 @@ def _said(chat: dict[str, Any]) -> list[Said]:
         text, shown = _parts(message["content"] if "content" in message else message["value"])
         turns.append((roles.get(role, role), text, shown))
     given = [chat.get(key) or [] for key in ("image", "images")]
-    files = [_file_of(entry) for one in given for entry in (one if isinstance(one, list) else [one])]
+    files = [_file_of(entry) for value in given for entry in (value if isinstance(value, list) else [value])]
     if chat.get("videos") or chat.get("audios"):
         raise _OtherImages
     has_own = any(shown for _, _, shown in turns)
@@ -227,7 +227,7 @@ def _parts(content: str | list[dict[str, Any]]) -> tuple[str, list[str | None]]:
             texts.append(part["text"])
         elif part["type"] in ("image", "image_url"):
             named = (part.get(key) for key in ("image", "image_url", "url", "path"))
-            shown.append(next((_file_of(one) for one in named if one), None))
+            shown.append(next((_file_of(reference) for reference in named if reference), None))
         else:
             raise ValueError(f"a part is of type {part['type']}")
     return "\n".join(texts), shown

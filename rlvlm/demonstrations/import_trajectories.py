@@ -65,7 +65,7 @@ def import_trajectories(
     trajectories = _whole(read(source, config), torn)
     first = next(trajectories, None)
     if first is None:
-        what = "; ".join(f"{one.file}: {one.reason}" for one in torn) or f"{source} holds no episode"
+        what = "; ".join(f"{episode.file}: {episode.reason}" for episode in torn) or f"{source} holds no episode"
         raise UsageError(what, "fetch it anew, or name another")
     grippers = ~np.array(env.scaled_actions)
     first.known_success(config.success)
@@ -109,7 +109,9 @@ def import_trajectories(
                 "scale them with --cut.image-px",
             )
         # in the env's own spelling, which a policy is given; files differ in case, points and underscores
-        alike = (one for one in env.instructions if _plain(one) == _plain(trajectory.instruction))
+        alike = (
+            instruction for instruction in env.instructions if _plain(instruction) == _plain(trajectory.instruction)
+        )
         success = trajectory.known_success(config.success)
         record = EpisodeRecord(
             id=name,
@@ -132,9 +134,9 @@ def import_trajectories(
         counts["added"] += 1
         if counts["added"] % _LOG_EVERY == 0:
             log(f"{counts['added']} episodes added, {counts.total() - counts['added']} left out")
-    for one in torn:
-        log(f"torn: {one.file}: {one.reason}")
-        counts[f"torn, as {one.file.name}"] += 1
+    for episode in torn:
+        log(f"torn: {episode.file}: {episode.reason}")
+        counts[f"torn, as {episode.file.name}"] += 1
     return folder, counts
 
 
@@ -161,11 +163,11 @@ def _chunks_of(
 
 def _whole(found: Iterator[RobotTrajectory | CorruptEpisode], torn: list[CorruptEpisode]) -> Iterator[RobotTrajectory]:
     """The trajectories of `found`; what is none goes to `torn`."""
-    for one in found:
-        if isinstance(one, RobotTrajectory):
-            yield one
+    for item in found:
+        if isinstance(item, RobotTrajectory):
+            yield item
         else:
-            torn.append(one)
+            torn.append(item)
 
 
 def _check_like(trajectories: Iterable[RobotTrajectory], env: ChunkEnv, task: str) -> None:
@@ -175,19 +177,23 @@ def _check_like(trajectories: Iterable[RobotTrajectory], env: ChunkEnv, task: st
         UsageError: they are not; says what was found. Joint angles have as many numbers as a hand's pose and fingers.
     """
     starts = np.concatenate([env.reset(options={"state_id": state_id})[0].proprio for state_id in range(4)])
-    some = [one for one in trajectories if len(one.actions) > 1 and one.proprio.shape[1:] == starts.shape[1:]]
+    some = [
+        trajectory
+        for trajectory in trajectories
+        if len(trajectory.actions) > 1 and trajectory.proprio.shape[1:] == starts.shape[1:]
+    ]
     if not some:
         return
     met = f"the first episode's instruction is {some[0].instruction!r}"
     fix = "import data whose states are the task's own; --cut.unlike takes it all the same"
     # the median: a few odd episodes do not make a data set another robot's
-    first = np.median(np.abs([one.proprio[0] for one in some]), axis=0)
+    first = np.median(np.abs([trajectory.proprio[0] for trajectory in some]), axis=0)
     if (first - np.abs(starts).max(axis=0) > _UNLIKE).any():
         found, own = (np.array2string(np.asarray(row), precision=2) for row in (some[0].proprio[0], starts[0]))
         raise UsageError(f"states begin at {found}, and those of {task} at {own}: joint angles? {met}", fix)
     num = min(3, starts.shape[1])  # a hand's place comes first, and is what the first numbers of an action move
-    actions = np.concatenate([one.actions[:-1, :num] for one in some])
-    places = np.concatenate([one.proprio[1:, :num] for one in some])
+    actions = np.concatenate([trajectory.actions[:-1, :num] for trajectory in some])
+    places = np.concatenate([trajectory.proprio[1:, :num] for trajectory in some])
     # a movement is far from the place where it ends, but where both are small: then it has to be much nearer than small
     error, size = np.abs(actions - places).mean(), np.abs(actions).mean()
     if error < _SAME_PLACE and error < size / 4:
@@ -224,8 +230,8 @@ def _plain(instruction: str) -> str:
 def _name_of(form: Source, trajectory: RobotTrajectory) -> str:
     """An id that equal trajectories share."""
     digest = hashlib.sha256(trajectory.instruction.encode())
-    for one in (trajectory.actions, trajectory.proprio):
-        digest.update(np.ascontiguousarray(one).tobytes())
+    for array in (trajectory.actions, trajectory.proprio):
+        digest.update(np.ascontiguousarray(array).tobytes())
     stem = re.sub(r"[^A-Za-z0-9._-]", "-", f"{trajectory.file.stem[:60]}-{trajectory.name[:20]}")
     return f"{form}-{stem}-{digest.hexdigest()[:12]}"
 

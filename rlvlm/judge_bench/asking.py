@@ -151,17 +151,17 @@ def _ask(
             task=made.task,
             item=place,
             swapped=swapped,
-            status=str(one.status),
-            label=str(one.label or "") if isinstance(one, Verdict) else "",
-            value=one.value if isinstance(one, Score) and one.value is not None else np.nan,
-            p=one.probabilities if isinstance(one, Verdict) else None,
-            text=one.text[:500],
+            status=str(answer.status),
+            label=str(answer.label or "") if isinstance(answer, Verdict) else "",
+            value=answer.value if isinstance(answer, Score) and answer.value is not None else np.nan,
+            p=answer.probabilities if isinstance(answer, Verdict) else None,
+            text=answer.text[:500],
             latency_s=elapsed,
-            tokens=one.usage.tokens_in + one.usage.tokens_out if one.usage else np.nan,
-            cost_usd=np.nan if one.usage is None or one.usage.cost_usd is None else one.usage.cost_usd,
+            tokens=answer.usage.tokens_in + answer.usage.tokens_out if answer.usage else np.nan,
+            cost_usd=np.nan if answer.usage is None or answer.usage.cost_usd is None else answer.usage.cost_usd,
             brightness=tuple(round(float(side[-1].mean()), 3) for side in sides),
         )
-        for (place, swapped), one, sides in zip(block, said, shown, strict=True)
+        for (place, swapped), answer, sides in zip(block, said, shown, strict=True)
     ]
 
 

@@ -48,8 +48,8 @@ class Measured:
 
     def rows(self, tasks: Sequence[str] | None = None) -> tuple[list[Item], list[Answer]]:
         """Items and answers, in the order of asking, of some tasks or of all."""
-        answers = [one for task in (self.answers if tasks is None else tasks) for one in self.answers[task]]
-        return [self.made[one.task].items[one.item] for one in answers], answers
+        answers = [answer for task in (self.answers if tasks is None else tasks) for answer in self.answers[task]]
+        return [self.made[answer.task].items[answer.item] for answer in answers], answers
 
 
 def measure(  # noqa: PLR0913, C901 - what a bench is made of

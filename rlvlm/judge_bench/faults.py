@@ -81,8 +81,8 @@ def grade(items: Sequence[Item], answers: Sequence[Answer], num_frames: int, min
     """
     compared, scored = pair_figures(items, answers), score_figures(items, answers)
     rows = list(zip(items, answers, strict=True))
-    pairs = [(item, one) for item, one in rows if item.kind == "pair"]
-    scores = [(item, one) for item, one in rows if item.kind != "pair" and np.isfinite(one.value)]
+    pairs = [(item, answer) for item, answer in rows if item.kind == "pair"]
+    scores = [(item, answer) for item, answer in rows if item.kind != "pair" and np.isfinite(answer.value)]
     # the lower end of an interval must pass each bound: a few answers by chance condemn no judge
     found = [
         _side(pairs),
@@ -104,7 +104,7 @@ def grade(items: Sequence[Item], answers: Sequence[Answer], num_frames: int, min
 
 
 def _side(pairs: Sequence[tuple[Item, Answer]]) -> Fault | None:
-    labels = [one.label for _, one in pairs if one.label in ("left", "right")]
+    labels = [answer.label for _, answer in pairs if answer.label in ("left", "right")]
     for side in ("left", "right"):
         said = share(labels.count(side), len(labels))
         if said and said["count"] >= MIN_ITEMS and said["low"] > _OF_A_SIDE:
@@ -119,11 +119,11 @@ def _brightness(pairs: Sequence[tuple[Item, Answer]], scores: Sequence[tuple[Ite
     """
     for name, sign in (("brighter", 1), ("darker", -1)):
         misled = [
-            outcome_of(item, one)
-            for item, one in pairs
+            outcome_of(item, answer)
+            for item, answer in pairs
             if item.case == "pair"
-            and len(one.brightness) == 2
-            and sign * (one.brightness[1] - one.brightness[0]) * (-item.gap if one.swapped else item.gap) < 0
+            and len(answer.brightness) == 2
+            and sign * (answer.brightness[1] - answer.brightness[0]) * (-item.gap if answer.swapped else item.gap) < 0
         ]
         decided = [outcome for outcome in misled if outcome in ("right", "wrong")]
         # of such pairs alone: in the others the brighter side is the right answer
@@ -132,11 +132,11 @@ def _brightness(pairs: Sequence[tuple[Item, Answer]], scores: Sequence[tuple[Ite
             text = f"names it in {wrong['value']:.0%} of {wrong['count']} answers where it is the wrong side"
             return [Fault(name=f"chooses the {name} image", evidence=text)]
     # noise is grey on average, and no judge of brightness could go by it
-    shown = [(item, one) for item, one in scores if one.brightness and item.case != "noise"]
+    shown = [(item, answer) for item, answer in scores if answer.brightness and item.case != "noise"]
     if len(shown) < 2 * MIN_ITEMS:
         return []
-    values = [one.value for _, one in shown]
-    with_light = rank_correlation(values, [one.brightness[0] for _, one in shown])
+    values = [answer.value for _, answer in shown]
+    with_light = rank_correlation(values, [answer.brightness[0] for _, answer in shown])
     with_truth = rank_correlation(values, [item.truth[0] for item, _ in shown])
     # in some scenes progress itself brightens the image, so it must go with light far more than with the truth
     if abs(with_light) > 0.9 and abs(with_light) > abs(with_truth) + 0.2:
@@ -150,8 +150,12 @@ def _kept_labels(pairs: Sequence[tuple[Item, Answer]], case: str) -> tuple[int, 
     """Of the controls of a case whose own pair was decided, in the same order of sides: how many have the same label,
     how many the opposite one, and how many there are.
     """
-    own = {(one.task, one.item, one.swapped): one.label for _, one in pairs}
-    both = [(one.label, own.get((one.task, item.source, one.swapped), "")) for item, one in pairs if item.case == case]
+    own = {(answer.task, answer.item, answer.swapped): answer.label for _, answer in pairs}
+    both = [
+        (answer.label, own.get((answer.task, item.source, answer.swapped), ""))
+        for item, answer in pairs
+        if item.case == case
+    ]
     # who saw no difference in the pair itself is expected to see none in its control
     decided = [(label, before) for label, before in both if before in ("left", "right")]
     same = sum(label == before for label, before in decided)
@@ -183,17 +187,17 @@ def _changes(scores: Sequence[tuple[Item, Answer]], *cases: str) -> list[float]:
 
 def _controlled(scores: Sequence[tuple[Item, Answer]], *cases: str) -> list[tuple[float, float, str]]:
     """Of each control of these cases: the score of the item that it was made of, its own, and the task."""
-    values = {(one.task, one.item): one.value for _, one in scores}
+    values = {(answer.task, answer.item): answer.value for _, answer in scores}
     return [
-        (values[one.task, item.source], one.value, one.task)
-        for item, one in scores
-        if item.case in cases and (one.task, item.source) in values
+        (values[answer.task, item.source], answer.value, answer.task)
+        for item, answer in scores
+        if item.case in cases and (answer.task, item.source) in values
     ]
 
 
 def _by_task(scores: Sequence[tuple[Item, Answer]]) -> dict[str, NDArray[np.float64]]:
     """`success_table` of each task that has successes and others."""
-    tasks = dict.fromkeys(one.task for _, one in scores)
+    tasks = dict.fromkeys(answer.task for _, answer in scores)
     tables = {task: success_table([row for row in scores if row[1].task == task]) for task in tasks}
     return {task: table for task, table in tables.items() if len(set(table[:, 1])) == 2}
 
@@ -217,7 +221,9 @@ def _near_misses(scores: Sequence[tuple[Item, Answer]]) -> Fault | None:
     # where nothing is told apart, which is another fault, any threshold is as good
     thresholds = {task: threshold for task, (threshold, youden) in found.items() if youden > 0}
     claims = [
-        one.value >= thresholds[one.task] for item, one in scores if item.case == "near miss" and one.task in thresholds
+        answer.value >= thresholds[answer.task]
+        for item, answer in scores
+        if item.case == "near miss" and answer.task in thresholds
     ]
     called = share(sum(claims), len(claims))
     if called and called["count"] >= MIN_CONTROLS and called["low"] > _FOOLED:
@@ -238,7 +244,7 @@ def _scores_without_instruction(scores: Sequence[tuple[Item, Answer]]) -> Fault 
 def _last_frame(scores: Sequence[tuple[Item, Answer]]) -> Fault | None:
     changes = _changes(scores, "jump")
     # of episodes alone: single images have no other frames, and a judge of one answer is another fault
-    values = [one.value for item, one in scores if item.case != "track"]
+    values = [answer.value for item, answer in scores if item.case != "track"]
     same = share(sum(change <= ALIKE for change in changes), len(changes))
     if same and same["count"] >= MIN_CONTROLS and same["low"] > 0.6 and np.std(values) > ALIKE:
         text = f"{same['value']:.0%} of {same['count']} scores stay the same where all other images are the first one"
@@ -248,16 +254,18 @@ def _last_frame(scores: Sequence[tuple[Item, Answer]]) -> Fault | None:
 
 def _copies(pairs: Sequence[tuple[Item, Answer]], scores: Sequence[tuple[Item, Answer]]) -> Fault | None:
     """Answers go with the answer before, though the order of asking is drawn at random."""
-    labels = [(one.task, one.label) for _, one in pairs if one.label]
-    values = [(one.task, f"{one.value:.9f}") for _, one in scores]
+    labels = [(answer.task, answer.label) for _, answer in pairs if answer.label]
+    values = [(answer.task, f"{answer.value:.9f}") for _, answer in scores]
     for what, given in (("labels", labels), ("scores", values)):
         tasks = [[said for task, said in given if task == name] for name in dict.fromkeys(task for task, _ in given)]
-        same = sum(said == before for one in tasks for before, said in pairwise(one))
-        count = sum(len(one) - 1 for one in tasks)
+        same = sum(said == before for sequence in tasks for before, said in pairwise(sequence))
+        count = sum(len(sequence) - 1 for sequence in tasks)
         if count < 4 * MIN_ITEMS:
             continue
         # by chance an answer meets its like as often as the like is given in that task; one of a kind meets none
-        chance = sum((n * (n - 1)) / max(len(one), 1) for one in tasks for n in Counter(one).values()) / count
+        chance = (
+            sum((n * (n - 1)) / max(len(sequence), 1) for sequence in tasks for n in Counter(sequence).values()) / count
+        )
         repeats = share(same, count)
         if repeats and repeats["low"] > chance + 0.1:
             text = f"{repeats['value']:.0%} of {what} are the one before, {chance:.0%} would be by chance"
@@ -266,11 +274,11 @@ def _copies(pairs: Sequence[tuple[Item, Answer]], scores: Sequence[tuple[Item, A
 
 
 def _constant(scores: Sequence[tuple[Item, Answer]]) -> Fault | None:
-    values = [one.value for _, one in scores]
+    values = [answer.value for _, answer in scores]
     if len(values) >= MIN_ITEMS and np.ptp(values) <= ALIKE:
         text = f"{values[0]:.2f} for all of {len(values)}"
-        is_one = bool(np.ptp(values) == 0)  # small differences may still order episodes
-        return Fault(name="scores everything alike", evidence=text, kind="scores", is_fatal=is_one)
+        is_constant = bool(np.ptp(values) == 0)  # small differences may still order episodes
+        return Fault(name="scores everything alike", evidence=text, kind="scores", is_fatal=is_constant)
     return None
 
 
@@ -291,7 +299,7 @@ def _tells_no_success(
 
 
 def _unread(rows: Sequence[tuple[Item, Answer]]) -> Fault | None:
-    unread = [one for _, one in rows if one.status in ("invalid", "failed")]
+    unread = [answer for _, answer in rows if answer.status in ("invalid", "failed")]
     if 2 * len(unread) > len(rows):
         text = f"{len(unread)} of {len(rows)}, e.g. {unread[0].text[:80]!r}"
         return Fault(name="mostly gives no answer that can be read", evidence=text, is_fatal=True)

@@ -54,7 +54,7 @@ def rank_correlation(left: ArrayLike, right: ArrayLike) -> float:
     from scipy.stats import rankdata  # takes half a second
 
     ranks = rankdata(left), rankdata(right)
-    if any(np.ptp(one) == 0 for one in ranks):
+    if any(np.ptp(rank) == 0 for rank in ranks):
         return 0.0
     return float(np.corrcoef(*ranks)[0, 1])
 
@@ -69,42 +69,46 @@ def pair_figures(items: Sequence[Item], answers: Sequence[Answer]) -> Figures:
         `same_image`: share of one image twice on which a side was chosen. `other_task`: share of answers that are the
         same under the instruction of another task. Empty where no pair was asked.
     """
-    rows = [(item, one) for item, one in zip(items, answers, strict=True) if item.kind == "pair"]
+    rows = [(item, answer) for item, answer in zip(items, answers, strict=True) if item.kind == "pair"]
     if not rows:
         return {}
-    pairs = [(item, one) for item, one in rows if item.case == "pair"]
+    pairs = [(item, answer) for item, answer in rows if item.case == "pair"]
     bins = np.zeros((NUM_BINS, 3), int)
-    for item, one in pairs:
-        outcome = outcome_of(item, one)
+    for item, answer in pairs:
+        outcome = outcome_of(item, answer)
         if outcome not in ("tie", "unknown") and math.isfinite(item.gap):
             bins[difficulty_of(item), COLUMNS.get(outcome, 2)] += 1
     sure = confidences(items, answers)
     hits, misses, _ = bins.sum(0).tolist()
-    decided = [one for _, one in pairs if one.label in ("left", "right")]
+    decided = [answer for _, answer in pairs if answer.label in ("left", "right")]
     # a pair counts once here, though it was asked twice: by the answer to its sides as they are
-    by_order = {(one.task, one.item, one.swapped): one.label for _, one in rows}
+    by_order = {(answer.task, answer.item, answer.swapped): answer.label for _, answer in rows}
     both = [
         (label, by_order[task, place, True])
         for (task, place, swapped), label in by_order.items()
         if not swapped and by_order.get((task, place, True))
     ]
-    twice = [one for item, one in rows if item.case == "same image" and one.label]
+    twice = [answer for item, answer in rows if item.case == "same image" and answer.label]
     # in the same order of sides: a preference for a side would else look like a change of mind
     elsewhere = [
-        (one.label, by_order.get((one.task, item.source, one.swapped)))
-        for item, one in rows
-        if item.case == "other task" and one.label
+        (answer.label, by_order.get((answer.task, item.source, answer.swapped)))
+        for item, answer in rows
+        if item.case == "other task" and answer.label
     ]
     return {
         "accuracy": share(hits, hits + misses),
-        "undecided": share(sum(one.status == "no_preference" for _, one in pairs), len(pairs)),
-        "unread": share(sum(one.status in ("invalid", "failed") for _, one in pairs), len(pairs)),
-        "said_left": share(sum(one.label == "left" for one in decided), len(decided)),
-        "consistent": share(sum(_SWAP[one] == other for one, other in both if one), sum(bool(one) for one, _ in both)),
+        "undecided": share(sum(answer.status == "no_preference" for _, answer in pairs), len(pairs)),
+        "unread": share(sum(answer.status in ("invalid", "failed") for _, answer in pairs), len(pairs)),
+        "said_left": share(sum(answer.label == "left" for answer in decided), len(decided)),
+        "consistent": share(
+            sum(_SWAP[label] == other for label, other in both if label), sum(bool(label) for label, _ in both)
+        ),
         "ece": calibration_error(sure[:, 0], sure[:, 1] > 0, lowest=0.5) if len(sure) else None,
         "by_difficulty": bins.tolist(),
-        "same_image": share(sum(one.label != "tie" for one in twice), len(twice)),
-        "other_task": share(sum(one == own for one, own in elsewhere if own), sum(bool(own) for _, own in elsewhere)),
+        "same_image": share(sum(answer.label != "tie" for answer in twice), len(twice)),
+        "other_task": share(
+            sum(label == own for label, own in elsewhere if own), sum(bool(own) for _, own in elsewhere)
+        ),
     }
 
 
@@ -121,9 +125,9 @@ def difficulty_of(item: Item) -> int:
 def confidences(items: Sequence[Item], answers: Sequence[Answer]) -> Floats:
     """[N, 2] how sure a judge was of its labels of pairs that are right or wrong, and whether they are right."""
     rows = [
-        (confidence(*one.p[:2]), outcome == "right")
-        for item, one in zip(items, answers, strict=True)
-        if item.case == "pair" and one.p is not None and (outcome := outcome_of(item, one)) in ("right", "wrong")
+        (confidence(*answer.p[:2]), outcome == "right")
+        for item, answer in zip(items, answers, strict=True)
+        if item.case == "pair" and answer.p is not None and (outcome := outcome_of(item, answer)) in ("right", "wrong")
     ]
     table = np.array(rows, float).reshape(-1, 2)  # also of no rows
     return table[np.isfinite(table[:, 0])]
@@ -141,19 +145,19 @@ def score_figures(items: Sequence[Item], answers: Sequence[Answer]) -> Figures:
         `voc`: rank correlation of scores with the order of images along successes, mean over episodes. `progress`:
         with the true progress, over all these images. `unread`: share. Empty where nothing was scored.
     """
-    rows = [(item, one) for item, one in zip(items, answers, strict=True) if item.kind != "pair"]
+    rows = [(item, answer) for item, answer in zip(items, answers, strict=True) if item.kind != "pair"]
     if not rows:
         return {}
-    known = [(item, one) for item, one in rows if math.isfinite(one.value)]
+    known = [(item, answer) for item, answer in rows if math.isfinite(answer.value)]
     table = success_table(rows)
     by_case: dict[str, Floats] = {
-        case: np.array([one.value for item, one in known if item.case == case])
+        case: np.array([answer.value for item, answer in known if item.case == case])
         for case in dict.fromkeys(item.case for item, _ in known)
     }
     figures: Figures = {
         "unread": share(len(rows) - len(known), len(rows)),
         "means": {case: float(values.mean()) for case, values in by_case.items() if case != "track"},
-        **_track_figures([(item, one) for item, one in known if item.kind == "image"]),
+        **_track_figures([(item, answer) for item, answer in known if item.kind == "image"]),
     }
     truths = table[:, 1] > 0
     if not (truths.any() and (~truths).any()):  # a threshold needs both kinds
@@ -177,9 +181,9 @@ def score_figures(items: Sequence[Item], answers: Sequence[Answer]) -> Figures:
 def success_table(rows: Sequence[tuple[Item, Answer]]) -> Floats:
     """[N, 2] score, and whether it is of a success, of all scored episodes and turns that are no controls."""
     main = [
-        (one.value, item.success)
-        for item, one in rows
-        if item.case in (*CASES, "nearer", "farther") and math.isfinite(one.value)
+        (answer.value, item.success)
+        for item, answer in rows
+        if item.case in (*CASES, "nearer", "farther") and math.isfinite(answer.value)
     ]
     return np.array(main, float).reshape(-1, 2)
 
@@ -191,8 +195,8 @@ def _track_figures(rows: Sequence[tuple[Item, Answer]]) -> Figures:
     correlation. Departure: images are scored one at a time, as a reward is asked for, and not together.
     """
     tracks: dict[tuple[str, int], list[tuple[float, float, int]]] = {}
-    for item, one in rows:
-        tracks.setdefault((one.task, item.track), []).append((item.truth[0], one.value, one.item))
+    for item, answer in rows:
+        tracks.setdefault((answer.task, item.track), []).append((item.truth[0], answer.value, answer.item))
     # in the order of time, which is that of the items' places
     orders = [sorted(track, key=lambda row: row[2]) for track in tracks.values() if len(track) > 2]
     correlations = [rank_correlation(np.arange(len(track)), [row[1] for row in track]) for track in orders]
@@ -205,8 +209,8 @@ def _track_figures(rows: Sequence[tuple[Item, Answer]]) -> Figures:
 
 def cost_figures(answers: Sequence[Answer]) -> Figures:
     """`answers_per_s`, `tokens` per answer, `usd_per_1000`; None where nobody says."""
-    latency = sum(one.latency_s for one in answers)
-    tokens, costs = (np.array([getattr(one, name) for one in answers], float) for name in ("tokens", "cost_usd"))
+    latency = sum(answer.latency_s for answer in answers)
+    tokens, costs = (np.array([getattr(answer, name) for answer in answers], float) for name in ("tokens", "cost_usd"))
     return {
         "answers": len(answers),
         "answers_per_s": len(answers) / latency if latency else None,
@@ -225,14 +229,18 @@ def teacher_table(items: Sequence[Item], answers: Sequence[Answer]) -> Figures:
     """
     pairs = np.zeros((NUM_BINS, 2, 3), int)
     scores: list[list[float]] = [[] for _ in range(NUM_BINS + 1)]
-    for item, one in zip(items, answers, strict=True):
+    for item, answer in zip(items, answers, strict=True):
         if item.kind == "pair" and item.case == "pair":
-            gain = -item.gap if one.swapped else item.gap
-            pairs[difficulty_of(item), int(gain > 0), COLUMNS.get(outcome_of(item, one), 2)] += 1
-        elif item.kind in ("video", "turn") and item.case in (*CASES, "nearer", "farther") and math.isfinite(one.value):
+            gain = -item.gap if answer.swapped else item.gap
+            pairs[difficulty_of(item), int(gain > 0), COLUMNS.get(outcome_of(item, answer), 2)] += 1
+        elif (
+            item.kind in ("video", "turn")
+            and item.case in (*CASES, "nearer", "farther")
+            and math.isfinite(answer.value)
+        ):
             # a failure may end at full progress, e.g. where a success was undone: it stays among the failures
             row = NUM_BINS if item.success else min(int(item.truth[0] * NUM_BINS), NUM_BINS - 1)
-            scores[row].append(round(one.value, 4))
+            scores[row].append(round(answer.value, 4))
     table: Figures = {"pairs": pairs.tolist()} if pairs.any() else {}
     return table | ({"scores": scores} if any(scores) else {})
 
@@ -245,5 +253,5 @@ def pooled(tables: Mapping[str, Figures]) -> Figures:
     if counts:
         found["pairs"] = np.sum(counts, axis=0).tolist()
     if lists:
-        found["scores"] = [sum((one[place] for one in lists), []) for place in range(NUM_BINS + 1)]
+        found["scores"] = [sum((scores[place] for scores in lists), []) for place in range(NUM_BINS + 1)]
     return found

@@ -247,10 +247,10 @@ def _image_items(
 def _task_items(task: str, items: Sequence[Item], draw: Draw, close: Callable[[], None] = lambda: None) -> TaskItems:
     """All items of a task, with what two machines compare them by."""
     rows = [
-        [one.kind, one.case, one.goal, one.action, one.camera, one.source, one.track, one.success]
-        + [round(value, 2) for value in one.truth]
-        + [[len(side), *np.round(side[[0, -1]].astype(float), 2).ravel().tolist()] for side in one.sides]
-        for one in items
+        [item.kind, item.case, item.goal, item.action, item.camera, item.source, item.track, item.success]
+        + [round(value, 2) for value in item.truth]
+        + [[len(side), *np.round(side[[0, -1]].astype(float), 2).ravel().tolist()] for side in item.sides]
+        for item in items
     ]
     # rounded, since machines differ in the last digits; a tiny negative number becomes -0.0 on some of them alone
     text = json.dumps([VERSION, task, rows]).replace("-0.0", "0.0")
@@ -347,7 +347,9 @@ def draw_gap_pairs(progress: FloatArray, gaps: FloatArray, rng: np.random.Genera
     ends = [target + grain * rng.standard_normal(len(gaps)) for target in (left_target, left_target + gaps)]
     # the progress that was met next to each end, and one of all images that have just this
     met = [ranked[np.clip(np.searchsorted(ranked, end), 0, len(ranked) - 1)] for end in ends]
-    ranks = [rng.integers(np.searchsorted(ranked, one), np.searchsorted(ranked, one, side="right")) for one in met]
+    ranks = [
+        rng.integers(np.searchsorted(ranked, value), np.searchsorted(ranked, value, side="right")) for value in met
+    ]
     return np.stack([order[rank] for rank in ranks], axis=1)
 
 
@@ -371,7 +373,7 @@ def _pair_controls(pairs: Sequence[Item], count: int, elsewhere: str, rng: np.ra
 def _tracks(episodes: Sequence[Episode], count: int) -> list[Item]:
     """Images of successes, from the start to the first moment of success."""
     items = []
-    for number, episode in enumerate([one for one in episodes if one.is_success][:count]):
+    for number, episode in enumerate([episode for episode in episodes if episode.is_success][:count]):
         # what comes after the success is a success too, and has no order
         looked = np.array(episode.looked)[: episode.successes.index(True) + 1]
         for place in np.unique(np.linspace(0, len(looked) - 1, TRACK_IMAGES).round().astype(int)):

@@ -245,7 +245,7 @@ def predict(teacher: Mapping[str, Any], runs: Sequence[Mapping[str, str]]) -> li
     found = []
     for task, kind in dict.fromkeys((*asked, *curves)):
         # the task's own answers, else those to all tasks together
-        table = next((one[kind] for one in (teacher.get(task, {}), teacher["all"]) if kind in one), None)
+        table = next((tables[kind] for tables in (teacher.get(task, {}), teacher["all"]) if kind in tables), None)
         shares = (0.0, 0.0) if table is None else SHARES[kind](table)
         if table is None or (kind == "scores" and not any(shares)):  # successes alone, or none: nothing is known
             continue
@@ -301,15 +301,15 @@ def predict_row(row: Mapping[str, Any], runs: Sequence[Mapping[str, str]]) -> li
         runs: rows of `read_curve`.
     """
     found = []
-    for one in predict(row["teacher"], runs):
-        faults = [Fault(**fault) for fault in row["tasks"].get(one.task, {}).get("faults", ())]
-        own = [fault for fault in faults if fault.kind in ("", one.kind)]
-        grade: Grade = one.grade
+    for prediction in predict(row["teacher"], runs):
+        faults = [Fault(**fault) for fault in row["tasks"].get(prediction.task, {}).get("faults", ())]
+        own = [fault for fault in faults if fault.kind in ("", prediction.kind)]
+        grade: Grade = prediction.grade
         if any(fault.is_fatal for fault in own):
             grade = "too weak"
         elif any(fault.is_exploitable for fault in own) and grade not in ("too weak", "probably too weak"):
             grade = "can be fooled"
-        if grade != one.grade:
-            one = replace(one, grade=grade, before=None, success=None, low=None, high=None, count=0)  # noqa: PLW2901
-        found.append(one)
+        if grade != prediction.grade:
+            prediction = replace(prediction, grade=grade, before=None, success=None, low=None, high=None, count=0)  # noqa: PLW2901
+        found.append(prediction)
     return found

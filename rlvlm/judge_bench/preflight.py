@@ -107,10 +107,12 @@ def preflight(
         JudgeUnavailable: it answers nothing, or cannot be asked this.
     """
     unasked: list[str] = []
-    answers: Sequence[Answer] = [one for block in ask(judge, made, num_frames, seed, unasked.append) for one in block]
+    answers: Sequence[Answer] = [
+        answer for block in ask(judge, made, num_frames, seed, unasked.append) for answer in block
+    ]
     if unasked:  # a bench leaves this out; a run would meet it at its first label
         raise UnsupportedQuestion("; ".join(unasked), f"ask in another form; --{setting} 0 starts without asking")
-    items = [made.items[one.item] for one in answers]
+    items = [made.items[answer.item] for answer in answers]
     graded = grade(items, answers, num_frames, min_auc)
     # all of them are said: the others may be the reason
     if any(fault.is_fatal for fault in graded.faults):

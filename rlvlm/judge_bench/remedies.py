@@ -36,15 +36,15 @@ def remedies(items: Sequence[Item], answers: Sequence[Answer]) -> list[Remedy]:
     where no pair was asked in both orders.
     """
     by_pair: dict[tuple[str, int], dict[bool, tuple[Item, Answer]]] = {}
-    for item, one in zip(items, answers, strict=True):
+    for item, answer in zip(items, answers, strict=True):
         if item.kind == "pair" and item.case == "pair":
-            by_pair.setdefault((one.task, one.item), {})[one.swapped] = (item, one)
+            by_pair.setdefault((answer.task, answer.item), {})[answer.swapped] = (item, answer)
     both = [pair for pair in by_pair.values() if len(pair) == 2]
     once, twice = np.zeros((2, 3)), np.zeros((2, 3))  # as of `balanced_shares`
     for pair in both:
         outcomes = {}
-        for is_swapped, (item, one) in pair.items():
-            outcomes[is_swapped] = outcome_of(item, one)
+        for is_swapped, (item, answer) in pair.items():
+            outcomes[is_swapped] = outcome_of(item, answer)
             once[int((item.gap > 0) != is_swapped), COLUMNS.get(outcomes[is_swapped], 2)] += 1
         # right in one order and wrong in the other: the same side twice, which is no preference
         agreed = outcomes[False] if outcomes[False] == outcomes[True] else "undecided"
@@ -68,4 +68,4 @@ def remedies(items: Sequence[Item], answers: Sequence[Answer]) -> list[Remedy]:
                 calls=calls / bits if bits > _NO_BITS else None,
             )
         )
-    return sorted(found, key=lambda one: math.inf if one.calls is None else one.calls)
+    return sorted(found, key=lambda remedy: math.inf if remedy.calls is None else remedy.calls)

@@ -78,17 +78,17 @@ def beside(kind: str, run: Mapping[str, Any], bench: Mapping[str, Any]) -> list[
 _SHARES = ("accuracy", "undecided", "unread", "said_left", "consistent", "false_positives")
 
 
-def share_cell(one: Mapping[str, Any] | float | None) -> str:
+def share_cell(figure: Mapping[str, Any] | float | None) -> str:
     """A share, with its interval where it has one, in percent; `-` where there is none."""
-    if not isinstance(one, Mapping):
-        return "-" if one is None else f"{100 * one:.1f} %"
-    return f"{100 * one['value']:.1f} % ({100 * one['low']:.0f} to {100 * one['high']:.0f})"
+    if not isinstance(figure, Mapping):
+        return "-" if figure is None else f"{100 * figure:.1f} %"
+    return f"{100 * figure['value']:.1f} % ({100 * figure['low']:.0f} to {100 * figure['high']:.0f})"
 
 
-def number_cell(one: Mapping[str, Any] | float | None, digits: int = 2) -> str:
+def number_cell(figure: Mapping[str, Any] | float | None, digits: int = 2) -> str:
     """A number, with its interval where it has one; `-` where there is none."""
-    if one is None or one == {}:
+    if figure is None or figure == {}:
         return "-"
-    if isinstance(one, Mapping):
-        return f"{one['value']:.{digits}f} ({one['low']:.{digits}f} to {one['high']:.{digits}f})"
-    return f"{one:.{digits}f}"
+    if isinstance(figure, Mapping):
+        return f"{figure['value']:.{digits}f} ({figure['low']:.{digits}f} to {figure['high']:.{digits}f})"
+    return f"{figure:.{digits}f}"

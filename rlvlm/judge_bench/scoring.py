@@ -161,8 +161,8 @@ def score_episodes(
             yield shown
             continue
         # images of one size are asked about together
-        sizes = {image.shape for one in (*group[:1], shown) for image in one.images.values()}
-        if group and (len(sizes) > 1 or sum(len(one.items) for one in group) >= ASKED_AT_ONCE):
+        sizes = {image.shape for entry in (*group[:1], shown) for image in entry.images.values()}
+        if group and (len(sizes) > 1 or sum(len(entry.items) for entry in group) >= ASKED_AT_ONCE):
             yield from _ask_group(judge, group, asked, orders, log)
             group = []
         group.append(shown)
@@ -204,8 +204,8 @@ def _show(
         end = _End(place=max(images), image=images[max(images)], truth=episode.truth)
         before = ends.get(goal)
         if before and before.image.shape == end.image.shape:
-            sides = tuple(_side(one.place[0], one.place[1]) for one in (before, end))
-            truth = tuple(math.nan if one.truth is None else float(one.truth) for one in (before, end))
+            sides = tuple(_side(ending.place[0], ending.place[1]) for ending in (before, end))
+            truth = tuple(math.nan if ending.truth is None else float(ending.truth) for ending in (before, end))
             items += (Item(kind="pair", case="pair", goal=goal, sides=sides, truth=truth),)
             images[before.place] = before.image
         ends[goal] = end
@@ -279,8 +279,8 @@ def _items(
 def _ask_group(
     judge: Judge, group: Sequence[_Shown], asked: Asked, orders: Iterator[int], log: Callable[[str], None]
 ) -> Iterator[ScoredEpisode]:
-    images = {place: image for one in group for place, image in one.images.items()}
-    items = tuple(item for one in group for item in one.items)
+    images = {place: image for shown in group for place, image in shown.images.items()}
+    items = tuple(item for shown in group for item in shown.items)
     made = TaskItems(task="recorded", items=items, draw=partial(_drawn, images), digest="", looks=())
     answers: dict[int, list[tuple[int, Item, Answer]]] = {}
     failure: JudgeUnavailable | None = None
@@ -291,12 +291,12 @@ def _ask_group(
     except JudgeUnavailable as error:
         failure = error  # what was answered of these episodes is told first
     begin = 0
-    for one in group:
-        places = range(begin, begin + len(one.items))
-        begin += len(one.items)
+    for shown in group:
+        places = range(begin, begin + len(shown.items))
+        begin += len(shown.items)
         rows = [row for place in places for row in answers.get(place, ())]
         if rows or failure is None:
-            yield _scored(one, rows, asked)
+            yield _scored(shown, rows, asked)
     if failure is not None:
         raise failure
 
@@ -350,7 +350,11 @@ def known_rows(episodes: Iterable[ScoredEpisode]) -> tuple[list[Item], list[Answ
 
 def find_threshold(episodes: Sequence[ScoredEpisode]) -> tuple[float, bool]:
     """From where on an episode's worth is called a success, and whether the data's own successes say so."""
-    known = [(one.worth, one.truth) for one in episodes if one.truth is not None and math.isfinite(one.worth)]
+    known = [
+        (episode.worth, episode.truth)
+        for episode in episodes
+        if episode.truth is not None and math.isfinite(episode.worth)
+    ]
     if {truth for _, truth in known} != {True, False}:
         return THRESHOLD, False
     threshold, _ = best_threshold([worth for worth, _ in known], [truth for _, truth in known])

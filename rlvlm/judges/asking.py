@@ -233,7 +233,7 @@ class AsyncAsker:
 
         asked = self._engine.run(_gather(map(ask, items)))
         # answers that were paid for before the end are given out; only where there are none is it an outage
-        num_failed = sum(one.has_failed for one in asked)
+        num_failed = sum(result.has_failed for result in asked)
         if fatal and num_failed == len(asked):
             raise fatal[0]
         if num_failed:
@@ -277,7 +277,7 @@ async def _gather(work: Iterable[Awaitable[T]]) -> list[T]:
 
 def _some_answered(asked: list[DialogueResult], config: JudgeConfig) -> list[DialogueResult]:
     """The same, once it is known that not all of them failed."""
-    if asked and all(one.has_failed for one in asked):
+    if asked and all(result.has_failed for result in asked):
         fix = "run `rlvlm doctor`; with a big model try --judge.quantization nf4"
         if config.is_remote:
             fix = "check --judge.api.base-url and the provider's status; slow servers need --judge.api.timeout-s"

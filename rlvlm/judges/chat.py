@@ -52,7 +52,7 @@ class ChatJudge:
         """
         self._check_compares()
         outcomes = ask_what_can_be(queries, self._abilities, lambda good: self._asker.run(good, self._label))
-        return [one.verdict(self.stamp) for one in outcomes]
+        return [outcome.verdict(self.stamp) for outcome in outcomes]
 
     def score(self, clips: Sequence[Clip]) -> list[Score]:
         """One score per clip, in order. Raises as `compare` does."""

@@ -113,13 +113,13 @@ def distill(store: Path, out: Path, config: DistillConfig) -> Distillation:
     torch.set_num_threads(config.threads)
     torch.manual_seed(config.seed)
     graded = []
-    for one in held_out[:: -(-len(held_out) // config.graded)]:  # evenly spread over the store
+    for label in held_out[:: -(-len(held_out) // config.graded)]:  # evenly spread over the store
         try:
-            left, right = opened.image(one.left)[None], opened.image(one.right)[None]
+            left, right = opened.image(label.left)[None], opened.image(label.right)[None]
         except MissingImage as missing:
             _LOGGER.warning("a held-out label is left out: %s", missing)
             continue
-        graded.append((one, Query(goal=one.goal, left=left, right=right)))
+        graded.append((label, Query(goal=label.goal, left=left, right=right)))
 
     tokenizer = AutoTokenizer.from_pretrained(weights_folder(), trust_remote_code=False)
     image_processor = Qwen2VLImageProcessorPil.from_pretrained(weights_folder())
@@ -147,8 +147,8 @@ def distill(store: Path, out: Path, config: DistillConfig) -> Distillation:
         num_graded=len(graded),
         before=before,
         after=grade(out, graded),
-        goals=tuple(sorted({one.goal for one in labels})),
-        teacher_accuracy=_accuracy([(one.answer, one.truth) for one, _ in graded]),
+        goals=tuple(sorted({label.goal for label in labels})),
+        teacher_accuracy=_accuracy([(label.answer, label.truth) for label, _ in graded]),
     )
     (out / "CARD.md").write_text(card(made, config))
     return made
@@ -207,8 +207,8 @@ def split(labels: Sequence[Labelled], share: float) -> tuple[list[Labelled], lis
     # by image and not by label: a label of two images that were learnt from would be no test of sight
     limit = int(share * 2**32)  # digests are uniform, so a share of their range is a share of the images
     sides: tuple[list[Labelled], list[Labelled]] = ([], [])
-    for one in labels:
-        sides[min(int(one.left[:8], 16), int(one.right[:8], 16)) < limit].append(one)
+    for label in labels:
+        sides[min(int(label.left[:8], 16), int(label.right[:8], 16)) < limit].append(label)
     return sides
 
 
@@ -239,7 +239,7 @@ class LabelDataset:
         tokens_per_image = (side_px // visual.patch_size // visual.spatial_merge_size) ** 2
         image_token = tokenizer.convert_ids_to_tokens(shapes.image_token_id)
         self._dialogues = DialogueBuilder(tokenizer, image_token, tokens_per_image)
-        digests = sorted({digest for one in labels for digest in (one.left, one.right)})
+        digests = sorted({digest for label in labels for digest in (label.left, label.right)})
         # made small once: resizing at every draw would cost more than the step
         images, places = [], {}
         for digest in digests:
@@ -253,10 +253,10 @@ class LabelDataset:
             raise UsageError(f"none of {len(digests)} images in {store.folder} can be read", "restore its pictures/")
         self._images = np.stack(images)
         self._by_goal: dict[str, list[tuple[int, int, Label]]] = {}
-        for one in sorted(labels, key=lambda each: each.goal):
-            if one.left in places and one.right in places:
-                rows = self._by_goal.setdefault(one.goal, [])
-                rows.append((places[one.left], places[one.right], one.answer))
+        for label in sorted(labels, key=lambda each: each.goal):
+            if label.left in places and label.right in places:
+                rows = self._by_goal.setdefault(label.goal, [])
+                rows.append((places[label.left], places[label.right], label.answer))
         # goals come as often as they were labelled
         counts = np.array([len(rows) for rows in self._by_goal.values()])
         self._shares = counts / counts.sum()
@@ -285,7 +285,7 @@ def grade(folder: Path, graded: Sequence[tuple[Labelled, Query]]) -> Grades:
     queries = [query for _, query in graded]
     given = [verdict.label for verdict in judge.compare(queries)]
     turned = judge.compare([query.swapped for query in queries])
-    teacher = [one.answer for one, _ in graded]
+    teacher = [label.answer for label, _ in graded]
     same = [mine is theirs for mine, theirs in zip(given, teacher, strict=True)]
     decided = [hit for hit, theirs in zip(same, teacher, strict=True) if theirs is not Label.TIE] or [np.nan]
     swaps = [(mine and mine.swapped) is verdict.label for mine, verdict in zip(given, turned, strict=True)]
@@ -293,7 +293,7 @@ def grade(folder: Path, graded: Sequence[tuple[Labelled, Query]]) -> Grades:
         AGREES: float(np.mean(same)),
         "agrees where the teacher decided": float(np.mean(decided)),
         "decided labels right, by the simulator": _accuracy(
-            [(mine, one.truth) for mine, (one, _) in zip(given, graded, strict=True)]
+            [(mine, label.truth) for mine, (label, _) in zip(given, graded, strict=True)]
         ),
         "label swaps with the order": float(np.mean(swaps)),
     }

@@ -82,7 +82,7 @@ class NumericJudge:
                 for margin, text, p in zip(numbers.tolist(), texts, odds, strict=True)
             ]
 
-        return [one.verdict(self.stamp) for one in self._ask(queries, prefer)]
+        return [outcome.verdict(self.stamp) for outcome in self._ask(queries, prefer)]
 
     def score(self, clips: Sequence[Clip]) -> list[Score]:
         """One score per clip, in order. Raises as `compare` does."""
@@ -95,8 +95,8 @@ class NumericJudge:
         # what failed was shown nothing, whatever the clip holds
         most = self._model.max_frames
         return [
-            one.score(self.stamp, 0 if one.has_failed else min(len(clip.frames), most))
-            for clip, one in zip(clips, self._ask(clips, rate), strict=True)
+            outcome.score(self.stamp, 0 if outcome.has_failed else min(len(clip.frames), most))
+            for clip, outcome in zip(clips, self._ask(clips, rate), strict=True)
         ]
 
     def _ask(
@@ -112,4 +112,4 @@ class NumericJudge:
         except (RuntimeError, ValueError, TypeError, IndexError) as error:
             raise JudgeUnavailable(f"the judge's network broke: {error}", "run `rlvlm doctor`") from error
         elapsed = time.perf_counter() - start  # of all: they went through the network together
-        return [one if one.has_failed else replace(one, latency_s=elapsed) for one in outcomes]
+        return [outcome if outcome.has_failed else replace(outcome, latency_s=elapsed) for outcome in outcomes]

@@ -37,7 +37,7 @@ class BothOrders:
 
     def compare(self, queries: Sequence[Query]) -> list[Verdict]:
         # side by side, so that both orders of a query share a batch and are lost together
-        both = [one for query in queries for one in (query, query.swapped)]
+        both = [order for query in queries for order in (query, query.swapped)]
         verdicts = self._judge.compare(both)
         stamp = self.stamp
         return [_voted((verdicts[i], _unswapped(verdicts[i + 1])), stamp) for i in range(0, len(verdicts), 2)]
@@ -94,8 +94,8 @@ class Committee:
         return Stamp(
             **{
                 # what all share is said once
-                one.name: " + ".join(dict.fromkeys(str(getattr(stamp, one.name)) for stamp in stamps))
-                for one in fields(Stamp)
+                field.name: " + ".join(dict.fromkeys(str(getattr(stamp, field.name)) for stamp in stamps))
+                for field in fields(Stamp)
             }
         )
 
@@ -111,14 +111,14 @@ class Committee:
         scores = []
         for answers in zip(*(member.score(clips) for member in self._members), strict=True):
             # a member that is silent does not count as a score of 0
-            values = [one.value for one in answers if one.value is not None]
+            values = [answer.value for answer in answers if answer.value is not None]
             scores.append(
                 Score(
                     status=Status.OK if values else _lost(answers),
                     value=sum(values) / len(values) if values else None,
                     stamp=stamp,
-                    text=SEPARATOR.join(one.text for one in answers),
-                    latency_s=sum(one.latency_s for one in answers),
+                    text=SEPARATOR.join(answer.text for answer in answers),
+                    latency_s=sum(answer.latency_s for answer in answers),
                     usage=_spent(answers),
                 )
             )
@@ -128,7 +128,7 @@ class Committee:
 def _voted(verdicts: Sequence[Verdict], stamp: Stamp) -> Verdict:
     """One verdict on a query, out of several on it."""
     labels = [verdict.label for verdict in verdicts]
-    label = next((one for one in Label if 2 * labels.count(one) > len(labels)), None)
+    label = next((candidate for candidate in Label if 2 * labels.count(candidate) > len(labels)), None)
     if label is None and all(labels):  # all were read, and they do not agree
         label = Label.TIE
     # a mean over some of the votes would not be about the label that all of them gave
@@ -146,11 +146,11 @@ def _voted(verdicts: Sequence[Verdict], stamp: Stamp) -> Verdict:
 
 def _lost(answers: Sequence[Verdict | Score]) -> Status:
     """Why there is no answer: one that did not come weighs more than one that could not be read."""
-    return Status.FAILED if any(one.status is Status.FAILED for one in answers) else Status.INVALID
+    return Status.FAILED if any(answer.status is Status.FAILED for answer in answers) else Status.INVALID
 
 
 def _spent(answers: Sequence[Verdict | Score]) -> Usage | None:
-    spent = [one.usage for one in answers if one.usage is not None]
+    spent = [answer.usage for answer in answers if answer.usage is not None]
     return sum(spent[1:], start=spent[0]) if spent else None
 
 

@@ -55,7 +55,7 @@ def draw_bench(
         items: [N], in the order of asking.
         answers: [N], likewise.
     """
-    asked = [(one.task, one.kind) for one in predictions]
+    asked = [(prediction.task, prediction.kind) for prediction in predictions]
     with matplotlib.rc_context(STYLE):
         teaches = {"worth of its answers, task by task": draw_worths(predictions)} if predictions else {}
         # a curve of another task says nothing of this judge beyond the limits that the image of its worth shows
@@ -67,7 +67,7 @@ def draw_bench(
         answered = {}
         if any(map(np.any, row["figures"]["pairs"].get("by_difficulty", []))):
             answered["accuracy on pairs, by difficulty"] = draw_difficulty(row)
-        if any(item.case in _ROWS and np.isfinite(one.value) for item, one in zip(items, answers, strict=True)):
+        if any(item.case in _ROWS and np.isfinite(answer.value) for item, answer in zip(items, answers, strict=True)):
             answered["scores, by truth"] = draw_scores(items, answers, row["figures"]["scores"].get("threshold"))
     return teaches, answered
 
@@ -78,23 +78,25 @@ def draw_worths(predictions: Sequence[ExpectedSuccess]) -> Figure:
     """
     figure = Figure(figsize=(WIDTH, 1.5 + 0.27 * len(predictions)), layout="constrained")
     axes = figure.add_subplot()
-    for place, one in enumerate(predictions):
+    for place, prediction in enumerate(predictions):
         rows = {"height": 1.0, "linewidth": 0, "zorder": 0}
-        if one.never is not None:
-            axes.barh(place, 100 * one.never, color="#fbe9e4", **rows)
-        if one.always is not None:
-            axes.barh(place, 101 - 100 * one.always, left=100 * one.always, color="#e3f3f1", **rows)
-        colour, ends = GRADE_COLOURS[one.grade], (100 * one.worth_low, 100 * one.worth_high)
+        if prediction.never is not None:
+            axes.barh(place, 100 * prediction.never, color="#fbe9e4", **rows)
+        if prediction.always is not None:
+            axes.barh(place, 101 - 100 * prediction.always, left=100 * prediction.always, color="#e3f3f1", **rows)
+        colour, ends = GRADE_COLOURS[prediction.grade], (100 * prediction.worth_low, 100 * prediction.worth_high)
         axes.plot(ends, (place, place), color=colour, linewidth=5, alpha=0.45, solid_capstyle="butt")
-        axes.plot(100 * one.worth, place, "o", color=colour, markersize=7, clip_on=False)
+        axes.plot(100 * prediction.worth, place, "o", color=colour, markersize=7, clip_on=False)
     axes.axvline(50, color="#8a979d", linewidth=1, linestyle="--")
     axes.set_yticks(
-        range(len(predictions)), [f"{shorten(one.task, 22)}, {ASKED_FOR[one.kind]}" for one in predictions], color=INK
+        range(len(predictions)),
+        [f"{shorten(prediction.task, 22)}, {ASKED_FOR[prediction.kind]}" for prediction in predictions],
+        color=INK,
     )
     axes.set(xlim=(0, 101), ylim=(len(predictions) - 0.5, -0.5), xlabel="worth of its answers, %; 50 is chance")
     axes.grid(visible=False, axis="y")
     axes.set_title("Worth of its answers (bars: 90 %)")
-    present = [grade for grade in GRADE_COLOURS if any(one.grade == grade for one in predictions)]
+    present = [grade for grade in GRADE_COLOURS if any(prediction.grade == grade for prediction in predictions)]
     marks = [*axes.plot([], [], "s", color="#f3cfc4"), *axes.plot([], [], "s", color="#bfe3de")]
     marks += [axes.plot([], [], "o", color=GRADE_COLOURS[grade])[0] for grade in present]
     names = ["no run learned", "all runs learned", *present]
@@ -117,9 +119,9 @@ def draw_success(
             axes.plot(100 * curve.worths, curve.fitted, color=INK, linewidth=2, label="fitted")
             axes.plot(100 * curve.worths, curve.successes, "o", color=COLOURS[0], markersize=5, label="a run")
             axes.axhline(curve.befores.mean(), color=THEIRS, linewidth=1.2, linestyle="--", label="before training")
-            for one in predictions:
-                if (one.task, one.kind) == (task, kind):
-                    _mark(axes, one)
+            for prediction in predictions:
+                if (prediction.task, prediction.kind) == (task, kind):
+                    _mark(axes, prediction)
             axes.set(xlabel="worth of its answers, %", ylim=(-0.03, 1.05), title=f"{task}, {kind}")
         panels[0].set_ylabel("success after training")
         if columns > 1:
@@ -131,17 +133,19 @@ def draw_success(
     return figure
 
 
-def _mark(axes: Axes, one: ExpectedSuccess) -> None:
+def _mark(axes: Axes, prediction: ExpectedSuccess) -> None:
     """Marks a judge: its worth with the interval, and the success to expect where any is."""
-    worth, colour = 100 * one.worth, COLOURS[1]
-    axes.axvspan(100 * one.worth_low, 100 * one.worth_high, color=colour, alpha=0.15, linewidth=0)
-    if one.success is None or one.low is None or one.high is None:
-        axes.axvline(worth, color=colour, linewidth=2, label=f"this judge, {one.grade} (no prediction)")
+    worth, colour = 100 * prediction.worth, COLOURS[1]
+    axes.axvspan(100 * prediction.worth_low, 100 * prediction.worth_high, color=colour, alpha=0.15, linewidth=0)
+    if prediction.success is None or prediction.low is None or prediction.high is None:
+        axes.axvline(worth, color=colour, linewidth=2, label=f"this judge, {prediction.grade} (no prediction)")
         return
     axes.axvline(worth, color=colour, linewidth=1, linestyle=":")
-    reach = [[one.success - one.low], [one.high - one.success]]
+    reach = [[prediction.success - prediction.low], [prediction.high - prediction.success]]
     look: dict[str, Any] = {"fmt": "D", "color": colour, "markersize": 8, "capsize": 4, "linewidth": 2, "zorder": 3}
-    axes.errorbar([worth], [one.success], yerr=np.maximum(reach, 0), label=f"this judge, {one.grade}", **look)
+    axes.errorbar(
+        [worth], [prediction.success], yerr=np.maximum(reach, 0), label=f"this judge, {prediction.grade}", **look
+    )
 
 
 def draw_difficulty(row: Mapping[str, Any]) -> Figure:
@@ -149,7 +153,8 @@ def draw_difficulty(row: Mapping[str, Any]) -> Figure:
     undecided or unread; below it each task by itself, where there are several.
     """
     tasks = {
-        task: np.array(one["pairs"].get("by_difficulty", np.zeros((NUM_BINS, 3)))) for task, one in row["tasks"].items()
+        task: np.array(figures["pairs"].get("by_difficulty", np.zeros((NUM_BINS, 3))))
+        for task, figures in row["tasks"].items()
     }
     tasks = {task: counts for task, counts in tasks.items() if counts.any()} if len(tasks) > 1 else {}
     height = 0.25 * len(tasks) + 0.4
@@ -189,7 +194,9 @@ def draw_scores(items: Sequence[Item], answers: Sequence[Answer], threshold: flo
     """Every score of an episode or turn by what is true of it, with the middle half of each row; and the share that
     scores from `threshold` on, where there is one.
     """
-    scored = [(item.case, one.value) for item, one in zip(items, answers, strict=True) if np.isfinite(one.value)]
+    scored = [
+        (item.case, answer.value) for item, answer in zip(items, answers, strict=True) if np.isfinite(answer.value)
+    ]
     by_case = {case: np.array([value for of, value in scored if of == case]) for case in _ROWS}
     by_case = {case: values for case, values in by_case.items() if len(values)}
     figure = Figure(figsize=(WIDTH, 1.1 + 0.42 * len(by_case)), layout="constrained")
@@ -218,7 +225,7 @@ def _swarm(values: Floats) -> Floats:
     bins = np.round(50 * values).astype(int)
     aside = np.zeros(len(values))
     widest = max(np.unique(bins, return_counts=True)[1])
-    for one in np.unique(bins):
-        (places,) = np.nonzero(bins == one)
+    for level in np.unique(bins):
+        (places,) = np.nonzero(bins == level)
         aside[places] = (np.arange(len(places)) - (len(places) - 1) / 2) * min(0.12, 0.72 / widest)
     return aside

@@ -66,12 +66,12 @@ def check_task(task: str, out: Path, num_episodes: int, seed: int) -> int:
         for name, play in players(player_env).items():
             # processor time: on a busy machine the clock on the wall says little
             began = time.process_time()
-            some = [one for n in range(num_episodes) if (one := play(seed + n)) is not None]
+            some = [episode for n in range(num_episodes) if (episode := play(seed + n)) is not None]
             if not some:  # a script is optional, and says so by playing nothing
                 console.print(f"{prefix + name:<12} there is none")
                 continue
             plays[prefix + name] = some
-            cost_ms = (time.process_time() - began) / sum(len(one.rewards) for one in some) * 1e3
+            cost_ms = (time.process_time() - began) / sum(len(episode.rewards) for episode in some) * 1e3
             console.print(f"{prefix + name:<12} {_findings(player_env, some)}; {cost_ms:.2g} ms a step")
         if start:
             player_env.close()

@@ -91,8 +91,8 @@ def compare(paths: Sequence[Path], out: Path | None = None, benches: Sequence[Pa
     rows = []
     for row in groups:
         # of one run, or of runs that are all alike, there is no interval
-        is_one = row["score"] is None or row["score_low"] == row["score_high"]
-        interval = "-" if is_one else f"{row['score_low']:.2f} to {row['score_high']:.2f}"
+        is_known_exactly = row["score"] is None or row["score_low"] == row["score_high"]
+        interval = "-" if is_known_exactly else f"{row['score_low']:.2f} to {row['score_high']:.2f}"
         facts = [cell(key, row[key]) for key in ("success_at_end", "label_accuracy", "minutes")]
         rows.append((row["task"], row["title"], row["finished"], cell("score", row["score"]), interval, *facts))
     console = plain_console()
@@ -260,7 +260,14 @@ def _benched(results: Results, task: str, source: str) -> dict[str, str | None]:
         bench = f"AUC {number_cell(figures.get('auc'))}"
     if faults := [fault["name"] for fault in row["faults"]]:
         bench += f"; {', '.join(faults)}"
-    found = next((one for one in predict_row(row, read_curve()) if (one.task, one.kind) == (task, kind)), None)
+    found = next(
+        (
+            prediction
+            for prediction in predict_row(row, read_curve())
+            if (prediction.task, prediction.kind) == (task, kind)
+        ),
+        None,
+    )
     if found is None or found.success is None:  # no runs of such a task or with such judges, or a fault
         return {"bench": bench, "expected": None}
     return {"bench": bench, "expected": f"{found.success:.2f} ({found.low:.2f} to {found.high:.2f})"}

@@ -71,7 +71,7 @@ def write_sheet(folder: DemonstrationFolder, make_env: Callable[[], ChunkEnv]) -
     others: list[EpisodeRecord] = []
     for record in folder.episodes():
         # every instruction once before any comes twice
-        is_new = record.goal not in {one.goal for one in chosen} and is_whole(record, form)
+        is_new = record.goal not in {other.goal for other in chosen} and is_whole(record, form)
         if is_new and len(chosen) < _EPISODES:
             chosen.append(record)
         elif len(others) < _EPISODES and is_whole(record, form):
@@ -95,8 +95,8 @@ def write_sheet(folder: DemonstrationFolder, make_env: Callable[[], ChunkEnv]) -
                 images = env.draw(record.arrays["snapshots"][moments], IMAGE_PX, camera)
             else:
                 size = (IMAGE_PX, IMAGE_PX)
-                resized = [Image.fromarray(one).resize(size, Image.Resampling.BICUBIC) for one in kept[:, place]]
-                images = np.stack([np.asarray(one) for one in resized])
+                resized = [Image.fromarray(image).resize(size, Image.Resampling.BICUBIC) for image in kept[:, place]]
+                images = np.stack([np.asarray(image) for image in resized])
             title = f"{record.goal} ({record.id}, {ending}), {camera}"
             rows.append(Row(title=title, images=images, labels=labels))
     contact_sheet(f"{folder.task}: demonstrations", rows).save(folder.path / SHEET)

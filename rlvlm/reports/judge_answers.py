@@ -73,7 +73,9 @@ class Recorded:
         """[M] seconds until answers came, M <= N: a failure's time is that of waiting in vain, and 0 is what a store
         wrote for answers that nobody timed.
         """
-        return np.array([one.latency_s for one in self.answers if one.latency_s > 0 and one.status != "failed"])
+        return np.array(
+            [answer.latency_s for answer in self.answers if answer.latency_s > 0 and answer.status != "failed"]
+        )
 
     @property
     def has_truth(self) -> bool:
@@ -121,25 +123,25 @@ def read_run(folder: RunFolder) -> Recorded:
     # a store that several runs share has more answers than this run's
     asked = {row["question"] for row in logged if row["question"]}
     stored: dict[str, StoredAnswer] = {}
-    for one in store.answers() if store else ():
-        if one.question.id in asked:
-            stored.setdefault(one.question.id, one)  # of several judges' answers the first
-    stamps = {one.answer.stamp for one in stored.values()}
+    for entry in store.answers() if store else ():
+        if entry.question.id in asked:
+            stored.setdefault(entry.question.id, entry)  # of several judges' answers the first
+    stamps = {entry.answer.stamp for entry in stored.values()}
     judge = f"{_describe(next(iter(stamps)))}; " if len(stamps) == 1 else ""
     found = Recorded(name=folder.path.name, about=judge + config.title, task=config.task, store=store)
     items, answers = logged_pairs(logged, config.task, config.judge_goal if config.reward.asks_judge else "")
     for row, item, answer in zip(logged, items, answers, strict=True):
-        one = stored.get(row["question"])
-        if one is None or store is None or not isinstance(one.answer, Verdict):
+        entry = stored.get(row["question"])
+        if entry is None or store is None or not isinstance(entry.answer, Verdict):
             found.add(item, answer, ("", ""))
             continue
         # the log has the answer itself, the store what it cost
-        kept = _answer(one.answer, config.task, answer.item, swapped=False)
-        found.add(item, replace(answer, tokens=kept.tokens, cost_usd=kept.cost_usd), _shown(one.question))
-        other = store.find(answer_key(one.question.swapped.id, one.answer.stamp))
-        if isinstance(other, Verdict) and one.question.swapped.id not in asked:
+        kept = _answer(entry.answer, config.task, answer.item, swapped=False)
+        found.add(item, replace(answer, tokens=kept.tokens, cost_usd=kept.cost_usd), _shown(entry.question))
+        other = store.find(answer_key(entry.question.swapped.id, entry.answer.stamp))
+        if isinstance(other, Verdict) and entry.question.swapped.id not in asked:
             swapped = _answer(other, config.task, answer.item, swapped=True)
-            found.add(item, swapped, _shown(one.question.swapped))
+            found.add(item, swapped, _shown(entry.question.swapped))
     return found
 
 
@@ -152,19 +154,19 @@ def read_store(folder: Path) -> list[Recorded]:
     store = open_store(folder)
     truths = store.truths()
     groups: dict[tuple[Stamp, str], list[StoredAnswer]] = defaultdict(list)
-    for one in store.answers():
-        if isinstance(one.answer, Verdict):
-            groups[one.answer.stamp, one.origin.task].append(one)
+    for entry in store.answers():
+        if isinstance(entry.answer, Verdict):
+            groups[entry.answer.stamp, entry.origin.task].append(entry)
     found = []
     for (stamp, task), stored in groups.items():
-        known = {one.question.id: truth_about(one.question, truths) for one in stored}
+        known = {entry.question.id: truth_about(entry.question, truths) for entry in stored}
         values = {name: (np.nan, np.nan) if truth is None else truth.values for name, truth in known.items()}
         gaps = [abs(left - right) for left, right in values.values() if not np.isnan(left - right)]
         has_progress = any(truth is not None and truth.progress is not None for truth in known.values())
         # progress lies in [0, 1]; returns have the env's scale, and are compared by their share of the widest gap
         scale = 1.0 if has_progress or not gaps else max(*gaps, 1e-6)
         # a judge's answers about several goals are one entry; the first few name it
-        goals = sorted({one.question.goal for one in stored})
+        goals = sorted({entry.question.goal for entry in stored})
         source = Recorded(
             name=f"{stamp.judge} {stamp.prompt}".strip(),
             about=f"{_describe(stamp)}; goal {', '.join(goals[:3])}",
@@ -174,14 +176,14 @@ def read_store(folder: Path) -> list[Recorded]:
         )
         places: dict[str, int] = {}
         pairs: dict[int, Item] = {}
-        for one in stored:
+        for entry in stored:
             # whichever order came first names the pair, and the other is the same pair swapped
-            swapped = one.question.swapped.id in places
-            number = places.setdefault(one.question.swapped.id if swapped else one.question.id, len(places))
-            left, right = values[one.question.id]
-            item = pairs.setdefault(number, pair_of(one.question.goal, (left / scale, right / scale)))
-            assert isinstance(one.answer, Verdict), "scores were left out above"
-            source.add(item, _answer(one.answer, task, number, swapped), _shown(one.question))
+            swapped = entry.question.swapped.id in places
+            number = places.setdefault(entry.question.swapped.id if swapped else entry.question.id, len(places))
+            left, right = values[entry.question.id]
+            item = pairs.setdefault(number, pair_of(entry.question.goal, (left / scale, right / scale)))
+            assert isinstance(entry.answer, Verdict), "scores were left out above"
+            source.add(item, _answer(entry.answer, task, number, swapped), _shown(entry.question))
         found.append(source)
     return found
 
@@ -213,7 +215,9 @@ def _describe(stamp: Stamp) -> str:
 def outcomes(source: Recorded) -> NDArray[np.str_]:
     """[N] what became of each answer, as in `OUTCOMES`."""
     names = {outcome: name for name, outcome in OUTCOMES.items()}
-    found = [(outcome_of(item, one), one.status) for item, one in zip(source.items, source.answers, strict=True)]
+    found = [
+        (outcome_of(item, answer), answer.status) for item, answer in zip(source.items, source.answers, strict=True)
+    ]
     return np.array([names[status if outcome == "unread" else outcome] for outcome, status in found])
 
 
@@ -229,11 +233,13 @@ def by_bin(source: Recorded) -> dict[str, NDArray[np.int64]]:
 def confusion(source: Recorded) -> NDArray[np.int64]:
     """[4, 5] counts: the truth (`TRUTHS`) against what was given (`GIVEN`)."""
     table = np.zeros((len(TRUTHS), len(GIVEN)), np.int64)
-    for item, one in zip(source.items, source.answers, strict=True):
+    for item, answer in zip(source.items, source.answers, strict=True):
         # what would have been right: the label left is so where the left side is nearer
-        as_left = outcome_of(item, replace(one, label="left"))
+        as_left = outcome_of(item, replace(answer, label="left"))
         truth = {"right": "left", "wrong": "right"}.get(as_left, as_left)
-        table[TRUTHS.index(truth), GIVEN.index(one.label if one.status == "ok" else one.status.replace("_", " "))] += 1
+        table[
+            TRUTHS.index(truth), GIVEN.index(answer.label if answer.status == "ok" else answer.status.replace("_", " "))
+        ] += 1
     return table
 
 

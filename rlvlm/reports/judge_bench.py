@@ -130,11 +130,11 @@ def bench_judge(  # noqa: PLR0913 - the command's options
     row = summarise(found)
     row["bench"]["goal_image"] = "" if image is None else image_digest(image[0])
     # tasks that were not asked about are left to reports of runs: an answer about drawers says little about blocks
-    predictions = [one for one in predict_row(row, curve_runs) if one.is_asked]
-    row["prediction"] = [asdict(one) for one in predictions]
+    predictions = [prediction for prediction in predict_row(row, curve_runs) if prediction.is_asked]
+    row["prediction"] = [asdict(prediction) for prediction in predictions]
     row["bench"]["wall_s"] = round(time.perf_counter() - began, 1)
     write_json(out / ROW_FILE, row)
-    lines = [json.dumps(_plain(asdict(one))) for one in found.rows()[1]]
+    lines = [json.dumps(_plain(asdict(answer))) for answer in found.rows()[1]]
     write_whole(out / "answers.jsonl", "".join(f"{line}\n" for line in lines))
     pictures = draw_bench(row, predictions, curve_runs, *found.rows())
     write_whole(out / "bench.html", bench_page(row, worst, *pictures))
@@ -198,12 +198,13 @@ def print_row(row: Mapping[str, Any]) -> None:
 def grade_lines(row: Mapping[str, Any]) -> list[tuple[str, ...]]:
     """Cells under `GRADE_HEADS` of what was predicted, one line per task and kind of question."""
     found = []
-    for one in (ExpectedSuccess(**prediction) for prediction in row["prediction"]):
+    for expected in (ExpectedSuccess(**prediction) for prediction in row["prediction"]):
         success = "-"
-        if one.success is not None:
-            success = f"{one.success:.2f} ({one.low:.2f} to {one.high:.2f}), from {one.before:.2f}, {one.count} runs"
-        worth = f"{100 * one.worth:.0f} % ({100 * one.worth_low:.0f} to {100 * one.worth_high:.0f})"
-        found.append((one.task, ASKED_FOR[one.kind], one.grade, worth, success))
+        if expected.success is not None:
+            interval = f"({expected.low:.2f} to {expected.high:.2f})"
+            success = f"{expected.success:.2f} {interval}, from {expected.before:.2f}, {expected.count} runs"
+        worth = f"{100 * expected.worth:.0f} % ({100 * expected.worth_low:.0f} to {100 * expected.worth_high:.0f})"
+        found.append((expected.task, ASKED_FOR[expected.kind], expected.grade, worth, success))
     return found
 
 
@@ -217,15 +218,19 @@ def grade_notes(row: Mapping[str, Any]) -> list[str]:
         "Worth, with its 90 % interval: how often a judge is right that always decides and says as much; 50 % is "
         "chance, below it misleads."
     ]
-    if any(one["grade"] == "can be fooled" for one in row["prediction"]):
+    if any(prediction["grade"] == "can be fooled" for prediction in row["prediction"]):
         notes.append("Can be fooled: it pays for what a policy can do without reaching the goal, see its faults.")
     for kind, name in ASKED_FOR.items():
         grades = ("probably good enough", "uncertain", "probably too weak")  # the others do not rest on other tasks
-        ones = [one for one in row["prediction"] if one["kind"] == kind and one["success"] is None]
-        ones = [one for one in ones if one["grade"] in grades]
-        if not ones:
+        unproven = [
+            prediction
+            for prediction in row["prediction"]
+            if prediction["kind"] == kind and prediction["success"] is None
+        ]
+        unproven = [prediction for prediction in unproven if prediction["grade"] in grades]
+        if not unproven:
             continue
-        never, always = ones[0]["never"], ones[0]["always"]
+        never, always = unproven[0]["never"], unproven[0]["always"]
         limits = [] if never is None else [f"none learned up to a worth of {100 * never:.0f} %"]
         limits += [] if always is None else [f"all learned from {100 * always:.0f} % on"]
         of_all = f"of all runs known {', '.join(limits)}" if limits else "nor of another task"
@@ -293,13 +298,13 @@ def task_lines(row: Mapping[str, Any]) -> list[tuple[str, ...]]:
     return [
         (
             task,
-            share_cell(one["pairs"].get("accuracy")),
-            share_cell(one["pairs"].get("undecided")),
-            share_cell(one["pairs"].get("consistent")),
-            number_cell(one["scores"].get("auc")),
-            number_cell(one["scores"].get("voc")),
+            share_cell(figures["pairs"].get("accuracy")),
+            share_cell(figures["pairs"].get("undecided")),
+            share_cell(figures["pairs"].get("consistent")),
+            number_cell(figures["scores"].get("auc")),
+            number_cell(figures["scores"].get("voc")),
         )
-        for task, one in row["tasks"].items()
+        for task, figures in row["tasks"].items()
     ]
 
 
@@ -310,7 +315,7 @@ def _plain_share(hits: float, count: float) -> str:
 def _plain(value: Any) -> Any:
     """Without the numbers that JSON does not know."""
     if isinstance(value, dict):
-        return {name: _plain(one) for name, one in value.items()}
+        return {name: _plain(item) for name, item in value.items()}
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
@@ -328,22 +333,26 @@ class WorstAnswers:
 
     def add(self, made: TaskItems, answers: Sequence[Answer]) -> None:
         """Looks at the answers to a task."""
-        judged = [(made.items[one.item], one) for one in answers]
+        judged = [(made.items[answer.item], answer) for answer in answers]
         # of wrong labels the widest gaps, of each pair one order
         wrong = {
-            one.item: (item, one) for item, one in judged if item.case == "pair" and outcome_of(item, one) == "wrong"
+            answer.item: (item, answer)
+            for item, answer in judged
+            if item.case == "pair" and outcome_of(item, answer) == "wrong"
         }
         widest = sorted(wrong.values(), key=lambda pair: -abs(pair[0].gap))[:MAX_WORST]
         # drawn now, a few more than are shown in the end: the task's env is closed when the next one begins
-        self._pairs += [(abs(item.gap), _pair_card(made, item, one)) for item, one in widest]
+        self._pairs += [(abs(item.gap), _pair_card(made, item, answer)) for item, answer in widest]
         # of scores of episodes, turns and controls those that are farthest from the truth, 0 or 1
         scored = [
-            (abs(one.value - item.success), item, one)
-            for item, one in judged
-            if item.kind in ("video", "turn") and math.isfinite(one.value) and item.case not in ("jump", "other camera")
+            (abs(answer.value - item.success), item, answer)
+            for item, answer in judged
+            if item.kind in ("video", "turn")
+            and math.isfinite(answer.value)
+            and item.case not in ("jump", "other camera")
         ]
         farthest = sorted(scored, key=lambda row: -row[0])[:MAX_WORST]
-        self._scores += [(miss, self._score_card(made, item, one)) for miss, item, one in farthest]
+        self._scores += [(miss, self._score_card(made, item, answer)) for miss, item, answer in farthest]
 
     @property
     def pairs(self) -> list[dict[str, Any]]:
@@ -355,7 +364,7 @@ class WorstAnswers:
         """Likewise."""
         return [card for _, card in sorted(self._scores, key=lambda row: -row[0])[:MAX_WORST]]
 
-    def _score_card(self, made: TaskItems, item: Item, one: Answer) -> dict[str, Any]:
+    def _score_card(self, made: TaskItems, item: Item, answer: Answer) -> dict[str, Any]:
         (side,) = item.sides
         shown = side[-1:] if self._num_frames == 1 else spread(side, min(_SHOWN, self._num_frames))
         frames = made.draw(shown, item.camera)
@@ -364,10 +373,10 @@ class WorstAnswers:
         truth = "a success" if item.success else "no success"
         kind = item.case if item.case in CASES else f"control: {item.case}"
         return {
-            "title": f"{one.task}: {item.goal}",
-            "said": f"scored {one.value:.2f}; {truth} ({kind}, progress {item.truth[0]:.2f})",
+            "title": f"{answer.task}: {item.goal}",
+            "said": f"scored {answer.value:.2f}; {truth} ({kind}, progress {item.truth[0]:.2f})",
             "pictures": _small(frames),
-            "text": one.text,
+            "text": answer.text,
         }
 
 
@@ -410,14 +419,19 @@ def bench_page(
     )
 
 
-def _pair_card(made: TaskItems, item: Item, one: Answer) -> dict[str, Any]:
-    order = (1, 0) if one.swapped else (0, 1)
+def _pair_card(made: TaskItems, item: Item, answer: Answer) -> dict[str, Any]:
+    order = (1, 0) if answer.swapped else (0, 1)
     sides = []
     for name, place in zip(("left", "right"), order, strict=True):
         (image,) = _small(made.draw(item.sides[place][-1:], ""))
-        sides.append({"name": name, "picture": image, "truth": item.truth[place], "is_said": one.label == name})
-    sure = "" if one.p is None else f", {100 * max(one.p[:2]):.0f} % sure"
-    return {"title": f"{one.task}: {item.goal}", "said": f"said {one.label}{sure}", "sides": sides, "text": one.text}
+        sides.append({"name": name, "picture": image, "truth": item.truth[place], "is_said": answer.label == name})
+    sure = "" if answer.p is None else f", {100 * max(answer.p[:2]):.0f} % sure"
+    return {
+        "title": f"{answer.task}: {item.goal}",
+        "said": f"said {answer.label}{sure}",
+        "sides": sides,
+        "text": answer.text,
+    }
 
 
 def _small(frames: Frames) -> list[str]:

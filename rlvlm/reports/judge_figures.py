@@ -206,7 +206,7 @@ def _sure(source: Recorded) -> Floats:
 def shares_of(hits: NDArray[np.int64], counts: NDArray[np.int64]) -> tuple[Floats, Floats, Floats]:
     """Shares, and the ends of their 95 % intervals, as of `share`; NaN where nothing was counted."""
     found = [share(*pair) or {} for pair in zip(hits.tolist(), counts.tolist(), strict=True)]
-    value, low, high = (np.array([one.get(name, np.nan) for one in found]) for name in ("value", "low", "high"))
+    value, low, high = (np.array([row.get(name, np.nan) for row in found]) for name in ("value", "low", "high"))
     return value, low, high
 
 

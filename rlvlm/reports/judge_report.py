@@ -175,11 +175,11 @@ def _side(source: Recorded, place: int, side: int) -> dict[str, Any]:
     image = source.store.image(source.images[place][side])
     # every n-th pixel is enough for a card, and quicker than to resample
     step = -(-max(image.shape[:2]) // _CARD_PX)
-    name, one, item = ("left", "right")[side], source.answers[place], source.items[place]
+    name, answer, item = ("left", "right")[side], source.answers[place], source.items[place]
     return {
         "name": name,
-        "is_said": one.label == name,
+        "is_said": answer.label == name,
         "picture": f"data:image/png;base64,{encode_png(image[::step, ::step])}",
-        "truth": source.scale * item.truth[1 - side if one.swapped else side],
-        "sure": None if one.p is None else one.p[side],
+        "truth": source.scale * item.truth[1 - side if answer.swapped else side],
+        "sure": None if answer.p is None else answer.p[side],
     }

@@ -278,7 +278,9 @@ def with_benches(results: Results, paths: Sequence[Path]) -> Results:
         raise UsageError(f"no {ROW_FILE} under {', '.join(map(str, paths))}", "make one with `rlvlm judge-bench`")
     rows = [read_row(file) for file in files]
     asked = {run.judge for run in results.runs}
-    unused = [str(file) for file, row in zip(files, rows, strict=True) if not any(is_of(row, *one) for one in asked)]
+    unused = [
+        str(file) for file, row in zip(files, rows, strict=True) if not any(is_of(row, *judge) for judge in asked)
+    ]
     remark = f"No run here asked the judge of {', '.join(unused)}." if unused else ""
     return replace(results, benches=rows, remarks=[*results.remarks, *filter(None, [remark])])
 

@@ -198,7 +198,10 @@ def _look_through(recordings: Recordings, asked: Asked) -> _Data:
 
     digest = recordings_digest(looked())
     if not sample:
-        what = "; ".join(f"{one.file}: {one.reason}" for one in torn[:3]) or f"{recordings.path} holds no episode"
+        what = (
+            "; ".join(f"{episode.file}: {episode.reason}" for episode in torn[:3])
+            or f"{recordings.path} holds no episode"
+        )
         raise UsageError(what, "fetch the data anew, or name others")
     return _Data(digest=digest, num_episodes=counts["episodes"], num_frames=counts["frames"], sample=tuple(sample))
 
@@ -377,17 +380,19 @@ class _Found:
             for episode in self.episodes
             if (words := suspicions(episode, threshold, self.other_worth(episode.number)))
         }
-        dropped = [one.name for one in self.episodes if not one.worth >= threshold]
+        dropped = [episode.name for episode in self.episodes if not episode.worth >= threshold]
         items, answers = known_rows(self.episodes)
         graded = grade(items, answers, self.asked.num_frames)
-        counts = Counter(answer.status for one in self.episodes for *_, answer in one.rows)
-        counts["unreadable"] += sum(one.statuses.count("unreadable") + (not len(one.frames)) for one in self.episodes)
-        num_short = sum(0 < one.num_frames < self.asked.num_frames for one in self.episodes)
+        counts = Counter(answer.status for episode in self.episodes for *_, answer in episode.rows)
+        counts["unreadable"] += sum(
+            episode.statuses.count("unreadable") + (not len(episode.frames)) for episode in self.episodes
+        )
+        num_short = sum(0 < episode.num_frames < self.asked.num_frames for episode in self.episodes)
         how = "the best for the data's own successes" if is_known else "since the data do not know a better one"
         kept = _left(self.episodes, threshold)
         advice = (
             f"Keep the {kept['episodes']:,} of {len(self.episodes):,} episodes that are worth {threshold:.2f} or more "
-            f"({how}): {kept['frames']:,} of {sum(one.num_frames for one in self.episodes):,} frames"
+            f"({how}): {kept['frames']:,} of {sum(episode.num_frames for episode in self.episodes):,} frames"
         )
         if kept["successes"] is not None:
             advice += (
@@ -402,7 +407,7 @@ class _Found:
             "prompt": self.stamp.prompt,
             "is_whole": self.is_whole,
             "episodes": len(self.episodes),
-            "frames": sum(len(one.frames) for one in self.episodes),
+            "frames": sum(len(episode.frames) for episode in self.episodes),
             "statuses": dict(+counts),
             "shorter_than_clip": num_short,
             "threshold": threshold,
@@ -421,10 +426,12 @@ class _Found:
     ) -> dict[str, str]:
         """Figures in words; those that are not known are left out."""
         scores, pairs = graded.scores, graded.pairs
-        both = [(one.worth, self.other_worth(one.number)) for one in self.episodes]
+        both = [(episode.worth, self.other_worth(episode.number)) for episode in self.episodes]
         both = [row for row in both if np.isfinite(row).all()]
         returns = [
-            (one.worth, one.env_return) for one in self.episodes if np.isfinite([one.worth, one.env_return]).all()
+            (episode.worth, episode.env_return)
+            for episode in self.episodes
+            if np.isfinite([episode.worth, episode.env_return]).all()
         ]
         cells = {
             "episodes": f"{len(self.episodes):,} of {self.data.num_episodes:,}",
@@ -450,20 +457,23 @@ class _Found:
         # suspicious ones first, then the least worth; those without any worth are suspicious
         order = sorted(
             self.episodes,
-            key=lambda one: (str(one.number) not in suspicious, one.worth if math.isfinite(one.worth) else -1),
+            key=lambda episode: (
+                str(episode.number) not in suspicious,
+                episode.worth if math.isfinite(episode.worth) else -1,
+            ),
         )
-        cards = [self._card(one, suspicious.get(str(one.number), [])) for one in order[:MAX_CARDS]]
+        cards = [self._card(episode, suspicious.get(str(episode.number), [])) for episode in order[:MAX_CARDS]]
         outcomes = Counter(card["outcome"] for card in cards)
         pictures = {"how much episodes are worth": draw_worths(self.episodes, row["threshold"])}
         heads = ("worth from", "episodes left", "frames left", "successes among them")
         left = [
             (
-                f"{one['worth']:.2f}{' (advised)' if one['worth'] == row['threshold'] else ''}",
-                f"{one['episodes']:,}",
-                f"{one['frames']:,}",
-                "-" if one["successes"] is None else f"{one['successes']:.0%}",
+                f"{option['worth']:.2f}{' (advised)' if option['worth'] == row['threshold'] else ''}",
+                f"{option['episodes']:,}",
+                f"{option['frames']:,}",
+                "-" if option["successes"] is None else f"{option['successes']:.0%}",
             )
-            for one in row["left"]
+            for option in row["left"]
         ]
         return render(
             "score.html.j2",
@@ -521,14 +531,14 @@ def _webp(image: Any) -> str:
 
 
 def _share_of_successes(episodes: Sequence[ScoredEpisode]) -> float | None:
-    known = [one.truth for one in episodes if one.truth is not None]
+    known = [episode.truth for episode in episodes if episode.truth is not None]
     return sum(known) / len(known) if known else None
 
 
 def _left(episodes: Sequence[ScoredEpisode], worth: float) -> dict[str, Any]:
     """What keeping the episodes of at least this worth leaves: counts, and the share of successes where it is known."""
-    kept = [one for one in episodes if one.worth >= worth]
-    frames = sum(one.num_frames for one in kept)
+    kept = [episode for episode in episodes if episode.worth >= worth]
+    frames = sum(episode.num_frames for episode in kept)
     return {"worth": worth, "episodes": len(kept), "frames": frames, "successes": _share_of_successes(kept)}
 
 
@@ -542,7 +552,7 @@ def draw_worths(episodes: Sequence[ScoredEpisode], threshold: float) -> Figure:
         figure = Figure(figsize=(WIDTH, 2.6), layout="constrained")
         axes = figure.add_subplot()
         worths = {
-            name: [one.worth for one in episodes if one.truth is truth and math.isfinite(one.worth)]
+            name: [episode.worth for episode in episodes if episode.truth is truth and math.isfinite(episode.worth)]
             for truth, name in _MARKS.items()
         }
         worths = {name: values for name, values in worths.items() if values}

@@ -137,7 +137,7 @@ class CheckpointStore:
                 manifest = partial / "algorithm" / MANIFEST
                 spoken_for = json.loads(manifest.read_bytes()) if manifest.exists() else {}
                 files = sorted(path for path in partial.rglob("*") if path.is_file())
-                own = [one for one in files if one.parent != manifest.parent or one.name not in spoken_for]
+                own = [file for file in files if file.parent != manifest.parent or file.name not in spoken_for]
                 write_manifest(partial, [str(file.relative_to(partial)) for file in own])
                 # on the disk before it gets its name: a power cut leaves a whole checkpoint or none
                 sync_tree(partial)

@@ -45,7 +45,7 @@ def evaluate_run(folder: RunFolder, path: Path, episodes: int, with_video: bool,
     checkpoint = choose_checkpoint(folder, path, console.print)
     config = folder.config()
     players = open_players(config, checkpoint.algorithm)
-    last = max(one.step for one in folder.checkpoints.all())
+    last = max(checkpoint.step for checkpoint in folder.checkpoints.all())
     also = "" if checkpoint.step == last else f", the best; the last is of step {last:,}"
     console.print(f"policy of step {checkpoint.step:,}{also}, of {folder.path}")
     with console.status(f"playing {episodes} episodes each"):
@@ -67,14 +67,14 @@ def evaluate_run(folder: RunFolder, path: Path, episodes: int, with_video: bool,
         rows = []
         # where the env does not define success, a `no` would be a claim
         known = {True: "yes", False: "no"} if players.has_success else dict.fromkeys((True, False), _UNDEFINED)
-        for number, one in enumerate(each, start=1):
-            at_end, success = (known[one[what]] for what in ("success_at_end", "success"))
-            rows.append((str(number), at_end, success, f"{one['return']:.1f}", f"{one['final_progress']:.0%}"))
+        for number, episode in enumerate(each, start=1):
+            at_end, success = (known[episode[what]] for what in ("success_at_end", "success"))
+            rows.append((str(number), at_end, success, f"{episode['return']:.1f}", f"{episode['final_progress']:.0%}"))
         console.print(plain_table(heads, rows))
     console.print(_table_of_players(compared, list(players.milestones), players.has_success))
     if not players.has_success:
         console.print("this env does not define success, so returns are compared")
-    if alike := [name for name, one in compared.items() if one["distinct"] < one["episodes"]]:
+    if alike := [name for name, figures in compared.items() if figures["distinct"] < figures["episodes"]]:
         console.print(
             f"{', '.join(alike)}: fewer starts than episodes, so some episodes repeat; the last column "
             "counts the distinct ones, and intervals are of those"
@@ -123,18 +123,18 @@ def _table_of_players(
     """Who played how well; in brackets a share's interval at 95 %, where more than one distinct episode was played."""
     reached = [f"{name}, %" for name in milestones]
     # of a reward that is never positive, such as a cost, no return says whether anything was done
-    has_gain = any(one["above_zero"] or one["episode_return"] >= 0 for one in compared.values())
+    has_gain = any(figures["above_zero"] or figures["episode_return"] >= 0 for figures in compared.values())
     gain, above = (["return > 0, %"], ["above_zero"]) if has_gain else ([], [])
     heads = ("who", "success at end, %", "at any step, %", *reached, *gain, "return", "length", "distinct")
     rows = []
-    for name, one in compared.items():
+    for name, figures in compared.items():
         cells = []
         for what in ("success_at_end", "success", *milestones, *above):
             if not has_success and what.startswith("success"):
                 cells.append(_UNDEFINED)
                 continue
-            interval = f" ({100 * one[what + '_low']:.0f} to {100 * one[what + '_high']:.0f})"
-            cells.append(f"{100 * one[what]:.1f}{interval if one['distinct'] > 1 else ''}")
-        means = (f"{one['episode_return']:.2f}", f"{one['length']:.1f}")
-        rows.append((name, *cells, *means, f"{one['distinct']:.0f} of {one['episodes']:.0f}"))
+            interval = f" ({100 * figures[what + '_low']:.0f} to {100 * figures[what + '_high']:.0f})"
+            cells.append(f"{100 * figures[what]:.1f}{interval if figures['distinct'] > 1 else ''}")
+        means = (f"{figures['episode_return']:.2f}", f"{figures['length']:.1f}")
+        rows.append((name, *cells, *means, f"{figures['distinct']:.0f} of {figures['episodes']:.0f}"))
     return plain_table(heads, rows, words=("who",))

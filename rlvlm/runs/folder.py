@@ -224,7 +224,7 @@ def create_folder(config: RunConfig, command: Sequence[str], started: datetime) 
         raise UsageError(f"{path} is not empty", another)
     check_disk(path, BYTES_NEEDED)
     # remembered for `remove`, which takes away what was made for a run that never began
-    missing = [one for one in (path, *path.parents) if not one.exists()]
+    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
     try:
         path = _claim(path, is_named=is_named)
     except FileExistsError as error:
@@ -281,7 +281,7 @@ def find_folders(path: Path) -> list[RunFolder]:
     """All runs below a folder, by their paths; else the one that the path belongs to, with errors as `find_folder`."""
     # command.txt marks a run; config.yaml alone may be a copy that somebody edits
     below = sorted(file.parent for file in path.glob("**/command.txt")) if path.is_dir() else []
-    return [find_folder(one) for one in below or [path]]
+    return [find_folder(folder) for folder in below or [path]]
 
 
 def check_newest(folder: RunFolder, path: Path) -> None:

@@ -163,12 +163,12 @@ def nodes() -> list[Node]:
     own = ray.get_runtime_context().get_node_id()
     return [
         Node(
-            name=one["NodeManagerAddress"] + (" (here)" if one["NodeID"] == own else f" ({one['NodeID'][:6]})"),
-            cpus=one["Resources"].get("CPU", 0.0), gpus=[1.0] * int(one["Resources"].get("GPU", 0)),
-            is_own=one["NodeID"] == own,
+            name=node["NodeManagerAddress"] + (" (here)" if node["NodeID"] == own else f" ({node['NodeID'][:6]})"),
+            cpus=node["Resources"].get("CPU", 0.0), gpus=[1.0] * int(node["Resources"].get("GPU", 0)),
+            is_own=node["NodeID"] == own,
         )
-        for one in ray.nodes()
-        if one["Alive"]
+        for node in ray.nodes()
+        if node["Alive"]
     ]  # fmt: skip
 
 
@@ -183,10 +183,10 @@ def place(roles: Sequence[Role], machines: Sequence[Node]) -> dict[str, list[str
     found: dict[str, list[str]] = {role.name: [] for role in roles}
     for role in sorted(roles, key=lambda role: (not role.is_own, -role.gpus, -role.cpus)):
         for number in range(role.count):
-            taken = next((one for one in machines if (one.is_own or not role.is_own) and one.take(role)), None)
+            taken = next((node for node in machines if (node.is_own or not role.is_own) and node.take(role)), None)
             if taken is None:
                 which = f" {number + 1} of {role.count}" if role.count > 1 else ""
-                left = "; ".join(f"{one.name} {one.cpus:g} CPU, {sum(one.gpus):g} GPU" for one in machines)
+                left = "; ".join(f"{node.name} {node.cpus:g} CPU, {sum(node.gpus):g} GPU" for node in machines)
                 raise MachineError(
                     f"{role.name}{which} asks for {role.cpus:g} CPU and {role.gpus:g} GPU, and has no place: after the "
                     f"others are left {left}",
@@ -219,7 +219,7 @@ class _Booking:
 
     def ids(self) -> list[str]:
         """The cards that Ray has given it, as CUDA_VISIBLE_DEVICES would have them."""
-        return [str(one) for one in ray.get_gpu_ids()]
+        return [str(gpu_id) for gpu_id in ray.get_gpu_ids()]
 
 
 def book_gpu(share: float, wanted: str = "") -> tuple[Any, str]:

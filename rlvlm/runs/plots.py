@@ -364,7 +364,7 @@ def _draw_success(axes: Axes, evaluations: Rows) -> None:
         if is_sampled:
             independent = counts if place else distinct  # a greedy episode that is played again says nothing new
             bounds = [
-                wilson_interval(round(one * count), count) for one, count in zip(success, independent, strict=True)
+                wilson_interval(round(share * count), count) for share, count in zip(success, independent, strict=True)
             ]
             low, high = np.array(bounds).T
         axes.fill_between(steps, 100 * low, 100 * high, color=colour, alpha=0.12, linewidth=0)

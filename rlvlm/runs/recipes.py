@@ -327,17 +327,17 @@ def libero(task: str) -> ChunksRun:
 
 def libero_suite(suite: str) -> RunConfig:
     """One policy for all tasks of a suite: as for one task, with more demonstrations and a longer SFT."""
-    one, num_tasks = libero(f"{suite}/0"), len(SUITES[suite])
+    single, num_tasks = libero(f"{suite}/0"), len(SUITES[suite])
     judge, reward = _judged(suite)
     return replace(
-        one,
+        single,
         task=suite,
         steps=2_000_000,
-        env=replace(one.env, episode_steps=task_env(suite).episode_steps * 4 // 5),
+        env=replace(single.env, episode_steps=task_env(suite).episode_steps * 4 // 5),
         judge=judge,
         reward=reward,
-        sft=replace(one.sft, episodes=30 * num_tasks, updates=2_500),
-        eval=replace(one.eval, every_steps=200_000, episodes=200),
+        sft=replace(single.sft, episodes=30 * num_tasks, updates=2_500),
+        eval=replace(single.eval, every_steps=200_000, episodes=200),
     )
 
 

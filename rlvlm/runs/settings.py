@@ -84,8 +84,8 @@ def _field_docs(kind: type) -> dict[str, str]:
     """The first sentence of the docstring below each field of a config, its bases' included."""
     found: dict[str, str] = {}
     # a subclass's words replace its base's
-    for one in reversed(kind.__mro__[:-1]):
-        body = ast.parse(textwrap.dedent(inspect.getsource(one))).body[0]
+    for base in reversed(kind.__mro__[:-1]):
+        body = ast.parse(textwrap.dedent(inspect.getsource(base))).body[0]
         assert isinstance(body, ast.ClassDef), "what a config is"
         for field, following in itertools.pairwise(body.body):
             if isinstance(field, ast.AnnAssign) and isinstance(following, ast.Expr):

@@ -90,8 +90,8 @@ class JudgeEntry:
     def resources(self) -> str:
         """What Ray sets aside for it, e.g. `2 CPU, 0.5 GPU`, or `3 x (2 CPU)` where there are several copies."""
         gpus = f", {self.placement.num_gpus:g} GPU" if self.placement.num_gpus else ""
-        one = f"{self.placement.num_cpus:g} CPU{gpus}"
-        return one if self.placement.num_replicas == 1 else f"{self.placement.num_replicas} x ({one})"
+        per_replica = f"{self.placement.num_cpus:g} CPU{gpus}"
+        return per_replica if self.placement.num_replicas == 1 else f"{self.placement.num_replicas} x ({per_replica})"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

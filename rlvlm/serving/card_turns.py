@@ -58,7 +58,9 @@ class CardTurns:
             self._changed.notify_all()
             # by rank: a replica that comes back takes the place of the one that was lost
             await self._changed.wait_for(
-                lambda: self._failed or sum(one >= number for one in self._reached.values()) >= self._num_replicas
+                lambda: (
+                    self._failed or sum(reached >= number for reached in self._reached.values()) >= self._num_replicas
+                )
             )
             return self._failed
 

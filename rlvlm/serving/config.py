@@ -117,8 +117,8 @@ class ServedEngineConfig:
                 f"engine.num_gpus must be 0 with engine.colocated, which uses the learners' GPUs, got {self.num_gpus:g}"
             )
         # a setting that does nothing would look as if it did
-        others = [one for one in fields(self) if one.name not in ("num_replicas", "vllm")]
-        if not self.num_replicas and any(getattr(self, one.name) != one.default for one in others):
+        others = [setting for setting in fields(self) if setting.name not in ("num_replicas", "vllm")]
+        if not self.num_replicas and any(getattr(self, setting.name) != setting.default for setting in others):
             raise ValueError("the other settings of engine have no effect without engine.num_replicas")
         if self.backend != "vllm" and self.vllm != PolicyVllmConfig():
             raise ValueError("the settings of engine.vllm have no effect without engine.backend vllm")

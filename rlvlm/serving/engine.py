@@ -128,7 +128,7 @@ class ServedEngine:
             return answers
         # vLLM knows no value head; where a critic is used, the learner asks it about what was played.
         text_of = self._policy.text_of
-        return [replace(one, text=text_of(one.ids), value=math.nan) for one in answers]
+        return [replace(answer, text=text_of(answer.ids), value=math.nan) for answer in answers]
 
     def report(self) -> dict[str, float]:
         """How far replicas were off when they took over the newest weights that answered, and what was sent again."""

@@ -76,7 +76,7 @@ class FairQueue:
     @property
     def num_waiting(self) -> int:
         """Questions that no batch has taken yet."""
-        return sum(len(one.items) - one.num_begun for run in self._runs.values() for one in run.waiting)
+        return sum(len(request.items) - request.num_begun for run in self._runs.values() for request in run.waiting)
 
     async def put(self, items: Sequence[Any], *, run: str = "", key: str = "") -> list[Any]:
         """The answers to `items`, in order.

@@ -215,7 +215,7 @@ class Routes:
         _, judge = self._judge(backend)
         goals = [_checked_goal(question.goal) for question in questions]
         # all images of a request together: the limits on their number and pixels are the request's
-        groups = [group for one in questions for group in (one.left, one.right, _goal_images(one))]
+        groups = [group for question in questions for group in (question.left, question.right, _goal_images(question))]
         sides = await self._decode(read_images, groups)
         queries = [
             Query(goal=goal, left=left, right=right, goal_picture=extra if len(extra) else None)
@@ -227,7 +227,7 @@ class Routes:
         _, judge = self._judge(backend)
         goals = [_checked_goal(question.goal) for question in questions]
         shown = await self._decode(
-            read_images, [group for one in questions for group in (one.frames, _goal_images(one))]
+            read_images, [group for question in questions for group in (question.frames, _goal_images(question))]
         )
         clips = [
             Clip(goal=goal, frames=frames, goal_picture=extra if len(extra) else None)

@@ -195,7 +195,7 @@ class RynnValue:
         # score = 1 - log(1 + s) / log(1 + s_max): equal ratios of time left are equal steps of the score
         most = math.log1p(self._settings["value_tokenizer_config"]["max_value"])
         scores = (1 - seconds.clamp(min=0).log1p() / most).clamp(0, 1)
-        return scores, [f"{one:.2f} s left" for one in seconds.tolist()]
+        return scores, [f"{value:.2f} s left" for value in seconds.tolist()]
 
     def prefer(self, queries: Sequence[Query]) -> tuple[Tensor, list[str]]:
         """[N] by how many seconds less are left at the end of the left clip, and what was seen."""
@@ -215,7 +215,7 @@ class RynnValue:
         ids = inputs["input_ids"]
         hidden = model.model(inputs, group_tokens(ids, [model.token_id(VALUE), model.token_id(RELATIVE)]))
         repeat, scale = settings["value_token_repeat"], settings["value_tokenizer_config"]
-        rows = torch.stack([one[-repeat:].flatten() for one in rows_where(hidden, ids, model.token_id(VALUE))])
+        rows = torch.stack([states[-repeat:].flatten() for states in rows_where(hidden, ids, model.token_id(VALUE))])
         heads = [seconds_of(head(rows), scale["min_value"], scale["max_value"]) for head in model.model.value_heads]
         return torch.stack(heads).mean(dim=0)
 
