@@ -25,7 +25,7 @@ class CheckTaskArguments:
     episodes: int = 7
     """Episodes of each way to play, from each start, >= 1."""
     seed: int = 0
-    """Of the first episode; the others follow."""
+    """Seed of the first episode; the others follow."""
 
     def __post_init__(self) -> None:
         check_least(self, "--", 1, "episodes")

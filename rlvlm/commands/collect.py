@@ -27,19 +27,19 @@ class CollectArguments:
     episodes: int = 200
     """Episodes wanted in all, >= 1. Of a task in chunks: those that succeed; failures are kept beside them."""
     seed: int = 0
-    """Of the starts, none of which evaluations use; of tasks in turns 0 to 999. Of a task in chunks, a run of the same
-    seed plays the same episodes."""
+    """Seed of the starts, none of which evaluations use; for tasks in turns 0 to 999. In chunks, a run of the same seed
+    plays the same episodes."""
     wrong_actions: float = 0.0
-    """Of tasks in turns: probability in [0, 1] that another legal action is written and carried out instead."""
+    """For tasks in turns: probability in [0, 1] that another legal action is written and carried out instead."""
     wrong_thoughts: float = 0.0
-    """Of tasks in turns: probability in [0, 1] that a thought of another turn is written instead."""
+    """For tasks in turns: probability in [0, 1] that a thought of another turn is written instead."""
     pictures: bool = True
-    """Of tasks in turns: whether every turn's image is kept, once each; chat formats need them, learning here does
+    """For tasks in turns: whether every turn's image is kept, once each; chat formats need them, learning here does
     not."""
     noise: float = 0.0
-    """Of tasks in chunks: standard deviation of what is added to the script's actions, scaled to [-1, 1]."""
+    """For tasks in chunks: standard deviation of what is added to the script's actions, scaled to [-1, 1]."""
     p_perturb: float = 0.0
-    """Of tasks in chunks: probability in [0, 1) that an earlier chunk of the episode is carried out again in place of
+    """For tasks in chunks: probability in [0, 1) that an earlier chunk of the episode is carried out again in place of
     the script's, which then begins again; a run learns what the script does about it, and not that chunk."""
     player: PlayerConfig = field(default_factory=PlayerConfig)
     env: EnvConfig = field(default_factory=EnvConfig)

@@ -52,11 +52,11 @@ class ImportArguments:
     """chats: of LLaVA or Qwen; libero: HDF5 files of LIBERO's; lerobot: a data set of LeRobot's, version 2 or 3; rlds:
     TFRecord files such as those of modified_libero_rlds."""
     player: str = "imported"
-    """Of chats: who gave the answers."""
+    """For chats: the name of the player that gave the answers."""
     images: Path | None = None
-    """Of chats: what image files are named relative to, and lie in; by default the file's own folder."""
+    """For chats: the folder of the image files, to which their names are relative; by default the file's own."""
     cut: CutConfig = field(default_factory=CutConfig)
-    """Of trajectories."""
+    """For trajectories."""
 
 
 def command(words: Sequence[str], prog: str) -> int:

@@ -48,7 +48,7 @@ class JudgeBenchArguments:
     trust: bool = False
     """Import the task that the folder of --player names as MODULE:NAME, which runs its code."""
     seed: int = 0
-    """Of items and of the order of asking; rows of different seeds are of different items."""
+    """Seed of items and of the order of asking; rows of different seeds are of different items."""
 
     def __post_init__(self) -> None:
         if min(1 if self.frames is None else self.frames, 1 if self.pairs is None else self.pairs) < 1:

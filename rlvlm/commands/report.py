@@ -19,7 +19,7 @@ class ReportArguments:
     """Folder for the page, the tables and the images; by default `report`, or the sweep's own folder."""
     bench: tuple[Path, ...] = ()
     """Rows of judges (bench.json of `rlvlm judge-bench`), or folders with some: what the bench said and predicted of a
-    judge stands beside what came of the runs that asked it."""
+    judge stands beside the results of the runs that asked it."""
     trust: bool = False
     """Import the task that the folder names as MODULE:NAME, which runs its code."""
 

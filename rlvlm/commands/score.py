@@ -54,7 +54,7 @@ class ScoreArguments:
     trust: bool = False
     """Import the task that a folder of demonstrations names as MODULE:NAME, which runs its code."""
     seed: int = 0
-    """Of the order of asking, and of pairs."""
+    """Seed of the order of asking, and of pairs."""
 
     def __post_init__(self) -> None:
         check_least(self, "--", 1, "every", "pairs")

@@ -194,7 +194,7 @@ def show_ready(console: Console, file: AppFile, seconds: float, is_new: bool, ex
     reach = "this machine only" if file.is_loopback else "every machine that can reach it; put TLS in front"
     # what another process needs to join this Ray: where it is, and the file of its token
     variables = {"RAY_ADDRESS": ray.get_runtime_context().gcs_address, "RAY_AUTH_MODE": "token"}
-    # set by the session that has just started, or by whoever started the cluster
+    # set by the session that has just started, or by the command that started the cluster
     variables |= {name: os.environ[name] for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH") if name in os.environ}
     lines = [
         f"{file.name} is ready after {seconds:.0f} s",

@@ -35,7 +35,7 @@ class SFTArguments:
     out: Path = Path()
     """Folder of what is trained; by default `sft/TASK`."""
     seed: int = 0
-    """Of the policy's new parts and the order of the demonstrations."""
+    """Seed of the policy's new parts and the order of the demonstrations."""
     env: EnvConfig = field(default_factory=EnvConfig)
     policy: PolicyConfig = field(default_factory=PolicyConfig)
     sft: ReplySFTConfig = field(default_factory=ReplySFTConfig)

@@ -76,7 +76,7 @@ class SlurmConfig:
 @dataclass(frozen=True)
 class SlurmArguments:
     """Run a task as a SLURM job that saves, requeues itself and goes on. The run's own options follow after a --.
-    A sweep likewise, whose report the job writes at its end.
+    The same for a sweep, whose report the job writes at its end.
     """
 
     task: tyro.conf.Positional[str]

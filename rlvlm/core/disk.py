@@ -177,7 +177,7 @@ def _lives(claim: Path, text: str) -> bool:
         try:
             if claim.stat().st_mtime_ns != seen or _read(claim) != text:
                 return True
-        except OSError:  # it was given up meanwhile: whoever comes next may have it
+        except OSError:  # it was given up meanwhile: the next process may have it
             return True
     return False
 
@@ -311,7 +311,7 @@ def claim(folder: Path) -> IO[bytes]:
         if error.errno not in NOT_OFFERED:
             raise
         without("locks (flock)", folder, "what a killed process leaves there stays")
-    os.replace(partial, folder / _CLAIM)  # locked before anybody can find it
+    os.replace(partial, folder / _CLAIM)  # locked before another process can find it
     return file
 
 
@@ -319,7 +319,7 @@ def clear_abandoned(prefix: str) -> None:
     """Removes folders that a killed process left among the temporary ones.
 
     Args:
-        prefix: of their names. Of these, folders that somebody alive has claimed stay, and so do those without a claim.
+        prefix: of their names. Of these, folders that a live process has claimed stay, and so do those without a claim.
     """
     for folder in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
         with suppress(OSError):  # in use, somebody else's, or gone by now

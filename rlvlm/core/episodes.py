@@ -69,7 +69,7 @@ class SampledReply:
     is_complete: bool
     """False where the reply was cut at the token limit."""
     version: int
-    """Of the weights that gave it."""
+    """Version of the weights that gave it."""
     action: int | None = None
     """What an action head picked; None where the action is read in the text."""
 
@@ -96,7 +96,7 @@ class SampledChunk:
     value: float
     """A critic's, before the chunk; 0 without one."""
     version: int
-    """Of the weights that gave it."""
+    """Version of the weights that gave it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -110,7 +110,7 @@ class Observations:
     snapshots: FloatArray = field(default_factory=lambda: _NOTHING)
     """[M, D] everything that can change the images: an env can draw them from it. Left out D is 0."""
     images: tuple[bytes, ...] = ()
-    """Their keys: equal keys look the same. Left out they are the bytes of the snapshots; whoever replaces these gives
+    """Their keys: equal keys look the same. Left out they are the bytes of the snapshots; code that replaces them gives
     `images=()` with them."""
 
     def __post_init__(self) -> None:
@@ -130,7 +130,7 @@ class Observations:
         return len(self.texts)
 
     def at(self, rows: Sequence[int] | NDArray[np.intp]) -> "Observations":
-        """Those of `rows`, in their order."""
+        """The observations of `rows`, in their order."""
         return Observations(
             texts=tuple(self.texts[row] for row in rows),
             proprio=self.proprio[list(rows)],
@@ -158,10 +158,10 @@ class Observations:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ChunkStep:
-    """What came of one chunk of L actions, in N envs. An env whose episode ends leaves the rest of its chunk out."""
+    """The outcome of one chunk of L actions, in N envs. An env whose episode ends leaves the rest of its chunk out."""
 
     obs: Observations
-    """Of the moment after the chunk's last env step."""
+    """Observations at the moment after the chunk's last env step."""
     snapshots: FloatArray
     """[N, L, S] after each env step; the last one is repeated where steps were left out."""
     steps: NDArray[np.int64]
@@ -202,7 +202,7 @@ class TokenEpisode:
 
     task: str
     seed: int
-    """Of the reset that it began with, or the number of its initial state."""
+    """Seed of the reset that it began with, or the number of its initial state."""
     group: int = 0
     """Episodes of one group began alike."""
     slot: int = 0
@@ -214,7 +214,7 @@ class TokenEpisode:
     snapshots: FloatArray
     """[S + 1, D] at the start and after each env step."""
     steps: IntArray
-    """[T] env steps that came of each turn: 1 of a reply, those of a chunk that were run."""
+    """[T] env steps of each turn: 1 for a reply, those of a chunk that were run."""
     answers: tuple[Answer, ...]
     """T answers, as their policy reads them."""
     log_probs: tuple[FloatArray, ...]
@@ -255,7 +255,7 @@ class TokenEpisode:
     success_lost: bool = False
     """Whether success held and no longer does at the end."""
     rewards: FloatArray = field(default_factory=lambda: np.empty(0, np.float32))
-    """[T] what is learned from; a labeller gives it. NaN where nobody could say it."""
+    """[T] the reward that is learned from; a labeller gives it. NaN where it is unknown."""
 
     def __len__(self) -> int:
         """T."""

@@ -9,7 +9,7 @@ from rlvlm.core.errors import NumericsError
 
 
 def check_finite(what: str, fix: str, found: Mapping[str, Any], beside: Mapping[str, Any] | None = None) -> None:
-    """Passes where all numbers of `found` are finite.
+    """Checks that all numbers of `found` are finite.
 
     Args:
         what: where they come from, for the message.

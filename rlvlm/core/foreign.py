@@ -22,7 +22,7 @@ _MAX_RATIO = 100
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """A file to read, which is no device, and no pipe that nobody writes to.
+    """A file to read, which is no device, and no pipe without a writer.
 
     Raises:
         OSError: it is missing, or of another kind.

@@ -85,7 +85,7 @@ class Clip:
     goal_picture: Frames | None = None
     """[1, H, W, 3] the scene with the goal reached, where the judge is to be shown one."""
     action: str = ""
-    """What was done between the first frame and the last, in a few plain words; empty where nobody says."""
+    """What was done between the first frame and the last, in a few plain words; empty where it is not described."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -97,10 +97,10 @@ class Usage:
     tokens_out: int
     """Tokens written."""
     cost_usd: float | None = None
-    """None where nobody charges, or the price is unknown."""
+    """None where it is free, or the price is unknown."""
 
     def __add__(self, other: "Usage") -> "Usage":
-        """Of both together; its price is unknown where one of the two is."""
+        """Usage of both together; its price is unknown where either price is."""
         costs = (self.cost_usd, other.cost_usd)
         return Usage(
             tokens_in=self.tokens_in + other.tokens_in,
@@ -120,7 +120,7 @@ class Verdict:
     label: Label | None
     stamp: Stamp
     probabilities: tuple[float, float, float] | None = None
-    """Of left, right, tie, summing to 1; None when the backend cannot say."""
+    """Probabilities of left, right, tie, summing to 1; None when the backend cannot say."""
     text: str = ""
     """The raw answer, untrusted."""
     latency_s: float = 0.0

@@ -29,7 +29,7 @@ def record_file() -> Path:
 
 
 def foreign_code(names: Iterable[str]) -> list[str]:
-    """Those of `names` that refer to code as `module:NAME`, which is not rlvlm's own; `gym:ID` is Gymnasium's."""
+    """Returns the `names` that refer to code as `module:NAME`, which is not rlvlm's own; `gym:ID` is Gymnasium's."""
     return [name for name in names if ":" in (bare := name.removeprefix(GYMNASIUM)) and not _OWN.fullmatch(bare)]
 
 

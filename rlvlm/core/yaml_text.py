@@ -84,5 +84,5 @@ def _check_shape(text: str) -> None:
             num_aliases += 1
             if num_aliases > MAX_ALIASES:
                 raise ValueError(f"it has more than {MAX_ALIASES} aliases (*name)")
-            if event.anchor in open_anchors:  # whoever walks such a tree never comes to an end
+            if event.anchor in open_anchors:  # a walk through such a tree never ends
                 raise ValueError(f"the alias *{event.anchor} stands inside of what it names")

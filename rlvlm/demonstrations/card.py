@@ -55,7 +55,7 @@ def select(records: Iterable[EpisodeRecord], config: FilterConfig) -> tuple[Kept
 
 
 def split(records: Iterable[EpisodeRecord], held_out: float) -> tuple[list[EpisodeRecord], list[EpisodeRecord]]:
-    """Episodes to learn from, and those held out: by seed, so that no start is on both sides, whoever played it.
+    """Episodes to learn from, and those held out: by seed, so that no start is on both sides, by whichever player.
 
     An episode's side depends on its task and seed alone: it stays where it is as a collection grows.
 
@@ -134,7 +134,7 @@ def write_card(folder: DemonstrationFolder) -> Census:
         num = len(counts.images)
         kept = f"{num:,} distinct images are kept" if num else "images are drawn from states"
         said = f"{counts.episodes:,} episodes, {counts.chunks:,} chunks, {counts.steps:,} env steps; {success}; {kept}."
-        # how the chunks were made stands on the card word for word: whoever imports again needs the same
+        # how the chunks were made stands on the card word for word: a second import needs the same
         lists = {name: ", ".join(map(str, value)) for name, value in folder.chunks.items() if isinstance(value, list)}
         lines = [
             *(said, "", *players, "| instruction | episodes | successes |", "|---|---|---|"),

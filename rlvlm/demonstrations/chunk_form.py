@@ -1,4 +1,4 @@
-"""What the chunks in a folder look like, whoever made them: a policy learns from those that look like its env's."""
+"""The form of the chunks in a folder, from any source: a policy learns from those that look like its env's."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -232,7 +232,7 @@ def play_episodes(
         start = FIRST_SEED + 10**7 * seed + place
         name = f"{player.name}-{start}" if is_turns else f"{player.name}-{seed}-{place}"
         if known and name in known:
-            # counted as when it was played, so that whoever goes on stops where one that was never stopped does
+            # counted as when it was played, so that a resumed collection stops where an uninterrupted one does
             successes, failures = successes + known[name], failures + (not known[name])
             continue
         if isinstance(env, TurnEnv):

@@ -167,7 +167,7 @@ def _chats(file: Path) -> Iterator[Any]:
 
 
 class _OtherImages(ValueError):  # noqa: N818 - named for what is found
-    """A chat of whose images nobody can tell where they are shown."""
+    """A chat that does not say where its images are shown."""
 
 
 def _said(chat: dict[str, Any]) -> list[Said]:

@@ -49,14 +49,14 @@ class DemonstrationFolder:
         self.env: Mapping[str, Any] = current_settings(about.get("env", {}))
         """Settings of the env that the episodes were collected in, by name; empty where they are not known."""
         self.chunks: Mapping[str, Any] = about.get("chunks", {})
-        """Of a task in chunks: what these look like, and how they were made of others' data, by name."""
+        """For a task in chunks, the form of these, and how they were made from others' data, by name."""
         self._lines = path / "episodes.jsonl"
         self.image_store = ImageStore(path / "pictures")
         self.num_damaged = 0
         """Lines and files that were not believed when the episodes were last read."""
 
     def check_task(self, task: str) -> None:
-        """Passes where the episodes are of `task`.
+        """Checks that the episodes are of `task`.
 
         Raises:
             UsageError: they are not.

@@ -59,7 +59,7 @@ def import_trajectories(
         UsageError: no file can be read, units or successes are unknown, or the data are unlike the task's own.
     """
     read = READERS[form]
-    # Data sets are larger than memory, so trajectories come one by one, and whoever has to look at several before the
+    # Data sets are larger than memory, so trajectories come one by one, and a check that looks at several before the
     # first is taken reads the beginning of the set again.
     torn: list[CorruptEpisode] = []
     trajectories = _whole(read(source, config), torn)
@@ -171,7 +171,7 @@ def _whole(found: Iterator[RobotTrajectory | CorruptEpisode], torn: list[Corrupt
 
 
 def _check_like(trajectories: Iterable[RobotTrajectory], env: ChunkEnv, task: str) -> None:
-    """Passes where the first states are about as large as those of the task's own env, and actions are movements.
+    """Checks that the first states are about as large as those of the task's own env, and actions are movements.
 
     Raises:
         UsageError: they are not; says what was found. Joint angles have as many numbers as a hand's pose and fingers.

@@ -58,7 +58,7 @@ def _held(group: Any, name: str) -> Any:
     """A member of a group.
 
     Raises:
-        ValueError: it lies in another file, which nobody has named.
+        ValueError: it lies in another file, which was not named.
     """
     import h5py
 

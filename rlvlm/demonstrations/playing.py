@@ -1,6 +1,6 @@
 """Plays any kind of env: by its script, at random, or by the one until it has come so far and then by the other.
 
-For those who look at what came of it (`rlvlm check-task`, `rlvlm.judge_bench`); nobody learns from these episodes.
+For inspection (`rlvlm check-task`, `rlvlm.judge_bench`); no policy learns from these episodes.
 """
 
 import math
@@ -40,7 +40,7 @@ class Episode:
     looked: tuple[int, ...] = ()
     """Moments, counted as `snapshots` are, whose progress was measured: the start and the end of each step or chunk."""
     successes: tuple[bool, ...] = ()
-    """Of each of `looked`: whether the env's own test held at it."""
+    """For each of `looked`, whether the env's own test held at it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -50,7 +50,7 @@ class EpisodeRecord:
     kind: str
     """`turns` or `chunks`, as the task's."""
     seed: int
-    """Of the start: episodes of one seed never end up on both sides of a split."""
+    """Seed of the start: episodes of one seed never end up on both sides of a split."""
     player: str
     """Who played, e.g. `expert`."""
     goal: str
@@ -136,7 +136,7 @@ def to_token_episode(record: EpisodeRecord, env: TurnEnv) -> TokenEpisode:
         played_at=np.arange(count),
         obs=Observations(
             images=tuple(key.tobytes() for key in env.image_key(snapshots)),
-            texts=(*(step.prompt for step in record.steps), ""),  # nobody was asked about the last state
+            texts=(*(step.prompt for step in record.steps), ""),  # there is no prompt for the last state
             snapshots=snapshots,
         ),
         snapshots=snapshots,

@@ -57,7 +57,7 @@ class RobotTrajectory:
     """T steps of one episode: what was seen before each action."""
 
     name: str
-    """Of the episode in its file."""
+    """Name of the episode in its file."""
     file: Path
     instruction: str
     actions: FloatArray
@@ -83,8 +83,8 @@ class RobotTrajectory:
     def recorded(
         cls, actions: FloatArray, proprio: FloatArray, *, is_late: bool, rewards: FloatArray | None = None, **rest: Any
     ) -> Self:
-        """Of what a file has beside one another; where it is late, actions go to what was seen before them."""
-        if is_late:  # of the first action nobody saw what was before, and of the last state no action followed
+        """Pairs the actions and observations of a file's rows; where these are late, with the row before."""
+        if is_late:  # the first action has no observation before it, and the last state no action after it
             actions, proprio = actions[1:], proprio[:-1]
             rewards = None if rewards is None else rewards[1:]
         return cls(actions=actions, proprio=proprio, is_late=is_late, rewards=rewards, **rest)
@@ -110,7 +110,7 @@ class RobotTrajectory:
         """What `look` makes, [n, cameras, H, W, 3].
 
         Raises:
-            UsageError: the images are missing, torn or of sizes that nobody decodes, or do not fit the steps.
+            UsageError: the images are missing, torn or of sizes that are not decoded, or do not fit the steps.
         """
         try:
             return self.look(steps)

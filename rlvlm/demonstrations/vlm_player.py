@@ -19,7 +19,7 @@ if TYPE_CHECKING:  # `rlvlm collect --help` waits for neither numpy nor torch
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlayerApiConfig(ApiConfig):
-    """A player behind somebody's HTTP API."""
+    """A player behind an HTTP API."""
 
     section: ClassVar[str] = "player.api"
 

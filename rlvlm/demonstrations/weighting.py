@@ -21,11 +21,11 @@ Curve = NDArray[np.float64]
 KAPPA = 0.01
 """Gains in progress above this count in full."""
 TEMPERATURE = 0.2
-"""Of exponentiated advantages, in units of an episode's worth, which is in [0, 1]."""
+"""Temperature of exponentiated advantages, in units of an episode's worth, which is in [0, 1]."""
 MAX_WEIGHT = 20.0
 """No exponentiated advantage counts more."""
 _BINS = 10
-"""Of progress, for the value that advantages are held against."""
+"""Bins of progress, for the value that advantages are held against."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -32,7 +32,7 @@ class Answer:
     label: str = ""
     """left, right or tie; empty of a score, and where nothing could be read."""
     value: float = np.nan
-    """Of a score, in [0, 1]."""
+    """The score in [0, 1]; NaN where there is none."""
     p: tuple[float, float, float] | None = None
     """Probabilities of left, right and tie, where the judge gives them."""
     text: str = ""

@@ -1,4 +1,4 @@
-"""One judge on one suite: makes the items task by task, asks, and says in numbers what came of it."""
+"""One judge on one suite: makes the items task by task, asks, and summarises the answers in figures."""
 
 import logging
 import resource
@@ -66,8 +66,8 @@ def measure(  # noqa: PLR0913, C901 - what a bench is made of
     """Asks a judge about a suite; what was answered is kept where it breaks or is stopped half way.
 
     Args:
-        suite: what is asked.
-        judge: who is asked.
+        suite: the items to ask.
+        judge: the judge to ask.
         config: of it, for the size of the images, the look of the envs and the form of the score.
         num_frames: most images of an episode that are shown.
         seed: of items and order.
@@ -99,7 +99,7 @@ def measure(  # noqa: PLR0913, C901 - what a bench is made of
         answers = found.answers[task] = []
         try:
             for block in ask(judge, made, num_frames, seed, log):
-                answers += block  # at once, so that what was paid for is kept whatever comes next
+                answers += block  # at once, so that paid answers are kept if a later block fails
                 if is_stopped():
                     found.is_whole = False
                     break
@@ -137,7 +137,7 @@ def _why_empty(made: TaskItems, is_recorded: bool) -> str:
 
 
 def require_goals(task: str, goals: Iterable[str]) -> None:
-    """Passes where a judge can be asked about all of `goals`.
+    """Checks that a judge can be asked about all of `goals`.
 
     Raises:
         UsageError: one is empty, too long, or has characters that no prompt takes: nothing would be sent.

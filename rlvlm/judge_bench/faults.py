@@ -25,7 +25,7 @@ from rlvlm.judges.agreement import ALIKE, best_threshold, kept_leads
 MIN_ITEMS = 12
 """Answers below which nothing is concluded from a share of them."""
 MIN_CONTROLS = 6
-"""Likewise of controls whose score is the same to a hundredth, which chance does not give."""
+"""Controls below which nothing is concluded: their score is the same to a hundredth, which chance does not give."""
 _OF_A_SIDE = 0.6
 """A side that is named surely more often than this, whatever is shown on it, is preferred."""
 _FOOLED = 1 / 3
@@ -147,8 +147,8 @@ def _brightness(pairs: Sequence[tuple[Item, Answer]], scores: Sequence[tuple[Ite
 
 
 def _kept_labels(pairs: Sequence[tuple[Item, Answer]], case: str) -> tuple[int, int, int]:
-    """Of the controls of a case whose own pair was decided, in the same order of sides: how many have the same label,
-    how many the opposite one, and how many there are.
+    """Counts controls of a case whose own pair was decided, in the same order of sides: with the same label, with the
+    opposite one, and all.
     """
     own = {(answer.task, answer.item, answer.swapped): answer.label for _, answer in pairs}
     both = [
@@ -186,7 +186,7 @@ def _changes(scores: Sequence[tuple[Item, Answer]], *cases: str) -> list[float]:
 
 
 def _controlled(scores: Sequence[tuple[Item, Answer]], *cases: str) -> list[tuple[float, float, str]]:
-    """Of each control of these cases: the score of the item that it was made of, its own, and the task."""
+    """For each control of these cases, the score of the item that it was made of, its own, and the task."""
     values = {(answer.task, answer.item): answer.value for _, answer in scores}
     return [
         (values[answer.task, item.source], answer.value, answer.task)

@@ -22,7 +22,7 @@ Floats = NDArray[np.float64]
 Figures = dict[str, Any]
 RESAMPLES = 500
 COLUMNS = {"right": 0, "wrong": 1}
-"""Of a table of outcomes; whatever is neither counts as undecided, in column 2."""
+"""Columns of a table of outcomes; every other outcome counts as undecided, in column 2."""
 _SWAP = {"left": "right", "right": "left", "tie": "tie"}
 
 
@@ -113,7 +113,7 @@ def pair_figures(items: Sequence[Item], answers: Sequence[Answer]) -> Figures:
 
 
 def outcome_of(item: Item, answer: Answer) -> str:
-    """Of an answer to a pair: as of `label_outcome`."""
+    """Outcome of an answer to a pair, as `label_outcome` names it."""
     return label_outcome(answer.label, -item.gap if answer.swapped else item.gap)
 
 
@@ -208,7 +208,7 @@ def _track_figures(rows: Sequence[tuple[Item, Answer]]) -> Figures:
 
 
 def cost_figures(answers: Sequence[Answer]) -> Figures:
-    """`answers_per_s`, `tokens` per answer, `usd_per_1000`; None where nobody says."""
+    """`answers_per_s`, `tokens` per answer, `usd_per_1000`; None where it is not reported."""
     latency = sum(answer.latency_s for answer in answers)
     tokens, costs = (np.array([getattr(answer, name) for answer in answers], float) for name in ("tokens", "cost_usd"))
     return {

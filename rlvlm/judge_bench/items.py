@@ -29,15 +29,15 @@ logger = logging.getLogger(__name__)
 NUM_BINS = 10
 """Difficulty bins: equal parts of the gap in true progress; the first has the hardest pairs."""
 LEAST_GAP = 0.02
-"""Pairs whose progress differs by less are not asked about: nobody could say which is nearer."""
+"""Pairs whose progress differs by less are not asked about: the sides cannot be told apart."""
 TRACK_IMAGES = 8
 """Images of a straight episode that are scored one by one."""
 FIRST_SEED = 2**34
-"""Of the episodes, where seeds are numbers as large as one likes: no run and no training of a small model uses them."""
+"""First seed of the episodes where seeds may be any number: no run and no training of a small model uses these."""
 _DRAWS = 1
-"""Of the random numbers: they stay the same where only controls are added, and with them all other items."""
+"""Seed of the random numbers: they stay the same where only controls are added, and with them all other items."""
 FADED = 0.8
-"""Contrast that is left of a faded image: not enough is lost for anybody to see less of the goal."""
+"""Contrast that is left of a faded image: the goal is seen as well as before."""
 _AFTER_SUCCESS = 3
 """Steps for which an episode goes on after it was a success."""
 _STYLES = (
@@ -50,7 +50,7 @@ _STYLES = (
 )
 """How episodes are played, by turns; u is drawn evenly from [0, 1)."""
 _RECORDED_MOMENTS = 40
-"""Of a recorded episode."""
+"""Most moments that are taken of a recorded episode."""
 _NEAR = 0.5
 """A failure that ends with so much progress is a near miss."""
 
@@ -60,7 +60,7 @@ CASES = ("success", "near miss", "failure", "cut short")
 FAILURES = ("reversed", "other task", "other goal", "still", "noise")
 """Controls of a score that must not be called a success: the success backwards, under the instruction of another task,
 under another goal of the same scene, its first image alone, and noise in place of images. Besides there are `jump`, the
-first image until the last, which is the success's own (nobody played that, but the goal is reached in it), and `other
+first image until the last, which is the success's own (it was not played so, but the goal is reached in it), and `other
 camera`, which is a success."""
 Draw = Callable[[FloatArray, str], Frames]
 """Images [N, H, W, 3] of snapshots [N, S], by a camera of that name; the first camera where it is empty."""
@@ -78,24 +78,24 @@ class Item:
     sides: tuple[FloatArray, ...]
     """One or two of [L, S], in order of time."""
     truth: tuple[float, ...]
-    """Of each side: the simulator's progress at its end, in [0, 1]; 0 where the goal is not the scene's own."""
+    """The simulator's progress of each side at its end, in [0, 1]; 0 where the goal is not the scene's own."""
     success: bool = False
-    """Of a score: whether the goal is reached at the end; of a turn whether it came nearer to it."""
+    """For a score, whether the goal is reached at the end; for a turn, whether it came nearer to it."""
     source: int = -1
-    """Of a control: the place of the item that it was made of."""
+    """For a control, the index of the item that it was made of; -1 for others."""
     track: int = -1
-    """Of an image: the episode that it is of."""
+    """For an image, the episode that it is of; -1 for others."""
     action: str = ""
-    """Of a turn: what was done."""
+    """The action of a turn; empty for others."""
     camera: str = ""
     is_noise: bool = False
     """Whether noise is shown in place of the images."""
     faded: int = -1
-    """Of a pair: the side that is shown with less contrast; -1 for none."""
+    """The side of a pair that is shown with less contrast; -1 for none."""
 
     @property
     def gap(self) -> float:
-        """Of a pair: progress of the right side minus that of the left."""
+        """For a pair, progress of the right side minus that of the left."""
         return self.truth[1] - self.truth[0]
 
 
@@ -109,7 +109,7 @@ class TaskItems:
     digest: str
     """SHA-256 of what is asked, numbers rounded to a hundredth."""
     looks: tuple[tuple[int, ...], ...]
-    """Of a few images the mean grey levels of 4 x 4 fields: what two machines' images are compared by."""
+    """Mean grey levels of 4 x 4 fields of a few images, by which two machines' images are compared."""
     close: Callable[[], None] = lambda: None
     note: str = ""
     """What stands for the truth where the env measures no progress; empty where it does."""
@@ -165,7 +165,7 @@ def recorded_items(
 ) -> TaskItems:
     """The items of recorded episodes whose success is known, which no simulator can play.
 
-    Nobody knows their progress: of a success the share of its time stands for it, and failures are in no pair.
+    Their progress is unknown: for a success the share of its time stands for it, and failures are in no pair.
 
     Args:
         suite: how many.
@@ -179,7 +179,7 @@ def recorded_items(
     """
     rng = np.random.default_rng((_DRAWS, seed, zlib.crc32(task.encode())))
     films = [film for film in recordings if isinstance(film, RobotTrajectory) and len(film.actions) > 1]
-    films = list(filter(_has_images, films))  # before anybody is asked, and paid, about the others
+    films = list(filter(_has_images, films))  # before a judge is asked, and paid, about the others
     episodes = []
     for number, film in enumerate(films):
         is_success = film.known_success(suite.success)
@@ -314,7 +314,7 @@ def _pairs(
         own = [episode for episode in episodes if episode.goal == goal]
         snapshots = np.concatenate([episode.snapshots[list(episode.looked)] for episode in own])
         progress = np.concatenate([episode.progress[list(episode.looked)] for episode in own])
-        # by what is drawn: two states that look alike may differ in progress, and nobody could rank them
+        # by what is drawn: two states that look alike may differ in progress, and no judge could rank them
         _, first = np.unique(image_key(snapshots), axis=0, return_index=True)
         snapshots, progress = snapshots[first], progress[first]
         wanted = (place + 1) * count // len(goals) - place * count // len(goals)

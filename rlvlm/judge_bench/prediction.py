@@ -33,7 +33,7 @@ COLUMNS = (
     "before",
     "success",
 )
-"""Of the CSV. `kind` is pairs or scores; columns of the other kind are empty."""
+"""Columns of the CSV. `kind` is pairs or scores; columns of the other kind are empty."""
 NEAR = 0.1
 """Runs whose judge is worth more or less by more than this say nothing about a judge."""
 MIN_POINTS = 3
@@ -43,7 +43,7 @@ GAIN = 0.05
 """Success that training must add to count as learning; evaluations of one policy scatter by less."""
 
 Grade = Literal["good enough", "probably good enough", "uncertain", "can be fooled", "probably too weak", "too weak"]
-"""Of a judge on a task. The probable ones rest on training runs of other tasks; `can be fooled` on a fault."""
+"""Grade of a judge on a task. The probable ones rest on training runs of other tasks; `can be fooled` on a fault."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,7 +54,7 @@ class ExpectedSuccess:
     kind: str
     """pairs or scores: what the judge was asked there."""
     worth: float
-    """Of the judge, see `worth_of`."""
+    """Worth of the judge, see `worth_of`."""
     worth_low: float
     worth_high: float
     """Between the two its worth lies with a probability of 90 %, as few answers as it gave."""
@@ -71,7 +71,7 @@ class ExpectedSuccess:
     is_asked: bool
     """Whether the judge was asked about this task; if not, its answers to all others stand for it."""
     never: float | None
-    """Of all runs with this kind of question none up to this worth learned; None where there are none."""
+    """Largest worth up to which no run with this kind of question learned; None where there is none."""
     always: float | None
     """From this worth on all of them learned; None where not even the best judge's did."""
 
@@ -84,7 +84,7 @@ def bits_of(right: float, wrong: float) -> float:
 
     Args:
         right: share of labels that are right, in [0, 1].
-        wrong: likewise; the rest is undecided.
+        wrong: share that is wrong, in [0, 1]; the rest is undecided.
     """
     decided = right + wrong
     return decided * (1 - _entropy(right / decided)) if decided else 0.0
@@ -103,7 +103,7 @@ def worth_of(right: float, wrong: float) -> float:
     Args:
         right: share of labels that are right, in [0, 1]. The two truths (left or right nearer; success or failure)
             count alike in it, so that a preference for one answer wins nothing.
-        wrong: likewise; the rest is undecided.
+        wrong: share that is wrong, in [0, 1]; the rest is undecided.
     """
     bits = bits_of(right, wrong)
     low, high = 0.5, 1.0  # the bits of an accuracy rise from 0 to 1 in between
@@ -130,9 +130,9 @@ def shares_of_pairs(pairs: ArrayLike) -> tuple[float, float]:
 
 
 def shares_of_scores(scores: Sequence[Sequence[float]]) -> tuple[float, float]:
-    """Of a success and a failure, how often the success scores higher and how often lower, equal scores counting half.
+    """How often a success scores higher than a failure and how often lower, equal scores counting half.
 
-    Of a teacher table [11] (lists by progress). It is the AUC: for scores of 0 and 1 the mean of the shares of
+    Takes a teacher table [11] (lists by progress). It is the AUC: for scores of 0 and 1 the mean of the shares of
     successes and of failures that are recognised, and for others no threshold has to be chosen, which a few dozen
     answers would be too few for. 0 and 0 where successes or failures are missing.
     """
@@ -144,7 +144,7 @@ def shares_of_scores(scores: Sequence[Sequence[float]]) -> tuple[float, float]:
 
 
 SHARES = {"pairs": shares_of_pairs, "scores": shares_of_scores}
-"""Of a teacher's table, by kind."""
+"""Functions that compute the shares of a teacher's table, by kind."""
 
 
 def worth_interval(kind: str, table: Any) -> tuple[float, float]:

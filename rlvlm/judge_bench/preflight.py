@@ -48,7 +48,7 @@ def compared_suite(task: str, count: int) -> Suite:
 
 
 def known_items(suite: Suite, config: EnvConfig, size_px: int, seed: int, per_turn: bool, goal: str = "") -> TaskItems:
-    """The items of a suite of one task; without any where nobody knows how to play it.
+    """The items of a suite of one task; without any where no player can play it.
 
     Args:
         suite: see `scored_suite`.

@@ -23,7 +23,7 @@ class Remedy:
     settings: str
     """Options of a run that asks so; empty where it does already."""
     worth: float
-    """Of a label, see `prediction.worth_of`."""
+    """Worth of a label, see `prediction.worth_of`."""
     undecided: float
     """Share of labels without a preference, which nothing is learned from."""
     calls: float | None

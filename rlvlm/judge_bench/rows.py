@@ -23,7 +23,7 @@ SCORE_NAMES = {
     "ece": "calibration error of scores",
     "false_positives": "failures called successes",
 }
-"""Likewise of scores."""
+"""The same for figures of scores."""
 
 
 def read_row(path: Path) -> dict[str, Any]:
@@ -40,7 +40,7 @@ def read_row(path: Path) -> dict[str, Any]:
         is_of(row, "", "")
         for task, kind in [(task, kind) for task in (*row["tasks"], "") for kind in ("pairs", "scores")]:
             figures = task_figures(row, task, kind)
-            beside(kind, figures, figures)  # whatever is no figure says so here, and not half way through a report
+            beside(kind, figures, figures)  # a value that is no figure raises here, and not half way through a report
     except (OSError, ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
         raise UsageError(f"{file} is not a row of judge-bench: {error}", "make one with `rlvlm judge-bench`") from error
     return row

@@ -28,7 +28,7 @@ MIN_FALL = 0.3
 THRESHOLD = 0.5
 """From where on an episode is called a success, where the data do not know enough to find a better one."""
 _UNKNOWN = "unknown"
-"""Case of an episode of which nobody knows whether it succeeded: no figure counts it."""
+"""Case of an episode whose success is unknown: no figure counts it."""
 _STRIP = 6
 """Images of an episode that are kept for a page."""
 STRIP_PX = 120
@@ -56,9 +56,9 @@ class Asked:
     size_px: int = 300
     """Images are made so small that no side is longer."""
     success: SuccessRule | None = None
-    """What episodes are taken for of which the data do not say whether they succeeded; None: nobody knows."""
+    """How episodes count whose success the data do not state; None: as unknown."""
     seed: int = 0
-    """Of the order of asking, and of the pairs."""
+    """Seed of the order of asking, and of the pairs."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,7 +72,7 @@ class ScoredEpisode:
     num_frames: int = 0
     """T."""
     truth: bool | None = None
-    """Whether it succeeded; None where nobody knows."""
+    """Whether it succeeded; None where that is unknown."""
     env_return: float = math.nan
     """Sum of its rewards; NaN where the data have none."""
     reason: str = ""
@@ -86,9 +86,9 @@ class ScoredEpisode:
     statuses: tuple[str, ...] = ()
     """[n] of the answers; `unreadable` of frames that cannot be shown; empty where progress was not asked."""
     success: float = math.nan
-    """Score of the whole episode in [0, 1]; NaN likewise."""
+    """Score of the whole episode in [0, 1]; NaN where no answer could be read, or none was asked for."""
     success_status: str = ""
-    """Of that answer; empty where it was not asked."""
+    """Status of that answer; empty where it was not asked."""
     strip: Frames = field(default_factory=lambda: np.zeros((0, 1, 1, 3), np.uint8))
     """[m, H, W, 3] small images along it, the first and the last among them."""
     rows: tuple[tuple[int, Item, Answer], ...] = ()
@@ -243,7 +243,7 @@ def _items(
 ) -> tuple[Item, ...]:
     """The questions about an episode, whose `frames` [n] can be shown."""
     goal, number = episode.goal, episode.number
-    # of a success the share of its time stands for progress, where the data know no better; of others nobody knows it
+    # in a success the share of its time stands for progress, unless the data have it; in others it is unknown
     share = frames / max(episode.num_frames - 1, 1) if episode.truth else np.full(len(frames), math.nan)
     truths = share if progress is None else progress[frames]
     items: list[Item] = []

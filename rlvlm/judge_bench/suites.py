@@ -11,7 +11,7 @@ from rlvlm.demonstrations.trajectory import SuccessRule
 from rlvlm.envs.registry import full_name, task_families
 
 VERSION = 2
-"""Of the way items are made; it must rise when any of it changes, so that rows are only compared with their like."""
+"""Version of the way items are made; it must rise with any change, so that rows are only compared with their like."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -140,7 +140,7 @@ def label_outcome(label: str, gain: float) -> str:
 
     Args:
         label: left, right or tie; empty where there is none that could be read.
-        gain: NaN where nobody knows it.
+        gain: NaN where it is unknown.
 
     Returns:
         right, wrong; tie: the truth is one; unknown: so is the truth; undecided; unread.

@@ -195,10 +195,10 @@ class AsyncAsker:
         """How one dialogue went, with its price where that is known; cancelled, the engine computes no further.
 
         Raises:
-            JudgeUnavailable: the engine will answer nobody: it is dead, or has a wrong key, or the budget is spent.
+            JudgeUnavailable: the engine will not answer: it is dead, or has a wrong key, or the budget is spent.
         """
         config, start, usage = self._config, time.perf_counter(), None
-        # a provider may have us wait for ever; an engine of our own is watched by whoever serves it
+        # a provider may have us wait for ever; an engine of our own is watched by its server
         deadline = time.monotonic() + config.api.deadline_s if config.is_remote else math.inf
         try:
             request = next(dialogue)
@@ -218,7 +218,7 @@ class AsyncAsker:
             return DialogueResult(text=str(error) or type(error).__name__, has_failed=True)
 
     def run(self, items: Sequence[Item], dialogue: Callable[[Item], Dialogue]) -> list[DialogueResult]:
-        """As of `BatchAsker`. Once it is known that nobody is answered the rest stays unsent; paid answers are kept."""
+        """As of `BatchAsker`. Once no question is answered any more the rest stays unsent; paid answers are kept."""
         fatal: list[JudgeUnavailable] = []
 
         async def ask(item: Item) -> DialogueResult:

@@ -68,7 +68,7 @@ def build_judge(config: JudgeConfig) -> Judge:
                 from rlvlm.judges import own
 
                 judge = own.build(config)
-    except ModelUnavailable as error:  # the loaders know models, and whoever waits for a judge waits for this error
+    except ModelUnavailable as error:  # the loaders know models, and callers that wait for a judge catch this error
         raise JudgeUnavailable(str(error), error.fix) from error
     return BothOrders(judge) if config.both_orders else judge
 
@@ -94,7 +94,7 @@ def abilities_of(backend: str, model: str) -> Abilities:
 
 
 def check_goal_image(backend: str, model: str, score: str) -> None:
-    """Passes where a judge may be shown an image of the goal.
+    """Checks that a judge may be shown an image of the goal.
 
     Args:
         backend: of the judge.
@@ -113,7 +113,7 @@ def check_goal_image(backend: str, model: str, score: str) -> None:
 
 
 def check_reachable(config: JudgeConfig) -> None:
-    """Passes where something listens at `judge.api.base_url`. Nothing is sent, and nothing tried behind a proxy.
+    """Checks that a server listens at `judge.api.base_url`. Nothing is sent, and nothing tried behind a proxy.
 
     Raises:
         JudgeUnavailable: nothing does.

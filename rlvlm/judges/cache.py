@@ -1,4 +1,4 @@
-"""Judges that answer from a label store: one that asks each question once, and one that asks nobody at all."""
+"""Judges that answer from a label store: one that asks each question once, and one that never asks."""
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -69,7 +69,7 @@ class CachedJudge:
                 given = zip(questions, ask([items[place] for place in unknown.values()]), strict=True)
                 fresh = [replace(answer, question=question.id) for question, answer in given]
                 kept.result()  # an answer whose images are missing could not be looked at later
-            # kept before they are handed out: what a crash loses was then learned from by nobody
+            # kept before they are handed out: answers that a crash loses were then never learned from
             store.add_answers(list(zip(questions, fresh, strict=True)))
             known |= dict(zip(unknown, fresh, strict=True))
         self.misses += len(unknown)
@@ -98,7 +98,7 @@ class StoredJudge:
 
     @property
     def stamp(self) -> Stamp:
-        """Of the judge whose answers these are."""
+        """Stamp of the judge whose answers these are."""
         return self._stamp
 
     def compare(self, queries: Sequence[Query]) -> list[Verdict]:

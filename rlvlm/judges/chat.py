@@ -84,7 +84,7 @@ class ChatJudge:
     def shrink(self, query: Query) -> Query:
         """The query with its images at the size at which the model will see them; the answer is the same.
 
-        For whoever has time before the model has: resizing takes a quarter of a small model's answer. A query that
+        For callers with time before the model has it: resizing takes a quarter of a small model's answer. A query that
         cannot be asked comes back as it is.
         """
         if prompts.problem_of(query, self._abilities) is not None:  # `compare` gives its answer: failed, and why

@@ -21,7 +21,7 @@ Mode = Literal["two_stage", "single_stage", "direct"]
 ScoreMode = Literal["progress", "rating", "success", "video", "utility", "statement", "rubric", "delta"]
 """How the score of one clip can be asked."""
 RANDOM = "random"
-"""Name of a model that nobody trained."""
+"""Name of an untrained model."""
 MIN_TEMPERATURE, MAX_TEMPERATURE = 0.01, 2.0
 """Range of the temperature where it is not 0; below it the scaled log-probabilities leave a model's number range."""
 _BY_SIMILARITY = ("clip", "blip2")
@@ -257,7 +257,7 @@ class Abilities:
     """Whether it may be shown an image of the goal."""
 
     def check(self, config: JudgeConfig) -> None:
-        """Passes when the model can be asked as `config` says.
+        """Checks that the model can be asked as `config` says.
 
         Raises:
             UnsupportedQuestion: its training does not cover one of the two forms.
@@ -292,7 +292,7 @@ class DistillConfig:
     graded: int = 600
     """Labels that it is graded on, at most."""
     seed: int = 0
-    """Of the draws, and of the weights from scratch."""
+    """Seed of the draws, and of the weights from scratch."""
     threads: int = 1
     """CPU threads."""
 

@@ -52,7 +52,7 @@ class DialogueResult:
     has_failed: bool = False
     """Whether no answer came."""
     probabilities: tuple[float, float, float] | None = None
-    """Of left, right and tie, where the model gives them."""
+    """Probabilities of left, right and tie, where the model gives them."""
     latency_s: float = 0.0
     """Until it was there; in a batch, until all of the batch were."""
     usage: Usage | None = None
@@ -107,9 +107,9 @@ class _Shares:
     """How a model's probability is spread over some choices."""
 
     shares: list[float]
-    """Of each, summing to 1."""
+    """Probability of each, summing to 1."""
     total: float
-    """Of all of them, among everything that the model could have written."""
+    """Probability of all of them, among everything that the model could have written."""
     text: str
     """The likeliest, or what was written; and where they are no answer, why."""
     is_answer: bool

@@ -62,7 +62,7 @@ class Labelled:
     right: str
     answer: Label
     truth: Label | None
-    """The side with more true progress, tie where they are equal; None where nobody knows."""
+    """The side with more true progress, tie where they are equal; None where that is unknown."""
 
 
 AGREES = "agrees with the teacher"
@@ -81,9 +81,9 @@ class Distillation:
     """Held-out labels that the figures are about."""
     goals: tuple[str, ...]
     teacher_accuracy: float
-    """Of the teacher on the graded labels, as far as the truth is known."""
+    """Accuracy of the teacher on the graded labels, as far as the truth is known."""
     before: Grades
-    """Of the weights that it began with."""
+    """Grades of the weights that it began with."""
     after: Grades
 
 
@@ -183,7 +183,7 @@ def read_labels(store: LabelStore, judge: str = "", prompt: str = "") -> tuple[S
             truth=truth.better if truth else None,
         )
         found.append((stamp, labelled))
-    # two teachers who disagree would teach a mixture that nobody can measure
+    # two teachers who disagree would teach a mixture that cannot be measured
     teachers = Counter(stamp for stamp, _ in found)
     if not teachers:
         raise UsageError(

@@ -1,4 +1,4 @@
-"""When a judge is given up: it does not answer, or cannot be understood. Used by whoever asks one again and again."""
+"""When a judge is given up: it does not answer, or cannot be understood. Used by all that ask one repeatedly."""
 
 from collections import deque
 from collections.abc import Iterable, Sequence
@@ -36,7 +36,7 @@ class JudgeHealth:
             self._recent.append(answer.status)
 
     def check(self, answers: Sequence[Verdict | Score]) -> None:
-        """Passes as long as there is something to expect; `answers` are the newest, noted already.
+        """Raises once nothing more can be expected; `answers` are the newest, noted already.
 
         Raises:
             JudgeUnavailable: every one of `answers` is missing, or most of the latest cannot be read.

@@ -27,14 +27,14 @@ from rlvlm.vlms.chats import Chat, image_parts, tame, text_part
 
 VERSION = 1
 _LATER_VERSIONS: dict[str, int] = {"video": 2, "delta": 2}
-"""Of the forms that have changed since."""
+"""Versions of the forms that have changed since."""
 
 LABEL_TEXTS = ("0", "1", "-1")
 """How left, right and tie are written in an answer."""
 MAX_FRAMES = 8
 """Images shown per side; longer clips are thinned evenly, first and last image kept: the last one decides."""
 MAX_FRAMES_OF: dict[ScoreMode, int] = {"statement": 16, "rubric": 16, "video": 22}
-"""Likewise of the published reward models, where they take more."""
+"""The same for published reward models that take more."""
 MAX_IMAGES = max(2 * MAX_FRAMES + 1, max(MAX_FRAMES_OF.values()) + 3)
 """Most images in one chat: two clips, or a clip with start and present, and the goal."""
 MAX_GOAL_CHARS = 200
@@ -230,7 +230,7 @@ def label_messages(goal: str, report: str) -> Chat:
 def score_messages(mode: ScoreMode, clip: Clip, sentences: Mapping[str, str] = SENTENCES) -> Chat:
     """The turns that ask for one clip's score.
 
-    Those of published reward models have their order: `statement` and `rubric` the clip, then the sentence; `delta` two
+    Published reward models have their own order: `statement` and `rubric` the clip, then the sentence; `delta` two
     images by their numbers; `video` first image, clip and current image, then the question. `utility` shows the
     first and the last image with the action between them; the others show the clip once and differ in their last line
     alone.

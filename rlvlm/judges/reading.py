@@ -100,7 +100,7 @@ _HEDGE = re.compile(
     r"(?:cannot|can't) tell|depend\w*|or)\b",
     re.IGNORECASE,
 )
-# a sentence that breaks off here goes on in the next line, with what nobody can know
+# a sentence that breaks off here goes on in the next line, with unknown text
 _DANGLING = re.compile(
     r"\b(?:is|be|was|are|am|not|of|an?|the|to|than|number|say|as|for|at|with|and|or|but|gets?|gives?|means?|only|"
     r"it|that|this|by|about|around|between|from|in|on)$",

@@ -68,7 +68,7 @@ class ImageStore:
             raise MissingImage(f"an image is named by 64 hexadecimal digits, got {digest[:80]!r}")
         file = self.file(digest)
         try:
-            # no link is followed, and a pipe that nobody writes to is not waited for
+            # no link is followed, and a pipe without a writer is not waited for
             with open(os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as stream:
                 data = stream.read(MAX_FILE_BYTES + 1)
             if len(data) > MAX_FILE_BYTES:

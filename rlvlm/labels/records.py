@@ -24,7 +24,7 @@ Images = Sequence[tuple[str, Any]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Question:
-    """What was asked, with images by their digests; the same whoever is asked."""
+    """What was asked, with images by their digests; the same for every judge."""
 
     kind: Literal["compare", "score"]
     goal: str
@@ -82,7 +82,7 @@ class Truth:
     question: str
     """`Question.id`."""
     progress: tuple[float, float] | None = None
-    """Of left and right, in [0, 1]."""
+    """True progress of left and right, in [0, 1]."""
     returns: tuple[float, float] | None = None
     """True returns of left and right, in units of the env's reward."""
     when: float = 0.0

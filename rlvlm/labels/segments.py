@@ -37,7 +37,7 @@ class Place:
 
 
 class CorruptLine(ValueError):  # noqa: N818 - named for what is found
-    """A line that is damaged, or that nobody of ours wrote."""
+    """A line that is damaged, or that rlvlm did not write."""
 
 
 def encode_line(record: dict[str, Any]) -> bytes:
@@ -70,7 +70,7 @@ def decode_line(line: bytes) -> dict[str, Any]:
 
 
 class Segments:
-    """The folder of all segments, made with the first: appends to one that nobody else writes to, reads them all."""
+    """The folder of all segments, made with the first: appends to one of its own, reads them all."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -115,7 +115,7 @@ class Segments:
                     yield place, record
 
     def num_unfinished(self) -> int:
-        """Segments that end without a line break: somebody writes at this moment, or died over it."""
+        """Segments that end without a line break: their writer is at work at this moment, or died over it."""
         return sum(file.stat().st_size > self._read_to.get(file, 0) for file in self._files())
 
     def report(self, place: Place, reason: str) -> None:
@@ -124,7 +124,7 @@ class Segments:
         logger.warning("%s, byte %d: a line is damaged (%s) and not believed", place.file, place.offset, reason)
 
     def _files(self) -> list[Path]:
-        """Regular files alone: a link or a device among them is nobody's segment."""
+        """Regular files alone: a link or a device among them is no segment."""
         files = self._folder.glob(f"*{SUFFIX}") if self._folder.is_dir() else ()
         return sorted(file for file in files if stat.S_ISREG(file.lstat().st_mode))
 

@@ -69,11 +69,11 @@ class LabelStore:
         return len(self._places)
 
     def refresh(self) -> None:
-        """Takes in what was written since the last look, by anyone. Costs a folder listing when nothing was."""
+        """Takes in what was written since the last look, by any process. Costs a folder listing when nothing was."""
         for place, record in self._lines.new_records():
             if record.get("kind") == "truth":
                 continue
-            try:  # where it stands; it is looked at closely once somebody wants it
+            try:  # where it stands; it is parsed once it is asked for
                 key, is_failed = bytes.fromhex(record["key"]), record["answer"]["status"] == Status.FAILED
             except (KeyError, TypeError, ValueError) as error:
                 self._lines.report(place, f"its record makes no sense: {type(error).__name__}")
@@ -177,7 +177,7 @@ class LabelStore:
         counts: Counter[Stamp] = Counter()
         # of the bare records: only who answered is wanted, and validating whole answers costs most of a read
         for _, record in Segments(self.folder / "lines").new_records():
-            with suppress(KeyError, TypeError, AttributeError):  # a record that makes no sense is nobody's
+            with suppress(KeyError, TypeError, AttributeError):  # a record that makes no sense is skipped
                 if record["kind"] != "truth" and record["answer"]["status"] != Status.FAILED:
                     stamp = record["answer"]["stamp"]
                     counts[Stamp(**{name: str(text) for name, text in stamp.items()})] += 1
@@ -206,7 +206,7 @@ class LabelStore:
             self._lines.append([to_record(item) for item in items])
 
     def _mark(self) -> None:
-        # with the first line and not before: a run that asks nobody leaves no empty store behind
+        # with the first line and not before: a run that asks no judge leaves no empty store behind
         if not self._is_marked:
             # in one move; several writers may do so at once, with the same words
             write_whole(self.folder / _MARK, json.dumps({"what": _WHAT, "schema": SCHEMA}) + "\n")

@@ -1,1 +1,1 @@
-"""What came of runs, sweeps and judges: tables, statistics, figures and pages."""
+"""Results of runs, sweeps and judges: tables, statistics, figures and pages."""

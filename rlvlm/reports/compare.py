@@ -157,7 +157,7 @@ def overall(results: Results) -> str:
 
 def cell(key: str, value: Any) -> str:
     """One fact for readers; shares as percent."""
-    # a source that asks nobody has no queries, and not none of them
+    # a source that asks no judge has no number of queries, rather than zero
     if value is None or value == "" or (key.startswith("queries") and not value):
         return "-"
     if key in ("label_accuracy", "false_positives"):
@@ -248,7 +248,7 @@ def group_rows(results: Results, task: str) -> list[dict[str, Any]]:
 def _benched(results: Results, task: str, source: str) -> dict[str, str | None]:
     """What the bench of a source's judge says of the task, and what success it predicts; None where none is known."""
     runs = results.of(task, source)
-    # runs of one source ask the same judge; the first that asked anybody says whom
+    # runs of one source ask the same judge; the first run that asked one names it
     row = next((bench for run in runs for bench in results.benches if is_of(bench, *run.judge)), None)
     if row is None:
         return {"bench": None, "expected": None}

@@ -34,7 +34,7 @@ OUTCOMES = {
     "failed": "failed",
 }
 """What can become of an answer, and what `outcome_of` calls it; of what is unread the status is told. Not checked:
-decided, and nobody knows the truth."""
+decided, and the truth is unknown."""
 TRUTHS = ("left", "right", "tie", "unknown")
 GIVEN = ("left", "right", "no preference", "invalid", "failed")
 
@@ -71,7 +71,7 @@ class Recorded:
     @property
     def latencies(self) -> NDArray[np.float64]:
         """[M] seconds until answers came, M <= N: a failure's time is that of waiting in vain, and 0 is what a store
-        wrote for answers that nobody timed.
+        wrote for answers that were not timed.
         """
         return np.array(
             [answer.latency_s for answer in self.answers if answer.latency_s > 0 and answer.status != "failed"]

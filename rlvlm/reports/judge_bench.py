@@ -75,7 +75,7 @@ def bench_judge(  # noqa: PLR0913 - the command's options
         suite: name of a suite, or of tasks with commas between them.
         config: the judge; with a `store` its answers are kept there and looked up.
         out: folder.
-        reference: who answers in the judge's place, if anybody.
+        reference: the one that answers in the judge's place; None for the judge itself.
         num_frames: images shown of an episode; None: what the judge was trained on.
         num_pairs: of each task; None: the suite's.
         num_episodes: played of each task, a third as many are shown of each case; None: the suite's.
@@ -356,12 +356,12 @@ class WorstAnswers:
 
     @property
     def pairs(self) -> list[dict[str, Any]]:
-        """Cards, the worst first."""
+        """Cards of pairs, the worst first."""
         return [card for _, card in sorted(self._pairs, key=lambda row: -row[0])[:MAX_WORST]]
 
     @property
     def scores(self) -> list[dict[str, Any]]:
-        """Likewise."""
+        """Cards of scores, the worst first."""
         return [card for _, card in sorted(self._scores, key=lambda row: -row[0])[:MAX_WORST]]
 
     def _score_card(self, made: TaskItems, item: Item, answer: Answer) -> dict[str, Any]:

@@ -134,7 +134,7 @@ def draw_calibration(sources: Sequence[Recorded]) -> Figure:
     width = 5 / (len(drawn) + 0.4)
     lowest, curves = 50.0, {}
     for place, (source, colour, table) in enumerate(drawn):
-        # between two sides nobody is less sure than one half, so the bins begin there
+        # between two sides the confidence is at least one half, so the bins begin there
         found: Reliability = reliability(table[:, 0], table[:, 1] > 0, NUM_BINS, lowest=0.5)
         ece = calibration_error(table[:, 0], table[:, 1] > 0, lowest=0.5)
         # back from shares to counts, which Wilson's interval needs

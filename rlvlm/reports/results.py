@@ -65,13 +65,13 @@ class RunResult:
     wall_s: float
     peak_rss_mb: float | None
     cost_usd: float | None = None
-    """What a paid judge was paid, None where nobody was."""
+    """What a paid judge was paid; None where no judge was paid."""
     false_positives: float | None = None
     """Share of the newest failures that a judge which rewarded them called successes; None where none did."""
     alarm_step: int | None = None
     """Env step at which that judge's monitor gave its alarm, None where it gave none."""
     judge: tuple[str, str] = ("", "")
-    """Name and prompt in the stamp of who answered first; empty where nobody did."""
+    """Name and prompt in the stamp of the first answer; empty where there is none."""
 
     @property
     def is_finished(self) -> bool:
@@ -120,7 +120,7 @@ class Results:
         return [run for run in self.runs if (run.task, run.source) == (task, source)]
 
     def finished(self, task: str, source: str) -> list[RunResult]:
-        """Those of them that came to their end."""
+        """The runs of one task with one source that came to their end."""
         return [run for run in self.of(task, source) if run.is_finished]
 
     @property

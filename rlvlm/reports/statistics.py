@@ -17,7 +17,7 @@ CONFIDENCE = 0.95
 FEW_SEEDS = 3
 """With fewer finished runs per task and source than this, an interval supports nothing."""
 SEED = 0
-"""Of the bootstrap, so that a report says the same each time."""
+"""Seed of the bootstrap, so that a report says the same each time."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

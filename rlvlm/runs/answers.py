@@ -35,7 +35,7 @@ def logged_truths(rows: Sequence[Mapping[str, str]]) -> NDArray[np.float64]:
 
 
 def logged_pairs(rows: Sequence[Mapping[str, str]], task: str, goal: str = "") -> tuple[list[Item], list[Answer]]:
-    """What was asked, and what was said of it; truths that nobody knows are NaN, and there are no images.
+    """What was asked, and what was said of it; unknown truths are NaN, and there are no images.
 
     Args:
         rows: [N] of `vlm_query_log.csv`.

@@ -109,8 +109,8 @@ def algorithm_settings(
 
     Args:
         config: of the run.
-        make_judge: makes the judge's client in the process that asks; None where nobody is asked.
-        make_engine: likewise of what samples for a policy that answers; None samples in the run's own process.
+        make_judge: makes the judge's client in the process that asks; None where no judge is asked.
+        make_engine: makes the client of a policy's sampling engine; None samples in the run's own process.
     """
     settings = _BUILDERS[config.kind].settings(config, make_judge, make_engine)
     return settings.debugging(seed=config.seed)
@@ -203,7 +203,7 @@ class Players:
     name: str = "policy"
     """What `own` is called beside the others."""
     draw: Draw
-    """Of the snapshots of its episodes."""
+    """Draws the snapshots of its episodes."""
     others: Mapping[str, Player] = field(default_factory=dict)
     """What it is compared with, by the name shown: another decoding, the policy before its training, baselines."""
     has_success: bool = True

@@ -75,13 +75,13 @@ class Checkpoint:
         return self.path / "algorithm"
 
     def check(self) -> None:
-        """Passes where every file is as it was written.
+        """Checks that every file is as it was written.
 
         Raises:
             CorruptCheckpoint: says which file is not.
         """
         check_folder(self.path)
-        if (self.algorithm / MANIFEST).exists():  # an algorithm of somebody else's need not write one
+        if (self.algorithm / MANIFEST).exists():  # a user's own algorithm need not write one
             check_folder(self.algorithm)
         if self.state.env_steps != self.step:
             raise CorruptCheckpoint(f"{self.path} was saved at another step, {self.state.env_steps:,}", _OTHERS)

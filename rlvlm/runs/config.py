@@ -75,11 +75,11 @@ class Role:
     name: str
     count: int = 1
     cpus: float = 0.0
-    """Of each."""
+    """CPU cores of each."""
     gpus: float = 0.0
-    """Of each; below 1 it shares a card."""
+    """GPUs of each; below 1 it shares a GPU."""
     setting: str
-    """That makes them fewer, or ask for less."""
+    """The setting that makes them fewer, or ask for less."""
     gpu_setting: str = ""
     """That gives each a GPU, where they compute with the policy."""
     is_own: bool = False
@@ -236,7 +236,7 @@ class RunConfig(ABC):
 
     @property
     def max_queries(self) -> int:
-        """Most questions that a run can ask, by its sessions to the last step and its budget; 0 where nobody is."""
+        """Most questions that a run can ask, by its sessions to the last step and its budget; 0 without a teacher."""
         # one for each turn or episode, and the shortest has one step
         return self.steps if self.reward.asks_judge else 0
 
@@ -330,7 +330,7 @@ class RunConfig(ABC):
 
     def why_unused(self, name: str) -> str | None:
         """The setting that leaves the one of that dotted name without effect; None where it has one. A recipe may have
-        such a setting all the same; whoever sets one on the command line gets an error.
+        such a setting all the same; setting one on the command line is an error.
         """
         pocket = "the pocket judge, which is small and has no 4-bit weights"
         drawn = (self.policy_env, self.judge_env if self.reward.asks_judge else self.policy_env)

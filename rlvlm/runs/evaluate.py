@@ -24,7 +24,7 @@ _MOST_SHOWN = 20
 
 
 def evaluate_run(folder: RunFolder, path: Path, episodes: int, with_video: bool, out: Path | None = None) -> int:
-    """Plays episodes with the deterministic policy, and with what it is compared with, and prints what came of them.
+    """Plays episodes with the deterministic policy, and with the players it is compared with, and prints the results.
 
     Args:
         folder: of the run.

@@ -37,9 +37,9 @@ def users_of(folder: Path) -> list[int]:
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         try:
-            # its log files: Ray's processes keep them open as long as they live, whoever their parent is by now
+            # its log files: Ray's processes keep them open as long as they live, under any parent
             links = [os.readlink(link) for link in (process / "fd").iterdir()]
-        except OSError:  # it ended meanwhile, or belongs to somebody else
+        except OSError:  # it ended meanwhile, or belongs to another user
             continue
         if any(link.startswith(f"{folder}/") for link in links):
             found.append(int(process.name))

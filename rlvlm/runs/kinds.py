@@ -111,7 +111,7 @@ class StepsRun(RunConfig):
         feedback = self.feedback
         if not self.reward.is_learned or self.steps <= feedback.first_step:
             return 0
-        # a session at the very last step would teach nobody
+        # a session at the very last step would teach nothing
         sessions = (self.steps - 1 - feedback.first_step) // feedback.every_steps + 1
         return min(sessions * feedback.queries, feedback.max_queries)
 

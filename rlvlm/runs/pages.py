@@ -180,7 +180,7 @@ def write_episodes_page(folder: RunFolder, config: RunConfig, algorithm: BaseAlg
 
 
 def episode_card(episode: TokenEpisode, algorithm: PolicyGradient, config: RunConfig) -> dict[str, Any]:
-    """An episode for people: what the policy saw before each reply or chunk, by all cameras, and what came of it."""
+    """An episode for people: what the policy saw before each reply or chunk, by all cameras, and the result."""
     if episode.replies:
         title, frames = config.task, algorithm.draw(episode.snapshots[:-1], 0)
         scale = algorithm.config.algo.reward_scale  # what the policy's values are multiples of

@@ -33,7 +33,7 @@ _LEARNED_REWARD = (
     PanelRow(label="answers nobody could read", metric=metrics.QUERIES_INVALID, format=",.0f", is_rare=True),
     PanelRow(label="queries without an answer", metric=metrics.QUERIES_FAILED, format=",.0f", is_rare=True),
 )
-"""Of a learned reward and the labels behind it."""
+"""Rows for a learned reward and the labels behind it."""
 _SAMPLED = PanelRow(
     label="sampled success, evaluation", metric=metrics.EVAL_SAMPLED_SUCCESS, format=".0%", word="sampled"
 )
@@ -59,7 +59,7 @@ _TURNS = (
     PanelRow(label="judged reward of a turn", metric=metrics.REWARD_JUDGED, format="+.2f", word="judged", is_rare=True),
     *_FOOLED,
 )
-"""Of a policy that writes."""
+"""Rows for a policy that writes."""
 _CHUNKS = (
     *DEFAULT,
     _SAMPLED,
@@ -70,7 +70,7 @@ _CHUNKS = (
     PanelRow(label="step size", metric=metrics.UPDATE_LR, format=".1e"),
     *_FOOLED,
 )
-"""Of a policy that acts in chunks."""
+"""Rows for a policy that acts in chunks."""
 
 PANEL_ROWS: Mapping[str, Sequence[PanelRow]] = {"steps": _LEARNED_REWARD, "turns": _TURNS, "chunks": _CHUNKS}
-"""By the kind of a run."""
+"""Rows by the kind of a run."""

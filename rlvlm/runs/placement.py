@@ -75,7 +75,7 @@ class Layout:
 
     @property
     def own_share(self) -> float:
-        """Of a GPU, for the run's own process; 0 on a CPU."""
+        """Share of a GPU for the run's own process; 0 on a CPU."""
         return self.roles[0].gpus
 
 
@@ -203,7 +203,7 @@ def plan_table(config: RunConfig) -> Table:
         MachineError: one has no place.
     """
     layout = layout_of(config, nodes())
-    rows, memory = [], learner_memory(config) or "-"  # of the GPU of whoever learns
+    rows, memory = [], learner_memory(config) or "-"  # of the learner's GPU
     for role in layout.roles:
         spots = Counter(layout.where[role.name])
         words = ", ".join(f"{count} on {name}" if role.count > 1 else name for name, count in spots.items())
@@ -223,7 +223,7 @@ class _Booking:
 
 
 def book_gpu(share: float, wanted: str = "") -> tuple[Any, str]:
-    """Sets a share of a GPU of this node aside, so that Ray gives it to nobody else.
+    """Sets a share of a GPU of this node aside, so that Ray gives it to no other process.
 
     Args:
         share: of one card, in (0, 1].

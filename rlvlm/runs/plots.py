@@ -39,7 +39,7 @@ SCORED = {"scored": "#457b9d"}
 INK = "#264653"
 ACCENT = "#e9a23b"
 COLOURS = ("#2a9d8f", "#e76f51", "#457b9d", "#e9a23b", "#8d6e97", "#264653", "#9aa84f", "#d4779c", "#6b4f3a", "#7fb3d5")
-"""Of the things compared, in the order in which they are named."""
+"""Colours of the things compared, in the order in which they are named."""
 HEALTH = {
     "unreadable replies, sampled": (metrics.REPLY_INVALID, "#e76f51"),
     "groups that teach something": (metrics.GROUP_KEPT, "#457b9d"),

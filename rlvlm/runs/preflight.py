@@ -29,7 +29,7 @@ def check_before_run(config: RunConfig) -> None:
     """Raises what would otherwise stop the run after it has begun; cheap and certain things first.
 
     Raises:
-        UsageError: the judge knows nothing of this task, nobody plays the demonstrations that are wanted, a folder or
+        UsageError: the judge knows nothing of this task, no player can play the wanted demonstrations, a folder or
             file that settings name is missing or holds something else, the hub does not have a policy's model or cannot
             be reached, the judge's store is none that can be used, or the algorithm refuses its settings.
         JudgeUnavailable: the judge's weights, key, client or environment are missing.
@@ -75,13 +75,13 @@ def check_before_run(config: RunConfig) -> None:
 
 
 def _no_judge_yet() -> NoReturn:
-    """Stands for the judge while settings are checked; nobody asks it."""
+    """Stands for the judge while settings are checked; it is never asked."""
     raise AssertionError("no judge is asked in a preflight")
 
 
 def _check_env(config: RunConfig) -> None:
-    """Passes where the env is one of ours or can be made, has the expert that demonstrations want, and is one that the
-    policy from which the run starts can act in.
+    """Checks that the env is one of ours or can be made, has the expert that demonstrations want, and suits the policy
+    from which the run starts.
 
     Raises:
         UsageError: says which is not so.
@@ -98,7 +98,7 @@ def _check_env(config: RunConfig) -> None:
 
 
 def _check_memory(config: RunConfig) -> None:
-    """Passes where a learner of the policy fits its GPU, by the rule in `memory_plan`.
+    """Checks that a learner of the policy fits its GPU, by the rule in `memory_plan`.
 
     Raises:
         MachineError: it does not, with the setting to change.
@@ -161,7 +161,7 @@ def cluster_address() -> str:
 
 
 def check_network(section: str, device: str, model: str, revision: str) -> None:
-    """Passes where the device is there, and the model on this machine or on the hub.
+    """Checks that the device is there, and the model on this machine or on the hub.
 
     Raises:
         UsageError: the model is not.
@@ -234,7 +234,7 @@ def _check_goal_image(config: RunConfig) -> None:
 
 
 def _check_judge_fits(config: RunConfig) -> None:
-    """Passes where this machine has the GPUs and the environment that the judge's replicas want.
+    """Checks that this machine has the GPUs and the environment that the judge's replicas want.
 
     Raises:
         JudgeUnavailable: vLLM's environment is missing.
@@ -251,7 +251,7 @@ def _check_judge_fits(config: RunConfig) -> None:
 
 
 def check_judge_knows(config: RunConfig) -> None:
-    """Passes where the judge is a general model, was trained on the run's task, or may be asked all the same.
+    """Checks that the judge is a general model, was trained on the run's task, or may be asked all the same.
 
     Raises:
         UsageError: it knows other tasks alone.
@@ -267,7 +267,7 @@ def check_judge_knows(config: RunConfig) -> None:
 
 
 def _check_models(config: RunConfig) -> None:
-    """Passes where every folder of a model is there and holds one; others are names of the hub or of pocket models.
+    """Checks that every folder of a model is there and holds one; others are names of the hub or of pocket models.
 
     Raises:
         UsageError: says which does not.
@@ -285,7 +285,7 @@ def _check_models(config: RunConfig) -> None:
 
 
 def _check_folders(config: RunConfig) -> None:
-    """Passes where every other folder that settings name is there and holds what it should.
+    """Checks that every other folder that settings name is there and holds what it should.
 
     Raises:
         UsageError: says which does not.
@@ -299,7 +299,7 @@ def _check_folders(config: RunConfig) -> None:
 
 
 def _check_objects(config: RunConfig) -> None:
-    """Passes where what settings name by `module:NAME`, and a measured judge's table, can be read.
+    """Checks that a measured judge's table, and all that settings name by `module:NAME`, can be read.
 
     Raises:
         UsageError: says which cannot.
@@ -333,7 +333,7 @@ def bench_command(config: RunConfig) -> str:
     """The command that measures a run's judge at length, asked as the run asks it."""
     words = ["rlvlm", "judge-bench", config.task]
     words += ["--goal-image", str(config.goal_file)] if config.goal_file else []
-    if config.serve.app:  # its settings are known to whoever started it
+    if config.serve.app:  # its settings are known to the process that started it
         return f"{shlex.join(words)} with the --judge settings of the app {config.serve.app}"
     changed = changed_leaves({"judge": JudgeConfig()}, {"judge": config.judge})
     words += option_words({name: value for name, (_, value) in changed.items()})

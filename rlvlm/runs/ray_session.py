@@ -40,7 +40,7 @@ _NEVER = re.compile(r"(?:^(?:ModuleNotFoundError|ImportError): |failed to instal
 """What Ray logs, or the standard error of a process that it starts, of a package without which no try succeeds."""
 _PREFIX = "rlvlm"
 _TOKEN = secrets.token_hex(32)
-"""Of every Ray that this process starts: Ray reads it once per process, and shows the next Ray the same."""
+"""Token of every Ray that this process starts: Ray reads it once per process, and shows the next Ray the same."""
 _TOKEN_PATH = "RAY_AUTH_TOKEN_PATH"
 _PROXY = ("RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH", "rlvlm.serving.proxy.bound_headers")
 """Has Serve's HTTP proxy, where there is one, take no header of endless length."""
@@ -59,7 +59,7 @@ def ray_session(
 
     A process that is on Ray already, as a sweep's runs are, stays on it. A private one has its own folder in a
     directory only this user can enter, and its own random token, so that nothing is written to the user's home and
-    nobody else can join.
+    no other process can join.
 
     Args:
         dashboard_port: where a private Ray shows its dashboard, on the loopback address; None opens none.
@@ -210,7 +210,7 @@ def start_ray(
             slow.cancel()
             logging.getLogger("ray").removeHandler(said)
     if dashboard_port is None and node_ip is None:
-        # Three processes that Ray always starts, and that a run nobody looks into has no use for, some 160 MiB: the
+        # Three processes that Ray always starts, and that a run without a dashboard has no use for, some 160 MiB: the
         # dashboard's, which then only counts usage for Ray's makers; the monitor, which would start and stop machines;
         # the log monitor, which copies what workers print to drivers that want it.
         node = global_worker.node

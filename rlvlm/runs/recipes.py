@@ -59,7 +59,7 @@ def general(task: str) -> RunConfig:
     In steps the reward is learned from states, where the paper's is learned from images: what the images show is in the
     state, and a state tells near from nearer with far fewer labels. There are four times as many labels as in our own
     tasks and hardly more gradient steps: fitted for longer, held-out pairs are ordered worse (docs/experiments/).
-    Networks scale states and the reward's level, since nobody knows the units of the one or chooses the other.
+    Networks scale states and the reward's level, since the units of the one are unknown and the other is not chosen.
     """
     env = task_env(task)
     if (kind := find_task(task).kind) == "turns":
@@ -356,7 +356,7 @@ def of_checkpoint(pocket: RunConfig) -> RunConfig:
 
 
 def _judged(task: str) -> tuple[JudgeConfig, ChunkRewardConfig]:
-    """Who is asked about a task or a suite if anybody is, and what it is shown: the pocket video judge knows some."""
+    """The judge of a task or a suite, if it has one, and what it is shown: the pocket video judge knows some."""
     if task in known_tasks("video"):
         shown = ChunkRewardConfig(num_frames=VIDEO_NUM_FRAMES, frame_px=VIDEO_FRAME_PX)
         return JudgeConfig(model="video", score="success"), shown

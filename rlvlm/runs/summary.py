@@ -43,7 +43,7 @@ _WATCHED = {
     "successes that it calls failures": metrics.JUDGE_FALSE_NEGATIVES,
     _AREA: metrics.JUDGE_AUC,
 }
-"""Of the newest episodes."""
+"""Metrics of the newest episodes."""
 _WHEN = {
     "before training": "at step 0, before training",
     "at the end": "at the last evaluation",

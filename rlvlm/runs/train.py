@@ -191,7 +191,7 @@ class Training:
 
         Args:
             exit_reason: `done`, or why it stopped earlier; only a run that is done is filmed.
-            has_pages: False writes the summary alone: somebody waits, and the run will go on.
+            has_pages: False writes the summary alone, e.g. while a caller waits and the run will go on.
         """
         if not has_pages:
             self._folder.write_summary(summarise(self._folder, self._config, self.state, exit_reason))
@@ -462,7 +462,7 @@ def _run_held(folder: RunFolder, config: RunConfig) -> int:
 
 
 def print_summary(folder: RunFolder, console: RunConsole) -> None:
-    """Prints what came of a run in one line, and where to look or how to go on."""
+    """Prints a run's result in one line, and where to look or how to go on."""
     summary = folder.summary()
     rate = summary["success"]
     success = "not evaluated"

@@ -40,7 +40,7 @@ def write_videos(
     """
     files = []
     for number, episode in enumerate(episodes, start=1):
-        # NaN where no reward was learned, or nobody could say it: then the true one is shown
+        # NaN where no reward was learned, or it is unknown: then the true one is shown
         is_learned = bool(np.isfinite(episode.learned_rewards).all())
         rewards = episode.learned_rewards if is_learned else episode.env_rewards
         lost = "success, undone at the end" if episode.is_success else "no success"

@@ -180,7 +180,7 @@ def read_app_file(path: Path) -> AppFile:
     try:
         content = _Content.model_validate(read_yaml(text, str(path)))
     except ValidationError as error:
-        # the first problem alone, and without the value: a file may hold what nobody is to read in a log
+        # the first problem alone, and without the value: a file may hold text that must not be logged
         problem = error.errors(include_url=False, include_input=False)[0]
         place = ".".join(str(part) for part in problem["loc"] if ":" not in str(part))  # without the tag of the union
         unknown = problem["type"] in ("extra_forbidden", "unexpected_keyword_argument")

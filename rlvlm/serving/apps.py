@@ -153,7 +153,7 @@ def running_apps(file: AppFile, report: Callable[[str, float], None], is_stopped
         entry.app: bind_policy(entry.policy, entry.num_actions, entry.placement, ACT_BATCH, entry.build)
         for entry in file.policies
     }
-    # judges have no route of their own: nobody reaches them past the guard
+    # judges have no route of their own: no request reaches them past the guard
     targets = [serve.RunTarget(application, name=app, route_prefix=None) for app, application in bound.items()]
     targets.append(serve.RunTarget(bind_gateway(file.http), name=file.gateway_app, route_prefix=file.route_prefix))
     report(f"loading {', '.join(names)}", 0.0)
@@ -189,8 +189,7 @@ def unhealthy(file: AppFile) -> list[str]:
 
 
 def _check_cluster(wanted: Mapping[str, float], who: str, fix: str) -> None:
-    """Passes where the whole cluster has the `wanted` amounts of resources, whoever holds them now; `fix` has a slot
-    `{resource}`.
+    """Checks that the whole cluster has the `wanted` resources, free or in use; `fix` has a slot `{resource}`.
 
     Raises:
         JudgeUnavailable: it has less.

@@ -30,14 +30,14 @@ Card = tuple[str, str]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CardTurn:
-    """Whose turn it is."""
+    """The turn that is under way."""
 
     number: int
-    """Of the turn; 0 is before the first."""
+    """Number of the turn; 0 is before the first."""
     is_engines: bool
-    """The engines'; else the learners'."""
+    """Whether it is the engines' turn; else the learners'."""
     cards: tuple[Card, ...] = ()
-    """Of the learners; none where they learn on CPUs."""
+    """GPUs of the learners; none where they learn on CPUs."""
 
 
 class CardTurns:
@@ -75,7 +75,7 @@ class CardTurns:
             return self._turn
 
     async def fail(self, reason: str) -> None:
-        """Has whoever waits for a turn know that a replica cannot take it."""
+        """Tells callers that wait for a turn that a replica cannot take it."""
         async with self._changed:
             self._failed = reason
             self._changed.notify_all()
@@ -137,7 +137,7 @@ class TurnTaker:
         entering = asyncio.get_running_loop().run_in_executor(None, self._enter)
         try:
             await asyncio.shield(entering)
-        except asyncio.CancelledError:  # whoever asked is gone, and the thread still waits
+        except asyncio.CancelledError:  # the caller is gone, and the thread still waits
             entering.add_done_callback(lambda _: self._leave())
             raise
         try:

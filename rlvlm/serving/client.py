@@ -52,7 +52,7 @@ _DIED = (RayActorError, NodeDiedError, ObjectLostError, DeploymentUnavailableErr
 _PASSING = (*_DIED, BackPressureError, TimeoutError, ModelUnavailable)
 """Failures after which another try may succeed: a replica died or is overloaded, slow, or about to be replaced."""
 _POLL_S = 1.0
-"""How soon a request that waits sees that nobody wants its answer any more."""
+"""How soon a request that waits sees that its answer is no longer wanted."""
 
 Item = TypeVar("Item")
 Kind = Literal["compare", "score"]
@@ -127,7 +127,7 @@ class AppClient:
         self._is_closed = False
 
     def close(self) -> None:
-        """Ends the requests under way in this process, and refuses new ones: whoever asked is done.
+        """Ends the requests under way in this process, and refuses new ones: their callers are done.
 
         A thread that waited on for an answer would keep the process alive as long.
         """
@@ -193,7 +193,7 @@ class AppClient:
             try:
                 outcome = self._wait(response)
             except TimeoutError:
-                response.cancel()  # or the replica would go on for nobody
+                response.cancel()  # or the replica would go on for no caller
                 raise
             except DeploymentUnavailableError:
                 self.handle = None  # it names a deployment, and an app that was deployed anew may have another one
@@ -213,7 +213,7 @@ class AppClient:
         """The result, waited for in short pieces.
 
         Raises:
-            TimeoutError: it did not come in time, or nobody wants it any more; or the replica raised one.
+            TimeoutError: it did not come in time, or is no longer wanted; or the replica raised one.
         """
         give_up = time.monotonic() + self._timeout_s
         while True:

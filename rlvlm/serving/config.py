@@ -143,7 +143,7 @@ class ActConfig:
     max_reply_tokens: int
     """A reply is cut after this many tokens."""
     temperature: float = 1.0
-    """Of sampling, > 0."""
+    """Sampling temperature, > 0."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -208,13 +208,13 @@ def check_environment(judge: JudgeConfig, placement: PlacementConfig) -> None:
 
 
 def check_engine(engine: VllmConfig, placement: PlacementConfig, section: str, who: str) -> None:
-    """Passes when the environment that is needed is on this machine and there is a GPU for each part of the model.
+    """Checks that the environment that is needed is on this machine and there is a GPU for each part of the model.
 
     Args:
         engine: vLLM's settings.
         placement: of its replicas.
         section: of the options that place it.
-        who: runs on vLLM and needs its environment, for the message; empty where nobody does.
+        who: the part that runs on vLLM and needs its environment, for the message; empty where none does.
 
     Raises:
         JudgeUnavailable: the interpreter is missing; Ray would wait for it without a word.

@@ -51,7 +51,7 @@ class ServedEngine:
         config: ServedEngineConfig,
     ) -> None:
         self.version = 0
-        """Of the weights that replies are sampled with now."""
+        """Version of the weights that replies are sampled with now."""
         self.bucket_bytes = config.bucket_mib << 20
         self._app, self._is_colocated = app, config.colocated
         self._policy = policy
@@ -163,7 +163,7 @@ class ServedEngine:
         )
         if not self._by_tokens:
             return call
-        # vLLM loads a checkpoint by itself, so without weights it would answer as nobody trained
+        # vLLM loads a checkpoint by itself, so without weights it would answer untrained
         assert self._weights is not None, "`use` comes first"
         policy = self._policy
         prompts = [

@@ -43,7 +43,7 @@ class FairQueue:
 
     In batches a request is never cut, so with one client the model sees the same batches whatever the timing. One by
     one, for an engine that batches by itself, questions enter as soon as a slot is free, and those under way are
-    cancelled where nobody waits for them any more.
+    cancelled where no caller waits for them any more.
 
     Args:
         ask: answers one batch, in order.
@@ -193,7 +193,7 @@ class FairQueue:
             self._begin_batches()
 
     def _drop(self, request: _Request) -> None:
-        """Lets nobody join `request` any more; what waits of it is taken out, what is under way is cancelled."""
+        """Closes `request` to new callers; its waiting items are taken out, those under way are cancelled."""
         if self._open.get(request.key) is request:
             del self._open[request.key]
         for run in self._runs.values():

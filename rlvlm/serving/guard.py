@@ -31,7 +31,7 @@ _STOOD_STILL = 1.25
 _MANY = 16
 """More bodies than this under way are a crowd."""
 _HEALTH, _DOCS = "/health", "/docs"
-"""Answered without a token: the first says only that somebody listens, the second shows no more than these files."""
+"""Answered without a token: the first says only that a server listens, the second shows no more than these files."""
 _TOKEN = re.compile(rb"[A-Za-z0-9._~+/=-]+")
 _HOST = re.compile(rb"(?:\[([0-9a-f:.]+)\]|([a-z0-9._-]+))(?::\d{1,5})?")
 

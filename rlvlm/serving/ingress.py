@@ -289,7 +289,7 @@ def build_app(
     Raises:
         MachineError: the token file or the media root cannot be used.
     """
-    # before anything listens: a server without a token would answer anybody
+    # before anything listens: a server without a token would answer any client
     make_token(config.token_path)
     token = read_token(config.token_path)
     routes = Routes(config, judges, policies, ready)

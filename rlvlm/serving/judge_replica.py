@@ -139,7 +139,7 @@ class JudgeReplica(Replica):
             return error
 
     async def check_health(self) -> None:
-        """Passes at once unless the judge is known to be stuck or broken; an idle judge is probed beside it.
+        """Returns at once, and raises if the judge is known to be stuck or broken; an idle judge is probed beside it.
 
         Raises:
             RuntimeError: the judge is stuck, or answered nothing when it was last asked.
@@ -147,10 +147,10 @@ class JudgeReplica(Replica):
         await super().check_health()
         peak, _ = measured(self._device) or (0, 0)
         self._metrics.state(sum(queue.num_waiting for queue in set(self._queues.values())), peak)
-        # who answers questions is well; only an idle judge could be dead without anybody noticing
+        # a judge that answers questions is well; only an idle one could be dead unnoticed
         is_idle = self._heartbeat.busy_since is None and time.monotonic() - self._last_answer > PROBE_EVERY_S
         if (is_idle or self._failure) and not self._is_paid and (self._probing is None or self._probing.done()):
-            # beside the check, which must answer within 2.5 s; the next one sees what came of it
+            # beside the check, which must answer within 2.5 s; the next one sees the result
             self._probing = asyncio.get_running_loop().create_task(self._probe_beside())
         if self._failure:
             raise RuntimeError(f"the judge does not answer: {self._failure}")

@@ -49,12 +49,12 @@ _MAX_WEBP_CHUNKS = 64
 _MAX_EXIF_BYTES = 65_536
 """As in a JPEG; Pillow reads the tags of longer ones, which PNG and WebP allow, one by one."""
 _MAX_HEADER_BYTES = 2**18
-"""Of an MP4 besides its frames: 64 frames and a soundtrack need some 100 kB."""
+"""Bytes of an MP4 besides its frames: 64 frames and a soundtrack need some 100 kB."""
 _FORMATS = ("PNG", "JPEG", "WEBP")
 _CODECS = frozenset(("h264", "hevc", "av1", "libdav1d", "vp9", "mpeg4", "mjpeg"))
 _SUFFIXES = (".mp4", ".m4v", ".mov")
 _DATA_URI = re.compile(r"data:image/[\w.+-]+(?:;[\w.+-]+=[^;,]*)*;base64,", re.IGNORECASE)
-"""Of any kind of image, such as `image/jpg`, and with parameters: what the file is, the file says."""
+"""Matches any kind of image, such as `image/jpg`, and parameters: the type is read from the file itself."""
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
 
@@ -128,7 +128,7 @@ def read_video(data: bytes, num_frames: int, max_pixels: int | None) -> Frames:
                 )
             # by number and not by time stamps, which a file can set as it likes
             wanted = set(np.linspace(0, stream.frames - 1, count).round().astype(int).tolist())
-            # frame threads decode ahead of what was asked for, in memory that nobody counts
+            # frame threads decode ahead of what was asked for, in memory that is not counted
             stream.thread_type, stream.thread_count = "SLICE", 1
             images = []
             for index, frame in enumerate(container.decode(stream)):

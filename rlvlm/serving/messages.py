@@ -76,7 +76,7 @@ class ScoreBatchRequest(WireModel):
 
 
 class Probabilities(WireModel):
-    """Of the three labels; they sum to 1."""
+    """Probabilities of the three labels; they sum to 1."""
 
     left: float
     right: float
@@ -183,7 +183,7 @@ class BackendOptions(WireModel):
     """Asks in these words in place of the judge's own; `{task}` or `{task_instruction}` is the task."""
     system_prompt: Words | None = None
     user_prompt: Words | None = None
-    """Likewise, with the first image before the clip and the last behind it."""
+    """Asks in these words, with the first image before the clip and the last behind it."""
 
 
 class VideoScoreRequest(WireModel):
@@ -232,7 +232,7 @@ class ActAnswer(WireModel):
     text: str
     action: str | None
     log_prob: float
-    """Of the whole reply, nats."""
+    """Log-probability of the whole reply, nats."""
     value: float
     """What its critic expects from here on."""
     is_complete: bool

@@ -35,7 +35,7 @@ from rlvlm.vlms.devices import free_card, torch_device
 BATCH_WAIT_S = 0.002
 """How long a request waits for others to share its batch."""
 _PREFIX = "rlvlm-weights-"
-"""Of the temporary folder in which a replica keeps weights for vLLM to load."""
+"""Prefix of the temporary folder in which a replica keeps weights for vLLM to load."""
 
 PolicyBuilder = Callable[[PolicyConfig, int], VLMPolicy]
 """Makes the policy of a config for so many actions; it must pickle."""
@@ -50,16 +50,16 @@ class ReplyCall:
     obs: Observations
     """The turns."""
     seeds: tuple[int, ...]
-    """Of each reply."""
+    """Seed of each reply."""
     frames: tuple[Frames, ...]
     """[H, W, 3] the image of each."""
     sampling: Sampling
     weights: Weights | None
-    """That must answer; None takes those that the policy was loaded with."""
+    """Weights that must answer; None takes those that the policy was loaded with."""
     prompts: tuple[IntArray, ...] = ()
     """Ids of each prompt for vLLM, which knows no words; empty for a replica that has the policy."""
     rules: TokenRules | None = None
-    """Likewise for vLLM."""
+    """Rules on the reply's tokens, for vLLM; None for a replica that has the policy."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -88,7 +88,7 @@ class PolicyReplica(Replica):
         super().__init__("policy", config.device, placement, section="engine")
         self._sync_error = 0.0
         self._digest: str | None = ""
-        """Of the weights that it was given; empty with those it was loaded with, None while it may have a mixture."""
+        """Digest of the weights it was given; empty for those it was loaded with, None while it may have a mixture."""
         self._make = lambda device: PolicyEngine(build(replace(config, device=device), num_actions), batch_size)
         self._engine: PolicyEngine | None = None
         self._turns = TurnTaker(self._wake, self._sleep) if takes_turns else None
@@ -284,7 +284,7 @@ class VllmPolicyReplica(Replica):
             self._idle.notify_all()
 
     async def check_health(self) -> None:
-        """Passes unless the engine is dead or one reply takes longer than callers wait.
+        """Raises if the engine is dead or one reply takes longer than callers wait.
 
         Raises:
             RuntimeError: it is, or does.
@@ -341,7 +341,7 @@ class VllmPolicyReplica(Replica):
                     await self._sampler.load_adapter(version, folder)
                 else:
                     is_over = threading.Event()
-                    folder.mkdir(parents=True, exist_ok=True)  # before anybody looks for files in it
+                    folder.mkdir(parents=True, exist_ok=True)  # before vLLM looks for files in it
                     feeding = loop.run_in_executor(
                         None, feed_buckets, weights, folder, self._sampler.num_workers, is_over
                     )

@@ -1,7 +1,7 @@
 """What Serve's own HTTP proxy takes in before any guard of ours sees a request: short headers, and soon.
 
 By default the proxy reads headers with httptools, which keeps them however long they get: one endless header, from
-anybody who can connect, has the process killed. Where the environment of the Ray that Serve runs on has
+any client, has the process killed. Where the environment of the Ray that Serve runs on has
 RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH=rlvlm.serving.proxy.bound_headers, the proxy reads them with h11, which stops
 at 64 KiB. A private Ray has it.
 """

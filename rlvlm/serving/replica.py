@@ -81,7 +81,7 @@ class Replica:
 
         Raises:
             RuntimeError: it cannot be loaded, takes too long or does not fit its share of a GPU; the line carries the
-                cause and the fix to whoever waits for the app.
+                cause and the fix to callers that wait for the app.
         """
 
         def limited() -> Model:
@@ -121,7 +121,7 @@ class Replica:
         return await asyncio.get_running_loop().run_in_executor(self._thread, timed)
 
     async def check_health(self) -> None:
-        """Passes unless the model is stuck.
+        """Raises if the model is stuck.
 
         Raises:
             RuntimeError: it shows no sign of life, or one batch takes longer than callers wait.
@@ -215,7 +215,7 @@ class Heartbeat:
             self._num_silent = 0
             return None
         busy_s = time.monotonic() - busy_since
-        # a model may be lively for ever, e.g. in a loop of its own; nobody waits for the answer any more
+        # a model may be lively for ever, e.g. in a loop of its own; no caller waits for the answer any more
         if busy_s > deadline_s:
             return f"one batch has taken {busy_s:.0f} s, callers wait {deadline_s:.0f} s (--{section}.timeout-s)"
         # waiting for an engine's process, for an API or for weights looks the same as being stuck
@@ -283,7 +283,7 @@ def measured(device: str) -> tuple[int, int] | None:
 
 
 def check_share(device: str, share: float, what: str, section: str) -> None:
-    """Passes where the loaded and once asked model holds no more than its share; 0 and 1 set no limit.
+    """Checks that the loaded and once asked model holds no more than its share; 0 and 1 set no limit.
 
     The CUDA context of each process, some hundred MB, comes on top and is in no process's share. `what` the model is
     names the section of its own options too; `section` is that of the options that place it.

@@ -68,7 +68,7 @@ class Weights:
     adapter: str = ""
     """`adapter_config.json` of PEFT, where the buckets hold an adapter for vLLM."""
     digest: str = field(init=False)
-    """Of everything in the buckets."""
+    """Digest of everything in the buckets."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "digest", digest_of(self.buckets))
@@ -201,7 +201,7 @@ def feed_buckets(weights: Weights, folder: Path, readers: int, is_over: threadin
         weights: whose buckets they are.
         folder: for the files, which are gone afterwards.
         readers: processes that read each of them.
-        is_over: set by whoever waits for the readers, once they are done, have failed or are not waited for any more;
+        is_over: set by the readers' caller, once they are done, have failed or are not waited for any more;
             those that have not read all by then are stopped.
 
     Raises:

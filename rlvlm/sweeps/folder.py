@@ -61,7 +61,7 @@ class TrialRecord:
     state: State
     env_steps: int = 0
     score: float | None = None
-    """Of the newest evaluation."""
+    """Score of the newest evaluation."""
     cause: str = ""
     """Why it failed."""
 

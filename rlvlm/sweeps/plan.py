@@ -53,7 +53,7 @@ def expand(sweep: SweepConfig) -> list[TrialPlan]:
     for task in () if sweep.budget.may_differ else sweep.tasks:
         runs = [plan.config for plan in plans if plan.task == task]
         steps = {config.steps for config in runs}
-        queries = {config.max_queries for config in runs} - {0}  # sources that ask nobody spend none
+        queries = {config.max_queries for config in runs} - {0}  # sources that ask no judge spend none
         for what, spent in (("env steps", steps), ("queries", queries)):
             if len(spent) > 1:
                 raise UsageError(

@@ -32,7 +32,7 @@ _HOLDING = Retrying(
 
 
 class SweepTrial(Trainable):
-    """Goes on with its run from the newest checkpoint in the run's own folder, whoever stopped it before, and how.
+    """Goes on with its run from the newest checkpoint in the run's own folder, however it was stopped before.
 
     Tune keeps no checkpoints of it: `config` names the sweep's folder and the run, and everything else is there.
     """
@@ -90,7 +90,7 @@ class SweepTrial(Trainable):
         """Saves the run into its own folder, as a signal would make it; Tune gets the step alone."""
         if self._training is not None:
             self._training.save()
-            # nobody waits for the plots of many runs on a few cores, which come when these have ended
+            # plots of many runs would keep a few cores busy, so they come when these have ended
             self._write_down(self._training, "paused", has_pages=False)
         return {"env_steps": self._env_steps}
 

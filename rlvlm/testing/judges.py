@@ -47,7 +47,7 @@ class FakeJudge:
 
 
 def check_judge(judge: Judge, size_px: int = 32) -> None:
-    """Passes when `judge` keeps every promise of the `Judge` protocol, whatever it believes.
+    """Checks that `judge` keeps every promise of the `Judge` protocol, whatever it believes.
 
     Args:
         judge: any judge; it is asked about twenty questions with random images.

@@ -27,7 +27,7 @@ EXIT_UNREAD = 141
 
 
 def open_streams() -> None:
-    """Gives a process that was started with standard output or error closed (`>&-`) streams that nobody reads."""
+    """Gives a process that was started with standard output or error closed (`>&-`) streams without a reader."""
     for descriptor, name in ((1, "stdout"), (2, "stderr")):
         # else the next file that is opened gets the number, and what libraries print goes into it
         try:
@@ -105,7 +105,7 @@ def users_place(error: BaseException) -> str:
         found = _FRAME.match(line)
         # the last such frame is the deepest, which is where the user has to look
         if found and found[1].startswith(str(package)) and found[1] != __file__:
-            is_inside = True  # frames above ours are of whoever called rlvlm, and are not to blame
+            is_inside = True  # frames above ours are the caller's, and are not to blame
         elif found and is_inside and not found[1].startswith(foreign):
             place = f"in {found[3]}() at line {found[2]} of {found[1]}"
     return place

@@ -1,4 +1,4 @@
-"""Libraries' chatter goes to the run's log, whoever writes it; the terminal is left to the run's own words."""
+"""Libraries' chatter goes to the run's log, from any process; the terminal is left to the run's own words."""
 
 import errno
 import io
@@ -47,7 +47,7 @@ def quiet_output(log: Path) -> Iterator[TextIO]:
         try:
             yield terminal
         finally:
-            with suppress(BrokenPipeError):  # whoever read it has gone, with words still unread
+            with suppress(BrokenPipeError):  # its reader has gone, with text still unread
                 terminal.close()
     finally:
         sys.stdout.flush()  # and what it has buffered since, to the log
