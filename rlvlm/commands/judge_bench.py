@@ -22,7 +22,7 @@ class JudgeBenchArguments:
     LeRobot data set with `next.success`, `is_success` or `success`."""
     judge: JudgeConfig = field(default_factory=JudgeConfig)
     reference: Literal["none", "oracle", "random", "left"] = "none"
-    """Ask nobody: the truth, chance, or always the first image (and 0.5) in place of the judge."""
+    """Answers in place of the judge: the truth, chance, or always the first image (and 0.5)."""
     out: Path = Path("judge_bench")
     """Folder of bench.json, answers.jsonl and bench.html."""
     frames: int | None = None

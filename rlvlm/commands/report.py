@@ -25,7 +25,7 @@ class ReportArguments:
 
 
 def command(words: Sequence[str], prog: str) -> int:
-    """`report DIR... [--out DIR]`: what came of runs, or of a sweep."""
+    """`report DIR... [--out DIR]`: results of runs, or of a sweep."""
     arguments = parse(ReportArguments, words, prog)
     from rlvlm.runs.folder import check_trust
 

@@ -44,7 +44,7 @@ class ScoreArguments:
     """Images shown of a clip, >= 1; by default 8, and 1 of a judge that was trained on single images."""
     success: SuccessRule | None = None
     """What episodes are taken for, where the data do not say which succeeded. assumed: all did; none: none did. By
-    default nobody knows."""
+    default it is unknown."""
     against: Path | None = None
     """labels.parquet of another judge on the same data: episodes about which the two disagree are suspicious."""
     preflight: int = 20

@@ -47,7 +47,7 @@ class SlurmConfig:
     partition: str = ""
     """Where to queue; empty takes the cluster's default."""
     account: str = ""
-    """Who pays; empty takes yours."""
+    """Account that pays; empty takes yours."""
     save_s: int = 180
     """How long before the time limit the run gets the signal to save, in seconds, 30 to 3600."""
     restarts: int = 20

@@ -27,7 +27,7 @@ from typing import IO, Any
 from rlvlm.core.errors import UsageError
 
 _CLAIM = ".claim"
-"""A file in a temporary folder; who uses the folder holds a lock on it."""
+"""A file in a temporary folder; a process that uses the folder holds a lock on it."""
 HEARTBEAT_S = 15.0
 """Seconds between two signs of life in a claim file."""
 STALE_S = 60.0

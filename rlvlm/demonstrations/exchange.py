@@ -80,7 +80,7 @@ def import_chats(file: Path, folder: DemonstrationFolder, player: str, images: P
         file: a JSON array, or one JSON object per line; of LLaVA, Qwen, OpenAI, LLaMA-Factory or ms-swift,
             recognised by its keys. Untrusted. A chat whose images cannot all be shown is left out.
         folder: of a task in turns; answers are read with the words of its actions.
-        player: who gave the answers.
+        player: name of the player that gave the answers.
         images: what image files are named relative to, and must lie in; by default the file's own folder.
 
     Raises:

@@ -162,7 +162,7 @@ def _chunks_of(
 
 
 def _whole(found: Iterator[RobotTrajectory | CorruptEpisode], torn: list[CorruptEpisode]) -> Iterator[RobotTrajectory]:
-    """The trajectories of `found`; what is none goes to `torn`."""
+    """The trajectories of `found`; corrupt ones go to `torn`."""
     for item in found:
         if isinstance(item, RobotTrajectory):
             yield item

@@ -16,13 +16,13 @@ from rlvlm.envs.env import ChunkEnv, Env, StepEnv, TurnEnv
 from rlvlm.envs.playing import Slot
 from rlvlm.envs.playing import play as play_slots
 
-_HOLD = 0.9  # probability that a random action is kept for one more step: who goes on reaches further than who trembles
+_HOLD = 0.9  # probability that a random action is kept for one more step: steady players get further
 _CHUNK_NOISE = 0.02  # of a script's actions in chunks, as in a run's demonstrations
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Episode:
-    """What was seen of one episode of T steps."""
+    """Record of one episode of T steps."""
 
     seed: int
     snapshots: FloatArray
@@ -61,7 +61,7 @@ Choose = Callable[[Any, float], Any]
 
 
 def players(env: Env[Any, Any]) -> dict[str, Callable[[int], Episode | None]]:
-    """Who can play `env`: at random, and by its script; each plays one episode of a seed, None where there is none."""
+    """Players of `env`: at random, and by its script; each plays one episode of a seed, None where there is none."""
     names = {StepEnv: ("random play", "its script"), ChunkEnv: ("random", "script"), TurnEnv: ("random", "expert")}
     random, script = next(pair for kind, pair in names.items() if isinstance(env, kind))
     noise = _CHUNK_NOISE if isinstance(env, ChunkEnv) else 0.0
@@ -74,7 +74,7 @@ def players(env: Env[Any, Any]) -> dict[str, Callable[[int], Episode | None]]:
 def player_of(
     env: Env[Any, Any], seed: int, style: Style, script: Callable[[FloatArray], FloatArray] | None = None
 ) -> Choose:
-    """Who plays `env` in that style; the seed decides what is random about it, and `script` plays envs in steps in
+    """The player of `env` in that style; the seed decides what is random about it, and `script` plays envs in steps in
     place of their own.
     """
     if isinstance(env, StepEnv):

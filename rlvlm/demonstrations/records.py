@@ -24,7 +24,7 @@ class StepRecord:
     prompt: str
     """The prompt of the turn."""
     text: str
-    """What it wrote; untrusted."""
+    """The player's reply; untrusted."""
     action: str | None
     """The action that was read in it; None where none could be."""
     env_reward: float
@@ -52,7 +52,7 @@ class EpisodeRecord:
     seed: int
     """Seed of the start: episodes of one seed never end up on both sides of a split."""
     player: str
-    """Who played, e.g. `expert`."""
+    """Name of the player, e.g. `expert`."""
     goal: str
     """The env's goal phrase, or the instruction of this episode."""
     env_return: float

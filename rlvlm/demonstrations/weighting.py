@@ -30,7 +30,7 @@ _BINS = 10
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Weights:
-    """What M answers count, one episode after the other."""
+    """Weights of M answers, one episode after the other."""
 
     values: FloatArray
     """[M] >= 0, mean 1."""
@@ -62,7 +62,7 @@ class Weights:
 
 
 def weigh(labels: RecordedLabels, lengths: Sequence[int], weighting: str, threshold: float) -> Weights:
-    """What each answer counts.
+    """The weight of each answer.
 
     Args:
         labels: by the episode's number and its frames.

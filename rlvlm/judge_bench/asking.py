@@ -21,7 +21,7 @@ ASKED_AT_ONCE = 64
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Answer:
-    """What was said of one item, in one order."""
+    """The judge's answer to one item, in one order."""
 
     task: str
     item: int

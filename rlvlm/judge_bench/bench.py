@@ -63,7 +63,7 @@ def measure(  # noqa: PLR0913, C901 - what a bench is made of
     is_stopped: Callable[[], bool] = lambda: False,
     on_task: Callable[[TaskItems, Sequence[Answer]], None] = lambda made, answers: None,
 ) -> Measured:
-    """Asks a judge about a suite; what was answered is kept where it breaks or is stopped half way.
+    """Asks a judge about a suite; answers are kept where it breaks or is stopped half way.
 
     Args:
         suite: the items to ask.

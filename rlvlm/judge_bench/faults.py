@@ -53,19 +53,19 @@ class Fault:
     is_fatal: bool = False
     """Whether a run with this judge does not start: its answers say nothing about the goal."""
     kind: Literal["pairs", "scores", ""] = ""
-    """What the judge was asked; empty of both."""
+    """Kind of question, pairs or scores; empty for both."""
     is_exploitable: bool = False
     """Whether a policy can play what is paid by mistake, so that training may teach it that."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Graded:
-    """What answers come to, of a bench, a preflight, or the labels that a run was given."""
+    """Figures and faults of answers: a bench's, a preflight's, or the labels that a run was given."""
 
     pairs: Figures
-    """As of `pair_figures`."""
+    """Figures as `pair_figures` returns them."""
     scores: Figures
-    """As of `score_figures`."""
+    """Figures as `score_figures` returns them."""
     faults: list[Fault]
 
 
@@ -156,7 +156,7 @@ def _kept_labels(pairs: Sequence[tuple[Item, Answer]], case: str) -> tuple[int, 
         for item, answer in pairs
         if item.case == case
     ]
-    # who saw no difference in the pair itself is expected to see none in its control
+    # a judge that saw no difference in the pair itself is expected to see none in its control
     decided = [(label, before) for label, before in both if before in ("left", "right")]
     same = sum(label == before for label, before in decided)
     return same, sum(label in ("left", "right") for label, _ in decided) - same, len(decided)
@@ -243,7 +243,7 @@ def _scores_without_instruction(scores: Sequence[tuple[Item, Answer]]) -> Fault 
 
 def _last_frame(scores: Sequence[tuple[Item, Answer]]) -> Fault | None:
     changes = _changes(scores, "jump")
-    # of episodes alone: single images have no other frames, and a judge of one answer is another fault
+    # episodes alone: single images have no other frames, and a judge of one answer is another fault
     values = [answer.value for item, answer in scores if item.case != "track"]
     same = share(sum(change <= ALIKE for change in changes), len(changes))
     if same and same["count"] >= MIN_CONTROLS and same["low"] > 0.6 and np.std(values) > ALIKE:

@@ -1,4 +1,4 @@
-"""What answers are worth: pure functions of items and answers. NaN and None stand for what was not asked."""
+"""Figures of answers: pure functions of items and answers. NaN and None stand for questions that were not asked."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -220,7 +220,7 @@ def cost_figures(answers: Sequence[Answer]) -> Figures:
 
 
 def teacher_table(items: Sequence[Item], answers: Sequence[Answer]) -> Figures:
-    """What the teacher `measured` and the scorer `measured` answer from.
+    """The tables that the teacher `measured` and the scorer `measured` answer from.
 
     Returns:
         `pairs`: [10, 2, 3] counts of right, wrong, undecided by difficulty, and by whether the right side was shown on

@@ -56,7 +56,7 @@ _NEAR = 0.5
 
 Kind = Literal["pair", "image", "video", "turn"]
 CASES = ("success", "near miss", "failure", "cut short")
-"""What an episode is that is shown as a video."""
+"""Cases of an episode that is shown as a video."""
 FAILURES = ("reversed", "other task", "other goal", "still", "noise")
 """Controls of a score that must not be called a success: the success backwards, under the instruction of another task,
 under another goal of the same scene, its first image alone, and noise in place of images. Besides there are `jump`, the
@@ -74,7 +74,7 @@ class Item:
     case: str
     """`pair`; one of `CASES`; of a turn `nearer` or `farther`; of an image `track`; or the control that it is."""
     goal: str
-    """What the judge is asked about."""
+    """The goal that the judge is asked about."""
     sides: tuple[FloatArray, ...]
     """One or two of [L, S], in order of time."""
     truth: tuple[float, ...]
@@ -259,7 +259,7 @@ def _task_items(task: str, items: Sequence[Item], draw: Draw, close: Callable[[]
 
 
 BY_REWARD = "the env gives no info['progress']: an image's truth is the rank of the true reward that led to it"
-"""What a bench says of such an env."""
+"""The bench's note on such an env."""
 
 
 def _by_reward(episodes: Sequence[Episode]) -> list[Episode]:

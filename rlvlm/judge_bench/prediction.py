@@ -48,7 +48,7 @@ Grade = Literal["good enough", "probably good enough", "uncertain", "can be fool
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExpectedSuccess:
-    """What to expect of training one task with a judge."""
+    """The result to expect of training one task with a judge."""
 
     task: str
     kind: str

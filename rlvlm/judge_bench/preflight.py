@@ -95,7 +95,7 @@ def preflight(
 
     Args:
         judge: of the run.
-        made: what is known.
+        made: the items, with the truth about them.
         num_frames: most images of an episode that are shown.
         seed: of the order of asking.
         min_auc: see `grade`.

@@ -1,4 +1,4 @@
-"""What gets more out of a weak judge, reckoned from answers that it has given: which way of asking costs least."""
+"""Remedies for a weak judge, computed from answers that it has given: which way of asking costs least."""
 
 import math
 from collections.abc import Sequence

@@ -146,11 +146,11 @@ def score_episodes(
     Args:
         judge: is asked about several episodes at once.
         films: the episodes, one after the other; each is drawn once.
-        asked: what.
+        asked: the questions, and how they are shown.
         log: takes a line about questions that the judge cannot be asked.
 
     Raises:
-        JudgeUnavailable: it answers nothing of a block; what was yielded before is kept.
+        JudgeUnavailable: it answers nothing of a block; earlier episodes were yielded.
     """
     group: list[_Shown] = []
     orders = count()

@@ -136,7 +136,7 @@ def calibration_error(scores: ArrayLike, truths: ArrayLike, num_bins: int = 10, 
 
 
 def label_outcome(label: str, gain: float) -> str:
-    """What became of the answer to a pair whose right side has `gain` more true progress than its left one.
+    """The outcome of the answer to a pair whose right side has `gain` more true progress than its left one.
 
     Args:
         label: left, right or tie; empty where there is none that could be read.

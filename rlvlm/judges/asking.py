@@ -1,4 +1,4 @@
-"""Who puts dialogues to a model: in batches, or as they come. numpy only."""
+"""Askers put dialogues to a model: in batches, or as they come. numpy only."""
 
 import asyncio
 import logging

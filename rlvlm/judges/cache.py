@@ -87,7 +87,7 @@ def without_memory(judge: Judge) -> Judge:
 
 
 class StoredJudge:
-    """What one judge once answered, under that judge's own stamp, which `pick_stamp` finds.
+    """Replays one judge's stored answers, under that judge's own stamp, which `pick_stamp` finds.
 
     A question that it was never asked is a failed answer that names the question's key, never a guess.
     """

@@ -44,7 +44,7 @@ class ChatJudge:
         return self._asker.stamp
 
     def compare(self, queries: Sequence[Query]) -> list[Verdict]:
-        """One verdict per query, in order; what cannot be asked is a failed one.
+        """One verdict per query, in order; a query that cannot be asked is a failed one.
 
         Raises:
             UnsupportedQuestion: the model was only trained to score.
@@ -108,7 +108,7 @@ class ChatJudge:
             )
 
     def _scored(self, clip: Clip, outcome: DialogueResult) -> Score:
-        # what failed was shown nothing, whatever the clip holds
+        # a clip that failed was not shown, so it counts no frames
         return outcome.score(self.stamp, 0 if outcome.has_failed else prompts.num_shown(self._config.score, clip))
 
     async def _ask_one(self, item: Item, dialogue: Callable[[Item], Dialogue], abilities: Abilities) -> DialogueResult:

@@ -234,7 +234,7 @@ def _is_general(model: str) -> bool:
 
 
 def _meant_backend(name: str) -> str:
-    """What somebody who wrote `name` may have meant."""
+    """Names that a user who wrote `name` may have meant."""
     near = difflib.get_close_matches(name.lower(), get_args(Backend), n=1)
     if near:
         return f"did you mean {near[0]}?"

@@ -43,7 +43,7 @@ Spellings = tuple[str, ...]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DialogueResult:
-    """What a dialogue came to."""
+    """The result of a dialogue."""
 
     value: Label | float | None = None
     """The label, or the score in [0, 1]; None where it could not be read, and where no answer came."""
@@ -54,7 +54,7 @@ class DialogueResult:
     probabilities: tuple[float, float, float] | None = None
     """Probabilities of left, right and tie, where the model gives them."""
     latency_s: float = 0.0
-    """Until it was there; in a batch, until all of the batch were."""
+    """Seconds until it was there; in a batch, until all of the batch were."""
     usage: Usage | None = None
 
     def verdict(self, stamp: Stamp) -> Verdict:

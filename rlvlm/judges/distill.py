@@ -72,7 +72,7 @@ Grades = dict[str, float]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Distillation:
-    """What a distillation came to."""
+    """The result of a distillation."""
 
     teacher: Stamp
     num_learnt: int

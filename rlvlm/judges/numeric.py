@@ -24,7 +24,7 @@ class NumericModel(Protocol):
     revision: str
     """Commit or digest of the weights."""
     abilities: Abilities
-    """What it has an answer to."""
+    """The questions that it answers."""
     max_frames: int
     """Frames of a longer clip that it is shown."""
     prompt: str
@@ -92,7 +92,7 @@ class NumericJudge:
             rated = zip(values.double().cpu().tolist(), texts, strict=True)
             return [DialogueResult(value=value, text=text) for value, text in rated]
 
-        # what failed was shown nothing, whatever the clip holds
+        # a clip that failed was not shown, so it counts no frames
         most = self._model.max_frames
         return [
             outcome.score(self.stamp, 0 if outcome.has_failed else min(len(clip.frames), most))

@@ -1,4 +1,4 @@
-"""What a judge is asked, as versioned data: one template, one slot for the goal, the same for every task and model.
+"""The judge's prompts, as versioned data: one template, one slot for the goal, the same for every task and model.
 
 `dialogues` sends these messages, and the pocket judge is trained on exactly them. Change any wording here and
 `VERSION` must rise: it is part of every stamp, so that old answers are never mistaken for new ones.

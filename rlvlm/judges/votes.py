@@ -93,7 +93,7 @@ class Committee:
         stamps = [member.stamp for member in self._members]
         return Stamp(
             **{
-                # what all share is said once
+                # a value that all share is written once
                 field.name: " + ".join(dict.fromkeys(str(getattr(stamp, field.name)) for stamp in stamps))
                 for field in fields(Stamp)
             }

@@ -34,7 +34,7 @@ _BROKEN = (
     ValueError, IndexError, KeyError, TypeError, AttributeError, OverflowError, RecursionError, MemoryError, EOFError,
     BufferError, pickle.UnpicklingError,
 )  # fmt: skip
-"""What a program raises that is torn or makes no sense."""
+"""Errors that a pickle program raises when it is torn or makes no sense."""
 
 
 class RefusedPickle(UsageError):  # noqa: N818 - named for what is done with it

@@ -24,7 +24,7 @@ Images = Sequence[tuple[str, Any]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Question:
-    """What was asked, with images by their digests; the same for every judge."""
+    """A question, with images by their digests; the same for every judge."""
 
     kind: Literal["compare", "score"]
     goal: str
@@ -35,7 +35,7 @@ class Question:
     goal_picture: tuple[str, ...] = ()
     """The image of the goal reached, where one was shown."""
     action: str = ""
-    """What was done within the clip, where the judge is given it."""
+    """The action within the clip, where the judge is given it."""
 
     @property
     def id(self) -> str:
@@ -206,7 +206,7 @@ def _has_odd_number(value: Any) -> bool:
 
 
 def _digests(frames: Frames | None) -> list[tuple[str, Any]]:
-    """Digest and pixels of each frame; what is no stack of images counts as one odd image."""
+    """Digest and pixels of each frame; anything but a stack of images counts as one odd image."""
     if frames is None:
         return []
     images = list(frames) if getattr(frames, "ndim", 0) == 4 else [frames]

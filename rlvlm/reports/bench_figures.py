@@ -107,7 +107,7 @@ def draw_worths(predictions: Sequence[ExpectedSuccess]) -> Figure:
 def draw_success(
     runs: Sequence[Mapping[str, str]], predictions: Sequence[ExpectedSuccess] = (), columns: int = 3
 ) -> Figure:
-    """What success training comes to against what a judge's answers are worth: a panel per task, `columns` side by
+    """Success after training against the worth of a judge's answers: a panel per task, `columns` side by
     side. `runs` are rows of `prediction.read_curve`; the place of the judge that `predictions` are of is marked.
     """
     curves = fit_curves(runs)

@@ -51,7 +51,7 @@ class Recorded:
     store: LabelStore | None
     """Where the images are."""
     scale: float = 1.0
-    """What truths were divided by: 1 for progress, the widest gap for returns."""
+    """Scale that truths were divided by: 1 for progress, the widest gap for returns."""
     items: list[Item] = field(default_factory=list)
     """[N] what each answer is about; truths may be NaN. A pair that was asked in both orders is one item."""
     answers: list[Answer] = field(default_factory=list)
@@ -213,7 +213,7 @@ def _describe(stamp: Stamp) -> str:
 
 
 def outcomes(source: Recorded) -> NDArray[np.str_]:
-    """[N] what became of each answer, as in `OUTCOMES`."""
+    """[N] the outcome of each answer, as in `OUTCOMES`."""
     names = {outcome: name for name, outcome in OUTCOMES.items()}
     found = [
         (outcome_of(item, answer), answer.status) for item, answer in zip(source.items, source.answers, strict=True)

@@ -75,7 +75,7 @@ def bench_judge(  # noqa: PLR0913 - the command's options
         suite: name of a suite, or of tasks with commas between them.
         config: the judge; with a `store` its answers are kept there and looked up.
         out: folder.
-        reference: the one that answers in the judge's place; None for the judge itself.
+        reference: answers in the judge's place, see `JudgeBenchArguments`; `none`: the judge itself.
         num_frames: images shown of an episode; None: what the judge was trained on.
         num_pairs: of each task; None: the suite's.
         num_episodes: played of each task, a third as many are shown of each case; None: the suite's.

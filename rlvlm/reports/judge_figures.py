@@ -159,7 +159,7 @@ def draw_calibration(sources: Sequence[Recorded]) -> Figure:
 
 
 def draw_outcomes(sources: Sequence[Recorded]) -> Figure:
-    """What became of all answers, one bar per source."""
+    """The outcomes of all answers, one bar per source."""
     figure = Figure(figsize=(9, 0.6 * len(sources) + 1.3), layout="constrained")
     axes = figure.add_subplot()
     became = [outcomes(source) for source in sources]

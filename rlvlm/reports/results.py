@@ -1,4 +1,4 @@
-"""What runs have come to, read from their folders: those of a sweep, or any runs side by side."""
+"""Results of runs, read from their folders: a sweep's, or any runs side by side."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence

@@ -75,7 +75,7 @@ _COLOURS = {"success": "#2a9d8f", "failure": "#e76f51", "unknown": "#457b9d"}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Data:
-    """What a first look at the data found."""
+    """Findings of a first pass over the data."""
 
     digest: str
     num_episodes: int
@@ -103,7 +103,7 @@ def score_data(  # noqa: PLR0913 - the command's options
     Args:
         recordings: the data, which are only read.
         config: the judge.
-        asked: what is asked.
+        asked: the questions.
         out: folder; not inside of the data.
         app: a running Serve app that judges in place of `config`; empty builds the judge here.
         against: labels of another judge on the same data, to compare with; None compares with nothing.
@@ -316,7 +316,7 @@ class _ScoreScreen(Screen):
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """What was found, and all that is written about it."""
+    """The results, and all that is written about them."""
 
     name: str
     data: _Data
@@ -536,7 +536,7 @@ def _share_of_successes(episodes: Sequence[ScoredEpisode]) -> float | None:
 
 
 def _left(episodes: Sequence[ScoredEpisode], worth: float) -> dict[str, Any]:
-    """What keeping the episodes of at least this worth leaves: counts, and the share of successes where it is known."""
+    """Episodes of at least this worth: counts, and the share of successes where it is known."""
     kept = [episode for episode in episodes if episode.worth >= worth]
     frames = sum(episode.num_frames for episode in kept)
     return {"worth": worth, "episodes": len(kept), "frames": frames, "successes": _share_of_successes(kept)}

@@ -105,17 +105,17 @@ class RankedSource:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Finding:
-    """What a comparison comes to."""
+    """The result of a comparison."""
 
     text: str
     ranking: list[RankedSource]
 
 
 def find(results: Results, tasks: Sequence[str]) -> Finding:
-    """What the finished runs on `tasks` say, over all of them together.
+    """Compares the finished runs on `tasks`, over all of them together.
 
     Args:
-        results: what is compared.
+        results: the runs to compare.
         tasks: those to compare on; a source without a finished run on one of them is left out.
     """
     finals = {
@@ -146,7 +146,7 @@ def rank(strata: dict[str, list[Floats]]) -> list[RankedSource]:
 
 
 def _sentences(results: Results, ranking: Sequence[RankedSource], num_seeds: int) -> str:
-    """Who is ahead, by how much, and whether the runs support it; of fewer than `FEW_SEEDS` no conclusion is drawn."""
+    """Which source is ahead, by how much, and whether the runs support it; below `FEW_SEEDS` they cannot."""
     best, *others = ranking
     name = results.sources[best.source]
     if not others:

@@ -196,20 +196,20 @@ def answering_judge(app: str, image: Frames | None) -> Judge:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Players:
-    """Who plays in `rlvlm eval`; none of them needs Ray or the judge."""
+    """The players of `rlvlm eval`; none of them needs Ray or the judge."""
 
     own: Player
     """The policy of a checkpoint."""
     name: str = "policy"
-    """What `own` is called beside the others."""
+    """Name of `own` beside the others."""
     draw: Draw
     """Draws the snapshots of its episodes."""
     others: Mapping[str, Player] = field(default_factory=dict)
-    """What it is compared with, by the name shown: another decoding, the policy before its training, baselines."""
+    """Players it is compared with, by the name shown: another decoding, the policy before its training, baselines."""
     has_success: bool = True
     """Whether the env can tell success."""
     milestones: Mapping[str, float] = field(default_factory=dict)
-    """What lies on the way to success, by its name, and the progress at which it is reached."""
+    """Milestones on the way to success, by name, and the progress at which it is reached."""
 
 
 def open_players(config: RunConfig, checkpoint: Path) -> Players:
@@ -304,7 +304,7 @@ def film_draw(config: RunConfig, draw: Draw) -> Iterator[Draw]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Builder:
-    """What a kind of run becomes."""
+    """The builders of one kind of run."""
 
     settings: Callable[[Any, MakeJudge | None, MakeEngine | None], AlgorithmConfig]
     players: Callable[[Any, Path], Players]

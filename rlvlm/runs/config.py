@@ -38,7 +38,7 @@ class EvalConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrackConfig:
-    """What is kept and shown besides the run's folder."""
+    """What else a run stores and shows besides its folder."""
 
     log_every_steps: int = 1_000
     """Env steps between rows of metrics.jsonl, and between lines where there is no live panel."""
@@ -99,7 +99,7 @@ class RunConfig(ABC):
     kind: ClassVar[str] = ""
     """That of the task's env: steps, turns or chunks."""
     algorithm: ClassVar[str] = ""
-    """What learns."""
+    """The algorithm that learns."""
     may_change: ClassVar[tuple[str, ...]] = (
         *("steps", "eval.*", "track.*"),
         # what a judge, an engine and the run itself run on

@@ -28,7 +28,7 @@ def evaluate_run(folder: RunFolder, path: Path, episodes: int, with_video: bool,
 
     Args:
         folder: of the run.
-        path: what the user named: where it lies in a checkpoint, that one is played, otherwise the best.
+        path: the user's path: in a checkpoint, that one is played, otherwise the best.
         episodes: >= 1.
         with_video: whether each episode is filmed.
         out: folder of `evaluation.json` and `videos/`; None takes the run's. Where it cannot be written, the figures
@@ -120,7 +120,7 @@ def _measured(played: Sequence[PlayedEpisode], milestones: Mapping[str, float]) 
 def _table_of_players(
     compared: Mapping[str, Mapping[str, float]], milestones: Sequence[str], has_success: bool
 ) -> Table:
-    """Who played how well; in brackets a share's interval at 95 %, where more than one distinct episode was played."""
+    """Table of the players' results; in brackets a share's 95 % interval, where there are several distinct episodes."""
     reached = [f"{name}, %" for name in milestones]
     # of a reward that is never positive, such as a cost, no return says whether anything was done
     has_gain = any(figures["above_zero"] or figures["episode_return"] >= 0 for figures in compared.values())

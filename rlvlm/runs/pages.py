@@ -28,7 +28,7 @@ from rlvlm.templates import inline, render
 
 MAX_CARDS = 120
 FIRST = ("incorrect", "correct", "truth ties")
-"""What is shown first: answers that say something, and of these the wrong ones; the others follow."""
+"""Order of the answers: those that say something first, and of these the wrong ones."""
 MAX_EPISODES, MAX_FRAMES = 24, 24
 """Shown on a page, and of each of its episodes."""
 CHUNK_PX = 128
@@ -52,7 +52,7 @@ SCORE_COLOURS = {
     "invalid": "#8d6e97",
     "failed": "#454b54",
 }
-"""What can become of a score, and its colour: of one that claims a success, or of one that measures progress."""
+"""Outcomes of a score, and their colours: of one that claims a success, or of one that measures progress."""
 
 _TILES = {
     "scored": metrics.JUDGE_SCORE,

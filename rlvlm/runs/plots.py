@@ -33,7 +33,7 @@ OUTCOMES = {
     "invalid": "#8d6e97",
     "failed": "#454b54",
 }
-"""What can become of a query, and its colour in every image and page."""
+"""Outcomes of a query, and their colours in every image and page."""
 SCORED = {"scored": "#457b9d"}
 """Scores are neither right nor wrong."""
 INK = "#264653"
@@ -326,7 +326,7 @@ def draw_judge_over_training(rows: Sequence[Mapping[str, Any]], title: str) -> F
 
 
 def outcome(row: Mapping[str, Any]) -> str:
-    """What became of a query of a log, or of one kept as an example, as a key of `OUTCOMES` or `SCORED`; where the
+    """The outcome of a query of a log, or of one kept as an example, as a key of `OUTCOMES` or `SCORED`; where the
     truth ties there is no right label.
     """
     if row["status"] != "ok":

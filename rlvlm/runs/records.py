@@ -193,7 +193,7 @@ def scored_examples(records: Sequence[ScoredItem], draw: Draw, goal: str) -> lis
 
 
 def nearness(value: float, progress: float) -> str:
-    """What became of a score of progress, as a key of `pages.SCORE_COLOURS`."""
+    """The outcome of a score of progress, as a key of `pages.SCORE_COLOURS`."""
     if math.isnan(progress):
         return "scored, progress unknown"
     if abs(value - progress) <= NEAR:
@@ -202,7 +202,7 @@ def nearness(value: float, progress: float) -> str:
 
 
 def outcome_of(value: float, item: ScoringItem, success_threshold: float) -> str:
-    """What became of a score that claims a success from `success_threshold` on, as a key of `pages.SCORE_COLOURS`."""
+    """The outcome of a score that claims a success from `success_threshold` on, as a key of `pages.SCORE_COLOURS`."""
     if item.success_lost:
         return "success, undone at the end"
     if value >= success_threshold:

@@ -1,4 +1,4 @@
-"""What an evaluation comes to: its row of `eval.csv`, and the true score by which runs are compared.
+"""Results of an evaluation: its row of `eval.csv`, and the true score by which runs are compared.
 
 The learned reward plays no part.
 """
@@ -45,7 +45,7 @@ def scores(task: str, rows: Sequence[Mapping[str, str]]) -> Floats:
 
 
 def score_name(task: str) -> str:
-    """What the score of a task is, for axes and tables."""
+    """Name of a task's score, for axes and tables."""
     scale = find_task(task).return_range
     return "success rate" if scale is None else f"true return, 0 is {scale[0]:g} and 1 is {scale[1]:g}"
 

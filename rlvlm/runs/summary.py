@@ -1,4 +1,4 @@
-"""What a run comes down to: the numbers of `summary.json`, and the card `README.md`."""
+"""Summary of a run: the numbers of `summary.json`, and the card `README.md`."""
 
 import math
 from collections import Counter

@@ -114,7 +114,7 @@ def begin_turn(app: str, *, is_engines: bool, cards: tuple[Card, ...] = ()) -> N
 
 
 class TurnTaker:
-    """What a replica does about it, in a thread of its own.
+    """Takes a replica's turns, in a thread of its own.
 
     Args:
         wake: takes the card, given its id, empty without one; the model is loaded where it is not yet.

@@ -65,7 +65,7 @@ class Request:
     key: str
     """The same for every try of this request: a replica that meets it twice judges once."""
     run: str
-    """Who asks; runs share a replica evenly."""
+    """Name of the run that asks; runs share a replica evenly."""
     kind: Kind
     items: list[Any]
     """Queries or clips."""
@@ -260,7 +260,7 @@ class ServedJudge:
             retries: tries after the first.
             batch_size: questions per request.
             in_flight: requests under way at once.
-            run: who asks; the runs on one server get even shares of it. Empty makes up a name.
+            run: name of the run that asks; the runs on one server get even shares of it. Empty makes up a name.
         """
         self.app = app
         """Name of the Serve application."""

@@ -139,7 +139,7 @@ class ActConfig:
     app: str
     """Its Serve app, by which callers name it too."""
     action_names: tuple[str, ...]
-    """What its actions are called."""
+    """Names of its actions."""
     max_reply_tokens: int
     """A reply is cut after this many tokens."""
     temperature: float = 1.0

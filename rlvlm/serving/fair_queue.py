@@ -83,7 +83,7 @@ class FairQueue:
 
         Args:
             items: the questions of one request.
-            run: who asks; each run has a queue of its own.
+            run: the run that asks; each run has a queue of its own.
             key: equal for the tries of one request; empty for a request that is never sent again.
 
         Raises:
@@ -103,7 +103,7 @@ class FairQueue:
             # had caught up
             busy = [other.served for other in self._runs.values() if other.waiting]
             mine = self._runs.setdefault(run, _Run())
-            if not mine.waiting:  # who was away has saved up nothing
+            if not mine.waiting:  # a run that was away has saved up no turns
                 mine.served = max(mine.served, min(busy, default=0))
             mine.waiting.append(request)
             self._begin_batches()

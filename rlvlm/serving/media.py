@@ -306,7 +306,7 @@ def _shrink(image: Image.Image, max_pixels: int | None) -> Image.Image:
 
 
 def _reason(error: Exception) -> str:
-    """What the caller reads: our own words, never a library's."""
+    """Message for the caller: our own words, never a library's."""
     return str(error) if isinstance(error, _CorruptMedia | CorruptVideo) else "it is damaged"
 
 

@@ -181,7 +181,7 @@ class SweepScheduler(FIFOScheduler):
 
 
 def cause_of(trial: Trial) -> str:
-    """What ended a run, in one line: the last one that Tune has noted, which is a RunError's own words.
+    """The error that ended a run, in one line: the last one that Tune has noted, which is a RunError's own words.
 
     It is read from Tune's file in this process's own folder: the pickled error is not in its place yet when Tune calls.
     """

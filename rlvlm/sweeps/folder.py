@@ -31,7 +31,7 @@ BYTES_PER_RUN = 128 * 2**20
 
 
 class State(StrEnum):
-    """What has become of a run."""
+    """The state of a run."""
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -107,7 +107,7 @@ class SweepFolder:
         return [int(row["step"]) for row in rows], scores(plan.task, rows)
 
     def records(self, plans: Sequence[TrialPlan]) -> dict[str, TrialRecord]:
-        """What has become of each run, by key: from its folder, and whether it was halted or failed from trials.csv."""
+        """The state of each run, by key: from its folder, and whether it was halted or failed from trials.csv."""
         noted = {(row["task"], row["source"], int(row["seed"])): row for row in self._trials.read()}
         records = {}
         for plan in plans:

@@ -21,7 +21,7 @@ COLOURS = {
     State.WAITING: "dim",
 }
 _ORDER = (State.RUNNING, State.FAILED, State.SAVED, State.DONE, State.FLAT, State.HALTED, State.WAITING)
-"""Who is shown first where the terminal is too low for all."""
+"""Order of the runs where the terminal is too low for all."""
 _FRAME_LINES = 6
 
 
@@ -33,7 +33,7 @@ class ProgressTable(Screen):
     def __init__(self, stream: TextIO, title: str, plans: Mapping[str, TrialPlan]) -> None:
         super().__init__(stream, title)
         self.records: dict[str, TrialRecord] = {}
-        """What has become of each run; the callback fills it."""
+        """The state of each run; the callback fills it."""
         self._plans = plans
         self._speeds: dict[str, float] = {}
         self._evaluated: dict[str, int] = {}

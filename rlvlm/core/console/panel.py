@@ -38,12 +38,12 @@ DEFAULT = (
     PanelRow(label="true return, training", metric=metrics.TRAIN_EPISODE_RETURN, format=".1f", word="return"),
     PanelRow(label="true return, evaluation", metric=metrics.EVAL_EPISODE_RETURN, format=".1f"),
 )
-"""What every run has."""
+"""Rows of every run."""
 _MACHINE = (
     PanelRow(label="steps per second", metric=metrics.STEPS_PER_S, format=".0f", word="steps/s"),
     PanelRow(label="memory, all processes, MiB", metric=metrics.PEAK_RSS_MB, format=",.0f"),
 )
-"""What every run costs; stands last."""
+"""Rows of every run's costs; they stand last."""
 
 
 class RunConsole(Screen):

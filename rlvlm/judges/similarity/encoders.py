@@ -53,7 +53,7 @@ class Encoder:
         return place(self.image_processor(images=list(images), return_tensors="pt"), self.model)
 
     def read(self, texts: Sequence[str], **settings: Any) -> dict[str, torch.Tensor]:
-        """The model's inputs for texts; what is longer than the model reads is cut."""
+        """The model's inputs for texts; longer texts are cut to the model's length."""
         longest = min(self.tokenizer.model_max_length, self.model.config.get_text_config().max_position_embeddings)
         settings = {"padding": True, "max_length": longest, **settings}
         inputs = self.tokenizer(list(texts), truncation=True, return_tensors="pt", **settings)
