@@ -19,14 +19,15 @@ def load_network(network: torch.nn.Module, state: dict[str, Any]) -> None:
 def optimizer_state(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """What it remembers of each parameter, by the parameter's number; step sizes are the config's."""
     slots = optimizer.state_dict()["state"]
-    return {str(at): {name: _array(value) for name, value in slot.items()} for at, slot in slots.items()}
+    return {str(index): {name: _array(value) for name, value in slot.items()} for index, slot in slots.items()}
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
     """Restores what `optimizer_state` returned; copied, since the optimiser writes in place."""
     # the groups with their step sizes stay those of the optimiser as it was built, which may have been given others
     slots = {
-        int(at): {name: torch.tensor(np.asarray(value)) for name, value in slot.items()} for at, slot in state.items()
+        int(index): {name: torch.tensor(np.asarray(value)) for name, value in slot.items()}
+        for index, slot in state.items()
     }
     optimizer.load_state_dict({**optimizer.state_dict(), "state": slots})
 

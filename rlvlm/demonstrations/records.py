@@ -120,12 +120,12 @@ def to_token_episode(record: EpisodeRecord, env: TurnEnv) -> TokenEpisode:
     if "snapshots" not in record.arrays:
         raise ValueError(f"the episode {record.id} keeps no snapshots, so nothing can be drawn again")
     names = env.action_names
-    places = {name: place for place, name in enumerate(names)}
+    indices = {name: index for index, name in enumerate(names)}
     replies = []
     for step in record.steps:
         # read again for its span alone: the action is the one that was read as the episode was played
         read = read_reply(step.text, names, range(len(names)))
-        action = None if step.action is None else places[step.action]
+        action = None if step.action is None else indices[step.action]
         replies.append(Reply(text=step.text, thought=read.thought, action=action, action_span=read.action_span))
     snapshots = np.asarray(record.arrays["snapshots"], np.float32)
     progress = np.array([step.progress for step in record.steps], np.float32)

@@ -169,22 +169,22 @@ def _draw(made: TaskItems, asked: Sequence[tuple[Item, bool]], num_frames: int) 
     """What is shown of each item, one clip per side; all that one camera sees is drawn in one call."""
     shown: list[list[Frames]] = [[] for _ in asked]
     for camera in {item.camera for item, _ in asked}:
-        places = [place for place, (item, _) in enumerate(asked) if item.camera == camera]
+        indices = [index for index, (item, _) in enumerate(asked) if item.camera == camera]
         sides = [
             side[-1:] if num_frames == 1 else spread(side, num_frames)  # of one image alone the end counts
-            for place in places
-            for side in (asked[place][0].sides[::-1] if asked[place][1] else asked[place][0].sides)
+            for index in indices
+            for side in (asked[index][0].sides[::-1] if asked[index][1] else asked[index][0].sides)
         ]
         # the same moment is drawn once: controls show those of the item that they were made of
         distinct, inverse = np.unique(np.concatenate(sides), axis=0, return_inverse=True)
         frames = made.draw(distinct, camera)[inverse.ravel()]
         parts = iter(np.split(frames, np.cumsum([len(side) for side in sides])[:-1]))
-        for place in places:
-            item = asked[place][0]
-            shown[place] = [
+        for index in indices:
+            item = asked[index][0]
+            shown[index] = [
                 noise_like(part, item) if item.is_noise else part for part in (next(parts) for _ in item.sides)
             ]
             if item.faded >= 0:
-                side = item.faded ^ asked[place][1]  # as shown
-                shown[place][side] = faded(shown[place][side])
+                side = item.faded ^ asked[index][1]  # as shown
+                shown[index][side] = faded(shown[index][side])
     return shown

@@ -292,9 +292,9 @@ def _ask_group(
         failure = error  # what was answered of these episodes is told first
     begin = 0
     for shown in group:
-        places = range(begin, begin + len(shown.items))
+        indices = range(begin, begin + len(shown.items))
         begin += len(shown.items)
-        rows = [row for place in places for row in answers.get(place, ())]
+        rows = [row for index in indices for row in answers.get(index, ())]
         if rows or failure is None:
             yield _scored(shown, rows, asked)
     if failure is not None:
@@ -336,10 +336,10 @@ def known_rows(episodes: Iterable[ScoredEpisode]) -> tuple[list[Item], list[Answ
     """Questions whose answers are known, and what was answered, in the order of asking: what the bench's figures are
     made of. Progress counts along successes alone, whose order in time it is.
     """
-    places: dict[tuple[int, int], int] = {}
+    indices: dict[tuple[int, int], int] = {}
     rows = [
-        # both orders of a pair have one place, and no two episodes share one
-        (order, item, replace(answer, item=places.setdefault((episode.number, answer.item), len(places))))
+        # both orders of a pair have one index, and no two episodes share one
+        (order, item, replace(answer, item=indices.setdefault((episode.number, answer.item), len(indices))))
         for episode in episodes
         for order, item, answer in episode.rows
         if item.case != _UNKNOWN and np.isfinite(item.truth).all() and (item.kind != "image" or episode.truth)

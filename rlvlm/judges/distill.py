@@ -241,22 +241,22 @@ class LabelDataset:
         self._dialogues = DialogueBuilder(tokenizer, image_token, tokens_per_image)
         digests = sorted({digest for label in labels for digest in (label.left, label.right)})
         # made small once: resizing at every draw would cost more than the step
-        images, places = [], {}
+        images, indices = [], {}
         for digest in digests:
             try:
                 image = Image.fromarray(store.image(digest))
             except MissingImage:
                 continue
-            places[digest] = len(images)
+            indices[digest] = len(images)
             images.append(np.asarray(image.resize((side_px, side_px), Image.Resampling.BICUBIC)))
         if not images:
             raise UsageError(f"none of {len(digests)} images in {store.folder} can be read", "restore its pictures/")
         self._images = np.stack(images)
         self._by_goal: dict[str, list[tuple[int, int, Label]]] = {}
         for label in sorted(labels, key=lambda each: each.goal):
-            if label.left in places and label.right in places:
+            if label.left in indices and label.right in indices:
                 rows = self._by_goal.setdefault(label.goal, [])
-                rows.append((places[label.left], places[label.right], label.answer))
+                rows.append((indices[label.left], indices[label.right], label.answer))
         # goals come as often as they were labelled
         counts = np.array([len(rows) for rows in self._by_goal.values()])
         self._shares = counts / counts.sum()
@@ -269,13 +269,13 @@ class LabelDataset:
         # all of a batch about one goal, whose prompt is then tokenised once
         goal = list(self._by_goal)[self._rng.choice(len(self._shares), p=self._shares)]
         drawn = self._rng.integers(len(self._by_goal[goal]), size=num_pairs)
-        rows = [self._by_goal[goal][place] for place in drawn]
+        rows = [self._by_goal[goal][index] for index in drawn]
         rows += [(right, left, answer.swapped) for left, right, answer in rows]
         # an image that stands in several rows goes through the vision encoder once
-        shown, places = np.unique([row[:2] for row in rows], return_inverse=True)
+        shown, indices = np.unique([row[:2] for row in rows], return_inverse=True)
         # the words alone: images come in as patches, so any two of them give the chat
         chat = compare_messages("direct", Query(goal=goal, left=_BLANK, right=_BLANK))
-        batch = self._dialogues.build([(chat, _ANSWERS[answer]) for *_, answer in rows], places.reshape(-1, 2))
+        batch = self._dialogues.build([(chat, _ANSWERS[answer]) for *_, answer in rows], indices.reshape(-1, 2))
         return batch, jitter(patches_of(self._images[shown], self._image_processor), self._rng)
 
 

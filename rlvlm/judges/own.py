@@ -79,12 +79,12 @@ class _FunctionRater:
         kinds = [(str(goal), image.shape) for goal, image in zip(goals, images, strict=True)]
         for kind in dict.fromkeys(kinds):
             # one call a goal, or a function that is a network would see one image at a time
-            places = [place for place, other in enumerate(kinds) if other == kind]
-            given = np.asarray(self._function(np.stack([images[place] for place in places]), kind[0]), np.float64)
-            if given.shape != (len(places),) or not ((given >= 0) & (given <= 1)).all():  # also where one is NaN
+            indices = [index for index, other in enumerate(kinds) if other == kind]
+            given = np.asarray(self._function(np.stack([images[index] for index in indices]), kind[0]), np.float64)
+            if given.shape != (len(indices),) or not ((given >= 0) & (given <= 1)).all():  # also where one is NaN
                 raise ValueError(
                     f"{self._reference} must return one number in [0, 1] per image, got {np.shape(given)} numbers from "
-                    f"{given.min(initial=np.inf):g} to {given.max(initial=-np.inf):g} for {len(places)} images"
+                    f"{given.min(initial=np.inf):g} to {given.max(initial=-np.inf):g} for {len(indices)} images"
                 )
-            scores[places] = given
+            scores[indices] = given
         return scores

@@ -290,17 +290,17 @@ def _read(lines: list[str], value: str, names: str) -> str | None:
     text = re.sub(rf"({final.pattern})[\s*_:：]*\n\s*", r"\1: ", text, flags=re.IGNORECASE)
     lines = [line for line in text.splitlines() if not heading.fullmatch(line)]
     said = _sentences(lines, alone, value_of)
-    places = [place for place, (_, given) in enumerate(said) if given]
+    indices = [index for index, (_, given) in enumerate(said) if given]
     # no reading at all, or two that differ: a model that corrects itself is not sure, unless it calls the last final
-    deciding = [place for place in places if final.search(said[place][0])]
-    deciding = deciding if deciding and deciding[-1] == places[-1] else places
-    if len({said[place][1] for place in deciding}) != 1:
+    deciding = [index for index in indices if final.search(said[index][0])]
+    deciding = deciding if deciding and deciding[-1] == indices[-1] else indices
+    if len({said[index][1] for index in deciding}) != 1:
         return None
-    answer, last = said[places[-1]][1], places[-1]
-    for place, (sentence, given) in enumerate(said[:last]):
+    answer, last = said[indices[-1]][1], indices[-1]
+    for index, (sentence, given) in enumerate(said[:last]):
         if given is None and _FOREIGN.search(sentence):
             return None
-        following, is_reading = said[place + 1]
+        following, is_reading = said[index + 1]
         if given is None and is_reading and not _introduces(sentence, following):
             return None
     if not all(_explains(sentence, answer) for sentence, _ in said[last + 1 :]):

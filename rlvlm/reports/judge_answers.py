@@ -174,12 +174,12 @@ def read_store(folder: Path) -> list[Recorded]:
             store=store,
             scale=scale,
         )
-        places: dict[str, int] = {}
+        indices: dict[str, int] = {}
         pairs: dict[int, Item] = {}
         for entry in stored:
             # whichever order came first names the pair, and the other is the same pair swapped
-            swapped = entry.question.swapped.id in places
-            number = places.setdefault(entry.question.swapped.id if swapped else entry.question.id, len(places))
+            swapped = entry.question.swapped.id in indices
+            number = indices.setdefault(entry.question.swapped.id if swapped else entry.question.id, len(indices))
             left, right = values[entry.question.id]
             item = pairs.setdefault(number, pair_of(entry.question.goal, (left / scale, right / scale)))
             assert isinstance(entry.answer, Verdict), "scores were left out above"

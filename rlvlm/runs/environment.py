@@ -53,7 +53,7 @@ def usable_cores() -> int:
 
 
 def gpu_names() -> list[str]:
-    """The NVIDIA cards the driver knows, without starting CUDA."""
+    """The NVIDIA GPUs the driver knows, without starting CUDA."""
     files = sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))
     return [name for file in files if (name := _fact(file, "Model"))]
 

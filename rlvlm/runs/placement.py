@@ -40,16 +40,16 @@ class Node:
     name: str
     cpus: float
     gpus: list[float] = field(default_factory=list)
-    """Free share of each card."""
+    """Free share of each GPU."""
     is_own: bool = False
     """Whether the run's own process is on it."""
 
     def take(self, role: Role) -> bool:
-        """Gives one process of `role` its place, as Ray does: shares of a card on the fullest that has room."""
+        """Gives one process of `role` its place, as Ray does: shares of a GPU on the fullest that has room."""
         # the small term: shares such as 0.1 do not add up exactly
         if role.cpus > self.cpus + 1e-9:
             return False
-        if role.gpus >= 1:  # whole cards: Ray knows no 1.5
+        if role.gpus >= 1:  # whole GPUs: Ray knows no 1.5
             whole = [number for number, free in enumerate(self.gpus) if free == 1][: int(role.gpus)]
             if len(whole) < role.gpus:
                 return False
@@ -158,8 +158,8 @@ def _check_colocated(config: RunConfig, where: Mapping[str, list[str]], machines
 def nodes() -> list[Node]:
     """The machines of the Ray cluster that this process is on; without one this machine, as a private Ray sees it."""
     if not ray.is_initialized():
-        cards = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        return [Node(name="this machine", cpus=float(max(2, usable_cores())), gpus=[1.0] * cards, is_own=True)]
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        return [Node(name="this machine", cpus=float(max(2, usable_cores())), gpus=[1.0] * count, is_own=True)]
     own = ray.get_runtime_context().get_node_id()
     return [
         Node(
@@ -218,7 +218,7 @@ class _Booking:
     """Holds a share of a GPU in Ray's books for a process that is no worker of Ray's."""
 
     def ids(self) -> list[str]:
-        """The cards that Ray has given it, as CUDA_VISIBLE_DEVICES would have them."""
+        """The GPUs that Ray has given it, as CUDA_VISIBLE_DEVICES would have them."""
         return [str(gpu_id) for gpu_id in ray.get_gpu_ids()]
 
 
@@ -226,7 +226,7 @@ def book_gpu(share: float, wanted: str = "") -> tuple[Any, str]:
     """Sets a share of a GPU of this node aside, so that Ray gives it to no other process.
 
     Args:
-        share: of one card, in (0, 1].
+        share: of one GPU, in (0, 1].
         wanted: a card's id, where it must be that one.
 
     Returns:
@@ -281,8 +281,8 @@ def own_gpu(config: RunConfig) -> Iterator[None]:
     if share and _given_share() is None:
         seen = devices.visible_cards() or [str(number) for number in range(torch.cuda.device_count())]
         try:
-            booking, card = book_gpu(share, seen[int(named)] if named else "")
-            index = seen.index(card)
+            booking, gpu = book_gpu(share, seen[int(named)] if named else "")
+            index = seen.index(gpu)
         except MachineError as error:
             if wants != {"auto"}:
                 raise

@@ -113,15 +113,17 @@ def _check_memory(config: RunConfig) -> None:
     from rlvlm.vlms import devices
 
     share = algo.gpus_per_learner if algo.num_learners else layout_of(config, nodes()).own_share
-    card = devices.card_bytes()
-    if not share or card is None:
+    gpu_bytes = devices.card_bytes()
+    if not share or gpu_bytes is None:
         return
-    # a learner with a share of a card may use that share of its memory
-    room = card * min(1.0, share)
+    # a learner with a share of a GPU may use that share of its memory
+    max_bytes = gpu_bytes * min(1.0, share)
     size = size_of(policy, model_folder(policy))
-    if fix := fix_of(size, policy, algo, room):
+    if fix := fix_of(size, policy, algo, max_bytes):
         needs = words_of(plan(size, policy, algo, on_gpu=True))
-        raise MachineError(f"a learner of {policy.model} takes {needs}, and its GPU has {room / 2**30:.0f} GiB", fix)
+        raise MachineError(
+            f"a learner of {policy.model} takes {needs}, and its GPU has {max_bytes / 2**30:.0f} GiB", fix
+        )
 
 
 def cluster_address() -> str:

@@ -218,8 +218,8 @@ def encode_png(image: NDArray[np.uint8]) -> str:
 def _some(records: Sequence[T]) -> Iterator[T]:
     """`NUM_EXAMPLES` of the records, evenly spread over them."""
     # by their order alone, so that a run that was resumed keeps the same examples
-    places = np.linspace(0, len(records) - 1, NUM_EXAMPLES).astype(int).tolist() if records else ()
-    yield from (records[place] for place in sorted(set(places)))
+    indices = np.linspace(0, len(records) - 1, NUM_EXAMPLES).astype(int).tolist() if records else ()
+    yield from (records[index] for index in sorted(set(indices)))
 
 
 def _time(timestamp: float) -> str:

@@ -45,7 +45,7 @@ class PlacementConfig:
     num_cpus: float = 1.0
     """CPU cores per replica."""
     num_gpus: float = 0.0
-    """Share of a GPU per replica; 0.5 lets two judges share a card, each limited to half of its memory."""
+    """Share of a GPU per replica; 0.5 lets two judges share a GPU, each limited to half of its memory."""
     timeout_s: float = 120.0
     """Longest wait for one request's answer, in seconds."""
     retries: int = 4
@@ -93,7 +93,7 @@ class ServedEngineConfig:
     num_cpus: float = 1.0
     """CPU cores per replica."""
     num_gpus: float = 0.0
-    """Share of a GPU per replica; 0.5 lets it share a card with a judge."""
+    """Share of a GPU per replica; 0.5 lets it share a GPU with a judge."""
     timeout_s: float = 120.0
     """Longest wait for a batch of replies, in seconds."""
     retries: int = 4
@@ -105,7 +105,7 @@ class ServedEngineConfig:
     larger tensor is a piece of its own."""
     colocated: bool = False
     """Share the learners' GPUs: the replicas, at most one for each learner, have none of their own, and sleep while the
-    learners learn, with weights and caches off the card."""
+    learners learn, with weights and caches off the GPU."""
     vllm: PolicyVllmConfig = field(default_factory=PolicyVllmConfig)
 
     def __post_init__(self) -> None:

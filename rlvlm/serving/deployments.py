@@ -82,7 +82,7 @@ def bind_policy(
         batch_size: turns that go through the model together.
         build: makes the policy inside each replica. It must pickle. Not used on vLLM.
         vllm: its settings, where the policy's chat VLM is to run on it.
-        takes_turns: on the learners' cards, see `card_turns`.
+        takes_turns: on the learners' GPUs, see `card_turns`.
     """
     name = f"policy-{policy.model.rstrip('/').rpartition('/')[2] or 'pocket'}"
     if vllm is not None:

@@ -72,7 +72,7 @@ class ReplyReceipt:
 
 
 class PolicyReplica(Replica):
-    """The policy itself. Small requests are merged, and one thread runs the model. On cards that it shares with the
+    """The policy itself. Small requests are merged, and one thread runs the model. On GPUs that it shares with the
     learners it is loaded at its first turn. The arguments are those of `deployments.bind_policy`.
     """
 
@@ -108,7 +108,7 @@ class PolicyReplica(Replica):
     def _sleep(self) -> None:
         assert self._engine is not None, "it was awake"
         self._engine.policy.to("cpu")
-        self._engine.policy.images.clear()  # what was made of them lies on the card, too; they come with the requests
+        self._engine.policy.images.clear()  # what was made of them lies on the GPU, too; they come with the requests
         free_card()
 
     async def ask(self, call: ReplyCall) -> ReplyReceipt | RunError:
@@ -136,7 +136,7 @@ class PolicyReplica(Replica):
             alike.setdefault((version, digest, call.sampling), []).append(place)
         answers: list[Any] = [None] * len(items)
         engine = self._engine
-        assert engine is not None, "it is awake, or has a card of its own"
+        assert engine is not None, "it is awake, or has a GPU of its own"
         for (version, digest, sampling), places in alike.items():
             outcome: Sequence[SampledReply | RunError]
             try:
@@ -216,7 +216,7 @@ class VllmPolicyReplica(Replica):
 
     @property
     def _sampler(self) -> VllmSampler:
-        assert self._loaded is not None, "it is awake, or has a card of its own"
+        assert self._loaded is not None, "it is awake, or has a GPU of its own"
         return self._loaded
 
     def _wake(self, card: str) -> None:

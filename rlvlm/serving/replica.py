@@ -263,7 +263,7 @@ def assigned_device(device: str) -> str:
 
 
 def limit_share(device: str, share: float) -> None:
-    """Lets torch reserve no more than `share` of the card's memory; a whole card or none sets no limit.
+    """Lets torch reserve no more than `share` of the GPU's memory; a whole GPU or none sets no limit.
 
     Ray's `num_gpus: 0.5` is bookkeeping alone, so a model that takes more would starve its neighbour.
     """
@@ -274,7 +274,7 @@ def limit_share(device: str, share: float) -> None:
 
 
 def measured(device: str) -> tuple[int, int] | None:
-    """The most GPU memory that torch has reserved here so far, and the card's, in bytes; None on a CPU."""
+    """The most GPU memory that torch has reserved here so far, and the GPU's, in bytes; None on a CPU."""
     if not device.startswith("cuda"):
         return None
     import torch
