@@ -13,10 +13,11 @@ from rlvlm.judges.asking import AsyncAsker, BatchAsker
 from rlvlm.judges.cache import StoredJudge, pick_stamp
 from rlvlm.judges.chat import ChatJudge
 from rlvlm.judges.config import POCKET_FIX, SHOW_NO_GOAL, Abilities, JudgeConfig
+from rlvlm.judges.human import HumanJudge
 from rlvlm.judges.judge import Judge
 from rlvlm.judges.prompts import MAX_IMAGES
 from rlvlm.judges.votes import BothOrders
-from rlvlm.labels.store import open_store
+from rlvlm.labels.store import LabelStore, open_store
 from rlvlm.pocket.models import shipped_folder, weights_folder
 
 CONNECT_S = 10.0
@@ -58,12 +59,8 @@ def build_judge(config: JudgeConfig) -> Judge:
 
                 folder = "similarity" if config.reads_states else "reward_heads"
                 judge = NumericJudge(config, import_module(f"rlvlm.judges.{folder}.{name}").load(config))
-            case "cached":
-                try:
-                    store = open_store(Path(config.cached.store).expanduser())
-                    judge = StoredJudge(store, pick_stamp(store, config.cached.judge, config.cached.prompt))
-                except UsageError as error:
-                    raise JudgeUnavailable(str(error), error.fix) from error
+            case "cached" | "human":
+                judge = _store_judge(config)
             case _:  # `module:NAME`, as the config has checked
                 from rlvlm.judges import own
 
@@ -137,6 +134,22 @@ def _chat_judge(config: JudgeConfig, model: str = "", abilities: Abilities | Non
 
     vlm = load_vlm(replace(config, model=model or config.model))
     return ChatJudge(config, BatchAsker(TransformersEngine(vlm, config), config), abilities)
+
+
+def _store_judge(config: JudgeConfig) -> Judge:
+    """A judge that takes its answers from a label store: those that are there, or those that people give."""
+    if config.is_human and not config.store:
+        raise JudgeUnavailable(
+            "judge.backend human keeps questions and answers in a label store, and none is named",
+            "--judge.store DIR, and answer with: rlvlm labels ask DIR",
+        )
+    try:
+        if config.is_human:
+            return HumanJudge(config, LabelStore(Path(config.store).expanduser()))
+        store = open_store(Path(config.cached.store).expanduser())
+        return StoredJudge(store, pick_stamp(store, config.cached.judge, config.cached.prompt))
+    except UsageError as error:
+        raise JudgeUnavailable(str(error), error.fix) from error
 
 
 def _pocket_judge(config: JudgeConfig) -> ChatJudge:

@@ -14,7 +14,7 @@ from rlvlm.vlms.config import ApiConfig, EngineConfig, VLMConfig
 logger = logging.getLogger(__name__)
 
 Backend = Literal[
-    "pocket", "transformers", "vllm", "openai", "gemini", "clip", "blip2", "robometer", "rynnvalue", "cached"
+    "pocket", "transformers", "vllm", "openai", "gemini", "clip", "blip2", "robometer", "rynnvalue", "cached", "human"
 ]
 Mode = Literal["two_stage", "single_stage", "direct"]
 """How a comparison can be asked."""
@@ -88,6 +88,17 @@ class CachedConfig:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class HumanConfig:
+    """How people are asked: backend human."""
+
+    agreement: int = 1
+    """Different people who answer each question, >= 1; what more than half of them say counts."""
+
+    def __post_init__(self) -> None:
+        check_least(self, "judge.human", 1, "agreement")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class JudgeConfig(VLMConfig):
     """Which model judges, and how it is prompted."""
 
@@ -97,7 +108,8 @@ class JudgeConfig(VLMConfig):
     backend: str = "pocket"
     """pocket: the small Qwen3-VL that ships with rlvlm; transformers: any chat VLM; vllm: the same, faster, in
     an environment of its own; openai, gemini: over HTTP; clip, blip2: similarity of image and goal; robometer,
-    rynnvalue: reward models with heads of their own; cached: from disk; my_file:FUNCTION: one of your own. Where only
+    rynnvalue: reward models with heads of their own; cached: from disk; human: people, on the page of `rlvlm labels
+    ask`; my_file:FUNCTION: one of your own. Where only
     judge.model is given and is a hub name or the folder of a large model, it is transformers."""
     model: str = ""
     """Hub name or local folder of the weights, or the API's name of the model. Of the pocket backend: empty for the
@@ -136,6 +148,7 @@ class JudgeConfig(VLMConfig):
     engine: EngineConfig = field(default_factory=EngineConfig)
     similarity: SimilarityConfig = field(default_factory=SimilarityConfig)
     cached: CachedConfig = field(default_factory=CachedConfig)
+    human: HumanConfig = field(default_factory=HumanConfig)
 
     def __post_init__(self) -> None:
         # the default backend with somebody else's model: the pocket judge's abilities would refuse what it
@@ -160,6 +173,11 @@ class JudgeConfig(VLMConfig):
         if self.backend == "cached" and not self.cached.store:
             raise ValueError("judge.backend cached needs judge.cached.store: the folder of a label store")
         # settings that do nothing would look as if they did
+        if self.both_orders and self.is_human:
+            raise ValueError(
+                "judge.both_orders has no effect on people, whose page draws the sides at random; leave it out, or ask "
+                "several with judge.human.agreement"
+            )
         if self.wording and self.backend not in _WITH_HEADS and self.score not in _WORDED:
             raise ValueError(
                 f"judge.wording has no effect on judge.score {self.score}, only on {', '.join(_WORDED)} and the "
@@ -173,6 +191,11 @@ class JudgeConfig(VLMConfig):
     def is_own(self) -> bool:
         """Whether it is the user's own function, `module:NAME`."""
         return is_reference(self.backend)
+
+    @property
+    def is_human(self) -> bool:
+        """Whether people answer, which takes minutes or days, and nothing is computed."""
+        return self.backend == "human"
 
     @property
     def ships_weights(self) -> bool:

@@ -162,25 +162,36 @@ def from_record(record: dict[str, Any]) -> StoredAnswer | Truth:
     """
     try:
         if record["kind"] == "truth":
-            truth = _read(Truth, record)
+            truth = read_as(Truth, record)
             if not is_digest(truth.question) or (truth.progress is None and truth.returns is None):
                 raise CorruptLine("a truth names a question, and progress or returns")
             return truth
         # ids and keys are computed anew: what a line claims about itself is not believed
-        question = _read(Question, {"goal": "", "left": [], **record["question"]})  # empty fields are left out
-        if not all(map(is_digest, (*question.left, *question.right, *question.goal_picture))):
-            raise CorruptLine("a question names its images by digest")
+        question = read_question(record["question"])
         kind, empty = _KINDS[record["kind"]]
-        answer = replace(_read(kind, {empty: None, **record["answer"]}), question=question.id)
+        answer = replace(read_as(kind, {empty: None, **record["answer"]}), question=question.id)
         key = answer_key(question.id, answer.stamp)
         if key != record["key"]:
             raise CorruptLine("its key is not that of its question and stamp")
-        when, origin = _read(float, record["when"]), _read(Origin, record["origin"])
+        when, origin = read_as(float, record["when"]), read_as(Origin, record["origin"])
         return StoredAnswer(key=key, question=question, answer=answer, when=when, origin=origin)
     except CorruptLine:
         raise
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise CorruptLine(f"its record makes no sense: {type(error).__name__} {first_line(error)}") from error
+
+
+def read_question(record: dict[str, Any]) -> Question:
+    """The question of a JSON object, whose empty fields may be left out.
+
+    Raises:
+        CorruptLine: an image is not named by its digest.
+        ValueError, TypeError: a field is missing, or of the wrong type.
+    """
+    question = read_as(Question, {"goal": "", "left": [], **record})
+    if not all(map(is_digest, (*question.left, *question.right, *question.goal_picture))):
+        raise CorruptLine("a question names its images by digest")
+    return question
 
 
 _KINDS = {"verdict": (Verdict, "label"), "score": (Score, "value")}
@@ -190,7 +201,7 @@ _KINDS = {"verdict": (Verdict, "label"), "score": (Score, "value")}
 _adapter = cache(TypeAdapter)  # a validator takes milliseconds to build
 
 
-def _read(kind: type[T], value: Any) -> T:
+def read_as(kind: type[T], value: Any) -> T:
     """`value`, of a JSON object, as `kind`; ValueError where it is of another type or not finite."""
     if _has_odd_number(value):
         raise ValueError("a finite number is wanted")

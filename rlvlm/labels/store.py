@@ -130,7 +130,7 @@ class LabelStore:
         Raises:
             OSError: the disk refused.
         """
-        self._mark()
+        self.mark()
         self._image_store.keep(images)
 
     def image(self, digest: str) -> NDArray[np.uint8]:
@@ -140,6 +140,15 @@ class LabelStore:
             MissingImage: it is not there, or its file is damaged.
         """
         return self._image_store.load(digest)
+
+    def mark(self) -> None:
+        """Makes the folder a label store. The first answer or image does so too: a run that asks nobody leaves no empty
+        store behind.
+        """
+        if not self._is_marked:
+            # in one move; several writers may do so at once, with the same words
+            write_whole(self.folder / _MARK, json.dumps({"what": _WHAT, "schema": SCHEMA}) + "\n")
+            self._is_marked = True
 
     def has_images(self, question: Question) -> bool:
         """Whether a file is there for every image of the question."""
@@ -202,15 +211,8 @@ class LabelStore:
 
     def _append(self, items: Sequence[StoredAnswer | Truth]) -> None:
         if items:
-            self._mark()
+            self.mark()
             self._lines.append([to_record(item) for item in items])
-
-    def _mark(self) -> None:
-        # with the first line and not before: a run that asks no judge leaves no empty store behind
-        if not self._is_marked:
-            # in one move; several writers may do so at once, with the same words
-            write_whole(self.folder / _MARK, json.dumps({"what": _WHAT, "schema": SCHEMA}) + "\n")
-            self._is_marked = True
 
 
 def is_store(folder: Path) -> bool:

@@ -23,6 +23,7 @@ from rlvlm.judge_bench.preflight import JudgeRefused
 from rlvlm.judges.build import check_goal_image
 from rlvlm.judges.cache import CachedJudge
 from rlvlm.judges.goal_image import with_goal_image
+from rlvlm.judges.human import HumanJudge
 from rlvlm.judges.judge import Judge
 from rlvlm.labels.store import LabelStore
 from rlvlm.runs.build import film_draw, goal_image, open_algorithm
@@ -278,6 +279,11 @@ def judge_session(
     """
     if not config.reward.asks_judge:
         yield None
+        return
+    if config.judge.is_human and not config.serve.app:
+        # no replica, which would be taken for dead while people think; questions and answers are on the disk
+        shown = goal_image(config)
+        yield lambda: with_goal_image(HumanJudge(config.judge, open_store()), shown)
         return
     judge = replace(config.judge, api=reachable(config.judge.api, ledger))
     with start_judge(judge, config.serve, name=config.task) as running:

@@ -1,0 +1,134 @@
+"""A person as a judge: questions wait in a label store until they are answered on the page of `rlvlm labels ask`."""
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import IO, TypeVar
+
+from rlvlm.core.judging import Clip, Query, Score, Stamp, Status, Verdict
+from rlvlm.judges.config import Abilities, JudgeConfig
+from rlvlm.judges.prompts import problem_of
+from rlvlm.labels.people import PeopleQueue, swap_choice, to_answer
+from rlvlm.labels.records import Question, describe
+from rlvlm.labels.store import LabelStore
+
+logger = logging.getLogger(__name__)
+
+POLL_S = 0.5
+"""From one look for answers to the next, in seconds."""
+REMIND_S = 600.0
+"""From one line in the log about questions that wait to the next, in seconds."""
+
+Item = TypeVar("Item", Query, Clip)
+Answer = TypeVar("Answer", Verdict, Score)
+
+
+class HumanJudge:
+    """Asks people, and waits for their answers however long that takes.
+
+    It remembers by itself, through the store: a question that was answered once, in either order, is not asked again,
+    and one that waited when a run died waits on. So no `CachedJudge` is needed around it. The store keeps each person's
+    own answer under `human:NAME`; what this judge returns is what they agree on, under its own stamp. A question that
+    people skip is `invalid`.
+
+    Args:
+        config: `human.agreement` people answer each question.
+        store: keeps questions, images and answers.
+        where: tells a user how to answer, e.g. `rlvlm labels ask RUN`.
+        each_order: whether a pair in the other order is another question, as a bench wants it; otherwise one answer
+            holds for both, since the page draws the sides at random.
+        is_stopped: asked while waiting; once it says so, what is not answered is a failed answer.
+    """
+
+    def __init__(
+        self,
+        config: JudgeConfig,
+        store: LabelStore,
+        *,
+        where: str = "",
+        each_order: bool = False,
+        is_stopped: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self.where = where or f"rlvlm labels ask {store.folder}"
+        self._agreement = config.human.agreement
+        self._queue = PeopleQueue(store)
+        self._each_order = each_order
+        self._is_stopped = is_stopped
+        self._attending: IO[bytes] | None = None
+        self._reminded = -REMIND_S
+
+    @property
+    def stamp(self) -> Stamp:
+        """The same whichever person answers; the store knows who it was."""
+        return Stamp(judge="human", revision="", prompt="page/1", decoding=f"agreement={self._agreement}")
+
+    def waiting(self) -> int:
+        """How many questions of the store wait for a person."""
+        self._queue.refresh()
+        return self._queue.waiting()
+
+    def compare(self, queries: Sequence[Query]) -> list[Verdict]:
+        """One verdict per query, in order, once people gave them."""
+        failed = Verdict(status=Status.FAILED, label=None, stamp=self.stamp)
+        return self._answer(queries, failed)
+
+    def score(self, clips: Sequence[Clip]) -> list[Score]:
+        """One score per clip, in order, likewise: 1 to 5 on the page, 0 to 1 here."""
+        failed = Score(status=Status.FAILED, value=None, stamp=self.stamp)
+        return [
+            replace(score, num_frames=0 if score.status is Status.FAILED else len(clip.frames))
+            for clip, score in zip(clips, self._answer(clips, failed), strict=True)
+        ]
+
+    def ask(self, items: Sequence[Query | Clip]) -> None:
+        """Puts questions up and returns at once; `compare` and `score` find the answers later.
+
+        Raises:
+            OSError: the disk refused.
+        """
+        described = [describe(item) for item in items if problem_of(item, Abilities()) is None]
+        if not described:
+            return
+        if self._attending is None:  # while this process lives, the page knows that somebody waits
+            self._attending = self._queue.attend()
+        self._queue.store.keep_images([image for _, images in described for image in images])
+        questions = [question for question, _ in described]
+        self._queue.ask(questions, agreement=self._agreement, each_order=self._each_order)
+
+    def answered(self, items: Sequence[Item]) -> list[bool]:
+        """Whether each question has its answer, in order; one that cannot be asked at all counts as answered."""
+        self._queue.refresh()
+        return [problem_of(item, Abilities()) is not None or self._is_agreed(describe(item)[0]) for item in items]
+
+    def _is_agreed(self, question: Question) -> bool:
+        found = self._queue.find(question)
+        return found is not None and found[0].agreed is not None
+
+    def _answer(self, items: Sequence[Item], failed: Answer) -> list[Answer]:
+        problems = [problem_of(item, Abilities()) for item in items]
+        questions = [describe(item)[0] for item in items]
+        fair = [question for question, problem in zip(questions, problems, strict=True) if problem is None]
+        self.ask(items)
+        while missing := [question for question in fair if not self._is_agreed(question)]:
+            if self._is_stopped():
+                break
+            if time.monotonic() - self._reminded >= REMIND_S:
+                self._reminded = time.monotonic()
+                logger.info("%d questions wait for a person; answer them with: %s", len(missing), self.where)
+            time.sleep(POLL_S)
+            self._queue.refresh()
+        return [
+            self._found(question, failed) if problem is None else replace(failed, text=problem)
+            for question, problem in zip(questions, problems, strict=True)
+        ]
+
+    def _found(self, question: Question, failed: Answer) -> Answer:
+        found = self._queue.find(question)
+        if found is None or (choice := found[0].agreed) is None:
+            return replace(failed, text=f"not answered yet: {self.where}", question=question.id)
+        asked, is_swapped = found
+        seconds = max(said.seconds for said in asked.answers.values())
+        answer = to_answer(question.kind, swap_choice(choice) if is_swapped else choice, self.stamp, seconds)
+        assert isinstance(answer, type(failed))
+        return replace(answer, question=question.id)

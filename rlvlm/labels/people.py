@@ -1,0 +1,397 @@
+"""Questions that wait for a person, and what people said: the folder `people/` of a label store.
+
+`judges.human` puts questions here and takes answers out; `serving.label_page` shows them to people. The two are
+separate processes that share nothing but this folder, so either may die and come back. As in the store itself, each
+writer appends lines to a segment of its own and nothing is ever changed: an answer that is taken back is one more line.
+
+An answer is on the disk before the page shows the next question. For `UNDO_S` seconds it can be taken back; then it is
+*kept*: it stands in the label store under the stamp `human:NAME`, and judges take it.
+"""
+
+import fcntl
+import re
+import secrets
+import time
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
+from typing import IO, Any, Literal
+
+import numpy as np
+
+from rlvlm.core.disk import NOT_OFFERED
+from rlvlm.core.errors import first_line
+from rlvlm.core.judging import Label, Score, Stamp, Status, Verdict
+from rlvlm.labels.records import Answer, Question, read_as, read_question
+from rlvlm.labels.segments import CorruptLine, Place, Segments
+from rlvlm.labels.store import LabelStore
+
+PREFIX = "human:"
+"""Begins the judge's name in the stamp of a person's answer."""
+FOLDER = "people"
+"""Of a label store; holds the lines, and a lock file for each judge that asks."""
+UNDO_S = 10.0
+"""How long an answer can be taken back, in seconds."""
+NAME_RULE = "1 to 32 letters, digits, dots, underscores or hyphens"
+MAX_RATING = 5
+"""A clip is rated from 1 (nothing done) to this (all done)."""
+MANY_EQUAL = 0.5
+"""A share of `equal` above this says that the pairs teach nothing."""
+_NAME = re.compile(r"[A-Za-z0-9._-]{1,32}")
+_TICKET = re.compile(r"[qr][0-9a-f]{16}")
+_MAX_SECONDS = 3_600.0
+
+
+Choice = Literal["left", "right", "equal", "skip"] | float
+"""What a person says of a question: a side of a pair, or a rating from 1 to `MAX_RATING` of a clip."""
+
+
+def check_name(name: str) -> str:
+    """The name of a person, once it is known to be fit for stamps, links and cookies.
+
+    Raises:
+        ValueError: it is not.
+    """
+    if not _NAME.fullmatch(name):
+        raise ValueError(f"a person's name is {NAME_RULE}, got {name[:80]!r}; use initials or a nickname")
+    return name
+
+
+def new_ticket(*, is_repeat: bool = False, swapped: bool | None = None) -> str:
+    """A fresh name for one showing of a question; says itself how it is shown, so that no server needs to remember it.
+
+    Args:
+        is_repeat: whether the person has answered the question before.
+        swapped: whether the sides are exchanged; None draws it.
+    """
+    ticket = secrets.token_hex(8)
+    if swapped is not None:
+        ticket = ticket[:-1] + f"{int(ticket[-1], 16) // 2 * 2 + swapped:x}"
+    return ("r" if is_repeat else "q") + ticket
+
+
+def is_swapped(ticket: str) -> bool:
+    """Whether the showing has left and right exchanged."""
+    return bool(int(ticket[-1], 16) & 1)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Said:
+    """What one person said of one question, in one showing."""
+
+    question: str
+    """`Question.id`, in the order in which it was asked."""
+    ticket: str
+    """Of the showing; the same answer sent twice has the same."""
+    name: str
+    """Of the person."""
+    client: str
+    """Of the page in the browser that sent it."""
+    choice: Choice
+    """In the order in which the question was asked, whichever way it was shown."""
+    seconds: float
+    """From the moment the images were seen to the answer."""
+    when: float
+    """Unix time, seconds."""
+
+    def __post_init__(self) -> None:
+        if not _TICKET.fullmatch(self.ticket):
+            raise ValueError("a ticket is q or r and 16 hexadecimal digits")
+        check_name(self.name)
+        if not 0 <= self.seconds <= _MAX_SECONDS:
+            raise ValueError(f"an answer takes 0 to {_MAX_SECONDS:g} seconds, got {self.seconds}")
+
+    @property
+    def is_repeat(self) -> bool:
+        """Whether the person had answered the question before, in the other order."""
+        return self.ticket.startswith("r")
+
+
+@dataclass(kw_only=True, slots=True)
+class Asked:
+    """A question for people, with what they said so far."""
+
+    question: Question
+    agreement: int = 1
+    """How many different people are to answer, >= 1."""
+    each_order: bool = False
+    """Whether the same pair in the other order is another question, as a bench wants it."""
+    said: dict[str, Said] = field(default_factory=dict)
+    """By ticket, without what was taken back."""
+    kept: set[str] = field(default_factory=set)
+    """Tickets of answers that stand in the label store."""
+
+    @property
+    def answers(self) -> dict[str, Said]:
+        """The first answer of each person, by name, repeats left out."""
+        found: dict[str, Said] = {}
+        for said in self.said.values():
+            if not said.is_repeat:
+                found.setdefault(said.name, said)
+        return found
+
+    @property
+    def is_open(self) -> bool:
+        """Whether more people are to answer."""
+        return len(self.answers) < self.agreement
+
+    @property
+    def agreed(self) -> Choice | None:
+        """What more than half of the people say; otherwise `equal`, or the mean of the ratings.
+
+        None while answers are missing, or can be taken back.
+        """
+        choices = [said.choice for said in self.answers.values() if said.ticket in self.kept][: self.agreement]
+        if len(choices) < self.agreement:
+            return None
+        choice, votes = Counter(choices).most_common(1)[0]
+        if 2 * votes > len(choices):
+            return choice
+        # without a majority for `skip` somebody gave a rating
+        ratings = [choice for choice in choices if not isinstance(choice, str)]
+        return "equal" if self.question.kind == "compare" else float(np.mean(ratings))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PersonFigures:
+    """How a person answers."""
+
+    answers: int
+    """Without repeats."""
+    median_s: float
+    """NaN where there are none."""
+    equal: int
+    """Of the pairs."""
+    pairs: int
+    repeats: int
+    """Pairs that were shown again, left and right exchanged."""
+    different: int
+    """Repeats that were answered otherwise than the first time: the person's own error."""
+
+    @property
+    def teaches_little(self) -> bool:
+        """Whether so many pairs are equal to the person that they teach next to nothing."""
+        return self.pairs >= 10 and self.equal > MANY_EQUAL * self.pairs
+
+
+class PeopleQueue:
+    """The questions of a store that wait for people, as far as this process has read them.
+
+    Args:
+        store: keeps images and answers.
+    """
+
+    def __init__(self, store: LabelStore) -> None:
+        self.store = store
+        self.folder = store.folder / FOLDER
+        self.asked: dict[str, Asked] = {}
+        """By `Question.id`, in the order in which they were first asked."""
+        self._lines = Segments(self.folder)
+        self._questions: dict[str, str] = {}  # ticket to question, also of answers that were taken back
+        self._early: list[tuple[Place, dict[str, Any]]] = []
+
+    def refresh(self) -> None:
+        """Takes in what any process wrote since the last look."""
+        found = [*self._early, *self._lines.new_records()]
+        self._early = []
+        # segments come in the order of their names: an answer may be read before its question, which another process
+        # wrote, and is then taken in later
+        for place, record in sorted(found, key=lambda item: item[1].get("kind") != "ask"):
+            try:
+                self._take(record)
+            except KeyError:
+                self._early.append((place, record))
+            except (CorruptLine, TypeError, ValueError) as error:
+                self._lines.report(place, f"its record makes no sense: {type(error).__name__} {first_line(error)}")
+
+    def find(self, question: Question) -> tuple[Asked, bool] | None:
+        """The question as it was asked, and whether that is with left and right exchanged; None where it never was."""
+        if asked := self.asked.get(question.id):
+            return asked, False
+        mirrored = self.asked.get(question.swapped.id) if question.kind == "compare" else None
+        return (mirrored, True) if mirrored is not None and not mirrored.each_order else None
+
+    def ask(self, questions: Iterable[Question], *, agreement: int = 1, each_order: bool = False) -> int:
+        """Opens questions, whose images are in the store, and returns how many were not there yet.
+
+        Raises:
+            OSError: the disk refused.
+        """
+        self.refresh()
+        fresh: dict[str, Question] = {}
+        for question in questions:
+            is_mirrored = not each_order and question.kind == "compare" and question.swapped.id in fresh
+            if question.id not in self.asked and not is_mirrored and (each_order or self.find(question) is None):
+                fresh[question.id] = question
+        about = {"kind": "ask", "agreement": agreement, "each_order": each_order}
+        self._append([{**about, "question": asdict(question), "when": time.time()} for question in fresh.values()])
+        return len(fresh)
+
+    def add(self, said: Said) -> bool:
+        """Notes an answer, on the disk when this returns, and returns whether it counts.
+
+        It does not where it was sent before, or the person has answered the question in another window.
+
+        Raises:
+            KeyError: there is no such question.
+            ValueError: the question has no such answer.
+            OSError: the disk refused.
+        """
+        asked = self.asked[said.question]
+        _check_choice(asked.question, said.choice)
+        if said.ticket in self._questions or (not said.is_repeat and said.name in asked.answers):
+            return False
+        self._append([{"kind": "said", **asdict(said)}])
+        return True
+
+    def undo(self, client: str) -> Said | None:
+        """Takes back the last answer of a page, and returns it; None where there is none, or it was kept by now."""
+        found = [
+            said
+            for asked in self.asked.values()
+            for said in asked.said.values()
+            if said.client == client and said.ticket not in asked.kept
+        ]
+        if not found:
+            return None
+        last = max(found, key=lambda said: said.when)
+        self._append([{"kind": "undo", "ticket": last.ticket}])
+        return last
+
+    def keep(self, undo_s: float = UNDO_S) -> int:
+        """Puts answers that are older than `undo_s` into the label store, and returns how many.
+
+        Killed half way it does so again, which is harmless: of equal lines of a store the first counts.
+
+        Raises:
+            OSError: the disk refused; nothing is lost.
+        """
+        now = time.time()
+        ripe = [
+            (asked.question, said)
+            for asked in self.asked.values()
+            for said in asked.said.values()
+            if said.ticket not in asked.kept and said.when <= now - undo_s
+        ]
+        self.store.add_answers([_stored(question, said) for question, said in ripe])
+        if ripe:
+            self._append([{"kind": "kept", "tickets": [said.ticket for _, said in ripe]}])
+        return len(ripe)
+
+    def waiting(self) -> int:
+        """How many questions wait for a person."""
+        return sum(asked.is_open for asked in self.asked.values())
+
+    def figures(self, name: str) -> PersonFigures:
+        """How a person answers."""
+        first, repeats = [], []
+        for asked in self.asked.values():
+            for said in asked.said.values():
+                if said.name == name:
+                    (repeats if said.is_repeat else first).append((asked, said))
+        pairs = [said for asked, said in first if asked.question.kind == "compare"]
+        return PersonFigures(
+            answers=len(first),
+            median_s=float(np.median([said.seconds for _, said in first])) if first else float("nan"),
+            equal=sum(said.choice == "equal" for said in pairs),
+            pairs=len(pairs),
+            repeats=len(repeats),
+            different=sum(
+                said.choice != asked.answers[name].choice for asked, said in repeats if name in asked.answers
+            ),
+        )
+
+    def people(self) -> list[str]:
+        """Names of everybody who answered."""
+        return sorted({said.name for asked in self.asked.values() for said in asked.said.values()})
+
+    def attend(self) -> IO[bytes]:
+        """Marks this process as one that waits for answers, until the file is closed or the process ends."""
+        self.store.mark()  # a folder with anything else in it would be taken for no store
+        askers = self.folder / "askers"
+        askers.mkdir(parents=True, exist_ok=True)
+        file = open(askers / f"{secrets.token_hex(8)}.lock", "wb")  # noqa: SIM115 - held by the caller
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX)
+        except OSError as error:  # without locks a page never says that a run has ended
+            if error.errno not in NOT_OFFERED:
+                raise
+        return file
+
+    def askers(self) -> Literal["none", "alive", "gone"]:
+        """Whether a run or bench waits for answers; gone: one did, and has ended."""
+        files = sorted((self.folder / "askers").glob("*.lock")) if self.folder.is_dir() else []
+        for path in files:
+            with suppress(FileNotFoundError), open(path, "rb") as file:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # the kernel let go of it with the process
+                except OSError:
+                    return "alive"
+        return "gone" if files else "none"
+
+    def _append(self, records: Sequence[dict[str, Any]]) -> None:
+        self.store.mark()
+        self._lines.append(records)
+        self.refresh()
+
+    def _take(self, record: dict[str, Any]) -> None:
+        """Takes in one line; raises where it makes no sense."""
+        match record["kind"]:
+            case "ask":
+                question = read_question(record["question"])
+                agreement, each_order = int(record["agreement"]), bool(record["each_order"])
+                self.asked.setdefault(
+                    question.id, Asked(question=question, agreement=max(1, agreement), each_order=each_order)
+                )
+            case "said":
+                said = read_as(Said, {name: value for name, value in record.items() if name != "kind"})
+                asked = self.asked[said.question]
+                _check_choice(asked.question, said.choice)
+                if said.ticket not in self._questions:  # sent twice, it counts once
+                    self._questions[said.ticket] = said.question
+                    asked.said[said.ticket] = said
+            case "undo":
+                self.asked[self._questions[record["ticket"]]].said.pop(record["ticket"], None)
+            case "kept":
+                for ticket in record["tickets"]:
+                    self.asked[self._questions[ticket]].kept.add(ticket)
+            case other:
+                raise ValueError(f"no kind {other!r} is known")
+
+
+def person_stamp(name: str) -> Stamp:
+    """The stamp of a person's answers."""
+    return Stamp(judge=PREFIX + name, revision="", prompt="page/1", decoding="")
+
+
+def to_answer(kind: str, choice: Choice, stamp: Stamp, seconds: float) -> Answer:
+    """A choice as an answer to a question of that kind; `skip` could not be judged, which is `invalid`."""
+    if kind == "score":
+        value = None if isinstance(choice, str) else (choice - 1) / (MAX_RATING - 1)
+        return Score(status=Status.of(value), value=value, stamp=stamp, text=f"{choice}", latency_s=seconds)
+    label = {"left": Label.LEFT, "right": Label.RIGHT, "equal": Label.TIE}.get(str(choice))
+    return Verdict(status=Status.of(label), label=label, stamp=stamp, text=str(choice), latency_s=seconds)
+
+
+def swap_choice(choice: Choice) -> Choice:
+    """The same choice where left and right are exchanged."""
+    return "right" if choice == "left" else "left" if choice == "right" else choice
+
+
+def _stored(question: Question, said: Said) -> tuple[Question, Answer]:
+    """What the label store keeps of an answer. A repeat is an answer to the pair in the other order, as a judge's is
+    that is asked in both: so reports count how often a person agrees with themselves.
+    """
+    choice = said.choice
+    if said.is_repeat:
+        question, choice = question.swapped, swap_choice(choice)
+    answer = to_answer(question.kind, choice, person_stamp(said.name), said.seconds)
+    return question, replace(answer, question=question.id)
+
+
+def _check_choice(question: Question, choice: Choice) -> None:
+    known = ("left", "right", "equal", "skip") if question.kind == "compare" else (*range(1, MAX_RATING + 1), "skip")
+    if isinstance(choice, bool) or choice not in known:
+        rule = "left, right, equal or skip" if question.kind == "compare" else f"1 to {MAX_RATING}, or skip"
+        raise ValueError(f"an answer is {rule}, got {str(choice)[:40]!r}")
