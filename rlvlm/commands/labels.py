@@ -1,13 +1,31 @@
-"""`rlvlm labels show | export | import`."""
+"""`rlvlm labels show | export | import | ask`."""
 
+import random
+import sys
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
+from rlvlm.commands import score
 from rlvlm.commands.arguments import run_form
+from rlvlm.core.checks import check_least
+from rlvlm.core.console.signals import StopRequest
 from rlvlm.core.errors import UsageError
+from rlvlm.judges.config import HumanConfig, JudgeConfig
+from rlvlm.runs.folder import find_folder, label_store
+from rlvlm.serving.config import PageConfig
+
+if TYPE_CHECKING:
+    from rlvlm.labels.people import PeopleQueue
+    from rlvlm.labels.store import LabelStore
+
+_LINE_EVERY_S = 15.0
+"""From one line of progress to the next, where there was any."""
 
 
 @dataclass(frozen=True)
@@ -26,6 +44,8 @@ class ExportLabelsArguments:
     """Folder of the store."""
     out: Path = Path("labels.parquet")
     """The file; one that is there is replaced."""
+    names: tyro.conf.FlagCreatePairsOff[bool] = False
+    """Keep the names of people; otherwise they become human:person-1, human:person-2."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,18 +62,56 @@ class ImportLabelsArguments:
     """Which VLM it was; the files do not say."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class AskArguments:
+    """Let people answer questions in a browser, on a page of this machine behind a token."""
+
+    place: tyro.conf.Positional[Path]
+    """A run's folder, a label store, or recorded data as `rlvlm score` takes them."""
+    page: Annotated[PageConfig, tyro.conf.arg(name="")] = field(default_factory=PageConfig)
+    questions: Literal["auto", "waiting", "answered"] = "auto"
+    """waiting: those that a run asks people, now and later; answered: those that other judges answered, so that a
+    person can be held against them; auto: the first where a run asks people, else the second. Of recorded data it
+    is pairs of frames and of ends of episodes."""
+    max_questions: int | None = None
+    """Of those that other judges answered, drawn at random, >= 1; by default all."""
+    agreement: int = 1
+    """Different people who answer each of these questions, >= 1."""
+    goal: str = ""
+    """Of recorded data: what people are asked about, in place of the episodes' own sentences."""
+    camera: str = ""
+    """Of recorded data: whose images are shown; by default the first that is not a wrist's."""
+    every: int = 10
+    """Of recorded data: frames from one that may be shown to the next, >= 1."""
+    pairs: int = 4
+    """Of recorded data: pairs of frames of an episode, >= 1."""
+    trust: bool = False
+    """Import the task that recorded data of ours name as MODULE:NAME, which runs its code."""
+    seed: int = 0
+    """Of what is drawn at random."""
+
+    def __post_init__(self) -> None:
+        check_least(self, "--", 1, "agreement", "every", "pairs")
+        if self.max_questions is not None and self.max_questions < 1:
+            raise ValueError(f"--max-questions must be >= 1, got {self.max_questions}")
+
+
 def command(words: Sequence[str], prog: str) -> int:
-    """`labels show STORE`, `labels export STORE [--out FILE]`, `labels import FILES --store DIR --goal PHRASE`."""
+    """`labels show STORE`, `labels export STORE [--out FILE]`, `labels import FILES --store DIR --goal PHRASE`,
+    `labels ask RUN | STORE | DATA`.
+    """
     forms = {
         "show": (ShowLabelsArguments, show),
         "export": (ExportLabelsArguments, export),
         "import": (ImportLabelsArguments, import_files),
+        "ask": (AskArguments, ask),
     }
     return run_form(words, prog, forms)
 
 
 def show(arguments: ShowLabelsArguments) -> str:
-    """How many answers there are, of which judges."""
+    """How many answers there are, of which judges, and how people answered."""
+    from rlvlm.labels.people import PeopleQueue
     from rlvlm.labels.store import open_store
 
     store = open_store(arguments.store)
@@ -67,7 +125,9 @@ def show(arguments: ShowLabelsArguments) -> str:
         f"{count:>8,}  {stamp.judge}, {stamp.prompt}, {stamp.decoding}, revision {stamp.revision[:12] or 'unknown'}\n"
         for stamp, count in store.stamps().most_common()
     ]
-    return "".join(lines)
+    queue = PeopleQueue(store)
+    queue.refresh()
+    return "".join(lines + _people_lines(queue))
 
 
 def export(arguments: ExportLabelsArguments) -> str:
@@ -75,7 +135,8 @@ def export(arguments: ExportLabelsArguments) -> str:
     from rlvlm.labels.export import export_parquet
     from rlvlm.labels.store import open_store
 
-    return f"{export_parquet(open_store(arguments.store), arguments.out):,} answers in {arguments.out}\n"
+    count = export_parquet(open_store(arguments.store), arguments.out, with_names=arguments.names)
+    return f"{count:,} answers in {arguments.out}\n"
 
 
 def import_files(arguments: ImportLabelsArguments) -> str:
@@ -98,3 +159,107 @@ def import_files(arguments: ImportLabelsArguments) -> str:
         f"{counts['labels']:,} labels from {len(files):,} files in {arguments.store}; of those that the true returns "
         f"decide, {counts['correct']:,} are right and {counts['wrong']:,} wrong\n"
     ) + (note if counts["disagrees"] else "")
+
+
+def ask(arguments: AskArguments) -> str:
+    """Serves the page until Ctrl-C, or until recorded data are all answered, and says what was answered."""
+    from rlvlm.labels.people import PeopleQueue
+    from rlvlm.serving.label_page import label_page
+
+    store, is_waited_for = _find_store(arguments.place)
+    if store is None:
+        return _ask_about_data(arguments)
+    queue = PeopleQueue(store)
+    queue.refresh()
+    is_waited_for = is_waited_for or bool(queue.asked)
+    if arguments.questions == "answered" or (arguments.questions == "auto" and not is_waited_for):
+        questions = _of_other_judges(store)
+        random.Random(arguments.seed).shuffle(questions)
+        queue.ask(questions[: arguments.max_questions], agreement=arguments.agreement)
+    before, last_line, last_text = _num_answers(queue), 0.0, ""
+    with StopRequest() as stop, label_page(store, arguments.page, _say):
+        _say("Ctrl-C ends the page; nothing is lost by that")
+        while not stop:
+            queue.refresh()
+            text = f"{_num_answers(queue) - before:,} answered, {queue.waiting():,} questions wait"
+            if text != last_text and time.monotonic() - last_line > _LINE_EVERY_S:
+                _say(text)
+                last_line, last_text = time.monotonic(), text
+            time.sleep(0.2)
+    queue.refresh()
+    lines = [f"{_num_answers(queue) - before:,} answered now, {queue.waiting():,} questions wait\n"]
+    return "".join(lines + _people_lines(queue))
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()  # a link that waits in a buffer helps nobody
+
+
+def _find_store(place: Path) -> "tuple[LabelStore | None, bool]":
+    """The store that a path means, None of recorded data; and whether a run's judge is a person.
+
+    Raises:
+        UsageError: it is none of the three.
+    """
+    from rlvlm.demonstrations.recordings import find_form
+    from rlvlm.labels.store import is_store, open_store
+
+    if is_store(place):
+        return open_store(place), False
+    with suppress(UsageError):
+        find_form(place)
+        return None, False
+    try:
+        folder = find_folder(place)
+    except UsageError as error:
+        what = f"{place} is neither a run's folder, a label store, nor recorded data" if place.exists() else str(error)
+        raise UsageError(
+            what, "name one like runs/TASK/<time>, its labels, or data that `rlvlm score` reads"
+        ) from error
+    config = folder.config()
+    return label_store(folder, config), config.judge.is_human
+
+
+def _of_other_judges(store: "LabelStore") -> list[Any]:
+    """Questions that a judge, and no person, has answered, each once; those whose images are missing are left out."""
+    from rlvlm.labels.people import PREFIX
+
+    found = {
+        item.question.id: item.question for item in store.answers() if not item.answer.stamp.judge.startswith(PREFIX)
+    }
+    return [question for question in found.values() if store.has_images(question)]
+
+
+def _ask_about_data(arguments: AskArguments) -> str:
+    data = score.ScoreArguments(
+        data=arguments.place,
+        judge=JudgeConfig(backend="human", human=HumanConfig(agreement=arguments.agreement)),
+        goal=arguments.goal,
+        camera=arguments.camera,
+        ask=("pairs",),
+        every=arguments.every,
+        pairs=arguments.pairs,
+        preflight=0,
+        trust=arguments.trust,
+        seed=arguments.seed,
+    )
+    score.score(data, arguments.page)
+    return ""
+
+
+def _num_answers(queue: "PeopleQueue") -> int:
+    return sum(len(asked.said) for asked in queue.asked.values())
+
+
+def _people_lines(queue: "PeopleQueue") -> list[str]:
+    """A line for each person: how many answers, how fast, how sure."""
+    lines = []
+    for name in queue.people():
+        figures = queue.figures(name)
+        again = f", {figures.different} of {figures.repeats} repeats answered differently" if figures.repeats else ""
+        lines.append(
+            f"{name}: {figures.answers:,} answers, median {figures.median_s:.1f} s, "
+            f"{figures.equal:,} of {figures.pairs:,} pairs equal{again}\n"
+        )
+    return lines

@@ -13,6 +13,7 @@ from rlvlm.demonstrations.trajectory import SuccessRule
 from rlvlm.envs.registry import make_env, own_settings, task_env
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.runs.settings import read_settings
+from rlvlm.serving.config import PageConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +68,11 @@ class ScoreArguments:
 
 def command(words: Sequence[str], prog: str) -> int:
     """`score DATA [--judge.* ...] [--out DIR]`."""
-    arguments = parse(ScoreArguments, words, prog)
+    return score(parse(ScoreArguments, words, prog))
+
+
+def score(arguments: ScoreArguments, page: PageConfig | None = None) -> int:
+    """Labels the data and returns the exit code; `page` says where people answer, where they judge."""
     from rlvlm.demonstrations.recordings import Recordings, find_form
     from rlvlm.judge_bench.scoring import Asked
     from rlvlm.reports.score import score_data
@@ -99,5 +104,5 @@ def command(words: Sequence[str], prog: str) -> int:
     out = arguments.out or path.with_name(f"{path.name}.labels")
     return score_data(
         recordings, judge, asked, out,
-        app=arguments.app, against=arguments.against, num_preflight=arguments.preflight,
+        app=arguments.app, against=arguments.against, num_preflight=arguments.preflight, page=page or PageConfig(),
     )  # fmt: skip

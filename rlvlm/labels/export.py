@@ -1,6 +1,7 @@
 """A store as one Parquet file, one row per answer with the truth beside it: for DuckDB, pandas, or a colleague."""
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
@@ -11,7 +12,8 @@ import pyarrow.parquet as pq
 
 from rlvlm.core.disk import replacing
 from rlvlm.core.judging import Label, Status, Verdict
-from rlvlm.labels.records import StoredAnswer, Truth, truth_about
+from rlvlm.labels.people import PREFIX
+from rlvlm.labels.records import StoredAnswer, Truth, answer_key, truth_about
 from rlvlm.labels.store import LabelStore
 
 ROWS_AT_ONCE = 10_000
@@ -77,11 +79,30 @@ def write_parquet(file: Path, schema: pa.Schema, rows: Iterable[Mapping[str, Any
     return count
 
 
-def export_parquet(store: LabelStore, file: Path) -> int:
-    """Writes every answer of the store, failed ones too; returns and raises as `write_parquet` does."""
+def export_parquet(store: LabelStore, file: Path, *, with_names: bool = False) -> int:
+    """Writes every answer of the store, failed ones too; returns and raises as `write_parquet` does.
+
+    Args:
+        store: is read.
+        file: replaced where there is one.
+        with_names: whether people keep their names; otherwise they are numbered in the order of their first answers.
+    """
     # truths fit in memory and may stand in any line, so they are read first; answers pass through one by one
     truths = store.truths()
-    return write_parquet(file, SCHEMA, (_row(item, truth_about(item.question, truths)) for item in store.answers()))
+    people: dict[str, str] = {}
+
+    def nameless(item: StoredAnswer) -> StoredAnswer:
+        stamp = item.answer.stamp
+        if with_names or not stamp.judge.startswith(PREFIX):
+            return item
+        pseudonym = people.setdefault(stamp.judge, f"{PREFIX}person-{len(people) + 1}")
+        stamp = replace(stamp, judge=pseudonym)
+        # the key is a hash of the name too, which could be found by trying names
+        key = answer_key(item.question.id, stamp)
+        return replace(item, key=key, answer=replace(item.answer, stamp=stamp))
+
+    answers = map(nameless, store.answers())
+    return write_parquet(file, SCHEMA, (_row(item, truth_about(item.question, truths)) for item in answers))
 
 
 def _row(item: StoredAnswer, truth: Truth | None) -> dict[str, Any]:

@@ -145,7 +145,8 @@ class Asked:
         choices = [said.choice for said in self.answers.values() if said.ticket in self.kept][: self.agreement]
         if len(choices) < self.agreement:
             return None
-        choice, votes = Counter(choices).most_common(1)[0]
+        counts: Counter[Choice] = Counter(choices)
+        choice, votes = counts.most_common(1)[0]
         if 2 * votes > len(choices):
             return choice
         # without a majority for `skip` somebody gave a rating

@@ -51,6 +51,7 @@ from rlvlm.judge_bench.suites import Suite
 from rlvlm.judges.build import build_judge, check_reachable
 from rlvlm.judges.cache import CachedJudge
 from rlvlm.judges.config import JudgeConfig
+from rlvlm.judges.judge import Judge
 from rlvlm.labels.store import LabelStore
 from rlvlm.reports.bench_figures import WIDTH
 from rlvlm.runs.plots import INK, STYLE, to_svg
@@ -58,7 +59,8 @@ from rlvlm.runs.preflight import cluster_address
 from rlvlm.runs.ray_session import ray_session
 from rlvlm.runs.train import reachable
 from rlvlm.serving.apps import start_judge
-from rlvlm.serving.config import PlacementConfig
+from rlvlm.serving.config import PageConfig, PlacementConfig
+from rlvlm.serving.label_page import person_judge
 from rlvlm.templates import inline, render
 
 LABELS_FILE, PAIRS_FILE, LEROBOT_FILE = "labels.parquet", "pairs.parquet", "rlvlm_progress.parquet"
@@ -94,6 +96,7 @@ def score_data(  # noqa: PLR0913 - the command's options
     app: str = "",
     against: Path | None = None,
     num_preflight: int = 20,
+    page: PageConfig = PageConfig(),  # noqa: B008 - frozen
 ) -> int:
     """Labels recorded episodes, writes tables and page into `out`, and returns the exit code.
 
@@ -107,7 +110,9 @@ def score_data(  # noqa: PLR0913 - the command's options
         out: folder; not inside of the data.
         app: a running Serve app that judges in place of `config`; empty builds the judge here.
         against: labels of another judge on the same data, to compare with; None compares with nothing.
-        num_preflight: known items of each kind that are asked first, see `judge_bench.preflight`; 0 asks none.
+        num_preflight: known items of each kind that are asked first, see `judge_bench.preflight`; 0 asks none, and
+            people are asked none.
+        page: where people answer, where they judge.
 
     Raises:
         UsageError: nothing of the data can be read, or nothing can be written to `out`.
@@ -121,24 +126,15 @@ def score_data(  # noqa: PLR0913 - the command's options
     console = plain_console(soft_wrap=True)
     data = _look_through(recordings, asked)
     other = None if against is None else read_labels(against, data.digest)
+    stop = StopRequest()
+    store = LabelStore(Path(config.store).expanduser() if config.store else out / "answers")
     with ExitStack() as stack:
-        if app:
-            if not cluster_address():
-                raise UsageError(
-                    "--app is a Serve app of a running cluster",
-                    "name its address in RAY_ADDRESS, as `rlvlm serve` prints it",
-                )
-            stack.enter_context(ray_session())
-            judge = stack.enter_context(start_judge(config, PlacementConfig(app=app), name="score"))
-        else:
-            check_reachable(config)
-            judge = build_judge(replace(config, api=reachable(config.api, out / "api_spending.json")))
-        store = LabelStore(Path(config.store).expanduser() if config.store else out / "answers")
+        judge = _open_judge(stack, config, app, store, out, page, stop)
         kept = CachedJudge(judge, store)
-        if num_preflight:
+        if num_preflight and not config.is_human:
             _try_judge(kept, data, recordings, asked, num_preflight)
         with (
-            StopRequest() as stop,
+            stop,
             _ScoreScreen(sys.stderr, f"{kept.stamp.judge} on {recordings.path}", data) as screen,
         ):
             stop.log = screen.line
@@ -167,12 +163,30 @@ def score_data(  # noqa: PLR0913 - the command's options
         f"{kept.misses:,} questions asked, {kept.hits:,} answered from {store.folder}; {rate:,.0f} frames a minute"
     )
     console.print(f"labels and page: {out / PAGE_FILE}")
-    if error is not None:
+    if error is not None and not stop:
         fix = (
             "the same command asks what is missing; a larger budget: --judge.api.max-cost-usd, --judge.api.max-requests"
         )
         raise JudgeUnavailable(f"{error}; what was answered before is kept", fix) from error
     return EXIT_PREEMPTED if stop else EXIT_DONE
+
+
+def _open_judge(
+    stack: ExitStack, config: JudgeConfig, app: str, store: LabelStore, out: Path, page: PageConfig, stop: StopRequest
+) -> Judge:
+    """The judge that is asked, ready while `stack` is open; errors as of `score_data`."""
+    if app:
+        if not cluster_address():
+            raise UsageError(
+                "--app is a Serve app of a running cluster",
+                "name its address in RAY_ADDRESS, as `rlvlm serve` prints it",
+            )
+        stack.enter_context(ray_session())
+        return stack.enter_context(start_judge(config, PlacementConfig(app=app), name="score"))
+    if config.is_human:
+        return stack.enter_context(person_judge(config, store, page, lambda: bool(stop), _log))
+    check_reachable(config)
+    return build_judge(replace(config, api=reachable(config.api, out / "api_spending.json")))
 
 
 def _look_through(recordings: Recordings, asked: Asked) -> _Data:

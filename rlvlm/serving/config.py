@@ -13,6 +13,8 @@ from rlvlm.vlms.config import EngineConfig as VllmConfig
 MIB = 2**20
 DEFAULT_PORT = 8123
 """Outside 10002 to 19999, where Ray's workers listen."""
+LABEL_PORT = 8731
+"""Of the page on which people answer."""
 LOOPBACK_NAMES = ("127.0.0.1", "localhost", "::1")
 
 
@@ -200,6 +202,35 @@ class HttpConfig:
     def token_path(self) -> Path:
         """The token's file."""
         return Path(self.token_file).expanduser() if self.token_file else Path.home() / ".rlvlm" / "token"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PageConfig:
+    """Where the page is, and who answers on it."""
+
+    people: tuple[str, ...] = ("me",)
+    """Names; each gets a link of their own."""
+    host: str = "127.0.0.1"
+    """Address to listen on."""
+    port: int = LABEL_PORT
+    """The next free one is taken where it is not free."""
+    allowed_hosts: tuple[str, ...] = ()
+    """Names under which browsers may call, beside those of this machine."""
+    token_file: str = ""
+    """File with the token of the links, mode 0600; made with a random one if absent. Empty is `~/.rlvlm/ask_token`."""
+
+    def __post_init__(self) -> None:
+        if not self.people:
+            raise ValueError("--people needs at least one name, got none")
+        from rlvlm.labels.people import check_name  # numpy is not for those who only ask for help
+
+        for name in self.people:
+            check_name(name)
+
+    @property
+    def token_path(self) -> Path:
+        """The token's file: not the gateway's, since this token stands in links."""
+        return Path(self.token_file).expanduser() if self.token_file else Path.home() / ".rlvlm" / "ask_token"
 
 
 def check_environment(judge: JudgeConfig, placement: PlacementConfig) -> None:

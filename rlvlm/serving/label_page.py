@@ -1,0 +1,464 @@
+"""The page on which people answer a label store's questions: `rlvlm labels ask`, and a bench of a person.
+
+One server per store, in a thread. Who calls, under which name and how much is checked by the gateway's `Guard`; what
+stands before it here turns a browser's cookie into the bearer token that the guard knows, and refuses other sites.
+Nothing is remembered that the disk does not have, but for who looks at which question at this moment.
+"""
+
+import asyncio
+import contextlib
+import math
+import random
+import secrets
+import socket
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import parse_qs, urlencode
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from rlvlm.core.disk import held
+from rlvlm.core.errors import MachineError
+from rlvlm.judges.config import JudgeConfig
+from rlvlm.judges.human import HumanJudge
+from rlvlm.labels.images import MissingImage
+from rlvlm.labels.people import UNDO_S, Asked, PeopleQueue, Said, check_name, is_swapped, new_ticket, swap_choice
+from rlvlm.labels.store import LabelStore
+from rlvlm.serving.config import LOOPBACK_NAMES, HttpConfig, PageConfig
+from rlvlm.serving.guard import Guard, make_token, read_token
+from rlvlm.templates import render
+from rlvlm.vlms.stills import to_png
+
+LEASE_S = 30.0
+"""A question that a page shows is nobody else's for so long after the page was last heard of, in seconds."""
+KEEP_EVERY_S = 0.5
+LAST_UNDO_S = 3.0
+"""How long an answer can be taken back where no other question waits, in seconds."""
+REPEATS = (0.05, 0.1)
+"""Smallest and largest share of a person's pairs that are shown again, swapped."""
+REPEAT_AFTER = 8
+"""Pairs between a pair and its repeat, at least: nearer ones are remembered."""
+_MAX_BODY_BYTES = 16 * 2**10
+_COOKIE_S = 30 * 24 * 3_600
+_HEADERS = {"cache-control": "no-store", "x-content-type-options": "nosniff", "referrer-policy": "no-referrer"}
+
+
+@dataclass(kw_only=True, slots=True)
+class _Lease:
+    """A question that one page shows."""
+
+    client: str
+    name: str
+    until: float
+    """On the monotonic clock."""
+
+
+class Desk:
+    """Hands questions to people: none to two at once, unless several are to answer it.
+
+    Args:
+        queue: of the store.
+        undo_s: how long an answer can be taken back, in seconds.
+        rng: draws sides and repeats.
+    """
+
+    def __init__(self, queue: PeopleQueue, undo_s: float = UNDO_S, rng: random.Random | None = None) -> None:
+        self.queue = queue
+        self._undo_s = undo_s
+        self._rng = rng or random.Random()
+        self._leases: dict[str, list[_Lease]] = {}
+        self._lost: set[str] = set()  # questions whose images are missing
+
+    def keep(self) -> None:
+        """Puts answers that can no longer be taken back into the store."""
+        self.queue.refresh()
+        # a run that waits for the last answer alone is not held up for long
+        self.queue.keep(self._undo_s if self.queue.waiting() else min(self._undo_s, LAST_UNDO_S))
+
+    def next(self, name: str, client: str) -> dict[str, Any] | None:
+        """What the page shows next, as JSON; None where nothing waits for this person."""
+        self.queue.refresh()
+        now = time.monotonic()
+        for key, leases in list(self._leases.items()):
+            self._leases[key] = [lease for lease in leases if lease.until > now]
+        if asked := self._repeat(name):
+            first = asked.answers[name]
+            return self._show(asked, name, client, new_ticket(is_repeat=True, swapped=not is_swapped(first.ticket)))
+        # what the page showed before it was loaded anew comes first
+        mine = [key for key, leases in self._leases.items() if any(lease.client == client for lease in leases)]
+        for asked in (*(self.queue.asked[key] for key in mine), *self.queue.asked.values()):
+            if self._is_free(asked, name, client):
+                return self._show(asked, name, client, new_ticket())
+        return None
+
+    def answer(self, name: str, client: str, said: dict[str, Any]) -> bool:
+        """Takes an answer as it was given on the page, and returns whether it counts; raises as `PeopleQueue.add`."""
+        ticket, seconds = str(said["ticket"]), float(said["seconds"])
+        choice = said["choice"]
+        self.queue.refresh()
+        counts = self.queue.add(
+            Said(
+                question=str(said["question"]),
+                ticket=ticket,
+                name=name,
+                client=client,
+                choice=swap_choice(choice) if is_swapped(ticket) else choice,
+                seconds=min(max(seconds, 0.0), 3_600.0) if math.isfinite(seconds) else 0.0,
+                when=time.time(),
+            )
+        )
+        self._release(client)
+        return counts
+
+    def undo(self, name: str, client: str) -> dict[str, Any] | None:
+        """Takes the page's last answer back, and shows its question again as it was; None where it is too late."""
+        self.queue.refresh()
+        said = self.queue.undo(client)
+        if said is None:
+            return None
+        self._release(client)
+        ticket = new_ticket(is_repeat=said.is_repeat, swapped=is_swapped(said.ticket))
+        return self._show(self.queue.asked[said.question], name, client, ticket)
+
+    def state(self, name: str, client: str) -> dict[str, Any]:
+        """Progress, as JSON. That the page asks for it says that it is still there."""
+        self.queue.refresh()
+        for leases in self._leases.values():
+            for lease in leases:
+                if lease.client == client:
+                    lease.until = time.monotonic() + LEASE_S
+        figures = self.queue.figures(name)
+        return {
+            "name": name,
+            "answered": figures.answers,
+            "waiting": self.queue.waiting(),
+            "median_s": None if math.isnan(figures.median_s) else round(figures.median_s, 1),
+            "repeats": figures.repeats,
+            "different": figures.different,
+            "teaches_little": figures.teaches_little,
+            "run": self.queue.askers(),
+            "lost": len(self._lost),
+        }
+
+    def _repeat(self, name: str) -> Asked | None:
+        """A pair that the person answered a while ago, where it is time for one."""
+        pairs = [
+            asked
+            for asked in self.queue.asked.values()
+            if asked.question.kind == "compare" and not asked.each_order and name in asked.answers
+        ]
+        pairs.sort(key=lambda asked: asked.answers[name].when)
+        again = {id(asked) for asked in pairs if any(s.is_repeat and s.name == name for s in asked.said.values())}
+        fresh = [asked for asked in pairs[:-REPEAT_AFTER] if id(asked) not in again]
+        low, high = (share * (len(pairs) + len(again)) for share in REPEATS)
+        # between the two bounds by chance, so that nobody can tell when one comes
+        is_due = len(again) < low or (len(again) + 1 <= high and self._rng.random() < sum(REPEATS) / 2)
+        fresh = [asked for asked in fresh if self.queue.store.has_images(asked.question)]
+        return self._rng.choice(fresh) if fresh and is_due else None
+
+    def _is_free(self, asked: Asked, name: str, client: str) -> bool:
+        if not asked.is_open or name in asked.answers:
+            return False
+        others = [lease for lease in self._leases.get(asked.question.id, []) if lease.client != client]
+        if len(asked.answers) + len(others) >= asked.agreement or any(lease.name == name for lease in others):
+            return False
+        has_images = self.queue.store.has_images(asked.question)
+        (self._lost.discard if has_images else self._lost.add)(asked.question.id)
+        return has_images
+
+    def _show(self, asked: Asked, name: str, client: str, ticket: str) -> dict[str, Any]:
+        self._release(client)
+        question = asked.question
+        lease = _Lease(client=client, name=name, until=time.monotonic() + LEASE_S)
+        self._leases.setdefault(question.id, []).append(lease)
+        sides = [question.left, question.right] if question.kind == "compare" else [question.left]
+        return {
+            "question": question.id,
+            "ticket": ticket,
+            "kind": question.kind,
+            "goal": question.goal,
+            "action": question.action,
+            "sides": sides[::-1] if is_swapped(ticket) else sides,
+            "goal_image": question.goal_picture,
+        }
+
+    def _release(self, client: str) -> None:
+        for key, leases in self._leases.items():
+            self._leases[key] = [lease for lease in leases if lease.client != client]
+
+
+class Door:
+    """Lets browsers through to `app`: refuses other sites, and turns a link's token or a cookie into a bearer token.
+
+    Everything else that a request must be is the `Guard`'s, which stands behind; a refusal of its that the token is
+    missing becomes a page that says what to do.
+    """
+
+    def __init__(self, app: ASGIApp, token: bytes, hosts: tuple[str, ...]) -> None:
+        limits = HttpConfig(hosts=hosts, body_bytes=_MAX_BODY_BYTES, held_bytes=64 * _MAX_BODY_BYTES)
+        self._guard = Guard(app, token, limits)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serves one connection of the ASGI protocol."""
+        if scope["type"] != "http":
+            await self._guard(scope, receive, send)
+            return
+        request = Request(scope)
+        if _is_cross_site(request):
+            await _denied("another site sent this request")(scope, receive, send)
+            return
+        token = parse_qs(scope["query_string"].decode("latin-1")).get("token", [""])[0] if scope["path"] == "/" else ""
+        token = token or request.cookies.get(_cookie(scope), "")
+        if token:  # two headers would be none to the guard
+            kept = [(key, value) for key, value in scope["headers"] if key != b"authorization"]
+            scope = {**scope, "headers": [*kept, (b"authorization", b"Bearer " + token.encode("latin-1", "replace"))]}
+        is_denied = False
+
+        async def explain(message: Message) -> None:
+            nonlocal is_denied
+            if message["type"] == "http.response.start" and message["status"] == 401:
+                is_denied = True
+                await _denied("it was opened without its link")(scope, receive, send)
+            elif not is_denied:
+                await send(message)
+
+        await self._guard(scope, receive, explain)
+
+
+def _is_cross_site(request: Request) -> bool:
+    """Whether a page of another origin is behind a request; browsers say so, and scripts send neither header."""
+    origin, site = request.headers.get("origin"), request.headers.get("sec-fetch-site", "none")
+    is_foreign = origin is not None and origin != f"{request.url.scheme}://{request.headers.get('host', '')}"
+    return is_foreign or site not in ("none", "same-origin")
+
+
+def _denied(reason: str) -> Response:
+    return HTMLResponse(render("label_denied.html.j2", reason=reason), 403, {**_HEADERS, "connection": "close"})
+
+
+def _cookie(scope: Scope, name: str = "token") -> str:
+    """A cookie's name: browsers keep one jar for all ports of a machine."""
+    return f"rlvlm_ask_{name}_{(scope.get('server') or ('', 0))[1]}"
+
+
+class _Routes:
+    """The endpoints; each is one method. They run on one event loop and never wait within, so none meets another."""
+
+    def __init__(self, desk: Desk, people: tuple[str, ...]) -> None:
+        self._desk = desk
+        self._people = people
+
+    async def page(self, request: Request) -> Response:
+        """The page; a link with a token becomes cookies and an address without it."""
+        if "token" in request.query_params:
+            response: Response = RedirectResponse("/", 303, _HEADERS)
+            safe: dict[str, Any] = {"max_age": _COOKIE_S, "httponly": True, "samesite": "strict"}
+            response.set_cookie(_cookie(request.scope), request.query_params["token"], **safe)
+            name = request.query_params.get("name", self._people[0])
+            try:
+                response.set_cookie(_cookie(request.scope, "name"), check_name(name), **safe)
+            except ValueError as error:
+                return _denied(str(error))
+            return response
+        nonce = secrets.token_urlsafe(16)
+        policy = (
+            f"default-src 'none'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; img-src 'self'; "
+            "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+        )
+        body = render("label_page.html.j2", nonce=nonce, person=self._name(request))
+        return HTMLResponse(body, headers={**_HEADERS, "content-security-policy": policy})
+
+    async def next(self, request: Request) -> Response:
+        """The question that this page shows next."""
+        name, client, _ = await self._read(request)
+        return self._reply(self._desk.next(name, client), name, client)
+
+    async def answer(self, request: Request) -> Response:
+        """Takes an answer; it is on the disk before the next question is shown."""
+        name, client, body = await self._read(request)
+        try:
+            counts = self._desk.answer(name, client, body)
+        except (KeyError, TypeError, ValueError) as error:
+            return JSONResponse({"error": f"{type(error).__name__}: {error}"[:300]}, 422, _HEADERS)
+        return self._reply(self._desk.next(name, client), name, client, counts=counts)
+
+    async def undo(self, request: Request) -> Response:
+        """Takes the last answer of this page back."""
+        name, client, _ = await self._read(request)
+        shown = self._desk.undo(name, client)
+        undone = shown is not None
+        return self._reply(shown or self._desk.next(name, client), name, client, undone=undone)
+
+    async def state(self, request: Request) -> Response:
+        """Progress."""
+        name, client, _ = await self._read(request)
+        return JSONResponse(self._desk.state(name, client), headers=_HEADERS)
+
+    async def image(self, request: Request) -> Response:
+        """An image of the store."""
+        try:
+            data = to_png(self._desk.queue.store.image(request.path_params["digest"]))
+        except MissingImage:
+            return Response("there is no such image", 404, _HEADERS)
+        # named by its content, which therefore never changes
+        return Response(data, 200, {**_HEADERS, "cache-control": "private, max-age=86400, immutable"}, "image/png")
+
+    def _reply(self, shown: dict[str, Any] | None, name: str, client: str, **facts: bool) -> Response:
+        return JSONResponse({"shown": shown, "state": self._desk.state(name, client), **facts}, headers=_HEADERS)
+
+    def _name(self, request: Request) -> str:
+        name = request.cookies.get(_cookie(request.scope, "name"), self._people[0])
+        try:
+            return check_name(name)
+        except ValueError:
+            return self._people[0]
+
+    async def _read(self, request: Request) -> tuple[str, str, dict[str, Any]]:
+        """Name, page and JSON body of a request."""
+        try:
+            body = await request.json()
+        except ValueError:
+            body = {}
+        body = body if isinstance(body, dict) else {}
+        return self._name(request), str(body.get("client", ""))[:64], body
+
+
+def make_app(desk: Desk, token: bytes, config: PageConfig) -> ASGIApp:
+    """The page as an ASGI app, with all that stands before it."""
+
+    async def keep_answers() -> None:
+        while True:
+            await asyncio.sleep(KEEP_EVERY_S)
+            with contextlib.suppress(OSError):  # a full disk: the answers are safe, and it is tried again
+                desk.keep()
+
+    @asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        task = asyncio.create_task(keep_answers())
+        try:
+            yield
+        finally:
+            task.cancel()
+
+    routes = _Routes(desk, config.people)
+    app = Starlette(
+        routes=[
+            Route("/", routes.page),
+            Route("/next", routes.next, methods=["POST"]),
+            Route("/answer", routes.answer, methods=["POST"]),
+            Route("/undo", routes.undo, methods=["POST"]),
+            Route("/state", routes.state, methods=["POST"]),
+            Route("/image/{digest}", routes.image),
+        ],
+        lifespan=lifespan,
+    )
+    return Door(app, token, (*LOOPBACK_NAMES, *config.allowed_hosts))
+
+
+@contextmanager
+def label_page(
+    store: LabelStore, config: PageConfig, log: Callable[[str], None], undo_s: float = UNDO_S
+) -> Iterator[None]:
+    """Serves the page of a store in a thread while the context is open.
+
+    Args:
+        store: of questions and answers.
+        config: where, and for whom.
+        log: is given a line with the link of each person.
+        undo_s: how long an answer can be taken back, in seconds.
+
+    Raises:
+        UsageError: another page of this store is open.
+        MachineError: no port is free, or the token's file cannot be used.
+    """
+    make_token(config.token_path)
+    token = read_token(config.token_path)
+    store.mark()
+    queue = PeopleQueue(store)
+    queue.folder.mkdir(parents=True, exist_ok=True)
+    what = f"a page of {store.folder} is open already"
+    with (
+        held(queue.folder / "page.lock", what, "answer there; it prints a link for each of --people"),
+        _listen(config) as listener,
+    ):
+        queue.refresh()
+        queue.keep(undo_s=0)  # of a page that was killed
+        desk = Desk(queue, undo_s)
+        server = uvicorn.Server(
+            uvicorn.Config(
+                make_app(desk, token, config),
+                log_level="error",
+                access_log=False,
+                server_header=False,
+                timeout_graceful_shutdown=1,
+            )
+        )
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, name="label-page", daemon=True)
+        thread.start()
+        host, port = (config.allowed_hosts or (config.host,))[0], listener.getsockname()[1]
+        for name in config.people:
+            query = urlencode({"token": token.decode(), "name": name})
+            log(f"{name} answers at http://{f'[{host}]' if ':' in host else host}:{port}/?{query}")
+        try:
+            yield
+        finally:
+            server.should_exit = True
+            thread.join(timeout=5)
+            queue.refresh()
+            queue.keep(undo_s=0)
+
+
+@contextmanager
+def person_judge(
+    config: JudgeConfig,
+    store: LabelStore,
+    page: PageConfig,
+    is_stopped: Callable[[], bool],
+    log: Callable[[str], None],
+    *,
+    each_order: bool = False,
+) -> Iterator[HumanJudge]:
+    """A person as a judge, with the page in this process, for commands that wait for the answers.
+
+    Args:
+        config: of the judge.
+        store: of questions and answers.
+        page: where the page is, and for whom.
+        is_stopped: asked while waiting, see `HumanJudge`.
+        log: is given lines for the user.
+        each_order: see `HumanJudge`.
+
+    Raises:
+        UsageError, MachineError: as `label_page`.
+    """
+    with label_page(store, page, log):
+        log("it waits for answers; Ctrl-C stops, and the same command goes on from there")
+        yield HumanJudge(config, store, each_order=each_order, is_stopped=is_stopped)
+
+
+def _listen(config: PageConfig) -> socket.socket:
+    """A socket on the port of the settings, or on the next free one.
+
+    Raises:
+        MachineError: none of twenty is free, or the address is not this machine's.
+    """
+    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+    for port in range(config.port, config.port + 20) if config.port else (0,):
+        listener = socket.socket(family)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((config.host, port))
+            return listener
+        except OSError as error:
+            listener.close()
+            reason = error.strerror
+    raise MachineError(f"the page cannot listen at {config.host}:{config.port}: {reason}", "name another: --port PORT")
