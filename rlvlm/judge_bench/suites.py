@@ -2,7 +2,7 @@
 
 import difflib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rlvlm.core.errors import UsageError
@@ -91,6 +91,19 @@ SUITES = {
     )
 }
 """`tiny` takes two minutes with a small model on two cores."""
+
+
+PERSON_QUESTIONS = 40
+"""Asked of a person by default, which takes about five minutes."""
+
+
+def for_person(suite: Suite) -> Suite:
+    """The suite with about `PERSON_QUESTIONS` questions, at least 8 of a task; without controls, which would be half of
+    them.
+    """
+    # an episode of each of four cases, and pairs in both orders
+    pairs = max(2, (PERSON_QUESTIONS // len(suite.tasks) - 4) // 2)
+    return replace(suite, episodes=8, pairs=pairs, videos=1, controls=0, tracks=0)
 
 
 def is_recording(name: str) -> bool:

@@ -12,7 +12,6 @@ import fcntl
 import re
 import secrets
 import time
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
@@ -145,9 +144,8 @@ class Asked:
         choices = [said.choice for said in self.answers.values() if said.ticket in self.kept][: self.agreement]
         if len(choices) < self.agreement:
             return None
-        counts: Counter[Choice] = Counter(choices)
-        choice, votes = counts.most_common(1)[0]
-        if 2 * votes > len(choices):
+        choice = max(choices, key=choices.count)
+        if 2 * choices.count(choice) > len(choices):
             return choice
         # without a majority for `skip` somebody gave a rating
         ratings = [choice for choice in choices if not isinstance(choice, str)]

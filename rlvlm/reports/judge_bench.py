@@ -4,6 +4,7 @@ import json
 import math
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -24,7 +25,7 @@ from rlvlm.judge_bench.figures import outcome_of
 from rlvlm.judge_bench.items import CASES, Item, TaskItems, noise_like
 from rlvlm.judge_bench.prediction import CURVE_FILE, ExpectedSuccess, predict_row, read_curve
 from rlvlm.judge_bench.rows import PAIR_NAMES, ROW_FILE, SCORE_NAMES, number_cell, read_row, share_cell
-from rlvlm.judge_bench.suites import Suite, find_suite, is_recording
+from rlvlm.judge_bench.suites import Suite, find_suite, for_person, is_recording
 from rlvlm.judges.build import build_judge, check_goal_image, check_reachable
 from rlvlm.judges.cache import CachedJudge
 from rlvlm.judges.config import JudgeConfig
@@ -37,6 +38,8 @@ from rlvlm.runs.folder import find_folder
 from rlvlm.runs.in_python import StepPolicy, load_policy
 from rlvlm.runs.plots import to_svg
 from rlvlm.runs.records import encode_png
+from rlvlm.serving.config import PageConfig
+from rlvlm.serving.label_page import person_judge
 from rlvlm.templates import inline, render
 
 TASK_HEADS = ("pairs right", "undecided", "order kept", "AUC of success", "VOC")
@@ -73,7 +76,9 @@ def bench_judge(  # noqa: PLR0913 - the command's options
 
     Args:
         suite: name of a suite, or of tasks with commas between them.
-        config: the judge; with a `store` its answers are kept there and looked up.
+        config: the judge; with a `store` its answers are kept there and looked up. A person is asked about forty
+            questions unless `num_pairs` and `num_episodes` say more, on a page that this process serves; their answers
+            are always kept, in `out`/answers without a `store`.
         out: folder.
         reference: answers in the judge's place, see `JudgeBenchArguments`; `none`: the judge itself.
         num_frames: images shown of an episode; None: what the judge was trained on.
@@ -99,23 +104,23 @@ def bench_judge(  # noqa: PLR0913 - the command's options
     image = _goal_image(wanted, config, goal_image, reference)
     make_output_folder(out)
     curve_runs = read_curve(curve or CURVE_FILE)
+    if config.is_human and reference == "none":
+        wanted = for_person(wanted)
     if num_pairs is not None:
         wanted = replace(wanted, pairs=num_pairs)
     if num_episodes is not None:
         wanted = replace(wanted, episodes=num_episodes, videos=num_episodes // 3)
     if reference == "none":
         check_reachable(config)  # before minutes are spent on playing episodes
-    judge: Judge | Reference = Reference(reference) if reference != "none" else build_judge(config)
-    if config.store and not isinstance(judge, Reference):
-        judge = CachedJudge(judge, LabelStore(Path(config.store).expanduser()))
-    if not isinstance(judge, Reference):
-        judge = with_goal_image(judge, image)
     # the shipped judge was trained on single images
     frames = num_frames or (1 if config.knows_few_tasks and reference == "none" else 8)
     worst = WorstAnswers(frames)
     console = plain_console(soft_wrap=True)
-    began = time.perf_counter()
-    with StopRequest() as stop:
+    stop = StopRequest()
+    with ExitStack() as stack:
+        judge = _open_judge(stack, config, reference, image, out, stop)
+        began = time.perf_counter()
+        stack.enter_context(stop)
         stop.log = lambda line: console.print(line)
         found = measure(
             wanted,
@@ -141,6 +146,29 @@ def bench_judge(  # noqa: PLR0913 - the command's options
     print_row(row)
     console.print(f"\nrow, answers and page: {out / 'bench.html'}")
     return EXIT_PREEMPTED if stop else EXIT_DONE
+
+
+def _open_judge(
+    stack: ExitStack,
+    config: JudgeConfig,
+    reference: Literal["none", "oracle", "random", "left"],
+    image: Frames | None,
+    out: Path,
+    stop: StopRequest,
+) -> Judge | Reference:
+    """The judge that is measured, ready while `stack` is open; errors as of `bench_judge`."""
+    if reference != "none":
+        return Reference(reference)
+    store = LabelStore(Path(config.store).expanduser() if config.store else out / "answers")
+    if config.is_human:  # each order by itself, so that the bench sees how often a person agrees with themselves
+        person = person_judge(config, store, PageConfig(), lambda: bool(stop), _say, each_order=True)
+        return with_goal_image(stack.enter_context(person), image)
+    judge = build_judge(config)
+    return with_goal_image(CachedJudge(judge, store) if config.store else judge, image)
+
+
+def _say(line: str) -> None:
+    plain_console(soft_wrap=True).print(line, markup=False, highlight=False)
 
 
 def _goal_image(suite: Suite, config: JudgeConfig, file: Path | None, reference: str) -> Frames | None:

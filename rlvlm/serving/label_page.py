@@ -90,15 +90,14 @@ class Desk:
         now = time.monotonic()
         for key, leases in list(self._leases.items()):
             self._leases[key] = [lease for lease in leases if lease.until > now]
-        if asked := self._repeat(name):
-            first = asked.answers[name]
-            return self._show(asked, name, client, new_ticket(is_repeat=True, swapped=not is_swapped(first.ticket)))
         # what the page showed before it was loaded anew comes first
         mine = [key for key, leases in self._leases.items() if any(lease.client == client for lease in leases)]
-        for asked in (*(self.queue.asked[key] for key in mine), *self.queue.asked.values()):
-            if self._is_free(asked, name, client):
-                return self._show(asked, name, client, new_ticket())
-        return None
+        candidates = (*(self.queue.asked[key] for key in mine), *self.queue.asked.values())
+        free = next((asked for asked in candidates if self._is_free(asked, name, client)), None)
+        if repeated := self._repeat(name, is_last=free is None):
+            first = repeated.answers[name]
+            return self._show(repeated, name, client, new_ticket(is_repeat=True, swapped=not is_swapped(first.ticket)))
+        return None if free is None else self._show(free, name, client, new_ticket())
 
     def answer(self, name: str, client: str, said: dict[str, Any]) -> bool:
         """Takes an answer as it was given on the page, and returns whether it counts; raises as `PeopleQueue.add`."""
@@ -149,8 +148,8 @@ class Desk:
             "lost": len(self._lost),
         }
 
-    def _repeat(self, name: str) -> Asked | None:
-        """A pair that the person answered a while ago, where it is time for one."""
+    def _repeat(self, name: str, *, is_last: bool) -> Asked | None:
+        """A pair that the person answered a while ago, where it is time for one; `is_last`: nothing else waits."""
         pairs = [
             asked
             for asked in self.queue.asked.values()
@@ -160,8 +159,9 @@ class Desk:
         again = {id(asked) for asked in pairs if any(s.is_repeat and s.name == name for s in asked.said.values())}
         fresh = [asked for asked in pairs[:-REPEAT_AFTER] if id(asked) not in again]
         low, high = (share * (len(pairs) + len(again)) for share in REPEATS)
-        # between the two bounds by chance, so that nobody can tell when one comes
-        is_due = len(again) < low or (len(again) + 1 <= high and self._rng.random() < sum(REPEATS) / 2)
+        # between the two bounds by chance, so that no person can tell when one comes
+        is_drawn = not is_last and len(again) + 1 <= high and self._rng.random() < sum(REPEATS) / 2
+        is_due = len(again) < low or is_drawn
         fresh = [asked for asked in fresh if self.queue.store.has_images(asked.question)]
         return self._rng.choice(fresh) if fresh and is_due else None
 
@@ -452,6 +452,7 @@ def _listen(config: PageConfig) -> socket.socket:
         MachineError: none of twenty is free, or the address is not this machine's.
     """
     family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+    reason = ""
     for port in range(config.port, config.port + 20) if config.port else (0,):
         listener = socket.socket(family)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -460,5 +461,5 @@ def _listen(config: PageConfig) -> socket.socket:
             return listener
         except OSError as error:
             listener.close()
-            reason = error.strerror
+            reason = error.strerror or str(error)
     raise MachineError(f"the page cannot listen at {config.host}:{config.port}: {reason}", "name another: --port PORT")

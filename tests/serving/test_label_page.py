@@ -198,6 +198,7 @@ def test_some_pairs_come_again_swapped_so_that_a_person_s_error_is_known(tmp_pat
     tickets = person(desk, 200, wrong)
     repeats = [ticket for ticket in tickets if ticket.startswith("r")]
     assert 0.04 < len(repeats) / len(tickets) <= 0.1
+    assert len(tickets) < 200 and desk.next("anna", "page") is None, "an end, where nothing else waits"
     state = desk.state("anna", "page")
     assert state["answered"] == 120 and state["waiting"] == 0 and state["repeats"] == len(repeats)
     assert (state["different"] > 0) == (wrong > 0)

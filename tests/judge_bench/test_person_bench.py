@@ -1,0 +1,86 @@
+"""A person is benched like any judge: answered through the page, stopped and resumed."""
+
+import json
+import re
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from rlvlm.core.console.signals import StopRequest
+from rlvlm.core.errors import EXIT_DONE, EXIT_PREEMPTED
+from rlvlm.judge_bench.suites import SUITES, find_suite, for_person
+from rlvlm.judges.config import JudgeConfig
+from rlvlm.labels.store import LabelStore
+from rlvlm.reports.judge_bench import bench_judge
+from rlvlm.serving import label_page
+
+
+def test_a_person_is_asked_about_forty_questions() -> None:
+    for name, pairs in (("cartpole", 18), ("tiny", 3), ("paper7", 2), ("metaworld50", 2)):
+        suite = for_person(find_suite(name))
+        assert (suite.pairs, suite.videos, suite.controls, suite.tracks) == (pairs, 1, 0, 0)
+    assert for_person(SUITES["tiny"]) == replace(SUITES["tiny"], episodes=8, pairs=3, videos=1, controls=0, tracks=0)
+
+
+@pytest.mark.slow
+def test_a_person_is_measured_stopped_and_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A first call is stopped after five answers; the second asks the rest, and each question was asked once."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr(label_page, "LAST_UNDO_S", 0.0)
+    asked: Counter[str] = Counter()
+    ended = threading.Event()
+
+    def person(link: str, is_enough: Callable[[], bool]) -> None:
+        with httpx.Client(follow_redirects=True) as client:
+            address = client.get(link).url
+
+            def post(path: str, **body: Any) -> dict[str, Any]:
+                return client.post(address.join(path), json={"client": "a", **body}).json()
+
+            shown = None
+            while not ended.is_set() and not is_enough():
+                if shown is None:
+                    time.sleep(0.02)
+                    shown = post("/next")["shown"]
+                    continue
+                asked[shown["question"]] += 1
+                choice = 4 if shown["kind"] == "score" else "left"
+                shown = post("/answer", question=shown["question"], ticket=shown["ticket"], choice=choice, seconds=3)[
+                    "shown"
+                ]
+
+    def run(is_enough: Callable[[], bool] = lambda: False) -> int:
+        threads: list[threading.Thread] = []
+
+        def listen(self: Any, line: str) -> None:
+            if link := re.search(r"http://\S+", line):
+                threads.append(threading.Thread(target=person, args=(link[0], is_enough)))
+                threads[-1].start()
+
+        ended.clear()
+        monkeypatch.setattr("rlvlm.reports.judge_bench._say", lambda line: listen(None, line))
+        try:
+            return bench_judge(
+                "cartpole", JudgeConfig(backend="human"), tmp_path / "bench", num_pairs=4, num_episodes=4
+            )
+        finally:
+            ended.set()
+            for thread in threads:
+                thread.join()
+
+    monkeypatch.setattr(StopRequest, "__bool__", lambda self: sum(asked.values()) >= 5)
+    assert run(lambda: sum(asked.values()) >= 5) == EXIT_PREEMPTED
+    monkeypatch.setattr(StopRequest, "__bool__", lambda self: False)
+    assert run() == EXIT_DONE
+    row = json.loads((tmp_path / "bench" / "bench.json").read_text())
+    assert row["judge"]["judge"] == "human" and row["bench"]["is_whole"]
+    assert set(asked.values()) == {1} and len(list(LabelStore(tmp_path / "bench" / "answers").answers())) == len(asked)
+    assert row["figures"]["pairs"]["count"] if "count" in row["figures"]["pairs"] else row["figures"]["pairs"]
+    assert (tmp_path / "bench" / "bench.html").stat().st_size > 10_000
