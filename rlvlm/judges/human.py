@@ -103,15 +103,17 @@ class HumanJudge:
 
     def _is_agreed(self, question: Question) -> bool:
         found = self._queue.find(question)
-        return found is not None and found[0].agreed is not None
+        return found is not None and found[0].agreed() is not None
 
     def _answer(self, items: Sequence[Item], failed: Answer) -> list[Answer]:
         problems = [problem_of(item, Abilities()) for item in items]
         questions = [describe(item)[0] for item in items]
         fair = [question for question, problem in zip(questions, problems, strict=True) if problem is None]
         self.ask(items)
+        is_final = False
         while missing := [question for question in fair if not self._is_agreed(question)]:
             if self._is_stopped():
+                is_final = True  # what was answered a moment ago counts: there will be no undo
                 break
             if time.monotonic() - self._reminded >= REMIND_S:
                 self._reminded = time.monotonic()
@@ -119,13 +121,13 @@ class HumanJudge:
             time.sleep(POLL_S)
             self._queue.refresh()
         return [
-            self._found(question, failed) if problem is None else replace(failed, text=problem)
+            self._found(question, failed, is_final) if problem is None else replace(failed, text=problem)
             for question, problem in zip(questions, problems, strict=True)
         ]
 
-    def _found(self, question: Question, failed: Answer) -> Answer:
+    def _found(self, question: Question, failed: Answer, is_final: bool) -> Answer:
         found = self._queue.find(question)
-        if found is None or (choice := found[0].agreed) is None:
+        if found is None or (choice := found[0].agreed(is_final=is_final)) is None:
             return replace(failed, text=f"not answered yet: {self.where}", question=question.id)
         asked, is_swapped = found
         seconds = max(said.seconds for said in asked.answers.values())

@@ -9,6 +9,7 @@ An answer is on the disk before the page shows the next question. For `UNDO_S` s
 """
 
 import fcntl
+import os
 import re
 import secrets
 import time
@@ -135,13 +136,13 @@ class Asked:
         """Whether more people are to answer."""
         return len(self.answers) < self.agreement
 
-    @property
-    def agreed(self) -> Choice | None:
+    def agreed(self, *, is_final: bool = False) -> Choice | None:
         """What more than half of the people say; otherwise `equal`, or the mean of the ratings.
 
-        None while answers are missing, or can be taken back.
+        None while answers are missing, or, unless `is_final`, can be taken back.
         """
-        choices = [said.choice for said in self.answers.values() if said.ticket in self.kept][: self.agreement]
+        given = [said for said in self.answers.values() if is_final or said.ticket in self.kept]
+        choices = [said.choice for said in given[: self.agreement]]
         if len(choices) < self.agreement:
             return None
         choice = max(choices, key=choices.count)
@@ -322,7 +323,8 @@ class PeopleQueue:
         """Whether a run or bench waits for answers; gone: one did, and has ended."""
         files = sorted((self.folder / "askers").glob("*.lock")) if self.folder.is_dir() else []
         for path in files:
-            with suppress(FileNotFoundError), open(path, "rb") as file:
+            # neither a link nor a pipe is followed or waited for: the store may be somebody else's
+            with suppress(OSError), open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
                 try:
                     fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # the kernel let go of it with the process
                 except OSError:

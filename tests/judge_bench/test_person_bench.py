@@ -6,6 +6,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -38,7 +39,8 @@ def test_a_person_is_measured_stopped_and_resumed(tmp_path: Path, monkeypatch: p
     ended = threading.Event()
 
     def person(link: str, is_enough: Callable[[], bool]) -> None:
-        with httpx.Client(follow_redirects=True) as client:
+        # the page ends with the bench, in the middle of a look for more
+        with suppress(httpx.TransportError), httpx.Client(follow_redirects=True) as client:
             address = client.get(link).url
 
             def post(path: str, **body: Any) -> dict[str, Any]:
@@ -59,13 +61,13 @@ def test_a_person_is_measured_stopped_and_resumed(tmp_path: Path, monkeypatch: p
     def run(is_enough: Callable[[], bool] = lambda: False) -> int:
         threads: list[threading.Thread] = []
 
-        def listen(self: Any, line: str) -> None:
+        def listen(line: str) -> None:
             if link := re.search(r"http://\S+", line):
                 threads.append(threading.Thread(target=person, args=(link[0], is_enough)))
                 threads[-1].start()
 
         ended.clear()
-        monkeypatch.setattr("rlvlm.reports.judge_bench._say", lambda line: listen(None, line))
+        monkeypatch.setattr("rlvlm.reports.judge_bench._say", listen)
         try:
             return bench_judge(
                 "cartpole", JudgeConfig(backend="human"), tmp_path / "bench", num_pairs=4, num_episodes=4
@@ -82,5 +84,4 @@ def test_a_person_is_measured_stopped_and_resumed(tmp_path: Path, monkeypatch: p
     row = json.loads((tmp_path / "bench" / "bench.json").read_text())
     assert row["judge"]["judge"] == "human" and row["bench"]["is_whole"]
     assert set(asked.values()) == {1} and len(list(LabelStore(tmp_path / "bench" / "answers").answers())) == len(asked)
-    assert row["figures"]["pairs"]["count"] if "count" in row["figures"]["pairs"] else row["figures"]["pairs"]
     assert (tmp_path / "bench" / "bench.html").stat().st_size > 10_000

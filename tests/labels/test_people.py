@@ -61,11 +61,12 @@ def test_what_people_agree_on(tmp_path: Path, question: Question, choices: list[
     for number, choice in enumerate(choices):
         assert page.asked[question.id].is_open and page.add(said(choice, question, name=f"person{number}"))
     assert page.waiting() == 0
-    assert page.asked[question.id].agreed is None, "an answer that can be taken back is nobody's reward yet"
+    assert page.asked[question.id].agreed(is_final=True) == agreed
+    assert page.asked[question.id].agreed() is None, "an answer that can be taken back is nobody's reward yet"
     assert page.keep(undo_s=0) == len(choices) and page.keep(undo_s=0) == 0
     judge = queue(tmp_path)
     judge.refresh()
-    assert judge.asked[question.id].agreed == agreed
+    assert judge.asked[question.id].agreed() == agreed
     assert {item.answer.stamp.judge for item in judge.store.answers()} == {
         f"human:person{number}" for number in range(len(choices))
     }
