@@ -1,5 +1,5 @@
 """The pages: one base, one style sheet, one template per page. Whatever a page is given is escaped, so a model's text
-stays text; a page is one file that loads nothing and runs no scripts.
+stays text; a page is one file that loads nothing and runs no scripts, but for the one on which people answer.
 """
 
 import base64
