@@ -142,12 +142,12 @@ class Asked:
         None while answers are missing, or, unless `is_final`, can be taken back.
         """
         given = [said for said in self.answers.values() if is_final or said.ticket in self.kept]
-        choices = [said.choice for said in given[: self.agreement]]
+        choices: list[Choice] = [said.choice for said in given[: self.agreement]]
         if len(choices) < self.agreement:
             return None
-        choice = max(choices, key=choices.count)
-        if 2 * choices.count(choice) > len(choices):
-            return choice
+        for choice in choices:
+            if 2 * choices.count(choice) > len(choices):
+                return choice
         # without a majority for `skip` somebody gave a rating
         ratings = [choice for choice in choices if not isinstance(choice, str)]
         return "equal" if self.question.kind == "compare" else float(np.mean(ratings))

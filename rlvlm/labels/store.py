@@ -142,8 +142,8 @@ class LabelStore:
         return self._image_store.load(digest)
 
     def mark(self) -> None:
-        """Makes the folder a label store. The first answer or image does so too: a run that asks nobody leaves no empty
-        store behind.
+        """Makes the folder a label store. The first answer or image does so too, so a run that asks no judge leaves no
+        empty store behind.
         """
         if not self._is_marked:
             # in one move; several writers may do so at once, with the same words
