@@ -2,10 +2,12 @@
 
 import os
 import pickle
+import shutil
 import signal
 import threading
 import time
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 
 import httpx
@@ -19,6 +21,8 @@ from rlvlm.judges.cache import CachedJudge
 from rlvlm.labels.people import PeopleQueue, Said, new_ticket
 from rlvlm.labels.records import answer_key
 from rlvlm.labels.store import LabelStore
+from rlvlm.runs.folder import create_folder
+from rlvlm.runs.kinds import StepsRun
 from rlvlm.runs.video import write_mp4
 from rlvlm.testing import FakeJudge
 
@@ -87,11 +91,16 @@ def film_two_pushes(folder: Path) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("kind", "count"), [("store", 1), ("data", 3)])
-def test_a_person_answers_what_other_judges_or_recorded_data_ask(
+@pytest.mark.parametrize(("kind", "count"), [("store", 1), ("run", 1), ("data", 3)])
+def test_a_person_answers_what_runs_other_judges_or_recorded_data_ask(
     store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, count: int
 ) -> None:
     links: list[str] = []
+    place = film_two_pushes(tmp_path / "data") if kind == "data" else store
+    answers = tmp_path / "data.labels" / "answers" if kind == "data" else store
+    if kind == "run":
+        folder = create_folder(StepsRun(task="rlvlm.testing:TINY", out=tmp_path / "run"), [], datetime.now())
+        place, answers = folder.path, shutil.copytree(store, folder.labels)
     monkeypatch.setattr("rlvlm.commands.labels._say", links.append)
     monkeypatch.setattr("rlvlm.reports.score._log", links.append)
 
@@ -99,20 +108,18 @@ def test_a_person_answers_what_other_judges_or_recorded_data_ask(
         """Answers until as many as are asked are kept, then does as Ctrl-C does."""
         while not links:
             time.sleep(0.02)
-        place = tmp_path / "data.labels" / "answers" if kind == "data" else store
         with httpx.Client(follow_redirects=True) as client:
             address = client.get(links[0].split()[-1]).url
-            while sum(stamp.judge == "human:anna" for stamp in LabelStore(place).stamps().elements()) < count:
+            while sum(stamp.judge == "human:anna" for stamp in LabelStore(answers).stamps().elements()) < count:
                 if shown := client.post(address.join("/next"), json={"client": "a"}).json()["shown"]:
                     body = {"question": shown["question"], "ticket": shown["ticket"], "choice": "left", "seconds": 1}
                     assert client.post(address.join("/answer"), json={"client": "a", **body}).status_code == 200
                 time.sleep(0.05)
-        if kind == "store":
+        if kind != "data":
             os.kill(os.getpid(), signal.SIGINT)
 
     person = threading.Thread(target=answer_all)
     person.start()
-    place = film_two_pushes(tmp_path / "data") if kind == "data" else store
     options = ["--pairs", "1"] if kind == "data" else []
     options += ["--people", "anna", "--port", "0", "--token-file", str(tmp_path / "token")]
     assert main(["labels", "ask", str(place), *options]) == 0
