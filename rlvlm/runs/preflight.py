@@ -196,7 +196,7 @@ def _check_judge(config: RunConfig) -> None:
         from rlvlm.labels.store import LabelStore  # numpy is not for those who only ask for help
 
         LabelStore(Path(config.judge.store).expanduser())
-    if config.serve.app:  # says itself what it is, once the run has found it
+    if config.serve.app or config.judge.is_human:  # the first says itself what it is; people need no machine
         return
     check_judge_knows(config)
     # a single word is one of the pocket judges or a mistake; the hub's names have a slash

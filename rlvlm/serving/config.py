@@ -234,7 +234,13 @@ class PageConfig:
 
 
 def check_environment(judge: JudgeConfig, placement: PlacementConfig) -> None:
-    """`check_engine` of a judge; where its backend needs no engine, only its GPUs are looked at."""
+    """`check_engine` of a judge; where its backend needs no engine, only its GPUs are looked at.
+
+    Raises:
+        JudgeUnavailable, UsageError: as `check_engine`; or the judge is a person.
+    """
+    if judge.is_human:  # a replica that waits for minutes is taken for dead
+        raise UsageError("people answer on a page, and not behind Ray Serve", "leave out the app; see docs/people.md")
     check_engine(judge.engine, placement, "serve", f"judge.backend {judge.backend}" if judge.python else "")
 
 

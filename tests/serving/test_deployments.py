@@ -62,6 +62,8 @@ def test_a_missing_environment_is_named_with_the_command_that_builds_it(tmp_path
     with pytest.raises(JudgeUnavailable, match="vllm needs an environment of its own; /no/python is missing") as caught:
         check_environment(vllm(python="/no/python"), PlacementConfig())
     assert "make vllm" in caught.value.fix
+    with pytest.raises(UsageError, match="not behind Ray Serve"):
+        check_environment(JudgeConfig(backend="human"), PlacementConfig())
     python = tmp_path / "python"
     python.touch()
     check_environment(vllm(python=str(python)), PlacementConfig())
