@@ -26,7 +26,7 @@ from rlvlm.envs.metaworld.config import MetaWorldConfig
 from rlvlm.envs.registry import make_env
 from rlvlm.judges.cache import CachedJudge
 from rlvlm.labels.store import LabelStore
-from rlvlm.preferences.loop import Session, TeacherQueue
+from rlvlm.preferences.asking import Session, TeacherQueue
 from rlvlm.preferences.queries import draw_pairs
 from rlvlm.preferences.teachers import JudgeTeacher
 from rlvlm.runs.ray_session import ray_session

@@ -1,6 +1,7 @@
 """A run's folder as a small run would leave it, made of real records on TinyEnv."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
@@ -55,7 +56,8 @@ def make_records() -> Callable[..., list[QueryRecord]]:
             Verdict(status=status, label=label, stamp=STAMP, text=text, probabilities=(0.6, 0.3, 0.1))
             for status, label in ends
         ]
-        return record_answers(pairs, verdicts, env_step=env_step, session=session, timestamp=1_700_000_000.5)
+        records = record_answers(pairs, verdicts, env_step=env_step, session=session, timestamp=1_700_000_000.5)
+        return [replace(record, used_step=env_step) for record in records]
 
     return make
 

@@ -197,7 +197,7 @@ def _say(line: str) -> None:
 
 
 def _find_store(place: Path) -> "tuple[LabelStore | None, bool]":
-    """The store that a path means, None of recorded data; and whether a run's judge is a person.
+    """The store that a path means, None of recorded data; and whether a run asks people.
 
     Raises:
         UsageError: it is none of the three.
@@ -218,7 +218,7 @@ def _find_store(place: Path) -> "tuple[LabelStore | None, bool]":
             what, "name one like runs/TASK/<time>, its labels, or data that `rlvlm score` reads"
         ) from error
     config = folder.config()
-    return label_store(folder, config), config.judge.is_human
+    return label_store(folder, config), config.judge.is_human or config.asks_person
 
 
 def _of_other_judges(store: "LabelStore") -> list[Any]:

@@ -127,6 +127,14 @@ class Verdict:
     usage: Usage | None = None
     question: str = field(default="", compare=False)
     """Content address of what was asked, given by the label store that keeps the answer; empty where none does."""
+    votes: tuple[str, ...] = ()
+    """Labels of the answers that were put to the vote, about the query as it was asked; empty for one that could not be
+    read. None where there was a single answer."""
+
+    @property
+    def is_split(self) -> bool:
+        """Whether one vote named the left side and another the right one."""
+        return {Label.LEFT, Label.RIGHT} <= set(self.votes)
 
     def __post_init__(self) -> None:
         # a failure must never look like a tie, nor a tie like a choice

@@ -101,6 +101,12 @@ class HumanJudge:
         self._queue.refresh()
         return [problem_of(item, Abilities()) is not None or self._is_agreed(describe(item)[0]) for item in items]
 
+    def find(self, questions: Sequence[Question]) -> list[Verdict | None]:
+        """The verdicts on comparisons that were asked, in order; None where people have not answered yet."""
+        self._queue.refresh()
+        failed = Verdict(status=Status.FAILED, label=None, stamp=self.stamp)
+        return [self._found(question, failed, False) if self._is_agreed(question) else None for question in questions]
+
     def _is_agreed(self, question: Question) -> bool:
         found = self._queue.find(question)
         return found is not None and found[0].agreed() is not None

@@ -141,6 +141,7 @@ def _voted(verdicts: Sequence[Verdict], stamp: Stamp) -> Verdict:
         text=SEPARATOR.join(verdict.text for verdict in verdicts),
         latency_s=max(verdict.latency_s for verdict in verdicts),
         usage=_spent(verdicts),
+        votes=tuple(str(label or "") for label in labels),
     )
 
 

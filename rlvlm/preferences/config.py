@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Literal
 
-from rlvlm.core.checks import check_least, check_positive
+from rlvlm.core.checks import check_interval, check_least, check_positive
 from rlvlm.rewards.config import StepRewardConfig, check_name
 
 SAMPLING = ("uniform", "disagreement", "entropy", "k_center")
@@ -13,8 +13,11 @@ SAMPLING = ("uniform", "disagreement", "entropy", "k_center")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SimulatedTeacherConfig:
-    """Imperfections of a teacher that knows the true reward; by default none."""
+    """Imperfections of a teacher that knows the truth; by default none."""
 
+    truth: Literal["return", "progress"] = "return"
+    """What it compares: the true returns of the sides (B-Pref), or the true progress at their ends, which images
+    show."""
     mistake: float = 0.0
     """Probability that an answer is flipped, in [0, 1]."""
     left: float = 0.0
@@ -29,6 +32,8 @@ class SimulatedTeacherConfig:
     """A query is skipped unless one side is worth more than this share of an average segment, >= 0."""
     equal: float = 0.0
     """Sides whose returns differ by less than this share of an average segment's are no preference, >= 0."""
+    seconds: float = 0.0
+    """Time that an answer takes on the teacher's own clock, >= 0: it is counted, and not waited for."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.mistake <= 1:
@@ -41,9 +46,9 @@ class SimulatedTeacherConfig:
             raise ValueError(f"feedback.simulated.beta must be > 0, got {self.beta}; inf takes the larger return")
         if not 0 < self.gamma <= 1:
             raise ValueError(f"feedback.simulated.gamma must be in (0, 1], got {self.gamma}; 1 forgets nothing")
-        for name in ("skip", "equal"):
+        for name in ("skip", "equal", "seconds"):
             if not 0 <= getattr(self, name) < math.inf:
-                raise ValueError(f"feedback.simulated.{name} is a share >= 0, got {getattr(self, name)}")
+                raise ValueError(f"feedback.simulated.{name} must be finite and >= 0, got {getattr(self, name)}")
 
 
 RESNET_MIN_PX = 64
@@ -85,6 +90,33 @@ def published_name(task: str) -> str:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class MixedConfig:
+    """About which queries the teacher `mixed` asks a person, and how many the person is asked to answer."""
+
+    person: Literal["human", "simulated"] = "human"
+    """human: somebody at the page of `rlvlm labels ask`; simulated: one who knows the truth, with the weaknesses of
+    `feedback.mixed.simulated`, to try a budget out."""
+    share: float = 0.25
+    """Share of a session's queries that the person is asked about, in (0, 1]: first those that the judge could not
+    decide, because its two orders disagree or it gave no label, then those on which the reward model's members disagree
+    most. The judge's answers to these queries are kept in the log and do not train."""
+    max_answers: int = 400
+    """Queries that the person is asked in the whole run, at most."""
+    max_minutes: float = 60.0
+    """Time that the person spends on answers in the whole run, > 0; once it is spent only the judge is asked. What the
+    judge may cost is limited by judge.api.max_cost_usd."""
+    simulated: SimulatedTeacherConfig = field(
+        default_factory=lambda: SimulatedTeacherConfig(truth="progress", mistake=0.05, seconds=4.0)
+    )
+    """The simulated person: by default one who compares progress, errs in 5 % of the answers and takes 4 s for each."""
+
+    def __post_init__(self) -> None:
+        check_least(self, "feedback.mixed", 0, "max_answers")
+        check_positive(self, "feedback.mixed", "max_minutes")
+        check_interval(self, "feedback.mixed", "(0, 1]", "share")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class FeedbackConfig:
     """When the teacher is asked, and about what."""
 
@@ -111,6 +143,7 @@ class FeedbackConfig:
     ahead: bool = False
     """Whether the agent keeps learning while the teacher answers; answers are then used one session later."""
     simulated: SimulatedTeacherConfig = field(default_factory=SimulatedTeacherConfig)
+    mixed: MixedConfig = field(default_factory=MixedConfig)
     measured: str = ""
     """bench.json (`rlvlm judge-bench`) or judge_report.csv (`rlvlm judge-report`) of a judge; the teacher `measured` is
     as often right, wrong and undecided as that one was, and prefers a side as it does."""
@@ -131,7 +164,7 @@ class FeedbackConfig:
 
 
 def simulated_config(teacher: str, feedback: FeedbackConfig) -> SimulatedTeacherConfig | None:
-    """The weaknesses of the simulated teacher that `StepRewardConfig.teacher` names; None for every other teacher.
+    """The weaknesses of the simulated teacher of that name in `StepRewardConfig`; None for every other teacher.
 
     Raises:
         ValueError: it skips queries, which would then train as ties.
@@ -201,16 +234,21 @@ def check_learning(reward: StepRewardConfig, feedback: FeedbackConfig, reward_mo
     Raises:
         ValueError: says which two settings conflict.
     """
-    simulated_config(reward.teacher, feedback)  # for its own check alone
+    simulated_config(reward.first_teacher, feedback)  # for its own check alone
+    if reward.may_ask_person and feedback.ahead:
+        raise ValueError(
+            f"feedback.ahead has no effect with reward.teacher {reward.teacher}: nobody waits for a person's answers; "
+            "leave it out"
+        )
     if reward.exploration.bonus == "disagreement" and reward_model.ensemble == 1:
         raise ValueError(
             "reward.exploration.bonus disagreement needs members that can disagree, got reward_model.ensemble 1; "
             "use 3, or the bonus novelty"
         )
-    if (reward.teacher == "measured") != bool(feedback.measured):
+    if (reward.first_teacher == "measured") != bool(feedback.measured):
         raise ValueError(
             "reward.teacher measured and feedback.measured FILE go together, got "
-            f"{reward.teacher} and {feedback.measured or 'no file'}"
+            f"{reward.first_teacher} and {feedback.measured or 'no file'}"
         )
     # it asks about pairs of images: other teachers look at none, and a judge of scores is not asked about pairs
     if feedback.preflight and not (reward.asks_judge and reward.source == "preference"):

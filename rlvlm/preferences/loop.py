@@ -5,24 +5,24 @@ import math
 import time
 from collections import deque
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rlvlm.core import metrics
-from rlvlm.core.steps import Pair, Segment, Trajectory
+from rlvlm.core.steps import Trajectory
 from rlvlm.envs.env import StepEnv
 from rlvlm.envs.images import FrameStore
+from rlvlm.preferences.asking import Session, TeacherQueue
 from rlvlm.preferences.config import FeedbackConfig, RewardModelConfig
-from rlvlm.preferences.dataset import sides_of
 from rlvlm.preferences.losses import PREFERENCE, SCORE
 from rlvlm.preferences.networks import reward_input
-from rlvlm.preferences.queries import PairQueries, ScoreQueries
+from rlvlm.preferences.queries import Candidates, PairQueries, ScoreQueries, disagreement
 from rlvlm.preferences.records import FeedbackCounts, Record, record_answers
 from rlvlm.preferences.reward_model import Disagreement, LearnedReward, RewardModel
-from rlvlm.preferences.teachers import Teacher
+from rlvlm.preferences.teachers import Deferred, Teacher
 from rlvlm.rewards.config import StepRewardConfig
 from rlvlm.vlms.devices import pick_device
 
@@ -32,109 +32,6 @@ _IMAGE_BYTES = 600_000_000
 """Memory for images at the reward model's size, touched only as images come: a visible robot makes many."""
 _LEARNING: dict[str, Any] = {"preference": (PairQueries, PREFERENCE), "score": (ScoreQueries, SCORE)}
 """By source: what is asked about, and what the answers say about rewards."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Session:
-    """Questions put together at one point of the run, and what the teacher answered."""
-
-    number: int
-    """From 0."""
-    env_steps: int
-    """Env steps done when it was put together."""
-    questions: list[Any]
-    """Pairs to be compared, or segments to be scored."""
-    num_look_alike: int
-    """Questions that were drawn but not asked."""
-    answers: list[Any] = field(default_factory=list)
-    """One verdict per pair or score per segment, in order; none before it is answered."""
-    wait_s: float = 0.0
-    """How long the agent stood still for them, seconds."""
-
-
-class TeacherQueue:
-    """Has sessions answered: before the agent takes its next step, or while it learns on.
-
-    Images are drawn at once, in the thread that owns the renderer; ahead, only the wait for a judge moves to another
-    one, and a session is handed back when the next one is put. Answers are used at a fixed step, whenever they came,
-    so a run does not depend on how fast the judge was.
-
-    Args:
-        teacher: answers.
-        ahead: whether the agent learns on meanwhile.
-    """
-
-    def __init__(self, teacher: Teacher, *, ahead: bool) -> None:
-        self._teacher = teacher
-        self._ahead = ahead
-        self._state_before = teacher.get_state()
-        self._pending: tuple[Session, Future[list[Any]]] | None = None
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="teacher")
-
-    @property
-    def num_pending(self) -> int:
-        """Queries asked and not handed back yet."""
-        return 0 if self._pending is None else len(self._pending[0].questions)
-
-    def put(self, session: Session) -> list[Session]:
-        """Asks; returns this session, answered, or where it is asked ahead the one before it.
-
-        Raises:
-            JudgeUnavailable: the teacher answered nothing at all.
-        """
-        answered = self.finish()
-        started = time.perf_counter()
-        # a checkpoint made while the teacher answers holds this state and the questions, which are then asked again
-        self._state_before = self._teacher.get_state()
-        # drawing needs the renderer of this thread; only the wait may move to another one
-        prepared = self._teacher.prepare(session.questions) if session.questions else lambda: []
-        if not self._ahead:
-            return [replace(session, answers=prepared(), wait_s=time.perf_counter() - started)]
-        self._pending = session, self._thread.submit(prepared)
-        return answered
-
-    def finish(self) -> list[Session]:
-        """The pending session, once it is answered; empty without one. Raises as `put` does."""
-        if self._pending is None:
-            return []
-        session, future = self._pending
-        started = time.perf_counter()
-        answers = future.result()
-        self._pending = None
-        return [replace(session, answers=answers, wait_s=time.perf_counter() - started)]
-
-    def get_state(self) -> dict[str, Any]:
-        """The teacher's state before it was asked what is pending, and that as arrays `[N, S, L, ...]` of S sides."""
-        if self._pending is None:
-            return {"teacher": self._teacher.get_state(), "pending": []}
-        session = self._pending[0]
-        packed = {
-            "number": session.number,
-            "env_steps": session.env_steps,
-            "num_look_alike": session.num_look_alike,
-            "num_questions": len(session.questions),
-            "sides": {
-                column.name: np.array([[getattr(side, column.name) for side in sides_of(q)] for q in session.questions])
-                for column in fields(Segment)
-            },
-        }
-        return {"teacher": self._state_before, "pending": [packed]}
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        """Restores what `get_state` returned; what was pending is asked again."""
-        if self._pending is not None:  # a teacher that still answers would draw from the state that is restored
-            wait([self._pending[1]])
-        self._teacher.set_state(state["teacher"])
-        self._pending = None
-        for packed in state["pending"]:
-            questions: list[Pair | Segment] = []
-            for index in range(packed["num_questions"]):
-                columns = {name: column[index] for name, column in packed["sides"].items()}
-                num_sides = len(columns["obs"])
-                sides = [Segment(**{name: each[side] for name, each in columns.items()}) for side in range(num_sides)]
-                questions.append(sides[0] if num_sides == 1 else Pair(left=sides[0], right=sides[1]))
-            about = {name: packed[name] for name in ("number", "env_steps", "num_look_alike")}
-            self.put(Session(**about, questions=questions))
 
 
 class FeedbackLoop:
@@ -147,6 +44,8 @@ class FeedbackLoop:
     2. A session that yields no label is no error: nothing is fitted, and the next one comes on schedule.
     3. With `FeedbackConfig.ahead` the answers of a session are used at the next one, those of the last at once.
     4. The teacher is not asked at the run's end, where nothing would train on the answers.
+    5. A person is not waited for. Answers are used as soon as a tenth of a session has come, or all that are open; no
+       session is drawn while `FeedbackConfig.queries` questions are open.
 
     Args:
         teacher: answers.
@@ -185,36 +84,73 @@ class FeedbackLoop:
         self._end = math.inf if total_steps is None else total_steps
         self.source = LearnedReward(model)
         self.disagreement = Disagreement(model)
+        teacher.disagreement = self._disagreement
 
     def add(self, trajectory: Trajectory) -> None:
         """Remembers a finished episode; the oldest beyond `recent_episodes` is forgotten."""
         self._recent.append(trajectory)
 
     def is_due(self, env_steps: int) -> bool:
-        """Whether a session is to be held now: on schedule, within the budget, and with something to draw from."""
-        has_budget = self._num_asked < self._config.max_queries
+        """Whether a session is to be held now, or answers of a person are to be used."""
+        num_ready, config = self._asking.num_ready, self._config
+        # a fit takes as long as some answers, so a few are used together; the last ones need not wait for more
+        has_answers = num_ready >= max(config.queries // 10, 1) or 0 < num_ready == self._asking.num_open
+        return self._draws(env_steps) or (has_answers and env_steps < self._end)
+
+    def _draws(self, env_steps: int) -> bool:
+        """Whether questions are to be drawn: on schedule, within the budget, with something to draw from, and with
+        fewer questions open for a person than a session has.
+        """
+        config = self._config
+        has_room = self._num_asked < config.max_queries and self._asking.num_open < config.queries
         # an agent that falls at once has only short episodes
-        has_segments = any(len(trajectory) >= self._config.segment_steps for trajectory in self._recent)
-        return self._next_step <= env_steps < self._end and has_budget and has_segments
+        has_segments = any(len(trajectory) >= config.segment_steps for trajectory in self._recent)
+        return self._next_step <= env_steps < self._end and has_room and has_segments
 
     def steps_to_session(self, env_steps: int) -> int | None:
-        """Env steps until the next one, >= 0; None where the budget or the run ends before."""
-        if self._num_asked >= self._config.max_queries or self._next_step >= self._end:
+        """Env steps until the next one, >= 0; None where the budget or the run ends before, or a person is behind."""
+        is_full = self._num_asked >= self._config.max_queries or self._asking.num_open >= self._config.queries
+        if is_full or self._next_step >= self._end:
             return None
         return max(self._next_step - env_steps, 0)
 
     def run_session(self, env_steps: int) -> dict[str, float]:
-        """Holds a session and returns its metrics: counts and accuracy of the whole run, the rest of this session.
+        """Holds a session where one is due, uses what a person has answered, and returns metrics: counts and accuracy
+        of the whole run, the rest of this session.
 
         Raises:
             JudgeUnavailable: the teacher does not answer or cannot be understood. The session stays due.
             NumericsError: the reward model's loss is not finite.
         """
+        queries, next_step, number = self._queries, self._next_step, self.num_sessions
+        answered = []
+        if self._draws(env_steps):
+            answered, next_step = self._ask(env_steps)
+            number += 1
+        answered += self._asking.take()
+        fitted: dict[str, float] = {}
+        if self._store(answered, env_steps):
+            started = time.perf_counter()
+            fitted = self._model.fit(queries.examples)
+            fitted[metrics.REWARD_FIT_S] = time.perf_counter() - started
+        elif not self._asking.num_open:
+            logger.info("session %d brought no label that trains; the reward stays as it is", self.num_sessions)
+        self.num_sessions, self._next_step = number, next_step
+        wait_s = sum(each.wait_s for each in answered)
+        return (
+            self._counts.metrics()
+            | self._open_metrics()
+            | {metrics.TEACHER_WAIT_S: wait_s, queries.count: float(len(queries.examples))}
+            | fitted
+        )
+
+    def _ask(self, env_steps: int) -> tuple[list[Session], int]:
+        """Draws a session and asks the teacher; returns what is answered by now, and the step of the next session."""
         config, queries = self._config, self._queries
         # before the draw: thresholds of a simulated teacher are shares of what the present policy gets
         self._teacher.inform(self._recent)
         # the last session may be smaller: the budget is of the whole run
-        wanted = min(config.queries, config.max_queries - self._num_asked)
+        wanted = min(config.queries - self._asking.num_open, config.max_queries - self._num_asked)
         questions, num_look_alike = queries.draw(self._recent, wanted, self._rng)
         session = Session(
             number=self.num_sessions, env_steps=env_steps, questions=questions, num_look_alike=num_look_alike
@@ -225,29 +161,20 @@ class FeedbackLoop:
         next_step = config.first_step + periods * config.every_steps
         if next_step >= self._end or self._num_asked >= config.max_queries:
             answered += self._asking.finish()  # no later session could use what this one asked ahead
-        fitted: dict[str, float] = {}
-        if self._store(answered):
-            started = time.perf_counter()
-            fitted = self._model.fit(queries.examples)
-            fitted[metrics.REWARD_FIT_S] = time.perf_counter() - started
-        else:
-            logger.info("session %d brought no label that trains; the reward stays as it is", self.num_sessions)
-        self.num_sessions += 1
-        self._next_step = next_step
-        wait_s = sum(each.wait_s for each in answered)
-        return (
-            self._counts.metrics()
-            | {metrics.TEACHER_WAIT_S: wait_s, queries.count: float(len(queries.examples))}
-            | fitted
-        )
+        return answered, next_step
 
-    def finish(self) -> None:
-        """Waits for answers that are still to come and records them; nothing is fitted any more.
+    def finish(self, env_steps: int) -> dict[str, float]:
+        """Waits for a judge's answers that are still to come and records them, with those of a person that have come;
+        nothing is fitted any more. Says how many questions are left to a person, and returns what that changes in the
+        metrics.
 
         Raises:
             JudgeUnavailable: as in `run_session`.
         """
-        self._store(self._asking.finish())
+        self._store(self._asking.finish() + self._asking.take(), env_steps)
+        if self._asking.num_open:
+            logger.warning("%d questions to a person were left unanswered", self._asking.num_open)
+        return self._counts.metrics() | self._open_metrics() if self._teacher.asks_person else {}
 
     def drain_records(self) -> list[Record]:
         """The records since the last call. They are not part of the state: write them before saving it."""
@@ -293,25 +220,45 @@ class FeedbackLoop:
         self.num_sessions = int(state["num_sessions"])
         self._next_step = int(state["next_step"])
 
+    def _open_metrics(self) -> dict[str, float]:
+        """How many questions are open, where a person is asked."""
+        return {metrics.QUERIES_OPEN: float(self._asking.num_open)} if self._teacher.asks_person else {}
+
+    def _disagreement(self, questions: Sequence[Any]) -> NDArray[np.float64]:
+        """[N] how far the reward model's members are apart about each question; 0 before the first fit."""
+        if not self._model.num_fits or not questions:
+            return np.zeros(len(questions))
+        return disagreement(Candidates(questions, self._model.ensemble, self._queries.examples).returns)
+
     @property
     def _num_asked(self) -> int:
         """Queries of the whole run, those still unanswered among them."""
         return self._counts.num_asked + self._asking.num_pending
 
-    def _store(self, answered: Sequence[Session]) -> int:
-        """Records and stores answers; returns how many of them train."""
+    def _store(self, answered: Sequence[Session], env_steps: int) -> int:
+        """Records and stores answers; returns how many of them train, from `env_steps` on."""
         num_stored = 0
         for session in answered:
             num, num_asked = len(session.answers), len(session.questions)
             assert num == num_asked, f"a teacher owes one answer per question, got {num} of {num_asked}"
-            records = record_answers(
-                session.questions, session.answers, env_step=session.env_steps, session=session.number,
-                timestamp=time.time(), has_progress=self._has_progress,
-            )  # fmt: skip
+            given = [index for index, answer in enumerate(session.answers) if not isinstance(answer, Deferred)]
+            part = session.part(given, [session.answers[index] for index in given])
+            records = [replace(record, used_step=env_steps) for record in self._recorded(part)]
             self._records += records
-            self._counts.count(records, session.num_look_alike)
-            num_stored += self._queries.add(session.questions, session.answers)
+            self._counts.count(records, session.num_look_alike, by_person=session.by_person)
+            num_stored += self._queries.add(part.questions, part.answers)
+            # what a judge said of a query that a person is to answer is recorded, and does not train
+            deferred = {i: answer for i, answer in enumerate(session.answers) if isinstance(answer, Deferred)}
+            firsts = {i: answer.first for i, answer in deferred.items() if answer.first is not None}
+            self._records += self._recorded(session.part(list(firsts), list(firsts.values())))
         return num_stored
+
+    def _recorded(self, session: Session) -> list[Any]:
+        """The records of a session's answers."""
+        return record_answers(
+            session.questions, session.answers, env_step=session.env_steps, session=session.number,
+            timestamp=time.time(), indices=session.indices, has_progress=self._has_progress,
+        )  # fmt: skip
 
 
 def build_loop(

@@ -42,6 +42,8 @@ class QueryRecord:
     verdict: Verdict
     has_progress: bool = True
     """Whether the env measures progress."""
+    used_step: int | None = None
+    """Env steps done when the answer began to train; None where it does not, because a person was asked after it."""
 
     @property
     def progress(self) -> tuple[float, float] | None:
@@ -75,15 +77,17 @@ def record_answers(
     env_step: int,
     session: int,
     timestamp: float,
-    first_index: int = 0,
+    indices: Sequence[int] | None = None,
     has_progress: bool = True,
 ) -> list[Any]:
-    """The records of one session in order, counted from `first_index`: of pairs with verdicts, segments with scores.
+    """The records of one session in order: of pairs with verdicts, or of segments with scores.
 
-    Without `has_progress` the env measures none: that of a scored segment is NaN.
+    `indices` are the questions' within the session, by default from 0. Without `has_progress` the env measures none:
+    that of a scored segment is NaN.
     """
     records: list[Any] = []
-    for index, (question, answer) in enumerate(zip(questions, answers, strict=True), first_index):
+    numbers = range(len(questions)) if indices is None else indices
+    for index, question, answer in zip(numbers, questions, answers, strict=True):
         about = {"env_step": env_step, "timestamp": timestamp, "index": index}
         if isinstance(question, Pair):
             about |= {"session": session, "has_progress": has_progress}
@@ -110,8 +114,14 @@ class FeedbackCounts:
         """Queries asked so far, answered or not."""
         return self._counts[metrics.QUERIES]
 
-    def count(self, records: Sequence[Record], num_look_alike: int) -> None:
-        """Counts a session's records, and gives the teacher up when it does not answer or cannot be understood.
+    def count(self, records: Sequence[Record], num_look_alike: int, *, by_person: bool = False) -> None:
+        """Counts the records of answers that train, and gives the teacher up when it does not answer or cannot be
+        understood.
+
+        Args:
+            records: of one session.
+            num_look_alike: pairs that were drawn for it and not asked about.
+            by_person: whether a person gave all of these answers.
 
         Raises:
             JudgeUnavailable: every answer of this session is missing, or most of the latest cannot be read.
@@ -119,14 +129,18 @@ class FeedbackCounts:
         answers = [record.verdict if isinstance(record, QueryRecord) else record.score for record in records]
         correct = [record.correct for record in records if isinstance(record, QueryRecord)]
         self._counts[metrics.QUERIES] += len(records)
+        if by_person:
+            self._counts["by_person"] += len(records)
+            self._counts["person_ms"] += sum(round(1_000 * answer.latency_s) for answer in answers)
         self._counts[metrics.QUERIES_LOOK_ALIKE] += num_look_alike
         self._counts.update(_METRIC[answer.status] for answer in answers)
         self._counts["correct"] += correct.count(True)
         self._counts["wrong"] += correct.count(False)
         self._counts["left"] += sum(isinstance(answer, Verdict) and answer.label is Label.LEFT for answer in answers)
         self._counts["right"] += sum(isinstance(answer, Verdict) and answer.label is Label.RIGHT for answer in answers)
-        self._health.note(answers)
-        self._health.check(answers)
+        if not by_person:  # a person who skips many pairs is no model that cannot be read
+            self._health.note(answers)
+            self._health.check(answers)
 
     def metrics(self) -> dict[str, float]:
         """Counts so far, and shares with the bench's definitions: accuracy over all decided labels with a truth, those
@@ -135,6 +149,9 @@ class FeedbackCounts:
         names = (metrics.QUERIES, metrics.QUERIES_LOOK_ALIKE, *_METRIC.values())
         counts = {name: float(self._counts[name]) for name in names}
         checked = self._counts["correct"] + self._counts["wrong"]
+        if self._counts["by_person"]:
+            counts[metrics.PERSON_ANSWERS] = float(self._counts["by_person"])
+            counts[metrics.PERSON_MINUTES] = self._counts["person_ms"] / 60_000
         if checked:  # where nothing moves, the truth of most pairs is a tie, and a share of three says little
             counts[metrics.LABELS_CHECKED] = float(checked)
         decided = self._counts["left"] + self._counts["right"]
@@ -191,7 +208,7 @@ class ScoreLog:
                     score, timestamp = self._waiting.pop(key)
                     records += record_answers(
                         [episode.segment(step, 1)], [score], env_step=env_steps, session=0, timestamp=timestamp,
-                        first_index=len(records), has_progress=self._has_progress,
+                        indices=[len(records)], has_progress=self._has_progress,
                     )  # fmt: skip
         self._episodes.clear()
         return records

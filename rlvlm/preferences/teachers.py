@@ -6,23 +6,33 @@ questions of one call are of one kind. Built by `build_teacher`, asked by the lo
 
 import csv
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.special import expit
 
 from rlvlm.core.errors import UsageError
 from rlvlm.core.foreign import read_json
 from rlvlm.core.judging import Clip, Label, Query, Score, Stamp, Status, Verdict
 from rlvlm.core.plugins import check_call, is_reference, load_object
-from rlvlm.core.steps import FloatArray, Pair, Segment, Trajectory
+from rlvlm.core.steps import FloatArray, Frames, Pair, Segment, Trajectory
 from rlvlm.envs.images import FrameStore
 from rlvlm.judges.agreement import MIN_GAP
 from rlvlm.judges.judge import Judge
 from rlvlm.preferences.config import FeedbackConfig, SimulatedTeacherConfig, published_name, simulated_config
 from rlvlm.preferences.dataset import sides_of
+
+
+@dataclass(frozen=True, slots=True)
+class Deferred:
+    """Stands in the place of an answer that a person gives later, see `Teacher.follow`."""
+
+    first: Verdict | None = None
+    """What the judge said, which is recorded and does not train; None where no judge was asked."""
 
 
 class Teacher:
@@ -32,6 +42,10 @@ class Teacher:
     """Identifies the teacher in the records; `judge` is the name."""
     _rng: Any = None
     """Generator that is drawn from while answering, where there is one; it is part of the state."""
+    asks_person: bool = False
+    """Whether it may defer answers to a person."""
+    disagreement: Callable[[Sequence[Any]], NDArray[np.float64]] | None = None
+    """How far the reward model's members are apart about each of N questions, `[N]`; set by the loop."""
 
     @classmethod
     def build(cls, *, judge: Judge | None, frames: FrameStore, goal: str, seed: int) -> Self:
@@ -45,6 +59,17 @@ class Teacher:
     def prepare(self, questions: Sequence[Any], /) -> Callable[[], list[Any]]:
         """Does now what only this thread may do; what it returns gives the answers, in any thread."""
         return partial(self.answer, questions)
+
+    def follow(self, questions: Sequence[Any], /) -> Callable[[], list[Any]]:
+        """Puts the questions whose answers were `Deferred` to the person, and again after a restart.
+
+        Called in the thread that may draw. What it returns is called again and again: it gives the answers that have
+        come so far, in order, and None for the others.
+        """
+        return self.prepare(questions)
+
+    def note_used(self, answers: Sequence[Any], /) -> None:
+        """Takes note of deferred answers that train from now on."""
 
     def prefer(self, margin: float) -> Verdict:
         """The verdict of a teacher that finds the right side better by `margin`; at 0 there is no preference."""
@@ -91,13 +116,18 @@ class JudgeTeacher(Teacher):
 
     def prepare(self, questions: Sequence[Any]) -> Callable[[], list[Any]]:
         """Draws the images now, in the thread that owns the renderer; what it returns asks the judge."""
-        snapshots = np.array([[side.snapshots for side in sides_of(question)] for question in questions])
-        frames = self._frames.frames(snapshots.reshape(-1, snapshots.shape[-1]))
-        sides = frames.reshape(*snapshots.shape[:3], *frames.shape[1:])  # [N, S, L, H, W, 3] of S sides
+        sides = draw_sides(questions, self._frames)
         if sides.shape[1] == 1:
             return partial(self._judge.score, [Clip(goal=self._goal, frames=clip) for clip in sides[:, 0]])
         queries = [Query(goal=self._goal, left=left, right=right) for left, right in sides]
         return partial(self._judge.compare, queries)
+
+
+def draw_sides(questions: Sequence[Any], frames: FrameStore) -> Frames:
+    """Images [N, S, L, H, W, 3] of N questions with S sides of L steps each."""
+    snapshots = np.array([[side.snapshots for side in sides_of(question)] for question in questions])
+    images = frames.frames(snapshots.reshape(-1, snapshots.shape[-1]))
+    return images.reshape(*snapshots.shape[:3], *images.shape[1:])
 
 
 class OracleTeacher(Teacher):
@@ -151,8 +181,8 @@ class RandomTeacher(Teacher):
 
 
 class SimulatedTeacher(Teacher):
-    """Compares true returns with the weaknesses that `config` names, in the order skip, myopia, choice, mistake, equal,
-    left.
+    """Compares true returns, or true progress, with the weaknesses that `config` names, in the order skip, myopia,
+    choice, mistake, equal, left.
 
     Two uniform draws are spent on every query whatever its answer, so that teachers of one seed differ by their
     weaknesses alone.
@@ -165,29 +195,32 @@ class SimulatedTeacher(Teacher):
     3. A skipped query is answered with no preference and the word `skipped`; B-Pref drops it. It is of no use with
        `FeedbackConfig.ties` equal, which is refused.
     4. `left` is no weakness of people, but of VLMs that prefer a place: it is not in B-Pref.
+    5. Of progress, what a segment is worth is the progress at its end.
 
     Args:
         config: the weaknesses; without any this is the oracle.
         seed: of choice and mistakes.
+        name: stands in the records.
     """
 
     RECENT_EPISODES = 10
     """Episodes whose mean reward gives what a segment of the current policy is worth, as in B-Pref."""
     SKIPPED = "skipped: neither side is good enough to judge"
 
-    def __init__(self, config: SimulatedTeacherConfig, seed: int) -> None:
+    def __init__(self, config: SimulatedTeacherConfig, seed: int, name: str = "simulated") -> None:
         self._config = config
         self._rng = np.random.default_rng(seed)
+        self._by_progress = config.truth == "progress"
         self._reward_per_step = 0.0
         names = ("mistake", "left", "beta", "gamma", "skip", "equal")
         weaknesses = " ".join(f"{name}={getattr(config, name):g}" for name in names)
-        self._stamp = Stamp(judge="simulated", revision="", prompt="", decoding=weaknesses)
+        self._stamp = Stamp(judge=name, revision="", prompt="", decoding=weaknesses)
 
     def inform(self, recent: Sequence[Trajectory]) -> None:
         """Learns what the current policy's rewards are like."""
         newest = list(recent)[-self.RECENT_EPISODES :]
-        rewards = np.concatenate([episode.env_rewards for episode in newest]) if newest else np.zeros(1)
-        self._reward_per_step = float(rewards.mean(dtype=np.float64))
+        worth = [episode.progress if self._by_progress else episode.env_rewards for episode in newest]
+        self._reward_per_step = float(np.concatenate(worth).mean(dtype=np.float64)) if worth else 0.0
 
     def prepare(self, pairs: Sequence[Pair]) -> Callable[[], list[Verdict]]:
         """Answers now: what it knows of the policy may change before another thread would get to it."""
@@ -199,7 +232,10 @@ class SimulatedTeacher(Teacher):
         if not pairs:
             return []
         config = self._config
-        rewards = np.array([(pair.left.env_rewards, pair.right.env_rewards) for pair in pairs])  # [N, 2, L]
+        if self._by_progress:  # a segment of one step whose reward is the progress
+            rewards = np.array([(pair.left.progress[-1:], pair.right.progress[-1:]) for pair in pairs])
+        else:
+            rewards = np.array([(pair.left.env_rewards, pair.right.env_rewards) for pair in pairs])  # [N, 2, L]
         num_steps = rewards.shape[-1]
         left, right = rewards.sum(-1, dtype=np.float64).T  # [N] plain returns, which thresholds are compared with
         average = self._reward_per_step * num_steps  # return of a segment of the current policy
@@ -208,6 +244,8 @@ class SimulatedTeacher(Teacher):
         weights = config.gamma ** np.arange(num_steps - 1, -1, -1)
         seen_left, seen_right = (side.astype(np.float64) @ weights for side in rewards.swapaxes(0, 1))
         gain = seen_right - seen_left
+        if self._by_progress:
+            gain[np.abs(gain) <= MIN_GAP] = 0  # rounding of positions, where nothing moved
         # Bradley-Terry: P(right is preferred) = sigmoid(beta * gain); a rational teacher takes the larger return
         p_right = (np.sign(gain) + 1) / 2 if np.isinf(config.beta) else expit(config.beta * gain)
 
@@ -226,7 +264,7 @@ class SimulatedTeacher(Teacher):
                 verdicts.append(self.verdict(Label.TIE, self.SKIPPED if skipped else ""))
             else:
                 verdicts.append(self.verdict(Label.RIGHT if prefers_right and not biased else Label.LEFT))
-        return verdicts
+        return [replace(verdict, latency_s=config.seconds) for verdict in verdicts]
 
     def get_state(self) -> dict[str, Any]:
         return {**super().get_state(), "reward_per_step": self._reward_per_step}

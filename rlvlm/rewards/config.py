@@ -11,9 +11,10 @@ SOURCES = ("preference", "score", "judged", "environment", "success", "novelty")
 """Sources of steps' rewards by their names, each of which means the same in all algorithms."""
 TEACHERS = (
     *("judge", "oracle", "progress", "mistake", "stochastic", "skip", "equal", "myopic", "simulated"),
-    *("published", "measured", "random"),
+    *("published", "measured", "random", "human", "mixed"),
 )
 _SCORERS = ("judge", "oracle", "random")
+_PEOPLE = ("human", "mixed")
 
 
 def check_name(setting: str, value: str, names: Iterable[str]) -> None:
@@ -72,8 +73,12 @@ class StepRewardConfig:
     """judge: the VLM; oracle: compares true returns, or gives the true progress as score; progress: compares true
     progress; mistake, stochastic, skip, equal, myopic: B-Pref's, each with one human weakness; simulated: with those of
     feedback.simulated; published: right, wrong or undecided as often as the paper's VLM was on this task; measured: as
-    feedback.measured says; random: random labels, the negative control; my_file:NAME: a `Teacher` of your own. Scores
-    come from judge, oracle, random or your own."""
+    feedback.measured says; random: random labels, the negative control; human: a person at the page of `rlvlm labels
+    ask`, for whom the run does not wait; mixed: `mixed_judge`, and a person where that one is in doubt; my_file:NAME: a
+    `Teacher` of your own. Scores come from judge, oracle, random or your own."""
+    mixed_judge: str = "judge"
+    """Who answers every query of the teacher mixed before a person is asked about some (feedback.mixed): judge, the
+    VLM; or another teacher that answers at once, such as simulated or measured, to try a budget out."""
     model: Literal["image", "resnet18", "state"] = "image"
     """Input of the learned reward. image: images, by a small CNN; resnet18: images, by a ResNet-18; state:
     observation and action."""
@@ -83,6 +88,7 @@ class StepRewardConfig:
     def __post_init__(self) -> None:
         check_name("reward.source", self.source, SOURCES)
         check_name("reward.teacher", self.teacher, TEACHERS)
+        check_name("reward.mixed_judge", self.mixed_judge, (name for name in TEACHERS if name not in _PEOPLE))
         # Settings without effect are refused: a run that ignores a setting looks in a table as if it had used it.
         if self.source == "score" and self.teacher not in _SCORERS and ":" not in self.teacher:
             raise ValueError(
@@ -106,9 +112,19 @@ class StepRewardConfig:
         return self.source in ("preference", "score")
 
     @property
+    def first_teacher(self) -> str:
+        """Who is put every query: `teacher`, or of the teacher mixed its judge."""
+        return self.mixed_judge if self.teacher == "mixed" else self.teacher
+
+    @property
     def asks_judge(self) -> bool:
         """Whether a VLM is asked at all."""
-        return self.source == "judged" or (self.is_learned and self.teacher == "judge")
+        return self.source == "judged" or (self.is_learned and self.first_teacher == "judge")
+
+    @property
+    def may_ask_person(self) -> bool:
+        """Whether some or all queries are for a person, who answers when there is time."""
+        return self.is_learned and self.teacher in _PEOPLE
 
     def title(self, judge: str, mark: str = "") -> str:
         """Source of the reward, short enough for a legend, e.g. `judge labels, image reward`.

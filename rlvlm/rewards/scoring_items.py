@@ -57,3 +57,5 @@ class ScoredItem:
     """Index of a segment in its session, from 0; None of a turn or an episode."""
     env_return: float = 0.0
     """True reward of the turn, or true return of the episode or segment."""
+    used_step: int | None = None
+    """Of a segment: env steps done when the score began to train."""

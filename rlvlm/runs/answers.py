@@ -19,6 +19,15 @@ MAX_TEXT = 1_000
 """Characters kept of an answer's text."""
 
 
+def final_answers(rows: Sequence[dict[str, str]]) -> list[dict[str, str]]:
+    """The rows of a query log in the order in which they were asked, one per query: without a judge's answers to
+    queries that a person was asked after it.
+    """
+    # an older rlvlm wrote neither column, and no such rows
+    final = [row for row in rows if row.get("used_step") or not row.get("answered_by")]
+    return sorted(final, key=lambda row: int(row["env_step"]))  # a person's answers come late
+
+
 def truth_name(rows: Sequence[Mapping[str, str]]) -> str:
     """What the answers of a query log are held against: `progress`, or `true return` where the env measures none."""
     return "progress" if any(row.get(_TRUTHS[0]) or row.get("ground_truth_score") for row in rows) else RETURN

@@ -42,12 +42,14 @@ from rlvlm.envs.env import TurnEnv
 from rlvlm.envs.images import FrameStore
 from rlvlm.envs.registry import make_env
 from rlvlm.judges.goal_image import read_goal_image, with_goal_image
+from rlvlm.judges.human import HumanJudge
 from rlvlm.judges.judge import Judge
 from rlvlm.policies.vlm.config import PolicyConfig
 from rlvlm.policies.vlm.engine import PolicyEngine
 from rlvlm.policies.vlm.loading import load_policy
 from rlvlm.policies.vlm.policy import VLMPolicy
 from rlvlm.runs.config import RunConfig
+from rlvlm.runs.folder import RunFolder, label_store
 from rlvlm.runs.kinds import AnswersRun, ChunksRun, StepsRun, TurnsRun
 from rlvlm.runs.records import Draw
 from rlvlm.serving.apps import running_policy
@@ -128,7 +130,16 @@ def step_settings(config: StepsRun, make_judge: MakeJudge | None, make_engine: M
         make_judge=make_judge,
         total_steps=config.steps,
     )
+    if config.asks_person:
+        settings.rewards(make_person=partial(open_person, config), goal_picture=goal_image(config))
     return settings
+
+
+def open_person(config: RunConfig) -> HumanJudge:
+    """Who shows the queries of a run to people, by way of the run's label store."""
+    assert config.out is not None, "a run that is open has a folder"
+    store = label_store(RunFolder(config.out, config.track.keep_checkpoints), config)
+    return HumanJudge(config.judge, store, where=f"rlvlm labels ask {config.out}")
 
 
 def turn_settings(config: TurnsRun, make_judge: MakeJudge | None, make_engine: MakeEngine | None) -> AlgorithmConfig:

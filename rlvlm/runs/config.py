@@ -252,6 +252,11 @@ class RunConfig(ABC):
         return False
 
     @property
+    def asks_person(self) -> bool:
+        """Whether a person answers queries of this run at the page of `rlvlm labels ask`."""
+        return False
+
+    @property
     def compares(self) -> bool:
         """Whether a judge of this run is asked to compare, and not to score."""
         return False

@@ -34,12 +34,14 @@ EVAL_COLUMNS = (
 ).split()
 QUERY_COLUMNS = (
     "ground_truth_score_1 ground_truth_score_2 vlm_predicted_label timestamp train_iter "
-    "status p_left p_right p_tie session env_step index correct return_1 return_2 latency_s text question"
+    "status p_left p_right p_tie session env_step index correct return_1 return_2 latency_s text question "
+    "answered_by used_step"
 ).split()
 """The first five are the reference's; a score is the simulator's progress, empty where the env measures none (then true
-returns are the truth), a label 0 (first), 1 (second) or -1. A question is named as in the run's label store."""
+returns are the truth), a label 0 (first), 1 (second) or -1. A question is named as in the run's label store. An answer
+trains from `used_step` on, which is empty where a person was asked after it."""
 SCORE_COLUMNS = (
-    "ground_truth_score vlm_score timestamp status session env_step index return latency_s text question"
+    "ground_truth_score vlm_score timestamp status session env_step index return latency_s text question used_step"
 ).split()
 """A score is in [0, 1]; its truth is the simulator's progress (empty where the env measures none), or of a turn its
 true utility."""
@@ -77,10 +79,10 @@ class RunFolder:
         self.first_made: Path | None = None
         """The topmost folder that was made for this run; None when all were there before."""
         self.evaluations = CsvTable(path / "eval.csv", EVAL_COLUMNS, "step")
-        self.queries = CsvTable(path / "vlm_query_log.csv", QUERY_COLUMNS, "env_step")
-        self.scores = CsvTable(path / "vlm_score_log.csv", SCORE_COLUMNS, "env_step")
+        self.queries = CsvTable(path / "vlm_query_log.csv", QUERY_COLUMNS, "used_step", "env_step")
+        self.scores = CsvTable(path / "vlm_score_log.csv", SCORE_COLUMNS, "used_step", "env_step")
         self.metrics = JsonLines(path / "metrics.jsonl", ENV_STEPS)
-        self.samples = JsonLines(path / "judge_panel.jsonl", ENV_STEPS)
+        self.samples = JsonLines(path / "judge_panel.jsonl", "used_step", ENV_STEPS)
         self.checkpoints = checkpoint_store(path / "checkpoints", keep_checkpoints)
         self.plots = path / "plots"
         self.videos = path / "videos"

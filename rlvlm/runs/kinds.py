@@ -45,7 +45,7 @@ class StepsRun(RunConfig):
 
     def check(self) -> None:
         check_learning(self.reward, self.feedback, self.reward_model)
-        if self.reward.teacher == "published":
+        if self.reward.first_teacher == "published":
             published_name(self.task)
         is_about_clips = self.reward.source == "preference" and self.feedback.segment_steps > 1
         if self.asks_pocket_judge and is_about_clips:
@@ -58,6 +58,7 @@ class StepsRun(RunConfig):
         reward = self.reward
         who = f"reward.source {reward.source}" + (f", reward.teacher {reward.teacher}" if reward.is_learned else "")
         yield not reward.asks_judge, f"{who}, which serves no judge", ("serve.*", "goal_image")
+        yield reward.teacher != "mixed", who, ("reward.mixed_judge", "feedback.mixed.*")
         yield reward.source == "environment", "reward.source environment, which asks no judge", ("judge.*",)
 
     def smoke(self) -> Self:
@@ -81,6 +82,8 @@ class StepsRun(RunConfig):
         return {}
 
     def notes(self) -> list[str]:
+        if self.asks_person and self.steps > self.feedback.first_step:
+            return [f"answer the queries of this run with: rlvlm labels ask {self.out or 'RUN'}; it does not wait"]
         if not self.learns_reward or self.steps > self.feedback.first_step:
             return []
         return [
@@ -118,6 +121,11 @@ class StepsRun(RunConfig):
     @property
     def learns_reward(self) -> bool:
         return self.reward.is_learned
+
+    @property
+    def asks_person(self) -> bool:
+        reward = self.reward
+        return reward.may_ask_person and (reward.teacher == "human" or self.feedback.mixed.person == "human")
 
     @property
     def compares(self) -> bool:

@@ -18,7 +18,7 @@ from rlvlm.core.judging import Query
 from rlvlm.core.steps import Frames
 from rlvlm.judges.agreement import wilson_interval
 from rlvlm.judges.prompts import compare_messages
-from rlvlm.runs.answers import truth_name
+from rlvlm.runs.answers import final_answers, truth_name
 from rlvlm.runs.config import RunConfig
 from rlvlm.runs.folder import RunFolder
 from rlvlm.runs.plots import OUTCOMES, outcome
@@ -71,11 +71,11 @@ def write_judge_page(folder: RunFolder, config: RunConfig) -> None:
     what is true, below figures of all answers of the run.
     """
     # the log counts every answer; images are kept of a few
-    rows, examples = folder.queries.read(), folder.samples.read()
+    rows, examples = final_answers(folder.queries.read()), folder.samples.read()
     if not rows and not examples:
         return
     shown = examples[:: -(-len(examples) // MAX_CARDS) or 1]  # every n-th, so that none of the run is left out
-    judge = examples[0]["judge"] if examples else "no judge"
+    judge = " and ".join(dict.fromkeys(example["judge"] for example in examples)) or "no judge"
     facts = _of_comparisons(rows, shown, config) if rows else _of_scores(folder, shown)
     found = Counter(card["outcome"] for card in facts["cards"])
     facts["title"] += f": {config.title}"
@@ -89,6 +89,8 @@ def _of_comparisons(
 ) -> dict[str, Any]:
     """What the page says of comparisons: `rows` of the query log, and `examples` of `judge_panel.jsonl`."""
     asked = "No text: this teacher compares values of the simulator."
+    if config.asks_person:
+        asked = f"A person is shown the images of both sides and the goal: {config.judge_goal}"
     if config.reward.asks_judge:  # the first message to the judge, with the images' places marked
         # the words of the question depend on how many images a side has, not on what they show
         blank = np.zeros((config.segment_steps, 1, 1, 3), np.uint8)
@@ -110,6 +112,9 @@ def _of_comparisons(
         "unreadable": counts["invalid"],
         "no answer": counts["failed"],
     }
+    by = Counter(row.get("answered_by") for row in rows)
+    if len(by) > 1:  # a judge and a person, or several people
+        tiles |= {f"answered by {name}": f"{count:,}" for name, count in by.items()}
     return {
         "title": "What the judge saw",
         "note": f"{total:,} queries, evenly sampled over the run. Answered",

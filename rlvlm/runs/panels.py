@@ -28,6 +28,9 @@ _LEARNED_REWARD = (
         word="of",
         is_rare=True,
     ),
+    PanelRow(
+        label="queries that wait for a person", metric=metrics.QUERIES_OPEN, format=",.0f", word="waiting", is_rare=True
+    ),
     PanelRow(label="labels right or wrong", metric=metrics.QUERIES_OK, format=",.0f", is_rare=True),
     PanelRow(label="labels without preference", metric=metrics.QUERIES_NO_PREFERENCE, format=",.0f", is_rare=True),
     PanelRow(label="answers nobody could read", metric=metrics.QUERIES_INVALID, format=",.0f", is_rare=True),

@@ -19,7 +19,7 @@ from rlvlm.core import metrics
 from rlvlm.core.disk import write_whole
 from rlvlm.core.steps import FloatArray
 from rlvlm.judges.agreement import wilson_interval
-from rlvlm.runs.answers import RETURN, logged_truths, truth_name
+from rlvlm.runs.answers import RETURN, final_answers, logged_truths, truth_name
 from rlvlm.runs.folder import RunFolder
 from rlvlm.runs.scores import DECODINGS
 
@@ -68,7 +68,7 @@ STYLE: dict[Any, Any] = {
 
 def write_plots(folder: RunFolder, title: str) -> list[Path]:
     """Draws every plot there is data for into the run's `plots/`, and returns the files."""
-    evaluations, queries, scores = folder.evaluations.read(), folder.queries.read(), folder.scores.read()
+    evaluations, queries, scores = folder.evaluations.read(), final_answers(folder.queries.read()), folder.scores.read()
     rows = folder.metrics.read()
     watched = [row for row in rows if metrics.JUDGE_SCORE in row]
     wanted: dict[str, Callable[[], Figure]] = {}

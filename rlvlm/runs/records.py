@@ -94,6 +94,8 @@ def query_row(record: QueryRecord) -> dict[str, Any]:
         "latency_s": verdict.latency_s,
         "text": verdict.text,
         "question": verdict.question,
+        "answered_by": verdict.stamp.judge,
+        "used_step": record.used_step,
     }
 
 
@@ -114,6 +116,7 @@ def score_row(record: ScoredItem, index: int) -> dict[str, Any]:
         "latency_s": score.latency_s,
         "text": score.text,
         "question": score.question,
+        "used_step": record.used_step,
     }
 
 
@@ -153,6 +156,7 @@ def compared_examples(records: Sequence[QueryRecord], draw: Draw) -> list[dict[s
                 "correct": record.correct,
                 "judge": verdict.stamp.judge,
                 "prompt": verdict.stamp.prompt,
+                "used_step": record.used_step,
             }
         )
     return rows
@@ -187,6 +191,7 @@ def scored_examples(records: Sequence[ScoredItem], draw: Draw, goal: str) -> lis
             "text": score.text,
             "judge": score.stamp.judge,
             "prompt": score.stamp.prompt,
+            "used_step": record.used_step,
         }
         rows.append(row | about)
     return rows

@@ -15,7 +15,7 @@ from rlvlm.core.judging import Status
 from rlvlm.judge_bench.figures import pair_figures, rank_correlation
 from rlvlm.judge_bench.rows import beside, read_row, task_figures
 from rlvlm.judges.agreement import wilson_interval
-from rlvlm.runs.answers import RETURN, logged_pairs, truth_name
+from rlvlm.runs.answers import RETURN, final_answers, logged_pairs, truth_name
 from rlvlm.runs.checkpoints import RunState
 from rlvlm.runs.config import GOAL_IMAGE, RunConfig
 from rlvlm.runs.folder import RunFolder
@@ -94,6 +94,7 @@ def summarise(folder: RunFolder, config: RunConfig, state: RunState, exit_reason
         **({"changes": list(state.changes)} if state.changes else {}),
         **summarise_answers(folder),
         **({"decodings": shares} if (shares := summarise_decodings(evaluations)) else {}),
+        **({"person": person} if (person := summarise_person(folder)) else {}),
         **({"judge": watched} if (watched := summarise_judge(folder)) else {}),
         **({"learned_reward": trust} if (trust := summarise_trust(folder)) else {}),
         **({"bench": rows} if (rows := beside_bench(folder, config)) else {}),
@@ -145,6 +146,15 @@ def summarise_judge(folder: RunFolder) -> dict[str, Any]:
     return figures
 
 
+def summarise_person(folder: RunFolder) -> dict[str, float]:
+    """How many queries a person answered, in how many minutes, and how many were left open; empty where nobody was
+    asked.
+    """
+    names = {"answers": metrics.PERSON_ANSWERS, "minutes": metrics.PERSON_MINUTES, "open": metrics.QUERIES_OPEN}
+    rows = [row for row in folder.metrics.read() if metrics.QUERIES_OPEN in row]
+    return {name: rows[-1].get(metric, 0.0) for name, metric in names.items()} if rows else {}
+
+
 def beside_bench(folder: RunFolder, config: RunConfig) -> list[list[str]]:
     """Rows of name, figure in this run, figure in the bench of its judge; empty where no bench is known.
 
@@ -158,7 +168,7 @@ def beside_bench(folder: RunFolder, config: RunConfig) -> list[list[str]]:
         row = read_row(Path(file).expanduser())
     except UsageError as error:  # it was there when the run began; what was trained is not lost for it
         return [["bench", "-", str(error)]]
-    if queries := folder.queries.read():
+    if queries := final_answers(folder.queries.read()):
         own = pair_figures(*logged_pairs(queries, config.task))
         return beside("pairs", own, task_figures(row, config.task, "pairs"))
     names = {
@@ -244,7 +254,7 @@ def what_to_change(config: RunConfig, summary: Mapping[str, Any]) -> list[str]:
 
 def summarise_answers(folder: RunFolder) -> dict[str, Any]:
     """What `summarise_queries` says of a run's comparisons and scores, and how far the scores are from the truth."""
-    queries, rows = folder.queries.read(), folder.scores.read()
+    queries, rows = final_answers(folder.queries.read()), folder.scores.read()
     # a run that was interrupted may have logged the same answer again, from its store
     scores = list({row["question"] or str(place): row for place, row in enumerate(rows)}.values())
     order = score_order(scores)
@@ -386,6 +396,11 @@ def _results(summary: Mapping[str, Any]) -> dict[str, str]:
             checked = f"{summary['labels_checked']:,} of {labels['ok']:,}"
             truth = summary.get("labels_checked_by", "progress")
             rows[f"right, of the {checked} decided ones whose {truth} differs"] = _percent(summary["label_accuracy"])
+    if person := summary.get("person"):
+        rows["answered by a person"] = f"{person['answers']:,.0f} queries, {person['minutes']:.1f} min"
+        if person["open"]:
+            how = "answer them with `rlvlm labels ask .`, then `rlvlm resume . --steps N` goes on with the answers"
+            rows["left unanswered by the person"] = f"{person['open']:,.0f} queries; {how}"
     if trust := summary.get("learned_reward"):
         since, count = trust["in_force_from_step"], trust["predicted"]
         share = f"{trust['foretold_right']:,} of {count:,} answers predicted" if count else "no answer was predicted"

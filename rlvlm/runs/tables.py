@@ -20,13 +20,13 @@ class CsvTable:
     Args:
         path: the file; it is made with its header at the first row.
         columns: the names of the columns, in order.
-        step_column: the column with the env step that a row belongs to.
+        step_columns: those with the env step that a row belongs to; the first one that is filled counts.
     """
 
-    def __init__(self, path: Path, columns: Sequence[str], step_column: str) -> None:
+    def __init__(self, path: Path, columns: Sequence[str], *step_columns: str) -> None:
         self.path = path
         self.columns = tuple(columns)
-        self.step_column = step_column
+        self.step_columns = step_columns
 
     def append(self, rows: Iterable[Mapping[str, Any]]) -> None:
         r"""Adds whole rows in one write. A cell of None is empty; line breaks in text become `\n`, and what is beyond
@@ -51,7 +51,7 @@ class CsvTable:
     def cut(self, last_step: int) -> None:
         """Drops rows of later steps than `last_step`, and a torn last line."""
         # rewritten as a whole: a table that was cut equals one that never went further, to the byte
-        rows = [row for row in self.read() if int(row[self.step_column]) <= last_step]
+        rows = [row for row in self.read() if _step_of(row, self.step_columns) <= last_step]
         if rows:
             self.write(rows)
         else:
@@ -73,12 +73,12 @@ class JsonLines:
 
     Args:
         path: the file.
-        step_key: the key with the env step.
+        step_keys: those with the env step; the first one that is there counts.
     """
 
-    def __init__(self, path: Path, step_key: str) -> None:
+    def __init__(self, path: Path, *step_keys: str) -> None:
         self.path = path
-        self.step_key = step_key
+        self.step_keys = step_keys
 
     def append(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Adds whole lines in one write. Numbers that are not finite must not come here: JSON has none."""
@@ -99,8 +99,13 @@ class JsonLines:
         """Drops lines of later steps than `last_step`, and a torn last line."""
         if self.path.exists():
             # written anew from what was read: Python's floats come back as the same digits
-            kept = [row for row in self.read() if row[self.step_key] <= last_step]
+            kept = [row for row in self.read() if _step_of(row, self.step_keys) <= last_step]
             write_whole(self.path, "".join(json.dumps(row) + "\n" for row in kept))
+
+
+def _step_of(row: Mapping[str, Any], names: Sequence[str]) -> int:
+    # a column that an older rlvlm did not write is not there
+    return next(int(row[name]) for name in names if row.get(name) not in (None, ""))
 
 
 def _cell(value: Any) -> Any:

@@ -14,7 +14,8 @@ from rlvlm.core.errors import JudgeUnavailable
 from rlvlm.core.judging import Label, Verdict
 from rlvlm.core.steps import Pair
 from rlvlm.envs.images import FrameStore
-from rlvlm.preferences.loop import FeedbackLoop, Session, TeacherQueue
+from rlvlm.preferences.asking import Session, TeacherQueue
+from rlvlm.preferences.loop import FeedbackLoop
 from rlvlm.preferences.queries import draw_pairs, look_alike
 from rlvlm.preferences.teachers import OracleTeacher, RandomTeacher, Teacher
 from rlvlm.rewards.source import Labelling
@@ -273,6 +274,6 @@ def test_a_loop_that_asks_ahead_fits_one_session_later_and_loses_nothing() -> No
         assert each.run_session(15)[metrics.QUERIES] == 8
         assert each.source.version == 1
         assert not each.is_due(20), "pending queries count against the budget"
-        each.finish()
+        each.finish(20)
         assert [record.env_step for record in each.drain_records()] == [10] * 8 + [15] * 8
     assert same_trees(loop.get_state(), restored.get_state())

@@ -53,7 +53,7 @@ def test_without_progress_true_returns_say_which_label_is_right(tmp_path: Path) 
     about = {"env_step": 0, "session": 0, "timestamp": 0, "has_progress": False}
     records = record_answers([pair] * 2, answers, **about)
     assert [record.correct for record in records] == [True, False]
-    log = CsvTable(tmp_path / "log.csv", QUERY_COLUMNS, "env_step")
+    log = CsvTable(tmp_path / "log.csv", QUERY_COLUMNS, "used_step", "env_step")
     log.append(map(query_row, records))
     rows = log.read()
     assert rows[0]["ground_truth_score_1"] == "" and truth_name(rows) == "true return"

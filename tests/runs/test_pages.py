@@ -39,9 +39,9 @@ def test_the_page_of_comparisons_shows_images_answers_and_truth(filled: RunFolde
     assert outcomes[:4] == ["incorrect"] * 2 + ["correct"] * 2, "what says something comes first, errors before all"
     right = cards[2]
     assert right.count("data:image/png;base64,") == 2
-    assert "judge: left, truth: left" in right and ">correct</span>" in right
+    assert "left, truth: left" in right and ">correct</span>" in right
     assert "true progress 90.0 %" in right and "true progress 10.0 %" in right
-    assert right.index("chosen by the judge") < right.index("right image")
+    assert right.index("<b>chosen</b>") < right.index("right image")
     assert "left 60 %, right 30 %, tie 10 %" in right
     # words of models and users cannot leave their place, and the page loads nothing
     assert "<script" not in page and "&lt;script&gt;alert(1)&lt;/script&gt;" in page

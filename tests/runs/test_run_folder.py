@@ -18,10 +18,19 @@ from ray.exceptions import ActorDiedError
 from rlvlm.cli import main
 from rlvlm.core.disk import write_whole
 from rlvlm.core.errors import MachineError, RunError, UsageError
+from rlvlm.runs.answers import final_answers
 from rlvlm.runs.checkpoints import RunState
 from rlvlm.runs.config import RunConfig
 from rlvlm.runs.config_file import config_text
-from rlvlm.runs.folder import RunFolder, check_newest, check_trust, code_named, create_folder, find_folder
+from rlvlm.runs.folder import (
+    QUERY_COLUMNS,
+    RunFolder,
+    check_newest,
+    check_trust,
+    code_named,
+    create_folder,
+    find_folder,
+)
 from rlvlm.runs.kinds import StepsRun
 from rlvlm.runs.recipes import recipe
 from rlvlm.runs.settings import override
@@ -321,6 +330,24 @@ def test_json_lines_are_cut_alike(tmp_path: Path) -> None:
     assert lines.path.read_bytes() == whole
     with pytest.raises(ValueError, match="JSON"):
         lines.append([{"env_steps": 9, "x": float("nan")}])
+
+
+def test_an_answer_that_was_used_after_the_checkpoint_is_cut_however_early_it_was_asked(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path, 2)
+    asked = {"env_step": 10, "status": "ok"}
+    used = [asked | {"used_step": 30, "index": 0}, asked | {"used_step": 15, "index": 1}]
+    folder.queries.append([*used, asked | {"used_step": None, "index": 2}])  # set aside for a person
+    folder.samples.append({"env_steps": 10, **row} for row in used)
+    for table in (folder.queries, folder.samples):
+        table.cut(20)
+    assert [row["index"] for row in folder.queries.read()] == ["1", "2"]
+    assert [row["index"] for row in folder.samples.read()] == [1]
+    # a log of an older rlvlm has no such column, and gets it with the first cut
+    older = [name for name in QUERY_COLUMNS if name not in ("answered_by", "used_step")]
+    CsvTable(folder.queries.path, older, "env_step").write([{"env_step": step} for step in (10, 20, 30)])
+    folder.queries.cut(20)
+    assert [row["env_step"] for row in folder.queries.read()] == ["10", "20"]
+    assert len(final_answers(folder.queries.read())) == 2
 
 
 def full_disk(_: int) -> None:

@@ -1,12 +1,17 @@
 """Every source of reward with every kind of env: a run learns from it, or it is refused by name before Ray starts."""
 
 import math
+from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from rlvlm.core import metrics
 from rlvlm.core.errors import UsageError
+from rlvlm.labels.people import Choice, PeopleQueue, Said, new_ticket
+from rlvlm.labels.store import LabelStore
 from rlvlm.rewards.config import SOURCES
 from rlvlm.runs.build import algorithm_settings, built
 from rlvlm.runs.config import RunConfig
@@ -53,6 +58,7 @@ TABLE: list[tuple[str, dict[str, Any], str]] = [
     *((STEPS, {"reward.source": name, "reward.teacher": "oracle"}, "") for name in ("preference", "score")),
     *((STEPS, {"reward.source": name}, "") for name in ("preference", "score")),
     (STEPS, {"reward.teacher": "oracle", "feedback.sampling": f"{EXAMPLES}/own_queries.py:nearest"}, ""),
+    (STEPS, {"reward.teacher": "mixed", "feedback.mixed.person": "simulated"}, ""),
     (STEPS, {"feedback.sampling": "entrpy"}, "did you mean entropy"),
     (STEPS, {"reward.source": "mixture"}, "reward.source is 'mixture'"),
     *((kind, {"reward.source": name}, "") for kind in (TURNS, CHUNKS) for name in ("environment", "success")),
@@ -90,6 +96,41 @@ def test_a_run_learns_from_the_source(
         while algorithm.env_steps < config.steps:
             algorithm.train()
         assert all(map(math.isfinite, algorithm.report().values()))
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_a_run_goes_on_while_a_person_answers(local_ray: None, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    config = configured(STEPS, {"reward.teacher": "human"})
+    config = replace(config, out=tmp_path / "run")
+    assert config.asks_person and "rlvlm labels ask" in config.notes()[0]
+
+    def answer(page: PeopleQueue, choice: Choice) -> None:
+        page.refresh()
+        for name in [name for name, asked in page.asked.items() if asked.is_open]:
+            about = {"question": name, "ticket": new_ticket(), "name": "anna", "client": "c", "seconds": 6.0}
+            page.add(Said(**about, choice=choice, when=0.0))
+        page.keep()
+
+    with ExitStack() as stack:
+        first, resumed = (stack.enter_context(built(algorithm_settings(config, None))) for _ in range(2))
+        while first.env_steps < 100:
+            first.train()
+        assert first.report()[metrics.QUERIES_OPEN] == 8 and first.drain_records() == []
+        first.save_checkpoint(str(tmp_path / "checkpoint"))
+        page = PeopleQueue(LabelStore(tmp_path / "run" / "labels"))
+        answer(page, "left")
+        resumed.load_checkpoint(str(tmp_path / "checkpoint"))
+        while resumed.env_steps < config.steps:
+            resumed.train()
+        records = resumed.drain_records()
+        assert [record.index for record in records][:8] == [*range(8)] and records[0].env_step < 100
+        assert {record.used_step for record in records} == {110} and {r.verdict.label for r in records} == {"left"}
+        resumed.finish()
+        report = resumed.report()
+        assert report[metrics.PERSON_ANSWERS] == len(records) and report[metrics.QUERIES_OPEN] > 0
+        assert report[metrics.PERSON_MINUTES] == pytest.approx(len(records) / 10)
 
 
 @pytest.mark.parametrize(("kind", "settings", "refusal"), [row for row in TABLE if row[2]])

@@ -210,7 +210,7 @@ class SACPebble(BaseAlgorithm):
 
     def finish(self) -> None:
         """Waits for answers that are still to come; call it after the last step, before the last `drain_records`."""
-        self._switch.finish_feedback()
+        self._stats.note(self._switch.finish_feedback(self.env_steps))
 
     def drain_records(self) -> list[Record]:
         """The queries asked since the last call; write them down before saving a checkpoint."""

@@ -7,6 +7,7 @@ from typing import Any
 
 from rlvlm.algorithms.sac_pebble.runner import Sample
 from rlvlm.core.errors import UsageError
+from rlvlm.core.steps import Frames
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.env import StepEnv
 from rlvlm.envs.images import FrameStore
@@ -18,9 +19,9 @@ from rlvlm.judges.config import JudgeConfig
 from rlvlm.judges.judge import Judge
 from rlvlm.preferences.config import FeedbackConfig, RewardModelConfig, check_learning
 from rlvlm.preferences.loop import FeedbackLoop, build_loop
+from rlvlm.preferences.people import Person, PersonTeacher, compares_progress, make_teacher
 from rlvlm.preferences.records import Record, ScoreLog
 from rlvlm.preferences.reward_model import LearnedReward
-from rlvlm.preferences.teachers import build_teacher
 from rlvlm.rewards.build import build_source
 from rlvlm.rewards.config import ExplorationConfig, StepRewardConfig
 from rlvlm.rewards.judged import JudgedReward
@@ -42,6 +43,10 @@ class RewardSetup:
     """Goal that the judge is asked about; empty takes the task's own."""
     make_judge: Callable[[], Judge] | None = None
     """Called once, in the process that asks, if a judge is asked; must pickle."""
+    make_person: Callable[[], Person] | None = None
+    """Likewise of who shows queries to a person, if one is asked."""
+    goal_picture: Frames | None = None
+    """[1, H, W, 3] the goal reached, shown to that person; a judge that is shown it comes with it."""
     total_steps: int | None = None
     """Env steps of the whole run: no teacher is asked at its end, where nothing would train on the answers. None asks
     for as long as the budget lasts."""
@@ -57,6 +62,12 @@ class RewardSetup:
             raise ValueError(
                 "a judge is to be asked and there is none; call .rewards(make_judge=...), "
                 "or choose teacher oracle or random"
+            )
+        is_simulated = self.reward.teacher == "mixed" and self.feedback.mixed.person == "simulated"
+        if self.reward.may_ask_person and not is_simulated and self.make_person is None:
+            raise ValueError(
+                f"reward.teacher {self.reward.teacher} asks a person and there is none; "
+                "call .rewards(make_person=...), or choose another teacher"
             )
 
 
@@ -138,10 +149,9 @@ class RewardSwitch:
             logger.info("step %d: exploring goes on: the reward model is not yet better than chance", env_steps)
         return session_metrics
 
-    def finish_feedback(self) -> None:
-        """Waits for answers that are still to come, so that their records are not lost."""
-        if self._loop is not None:
-            self._loop.finish()
+    def finish_feedback(self, env_steps: int) -> dict[str, float]:
+        """Waits for a judge's answers that are still to come, so that their records are not lost; returns metrics."""
+        return {} if self._loop is None else self._loop.finish(env_steps)
 
     def drain_records(self, env_steps: int) -> list[Record]:
         """The records since the last call, of queries or of direct scores; empty where no teacher is asked."""
@@ -194,7 +204,7 @@ def build_switch(setup: RewardSetup, task: str, viewer: StepEnv, novelty_neighbo
     reward = setup.reward
     judge = setup.make_judge() if reward.asks_judge and setup.make_judge else None
     if not viewer.has_progress and (reward.is_learned or judge):
-        if reward.is_learned and reward.teacher in ("progress", "measured"):
+        if reward.is_learned and compares_progress(reward, setup.feedback):
             raise UsageError(
                 f"reward.teacher {reward.teacher} needs progress, and {task} gives no info['progress'] in [0, 1]",
                 "give it in step() (docs/tasks.md), or take --reward.teacher oracle, which compares true returns",
@@ -211,9 +221,10 @@ def build_switch(setup: RewardSetup, task: str, viewer: StepEnv, novelty_neighbo
             novelty=source if isinstance(source, NoveltyReward) else None,
             log=ScoreLog(source, frames, viewer.has_progress) if isinstance(source, JudgedReward) else None,
         )
-    teacher = build_teacher(
-        reward.teacher, judge=judge, frames=frames, goal=goal, seed=seed, task=task, feedback=setup.feedback
-    )
+    person = None
+    if reward.may_ask_person and setup.make_person:
+        person = PersonTeacher(setup.make_person(), frames, goal, setup.goal_picture)
+    teacher = make_teacher(reward, setup.feedback, person, judge=judge, frames=frames, goal=goal, seed=seed, task=task)
     loop = build_loop(
         viewer,
         teacher,

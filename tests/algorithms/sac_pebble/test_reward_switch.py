@@ -105,5 +105,5 @@ def test_what_the_last_session_asked_ahead_still_trains() -> None:
     assert metrics.REWARD_LOSS not in switch.hold_session(10) and switch.learned is None
     told = switch.hold_session(20)
     assert told[metrics.COMPARISONS] > 20, "the first session's, and the last one's"
-    switch.finish_feedback()
+    switch.finish_feedback(30)
     assert len(switch.drain_records(30)) == 40

@@ -1,0 +1,186 @@
+"""Teachers that ask a person, who answers when there is time: a person alone, or beside a judge. Built by the switch.
+
+The run does not wait. What a person has not answered yet is `Deferred`; the loop looks after every turn of acting
+whether answers have come (`asking.TeacherQueue.num_ready`).
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlvlm.core.judging import Query, Verdict
+from rlvlm.core.steps import Frames, Pair, Trajectory
+from rlvlm.envs.images import FrameStore
+from rlvlm.labels.records import Question, describe
+from rlvlm.preferences.config import FeedbackConfig, MixedConfig
+from rlvlm.preferences.teachers import Deferred, SimulatedTeacher, Teacher, build_teacher, draw_sides
+from rlvlm.rewards.config import StepRewardConfig
+
+
+class Person(Protocol):
+    """Shows queries to a person, who answers them in any order, at any time: `judges.human.HumanJudge`."""
+
+    def ask(self, queries: Sequence[Query], /) -> None:
+        """Shows the queries to the person; one that was shown before is not shown again."""
+        ...
+
+    def find(self, questions: Sequence[Question], /) -> list[Verdict | None]:
+        """The answers to queries that were asked, in order; None for those that are still open."""
+        ...
+
+
+class PersonTeacher(Teacher):
+    """Defers every query to a person.
+
+    Args:
+        person: is shown the queries.
+        frames: draws images at the size that a judge is shown.
+        goal: what the queries are about.
+        goal_picture: [1, H, W, 3] the scene with the goal reached, where the person is to be shown one.
+    """
+
+    asks_person = True
+
+    def __init__(self, person: Person, frames: FrameStore, goal: str, goal_picture: Frames | None = None) -> None:
+        self._person = person
+        self._frames = frames
+        self._goal = goal
+        self._goal_picture = goal_picture
+
+    def answer(self, questions: Sequence[Pair]) -> list[Deferred]:
+        """A `Deferred` for each query."""
+        return [Deferred() for _ in questions]
+
+    def follow(self, questions: Sequence[Pair]) -> Callable[[], list[Verdict | None]]:
+        sides = draw_sides(questions, self._frames)
+        about = {"goal": self._goal, "goal_picture": self._goal_picture}
+        queries = [Query(left=left, right=right, **about) for left, right in sides]
+        self._person.ask(queries)
+        # digests and not images are kept while the person thinks, which may be for hours
+        asked = [describe(query)[0] for query in queries]
+        return lambda: self._person.find(asked)
+
+
+class MixedTeacher(Teacher):
+    """Asks a judge about every query, and a person about those on which the judge is least to be trusted.
+
+    At most a `share` of a session waits for the person at any time, so that a person who is away delays nothing.
+
+    Args:
+        judge: answers every query at once; what it says of a query that goes to the person does not train.
+        person: answers the others, at once or later.
+        config: whom to ask about what, and how often.
+    """
+
+    asks_person = True
+
+    def __init__(self, judge: Teacher, person: Teacher, config: MixedConfig) -> None:
+        self._judge = judge
+        self._person = person
+        self._config = config
+        self._num_asked = self._num_answered = 0
+        """Queries put to the person, and those of them that were answered."""
+        self._seconds = 0.0
+        """What the person's answers took."""
+
+    def inform(self, recent: Sequence[Trajectory]) -> None:
+        for teacher in (self._judge, self._person):
+            teacher.inform(recent)
+
+    def answer(self, questions: Sequence[Pair]) -> list[Verdict | Deferred]:
+        """The judge's verdicts, and a `Deferred` where the person is asked."""
+        return self.prepare(questions)()
+
+    def prepare(self, questions: Sequence[Pair]) -> Callable[[], list[Verdict | Deferred]]:
+        ask = self._judge.prepare(questions)
+        return lambda: self._defer(questions, ask())
+
+    def follow(self, questions: Sequence[Pair]) -> Callable[[], list[Verdict | None]]:
+        return self._person.follow(questions)
+
+    def note_used(self, answers: Sequence[Verdict]) -> None:
+        self._num_answered += len(answers)
+        self._seconds += sum(answer.latency_s for answer in answers)
+
+    def get_state(self) -> dict[str, Any]:
+        return {
+            "judge": self._judge.get_state(),
+            "person": self._person.get_state(),
+            "num_asked": self._num_asked,
+            "num_answered": self._num_answered,
+            "seconds": self._seconds,
+        }
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self._judge.set_state(state["judge"])
+        self._person.set_state(state["person"])
+        self._num_asked, self._num_answered = int(state["num_asked"]), int(state["num_answered"])
+        self._seconds = float(state["seconds"])
+
+    def _defer(self, questions: Sequence[Pair], verdicts: Sequence[Verdict]) -> list[Verdict | Deferred]:
+        config, num_waiting = self._config, self._num_asked - self._num_answered
+        num = math.ceil(config.share * len(questions)) - num_waiting
+        num = max(min(num, config.max_answers - self._num_asked), 0)
+        if self._seconds >= 60 * config.max_minutes or not num:
+            return list(verdicts)
+        disagreement = np.zeros(len(questions)) if self.disagreement is None else self.disagreement(questions)
+        chosen = set(most_doubtful(verdicts, disagreement, num).tolist())
+        self._num_asked += len(chosen)
+        return [Deferred(verdict) if index in chosen else verdict for index, verdict in enumerate(verdicts)]
+
+
+def most_doubtful(verdicts: Sequence[Verdict], disagreement: NDArray[np.float64], num: int) -> NDArray[np.int64]:
+    """The queries on which a judge is least to be trusted.
+
+    Args:
+        verdicts: [N] of the judge.
+        disagreement: [N] how far the reward model's members are apart about each.
+        num: of queries wanted.
+
+    Returns:
+        [min(num, N)] indices: first the queries whose votes are split (the two orders disagree) or that have no label
+        (unreadable or missing), then the others; within both those with more disagreement first, and among equals in
+        the order in which they were drawn.
+    """
+    is_decided = [verdict.label is not None and not verdict.is_split for verdict in verdicts]
+    return np.lexsort((-disagreement, is_decided))[:num]
+
+
+def make_teacher(
+    reward: StepRewardConfig, feedback: FeedbackConfig, person: Teacher | None, *, seed: int, **options: Any
+) -> Teacher:
+    """The teacher of a run, people included.
+
+    Args:
+        reward: names it.
+        feedback: weaknesses of simulated teachers, and whom the teacher mixed asks about what.
+        person: a `PersonTeacher`, where a real person is asked.
+        seed: of chance and of simulated weaknesses.
+        options: of `build_teacher`: judge, frames, goal and task.
+
+    Raises:
+        ValueError, UsageError: as `build_teacher` does.
+    """
+    if reward.teacher == "mixed" and feedback.mixed.person == "simulated":
+        # a stream of its own, or a simulated judge and person would err about the same queries
+        own_seed = int(np.random.SeedSequence(seed, spawn_key=(1,)).generate_state(1)[0])
+        person = SimulatedTeacher(feedback.mixed.simulated, own_seed, "simulated person")
+    if not reward.may_ask_person:
+        return build_teacher(reward.teacher, seed=seed, feedback=feedback, **options)
+    assert person is not None, "it has been checked"
+    if reward.teacher == "human":
+        return person
+    judge = build_teacher(reward.first_teacher, seed=seed, feedback=feedback, **options)
+    return MixedTeacher(judge, person, feedback.mixed)
+
+
+def compares_progress(reward: StepRewardConfig, feedback: FeedbackConfig) -> bool:
+    """Whether a teacher of the run needs an env that measures progress."""
+    simulated = {"simulated": feedback.simulated} if reward.first_teacher == "simulated" else {}
+    if reward.teacher == "mixed" and feedback.mixed.person == "simulated":
+        simulated["person"] = feedback.mixed.simulated
+    by_progress = any(config.truth == "progress" for config in simulated.values())
+    return by_progress or reward.first_teacher in ("progress", "measured")
