@@ -4,6 +4,7 @@ Used by the judge bench, the judge report, a run's records and monitor, and eval
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 
@@ -154,6 +155,22 @@ def label_outcome(label: str, gain: float) -> str:
     if abs(gain) <= MIN_GAP:
         return "tie"
     return "right" if (gain > 0) == (label == "right") else "wrong"
+
+
+def cohens_kappa(first: Sequence[str], second: Sequence[str]) -> float | None:
+    """How far two agree beyond chance about N items: 1 always, 0 as often as chance would, below 0 less often.
+
+    None where there is no item, or both always say the same one thing, so that nothing is beyond chance.
+
+    Source: Cohen 1960, Educational and Psychological Measurement 20(1).
+    """
+    one, other = np.asarray(first), np.asarray(second)
+    if not len(one):
+        return None
+    # kappa = (p_o - p_e) / (1 - p_e): the share that agrees, less what it would be if both drew at random
+    observed = float((one == other).mean())
+    expected = sum(float((one == label).mean() * (other == label).mean()) for label in np.union1d(one, other))
+    return (observed - expected) / (1 - expected) if expected < 1 else None
 
 
 def confidence(p_left: float, p_right: float) -> float:

@@ -47,6 +47,8 @@ class Recorded:
     """Short enough for a legend."""
     about: str
     """One line: judge, prompt, decoding, goal."""
+    judge: str = ""
+    """Who answered, as the stamp says."""
     task: str
     store: LabelStore | None
     """Where the images are."""
@@ -58,12 +60,15 @@ class Recorded:
     """[N] as in the bench; without brightness."""
     images: list[tuple[str, str]] = field(default_factory=list)
     """[N] digests of the last image of each side, as shown."""
+    keys: list[str] = field(default_factory=list)
+    """[N] names of the queries, which others who answered the same ones have too; empty for the other order."""
 
     def __len__(self) -> int:
         return len(self.answers)
 
-    def add(self, item: Item, answer: Answer, images: tuple[str, str]) -> None:
+    def add(self, item: Item, answer: Answer, images: tuple[str, str], key: str = "") -> None:
         """Takes in one answer."""
+        self.keys.append(key)
         self.items.append(item)
         self.answers.append(answer)
         self.images.append(images)
@@ -96,7 +101,8 @@ def read_sources(paths: Sequence[Path]) -> list[Recorded]:
         if is_store(path):
             found += read_store(path)
             continue
-        found += map(read_run, find_folders(path))
+        for folder in find_folders(path):
+            found += read_run(folder)
     found = [answers for answers in found if len(answers)]
     if not found:
         raise UsageError(
@@ -112,9 +118,9 @@ def read_sources(paths: Sequence[Path]) -> list[Recorded]:
     return found
 
 
-def read_run(folder: RunFolder) -> Recorded:
-    """The answers in a run's query log, with images and prices from its store where it has one, and what the store has
-    of the same pairs in the other order (`--ask-swapped`).
+def read_run(folder: RunFolder) -> list[Recorded]:
+    """The answers in a run's query log, one entry for each who answered, with images and prices from its store where it
+    has one, and what the store has of the same pairs in the other order (`--ask-swapped`).
     """
     config = folder.config()
     logged = folder.queries.read()
@@ -122,27 +128,39 @@ def read_run(folder: RunFolder) -> Recorded:
     store = open_store(place) if is_store(place) else None  # none for runs without a judge, or whose store is gone
     # a store that several runs share has more answers than this run's
     asked = {row["question"] for row in logged if row["question"]}
-    stored: dict[str, StoredAnswer] = {}
+    stored: dict[str, list[StoredAnswer]] = defaultdict(list)
     for entry in store.answers() if store else ():
         if entry.question.id in asked:
-            stored.setdefault(entry.question.id, entry)  # of several judges' answers the first
-    stamps = {entry.answer.stamp for entry in stored.values()}
-    judge = f"{_describe(next(iter(stamps)))}; " if len(stamps) == 1 else ""
-    found = Recorded(name=folder.path.name, about=judge + config.title, task=config.task, store=store)
-    items, answers = logged_pairs(logged, config.task, config.judge_goal if config.reward.asks_judge else "")
+            stored[entry.question.id].append(entry)
+    # a log that says nothing of it is of one judge
+    by = list(dict.fromkeys(row.get("answered_by") or "" for row in logged))
+    sources = {
+        name: Recorded(
+            name=f"{folder.path.name} by {name}" if len(by) > 1 else folder.path.name,
+            about=config.title, judge=name, task=config.task, store=store,
+        )
+        for name in by
+    }  # fmt: skip
+    has_goal = config.reward.asks_judge or config.asks_person
+    items, answers = logged_pairs(logged, config.task, config.judge_goal if has_goal else "")
     for row, item, answer in zip(logged, items, answers, strict=True):
-        entry = stored.get(row["question"])
+        name = row.get("answered_by") or ""
+        found = sources[name]
+        key = row["question"] or f"{folder.path}: {row['session']}, {row['index']}"
+        by_name = (entry for entry in stored[row["question"]] if _is_by(entry.answer.stamp.judge, name))
+        entry = next(by_name, None)
         if entry is None or store is None or not isinstance(entry.answer, Verdict):
-            found.add(item, answer, ("", ""))
+            found.add(item, answer, ("", ""), key)
             continue
         # the log has the answer itself, the store what it cost
         kept = _answer(entry.answer, config.task, answer.item, swapped=False)
-        found.add(item, replace(answer, tokens=kept.tokens, cost_usd=kept.cost_usd), _shown(entry.question))
+        found.add(item, replace(answer, tokens=kept.tokens, cost_usd=kept.cost_usd), _shown(entry.question), key)
+        found.about = f"{_describe(entry.answer.stamp)}; {config.title}"
         other = store.find(answer_key(entry.question.swapped.id, entry.answer.stamp))
         if isinstance(other, Verdict) and entry.question.swapped.id not in asked:
             swapped = _answer(other, config.task, answer.item, swapped=True)
             found.add(item, swapped, _shown(entry.question.swapped))
-    return found
+    return list(sources.values())
 
 
 def read_store(folder: Path) -> list[Recorded]:
@@ -170,6 +188,7 @@ def read_store(folder: Path) -> list[Recorded]:
         source = Recorded(
             name=f"{stamp.judge} {stamp.prompt}".strip(),
             about=f"{_describe(stamp)}; goal {', '.join(goals[:3])}",
+            judge=f"{stamp.judge} {stamp.prompt}",
             task=task,
             store=store,
             scale=scale,
@@ -183,9 +202,17 @@ def read_store(folder: Path) -> list[Recorded]:
             left, right = values[entry.question.id]
             item = pairs.setdefault(number, pair_of(entry.question.goal, (left / scale, right / scale)))
             assert isinstance(entry.answer, Verdict), "scores were left out above"
-            source.add(item, _answer(entry.answer, task, number, swapped), _shown(entry.question))
+            key = "" if swapped else entry.question.id
+            source.add(item, _answer(entry.answer, task, number, swapped), _shown(entry.question), key)
         found.append(source)
     return found
+
+
+def _is_by(judge: str, name: str) -> bool:
+    """Whether an answer stamped with `judge` was given by `name` of a query log, which is empty in older logs, and of
+    people `human` where the store says who it was.
+    """
+    return not name or judge == name or judge.startswith(f"{name}:")
 
 
 def _answer(verdict: Verdict, task: str, place: int, swapped: bool) -> Answer:

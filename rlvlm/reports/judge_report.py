@@ -20,6 +20,7 @@ from rlvlm.labels.records import Question
 from rlvlm.labels.store import LabelStore, is_store
 from rlvlm.reports.judge_answers import OUTCOMES, Recorded, by_bin, outcomes, read_sources, summarise
 from rlvlm.reports.judge_figures import draw_all
+from rlvlm.reports.same_queries import compare_answers
 from rlvlm.runs.folder import find_folder
 from rlvlm.runs.records import encode_png
 from rlvlm.runs.tables import CsvTable
@@ -49,20 +50,28 @@ def report_judges(paths: Sequence[Path], out: Path, ask_swapped: int = 0) -> int
     sources = read_sources(paths)
     make_output_folder(out)
     rows = [summarise(source) for source in sources]
+    shared = compare_answers(sources)
     pictures = draw_all(sources, out)
-    write_json(out / "judge_report.json", rows)
+    # with each source what others said of the same queries
+    write_json(
+        out / "judge_report.json",
+        [row | {"same_queries": [other for other in shared if row["source"] == other["first"]]} for row in rows],
+    )
     bins = [(source.name, by_bin(source)) for source in sources]
     CsvTable(out / "judge_report.csv", BIN_COLUMNS, "bin").write(
         {"source": source, "bin": place + 1} | {name.replace(" ", "_"): int(counts[name][place]) for name in OUTCOMES}
         for source, counts in bins
         for place in range(NUM_BINS)
     )
-    write_whole(out / "judge_report.html", report_page(sources, rows, pictures, "Judge report"))
+    write_whole(out / "judge_report.html", report_page(sources, rows, pictures, "Judge report", shared))
     console = plain_console(soft_wrap=True)
     for row in rows:
         said = [(name, cell) for name, cell in table_cells(row).items() if cell != "-"]
         console.print(str(row["source"]), style="bold")
         console.print(plain_table(("", ""), said, words=("",)))
+    for row in shared:
+        console.print(f"{row['first']} and {row['second']}, on the same queries", style="bold")
+        console.print(plain_table(("", ""), shared_cells(row).items(), words=("",)))
     console.print(f"page and images: {out / 'judge_report.html'}")
     return EXIT_DONE
 
@@ -116,9 +125,15 @@ def _queries(store: LabelStore, questions: Sequence[Question]) -> list[Query]:
 
 
 def report_page(
-    sources: Sequence[Recorded], rows: Sequence[Mapping[str, Any]], pictures: Mapping[str, Path], title: str
+    sources: Sequence[Recorded],
+    rows: Sequence[Mapping[str, Any]],
+    pictures: Mapping[str, Path],
+    title: str,
+    shared: Sequence[Mapping[str, Any]] = (),
 ) -> str:
-    """The page's HTML, of `rows` by `summarise` of each source and the files of `draw_all`."""
+    """The page's HTML, of `rows` by `summarise` of each source, the files of `draw_all` and what `compare_answers` says
+    of queries that two sources share.
+    """
     tables = [table_cells(row) for row in rows]
     lines = [(name, [table[name] for table in tables]) for name in tables[0]]
     return render(
@@ -129,6 +144,7 @@ def report_page(
         lines=[(name, cells) for name, cells in lines if set(cells) != {"-"}],
         pictures={name: inline(file) for name, file in pictures.items()},
         mistakes=[_mistakes(source) for source in sources],
+        shared=[(f"{row['first']} and {row['second']}", shared_cells(row)) for row in shared],
     )
 
 
@@ -148,6 +164,19 @@ def table_cells(row: Mapping[str, Any]) -> dict[str, str]:
         "tokens per answer": number_cell(cost["tokens"], 0),
         "USD per 1,000 answers": number_cell(cost["usd_per_1000"]),
         "faults": "; ".join(fault["name"] for fault in row["faults"]) or "-",
+    }
+
+
+def shared_cells(row: Mapping[str, Any]) -> dict[str, str]:
+    """A row of `compare_answers` as text, by name: of two figures the first source's comes first."""
+    of = f", of {row['checked']:,} whose truth differs"
+    return {
+        "queries that both answered": f"{row['queries']:,}",
+        "the same label": share_cell(row["agree"]),
+        "Cohen's kappa": number_cell(row["kappa"]),
+        PAIR_NAMES["accuracy"] + of: " / ".join(map(share_cell, row["accuracy"])),
+        "Cohen's kappa with the truth": " / ".join(map(number_cell, row["kappa_truth"])),
+        "seconds per answer, median": " / ".join(number_cell(seconds, 1) for seconds in row["median_s"]),
     }
 
 

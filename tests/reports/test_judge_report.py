@@ -2,6 +2,7 @@
 
 import csv
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from rlvlm.core.errors import UsageError
 from rlvlm.core.judging import Label, Query, Stamp, Status, Usage, Verdict
 from rlvlm.judge_bench.asking import Answer
 from rlvlm.judge_bench.figures import confidences, pair_figures
-from rlvlm.judges.agreement import calibration_error
+from rlvlm.judges.agreement import calibration_error, cohens_kappa
 from rlvlm.judges.cache import CachedJudge
 from rlvlm.labels.records import Origin
 from rlvlm.labels.store import LabelStore
@@ -20,8 +21,10 @@ from rlvlm.preferences.teachers import SHARES
 from rlvlm.reports.judge_answers import Recorded, by_bin, confusion, outcomes, read_sources, summarise
 from rlvlm.reports.judge_figures import REFERENCE, decided_accuracy, shares_of
 from rlvlm.reports.judge_report import report_judges
+from rlvlm.reports.same_queries import compare_answers
 from rlvlm.runs.answers import pair_of
 from rlvlm.runs.records import query_row, truths_of
+from rlvlm.runs.summary import summarise_answers
 from rlvlm.testing import FakeJudge
 
 EVIL = "<script>alert(1)</script><img src=x onerror=alert(2)>"
@@ -92,8 +95,6 @@ def test_a_run_is_reported_from_its_log_alone(filled, tmp_path, capsys):
 
 def test_a_run_finds_its_images_and_prices_in_its_store(folder, make_records, tmp_path):
     """The question's name in the log leads to the line in the store, and the truth goes the other way."""
-    from dataclasses import replace
-
     store = LabelStore(folder.labels, Origin(run="run", task="drawer_open", seed=3))
     frames = np.random.default_rng(0).integers(0, 256, (12, 1, 16, 16, 3), np.uint8)
     verdicts = CachedJudge(Liar(), store).compare(
@@ -108,6 +109,44 @@ def test_a_run_finds_its_images_and_prices_in_its_store(folder, make_records, tm
     (answers,) = read_sources([folder.path])
     assert [answer.cost_usd for answer in answers.answers] == pytest.approx([0.002] * 6) and "liar" in answers.about
     np.testing.assert_array_equal(answers.store.image(answers.images[3][1]), frames[7][0])
+
+
+@pytest.mark.slow
+def test_a_person_and_a_judge_are_held_against_each_other_on_the_same_queries(folder, make_records, tmp_path, capsys):
+    def said(labels, judge, used_step, latency_s):
+        ends = [(Status.of(label), label) for label in labels]
+        stamp = Stamp(judge=judge, revision="", prompt="", decoding="")
+        about = {"stamp": stamp, "latency_s": latency_s}
+        records = zip(make_records(100, 0), ends, strict=True)
+        return [
+            replace(record, used_step=used_step, verdict=Verdict(status=status, label=label, **about))
+            for record, (status, label) in records
+        ]
+
+    left, right, tie = Label.LEFT, Label.RIGHT, Label.TIE
+    # the truths: left, right, left, left, right, tie; the judge's answer to the fourth cannot be read
+    rows = said([left, left, right, None, right, left], "vlm", None, 0.5)
+    rows += said([left, right, tie, left, right, left], "human", 130, 4.0)
+    folder.queries.append(map(query_row, rows))
+    sources = read_sources([folder.path])
+    assert [source.name for source in sources] == ["run by vlm", "run by human"] and [*map(len, sources)] == [6, 6]
+    (row,) = compare_answers(sources)
+    # of five: the same label of 3; by chance (3 x 2 + 2 x 2 + 0 x 1) / 25 = 0.4
+    assert (row["queries"], row["agree"], row["kappa"]) == (5, 0.6, pytest.approx((0.6 - 0.4) / (1 - 0.4)))
+    # four have a truth: left, right, left, right against left, left, right, right and left, right, tie, right
+    assert row["checked"] == 4 and row["accuracy"] == [0.5, 1.0] and row["median_s"] == [0.5, 4.0]
+    assert row["kappa_truth"] == [0.0, pytest.approx((0.75 - 0.375) / (1 - 0.375))]
+    assert report_judges([folder.path], tmp_path / "out") == 0
+    told, page = capsys.readouterr().out, (tmp_path / "out" / "judge_report.html").read_text()
+    assert "run by vlm and run by human, on the same queries" in told and "The same queries, answered by two" in page
+    assert "0.5 / 4.0" in told and "50.0 % / 100.0 %" in page
+    assert summarise_answers(folder)["queries"] == 6, "a query that two answered is one query"
+
+
+def test_kappa_of_the_textbook():
+    first, second = ["yes"] * 25 + ["no"] * 25, ["yes"] * 20 + ["no"] * 5 + ["yes"] * 10 + ["no"] * 15
+    assert cohens_kappa(first, second) == pytest.approx(0.4) and cohens_kappa(first, first) == 1.0
+    assert cohens_kappa([], []) is None and cohens_kappa(["yes"], ["yes"]) is None
 
 
 def test_what_cannot_be_reported_is_told(tmp_path, folder):
