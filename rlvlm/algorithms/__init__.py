@@ -2,5 +2,5 @@
 
 `base` is RLlib's life cycle as both algorithms have it, `learners` and `sharding` are what trains, `runner_group` is
 where envs are stepped, `evaluation` what an evaluation is, `checkpoint` a state on disk. `sft`, `sft_replies` and
-`sft_chunks` are the supervised start of a run, `sft_job` that of replies as a job of its own, `sft_folders` its files.
+`sft_chunks` are the supervised start of a run, `sft_job` the same as a job of its own, `sft_folders` its files.
 """

@@ -13,17 +13,17 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 import ray
 import torch
-from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.core.learner.torch.torch_learner import TorchLearner
 from torch import Tensor, distributed, nn
 from torch.distributed import DistError
 
 from rlvlm.algorithms.heartbeat import Lost, ended, process_of, start_heartbeat
-from rlvlm.algorithms.sharding import is_sharded, local
+from rlvlm.algorithms.sharding import fetch_bucket, is_sharded, local, put_buckets
 from rlvlm.core.errors import MachineError, RunError, first_line, is_out_of_memory
 from rlvlm.core.finite import check_finite
 from rlvlm.envs.pixels import PIXELS
+from rlvlm.policies.buckets import Bucket, fill_from_buckets
 from rlvlm.vlms.devices import follow_ray, pick_device
 
 Learner = TypeVar("Learner")
@@ -82,13 +82,12 @@ class Learners(Generic[Learner]):
     """All learners of an algorithm, as its own process sees them.
 
     Args:
-        algorithm: set up by RLlib.
+        group: RLlib's.
         threads: CPU threads of torch in each learner's process.
     """
 
-    def __init__(self, algorithm: Algorithm, threads: int) -> None:
-        assert algorithm.learner_group is not None, "RLlib has set it up"
-        self._group: Any = algorithm.learner_group
+    def __init__(self, group: Any, threads: int) -> None:
+        self._group = group
         self.local: Learner | None = None
         """The one in this process; None where there are actors."""
         if self._group.is_local:
@@ -161,6 +160,22 @@ class Learners(Generic[Learner]):
     def call(self, method: str, *arguments: Any) -> Any:
         """Result of `method` on the first learner; all of them run it, and the others' results are dropped."""
         return self.call_all(method, *arguments, first_alone=True)[0]
+
+    def begin_as(self, policy: Any, bucket_bytes: int) -> None:
+        """Has learners that are actors begin as `policy`, fresh adapters too; the local one has it already."""
+        if self.local is None:
+            self.call_all("take_weights", put_buckets(policy.trained_state(), bucket_bytes), policy.meta())
+
+    def sync_to(self, policy: Any, bucket_bytes: int) -> list[Bucket]:
+        """Gives `policy` the weights of learners that are actors, bucket by bucket, and returns the buckets, which
+        engines may read too.
+        """
+        if self.local is not None:
+            return []
+        buckets = self.call("put_weights", bucket_bytes)
+        fill_from_buckets(policy.trained_state(), buckets, fetch_bucket)
+        policy.forget_stale_images()
+        return buckets
 
 
 def _call(learner: Any, method: str, arguments: Sequence[Any], pixels: Any, first_alone: bool = False) -> Any:

@@ -4,7 +4,7 @@ What is shown is gathered by `sft_replies` and `sft_chunks`; how an answer is im
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,8 +13,8 @@ from torch import Tensor
 
 from rlvlm.algorithms.learners import add_up_gradients, all_reduce, largest, local_shard, own_stream
 from rlvlm.algorithms.sft_config import ChunkSFTConfig, ReplySFTConfig
-from rlvlm.algorithms.sharding import clip_gradients, is_sharded
-from rlvlm.core.errors import NumericsError
+from rlvlm.algorithms.sharding import clip_gradients, is_sharded, load_optimizer_tree, optimizer_tree
+from rlvlm.core.errors import NumericsError, UsageError
 from rlvlm.core.progress import count_progress
 from rlvlm.core.steps import FloatArray
 from rlvlm.policies.protocol import Imitation, Policy
@@ -25,19 +25,8 @@ _MEGA = 8
 """Batches that are sorted by length together: more save padding, fewer mix better."""
 
 
-def imitate(  # noqa: PLR0913 - all that a supervised start depends on
-    policy: Policy,
-    env: Any,
-    shown: Any,
-    sft: ReplySFTConfig | ChunkSFTConfig,
-    rng: np.random.Generator,
-    log: Callable[[str], None],
-    *,
-    weights: FloatArray | None = None,
-    at_once: Callable[[Tensor, Imitation], list[Tensor]] = lambda rows, _: [rows],
-) -> float:
-    """Teaches `policy` what it was shown; returns the mean loss of the last ten updates, NaN where there was none. What
-    a loss is, `Policy.imitation` says.
+class Imitator:
+    """Teaches `policy` what it was shown. What a loss is, `Policy.imitation` says.
 
     Several learners take each step together, on equal policies, demonstrations and random numbers.
 
@@ -53,60 +42,133 @@ def imitate(  # noqa: PLR0913 - all that a supervised start depends on
 
     Raises:
         UsageError: see `Policy.imitation`.
-        NumericsError: the loss is not finite.
     """
-    prepared = policy.imitation(shown, env, sft, own_stream(rng), log)
-    counts = None if weights is None else torch.from_numpy(np.asarray(weights, np.float32)[prepared.shown])
-    parameters = policy.acting_parameters()
-    # one call cannot take slices and whole tensors
-    optimizer = torch.optim.AdamW(
-        parameters, betas=sft.betas, weight_decay=sft.weight_decay, foreach=False if is_sharded(parameters) else None
-    )
-    batches, losses = _batches(prepared, sft.batch_size, rng), list[float]()
-    for update in range(sft.updates):
-        for group in optimizer.param_groups:
-            group["lr"] = sft.lr_at(update)
-        optimizer.zero_grad()
-        rows, total = next(batches), torch.zeros((), dtype=torch.float64)
-        parts = [part for part in at_once(local_shard(rows), prepared) if len(part)]
-        # learners that gather weights together make equally many passes: the last of some count for nothing
-        for number in range(largest(len(parts)) if is_sharded(parameters) else len(parts)):
+
+    def __init__(  # noqa: PLR0913 - all that a supervised start depends on
+        self,
+        policy: Policy,
+        env: Any,
+        shown: Any,
+        sft: ReplySFTConfig | ChunkSFTConfig,
+        rng: np.random.Generator,
+        log: Callable[[str], None],
+        *,
+        weights: FloatArray | None = None,
+        at_once: Callable[[Tensor, Imitation], list[Tensor]] = lambda rows, _: [rows],
+    ) -> None:
+        self.policy, self._sft, self._rng, self._log, self._at_once = policy, sft, rng, log, at_once
+        self._prepared = prepared = policy.imitation(shown, env, sft, own_stream(rng), log)
+        self._counts = None if weights is None else torch.from_numpy(np.asarray(weights, np.float32)[prepared.shown])
+        self._parameters = policy.acting_parameters()
+        # one call cannot take slices and whole tensors
+        foreach = False if is_sharded(self._parameters) else None
+        self._optimizer = torch.optim.AdamW(
+            self._parameters, betas=sft.betas, weight_decay=sft.weight_decay, foreach=foreach
+        )
+        self._epoch: list[list[int]] = []
+        self._losses: list[float] = []
+        self.num_updates = 0
+
+    def train(self, until: int) -> float:
+        """Takes the updates up to number `until`; returns the mean loss of the last ten, NaN where there was none.
+
+        Raises:
+            NumericsError: the loss is not finite.
+        """
+        sft, parameters = self._sft, self._parameters
+        while self.num_updates < until:
+            for group in self._optimizer.param_groups:
+                group["lr"] = sft.lr_at(self.num_updates)
+            self._optimizer.zero_grad()
+            loss = self._backward(self._draw())
+            add_up_gradients(parameters)
+            if sft.max_grad_norm < math.inf:
+                clip_gradients(parameters, sft.max_grad_norm)
+            self._optimizer.step()
+            count_progress()
+            self.num_updates += 1
+            self._losses = [*self._losses[1 - _RECENT :], loss]
+            # after the step, whose weights are of no use any more if it was not finite
+            if not math.isfinite(loss):
+                raise NumericsError(
+                    f"the loss of update {self.num_updates} of the supervised start is {loss}",
+                    "start anew with a smaller --sft.lr",
+                )
+            if self.num_updates % sft.log_every == 0:
+                self._log(f"supervised start: update {self.num_updates} of {sft.updates}, loss {self.loss:.3f}")
+        self.policy.forget_stale_images()
+        return self.loss
+
+    @property
+    def loss(self) -> float:
+        """The mean loss of the last ten updates."""
+        return sum(self._losses) / len(self._losses) if self._losses else math.nan
+
+    def _draw(self) -> Tensor:
+        """Rows of the next update: of epochs of batches of like length where lengths differ, else drawn anew."""
+        lengths, size = self._prepared.lengths, self._sft.batch_size
+        if not lengths:
+            return torch.from_numpy(self._rng.integers(len(self._prepared), size=size))
+        if not self._epoch:
+            self._epoch = list(grouped_by_length(lengths, size, self._rng))
+        return torch.tensor(self._epoch.pop(0))
+
+    def _backward(self, rows: Tensor) -> float:
+        """Leaves this learner's part of the gradient in the parameters; returns the loss of all learners."""
+        total = torch.zeros((), dtype=torch.float64)
+        parts = [part for part in self._at_once(local_shard(rows), self._prepared) if len(part)]
+        # learners who gather weights together make equally many passes: the last of some count for nothing
+        for number in range(largest(len(parts)) if is_sharded(self._parameters) else len(parts)):
             is_own = number < len(parts)
             part = parts[number] if is_own else rows[:1]
-            loss = prepared.loss(part, None if counts is None else counts[part]) * (is_own * len(part) / len(rows))
+            counts = None if self._counts is None else self._counts[part]
+            loss = self._prepared.loss(part, counts) * (is_own * len(part) / len(rows))
             loss.backward()
             total += loss.detach().cpu()
-        add_up_gradients(parameters)
-        if sft.max_grad_norm < math.inf:
-            clip_gradients(parameters, sft.max_grad_norm)
-        optimizer.step()
-        count_progress()
-        losses.append(float(all_reduce(total)))
-        # after the step, whose weights are of no use any more if it was not finite
-        if not math.isfinite(losses[-1]):
-            raise NumericsError(
-                f"the loss of update {update + 1} of the supervised start is {losses[-1]}",
-                "start anew with a smaller --sft.lr",
+        return float(all_reduce(total))
+
+    def save_tree(self) -> dict[str, Any]:
+        """All that an exact continuation needs beside the policy's weights, as a state tree; of several learners that
+        draw for themselves (a flow's noise) each goes on with other draws.
+        """
+        return {
+            "num_shown": len(self._prepared),
+            "num_updates": self.num_updates,
+            "losses": self._losses,
+            "rng": self._rng.bit_generator.state,
+            "epoch": self._epoch,
+            "adam": optimizer_tree(self._optimizer),
+        }
+
+    def load_tree(self, tree: Mapping[str, Any]) -> None:
+        """Restores what `save_tree` returned.
+
+        Raises:
+            UsageError: it is of other demonstrations.
+        """
+        if tree["num_shown"] != len(self._prepared):
+            raise UsageError(
+                f"it stopped with {tree['num_shown']:,} demonstrated answers to learn from, and there are "
+                f"{len(self._prepared):,} now",
+                "go on with the same demonstrations and settings, or start anew in another folder",
             )
-        if (update + 1) % sft.log_every == 0:
-            log(f"supervised start: update {update + 1} of {sft.updates}, loss {recent(losses):.3f}")
-    policy.forget_stale_images()
-    return recent(losses) if losses else math.nan
+        load_optimizer_tree(self._optimizer, tree["adam"], self._parameters)
+        self._rng.bit_generator.state = tree["rng"]
+        self._epoch = [list(batch) for batch in tree["epoch"]]
+        self._losses, self.num_updates = list(tree["losses"]), tree["num_updates"]
 
 
-def recent(losses: Sequence[float]) -> float:
-    """The mean of the last ten."""
-    last = losses[-_RECENT:]
-    return sum(last) / len(last)
-
-
-def _batches(prepared: Imitation, size: int, rng: np.random.Generator) -> Iterator[Tensor]:
-    """Rows of each update: epochs of batches of like length where lengths differ, else drawn anew each time."""
-    while True:
-        if prepared.lengths:
-            yield from map(torch.tensor, grouped_by_length(prepared.lengths, size, rng))
-        else:
-            yield torch.from_numpy(rng.integers(len(prepared), size=size))
+def imitate(
+    policy: Policy,
+    env: Any,
+    shown: Any,
+    sft: ReplySFTConfig | ChunkSFTConfig,
+    rng: np.random.Generator,
+    log: Callable[[str], None],
+    weights: FloatArray | None = None,
+) -> float:
+    """The whole supervised start at once, see `Imitator`; returns its last loss."""
+    return Imitator(policy, env, shown, sft, rng, log, weights=weights).train(sft.updates)
 
 
 def grouped_by_length(lengths: Sequence[int], batch: int, rng: np.random.Generator) -> Iterator[list[int]]:

@@ -1,8 +1,8 @@
 """How a policy is fine-tuned on demonstrations; imports nothing heavy so that the command line starts at once."""
 
 import math
-from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
 
 from rlvlm.core.checks import check_least, check_positive, check_shares
 
@@ -150,19 +150,38 @@ class JobConfig:
     """Where and how the job runs; `SFTConfig` says what it learns."""
 
     num_workers: int = 1
-    """Processes that train, each on its part of every batch."""
+    """Learners that take each step together, each on its part of the batch; one without a GPU of Ray's is the command's
+    own process."""
     gpus_per_worker: float = 0.0
-    """GPUs of each; 0 trains on the CPU."""
-    cpus_per_worker: float = 1.0
-    """CPUs of each."""
+    """GPUs that Ray sets aside for each, 0 to 1; 0: one learner lies where the policy's device says, several on
+    CPUs."""
+    threads: int = 1
+    """CPU threads of torch in each."""
+    shard: bool = False
+    """Whether several share out weights, gradients and AdamW's averages (FSDP2), so that a policy fits that no single
+    GPU holds."""
+    compute_dtype: Literal["same", "bfloat16"] = "same"
+    """Of sharded learners: bfloat16 gathers and computes in it; same: as the weights are."""
+    microbatch_turns: int = 0
+    """Turns or chunks that go through the policy at once; 0: a learner's whole part of the batch."""
+    microbatch_tokens: int = 0
+    """Tokens that go through it at once, those of images and prompts included, in the place of `microbatch_turns`."""
     save_every: int = 50
-    """Updates between checkpoints."""
+    """Updates between checkpoints, each with a validation on what is held out."""
     max_reply_tokens: int = 256
     """A reply is cut after so many tokens when it is validated."""
-    arguments: dict[str, str] = field(default_factory=dict)
-    """Passed on to Hugging Face's `TrainingArguments`: names and values by turns, e.g. `--job.arguments bf16 true fsdp
-    full_shard`."""
 
     def __post_init__(self) -> None:
-        check_least(self, "job", 1, "num_workers", "save_every", "max_reply_tokens")
-        check_least(self, "job", 0, "gpus_per_worker", "cpus_per_worker")
+        check_least(self, "job", 1, "num_workers", "threads", "save_every", "max_reply_tokens")
+        check_least(self, "job", 0, "gpus_per_worker", "microbatch_turns", "microbatch_tokens")
+        if self.shard and self.num_workers < 2:
+            raise ValueError(f"job.shard needs job.num_workers >= 2, got {self.num_workers}; set both or neither")
+
+    def learners(self) -> dict[str, Any]:
+        """The fields of `PolicyGradientConfig` that say the same."""
+        is_own_process = self.num_workers == 1 and not self.gpus_per_worker
+        same = ("threads", "shard", "compute_dtype", "microbatch_turns", "microbatch_tokens", "max_reply_tokens")
+        return {name: getattr(self, name) for name in same} | {
+            "num_learners": 0 if is_own_process else self.num_workers,
+            "gpus_per_learner": self.gpus_per_worker,
+        }

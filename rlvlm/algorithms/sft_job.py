@@ -1,244 +1,133 @@
-"""Supervised fine-tuning as a job of its own: Ray Train's `TorchTrainer` around Hugging Face's `Trainer`.
+"""The supervised start as a job of its own, `rlvlm sft`: the learners of a run and its imitation, without its rollouts.
 
-One worker on a bare machine, one per GPU on a cluster; FSDP and DeepSpeed are configs that are passed on. The loss
-looks at the reply's tokens alone, which the policy itself marks off: prompts end where the chat template hands over.
+The job's folder holds its newest checkpoint in `algorithm/`, from which it goes on, and a run may begin; of a policy
+that replies also what `sft_folders` writes.
 """
 
-import json
-import shutil
-import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import ray.train
-from ray.train import Checkpoint, CheckpointConfig, RunConfig, ScalingConfig
-from ray.train.huggingface.transformers import RayTrainReportCallback, prepare_trainer
-from ray.train.torch import TorchTrainer
-from torch import Tensor, nn
-from torch.utils.data import DataLoader, Sampler
-from transformers import Trainer, TrainingArguments
+import gymnasium as gym
+from ray.rllib.core import DEFAULT_MODULE_ID
 
-from rlvlm.algorithms.policy_gradient.slots import EnvSlot
-from rlvlm.algorithms.sft import grouped_by_length
-from rlvlm.algorithms.sft_config import JobConfig, ReplySFTConfig
-from rlvlm.algorithms.sft_folders import BODY_FILE, HEADS_FILE, load_trained, save_trained
-from rlvlm.algorithms.sft_replies import held_out_loss, split, validate
+from rlvlm.algorithms.base import quiet_rllib
+from rlvlm.algorithms.checkpoint import MANIFEST, load_policy_file, load_tree, save_tree
+from rlvlm.algorithms.learners import Learners
+from rlvlm.algorithms.policy_gradient.algorithm_config import TokenConfig
+from rlvlm.algorithms.policy_gradient.learner import TokenLearner
+from rlvlm.algorithms.policy_gradient.player import policy_file
+from rlvlm.algorithms.policy_gradient.rollouts import ROLLOUTS
+from rlvlm.algorithms.policy_gradient.supervised_start import Lessons, gather_chunks, gather_turns
+from rlvlm.algorithms.sft_folders import (
+    SFTManifest,
+    read_sft_manifest,
+    save_trained,
+    sft_manifest_of,
+    write_sft_manifest,
+)
+from rlvlm.algorithms.sft_replies import validate
 from rlvlm.core import metrics
-from rlvlm.core.episodes import TokenEpisode
 from rlvlm.core.errors import UsageError
-from rlvlm.core.yaml_text import read_yaml
+from rlvlm.envs.registry import make_env
+from rlvlm.policies.vlm.config import BUCKET_MIB
 from rlvlm.policies.vlm.engine import PolicyEngine
-from rlvlm.policies.vlm.imitation import Example, examples_of, lengths_of
-from rlvlm.policies.vlm.policy import VLMPolicy
 
-_MEASURES_FILE = "measures.json"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TrainLoopConfig:
-    """Arguments of every worker; pickled."""
-
-    make_policy: Callable[[], VLMPolicy]
-    make_slot: Callable[[], EnvSlot]
-    """Draws the images of the episodes and reads replies."""
-    load_episodes: Callable[[], Sequence[TokenEpisode]]
-    """Loads the demonstrations, from a folder that every worker can see."""
-    sft: ReplySFTConfig
-    job: JobConfig
-    seed: int
+CHECKPOINT = "algorithm"
+"""In the job's folder; a run's checkpoints have their algorithm under the same name."""
+_BUCKET_BYTES = BUCKET_MIB << 20
 
 
-def run_sft(loop_config: TrainLoopConfig, folder: Path) -> dict[str, float]:
-    """Trains, or goes on where an earlier job in `folder` was stopped; returns what the validation measured.
+def run_sft(
+    config: TokenConfig, save_every: int, folder: Path, log: Callable[[str], None] = lambda line: None
+) -> dict[str, float]:
+    """Trains, or goes on where an earlier job in `folder` was stopped; returns what was measured after the last update,
+    by names in `rlvlm.core.metrics`.
 
-    `folder` then holds `body.safetensors`, `heads.safetensors` and, in `job/`, the checkpoints.
+    Args:
+        config: with `sft.demonstrations`; `algo` says which learners there are and what goes through them at once.
+        save_every: updates between checkpoints, each of which is validated.
+        folder: of the checkpoint and of what is trained.
+        log: takes lines on how it goes.
 
     Raises:
-        UsageError: `job.arguments` names nothing of Hugging Face's trainer.
-        Exception: whatever a worker raised.
+        UsageError: the demonstrations are of no use, or not those that an earlier job learned from.
+        CorruptCheckpoint: that job's checkpoint is damaged.
+        RunError: a learner failed, or the loss is not finite.
     """
-    job = loop_config.job
-    if unknown := sorted(job.arguments.keys() - {field.name for field in fields(TrainingArguments)}):
-        raise UsageError(
-            f"Hugging Face's trainer has no arguments {', '.join(unknown)}",
-            "--job.arguments takes names and values of transformers.TrainingArguments, e.g. bf16 true",
-        )
-    trainer = TorchTrainer(
-        _worker,
-        train_loop_config={"loop_config": loop_config},
-        scaling_config=ScalingConfig(
-            num_workers=job.num_workers,
-            use_gpu=job.gpus_per_worker > 0,
-            resources_per_worker={"CPU": job.cpus_per_worker}
-            | ({"GPU": job.gpus_per_worker} if job.gpus_per_worker else {}),
-        ),
-        run_config=RunConfig(
-            name="job", storage_path=str(folder.absolute()), checkpoint_config=CheckpointConfig(num_to_keep=2)
-        ),
-    )
-    result = trainer.fit()
-    assert result.checkpoint is not None, "the last update is always saved"
-    with result.checkpoint.as_directory() as saved:
-        inner = Path(saved) / RayTrainReportCallback.CHECKPOINT_NAME
-        for name in (BODY_FILE, HEADS_FILE):
-            shutil.copyfile(inner / name, folder / name)
-        return json.loads((inner / _MEASURES_FILE).read_text())
-
-
-class Imitation(nn.Module):
-    """The policy as Hugging Face's trainer wants it: examples in, a loss out.
-
-    Args:
-        policy: is trained.
-        reply_weight: as in `imitation_loss`.
-    """
-
-    def __init__(self, policy: VLMPolicy, reply_weight: float) -> None:
-        super().__init__()
-        self.policy = policy
-        self._reply_weight = reply_weight
-
-    def forward(self, examples: Sequence[Example]) -> dict[str, Tensor]:
-        """The mean loss of some turns."""
-        return {"loss": self.policy.imitation_loss(examples, self._reply_weight)}
-
-
-class ImitationTrainer(Trainer):
-    """Hugging Face's trainer with batches grouped by length, and checkpoints that hold what is trained alone."""
-
-    def __init__(self, *, loop_config: TrainLoopConfig, held_out: Sequence[TokenEpisode], **arguments: Any) -> None:
-        super().__init__(**arguments)
-        self._loop_config = loop_config
-        self._held_out = held_out
-
-    @property
-    def _policy(self) -> VLMPolicy:
-        unwrapped = self.accelerator.unwrap_model(self.model)
-        assert isinstance(unwrapped, Imitation)
-        return unwrapped.policy
-
-    def get_train_dataloader(self) -> DataLoader[Any]:
-        """Batches of about equal length; with several workers each takes its share of them."""
-        examples: Any = self.train_dataset
-        sft = self._loop_config.sft
-        batches = LengthBatches(lengths_of(self._policy, examples), sft.batch_size, self._loop_config.seed)
-        loader = DataLoader(examples, batch_sampler=batches, collate_fn=collate)
-        # with several workers accelerate deals the batches out
-        return self.accelerator.prepare(loader)
-
-    def evaluate(self, *arguments: Any, **unused: Any) -> dict[str, float]:
-        """Validation on held-out episodes: loss, equal actions, replies that can be read."""
-        loop_config = self._loop_config
-        sft, env = loop_config.sft, loop_config.make_slot().env
-        engine = PolicyEngine(self._policy, sft.batch_size)
-        measured = validate(engine, env, self._held_out, sft, loop_config.job.max_reply_tokens)
-        if measured:
-            loss = held_out_loss(self._policy, env, self._held_out, sft.batch_size)
-            measured[metrics.SFT_HELD_OUT_LOSS] = loss
-        self.log(measured)
-        return measured
-
-    def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
-        folder = Path(output_dir or str(self.args.output_dir))
-        folder.mkdir(parents=True, exist_ok=True)
-        save_trained(self._policy, folder)
-        # the newest of ours; names without a slash are the trainer's own
-        measured = {key: value for log in self.state.log_history for key, value in log.items() if "/" in key}
-        (folder / _MEASURES_FILE).write_text(json.dumps(measured))
-
-    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
-        load_trained(self._policy, Path(resume_from_checkpoint))
-
-
-class LengthBatches(Sampler[list[int]]):
-    """Batches grouped by length; every epoch has another order, which a resumed job finds again.
-
-    Args:
-        lengths: [M] tokens of each example.
-        batch: examples in a batch.
-        seed: of the orders.
-    """
-
-    def __init__(self, lengths: Sequence[int], batch: int, seed: int) -> None:
-        self._lengths, self._batch, self._seed = lengths, batch, seed
-        self._epoch = 0
-
-    def set_epoch(self, epoch: int) -> None:
-        """Chooses the order; the trainer calls it."""
-        self._epoch = epoch
-
-    def __len__(self) -> int:
-        return -(-len(self._lengths) // self._batch)
-
-    def __iter__(self) -> Iterator[list[int]]:
-        # drawn from the seed and the epoch's number alone, so that no state of it has to be saved
-        noise = np.random.default_rng(np.random.SeedSequence(self._seed, spawn_key=(6, self._epoch)))
-        return grouped_by_length(self._lengths, self._batch, noise)
-
-
-def collate(examples: Sequence[Example]) -> dict[str, Any]:
-    """A batch as `Imitation.forward` takes it; the policy pads it itself."""
-    return {"examples": list(examples)}
-
-
-def _worker(config: dict[str, Any]) -> None:
-    """The work of each process; runs in Ray Train."""
-    loop_config: TrainLoopConfig = config["loop_config"]
-    policy, slot = loop_config.make_policy(), loop_config.make_slot()
-    learned, held_out = split(loop_config.load_episodes(), loop_config.sft.held_out)
-    examples = examples_of(policy, slot.env, learned)
-    own = tempfile.mkdtemp(prefix="rlvlm-sft-")  # of this process alone; Ray Train keeps the checkpoints
-    trainer = ImitationTrainer(
-        loop_config=loop_config,
-        held_out=held_out,
-        model=Imitation(policy, loop_config.sft.reply_weight),
-        args=training_arguments(loop_config, own),
-        train_dataset=examples,
-        eval_dataset=[],  # asked for by the trainer; `evaluate` has its own
-        data_collator=collate,
-        callbacks=[RayTrainReportCallback()],
-    )
-    trainer = prepare_trainer(trainer)
-    checkpoint: Checkpoint | None = ray.train.get_checkpoint()
+    env = make_env(config.task, ROLLOUTS[config.kind].viewer_settings(config), config.seed)
+    unused = gym.spaces.Box(-1, 1)  # RLlib asks for spaces; policies see images and words instead
+    with quiet_rllib():
+        group = config.build_learner_group(spaces={DEFAULT_MODULE_ID: (unused, unused)})
     try:
-        if checkpoint is None:
-            trainer.train()
-            return
-        with checkpoint.as_directory() as saved:
-            trainer.train(resume_from_checkpoint=str(Path(saved) / RayTrainReportCallback.CHECKPOINT_NAME))
+        learners: Learners[TokenLearner] = Learners(group, config.algo.threads)
+        policy: Any = config.policy_for(env) if learners.local is None else learners.local.policy
+        if learners.local is None:
+            learners.call_all("watch")
+        else:
+            learners.local.watch(env)
+            learners.local.log = log
+        is_of_turns = config.kind == "turns"
+        lessons = gather_turns(config, policy, log) if is_of_turns else gather_chunks(config, policy, env, log)
+        if is_of_turns:  # the checkpoint of a VLA says itself what its weights belong to
+            _write_manifest(folder, sft_manifest_of(config.task, config.env_settings, policy.config, env.action_names))
+        measured = _train(config, learners, policy, lessons, folder / CHECKPOINT, save_every, log)
+        if is_of_turns:
+            save_trained(policy, folder)
+        return measured
     finally:
-        shutil.rmtree(own, ignore_errors=True)
+        group.shutdown()
 
 
-def training_arguments(loop_config: TrainLoopConfig, folder: str) -> TrainingArguments:
-    """Hugging Face's, by the job's config; what `job.arguments` says goes before."""
-    sft, job = loop_config.sft, loop_config.job
-    return TrainingArguments(
-        **{
-            "output_dir": folder,
-            "max_steps": sft.updates,
-            "per_device_train_batch_size": sft.batch_size,
-            "learning_rate": sft.lr,
-            "lr_scheduler_type": "cosine",
-            "warmup_steps": max(sft.updates // 10, 1),
-            "weight_decay": 0.01,
-            "adam_beta2": 0.98,
-            "max_grad_norm": sft.max_grad_norm,
-            "eval_strategy": "steps",
-            "eval_steps": job.save_every,
-            "save_strategy": "steps",
-            "save_steps": job.save_every,
-            "save_total_limit": 1,
-            "logging_steps": max(job.save_every // 5, 1),
-            "remove_unused_columns": False,
-            "label_names": [],
-            "report_to": [],
-            "disable_tqdm": True,
-            "use_cpu": job.gpus_per_worker == 0,
-            "seed": loop_config.seed,
-        }
-        | {name: read_yaml(value, name) for name, value in job.arguments.items()}
+def _write_manifest(folder: Path, manifest: SFTManifest) -> None:
+    """Says in `folder`, before the training, what is to be learned there: so it stands there after a kill.
+
+    Raises:
+        UsageError: something else was learned there.
+    """
+    before = read_sft_manifest(folder)
+    if before is not None and (odd := before.lacks(manifest) + before.differs(manifest)):
+        raise UsageError(f"{folder} holds a policy trained with other settings: {'; '.join(odd)}", "--out another")
+    folder.mkdir(parents=True, exist_ok=True)
+    write_sft_manifest(folder, manifest)
+
+
+def _train(  # noqa: PLR0913, PLR0917 - what `run_sft` has put together
+    config: TokenConfig, learners: Learners[TokenLearner], policy: Any, lessons: Lessons, checkpoint: Path,
+    save_every: int, log: Callable[[str], None],
+) -> dict[str, float]:  # fmt: skip
+    """All updates that are left, with a checkpoint after each `save_every`; returns what was measured last."""
+    sft, tree = config.sft, None
+    measured = dict(lessons.measured)
+    if (checkpoint / MANIFEST).exists():
+        tree = load_tree(checkpoint)
+        policy.load_trained_state(load_policy_file(checkpoint).weights)
+        measured |= tree["measured"]
+        log(f"going on after update {tree['imitation']['num_updates']} of {sft.updates}")
+    learners.begin_as(policy, _BUCKET_BYTES)
+    weights = None if lessons.weights is None else lessons.weights.values
+    learners.call_all("begin_imitation", lessons.shown, sft, weights, tree and tree["imitation"])
+    done, began = (
+        tree["imitation"]["num_updates"] if tree else 0,
+        time.monotonic() - measured.get(metrics.SFT_WALL_S, 0),
     )
+    while done < sft.updates:
+        done = min(done + save_every, sft.updates)
+        measured[metrics.SFT_LOSS] = learners.call("imitate", done)
+        learners.sync_to(policy, _BUCKET_BYTES)
+        measured[metrics.SFT_WALL_S] = time.monotonic() - began
+        line = f"update {done} of {sft.updates}, loss {measured[metrics.SFT_LOSS]:.3f}"
+        if lessons.held_out:
+            env = make_env(config.task, config.env_settings.for_demonstrations(), 0)
+            engine = PolicyEngine(policy, sft.batch_size)
+            measured |= validate(engine, env, lessons.held_out, sft, config.algo.max_reply_tokens)
+            measured[metrics.SFT_HELD_OUT_LOSS] = learners.call("held_out_loss", lessons.held_out, sft)
+            line += (
+                f"; held out: loss {measured[metrics.SFT_HELD_OUT_LOSS]:.3f}, "
+                f"{measured[metrics.SFT_EXACT_ACTION]:.0%} of actions as demonstrated"
+            )
+        state = {"imitation": learners.call("imitation_tree"), "measured": measured}
+        save_tree(checkpoint, state, policy_file(policy))
+        log(line)
+    return measured

@@ -1,6 +1,6 @@
 """The supervised start of a policy that replies: its demonstrations, and what it can do after it.
 
-A run learns from them by `sft.imitate`, `rlvlm sft` as a job (`sft_job`); `sft_folders` keeps the result.
+A run learns from them by `sft.Imitator`, and so does the job `rlvlm sft` (`sft_job`); `sft_folders` has its files.
 """
 
 import dataclasses

@@ -190,3 +190,28 @@ def sliced_state(states: Mapping[int, Mapping[str, Any]], parameters: Sequence[n
         }
         for number, state in states.items()
     }
+
+
+def plain(value: Tensor) -> Tensor:
+    """The whole of `value` as a state tree can hold it: numpy knows no bfloat16, and float32 holds it exactly."""
+    whole = gathered(value)
+    return whole.float() if whole.dtype == torch.bfloat16 else whole
+
+
+def optimizer_tree(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """The state of `optimizer`, whole, as a state tree; sharded, all learners call it together."""
+    return {
+        str(number): {name: plain(value) for name, value in state.items()}
+        for number, state in optimizer.state_dict()["state"].items()
+    }
+
+
+def load_optimizer_tree(
+    optimizer: torch.optim.Optimizer, tree: Mapping[str, Any], parameters: Sequence[nn.Parameter]
+) -> None:
+    """Restores what `optimizer_tree` returned into a fresh optimiser of `parameters`, cut as these are."""
+    states = {  # copied: the tree may lie in memory that other learners read too, and Adam writes in place
+        int(number): {name: torch.as_tensor(value).clone() for name, value in state.items()}
+        for number, state in tree.items()
+    }
+    optimizer.load_state_dict(optimizer.state_dict() | {"state": sliced_state(states, parameters)})

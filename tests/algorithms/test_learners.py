@@ -55,8 +55,7 @@ def test_what_happens_to_one_learner_ends_them_all_at_once(
     monkeypatch.setattr("rlvlm.algorithms.heartbeat.MAX_SILENCE_S", 3.0)
     actors: list[Any] = [ray.remote(Waiting).remote(number) for number in range(2)]
     group = SimpleNamespace(is_local=False, _worker_manager=FaultTolerantActorManager(actors))
-    algorithm: Any = SimpleNamespace(learner_group=group)
-    learners = Learners(algorithm, threads=torch.get_num_threads())
+    learners = Learners(group, threads=torch.get_num_threads())
     pids = learners.call_all("configure_torch", 1)
     began = time.monotonic()
     with pytest.raises(MachineError, match=words.format(where=rf"\(process {pids[1]} on node [\d.]+\)")) as caught:

@@ -1,77 +1,119 @@
-import functools
-import json
+"""`rlvlm sft` as a job: any policy, any number of learners, weighted, and exact after a stop."""
+
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
-from rlvlm.algorithms.policy_gradient.slots import EnvSlot
-from rlvlm.algorithms.sft_config import JobConfig, ReplySFTConfig
+from rlvlm.algorithms.policy_gradient.algorithm import PolicyGradientAlgorithmConfig
+from rlvlm.algorithms.policy_gradient.config import PolicyGradientConfig
+from rlvlm.algorithms.policy_gradient.player import load_vla, take_vla
+from rlvlm.algorithms.sft_config import ChunkSFTConfig, ReplySFTConfig
 from rlvlm.algorithms.sft_folders import BODY_FILE, HEADS_FILE, load_trained
-from rlvlm.algorithms.sft_replies import demonstrate
+from rlvlm.algorithms.sft_job import run_sft
+from rlvlm.cli import main
 from rlvlm.core import metrics
 from rlvlm.core.errors import UsageError
 from rlvlm.envs.registry import make_env, task_env
-from rlvlm.policies.vlm.config import PolicyConfig
-from rlvlm.policies.vlm.loading import load_policy
-from rlvlm.policies.vlm.policy import VLMPolicy
+from tests.algorithms.policy_gradient.tiny_runs import chunk_config, make_policy
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 
-def make_policy(folder: str, learns: Any = "all") -> VLMPolicy:
-    return load_policy(PolicyConfig(model=folder, device="cpu", learns=learns, lora_rank=4, seed=1))
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Demonstrations of both kinds of env, and a model to learn from one of them."""
+    from tests.tiny_vlm import save_tiny_vlm  # seconds, which the job's actors do without
+
+    made = tmp_path_factory.mktemp("sft")
+    save_tiny_vlm(made / "model", "qwen3_vl")
+    for task, episodes in (("number_line", 12), ("push_block", 3)):
+        assert main(["collect", task, "--episodes", str(episodes), "--out", str(made / task)]) == 0
+    return made
 
 
-def make_slot() -> EnvSlot:
-    return EnvSlot(make_env("number_line", task_env("number_line"), 0), "number_line")
+def job(folder: Path, kind: str, policy: dict[str, Any] | None = None, **sft: Any) -> PolicyGradientAlgorithmConfig:
+    """A job of eight updates; `kind` is replies, tokens or flow."""
+    settings: dict[str, Any] = {"updates": 8, "batch_size": 8, "demonstrations": str(folder / "push_block")} | sft
+    if kind != "replies":
+        steps = task_env("push_block").episode_steps
+        return chunk_config(head=kind, sft=ChunkSFTConfig(**settings), episode_steps=steps)
+    settings = {"lr": 3e-3, "held_out": 0.2} | settings | {"demonstrations": str(folder / "number_line")}
+    make = partial(make_policy, folder=str(folder / "model"), **(policy or {}))
+    config = PolicyGradientAlgorithmConfig().envs(task="number_line", env_settings=task_env("number_line"))
+    config.acting(make_policy=make)
+    return config.learning(sft=ReplySFTConfig(**settings), algo=PolicyGradientConfig(max_reply_tokens=4))
 
 
-def load_episodes() -> Any:
-    return demonstrate(make_slot(), ReplySFTConfig(turns=24), 0)
+def weights_of(out: Path) -> dict[str, torch.Tensor]:
+    return load_file(out / "algorithm" / "policy.safetensors")
 
 
-# what `all` learns and saves is held without a job, in test_sft.py and test_sft_folders.py
-@pytest.mark.parametrize("learns", ["lora", pytest.param("all", marks=pytest.mark.full)])
-def test_a_job_learns_saves_apart_and_goes_on_where_it_stopped(
-    local_ray: Any, tmp_path: Path, learns: Any, monkeypatch: pytest.MonkeyPatch
-):
-    # imported here: they take seconds, and every test process and the job's own actors read this file
-    from rlvlm.algorithms.sft_job import TrainLoopConfig, run_sft
-    from tests.tiny_vlm import save_tiny_vlm
+class Stopped(Exception):
+    """In the place of kill -9, after a checkpoint."""
 
-    monkeypatch.setenv("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.2")  # the job ends at such a look: 2 s by default
-    monkeypatch.setenv("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "0")  # an actor more
-    folder = str(save_tiny_vlm(tmp_path / "model", "qwen3_vl"))
-    out = tmp_path / "out"
 
-    arguments = {"logging_steps": "1"}
+@pytest.mark.parametrize("kind", ["replies", "tokens", "flow"])
+def test_a_job_that_was_stopped_ends_as_one_that_was_not(folder: Path, tmp_path: Path, kind: str) -> None:
+    config, told = job(folder, kind), list[str]()
+    whole = run_sft(config, 4, tmp_path / "whole", told.append)
 
-    def job(updates: int) -> dict[str, float]:
-        return run_sft(
-            TrainLoopConfig(
-                make_policy=functools.partial(make_policy, folder, learns),
-                make_slot=make_slot,
-                load_episodes=load_episodes,
-                sft=ReplySFTConfig(updates=updates, batch_size=8, lr=3e-3, held_out=0.2),
-                job=JobConfig(save_every=4, max_reply_tokens=4, arguments=arguments),
-                seed=0,
-            ),
-            out,
-        )
+    def stop(line: str) -> None:
+        if line.startswith("update 4 of 8"):
+            raise Stopped
 
-    first, second = job(4), job(8)
+    with pytest.raises(Stopped):
+        run_sft(config, 4, tmp_path / "parts", stop)
+    parts = run_sft(config, 4, tmp_path / "parts", told.append)
+    assert "going on after update 4 of 8" in told
+    clocks = {metrics.SFT_WALL_S: 0.0}
+    assert parts | clocks == whole | clocks
+    one, other = weights_of(tmp_path / "whole"), weights_of(tmp_path / "parts")
+    assert all(torch.equal(value, other[name]) for name, value in one.items())
+
+
+def test_a_job_goes_on_with_the_demonstrations_that_it_began_with(folder: Path, tmp_path: Path) -> None:
+    run_sft(job(folder, "replies", updates=1), 1, tmp_path)
+    with pytest.raises(UsageError, match="demonstrated answers to learn from, and there are"):
+        run_sft(job(folder, "replies", held_out=0.5), 1, tmp_path)
+
+
+@pytest.mark.parametrize("learns", ["lora", "all"])
+def test_what_replies_is_saved_apart_and_taken_over_by_a_run(folder: Path, tmp_path: Path, learns: str) -> None:
+    config = job(folder, "replies", {"learns": learns, "lora_rank": 4})
+    first = run_sft(config.learning(sft=replace(config.sft, updates=2)), 2, tmp_path)
+    # the same folder, more updates
+    second = run_sft(config.learning(sft=replace(config.sft, updates=10)), 4, tmp_path)
     assert second[metrics.SFT_HELD_OUT_LOSS] < first[metrics.SFT_HELD_OUT_LOSS]
-    states = [json.loads(file.read_text()) for file in out.glob("job/*/checkpoint/trainer_state.json")]
-    assert sorted(state["global_step"] for state in states) == [4, 8], "the second job went on from the first's fourth"
-    assert {state["logging_steps"] for state in states} == {1}, "as job.arguments says"
-    arguments = {"learning_rat": "1"}
-    with pytest.raises(UsageError, match="has no arguments learning_rat"):
-        job(9)
-    fresh = make_policy(folder, learns)
+    fresh = config.policy_for(make_env("number_line", task_env("number_line"), 0))
     before = {name: value.clone() for name, value in fresh.trained_state().items()}
-    load_trained(fresh, out)
-    assert any(not torch.equal(value, before[name]) for name, value in fresh.trained_state().items())
-    assert (out / HEADS_FILE).exists() and (out / BODY_FILE).exists()
-    assert all(torch.equal(value, before[name]) for name, value in fresh.trained_state().items() if "value_" in name)
+    load_trained(fresh, tmp_path)
+    changed = {name for name, value in fresh.trained_state().items() if not torch.equal(value, before[name])}
+    assert changed and not any("value_" in name for name in changed), "a critic learns in a run"
+    assert (tmp_path / HEADS_FILE).exists() and (tmp_path / BODY_FILE).exists()
+
+
+def test_a_vla_learns_in_a_job_and_a_run_takes_it_over(folder: Path, tmp_path: Path) -> None:
+    config = job(folder, "tokens")
+    measured = run_sft(config, 8, tmp_path)
+    env = make_env("push_block", config.env_settings, 0)
+    policy = config.policy_for(env)
+    take_vla(tmp_path / "algorithm", policy)
+    assert measured[metrics.SFT_DEMONSTRATIONS] == 3
+    assert policy.statistics == load_vla(tmp_path / "algorithm", env).statistics != ""
+
+
+@pytest.mark.ray
+def test_two_learners_learn_as_one(local_ray: None, folder: Path, tmp_path: Path) -> None:
+    found = []
+    for number, learners in enumerate((0, 2)):
+        # several draw other batches than one, so here a batch is all there is
+        config = job(folder, "replies", updates=2, batch_size=64, lr=1e-5)
+        config.learning(algo=replace(config.algo, num_learners=learners, microbatch_turns=3))
+        found.append(run_sft(config, 2, tmp_path / str(number)))
+    assert found[1][metrics.SFT_LOSS] == pytest.approx(found[0][metrics.SFT_LOSS], rel=1e-4)
+    assert found[1][metrics.SFT_HELD_OUT_LOSS] == pytest.approx(found[0][metrics.SFT_HELD_OUT_LOSS], rel=1e-3)

@@ -47,8 +47,8 @@ from rlvlm.algorithms.policy_gradient.player import policy_file
 from rlvlm.algorithms.policy_gradient.rewards import RewardLabeller, flip_if_configured, preflight
 from rlvlm.algorithms.policy_gradient.rollouts import ROLLOUTS
 from rlvlm.algorithms.policy_gradient.source import EpisodeSource
+from rlvlm.algorithms.policy_gradient.supervised_start import Lessons
 from rlvlm.algorithms.runner_group import check_places
-from rlvlm.algorithms.sharding import fetch_bucket, put_buckets
 from rlvlm.algorithms.training_stats import TrainingStats
 from rlvlm.core import metrics
 from rlvlm.core.episodes import TokenEpisode
@@ -57,7 +57,7 @@ from rlvlm.core.steps import FloatArray, Frames
 from rlvlm.envs.registry import make_env
 from rlvlm.judges.cache import without_memory
 from rlvlm.judges.judge import Judge
-from rlvlm.policies.buckets import Bucket, fill_from_buckets
+from rlvlm.policies.buckets import Bucket
 from rlvlm.rewards.scorers import Scorer, make_scorer
 from rlvlm.rewards.scoring_items import ScoredItem
 from rlvlm.rewards.temporal import TemporalNovelty
@@ -86,7 +86,7 @@ class PolicyGradient(BaseAlgorithm):
         torch.use_deterministic_algorithms(False)  # RLlib asks for it, and it forbids sampling on a GPU
         assert self.learner_group is not None and self.env_runner_group is not None, "RLlib has set both up"
         algo = self.config.algo
-        self._learners: Learners[TokenLearner] = Learners(self, algo.threads)
+        self._learners: Learners[TokenLearner] = Learners(self.learner_group, algo.threads)
         self._learner = self._learners.local
         kind = ROLLOUTS[self.config.kind]
         self._viewer: Any = make_env(self.config.task, kind.viewer_settings(self.config), self.config.seed)
@@ -182,27 +182,24 @@ class PolicyGradient(BaseAlgorithm):
         with self._engine_asleep():
             measured = self.rollouts.start(self._viewer, partial(self._imitate, log=log), log)
             if not measured:
-                self._share_policy()
+                self._learners.begin_as(self._policy, self.rollouts.bucket_bytes)
             self._learners.call_all("begin")
         self._version += 1  # other weights than those that the engine was given when it was made
         self._stats.note({**measured, **self.rollouts.validate(measured, self._version, self._learners, log)})
         self._is_prepared = True
         return self.rollouts.can_act
 
-    def _share_policy(self) -> None:
-        """Has all learners begin as the policy that plays here, fresh adapters too."""
-        if self._learner is None:
-            buckets = put_buckets(self._policy.trained_state(), self.rollouts.bucket_bytes)
-            self._learners.call_all("take_weights", buckets, self._policy.meta())
-
-    def _imitate(self, shown: Any, weights: FloatArray | None, log: Callable[[str], None]) -> float:
+    def _imitate(self, lessons: Lessons, log: Callable[[str], None]) -> float:
         """Has the learners imitate what was shown, with what each answer counts; the policy that plays here follows
         them. Returns the last loss.
         """
-        self._share_policy()
+        self._learners.begin_as(self._policy, self.rollouts.bucket_bytes)
         if self._learner is not None:
             self._learner.log = log  # of learners elsewhere it is in the run's log
-        loss = self._learners.call("imitate", shown, self.config.sft, weights)
+        sft = self.config.sft
+        weights = None if lessons.weights is None else lessons.weights.values
+        self._learners.call_all("begin_imitation", lessons.shown, sft, weights)
+        loss = self._learners.call("imitate", sft.updates)
         self._sync_weights()
         return loss
 
@@ -256,11 +253,8 @@ class PolicyGradient(BaseAlgorithm):
 
     def _sync_weights(self) -> None:
         """Has the policy that plays in this process be the learners', bucket by bucket; engines read the same ones."""
-        if self._learner is None:
-            buckets = self._learners.call("put_weights", self.rollouts.bucket_bytes)
-            fill_from_buckets(self._policy.trained_state(), buckets, fetch_bucket)
-            self._policy.forget_stale_images()
-            self._buckets = [] if self.rollouts.engine is None else buckets
+        buckets = self._learners.sync_to(self._policy, self.rollouts.bucket_bytes)
+        self._buckets = [] if self.rollouts.engine is None else buckets
 
     def _pack(self) -> Any:
         """The policy's weights as they are now, for a rollout."""

@@ -25,7 +25,7 @@ from rlvlm.algorithms.policy_gradient import losses
 from rlvlm.algorithms.policy_gradient.advantages import find_estimator
 from rlvlm.algorithms.policy_gradient.batch import Batch, BatchMaker
 from rlvlm.algorithms.policy_gradient.config import PolicyGradientConfig
-from rlvlm.algorithms.sft import imitate
+from rlvlm.algorithms.sft import Imitator
 from rlvlm.algorithms.sft_config import ChunkSFTConfig, ReplySFTConfig
 from rlvlm.algorithms.sft_replies import held_out_loss
 from rlvlm.algorithms.sharding import (
@@ -33,11 +33,13 @@ from rlvlm.algorithms.sharding import (
     fetch_bucket,
     gathered,
     is_sharded,
+    load_optimizer_tree,
     local,
+    optimizer_tree,
+    plain,
     put_buckets,
     rejoined,
     shard,
-    sliced_state,
 )
 from rlvlm.core import metrics
 from rlvlm.core.episodes import Answer, Observations, TokenEpisode
@@ -111,6 +113,8 @@ class TokenLearner(ManualLearner):
     """Takes a line on the supervised start."""
     _algo: PolicyGradientConfig
     _env: Any
+    _imitator: Imitator | None = None
+    """The supervised start, while it is under way."""
 
     def build(self) -> None:
         """Makes the policy and its optimiser."""
@@ -142,6 +146,7 @@ class TokenLearner(ManualLearner):
 
     def begin(self) -> None:
         """Starts anew from the policy as it is now, which is kept: evaluations and losses compare with it."""
+        self._imitator = None  # and the images of its demonstrations
         if self._algo.keeps_vision and hasattr(self.policy, "stop_training_vision"):
             self.policy.stop_training_vision()
         self._start_optimizer()
@@ -156,7 +161,7 @@ class TokenLearner(ManualLearner):
         self.batches.start = {
             name: value.clone() if is_sharded([value]) and is_swapped
             else local(value).to("cpu", copy=True) if is_sharded([value])
-            else _plain(value).clone()
+            else plain(value).clone()
             for name, value in weights.items()
         }  # fmt: skip
 
@@ -216,9 +221,11 @@ class TokenLearner(ManualLearner):
         self._follow([reading[metrics.UPDATE_KL] for reading in readings], target)
         self._note(readings, batch, kept)
 
-    def imitate(self, shown: Any, sft: ReplySFTConfig | ChunkSFTConfig, weights: FloatArray | None = None) -> float:
-        """The supervised start: learns from what was shown as `sft.imitate` does; returns the last loss."""
-        rng = np.random.default_rng(np.random.SeedSequence(self.config.seed, spawn_key=(sft.stream,)))
+    def begin_imitation(
+        self, shown: Any, sft: ReplySFTConfig | ChunkSFTConfig, weights: FloatArray | None = None,
+        tree: Mapping[str, Any] | None = None,
+    ) -> None:  # fmt: skip
+        """Gets the supervised start ready: see `Imitator`; `tree` is the `imitation_tree` of one that was stopped."""
 
         def at_once(rows: Tensor, prepared: Imitation) -> list[Tensor]:
             algo = self._algo
@@ -227,7 +234,20 @@ class TokenLearner(ManualLearner):
                 return [rows[part] for part in pack(lengths, algo.microbatch_tokens)]
             return list(rows.split(algo.microbatch_turns or max(1, len(rows))))
 
-        return imitate(self.policy, self._env, shown, sft, rng, self.log, weights=weights, at_once=at_once)
+        rng = np.random.default_rng(np.random.SeedSequence(self.config.seed, spawn_key=(sft.stream,)))
+        self._imitator = Imitator(self.policy, self._env, shown, sft, rng, self.log, weights=weights, at_once=at_once)
+        if tree is not None:
+            self._imitator.load_tree(tree)
+
+    def imitate(self, until: int) -> float:
+        """The supervised start up to its update number `until`; returns the last loss."""
+        assert self._imitator is not None, "it was begun"
+        return self._imitator.train(until)
+
+    def imitation_tree(self) -> dict[str, Any]:
+        """What the supervised start needs to be gone on with, beside the policy's weights."""
+        assert self._imitator is not None, "it was begun"
+        return self._imitator.save_tree()
 
     def held_out_loss(self, episodes: Sequence[TokenEpisode], sft: ReplySFTConfig) -> float:
         """See `sft_replies`."""
@@ -492,13 +512,11 @@ class TokenLearner(ManualLearner):
 
     def save_tree(self) -> dict[str, Any]:
         """Everything a bit-identical continuation needs, as a state tree."""
-        states, own = self._optimizer.state_dict()["state"], self.policy.trained_state()
+        own = self.policy.trained_state()
         return {
-            "trained": {name: _plain(value) for name, value in own.items()},
-            "adam": {
-                str(number): {name: _plain(value) for name, value in state.items()} for number, state in states.items()
-            },
-            "start": {name: _plain(rejoined(value, own[name])) for name, value in self.batches.start.items()},
+            "trained": {name: plain(value) for name, value in own.items()},
+            "adam": optimizer_tree(self._optimizer),
+            "start": {name: plain(rejoined(value, own[name])) for name, value in self.batches.start.items()},
             "generator": self._generator.get_state().numpy(),
             "order": self._order.bit_generator.state,
             "num_updates": self.num_updates,
@@ -513,13 +531,7 @@ class TokenLearner(ManualLearner):
             {name: torch.as_tensor(np.array(value)).to(own[name].dtype) for name, value in tree["trained"].items()}
         )
         self.begin()  # a fresh optimiser, whose state has the shape of what is loaded into it
-        saved = self._optimizer.state_dict()
-        states = {  # copied: the tree may lie in memory that other learners read too, and Adam writes in place
-            int(number): {name: torch.as_tensor(value).clone() for name, value in state.items()}
-            for number, state in tree["adam"].items()
-        }
-        saved["state"] = sliced_state(states, self._parameters)
-        self._optimizer.load_state_dict(saved)
+        load_optimizer_tree(self._optimizer, tree["adam"], self._parameters)
         self._keep_start(
             {name: slice_like(torch.tensor(np.array(value)), own[name]) for name, value in tree["start"].items()}
         )
@@ -550,9 +562,3 @@ def pack(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
         else:
             parts.append([index])
     return parts
-
-
-def _plain(value: Tensor) -> Tensor:
-    """The whole of `value` as a state tree can hold it: numpy knows no bfloat16, and float32 holds it exactly."""
-    whole = gathered(value)
-    return whole.float() if whole.dtype == torch.bfloat16 else whole

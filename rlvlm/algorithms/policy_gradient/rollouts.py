@@ -61,7 +61,7 @@ class TurnRollouts:
             runner.actor, partial(make_slot, config.task, held_out), algo.num_envs, milestones=viewer.milestones
         )
         self._packed: tuple[int, Any] | None = None
-        self._unseen: list[TokenEpisode] = []
+        self._unseen: Sequence[TokenEpisode] = ()
 
     @staticmethod
     def viewer_settings(config: TokenConfig) -> EnvConfig:

@@ -1,7 +1,11 @@
-"""Supervised start of a policy before its first rollout: learns from demonstrations, or takes another run's policy."""
+"""What a policy can do before its first rollout: demonstrations are learned from, or another run's policy is taken.
+
+A run begins with it, and the job `rlvlm sft` (`sft_job`) is nothing else.
+"""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,20 +26,78 @@ from rlvlm.algorithms.sft_folders import (
 from rlvlm.algorithms.sft_replies import demonstrate, split, warn_of_length
 from rlvlm.core import metrics
 from rlvlm.core.episodes import TokenEpisode
-from rlvlm.core.steps import FloatArray
 from rlvlm.demonstrations.weighting import Weights
 from rlvlm.envs.env import ChunkEnv
 from rlvlm.policies.vla.policy import VLAPolicy
 from rlvlm.policies.vlm.policy import VLMPolicy
 
-Learn = Callable[[Any, FloatArray | None], float]
-"""Has the learners imitate what was shown, with what each answer counts, after which the policy of this process has
-their weights; returns the last loss."""
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Lessons:
+    """Demonstrations that were gathered for a policy."""
+
+    shown: Any
+    """What it imitates: episodes in turns, or chunks."""
+    weights: Weights | None = None
+    """What each answer counts; None: all alike."""
+    held_out: Sequence[TokenEpisode] = ()
+    """Episodes in turns that are kept for validation."""
+    measured: Mapping[str, float]
+    """Figures about them by names in `rlvlm.core.metrics`."""
+
+
+Learn = Callable[[Lessons], float]
+"""Has the learners imitate what was shown, after which the policy of this process has their weights; returns the last
+loss."""
+
+
+def gather_turns(config: TokenConfig, policy: VLMPolicy, log: Callable[[str], None]) -> Lessons:
+    """Turns of the env's scripted expert, or of the folder that `config.sft` names.
+
+    Raises:
+        UsageError: they are of no use in this env.
+    """
+    sft = config.sft
+    slot = make_slot(config.task, config.env_settings.for_demonstrations())
+    if sft.demonstrations:
+        log(f"reading the demonstrations in {sft.demonstrations}")
+        folder = Path(sft.demonstrations).expanduser()
+        episodes = load_demonstrations(folder, slot.env, config.env_settings, sft, log)
+    else:
+        log(f"collecting {sft.turns:,} turns of the scripted expert")
+        episodes = demonstrate(slot, sft, config.seed)
+    learned, held_out = split(episodes, sft.held_out)
+    log(f"{len(learned):,} episodes with {sum(map(len, learned)):,} turns to learn from, {len(held_out):,} held out")
+    warn_of_length(policy, learned, config.algo.max_reply_tokens, log)
+    if not sft.labels:
+        return Lessons(shown=learned, held_out=held_out, measured={})
+    weights = Weights(values=np.concatenate([cell for one in learned for cell in one.extras[WEIGHT]]))
+    return Lessons(shown=learned, weights=weights, held_out=held_out, measured=weights.metrics())
+
+
+def gather_chunks(config: TokenConfig, policy: VLAPolicy, env: ChunkEnv, log: Callable[[str], None]) -> Lessons:
+    """Chunks of the script of `env`, or of the folder that `config.sft` names; `policy` learns their statistics.
+
+    Raises:
+        UsageError: they are of no use in this env.
+    """
+    sft = config.sft
+    if sft.demonstrations:
+        shown = read_demonstrations(sft, config.task, config.env_settings, env, policy.image_px, log)
+    else:
+        log(f"{sft.episodes} demonstrations by the task's expert")
+        shown = demonstrate_chunks(env, sft, config.seed, log)
+    policy.learn_statistics(shown, env)
+    weights = None if shown.weights is None else Weights(values=shown.weights)
+    measured = {} if weights is None else weights.metrics()
+    return Lessons(
+        shown=shown, weights=weights, measured=measured | {metrics.SFT_DEMONSTRATIONS: float(shown.num_episodes)}
+    )
 
 
 def start_replies(
     config: TokenConfig, policy: VLMPolicy, learn: Learn, log: Callable[[str], None]
-) -> tuple[dict[str, float], list[TokenEpisode]]:
+) -> tuple[dict[str, float], Sequence[TokenEpisode]]:
     """Has the policy learn from turns of the env's scripted expert or of a folder, or gives it another run's weights.
 
     Args:
@@ -51,30 +113,18 @@ def start_replies(
     Raises:
         UsageError: the demonstrations, or the weights, are of no use in this env.
     """
-    sft = config.sft
-    slot = make_slot(config.task, config.env_settings.for_demonstrations())
-    if sft.start_from:
-        start = Path(sft.start_from)
+    if config.sft.start_from:
+        start = Path(config.sft.start_from)
         log(f"starting from {start}")
+        slot = make_slot(config.task, config.env_settings.for_demonstrations())
         wanted = sft_manifest_of(config.task, config.env_settings, policy.config, slot.env.action_names)
         check_sft_manifest(start, wanted, log)
         load_trained(policy, start)
         return {}, []
-    if sft.demonstrations:
-        log(f"reading the demonstrations in {sft.demonstrations}")
-        episodes = load_demonstrations(Path(sft.demonstrations), slot.env, config.env_settings, sft, log)
-    else:
-        log(f"collecting {sft.turns:,} turns of the scripted expert")
-        episodes = demonstrate(slot, sft, config.seed)
-    began = time.monotonic()
-    learned, held_out = split(episodes, sft.held_out)
-    warn_of_length(policy, learned, config.algo.max_reply_tokens, log)
-    weights = None
-    if sft.labels:
-        weights = np.concatenate([cell for episode in learned for cell in episode.extras[WEIGHT]])
-    loss = learn(learned, weights)
-    measured = {} if weights is None else Weights(values=weights).metrics()
-    return measured | {metrics.SFT_LOSS: loss, metrics.SFT_WALL_S: time.monotonic() - began}, held_out
+    lessons, began = gather_turns(config, policy, log), time.monotonic()
+    loss = learn(lessons)
+    measured = {metrics.SFT_LOSS: loss, metrics.SFT_WALL_S: time.monotonic() - began}
+    return {**lessons.measured, **measured}, lessons.held_out
 
 
 def held_out_words(measured: Mapping[str, float], updates: int) -> str:
@@ -108,20 +158,12 @@ def start_chunks(
     Raises:
         UsageError: the demonstrations, or the weights, are of no use in this env.
     """
-    sft = config.sft
-    if sft.start_from:
-        start = Path(sft.start_from).expanduser()
+    if config.sft.start_from:
+        start = Path(config.sft.start_from).expanduser()
         log(f"starting from the policy of {start}")
         take_vla(start / "algorithm", policy)
         return {}
     if policy.comes_trained:
         return {}
-    if sft.demonstrations:
-        shown = read_demonstrations(sft, config.task, config.env_settings, env, policy.image_px, log)
-    else:
-        log(f"{sft.episodes} demonstrations by the task's expert")
-        shown = demonstrate_chunks(env, sft, config.seed, log)
-    policy.learn_statistics(shown, env)
-    loss = learn(shown, shown.weights)
-    weights = {} if shown.weights is None else Weights(values=shown.weights).metrics()
-    return weights | {metrics.SFT_LOSS: loss, metrics.SFT_DEMONSTRATIONS: float(shown.num_episodes)}
+    lessons = gather_chunks(config, policy, env, log)
+    return {**lessons.measured, metrics.SFT_LOSS: learn(lessons)}

@@ -113,7 +113,7 @@ class SACPebble(BaseAlgorithm):
             make_env(config.task, config.env_settings, config.seed).close()  # errors come once, not from every runner
         super().setup(config)
         assert self.learner_group is not None and self.env_runner_group is not None, "RLlib has set both up"
-        learners: Learners[SACLearner] = Learners(self, self.config.sac.threads)
+        learners: Learners[SACLearner] = Learners(self.learner_group, self.config.sac.threads)
         assert learners.local is not None, "`validate` wants it in this process"
         self._learner = learners.local
         # with env runners there is no local one: actors get the policy's weights with every turn
