@@ -13,10 +13,11 @@ from torch import Tensor
 
 from rlvlm.algorithms.learners import add_up_gradients, all_reduce, largest, local_shard, own_stream
 from rlvlm.algorithms.sft_config import ChunkSFTConfig, ReplySFTConfig
+from rlvlm.algorithms.sft_preferences import SegmentPairs, losses_of_rows, preference_loss
 from rlvlm.algorithms.sharding import clip_gradients, is_sharded, load_optimizer_tree, optimizer_tree
 from rlvlm.core.errors import NumericsError, UsageError
 from rlvlm.core.progress import count_progress
-from rlvlm.core.steps import FloatArray
+from rlvlm.demonstrations.weighting import Weights
 from rlvlm.policies.protocol import Imitation, Policy
 
 _RECENT = 10
@@ -37,8 +38,9 @@ class Imitator:
         sft: steps, batches and step sizes.
         rng: of batches and all else that is drawn.
         log: takes a line on how it goes.
-        weights: [M] what each shown answer counts, >= 0, in the order in which they were shown; None: all 1.
-        at_once: cuts a learner's share of a batch into the parts that go through the policy at once.
+        weights: what each shown answer counts, in the order in which they were shown; None: all 1.
+        at_once: cuts what each learner goes through, units of answers [U, A], into parts that go through the policy at
+            once; a unit is an answer, or with the weighting preference a pair of segments.
 
     Raises:
         UsageError: see `Policy.imitation`.
@@ -53,12 +55,17 @@ class Imitator:
         rng: np.random.Generator,
         log: Callable[[str], None],
         *,
-        weights: FloatArray | None = None,
-        at_once: Callable[[Tensor, Imitation], list[Tensor]] = lambda rows, _: [rows],
+        weights: Weights | None = None,
+        at_once: Callable[[Tensor, Imitation], list[Tensor]] = lambda units, _: [units],
     ) -> None:
         self.policy, self._sft, self._rng, self._log, self._at_once = policy, sft, rng, log, at_once
         self._prepared = prepared = policy.imitation(shown, env, sft, own_stream(rng), log)
-        self._counts = None if weights is None else torch.from_numpy(np.asarray(weights, np.float32)[prepared.shown])
+        self._counts, self._pairs = None, None
+        if weights is not None and sft.weighting == "preference":
+            own = weights.at(prepared.shown)
+            self._pairs = SegmentPairs(own.judged, own.episodes)
+        elif weights is not None:
+            self._counts = torch.from_numpy(weights.values[prepared.shown])
         self._parameters = policy.acting_parameters()
         # one call cannot take slices and whole tensors
         foreach = False if is_sharded(self._parameters) else None
@@ -105,24 +112,36 @@ class Imitator:
         return sum(self._losses) / len(self._losses) if self._losses else math.nan
 
     def _draw(self) -> Tensor:
-        """Rows of the next update: of epochs of batches of like length where lengths differ, else drawn anew."""
+        """[U, A] rows of the next update: pairs of segments, or single rows, of epochs of batches of like length where
+        lengths differ, else drawn anew.
+        """
         lengths, size = self._prepared.lengths, self._sft.batch_size
+        if self._pairs is not None:
+            num = max(1, size // (2 * self._pairs.length))
+            return torch.from_numpy(self._pairs.draw(num, self._rng)).flatten(1)
         if not lengths:
-            return torch.from_numpy(self._rng.integers(len(self._prepared), size=size))
+            return torch.from_numpy(self._rng.integers(len(self._prepared), size=size))[:, None]
         if not self._epoch:
             self._epoch = list(grouped_by_length(lengths, size, self._rng))
-        return torch.tensor(self._epoch.pop(0))
+        return torch.tensor(self._epoch.pop(0))[:, None]
 
-    def _backward(self, rows: Tensor) -> float:
+    def _loss(self, units: Tensor) -> Tensor:
+        """The mean loss of `units` [U, A]."""
+        rows = units.flatten()
+        if self._pairs is None:
+            return self._prepared.loss(rows, None if self._counts is None else self._counts[rows])
+        losses, beside = losses_of_rows(self._prepared.loss, rows)
+        return preference_loss(losses.view(len(units), 2, -1)) + beside
+
+    def _backward(self, units: Tensor) -> float:
         """Leaves this learner's part of the gradient in the parameters; returns the loss of all learners."""
         total = torch.zeros((), dtype=torch.float64)
-        parts = [part for part in self._at_once(local_shard(rows), self._prepared) if len(part)]
+        parts = [part for part in self._at_once(local_shard(units), self._prepared) if len(part)]
         # learners who gather weights together make equally many passes: the last of some count for nothing
         for number in range(largest(len(parts)) if is_sharded(self._parameters) else len(parts)):
             is_own = number < len(parts)
-            part = parts[number] if is_own else rows[:1]
-            counts = None if self._counts is None else self._counts[part]
-            loss = self._prepared.loss(part, counts) * (is_own * len(part) / len(rows))
+            part = parts[number] if is_own else units[:1]
+            loss = self._loss(part) * (is_own * len(part) / len(units))
             loss.backward()
             total += loss.detach().cpu()
         return float(all_reduce(total))
@@ -165,7 +184,7 @@ def imitate(
     sft: ReplySFTConfig | ChunkSFTConfig,
     rng: np.random.Generator,
     log: Callable[[str], None],
-    weights: FloatArray | None = None,
+    weights: Weights | None = None,
 ) -> float:
     """The whole supervised start at once, see `Imitator`; returns its last loss."""
     return Imitator(policy, env, shown, sft, rng, log, weights=weights).train(sft.updates)

@@ -95,7 +95,7 @@ def read_demonstrations(
     weights = folder_weights(path, sft.labels, lengths, sft.weighting, sft.min_worth)
     log(weights.told())
     kept = np.concatenate([~_perturbed(record) for record in successes])
-    return replace(shown, weights=weights.values[kept])
+    return replace(shown, weights=weights.at(kept))
 
 
 def _perturbed(record: EpisodeRecord) -> NDArray[np.bool_]:

@@ -22,10 +22,12 @@ class SFTConfig:
     plays."""
     labels: str = ""
     """Table of a judge's labels of `demonstrations`, as `rlvlm score` wrote it, e.g. `pushes.labels/labels.parquet`."""
-    weighting: Literal["none", "filter", "progress", "advantage"] = "none"
+    weighting: Literal["none", "filter", "progress", "advantage", "condition", "preference"] = "none"
     """How much each demonstrated answer counts, by `labels`. none: all alike, and in chunks failures are left out;
     filter: those of episodes worth `min_worth` or more to the judge; progress: by the gain in progress up to the next
-    answer (RA-BC); advantage: exponentiated advantages (AWR), the value being a table over progress."""
+    answer (RA-BC); advantage: exponentiated advantages (AWR), the value being a table over progress; condition: all
+    alike, each with a word in its prompt on whether it did better than expected (RECAP; needs `policy.conditioned`);
+    preference: pairs of segments, the better of which is to be likelier (CPL), see `sft_preferences`."""
     min_worth: float = 0.5
     """For weighting filter, in [0, 1]: episodes that the judge scores lower are left out. The page of `rlvlm score`
     says which value tells the data's own successes and failures apart best."""

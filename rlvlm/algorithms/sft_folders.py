@@ -33,7 +33,7 @@ the heads."""
 
 
 WEIGHT = "weight"
-"""Name of a demonstrated turn's weight, among the extras of its episode."""
+"""What a demonstrated turn counts, among the extras of its episode, as of `Weights.rows`."""
 _WHICH_EPISODES = ("split", "deals", "episode_steps", "num_envs", "physics")
 """Settings that say which episodes there are, how long and how exact: what is right in one of them is right with any.
 What a split holds out is left out by itself. All other settings change what is seen, asked or answered."""
@@ -51,6 +51,8 @@ class SFTManifest:
     """As the policy's; a vector that was learned for one word means nothing for another."""
     env: Mapping[str, Any]
     """Settings of the env, by name: prompts and starts depend on them."""
+    conditioned: bool = False
+    """As the policy's."""
 
     def lacks(self, wanted: "SFTManifest") -> list[str]:
         """Reasons why weights trained on this cannot be used for `wanted`, in words."""
@@ -59,6 +61,7 @@ class SFTManifest:
             *([f"its actions are not {', '.join(map(repr, lacking))}"] if lacking else []),
             *([f"it acts by {self.acts}, not by {wanted.acts}"] if self.acts != wanted.acts else []),
             *(["policy.new_words were others"] if self.new_words != wanted.new_words else []),
+            *([f"policy.conditioned was {self.conditioned}"] if self.conditioned != wanted.conditioned else []),
         ]
 
     def differs(self, wanted: "SFTManifest") -> list[str]:
@@ -74,8 +77,9 @@ class SFTManifest:
 def sft_manifest_of(task: str, env: EnvConfig, policy: PolicyConfig, action_names: tuple[str, ...]) -> SFTManifest:
     """The manifest of `policy` trained in an env of `task`."""
     return SFTManifest(
-        task=task, action_names=action_names, acts=policy.acts, new_words=policy.new_words, env=asdict(env)
-    )
+        task=task, action_names=action_names, acts=policy.acts, new_words=policy.new_words, env=asdict(env),
+        conditioned=policy.conditioned,
+    )  # fmt: skip
 
 
 def check_sft_manifest(folder: Path, wanted: SFTManifest, log: Callable[[str], None]) -> None:
@@ -107,8 +111,10 @@ def read_sft_manifest(folder: Path) -> SFTManifest | None:
     file = folder / MANIFEST_FILE
     try:
         found = read_json(file)
-        names = {name: tuple(found[name]) for name in ("action_names", "new_words")}
-        return SFTManifest(task=found["task"], acts=found["acts"], env=current_settings(dict(found["env"])), **names)
+        words = {name: tuple(found[name]) for name in ("action_names", "new_words")}
+        conditioned = bool(found.get("conditioned"))  # folders of 0.2 do not say
+        env = current_settings(dict(found["env"]))
+        return SFTManifest(task=found["task"], acts=found["acts"], env=env, conditioned=conditioned, **words)
     except FileNotFoundError:
         return None
     except (OSError, ValueError, TypeError, KeyError) as error:
@@ -161,11 +167,10 @@ def load_demonstrations(
             folder, sft.labels, [len(episode) for episode in episodes], sft.weighting, sft.min_worth
         )
         log(weights.told())
-        parts = np.split(weights.values, np.cumsum([len(episode) for episode in episodes])[:-1])
+        # with their turns, for not all episodes are learned from
+        parts = np.split(weights.rows(), np.cumsum([len(episode) for episode in episodes])[:-1])
         pairs = zip(episodes, parts, strict=True)
-        episodes = [
-            replace(episode, extras={**episode.extras, WEIGHT: tuple(part[:, None])}) for episode, part in pairs
-        ]
+        episodes = [replace(one, extras={**one.extras, WEIGHT: tuple(part)}) for one, part in pairs]
     kept = [episode for episode in episodes if env.may_start(episode.snapshots[0])]
     if not kept:
         raise UsageError(

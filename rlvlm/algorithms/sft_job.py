@@ -106,8 +106,7 @@ def _train(  # noqa: PLR0913, PLR0917 - what `run_sft` has put together
         measured |= tree["measured"]
         log(f"going on after update {tree['imitation']['num_updates']} of {sft.updates}")
     learners.begin_as(policy, _BUCKET_BYTES)
-    weights = None if lessons.weights is None else lessons.weights.values
-    learners.call_all("begin_imitation", lessons.shown, sft, weights, tree and tree["imitation"])
+    learners.call_all("begin_imitation", lessons.shown, sft, lessons.weights, tree and tree["imitation"])
     done, began = (
         tree["imitation"]["num_updates"] if tree else 0,
         time.monotonic() - measured.get(metrics.SFT_WALL_S, 0),

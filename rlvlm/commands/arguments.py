@@ -121,8 +121,8 @@ def parse_run(words: Sequence[str], prog: str) -> RunArguments[RunConfig]:
     """
     task, options = task_first(words, prog, _EXAMPLE)
     # options decide the defaults before they are parsed: a recipe differs for a policy that comes trained
-    default = recipe(task, has_checkpoint=_value_of(_CHECKPOINT, options) is not None)
-    if (preset := _value_of(_PRESET, options)) is not None:
+    default = recipe(task, has_checkpoint=value_of(_CHECKPOINT, options) is not None)
+    if (preset := value_of(_PRESET, options)) is not None:
         default = default.starting_for({"algo.preset": preset})
     default = default.smoke() if "--smoke" in options else default
     return parse_options(default, options, f"{prog} {task if task in words else 'TASK'}")
@@ -159,7 +159,7 @@ def parse_options(default: RunConfig, options: Sequence[str], prog: str) -> RunA
     return arguments
 
 
-def _value_of(option: str, options: Sequence[str]) -> str | None:
+def value_of(option: str, options: Sequence[str]) -> str | None:
     """What follows `option` on the command line, empty where nothing does; None where it is not there."""
     for place, word in enumerate(options):
         name, equals, value = word.partition("=")

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Generic, TypeVar
 import tyro
 
 from rlvlm.algorithms.sft_config import JobConfig
-from rlvlm.commands.arguments import parse, print_progress, task_first
+from rlvlm.commands.arguments import parse, print_progress, task_first, value_of
 from rlvlm.core.errors import EXIT_DONE, UsageError
 from rlvlm.envs.registry import check_env_settings, find_task
 from rlvlm.runs.preflight import check_before_run
@@ -45,9 +45,11 @@ def command(words: Sequence[str], prog: str) -> int:
     if find_task(task).kind == "steps":
         raise UsageError(f"{task} is an env in steps", f"it needs no demonstrations: rlvlm run {task}")
     own: Any = recipe(task)
+    # the rules of `sft` hold for what --from names, so it is known before the other options are read
+    source = value_of("--from", options) or ""
     default = SFTArguments(
-        source=Path(), out=Path("sft") / task.replace("/", "-"), env=own.env, policy=own.policy, sft=own.sft,
-        job=JobConfig(max_reply_tokens=own.algo.max_reply_tokens),
+        source=Path(source), out=Path("sft") / task.replace("/", "-"), env=own.env, policy=own.policy,
+        sft=replace(own.sft, demonstrations=source), job=JobConfig(max_reply_tokens=own.algo.max_reply_tokens),
     )  # fmt: skip
     kind: Any = SFTArguments[type(own.env), type(own.policy), type(own.sft)]
     arguments: SFTArguments[Any, Any, Any] = parse(kind, options, f"{prog} {task}", default)
@@ -55,6 +57,8 @@ def command(words: Sequence[str], prog: str) -> int:
         check_env_settings(task, arguments.env)
     except ValueError as error:
         raise UsageError(str(error), f"{prog} {task} --help") from error
+    if arguments.sft.demonstrations != source:
+        raise UsageError("--sft.demonstrations has no effect here: --from names the demonstrations", "leave it out")
     if arguments.source == Path():
         fix = f"rlvlm collect {task} --out DIR, then {prog} {task} --from DIR"
         raise UsageError("name a folder of demonstrations with --from", fix)

@@ -4,13 +4,15 @@ Frames are where answers began: a turn, or a chunk. Letters: E episodes, T frame
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rlvlm.core import metrics
+from rlvlm.core.episodes import IntArray
 from rlvlm.core.errors import UsageError
 from rlvlm.core.steps import FloatArray, Frames
 from rlvlm.demonstrations.recorded_labels import RecordedLabels, read_labels
@@ -24,6 +26,8 @@ TEMPERATURE = 0.2
 """Temperature of exponentiated advantages, in units of an episode's worth, which is in [0, 1]."""
 MAX_WEIGHT = 20.0
 """No exponentiated advantage counts more."""
+POSITIVE = 0.4
+"""Share of answers that a policy is told to be better than expected, at most."""
 _BINS = 10
 """Bins of progress, for the value that advantages are held against."""
 
@@ -34,6 +38,26 @@ class Weights:
 
     values: FloatArray
     """[M] >= 0, mean 1."""
+    judged: FloatArray = field(default_factory=lambda: np.empty(0, np.float32))
+    """[M] what the judge says of each, NaN where it says nothing; empty of weightings that do not ask. condition: 1
+    where it did better than expected, 0 where it did not. preference: the worth of its episode."""
+    episodes: IntArray = field(default_factory=lambda: np.empty(0, np.int64))
+    """[M] number of each one's episode, or empty."""
+
+    def rows(self) -> FloatArray:
+        """[M, 3] all of it, answer by answer."""
+        unknown = np.full(len(self.values), np.nan, np.float32)
+        parts = (self.values, self.judged, self.episodes)
+        return np.stack([part if len(part) else unknown for part in parts], 1).astype(np.float32)
+
+    @classmethod
+    def of_rows(cls, rows: FloatArray) -> Self:
+        """What `rows` [M, 3] were made of."""
+        return cls(values=rows[:, 0], judged=rows[:, 1], episodes=rows[:, 2].astype(np.int64))
+
+    def at(self, rows: Any) -> "Weights":
+        """Those of some answers, by numbers or as a mask [M]."""
+        return Weights(**{name: part[rows] if len(part := getattr(self, name)) else part for name in self.__slots__})
 
     @property
     def effective(self) -> float:
@@ -68,7 +92,8 @@ def weigh(labels: RecordedLabels, lengths: Sequence[int], weighting: str, thresh
         labels: by the episode's number and its frames.
         lengths: [E] frames of each episode, by number; 0 leaves an episode out.
         weighting: filter: 1 in episodes whose worth is `threshold` or more, else 0. progress: by the gain in progress
-            up to the next answer, see `progress_weights`. advantage: exponentiated, see `advantage_weights`.
+            up to the next answer, see `progress_weights`. advantage: exponentiated, see `advantage_weights`. condition:
+            1, see `better_than_expected`. preference: 1 in episodes whose worth is known.
         threshold: see there.
 
     Raises:
@@ -76,7 +101,14 @@ def weigh(labels: RecordedLabels, lengths: Sequence[int], weighting: str, thresh
     """
     curves = [_curve(labels, number, length) for number, length in enumerate(lengths)]
     worth = np.array([_worth(labels, number, curve) for number, curve in enumerate(curves)])
-    if weighting == "filter":
+    judged, episodes = np.empty(0, np.float32), np.repeat(np.arange(len(lengths)), lengths)
+    if weighting == "preference":
+        judged = np.repeat(worth, lengths).astype(np.float32)
+        found = [np.isfinite(judged)]
+    elif weighting == "condition":
+        judged = better_than_expected(curves, worth)
+        found = [np.ones(len(judged))]
+    elif weighting == "filter":
         found = [np.full(length, float(value >= threshold)) for length, value in zip(lengths, worth, strict=True)]
     elif weighting == "progress":
         found = progress_weights(curves)
@@ -88,7 +120,7 @@ def weigh(labels: RecordedLabels, lengths: Sequence[int], weighting: str, thresh
             f"--sft.weighting {weighting} leaves nothing to learn from: no answer of {sum(lengths)} counts",
             "look at the page of `rlvlm score`, or choose another weighting",
         )
-    return Weights(values=values / values.mean())
+    return Weights(values=values / values.mean(), judged=judged, episodes=episodes)
 
 
 def folder_weights(path: Path, labels: str, lengths: Sequence[int], weighting: str, threshold: float) -> Weights:
@@ -140,6 +172,36 @@ def advantage_weights(curves: Sequence[Curve], worth: Curve) -> list[Curve]:
 
     Source: Peng et al. 2019, arXiv:1910.00177 (AWR). Departure: the value is a table over progress, fitted to labels.
     """
+    return [
+        np.where(np.isfinite(part), np.minimum(np.exp(part / TEMPERATURE), MAX_WEIGHT), 0.0)
+        for part in _advantages(curves, worth)
+    ]
+
+
+def better_than_expected(curves: Sequence[Curve], worth: Curve) -> FloatArray:
+    """[M] 1 for the `POSITIVE` share of answers whose advantage, as of `advantage_weights`, is largest and above 0, and
+    0 for the others; NaN in episodes of unknown worth.
+
+    Source: Physical Intelligence 2025, arXiv:2511.14759 (RECAP), with a threshold that leaves so many positive.
+
+    Raises:
+        UsageError: no advantage is above 0.
+    """
+    found = np.concatenate([np.zeros(0), *_advantages(curves, worth)])
+    threshold = np.nanquantile(found, 1 - POSITIVE)
+    positive = (found > 0) & (found >= threshold)
+    if not positive.any():
+        raise UsageError(
+            "--sft.weighting condition has nothing to tell apart: to the judge no episode is better than the others",
+            "look at the page of `rlvlm score`, or choose another weighting",
+        )
+    return np.where(np.isfinite(found), positive, np.nan).astype(np.float32)
+
+
+def _advantages(curves: Sequence[Curve], worth: Curve) -> list[Curve]:
+    """[E] arrays [T]: an episode's worth less the mean worth of all episodes from frames of like progress; NaN of
+    unknown worth.
+    """
     known = np.isfinite(worth)
     if not known.any():
         raise UsageError("the labels say of no episode what it is worth", "rlvlm score DATA --ask progress success")
@@ -151,11 +213,7 @@ def advantage_weights(curves: Sequence[Curve], worth: Curve) -> list[Curve]:
             np.add.at(counts, rows, 1)
     table = np.where(counts > 0, sums / np.maximum(counts, 1), worth[known].mean())
     table[_BINS] = worth[known].mean()
-    found = []
-    for rows, value in zip(bins, worth.tolist(), strict=True):
-        weights = np.minimum(np.exp((value - table[rows]) / TEMPERATURE), MAX_WEIGHT)
-        found.append(weights if np.isfinite(value) else np.zeros(len(rows)))
-    return found
+    return [value - table[rows] for rows, value in zip(bins, worth.tolist(), strict=True)]
 
 
 def _curve(labels: RecordedLabels, number: int, length: int) -> Curve:

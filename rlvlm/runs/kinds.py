@@ -173,6 +173,12 @@ class AnswersRun(RunConfig):
                 "Ray assigns to them: set the policy's device to cuda, and CUDA_VISIBLE_DEVICES for the run's own "
                 "process"
             )
+        is_taught = self.sft.weighting == "condition"
+        if is_taught != self.policy.conditioned and not (self.policy.conditioned and self.sft.start_from):
+            raise ValueError(
+                "policy.conditioned asks for what sft.weighting condition teaches, and one has no effect without the "
+                f"other, got {self.policy.conditioned} and {self.sft.weighting}; set both or neither"
+            )
         # the device is that of the run's own process; all others compute on what Ray gives them, which may be nothing
         starved = [role.gpu_setting for role in self.roles if role.gpu_setting and not role.gpus]
         if device == "cuda" and starved:

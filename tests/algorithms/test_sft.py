@@ -13,6 +13,7 @@ from rlvlm.algorithms.sft_replies import demonstrate, held_out_loss, split, vali
 from rlvlm.core import metrics
 from rlvlm.core.episodes import TokenEpisode
 from rlvlm.core.errors import UsageError
+from rlvlm.demonstrations.weighting import Weights
 from rlvlm.envs.registry import make_env, task_env
 from rlvlm.policies.vlm.config import PolicyConfig
 from rlvlm.policies.vlm.engine import PolicyEngine
@@ -170,7 +171,10 @@ def test_a_turn_that_counts_nothing_teaches_nothing_and_one_that_counts_twice_is
     policies = [tiny_policy(tmp_path / name) for name in ("plain", "none", "first", "twice")]
     before = [param.clone() for param in policies[1].acting_parameters()]
     counts = [None, np.zeros(total, np.float32), weights, 2 * np.ones(total, np.float32)]
-    losses = [learn(policy, place, episodes, config, weights=own) for policy, own in zip(policies, counts, strict=True)]
+    weighted = [None if own is None else Weights(values=own) for own in counts]
+    losses = [
+        learn(policy, place, episodes, config, weights=own) for policy, own in zip(policies, weighted, strict=True)
+    ]
     assert losses[1] == 0 and losses[2] < losses[0]
     decayed = [one * (1 - 1e-3 * 0.01) ** 3 for one in before]  # weight decay alone
     for mine, was in zip(policies[1].acting_parameters(), decayed, strict=True):

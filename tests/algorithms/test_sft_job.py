@@ -5,6 +5,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -20,6 +21,7 @@ from rlvlm.core import metrics
 from rlvlm.core.errors import UsageError
 from rlvlm.envs.registry import make_env, task_env
 from tests.algorithms.policy_gradient.tiny_runs import chunk_config, make_policy
+from tests.runs.test_weighted_start import label
 
 pytestmark = pytest.mark.slow
 
@@ -105,6 +107,22 @@ def test_a_vla_learns_in_a_job_and_a_run_takes_it_over(folder: Path, tmp_path: P
     take_vla(tmp_path / "algorithm", policy)
     assert measured[metrics.SFT_DEMONSTRATIONS] == 3
     assert policy.statistics == load_vla(tmp_path / "algorithm", env).statistics != ""
+
+
+@pytest.mark.parametrize("weighting", ["filter", "progress", "advantage", "condition", "preference"])
+@pytest.mark.parametrize("kind", ["replies", "head", "tokens", "flow"])
+def test_each_weighting_teaches_each_form_of_answer(folder: Path, tmp_path: Path, kind: str, weighting: str) -> None:
+    data = folder / ("push_block" if kind in ("tokens", "flow") else "number_line")
+    file = tmp_path / "labels.parquet"
+    label(data, file)
+    policy: dict[str, Any] = {"conditioned": weighting == "condition"}
+    policy |= {"acts": "head"} if kind == "head" else {}
+    is_reply = kind in ("replies", "head")
+    config = job(folder, "replies" if is_reply else kind, policy, labels=str(file), weighting=weighting, updates=3)
+    if not is_reply:
+        config.acting(policy=replace(config.policy, conditioned=policy["conditioned"]))
+    measured = run_sft(config, 3, tmp_path / "out")
+    assert np.isfinite(measured[metrics.SFT_LOSS]) and 0 < measured[metrics.SFT_EFFECTIVE] <= 1
 
 
 @pytest.mark.ray

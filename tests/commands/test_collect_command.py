@@ -138,6 +138,27 @@ def test_a_job_says_how_much_it_learns_from_and_how_to_train_on(
     assert parse_run(words, "rlvlm run").config.sft.start_from == str(out)  # pyright: ignore[reportOptionalMemberAccess]
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("--sft.weighting filter", "sft.weighting needs sft.labels"),
+        ("--sft.labels none.parquet --sft.weighting filter", "none.parquet"),
+        ("--sft.labels none.parquet --sft.weighting condition", "one has no effect without the other"),
+        ("--sft.turns 7", "--sft.turns has no effect with --from"),
+        ("--sft.demonstrations other", "--from names the demonstrations"),
+        ("--sft.start-from other", r"no effect beside\s+sft\.start_from"),
+        ("--job.shard", "job.shard needs job.num_workers >= 2"),
+    ],
+)
+def test_a_job_without_sense_is_refused_before_it_starts(tmp_path: Path, options: str, message: str) -> None:
+    assert main(["collect", "number_line", "--episodes", "2", "--out", str(tmp_path / "demos")]) == 0
+    with pytest.raises(UsageError, match=message):
+        run_word(
+            ["sft", "number_line", "--from", str(tmp_path / "demos"), "--out", str(tmp_path / "o"), *options.split()]
+        )
+    assert not (tmp_path / "o").exists()
+
+
 def test_the_policy_and_its_lessons_are_those_of_the_tasks_recipe(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         run_word(["sft", "pick_place_can", "--help"])

@@ -3,7 +3,15 @@ import pytest
 
 from rlvlm.core.errors import UsageError
 from rlvlm.demonstrations.recorded_labels import RecordedLabels
-from rlvlm.demonstrations.weighting import MAX_WEIGHT, TEMPERATURE, advantage_weights, progress_weights, weigh
+from rlvlm.demonstrations.weighting import (
+    MAX_WEIGHT,
+    TEMPERATURE,
+    Weights,
+    advantage_weights,
+    better_than_expected,
+    progress_weights,
+    weigh,
+)
 
 
 def labels(progress: dict[int, list[float | None]], success: dict[int, float] | None = None) -> RecordedLabels:
@@ -38,6 +46,21 @@ def test_advantages_by_hand() -> None:
     assert [part.tolist() for part in unknown] == [[0.0], [1.0]]
 
 
+def test_what_did_better_than_expected_is_the_best_two_in_five_at_most() -> None:
+    worth = np.array([1.0, 0.8, 0.0, 0.0, np.nan])
+    found = better_than_expected([np.array([0.05, 0.15])] * 5, worth)  # means .45 in both bins of progress
+    assert found[:8].tolist() == [1, 1, 1, 1, 0, 0, 0, 0] and np.isnan(found[8:]).all()
+    few = better_than_expected([np.array([0.05])] * 10, np.arange(10) / 10)
+    assert few.tolist() == [0] * 6 + [1] * 4
+
+
+def test_weights_know_their_episodes_when_some_are_left_out() -> None:
+    weights = weigh(labels({}, {0: 0.9, 2: 0.2}), [2, 0, 1], "preference", 0.5)
+    assert weights.episodes.tolist() == [0, 0, 2] and weights.judged.tolist() == pytest.approx([0.9, 0.9, 0.2])
+    again = Weights.of_rows(weights.rows()).at([0, 2])
+    assert again.episodes.tolist() == [0, 2] and again.values.tolist() == [1, 1]
+
+
 def test_what_counts_is_told() -> None:
     two = labels({0: [0.0, 0.5], 1: [0.0, 0.1]}, {0: 0.9, 1: 0.2})
     weights = weigh(two, [2, 2], "filter", 0.5)
@@ -54,6 +77,9 @@ def test_what_counts_is_told() -> None:
         (labels({0: [0.5, 0.1]}), "progress", "leaves nothing to learn from"),
         (labels({}, {0: 1.0}), "progress", "no progress of these episodes"),
         (labels({}), "advantage", "of no episode what it is worth"),
+        (labels({}), "condition", "of no episode what it is worth"),
+        (labels({0: [0.5, 0.5]}), "condition", "nothing to tell apart"),
+        (labels({}), "preference", "leaves nothing to learn from"),
     ],
 )
 def test_weights_that_teach_nothing_are_refused(given: RecordedLabels, weighting: str, message: str) -> None:

@@ -35,13 +35,14 @@ def label(data: Path, file: Path) -> None:
 
 @pytest.mark.ray
 @pytest.mark.slow
-@pytest.mark.parametrize("weighting", ["filter", "progress", "advantage"])
+@pytest.mark.parametrize("weighting", ["advantage", "condition", "preference"])  # all of them: test_sft_job.py
 @pytest.mark.parametrize("task", SMALL)
 def test_a_run_learns_from_what_was_labelled(local_ray: None, tmp_path: Path, task: str, weighting: str) -> None:
     data, labels, out = tmp_path / "data", tmp_path / "labels.parquet", tmp_path / "run"
     run_here("collect", task, "--episodes", "6", "--out", str(data))
     label(data, labels)
-    own = ("--sft.demonstrations", str(data), "--sft.labels", str(labels), "--sft.weighting", weighting)
+    own = ["--sft.demonstrations", str(data), "--sft.labels", str(labels), "--sft.weighting", weighting]
+    own += ["--policy.conditioned"] if weighting == "condition" else []
     often = "--eval.every-steps 1000 --eval.episodes 2 --track.log-every-steps 1".split()
     run_here("run", task, *own, *SMALL[task].split(), *often, "--out", str(out))
     logged = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
@@ -55,6 +56,12 @@ def test_a_run_learns_from_what_was_labelled(local_ray: None, tmp_path: Path, ta
         ({"sft.labels": "x.parquet", "sft.weighting": "filter"}, "these need sft.demonstrations"),
         ({"sft.labels": "x.parquet", "sft.demonstrations": "d"}, "labels need a weighting"),
         ({"sft.min_worth": 0.2}, "sft.min_worth 0.2 has no effect"),
+        ({"policy.conditioned": True}, "policy.conditioned asks for what sft.weighting condition teaches"),
+        (
+            {"sft.labels": "x.parquet", "sft.demonstrations": "d", "sft.weighting": "condition"},
+            "policy.conditioned asks for what sft.weighting condition teaches",
+        ),
+        ({"policy.conditioned": True, "policy.head": "my_file:NAME"}, "your own reads its instructions itself"),
     ],
 )
 def test_labels_without_a_use_are_refused(settings: dict[str, object], message: str) -> None:

@@ -197,8 +197,7 @@ class PolicyGradient(BaseAlgorithm):
         if self._learner is not None:
             self._learner.log = log  # of learners elsewhere it is in the run's log
         sft = self.config.sft
-        weights = None if lessons.weights is None else lessons.weights.values
-        self._learners.call_all("begin_imitation", lessons.shown, sft, weights)
+        self._learners.call_all("begin_imitation", lessons.shown, sft, lessons.weights)
         loss = self._learners.call("imitate", sft.updates)
         self._sync_weights()
         return loss

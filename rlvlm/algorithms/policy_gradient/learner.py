@@ -44,7 +44,7 @@ from rlvlm.algorithms.sharding import (
 from rlvlm.core import metrics
 from rlvlm.core.episodes import Answer, Observations, TokenEpisode
 from rlvlm.core.errors import NumericsError, UsageError
-from rlvlm.core.steps import FloatArray
+from rlvlm.demonstrations.weighting import Weights
 from rlvlm.envs.registry import make_env
 from rlvlm.policies.buckets import Bucket, fill_from_buckets
 from rlvlm.policies.protocol import SHOWN_AT_ONCE, Imitation, Policy, Prediction, look
@@ -222,17 +222,19 @@ class TokenLearner(ManualLearner):
         self._note(readings, batch, kept)
 
     def begin_imitation(
-        self, shown: Any, sft: ReplySFTConfig | ChunkSFTConfig, weights: FloatArray | None = None,
+        self, shown: Any, sft: ReplySFTConfig | ChunkSFTConfig, weights: Weights | None = None,
         tree: Mapping[str, Any] | None = None,
     ) -> None:  # fmt: skip
         """Gets the supervised start ready: see `Imitator`; `tree` is the `imitation_tree` of one that was stopped."""
 
-        def at_once(rows: Tensor, prepared: Imitation) -> list[Tensor]:
-            algo = self._algo
+        def at_once(units: Tensor, prepared: Imitation) -> list[Tensor]:
+            algo, size = self._algo, units.shape[1]
             if algo.microbatch_tokens and prepared.lengths:
-                lengths = [prepared.lengths[row] for row in rows.tolist()]
-                return [rows[part] for part in pack(lengths, algo.microbatch_tokens)]
-            return list(rows.split(algo.microbatch_turns or max(1, len(rows))))
+                # answers of a unit are padded to its longest
+                lengths = [size * max(prepared.lengths[row] for row in unit) for unit in units.tolist()]
+                return [units[part] for part in pack(lengths, algo.microbatch_tokens)]
+            at_once = max(1, algo.microbatch_turns // size) if algo.microbatch_turns else max(1, len(units))
+            return list(units.split(at_once))
 
         rng = np.random.default_rng(np.random.SeedSequence(self.config.seed, spawn_key=(sft.stream,)))
         self._imitator = Imitator(self.policy, self._env, shown, sft, rng, self.log, weights=weights, at_once=at_once)

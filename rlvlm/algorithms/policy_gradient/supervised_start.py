@@ -5,7 +5,8 @@ A run begins with it, and the job `rlvlm sft` (`sft_job`) is nothing else.
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from rlvlm.core import metrics
 from rlvlm.core.episodes import TokenEpisode
 from rlvlm.demonstrations.weighting import Weights
 from rlvlm.envs.env import ChunkEnv
+from rlvlm.policies.advantage_prompt import told
 from rlvlm.policies.vla.policy import VLAPolicy
 from rlvlm.policies.vlm.policy import VLMPolicy
 
@@ -71,8 +73,22 @@ def gather_turns(config: TokenConfig, policy: VLMPolicy, log: Callable[[str], No
     warn_of_length(policy, learned, config.algo.max_reply_tokens, log)
     if not sft.labels:
         return Lessons(shown=learned, held_out=held_out, measured={})
-    weights = Weights(values=np.concatenate([cell for one in learned for cell in one.extras[WEIGHT]]))
+    weights = Weights.of_rows(np.stack([cell for episode in learned for cell in episode.extras[WEIGHT]]))
+    if sft.weighting == "condition":
+        learned = _with_words(learned, weights, config.seed)
     return Lessons(shown=learned, weights=weights, held_out=held_out, measured=weights.metrics())
+
+
+def _with_words(episodes: Sequence[TokenEpisode], weights: Weights, seed: int) -> list[TokenEpisode]:
+    """`episodes` whose prompts say how their turns did."""
+    prompts = [text for episode in episodes for text in episode.obs.texts[:-1]]
+    rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(7,)))
+    texts = iter(told(prompts, weights.judged, rng))
+    # of prompts there is one more than turns: the last is of the state after the episode
+    return [
+        replace(episode, obs=replace(episode.obs, texts=(*islice(texts, len(episode)), episode.obs.texts[-1])))
+        for episode in episodes
+    ]
 
 
 def gather_chunks(config: TokenConfig, policy: VLAPolicy, env: ChunkEnv, log: Callable[[str], None]) -> Lessons:
@@ -88,7 +104,10 @@ def gather_chunks(config: TokenConfig, policy: VLAPolicy, env: ChunkEnv, log: Ca
         log(f"{sft.episodes} demonstrations by the task's expert")
         shown = demonstrate_chunks(env, sft, config.seed, log)
     policy.learn_statistics(shown, env)
-    weights = None if shown.weights is None else Weights(values=shown.weights)
+    weights: Weights | None = shown.weights
+    if weights is not None and sft.weighting == "condition":
+        rng = np.random.default_rng(np.random.SeedSequence(config.seed, spawn_key=(7,)))
+        shown = replace(shown, obs=replace(shown.obs, texts=told(shown.obs.texts, weights.judged, rng)))
     measured = {} if weights is None else weights.metrics()
     return Lessons(
         shown=shown, weights=weights, measured=measured | {metrics.SFT_DEMONSTRATIONS: float(shown.num_episodes)}

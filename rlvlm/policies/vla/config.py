@@ -114,7 +114,10 @@ class VLAConfig:
     which is the pocket VLA with another head where no model is named; or a VLA of your own as `module:NAME`, a class or
     function that is called with the env and `settings`."""
     settings: dict[str, str] = field(default_factory=dict)
-    """Settings of a VLA of your own: names and values by turns, e.g. `--policy.settings width 64`."""
+    """Of a VLA of your own: names and values by turns, e.g. `--policy.settings width 64`."""
+    conditioned: bool = False
+    """Whether the policy is asked for what is better than expected, as one that has learned with `sft.weighting
+    condition` has to be; see `policies.advantage_prompt`."""
     pocket: PocketVLAConfig = field(default_factory=PocketVLAConfig)
     openvla: OpenVLAConfig = field(default_factory=OpenVLAConfig)
     flow: FlowConfig = field(default_factory=FlowConfig)
@@ -138,6 +141,11 @@ class VLAConfig:
             raise ValueError(f"policy.head {self.head} has no effect with policy.model {self.model}; leave one out")
         if self.flow != FlowConfig() and self.head != "flow":
             raise ValueError(f"policy.flow has no effect with policy.head {self.head}; add --policy.head flow")
+        if self.conditioned and (self.model or self.is_own):
+            raise ValueError(
+                "policy.conditioned is of VLAs that the run makes: a checkpoint comes trained, and a policy of your "
+                "own reads its instructions itself; leave it out"
+            )
         if self.settings and not self.is_own:
             raise ValueError("policy.settings has no effect without a policy.head of your own, as my_file:NAME")
 
@@ -165,8 +173,8 @@ class VLAConfig:
         """Settings by which a policy that is made anew has the weights that it has, by name."""
         if self.is_own:
             return {"policy.head": self.head, "policy.settings": self.settings}
-        named = {"policy.head": self.head} | {
-            f"policy.pocket.{name}": value for name, value in asdict(self.pocket).items()
+        named = {"policy.head": self.head, "policy.conditioned": self.conditioned} | {
+            f"policy.pocket.{name}": one for name, one in asdict(self.pocket).items()
         }
         if self.head == "flow":  # how chunks are denoised changes no weight, but learned noise has a head
             named["policy.flow.kernel"] = "learned" if self.flow.kernel == "learned" else "sde or cps"

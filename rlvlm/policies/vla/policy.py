@@ -20,6 +20,7 @@ from rlvlm.core.episodes import Answer, IntArray, Observations
 from rlvlm.core.errors import UsageError
 from rlvlm.core.steps import FloatArray, Frames
 from rlvlm.envs.env import ChunkEnv
+from rlvlm.policies.advantage_prompt import positive
 from rlvlm.policies.protocol import Imitation, Prediction, SeenImages
 from rlvlm.policies.vla.config import VLAConfig
 from rlvlm.policies.weights import Shardable, load_weights, swap_weights, trainable_state
@@ -76,8 +77,8 @@ class Demonstrations:
     """Episodes that failed, left out."""
     images: Frames | None = None
     """[M, cameras, H, W, 3] where they were kept; None where they are drawn."""
-    weights: FloatArray | None = None
-    """[M] what each chunk counts, mean 1; None: all alike."""
+    weights: Any = None
+    """What each chunk counts by a judge's labels, see `demonstrations.weighting.Weights`; None: all alike."""
 
     @property
     def num_episodes(self) -> int:
@@ -92,8 +93,8 @@ class VLAPolicy(nn.Module):
     them several times, as a flow does, has them one draw after the other.
     """
 
-    config: VLAConfig
-    """Config that it was built from."""
+    config: VLAConfig = VLAConfig()
+    """What it was built by."""
     image_px: int
     """Side of the square images it looks at."""
     comes_trained: bool = False
@@ -193,12 +194,15 @@ class VLAPolicy(nn.Module):
     def inputs(self, obs: Observations) -> tuple[Tensor, Tensor, Tensor]:
         """Images, words and proprioception of `obs`, whose images it was shown, on its device."""
         images = torch.from_numpy(np.stack(self.images.get(obs.images))).to(self.device)
-        return images, self.read(obs.texts), torch.from_numpy(obs.proprio).to(self.device)
+        texts = positive(obs.texts) if self.config.conditioned else obs.texts
+        return images, self.read(texts), torch.from_numpy(obs.proprio).to(self.device)
 
     def shown_inputs(
         self, env: ChunkEnv, obs: Observations, images: Frames | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """The same of M moments whose images are drawn by `env`, or given as `images` [M, cameras, H, W, 3]."""
+        """The same of M demonstrated moments, whose images are drawn by `env`, or given as `images` [M, cameras, H, W,
+        3]; instructions are read as they are.
+        """
         drawn = self.draw(env, obs.snapshots) if images is None else images
         words, proprio = self.read(obs.texts), torch.from_numpy(obs.proprio)
         return torch.from_numpy(drawn).to(self.device), words, proprio.to(self.device)

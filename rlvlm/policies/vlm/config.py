@@ -56,6 +56,9 @@ class PolicyConfig(VLMConfig):
     """Words and sentences that become one token each, whose vectors begin as the mean of what they were before. Prompts
     and replies that say the same over and over are then read and written several times as fast. Refused where an
     adapter learns: the vectors belong to the model, which then stays as it is."""
+    conditioned: bool = False
+    """Whether the policy is asked for what is better than expected, as one that has learned with `sft.weighting
+    condition` has to be; see `policies.advantage_prompt`."""
     cache_mib: int = 1_024
     """Room for cached features of images, MiB."""
     recompute: bool | None = None

@@ -4,8 +4,8 @@ Algorithms train it; `engine` samples from it.
 """
 
 import os
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from rlvlm.core.episodes import Answer, IntArray, Observations, TokenEpisode
 from rlvlm.core.errors import UsageError
 from rlvlm.core.steps import FloatArray, Frames
 from rlvlm.envs.env import TurnEnv
+from rlvlm.policies.advantage_prompt import positive
 from rlvlm.policies.protocol import SHOWN_AT_ONCE, Imitation, Prediction, SeenImages
 from rlvlm.policies.vlm.backbone import Backbone, Padded, SeenImage, pad
 from rlvlm.policies.vlm.config import PolicyConfig
@@ -51,7 +52,7 @@ class VLMPolicy(nn.Module):
             raise ValueError(f"an action head needs >= 2 actions, got {num_actions}; give the env's action names")
         self.model = model
         self.processor = processor
-        self.config = config
+        self.config, self._is_conditioned = config, config.conditioned
         self.num_actions = num_actions
         self.images: SeenImages[SeenImage] = SeenImages(config.cache_mib << 20)
         self.backbone = Backbone(model.get_base_model() if hasattr(model, "get_base_model") else model, processor)
@@ -205,7 +206,8 @@ class VLMPolicy(nn.Module):
     def prompts(self, obs: Observations) -> list[IntArray]:
         """The ids of each prompt of `obs`, as `encode` gives them; its images were shown."""
         seen = self.images.get(obs.images)
-        return [self.encode(text, image.size_px) for text, image in zip(obs.texts, seen, strict=True)]
+        texts = positive(obs.texts) if self._is_conditioned else obs.texts
+        return [self.encode(text, image.size_px) for text, image in zip(texts, seen, strict=True)]
 
     def pad(self, obs: Observations, replies: Sequence[IntArray] = ()) -> Padded:
         """The batch of `obs` with their `replies`; none: of their prompts alone."""
@@ -280,10 +282,21 @@ class VLMPolicy(nn.Module):
         examples = examples_of(self, env, shown)
 
         def loss(rows: Tensor, weights: Tensor | None) -> Tensor:
-            return self.imitation_loss([examples[row] for row in rows.tolist()], sft.reply_weight, weights)
+            with self._as_shown():
+                return self.imitation_loss([examples[row] for row in rows.tolist()], sft.reply_weight, weights)
 
         shown_as = np.array([example.number for example in examples])
-        return Imitation(loss=loss, shown=shown_as, lengths=lengths_of(self, examples))
+        with self._as_shown():
+            return Imitation(loss=loss, shown=shown_as, lengths=lengths_of(self, examples))
+
+    @contextmanager
+    def _as_shown(self) -> Iterator[None]:
+        """Within, prompts are read as they are: those of demonstrations say themselves how these did."""
+        before, self._is_conditioned = self._is_conditioned, False
+        try:
+            yield
+        finally:
+            self._is_conditioned = before
 
     def imitation_loss(self, examples: Sequence[Example], reply_weight: float, weights: Tensor | None = None) -> Tensor:
         """See `imitation.imitation_loss`; learners that share the policy out call it together."""
