@@ -53,9 +53,9 @@ class Table:
     """Recorded."""
     seeds: int = 2
     """Of the supervised start."""
-    updates: int = 600
+    updates: int = 400
     """Of the supervised start."""
-    tested: int = 300
+    tested: int = 200
     """Held-out episodes, greedy and sampled."""
     pocket: bool = True
     """Whether the pocket scorer labels too."""
@@ -77,7 +77,7 @@ def record(path: Path, num: int) -> None:
         def act(slots: Any, player: str = player) -> list[Any]:
             if player == "random":
                 return [rng.uniform(env.action_low, env.action_high, (env.chunk_steps, len(middle))).astype(np.float32)]
-            chunk = env.scripted_chunk(0.8 if player == "noisy" else 0.05, rng)
+            chunk = env.scripted_chunk(0.15 if player == "noisy" else 0.05, rng)
             assert chunk is not None, "there is a script"
             # what stops half-way stays where it is
             return [

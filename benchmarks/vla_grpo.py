@@ -28,7 +28,7 @@ from rlvlm.algorithms.policy_gradient.learner import TokenLearner
 from rlvlm.algorithms.policy_gradient.player import chunk_player
 from rlvlm.algorithms.policy_gradient.rewards import RewardLabeller, drop_unlabelled
 from rlvlm.algorithms.policy_gradient.source import informative_groups
-from rlvlm.algorithms.sft import imitate
+from rlvlm.algorithms.sft import Imitator
 from rlvlm.algorithms.sft_chunks import demonstrate, read_demonstrations
 from rlvlm.algorithms.sft_config import ChunkSFTConfig
 from rlvlm.core import metrics
@@ -182,7 +182,7 @@ def supervised(task: str, policy: Any, env: ChunkEnv, trial: Trial) -> dict[str,
         shown = demonstrate(env, trial.sft, trial.seed)
     policy.learn_statistics(shown, env)
     shown_s = time.process_time() - began
-    loss = imitate(policy, env, shown, trial.sft, rng, lambda line: None)
+    loss = Imitator(policy, env, shown, trial.sft, rng, lambda line: None).train(trial.sft.updates)
     if trial.start is not None:
         save(policy, trial.start)
     return {"demonstrations_s": round(shown_s, 1), metrics.SFT_LOSS: round(loss, 3)}

@@ -8,6 +8,7 @@ have the gradient of one, however uneven their shares are. `sharding` is for a p
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from operator import attrgetter
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -99,7 +100,8 @@ class Learners(Generic[Learner]):
         self.call_all("configure_torch", threads)
 
     def call_all(self, method: str, *arguments: Any, first_alone: bool = False) -> list[Any]:
-        """Results of `method` on each learner, the first's first; with `first_alone` None for all others.
+        """What `method` (or a part's, as `imitator.train`) returned to each learner, the first's first; with
+        `first_alone` None for all others.
 
         Raises:
             MachineError: a learner is gone or stopped, or its GPU or its link to the others failed; the others are
@@ -107,7 +109,7 @@ class Learners(Generic[Learner]):
             Exception: whatever a learner raised.
         """
         if self.local is not None:
-            return [getattr(self.local, method)(*arguments)]
+            return [attrgetter(method)(self.local)(*arguments)]
         if self._failure is not None:  # said again: what still calls them while it cleans up must not hide it
             raise self._failure
         sent = [ray.put(argument) for argument in arguments]  # once, however many learners read it
@@ -189,7 +191,7 @@ def _call(learner: Any, method: str, arguments: Sequence[Any], pixels: Any, firs
         if pixels is not None:
             PIXELS.clear()
             PIXELS.unpack(ray.get(pixels))
-        outcome = getattr(learner, method)(*ray.get(list(arguments)))
+        outcome = attrgetter(method)(learner)(*ray.get(list(arguments)))
         return None if first_alone and rank else outcome  # billions of weights would travel once for each learner
     except Exception as error:
         error.add_note(f"in learner {rank}:\n{traceback.format_exc()}")

@@ -177,19 +177,6 @@ class Imitator:
         self._losses, self.num_updates = list(tree["losses"]), tree["num_updates"]
 
 
-def imitate(
-    policy: Policy,
-    env: Any,
-    shown: Any,
-    sft: ReplySFTConfig | ChunkSFTConfig,
-    rng: np.random.Generator,
-    log: Callable[[str], None],
-    weights: Weights | None = None,
-) -> float:
-    """The whole supervised start at once, see `Imitator`; returns its last loss."""
-    return Imitator(policy, env, shown, sft, rng, log, weights=weights).train(sft.updates)
-
-
 def grouped_by_length(lengths: Sequence[int], batch: int, rng: np.random.Generator) -> Iterator[list[int]]:
     """One epoch: indices of examples of like `lengths` [M] in batches, each index once; the last may be smaller.
 

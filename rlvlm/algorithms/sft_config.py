@@ -164,10 +164,8 @@ class JobConfig:
     GPU holds."""
     compute_dtype: Literal["same", "bfloat16"] = "same"
     """Of sharded learners: bfloat16 gathers and computes in it; same: as the weights are."""
-    microbatch_turns: int = 0
-    """Turns or chunks that go through the policy at once; 0: a learner's whole part of the batch."""
     microbatch_tokens: int = 0
-    """Tokens that go through it at once, those of images and prompts included, in the place of `microbatch_turns`."""
+    """Tokens that go through the policy at once, those of images and prompts included; 0: 64 turns, or all chunks."""
     save_every: int = 50
     """Updates between checkpoints, each with a validation on what is held out."""
     max_reply_tokens: int = 256
@@ -175,14 +173,14 @@ class JobConfig:
 
     def __post_init__(self) -> None:
         check_least(self, "job", 1, "num_workers", "threads", "save_every", "max_reply_tokens")
-        check_least(self, "job", 0, "gpus_per_worker", "microbatch_turns", "microbatch_tokens")
+        check_least(self, "job", 0, "gpus_per_worker", "microbatch_tokens")
         if self.shard and self.num_workers < 2:
             raise ValueError(f"job.shard needs job.num_workers >= 2, got {self.num_workers}; set both or neither")
 
     def learners(self) -> dict[str, Any]:
         """The fields of `PolicyGradientConfig` that say the same."""
         is_own_process = self.num_workers == 1 and not self.gpus_per_worker
-        same = ("threads", "shard", "compute_dtype", "microbatch_turns", "microbatch_tokens", "max_reply_tokens")
+        same = ("threads", "shard", "compute_dtype", "microbatch_tokens", "max_reply_tokens")
         return {name: getattr(self, name) for name in same} | {
             "num_learners": 0 if is_own_process else self.num_workers,
             "gpus_per_learner": self.gpus_per_worker,

@@ -19,7 +19,7 @@ from rlvlm.algorithms.policy_gradient.algorithm_config import TokenConfig
 from rlvlm.algorithms.policy_gradient.learner import TokenLearner
 from rlvlm.algorithms.policy_gradient.player import policy_file
 from rlvlm.algorithms.policy_gradient.rollouts import ROLLOUTS
-from rlvlm.algorithms.policy_gradient.supervised_start import Lessons, gather_chunks, gather_turns
+from rlvlm.algorithms.policy_gradient.supervised_start import Lessons, gather
 from rlvlm.algorithms.sft_folders import (
     SFTManifest,
     read_sft_manifest,
@@ -69,7 +69,7 @@ def run_sft(
             learners.local.watch(env)
             learners.local.log = log
         is_of_turns = config.kind == "turns"
-        lessons = gather_turns(config, policy, log) if is_of_turns else gather_chunks(config, policy, env, log)
+        lessons = gather(config, policy, env, log)
         if is_of_turns:  # the checkpoint of a VLA says itself what its weights belong to
             _write_manifest(folder, sft_manifest_of(config.task, config.env_settings, policy.config, env.action_names))
         measured = _train(config, learners, policy, lessons, folder / CHECKPOINT, save_every, log)
@@ -113,7 +113,7 @@ def _train(  # noqa: PLR0913, PLR0917 - what `run_sft` has put together
     )
     while done < sft.updates:
         done = min(done + save_every, sft.updates)
-        measured[metrics.SFT_LOSS] = learners.call("imitate", done)
+        measured[metrics.SFT_LOSS] = learners.call("imitator.train", done)
         learners.sync_to(policy, _BUCKET_BYTES)
         measured[metrics.SFT_WALL_S] = time.monotonic() - began
         line = f"update {done} of {sft.updates}, loss {measured[metrics.SFT_LOSS]:.3f}"
@@ -126,7 +126,7 @@ def _train(  # noqa: PLR0913, PLR0917 - what `run_sft` has put together
                 f"; held out: loss {measured[metrics.SFT_HELD_OUT_LOSS]:.3f}, "
                 f"{measured[metrics.SFT_EXACT_ACTION]:.0%} of actions as demonstrated"
             )
-        state = {"imitation": learners.call("imitation_tree"), "measured": measured}
+        state = {"imitation": learners.call("imitator.save_tree"), "measured": measured}
         save_tree(checkpoint, state, policy_file(policy))
         log(line)
     return measured

@@ -44,6 +44,11 @@ class Weights:
     episodes: IntArray = field(default_factory=lambda: np.empty(0, np.int64))
     """[M] number of each one's episode, or empty."""
 
+    def is_good(self) -> NDArray[np.bool_]:
+        """[M] answers that count as much as the mean or more, or of which the judge says so."""
+        told = self.judged if np.isfinite(self.judged).any() else self.values
+        return told >= np.nanmean(told)
+
     def rows(self) -> FloatArray:
         """[M, 3] all of it, answer by answer."""
         unknown = np.full(len(self.values), np.nan, np.float32)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from rlvlm.algorithms.sft import imitate
+from rlvlm.algorithms.sft import Imitator
 from rlvlm.algorithms.sft_chunks import demonstrate
 from rlvlm.algorithms.sft_config import ChunkSFTConfig
 from rlvlm.envs.config import ChunkEnvConfig
@@ -55,7 +55,7 @@ def test_such_scenes_teach_to_see_where_the_hand_should_not_be() -> None:
     for count in (0, 400):
         net = policy()
         config = ChunkSFTConfig(updates=300, batch_size=16, scenes=count)
-        imitate(net, WORLD, SHOWN, config, np.random.default_rng(0), print)
+        Imitator(net, WORLD, SHOWN, config, np.random.default_rng(0), print).train(config.updates)
         other = augment_scenes(SHOWN.obs, SHOWN.begins, 200, WORLD, np.random.default_rng(1))
         with torch.no_grad():
             told = net.predict_offsets(*net.shown_inputs(WORLD, other))
@@ -78,7 +78,7 @@ def test_demonstrations_teach_ways_where_the_policy_tells_them() -> None:
     after = []
     for offsets in (True, False):
         net = policy(offsets)
-        loss = imitate(net, WORLD, SHOWN, config, np.random.default_rng(0), print)
+        loss = Imitator(net, WORLD, SHOWN, config, np.random.default_rng(0), print).train(config.updates)
         after.append((net, loss))
     (tells, told_loss), (silent, silent_loss) = after
     _, offsets = seen_by(tells)

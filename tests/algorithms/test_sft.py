@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from rlvlm.algorithms.policy_gradient.slots import EnvSlot
-from rlvlm.algorithms.sft import grouped_by_length, imitate
+from rlvlm.algorithms.sft import Imitator, grouped_by_length
 from rlvlm.algorithms.sft_config import ReplySFTConfig
 from rlvlm.algorithms.sft_replies import demonstrate, held_out_loss, split, validate, warn_of_length
 from rlvlm.core import metrics
@@ -29,7 +29,8 @@ def slot() -> EnvSlot:
 def learn(
     policy: VLMPolicy, place: EnvSlot, episodes: list[TokenEpisode], config: ReplySFTConfig, **more: Any
 ) -> float:
-    return imitate(policy, place.env, episodes, config, np.random.default_rng(0), lambda line: None, **more)
+    imitator = Imitator(policy, place.env, episodes, config, np.random.default_rng(0), lambda line: None, **more)
+    return imitator.train(config.updates)
 
 
 def check(policy: VLMPolicy, place: EnvSlot, episodes: list[TokenEpisode], most: int) -> dict[str, float]:

@@ -19,7 +19,9 @@ from rlvlm.algorithms.sft_job import run_sft
 from rlvlm.cli import main
 from rlvlm.core import metrics
 from rlvlm.core.errors import UsageError
+from rlvlm.demonstrations.folder import open_folder
 from rlvlm.envs.registry import make_env, task_env
+from rlvlm.policies.vla.tokens import ActionScale
 from tests.algorithms.policy_gradient.tiny_runs import chunk_config, make_policy
 from tests.runs.test_weighted_start import label
 
@@ -123,6 +125,17 @@ def test_each_weighting_teaches_each_form_of_answer(folder: Path, tmp_path: Path
         config.acting(policy=replace(config.policy, conditioned=policy["conditioned"]))
     measured = run_sft(config, 3, tmp_path / "out")
     assert np.isfinite(measured[metrics.SFT_LOSS]) and 0 < measured[metrics.SFT_EFFECTIVE] <= 1
+
+
+def test_actions_are_scaled_by_what_counts(folder: Path, tmp_path: Path) -> None:
+    data, file = folder / "push_block", tmp_path / "labels.parquet"
+    label(data, file)  # the second of three episodes fails, to the judge
+    run_sft(job(folder, "tokens", labels=str(file), weighting="filter", updates=1), 1, tmp_path / "out")
+    env = make_env("push_block", task_env("push_block"), 0)
+    policy = load_vla(tmp_path / "out" / "algorithm", env)  # pyright: ignore[reportArgumentType] - its kind
+    first, _, third = (record.arrays["actions"] for record in open_folder(data).episodes())
+    wanted = ActionScale.of_actions(np.concatenate([first, third]).reshape(-1, first.shape[-1]), env.scaled_actions)
+    assert policy.scale == wanted
 
 
 @pytest.mark.ray

@@ -57,6 +57,8 @@ def test_what_did_better_than_expected_is_the_best_two_in_five_at_most() -> None
 def test_weights_know_their_episodes_when_some_are_left_out() -> None:
     weights = weigh(labels({}, {0: 0.9, 2: 0.2}), [2, 0, 1], "preference", 0.5)
     assert weights.episodes.tolist() == [0, 0, 2] and weights.judged.tolist() == pytest.approx([0.9, 0.9, 0.2])
+    assert weights.is_good().tolist() == [True, True, False]
+    assert weigh(labels({}, {0: 0.9, 2: 0.2}), [2, 0, 1], "filter", 0.5).is_good().tolist() == [True, True, False]
     again = Weights.of_rows(weights.rows()).at([0, 2])
     assert again.episodes.tolist() == [0, 2] and again.values.tolist() == [1, 1]
 

@@ -198,7 +198,7 @@ class PolicyGradient(BaseAlgorithm):
             self._learner.log = log  # of learners elsewhere it is in the run's log
         sft = self.config.sft
         self._learners.call_all("begin_imitation", lessons.shown, sft, lessons.weights)
-        loss = self._learners.call("imitate", sft.updates)
+        loss = self._learners.call("imitator.train", sft.updates)
         self._sync_weights()
         return loss
 

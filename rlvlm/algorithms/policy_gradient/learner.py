@@ -113,7 +113,7 @@ class TokenLearner(ManualLearner):
     """Takes a line on the supervised start."""
     _algo: PolicyGradientConfig
     _env: Any
-    _imitator: Imitator | None = None
+    imitator: Imitator | None = None
     """The supervised start, while it is under way."""
 
     def build(self) -> None:
@@ -146,7 +146,7 @@ class TokenLearner(ManualLearner):
 
     def begin(self) -> None:
         """Starts anew from the policy as it is now, which is kept: evaluations and losses compare with it."""
-        self._imitator = None  # and the images of its demonstrations
+        self.imitator = None  # and the images of its demonstrations
         if self._algo.keeps_vision and hasattr(self.policy, "stop_training_vision"):
             self.policy.stop_training_vision()
         self._start_optimizer()
@@ -225,7 +225,7 @@ class TokenLearner(ManualLearner):
         self, shown: Any, sft: ReplySFTConfig | ChunkSFTConfig, weights: Weights | None = None,
         tree: Mapping[str, Any] | None = None,
     ) -> None:  # fmt: skip
-        """Gets the supervised start ready: see `Imitator`; `tree` is the `imitation_tree` of one that was stopped."""
+        """Gets the supervised start ready, see `Imitator`; `tree` is what another one was saved as."""
 
         def at_once(units: Tensor, prepared: Imitation) -> list[Tensor]:
             algo, size = self._algo, units.shape[1]
@@ -237,19 +237,9 @@ class TokenLearner(ManualLearner):
             return list(units.split(at_once))
 
         rng = np.random.default_rng(np.random.SeedSequence(self.config.seed, spawn_key=(sft.stream,)))
-        self._imitator = Imitator(self.policy, self._env, shown, sft, rng, self.log, weights=weights, at_once=at_once)
+        self.imitator = Imitator(self.policy, self._env, shown, sft, rng, self.log, weights=weights, at_once=at_once)
         if tree is not None:
-            self._imitator.load_tree(tree)
-
-    def imitate(self, until: int) -> float:
-        """The supervised start up to its update number `until`; returns the last loss."""
-        assert self._imitator is not None, "it was begun"
-        return self._imitator.train(until)
-
-    def imitation_tree(self) -> dict[str, Any]:
-        """What the supervised start needs to be gone on with, beside the policy's weights."""
-        assert self._imitator is not None, "it was begun"
-        return self._imitator.save_tree()
+            self.imitator.load_tree(tree)
 
     def held_out_loss(self, episodes: Sequence[TokenEpisode], sft: ReplySFTConfig) -> float:
         """See `sft_replies`."""

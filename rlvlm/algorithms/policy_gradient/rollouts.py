@@ -18,7 +18,7 @@ from rlvlm.algorithms.policy_gradient.player import TokenPlayer, chunk_player, t
 from rlvlm.algorithms.policy_gradient.rewards import RewardLabeller
 from rlvlm.algorithms.policy_gradient.slots import make_slot
 from rlvlm.algorithms.policy_gradient.source import Rollout, Weights, join
-from rlvlm.algorithms.policy_gradient.supervised_start import Learn, held_out_words, start_chunks, start_replies
+from rlvlm.algorithms.policy_gradient.supervised_start import Learn, held_out_words, start
 from rlvlm.algorithms.policy_gradient.turns import Actor, TurnRunner
 from rlvlm.algorithms.runner_group import LocalRunnerGroup, RemoteRunnerGroup
 from rlvlm.algorithms.sft_replies import validate
@@ -112,11 +112,11 @@ class TurnRollouts:
         sft = self.config.sft
         return sft is not None and bool(sft.turns or sft.demonstrations or sft.start_from)
 
-    def start(self, viewer: Any, learn: Learn, log: Callable[[str], None]) -> dict[str, float]:  # noqa: ARG002 - an env
+    def start(self, viewer: Any, learn: Learn, log: Callable[[str], None]) -> dict[str, float]:
         """The supervised start; figures by their names in `metrics`."""
         if not self.can_act:
             return {}
-        measured, self._unseen = start_replies(self.config, self.policy, learn, log)
+        measured, self._unseen = start(self.config, self.policy, viewer, learn, log)
         return measured
 
     def validate(
@@ -230,7 +230,7 @@ class ChunkRollouts:
 
     def start(self, viewer: Any, learn: Learn, log: Callable[[str], None]) -> dict[str, float]:
         """The supervised start; figures by their names in `metrics`."""
-        measured = start_chunks(self.config, self.policy, viewer, learn, log)
+        measured, _ = start(self.config, self.policy, viewer, learn, log)
         explored = self.policy.explored(viewer, self.config.algo.min_range)
         if still := np.flatnonzero(~explored).tolist():
             named = ", ".join(map(str, still))

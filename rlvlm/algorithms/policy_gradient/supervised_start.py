@@ -53,12 +53,52 @@ Learn = Callable[[Lessons], float]
 loss."""
 
 
-def gather_turns(config: TokenConfig, policy: VLMPolicy, log: Callable[[str], None]) -> Lessons:
-    """Turns of the env's scripted expert, or of the folder that `config.sft` names.
+def start(
+    config: TokenConfig, policy: Any, env: Any, learn: Learn, log: Callable[[str], None]
+) -> tuple[dict[str, float], Sequence[TokenEpisode]]:
+    """Has the policy learn from demonstrations, or gives it another run's weights; one that comes trained stays as it
+    is.
+
+    Args:
+        config: with `sft`, which says what it begins with.
+        policy: of this process; takes statistics, and another run's weights.
+        env: of the task; one in chunks has held-out states and a script that demonstrates.
+        learn: see `Learn`.
+        log: takes a line on what is being done now.
+
+    Returns:
+        The last loss, the seconds and figures of the demonstrations, by names in `rlvlm.core.metrics`, and the episodes
+        that were held out; nothing where nothing was imitated.
 
     Raises:
-        UsageError: they are of no use in this env.
+        UsageError: the demonstrations, or the weights, are of no use in this env.
     """
+    if config.sft.start_from:
+        folder = Path(config.sft.start_from).expanduser()
+        log(f"starting from the policy of {folder}")
+        if config.kind == "chunks":
+            take_vla(folder / "algorithm", policy)
+        else:
+            wanted = sft_manifest_of(config.task, config.env_settings, policy.config, env.action_names)
+            check_sft_manifest(folder, wanted, log)
+            load_trained(policy, folder)
+        return {}, ()
+    if config.kind == "chunks" and policy.comes_trained:
+        return {}, ()
+    lessons, began = gather(config, policy, env, log), time.monotonic()
+    loss = learn(lessons)
+    measured = {metrics.SFT_LOSS: loss, metrics.SFT_WALL_S: time.monotonic() - began}
+    return {**lessons.measured, **measured}, lessons.held_out
+
+
+def gather(config: TokenConfig, policy: Any, env: Any, log: Callable[[str], None]) -> Lessons:
+    """Demonstrations by the env's expert, or of the folder that `config.sft` names, see `start`. A VLA learns their
+    statistics.
+    """
+    return _turns(config, policy, log) if config.kind == "turns" else _chunks(config, policy, env, log)
+
+
+def _turns(config: TokenConfig, policy: VLMPolicy, log: Callable[[str], None]) -> Lessons:
     sft = config.sft
     slot = make_slot(config.task, config.env_settings.for_demonstrations())
     if sft.demonstrations:
@@ -75,75 +115,38 @@ def gather_turns(config: TokenConfig, policy: VLMPolicy, log: Callable[[str], No
         return Lessons(shown=learned, held_out=held_out, measured={})
     weights = Weights.of_rows(np.stack([cell for episode in learned for cell in episode.extras[WEIGHT]]))
     if sft.weighting == "condition":
-        learned = _with_words(learned, weights, config.seed)
+        prompts = [text for episode in learned for text in episode.obs.texts[:-1]]
+        texts = iter(told(prompts, weights.judged, _noise(config.seed)))
+        # of prompts there is one more than turns: the last is of the state after the episode
+        learned = [
+            replace(episode, obs=replace(episode.obs, texts=(*islice(texts, len(episode)), episode.obs.texts[-1])))
+            for episode in learned
+        ]
     return Lessons(shown=learned, weights=weights, held_out=held_out, measured=weights.metrics())
 
 
-def _with_words(episodes: Sequence[TokenEpisode], weights: Weights, seed: int) -> list[TokenEpisode]:
-    """`episodes` whose prompts say how their turns did."""
-    prompts = [text for episode in episodes for text in episode.obs.texts[:-1]]
-    rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(7,)))
-    texts = iter(told(prompts, weights.judged, rng))
-    # of prompts there is one more than turns: the last is of the state after the episode
-    return [
-        replace(episode, obs=replace(episode.obs, texts=(*islice(texts, len(episode)), episode.obs.texts[-1])))
-        for episode in episodes
-    ]
-
-
-def gather_chunks(config: TokenConfig, policy: VLAPolicy, env: ChunkEnv, log: Callable[[str], None]) -> Lessons:
-    """Chunks of the script of `env`, or of the folder that `config.sft` names; `policy` learns their statistics.
-
-    Raises:
-        UsageError: they are of no use in this env.
-    """
+def _chunks(config: TokenConfig, policy: VLAPolicy, env: ChunkEnv, log: Callable[[str], None]) -> Lessons:
     sft = config.sft
     if sft.demonstrations:
         shown = read_demonstrations(sft, config.task, config.env_settings, env, policy.image_px, log)
     else:
         log(f"{sft.episodes} demonstrations by the task's expert")
         shown = demonstrate_chunks(env, sft, config.seed, log)
-    policy.learn_statistics(shown, env)
     weights: Weights | None = shown.weights
+    # bins and scales that span what is done by chance are too coarse for what is done well
+    good = np.arange(len(shown.actions)) if weights is None else np.flatnonzero(weights.is_good())
+    policy.learn_statistics(replace(shown, obs=shown.obs.at(good.tolist()), actions=shown.actions[good]), env)
     if weights is not None and sft.weighting == "condition":
-        rng = np.random.default_rng(np.random.SeedSequence(config.seed, spawn_key=(7,)))
-        shown = replace(shown, obs=replace(shown.obs, texts=told(shown.obs.texts, weights.judged, rng)))
+        texts = told(shown.obs.texts, weights.judged, _noise(config.seed))
+        shown = replace(shown, obs=replace(shown.obs, texts=texts))
     measured = {} if weights is None else weights.metrics()
-    return Lessons(
-        shown=shown, weights=weights, measured=measured | {metrics.SFT_DEMONSTRATIONS: float(shown.num_episodes)}
-    )
+    measured[metrics.SFT_DEMONSTRATIONS] = float(shown.num_episodes)
+    return Lessons(shown=shown, weights=weights, measured=measured)
 
 
-def start_replies(
-    config: TokenConfig, policy: VLMPolicy, learn: Learn, log: Callable[[str], None]
-) -> tuple[dict[str, float], Sequence[TokenEpisode]]:
-    """Has the policy learn from turns of the env's scripted expert or of a folder, or gives it another run's weights.
-
-    Args:
-        config: with `sft`, which says what it begins with.
-        policy: of this process; takes another run's weights.
-        learn: see `Learn`.
-        log: takes a line on what is being done now.
-
-    Returns:
-        The last loss and the seconds, by names in `rlvlm.core.metrics`, and the episodes that were held out; nothing of
-        another run's weights.
-
-    Raises:
-        UsageError: the demonstrations, or the weights, are of no use in this env.
-    """
-    if config.sft.start_from:
-        start = Path(config.sft.start_from)
-        log(f"starting from {start}")
-        slot = make_slot(config.task, config.env_settings.for_demonstrations())
-        wanted = sft_manifest_of(config.task, config.env_settings, policy.config, slot.env.action_names)
-        check_sft_manifest(start, wanted, log)
-        load_trained(policy, start)
-        return {}, []
-    lessons, began = gather_turns(config, policy, log), time.monotonic()
-    loss = learn(lessons)
-    measured = {metrics.SFT_LOSS: loss, metrics.SFT_WALL_S: time.monotonic() - began}
-    return {**lessons.measured, **measured}, lessons.held_out
+def _noise(seed: int) -> np.random.Generator:
+    """Says which answers are learned without a word on how they did."""
+    return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(7,)))
 
 
 def held_out_words(measured: Mapping[str, float], updates: int) -> str:
@@ -157,32 +160,3 @@ def held_out_words(measured: Mapping[str, float], updates: int) -> str:
             f"{measured[metrics.SFT_SAMPLED_VALID]:.0%}"
         )
     return f"supervised start: {updates} updates in {measured[metrics.SFT_WALL_S]:.0f} s, {held_out}"
-
-
-def start_chunks(
-    config: TokenConfig, policy: VLAPolicy, env: ChunkEnv, learn: Learn, log: Callable[[str], None]
-) -> dict[str, float]:
-    """Has `policy` imitate the env's script or a folder; not one that comes trained, or is another run's.
-
-    Args:
-        config: with `sft`, which says what it begins with.
-        policy: of this process; takes the statistics, and another run's weights.
-        env: of held-out states; its script demonstrates.
-        learn: see `Learn`.
-        log: takes a line on what is being done now.
-
-    Returns:
-        The loss and the number of demonstrations by names in `rlvlm.core.metrics`; nothing where none was imitated.
-
-    Raises:
-        UsageError: the demonstrations, or the weights, are of no use in this env.
-    """
-    if config.sft.start_from:
-        start = Path(config.sft.start_from).expanduser()
-        log(f"starting from the policy of {start}")
-        take_vla(start / "algorithm", policy)
-        return {}
-    if policy.comes_trained:
-        return {}
-    lessons = gather_chunks(config, policy, env, log)
-    return {**lessons.measured, metrics.SFT_LOSS: learn(lessons)}

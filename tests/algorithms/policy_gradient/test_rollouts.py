@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from rlvlm.algorithms.policy_gradient.chunks import ChunkSampler, play_chunks
 from rlvlm.algorithms.policy_gradient.config import chunk_defaults
 from rlvlm.algorithms.policy_gradient.player import TokenPlayer, chunk_player
-from rlvlm.algorithms.sft import imitate
+from rlvlm.algorithms.sft import Imitator
 from rlvlm.algorithms.sft_chunks import demonstrate
 from rlvlm.algorithms.sft_config import ChunkSFTConfig
 from rlvlm.core.episodes import Observations, TokenEpisode
@@ -155,8 +155,8 @@ def test_imitation_learns_what_the_script_shows() -> None:
     net.learn_statistics(shown, one)
     told: list[str] = []
     rng = np.random.default_rng(0)
-    before = imitate(net, one, shown, ChunkSFTConfig(updates=1, label_width=0.0), rng, told.append)
-    after = imitate(net, one, shown, config, rng, told.append)
+    before = Imitator(net, one, shown, ChunkSFTConfig(updates=1, label_width=0.0), rng, told.append).train(1)
+    after = Imitator(net, one, shown, config, rng, told.append).train(config.updates)
     assert after < 0.8 * before
 
 
