@@ -39,7 +39,7 @@ from rlvlm.runs.recipes import recipe
 
 TASK = "push_block"
 SHARES = {"script": 0.3, "noisy": 0.3, "half-way": 0.2, "random": 0.2}
-AUCS = (0.5, 0.6, 0.7, 0.85, 1.0)
+AUCS = (1.0, 0.7, 0.5, 0.85, 0.6)  # those that say most first, for a table that is stopped
 WEIGHTINGS = ("filter", "progress", "advantage", "condition", "preference")
 
 
@@ -181,9 +181,9 @@ def draw(file: Path, rows: list[dict[str, Any]]) -> None:
     for weighting in WEIGHTINGS:
         means = [
             [row["sampled"] for row in rows if (row["judge"], row["weighting"]) == (f"{auc:g}", weighting)]
-            for auc in AUCS
+            for auc in sorted(AUCS)
         ]
-        axes.plot(AUCS, [np.mean(part) for part in means], marker="o", label=weighting)
+        axes.plot(sorted(AUCS), [np.mean(part) for part in means], marker="o", label=weighting)
     for weighting, style in (("plain", "--"), ("grpo", ":")):
         values = [row["sampled"] for row in rows if row["weighting"] == weighting]
         if values:

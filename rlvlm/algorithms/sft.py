@@ -137,7 +137,7 @@ class Imitator:
         """Leaves this learner's part of the gradient in the parameters; returns the loss of all learners."""
         total = torch.zeros((), dtype=torch.float64)
         parts = [part for part in self._at_once(local_shard(units), self._prepared) if len(part)]
-        # learners who gather weights together make equally many passes: the last of some count for nothing
+        # learners that gather weights together make equally many passes: the last of some count for nothing
         for number in range(largest(len(parts)) if is_sharded(self._parameters) else len(parts)):
             is_own = number < len(parts)
             part = parts[number] if is_own else units[:1]

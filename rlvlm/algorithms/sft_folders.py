@@ -33,7 +33,7 @@ the heads."""
 
 
 WEIGHT = "weight"
-"""What a demonstrated turn counts, among the extras of its episode, as of `Weights.rows`."""
+"""Name of a demonstrated turn's weight, among the extras of its episode, as of `Weights.rows`."""
 _WHICH_EPISODES = ("split", "deals", "episode_steps", "num_envs", "physics")
 """Settings that say which episodes there are, how long and how exact: what is right in one of them is right with any.
 What a split holds out is left out by itself. All other settings change what is seen, asked or answered."""
@@ -170,7 +170,7 @@ def load_demonstrations(
         # with their turns, for not all episodes are learned from
         parts = np.split(weights.rows(), np.cumsum([len(episode) for episode in episodes])[:-1])
         pairs = zip(episodes, parts, strict=True)
-        episodes = [replace(one, extras={**one.extras, WEIGHT: tuple(part)}) for one, part in pairs]
+        episodes = [replace(episode, extras={**episode.extras, WEIGHT: tuple(part)}) for episode, part in pairs]
     kept = [episode for episode in episodes if env.may_start(episode.snapshots[0])]
     if not kept:
         raise UsageError(

@@ -35,7 +35,7 @@ class SFTArguments(Generic[Env, Policy, SFT]):
     policy: Policy
     sft: SFT
     seed: int = 0
-    """Of the policy's new parts and the order of the demonstrations."""
+    """Seed of the policy's new parts and the order of the demonstrations."""
     job: JobConfig = field(default_factory=JobConfig)
 
 

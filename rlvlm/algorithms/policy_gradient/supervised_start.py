@@ -1,4 +1,4 @@
-"""What a policy can do before its first rollout: demonstrations are learned from, or another run's policy is taken.
+"""Supervised start of a policy before its first rollout: learns from demonstrations, or takes another run's policy.
 
 A run begins with it, and the job `rlvlm sft` (`sft_job`) is nothing else.
 """
