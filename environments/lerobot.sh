@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Builds the environment in which LeRobot runs, to compare with: environments/lerobot.sh [DIR]   (default .envs/lerobot)
 # LeRobot 0.4.4 wants torch < 2.11 and transformers < 5, so it never shares an environment with rlvlm. No run needs it: it
-# makes the reference that tests/policies/vla/smolvla holds our SmolVLA against, and opens the folders that rlvlm writes.
+# makes the reference that tests/policies/vla/lerobot holds our SmolVLA against, and opens the folders that rlvlm writes.
 # It takes 8.4 GB, as PyPI's torch for Linux comes with CUDA. Safe to rerun.
 set -euo pipefail
 cd "$(dirname "$0")/.."

@@ -162,8 +162,8 @@ def write_smolvla(folder: Path, env: Any = None, **changes: Any) -> Path:
     """
     from safetensors.numpy import save_file
 
-    from rlvlm.policies.vla.smolvla.config import SmolVLAConfig
-    from rlvlm.policies.vla.smolvla.loading import outline
+    from rlvlm.policies.vla.lerobot.config import LeRobotConfig
+    from rlvlm.policies.vla.lerobot.loading import outline
 
     vlm = folder / "vlm"
     vlm.mkdir(parents=True)
@@ -211,6 +211,6 @@ def write_smolvla(folder: Path, env: Any = None, **changes: Any) -> Path:
                 save_file(flat, folder / written[-1]["state_file"])
         (folder / f"{processor}.json").write_text(json.dumps({"name": processor, "steps": written}))
     (folder / "model.safetensors").touch()
-    shapes = {name: tuple(value.shape) for name, value in outline(folder, SmolVLAConfig()).state_dict().items()}
+    shapes = {name: tuple(value.shape) for name, value in outline(folder, LeRobotConfig()).state_dict().items()}
     save_file({name: random_weight(name, shape) for name, shape in shapes.items()}, folder / "model.safetensors")
     return folder

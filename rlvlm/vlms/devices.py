@@ -17,7 +17,7 @@ _ASSIGNS = {
     "policy": "; a learner of --algo.num-learners is given one by --algo.gpus-per-learner, a replica of "
     "--engine.num-replicas by --engine.num-gpus, a worker of rlvlm sft by --job.gpus-per-worker",
     "policy.openvla": "; a learner of --algo.num-learners is given one by --algo.gpus-per-learner",
-    "policy.smolvla": "; a learner of --algo.num-learners is given one by --algo.gpus-per-learner",
+    "policy.lerobot": "; a learner of --algo.num-learners is given one by --algo.gpus-per-learner",
 }
 """Which setting makes Ray assign a GPU to the processes that compute a section's network outside of the run's own."""
 

@@ -12,7 +12,7 @@ from rlvlm.policies.vla.flow.pocket import PocketFlowNetwork
 from rlvlm.policies.vla.flow.policy import FlowPolicy
 from rlvlm.policies.vla.pocket import PocketVLA
 from rlvlm.policies.vla.policy import VLAPolicy
-from rlvlm.policies.vla.smolvla.config import SmolVLAConfig
+from rlvlm.policies.vla.lerobot.config import LeRobotConfig
 
 
 def build_policy(config: VLAConfig, env: ChunkEnv) -> VLAPolicy:
@@ -24,9 +24,9 @@ def build_policy(config: VLAConfig, env: ChunkEnv) -> VLAPolicy:
     """
     num_tokens = env.chunk_steps * len(env.action_low)
     if config.model and config.head == "flow":
-        from rlvlm.policies.vla.smolvla.policy import SmolVLAPolicy  # transformers and peft are slow to import
+        from rlvlm.policies.vla.lerobot.policy import LeRobotPolicy  # transformers and peft are slow to import
 
-        policy: Any = SmolVLAPolicy(config, env)
+        policy: Any = LeRobotPolicy(config, env)
     elif config.model:
         from rlvlm.policies.vla.openvla.loading import load_openvla  # transformers and peft are slow to import
 
@@ -80,8 +80,11 @@ def read_config(meta: Mapping[str, Any]) -> VLAConfig:
     """The config in what `VLAPolicy.meta` gave: JSON has lists for tuples, and dicts for configs within it."""
     config = dict(meta["config"])
     pocket = PocketVLAConfig(**{**config["pocket"], "channels": tuple(config["pocket"]["channels"])})
-    openvla, flow = OpenVLAConfig(**config["openvla"]), FlowConfig(**config.get("flow", {}))
-    parts = {"pocket": pocket, "openvla": openvla, "flow": flow}
-    smolvla = config.get("smolvla", {})
-    parts["smolvla"] = SmolVLAConfig(**{**smolvla, "cameras": tuple(smolvla.get("cameras", ()))})
+    parts = {
+        "pocket": pocket,
+        "openvla": OpenVLAConfig(**config["openvla"]),
+        "flow": FlowConfig(**config.get("flow", {})),
+    }
+    lerobot = config.pop("smolvla", config.get("lerobot", {}))  # its name before pi0
+    parts["lerobot"] = LeRobotConfig(**{**lerobot, "cameras": tuple(lerobot.get("cameras", ()))})
     return VLAConfig(**{**config, **parts})

@@ -5,7 +5,7 @@ from typing import Any, ClassVar, Literal
 
 from rlvlm.core.plugins import is_reference
 from rlvlm.policies.vla.flow.config import FlowConfig
-from rlvlm.policies.vla.smolvla.config import SmolVLAConfig
+from rlvlm.policies.vla.lerobot.config import LeRobotConfig
 
 ImagePath = Literal["cropped", "whole"]
 HEADS = ("tokens", "flow")
@@ -121,16 +121,16 @@ class VLAConfig:
     pocket: PocketVLAConfig = field(default_factory=PocketVLAConfig)
     openvla: OpenVLAConfig = field(default_factory=OpenVLAConfig)
     flow: FlowConfig = field(default_factory=FlowConfig)
-    smolvla: SmolVLAConfig = field(default_factory=SmolVLAConfig)
+    lerobot: LeRobotConfig = field(default_factory=LeRobotConfig)
 
     def __post_init__(self) -> None:
-        others = self.openvla, self.smolvla
-        if not self.model and (self.revision or others != (OpenVLAConfig(), SmolVLAConfig())):
+        others = self.openvla, self.lerobot
+        if not self.model and (self.revision or others != (OpenVLAConfig(), LeRobotConfig())):
             raise ValueError(
-                "policy.revision, policy.openvla and policy.smolvla have no effect without policy.model; name a "
+                "policy.revision, policy.openvla and policy.lerobot have no effect without policy.model; name a "
                 "checkpoint"
             )
-        idle = self.openvla if self.head == "flow" else self.smolvla
+        idle = self.openvla if self.head == "flow" else self.lerobot
         if idle != type(idle)():
             raise ValueError(f"{idle.section} has no effect with policy.head {self.head}; leave one of them out")
         if self.head not in HEADS and not is_reference(self.head):
@@ -155,9 +155,9 @@ class VLAConfig:
         return is_reference(self.head)
 
     @property
-    def loading(self) -> OpenVLAConfig | SmolVLAConfig:
+    def loading(self) -> OpenVLAConfig | LeRobotConfig:
         """How a checkpoint's weights are held and computed."""
-        return self.smolvla if self.head == "flow" else self.openvla
+        return self.lerobot if self.head == "flow" else self.openvla
 
     @property
     def has_adapter(self) -> bool:

@@ -10,14 +10,14 @@ from rlvlm.core.errors import UsageError
 from rlvlm.envs.env import ChunkEnv
 from rlvlm.policies.vla.config import VLAConfig
 from rlvlm.policies.vla.flow.policy import FlowPolicy
-from rlvlm.policies.vla.smolvla.checkpoint import Checkpoint
-from rlvlm.policies.vla.smolvla.loading import load_smolvla, save_smolvla
+from rlvlm.policies.vla.lerobot.checkpoint import Checkpoint
+from rlvlm.policies.vla.lerobot.loading import load_lerobot, save_lerobot
 from rlvlm.policies.weights import Shardable
 
 logger = logging.getLogger(__name__)
 
 
-class SmolVLAPolicy(FlowPolicy):
+class LeRobotPolicy(FlowPolicy):
     """The checkpoint that `config.model` names, for an env.
 
     Args:
@@ -38,10 +38,10 @@ class SmolVLAPolicy(FlowPolicy):
             raise UsageError(
                 "a checkpoint of LeRobot has no head for learned noise", "--policy.flow.kernel sde, or cps"
             )
-        loaded = load_smolvla(config.model, config.revision, config.smolvla, env)
+        loaded = load_lerobot(config.model, config.revision, config.lerobot, env)
         network: Any = loaded.network  # has all that a `VelocityNetwork` has
         super().__init__(network, config.flow, chunk_steps=env.chunk_steps, action_size=len(env.action_low))
-        self.image_px = config.smolvla.image_px
+        self.image_px = config.lerobot.image_px
         self.checkpoint = loaded.checkpoint
         if config.flow.steps != (own := loaded.checkpoint.num_denoising_steps):
             logger.warning(
@@ -55,7 +55,7 @@ class SmolVLAPolicy(FlowPolicy):
     def save_lerobot(self, folder: Path) -> None:
         """Writes a folder that LeRobot loads, an adapter merged into the weights; what was there is replaced."""
         network: Any = self.network
-        save_smolvla(network, self.checkpoint, folder)
+        save_lerobot(network, self.checkpoint, folder)
 
     def shardable(self) -> Shardable:
         """See `Policy`."""

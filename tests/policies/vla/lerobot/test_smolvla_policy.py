@@ -16,7 +16,7 @@ from rlvlm.policies.vla.build import build_policy, read_policy
 from rlvlm.policies.vla.config import OpenVLAConfig, VLAConfig
 from rlvlm.policies.vla.flow.config import FlowConfig
 from rlvlm.policies.vla.policy import Sampling
-from rlvlm.policies.vla.smolvla.config import SmolVLAConfig
+from rlvlm.policies.vla.lerobot.config import LeRobotConfig
 
 
 @pytest.mark.slow
@@ -25,8 +25,8 @@ def test_it_acts_and_learns(tmp_path: Path, learns: str, caplog: pytest.LogCaptu
     env = make_env("push_block", task_env("push_block"), 0)
     assert isinstance(env, PushBlock)
     folder = write_smolvla(tmp_path / "checkpoint", env, chunk_size=env.chunk_steps + 2)
-    wants = SmolVLAConfig(learns=learns, image_px=24, has_values=True)  # pyright: ignore[reportArgumentType]
-    config = VLAConfig(model=str(folder), head="flow", smolvla=wants, flow=FlowConfig(learn="all", steps=4, noise=1.0))
+    wants = LeRobotConfig(learns=learns, image_px=24, has_values=True)  # pyright: ignore[reportArgumentType]
+    config = VLAConfig(model=str(folder), head="flow", lerobot=wants, flow=FlowConfig(learn="all", steps=4, noise=1.0))
     torch.manual_seed(0)
     policy = build_policy(config, env)
     assert f"--policy.flow.steps {policy.checkpoint.num_denoising_steps}" in caplog.text
@@ -47,7 +47,7 @@ def test_it_acts_and_learns(tmp_path: Path, learns: str, caplog: pytest.LogCaptu
     greedy = [one.sample(obs, Sampling()).actions for one in (policy, again)]
     np.testing.assert_allclose(greedy[0], greedy[1], atol=1e-5)
     policy.save_lerobot(tmp_path / "saved")
-    plain = VLAConfig(model=str(tmp_path / "saved"), head="flow", flow=config.flow, smolvla=SmolVLAConfig(image_px=24))
+    plain = VLAConfig(model=str(tmp_path / "saved"), head="flow", flow=config.flow, lerobot=LeRobotConfig(image_px=24))
     loaded = build_policy(plain, env)
     loaded.show(obs.images, policy.draw(env, obs.snapshots))
     np.testing.assert_allclose(greedy[0], loaded.sample(obs, Sampling()).actions, atol=1e-5)
@@ -58,7 +58,7 @@ def test_it_acts_and_learns(tmp_path: Path, learns: str, caplog: pytest.LogCaptu
 
 
 def test_what_has_no_effect_or_no_head_is_refused() -> None:
-    for settings in ({"head": "flow", "openvla": OpenVLAConfig(cameras=2)}, {"smolvla": SmolVLAConfig(at_once=2)}):
+    for settings in ({"head": "flow", "openvla": OpenVLAConfig(cameras=2)}, {"lerobot": LeRobotConfig(at_once=2)}):
         with pytest.raises(ValueError, match="has no effect with policy.head"):
             VLAConfig(model="somewhere", **settings)  # pyright: ignore[reportArgumentType]
     env = make_env("push_block", task_env("push_block"), 0)

@@ -23,9 +23,9 @@ from transformers.models.smolvlm.modeling_smolvlm import (
     SmolVLMVisionTransformer,
 )
 
-from rlvlm.policies.vla.smolvla.checkpoint import Sizes
-from rlvlm.policies.vla.smolvla.images import to_pixels
-from rlvlm.policies.vla.smolvla.prompts import NO_WORD, Prompts
+from rlvlm.policies.vla.lerobot.checkpoint import Sizes
+from rlvlm.policies.vla.lerobot.images import to_pixels
+from rlvlm.policies.vla.lerobot.prompts import NO_WORD, Prompts
 from rlvlm.vlms.skeleton import device_of
 
 EXPERT_PARTS = (
@@ -43,7 +43,7 @@ class NetworkConfig(PreTrainedConfig):
         vlm: config of the body, as transformers writes it; SmolVLM's.
         sizes: fields of `checkpoint.Sizes`.
         cameras: of each image feature, which of the env's cameras feeds it, by index.
-        has_shifted_patches: whether patches have positions one too small, see `SmolVLAConfig.patches`.
+        has_shifted_patches: whether patches have positions one too small, see `LeRobotConfig.patches`.
         rest: further settings of transformers.
     """
 

@@ -20,10 +20,10 @@ from rlvlm.core.disk import replace_folder
 from rlvlm.core.errors import ModelUnavailable, first_line
 from rlvlm.core.foreign import read_bytes, read_json
 from rlvlm.envs.env import ChunkEnv
-from rlvlm.policies.vla.smolvla.checkpoint import WEIGHTS, Checkpoint, read_checkpoint, write_files
-from rlvlm.policies.vla.smolvla.config import LORA_TARGETS, SmolVLAConfig
-from rlvlm.policies.vla.smolvla.network import EXPERT_PARTS, NetworkConfig, SmolVLANetwork
-from rlvlm.policies.vla.smolvla.prompts import Prompts
+from rlvlm.policies.vla.lerobot.checkpoint import WEIGHTS, Checkpoint, read_checkpoint, write_files
+from rlvlm.policies.vla.lerobot.config import LORA_TARGETS, LeRobotConfig
+from rlvlm.policies.vla.lerobot.smolvla import EXPERT_PARTS, NetworkConfig, SmolVLANetwork
+from rlvlm.policies.vla.lerobot.prompts import Prompts
 from rlvlm.vlms.blocks import recompute_blocks
 from rlvlm.vlms.files import fetched, locate
 from rlvlm.vlms.loading import network_and_names, pick_device, pick_dtype
@@ -40,7 +40,7 @@ _BROKEN = (OSError, ValueError, KeyError, TypeError, AttributeError, ArithmeticE
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class LoadedSmolVLA:
+class LoadedLeRobot:
     """A checkpoint ready to act and to learn."""
 
     network: SmolVLANetwork
@@ -53,7 +53,7 @@ class LoadedSmolVLA:
     """Hub commit, or a digest of a local folder."""
 
 
-def load_smolvla(model: str, revision: str, wants: SmolVLAConfig, env: ChunkEnv) -> LoadedSmolVLA:
+def load_lerobot(model: str, revision: str, wants: LeRobotConfig, env: ChunkEnv) -> LoadedLeRobot:
     """The checkpoint `model`, on its device.
 
     Args:
@@ -88,14 +88,14 @@ def load_smolvla(model: str, revision: str, wants: SmolVLAConfig, env: ChunkEnv)
     network.prompts = tokenizer
     adapter = _teach(network, wants)
     logger.info("policy %s loaded on %s, revision %s", model, device_of(network), found[:12])
-    return LoadedSmolVLA(network=network.train(), adapter=adapter, checkpoint=checkpoint, revision=found)
+    return LoadedLeRobot(network=network.train(), adapter=adapter, checkpoint=checkpoint, revision=found)
 
 
-def outline(folder: Path, wants: SmolVLAConfig) -> SmolVLANetwork:
+def outline(folder: Path, wants: LeRobotConfig) -> SmolVLANetwork:
     """The network in `folder` without weights, on the device `meta`, each parameter set to learn or not: for counting.
 
     Raises:
-        ModelUnavailable: as of `load_smolvla`.
+        ModelUnavailable: as of `load_lerobot`.
     """
     checkpoint = read_checkpoint(folder)
     config = _network_config(checkpoint, wants, list(range(len(checkpoint.cameras))))
@@ -105,7 +105,7 @@ def outline(folder: Path, wants: SmolVLAConfig) -> SmolVLANetwork:
     return network
 
 
-def save_smolvla(network: SmolVLANetwork, checkpoint: Checkpoint, folder: Path) -> None:
+def save_lerobot(network: SmolVLANetwork, checkpoint: Checkpoint, folder: Path) -> None:
     """Writes a folder that LeRobot loads: weights, an adapter's merged into them, settings and statistics.
 
     Args:
@@ -131,7 +131,7 @@ def read_tokenizer(folder: Path, max_words: int) -> Prompts:
         raise ModelUnavailable(f"{file} cannot be read: {first_line(error)}", _AGAIN) from error
 
 
-def _cameras(checkpoint: Checkpoint, wants: SmolVLAConfig, present: Sequence[str]) -> list[int]:
+def _cameras(checkpoint: Checkpoint, wants: LeRobotConfig, present: Sequence[str]) -> list[int]:
     """Which of the env's cameras feeds each image feature, by index."""
     features = [name.rpartition(".")[2] for name in checkpoint.cameras]
     names = list(wants.cameras)
@@ -153,7 +153,7 @@ def _cameras(checkpoint: Checkpoint, wants: SmolVLAConfig, present: Sequence[str
     return [present.index(name) for name in names]
 
 
-def _body_folder(name: str, wants: SmolVLAConfig) -> Path:
+def _body_folder(name: str, wants: LeRobotConfig) -> Path:
     """Where config and tokenizer of the VLM are; its weights lie in the checkpoint."""
     name = wants.body or name
     folder = Path(name).expanduser()
@@ -168,7 +168,7 @@ def _body_folder(name: str, wants: SmolVLAConfig) -> Path:
         ) from error
 
 
-def _network_config(checkpoint: Checkpoint, wants: SmolVLAConfig, cameras: list[int]) -> NetworkConfig:
+def _network_config(checkpoint: Checkpoint, wants: LeRobotConfig, cameras: list[int]) -> NetworkConfig:
     folder = _body_folder(checkpoint.vlm, wants)
     try:
         values = read_json(folder / "config.json")
@@ -192,7 +192,7 @@ def _network_config(checkpoint: Checkpoint, wants: SmolVLAConfig, cameras: list[
     return NetworkConfig(vlm=vlm, sizes=asdict(sizes), cameras=cameras, has_shifted_patches=wants.patches == "shifted")
 
 
-def _network(folder: Path, checkpoint: Checkpoint, config: NetworkConfig, wants: SmolVLAConfig) -> SmolVLANetwork:
+def _network(folder: Path, checkpoint: Checkpoint, config: NetworkConfig, wants: LeRobotConfig) -> SmolVLANetwork:
     """The weights on their device; what is missing or left over is named."""
     device = pick_device(wants.device, wants.section)
     # in bfloat16 most of Adam's steps would be rounded away
@@ -214,7 +214,7 @@ def _network(folder: Path, checkpoint: Checkpoint, config: NetworkConfig, wants:
     return network
 
 
-def _teach(network: SmolVLANetwork, wants: SmolVLAConfig) -> Any:
+def _teach(network: SmolVLANetwork, wants: LeRobotConfig) -> Any:
     """Has what `wants` names take gradients, and nothing else; returns PEFT's wrapper where that is an adapter."""
     adapter = None
     if wants.adapter:

@@ -14,10 +14,10 @@ LORA_TARGETS = {
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SmolVLAConfig:
+class LeRobotConfig:
     """How a SmolVLA checkpoint is shown the env, and what of it learns."""
 
-    section: ClassVar[str] = "policy.smolvla"
+    section: ClassVar[str] = "policy.lerobot"
     """Where these fields stand on the command line, for messages."""
 
     cameras: tuple[str, ...] = ()

@@ -23,12 +23,12 @@ from tiny_smolvla import CONFIG, REAL_SIZES, REAL_VLM, STATISTICS, inputs, rando
 from transformers import SmolVLMConfig
 
 from rlvlm.core.errors import ModelUnavailable
-from rlvlm.policies.vla.smolvla.checkpoint import Statistics, read_checkpoint
-from rlvlm.policies.vla.smolvla.config import SmolVLAConfig
-from rlvlm.policies.vla.smolvla.images import to_pixels
-from rlvlm.policies.vla.smolvla.loading import LoadedSmolVLA, load_smolvla, outline, save_smolvla
-from rlvlm.policies.vla.smolvla.network import NetworkConfig, SmolVLANetwork
-from rlvlm.policies.vla.smolvla.prompts import NO_WORD
+from rlvlm.policies.vla.lerobot.checkpoint import Statistics, read_checkpoint
+from rlvlm.policies.vla.lerobot.config import LeRobotConfig
+from rlvlm.policies.vla.lerobot.images import to_pixels
+from rlvlm.policies.vla.lerobot.loading import LoadedLeRobot, load_lerobot, outline, save_lerobot
+from rlvlm.policies.vla.lerobot.smolvla import NetworkConfig, SmolVLANetwork
+from rlvlm.policies.vla.lerobot.prompts import NO_WORD
 from rlvlm.vlms.lora import save_adapter
 from rlvlm.vlms.skeleton import pending, skeletons
 
@@ -38,13 +38,13 @@ WITH_LEROBOT = pytest.mark.skipif(not LEROBOT.exists(), reason="needs LeRobot: e
 PREPROCESSED = "policy_preprocessor_step_5_normalizer_processor.safetensors"
 
 
-def load(folder: Path, env: dict[str, Any] | None = None, **wants: Any) -> LoadedSmolVLA:
+def load(folder: Path, env: dict[str, Any] | None = None, **wants: Any) -> LoadedLeRobot:
     given: dict[str, Any] = {"cameras": ("front", "wrist"), "proprio_size": 5, "chunk_steps": 4, **(env or {})}
     space: Any = SimpleNamespace(**{"action_low": np.zeros(3), **given})
-    return load_smolvla(str(folder), "", SmolVLAConfig(**wants), space)
+    return load_lerobot(str(folder), "", LeRobotConfig(**wants), space)
 
 
-def observed(loaded: LoadedSmolVLA, rows: slice = slice(None), num: int = 3) -> list[torch.Tensor]:
+def observed(loaded: LoadedLeRobot, rows: slice = slice(None), num: int = 3) -> list[torch.Tensor]:
     """Images, words and states of `inputs`, as `prefix` takes them."""
     given = inputs(num)
     states = loaded.checkpoint.state.scale.normalised(given["states"][rows])
@@ -52,13 +52,13 @@ def observed(loaded: LoadedSmolVLA, rows: slice = slice(None), num: int = 3) -> 
     return [torch.from_numpy(given["images"][rows]), words, torch.from_numpy(states)]
 
 
-def velocity(loaded: LoadedSmolVLA, rows: slice = slice(None)) -> torch.Tensor:
+def velocity(loaded: LoadedLeRobot, rows: slice = slice(None)) -> torch.Tensor:
     """At the noise of `inputs`, at three times."""
     noise, times = torch.from_numpy(inputs()["noise"])[rows], torch.tensor([1.0, 0.5, 0.1])[rows]
     return loaded.network.velocity(loaded.network.prefix(*observed(loaded, rows)), noise, times)
 
 
-def denoised(loaded: LoadedSmolVLA, cache: Any, x: torch.Tensor) -> torch.Tensor:
+def denoised(loaded: LoadedLeRobot, cache: Any, x: torch.Tensor) -> torch.Tensor:
     num = loaded.checkpoint.num_denoising_steps
     for step in range(num):
         x = x - loaded.network.velocity(cache, x, torch.full((len(x),), 1 - step / num)) / num
@@ -66,7 +66,7 @@ def denoised(loaded: LoadedSmolVLA, cache: Any, x: torch.Tensor) -> torch.Tensor
 
 
 @torch.no_grad()
-def assert_equal_to_lerobot(loaded: LoadedSmolVLA, found: Any) -> None:
+def assert_equal_to_lerobot(loaded: LoadedLeRobot, found: Any) -> None:
     given = inputs()
     noise = torch.from_numpy(given["noise"])
     cache = loaded.network.prefix(*observed(loaded))
@@ -143,7 +143,7 @@ def test_lerobot_loads_what_is_written_and_makes_the_same_chunk(
                 weight += 0.1 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(0))
     statistics = replace(loaded.checkpoint.action, first=np.array([1.0, 2.0, 3.0], np.float32))
     changed = replace(loaded, checkpoint=replace(loaded.checkpoint, action=statistics))
-    save_smolvla(changed.network, changed.checkpoint, tmp_path / "saved")
+    save_lerobot(changed.network, changed.checkpoint, tmp_path / "saved")
     np.savez(tmp_path / "inputs.npz", **inputs())
     lerobot("chunk", tmp_path / "saved", tmp_path / "inputs.npz", tmp_path / "out.npz")
     found = np.load(tmp_path / "out.npz")
@@ -295,7 +295,7 @@ def test_a_value_head_sees_the_observation_and_stays_out_of_lerobots_folder(fold
     alone = network.prefix(*observed(loaded, slice(1, 2)))
     together, one = network.state_values(cache, detach=True), network.state_values(alone, detach=True)
     assert together.std() > 1e-4 and torch.allclose(together[1], one[0], atol=1e-6)  # filling does not count
-    save_smolvla(network, loaded.checkpoint, tmp_path / "saved")
+    save_lerobot(network, loaded.checkpoint, tmp_path / "saved")
     assert load_file(tmp_path / "saved/model.safetensors").keys() == load_file(folder / "model.safetensors").keys()
 
 
@@ -308,7 +308,7 @@ def test_a_folder_written_back_is_what_was_trained(folder: Path, tmp_path: Path)
                 weight += 0.1
     (tmp_path / "saved").mkdir()
     (tmp_path / "saved/old.txt").touch()
-    save_smolvla(loaded.network, loaded.checkpoint, tmp_path / "saved")
+    save_lerobot(loaded.network, loaded.checkpoint, tmp_path / "saved")
     again = load(tmp_path / "saved")
     assert [path.name for path in tmp_path.iterdir()] == ["saved"] and not (tmp_path / "saved/old.txt").exists()
     for name in ("config.json", "policy_preprocessor.json", "policy_postprocessor.json"):
@@ -330,7 +330,7 @@ def test_a_folder_written_back_is_what_was_trained(folder: Path, tmp_path: Path)
 
 def test_shapes_are_known_without_weights_and_weights_can_be_read_in_slices(folder: Path) -> None:
     whole = load(folder, learns="expert")
-    outlined = outline(folder, SmolVLAConfig(learns="expert"))
+    outlined = outline(folder, LeRobotConfig(learns="expert"))
     about = {name: (weight.shape, weight.requires_grad) for name, weight in whole.network.named_parameters()}
     assert {name: (weight.shape, weight.requires_grad) for name, weight in outlined.named_parameters()} == about
     assert all(weight.is_meta for weight in outlined.parameters())
@@ -498,7 +498,7 @@ def test_what_does_not_go_with_the_env_is_refused(folder: Path) -> None:
         ("at_once must be >= 1", {"at_once": 0}),
     ):
         with pytest.raises(ValueError, match=words):
-            SmolVLAConfig(**wants)
+            LeRobotConfig(**wants)
 
 
 def test_cameras_that_lerobot_left_empty_are_none(tmp_path: Path) -> None:
