@@ -71,7 +71,7 @@ class Pending:
 
 
 def build_skeleton(
-    network_class: Any, folder: Path, config: Any, device: torch.device, **settings: Any
+    network_class: Any, folder: Path, config: Any, device: torch.device, *, key_mapping: Any = None, **settings: Any
 ) -> tuple[Any, set[str], set[str]]:
     """A network in eval mode that has no weights yet, the names of those that `folder` lacks, and of those too many.
 
@@ -80,6 +80,8 @@ def build_skeleton(
         folder: with safetensors.
         config: of the network.
         device: where its weights are to lie.
+        key_mapping: regular expressions of names in the files, and what the network calls them, as `from_pretrained`
+            takes them.
         settings: further ones, such as dtype.
 
     Raises:
@@ -97,7 +99,7 @@ def build_skeleton(
     # from_pretrained reads it too: without it a model would not know where to stop
     if (folder / "generation_config.json").is_file():
         network.generation_config = GenerationConfig.from_pretrained(folder)
-    transforms = get_model_conversion_mapping(network)
+    transforms = get_model_conversion_mapping(network, key_mapping)
     renamings = [transform for transform in transforms if isinstance(transform, WeightRenaming)]
     converters: list[Any] = [transform for transform in transforms if not isinstance(transform, WeightRenaming)]
     state = network.state_dict(keep_vars=True)

@@ -29,8 +29,8 @@ from torch import nn
 
 from rlvlm.algorithms.policy_gradient.config import PolicyGradientConfig
 from rlvlm.policies.vla.config import VLAConfig
-from rlvlm.policies.vla.openvla.network import CheckpointConfig, OpenVLANetwork
 from rlvlm.policies.vla.lerobot.loading import outline
+from rlvlm.policies.vla.openvla.network import CheckpointConfig, OpenVLANetwork
 from rlvlm.policies.vlm.config import PolicyConfig
 from rlvlm.policies.vlm.policy import is_vision
 from rlvlm.vlms.blocks import LARGE, blocks_of
@@ -100,7 +100,7 @@ def size_of(policy: PolicyConfig | VLAConfig, folder: Path) -> ModelSize:
 def _vla_network(policy: VLAConfig, folder: Path) -> tuple[nn.Module, Any]:
     if policy.head == "flow":
         flow = outline(folder, policy.lerobot)
-        return flow, flow.config.vlm.text_config
+        return flow, flow.config.body
     settings, wants = CheckpointConfig.from_pretrained(folder), policy.openvla
     assert isinstance(settings, CheckpointConfig)
     shape = LoraConfig(rank=wants.lora_rank, alpha=wants.lora_alpha, targets=wants.lora_targets)

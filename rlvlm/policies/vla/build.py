@@ -86,5 +86,7 @@ def read_config(meta: Mapping[str, Any]) -> VLAConfig:
         "flow": FlowConfig(**config.get("flow", {})),
     }
     lerobot = config.pop("smolvla", config.get("lerobot", {}))  # its name before pi0
-    parts["lerobot"] = LeRobotConfig(**{**lerobot, "cameras": tuple(lerobot.get("cameras", ()))})
+    parts["lerobot"] = LeRobotConfig(
+        **{**lerobot, **{name: tuple(lerobot.get(name, ())) for name in ("cameras", "faults")}}
+    )
     return VLAConfig(**{**config, **parts})

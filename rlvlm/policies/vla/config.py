@@ -105,8 +105,8 @@ class VLAConfig:
     """Which VLA acts."""
 
     model: str = ""
-    """Folder or hub name of an OpenVLA-OFT checkpoint with a token head or, with `head` flow, of a SmolVLA in LeRobot's
-    layout; empty: the pocket VLA, made by the run."""
+    """Folder or hub name of an OpenVLA-OFT checkpoint with a token head or, with `head` flow, of a SmolVLA, a pi0 or a
+    pi0.5 in LeRobot's layout; empty: the pocket VLA, made by the run."""
     revision: str = ""
     """Commit of a hub model; empty takes the newest."""
     head: str = "tokens"

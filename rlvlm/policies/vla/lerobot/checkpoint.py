@@ -1,4 +1,4 @@
-"""A SmolVLA's folder in LeRobot's layout, from 0.4 on: what its files say beside the weights, and writing it back.
+"""A policy's folder in LeRobot's layout, from 0.4 on: what its files say beside the weights, and writing it back.
 
     config.json                 sizes, image features, settings
     model.safetensors           weights
@@ -11,7 +11,8 @@ not known is refused, since LeRobot would have computed something else. No tenso
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,10 +31,53 @@ WEIGHTS = "model.safetensors"
 _PROCESSORS = ("policy_preprocessor", "policy_postprocessor")
 _NORMALISERS = {"policy_preprocessor": "normalizer_processor", "policy_postprocessor": "unnormalizer_processor"}
 _STEPS = {
-    *("rename_observations_processor", "to_batch_processor", "smolvla_new_line_processor", "tokenizer_processor"),
-    *("device_processor", *_NORMALISERS.values()),
+    *("rename_observations_processor", "to_batch_processor", "tokenizer_processor", "device_processor"),
+    *_NORMALISERS.values(),
 }
-"""Steps of LeRobot's processors for SmolVLA."""
+"""Steps of LeRobot's processors for every policy that is known here."""
+_IDLE_STEPS = {"relative_actions_processor", "absolute_actions_processor"}
+"""Steps that are there and do nothing, unless they are enabled."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Layout:
+    """How a type of policy names its settings, and what of it is done here."""
+
+    step: str
+    """The processor's step that writes the prompt."""
+    image_size: str
+    """Setting with the sides of the images that the image encoder takes."""
+    num_steps: str
+    """Setting with the number of Euler steps."""
+    only: Mapping[str, Any]
+    """Settings that may have no other value."""
+    added_later: Mapping[str, Any]
+    """The same of settings that LeRobot 0.4 did not have yet."""
+    faults: frozenset[str]
+    """Faults of LeRobot's releases that it may have been trained with, see `LeRobotConfig.faults`."""
+
+
+_PI = {
+    "image_size": "image_resolution",
+    "num_steps": "num_inference_steps",
+    "only": {"n_obs_steps": 1},
+    "added_later": {"use_relative_actions": False},
+}
+LAYOUTS = {
+    "smolvla": Layout(
+        step="smolvla_new_line_processor",
+        image_size="resize_imgs_with_padding",
+        num_steps="num_steps",
+        only={"n_obs_steps": 1, "adapt_to_pi_aloha": False, "add_image_special_tokens": False},
+        added_later={},
+        faults=frozenset({"shifted_patches"}),
+    ),
+    "pi0": Layout(step="pi0_new_line_processor", faults=frozenset({"dark_borders"}), **_PI),
+    "pi05": Layout(
+        step="pi05_prepare_state_tokenizer_processor_step", faults=frozenset({"dark_borders", "padded_state"}), **_PI
+    ),
+}
+"""Types of policies that are known here, by the name in config.json."""
 _MODES = {
     "MEAN_STD": ("mean", "std"),
     "MIN_MAX": ("min", "max"),
@@ -41,7 +85,7 @@ _MODES = {
     "QUANTILE10": ("q10", "q90"),
 }
 """Ways in which LeRobot normalises, each with its two statistics."""
-_OTHER_TYPES = {"pi0", "pi05", "pi0_fast", "act", "diffusion", "groot", "xvla", "vqbet", "tdmpc", "sac", "wall_x"}
+_OTHER_TYPES = {"pi0_fast", "act", "diffusion", "groot", "xvla", "vqbet", "tdmpc", "sac", "wall_x"}
 _MAX_STATISTICS_BYTES = 2**20
 _PERCENTILE = 2.3263
 """How many standard deviations the 99th percentile of a normal distribution lies above its mean."""
@@ -51,7 +95,7 @@ _AGAIN = "download the checkpoint again, or give --policy.model another one"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sizes:
-    """Shape of a SmolVLA beside that of its VLM."""
+    """Shape of a policy beside that of its VLM."""
 
     chunk_steps: int
     """H, steps of a chunk as it is denoised."""
@@ -61,14 +105,6 @@ class Sizes:
     """D, numbers of an action, padded."""
     image_px: int
     """Side of the images that the image encoder takes."""
-    num_layers: int
-    """Layers of the VLM's language model that are used."""
-    expert_layers: int
-    """Layers of the action expert: as many, or a part where every one of them reads the body alone."""
-    joint_every: int
-    """Every how many layers actions attend to each other too, from the first on; 0: nowhere."""
-    expert_width: float
-    """The expert's width as a share of the body's."""
     min_period: float
     """Shortest period of the sines that stand for a time, in units of the whole flow."""
     max_period: float
@@ -76,14 +112,28 @@ class Sizes:
 
     def __post_init__(self) -> None:
         # a stranger wrote them: what they would have us allocate is bounded
-        counts = ("chunk_steps", "state_dims", "action_dims", "num_layers", "expert_layers")
-        if not all(isinstance(getattr(self, name), int) for name in (*counts, "image_px", "joint_every")):
-            raise ValueError(f"all but the expert's width and the periods must be whole numbers, got {self}")
-        check_interval(self, "", "[1, 1024]", *counts)
-        check_interval(self, "", "[1, 4096]", "image_px")
-        check_interval(self, "", "[0, 1024]", "joint_every")
-        check_interval(self, "", "(0, 4]", "expert_width")
+        _check_whole(self, "[1, 1024]", "chunk_steps", "state_dims", "action_dims")
+        _check_whole(self, "[1, 4096]", "image_px")
         check_interval(self, "", "(0, 1000]", "min_period", "max_period")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExpertSizes:
+    """Shape of SmolVLA's action expert, and of the part of its VLM that it reads."""
+
+    num_layers: int
+    """Layers of the VLM's language model that are used."""
+    expert_layers: int
+    """Layers of the action expert: as many, or a part where every one of them reads the body alone."""
+    joint_every: int
+    """Every how many layers actions attend to each other too, from the first on; 0: nowhere."""
+    width: float
+    """The expert's width as a share of the body's."""
+
+    def __post_init__(self) -> None:
+        _check_whole(self, "[1, 1024]", "num_layers", "expert_layers")
+        _check_whole(self, "[0, 1024]", "joint_every")
+        check_interval(self, "", "(0, 4]", "width")
         if self.expert_layers != self.num_layers and (self.joint_every or self.num_layers % self.expert_layers):
             raise ValueError(
                 f"{self.expert_layers} expert layers beside {self.num_layers} of the VLM, actions attending to each "
@@ -98,7 +148,7 @@ class Sizes:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Statistics:
-    """Normalisation of a feature, as the checkpoint has it."""
+    """What a feature is normalised by, as the checkpoint has it."""
 
     mode: str
     """IDENTITY, or a name in `_MODES`."""
@@ -127,15 +177,17 @@ class Statistics:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Checkpoint:
-    """Content of a folder beside its weights."""
+    """What a folder says beside its weights."""
 
+    folder: Path
+    """Where it lies."""
+    kind: str
+    """Its type in config.json, one of `LAYOUTS`."""
     files: Mapping[str, Any]
     """By name: the values of JSON files, and the arrays of files with statistics."""
-    vlm: str
-    """Folder or hub name of the VLM."""
     tokenizer: str
     """Folder or hub name of the tokenizer, usually the VLM's."""
-    max_words: int
+    max_tokens: int
     """Tokens of a prompt, >= 1; what is beyond is cut off."""
     cameras: tuple[str, ...]
     """Names of the image features, in order."""
@@ -148,42 +200,72 @@ class Checkpoint:
 
     @property
     def statistics(self) -> str:
-        """Scales of a flow policy's actions and proprioception, as JSON."""
+        """What a flow policy scales its actions and its proprioception by, as JSON."""
         return write_scales({"action": self.action.scale, "proprio": self.state.scale})
 
-    def sizes(self, vlm_layers: int) -> Sizes:
-        """Sizes above a VLM whose language model has `vlm_layers`.
+    @property
+    def config(self) -> Any:
+        """The values of config.json."""
+        return self.files["config.json"]
+
+    @property
+    def sizes(self) -> Sizes:
+        """Sizes beside those of the VLM.
 
         Raises:
             ModelUnavailable: they are missing, out of bounds, or do not go together.
         """
-        config: Mapping[str, Any] = self.files["config.json"]
-        try:
-            side, other = config["resize_imgs_with_padding"]
+        with _bad_config():
+            side, other = self.config[LAYOUTS[self.kind].image_size]
             if side != other:
                 raise ValueError(f"its images are {side} x {other}, which must be square")
+            return Sizes(
+                chunk_steps=self.config["chunk_size"],
+                state_dims=self.config["max_state_dim"],
+                action_dims=self.config["max_action_dim"],
+                image_px=side,
+                min_period=self.config["min_period"],
+                max_period=self.config["max_period"],
+            )
+
+    def expert_sizes(self, vlm_layers: int) -> ExpertSizes:
+        """SmolVLA's sizes above a VLM whose language model has `vlm_layers`.
+
+        Raises:
+            ModelUnavailable: as of `sizes`.
+        """
+        config = self.config
+        with _bad_config():
             layers = config["num_vlm_layers"] if config["num_vlm_layers"] > 0 else vlm_layers
             if layers > vlm_layers:
                 raise ValueError(f"it uses {layers} layers of a VLM that has {vlm_layers}")
-            every = 1 if "cross" not in config["attention_mode"] else max(0, config["self_attn_every_n_layers"])
-            return Sizes(
-                chunk_steps=config["chunk_size"],
-                state_dims=config["max_state_dim"],
-                action_dims=config["max_action_dim"],
-                image_px=side,
+            return ExpertSizes(
                 num_layers=layers,
                 expert_layers=config["num_expert_layers"] if config["num_expert_layers"] > 0 else layers,
-                joint_every=every,
-                expert_width=config["expert_width_multiplier"],
-                min_period=config["min_period"],
-                max_period=config["max_period"],
+                joint_every=1
+                if "cross" not in config["attention_mode"]
+                else max(0, config["self_attn_every_n_layers"]),
+                width=config["expert_width_multiplier"],
             )
-        except (KeyError, TypeError, ValueError) as error:
-            raise ModelUnavailable(f"the checkpoint's config.json cannot be used: {_said(error)}", _AGAIN) from error
+
+
+@contextmanager
+def _bad_config() -> Iterator[None]:
+    """Has what is wrong with config.json raise `ModelUnavailable`."""
+    try:
+        yield
+    except (KeyError, TypeError, ValueError) as error:
+        raise ModelUnavailable(f"the checkpoint's config.json cannot be used: {_said(error)}", _AGAIN) from error
+
+
+def _check_whole(sizes: Any, interval: str, *names: str) -> None:
+    if not all(isinstance(getattr(sizes, name), int) for name in names):
+        raise ValueError(f"{', '.join(names)} must be whole numbers, got {sizes}")
+    check_interval(sizes, "", interval, *names)
 
 
 def read_checkpoint(folder: Path) -> Checkpoint:
-    """Content of `folder` beside its weights.
+    """What `folder` says beside its weights.
 
     Raises:
         ModelUnavailable: a file is missing or broken, is of another kind of policy or of an older layout, statistics
@@ -194,11 +276,11 @@ def read_checkpoint(folder: Path) -> Checkpoint:
         kind = config.get("type")
     except (OSError, ValueError, AttributeError) as error:
         raise ModelUnavailable(f"{folder} holds no policy of LeRobot: {first_line(error)}", _AGAIN) from error
-    if kind != "smolvla":
+    if not isinstance(kind, str) or kind not in LAYOUTS:
         known = "is not known here yet" if kind in _OTHER_TYPES else "is no policy of LeRobot"
         raise ModelUnavailable(
             f"{folder} holds a policy of type {str(kind)[:80]!r}, which {known}",
-            "choose a checkpoint of type 'smolvla' in LeRobot's layout",
+            f"choose a checkpoint of type {', '.join(LAYOUTS)} in LeRobot's layout",
         )
     if not (folder / WEIGHTS).is_file():
         raise ModelUnavailable(f"{folder} has no {WEIGHTS}; an adapter or pickled weights are not read", _AGAIN)
@@ -211,16 +293,20 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     try:
         files: dict[str, Any] = {"config.json": config}
         scales = {name: _read_scales(folder, name, files) for name in _PROCESSORS}
-        return _checkpoint(config, files, scales)
+        return _checkpoint(folder, files, scales)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
         raise ModelUnavailable(f"{folder} cannot be used: {_said(error)}", _AGAIN) from error
 
 
-def _checkpoint(config: Any, files: dict[str, Any], scales: dict[str, dict[str, Statistics]]) -> Checkpoint:
-    unusual = {"n_obs_steps": 1, "adapt_to_pi_aloha": False, "add_image_special_tokens": False}
-    for name, usual in unusual.items():
-        if config[name] != usual:
-            raise ValueError(f"its {name} is {config[name]}; only {usual} is done here")
+def _checkpoint(folder: Path, files: dict[str, Any], scales: dict[str, dict[str, Statistics]]) -> Checkpoint:
+    config: Any = files["config.json"]
+    layout = LAYOUTS[config["type"]]
+    has = {name: config[name] for name in layout.only} | {
+        name: config.get(name, usual) for name, usual in layout.added_later.items()
+    }
+    for name, usual in {**layout.only, **layout.added_later}.items():
+        if has[name] != usual:
+            raise ValueError(f"its {name} is {has[name]}; only {usual} is done here")
     if _ACTION not in scales["policy_postprocessor"] or _STATE not in scales["policy_preprocessor"]:
         raise ValueError(f"its processors scale no {_ACTION} or no {_STATE}")
     action, other = scales["policy_postprocessor"][_ACTION], scales["policy_preprocessor"].get(_ACTION)
@@ -229,27 +315,27 @@ def _checkpoint(config: Any, files: dict[str, Any], scales: dict[str, dict[str, 
     # named in the config once a policy was made of it; LeRobot fills them with nothing, and masks them
     empty = {f"observation.images.empty_camera_{index}" for index in range(min(config["empty_cameras"], 100))}
     cameras = [name for name, feature in config["input_features"].items() if feature["type"] == "VISUAL"]
-    [tokenizer] = [
+    [words] = [
         step["config"]
         for step in files["policy_preprocessor.json"]["steps"]
         if step["registry_name"] == "tokenizer_processor"
     ]
-    if tokenizer["padding_side"] != "right" or not 1 <= tokenizer["max_length"] <= 10_000:
-        side, length = tokenizer["padding_side"], tokenizer["max_length"]
-        raise ValueError(f"its prompts are padded on the {side} to {length} tokens")
+    if words["padding_side"] != "right" or not 1 <= words["max_length"] <= 10_000:
+        raise ValueError(f"its prompts are padded on the {words['padding_side']} to {words['max_length']} tokens")
     sizes = {"state": (scales["policy_preprocessor"][_STATE], "max_state_dim"), "action": (action, "max_action_dim")}
     for name, (scale, limit) in sizes.items():
         if len(scale.first) > config[limit]:
             raise ValueError(f"its {name} has {len(scale.first)} numbers, its {limit} is {config[limit]}")
-    if not 1 <= config["num_steps"] <= 1_000:
-        raise ValueError(f"num_steps must be in [1, 1000], got {config['num_steps']}")
+    if not 1 <= config[layout.num_steps] <= 1_000:
+        raise ValueError(f"{layout.num_steps} must be in [1, 1000], got {config[layout.num_steps]}")
     return Checkpoint(
+        folder=folder,
+        kind=config["type"],
         files=files,
-        vlm=str(config["vlm_model_name"]),
-        tokenizer=str(tokenizer["tokenizer_name"]),
-        max_words=int(tokenizer["max_length"]),
+        tokenizer=str(words["tokenizer_name"]),
+        max_tokens=int(words["max_length"]),
         cameras=tuple(name for name in cameras if name not in empty),
-        num_denoising_steps=int(config["num_steps"]),
+        num_denoising_steps=int(config[layout.num_steps]),
         state=scales["policy_preprocessor"][_STATE],
         action=action,
     )
@@ -258,9 +344,13 @@ def _checkpoint(config: Any, files: dict[str, Any], scales: dict[str, dict[str, 
 def _read_scales(folder: Path, name: str, files: dict[str, Any]) -> dict[str, Statistics]:
     """How one of the two processors normalises each feature that is no image; what is read goes into `files`."""
     processor = files[f"{name}.json"] = read_json(folder / f"{name}.json")
-    odd = [step.get("registry_name") for step in processor["steps"] if step.get("registry_name") not in _STEPS]
-    if odd:
-        raise ValueError(f"{name}.json has a step {str(odd[0])[:80]!r}; known are {', '.join(sorted(_STEPS))}")
+    known = {*_STEPS, *_IDLE_STEPS, LAYOUTS[files["config.json"]["type"]].step}
+    for step in processor["steps"]:
+        step_name = step.get("registry_name")
+        if step_name not in known:
+            raise ValueError(f"{name}.json has a step {str(step_name)[:80]!r}; known are {', '.join(sorted(known))}")
+        if step_name in _IDLE_STEPS and step["config"]["enabled"]:
+            raise ValueError(f"{name}.json has {step_name} enabled: actions relative to the state are not known here")
     [step] = [step for step in processor["steps"] if step["registry_name"] == _NORMALISERS[name]]
     config, statistics = step["config"], {}
     if "state_file" in step:

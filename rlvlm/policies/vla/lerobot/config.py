@@ -1,4 +1,4 @@
-"""How a SmolVLA checkpoint is shown the env, and what of it learns; imports nothing heavy."""
+"""How a checkpoint of LeRobot is shown the env, and what of it learns; imports nothing heavy."""
 
 from dataclasses import dataclass
 from typing import ClassVar, Literal
@@ -6,16 +6,17 @@ from typing import ClassVar, Literal
 from rlvlm.core.checks import check_least, check_positive
 
 _LAYERS = r"(.*\.)?(q_proj|k_proj|v_proj|o_proj|gate_proj|up_proj|down_proj)"
+_TIME = r".*\.(action_)?time_mlp_(in|out)"
 LORA_TARGETS = {
-    "lora": rf"{_LAYERS}|.*\.(out_proj|fc1|fc2|modality_projection\.proj|action_time_mlp_in|action_time_mlp_out)",
-    "lora_expert": rf".*\.lm_expert\.{_LAYERS}|.*\.(action_time_mlp_in|action_time_mlp_out)",
+    "lora": rf"{_LAYERS}|.*\.(out_proj|fc1|fc2|modality_projection\.proj|multi_modal_projector\.linear)|{_TIME}",
+    "lora_expert": rf".*\.(lm_expert|gemma_expert)\.{_LAYERS}|{_TIME}",
 }
 """Regular expressions on the full names of the layers that an adapter is put beside, by `learns`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LeRobotConfig:
-    """How a SmolVLA checkpoint is shown the env, and what of it learns."""
+    """How a checkpoint of LeRobot (SmolVLA, pi0, pi0.5) is shown the env, and what of it learns."""
 
     section: ClassVar[str] = "policy.lerobot"
     """Where these fields stand on the command line, for messages."""
@@ -24,13 +25,15 @@ class LeRobotConfig:
     """Names of the env's cameras, one for each image feature of the checkpoint, in the order of its config.json; empty:
     the env's first ones."""
     body: str = ""
-    """Folder or hub name with the config.json and tokenizer.json of the VLM below it; empty: the one that the
-    checkpoint names. Its weights are in the checkpoint."""
+    """Folder or hub name with the tokenizer.json of the VLM below it, and the config.json of SmolVLA's; empty: the one
+    that the checkpoint names. Its weights are in the checkpoint."""
     image_px: int = 256
     """Side of the square images that the env draws, >= 1; they are then made as large as the image encoder wants."""
-    patches: Literal["exact", "shifted"] = "exact"
-    """Positions of an image's patches. exact: their own; shifted: one too small in rows and columns, as transformers
-    4.55 to 4.57 computed in float32 (transformers issue 41190), for what LeRobot 0.4 trained or evaluated so."""
+    faults: tuple[Literal["shifted_patches", "dark_borders", "padded_state"], ...] = ()
+    """Faults of LeRobot 0.4 to repeat, for what was trained or is to be run with them. shifted_patches: SmolVLA's
+    patches of images have positions one too small in rows and columns, as transformers 4.55 to 4.57 computed in float32
+    (transformers issue 41190); dark_borders: what fills up the images of pi0 and pi0.5 is -3, where black is -1;
+    padded_state: pi0.5's prompts write the state filled up with 0 to its padded size."""
     learns: Literal["expert", "lora_expert", "lora", "all"] = "expert"
     """expert: every weight of the action expert and of the layers for state, action and time, as LeRobot fine-tunes;
     lora_expert: an adapter beside the expert alone; lora: one beside body and expert; all: every weight, in float32."""

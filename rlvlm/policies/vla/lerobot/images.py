@@ -1,28 +1,32 @@
-"""Preparation of a camera's image for SmolVLA's image encoder.
+"""What becomes of a camera's image before the image encoder of a policy of LeRobot sees it.
 
-Source: LeRobot 0.4.4, whose training and evaluation do the same: bilinear without smoothing, aspect kept, what is left
-over filled with black on the left and on top.
+Source: LeRobot 0.4.4 and 0.6.1, whose training and evaluation do the same: bilinear without smoothing, aspect kept,
+what is left over filled with black, by SmolVLA on the left and on top, by pi0 and pi0.5 on both sides.
 """
 
 from torch import Tensor
 from torch.nn import functional
 
 
-def to_pixels(images: Tensor, size_px: int) -> Tensor:
+def to_pixels(images: Tensor, size_px: int, *, is_centred: bool = False, border: float = -1.0) -> Tensor:
     """Images as the image encoder takes them.
 
     Args:
         images: [..., H, W, 3] uint8.
         size_px: side of the result.
+        is_centred: whether the image lies in the middle, and not on the right and at the bottom.
+        border: what fills it up; -1 is black.
 
     Returns:
-        [..., 3, size_px, size_px] float32 in [-1, 1].
+        [..., 3, size_px, size_px] float32 in [-1, 1], but for the border.
     """
     pixels = images.reshape(-1, *images.shape[-3:]).permute(0, 3, 1, 2).float() / 255
     height, width = pixels.shape[-2:]
     ratio = max(height, width) / size_px
     inner = (int(height / ratio), int(width / ratio))
     resized = functional.interpolate(pixels, inner, mode="bilinear", align_corners=False)
-    # black is 0 before the range becomes [-1, 1]
-    padded = functional.pad(resized, (size_px - inner[1], 0, size_px - inner[0], 0))
-    return (2 * padded - 1).view(*images.shape[:-3], *padded.shape[1:])
+    around = [size_px - inner[1], size_px - inner[0]]
+    before = [rest // 2 if is_centred else rest for rest in around]
+    sides = (before[0], around[0] - before[0], before[1], around[1] - before[1])
+    padded = functional.pad(2 * resized - 1, sides, value=border)
+    return padded.view(*images.shape[:-3], *padded.shape[1:])

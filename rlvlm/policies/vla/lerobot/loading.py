@@ -1,6 +1,7 @@
-"""From a folder with a SmolVLA in LeRobot's layout to a network in memory, and back into such a folder."""
+"""From a folder in LeRobot's layout (SmolVLA, pi0, pi0.5) to a network in memory, and back into such a folder."""
 
 import logging
+import re
 import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -9,21 +10,23 @@ from typing import Any
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from tokenizers import Tokenizer
 from torch import Tensor
-from transformers import SmolVLMConfig
+from transformers import GemmaConfig, SiglipVisionConfig, SmolVLMConfig
 from transformers.utils.logging import disable_progress_bar
 
 from rlvlm.core.disk import replace_folder
 from rlvlm.core.errors import ModelUnavailable, first_line
 from rlvlm.core.foreign import read_bytes, read_json
 from rlvlm.envs.env import ChunkEnv
-from rlvlm.policies.vla.lerobot.checkpoint import WEIGHTS, Checkpoint, read_checkpoint, write_files
+from rlvlm.policies.vla.lerobot.checkpoint import LAYOUTS, WEIGHTS, Checkpoint, read_checkpoint, write_files
 from rlvlm.policies.vla.lerobot.config import LORA_TARGETS, LeRobotConfig
-from rlvlm.policies.vla.lerobot.smolvla import EXPERT_PARTS, NetworkConfig, SmolVLANetwork
-from rlvlm.policies.vla.lerobot.prompts import Prompts
+from rlvlm.policies.vla.lerobot.network import EXPERT_PARTS, LeRobotNetwork
+from rlvlm.policies.vla.lerobot.pi0 import GEMMA, HEADS, VISION, Pi0Network, Pi0NetworkConfig
+from rlvlm.policies.vla.lerobot.prompts import Prompts, StatePrompts
+from rlvlm.policies.vla.lerobot.smolvla import SmolVLANetwork, SmolVLANetworkConfig
 from rlvlm.vlms.blocks import recompute_blocks
 from rlvlm.vlms.files import fetched, locate
 from rlvlm.vlms.loading import network_and_names, pick_device, pick_dtype
@@ -36,14 +39,14 @@ _AGAIN = "download the checkpoint again, or give --policy.model another one"
 _MAX_TOKENIZER_BYTES = 64 * 2**20
 _MAX_LAYERS = 1_024
 _BROKEN = (OSError, ValueError, KeyError, TypeError, AttributeError, ArithmeticError, StrictDataclassError)
-"""Errors that transformers raises for made-up sizes and names in a file."""
+"""What transformers raises of sizes and names in a file that somebody made up."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoadedLeRobot:
     """A checkpoint ready to act and to learn."""
 
-    network: SmolVLANetwork
+    network: LeRobotNetwork
     """In training mode; an adapter's layers are in it."""
     adapter: Any
     """PEFT's wrapper around the network, which saves its adapter; None without one. It has a `prefix` of its own."""
@@ -63,7 +66,7 @@ def load_lerobot(model: str, revision: str, wants: LeRobotConfig, env: ChunkEnv)
         env: it is to act in; its proprioception is the state, and its chunks are what is executed.
 
     Raises:
-        ModelUnavailable: files are missing or broken, are no SmolVLA of LeRobot, or do not go with the env.
+        ModelUnavailable: files are missing or broken, are of no policy that is known here, or do not go with the env.
     """
     folder, found = locate(model, revision, "policy")
     checkpoint = read_checkpoint(folder)
@@ -78,20 +81,20 @@ def load_lerobot(model: str, revision: str, wants: LeRobotConfig, env: ChunkEnv)
                 f"{what} of the checkpoint has {takes} numbers, the env's has {gives}",
                 "choose a checkpoint that was trained on this robot and these units",
             )
-    if env.chunk_steps > config.sizes["chunk_steps"]:
+    if env.chunk_steps > (makes := config.sizes["chunk_steps"]):
         raise ModelUnavailable(
-            f"chunks of {env.chunk_steps} steps are to be run, the checkpoint makes {config.sizes['chunk_steps']}",
-            f"give the env's chunk_steps at most {config.sizes['chunk_steps']}",
+            f"chunks of {env.chunk_steps} steps are to be run, the checkpoint makes {makes}",
+            f"give the env's chunk_steps at most {makes}",
         )
-    tokenizer = read_tokenizer(_body_folder(checkpoint.tokenizer, wants), checkpoint.max_words)
-    network = _network(folder, checkpoint, config, wants)
-    network.prompts = tokenizer
+    prompts = _prompts(checkpoint, wants)
+    network = _network(checkpoint, config, wants)
+    network.prompts = prompts
     adapter = _teach(network, wants)
     logger.info("policy %s loaded on %s, revision %s", model, device_of(network), found[:12])
     return LoadedLeRobot(network=network.train(), adapter=adapter, checkpoint=checkpoint, revision=found)
 
 
-def outline(folder: Path, wants: LeRobotConfig) -> SmolVLANetwork:
+def outline(folder: Path, wants: LeRobotConfig) -> LeRobotNetwork:
     """The network in `folder` without weights, on the device `meta`, each parameter set to learn or not: for counting.
 
     Raises:
@@ -100,35 +103,43 @@ def outline(folder: Path, wants: LeRobotConfig) -> SmolVLANetwork:
     checkpoint = read_checkpoint(folder)
     config = _network_config(checkpoint, wants, list(range(len(checkpoint.cameras))))
     with torch.device("meta"):
-        network = SmolVLANetwork(config)
+        network = _NETWORKS[type(config)](config)
         _teach(network, wants)
     return network
 
 
-def save_lerobot(network: SmolVLANetwork, checkpoint: Checkpoint, folder: Path) -> None:
+def save_lerobot(network: LeRobotNetwork, checkpoint: Checkpoint, folder: Path) -> None:
     """Writes a folder that LeRobot loads: weights, an adapter's merged into them, settings and statistics.
 
     Args:
         network: with all of its weights, not slices of them.
-        checkpoint: that it was loaded from; other scales of states or actions in it are written in their place.
+        checkpoint: that it was loaded from; other scales of states or actions in it are written in their place, and
+            weights that nothing computes with are read from its folder again.
         folder: what was there is replaced; it appears whole or not at all.
+
+    Raises:
+        ModelUnavailable: the checkpoint's folder has gone, and weights that nothing computes with are needed.
     """
     fresh = folder.with_name(f".{folder.name}.new")
     shutil.rmtree(fresh, ignore_errors=True)
     fresh.mkdir(parents=True)
     write_files(checkpoint, fresh)
-    save_file(_merged(network), fresh / WEIGHTS, metadata={"format": "pt"})
+    save_file({**_unread(network, checkpoint), **_merged(network)}, fresh / WEIGHTS, metadata={"format": "pt"})
     (fresh / WEIGHTS).chmod(0o644)  # safetensors leaves its file readable by its maker alone
     replace_folder(fresh, folder)
 
 
-def read_tokenizer(folder: Path, max_words: int) -> Prompts:
-    """The tokenizer in `folder`, for prompts of at most `max_words` tokens."""
-    file = folder / "tokenizer.json"
+def _prompts(checkpoint: Checkpoint, wants: LeRobotConfig) -> Prompts:
+    """How instructions are told, by the tokenizer of the checkpoint's VLM."""
+    file = _body_folder(checkpoint.tokenizer, wants) / "tokenizer.json"
     try:
-        return Prompts(Tokenizer.from_buffer(read_bytes(file, _MAX_TOKENIZER_BYTES)), max_words)
+        tokenizer = Tokenizer.from_buffer(read_bytes(file, _MAX_TOKENIZER_BYTES))
     except Exception as error:  # the library raises nothing narrower
         raise ModelUnavailable(f"{file} cannot be read: {first_line(error)}", _AGAIN) from error
+    if checkpoint.kind == "pi05":
+        min_numbers = checkpoint.sizes.state_dims if "padded_state" in wants.faults else 0
+        return StatePrompts(tokenizer, checkpoint.max_tokens, min_numbers)
+    return Prompts(tokenizer, checkpoint.max_tokens)
 
 
 def _cameras(checkpoint: Checkpoint, wants: LeRobotConfig, present: Sequence[str]) -> list[int]:
@@ -168,8 +179,16 @@ def _body_folder(name: str, wants: LeRobotConfig) -> Path:
         ) from error
 
 
-def _network_config(checkpoint: Checkpoint, wants: LeRobotConfig, cameras: list[int]) -> NetworkConfig:
-    folder = _body_folder(checkpoint.vlm, wants)
+def _network_config(checkpoint: Checkpoint, wants: LeRobotConfig, cameras: list[int]) -> Any:
+    if idle := [fault for fault in wants.faults if fault not in LAYOUTS[checkpoint.kind].faults]:
+        raise ModelUnavailable(
+            f"{wants.section}.faults {idle[0]} has no effect on a policy of type {checkpoint.kind}", "leave it out"
+        )
+    return (_smolvla_config if checkpoint.kind == "smolvla" else _pi0_config)(checkpoint, wants, cameras)
+
+
+def _smolvla_config(checkpoint: Checkpoint, wants: LeRobotConfig, cameras: list[int]) -> SmolVLANetworkConfig:
+    folder = _body_folder(str(checkpoint.config.get("vlm_model_name")), wants)
     try:
         values = read_json(folder / "config.json")
         kinds = values["model_type"], values["text_config"]["model_type"]
@@ -178,7 +197,7 @@ def _network_config(checkpoint: Checkpoint, wants: LeRobotConfig, cameras: list[
         vlm = SmolVLMConfig.from_dict(values)
         text: Any = vlm.text_config
         vision: Any = vlm.vision_config
-        sizes = checkpoint.sizes(text.num_hidden_layers)
+        sizes, expert_sizes = checkpoint.sizes, checkpoint.expert_sizes(text.num_hidden_layers)
         if not (1 <= vision.num_hidden_layers <= _MAX_LAYERS and 1 <= vlm.scale_factor <= sizes.image_px):
             raise ValueError(f"its image encoder has {vision.num_hidden_layers} layers, scale {vlm.scale_factor}")
         # an image encoder's patches are joined in squares of scale_factor x scale_factor
@@ -189,22 +208,63 @@ def _network_config(checkpoint: Checkpoint, wants: LeRobotConfig, cameras: list[
             f"{folder} holds no SmolVLM that can be read: {first_line(error)}",
             f"--{wants.section}.body DIR, a folder with the config.json and tokenizer.json of the checkpoint's VLM",
         ) from error
-    return NetworkConfig(vlm=vlm, sizes=asdict(sizes), cameras=cameras, has_shifted_patches=wants.patches == "shifted")
+    return SmolVLANetworkConfig(
+        vlm=vlm,
+        sizes=asdict(sizes),
+        expert_sizes=asdict(expert_sizes),
+        cameras=cameras,
+        has_shifted_patches="shifted_patches" in wants.faults,
+    )
 
 
-def _network(folder: Path, checkpoint: Checkpoint, config: NetworkConfig, wants: LeRobotConfig) -> SmolVLANetwork:
+def _pi0_config(checkpoint: Checkpoint, wants: LeRobotConfig, cameras: list[int]) -> Pi0NetworkConfig:
+    sizes, gemmas = checkpoint.sizes, []
+    for setting in ("paligemma_variant", "action_expert_variant"):
+        variant = checkpoint.config.get(setting)
+        if not isinstance(variant, str) or variant not in GEMMA:
+            raise ModelUnavailable(
+                f"the checkpoint's {setting} is {str(variant)[:80]!r}; known are {', '.join(GEMMA)}", _AGAIN
+            )
+        gemmas.append(GemmaConfig(**HEADS, **GEMMA[variant]))
+    if sizes.image_px % VISION["patch_size"]:
+        raise ModelUnavailable(f"images of {sizes.image_px} pixels do not hold whole patches of SigLIP", _AGAIN)
+    vision = SiglipVisionConfig(
+        **VISION, image_size=sizes.image_px, hidden_act="gelu_pytorch_tanh", vision_use_head=False
+    )  # pyright: ignore[reportCallIssue] - it reads what it does not declare
+    return Pi0NetworkConfig(
+        vision=vision,
+        body=gemmas[0],
+        expert=gemmas[1],
+        sizes=asdict(sizes),
+        cameras=cameras,
+        is_adaptive=checkpoint.kind == "pi05",
+        border=-3.0 if "dark_borders" in wants.faults else -1.0,
+    )
+
+
+_NETWORKS: dict[type, type[LeRobotNetwork]] = {
+    SmolVLANetworkConfig: SmolVLANetwork,
+    Pi0NetworkConfig: Pi0Network,
+}
+"""What is built from each config."""
+
+
+def _network(checkpoint: Checkpoint, config: Any, wants: LeRobotConfig) -> LeRobotNetwork:
     """The weights on their device; what is missing or left over is named."""
+    folder, network_class = checkpoint.folder, _NETWORKS[type(config)]
     device = pick_device(wants.device, wants.section)
     # in bfloat16 most of Adam's steps would be rounded away
     dtype = torch.float32 if wants.learns == "all" else pick_dtype(wants.dtype, device)
     disable_progress_bar()  # it would tear the run's live panel
     try:
-        network, values = network_and_names(SmolVLANetwork, folder, dtype, device, {"config": config})
+        settings = {"config": config, "key_mapping": _renamed(folder, network_class)}
+        network, values = network_and_names(network_class, folder, dtype, device, settings)
     except (*_BROKEN, RuntimeError, SafetensorError) as error:
         raise ModelUnavailable(f"the weights in {folder} cannot be loaded: {first_line(error)}", _AGAIN) from error
     # a skeleton looks into every file, and those with statistics have the same ending
     statistics = {key for name, content in checkpoint.files.items() if name.endswith(".safetensors") for key in content}
-    surplus = set(values["unexpected_keys"]) - statistics
+    idle = {*network_class.unread, *network_class.tied}
+    surplus = {name for name in values["unexpected_keys"] if _full(name) not in idle} - statistics
     for names, what in ((values["missing_keys"], "lacks"), (surplus, "has besides")):
         if names:
             some = ", ".join(sorted(names)[:4]) + (", ..." if len(names) > 4 else "")
@@ -214,7 +274,19 @@ def _network(folder: Path, checkpoint: Checkpoint, config: NetworkConfig, wants:
     return network
 
 
-def _teach(network: SmolVLANetwork, wants: LeRobotConfig) -> Any:
+def _renamed(folder: Path, network_class: type[LeRobotNetwork]) -> dict[str, str]:
+    """Names of weights that the file has under the name of one that is tied to them, as the makers of pi0 wrote it."""
+    with safe_open(folder / WEIGHTS, "pt") as opened:
+        names = {_full(name) for name in opened.keys()}  # noqa: SIM118 - it is no mapping
+    tied = network_class.tied.items()
+    return {
+        re.escape(name.removeprefix("model.")): other.removeprefix("model.")
+        for name, other in tied
+        if other not in names
+    }
+
+
+def _teach(network: LeRobotNetwork, wants: LeRobotConfig) -> Any:
     """Has what `wants` names take gradients, and nothing else; returns PEFT's wrapper where that is an adapter."""
     adapter = None
     if wants.adapter:
@@ -232,7 +304,27 @@ def _teach(network: SmolVLANetwork, wants: LeRobotConfig) -> Any:
     return adapter
 
 
-def _merged(network: SmolVLANetwork) -> dict[str, Tensor]:
+def _full(name: str) -> str:
+    """LeRobot's name of a weight; the makers of pi0 leave out the first word."""
+    return name if name.startswith("model.") else f"model.{name}"
+
+
+def _unread(network: LeRobotNetwork, checkpoint: Checkpoint) -> dict[str, Tensor]:
+    """Weights of the checkpoint that nothing computes with, by LeRobot's names."""
+    if not network.unread:
+        return {}
+    try:
+        with safe_open(checkpoint.folder / WEIGHTS, "pt") as opened:
+            named = {_full(name): name for name in opened.keys()}  # noqa: SIM118 - it is no mapping
+            return {name: opened.get_tensor(named[name]) for name in network.unread if name in named}
+    except (OSError, SafetensorError) as error:
+        raise ModelUnavailable(
+            f"{checkpoint.folder} is needed to write a whole checkpoint, and cannot be read: {first_line(error)}",
+            "leave the folder where it is while what it holds is trained",
+        ) from error
+
+
+def _merged(network: LeRobotNetwork) -> dict[str, Tensor]:
     """Weights by LeRobot's names, on the CPU; those with an adapter beside them as what both compute, in float32."""
     from peft.tuners.lora import LoraLayer
 
@@ -245,4 +337,6 @@ def _merged(network: SmolVLANetwork) -> dict[str, Tensor]:
             beside: Any = layer
             delta = sum(beside.get_delta_weight(adapter).float() for adapter in beside.active_adapters)
             merged[f"{name}.weight"] = (beside.get_base_layer().weight.float() + delta).detach().cpu().contiguous()
+    for name, other in network.tied.items():
+        merged[name] = merged[other].clone()  # a file cannot have one piece of memory under two names
     return merged

@@ -1,9 +1,11 @@
-"""SmolVLA as a flow policy: its own statistics, its own words, and what of it is spread over learners."""
+"""A checkpoint of LeRobot as a flow policy: its own statistics, its own words, and what is spread over learners."""
 
 import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from rlvlm.core.episodes import Answer, Observations
 from rlvlm.core.errors import UsageError
@@ -62,7 +64,8 @@ class LeRobotPolicy(FlowPolicy):
         return Shardable(root=self.network, methods=("prefix", "velocity", "state_values"))
 
     def lengths(self, obs: Observations, answers: Sequence[Answer]) -> list[int]:
-        """See `Policy`: tokens of the prefix, and the chunk in every step that is learned from."""
+        """See `Policy`: tokens before the actions, and the chunk in every step that is learned from."""
         network: Any = self.network
         denoised = network.horizon * self.flow.num_learned
-        return [network.num_prefix_tokens(text) + denoised for text in obs.texts]
+        proprio = torch.from_numpy(self.scales["proprio"].normalised(obs.proprio))
+        return [num + denoised for num in network.num_tokens(network.read(obs.texts), proprio)]

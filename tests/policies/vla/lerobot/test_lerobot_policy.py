@@ -1,11 +1,11 @@
-"""SmolVLA as a flow policy: it acts in an env, its ratio is 1 before any update, and it learns."""
+"""A checkpoint of LeRobot as a flow policy: it acts in an env, its ratio is 1 before any update, and it learns."""
 
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from tiny_smolvla import write_smolvla
+from tiny_lerobot import shrink_pi0, write_lerobot
 
 from rlvlm.algorithms.policy_gradient.memory_plan import size_of
 from rlvlm.core.episodes import Observations
@@ -15,16 +15,21 @@ from rlvlm.envs.registry import make_env, task_env
 from rlvlm.policies.vla.build import build_policy, read_policy
 from rlvlm.policies.vla.config import OpenVLAConfig, VLAConfig
 from rlvlm.policies.vla.flow.config import FlowConfig
-from rlvlm.policies.vla.policy import Sampling
 from rlvlm.policies.vla.lerobot.config import LeRobotConfig
+from rlvlm.policies.vla.policy import Sampling
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("learns", ["expert", "lora"])
-def test_it_acts_and_learns(tmp_path: Path, learns: str, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(
+    ("kind", "learns"), [("smolvla", "expert"), ("smolvla", "lora"), ("pi0", "expert"), ("pi05", "lora")]
+)
+def test_it_acts_and_learns(
+    tmp_path: Path, kind: str, learns: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shrink_pi0(monkeypatch)
     env = make_env("push_block", task_env("push_block"), 0)
     assert isinstance(env, PushBlock)
-    folder = write_smolvla(tmp_path / "checkpoint", env, chunk_size=env.chunk_steps + 2)
+    folder = write_lerobot(tmp_path / "checkpoint", env, kind, chunk_size=env.chunk_steps + 2)
     wants = LeRobotConfig(learns=learns, image_px=24, has_values=True)  # pyright: ignore[reportArgumentType]
     config = VLAConfig(model=str(folder), head="flow", lerobot=wants, flow=FlowConfig(learn="all", steps=4, noise=1.0))
     torch.manual_seed(0)

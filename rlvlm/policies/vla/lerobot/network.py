@@ -1,0 +1,162 @@
+"""What the networks of LeRobot's flow policies have in common: a body that reads an observation once a chunk, a cache
+of its keys and values for every denoising step, and a value head on what it made of the observation.
+"""
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers import PreTrainedModel
+
+from rlvlm.policies.vla.lerobot.checkpoint import Sizes
+from rlvlm.policies.vla.lerobot.layers import normed
+from rlvlm.policies.vla.lerobot.prompts import NO_WORD, Prompts
+from rlvlm.vlms.skeleton import device_of
+
+EXPERT_PARTS = (
+    *("lm_expert", "gemma_expert", "state_proj", "action_in_proj", "action_out_proj"),
+    *("action_time_mlp_in", "action_time_mlp_out", "time_mlp_in", "time_mlp_out"),
+)
+"""Names of the parts that are not the VLM's: what LeRobot fine-tunes."""
+
+
+class Prefix(NamedTuple):
+    """What the body made of B observations: all that a denoising step needs of them."""
+
+    keys: tuple[Tensor, ...]
+    """[B, heads, N, size of a head] for each layer of the body, already rotated to their positions."""
+    values: tuple[Tensor, ...]
+    """The same for values, which have no rotation."""
+    is_there: Tensor
+    """[B, N] whether a place holds a token, and is no filling."""
+    features: Tensor
+    """[B, W] float32 mean of the last layer's output over all tokens, for the value head."""
+    state: Tensor
+    """[B, 1, W] float32 token of the state that the expert reads before the actions; [B, 0, W] where the body reads
+    the state."""
+
+
+class LeRobotNetwork(PreTrainedModel):
+    """A network with LeRobot's weight names."""
+
+    base_model_prefix = "model"
+    _supports_sdpa = True
+    _supports_attention_backend = True
+    # log-probs are made of its output, and its steps are small: bfloat16 is too coarse
+    _keep_in_fp32_modules_strict = set(EXPERT_PARTS)  # noqa: RUF012 - as transformers declares it
+    unread: tuple[str, ...] = ()
+    """Names of weights in a checkpoint that nothing computes with: they are not loaded, and are written back."""
+    tied: Mapping[str, str] = MappingProxyType({})
+    """The same of weights that are written as another one, by the name of that one."""
+    at_once = 32
+    """Observations that go through the body at once where nothing is learned."""
+    prompts: Prompts
+    """The checkpoint's; loading sets them."""
+    num_other_tokens: int
+    """Tokens before the actions that are no words."""
+    predicts_offsets = False
+
+    def __init__(self, config: Any, sizes: Sizes) -> None:
+        super().__init__(config)
+        self._sizes = sizes
+        self.horizon, self.action_width = sizes.chunk_steps, sizes.action_dims
+        self.value_head: nn.Module | None = None
+
+    def _init_weights(self, module: nn.Module) -> None:
+        """Leaves weights as torch makes them; every checkpoint brings its own."""
+
+    def read(self, instructions: Sequence[str]) -> Tensor:
+        """[B, W] int64: the instructions as `prefix` takes them."""
+        return self.prompts.read(instructions)
+
+    def num_tokens(self, words: Tensor, proprio: Tensor) -> list[int]:
+        """Tokens that stand before the actions of each of B observations: patches of all cameras, words and state.
+
+        Args:
+            words: [B, W] as `read` gives them.
+            proprio: [B, P] normalised.
+        """
+        is_word = self.prompts.completed(words, proprio) != NO_WORD
+        return (self.num_other_tokens + is_word.sum(dim=1)).tolist()
+
+    def prefix(self, images: Tensor, words: Tensor, proprio: Tensor) -> Prefix:
+        """What the body makes of B observations; once a chunk.
+
+        Args:
+            images: [B, cameras of the env, H, W, 3] uint8.
+            words: [B, W] as `read` gives them.
+            proprio: [B, P] normalised, P <= `Sizes.state_dims`.
+        """
+        words = self.prompts.completed(words, proprio)
+        if torch.is_grad_enabled() or len(images) <= self.at_once:
+            return self._prefix(images, words, proprio)
+        rows = (tensor.split(self.at_once) for tensor in (images, words, proprio))
+        parts = [self._prefix(*part) for part in zip(*rows, strict=True)]
+        return Prefix(
+            keys=tuple(torch.cat(layer) for layer in zip(*(part.keys for part in parts), strict=True)),
+            values=tuple(torch.cat(layer) for layer in zip(*(part.values for part in parts), strict=True)),
+            is_there=torch.cat([part.is_there for part in parts]),
+            features=torch.cat([part.features for part in parts]),
+            state=torch.cat([part.state for part in parts]),
+        )
+
+    def _prefix(self, images: Tensor, words: Tensor, proprio: Tensor) -> Prefix:
+        raise NotImplementedError("each network has its own prefix")
+
+    def state_token(self, proprio: Tensor) -> Tensor:
+        """[B, 1, W] the token of normalised `proprio` [B, P], filled up with 0."""
+        model: Any = self.model
+        padded = functional.pad(proprio.float(), (0, self._sizes.state_dims - proprio.shape[1]))
+        return model["state_proj"](padded)[:, None]
+
+    def read_tokens(self, text: Any, tokens: Tensor, is_there: Tensor, num_last: int, state: Tensor) -> Prefix:
+        """What the language model `text` makes of `tokens`.
+
+        Args:
+            text: has `layers` and `norm`.
+            tokens: [B, N, W].
+            is_there: [B, N] whether a place holds a token, and is no filling.
+            num_last: so many at the end are seen by themselves alone; all others are seen by all.
+            state: see `Prefix`.
+        """
+        places = torch.arange(tokens.shape[1], device=tokens.device)
+        is_early = places < tokens.shape[1] - num_last
+        # filling is seen by none
+        sees = is_there[:, None] & (is_early[None] | ~is_early[:, None])
+        positions = is_there.cumsum(dim=1) - 1
+        keys, values = [], []
+        for layer in text["layers"]:
+            tokens, key, value = layer(tokens, positions, sees[:, None])
+            keys.append(key)
+            values.append(value)
+        last, _ = normed(text["norm"], tokens, None)
+        mean = (last.float() * is_there[..., None]).sum(dim=1) / is_there.sum(dim=1, keepdim=True)
+        return Prefix(keys=tuple(keys), values=tuple(values), is_there=is_there, features=mean, state=state)
+
+    def velocity(self, cache: Prefix, x: Tensor, t: Tensor) -> Tensor:
+        """Velocity, noise less action, of noisy chunks.
+
+        Args:
+            cache: of B observations.
+            x: [B, H, D] noisy chunks, H and D as in `Sizes`; what is in padded dimensions is read too.
+            t: [B] times in [0, 1], 1 is noise.
+
+        Returns:
+            [B, H, D] float32.
+        """
+        raise NotImplementedError("each network has its own expert")
+
+    def add_values(self) -> None:
+        """Gives it a value head, 0 everywhere at first, of what the body makes of an observation."""
+        width, device = self.config.body.hidden_size, device_of(self)
+        last = nn.Linear(256, 1, bias=False, device=device)
+        self.value_head = nn.Sequential(nn.Linear(width, 256, device=device), nn.SiLU(), last)
+        nn.init.zeros_(last.weight)
+
+    def state_values(self, cache: Prefix, detach: bool) -> Tensor:
+        """[B] the value head's values; `detach` keeps their loss from the body."""
+        assert self.value_head is not None, "asked of a network with one"
+        return self.value_head(cache.features.detach() if detach else cache.features)[:, 0]
