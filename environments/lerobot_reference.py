@@ -3,13 +3,16 @@
     .envs/lerobot/bin/python environments/lerobot_reference.py make FOLDER smolvla
     .envs/lerobot/bin/python environments/lerobot_reference.py chunk FOLDER INPUTS.npz OUT.npz
     .envs/lerobot/bin/python environments/lerobot_reference.py shapes OUT.json smolvla
+    .envs/lerobot312/bin/python environments/lerobot_reference.py data FOLDER RECORDED.npz image
 
 `make` writes the checkpoint of tests/tiny_lerobot.py, its VLM's config and tokenizer in FOLDER/vlm. `chunk` reads
 `images` [B, cameras, H, W, 3] uint8, `texts` [B], `states` [B, P], `noise` [B, L, D] and `times` [K], and writes
 `velocities` [K, B, L, D] at the noise, `denoised` [B, L, D] and `actions` [B, L, A] in the env's units. `shapes` writes
-names and shapes of the weights of a policy of published size. The kinds are smolvla, pi0 and pi05; the last two need
-LeRobot 0.6, which has them in one size alone: for `make` and `chunk` that is replaced by the small one of
-tests/tiny_lerobot.py, and nothing else.
+names and shapes of the weights of a policy of published size. `data` writes a data set, its images in Parquet (image)
+or in films (video), of episodes `actions_N` [T, A], `states_N` [T, P] and `images_N` [T, 2, H, W, 3], all with `text`.
+
+The kinds are smolvla, pi0 and pi05; the last two need LeRobot 0.6, which has them in one size alone: for `make` and
+`chunk` that is replaced by the small one of tests/tiny_lerobot.py, and nothing else.
 """
 
 import argparse
@@ -221,10 +224,39 @@ def shapes(out: Path, kind: str) -> None:
     out.write_text(json.dumps({name: list(weight.shape) for name, weight in policy.state_dict().items()}))
 
 
+def data(folder: Path, recorded: Path, dtype: Path) -> None:
+    """A data set of episodes with two cameras, as LeRobot writes it."""
+    from lerobot.datasets.lerobot_dataset import LeRobotDataset
+
+    given = np.load(recorded)
+    cameras = ("observation.images.image", "observation.images.wrist_image")
+    numbers = {"action": given["actions_0"].shape[1:], "observation.state": given["states_0"].shape[1:]}
+    features: dict[str, Any] = {
+        name: {"dtype": "float32", "shape": shape, "names": [f"number {index}" for index in range(*shape)]}
+        for name, shape in numbers.items()
+    }
+    features |= {
+        name: {"dtype": str(dtype), "shape": given["images_0"].shape[2:], "names": ["height", "width", "channels"]}
+        for name in cameras
+    }
+    dataset = LeRobotDataset.create(
+        "some/data", fps=20, features=features, root=folder, use_videos=str(dtype) == "video"
+    )
+    number = 0
+    while f"actions_{number}" in given:
+        rows = zip(*(given[f"{name}_{number}"] for name in ("actions", "states", "images")), strict=True)
+        for action, state, images in rows:
+            frame = {"action": action, "observation.state": state, **dict(zip(cameras, images, strict=True))}
+            dataset.add_frame({**frame, "task": str(given["text"])})
+        dataset.save_episode()
+        number += 1
+    dataset.finalize()
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("command", choices=["make", "chunk", "shapes"])
+    parser.add_argument("command", choices=["make", "chunk", "shapes", "data"])
     parser.add_argument("arguments", nargs="+")
     arguments = parser.parse_args()
     given = [argument if argument in CLASSES else Path(argument) for argument in arguments.arguments]
-    {"make": make, "chunk": chunk, "shapes": shapes}[arguments.command](*given)
+    {"make": make, "chunk": chunk, "shapes": shapes, "data": data}[arguments.command](*given)

@@ -64,7 +64,7 @@ def read_demonstrations(
     if form.image_px not in (0, image_px):
         raise UsageError(
             f"{path} keeps images of {form.image_px} pixels, and the policy looks at {image_px}",
-            f"--policy.pocket.image-px {form.image_px}, or import it anew with --cut.image-px {image_px}",
+            f"import it anew with --cut.image-px {image_px}, or give the policy's own image-px as {form.image_px}",
         )
     if odd := form.against(form_of(env, form.image_px)):
         raise UsageError(f"{path} holds chunks of another form: {'; '.join(odd)}", "collect or import it anew")

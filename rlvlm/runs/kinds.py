@@ -439,7 +439,9 @@ class ChunksRun(AnswersRun):
             f"algo.rounds {algo.rounds} has no effect with algo.staleness, which learns from one rollout at a time; "
             "set --algo.rounds 1": algo.staleness and algo.rounds > 1,
         }
-        for name, value in (("demonstrations", sft.demonstrations), ("start_from", sft.start_from)):
+        # a flow is fine-tuned on a folder; that OpenVLA-OFT's tokens could be was not tried
+        told = (("demonstrations", sft.demonstrations and policy.head != "flow"), ("start_from", sft.start_from))
+        for name, value in told:
             idle[f"sft.{name} has no effect on policy.model, which comes trained; leave one out"] = (
                 value and policy.model
             )
@@ -450,7 +452,8 @@ class ChunksRun(AnswersRun):
     def without_effect(self) -> Iterator[tuple[Any, str, tuple[str, ...]]]:
         yield from super().without_effect()
         yield self.algo.num_learners, f"algo.num_learners {self.algo.num_learners}", ("algo.device",)
-        yield self.policy.model, "policy.model", ("sft.*", "policy.pocket.*")
+        of_model = ("policy.pocket.*",) if self.sft.demonstrations else ("sft.*", "policy.pocket.*")
+        yield self.policy.model, "policy.model", of_model
         yield self.policy.is_own, f"policy.head {self.policy.head}", ("policy.pocket.*",)
         yield self.policy.head == "flow", "policy.head flow, which has no bins", ("sft.label_width",)
 

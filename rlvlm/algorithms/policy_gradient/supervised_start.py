@@ -56,8 +56,8 @@ loss."""
 def start(
     config: TokenConfig, policy: Any, env: Any, learn: Learn, log: Callable[[str], None]
 ) -> tuple[dict[str, float], Sequence[TokenEpisode]]:
-    """Has the policy learn from demonstrations, or gives it another run's weights; one that comes trained stays as it
-    is.
+    """Has the policy learn from demonstrations, or gives it another run's weights; one that comes trained learns from a
+    folder alone.
 
     Args:
         config: with `sft`, which says what it begins with.
@@ -83,7 +83,7 @@ def start(
             check_sft_manifest(folder, wanted, log)
             load_trained(policy, folder)
         return {}, ()
-    if config.kind == "chunks" and policy.comes_trained:
+    if config.kind == "chunks" and policy.comes_trained and not config.sft.demonstrations:
         return {}, ()
     lessons, began = gather(config, policy, env, log), time.monotonic()
     loss = learn(lessons)

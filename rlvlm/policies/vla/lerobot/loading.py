@@ -3,7 +3,7 @@
 import logging
 import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -242,7 +242,7 @@ def _pi0_config(checkpoint: Checkpoint, wants: LeRobotConfig, cameras: list[int]
     )
 
 
-_NETWORKS: dict[type, type[LeRobotNetwork]] = {
+_NETWORKS: dict[type, Callable[[Any], LeRobotNetwork]] = {
     SmolVLANetworkConfig: SmolVLANetwork,
     Pi0NetworkConfig: Pi0Network,
 }
@@ -251,7 +251,8 @@ _NETWORKS: dict[type, type[LeRobotNetwork]] = {
 
 def _network(checkpoint: Checkpoint, config: Any, wants: LeRobotConfig) -> LeRobotNetwork:
     """The weights on their device; what is missing or left over is named."""
-    folder, network_class = checkpoint.folder, _NETWORKS[type(config)]
+    folder = checkpoint.folder
+    network_class: Any = _NETWORKS[type(config)]
     device = pick_device(wants.device, wants.section)
     # in bfloat16 most of Adam's steps would be rounded away
     dtype = torch.float32 if wants.learns == "all" else pick_dtype(wants.dtype, device)

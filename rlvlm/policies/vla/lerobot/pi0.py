@@ -23,16 +23,16 @@ from rlvlm.policies.vla.lerobot.layers import Block, GemmaNorm, normed, time_fea
 from rlvlm.policies.vla.lerobot.network import LeRobotNetwork, Prefix
 from rlvlm.policies.vla.lerobot.prompts import NO_WORD
 
-GEMMA: dict[str, dict[str, int]] = {
+GEMMA: dict[str, dict[str, Any]] = {
     "gemma_2b": {"hidden_size": 2048, "intermediate_size": 16_384},
     "gemma_300m": {"hidden_size": 1024, "intermediate_size": 4096},
 }
 """Widths of the two Gemmas that LeRobot knows, by the names in config.json."""
-HEADS: dict[str, int] = {
+HEADS: dict[str, Any] = {
     "num_hidden_layers": 18, "num_attention_heads": 8, "num_key_value_heads": 1, "head_dim": 256, "vocab_size": 257_152
 }  # fmt: skip
 """What both of them have."""
-VISION: dict[str, int] = {
+VISION: dict[str, Any] = {
     "hidden_size": 1152, "intermediate_size": 4304, "num_hidden_layers": 27, "num_attention_heads": 16, "patch_size": 14
 }  # fmt: skip
 """SigLIP So400m."""

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from rlvlm.core.episodes import Answer, Observations
@@ -14,9 +15,13 @@ from rlvlm.policies.vla.config import VLAConfig
 from rlvlm.policies.vla.flow.policy import FlowPolicy
 from rlvlm.policies.vla.lerobot.checkpoint import Checkpoint
 from rlvlm.policies.vla.lerobot.loading import load_lerobot, save_lerobot
+from rlvlm.policies.vla.policy import Demonstrations
 from rlvlm.policies.weights import Shardable
 
 logger = logging.getLogger(__name__)
+
+_MAX_OFF = 10
+"""Median distance of demonstrations from the middle of a checkpoint's statistics, in units of their spread."""
 
 
 class LeRobotPolicy(FlowPolicy):
@@ -53,6 +58,26 @@ class LeRobotPolicy(FlowPolicy):
             )  # fmt: skip
         self.load_statistics(loaded.checkpoint.statistics)
         self.is_real = self.is_real.to(self.device)
+
+    def learn_statistics(self, shown: Demonstrations, env: ChunkEnv) -> None:
+        """Keeps the checkpoint's own, by which it was trained; see `VLAPolicy`.
+
+        Raises:
+            UsageError: by these, the demonstrations are no actions or states of the robot that it was trained on.
+        """
+        features = {"action": shown.actions.reshape(-1, shown.actions.shape[-1]), "proprio": shown.obs.proprio}
+        for name, values in features.items():
+            scale = self.scales[name]
+            # the median, since single numbers may lie anywhere; a number that never changed has no scale
+            off = np.where(scale.spread == 0, 0, np.median(np.abs(scale.normalised(values)), axis=0))
+            if off.max() > _MAX_OFF:
+                worst = int(off.argmax())
+                raise UsageError(
+                    f"dimension {worst} of the demonstrations' {name} lies {off[worst]:.0f} times its spread in the "
+                    f"checkpoint's statistics from their middle, and at most {_MAX_OFF} are credible: another robot, "
+                    "or other units, such as positions for movements",
+                    "give --sft.demonstrations data of the robot and the units that the checkpoint was trained on",
+                )
 
     def save_lerobot(self, folder: Path) -> None:
         """Writes a folder that LeRobot loads, an adapter merged into the weights; what was there is replaced."""

@@ -1,0 +1,146 @@
+"""A LeRobot checkpoint is fine-tuned on a LeRobot data set, by the checkpoint's own statistics."""
+
+import os
+import subprocess
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tiny_lerobot import shrink_pi0, write_lerobot
+
+from rlvlm.algorithms.policy_gradient.supervised_start import start_chunks
+from rlvlm.algorithms.sft_config import ChunkSFTConfig
+from rlvlm.core.errors import UsageError
+from rlvlm.envs.config import ChunkEnvConfig
+from rlvlm.policies.vla.build import build_policy
+from rlvlm.policies.vla.config import VLAConfig
+from rlvlm.policies.vla.lerobot.config import LeRobotConfig
+from rlvlm.policies.vla.lerobot.policy import LeRobotPolicy
+from rlvlm.policies.vla.policy import Demonstrations
+from rlvlm.runs.recipes import recipe
+from rlvlm.runs.settings import override
+from tests.demonstrations.test_trajectories import GREEN, PX, Recorded, TwoEyes, take, told, trajectory
+from tests.demonstrations.test_trajectories import write_lerobot as write_data
+
+ROOT = Path(__file__).parents[4]
+LEROBOT = ROOT / ".envs/lerobot312/bin/python"
+
+
+def start(folder: Path, kind: str, checkpoint: Path) -> tuple[LeRobotPolicy, list[Demonstrations]]:
+    """A policy of this kind after a supervised start on `folder`, and what its learners were shown."""
+    env = TwoEyes(ChunkEnvConfig(episode_steps=32), seed=0)
+    write_lerobot(checkpoint, env, kind, chunk_size=env.chunk_steps + 2)
+    model = VLAConfig(model=str(checkpoint), head="flow", lerobot=LeRobotConfig(image_px=PX))
+    policy = build_policy(model, env)
+    assert isinstance(policy, LeRobotPolicy)
+    settings: Any = SimpleNamespace(
+        sft=ChunkSFTConfig(demonstrations=str(folder)),
+        task="push_block",
+        env_settings=ChunkEnvConfig(episode_steps=32),
+        seed=0,
+    )
+    learned: list[Demonstrations] = []
+
+    def learn(shown: Demonstrations, weights: Any) -> float:
+        learned.append(shown)
+        return 0.0
+
+    start_chunks(settings, policy, env, learn, told)
+    return policy, learned
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "version", "dtype"), [("smolvla", "v2.1", "image"), ("pi0", "v3.0", "video"), ("pi05", "v3.0", "image")]
+)
+def test_a_checkpoint_is_fine_tuned_by_its_own_statistics(
+    tmp_path: Path, kind: str, version: str, dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shrink_pi0(monkeypatch)
+    recorded = [trajectory(20, seed=number) for number in range(3)]
+    write_data(tmp_path / "set", version, recorded, dtype)
+    folder, counts = take(tmp_path / "set", "lerobot", tmp_path / "shown")
+    assert counts["added"] == 3
+    policy, [shown] = start(folder.path, kind, tmp_path / "checkpoint")
+    # the tiny checkpoint has mean 0 and std .3, or quantiles of -.3 and .3: the same
+    assert policy.scales["action"].spread.tolist() == pytest.approx([0.3] * 7) and shown.num_episodes == 3
+    env = TwoEyes(ChunkEnvConfig(episode_steps=32), seed=0)
+    imitation = policy.imitation(shown, env, ChunkSFTConfig(), np.random.default_rng(0), told)
+    rows = torch.tensor([0, 2])
+    with torch.no_grad():
+        found = imitation.loss(rows, None)
+        # the same by hand, for the steps and dimensions that the env runs
+        rng, expected = np.random.default_rng(0), []
+        images, words, proprio = policy.normalised(*policy.shown_inputs(env, shown.obs, shown.images))
+        cache = policy.network.prefix(images[rows], words[rows], proprio[rows])
+        target = torch.zeros(2, policy.network.horizon, policy.network.action_width)
+        target[:, : env.chunk_steps, :7] = torch.from_numpy(shown.actions[rows.numpy()] / 0.3)
+        for _ in range(policy.flow.draws):
+            eps = torch.from_numpy(rng.standard_normal(target.shape, np.float32))
+            t = 0.999 * torch.from_numpy(rng.random(2, np.float32)) ** (2 / 3) + 0.001
+            x = t[:, None, None] * eps + (1 - t[:, None, None]) * target
+            error = policy.network.velocity(cache, x, t) - (eps - target)
+            expected.append(error[:, : env.chunk_steps, :7].square().mean())
+    torch.testing.assert_close(found, torch.stack(expected).mean(), atol=1e-4, rtol=1e-5)
+    optimizer = torch.optim.Adam(policy.acting_parameters(), 1e-3)
+    losses = []
+    for _ in range(8):
+        losses.append(loss := imitation.loss(torch.arange(len(shown.actions)), None))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    assert losses[-1] < losses[0] - 0.05
+
+
+def test_data_of_another_robot_are_refused_with_the_fix(tmp_path: Path) -> None:
+    def moved(recorded: Recorded) -> Recorded:
+        actions, states, images = recorded
+        return actions, states + np.float32([0, 0, 0, 90, 0, 0, 0, 0]), images
+
+    write_data(tmp_path / "set", "v2.1", [moved(trajectory(20))], "image")
+    folder, _ = take(tmp_path / "set", "lerobot", tmp_path / "shown", unlike=True)
+    with pytest.raises(
+        UsageError, match="dimension 3 of the demonstrations' proprio lies 30. times its spread"
+    ) as caught:
+        start(folder.path, "smolvla", tmp_path / "checkpoint")
+    assert "--sft.demonstrations" in caught.value.fix
+
+
+def test_a_flow_takes_demonstrations_and_a_checkpoint_with_tokens_does_not() -> None:
+    settings = {"policy.model": "somewhere", "sft.demonstrations": "shown"}
+    override(recipe("push_block"), {**settings, "policy.head": "flow", "sft.updates": 20}).check()
+    with pytest.raises(UsageError, match=r"sft\.demonstrations has no effect on policy\.model"):
+        override(recipe("push_block"), settings)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not LEROBOT.exists(), reason="needs LeRobot: environments/lerobot.sh")
+@pytest.mark.parametrize("dtype", ["image", "video"])
+def test_a_data_set_that_lerobot_wrote_feeds_a_checkpoint(
+    tmp_path: Path, dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shrink_pi0(monkeypatch)
+    recorded = [trajectory(12, seed=number) for number in range(2)]
+    large = [(*numbers, images.repeat(8, axis=2).repeat(8, axis=3)) for *numbers, images in recorded]  # AV1 needs 64
+    names = ("actions", "states", "images")
+    arrays = {
+        f"{name}_{number}": part
+        for number, episode in enumerate(large)
+        for name, part in zip(names, episode, strict=True)
+    }
+    np.savez(tmp_path / "recorded.npz", **arrays, text=GREEN)
+    script = ROOT / "environments/lerobot_reference.py"
+    around = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": ""}
+    paths = str(tmp_path / "set"), str(tmp_path / "recorded.npz"), dtype
+    subprocess.run([LEROBOT, script, "data", *paths], check=True, timeout=300, env=around)
+    folder, counts = take(tmp_path / "set", "lerobot", tmp_path / "shown", success="assumed", image_px=PX)
+    assert counts == {"added": 2}
+    policy, [shown] = start(folder.path, "pi05", tmp_path / "checkpoint")
+    chunks = len(shown.actions) // 2
+    np.testing.assert_allclose(shown.obs.proprio[chunks], recorded[1][1][0], atol=1e-6)
+    assert shown.images is not None
+    # the camera of the wrist comes last, whatever its name's place; scaling and films lose a little
+    assert np.abs(shown.images[0].astype(int) - recorded[0][2][0]).max() <= 40
