@@ -17,7 +17,11 @@ _BEFORE_KINDS = {"sac": "steps", "ppo": "turns", "grpo": "chunks"}
 """What stood first in `config.yaml` as `algorithm` before kinds did: the presets were taken for them."""
 
 
-_GONE: Mapping[str, Any] = {"algo.advantage.chunk_share": 1.0, "algo.random_hold": 0.5}
+_GONE: Mapping[str, Any] = {
+    "algo.advantage.chunk_share": 1.0,
+    "algo.random_hold": 0.5,
+    "policy.smolvla.patches": "exact",
+}
 """Settings of an earlier 0.2 that nothing has any more, with the values at which they did what is done now."""
 _RENAMED = {
     "algo.most_unreadable": "max_invalid_share",
@@ -29,6 +33,7 @@ _RENAMED = {
     "reward.monitor.least_auc": "min_auc",
     "reward.monitor.most_false_positives": "max_false_positives",
     "reward.monitor.claim": "success_threshold",
+    "policy.smolvla": "lerobot",
     "judge.picture_px": "image_px",
     "reward_model.picture_px": "image_px",
 }

@@ -80,12 +80,11 @@ def read_config(meta: Mapping[str, Any]) -> VLAConfig:
     """The config in what `VLAPolicy.meta` gave: JSON has lists for tuples, and dicts for configs within it."""
     config = dict(meta["config"])
     pocket = PocketVLAConfig(**{**config["pocket"], "channels": tuple(config["pocket"]["channels"])})
-    parts = {
-        "pocket": pocket,
-        "openvla": OpenVLAConfig(**config["openvla"]),
-        "flow": FlowConfig(**config.get("flow", {})),
-    }
-    lerobot = config.pop("smolvla", config.get("lerobot", {}))  # its name before pi0
+    openvla, flow = OpenVLAConfig(**config["openvla"]), FlowConfig(**config.get("flow", {}))
+    parts = {"pocket": pocket, "openvla": openvla, "flow": flow}
+    lerobot = dict(config.pop("smolvla", config.get("lerobot", {})))  # its name before pi0
+    if lerobot.pop("patches", "exact") == "shifted":
+        lerobot["faults"] = ["shifted_patches"]
     parts["lerobot"] = LeRobotConfig(
         **{**lerobot, **{name: tuple(lerobot.get(name, ())) for name in ("cameras", "faults")}}
     )
