@@ -2,6 +2,7 @@
 
     python benchmarks/real_sizes.py policy           # Qwen2.5-VL-3B with LoRA on number_line
     python benchmarks/real_sizes.py vla              # OpenVLA-OFT 7B with LoRA on push_block
+    python benchmarks/real_sizes.py smolvla          # SmolVLA 450M, its expert alone; pi0 and pi05 with 3.3 billion too
     python benchmarks/real_sizes.py judge            # Qwen3-VL-8B compares images, in bfloat16 and in NF4
     python benchmarks/real_sizes.py judge --small    # tiny sizes: what a CPU can try
 
@@ -12,6 +13,7 @@ published one, and replies are as long as they may be, for a random model hardly
 
 import gc
 import json
+import operator
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -24,6 +26,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 import tyro
+from safetensors.torch import save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoModelForImageTextToText, Qwen2_5_VLConfig, Qwen3VLConfig
@@ -39,15 +42,19 @@ from rlvlm.algorithms.policy_gradient.turns import Actor, TurnRunner
 from rlvlm.core.episodes import TokenEpisode
 from rlvlm.core.judging import Query
 from rlvlm.envs.config import ChunkEnvConfig
-from rlvlm.envs.registry import task_env
+from rlvlm.envs.registry import make_env, task_env
 from rlvlm.judges.build import build_judge
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.policies.vla.config import OpenVLAConfig, VLAConfig
+from rlvlm.policies.vla.flow.config import FlowConfig
+from rlvlm.policies.vla.lerobot.config import LeRobotConfig
+from rlvlm.policies.vla.lerobot.loading import outline
 from rlvlm.policies.vla.openvla.network import CheckpointConfig, OpenVLANetwork
 from rlvlm.policies.vlm.config import PolicyConfig
 from rlvlm.policies.vlm.engine import PolicyEngine
 from rlvlm.policies.vlm.loading import load_policy
 from rlvlm.rewards.config import ChunkRewardConfig
+from tests.tiny_lerobot import REAL_SIZES, REAL_VLM, VLM, shrink_pi0, write_settings
 from tests.tiny_openvla import SMALL, STATISTICS, WORDS
 from tests.tiny_vlm import IMAGE, build_tokenizer
 
@@ -66,13 +73,15 @@ QWEN3_VL_8B: dict[str, Any] = {
     "tie_word_embeddings": False,
 }  # fmt: skip
 """From the published config."""
+PI_REAL = ("chunk_size", "n_action_steps", "max_state_dim", "max_action_dim")
+"""Sizes that LeRobot has alike for SmolVLA and pi0."""
 _SMALL = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "head_dim": 16}
 _SMALL |= {"num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 512}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    part: tyro.conf.Positional[Literal["policy", "vla", "judge"]]
+    part: tyro.conf.Positional[Literal["policy", "vla", "smolvla", "pi0", "pi05", "judge"]]
     small: bool = False
     """Tiny sizes, on whatever there is."""
     updates: int = 3
@@ -90,7 +99,8 @@ def main() -> None:
     config = tyro.cli(Config, description=__doc__)
     torch.manual_seed(0)
     with TemporaryDirectory(dir=config.folder) as root:
-        report = {"policy": run_policy, "vla": run_vla, "judge": run_judge}[config.part](config, Path(root))
+        parts = {"policy": run_policy, "vla": run_vla, "judge": run_judge}
+        report = parts.get(config.part, run_flow)(config, Path(root))
     report["card"] = torch.cuda.get_device_name(0) if torch.cuda.is_available() else "CPU"
     text = json.dumps(report, indent=2)
     print(text)
@@ -150,12 +160,40 @@ def run_vla(config: Config, root: Path) -> dict[str, Any]:
     tokenizer.save(str(folder / "tokenizer.json"))
     del network
     free()
+    return run_chunks(config, VLAConfig(model=str(folder), openvla=OpenVLAConfig(device=device())))
+
+
+def run_flow(config: Config, root: Path) -> dict[str, Any]:
+    """A flow policy in LeRobot's layout, with one noisy step of ten, and GRPO without a critic."""
+    kind, folder, changes = config.part, root / "model", {}
+    if config.small:
+        shrink_pi0(operator)
+    else:
+        pixels = {"image_resolution": (224, 224)}
+        changes = REAL_SIZES if kind == "smolvla" else {**{name: REAL_SIZES[name] for name in PI_REAL}, **pixels}
+    env = make_env("push_block", task_env("push_block"), 0)
+    changes = {**changes, "chunk_size": max(env.chunk_steps, changes.get("chunk_size", 0))}
+    write_settings(folder, env, kind, VLM if config.small else REAL_VLM, **changes)
+    wants = LeRobotConfig(device=device(), image_px=32 if config.small else 256)
+    network = outline(folder, wants).to(torch.bfloat16).to_empty(device=device())
+    with torch.no_grad():
+        for weight in network.parameters():
+            weight.normal_(std=0.02)
+    save_file(network.state_dict(), folder / "model.safetensors")
+    del network
+    free()
+    flow = FlowConfig(steps=10, learn="one", noise=0.5, start_std=1.0)
+    return run_chunks(config, VLAConfig(model=str(folder), head="flow", lerobot=wants, flow=flow))
+
+
+def run_chunks(config: Config, policy: VLAConfig) -> dict[str, Any]:
+    """A VLA on push_block, and GRPO without a critic."""
     groups = max(1, config.rows // 8)
     algo = chunk_defaults(warm_up=0, rounds=1, groups=groups, group_size=8, minibatches=4, microbatch_turns=16, lr=2e-5)
     settings = (
         PolicyGradientAlgorithmConfig(algo=chunk_defaults())
         .envs(task="push_block", env_settings=ChunkEnvConfig(episode_steps=8 * config.turns))
-        .acting(policy=VLAConfig(model=str(folder), openvla=OpenVLAConfig(device=device())))
+        .acting(policy=policy)
         .learning(algo=algo)
         .rewards(reward=ChunkRewardConfig())
         .debugging(seed=0)

@@ -1,15 +1,24 @@
 #!/usr/bin/env bash
-# Builds the environment in which LeRobot runs, to compare with: environments/lerobot.sh [DIR]   (default .envs/lerobot)
-# LeRobot 0.4.4 wants torch < 2.11 and transformers < 5, so it never shares an environment with rlvlm. No run needs it: it
-# makes the reference that tests/policies/vla/lerobot holds our SmolVLA against, and opens the folders that rlvlm writes.
-# It takes 8.4 GB, as PyPI's torch for Linux comes with CUDA. Safe to rerun.
+# Builds an environment in which LeRobot runs, to compare with:
+#   environments/lerobot.sh                                           .envs/lerobot, LeRobot 0.4.4: SmolVLA
+#   PYTHON=python3.12 environments/lerobot.sh .envs/lerobot312        LeRobot 0.6.1: pi0, pi0.5 and data sets
+# LeRobot wants an older torch and transformers, so it never shares an environment with rlvlm. Release 0.4.4 is the last
+# one for Python 3.11 and refuses stock transformers for pi0. No run needs it: it makes the reference that
+# tests/policies/vla/lerobot holds our networks against, and opens the folders that rlvlm writes.
+# Each takes about 8 GB, as PyPI's torch for Linux comes with CUDA. Safe to rerun.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 dir=${1:-.envs/lerobot}
 python=${PYTHON:-.venv/bin/python}
 
 [ -x "$dir/bin/python" ] || "$python" -m venv "$dir"
-"$dir/bin/python" -m pip install --quiet --disable-pip-version-check \
-  "lerobot[smolvla]==0.4.4" torch==2.10.0 torchvision==0.25.0 transformers==4.57.6
+if "$dir/bin/python" -c 'import sys; sys.exit(sys.version_info < (3, 12))'; then
+  packages=("lerobot[pi,dataset]==0.6.1" torch==2.11.0 transformers==5.5.4)
+  imports='from lerobot.policies.pi0.modeling_pi0 import PI0Policy; from lerobot.policies.pi05.modeling_pi05 import PI05Policy'
+else
+  packages=("lerobot[smolvla]==0.4.4" torch==2.10.0 torchvision==0.25.0 transformers==4.57.6)
+  imports='from lerobot.policies.smolvla.modeling_smolvla import SmolVLAPolicy'
+fi
+"$dir/bin/python" -m pip install --quiet --disable-pip-version-check "${packages[@]}"
 # what the comparison imports is imported, so that a package that is missing fails here
-"$dir/bin/python" -c 'import lerobot; from lerobot.policies.smolvla.modeling_smolvla import SmolVLAPolicy; print("lerobot", lerobot.__version__, "is ready")'
+"$dir/bin/python" -c "import lerobot; $imports; print('lerobot', lerobot.__version__, 'is ready')"

@@ -217,7 +217,7 @@ def tokenizer(kind: str = "smolvla") -> Tokenizer:
 
 
 def shrink_pi0(patch: Any) -> None:
-    """Has rlvlm's pi0 be small, by pytest's `monkeypatch`."""
+    """Has rlvlm's pi0 be small, by pytest's `monkeypatch` or by anything else with a `setitem`."""
     from rlvlm.policies.vla.lerobot import pi0
 
     for table, small in ((pi0.GEMMA, GEMMA), (pi0.HEADS, HEADS), (pi0.VISION, VISION)):
@@ -234,9 +234,22 @@ def write_lerobot(folder: Path, env: Any = None, kind: str = "smolvla", **change
     from rlvlm.policies.vla.lerobot.config import LeRobotConfig
     from rlvlm.policies.vla.lerobot.loading import outline
 
+    write_settings(folder, env, kind, VLM, **changes)
+    network = outline(folder, LeRobotConfig())
+    shapes = {name: tuple(value.shape) for name, value in network.state_dict().items()}
+    shapes |= {name: shapes[other] for name, other in network.tied.items()}
+    shapes |= {name: (HEADS["vocab_size"], GEMMA["gemma_300m"]["hidden_size"]) for name in network.unread}
+    save_file({name: random_weight(name, shape) for name, shape in shapes.items()}, folder / "model.safetensors")
+    return folder
+
+
+def write_settings(folder: Path, env: Any, kind: str, layout: dict[str, Any], **changes: Any) -> None:
+    """All of a checkpoint but its weights, whose file is empty; `layout` is the config of a SmolVLA's VLM."""
+    from safetensors.numpy import save_file
+
     vlm = folder / "vlm"
     vlm.mkdir(parents=True)
-    (vlm / "config.json").write_text(json.dumps(VLM))
+    (vlm / "config.json").write_text(json.dumps(layout))
     tokenizer(kind).save(str(vlm / "tokenizer.json"))
     features, measured = FEATURES, MEASURED[kind]
     if env is not None:
@@ -285,9 +298,3 @@ def write_lerobot(folder: Path, env: Any = None, kind: str = "smolvla", **change
                 save_file(flat, folder / written[-1]["state_file"])
         (folder / f"{processor}.json").write_text(json.dumps({"name": processor, "steps": written}))
     (folder / "model.safetensors").touch()
-    network = outline(folder, LeRobotConfig())
-    shapes = {name: tuple(value.shape) for name, value in network.state_dict().items()}
-    shapes |= {name: shapes[other] for name, other in network.tied.items()}
-    shapes |= {name: (HEADS["vocab_size"], GEMMA["gemma_300m"]["hidden_size"]) for name in network.unread}
-    save_file({name: random_weight(name, shape) for name, shape in shapes.items()}, folder / "model.safetensors")
-    return folder
