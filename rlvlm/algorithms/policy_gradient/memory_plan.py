@@ -162,13 +162,15 @@ def plan(size: ModelSize, policy: PolicyConfig | VLAConfig, algo: PolicyGradient
         size: of the policy's model.
         policy: how it is loaded.
         algo: how it learns.
-        on_gpu: whether weights beside an adapter are bfloat16 where nothing else is said.
+        on_gpu: whether weights beside an adapter or an action expert are bfloat16 where nothing else is said.
     """
-    wants, has_adapter = policy.loading, policy.has_adapter
-    # bytes of a number: adapters are always float32, and what they stand beside is bfloat16 where a GPU computes
-    is_coarse = wants.dtype == "bfloat16" or (wants.dtype == "auto" and has_adapter and on_gpu)
+    wants = policy.loading
+    # bytes of a number: adapters and the action experts of LeRobot are always float32, and what they stand beside is
+    # bfloat16 where a GPU computes
+    is_partial = policy.has_adapter or wants.learns == "expert"
+    is_coarse = wants.dtype == "bfloat16" or (wants.dtype == "auto" and is_partial and on_gpu)
     base = 2 if is_coarse else 4
-    learned_bytes = 4 if has_adapter else base
+    learned_bytes = 4 if is_partial else base
     spread = algo.num_learners if algo.shard else 1
     in_common = learned_bytes * size.learned + base * size.frozen
     if getattr(policy, "quantization", "none") == "nf4":

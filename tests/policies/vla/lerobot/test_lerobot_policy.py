@@ -1,13 +1,15 @@
 """A checkpoint of LeRobot as a flow policy: it acts in an env, its ratio is 1 before any update, and it learns."""
 
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
 import torch
-from tiny_lerobot import shrink_pi0, write_lerobot
+from tiny_lerobot import shrink_pi0, write_lerobot, write_settings
 
-from rlvlm.algorithms.policy_gradient.memory_plan import size_of
+from rlvlm.algorithms.policy_gradient.config import chunk_defaults
+from rlvlm.algorithms.policy_gradient.memory_plan import fix_of, plan, size_of
 from rlvlm.core.episodes import Observations
 from rlvlm.core.errors import UsageError
 from rlvlm.envs.push_block import PushBlock
@@ -60,6 +62,28 @@ def test_it_acts_and_learns(
     assert size.learned == sum(weight.numel() for weight in policy.parameters() if weight.requires_grad)
     assert policy.lengths(obs, sampled.answers)[0] > 4 + env.chunk_steps
     assert policy.shardable().root is policy.network
+
+
+@pytest.mark.parametrize(
+    ("learns", "on_gpu", "expected"),
+    [
+        # 4 bytes of each number that learns, 2 or 4 of others; 4 for its gradient and 8 for Adam
+        ("expert", True, 16 * 314_713_120 + 2 * 2_923_335_408),
+        ("expert", False, 16 * 314_713_120 + 4 * 2_923_335_408),
+        ("all", True, 16 * 3_238_048_528),
+    ],
+)
+def test_the_plan_of_pi0_in_its_published_size_by_hand(
+    tmp_path: Path, learns: Literal["expert", "all"], on_gpu: bool, expected: int
+) -> None:
+    sizes = {"chunk_size": 50, "max_state_dim": 32, "max_action_dim": 32, "image_resolution": (224, 224)}
+    write_settings(tmp_path / "real", None, "pi0", {}, **sizes)
+    config = VLAConfig(model=str(tmp_path / "real"), head="flow", lerobot=LeRobotConfig(learns=learns))
+    size = size_of(config, tmp_path / "real")
+    found = plan(size, config, chunk_defaults(microbatch_tokens=0), on_gpu=on_gpu)
+    assert found.weights + found.gradients + found.adam == expected
+    # the goal: the expert learns on a GPU of 24 GB, 22 GiB of them free
+    assert (fix_of(size, config, chunk_defaults(microbatch_tokens=8_192), 22 * 2**30) is None) == (learns == "expert")
 
 
 def test_what_has_no_effect_or_no_head_is_refused() -> None:
