@@ -1,4 +1,4 @@
-"""What LeRobot's own code makes of a policy, to compare with ours. Runs in an environment of environments/lerobot.sh.
+"""LeRobot's own outputs and files, to compare with ours. Runs in an environment of environments/lerobot.sh.
 
     .envs/lerobot/bin/python environments/lerobot_reference.py make FOLDER smolvla
     .envs/lerobot/bin/python environments/lerobot_reference.py chunk FOLDER INPUTS.npz OUT.npz
@@ -50,7 +50,7 @@ from tiny_lerobot import (  # noqa: E402
 )
 
 CLASSES = {"smolvla": "SmolVLA", "pi0": "PI0", "pi05": "PI05"}
-"""How LeRobot calls the classes of each kind."""
+"""Beginning of LeRobot's class names of each kind."""
 
 
 def of_lerobot(kind: str, part: str) -> Any:
@@ -82,7 +82,7 @@ def write_vlm(folder: Path, vlm: dict[str, Any], kind: str) -> None:
 
 
 def shrink(kind: str, vlm: Path | None) -> None:
-    """Has LeRobot's pi0 be small, and read the tokenizer in `vlm`, where it is to make processors."""
+    """Makes LeRobot's pi0 small, and its processors read the tokenizer in `vlm`."""
     if kind == "smolvla":
         return
     modeling = importlib.import_module(f"lerobot.policies.{kind}.modeling_{kind}")
@@ -140,7 +140,7 @@ def make(folder: Path, kind: str) -> None:
 
 @torch.no_grad()
 def chunk(folder: Path, inputs: Path, out: Path) -> None:
-    """What LeRobot makes of `inputs`, through the processors of the folder."""
+    """LeRobot's outputs for `inputs`, through the processors of the folder."""
     kind = json.loads((folder / "config.json").read_text())["type"]
     shrink(kind, None)
     policy = of_lerobot(kind, "Policy").from_pretrained(folder, strict=True)
@@ -162,11 +162,11 @@ def chunk(folder: Path, inputs: Path, out: Path) -> None:
 
 
 Observed = tuple[tuple[Any, ...], Callable[[Tensor, Tensor], Tensor]]
-"""What a policy is shown, and its velocity at x and t after that."""
+"""A policy's inputs, and its velocity at x and t given these."""
 
 
 def smolvla(policy: Any, seen: dict[str, Any]) -> Observed:
-    """What a SmolVLA is shown, and its velocity."""
+    """Inputs and velocity of a SmolVLA."""
     from lerobot.policies.smolvla.modeling_smolvla import make_att_2d_masks
 
     model = policy.model
@@ -185,7 +185,7 @@ def smolvla(policy: Any, seen: dict[str, Any]) -> Observed:
 
 
 def pi(policy: Any, seen: dict[str, Any]) -> Observed:
-    """What a pi0 or a pi0.5 is shown, and its velocity."""
+    """Inputs and velocity of a pi0 or a pi0.5."""
     modeling = importlib.import_module(type(policy).__module__)
     model = policy.model
     words = seen["observation.language.tokens"], seen["observation.language.attention_mask"]

@@ -217,7 +217,7 @@ def tokenizer(kind: str = "smolvla") -> Tokenizer:
 
 
 def shrink_pi0(patch: Any) -> None:
-    """Has rlvlm's pi0 be small, by pytest's `monkeypatch` or by anything else with a `setitem`."""
+    """Makes rlvlm's pi0 small, by pytest's `monkeypatch` or by anything else with a `setitem`."""
     from rlvlm.policies.vla.lerobot import pi0
 
     for table, small in ((pi0.GEMMA, GEMMA), (pi0.HEADS, HEADS), (pi0.VISION, VISION)):

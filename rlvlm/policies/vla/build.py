@@ -10,9 +10,9 @@ from rlvlm.policies.vla.config import OpenVLAConfig, PocketVLAConfig, VLAConfig
 from rlvlm.policies.vla.flow.config import FlowConfig
 from rlvlm.policies.vla.flow.pocket import PocketFlowNetwork
 from rlvlm.policies.vla.flow.policy import FlowPolicy
+from rlvlm.policies.vla.lerobot.config import LeRobotConfig
 from rlvlm.policies.vla.pocket import PocketVLA
 from rlvlm.policies.vla.policy import VLAPolicy
-from rlvlm.policies.vla.lerobot.config import LeRobotConfig
 
 
 def build_policy(config: VLAConfig, env: ChunkEnv) -> VLAPolicy:

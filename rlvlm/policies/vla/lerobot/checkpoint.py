@@ -41,10 +41,10 @@ _IDLE_STEPS = {"relative_actions_processor", "absolute_actions_processor"}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Layout:
-    """How a type of policy names its settings, and what of it is done here."""
+    """Names of a policy type's settings, and the values that are supported here."""
 
     step: str
-    """The processor's step that writes the prompt."""
+    """Processor step that writes the prompt."""
     image_size: str
     """Setting with the sides of the images that the image encoder takes."""
     num_steps: str
@@ -88,7 +88,7 @@ _MODES = {
 _OTHER_TYPES = {"pi0_fast", "act", "diffusion", "groot", "xvla", "vqbet", "tdmpc", "sac", "wall_x"}
 _MAX_STATISTICS_BYTES = 2**20
 _PERCENTILE = 2.3263
-"""How many standard deviations the 99th percentile of a normal distribution lies above its mean."""
+"""Distance of a normal distribution's 99th percentile from its mean, in standard deviations."""
 _STATE, _ACTION = "observation.state", "action"
 _AGAIN = "download the checkpoint again, or give --policy.model another one"
 
@@ -148,7 +148,7 @@ class ExpertSizes:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Statistics:
-    """What a feature is normalised by, as the checkpoint has it."""
+    """Normalisation of a feature, as the checkpoint has it."""
 
     mode: str
     """IDENTITY, or a name in `_MODES`."""
@@ -177,10 +177,10 @@ class Statistics:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Checkpoint:
-    """What a folder says beside its weights."""
+    """Content of a folder beside its weights."""
 
     folder: Path
-    """Where it lies."""
+    """The folder that it was read from."""
     kind: str
     """Its type in config.json, one of `LAYOUTS`."""
     files: Mapping[str, Any]
@@ -194,13 +194,13 @@ class Checkpoint:
     num_denoising_steps: int
     """K, Euler steps from noise to action in evaluation."""
     state: Statistics
-    """How the P numbers of the state are normalised."""
+    """Normalisation of the P numbers of the state."""
     action: Statistics
-    """How the A numbers of an action are normalised."""
+    """Normalisation of the A numbers of an action."""
 
     @property
     def statistics(self) -> str:
-        """What a flow policy scales its actions and its proprioception by, as JSON."""
+        """Scales of a flow policy's actions and proprioception, as JSON."""
         return write_scales({"action": self.action.scale, "proprio": self.state.scale})
 
     @property
@@ -251,7 +251,7 @@ class Checkpoint:
 
 @contextmanager
 def _bad_config() -> Iterator[None]:
-    """Has what is wrong with config.json raise `ModelUnavailable`."""
+    """Turns errors in config.json into `ModelUnavailable`."""
     try:
         yield
     except (KeyError, TypeError, ValueError) as error:
@@ -265,7 +265,7 @@ def _check_whole(sizes: Any, interval: str, *names: str) -> None:
 
 
 def read_checkpoint(folder: Path) -> Checkpoint:
-    """What `folder` says beside its weights.
+    """Content of `folder` beside its weights.
 
     Raises:
         ModelUnavailable: a file is missing or broken, is of another kind of policy or of an older layout, statistics
@@ -315,13 +315,14 @@ def _checkpoint(folder: Path, files: dict[str, Any], scales: dict[str, dict[str,
     # named in the config once a policy was made of it; LeRobot fills them with nothing, and masks them
     empty = {f"observation.images.empty_camera_{index}" for index in range(min(config["empty_cameras"], 100))}
     cameras = [name for name, feature in config["input_features"].items() if feature["type"] == "VISUAL"]
-    [words] = [
+    [tokenizer] = [
         step["config"]
         for step in files["policy_preprocessor.json"]["steps"]
         if step["registry_name"] == "tokenizer_processor"
     ]
-    if words["padding_side"] != "right" or not 1 <= words["max_length"] <= 10_000:
-        raise ValueError(f"its prompts are padded on the {words['padding_side']} to {words['max_length']} tokens")
+    if tokenizer["padding_side"] != "right" or not 1 <= tokenizer["max_length"] <= 10_000:
+        side, length = tokenizer["padding_side"], tokenizer["max_length"]
+        raise ValueError(f"its prompts are padded on the {side} to {length} tokens")
     sizes = {"state": (scales["policy_preprocessor"][_STATE], "max_state_dim"), "action": (action, "max_action_dim")}
     for name, (scale, limit) in sizes.items():
         if len(scale.first) > config[limit]:
@@ -332,8 +333,8 @@ def _checkpoint(folder: Path, files: dict[str, Any], scales: dict[str, dict[str,
         folder=folder,
         kind=config["type"],
         files=files,
-        tokenizer=str(words["tokenizer_name"]),
-        max_tokens=int(words["max_length"]),
+        tokenizer=str(tokenizer["tokenizer_name"]),
+        max_tokens=int(tokenizer["max_length"]),
         cameras=tuple(name for name in cameras if name not in empty),
         num_denoising_steps=int(config[layout.num_steps]),
         state=scales["policy_preprocessor"][_STATE],
@@ -342,7 +343,7 @@ def _checkpoint(folder: Path, files: dict[str, Any], scales: dict[str, dict[str,
 
 
 def _read_scales(folder: Path, name: str, files: dict[str, Any]) -> dict[str, Statistics]:
-    """How one of the two processors normalises each feature that is no image; what is read goes into `files`."""
+    """Normalisation of each feature that is no image, by one of the two processors; `files` gets what is read."""
     processor = files[f"{name}.json"] = read_json(folder / f"{name}.json")
     known = {*_STEPS, *_IDLE_STEPS, LAYOUTS[files["config.json"]["type"]].step}
     for step in processor["steps"]:

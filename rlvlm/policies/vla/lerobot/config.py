@@ -1,4 +1,4 @@
-"""How a checkpoint of LeRobot is shown the env, and what of it learns; imports nothing heavy."""
+"""Settings of a checkpoint in LeRobot's layout; imports nothing heavy."""
 
 from dataclasses import dataclass
 from typing import ClassVar, Literal
@@ -16,7 +16,7 @@ LORA_TARGETS = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LeRobotConfig:
-    """How a checkpoint of LeRobot (SmolVLA, pi0, pi0.5) is shown the env, and what of it learns."""
+    """Settings of a checkpoint in LeRobot's layout (SmolVLA, pi0, pi0.5): its inputs, and its weights that learn."""
 
     section: ClassVar[str] = "policy.lerobot"
     """Where these fields stand on the command line, for messages."""

@@ -1,4 +1,4 @@
-"""What becomes of a camera's image before the image encoder of a policy of LeRobot sees it.
+"""Preparation of a camera's image for the image encoder of a LeRobot policy.
 
 Source: LeRobot 0.4.4 and 0.6.1, whose training and evaluation do the same: bilinear without smoothing, aspect kept,
 what is left over filled with black, by SmolVLA on the left and on top, by pi0 and pi0.5 on both sides.

@@ -1,4 +1,4 @@
-"""What the networks of LeRobot's flow policies are made of: a transformer block for body and expert, and time features.
+"""Parts of the networks of LeRobot's flow policies: a transformer block for body and expert, and time features.
 
 The body's blocks and the expert's are of one class: the expert attends to the keys and values that the body's block of
 the same depth kept. Llama (SmolVLA) and Gemma (pi0, pi0.5) differ in their norms and in the activation of the MLP.

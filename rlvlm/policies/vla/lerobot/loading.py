@@ -39,7 +39,7 @@ _AGAIN = "download the checkpoint again, or give --policy.model another one"
 _MAX_TOKENIZER_BYTES = 64 * 2**20
 _MAX_LAYERS = 1_024
 _BROKEN = (OSError, ValueError, KeyError, TypeError, AttributeError, ArithmeticError, StrictDataclassError)
-"""What transformers raises of sizes and names in a file that somebody made up."""
+"""Errors that transformers raises for made-up sizes and names in a file."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -130,7 +130,7 @@ def save_lerobot(network: LeRobotNetwork, checkpoint: Checkpoint, folder: Path) 
 
 
 def _prompts(checkpoint: Checkpoint, wants: LeRobotConfig) -> Prompts:
-    """How instructions are told, by the tokenizer of the checkpoint's VLM."""
+    """Prompts by the tokenizer of the checkpoint's VLM."""
     file = _body_folder(checkpoint.tokenizer, wants) / "tokenizer.json"
     try:
         tokenizer = Tokenizer.from_buffer(read_bytes(file, _MAX_TOKENIZER_BYTES))
@@ -165,7 +165,7 @@ def _cameras(checkpoint: Checkpoint, wants: LeRobotConfig, present: Sequence[str
 
 
 def _body_folder(name: str, wants: LeRobotConfig) -> Path:
-    """Where config and tokenizer of the VLM are; its weights lie in the checkpoint."""
+    """Folder with config and tokenizer of the VLM; its weights lie in the checkpoint."""
     name = wants.body or name
     folder = Path(name).expanduser()
     if folder.is_dir():
@@ -246,7 +246,7 @@ _NETWORKS: dict[type, Callable[[Any], LeRobotNetwork]] = {
     SmolVLANetworkConfig: SmolVLANetwork,
     Pi0NetworkConfig: Pi0Network,
 }
-"""What is built from each config."""
+"""Network of each config."""
 
 
 def _network(checkpoint: Checkpoint, config: Any, wants: LeRobotConfig) -> LeRobotNetwork:
@@ -276,7 +276,7 @@ def _network(checkpoint: Checkpoint, config: Any, wants: LeRobotConfig) -> LeRob
 
 
 def _renamed(folder: Path, network_class: type[LeRobotNetwork]) -> dict[str, str]:
-    """Names of weights that the file has under the name of one that is tied to them, as the makers of pi0 wrote it."""
+    """Names, here and in the file, of weights that it has under a tied weight's name alone, as pi0's makers write."""
     with safe_open(folder / WEIGHTS, "pt") as opened:
         names = {_full(name) for name in opened.keys()}  # noqa: SIM118 - it is no mapping
     tied = network_class.tied.items()
@@ -288,7 +288,7 @@ def _renamed(folder: Path, network_class: type[LeRobotNetwork]) -> dict[str, str
 
 
 def _teach(network: LeRobotNetwork, wants: LeRobotConfig) -> Any:
-    """Has what `wants` names take gradients, and nothing else; returns PEFT's wrapper where that is an adapter."""
+    """Lets the weights that `wants` names take gradients, and no others; returns PEFT's wrapper of an adapter."""
     adapter = None
     if wants.adapter:
         adapter = load_adapter(network, Path(wants.adapter).expanduser(), trainable=True)

@@ -1,5 +1,5 @@
-"""What the networks of LeRobot's flow policies have in common: a body that reads an observation once a chunk, a cache
-of its keys and values for every denoising step, and a value head on what it made of the observation.
+"""Base of the networks of LeRobot's flow policies: a body that reads an observation once a chunk, a cache of its keys
+and values for every denoising step, and a value head on its output.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,7 +24,7 @@ EXPERT_PARTS = (
 
 
 class Prefix(NamedTuple):
-    """What the body made of B observations: all that a denoising step needs of them."""
+    """The body's encoding of B observations: all that a denoising step needs of them."""
 
     keys: tuple[Tensor, ...]
     """[B, heads, N, size of a head] for each layer of the body, already rotated to their positions."""
@@ -50,7 +50,7 @@ class LeRobotNetwork(PreTrainedModel):
     unread: tuple[str, ...] = ()
     """Names of weights in a checkpoint that nothing computes with: they are not loaded, and are written back."""
     tied: Mapping[str, str] = MappingProxyType({})
-    """The same of weights that are written as another one, by the name of that one."""
+    """Names of such weights that are written as a copy of another one, with the name of that one."""
     at_once = 32
     """Observations that go through the body at once where nothing is learned."""
     prompts: Prompts
@@ -83,7 +83,7 @@ class LeRobotNetwork(PreTrainedModel):
         return (self.num_other_tokens + is_word.sum(dim=1)).tolist()
 
     def prefix(self, images: Tensor, words: Tensor, proprio: Tensor) -> Prefix:
-        """What the body makes of B observations; once a chunk.
+        """Encodes B observations; once a chunk.
 
         Args:
             images: [B, cameras of the env, H, W, 3] uint8.
@@ -113,7 +113,7 @@ class LeRobotNetwork(PreTrainedModel):
         return model["state_proj"](padded)[:, None]
 
     def read_tokens(self, text: Any, tokens: Tensor, is_there: Tensor, num_last: int, state: Tensor) -> Prefix:
-        """What the language model `text` makes of `tokens`.
+        """Encodes `tokens` by the language model `text`.
 
         Args:
             text: has `layers` and `norm`.
@@ -122,8 +122,7 @@ class LeRobotNetwork(PreTrainedModel):
             num_last: so many at the end are seen by themselves alone; all others are seen by all.
             state: see `Prefix`.
         """
-        places = torch.arange(tokens.shape[1], device=tokens.device)
-        is_early = places < tokens.shape[1] - num_last
+        is_early = torch.arange(tokens.shape[1], device=tokens.device) < tokens.shape[1] - num_last
         # filling is seen by none
         sees = is_there[:, None] & (is_early[None] | ~is_early[:, None])
         positions = is_there.cumsum(dim=1) - 1
@@ -150,7 +149,7 @@ class LeRobotNetwork(PreTrainedModel):
         raise NotImplementedError("each network has its own expert")
 
     def add_values(self) -> None:
-        """Gives it a value head, 0 everywhere at first, of what the body makes of an observation."""
+        """Adds a value head on the body's encoding, 0 everywhere at first."""
         width, device = self.config.body.hidden_size, device_of(self)
         last = nn.Linear(256, 1, bias=False, device=device)
         self.value_head = nn.Sequential(nn.Linear(width, 256, device=device), nn.SiLU(), last)

@@ -31,7 +31,7 @@ GEMMA: dict[str, dict[str, Any]] = {
 HEADS: dict[str, Any] = {
     "num_hidden_layers": 18, "num_attention_heads": 8, "num_key_value_heads": 1, "head_dim": 256, "vocab_size": 257_152
 }  # fmt: skip
-"""What both of them have."""
+"""Sizes that both of them share."""
 VISION: dict[str, Any] = {
     "hidden_size": 1152, "intermediate_size": 4304, "num_hidden_layers": 27, "num_attention_heads": 16, "patch_size": 14
 }  # fmt: skip
@@ -40,7 +40,7 @@ _PALIGEMMA = "model.paligemma_with_expert.paligemma"
 
 
 class Pi0NetworkConfig(PreTrainedConfig):
-    """What the network is built from.
+    """Sizes that the network is built from.
 
     Args:
         vision: SigLIP's config.
@@ -152,12 +152,12 @@ class Pi0Network(LeRobotNetwork):
             both = torch.cat([tokens, time[:, None].expand_as(tokens)], dim=-1)
             actions = model["action_time_mlp_out"](functional.silu(model["action_time_mlp_in"](both)))
             tokens = torch.cat([cache.state, actions], dim=1)
-        places = torch.arange(tokens.shape[1], device=x.device)
+        indices = torch.arange(tokens.shape[1], device=x.device)
         # actions see all; the state sees itself alone, and what is seen of the observation
-        sees_own = (places < num_first)[None] | (places >= num_first)[:, None]
-        sees_prefix = cache.is_there[:, None, None].expand(-1, 1, len(places), -1)
+        sees_own = (indices < num_first)[None] | (indices >= num_first)[:, None]
+        sees_prefix = cache.is_there[:, None, None].expand(-1, 1, len(indices), -1)
         sees = torch.cat([sees_prefix, sees_own.expand(len(x), 1, -1, -1)], dim=-1)
-        positions = cache.is_there.sum(dim=1, keepdim=True) + places
+        positions = cache.is_there.sum(dim=1, keepdim=True) + indices
         for block, key, value in zip(expert["layers"], cache.keys, cache.values, strict=True):
             tokens, _, _ = block(tokens, positions, sees, (key, value), condition)
         last, _ = normed(expert["norm"], tokens[:, num_first:], condition)

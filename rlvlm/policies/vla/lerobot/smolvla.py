@@ -30,7 +30,7 @@ from rlvlm.policies.vla.lerobot.prompts import NO_WORD
 
 
 class SmolVLANetworkConfig(PreTrainedConfig):
-    """What the network is built from.
+    """Sizes that the network is built from.
 
     Args:
         vlm: config of the body, as transformers writes it; SmolVLM's.

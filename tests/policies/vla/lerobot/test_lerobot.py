@@ -51,7 +51,7 @@ from rlvlm.vlms.skeleton import pending, skeletons
 ROOT = Path(__file__).parents[4]
 SCRIPT = ROOT / "environments/lerobot_reference.py"
 ENVIRONMENTS = {"smolvla": ROOT / ".envs/lerobot", "pi0": ROOT / ".envs/lerobot312", "pi05": ROOT / ".envs/lerobot312"}
-"""Where each kind's LeRobot is."""
+"""Environment with each kind's LeRobot."""
 WITH_LEROBOT = [
     pytest.param(
         kind, marks=pytest.mark.skipif(not folder.exists(), reason="needs its LeRobot: environments/lerobot.sh")
@@ -66,7 +66,7 @@ PUBLISHED_PARAMETERS = {
     "pi05": {**_PALIGEMMA, "gemma_expert": 427_932_672, "heads": 2_165_792},
 }
 FAULTS = {"smolvla": ("shifted_patches",)}
-"""What LeRobot itself computes with."""
+"""Faults that LeRobot itself computes with."""
 EACH_KIND = pytest.mark.parametrize("folder", list(CONFIGS), indirect=True)
 PREPROCESSED = "policy_preprocessor_step_5_normalizer_processor.safetensors"
 
@@ -647,7 +647,7 @@ def test_a_pi0_that_cannot_be_used_is_refused_with_its_fix(
 
 @pytest.mark.parametrize("folder", ["pi0"], indirect=True)
 def test_names_of_weights_as_the_makers_of_pi0_wrote_them_are_known(folder: Path, tmp_path: Path) -> None:
-    """Without the first word, and the embeddings under the name of the output head."""
+    """They lack the first word, and the embeddings have the name of the output head."""
     own = tmp_path / "own"
     shutil.copytree(folder, own)
     found = {name.removeprefix("model."): weight for name, weight in load_file(own / "model.safetensors").items()}
