@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from ray import serve
-from ray.serve.config import AutoscalingConfig, BackpressureConfig
+from ray.serve.config import AutoscalingConfig, BackpressureConfig, RequestRouterConfig
 
 from rlvlm.judges.build import build_judge
 from rlvlm.judges.config import JudgeConfig
@@ -17,6 +17,7 @@ from rlvlm.serving.judge_replica import Builder, JudgeReplica
 from rlvlm.serving.policy_replica import PolicyBuilder, PolicyReplica, VllmPolicyReplica
 from rlvlm.serving.refusal import RETRY_AFTER_S
 from rlvlm.serving.replica import HEALTH_PERIOD_S, HEALTH_TIMEOUT_S
+from rlvlm.serving.router import FewestRequestsRouter
 from rlvlm.vlms.config import EngineConfig
 
 MAX_ONGOING_REQUESTS = 16
@@ -110,6 +111,7 @@ def _options(
         max_ongoing_requests=max_ongoing_requests,
         max_queued_requests=MAX_QUEUED_REQUESTS,
         backpressure_config=BackpressureConfig(status_code=429, retry_after_s=RETRY_AFTER_S),
+        request_router_config=RequestRouterConfig(request_router_class=FewestRequestsRouter),  # pyright: ignore[reportArgumentType]
         # more tries would only repeat a missing file or a card that is too small
         max_constructor_retry_count=3,
         health_check_period_s=HEALTH_PERIOD_S,
