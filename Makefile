@@ -6,7 +6,8 @@
 #   make test                   check, then all tests;  make fast: the tests without Ray and long ones
 #   make hooks                  check at every commit, by pre-commit
 #   make docs                   the docs as plain files in build/site; a link that leads nowhere fails
-PYTHON ?= $(shell command -v python3.11 || command -v python3)
+# Tried in this order, or the one that is named: make setup PYTHON=python3.12
+PYTHON ?= python3 python3.13 python3.12 python3.11
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
@@ -31,13 +32,15 @@ endef
 export CHECK_PYTHON
 
 $(BIN)/python:
-	@$(PYTHON) -c "$$CHECK_PYTHON" "Name another one: make setup PYTHON=python3.11"
-	$(PYTHON) -m venv $(VENV)
+	@for python in $(PYTHON); do \
+	  if $$python -c "$$CHECK_PYTHON" >/dev/null 2>&1; then exec $$python -m venv $(VENV); fi; \
+	done; \
+	$(firstword $(PYTHON)) -c "$$CHECK_PYTHON" "Name another one: make setup PYTHON=python3.12"
 
 $(STAMP): pyproject.toml constraints.txt | $(BIN)/python
-	@$(BIN)/python -c "$$CHECK_PYTHON" "Remove it: rm -r $(VENV), then make setup PYTHON=python3.11"
+	@$(BIN)/python -c "$$CHECK_PYTHON" "Remove it: rm -r $(VENV), then make setup PYTHON=python3.12"
 	@# a set-up that was interrupted may have left a Python without pip
-	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(BIN)/python -m ensurepip
 	$(INSTALL) .
 	touch $@
 

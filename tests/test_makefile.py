@@ -22,6 +22,21 @@ def test_a_python_that_is_not_allowed_leaves_no_environment(tmp_path: Path) -> N
     assert not (tmp_path / ".venv").exists()
 
 
+def test_the_first_python_that_is_allowed_makes_the_environment(tmp_path: Path) -> None:
+    shutil.copy(ROOT / "Makefile", tmp_path)
+    (tmp_path / "constraints.txt").touch()
+    (tmp_path / "pyproject.toml").write_text('requires-python = ">=3.11,<3.14"\n')
+    asked, pythons = tmp_path / "asked", [tmp_path / "old", tmp_path / "without_venv"]
+    for python, passes in zip(pythons, (1, 0), strict=True):
+        # a stand-in for an interpreter: it says whether it is allowed, and notes what else it is asked for
+        script = f'#!/bin/sh\nif [ "$1" = -c ]; then exit {passes}; fi\necho {python.name} $@ >> {asked}\nexit 1\n'
+        python.write_text(script)
+        python.chmod(0o755)
+    make = ["make", f"PYTHON={pythons[0]} {pythons[1]}", ".venv/bin/python"]
+    made = subprocess.run(make, cwd=tmp_path, capture_output=True)
+    assert made.returncode != 0 and asked.read_text() == "without_venv -m venv .venv\n"
+
+
 @pytest.mark.slow
 def test_a_set_up_that_was_interrupted_can_be_repeated(tmp_path: Path) -> None:
     for name in ("Makefile", "pyproject.toml", "constraints.txt"):

@@ -88,7 +88,7 @@ def _findings(check: Callable[[], Iterator[CheckResult]]) -> Iterator[CheckResul
 
 def software() -> Iterator[CheckResult]:
     """Python, the packages, the pocket judge's weights, and whether LIBERO's packages can be imported."""
-    fix = "" if sys.version_info[:2] == (3, 11) else "use Python 3.11"
+    fix = "" if (3, 11) <= sys.version_info[:2] <= (3, 13) else "use Python 3.11, 3.12 or 3.13"
     yield CheckResult(name="python", found=sys.version.split()[0], fix=fix)
     versions = {name: package_version(name) for name in PACKAGES}
     missing = [name for name, version in versions.items() if version is None]
