@@ -6,7 +6,7 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -95,9 +95,10 @@ def command(words: Sequence[str], prog: str) -> int:
     split = list(words).index("--") if "--" in words else len(words)
     own, options = words[:split], words[split + 1 :]
     arguments = parse(SlurmArguments, own, prog)
+    from rlvlm.runs.networks import main_memory
     from rlvlm.runs.placement import layout_of, place  # Ray and torch are not for those who only ask for help
 
-    lay_out: Callable[[Sequence[Any]], object]
+    lay_out: Callable[[Sequence[Any]], Any]
     # what is wrong with it is said now, not by a job tomorrow
     if Path(arguments.task).suffix in (".yaml", ".yml"):
         if options:
@@ -130,7 +131,9 @@ def command(words: Sequence[str], prog: str) -> int:
             raise UsageError("--out belongs before the --", f"{prog} {arguments.task} --out {config.out} -- ...")
         configs, lay_out = [config], partial(layout_of, config, is_here=False)
         title, home = config.title, default_path(config.task, datetime.now())
-    _check_places(arguments.job, lay_out)
+    layout = _check_places(arguments.job, lay_out)
+    if layout is not None:
+        _check_memory(arguments.job, main_memory(configs[0], layout.roles, layout.where))
     _check_weights(arguments.job, configs)
     out = (arguments.out or home).absolute()
     if arguments.show:
@@ -149,10 +152,25 @@ def command(words: Sequence[str], prog: str) -> int:
     return EXIT_DONE
 
 
-def _check_places(job: SlurmConfig, lay_out: Callable[[Sequence[Any]], object]) -> None:
-    """Raises UsageError where a process has no place on the nodes of the job; `lay_out` gives each its place.
+def _check_memory(job: SlurmConfig, taken: Mapping[str, Mapping[str, float]]) -> None:
+    """Raises UsageError where processes of a large policy take more main memory than a node of the job has; `taken` is
+    what `main_memory` gives.
+    """
+    for node, roles in taken.items():
+        if (total := sum(roles.values())) > job.memory_gb:
+            parts = ", ".join(f"{name} {size:.0f}" for name, size in roles.items())
+            raise UsageError(
+                f"in this job {node} has {job.memory_gb} GB of main memory, and the processes with the policy take "
+                f"{total:.0f} at least ({parts})",
+                f"--memory-gb {-(-int(1.25 * total) // 8) * 8}, before the --",
+            )
 
-    Says how many GPUs, or cores, a node would have to have, where more of them are enough.
+
+def _check_places(job: SlurmConfig, lay_out: Callable[[Sequence[Any]], Any]) -> Any:
+    """What `lay_out` says, which gives each process its place on the nodes of the job.
+
+    Raises:
+        UsageError: one has no place; says how many GPUs, or cores, a node would have to have, where more are enough.
     """
     from rlvlm.runs.placement import Node
 
@@ -163,7 +181,7 @@ def _check_places(job: SlurmConfig, lay_out: Callable[[Sequence[Any]], object]) 
         ]
 
     try:
-        lay_out(machines(job.gpus_per_node, job.cpus))
+        return lay_out(machines(job.gpus_per_node, job.cpus))
     except MachineError as error:
         more_gpus = range(job.gpus_per_node + 1, _MAX_GPUS_PER_NODE + 1)
         more = [(f"--gpus-per-node {gpus}", machines(gpus, job.cpus)) for gpus in more_gpus]

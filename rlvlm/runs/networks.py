@@ -1,11 +1,18 @@
-"""What a learner's network takes of its GPU. Preflight and placement ask."""
+"""What a large policy takes of a learner's GPU, and of each node's main memory. Preflight, placement and `rlvlm slurm`
+ask.
+"""
 
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from rlvlm.core.errors import ModelUnavailable
 from rlvlm.policies.vla.config import VLAConfig
 from rlvlm.policies.vlm.config import PolicyConfig
-from rlvlm.runs.config import RunConfig
+from rlvlm.runs.config import JUDGE_ROLE, Role, RunConfig
+
+_PROCESS_GIB = 1.0
+"""Main memory of a process that has imported Ray, torch and transformers, before it loads anything."""
 
 
 def learner_memory(config: RunConfig) -> str:
@@ -22,6 +29,41 @@ def learner_memory(config: RunConfig) -> str:
     except ModelUnavailable:
         return ""
     return words_of(plan(size_of(policy, folder), policy, algo, on_gpu=True))
+
+
+def main_memory(
+    config: RunConfig, roles: Sequence[Role], where: Mapping[str, Sequence[str]]
+) -> dict[str, dict[str, float]]:
+    """GiB of main memory that processes with a large policy take at least, by node and role; empty where the policy is
+    small, or the files of its model are not here.
+
+    Args:
+        config: of the run.
+        roles: its processes.
+        where: the node of each process, by role, as `placement.place` gives it.
+    """
+    policy, algo = config.large_policy, config.algo
+    if policy is None:
+        return {}
+    from rlvlm.algorithms.policy_gradient.memory_plan import plan, size_of
+
+    try:
+        size = size_of(policy, model_folder(policy))
+    except ModelUnavailable:
+        return {}
+    found: dict[str, dict[str, float]] = {}
+    for role in roles:
+        is_replica = role.is_served and role.name != JUDGE_ROLE
+        if not (role.is_own or role.learns or is_replica or role.gpu_setting):
+            continue
+        on_gpu = role.gpus > 0 or (is_replica and config.engine.colocated and algo.gpus_per_learner > 0)
+        needs = plan(size, policy, algo if role.learns else replace(algo, shard=False), on_gpu=on_gpu)
+        # on their way to a GPU the weights are read into main memory, as many as the process holds
+        taken = needs.total if role.learns and not on_gpu else needs.weights
+        for node in where[role.name]:
+            own = found.setdefault(node, {})
+            own[role.name] = own.get(role.name, 0.0) + _PROCESS_GIB + taken / 2**30
+    return found
 
 
 def model_folder(policy: PolicyConfig | VLAConfig) -> Path:

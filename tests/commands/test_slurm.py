@@ -12,6 +12,7 @@ import fake_slurm
 import pytest
 from tiny_run import WORDS
 
+from benchmarks.memory_plan import write_config
 from rlvlm.cli import main
 from rlvlm.commands.slurm import SlurmConfig, job_script, submit
 
@@ -122,6 +123,21 @@ def test_a_mistake_is_told_before_anything_is_queued(
     out, err = capsys.readouterr()
     assert told in err and not out
     assert not list(slurm.glob("*.sh"))
+
+
+def test_a_node_without_the_main_memory_of_a_large_policy_is_refused(
+    slurm: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_config("qwen2.5-vl-7b", tmp_path / "7b")
+    run = ["--", "--policy.model", str(tmp_path / "7b"), "--policy.learns", "lora"]
+    job = ["slurm", "number_line", "--gpus-per-node", "1"]
+    assert main([*job, *run]) == 2
+    told = capsys.readouterr().err
+    # 15.4 GiB of weights in bfloat16 on their way to the GPU, and the process itself
+    assert "node 1 has 16 GB of main memory" in told and "take 17 at least (the run's own process" in told
+    assert "--memory-gb 24, before the --" in told
+    assert main([*job, "--memory-gb", "24", "--show", *run]) == 0
+    assert "#SBATCH --mem=24G" in capsys.readouterr().out
 
 
 @pytest.mark.slow
