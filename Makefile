@@ -48,18 +48,18 @@ $(DEV): $(STAMP)
 	$(INSTALL) ".[dev]"
 	touch $@
 
-# The renderer is tried, not assumed. As root the Debian packages are installed; others get the one line to run.
+# The renderer is tried, not assumed. As root the packages are installed; others get the one line to run.
 .PHONY: rendering
 # robosuite, and so LIBERO, imports OpenCV, which needs libraries of the system that slim machines lack.
 OPENCV := import importlib.util; importlib.util.find_spec('cv2') and __import__('cv2')
-RENDER_PACKAGES := libegl1 libegl-mesa0 libgl1-mesa-dri libosmesa6 libgles2 libopengl0 libgl1 libglib2.0-0
 rendering: $(STAMP)
 	@{ $(BIN)/python -m rlvlm.envs.rendering && $(BIN)/python -c "$(OPENCV)"; } >/dev/null 2>&1 || { \
-	  if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
-	    apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq $(RENDER_PACKAGES) >/dev/null; \
-	  else \
-	    echo "Headless rendering needs: sudo apt-get install -y $(RENDER_PACKAGES)" >&2; exit 3; \
-	  fi; \
+	  fix=$$($(BIN)/python -c "from rlvlm.envs.rendering import FIX; print(FIX)"); \
+	  case "$$(id -u) $$fix" in \
+	    "0 apt-get "*) apt-get update -qq && DEBIAN_FRONTEND=noninteractive $$fix -qq >/dev/null;; \
+	    "0 dnf "*) $$fix >/dev/null;; \
+	    *) echo "Headless rendering, as root: $$fix" >&2; exit 3;; \
+	  esac; \
 	  $(BIN)/python -m rlvlm.envs.rendering && $(BIN)/python -c "$(OPENCV)"; }
 
 # vLLM pins its own torch, so it gets an environment of its own: some 4 GB under .envs.

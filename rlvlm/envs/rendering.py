@@ -5,6 +5,7 @@ The choice is made once per machine: it is written to the environment variable M
 
 import logging
 import os
+import platform
 import subprocess
 import sys
 
@@ -12,9 +13,30 @@ from rlvlm.core.errors import MachineError
 
 BACKENDS = ("egl", "osmesa")
 """Off-screen backends that need no display, in the order they are tried."""
-FIX = "apt-get install -y libegl1 libegl-mesa0 libgl1-mesa-dri libosmesa6 libgles2 libopengl0 libgl1 libglib2.0-0"
-"""One line that installs both backends on Debian and Ubuntu, and, at its end, what OpenCV needs, which robosuite
-imports."""
+_INSTALL = {
+    "debian": "apt-get install -y libegl1 libegl-mesa0 libgl1-mesa-dri libosmesa6 libgles2 libopengl0 "
+    "libgl1 libglib2.0-0",
+    "fedora": "dnf install -y mesa-libEGL mesa-dri-drivers libglvnd-egl libglvnd-gles libglvnd-opengl "
+    "libglvnd-glx glib2",
+}
+"""By distribution: what installs the backends (EGL alone on Fedora) and, at its end, what OpenCV needs, which robosuite
+imports. The line for Fedora was never tried."""
+
+
+def install_line() -> str:
+    """The command that installs a renderer here; that of Debian where the distribution is none that is known."""
+    if sys.platform == "darwin":
+        return "run it on Linux, e.g. in a container of cluster/Dockerfile: macOS has neither EGL nor OSMesa"
+    try:
+        release = platform.freedesktop_os_release()
+    except OSError:
+        release = {}
+    names = [release.get("ID", ""), *release.get("ID_LIKE", "").split()]  # Ubuntu is like Debian, RHEL like Fedora
+    return next((_INSTALL[name] for name in names if name in _INSTALL), _INSTALL["debian"])
+
+
+FIX = install_line()
+"""What to do where nothing can be drawn."""
 
 _VARIABLE = "MUJOCO_GL"
 _PROBE = """

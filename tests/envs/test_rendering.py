@@ -59,3 +59,21 @@ def test_a_trial_works_whatever_this_process_draws_with(monkeypatch: pytest.Monk
     monkeypatch.setenv("PYOPENGL_PLATFORM", next(backend for backend in rendering.BACKENDS if backend != working))
     assert try_renderer(working) is None
     assert "no answer within" in (try_renderer("egl", timeout_s=0.001) or "")
+
+
+@pytest.mark.parametrize(
+    ("release", "platform", "command"),
+    [
+        ({"ID": "debian"}, "linux", "apt-get install"),
+        ({"ID": "ubuntu", "ID_LIKE": "debian"}, "linux", "apt-get install"),
+        ({"ID": "rocky", "ID_LIKE": "rhel centos fedora"}, "linux", "dnf install"),
+        ({"ID": "void"}, "linux", "apt-get install"),
+        ({}, "darwin", "run it on Linux"),
+    ],
+)
+def test_the_command_is_that_of_the_distribution(
+    release: dict[str, str], platform: str, command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rendering.platform, "freedesktop_os_release", lambda: release)
+    monkeypatch.setattr(sys, "platform", platform)
+    assert rendering.install_line().startswith(command)
