@@ -75,7 +75,7 @@ class StepsRun(RunConfig):
         return [Role(name="env runners", count=self.algo.env_runners, cpus=1.0, setting="--algo.env-runners")]
 
     def networks(self) -> dict[str, tuple[str, str, str]]:
-        found = {"algo": (self.algo.device, "", "")}
+        found = {"algo": (self.algo.placed_on, "", "")}
         return found | {"reward-model": (self.reward_model.device, "", "")} if self.learns_reward else found
 
     def folders(self) -> dict[str, tuple[str, str]]:

@@ -75,6 +75,8 @@ LAYOUTS = [
     ("drawer_open --reward.teacher oracle", (0,), "0"),
     ("drawer_open --reward.teacher oracle", (1,), "1"),
     ("drawer_open --reward.teacher oracle --algo.device cpu --reward-model.device cpu", (1,), "0"),
+    ("drawer_open --reward.source environment", (1,), "0"),  # small networks are faster on a CPU
+    ("drawer_open --reward.source environment --algo.hidden 1024 1024", (1,), "1"),
     (f"{JUDGE} 0.5", (1,), "0.5"),
     (f"{JUDGE} 1", (1,), "0"),
     (f"{JUDGE} 1 --algo.device cuda", (1,), "the judge asks"),

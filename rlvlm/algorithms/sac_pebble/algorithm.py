@@ -57,7 +57,7 @@ class SACPebbleConfig(BaseConfig):
     def learning(self, *, sac: SACConfig) -> Self:
         """Chooses the hyperparameters of SAC, and with them where its envs are stepped."""
         self.env_runners(num_env_runners=sac.env_runners, create_local_env_runner=not sac.env_runners)
-        self.learners(**own_learner_gpu(sac.device))
+        self.learners(**own_learner_gpu(sac.placed_on))
         self.sac = sac
         return self
 
