@@ -16,7 +16,7 @@ from rlvlm.core.errors import first_line
 from rlvlm.core.metrics import ENV_STEPS
 from rlvlm.runs.config import RunConfig
 from rlvlm.runs.folder import RunFolder
-from rlvlm.serving.monitoring import show_accuracy
+from rlvlm.serving.monitoring import show_figures
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ class Trackers:
         self._board = SummaryWriter(str(folder.tensorboard))
         for row in self._lines.read():
             self._to_board(row)
-        self._show_accuracy = show_accuracy(config.task)
+        self._show_figures = show_figures(config.task)
         self.trouble = ""
         """Why Weights & Biases takes no part though it was asked for; empty where all is well."""
         self._wandb = self._start_wandb(folder, config) if config.track.wandb != "off" else None
@@ -50,7 +50,7 @@ class Trackers:
         finite = {key: value for key, value in row.items() if math.isfinite(value)}
         self._lines.append([finite])
         self._to_board(finite)
-        self._show_accuracy(finite)
+        self._show_figures(finite)
         if self._wandb is not None:
             try:
                 self._wandb.log(finite, step=int(row[ENV_STEPS]))

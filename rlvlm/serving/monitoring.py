@@ -12,7 +12,6 @@ from typing import Any
 from ray.serve import metrics as serve_metrics  # as Ray's own, plus the application, deployment and replica
 from ray.util import metrics as ray_metrics
 
-from rlvlm.core import metrics
 from rlvlm.core.judging import Score, Verdict
 
 SIZES = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0]
@@ -38,11 +37,11 @@ CACHE_HITS = "rlvlm_cache_hits"
 """Gauge, tag run: questions answered from memory so far."""
 CACHE_MISSES = "rlvlm_cache_misses"
 """Gauge, tag run: questions put to the judge so far."""
-LABEL_ACCURACY = "rlvlm_label_accuracy"
-"""Gauge, tag run: share of decided labels that agree with the simulator's progress."""
+RUN_FIGURE = "rlvlm_run_figure"
+"""Gauge, tags run and figure: the newest value of each figure of a run, named as in its `metrics.jsonl`."""
 
 COUNTERS = (ANSWERS, RETRIES, REFUSED, CROSSED)
-GAUGES = (QUEUE, GPU_BYTES, CACHE_HITS, CACHE_MISSES, LABEL_ACCURACY)
+GAUGES = (QUEUE, GPU_BYTES, CACHE_HITS, CACHE_MISSES, RUN_FIGURE)
 HISTOGRAMS = (BATCH_SIZE, LATENCY_S)
 
 
@@ -90,12 +89,12 @@ def show_cache(run: str) -> Callable[[int, int], None]:
     return show
 
 
-def show_accuracy(run: str) -> Callable[[Mapping[str, float]], None]:
-    """Shows the label accuracy in each row of a run's metrics that has one, beside the judge's figures."""
-    accuracy = ray_metrics.Gauge(LABEL_ACCURACY, f"{metrics.LABEL_ACCURACY} of a run.", tag_keys=("run",))
+def show_figures(run: str) -> Callable[[Mapping[str, float]], None]:
+    """Shows each row of a run's metrics, training and labels alike, beside the judge's figures."""
+    gauge = ray_metrics.Gauge(RUN_FIGURE, "Newest figures of a run.", tag_keys=("run", "figure"))
 
     def show(row: Mapping[str, float]) -> None:
-        if metrics.LABEL_ACCURACY in row:
-            accuracy.set(row[metrics.LABEL_ACCURACY], {"run": run})
+        for figure, value in row.items():
+            gauge.set(value, {"run": run, "figure": figure})
 
     return show

@@ -28,7 +28,7 @@ from rlvlm.serving import apps, monitoring
 from rlvlm.serving.apps import start_judge
 from rlvlm.serving.client import ServedJudge
 from rlvlm.serving.config import PlacementConfig
-from rlvlm.serving.monitoring import ClientMetrics, show_accuracy, show_cache
+from rlvlm.serving.monitoring import ClientMetrics, show_cache, show_figures
 from rlvlm.testing import FakeJudge, check_judge
 
 pytestmark = pytest.mark.ray
@@ -163,7 +163,7 @@ def test_the_figures_reach_rays_prometheus_endpoint(running, tmp_path):
     running.compare([*make_queries(7, seed=5), bad])
     running.score([Clip(goal="open the drawer", frames=query.left) for query in make_queries(2, seed=6)])
     ClientMetrics().retries.inc(1, {"run": "a-run", "reason": "ActorDiedError"})
-    show_accuracy("a-run")({metrics.LABEL_ACCURACY: 0.9, "sac/alpha": 1.0})
+    show_figures("a-run")({metrics.LABEL_ACCURACY: 0.9, "sac/alpha": 1.0})
     cache = CachedJudge(FakeJudge(), LabelStore(tmp_path / "store"), show_cache("a-run"))
     assert cache.compare(stub_queries(3, 0)) == cache.compare(stub_queries(3, 0))
     port = ray.nodes()[0]["MetricsExportPort"]
@@ -177,7 +177,8 @@ def test_the_figures_reach_rays_prometheus_endpoint(running, tmp_path):
         f"ray_{monitoring.LATENCY_S}_count",
         f"ray_{monitoring.QUEUE}{{",
         f"ray_{monitoring.RETRIES}_total",
-        f"ray_{monitoring.LABEL_ACCURACY}{{",
+        f"ray_{monitoring.RUN_FIGURE}{{",
+        f'figure="{metrics.LABEL_ACCURACY}"',
         f"ray_{monitoring.CACHE_HITS}{{",
         f"ray_{monitoring.CACHE_MISSES}{{",
         "judge-qwen3_vl-direct",
