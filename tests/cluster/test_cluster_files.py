@@ -14,6 +14,7 @@ from ray.serve.schema import ServeDeploySchema
 
 from rlvlm.commands.arguments import parse_run
 from rlvlm.envs.rendering import FIX
+from rlvlm.runs.placement import Node, layout_of
 from rlvlm.serving.app_file import JudgeAppArgs, read_app_file
 from rlvlm.sweeps.config import find_sweep_file, read_sweep
 from rlvlm.sweeps.plan import expand, shared_judges
@@ -49,6 +50,7 @@ def pods(cluster: dict[str, Any]) -> list[dict[str, Any]]:
     ("name", "kind", "field"),
     [
         ("kuberay/rayjob.yaml", "RayJob", "rayClusterSpec"),
+        ("kuberay/rayjob-vla.yaml", "RayJob", "rayClusterSpec"),
         ("kuberay/rayjob-sweep.yaml", "RayJob", "rayClusterSpec"),
         ("kuberay/rayservice.yaml", "RayService", "rayClusterConfig"),
     ],
@@ -75,6 +77,20 @@ def test_the_ray_jobs_command_is_one_that_rlvlm_takes() -> None:
     config = parse_run(run[2:], "rlvlm run").config
     assert str(config.out) == resume[2].rstrip(";")
     assert config.serve.num_gpus == 1 and config.judge.backend == "transformers"
+
+
+def test_a_large_policys_job_has_a_place_for_every_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    job = read("kuberay/rayjob-vla.yaml")["spec"]
+    *_, script = shlex.split(job["entrypoint"])
+    resume, run = (shlex.split(part.strip()) for part in script.split("exec ")[1:])
+    config = parse_run(run[2:], "rlvlm run").config
+    assert str(config.out) == resume[2].rstrip(";")
+    monkeypatch.setenv("RAY_ADDRESS", "of the cluster")
+    limits = pods(job["rayClusterSpec"])[1]["containers"][0]["resources"]["limits"]
+    worker = Node(name="worker", cpus=float(limits["cpu"]), gpus=[1.0] * limits["nvidia.com/gpu"])
+    layout = layout_of(config, [Node(name="head", cpus=0.0, is_own=True), worker], is_here=False)
+    assert layout.where["learners"] == layout.where["env runners"] == ["worker"] * 4 and layout.own_share == 0
+    assert read("ray-cluster.yaml")["available_node_types"]["learner"]["resources"]["GPU"] == limits["nvidia.com/gpu"]
 
 
 def test_the_sweeps_job_runs_goes_on_and_reports_in_one_folder_with_a_gpu_for_each_of_its_judges() -> None:
