@@ -204,12 +204,10 @@ def overlap(config: Config, rollout_s: float, update_s: float, staleness: int) -
         played.append((seconds * rollout_s / (num_rows * slowest)).astype(np.float32))
         for row in played[-1]:
             time.sleep(float(row.max()) * SCALE)
-        return [], {}
+        return [], []
 
     labeller: Any = None  # of nothing
-    source = EpisodeSource(
-        algo, play, lambda: None, lambda images: None, labeller, False, TrainingStats(), plays_elsewhere=True
-    )
+    source = EpisodeSource(algo, play, lambda: None, labeller, False, TrainingStats(), plays_elsewhere=True)
     rounds = []
     for number in range(staleness + 1 + config.rounds):
         began = time.monotonic()

@@ -86,10 +86,12 @@ def bind_policy(
         takes_turns: on the learners' GPUs, see `card_turns`.
     """
     name = f"policy-{policy.model.rstrip('/').rpartition('/')[2] or 'pocket'}"
+    ongoing = max(MAX_ONGOING_REQUESTS, 2 * batch_size)  # an asynchronous rollout asks for its replies one by one
     if vllm is not None:
-        on_vllm = serve.deployment(**_options(name, placement, vllm.interpreter))(VllmPolicyReplica)
+        options = _options(name, placement, vllm.interpreter, ongoing)
+        on_vllm = serve.deployment(**options)(VllmPolicyReplica)
         return on_vllm.bind(policy, vllm, placement, batch_size, takes_turns)
-    in_torch = serve.deployment(**_options(name, placement))(PolicyReplica)
+    in_torch = serve.deployment(**_options(name, placement, "", ongoing))(PolicyReplica)
     return in_torch.bind(policy, num_actions, placement, batch_size, build, takes_turns)
 
 

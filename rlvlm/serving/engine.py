@@ -3,7 +3,7 @@
 import math
 import uuid
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 
 from rlvlm.core import metrics
@@ -20,6 +20,9 @@ from rlvlm.serving.client import REFUSED, AppClient
 from rlvlm.serving.config import ServedEngineConfig
 from rlvlm.serving.policy_replica import ReplyCall, ReplyReceipt
 from rlvlm.serving.weights import Weights, pack_weights
+
+_MAX_UNDER_WAY = 256
+"""Requests that are waited for at once; threads are started as they are needed."""
 
 
 class ServedEngine:
@@ -62,8 +65,7 @@ class ServedEngine:
         self._frames = SeenImages[Frames](policy.config.cache_mib << 20)
         self._sync_error, self._measured = 0.0, -1
         self._num_retries = 0
-        # two requests a replica: one is computed while the next is on its way
-        self._pool = ThreadPoolExecutor(2 * config.num_replicas, thread_name_prefix="policy-request")
+        self._pool = ThreadPoolExecutor(_MAX_UNDER_WAY, thread_name_prefix="policy-request")
         self._client = AppClient(
             app,
             what="policy",
@@ -113,12 +115,28 @@ class ServedEngine:
             ModelUnavailable: a piece was not answered within its tries, or no replica could take the weights over.
             UsageError: a prompt and its reply would be longer than the model's window.
         """
+        return self.end(self.begin(obs, seeds, max_new_tokens=max_new_tokens, temperature=temperature, greedy=greedy))
+
+    def begin(
+        self,
+        obs: Observations,
+        seeds: Sequence[int],
+        *,
+        max_new_tokens: int,
+        temperature: float = 1.0,
+        greedy: bool = False,
+    ) -> list[Future[ReplyReceipt]]:
+        """Asks for the replies and returns at once; `end` has them once all pieces are done."""
         sampling = Sampling(max_new_tokens=max_new_tokens, temperature=temperature, greedy=greedy)
         # as even as can be: the slowest replica decides when the rollout is done
         size = max(1, -(-len(obs) // self._num_replicas))
         parts = [range(begin, min(begin + size, len(obs))) for begin in range(0, len(obs), size)]
         calls = [self._call(obs.at(part), [seeds[row] for row in part], sampling) for part in parts]
-        receipts = list(self._pool.map(self._receipt, calls))
+        return [self._pool.submit(self._receipt, call) for call in calls]
+
+    def end(self, asked: Sequence[Future[ReplyReceipt]]) -> list[SampledReply]:
+        """The replies to what `begin` has asked for, waited for; called by the thread that asks, as `begin` is."""
+        receipts = [each.result() for each in asked]
         # the error is that of the newest weights; a version that is over says nothing about them
         if self.version != self._measured:
             self._sync_error, self._measured = 0.0, self.version

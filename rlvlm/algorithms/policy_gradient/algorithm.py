@@ -125,7 +125,7 @@ class PolicyGradient(BaseAlgorithm):
         play = partial(self.rollouts.play, is_compared=self._is_compared)
         plays_elsewhere = bool(algo.env_runners or self.config.make_engine)
         self._source = EpisodeSource(
-            algo, play, self._pack, self._show, self._labeller, self._is_compared, self._stats, plays_elsewhere
+            algo, play, self._pack, self._labeller, self._is_compared, self._stats, plays_elsewhere
         )
         self.last_played: list[TokenEpisode] = []
         """The greedy episodes of the last evaluation."""
@@ -213,7 +213,7 @@ class PolicyGradient(BaseAlgorithm):
             ages = [self._version - float(episode.versions.mean()) for episode in learned if len(episode)]
             self._stats.note({metrics.STALENESS: float(np.mean(ages))})
             with self._engine_asleep():
-                self._learners.call_all("learn", learned, done / self.config.total_steps)
+                self._learners.call_all("learn", learned, done / self.config.total_steps, self._source.images)
             self._warn_of_mismatch()
             self._sync_weights()
             self._version += 1
@@ -260,11 +260,6 @@ class PolicyGradient(BaseAlgorithm):
         packed = self.rollouts.pack(self._version, self._buckets)
         self._buckets = []  # what was given them keeps them, until the next ones come
         return packed
-
-    def _show(self, images: dict[bytes, Frames]) -> None:
-        """Shows the policy that is trained what one elsewhere has looked at."""
-        if images:
-            self._policy.show(list(images), np.array(list(images.values())))
 
     def restore_env_runners(self, env_runner_group: Any) -> list[int]:
         """None: a rollout takes env runners back in that were lost, since no other thread may talk to them."""

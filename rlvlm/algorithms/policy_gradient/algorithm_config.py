@@ -161,6 +161,12 @@ class TokenConfig(BaseConfig):
             raise ValueError(f"algo.group_size must divide algo.num_envs, got {algo.group_size}, {algo.num_envs}")
         if algo.env_runners and self.kind == "turns":
             raise ValueError("algo.env_runners play envs in chunks; replies are sampled by engine.num_replicas")
+        if algo.rollout == "asynchronous" and not (algo.env_workers if self.kind == "chunks" else self.make_engine):
+            needs_one = "algo.env_workers" if self.kind == "chunks" else "engine.num_replicas"
+            raise ValueError(
+                f"algo.rollout asynchronous needs {needs_one}, got 0: nothing is done elsewhere that could go on "
+                "meanwhile; set it, or leave out algo.rollout"
+            )
         if algo.staleness and algo.rounds > 1 and "groups" in needs:
             raise ValueError(
                 f"algo.rounds {algo.rounds} has no effect with algo.staleness, which learns from one rollout at a "

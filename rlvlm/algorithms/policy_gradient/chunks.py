@@ -2,8 +2,12 @@
 episodes side by side, the runner those of a run, in the learner's process or as an actor.
 """
 
+import threading
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import gymnasium as gym
@@ -17,6 +21,7 @@ from rlvlm.algorithms.base import BaseRunner
 from rlvlm.algorithms.learners import use_assigned_gpu
 from rlvlm.algorithms.policy_gradient.config import PolicyGradientConfig
 from rlvlm.algorithms.policy_gradient.env_workers import WorkerEnvs, start_workers
+from rlvlm.algorithms.policy_gradient.images import put_images
 from rlvlm.algorithms.policy_gradient.slots import ChunkSlot
 from rlvlm.algorithms.policy_gradient.source import Rollout
 from rlvlm.core.episodes import Observations, SampledChunk, TokenEpisode
@@ -51,9 +56,15 @@ class ChunkSampler:
     """Generator that samples chunks, on the CPU."""
     version: int = 0
     """Version of the weights."""
+    lock: AbstractContextManager[Any] = field(default_factory=nullcontext)
+    """Held while the policy is used, where several threads play with it."""
 
     def act(self, obs: Observations) -> list[SampledChunk]:
         """A chunk for each observation."""
+        with self.lock:
+            return self._act(obs)
+
+    def _act(self, obs: Observations) -> list[SampledChunk]:
         look(self.policy, self.env, obs)
         algo = self.algo
         sampling = Sampling(
@@ -142,6 +153,15 @@ def play_chunks(
     return [played[index] for index in sorted(played)]
 
 
+def play_held_out(
+    sampler: ChunkSampler, envs: ChunkEnvs, state_ids: NDArray[np.int64], greedy: bool
+) -> list[TokenEpisode]:
+    """Whole episodes of an evaluation, as `play_chunks` gives them; `slot` is the place of each in `state_ids`."""
+    # the same draws each time: evaluations differ by the policy alone
+    own = replace(sampler, greedy=greedy, generator=torch.Generator().manual_seed(0))
+    return play_chunks(envs, "", state_ids, np.arange(len(state_ids)), own)
+
+
 class ChunkRunner(BaseRunner):
     """Envs in chunks side by side, persistent, each group from an initial state of its own.
 
@@ -161,24 +181,35 @@ class ChunkRunner(BaseRunner):
         self.chunk_env: ChunkEnv = make_env(config.task, config.env_settings, config.seed)
         self._envs = self.chunk_env.many()
         self._workers: list[Any] = []
-        self._of_workers: dict[tuple[EnvConfig, int], WorkerEnvs] = {}
+        self._of_workers: dict[tuple[EnvConfig, int, int], WorkerEnvs] = {}
+        self._lock = threading.Lock()
         self.begin()
         if worker_index > 0:
             torch.set_num_threads(1)  # an actor has one core
             use_assigned_gpu()
             self.policy = config.policy_for(self.chunk_env)
 
-    def worker_envs(self, settings: EnvConfig, local: ChunkEnv, group_size: int) -> ChunkEnvs:
-        """Envs of `settings`, as `local` is one, that workers of this runner's own step."""
-        key = settings, group_size
+    @cached_property
+    def held_out_env(self) -> ChunkEnv:
+        """An env of held-out starts; in the learner's process it is set from outside."""
+        return make_env(self.config.task, self.config.env_settings.for_evaluation(), self.config.seed)
+
+    def _envs_of(self, settings: EnvConfig, local: ChunkEnv, group_size: int, number: int = 0) -> ChunkEnvs:
+        """Envs of `settings`, as `local` is one: stepped here, or by workers of this runner's own; `number` as of
+        `WorkerEnvs`.
+        """
+        if not self.config.algo.env_workers:
+            return self._envs if local is self.chunk_env else local.many()
+        key = settings, group_size, number
         if key in self._of_workers:  # it counts how often all are lost in a row
             return self._of_workers[key]
         if not self._workers:
             count, px = self.config.algo.env_workers, self.policy.image_px
             self._workers = start_workers(count, self.config.task, self.config.seed, px)
         envs = self._of_workers[key] = WorkerEnvs(
-            self._workers, settings, local, group_size, self.policy.show, self.config.sample_timeout_s
-        )
+            self._workers, settings, local, group_size, self.policy.show, self.config.sample_timeout_s, number,
+            self._lock,
+        )  # fmt: skip
         return envs
 
     def begin(self, restart: int = 0) -> None:
@@ -207,13 +238,9 @@ class ChunkRunner(BaseRunner):
             version: of the policy's weights.
             players: numbers of the runners that share the groups out; empty: this one plays all.
         """
-        algo, own = self.config.algo, num_groups
-        if players:
-            # dealt out in turns, as every runner can tell by itself: none has to be asked how many it plays
-            is_player = self.worker_index in players
-            own = len(range(players.index(self.worker_index), num_groups, len(players))) if is_player else 0
+        algo, own = self.config.algo, len(self._dealt(num_groups, players))
         if not own:
-            return [], {}
+            return [], []
         state_ids = self._states.integers(FIRST_HELD_OUT_STATE, size=own)
         groups = np.arange(self._next_group, self._next_group + own)
         self._next_group += own
@@ -223,21 +250,81 @@ class ChunkRunner(BaseRunner):
             policy=self.policy, env=self.chunk_env, algo=algo, greedy=False, is_rollout=True, generator=self._tokens,
             version=version,
         )  # fmt: skip
-        size = algo.group_size
-        envs = self.worker_envs(self.config.env_settings, self.chunk_env, size) if algo.env_workers else self._envs
-        episodes = play_chunks(envs, self.config.task, state_ids.repeat(size), groups.repeat(size), sampler)
+        episodes = self._played(state_ids.repeat(algo.group_size), groups.repeat(algo.group_size), sampler)
         if not self.worker_index:
-            return episodes, {}  # the learner's own policy has looked at them
-        images = self.policy.images.items()
+            return episodes, []  # the learner's own policy has looked at them
+        images = put_images(self.policy.images.items(), episodes)
         self.policy.images.clear()
         return episodes, images
 
+    def _played(
+        self, state_ids: NDArray[np.int64], groups: NDArray[np.int64], sampler: ChunkSampler
+    ) -> list[TokenEpisode]:
+        """The episodes of a rollout, group by group; asynchronous, in two halves of whole groups.
+
+        While workers step the envs of one half, the policy samples for the other.
+        """
+        size, task, settings = self.config.algo.group_size, self.config.task, self.config.env_settings
+        if self.config.algo.rollout == "synchronous":
+            return play_chunks(self._envs_of(settings, self.chunk_env, size), task, state_ids, groups, sampler)
+        middle = (len(groups) // size + 1) // 2 * size
+        halves = [half for half in (range(middle), range(middle, len(groups))) if half]
+        # made here and not in a thread: envs, and random numbers of each half's own, whichever half is faster
+        seeds = torch.randint(2**62, (2,), generator=self._tokens).tolist()
+        parts = [
+            (
+                self._envs_of(settings, self.chunk_env, size, number), task, state_ids[half], groups[half],
+                replace(sampler, generator=torch.Generator().manual_seed(seeds[number]), lock=self._lock),
+            )
+            for number, half in enumerate(halves)
+        ]  # fmt: skip
+        with ThreadPoolExecutor(2, "half-rollouts") as pool:
+            episodes = [*pool.map(play_chunks, *zip(*parts, strict=True))]
+        return [
+            replace(episode, slot=episode.slot + half.start)
+            for half, played in zip(halves, episodes, strict=True)
+            for episode in played
+        ]
+
+    def evaluate(
+        self, *, state_ids: NDArray[np.int64], greedy: bool, statistics: str = "", players: Sequence[int] = ()
+    ) -> Rollout:
+        """A whole episode from each of some held-out states, as `play_held_out` gives them, without images.
+
+        Args:
+            state_ids: [N] of all players together.
+            greedy: whether the likeliest chunks are taken.
+            statistics: as `sample` takes them.
+            players: likewise.
+        """
+        own = self._dealt(len(state_ids), players)
+        if not own:
+            return [], []
+        if statistics:
+            self.policy.load_statistics(statistics)
+        settings, env = self.config.env_settings.for_evaluation(), self.held_out_env
+        sampler = ChunkSampler(policy=self.policy, env=env, algo=self.config.algo)
+        episodes = play_held_out(sampler, self._envs_of(settings, env, 1), state_ids[own], greedy)
+        if self.worker_index:
+            self.policy.images.clear()
+        return [replace(episode, slot=own[episode.slot]) for episode in episodes], []
+
+    def _dealt(self, count: int, players: Sequence[int]) -> range:
+        """Which of `count` groups or episodes fall to this runner; all, where there are no other `players`."""
+        if not players:
+            return range(count)
+        # dealt out in turns, as every runner can tell by itself: none has to be asked how many it plays
+        is_player = self.worker_index in players
+        return range(players.index(self.worker_index), count, len(players)) if is_player else range(0)
+
     def act(self, *, values: FloatArray, **turn: Any) -> Rollout:
-        """`sample` with the policy whose weights that learn are `values` `[P]`; for actors."""
+        """What `sample`, or `evaluate` where states are named, gives with the policy whose weights that learn are
+        `values` `[P]`; for actors.
+        """
         weights = list(self.policy.trained_state().values())
         for own, came in zip(weights, torch.tensor(values).split([own.numel() for own in weights]), strict=True):
             own.copy_(came.view_as(own))
-        return self.sample(**turn)
+        return self.evaluate(**turn) if "state_ids" in turn else self.sample(**turn)
 
     def get_spaces(self) -> dict[str, tuple[gym.Space[Any], gym.Space[Any]]]:
         """Snapshots and chunks, for RLlib; policies see images and words instead."""

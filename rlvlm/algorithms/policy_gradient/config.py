@@ -144,6 +144,11 @@ class PolicyGradientConfig:
     loss: LossConfig = field(default_factory=LossConfig)
     num_envs: int = 32
     """Envs that are talked to side by side; their replies are sampled as one batch."""
+    rollout: Literal["synchronous", "asynchronous"] = "synchronous"
+    """synchronous: all envs wait for the slowest reply of their row, and chunks for all envs' steps. asynchronous: each
+    env that is talked to goes on as soon as its own reply is there, which needs `engine.num_replicas`; a rollout has as
+    many turns, more of them in envs whose replies are short, and no two runs are the same. Envs in chunks are played
+    in two halves, one being stepped while the policy samples for the other, which needs `env_workers`; runs repeat."""
     rollout_turns: int = 512
     """Turns between updates, of all envs together; 0: whole episodes in groups, as envs in chunks always play."""
     groups: int = 32

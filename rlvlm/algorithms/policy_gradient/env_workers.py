@@ -7,6 +7,7 @@ in one worker, so a worker that is lost costs whole groups and spoils none.
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -42,29 +43,31 @@ class EnvWorker:
 
     def __init__(self, task: str, seed: int, image_px: int) -> None:
         self._task, self._seed, self._image_px = task, seed, image_px
-        self._made: dict[EnvConfig, tuple[ChunkEnv, ChunkEnvs]] = {}
+        self._made: dict[tuple[EnvConfig, int], tuple[ChunkEnv, ChunkEnvs]] = {}
         start_heartbeat()
 
-    def begin(self, settings: EnvConfig, state_ids: NDArray[np.int64]) -> tuple[Observations, Frames, bytes]:
-        """First observations of new episodes, their images, and those that were kept meanwhile, packed."""
-        if settings not in self._made:
-            env = make_env(self._task, settings, self._seed)
-            self._made[settings] = env, env.many()
-        env, envs = self._made[settings]
+    def begin(self, which: tuple[EnvConfig, int], state_ids: NDArray[np.int64]) -> tuple[Observations, Frames, bytes]:
+        """First observations of new episodes, their images, and those that were kept meanwhile, packed; `which` envs:
+        their settings, and a number that tells those apart which are played at the same time.
+        """
+        if which not in self._made:
+            env = make_env(self._task, which[0], self._seed)
+            self._made[which] = env, env.many()
+        env, envs = self._made[which]
         count_progress()
         obs = envs.begin(state_ids.copy())  # what comes through Ray is read-only, and an env may clip in place
         count_progress()
         return obs, env.draw_cameras(obs.snapshots, self._image_px), PIXELS.take_all()
 
     def step(
-        self, settings: EnvConfig, rows: NDArray[np.intp], chunks: FloatArray
+        self, which: tuple[EnvConfig, int], rows: NDArray[np.intp], chunks: FloatArray
     ) -> tuple[ChunkStep, Frames, bytes] | None:
         """Results of `chunks` in the envs `rows` of this worker, the images of those that go on, and those that were
         kept meanwhile, packed; None of a worker that was started again since they were begun.
         """
-        if settings not in self._made:
+        if which not in self._made:
             return None
-        env, envs = self._made[settings]
+        env, envs = self._made[which]
         came = envs.step(rows.copy(), chunks.copy())
         count_progress()
         return came, env.draw_cameras(came.obs.snapshots[~came.ended], self._image_px), PIXELS.take_all()
@@ -80,9 +83,11 @@ class WorkerEnvs(ChunkEnvs):
         group_size: neighbours that begin alike.
         show: keeps images by the bytes of their snapshots.
         max_still_s: a worker that lives, but has done nothing for so long, hangs and is replaced; None: never.
+        number: of these among the envs that the same workers step for threads side by side.
+        lock: held while `show` and `local` are used, which such threads share.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - whose envs they are, and what is done with them
         self,
         workers: Sequence[Any],
         settings: EnvConfig,
@@ -90,8 +95,11 @@ class WorkerEnvs(ChunkEnvs):
         group_size: int,
         show: Callable[[Sequence[bytes], Frames], None],
         max_still_s: float | None = None,
+        number: int = 0,
+        lock: AbstractContextManager[Any] | None = None,
     ) -> None:
-        self._workers, self._settings, self._local = workers, ray.put(settings), local
+        self._workers, self._settings, self._local = workers, ray.put((settings, number)), local
+        self._lock = lock or nullcontext()
         self._batches = local.many().batches
         self._group_size, self._show, self._max_still_s = group_size, show, max_still_s
         self._owner = np.empty(0, np.intp)
@@ -133,14 +141,16 @@ class WorkerEnvs(ChunkEnvs):
             )
         if not found:
             self._wait_for_a_worker()
-        example = found[0][1][0] if found else self._local.reset(options={"state_id": int(state_ids[0])})[0]
+        with self._lock:
+            example = found[0][1][0] if found else self._local.reset(options={"state_id": int(state_ids[0])})[0]
         whole = example.at(np.zeros(len(state_ids), np.intp))  # every row has a place, what is lost too
         texts = list(whole.texts)
         for rows, (obs, images) in found:
             whole.snapshots[rows], whole.proprio[rows] = obs.snapshots, obs.proprio
             for row, text in zip(rows.tolist(), obs.texts, strict=True):
                 texts[row] = text
-            self._show(obs.images, images)
+            with self._lock:
+                self._show(obs.images, images)
         return replace(whole, texts=tuple(texts), images=())  # keys of the snapshots as they are now
 
     def _wait_for_a_worker(self) -> None:
@@ -172,15 +182,18 @@ class WorkerEnvs(ChunkEnvs):
             asked.append((own, call))
         found = self._gathered(asked, rows)
         if not found:
-            return _ended(len(rows), chunks.shape[1], self._local)
+            with self._lock:
+                return _ended(len(rows), chunks.shape[1], self._local)
         parts = [part for _, (part, _) in found]
         came = np.concatenate([own for own, _ in found])
         missing = np.setdiff1d(np.arange(len(rows)), came)
         if len(missing):
-            parts.append(_ended(len(missing), chunks.shape[1], self._local))
+            with self._lock:
+                parts.append(_ended(len(missing), chunks.shape[1], self._local))
             came = np.concatenate([came, missing])
         for _, (part, images) in found:
-            self._show(part.obs.at(np.flatnonzero(~part.ended)).images, images)
+            with self._lock:
+                self._show(part.obs.at(np.flatnonzero(~part.ended)).images, images)
         return ChunkStep.joined(parts, np.argsort(came))  # answers lie worker by worker
 
     def _gathered(

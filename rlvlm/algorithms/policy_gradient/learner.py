@@ -25,6 +25,7 @@ from rlvlm.algorithms.policy_gradient import losses
 from rlvlm.algorithms.policy_gradient.advantages import find_estimator
 from rlvlm.algorithms.policy_gradient.batch import Batch, BatchMaker
 from rlvlm.algorithms.policy_gradient.config import PolicyGradientConfig
+from rlvlm.algorithms.policy_gradient.images import StoredImages, show_images
 from rlvlm.algorithms.sft import Imitator
 from rlvlm.algorithms.sft_config import ChunkSFTConfig, ReplySFTConfig
 from rlvlm.algorithms.sft_replies import held_out_loss
@@ -176,7 +177,7 @@ class TokenLearner(ManualLearner):
         )  # fmt: skip
         self.num_updates, self._lr_scale = 0, 1.0
 
-    def learn(self, episodes: Sequence[TokenEpisode], progress: float) -> None:
+    def learn(self, episodes: Sequence[TokenEpisode], progress: float, images: Sequence[StoredImages] = ()) -> None:
         """Some passes over the turns of an update; one that has moved the policy far enough stops.
 
         Where fewer groups taught something than an update should have, its target is as much smaller, and the step size
@@ -185,10 +186,12 @@ class TokenLearner(ManualLearner):
         Args:
             episodes: by the policy as it is now, with their rewards.
             progress: share of the run that is done, in [0, 1]; step sizes fall with it.
+            images: that a policy elsewhere has looked at; what is not among them is drawn.
 
         Raises:
             NumericsError: the loss or the gradient is not finite.
         """
+        show_images(self.policy, images, episodes)
         algo, batch = self._algo, self.batches.make(episodes)
         # Adam's first steps are as large as its rate says, whatever the gradient: the rate rises over some updates
         warmth = min(1.0, (self.num_updates + 1) / (algo.warm_up + 1))

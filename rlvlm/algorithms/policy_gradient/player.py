@@ -1,24 +1,24 @@
 """Whole episodes of a token policy for evaluations and `rlvlm eval`, and how a checkpoint holds it."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from rlvlm.algorithms.checkpoint import PolicyFile, corrupt_if_unreadable, load_policy_file, load_tree
 from rlvlm.algorithms.evaluation import FIRST_SEED, Evaluation, PlayedEpisode
-from rlvlm.algorithms.policy_gradient.chunks import ChunkSampler, play_chunks
+from rlvlm.algorithms.policy_gradient.chunks import ChunkSampler, play_held_out
 from rlvlm.algorithms.policy_gradient.slots import EnvSlot
 from rlvlm.algorithms.policy_gradient.turns import Actor, play_turns
 from rlvlm.core import metrics
 from rlvlm.core.episodes import TokenEpisode
 from rlvlm.core.errors import MachineError, UsageError
 from rlvlm.demonstrations.collect import Demonstrator, acting
-from rlvlm.envs.env import ChunkEnv, ChunkEnvs
+from rlvlm.envs.env import ChunkEnv
 from rlvlm.envs.playing import play
 from rlvlm.judges.agreement import wilson_interval
 from rlvlm.policies.vla.build import read_config, read_policy
@@ -32,6 +32,8 @@ _TRIES = 5
 """Attempts at episodes that are lost with their env."""
 Roll = Callable[[Sequence[int], bool], list[TokenEpisode]]
 """Whole episodes from given seeds, in their order; greedy or sampled."""
+PlayHeldOut = Callable[[NDArray[np.int64], bool], list[TokenEpisode]]
+"""What `play_held_out` gives for initial states [N], greedy or sampled; fewer where some were lost."""
 
 
 class TokenPlayer:
@@ -98,11 +100,8 @@ def turn_player(
     return TokenPlayer(roll, greedy, 2 * FIRST_SEED, milestones)
 
 
-def chunk_player(
-    sampler: ChunkSampler, greedy: bool = True, make_envs: Callable[[], ChunkEnvs] | None = None
-) -> TokenPlayer:
-    """Plays envs in chunks side by side, those of `make_envs` or of this process; a seed is the number of an initial
-    state.
+def chunk_player(sampler: ChunkSampler, greedy: bool = True, play: PlayHeldOut | None = None) -> TokenPlayer:
+    """Plays envs in chunks side by side, in this process or by `play`; a seed is the number of an initial state.
 
     Greedy episodes from one state are all the same: where seeds, which follow one another, come back to the first
     state, there are no more.
@@ -112,17 +111,13 @@ def chunk_player(
         ids = np.array(seeds[: sampler.env.num_held_out] if is_greedy else seeds, np.int64)
         if not len(ids):
             return []
-        envs = sampler.env.many() if make_envs is None else make_envs()
         for _ in range(_TRIES):
-            # the same draws each time: evaluations differ by the policy alone
-            fresh = torch.Generator().manual_seed(0)
-            own = replace(sampler, greedy=is_greedy, generator=fresh)
-            played = play_chunks(envs, "", ids, np.arange(len(ids)), own)
+            played = play(ids, is_greedy) if play else play_held_out(sampler, sampler.env.many(), ids, is_greedy)
             if len(played) == len(ids):
-                return played
+                return sorted(played, key=lambda episode: episode.slot)
         raise MachineError(
-            f"in {_TRIES} tries to play {len(ids)} episodes an env worker was lost each time",
-            "look for what ends them (memory?), then `rlvlm resume` with a smaller --algo.env-workers",
+            f"in {_TRIES} tries to play {len(ids)} episodes an env runner or worker was lost each time",
+            "look for what ends them (memory?), then `rlvlm resume` with fewer --algo.env-runners or env-workers",
         )
 
     return TokenPlayer(roll, greedy)

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import ray
+from numpy.typing import NDArray
 from torch.nn.utils import parameters_to_vector
 
 from rlvlm.algorithms.policy_gradient.algorithm_config import TokenConfig
@@ -91,8 +92,8 @@ class TurnRollouts:
         self.engine.use(weights)
         algo = self.config.algo
         if algo.rollout_turns and not is_compared:
-            return self._runner.sample(num_turns=algo.rollout_turns // algo.num_envs), {}
-        return self._runner.sample_groups(group_size=algo.group_size if is_compared else 1), {}
+            return self._runner.sample(num_turns=algo.rollout_turns // algo.num_envs), []
+        return self._runner.sample_groups(group_size=algo.group_size if is_compared else 1), []
 
     def pack(self, version: int, buckets: list[Bucket]) -> Weights:
         """The policy's weights as they are now, in the engine's way; `buckets` as of `Engine.pack`."""
@@ -180,7 +181,7 @@ class ChunkRollouts:
             timeout_s, revival_s = config.sample_timeout_s, config.env_runner_restore_timeout_s
             self.group: Any = RemoteRunnerGroup(runner_group, self._weights, join, timeout_s, revival_s)
         else:
-            self._runner.policy = policy
+            self._runner.policy, self._runner.held_out_env = policy, viewer
             self.group = LocalRunnerGroup(self._runner)
         self._show: Callable[[Sequence[TokenEpisode]], None] = lambda episodes: None
         reward, algo = config.reward, config.algo
@@ -242,12 +243,18 @@ class ChunkRollouts:
         return {}
 
     def player(self) -> TokenPlayer:
-        """Plays evaluations: in this process, or by the env workers of its runner."""
-        config, make_envs = self.config, None
-        if self._runner is not None and config.algo.env_workers:
-            held_out = config.env_settings.for_evaluation()
-            make_envs = partial(self._runner.worker_envs, held_out, self._viewer, 1)
-        return chunk_player(ChunkSampler(policy=self.policy, env=self._viewer, algo=config.algo), make_envs=make_envs)
+        """Plays evaluations where rollouts are played: in this process, by its env workers, or by env runners."""
+        sampler = ChunkSampler(policy=self.policy, env=self._viewer, algo=self.config.algo)
+        return chunk_player(sampler, play=self._play_held_out)
+
+    def _play_held_out(self, state_ids: NDArray[np.int64], greedy: bool) -> list[TokenEpisode]:
+        """See `PlayHeldOut`."""
+        states = {"state_ids": state_ids, "greedy": greedy}
+        if self._runner is not None:
+            return self._runner.evaluate(**states)[0]
+        self.group.revive()
+        self.group.start(states | {"statistics": self.policy.statistics, "players": self.group.alive()})
+        return self.group.collect()[0]
 
     def watch(self, newest: Sequence[TokenEpisode]) -> dict[str, float]:  # noqa: ARG002 - chunks are always readable
         """Nothing."""

@@ -10,17 +10,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlvlm.algorithms.policy_gradient.config import AdvantageConfig, PolicyGradientConfig
+from rlvlm.algorithms.policy_gradient.images import StoredImages
 from rlvlm.algorithms.policy_gradient.rewards import RewardLabeller, drop_unlabelled
 from rlvlm.algorithms.training_stats import TrainingStats
 from rlvlm.core import metrics
 from rlvlm.core.episodes import TokenEpisode
-from rlvlm.core.steps import FloatArray, Frames
+from rlvlm.core.steps import FloatArray
 
 Weights = Any
 """Weights that a rollout is played with: as an engine packs them, or a version and the vector for env runners."""
-Rollout = tuple[list[TokenEpisode], dict[bytes, Frames]]
-"""Episodes, those of a group being neighbours, and the images that their policy looked at, where the learner is in
-another process and would have to draw them again."""
+Rollout = tuple[list[TokenEpisode], list[StoredImages]]
+"""Episodes, those of a group being neighbours, and the images that their policy looked at, where it played in another
+process than the learner, who would have to draw them again."""
 Play = Callable[[Weights], Rollout]
 """A rollout by a policy of these weights, all of whose turns the labeller was shown."""
 
@@ -38,25 +39,23 @@ class EpisodeSource:
             something.
         play: plays a rollout.
         pack: the weights that the next rollout is to be played with; called by the thread that trains.
-        show: keeps the images, by key, that a policy elsewhere has looked at.
         labeller: says what turns are worth.
         is_compared: whether episodes are compared within groups.
         stats: counts steps and episodes, and takes the figures.
         plays_elsewhere: whether `play` leaves the policy of this process alone, so that it may be trained meanwhile.
     """
 
-    def __init__(  # noqa: PLR0913 - what lies between playing and learning
+    def __init__(
         self,
         algo: PolicyGradientConfig,
         play: Play,
         pack: Callable[[], Weights],
-        show: Callable[[dict[bytes, Frames]], None],
         labeller: RewardLabeller,
         is_compared: bool,
         stats: TrainingStats,
         plays_elsewhere: bool,
     ) -> None:
-        self._algo, self._play, self._pack, self._show = algo, play, pack, show
+        self._algo, self._play, self._pack = algo, play, pack
         self._labeller, self._is_compared, self._stats = labeller, is_compared, stats
         self._pool = ThreadPoolExecutor(1, "rollouts") if algo.staleness and plays_elsewhere else None
         self._under_way: deque[Future[tuple[Rollout, float]]] = deque()
@@ -65,6 +64,8 @@ class EpisodeSource:
         """Standard deviation of an episode's score by a scorer that is asked twice."""
         self.rollout_s = self.wait_s = 0.0
         """Seconds that the newest update's rollouts took, and that the learner waited for them."""
+        self.images: list[StoredImages] = []
+        """What a policy elsewhere has looked at in the newest update's rollouts."""
         self.newest: list[TokenEpisode] = []
         """The episodes that were labelled last, before filtering."""
 
@@ -74,7 +75,7 @@ class EpisodeSource:
         Without staleness they are played by the policy as it is now, and groups are rolled out until there are as many
         as wanted that teach something, or `rounds` times.
         """
-        self.rollout_s = self.wait_s = 0.0
+        self.rollout_s, self.wait_s, self.images = 0.0, 0.0, []
         if self._algo.staleness:
             # s more than the one that is taken now: at the first call s + 1 are begun, then one for each that is taken
             while len(self._under_way) <= self._algo.staleness:
@@ -94,6 +95,7 @@ class EpisodeSource:
     def rest(self) -> Iterator[list[TokenEpisode]]:
         """The episodes of each rollout that is under way or waits for its scores; afterwards none is left."""
         while self._under_way:
+            self.images = []
             yield self._filtered(self._labelled(self._ended()))
 
     def forget(self) -> None:
@@ -128,7 +130,7 @@ class EpisodeSource:
         (episodes, images), seconds = self._under_way.popleft().result()
         self.rollout_s += seconds
         self.wait_s += time.monotonic() - began if self._pool is not None else seconds
-        self._show(images)
+        self.images += images
         ended = [(episode.env_return, episode.is_success) for episode in episodes if episode.is_over]
         self._stats.record(sum(int(episode.steps.sum()) for episode in episodes), ended)
         return episodes
@@ -175,8 +177,8 @@ class EpisodeSource:
 
 def join(rollouts: Sequence[Rollout]) -> Rollout:
     """One rollout of those of several runners, in their order."""
-    images = {key: image for _, kept in rollouts for key, image in kept.items()}
-    return [episode for episodes, _ in rollouts for episode in episodes], images
+    episodes = [episode for episodes, _ in rollouts for episode in episodes]
+    return episodes, [each for _, images in rollouts for each in images]
 
 
 def informative_groups(

@@ -2,7 +2,11 @@
 the rollouts of a run, and `play_turns` whole episodes.
 """
 
-from collections.abc import Callable, Sequence
+import itertools
+import math
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import replace
 from typing import Any
 
@@ -47,11 +51,19 @@ class Actor:
             self.show(slots), seeds,
             max_new_tokens=self._max_reply_tokens, temperature=self._temperature, greedy=greedy,
         )  # fmt: skip
-        # the action head's choice, in the words that the env reads
-        return [
-            reply if reply.action is None else replace(reply, text=slot.env.action_text(reply.action))
-            for slot, reply in zip(slots, replies, strict=True)
-        ]
+        return [_readable(slot, reply) for slot, reply in zip(slots, replies, strict=True)]
+
+    def begin(self, slot: EnvSlot, seed: int) -> Future[Any]:
+        """Asks for a reply to the present turn of `slot` and returns at once; `end` has it when the result is there."""
+        [asked] = self._engine.begin(  # pyright: ignore[reportAttributeAccessIssue] - the config has checked the engine
+            self.show([slot]), [seed], max_new_tokens=self._max_reply_tokens, temperature=self._temperature
+        )
+        return asked
+
+    def end(self, slot: EnvSlot, asked: Future[Any]) -> SampledReply:
+        """The reply that `begin` has asked for."""
+        [reply] = self._engine.end([asked])  # pyright: ignore[reportAttributeAccessIssue]
+        return _readable(slot, reply)
 
     def show(self, slots: Sequence[EnvSlot]) -> Observations:
         """Observations of `slots` now; draws and encodes what the engine does not have of it."""
@@ -60,6 +72,11 @@ class Actor:
             frames = slots[0].env.draw(obs.snapshots[missing])
             self._engine.show([obs.images[index] for index in missing], frames)
         return obs
+
+
+def _readable(slot: EnvSlot, reply: SampledReply) -> SampledReply:
+    """The reply with the action head's choice in the words that the env reads; one in words as it is."""
+    return reply if reply.action is None else replace(reply, text=slot.env.action_text(reply.action))
 
 
 def play_turns(
@@ -113,14 +130,16 @@ class TurnRunner(BaseRunner):
     def sample(  # pyright: ignore[reportIncompatibleMethodOverride] - its callers pass these
         self, *, num_turns: int
     ) -> list[TokenEpisode]:
-        """The pieces of `num_turns` turns of every env; an episode that ends is followed by the next at once."""
+        """The pieces of `num_turns` turns of every env, or, asynchronous, of as many of all together; an episode that
+        ends is followed by the next at once.
+        """
         for slot in self.slots:
             slot.begin_piece(self._new_group())
         episodes: list[TokenEpisode] = []
-        for turn in range(num_turns):
-            for slot in self._play_row(self.slots):
+        for slot in self._played(self.slots, num_turns):
+            if slot.is_over:
                 episodes.append(slot.episode())
-                slot.begin(self._fresh_seed(), self._new_group(), turn + 1)
+                slot.begin(self._fresh_seed(), self._new_group(), int(episodes[-1].played_at[-1]) + 1)
         self.actor.show(self.slots)  # the critic is asked about the last states
         return episodes + [slot.episode() for slot in self.slots if slot.piece_len]
 
@@ -130,29 +149,59 @@ class TurnRunner(BaseRunner):
         starts = [(self._fresh_seed(), self._new_group()) for _ in range(len(self.slots) // group_size)]
         for index, slot in enumerate(self.slots):
             slot.begin(*starts[index // group_size])
-        running = list(self.slots)
-        while running:
-            self._play_row(running)
-            running = [slot for slot in running if not slot.is_over]
+        for _ in self._played(self.slots, None):
+            continue
         return [slot.episode() for slot in self.slots]
 
     def _new_group(self) -> int:
         self._next_group += 1
         return self._next_group - 1
 
-    def _play_row(self, slots: Sequence[EnvSlot]) -> list[EnvSlot]:
-        """A turn of each of `slots`; those whose episode ended with it.
+    def _played(self, slots: Sequence[EnvSlot], num_turns: int | None) -> Iterator[EnvSlot]:
+        """Yields each of `slots` after each of its turns; an episode may be begun in it then, else one that is over stays.
+
+        Row by row or, where the rollout is asynchronous, each as its reply comes.
+
+        Args:
+            slots: with an episode under way.
+            num_turns: of each slot, or as many of all together; None: until all episodes are over.
+        """
+        if self.config.algo.rollout == "synchronous":
+            for _ in itertools.count() if num_turns is None else range(num_turns):
+                if not (running := [slot for slot in slots if not slot.is_over]):
+                    return
+                self._play(running, self.actor.act(running, [self._reply_seed() for _ in running]))
+                yield from running
+            return
+        left = math.inf if num_turns is None else num_turns * len(slots)
+        waiting, under_way = deque(slots), dict[Future[Any], EnvSlot]()
+        while under_way or (waiting and left):
+            while waiting and left:
+                slot = waiting.popleft()
+                under_way[self.actor.begin(slot, self._reply_seed())] = slot
+                left -= 1
+            for future in wait(under_way, return_when=FIRST_COMPLETED).done:
+                slot = under_way.pop(future)
+                self._play([slot], [self.actor.end(slot, future)])
+                yield slot
+                if not slot.is_over:
+                    waiting.append(slot)
+
+    def _play(self, slots: Sequence[EnvSlot], replies: Sequence[SampledReply]) -> None:
+        """Plays a turn of each of `slots`.
 
         States that a time limit cut off are shown to the policy: its critic is asked about them next.
         """
-        replies = self.actor.act(slots, [int(self._noise.integers(2**63)) for _ in slots])
-        ended = [slot for slot, reply in zip(slots, replies, strict=True) if slot.play(reply)]
-        for slot in ended:
-            if not slot.is_terminated:
+        for slot, reply in zip(slots, replies, strict=True):
+            slot.play(reply)
+        for slot in slots:
+            if slot.is_over and not slot.is_terminated:
                 self.actor.show([slot])
         if self.show is not None:
             self.show([slot.episode(only_newest=True) for slot in slots])
-        return ended
+
+    def _reply_seed(self) -> int:
+        return int(self._noise.integers(2**63))
 
     def _fresh_seed(self) -> int:
         return int(self._noise.integers(_FIRST_TRAINING_SEED, 2 * _FIRST_TRAINING_SEED))

@@ -6,6 +6,7 @@ from typing import Any
 from rlvlm.core.errors import UsageError
 from rlvlm.core.plugins import check_call, is_reference, load_object
 from rlvlm.envs.env import ChunkEnv
+from rlvlm.policies.protocol import SeenImages
 from rlvlm.policies.vla.config import OpenVLAConfig, PocketVLAConfig, VLAConfig
 from rlvlm.policies.vla.flow.config import FlowConfig
 from rlvlm.policies.vla.flow.pocket import PocketFlowNetwork
@@ -49,7 +50,7 @@ def build_policy(config: VLAConfig, env: ChunkEnv) -> VLAPolicy:
             policy.image_px = config.pocket.image_px
         else:
             policy = PocketVLA(config.pocket, num_tokens=num_tokens, **shown)
-    policy.config = config
+    policy.config, policy.images = config, SeenImages(config.cache_mib << 20)
     return policy
 
 

@@ -3,6 +3,7 @@
 from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar, Literal
 
+from rlvlm.core.checks import check_least
 from rlvlm.core.plugins import is_reference
 from rlvlm.policies.vla.flow.config import FlowConfig
 from rlvlm.policies.vla.lerobot.config import LeRobotConfig
@@ -114,16 +115,20 @@ class VLAConfig:
     which is the pocket VLA with another head where no model is named; or a VLA of your own as `module:NAME`, a class or
     function that is called with the env and `settings`."""
     settings: dict[str, str] = field(default_factory=dict)
-    """Of a VLA of your own: names and values by turns, e.g. `--policy.settings width 64`."""
+    """Settings of a VLA of your own: names and values by turns, e.g. `--policy.settings width 64`."""
     conditioned: bool = False
     """Whether the policy is asked for what is better than expected, as one that has learned with `sft.weighting
     condition` has to be; see `policies.advantage_prompt`."""
+    cache_mib: int = 256
+    """Room for the images of an update, in MiB of memory of each process that acts or learns, >= 1; images that do not
+    fit are drawn again."""
     pocket: PocketVLAConfig = field(default_factory=PocketVLAConfig)
     openvla: OpenVLAConfig = field(default_factory=OpenVLAConfig)
     flow: FlowConfig = field(default_factory=FlowConfig)
     lerobot: LeRobotConfig = field(default_factory=LeRobotConfig)
 
     def __post_init__(self) -> None:
+        check_least(self, "policy", 1, "cache_mib")
         others = self.openvla, self.lerobot
         if not self.model and (self.revision or others != (OpenVLAConfig(), LeRobotConfig())):
             raise ValueError(

@@ -26,9 +26,6 @@ from rlvlm.policies.vla.config import VLAConfig
 from rlvlm.policies.weights import Shardable, load_weights, swap_weights, trainable_state
 from rlvlm.vlms.skeleton import device_of
 
-_IMAGE_BYTES = 256 * 2**20
-"""Upper bound on the images of a rollout that are kept for its update."""
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sampling:
@@ -103,7 +100,7 @@ class VLAPolicy(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.value_head: nn.Module | None = None
-        self.images: SeenImages[Frames] = SeenImages(_IMAGE_BYTES)
+        self.images: SeenImages[Frames] = SeenImages(VLAConfig().cache_mib << 20)
 
     @property
     def device(self) -> torch.device:

@@ -5,6 +5,7 @@ import signal
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock
@@ -151,8 +152,8 @@ def test_workers_that_cannot_live_end_the_run_with_a_reason(local_ray: None) -> 
             envs.begin(np.array([1]))
 
 
-def algorithm_of(env_workers: int, head: str) -> PolicyGradient:
-    small = {"groups": 6, "group_size": 4, "rounds": 1, "env_workers": env_workers}
+def algorithm_of(env_workers: int, head: str, **algo: Any) -> PolicyGradient:
+    small = {"groups": 6, "group_size": 4, "rounds": 1, "env_workers": env_workers} | algo
     sft = ChunkSFTConfig(episodes=20, updates=60)
     algorithm = chunk_config(head=head, pocket={"hidden": 64}, sft=sft, **small).build_algo()
     assert isinstance(algorithm, PolicyGradient)
@@ -177,6 +178,45 @@ def test_a_run_with_workers_is_the_run_without_and_a_kill_costs_no_episode(local
             algorithm.train()
             assert algorithm.report()[metrics.EPISODES] == 3 * 24, "groups that were lost are played anew"
             assert min(one.num_steps for one in algorithm._source.newest) > 1, "and what was made up is left out"
+        algorithm.stop()
+    assert found[0] == found[1]
+
+
+def test_one_half_is_sampled_for_while_the_other_steps_and_runs_repeat(
+    local_ray: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spans: list[tuple[str, float, float]] = []
+
+    def timed(owner: Any, method: str, least_s: float) -> None:
+        inner = getattr(owner, method)
+
+        def noted(*arguments: Any) -> Any:
+            began = time.monotonic()
+            time.sleep(least_s)
+            outcome = inner(*arguments)
+            spans.append((method, began, time.monotonic()))
+            return outcome
+
+        monkeypatch.setattr(owner, method, noted)
+
+    timed(WorkerEnvs, "step", 0.0)
+    found = []
+    for rollout in ("asynchronous", "asynchronous", "synchronous"):
+        algorithm = algorithm_of(2, "tokens", rollout=rollout)
+        algorithm.prepare(lambda line: None)
+        timed(algorithm._policy, "sample", 0.05)
+        spans.clear()
+        algorithm._source._begin()
+        played = algorithm._source._ended()
+        sampled, stepped = ([span[1:] for span in spans if span[0] == name] for name in ("sample", "step"))
+        overlaps = sum(begin < end_ and begin_ < end for begin, end in sampled for begin_, end_ in stepped)
+        assert bool(overlaps) == (rollout == "asynchronous")
+        assert sorted(episode.slot for episode in played) == list(range(24))
+        # whatever they taught, the learner sees what was sampled
+        algorithm._learners.call("learn", [replace(episode, rewards=episode.gains) for episode in played], 0.0)
+        report = algorithm.report()
+        assert report[metrics.UPDATE_FIRST_RATIO] <= 1e-5
+        found.append([report[name] for name in (metrics.ENV_STEPS, metrics.UPDATE_POLICY_LOSS, metrics.UPDATE_KL)])
         algorithm.stop()
     assert found[0] == found[1]
 

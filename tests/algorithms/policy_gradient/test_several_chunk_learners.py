@@ -11,6 +11,7 @@ import ray
 import torch
 
 from rlvlm.algorithms.policy_gradient.algorithm import PolicyGradient
+from rlvlm.algorithms.policy_gradient.chunks import ChunkSampler, play_held_out
 from rlvlm.algorithms.policy_gradient.config import LossConfig
 from rlvlm.algorithms.sft_config import ChunkSFTConfig
 from rlvlm.core import metrics
@@ -89,6 +90,37 @@ def test_runners_play_side_by_side_and_one_that_is_lost_comes_back(make: Any, tm
         alive = algorithm.rollouts.group.alive()
         seen_alone |= alive == (2,)
         time.sleep(0.2)
+
+
+def blind(learner: Any) -> None:
+    """From now on `learner` sees what it is shown and cannot draw."""
+    learner._env.draw_cameras = None
+
+
+def test_runners_play_evaluations_too_and_learners_draw_nothing_again(make: Any) -> None:
+    algorithm = make(env_runners=2, num_learners=2)
+    algorithm.prepare(lambda line: None)
+    algorithm._policy.images.clear()
+    algorithm.learner_group.foreach_learner(blind)
+    algorithm.train()
+    assert not len(algorithm._policy.images), "images went to a process that does not learn"
+    sampler = ChunkSampler(policy=algorithm._policy, env=algorithm._viewer)
+    here = play_held_out(sampler, algorithm._viewer.many(), np.arange(1_000_000, 1_000_005), greedy=True)
+    algorithm._policy.sample = None  # this process plays nothing
+    evaluation = algorithm.evaluate_policy(5)
+    assert len(evaluation.episodes) == 5 and metrics.EVAL_SAMPLED_SUCCESS in evaluation.metrics
+    for own, other in zip(here, algorithm.last_played, strict=True):
+        assert own.seed == other.seed
+        np.testing.assert_allclose(own.snapshots, other.snapshots, atol=1e-4)
+    turn = {"num_groups": 3, "statistics": algorithm._policy.statistics, "players": algorithm.rollouts.group.alive()}
+    algorithm.rollouts.group.start(turn)
+    episodes, stored = algorithm.rollouts.group.collect()
+    packed = [entry for images in ray.get(stored) for entry in images]
+    # nobody has looked at what an episode ended in
+    assert {key for key, _, _ in packed} == {key for episode in episodes for key in episode.obs.images[:-1]}
+    raw = sum(int(np.prod(shape)) for _, shape, _ in packed)
+    sent = sum(len(content) for _, _, content in packed)
+    assert sent < raw / 2
 
 
 @pytest.mark.parametrize("head", ["tokens", "flow"])

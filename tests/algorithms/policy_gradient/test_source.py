@@ -54,7 +54,7 @@ def test_episodes_that_are_all_paid_the_same_are_reported(
 ) -> None:
     rollout = [episode(group=number // 4, success=number < num_successes) for number in range(40)]
     source = EpisodeSource(
-        chunk_defaults(), lambda weights: (rollout, {}), lambda: None, lambda images: None,
+        chunk_defaults(), lambda weights: (rollout, []), lambda: None,
         RewardLabeller(ChunkRewardConfig(), None), True, TrainingStats(), False,
     )  # fmt: skip
     source.next()

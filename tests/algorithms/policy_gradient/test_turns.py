@@ -1,4 +1,5 @@
 import dataclasses
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -293,6 +294,41 @@ class RoundedEngine(PolicyEngine):
         }
         with self.policy.with_weights(rounded):
             return super().reply(*asked, **settings)
+
+
+class LateEngine(PolicyEngine):
+    """Its first reply comes when four others have been asked for, one of them for an env's second turn."""
+
+    def begin(self, *asked: Any, **settings: Any) -> list[Future[Any]]:
+        future, replies = Future[Any](), self.reply(*asked, **settings)
+        self.asked = [*getattr(self, "asked", []), (future, replies)]
+        if len(self.asked) == 5:
+            self.asked[0][0].set_result(self.asked[0][1])
+        if len(self.asked) > 1:
+            future.set_result(replies)
+        return [future]
+
+    def end(self, asked: list[Future[Any]]) -> Any:
+        return [reply for future in asked for reply in future.result()]
+
+
+def late_engine(policy: Any, *_: Any) -> LateEngine:
+    return LateEngine(policy)
+
+
+@pytest.mark.parametrize("algo", [{}, grouped("grpo") | {"rollout_turns": 0}])
+def test_asynchronous_envs_do_not_wait_for_the_slowest_reply(make: Any, algo: dict[str, Any]) -> None:
+    algorithm = make({"rollout": "asynchronous"} | algo, make_engine=late_engine)
+    if not algo:
+        lengths = dict.fromkeys(range(4), 0)
+        for episode in played(algorithm):
+            lengths[episode.slot] += len(episode)
+        assert sum(lengths.values()) == 12 and lengths[0] < 3, "each env has as many turns as it gets"
+    algorithm.train()  # groups of random weights are alike in worth, and teach nothing
+    ratio = algorithm.report().get(metrics.UPDATE_FIRST_RATIO, 1.0 if not algo else 0.0)
+    assert ratio <= 1e-4, "the learner must see what the engine sampled"
+    with pytest.raises(ValueError, match="algo.rollout asynchronous needs engine.num_replicas"):
+        make({"rollout": "asynchronous"})
 
 
 def rounded_engine(policy: Any, *_: Any) -> RoundedEngine:
