@@ -169,7 +169,8 @@ def _with_rewards(
         make_judge=make_judge,
         make_fallback_judge=partial(answering_judge, fallback, goal_image(config)) if fallback else None,
     )
-    return settings.learning(algo=config.algo, sft=config.sft, total_steps=config.steps)
+    loss = replace(config.algo.loss, correction=config.correction)
+    return settings.learning(algo=replace(config.algo, loss=loss), sft=config.sft, total_steps=config.steps)
 
 
 def make_policy(config: PolicyConfig, env: TurnEnv) -> VLMPolicy:

@@ -202,13 +202,19 @@ class AnswersRun(RunConfig):
         yield not reward.scores and is_critic, "a critic, which learns from all groups", ("algo.rounds",)
         yield by_other, who, (*unasked, "reward.monitor.min_auc")
         yield by_other and advantage.scorer_noise != "measured", who, ("reward.monitor.preflight",)
-        yield algo.loss.correction == "none", "algo.loss.correction none", ("algo.loss.correction_cap",)
+        uncorrected = ("algo.loss.correction_cap", "algo.loss.beyond_cap")
+        yield self.correction == "none", f"algo.loss.correction {algo.loss.correction}", uncorrected
         of_expert = ("sft.turns", "sft.p_wrong", "sft.episodes", "sft.noise", "sft.p_perturb")  # who does not play then
         of_updates = ("sft.lr", "sft.batch_size", "sft.weight_decay", "sft.label_width")
         yield sft.demonstrations, "sft.demonstrations", of_expert
         yield not sft.updates, "sft.updates 0", of_updates
         others = tuple(f"sft.{setting.name}" for setting in fields(sft) if setting.name != "start_from")
         yield sft.start_from, "sft.start_from", others
+
+    @property
+    def correction(self) -> str:
+        """`algo.loss.correction`, with what `auto` means for this run's engine."""
+        return "none" if self.algo.loss.correction == "auto" else self.algo.loss.correction
 
     def own_roles(self) -> list[Role]:
         algo, gpus = self.algo, float(self.algo.gpus_per_learner)
@@ -398,6 +404,13 @@ class TurnsRun(AnswersRun):
     @property
     def num_engine_replicas(self) -> int:
         return self.engine.num_replicas
+
+    @property
+    def correction(self) -> str:
+        engine, chosen = self.engine, self.algo.loss.correction
+        # another program, or weights that learners gather in 16 bits beside an engine that holds all 32
+        differs = engine.num_replicas and (engine.backend == "vllm" or self.algo.compute_dtype == "bfloat16")
+        return "token" if chosen == "auto" and differs else super().correction
 
 
 @dataclass(frozen=True, kw_only=True)

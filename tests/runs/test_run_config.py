@@ -2,12 +2,14 @@
 
 from dataclasses import replace
 from fnmatch import fnmatchcase
+from typing import Any
 
 import pytest
 
 from rlvlm.core.errors import UsageError
 from rlvlm.envs.config import StepEnvConfig
 from rlvlm.envs.registry import check_env_settings, task_env
+from rlvlm.runs.build import algorithm_settings
 from rlvlm.runs.checkpoints import RunState
 from rlvlm.runs.config_file import config_text, read_config_text
 from rlvlm.runs.folder import check_settings
@@ -211,3 +213,25 @@ def test_judges_by_likeness_are_told_a_state() -> None:
     for backend in ("clip", "blip2"):
         assert override(config, random | {"judge.backend": backend}).judge_goal == "the drawer is open"
     assert override(config, random | {"judge.backend": "clip", "goal": "shut it"}).judge_goal == "shut it"
+
+
+IN_BFLOAT16 = {"algo.num_learners": 2, "algo.shard": True, "algo.compute_dtype": "bfloat16"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({}, "none"),
+        ({"engine.num_replicas": 2}, "none"),
+        ({"engine.num_replicas": 2, "engine.backend": "vllm", "policy.learns": "lora"}, "token"),
+        ({"engine.num_replicas": 2} | IN_BFLOAT16, "token"),
+        (IN_BFLOAT16, "none"),
+        ({"engine.num_replicas": 2, "engine.backend": "vllm", "algo.loss.correction": "none"}, "none"),
+        ({"algo.loss.correction": "sequence"}, "sequence"),
+    ],
+)  # fmt: skip
+def test_what_engines_that_differ_sample_is_corrected_by_default(settings: dict[str, Any], expected: str) -> None:
+    config: Any = override(recipe("number_line"), settings)
+    assert config.correction == expected
+    built: Any = algorithm_settings(config, None, (lambda *_: None) if config.num_engine_replicas else None)  # pyright: ignore
+    assert built.algo.loss.correction == expected

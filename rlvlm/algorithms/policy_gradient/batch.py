@@ -190,7 +190,7 @@ class BatchMaker:
     ) -> tuple[Tensor, Tensor | None, dict[str, float]]:
         """Log-probs that the ratio starts at, what each element counts, and how far the engine was from the trainer."""
         loss = self._algo.loss
-        if loss.correction == "none":
+        if loss.correction in ("auto", "none"):  # a run has said what auto means for its engine
             return old, None, {}
         sampled = self._is_run(rows) & mask
         own = _padded(self._each_once(obs, rows, self._log_probs))

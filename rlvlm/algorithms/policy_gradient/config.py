@@ -97,12 +97,16 @@ class LossConfig:
     """A ratio below 1 - clip_low no longer pays; in (0, 1)."""
     clip_high: float = 0.2
     """A ratio above 1 + clip_high no longer pays; > 0."""
-    correction: Literal["none", "token", "sequence"] = "none"
+    correction: Literal["auto", "none", "token", "sequence"] = "auto"
     """Whether an answer counts by how likely the trainer finds what the engine sampled, over how likely the engine did
-    (truncated importance sampling), for each token or each answer as a whole. An engine in 16 bits, or with kernels of
-    its own, is not quite the policy that is trained. It costs a pass through the policy before each update."""
+    (importance sampling), for each token or each answer as a whole. An engine in 16 bits, or with kernels of its own,
+    is not quite the policy that is trained. It costs a pass through the policy before each update. auto: token where
+    engines run on vLLM or sharded learners compute in another precision than they, else none."""
     correction_cap: float = 2.0
     """No answer counts more than this many times, >= 1."""
+    beyond_cap: Literal["truncate", "mask"] = "truncate"
+    """What becomes of what would count more often than `correction_cap`. truncate: it counts that often; mask: it, and
+    what would count less often than 1 / `correction_cap`, is not learned from."""
     dual_clip: float | None = None
     """At negative advantages the loss is at most dual_clip * |advantage|; > 1, or None for no such bound."""
     max_ratio: float = 10.0

@@ -269,17 +269,17 @@ def token_weights(
 
 
 def truncated_importance(trainer: Tensor, engine: Tensor, is_token: Tensor, config: LossConfig) -> Tensor:
-    """Importance weight of each token, sampled from another policy than the one that learns: min(cap, trainer /
-    engine).
+    """Importance weight of each token, sampled from another policy than the one that learns: min(cap, trainer / engine),
+    or with `beyond_cap` mask trainer / engine where that is in [1 / cap, cap] and 0 elsewhere.
 
     Args:
         trainer: [B, N] log-probabilities of the sampled tokens under the weights that are trained, before the update.
         engine: [B, N] those that the engine gave with them.
         is_token: [B, N] tokens that were sampled.
-        config: `correction` and `correction_cap`.
+        config: `correction`, `correction_cap` and `beyond_cap`.
 
     Returns:
-        [B, N] in (0, cap]; 1 where there is no token. With `sequence` all tokens of an answer count the same.
+        [B, N] in [0, cap]; 1 where there is no token. With `sequence` all tokens of an answer count the same.
 
     Source: truncation of importance weights, Ionides 2008, J. Comput. Graph. Stat. 17(2); in reinforcement learning
     Espeholt et al. 2018 (IMPALA), arXiv:1802.01561. Departure: the trainer's and the engine's weights are of one
@@ -288,7 +288,11 @@ def truncated_importance(trainer: Tensor, engine: Tensor, is_token: Tensor, conf
     log_ratio = torch.where(is_token, trainer - engine, 0.0)
     if config.correction == "sequence":  # the product over an answer is its own importance weight
         log_ratio = log_ratio.sum(-1, keepdim=True).expand_as(log_ratio)
-    return torch.where(is_token, log_ratio.clamp(-_MAX_LOG_RATIO, math.log(config.correction_cap)).exp(), 1.0)
+    bound = math.log(config.correction_cap)
+    counts = log_ratio.clamp(-_MAX_LOG_RATIO, bound).exp()
+    if config.beyond_cap == "mask":
+        counts = torch.where(log_ratio.abs() <= bound, counts, 0.0)
+    return torch.where(is_token, counts, 1.0)
 
 
 def k3(log_probs: Tensor, reference: Tensor) -> Tensor:

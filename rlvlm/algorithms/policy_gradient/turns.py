@@ -158,7 +158,7 @@ class TurnRunner(BaseRunner):
         return self._next_group - 1
 
     def _played(self, slots: Sequence[EnvSlot], num_turns: int | None) -> Iterator[EnvSlot]:
-        """Yields each of `slots` after each of its turns; an episode may be begun in it then, else one that is over stays.
+        """Yields each of `slots` after each of its turns; one whose episode is over is done, unless another is begun.
 
         Row by row or, where the rollout is asynchronous, each as its reply comes.
 

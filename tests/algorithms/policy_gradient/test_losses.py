@@ -251,7 +251,7 @@ def expected_gradient(config: LossConfig, trainer: Tensor, engine: Tensor, advan
     logits = trainer.clone().requires_grad_()
     now, sampled_by = logits.log_softmax(0)[:, None], engine.log_softmax(0)[:, None]
     old, weights = sampled_by, sampled_by.exp()  # each answer weighs as often as it comes
-    if config.correction != "none":
+    if config.correction in ("token", "sequence"):
         old = now.detach()
         weights = weights * truncated_importance(old, sampled_by, torch.ones_like(old, dtype=torch.bool), config)
     policy, *_ = total_loss(
@@ -334,5 +334,8 @@ def test_importance_weights_by_hand() -> None:
     torch.testing.assert_close(by_token, torch.tensor([[2.0, 0.5], [3.0, 1.0]]), **CLOSE)
     whole = truncated_importance(trainer, engine, is_token, LossConfig(correction="sequence", correction_cap=3.0))
     torch.testing.assert_close(whole, torch.tensor([[1.0, 1.0], [3.0, 1.0]]), **CLOSE)
+    masked = LossConfig(correction="token", correction_cap=3.0, beyond_cap="mask")
+    kept = truncated_importance(trainer, engine, is_token, masked)
+    torch.testing.assert_close(kept, torch.tensor([[2.0, 0.5], [0.0, 1.0]]), **CLOSE)
     with pytest.raises(ValueError, match="correction_cap"):
         LossConfig(correction="token", correction_cap=0.5)
