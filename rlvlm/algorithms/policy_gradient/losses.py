@@ -269,8 +269,10 @@ def token_weights(
 
 
 def truncated_importance(trainer: Tensor, engine: Tensor, is_token: Tensor, config: LossConfig) -> Tensor:
-    """Importance weight of each token, sampled from another policy than the one that learns: min(cap, trainer / engine),
-    or with `beyond_cap` mask trainer / engine where that is in [1 / cap, cap] and 0 elsewhere.
+    """Importance weight of each token, sampled from another policy than the one that learns.
+
+    It is min(cap, trainer / engine), or with `beyond_cap` mask trainer / engine where that is in [1 / cap, cap] and 0
+    elsewhere.
 
     Args:
         trainer: [B, N] log-probabilities of the sampled tokens under the weights that are trained, before the update.
