@@ -66,6 +66,22 @@ def main_memory(
     return found
 
 
+def sent_bytes(config: RunConfig) -> int:
+    """Bytes of weights that lie in Ray's object store at a time while learners send theirs to those who play: two
+    versions in float32. 0 where the policy is small, or plays where it learns.
+    """
+    policy = config.large_policy
+    is_sent = config.num_learners or config.num_engine_replicas or getattr(config.algo, "env_runners", 0)
+    if policy is None or not is_sent:
+        return 0
+    from rlvlm.algorithms.policy_gradient.memory_plan import size_of
+
+    try:
+        return 2 * 4 * size_of(policy, model_folder(policy)).learned
+    except ModelUnavailable:
+        return 0
+
+
 def model_folder(policy: PolicyConfig | VLAConfig) -> Path:
     """The folder of a policy's model; of one of the hub, the place of its config, which says how large it is.
 

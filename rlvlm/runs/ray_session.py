@@ -5,6 +5,7 @@ import logging
 import os
 import re
 import secrets
+import shutil
 import socket
 import tempfile
 import threading
@@ -29,7 +30,11 @@ START_TRIES = 3
 SLOW_S, PATIENCE_S = 20.0, 420.0
 """A try that fails after so long failed for want of processor time: there are more of them, for so long in all."""
 OBJECT_STORE_BYTES = 200 * 2**20
-"""Only queries pass through the object store, so the smallest sensible one will do."""
+"""Room in the object store beside the weights of large policies: for queries and episodes the smallest sensible one
+will do.
+"""
+_SHARE_OF_SHM = 0.8
+"""Share of what is free in /dev/shm that the store of a private Ray takes at most."""
 MAX_TEMP_PATH = 40
 """Longest path of Ray's folder: it puts sockets below, and their paths end at 107 bytes."""
 WATCH_S = 1.0
@@ -54,6 +59,7 @@ def ray_session(
     exports_metrics: bool = False,
     log: Callable[[str], None] = logger.warning,
     on_lost: Callable[[str], None] = logger.error,
+    weights_bytes: int = 0,
 ) -> Iterator[None]:
     """Ray while the context is open: the cluster that RAY_ADDRESS names, or a private one that ends with us.
 
@@ -69,6 +75,7 @@ def ray_session(
             interfaces, as Ray does it; a dashboard opens it too.
         log: gets a line where Ray takes long to start.
         on_lost: gets a line where Ray's head is gone, after which the process ends, see `watched_head`.
+        weights_bytes: that pass through the object store of a private Ray at a time.
 
     Raises:
         UsageError: RAY_ADDRESS is not the address of a cluster.
@@ -86,11 +93,23 @@ def ray_session(
             parent = make_parent()
             stack.enter_context(guarded_folder(parent))
             stack.callback(_forget_token, parent)
-            start_ray(parent, dashboard_port, num_workers, exports_metrics=exports_metrics, log=log)
+            start_ray(
+                parent, dashboard_port, num_workers,
+                exports_metrics=exports_metrics, log=log, store_bytes=store_room(weights_bytes),
+            )  # fmt: skip
         stack.callback(ray.shutdown)  # from a cluster that is not ours it only disconnects
         gone_s = CLUSTER_GONE_S if address else HEAD_GONE_S
         stack.enter_context(watched_head(ray.get_runtime_context().gcs_address, gone_s, on_lost))
         yield
+
+
+def store_room(weights_bytes: int) -> int:
+    """Bytes of an object store that holds so many of weights, as far as /dev/shm has room: what does not fit there goes
+    through the disk, which is several times as slow.
+    """
+    shm = Path("/dev/shm")
+    free = shutil.disk_usage(shm).free if shm.is_dir() else 0
+    return max(OBJECT_STORE_BYTES, min(OBJECT_STORE_BYTES + weights_bytes, int(_SHARE_OF_SHM * free)))
 
 
 @contextmanager
@@ -136,6 +155,7 @@ def start_ray(
     *,
     exports_metrics: bool = False,
     log: Callable[[str], None] = logger.warning,
+    store_bytes: int = OBJECT_STORE_BYTES,
 ) -> None:
     """A Ray of our own in this process; on a busy machine it may take several tries.
 
@@ -146,6 +166,7 @@ def start_ray(
         node_ip: address of this machine under which others may join; None keeps it to this machine.
         exports_metrics: as in `ray_session`.
         log: likewise.
+        store_bytes: size of the object store.
 
     Raises:
         MachineError: no try succeeds, or a package is missing without which none can.
@@ -180,7 +201,7 @@ def start_ray(
                     include_dashboard=dashboard_port is not None,
                     dashboard_host="127.0.0.1",
                     dashboard_port=dashboard_port,
-                    object_store_memory=OBJECT_STORE_BYTES,
+                    object_store_memory=store_bytes,
                     log_to_driver=False,
                     logging_level=logging.ERROR,
                     _temp_dir=str(folder),

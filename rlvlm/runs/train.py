@@ -31,6 +31,7 @@ from rlvlm.runs.checkpoints import Checkpoint, RunState, newest_sound
 from rlvlm.runs.config import RunConfig
 from rlvlm.runs.folder import RunFolder, check_settings, label_store
 from rlvlm.runs.memory import MemoryWatch
+from rlvlm.runs.networks import sent_bytes
 from rlvlm.runs.pages import write_episodes_page, write_judge_page
 from rlvlm.runs.panels import PANEL_ROWS
 from rlvlm.runs.placement import own_gpu
@@ -338,7 +339,11 @@ def open_training(
             console.line(f"{what}; go on with: {folder.resume_command}")
 
         workers = len(config.worker_places)
-        stack.enter_context(ray_session(port, num_workers=workers, log=console.phase, on_lost=tell_lost))
+        stack.enter_context(
+            ray_session(
+                port, num_workers=workers, log=console.phase, on_lost=tell_lost, weights_bytes=sent_bytes(config)
+            )
+        )
         # booked before the others are placed, to whom Ray may give the very card that a setting names
         stack.enter_context(own_gpu(config))
         make_judge = stack.enter_context(judge_session(config, partial(label_store, folder, config), folder.ledger))
