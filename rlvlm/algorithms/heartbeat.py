@@ -15,7 +15,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,10 +74,10 @@ def start_heartbeat() -> None:
 
 
 class _Watch:
-    """State of the process that a call went to, while it is waited for."""
+    """State of an actor's process, while it is waited for."""
 
-    def __init__(self, call: ray.ObjectRef) -> None:
-        self._actor_id = _actor_of(call)
+    def __init__(self, actor_id: str) -> None:
+        self._actor_id = actor_id
         self._beat: list[Any] | None = None
         self._silent_s = self._still_s = 0.0
 
@@ -117,7 +117,7 @@ def ended(calls: Iterable[ray.ObjectRef], max_still_s: float | None = None) -> I
         calls: to methods of actors that have called `start_heartbeat`; others are waited for without a limit.
         max_still_s: seconds without `count_progress` after which a process that lives counts as hung; None: never.
     """
-    waiting = {call: _Watch(call) for call in calls}
+    waiting = {call: _Watch(_actor_of(call)) for call in calls}
     last = time.monotonic()
     while waiting:
         ready, _ = ray.wait(list(waiting), timeout=_PERIOD_S)
@@ -140,6 +140,32 @@ def ended(calls: Iterable[ray.ObjectRef], max_still_s: float | None = None) -> I
             if lost is not None:
                 del waiting[call]
                 yield call, lost
+
+
+class StoppedActors:
+    """Ends actors whose process is stopped, where they are waited for without `ended`; Ray then says that they died."""
+
+    def __init__(self) -> None:
+        self._watches: dict[str, _Watch] = {}
+        self._last = time.monotonic()
+
+    def end(self, actors: Mapping[str, Any]) -> dict[str, Lost]:
+        """The faults of those that were ended now, by the names that `actors`, which run at present, are given by.
+
+        At most one look a second; between two looks it returns at once.
+        """
+        if (passed_s := time.monotonic() - self._last) < _PERIOD_S:
+            return {}
+        self._last += passed_s
+        ids = {name: actor._actor_id.hex() for name, actor in actors.items()}
+        self._watches = {actor_id: self._watches.get(actor_id) or _Watch(actor_id) for actor_id in ids.values()}
+        found = {}
+        for name, actor in actors.items():
+            lost = self._watches[ids[name]].look(min(passed_s, 2 * _PERIOD_S), None)
+            if lost is not None:
+                ray.kill(actor)
+                found[name] = lost
+        return found
 
 
 def process_of(call: ray.ObjectRef) -> str:

@@ -15,6 +15,7 @@ from ray.tune import Callback
 from ray.tune.experiment import Trial
 from ray.tune.schedulers import ASHAScheduler, FIFOScheduler, TrialScheduler
 
+from rlvlm.algorithms.heartbeat import StoppedActors
 from rlvlm.core.console.signals import StopRequest
 from rlvlm.sweeps.config import HalvingConfig, SweepConfig
 from rlvlm.sweeps.folder import State, SweepFolder, TrialRecord
@@ -70,6 +71,7 @@ class SweepCallback(Callback):
         self._table = table
         self.stop = stop
         self._tune_ends: Any = None
+        self._stopped = StoppedActors()
         self.records = table.records = folder.records(list(plans.values()))
         self._halving: dict[str, Halving] = {}
         for key, plan in plans.items() if sweep.halving else ():
@@ -114,7 +116,12 @@ class SweepCallback(Callback):
             self.stop.take_over()
 
     def on_step_end(self, iteration: int, trials: list[Trial], **info: Any) -> None:
-        """Ends Tune once every run that was under way is saved."""
+        """Ends runs whose process is stopped, which Tune would wait for for ever, and Tune itself once every run that
+        was under way is saved.
+        """
+        actors = {trial.config["trial"]: trial.temporary_state.ray_actor for trial in trials}
+        for key, lost in self._stopped.end({key: actor for key, actor in actors.items() if actor}).items():
+            self._table.line(f"{key} {lost.what}; it is ended and tried again, as a run whose process died")
         if self.stop and not any(trial.status == Trial.RUNNING for trial in trials):
             # Tune's own handler, which ends its loop once the current step is over
             self._tune_ends(signal.SIGUSR1, None)

@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike
 from ray.tune import Trainable
 from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_fixed
 
+from rlvlm.algorithms.heartbeat import start_heartbeat
 from rlvlm.core.console.panel import RunConsole
 from rlvlm.core.console.quiet import quiet_output
 from rlvlm.core.errors import RunError, UsageError
@@ -39,6 +40,7 @@ class SweepTrial(Trainable):
 
     def setup(self, config: dict[str, Any]) -> None:
         """Opens the run; one that is finished already will only say so."""
+        start_heartbeat()
         self._sweep = SweepFolder(Path(config["sweep"]))
         self._flat = self._sweep.config().flat
         self._plan: TrialPlan = self._sweep.plans()[config["trial"]]
