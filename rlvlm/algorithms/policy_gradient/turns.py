@@ -158,7 +158,7 @@ class TurnRunner(BaseRunner):
         return self._next_group - 1
 
     def _played(self, slots: Sequence[EnvSlot], num_turns: int | None) -> Iterator[EnvSlot]:
-        """Yields each of `slots` after each of its turns; one whose episode is over is done, unless another is begun.
+        """Yields each of `slots` after each of its turns; in one that is over an episode may be begun, else it stays.
 
         Row by row or, where the rollout is asynchronous, each as its reply comes.
 
