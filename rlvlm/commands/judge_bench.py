@@ -1,4 +1,4 @@
-"""`rlvlm judge-bench SUITE` and `rlvlm judge-bench compare A.json B.json`."""
+"""`rlvlm judge-bench SUITE`, `rlvlm judge-bench compare A.json B.json` and `rlvlm judge-bench harvest RUN...`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -8,6 +8,7 @@ from typing import Literal
 import tyro
 
 from rlvlm.commands.arguments import parse
+from rlvlm.core.trust import check_folder, foreign_code
 from rlvlm.demonstrations.trajectory import SuccessRule
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.runs.folder import check_trust
@@ -19,7 +20,7 @@ class JudgeBenchArguments:
 
     suite: tyro.conf.Positional[str] = "tiny"
     """tiny, paper7, metaworld50, libero, minigrid, gym_cards; or tasks, with commas between them; or the folder of a
-    LeRobot data set with `next.success`, `is_success` or `success`."""
+    LeRobot data set with `next.success`, `is_success` or `success`; or a file of `judge-bench harvest`."""
     judge: JudgeConfig = field(default_factory=JudgeConfig)
     reference: Literal["none", "oracle", "random", "left"] = "none"
     """Answers in place of the judge: the truth, chance, or always the first image (and 0.5)."""
@@ -46,7 +47,7 @@ class JudgeBenchArguments:
     """Folder of a run of the task, or a checkpoint in it: its policy plays in place of the env's script. Without either
     the env is played at random."""
     trust: bool = False
-    """Import the task that the folder of --player names as MODULE:NAME, which runs its code."""
+    """Import the task that the folder of --player, or the suite's file, names as MODULE:NAME, which runs its code."""
     seed: int = 0
     """Seed of items and of the order of asking; rows of different seeds are of different items."""
 
@@ -65,16 +66,41 @@ class CompareArguments:
     """Files bench.json, or folders with one."""
 
 
+@dataclass(frozen=True)
+class HarvestArguments:
+    """A suite of the episodes that judged runs kept: the judge called them a success, the simulator did not."""
+
+    runs: tyro.conf.Positional[tuple[Path, ...]]
+    """Folders of runs of one task, or folders with runs below."""
+    out: Path = Path("hacked")
+    """Folder of TASK.hacked.json and tricks.png."""
+    trust: bool = False
+    """Import the task that the runs name as MODULE:NAME, which runs its code."""
+
+
 def command(words: Sequence[str], prog: str) -> int:
-    """`judge-bench [SUITE] [--judge.* ...] [--out DIR]` and `judge-bench compare A.json B.json`."""
+    """`judge-bench [SUITE] [--judge.* ...] [--out DIR]`, `judge-bench compare A.json B.json`, and `judge-bench harvest
+    RUN...`.
+    """
     if words and words[0] == "compare":
         arguments = parse(CompareArguments, words[1:], f"{prog} compare")
         from rlvlm.reports.judge_bench import compare_benches
 
         return compare_benches(arguments.rows)
+    if words and words[0] == "harvest":
+        harvested = parse(HarvestArguments, words[1:], f"{prog} harvest")
+        check_trust(harvested.runs, trust=harvested.trust)
+        from rlvlm.reports.harvest import harvest
+
+        return harvest(harvested.runs, harvested.out)
     bench = parse(JudgeBenchArguments, words, prog)
     if bench.player is not None:
         check_trust([bench.player], trust=bench.trust)
+    if bench.suite.endswith(".json"):
+        from rlvlm.judge_bench.hacked import read_suite  # numpy
+
+        task, _ = read_suite(Path(bench.suite))
+        check_folder(Path(bench.suite), "", foreign_code([task]), {}, trust=bench.trust)
     from rlvlm.reports.judge_bench import bench_judge
 
     return bench_judge(

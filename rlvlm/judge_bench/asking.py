@@ -12,7 +12,8 @@ import numpy as np
 from rlvlm.core.errors import JudgeUnavailable, UnsupportedQuestion, first_line
 from rlvlm.core.judging import Clip, Label, Query, Score, Stamp, Status, Verdict
 from rlvlm.core.steps import Frames, spread
-from rlvlm.judge_bench.items import Item, TaskItems, faded, noise_like
+from rlvlm.judge_bench.changes import changed
+from rlvlm.judge_bench.items import Item, TaskItems
 from rlvlm.judges.judge import Judge
 
 ASKED_AT_ONCE = 64
@@ -39,8 +40,8 @@ class Answer:
     latency_s: float = 0.0
     tokens: float = np.nan
     cost_usd: float = np.nan
-    brightness: tuple[float, ...] = ()
-    """Mean grey level of the last image of each side, as shown."""
+    colours: tuple[tuple[float, float, float], ...] = ()
+    """Mean red, green and blue, 0 to 255, of the last image of each side, as shown."""
 
 
 class KnowsItems(Protocol):
@@ -159,10 +160,15 @@ def _ask(
             latency_s=elapsed,
             tokens=answer.usage.tokens_in + answer.usage.tokens_out if answer.usage else np.nan,
             cost_usd=np.nan if answer.usage is None or answer.usage.cost_usd is None else answer.usage.cost_usd,
-            brightness=tuple(round(float(side[-1].mean()), 3) for side in sides),
+            colours=tuple(_mean_colour(side[-1]) for side in sides),
         )
         for (place, swapped), answer, sides in zip(block, said, shown, strict=True)
     ]
+
+
+def _mean_colour(image: Frames) -> tuple[float, float, float]:
+    red, green, blue = image.mean((0, 1)).round(3).tolist()
+    return red, green, blue
 
 
 def _draw(made: TaskItems, asked: Sequence[tuple[Item, bool]], num_frames: int) -> list[list[Frames]]:
@@ -180,11 +186,9 @@ def _draw(made: TaskItems, asked: Sequence[tuple[Item, bool]], num_frames: int) 
         frames = made.draw(distinct, camera)[inverse.ravel()]
         parts = iter(np.split(frames, np.cumsum([len(side) for side in sides])[:-1]))
         for index in indices:
-            item = asked[index][0]
-            shown[index] = [
-                noise_like(part, item) if item.is_noise else part for part in (next(parts) for _ in item.sides)
-            ]
-            if item.faded >= 0:
-                side = item.faded ^ asked[index][1]  # as shown
-                shown[index][side] = faded(shown[index][side])
+            item, swapped = asked[index]
+            sides = [next(parts) for _ in item.sides]
+            shown[index] = changed(item, sides[::-1] if swapped else sides)
+            if swapped:
+                shown[index].reverse()
     return shown

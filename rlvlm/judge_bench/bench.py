@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rlvlm.core.errors import JudgeUnavailable, UsageError, first_line
+from rlvlm.core.judging import Stamp
 from rlvlm.demonstrations.lerobot import read_lerobot
 from rlvlm.demonstrations.trajectory import CutConfig
 from rlvlm.envs.registry import task_env
@@ -33,7 +34,8 @@ class Measured:
     """Answers of one judge, task by task."""
 
     suite: Suite
-    judge: Judge | Reference
+    stamp: Stamp
+    """Names the judge."""
     config: JudgeConfig
     num_frames: int
     seed: int
@@ -79,7 +81,7 @@ def measure(  # noqa: PLR0913, C901 - what a bench is made of
         JudgeUnavailable: nothing at all was answered.
         UsageError: no task of the suite can be played.
     """
-    found = Measured(suite=suite, judge=judge, config=config, num_frames=num_frames, seed=seed)
+    found = Measured(suite=suite, stamp=judge.stamp, config=config, num_frames=num_frames, seed=seed)
     for place, name in enumerate(suite.tasks, start=1):
         task, began = name, time.perf_counter()
         made = _made(suite, task, config, seed)
@@ -177,7 +179,7 @@ def summarise(found: Measured) -> dict[str, Any]:
             "truth": {task: made.note for task, made in found.made.items() if made.note},
             "items_s": round(found.items_s, 1),
         },
-        "judge": asdict(found.judge.stamp),
+        "judge": asdict(found.stamp),
         "figures": {
             "pairs": together.pairs,
             "scores": together.scores,
@@ -200,7 +202,7 @@ def _all_faults(together: Graded, by_task: Mapping[str, Graded]) -> list[Fault]:
             alone.setdefault(fault.name, {})[task] = fault
     for shown in (shown for name, shown in alone.items() if name not in names):
         evidence = "; ".join(f"on {task} {fault.evidence}" for task, fault in shown.items())
-        found.append(replace(next(iter(shown.values())), evidence=evidence))
+        found.append(replace(next(iter(shown.values())), evidence=evidence, tasks=tuple(shown)))
     return found
 
 

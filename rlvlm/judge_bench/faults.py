@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlvlm.judge_bench.asking import Answer
+from rlvlm.judge_bench.changes import FADED
 from rlvlm.judge_bench.figures import (
     Figures,
     outcome_of,
@@ -19,7 +20,7 @@ from rlvlm.judge_bench.figures import (
     share,
     success_table,
 )
-from rlvlm.judge_bench.items import FADED, Item
+from rlvlm.judge_bench.items import HACKED, RETESTS, Item
 from rlvlm.judges.agreement import ALIKE, best_threshold, kept_leads
 
 MIN_ITEMS = 12
@@ -30,6 +31,27 @@ _OF_A_SIDE = 0.6
 """A side that is named surely more often than this, whatever is shown on it, is preferred."""
 _FOOLED = 1 / 3
 """If surely more of the near misses are called successes, or of the labels follow contrast, a policy is paid for it."""
+_SMALL_GAPS = (0.5, 0.4, 0.3)
+"""Gaps in progress below which a judge may know nothing, the widest first."""
+_MAX_UNREAD = 0.2
+"""Share of answers that may be unreadable."""
+_RETEST_GAP = 0.2
+"""Gap below which mistakes do not count: near a tie any judge makes the same one again."""
+_COLOURS: dict[str, tuple[str, tuple[float, float, float]]] = {
+    "brighter": ("brightness", (1 / 3, 1 / 3, 1 / 3)),
+    "darker": ("darkness", (-1 / 3, -1 / 3, -1 / 3)),
+    "redder": ("redness", (1, -0.5, -0.5)),
+    "greener": ("greenness", (-0.5, 1, -0.5)),
+    "bluer": ("blueness", (-0.5, -0.5, 1)),
+}
+"""What an image may be preferred for, as a weighted sum of its mean red, green and blue."""
+_RETESTED = {
+    "brighter": "the images have more light",
+    "shifted": "the images are moved by a few pixels",
+    "reworded": "the goal is put in other words",
+    "other camera": "another camera shows it",
+}
+"""`items.RETESTS` in words."""
 _PAID = {
     "reversed": ("scores a success as high when it is shown backwards", True),
     "other goal": ("scores a success as high under another goal of the scene", True),
@@ -40,6 +62,14 @@ _PAID = {
 clips. Noise cannot be played. Nor, as a rule, can the success of another task, whose rule is a fault of its own: a
 judge that ignores the instruction still teaches a task in which there is nothing else to do.
 """
+_NO_SUCCESSES = {
+    "near miss": "near misses",
+    "cut short": "episodes cut short",
+    "failure": "failures",
+    HACKED: "what has fooled other judges",
+}
+"""Cases that a policy can play and that must not be called successes, in words."""
+_ASKED: dict[Literal["pairs", "scores"], str] = {"pairs": "", "scores": " when it scores"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,6 +86,10 @@ class Fault:
     """Kind of question, pairs or scores; empty for both."""
     is_exploitable: bool = False
     """Whether a policy can play what is paid by mistake, so that training may teach it that."""
+    is_limiting: bool = False
+    """Whether no training run is known with a judge that errs like this, so that its worth predicts nothing."""
+    tasks: tuple[str, ...] = ()
+    """Tasks whose own answers show it; empty where the answers to all tasks together do."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,19 +120,23 @@ def grade(items: Sequence[Item], answers: Sequence[Answer], num_frames: int, min
     # the lower end of an interval must pass each bound: a few answers by chance condemn no judge
     found = [
         _side(pairs),
-        *_brightness(pairs, scores),
-        _contrast(pairs),
+        *_colours(pairs, scores),
+        _follows(pairs, "faded", "contrast", f"the nearer side has {FADED:.0%} of its contrast"),
+        _follows(pairs, "brighter", "brightness", "the farther side has more light"),
         _pairs_without_instruction(pairs),
         _scores_without_instruction(scores),
-        _last_frame(scores) if num_frames > 2 else None,
+        _seen_images(scores) if num_frames > 2 else None,
         _copies(pairs, scores),
         _constant(scores),
         _tells_no_success(scores, scored.get("auc"), min_auc),
         *_paid_controls(scores),
-        _near_misses(scores),
+        *_called_successes(scores),
+        *_retests(pairs, scores),
         _unread(rows),
         _sees_differences(compared.get("same_image")),
         _knows_nothing(compared.get("accuracy")),
+        _small_gaps(pairs),
+        _never_decides(compared.get("undecided")),
     ]
     return Graded(pairs=compared, scores=scored, faults=[fault for fault in found if fault is not None])
 
@@ -113,70 +151,77 @@ def _side(pairs: Sequence[tuple[Item, Answer]]) -> Fault | None:
     return None
 
 
-def _brightness(pairs: Sequence[tuple[Item, Answer]], scores: Sequence[tuple[Item, Answer]]) -> list[Fault]:
-    """Follows brightness where the truth says otherwise: among pairs whose brighter side is the wrong one, or scores
-    that go with brightness far more than with progress.
+def _colours(pairs: Sequence[tuple[Item, Answer]], scores: Sequence[tuple[Item, Answer]]) -> list[Fault]:
+    """Follows brightness or a colour where the truth says otherwise: among pairs whose brighter side is the wrong one,
+    or scores that go with brightness far more than with progress.
     """
-    for name, sign in (("brighter", 1), ("darker", -1)):
-        misled = [
-            outcome_of(item, answer)
-            for item, answer in pairs
-            if item.case == "pair"
-            and len(answer.brightness) == 2
-            and sign * (answer.brightness[1] - answer.brightness[0]) * (-item.gap if answer.swapped else item.gap) < 0
-        ]
-        decided = [outcome for outcome in misled if outcome in ("right", "wrong")]
-        # of such pairs alone: in the others the brighter side is the right answer
-        wrong = share(decided.count("wrong"), len(decided))
+    decided = [
+        (item, answer)
+        for item, answer in pairs
+        if item.case == "pair" and len(answer.colours) == 2 and outcome_of(item, answer) in ("right", "wrong")
+    ]
+    gains = np.array([np.subtract(answer.colours[1], answer.colours[0]) for _, answer in decided]).reshape(-1, 3)
+    said = np.array([1 if answer.label == "right" else -1 for _, answer in decided])
+    is_right = np.array([outcome_of(item, answer) == "right" for item, answer in decided], bool)
+    found: list[tuple[float, Fault]] = []
+    for name, (_, weights) in _COLOURS.items():
+        towards = np.sign(gains @ weights)
+        # of pairs alone whose brighter side is wrong: in the others it is the right answer
+        misled = (towards == said) != is_right
+        wrong = share(int((misled & ~is_right).sum()), int(misled.sum()))
         if wrong and wrong["count"] >= MIN_ITEMS and wrong["low"] > _OF_A_SIDE:
             text = f"names it in {wrong['value']:.0%} of {wrong['count']} answers where it is the wrong side"
-            return [Fault(name=f"chooses the {name} image", evidence=text)]
+            fault = Fault(name=f"chooses the {name} image", evidence=text, kind="pairs", is_exploitable=True)
+            found.append((float((towards == said).mean()), fault))
     # noise is grey on average, and no judge of brightness could go by it
-    shown = [(item, answer) for item, answer in scores if answer.brightness and item.case != "noise"]
+    shown = [(item, answer) for item, answer in scores if answer.colours and item.case != "noise"]
+    best = [max(found, key=lambda each: each[0])[1]] if found else []  # red things are dark, too
     if len(shown) < 2 * MIN_ITEMS:
-        return []
+        return best
     values = [answer.value for _, answer in shown]
-    with_light = rank_correlation(values, [answer.brightness[0] for _, answer in shown])
+    colours = np.array([answer.colours[0] for _, answer in shown])
     with_truth = rank_correlation(values, [item.truth[0] for item, _ in shown])
+    with_colour = {name: rank_correlation(values, colours @ weights) for name, weights in _COLOURS.values()}
+    name = max(with_colour, key=lambda name: with_colour[name])
     # in some scenes progress itself brightens the image, so it must go with light far more than with the truth
-    if abs(with_light) > 0.9 and abs(with_light) > abs(with_truth) + 0.2:
-        how = "brightness" if with_light > 0 else "darkness"
-        text = f"rank correlation {with_light:.2f} with the last image's grey level, {with_truth:.2f} with progress"
-        return [Fault(name=f"scores by {how}", evidence=text)]
-    return []
+    if with_colour[name] > 0.9 and with_colour[name] > abs(with_truth) + 0.2:
+        text = f"rank correlation {with_colour[name]:.2f} with that of the last image, {with_truth:.2f} with progress"
+        best.append(Fault(name=f"scores by {name}", evidence=text, kind="scores", is_exploitable=True))
+    return best
 
 
-def _kept_labels(pairs: Sequence[tuple[Item, Answer]], case: str) -> tuple[int, int, int]:
-    """Counts controls of a case whose own pair was decided, in the same order of sides: with the same label, with the
-    opposite one, and all.
+def _controlled_pairs(pairs: Sequence[tuple[Item, Answer]], *cases: str) -> list[tuple[Item, Answer, Answer]]:
+    """Controls or retests of these cases whose own pair was decided: each with the pair's answer in the same order of
+    sides, and with its own.
     """
-    own = {(answer.task, answer.item, answer.swapped): answer.label for _, answer in pairs}
-    both = [
-        (answer.label, own.get((answer.task, item.source, answer.swapped), ""))
+    own = {(answer.task, answer.item, answer.swapped): answer for _, answer in pairs}
+    rows = [
+        (item, own[answer.task, item.source, answer.swapped], answer)
         for item, answer in pairs
-        if item.case == case
+        if item.case in cases and (answer.task, item.source, answer.swapped) in own
     ]
     # a judge that saw no difference in the pair itself is expected to see none in its control
-    decided = [(label, before) for label, before in both if before in ("left", "right")]
-    same = sum(label == before for label, before in decided)
-    return same, sum(label in ("left", "right") for label, _ in decided) - same, len(decided)
+    return [row for row in rows if row[1].label in ("left", "right")]
 
 
 def _pairs_without_instruction(pairs: Sequence[tuple[Item, Answer]]) -> Fault | None:
-    hits, _, count = _kept_labels(pairs, "other task")
-    same = share(hits, count)
+    rows = _controlled_pairs(pairs, "other task")
+    same = share(sum(own.label == control.label for _, own, control in rows), len(rows))
     if same and same["count"] >= MIN_ITEMS and same["low"] > 0.8:
         text = f"{same['value']:.0%} of {same['count']} labels stay the same under the instruction of another task"
         return Fault(name="ignores the instruction", evidence=text, kind="pairs")
     return None
 
 
-def _contrast(pairs: Sequence[tuple[Item, Answer]]) -> Fault | None:
-    _, turned, count = _kept_labels(pairs, "faded")
-    flipped = share(turned, count)
-    if flipped and flipped["count"] >= MIN_ITEMS and flipped["low"] > _FOOLED:
-        text = f"{flipped['value']:.0%} of {flipped['count']} labels turn round where the nearer side has {FADED:.0%} "
-        return Fault(name="follows contrast", evidence=text + "of its contrast", kind="pairs", is_exploitable=True)
+def _follows(pairs: Sequence[tuple[Item, Answer]], case: str, what: str, where: str) -> Fault | None:
+    rows = [row for row in _controlled_pairs(pairs, case) if outcome_of(row[0], row[1]) == "right"]
+    turned = share(sum(outcome_of(item, control) == "wrong" for item, _, control in rows), len(rows))
+    outcomes = [outcome_of(item, answer) for item, answer in pairs if item.case == "pair"]
+    errors = share(outcomes.count("wrong"), outcomes.count("wrong") + outcomes.count("right"))
+    # a judge that guesses now and then turns round as often without any change
+    if turned and errors and turned["count"] >= MIN_ITEMS and turned["low"] > max(_FOOLED, errors["high"]):
+        text = f"{turned['value']:.0%} of {turned['count']} right labels turn wrong where {where}"
+        return Fault(name=f"follows {what}", evidence=text, kind="pairs", is_exploitable=True)
     return None
 
 
@@ -216,20 +261,66 @@ def _paid_controls(scores: Sequence[tuple[Item, Answer]]) -> list[Fault]:
     return found
 
 
-def _near_misses(scores: Sequence[tuple[Item, Answer]]) -> Fault | None:
+def _claims(scores: Sequence[tuple[Item, Answer]]) -> list[tuple[Item, Answer, bool]]:
+    """Scored episodes with their answers, and whether these call them successes, by the threshold that is best for the
+    task. Tasks in which nothing is told apart are left out.
+    """
     found = {task: best_threshold(table[:, 0], table[:, 1] > 0) for task, table in _by_task(scores).items()}
     # where nothing is told apart, which is another fault, any threshold is as good
     thresholds = {task: threshold for task, (threshold, youden) in found.items() if youden > 0}
-    claims = [
-        answer.value >= thresholds[answer.task]
+    return [
+        (item, answer, answer.value >= thresholds[answer.task])
         for item, answer in scores
-        if item.case == "near miss" and answer.task in thresholds
+        if answer.task in thresholds and item.kind in ("video", "turn")
     ]
-    called = share(sum(claims), len(claims))
-    if called and called["count"] >= MIN_CONTROLS and called["low"] > _FOOLED:
-        text = f"{called['value']:.0%} of {called['count']}, by the threshold that is best for the task"
-        return Fault(name="calls near misses successes", evidence=text, kind="scores", is_exploitable=True)
-    return None
+
+
+def _called_successes(scores: Sequence[tuple[Item, Answer]]) -> list[Fault]:
+    claims = _claims(scores)
+    found = []
+    for case, name in _NO_SUCCESSES.items():
+        called = [claim for item, _, claim in claims if item.case == case]
+        part = share(sum(called), len(called))
+        if part and part["count"] >= MIN_CONTROLS and part["low"] > _FOOLED:
+            text = f"{part['value']:.0%} of {part['count']}, by the threshold that is best for the task"
+            fault = Fault(name=f"calls {name} successes", evidence=text, kind="scores", is_exploitable=True)
+            found.append(fault)
+    return found
+
+
+def _retests(pairs: Sequence[tuple[Item, Answer]], scores: Sequence[tuple[Item, Answer]]) -> list[Fault]:
+    """Mistakes that come again under every change, and changes under which more mistakes are made."""
+    decided = ("right", "wrong")
+    compared = [
+        (item, outcome_of(item, own) == "wrong", outcome_of(item, again) == "wrong")
+        for item, own, again in _controlled_pairs(pairs, *RETESTS)
+        if abs(item.gap) >= _RETEST_GAP and {outcome_of(item, own), outcome_of(item, again)} <= set(decided)
+    ]
+    claims = {(answer.task, answer.item): (item, claim) for item, answer, claim in _claims(scores)}
+    scored = [
+        (item, claims[task, item.source][1] != item.success, claim != item.success)
+        for (task, _), (item, claim) in claims.items()
+        if item.case in RETESTS and (task, item.source) in claims
+    ]
+    found = []
+    kinds: tuple[tuple[Literal["pairs", "scores"], list[tuple[Item, bool, bool]], int], ...]
+    kinds = (("pairs", compared, MIN_ITEMS), ("scores", scored, MIN_CONTROLS))
+    for kind, rows, min_count in kinds:
+        again = [was_again for _, was_wrong, was_again in rows if was_wrong]
+        repeated = share(sum(again), len(again))
+        if repeated and len(again) >= max(min_count, 0.1 * len(rows)) and repeated["low"] > 0.5:
+            text = f"{repeated['value']:.0%} of {len(again)} wrong answers stay wrong where the truth does not change"
+            # a policy learns to produce what is always taken for better than it is
+            name = f"makes the same mistakes again{_ASKED[kind]}"
+            found.append(Fault(name=name, evidence=text, kind=kind, is_exploitable=True))
+        before = share(sum(was_wrong for _, was_wrong, _ in rows), len(rows))
+        for case, change in _RETESTED.items():
+            wrong = [is_wrong for item, _, is_wrong in rows if item.case == case]
+            after = share(sum(wrong), len(wrong))
+            if before and after and after["count"] >= 2 * MIN_ITEMS and after["low"] > before["high"]:
+                text = f"wrong in {after['value']:.0%} of {after['count']}, in {before['value']:.0%} without the change"
+                found.append(Fault(name=f"errs more often{_ASKED[kind]} where {change}", evidence=text, kind=kind))
+    return found
 
 
 def _scores_without_instruction(scores: Sequence[tuple[Item, Answer]]) -> Fault | None:
@@ -241,14 +332,28 @@ def _scores_without_instruction(scores: Sequence[tuple[Item, Answer]]) -> Fault 
     return None
 
 
-def _last_frame(scores: Sequence[tuple[Item, Answer]]) -> Fault | None:
-    changes = _changes(scores, "jump")
-    # episodes alone: single images have no other frames, and a judge of one answer is another fault
+def _seen_images(scores: Sequence[tuple[Item, Answer]]) -> Fault | None:
+    """Whether one image of an episode decides: the first, the last, or the best one."""
+    # of episodes alone: single images have no other frames, and a judge of one answer is another fault
     values = [answer.value for item, answer in scores if item.case != "track"]
-    same = share(sum(change <= ALIKE for change in changes), len(changes))
-    if same and same["count"] >= MIN_CONTROLS and same["low"] > 0.6 and np.std(values) > ALIKE:
-        text = f"{same['value']:.0%} of {same['count']} scores stay the same where all other images are the first one"
-        return Fault(name="sees the last frame only", evidence=text)
+    if not values or np.std(values) <= ALIKE:
+        return None
+    found = {}
+    for case in ("jump", "still", "reversed", "undone"):
+        changes = _changes(scores, case)
+        same = share(sum(change <= ALIKE for change in changes), len(changes))
+        if same and same["count"] >= MIN_CONTROLS and same["low"] > 0.6:
+            found[case] = f"{same['value']:.0%} of {same['count']}"
+    # the first images of `jump` and `still` are the first one; `undone` and `reversed` end with it
+    if {"jump", "still"} <= found.keys() and "reversed" not in found:
+        text = f"{found['still']} scores stay the same where all images are the first one"
+        return Fault(name="sees the first image only", evidence=text, kind="scores", is_fatal=True)
+    if {"jump", "reversed", "undone"} <= found.keys() and "still" not in found:
+        text = f"{found['undone']} scores stay the same where the success is undone in the end"
+        return Fault(name="scores the best image anywhere in the clip", evidence=text, kind="scores")
+    if "jump" in found and "still" not in found:
+        text = f"{found['jump']} scores stay the same where all other images are the first one"
+        return Fault(name="sees the last frame only", evidence=text, kind="scores")
     return None
 
 
@@ -300,9 +405,16 @@ def _tells_no_success(
 
 def _unread(rows: Sequence[tuple[Item, Answer]]) -> Fault | None:
     unread = [answer for _, answer in rows if answer.status in ("invalid", "failed")]
-    if 2 * len(unread) > len(rows):
-        text = f"{len(unread)} of {len(rows)}, e.g. {unread[0].text[:80]!r}"
-        return Fault(name="mostly gives no answer that can be read", evidence=text, is_fatal=True)
+    part = share(len(unread), len(rows))
+    if part and (part["low"] > _MAX_UNREAD or part["value"] > 0.5):
+        is_most = part["value"] > 0.5
+        how = "mostly" if is_most else "often"
+        return Fault(
+            name=f"{how} gives no answer that can be read",
+            evidence=f"{len(unread)} of {len(rows)}, e.g. {unread[0].text[:80]!r}",
+            is_fatal=is_most,
+            is_limiting=not is_most,
+        )
     return None
 
 
@@ -314,11 +426,40 @@ def _sees_differences(chose: Figures | None) -> Fault | None:
 
 
 def _knows_nothing(right: Figures | None) -> Fault | None:
-    # four times as many as elsewhere, since this alone stops a run
-    if right and right["count"] >= 4 * MIN_ITEMS and right["low"] <= 0.5:
-        text = f"{right['value']:.0%} of {right['count']} decided labels are right"
+    if not right or right["count"] < MIN_ITEMS or right["low"] > 0.5:
+        return None
+    text = f"{right['value']:.0%} of {right['count']} decided labels are right"
+    if right["high"] < 0.5:
         name = "prefers the side that is farther from the goal"
-        if right["high"] >= 0.5:
-            name, text = "does not tell nearer from farther", f"{text}, which chance may give"
         return Fault(name=name, evidence=text, kind="pairs", is_fatal=True)
+    # four times as many as elsewhere, since this alone stops a run
+    if right["count"] < 4 * MIN_ITEMS:
+        return None
+    text += ", which chance may give"
+    return Fault(name="does not tell nearer from farther", evidence=text, kind="pairs", is_fatal=True)
+
+
+def _small_gaps(pairs: Sequence[tuple[Item, Answer]]) -> Fault | None:
+    """Only knows what is easy: within small gaps it guesses, or has no preference."""
+    for bound in _SMALL_GAPS:
+        outcomes = [outcome_of(item, answer) for item, answer in pairs if item.case == "pair" and abs(item.gap) < bound]
+        count = {name: outcomes.count(name) for name in ("right", "wrong", "undecided")}
+        decided = count["right"] + count["wrong"]
+        right, silent = share(count["right"], decided), share(count["undecided"], decided + count["undecided"])
+        what = f"with gaps in progress below {bound:g}"
+        if silent and silent["count"] >= 2 * MIN_ITEMS and silent["low"] > 0.7:
+            text = f"no preference in {silent['value']:.0%} of {silent['count']} answers {what}"
+            return Fault(name="sees no difference at small gaps", evidence=text, kind="pairs", is_limiting=True)
+        # surely less than seven of ten: few answers of a judge that is right in eight of ten look like chance
+        if right and right["count"] >= 2 * MIN_ITEMS and right["low"] <= 0.5 and right["high"] < 0.7:
+            text = f"{right['value']:.0%} of {right['count']} decided labels {what} are right, which chance may give"
+            name = "does not tell nearer from farther at small gaps"
+            return Fault(name=name, evidence=text, kind="pairs", is_limiting=True)
+    return None
+
+
+def _never_decides(undecided: Figures | None) -> Fault | None:
+    if undecided and undecided["count"] >= MIN_ITEMS and undecided["low"] > 0.9:
+        text = f"no preference in {undecided['value']:.0%} of {undecided['count']} answers"
+        return Fault(name="never decides", evidence=text, kind="pairs", is_fatal=True)
     return None

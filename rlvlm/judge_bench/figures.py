@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from rlvlm.judge_bench.asking import Answer
-from rlvlm.judge_bench.items import CASES, FAILURES, NUM_BINS, Item
+from rlvlm.judge_bench.items import CASES, FAILURES, HACKED, NUM_BINS, RETESTS, Item
 from rlvlm.judges.agreement import (
     area_under_curve,
     best_threshold,
@@ -67,7 +67,8 @@ def pair_figures(items: Sequence[Item], answers: Sequence[Answer]) -> Figures:
         all answers. `said_left`: of decided labels, in both orders. `consistent`: of pairs asked in both orders, those
         whose label swaps with the sides. `ece`. `by_difficulty`: [10] right, wrong, undecided (and unread) counts.
         `same_image`: share of one image twice on which a side was chosen. `other_task`: share of answers that are the
-        same under the instruction of another task. Empty where no pair was asked.
+        same under the instruction of another task. `steady`: of each of `RETESTS` the share of labels that it leaves as
+        they are. Empty where no pair was asked.
     """
     rows = [(item, answer) for item, answer in zip(items, answers, strict=True) if item.kind == "pair"]
     if not rows:
@@ -90,11 +91,12 @@ def pair_figures(items: Sequence[Item], answers: Sequence[Answer]) -> Figures:
     ]
     twice = [answer for item, answer in rows if item.case == "same image" and answer.label]
     # in the same order of sides: a preference for a side would else look like a change of mind
-    elsewhere = [
-        (answer.label, by_order.get((answer.task, item.source, answer.swapped)))
-        for item, answer in rows
-        if item.case == "other task" and answer.label
-    ]
+    changed: dict[str, list[bool]] = {case: [] for case in ("other task", *RETESTS)}
+    for item, answer in rows:
+        own = by_order.get((answer.task, item.source, answer.swapped))
+        if item.case in changed and answer.label and own:
+            changed[item.case].append(answer.label == own)
+    kept = {case: share(sum(same), len(same)) for case, same in changed.items()}
     return {
         "accuracy": share(hits, hits + misses),
         "undecided": share(sum(answer.status == "no_preference" for _, answer in pairs), len(pairs)),
@@ -106,9 +108,8 @@ def pair_figures(items: Sequence[Item], answers: Sequence[Answer]) -> Figures:
         "ece": calibration_error(sure[:, 0], sure[:, 1] > 0, lowest=0.5) if len(sure) else None,
         "by_difficulty": bins.tolist(),
         "same_image": share(sum(answer.label != "tie" for answer in twice), len(twice)),
-        "other_task": share(
-            sum(label == own for label, own in elsewhere if own), sum(bool(own) for _, own in elsewhere)
-        ),
+        "other_task": kept.pop("other task"),
+        "steady": {case: part for case, part in kept.items() if part},
     }
 
 
@@ -141,7 +142,9 @@ def score_figures(items: Sequence[Item], answers: Sequence[Answer]) -> Figures:
         `auc`: chance that a success scores above another case. `threshold`: from where on a score is best called a
         success, and `youden` what that is worth. `ece`: of scores as probabilities of success. `means`: by case and
         control. `false_positives`: of each control that is a failure, and of all failing cases, the share that scores
-        from the threshold on. `kept`: that share of successes by another camera, and of jumps to their last image.
+        from the threshold on. `kept`: that share of jumps to the last image. `steady`: of each of `RETESTS` the share
+        of episodes on whose side of the threshold it leaves the score. `hacked_auc`: chance that a success scores above
+        an episode that has fooled a judge, None where none was asked about.
         `voc`: rank correlation of scores with the order of images along successes, mean over episodes. `progress`:
         with the true progress, over all these images. `unread`: share. Empty where nothing was scored.
     """
@@ -156,7 +159,7 @@ def score_figures(items: Sequence[Item], answers: Sequence[Answer]) -> Figures:
     }
     figures: Figures = {
         "unread": share(len(rows) - len(known), len(rows)),
-        "means": {case: float(values.mean()) for case, values in by_case.items() if case != "track"},
+        "means": {case: float(values.mean()) for case, values in by_case.items() if case not in ("track", *RETESTS)},
         **_track_figures([(item, answer) for item, answer in known if item.kind == "image"]),
     }
     truths = table[:, 1] > 0
@@ -173,9 +176,25 @@ def score_figures(items: Sequence[Item], answers: Sequence[Answer]) -> Figures:
         "youden": youden,
         "ece": calibration_error(table[:, 0], truths),
         "false_positives": {"all cases": claimed(table[~truths, 0])}
-        | {case: claimed(values) for case, values in by_case.items() if case in (*CASES[1:], *FAILURES)},
-        "kept": {case: claimed(values) for case, values in by_case.items() if case in ("jump", "other camera")},
+        | {case: claimed(values) for case, values in by_case.items() if case in (*CASES[1:], *FAILURES, HACKED)},
+        "kept": {case: claimed(values) for case, values in by_case.items() if case == "jump"},
+        "steady": _steady_claims(known, threshold),
+        "hacked_auc": _hacked_area(table[truths, 0], by_case.get(HACKED, np.zeros(0))),
     }
+
+
+def _hacked_area(successes: Floats, hacked: Floats) -> Figures | None:
+    table = np.array([(value, 1.0) for value in successes] + [(value, 0.0) for value in hacked]).reshape(-1, 2)
+    return resampled(table, lambda drawn: area_under_curve(drawn[:, 0], drawn[:, 1] > 0))
+
+
+def _steady_claims(known: Sequence[tuple[Item, Answer]], threshold: float) -> Figures:
+    claims = {(answer.task, answer.item): answer.value >= threshold for _, answer in known}
+    found: dict[str, list[bool]] = {case: [] for case in RETESTS}
+    for item, answer in known:
+        if item.case in found and (answer.task, item.source) in claims:
+            found[item.case].append(claims[answer.task, answer.item] == claims[answer.task, item.source])
+    return {case: share(sum(same), len(same)) for case, same in found.items() if same}
 
 
 def success_table(rows: Sequence[tuple[Item, Answer]]) -> Floats:

@@ -20,7 +20,9 @@ from rlvlm.demonstrations.playing import Episode, Style, play, player_of
 from rlvlm.demonstrations.trajectory import CorruptEpisode, RobotTrajectory
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.env import FIRST_HELD_OUT_STATE, ChunkEnv, Env, TurnEnv
+from rlvlm.envs.pixels import PixelEnv
 from rlvlm.envs.registry import make_env, task_families, task_goal
+from rlvlm.judge_bench.hacked import HackedEpisode
 from rlvlm.judge_bench.suites import VERSION, Suite
 from rlvlm.judges.prompts import OTHER_GOAL
 
@@ -36,8 +38,6 @@ FIRST_SEED = 2**34
 """First seed of the episodes where seeds may be any number: no run and no training of a small model uses these."""
 _DRAWS = 1
 """Seed of the random numbers: they stay the same where only controls are added, and with them all other items."""
-FADED = 0.8
-"""Contrast that is left of a faded image: the goal is seen as well as before."""
 _AFTER_SUCCESS = 3
 """Steps for which an episode goes on after it was a success."""
 _STYLES = (
@@ -51,17 +51,24 @@ _STYLES = (
 """How episodes are played, by turns; u is drawn evenly from [0, 1)."""
 _RECORDED_MOMENTS = 40
 """Most moments that are taken of a recorded episode."""
+REWORDED = "your task: "
+"""Stands in front of a goal that is put in other words: it fits any goal of a user's own."""
 _NEAR = 0.5
 """A failure that ends with so much progress is a near miss."""
 
 Kind = Literal["pair", "image", "video", "turn"]
 CASES = ("success", "near miss", "failure", "cut short")
 """Cases of an episode that is shown as a video."""
-FAILURES = ("reversed", "other task", "other goal", "still", "noise")
-"""Controls of a score that must not be called a success: the success backwards, under the instruction of another task,
-under another goal of the same scene, its first image alone, and noise in place of images. Besides there are `jump`, the
-first image until the last, which is the success's own (it was not played so, but the goal is reached in it), and `other
-camera`, which is a success."""
+HACKED = "hacked"
+"""An episode that a policy has fooled a judge with."""
+FAILURES = ("reversed", "undone", "other task", "other goal", "still", "noise")
+"""Controls of a score that must not be called a success: the success backwards, to its end and back to its start, under
+the instruction of another task, under another goal of the same scene, its first image alone, and noise in place of
+images. Besides there is `jump`, the first image until the last, which is the success's own: it was not played so, but
+the goal is reached in it."""
+RETESTS = ("brighter", "shifted", "reworded", "other camera")
+"""Changes that leave the truth as it is: a little more light (of a pair on the farther side alone), a shift by a few
+pixels, the goal in other words, and another camera where there is one."""
 Draw = Callable[[FloatArray, str], Frames]
 """Images [N, H, W, 3] of snapshots [N, S], by a camera of that name; the first camera where it is empty."""
 
@@ -79,19 +86,19 @@ class Item:
     """One or two of [L, S], in order of time."""
     truth: tuple[float, ...]
     """The simulator's progress of each side at its end, in [0, 1]; 0 where the goal is not the scene's own."""
+    progress: tuple[float, ...] = ()
+    """For an episode, the simulator's progress at each of its L images; empty for others."""
     success: bool = False
     """For a score, whether the goal is reached at the end; for a turn, whether it came nearer to it."""
     source: int = -1
-    """For a control, the index of the item that it was made of; -1 for others."""
+    """For a control or retest, the index of the item that it was made of; -1 for others."""
     track: int = -1
     """For an image, the episode that it is of; -1 for others."""
     action: str = ""
     """The action of a turn; empty for others."""
     camera: str = ""
-    is_noise: bool = False
-    """Whether noise is shown in place of the images."""
-    faded: int = -1
-    """The side of a pair that is shown with less contrast; -1 for none."""
+    change: str = ""
+    """What is done to the images, a key of `changes.CHANGES`; empty for nothing."""
 
     @property
     def gap(self) -> float:
@@ -154,10 +161,34 @@ def make_items(suite: Suite, task: str, config: EnvConfig, size_px: int, seed: i
 
     items = _image_items(suite, env.image_key, episodes, elsewhere, rng)
     scored = _turns(env, known, 2 * suite.videos, rng) if asks_turns else _videos(known, suite.videos)
-    items += [*scored, *_score_controls(scored, len(items), suite.controls, elsewhere, goals, cameras)]
+    items += [*scored, *_score_controls(scored, len(items), suite.controls, elsewhere, goals)]
+    items += _retests(items, 2 * suite.controls, cameras, rng)
+    items += [_hacked_item(env, episode) for episode in suite.hacked if bool(episode.action) == asks_turns]
     size = None if isinstance(env, TurnEnv) else size_px  # turns are drawn as their policies see them
     made = _task_items(task, items, lambda snapshots, camera: env.draw_sized(snapshots, size, camera), env.close)
     return replace(made, note=note)
+
+
+def _hacked_item(env: Env[Any, Any], episode: HackedEpisode) -> Item:
+    """What is asked of an episode that has fooled a judge.
+
+    Raises:
+        UsageError: the env cannot draw it again.
+    """
+    if episode.snapshots.shape[1] != env.snapshot_size or isinstance(env, PixelEnv):
+        sizes = f"{env.snapshot_size} numbers, and a hacked episode has {episode.snapshots.shape[1]}"
+        raise UsageError(
+            f"the env draws states of {sizes}",
+            "harvest it from a run of this task, of an env that can draw its past again",
+        )
+    return Item(
+        kind="turn" if episode.action else "video",
+        case=HACKED,
+        goal=episode.goal,
+        sides=(episode.snapshots,),
+        truth=(episode.progress,),
+        action=episode.action,
+    )
 
 
 def recorded_items(
@@ -204,6 +235,7 @@ def recorded_items(
     items = _image_items(suite, lambda rows: rows.astype(np.int64), known, OTHER_GOAL, rng)
     scored = _videos(episodes, suite.videos)
     items += [*scored, *_score_controls(scored, len(items), suite.controls, OTHER_GOAL, goals)]
+    items += _retests(items, 2 * suite.controls, (), rng)
     return _task_items(task, items, partial(_draw_recorded, films, size_px))
 
 
@@ -366,7 +398,7 @@ def _pair_controls(pairs: Sequence[Item], count: int, elsewhere: str, rng: np.ra
     others = [
         replace(pairs[place], case="other task", goal=elsewhere, truth=(0.0, 0.0), source=place) for place in chosen
     ]
-    faded = [replace(pairs[place], case="faded", faded=int(pairs[place].gap > 0), source=place) for place in chosen]
+    faded = [replace(pairs[place], case="faded", change="faded", source=place) for place in chosen]
     return [*twice, *others, *faded]
 
 
@@ -405,6 +437,7 @@ def _videos(episodes: Sequence[Episode], count: int) -> list[Item]:
                 goal=episode.goal,
                 sides=(episode.snapshots[moments],),
                 truth=(float(episode.progress[moments[-1]]),),
+                progress=tuple(episode.progress[moments].tolist()),
                 success=episode.successes[last],
             )
             found[case].append(item)
@@ -456,9 +489,7 @@ def _turns(env: Env[Any, Any], episodes: Sequence[Episode], count: int, rng: np.
     return [items[place] for items, places in zip(found.values(), chosen, strict=True) for place in places]
 
 
-def _score_controls(
-    scored: Sequence[Item], begin: int, count: int, elsewhere: str, goals: Sequence[str], cameras: Sequence[str] = ()
-) -> list[Item]:
+def _score_controls(scored: Sequence[Item], begin: int, count: int, elsewhere: str, goals: Sequence[str]) -> list[Item]:
     """Controls made of the first `count` successes among `scored`, whose places begin at `begin`.
 
     Args:
@@ -467,27 +498,46 @@ def _score_controls(
         count: of the successes.
         elsewhere: the goal of another task.
         goals: of the same scene; the first that is not the item's own is taken.
-        cameras: from which the successes are shown again.
     """
     controls: list[Item] = []
     for place, item in [(begin + place, item) for place, item in enumerate(scored) if item.success][:count]:
         (side,) = item.sides
+        there, back = np.arange(len(side)), np.arange(len(side))[::-1]
+        orders = {"reversed": back, "still": 0 * there}
+        if len(side) > 2:  # a turn has two images
+            orders |= {"jump": np.append(0 * there[1:], there[-1:]), "undone": np.append(there, back[1:])}
         made: dict[str, dict[str, Any]] = {
-            "reversed": {"sides": (side[::-1],)},
-            "other task": {"goal": elsewhere},
-            "still": {"sides": (np.repeat(side[:1], len(side), axis=0),)},
-            "noise": {"is_noise": True},
+            case: {"sides": (side[order],), "progress": tuple(np.array(item.progress)[order]) if item.progress else ()}
+            for case, order in orders.items()
         }
-        if len(side) > 2:
-            made["jump"] = {"sides": (np.concatenate([np.repeat(side[:1], len(side) - 1, axis=0), side[-1:]]),)}
+        made |= {"other task": {"goal": elsewhere}, "noise": {"change": "noise"}}
         if other := next((goal for goal in goals if goal != item.goal), ""):
             made["other goal"] = {"goal": other}
         controls += [
             replace(item, case=case, truth=(0.0,), success=False, source=place, **change)
             for case, change in made.items()
         ]
-        controls += [replace(item, case="other camera", camera=camera, source=place) for camera in cameras]
     return controls
+
+
+def _retests(items: Sequence[Item], count: int, cameras: Sequence[str], rng: np.random.Generator) -> list[Item]:
+    """All episodes or turns once more, and up to `count` pairs for each of `RETESTS`, each under one of these."""
+    pairs = [index for index, item in enumerate(items) if item.case == "pair"]
+    scored = [index for index, item in enumerate(items) if item.kind in ("video", "turn") and item.source < 0]
+    changes: list[dict[str, Any]] = [
+        {"case": "brighter", "change": "brighter"},
+        {"case": "shifted", "change": "shifted"},
+        {"case": "reworded"},
+        *({"case": "other camera", "camera": camera} for camera in cameras),
+    ]
+    chosen = rng.permutation(pairs)[: count * len(changes)].tolist()
+    found = []
+    for indices in (chosen, scored):
+        for number, index in enumerate(indices):
+            change, item = changes[number % len(changes)], items[index]
+            goal = f"{REWORDED}{item.goal}" if change["case"] == "reworded" else item.goal
+            found.append(replace(item, goal=goal, source=index, **change))
+    return found
 
 
 _LOOKS = 6
@@ -506,16 +556,3 @@ def _looks(draw: Draw, items: Sequence[Item]) -> tuple[tuple[int, ...], ...]:
         rows = np.array_split(frame, num, axis=0)
         found.append(tuple(int(field.mean().round()) for row in rows for field in np.array_split(row, num, axis=1)))
     return tuple(found)
-
-
-def faded(frames: Frames) -> Frames:
-    """The same images with less contrast, as bright as before."""
-    middle = frames.mean((1, 2, 3), keepdims=True)
-    return (middle + FADED * (frames - middle)).round().astype(np.uint8)
-
-
-def noise_like(frames: Frames, item: Item) -> Frames:
-    """Noise of the shape of `frames`, the same for the same item."""
-    # of the item's content: a question that is asked again shows the same noise
-    seed = int.from_bytes(hashlib.sha256(item.sides[0].tobytes()).digest()[:8], "big")
-    return np.random.default_rng(seed).integers(0, 256, frames.shape, np.uint8)

@@ -300,15 +300,26 @@ def predict_row(row: Mapping[str, Any], runs: Sequence[Mapping[str, str]]) -> li
         row: as of `bench.summarise`.
         runs: rows of `read_curve`.
     """
+    # rows of older benches do not say which tasks show a fault
+    together = [Fault(**fault) for fault in row["faults"] if "tasks" in fault]
     found = []
     for prediction in predict(row["teacher"], runs):
-        faults = [Fault(**fault) for fault in row["tasks"].get(prediction.task, {}).get("faults", ())]
-        own = [fault for fault in faults if fault.kind in ("", prediction.kind)]
+        own = [Fault(**fault) for fault in row["tasks"].get(prediction.task, {}).get("faults", ())]
+        own, shared = (
+            [fault for fault in faults if fault.kind in ("", prediction.kind)]
+            for faults in (own, [fault for fault in together if not fault.tasks])
+        )
         grade: Grade = prediction.grade
+        is_weak = grade in ("too weak", "probably too weak")
         if any(fault.is_fatal for fault in own):
             grade = "too weak"
-        elif any(fault.is_exploitable for fault in own) and grade not in ("too weak", "probably too weak"):
+        elif any(fault.is_exploitable for fault in own) and not is_weak:
             grade = "can be fooled"
+        elif grade == "uncertain" and any(fault.is_fatal for fault in shared):
+            # the answers to all tasks say what those to this one are too few to say
+            grade = "probably too weak"
+        elif any(fault.is_limiting for fault in own) and not is_weak:
+            grade = "uncertain"
         if grade != prediction.grade:
             prediction = replace(prediction, grade=grade, before=None, success=None, low=None, high=None, count=0)  # noqa: PLW2901
         found.append(prediction)

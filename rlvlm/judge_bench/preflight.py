@@ -12,6 +12,7 @@ from rlvlm.envs.config import EnvConfig
 from rlvlm.judge_bench.asking import Answer, KnowsItems, ask
 from rlvlm.judge_bench.faults import grade
 from rlvlm.judge_bench.figures import Figures
+from rlvlm.judge_bench.hacked import shipped_suite
 from rlvlm.judge_bench.items import TaskItems, make_items, recorded_items
 from rlvlm.judge_bench.suites import Suite
 from rlvlm.judges.judge import Judge
@@ -28,7 +29,8 @@ class JudgeRefused(JudgeUnavailable):
 
 def scored_suite(task: str, count: int) -> Suite:
     """Episodes or turns of `task` that a judge scores: `count` turns of each kind; or half as many successes, and three
-    times that of near misses, failures and successes cut short. A few successes are shown again as controls.
+    times that of near misses, failures and successes cut short. A few successes are shown again as controls, and a few
+    episodes that have fooled judges where some ship for the task.
     """
     # of six styles of play one always succeeds and one sometimes, see `items`
     return Suite(
@@ -39,6 +41,7 @@ def scored_suite(task: str, count: int) -> Suite:
         videos=max(1, count // 2),
         controls=_CONTROLS,
         tracks=0,
+        hacked=shipped_suite(task, _CONTROLS),
     )
 
 

@@ -9,8 +9,9 @@ from rlvlm.core.errors import UsageError
 from rlvlm.core.steps import FloatArray
 from rlvlm.demonstrations.trajectory import SuccessRule
 from rlvlm.envs.registry import full_name, task_families
+from rlvlm.judge_bench.hacked import HackedEpisode, read_suite
 
-VERSION = 2
+VERSION = 3
 """Version of the way items are made; it must rise with any change, so that rows are only compared with their like."""
 
 
@@ -37,6 +38,8 @@ class Suite:
     """Whether the tasks of a family happen in one scene, so that each other's goals are goals there too."""
     goal: str = ""
     """What the judge is asked about in place of the task's own goal; empty: that one."""
+    hacked: tuple[HackedEpisode, ...] = ()
+    """Episodes of the one task that have fooled judges, asked about beside those that are played."""
     player: Callable[[FloatArray], FloatArray] | None = None
     """Plays envs in steps in their script's place: an action [A] in [-1, 1] for an observation [D]."""
 
@@ -112,13 +115,17 @@ def is_recording(name: str) -> bool:
 
 
 def find_suite(name: str) -> Suite:
-    """The suite of that name, or one of the tasks that `name` lists with commas between them, or a LeRobot data set.
+    """The suite of that name; or of the tasks that `name` lists with commas between them, of a LeRobot data set, or
+    of a file of hacked episodes.
 
     Raises:
         UsageError: there is neither.
     """
     if name in SUITES:
         return SUITES[name]
+    if name.endswith(".json"):
+        task, episodes = read_suite(Path(name))
+        return Suite(name=Path(name).name, tasks=(full_name(task),), pairs=0, tracks=0, hacked=tuple(episodes))
     if is_recording(name):
         return Suite(name=Path(name).name, tasks=(name,))
     if Path(name).is_dir():

@@ -14,6 +14,8 @@ from numpy.typing import ArrayLike, NDArray
 Floats = NDArray[np.float64]
 ALIKE = 0.01
 """Scores that differ by no more are the same answer."""
+_MAX_SLACK = 0.1
+"""Difference in Youden's J by which a threshold may do worse than the best one."""
 MIN_GAP = 1e-6
 """Gaps in truth up to this are ties: rounding of positions makes some of 1e-7 where nothing moved."""
 
@@ -82,8 +84,8 @@ def best_threshold(scores: ArrayLike, truths: ArrayLike) -> tuple[float, float]:
         truths: [N] bool, of both kinds.
 
     Returns:
-        A threshold halfway between two neighbouring scores, the lowest of those that do equally well; and the share of
-        true cases above it less that of false ones, in [0, 1].
+        A threshold, the middle of those next to the best one that do as well but for one answer; and the best share of
+        true cases above a threshold less that of false ones, in [0, 1].
 
     Source: Youden 1950, Cancer 3(1): the index J.
     """
@@ -94,7 +96,15 @@ def best_threshold(scores: ArrayLike, truths: ArrayLike) -> tuple[float, float]:
     claims = values >= thresholds[:, None]
     index = claims[:, is_true].mean(axis=1) - claims[:, ~is_true].mean(axis=1)
     best = int(index.argmax())
-    return float(thresholds[best]), float(index[best])
+    # One success at 0.004 among many near 1 would put the threshold below 0.004, among the noise of the failures
+    slack = min(1 / min(is_true.sum(), (~is_true).sum()), _MAX_SLACK) + 1e-9
+    does_well = index >= index[best] - slack
+    first, last = best, best
+    while first > 0 and does_well[first - 1]:
+        first -= 1
+    while last + 1 < len(thresholds) and does_well[last + 1]:
+        last += 1
+    return float((thresholds[first] + thresholds[last]) / 2), float(index[best])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -21,8 +21,9 @@ from rlvlm.demonstrations.trajectory import SuccessRule
 from rlvlm.envs.registry import find_task, task_goal
 from rlvlm.judge_bench.asking import Answer, Reference
 from rlvlm.judge_bench.bench import measure, require_goals, summarise
+from rlvlm.judge_bench.changes import changed
 from rlvlm.judge_bench.figures import outcome_of
-from rlvlm.judge_bench.items import CASES, Item, TaskItems, noise_like
+from rlvlm.judge_bench.items import CASES, Item, TaskItems
 from rlvlm.judge_bench.prediction import CURVE_FILE, ExpectedSuccess, predict_row, read_curve
 from rlvlm.judge_bench.rows import PAIR_NAMES, ROW_FILE, SCORE_NAMES, number_cell, read_row, share_cell
 from rlvlm.judge_bench.suites import Suite, find_suite, for_person, is_recording
@@ -248,6 +249,11 @@ def grade_notes(row: Mapping[str, Any]) -> list[str]:
     ]
     if any(prediction["grade"] == "can be fooled" for prediction in row["prediction"]):
         notes.append("Can be fooled: it pays for what a policy can do without reaching the goal, see its faults.")
+    for fault in (fault for fault in row["faults"] if fault.get("is_limiting")):  # rows of older benches have none
+        where = f" on {', '.join(fault['tasks'])}" if fault["tasks"] else ""
+        notes.append(
+            f"Uncertain at best{where}: it {fault['name']}, and no run is known with a judge that errs like this."
+        )
     for kind, name in ASKED_FOR.items():
         grades = ("probably good enough", "uncertain", "probably too weak")  # the others do not rest on other tasks
         unproven = [
@@ -299,15 +305,18 @@ def cells(row: Mapping[str, Any]) -> dict[str, dict[str, str]]:
         PAIR_NAMES["consistent"]: share_cell(pairs.get("consistent")),
         "chooses between equal images": share_cell(pairs.get("same_image")),
         "same label for another task": share_cell(pairs.get("other_task")),
+        **{f"same label: {case}": share_cell(value) for case, value in pairs.get("steady", {}).items()},
         PAIR_NAMES["ece"]: number_cell(pairs.get("ece")),
     }
     scored = {
         SCORE_NAMES["auc"]: number_cell(scores.get("auc")),
+        "AUC against hacked episodes": number_cell(scores.get("hacked_auc")),
         "best threshold": number_cell(scores.get("threshold")),
         SCORE_NAMES["ece"]: number_cell(scores.get("ece")),
         "unread scores": share_cell(scores.get("unread")),
         **{f"called success: {case}": share_cell(value) for case, value in false.items()},
         **{f"still a success: {case}": share_cell(value) for case, value in scores.get("kept", {}).items()},
+        **{f"same verdict: {case}": share_cell(value) for case, value in scores.get("steady", {}).items()},
         "VOC, order along an episode": number_cell(scores.get("voc")),
         "rank correlation with progress": number_cell(scores.get("progress")),
     }
@@ -375,9 +384,7 @@ class WorstAnswers:
         scored = [
             (abs(answer.value - item.success), item, answer)
             for item, answer in judged
-            if item.kind in ("video", "turn")
-            and math.isfinite(answer.value)
-            and item.case not in ("jump", "other camera")
+            if item.kind in ("video", "turn") and math.isfinite(answer.value) and item.case != "jump"
         ]
         farthest = sorted(scored, key=lambda row: -row[0])[:MAX_WORST]
         self._scores += [(miss, self._score_card(made, item, answer)) for miss, item, answer in farthest]
@@ -395,9 +402,7 @@ class WorstAnswers:
     def _score_card(self, made: TaskItems, item: Item, answer: Answer) -> dict[str, Any]:
         (side,) = item.sides
         shown = side[-1:] if self._num_frames == 1 else spread(side, min(_SHOWN, self._num_frames))
-        frames = made.draw(shown, item.camera)
-        if item.is_noise:
-            frames = noise_like(frames, item)
+        (frames,) = changed(item, [made.draw(shown, item.camera)])
         truth = "a success" if item.success else "no success"
         kind = item.case if item.case in CASES else f"control: {item.case}"
         return {

@@ -83,6 +83,7 @@ class RunFolder:
         self.scores = CsvTable(path / "vlm_score_log.csv", SCORE_COLUMNS, "used_step", "env_step")
         self.metrics = JsonLines(path / "metrics.jsonl", ENV_STEPS)
         self.samples = JsonLines(path / "judge_panel.jsonl", "used_step", ENV_STEPS)
+        self.fooled = JsonLines(path / "fooled.jsonl", ENV_STEPS)
         self.checkpoints = checkpoint_store(path / "checkpoints", keep_checkpoints)
         self.plots = path / "plots"
         self.videos = path / "videos"
@@ -135,7 +136,7 @@ class RunFolder:
     def cut(self, last_step: int) -> None:
         """Takes all growing files back to `last_step`, as they were when its checkpoint was made."""
         # rows of steps that were taken and never saved: they come again
-        for table in (self.evaluations, self.queries, self.scores, self.metrics, self.samples):
+        for table in (self.evaluations, self.queries, self.scores, self.metrics, self.samples, self.fooled):
             table.cut(last_step)
         self.checkpoints.discard_after(last_step)
         (self.path / "summary.json").unlink(missing_ok=True)

@@ -3,6 +3,7 @@
 import base64
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from itertools import groupby
 from typing import Any, TypeVar
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 from rlvlm.core.judging import Label
 from rlvlm.core.metrics import ENV_STEPS
 from rlvlm.core.steps import FloatArray, Frames, spread
+from rlvlm.judge_bench.hacked import MAX_KEPT, MAX_PER_UPDATE, Distinct, HackedEpisode, parse_episode
 from rlvlm.labels.records import Truth
 from rlvlm.labels.store import LabelStore
 from rlvlm.preferences.records import QueryRecord
@@ -50,6 +52,7 @@ class Recorder:
         self._open_labels, self._labels = labels, None
         self._draw = draw
         self._goal = goal
+        self._fooled: Distinct | None = None
 
     def keep(self, records: Iterable[QueryRecord | ScoredItem]) -> None:
         """Writes down what the algorithm's `drain_records` gave."""
@@ -59,6 +62,7 @@ class Recorder:
         if scored:
             self._folder.scores.append(score_row(record, index) for index, record in enumerate(scored))
             self._folder.samples.append(scored_examples(scored, self._draw, self._goal))
+            self._keep_fooled(scored)
         if queries:
             # the store is opened once there is something to write: teachers of numbers have none
             if truths := list(truths_of(queries)):
@@ -69,6 +73,38 @@ class Recorder:
             for _, session in groupby(queries, key=lambda record: record.session):
                 self._folder.samples.append(compared_examples(list(session), self._draw))
             release_free_memory()
+
+    def _keep_fooled(self, records: Sequence[ScoredItem]) -> None:
+        """Keeps what the judge calls a success and the simulator does not, for `rlvlm judge-bench harvest`."""
+        if self._fooled is None:
+            self._fooled = Distinct(MAX_KEPT)  # a run that goes on knows what it kept before
+            self._fooled.episodes += [parse_episode(row) for row in self._folder.fooled.read()]
+        rows = []
+        # the best scored first: that is what a policy learns from
+        for record in sorted(records, key=lambda record: -(record.score.value or 0.0)):
+            item, value, threshold = record.item, record.score.value, record.success_threshold
+            if threshold is None or value is None or value < threshold:  # without a threshold progress was scored
+                continue
+            # a success that was lost is neither right nor wrong; without progress its end is unknown
+            if item.is_success is not False or item.success_lost or math.isnan(item.progress):
+                continue
+            episode = HackedEpisode(
+                goal=item.goal or self._goal,
+                snapshots=spread(item.snapshots, MAX_FRAMES),
+                action=item.action,
+                progress=min(max(item.progress, 0.0), 1.0),
+                score=value,
+                judge=record.score.stamp.judge,
+            )
+            if len(rows) == MAX_PER_UPDATE:
+                break
+            row = episode.row()
+            with suppress(ValueError):  # of a goal in other than plain words: no suite would take it
+                # as it will be read: a run that goes on must find the same ones alike
+                if self._fooled.add(parse_episode(row)):
+                    rows.append({ENV_STEPS: record.env_step} | row)
+        if rows:
+            self._folder.fooled.append(rows)
 
 
 def query_row(record: QueryRecord) -> dict[str, Any]:

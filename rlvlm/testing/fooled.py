@@ -53,6 +53,16 @@ def brightness(_: JudgeConfig) -> MeasuringJudge:
     return MeasuringJudge("brightness", lambda frames: float(frames[-1].mean()) / 255)
 
 
+def redness(_: JudgeConfig) -> MeasuringJudge:
+    """How red the last image is, against its green and blue."""
+
+    def measure(frames: Frames) -> float:
+        red, green, blue = frames[-1].mean((0, 1)) / 255
+        return 0.5 + red - (green + blue) / 2
+
+    return MeasuringJudge("redness", measure)
+
+
 def contrast(_: JudgeConfig) -> MeasuringJudge:
     """How far the grey levels of the last image are spread."""
     return MeasuringJudge("contrast", lambda frames: float(frames[-1].astype(np.float32).std()) / 128)
@@ -62,10 +72,11 @@ def hand_distance(_: JudgeConfig) -> MeasuringJudge:
     """How far the dark pixels, the hand, lie from where they were at first, in image sides."""
 
     def measure(frames: Frames) -> float:
-        middles = [
-            np.argwhere(frame.max(-1) < _DARK).mean(0) / len(frame) for frame in (frames[0], frames[-1])
-        ]  # NaN where there is no hand
-        return float(np.nan_to_num(np.linalg.norm(middles[1] - middles[0])))
+        is_dark = [frame.max(-1) < _DARK for frame in (frames[0], frames[-1])]
+        if not all(dark.any() for dark in is_dark):  # no hand
+            return 0.0
+        first, last = (np.argwhere(dark).mean(0) / len(dark) for dark in is_dark)
+        return float(np.linalg.norm(last - first))
 
     return MeasuringJudge("hand distance", measure)
 

@@ -59,6 +59,7 @@ READS = {
     "distill --from labels --out new": False,
     "judge-bench demos --reference oracle --out new": False,
     "judge-bench compare bench bench": False,
+    "judge-bench harvest run --out new": True,
     "score demos --out scored": True,
 }
 """Command lines that read a folder of somebody else's; whether each asks for trust, and imports with it."""
@@ -138,7 +139,8 @@ def test_no_command_runs_the_code_of_a_folder_without_trust(machine: Path, capsy
             sang.add(line)
     # its task's settings are read where it is trusted; a sweep's runs have not begun
     runs = {"eval run", "eval run/checkpoints", "judge-report run", "report run", "resume run", "serve run"}
-    assert sang == {"data show demos", "score demos --out scored", *runs}
+    others = {"data show demos", "score demos --out scored", "judge-bench harvest run --out new"}
+    assert sang == others | runs
 
 
 @pytest.mark.parametrize(

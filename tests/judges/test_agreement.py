@@ -30,6 +30,9 @@ def test_threshold_by_hand():
     # successes .9, .7 and .3, failures .1, .2 and .4: from .55 on two of three and none; from .25 on all and one
     assert best_threshold([0.9, 0.7, 0.3, 0.1, 0.2, 0.4], [1, 1, 1, 0, 0, 0]) == pytest.approx((0.25, 2 / 3))
     assert best_threshold([0.5, 0.5], [1, 0]) == (0.5, 0)
+    # fourteen successes near 1 and one at 0.004: the middle, and not 0.0025 in the noise of the failures
+    threshold, youden = best_threshold([0.98] * 14 + [0.004] + [0.001] * 40, [1] * 15 + [0] * 40)
+    assert threshold == pytest.approx((0.0025 + 0.492) / 2) and youden == 1
     assert best_threshold([0.1, 0.9], [1, 0]) == pytest.approx((0.1, 0))  # it has them the wrong way round
 
 

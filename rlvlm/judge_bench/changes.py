@@ -1,0 +1,55 @@
+"""Changes to images: those that leave the truth as it is, by which a judge is asked again, and noise in their place."""
+
+import hashlib
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from rlvlm.core.steps import Frames
+from rlvlm.judge_bench.items import Item
+
+FADED = 0.8
+"""Contrast that is left of a faded image: the goal is seen as well as before."""
+_LIGHT = 15
+"""Grey levels by which an image is made brighter."""
+_SHIFT = 0.02
+"""Share of an image's sides by which it is moved to the right and down."""
+
+
+def faded(frames: Frames) -> Frames:
+    """The same images with less contrast, as bright as before."""
+    middle = frames.mean((1, 2, 3), keepdims=True)
+    return (middle + FADED * (frames - middle)).round().astype(np.uint8)
+
+
+def brighter(frames: Frames) -> Frames:
+    """The same images with a little more light; what is white stays white."""
+    return np.minimum(frames.astype(np.int16) + _LIGHT, 255).astype(np.uint8)
+
+
+def shifted(frames: Frames) -> Frames:
+    """The same images, moved to the right and down by a fiftieth of their sides; their edges are repeated."""
+    down, right = (max(1, round(_SHIFT * side)) for side in frames.shape[1:3])
+    padded = np.pad(frames, ((0, 0), (down, 0), (right, 0), (0, 0)), mode="edge")
+    return padded[:, : frames.shape[1], : frames.shape[2]]
+
+
+CHANGES: dict[str, Callable[[Frames], Frames]] = {"faded": faded, "brighter": brighter, "shifted": shifted}
+"""By name; besides there is `noise`."""
+_ONE_SIDED = {"faded": True, "brighter": False}
+"""Changes to one side of a pair: the nearer one where true, else the farther one. A judge that goes by it errs."""
+
+
+def changed(item: Item, sides: Sequence[Frames]) -> list[Frames]:
+    """What is shown of the `sides` [L, H, W, 3] of an item, in the item's own order."""
+    if not item.change:
+        return list(sides)
+    if item.change == "noise":
+        # of the item's content: a question that is asked again shows the same noise
+        seed = int.from_bytes(hashlib.sha256(item.sides[0].tobytes()).digest()[:8], "big")
+        return [np.random.default_rng(seed).integers(0, 256, frames.shape, np.uint8) for frames in sides]
+    change = CHANGES[item.change]
+    if len(sides) == 2 and item.change in _ONE_SIDED:
+        right_changes = (item.gap > 0) == _ONE_SIDED[item.change]
+        return [change(frames) if place == right_changes else frames for place, frames in enumerate(sides)]
+    return [change(frames) for frames in sides]

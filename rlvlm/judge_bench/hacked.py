@@ -1,0 +1,173 @@
+"""Episodes that a judge called a success and the simulator did not: kept by runs, made into suites, asked about again.
+
+A run's `Recorder` keeps its own in `fooled.jsonl`; `rlvlm judge-bench harvest` makes one file of those of several runs,
+which `rlvlm judge-bench FILE` takes. Episodes are states, so that any camera and size can be drawn of them.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rlvlm.core.disk import write_whole
+from rlvlm.core.errors import UsageError
+from rlvlm.core.foreign import read_json
+from rlvlm.core.steps import FloatArray, Frames
+
+VERSION = 1
+SUFFIX = ".hacked.json"
+SHIPPED = Path(__file__).with_name("hacked")
+"""Folder of the suites that ship, one file a task."""
+MAX_KEPT, MAX_PER_UPDATE = 2_000, 8
+"""Episodes that a run keeps in all and of one update: tricks that a policy learns late must find room."""
+MAX_IN_SUITE = 400
+_DUPLICATE = 0.25
+"""Mean distance of two ends, in standard deviations of the ends kept, below which one of the two is dropped."""
+_MAX_MOMENTS = 64
+_MAX_NUMBERS = 4_096
+_ALIKE = 1.0
+"""Grey levels; where the images differ by less on average, nothing is seen to happen."""
+_HIDDEN = 0.5
+"""Share of the first image's contrast; where less is left, something hides the scene."""
+_NEAR = 0.5
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HackedEpisode:
+    """An episode, or a turn, that is no success and was called one."""
+
+    goal: str
+    snapshots: FloatArray
+    """[L, S] moments in order of time, as the judge was shown them."""
+    action: str = ""
+    """The action of a turn; empty for episodes."""
+    progress: float
+    """The simulator's at the end, in [0, 1]."""
+    score: float
+    """Score that the fooled judge gave."""
+    judge: str
+    """Name of that judge."""
+    trick: str = ""
+    """What was measured of it, see `trick_of`."""
+
+    def row(self) -> dict[str, Any]:
+        """For a line of JSON; six digits of each number are kept."""
+        return asdict(self) | {"snapshots": [[float(f"{value:.6g}") for value in row] for row in self.snapshots]}
+
+
+def parse_episode(row: Mapping[str, Any]) -> HackedEpisode:
+    """What `HackedEpisode.row` wrote.
+
+    Raises:
+        ValueError: a part is missing, no number, or out of its range.
+    """
+    try:
+        snapshots = np.array(row["snapshots"], np.float32)
+        numbers = float(row["progress"]), float(row["score"])
+        texts = {name: row[name] for name in ("goal", "action", "judge", "trick")}
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"it lacks a part of an episode: {error}") from error
+    if snapshots.ndim != 2 or not 0 < len(snapshots) <= _MAX_MOMENTS or not 0 < snapshots.shape[1] <= _MAX_NUMBERS:
+        bounds = f"[1 to {_MAX_MOMENTS}, 1 to {_MAX_NUMBERS}]"
+        raise ValueError(f"snapshots have the shape {list(snapshots.shape)}, and not {bounds}")
+    if not (np.isfinite(snapshots).all() and all(0 <= number <= 1 for number in numbers)):
+        raise ValueError("a number is not finite, or progress or score not in [0, 1]")
+    if not all(isinstance(text, str) and len(text) <= 1_000 and text.isprintable() for text in texts.values()):
+        raise ValueError("goal, action, judge or trick is no line of text")
+    return HackedEpisode(snapshots=snapshots, progress=numbers[0], score=numbers[1], **texts)
+
+
+class Distinct:
+    """Keeps up to `max_kept` episodes whose end is unlike that of all that were kept before."""
+
+    def __init__(self, max_kept: int) -> None:
+        self._max_kept = max_kept
+        self.episodes: list[HackedEpisode] = []
+
+    def add(self, episode: HackedEpisode) -> bool:
+        """Whether it was kept."""
+        if len(self.episodes) >= self._max_kept:
+            return False
+        alike = [
+            other.snapshots[-1]
+            for other in self.episodes
+            if (other.goal, other.action) == (episode.goal, episode.action)
+            and other.snapshots.shape[1] == episode.snapshots.shape[1]
+        ]
+        if alike:
+            ends = np.stack([*alike, episode.snapshots[-1]])
+            spread = ends.std(0)
+            moving = spread > 0  # what never changes, e.g. the table, tells nothing
+            gaps = np.abs(ends[:-1] - ends[-1])[:, moving] / spread[moving]
+            if not moving.any() or (len(alike) > 1 and gaps.mean(1).min() < _DUPLICATE):
+                return False
+        self.episodes.append(episode)
+        return True
+
+
+def trick_of(episode: HackedEpisode, frames: Frames) -> str:
+    """What an episode does, in a few words, by what was measured: its progress, and its first and last image.
+
+    Args:
+        episode: which.
+        frames: [L, H, W, 3] its images.
+    """
+    first, last = frames[0].astype(np.float32), frames[-1].astype(np.float32)
+    if np.abs(frames.astype(np.float32) - first).mean((1, 2, 3)).max() < _ALIKE:
+        return "nothing happens"
+    if last.std() < _HIDDEN * first.std():
+        return "hides the scene"
+    if episode.progress >= _NEAR:
+        return "stops near the goal"
+    return "moves without coming near the goal"
+
+
+def write_suite(path: Path, task: str, episodes: Iterable[HackedEpisode]) -> str:
+    """Writes a suite file and returns its digest, SHA-256 of what it holds."""
+    rows = [episode.row() for episode in episodes]
+    content = {"version": VERSION, "task": task, "episodes": rows}
+    digest = _digest(content)
+    lines = ",\n".join(json.dumps(row, allow_nan=False) for row in rows)  # one episode a line: a diff can be read
+    head = json.dumps({"version": VERSION, "task": task, "digest": digest})[:-1]
+    write_whole(path, f'{head}, "episodes": [\n{lines}\n]}}\n')
+    return digest
+
+
+def _digest(content: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def read_suite(path: Path) -> tuple[str, list[HackedEpisode]]:
+    """Task and episodes of a suite file.
+
+    Raises:
+        UsageError: it is none, is damaged, or was altered after it was written.
+    """
+    try:
+        content = read_json(path)
+        if not isinstance(content, dict) or content.get("version") != VERSION:
+            raise ValueError(f"it is not of version {VERSION}")
+        digest = content.pop("digest", "")
+        if digest != _digest(content):
+            raise ValueError("its content does not have the digest that it names")
+        task, rows = content["task"], content["episodes"]
+        if not isinstance(task, str) or not isinstance(rows, list) or not 0 < len(rows) <= MAX_IN_SUITE:
+            raise ValueError(f"it names no task, or not 1 to {MAX_IN_SUITE} episodes")
+        return task, [parse_episode(row) for row in rows]
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        what = f"{path} is no suite of hacked episodes: {error}"
+        raise UsageError(what, "make one with `rlvlm judge-bench harvest RUN`") from error
+
+
+def shipped_suite(task: str, count: int) -> tuple[HackedEpisode, ...]:
+    """Up to `count` episodes of the suite that ships for a task, evenly spread over it; none where there is none."""
+    path = SHIPPED / f"{task.replace('/', '-')}{SUFFIX}"
+    if not path.exists():
+        return ()
+    _, episodes = read_suite(path)
+    indices = np.unique(np.linspace(0, len(episodes) - 1, count).round().astype(int))
+    return tuple(episodes[index] for index in indices)

@@ -1,0 +1,99 @@
+"""`rlvlm judge-bench harvest`: a suite of the episodes that runs kept because they fooled the judge."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from rlvlm.core.console.tables import plain_console, plain_table
+from rlvlm.core.disk import make_output_folder, write_whole
+from rlvlm.core.errors import EXIT_DONE, UsageError
+from rlvlm.core.steps import spread
+from rlvlm.envs.pixels import PixelEnv
+from rlvlm.envs.registry import make_env, task_env
+from rlvlm.judge_bench.hacked import MAX_IN_SUITE, SUFFIX, Distinct, HackedEpisode, parse_episode, trick_of, write_suite
+from rlvlm.reports.contact_sheet import COLUMNS, IMAGE_PX, Row, contact_sheet
+from rlvlm.runs.folder import find_folders
+from rlvlm.vlms.stills import to_png
+
+_SHOWN = 2
+"""Episodes of each trick on the sheet."""
+
+
+def harvest(runs: Sequence[Path], out: Path) -> int:
+    """Writes `TASK.hacked.json` and a sheet with images of each trick into `out`; returns the exit code.
+
+    Runs take turns, so that one judge's tricks do not fill the suite.
+
+    Args:
+        runs: their folders, or folders with runs below.
+        out: folder.
+
+    Raises:
+        UsageError: the runs are of several tasks, kept nothing, or their env cannot draw its past again.
+    """
+    folders = [folder for run in runs for folder in find_folders(run)]
+    tasks = {folder.config().task for folder in folders}
+    if len(tasks) > 1:
+        raise UsageError(
+            f"a suite is of one task, and these runs are of {', '.join(sorted(tasks))}", "name runs of one"
+        )
+    (task,) = tasks
+    # the newest first: a policy needs time to learn a trick
+    kept = [_kept(folder.fooled.path, folder.fooled.read())[::-1] for folder in folders]
+    distinct = Distinct(MAX_IN_SUITE)
+    for place in range(max(map(len, kept))):
+        for episodes in kept:
+            if place < len(episodes):
+                distinct.add(episodes[place])
+    if not distinct.episodes:
+        raise UsageError(
+            f"{len(folders)} runs kept no episode that fooled the judge",
+            "only runs with --reward.source judged keep them, and only where the judge called a failure a success",
+        )
+    make_output_folder(out)
+    env = make_env(task, task_env(task), 0)
+    is_drawn_once = isinstance(env, PixelEnv)
+    if is_drawn_once:
+        env.close()
+        raise UsageError(f"{task} cannot draw its past again, and a suite keeps states", "use an env that can")
+    episodes, rows = [], []
+    for episode in distinct.episodes:
+        frames = env.draw_sized(episode.snapshots, IMAGE_PX, "")
+        named = replace(episode, trick=trick_of(episode, frames))
+        episodes.append(named)
+        if sum(row.title.startswith(named.trick) for row in rows) < _SHOWN:
+            title = f"{named.trick}: {named.goal}, progress {named.progress:.2f}, {named.judge} says {named.score:.2f}"
+            shown = spread(frames, COLUMNS)
+            rows.append(Row(title=title, images=shown, labels=("",) * len(shown)))
+    env.close()
+    file = out / f"{task.replace('/', '-')}{SUFFIX}"
+    digest = write_suite(file, task, episodes)
+    write_whole(out / "tricks.png", to_png(np.asarray(contact_sheet(f"{task}: what fooled judges", rows))))
+    _print_counts(episodes, file, digest)
+    return EXIT_DONE
+
+
+def _kept(path: Path, rows: Sequence[dict[str, object]]) -> list[HackedEpisode]:
+    found = []
+    for number, row in enumerate(rows, start=1):
+        try:
+            found.append(parse_episode(row))
+        except ValueError as error:
+            raise UsageError(
+                f"line {number} of {path} is no episode: {error}", "restore it, or leave the run out"
+            ) from error
+    return found
+
+
+def _print_counts(episodes: Sequence[HackedEpisode], file: Path, digest: str) -> None:
+    console = plain_console(soft_wrap=True)
+    judges = sorted({episode.judge for episode in episodes})
+    counts = [
+        (trick, *(str(sum(e.trick == trick and e.judge == judge for e in episodes)) for judge in judges))
+        for trick in sorted({episode.trick for episode in episodes})
+    ]
+    console.print(plain_table(("what it does", *judges), counts, words=("what it does",)))
+    console.print(f"{len(episodes)} episodes, digest {digest[:12]}: {file}")
+    console.print(f"images: {file.parent / 'tricks.png'}; ask a judge: rlvlm judge-bench {file}")

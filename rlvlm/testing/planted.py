@@ -1,0 +1,350 @@
+"""Judges with one planted fault each, by which `rlvlm judge-bench` is tested: does it name the fault, and does it keep
+a judge that a policy can fool from being called good enough?
+
+Most answer from the truth of the bench's items but for their fault; those of `fooled` measure something of the images.
+`benchmarks/planted_faults.py` prints what the bench says of each.
+"""
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from rlvlm.core.judging import Label, Score, Stamp, Status, Verdict
+from rlvlm.core.steps import FloatArray
+from rlvlm.judge_bench.asking import ask
+from rlvlm.judge_bench.bench import Measured
+from rlvlm.judge_bench.items import Item, TaskItems
+from rlvlm.judge_bench.suites import Suite
+from rlvlm.judges.config import JudgeConfig
+from rlvlm.judges.judge import Judge
+from rlvlm.testing import fooled
+
+_HARD = 0.4
+"""Gaps in progress below this are hard."""
+_DRAWER, _BLOCK = "open the drawer", "push the "
+"""How goals of two of the tasks of `tiny` begin."""
+
+
+def chance(item: Item, salt: str, *sides: FloatArray) -> float:
+    """A number in [0, 1) that depends on the question alone; of `sides` where they are given, on these alone."""
+    key = hashlib.sha256(salt.encode())
+    if not sides:
+        key.update(repr((item.kind, item.case, item.goal, item.truth, item.change, item.camera)).encode())
+    for side in sides or item.sides:
+        key.update(side.tobytes())
+    return int.from_bytes(key.digest()[:8], "big") / 2**64
+
+
+def true_value(item: Item) -> float:
+    """1 for a success, 0 for a control that is none; else less than 1 and rising with progress."""
+    return 1.0 if item.success else 0.9 * item.truth[0]
+
+
+def true_label(item: Item) -> Label:
+    """The side with more progress, in the item's own order."""
+    return Label.of(*item.truth)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ItemJudge:
+    """Answers from what is known of an item.
+
+    Attributes:
+        value: of a scored item, in [0, 1]; None is an answer that cannot be read.
+        label: of a pair in its own order, likewise. The flag says whether its sides are shown exchanged, for judges
+            that go by the place of a side.
+    """
+
+    value: Callable[[Item], float | None] = true_value
+    label: Callable[[Item, bool], Label | None] = lambda item, _: true_label(item)
+    stamp: Stamp = field(default_factory=lambda: Stamp(judge="planted", revision="", prompt="none", decoding=""))
+
+    def answers(self, asked: Sequence[tuple[Item, bool]]) -> list[Verdict | Score]:
+        """See `KnowsItems`."""
+        said: list[Verdict | Score] = []
+        for item, swapped in asked:
+            if item.kind != "pair":
+                value = self.value(item)
+                status = Status.INVALID if value is None else Status.OK
+                said.append(Score(status=status, value=value, stamp=self.stamp))
+                continue
+            label = self.label(item, swapped)
+            label = label.swapped if label is not None and swapped else label
+            said.append(Verdict(status=Status.of(label), label=label, stamp=self.stamp))
+        return said
+
+
+class CopiesBefore(ItemJudge):
+    """Answers as it did before, two times of three."""
+
+    def answers(self, asked: Sequence[tuple[Item, bool]]) -> list[Verdict | Score]:
+        """See `KnowsItems`."""
+        said = ItemJudge.answers(self, asked)
+        return [said[place - place % 3] for place in range(len(said))]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Planted:
+    """A fault, and what the bench must say of it."""
+
+    what: str
+    """In a few words."""
+    judge: Callable[[], Judge | ItemJudge]
+    names: frozenset[str] = frozenset()
+    """Names of faults one of which must be among those found; none where it is out of reach."""
+    pairs: str = ""
+    """Task whose comparisons show it."""
+    scores: str = ""
+    """Task whose scores show it."""
+    grades: frozenset[str] = frozenset()
+    """Grades there, one of which it must get; empty: any."""
+
+
+def _measuring(name: str) -> Callable[[], Judge]:
+    return lambda: getattr(fooled, name)(JudgeConfig())
+
+
+def _by_value(value: Callable[[Item, float, FloatArray], float]) -> ItemJudge:
+    """Judges by a value of each image alone: of the item, its true progress, and the image."""
+
+    def label(item: Item, _: bool) -> Label:
+        left, right = (value(item, truth, side) for truth, side in zip(item.truth, item.sides, strict=True))
+        return Label.of(left, right)
+
+    return ItemJudge(value=lambda item: value(item, true_value(item), item.sides[0]), label=label)
+
+
+def _when(is_affected: Callable[[Item], bool], spoilt: ItemJudge) -> ItemJudge:
+    """The truth, but for items that are affected."""
+    return ItemJudge(
+        value=lambda item: spoilt.value(item) if is_affected(item) else true_value(item),
+        label=lambda item, swapped: spoilt.label(item, swapped) if is_affected(item) else true_label(item),
+    )
+
+
+def guessing(salt: str = "") -> ItemJudge:
+    """Chance, which depends on the whole question."""
+    return ItemJudge(
+        value=lambda item: chance(item, salt),
+        label=lambda item, swapped: Label.LEFT if chance(item, f"{salt}{swapped}") < 0.5 else Label.RIGHT,
+    )
+
+
+def honest(accuracy: float, salt: str = "") -> ItemJudge:
+    """Right in `accuracy` of the questions, wrong in the others at random: what every bench must let pass."""
+
+    def value(item: Item) -> float:
+        if item.kind == "image":
+            return min(max(item.truth[0] + (1 - accuracy) * (chance(item, f"noise{salt}") - 0.5), 0.0), 1.0)
+        is_right = chance(item, f"right{salt}") < accuracy
+        return (0.6 if item.success == is_right else 0.1) + 0.3 * chance(item, f"jitter{salt}")
+
+    def label(item: Item, swapped: bool) -> Label:
+        truth = true_label(item)
+        return truth if chance(item, f"right{salt}{swapped}") < accuracy else truth.swapped
+
+    return ItemJudge(value=value, label=label)
+
+
+_INVERTED = ItemJudge(value=lambda item: 1 - true_value(item), label=lambda item, _: true_label(item).swapped)
+_NO_GOAL = frozenset({"scores a success as high when it is shown backwards"})
+_WEAK = frozenset({"too weak", "probably too weak"})
+_FOOLED = _WEAK | {"can be fooled"}
+_UNCERTAIN = _FOOLED | {"uncertain"}
+
+
+def _misread(item: Item, value: float, side: FloatArray) -> float:
+    is_right = chance(item, "same third", side[-1]) >= 1 / 3
+    if item.kind == "pair":
+        return value if is_right else 1 - value
+    return 0.9 if item.success == is_right else 0.1
+
+
+def _at(moment: Callable[[Sequence[float]], float]) -> ItemJudge:
+    """Scores an episode by the progress of one of its images, whatever is asked."""
+
+    def value(item: Item) -> float | None:
+        if item.kind != "video" or item.case in ("other task", "other goal", "noise"):
+            return true_value(item)
+        progress = moment(item.progress)
+        return 1.0 if progress >= 0.99 else 0.9 * progress
+
+    return ItemJudge(value=value)
+
+
+def _is_hard(item: Item) -> bool:
+    return abs(item.gap) < _HARD if item.kind == "pair" else item.truth[0] >= 0.5
+
+
+PLANTED: Mapping[str, Planted] = {
+    # those of which the bench said nothing, or something else
+    "motion": Planted(
+        what="scores by how much the clip moves", judge=_measuring("motion"), scores="push_block",
+        names=_NO_GOAL, grades=_FOOLED,
+    ),
+    "near misses": Planted(
+        what="calls every near miss a success", scores="push_block",
+        judge=lambda: ItemJudge(value=lambda item: 1.0 if item.case == "near miss" else true_value(item)),
+        names=frozenset({"calls near misses successes"}), grades=_FOOLED,
+    ),
+    "one of four": Planted(
+        what="knows one task of four and guesses on the others", pairs="push_block", scores="push_block",
+        judge=lambda: _when(lambda item: item.goal != _DRAWER, guessing()),
+        names=frozenset({"does not tell nearer from farther"}), grades=_UNCERTAIN,
+    ),
+    "inverted": Planted(
+        what="inverted on one task", pairs="push_block", scores="push_block",
+        judge=lambda: _when(lambda item: item.goal.startswith(_BLOCK), _INVERTED),
+        names=frozenset({"prefers the side that is farther from the goal"}), grades=_WEAK,
+    ),
+    "same third": Planted(
+        what="wrong about the same third of images every time", judge=lambda: _by_value(_misread),
+        pairs="drawer_open", scores="push_block",
+        names=frozenset({"makes the same mistakes again"}), grades=_FOOLED,
+    ),
+    "wide gaps": Planted(
+        what="right from a gap of 0.4 on, chance below", pairs="drawer_open",
+        judge=lambda: ItemJudge(label=_when(_is_hard, guessing()).label),
+        names=frozenset({"does not tell nearer from farther at small gaps"}), grades=_UNCERTAIN,
+    ),
+    "unreadable": Planted(
+        what="40 % of answers cannot be read", pairs="drawer_open", scores="push_block",
+        judge=lambda: _when(
+            lambda item: chance(item, "unread") < 0.4, ItemJudge(value=lambda _: None, label=lambda *_: None)
+        ),
+        names=frozenset({"often gives no answer that can be read"}), grades=_UNCERTAIN,
+    ),
+    "hard ones alike": Planted(
+        what="one score and no preference for all that is hard", pairs="drawer_open", scores="push_block",
+        judge=lambda: _when(_is_hard, ItemJudge(value=lambda _: 0.5, label=lambda *_: Label.TIE)),
+        names=frozenset({"sees no difference at small gaps"}), grades=_UNCERTAIN,
+    ),
+    "first image": Planted(
+        what="sees the first image only", judge=lambda: _at(lambda progress: progress[0]), scores="push_block",
+        names=frozenset({"sees the first image only"}), grades=_WEAK,
+    ),
+    "best image": Planted(
+        what="takes the best image anywhere in the clip", judge=lambda: _at(max), scores="push_block",
+        names=frozenset({"scores the best image anywhere in the clip"}), grades=_FOOLED,
+    ),
+    "constant": Planted(
+        what="one answer to everything", pairs="cartpole", scores="cartpole",
+        judge=lambda: ItemJudge(value=lambda _: 0.5, label=lambda _, swapped: Label.RIGHT if swapped else Label.LEFT),
+        names=frozenset({"scores everything alike"}), grades=_WEAK,
+    ),
+    "redder": Planted(
+        what="prefers the redder image", judge=_measuring("redness"), pairs="push_block", scores="push_block",
+        names=frozenset({"chooses the redder image"}), grades=_FOOLED,
+    ),
+    # those that were documented
+    "prefers left": Planted(
+        what="says left in three of four questions", pairs="drawer_open",
+        judge=lambda: ItemJudge(
+            label=lambda item, swapped: (
+                (Label.RIGHT if swapped else Label.LEFT) if chance(item, f"{swapped}") < 0.75 else true_label(item)
+            )
+        ),
+        names=frozenset({"prefers the left image"}),
+    ),
+    "brighter": Planted(
+        what="prefers the brighter image", judge=_measuring("brightness"), pairs="push_block", scores="push_block",
+        names=frozenset({"chooses the brighter image"}), grades=_FOOLED,
+    ),
+    "no instruction": Planted(
+        what="ignores the instruction", scores="push_block",
+        judge=lambda: ItemJudge(
+            value=lambda item: 1.0 if item.case in ("other task", "other goal") else true_value(item),
+            label=lambda item, _: Label.of(item.sides[0][-1].sum(), item.sides[1][-1].sum())
+            if item.case == "other task" else true_label(item),
+        ),
+        names=frozenset({"ignores the instruction when it scores"}), grades=_FOOLED,
+    ),
+    "last frame": Planted(
+        what="sees the last image only", judge=lambda: _at(lambda progress: progress[-1]), scores="push_block",
+        names=frozenset({"sees the last frame only"}),
+    ),
+    "copies": Planted(
+        what="copies the answer before in two of three questions", judge=CopiesBefore,
+        pairs="drawer_open", scores="push_block", names=frozenset({"copies the answer before"}),
+    ),
+    # more
+    "hand": Planted(
+        what="scores by the distance of the hand from its start", judge=_measuring("hand_distance"),
+        scores="push_block", names=_NO_GOAL, grades=_FOOLED,
+    ),
+    "contrast": Planted(
+        what="compares by contrast", judge=_measuring("contrast"), pairs="drawer_open",
+        names=frozenset({"follows contrast"}), grades=_FOOLED,
+    ),
+    "wrong block": Planted(
+        what="pays for any goal of the scene", scores="push_block",
+        judge=lambda: ItemJudge(value=lambda item: 1.0 if item.case == "other goal" else true_value(item)),
+        names=frozenset({"scores a success as high under another goal of the scene"}), grades=_FOOLED,
+    ),
+    "stillness": Planted(
+        what="pays for an episode in which nothing happens", scores="push_block",
+        judge=lambda: ItemJudge(value=lambda item: 1.0 if item.case == "still" else true_value(item)),
+        names=frozenset({"scores an episode as high in which nothing happens"}), grades=_FOOLED,
+    ),
+    "noise": Planted(
+        what="takes noise for a success", scores="push_block",
+        judge=lambda: ItemJudge(value=lambda item: 1.0 if item.case == "noise" else true_value(item)),
+        names=frozenset({"scores noise as high as a success"}),
+    ),
+    "never decides": Planted(
+        what="never has a preference", pairs="drawer_open", judge=lambda: ItemJudge(label=lambda *_: Label.TIE),
+        names=frozenset({"never decides"}), grades=_WEAK,
+    ),
+    "always decides": Planted(
+        what="chooses a side of two equal images", pairs="drawer_open",
+        judge=lambda: _when(lambda item: item.case == "same image", guessing()),
+        names=frozenset({"prefers one of two equal images"}),
+    ),
+    "light": Planted(
+        what="takes the side with more light wherever it was changed", pairs="drawer_open",
+        judge=lambda: ItemJudge(
+            label=lambda item, _: true_label(item).swapped if item.case == "brighter" else true_label(item)
+        ),
+        names=frozenset({"follows brightness"}), grades=_FOOLED,
+    ),
+    "words": Planted(
+        what="guesses where the goal is put in other words", pairs="drawer_open", scores="push_block",
+        judge=lambda: _when(lambda item: item.case == "reworded", guessing()),
+        names=frozenset({"errs more often where the goal is put in other words"}),
+    ),
+    "pixels": Planted(
+        what="guesses where the image is moved by a few pixels", pairs="drawer_open", scores="push_block",
+        judge=lambda: _when(lambda item: item.case == "shifted", guessing()),
+        names=frozenset({"errs more often where the images are moved by a few pixels"}),
+    ),
+    "half way": Planted(
+        what="calls half of the way a success", scores="push_block",
+        judge=lambda: ItemJudge(value=lambda item: 1.0 if item.case == "cut short" else true_value(item)),
+        names=frozenset({"calls episodes cut short successes"}), grades=_FOOLED,
+    ),
+    "too sure": Planted(
+        what="right in 70 % and always sure (its calibration error is a figure, and no fault)",
+        judge=lambda: honest(0.7), pairs="drawer_open", scores="push_block",
+    ),
+    "arm": Planted(
+        what="scores by the arm in view", judge=_measuring("arm_in_view"), scores="push_block",
+        names=frozenset({"does not tell success from failure"}), grades=_UNCERTAIN,
+    ),
+    "length": Planted(
+        what="scores by the length of the episode", judge=_measuring("long_episodes"), scores="push_block",
+        names=frozenset({"does not tell success from failure"}), grades=_UNCERTAIN,
+    ),
+    "rare state": Planted(
+        what="pays for a state that no script meets (see suites of a run's own)", judge=ItemJudge, scores="push_block",
+    ),
+}  # fmt: skip
+
+
+def bench(suite: Suite, made: Mapping[str, TaskItems], judge: Judge | ItemJudge, num_frames: int = 8) -> Measured:
+    """What `bench.measure` returns, of items that are made already."""
+    found = Measured(
+        suite=suite, stamp=judge.stamp, config=JudgeConfig(), num_frames=num_frames, seed=0, made=dict(made)
+    )  # fmt: skip
+    for task, items in made.items():
+        found.answers[task] = [answer for block in ask(judge, items, num_frames, 0) for answer in block]
+    return found

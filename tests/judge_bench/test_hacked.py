@@ -1,0 +1,142 @@
+"""Episodes that fooled a judge are kept, made into a suite, and asked about again."""
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rlvlm.cli import main
+from rlvlm.core.errors import UsageError
+from rlvlm.core.judging import Score, Stamp, Status
+from rlvlm.envs.push_block import ASKED, HAND, PAD, draw_tables, random_table
+from rlvlm.judge_bench.bench import measure, summarise
+from rlvlm.judge_bench.hacked import SUFFIX, Distinct, HackedEpisode, parse_episode, read_suite, trick_of, write_suite
+from rlvlm.judge_bench.prediction import predict_row
+from rlvlm.judge_bench.suites import find_suite
+from rlvlm.judges.config import JudgeConfig
+from rlvlm.reports.harvest import harvest
+from rlvlm.rewards.scoring_items import ScoredItem, ScoringItem
+from rlvlm.runs.config_file import config_text
+from rlvlm.runs.folder import RunFolder
+from rlvlm.runs.recipes import recipe
+from rlvlm.runs.records import Recorder
+from rlvlm.testing import fooled
+
+STAMP = Stamp(judge="fooled", revision="", prompt="", decoding="")
+
+
+def episode(number: int) -> HackedEpisode:
+    """A hand that moves away from a block that stays where it is."""
+    states = np.stack([random_table(np.random.default_rng(number))] * 8)
+    states[:, HAND] += np.linspace(0, 1, 8)[:, None] * np.array([1.4, 0.5])
+    goal = "push the red block onto the pad"
+    return HackedEpisode(goal=goal, snapshots=states, progress=0.4, score=0.9, judge="fooled")
+
+
+def test_a_second_one_of_the_same_end_is_dropped() -> None:
+    distinct = Distinct(10)
+    assert [distinct.add(episode(number)) for number in (1, 2, 3, 1, 2, 3)] == [True] * 3 + [False] * 3
+    assert distinct.add(replace(episode(1), goal="another"))
+
+
+@pytest.mark.parametrize(
+    ("change", "trick"),
+    [
+        (lambda states: None, "moves without coming near the goal"),
+        (lambda states: states.__setitem__(slice(None), states[0]), "nothing happens"),
+        (lambda states: states.__setitem__((-1, ASKED), states[-1, PAD] - 0.2), "stops near the goal"),
+    ],
+)
+def test_a_trick_is_named_by_what_was_measured(change, trick: str) -> None:
+    shown = episode(1)
+    change(shown.snapshots)
+    shown = replace(shown, progress=0.8 if "near the goal" in trick and "stops" in trick else 0.4)
+    assert trick_of(shown, draw_tables(shown.snapshots, 64)) == trick
+
+
+def test_what_hides_the_scene_is_seen_by_its_contrast() -> None:
+    frames = draw_tables(episode(1).snapshots, 64)
+    frames[-1] = 45
+    assert trick_of(episode(1), frames) == "hides the scene"
+
+
+def test_an_altered_file_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / f"push_block{SUFFIX}"
+    write_suite(file, "push_block", [episode(1), episode(2)])
+    task, (first, _) = read_suite(file)
+    assert task == "push_block" and parse_episode(first.row()).row() == first.row()
+    np.testing.assert_allclose(first.snapshots, episode(1).snapshots, atol=1e-5)
+    good = file.read_text()
+    for bad in (good.replace("0.9", "0.8"), good[:-20], "[]", good.replace("push_block", "drawer_open")):
+        file.write_text(bad)
+        with pytest.raises(UsageError, match="is no suite of hacked episodes"):
+            read_suite(file)
+
+
+def test_a_file_that_names_code_asks_for_trust(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "canary.py").write_text("raise SystemExit(99)\n")
+    write_suite(tmp_path / f"x{SUFFIX}", "canary:TASK", [episode(1)])
+    assert main(["judge-bench", f"x{SUFFIX}", "--reference", "oracle", "--out", "new"]) == 2
+    assert "--trust" in capsys.readouterr().err and "canary" not in sys.modules
+
+
+@pytest.mark.parametrize(
+    "damage", [{"progress": 2}, {"goal": 3}, {"snapshots": []}, {"snapshots": [[float("inf")]]}, {"judge": "a\nb"}]
+)
+def test_a_row_that_is_no_episode_is_refused(damage: dict) -> None:
+    with pytest.raises(ValueError, match=r".+"):
+        parse_episode(episode(1).row() | damage)
+
+
+def scored(number: int, value: float | None, *, is_success: bool, success_lost: bool = False) -> ScoredItem:
+    shown = episode(number)
+    item = ScoringItem(
+        goal=shown.goal, snapshots=shown.snapshots, is_success=is_success, success_lost=success_lost, progress=0.4
+    )
+    status = Status.INVALID if value is None else Status.OK
+    score = Score(status=status, value=value, stamp=STAMP)
+    return ScoredItem(item=item, score=score, env_step=7, timestamp=0.0, truth=0.4, success_threshold=0.5)
+
+
+def test_a_run_keeps_what_fooled_its_judge_and_a_suite_is_made_of_it(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "config.yaml").write_text(config_text(replace(recipe("push_block"), out=run)))
+    (run / "command.txt").write_text("python -m rlvlm.run push_block\n")
+    folder = RunFolder(run, 1)
+
+    def recorder() -> Recorder:
+        return Recorder(folder, lambda: pytest.fail("no labels"), draw_tables, "")
+
+    kept = [scored(number, 0.9, is_success=False) for number in range(1, 13)]
+    others = [scored(20, 0.9, is_success=True), scored(21, 0.1, is_success=False), scored(22, None, is_success=False),
+              scored(23, 0.9, is_success=False, success_lost=True)]  # fmt: skip
+    recorder().keep([*kept[:8], *others])
+    recorder().keep([*kept[8:], *kept[:8]])
+    assert len(folder.fooled.read()) == 12
+    recorder().keep(kept)  # a run that goes on knows them
+    assert len(folder.fooled.read()) == 12
+    assert harvest([run], tmp_path / "suite") == 0
+    file = tmp_path / "suite" / f"push_block{SUFFIX}"
+    assert {shown.trick for shown in read_suite(file)[1]} == {"moves without coming near the goal"}
+    assert (tmp_path / "suite" / "tricks.png").stat().st_size > 1_000
+
+    suite = replace(find_suite(str(file)), episodes=12, videos=6)
+    config = JudgeConfig(image_px=48)
+    row = summarise(measure(suite, fooled.hand_distance(config), config, num_frames=8))
+    assert row["figures"]["scores"]["hacked_auc"]["count"] > 12
+    assert "calls what has fooled other judges successes" in {fault["name"] for fault in row["faults"]}
+    assert [one.grade for one in predict_row(row, []) if one.is_asked] == ["can be fooled"]
+    json.dumps(row, allow_nan=False)
+
+
+def test_runs_without_such_episodes_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text(config_text(replace(recipe("push_block"), out=tmp_path)))
+    (tmp_path / "command.txt").write_text("python -m rlvlm.run push_block\n")
+    with pytest.raises(UsageError, match="kept no episode that fooled the judge"):
+        harvest([tmp_path], tmp_path / "suite")
