@@ -66,7 +66,7 @@ _NO_SUCCESSES = {
     "near miss": "near misses",
     "cut short": "episodes cut short",
     "failure": "failures",
-    HACKED: "what has fooled other judges",
+    HACKED: "what has fooled judges",
 }
 """Cases that a policy can play and that must not be called successes, in words."""
 _ASKED: dict[Literal["pairs", "scores"], str] = {"pairs": "", "scores": " when it scores"}

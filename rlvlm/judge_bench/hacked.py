@@ -24,16 +24,16 @@ SHIPPED = Path(__file__).with_name("hacked")
 """Folder of the suites that ship, one file a task."""
 MAX_KEPT, MAX_PER_UPDATE = 2_000, 8
 """Episodes that a run keeps in all and of one update: tricks that a policy learns late must find room."""
-MAX_IN_SUITE = 400
+MAX_IN_SUITE = 150
 _DUPLICATE = 0.25
 """Mean distance of two ends, in standard deviations of the ends kept, below which one of the two is dropped."""
 _MAX_MOMENTS = 64
 _MAX_NUMBERS = 4_096
 _ALIKE = 1.0
-"""Grey levels; where the images differ by less on average, nothing is seen to happen."""
+"""Grey levels by which an image differs from the first on average; below it hardly anything moves."""
 _HIDDEN = 0.5
 """Share of the first image's contrast; where less is left, something hides the scene."""
-_NEAR = 0.5
+_HALF_WAY = 0.5
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -118,12 +118,12 @@ def trick_of(episode: HackedEpisode, frames: Frames) -> str:
     """
     first, last = frames[0].astype(np.float32), frames[-1].astype(np.float32)
     if np.abs(frames.astype(np.float32) - first).mean((1, 2, 3)).max() < _ALIKE:
-        return "nothing happens"
+        return "hardly anything moves"
     if last.std() < _HIDDEN * first.std():
         return "hides the scene"
-    if episode.progress >= _NEAR:
-        return "stops near the goal"
-    return "moves without coming near the goal"
+    if episode.progress >= _HALF_WAY:
+        return "ends past half of the way"
+    return "ends before half of the way"
 
 
 def write_suite(path: Path, task: str, episodes: Iterable[HackedEpisode]) -> str:
@@ -163,11 +163,15 @@ def read_suite(path: Path) -> tuple[str, list[HackedEpisode]]:
         raise UsageError(what, "make one with `rlvlm judge-bench harvest RUN`") from error
 
 
-def shipped_suite(task: str, count: int) -> tuple[HackedEpisode, ...]:
+def shipped_tasks() -> list[str]:
+    """Tasks for which a suite ships."""
+    return sorted(file.name.removesuffix(SUFFIX) for file in SHIPPED.glob(f"*{SUFFIX}"))
+
+
+def shipped_suite(task: str, count: int = MAX_IN_SUITE) -> tuple[HackedEpisode, ...]:
     """Up to `count` episodes of the suite that ships for a task, evenly spread over it; none where there is none."""
-    path = SHIPPED / f"{task.replace('/', '-')}{SUFFIX}"
-    if not path.exists():
+    if task not in shipped_tasks():
         return ()
-    _, episodes = read_suite(path)
+    _, episodes = read_suite(SHIPPED / f"{task}{SUFFIX}")
     indices = np.unique(np.linspace(0, len(episodes) - 1, count).round().astype(int))
     return tuple(episodes[index] for index in indices)

@@ -61,7 +61,9 @@ def known_items(suite: Suite, config: EnvConfig, size_px: int, seed: int, per_tu
         per_turn: whether single turns are scored.
         goal: that the judge is asked about; empty for the env's own.
     """
-    made = make_items(replace(suite, goal=goal), suite.tasks[0], config, size_px, seed, per_turn)
+    # what fooled judges under the task's own goals may be a success in the user's words
+    suite = replace(suite, goal=goal, hacked=() if goal else suite.hacked)
+    made = make_items(suite, suite.tasks[0], config, size_px, seed, per_turn)
     # the user's words have no other goal in this scene
     return _with_controls(made, [case for case in _SHOWN if not goal or case != "other goal"])
 

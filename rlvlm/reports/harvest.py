@@ -64,7 +64,7 @@ def harvest(runs: Sequence[Path], out: Path) -> int:
         named = replace(episode, trick=trick_of(episode, frames))
         episodes.append(named)
         if sum(row.title.startswith(named.trick) for row in rows) < _SHOWN:
-            title = f"{named.trick}: {named.goal}, progress {named.progress:.2f}, {named.judge} says {named.score:.2f}"
+            title = f"{named.trick}: {named.progress:.2f} of the way"
             shown = spread(frames, COLUMNS)
             rows.append(Row(title=title, images=shown, labels=("",) * len(shown)))
     env.close()

@@ -45,15 +45,15 @@ def test_a_second_one_of_the_same_end_is_dropped() -> None:
 @pytest.mark.parametrize(
     ("change", "trick"),
     [
-        (lambda states: None, "moves without coming near the goal"),
-        (lambda states: states.__setitem__(slice(None), states[0]), "nothing happens"),
-        (lambda states: states.__setitem__((-1, ASKED), states[-1, PAD] - 0.2), "stops near the goal"),
+        (lambda states: None, "ends before half of the way"),
+        (lambda states: states.__setitem__(slice(None), states[0]), "hardly anything moves"),
+        (lambda states: states.__setitem__((-1, ASKED), states[-1, PAD] - 0.2), "ends past half of the way"),
     ],
 )
 def test_a_trick_is_named_by_what_was_measured(change, trick: str) -> None:
     shown = episode(1)
     change(shown.snapshots)
-    shown = replace(shown, progress=0.8 if "near the goal" in trick and "stops" in trick else 0.4)
+    shown = replace(shown, progress=0.8 if "past" in trick else 0.4)
     assert trick_of(shown, draw_tables(shown.snapshots, 64)) == trick
 
 
@@ -123,14 +123,14 @@ def test_a_run_keeps_what_fooled_its_judge_and_a_suite_is_made_of_it(tmp_path: P
     assert len(folder.fooled.read()) == 12
     assert harvest([run], tmp_path / "suite") == 0
     file = tmp_path / "suite" / f"push_block{SUFFIX}"
-    assert {shown.trick for shown in read_suite(file)[1]} == {"moves without coming near the goal"}
+    assert {shown.trick for shown in read_suite(file)[1]} == {"ends before half of the way"}
     assert (tmp_path / "suite" / "tricks.png").stat().st_size > 1_000
 
     suite = replace(find_suite(str(file)), episodes=12, videos=6)
     config = JudgeConfig(image_px=48)
     row = summarise(measure(suite, fooled.hand_distance(config), config, num_frames=8))
     assert row["figures"]["scores"]["hacked_auc"]["count"] > 12
-    assert "calls what has fooled other judges successes" in {fault["name"] for fault in row["faults"]}
+    assert "calls what has fooled judges successes" in {fault["name"] for fault in row["faults"]}
     assert [one.grade for one in predict_row(row, []) if one.is_asked] == ["can be fooled"]
     json.dumps(row, allow_nan=False)
 

@@ -63,7 +63,8 @@ def test_the_oracle_starts_and_its_figures_are_the_benchs(made: TaskItems) -> No
     assert found["auc"]["value"] == 1.0 and found["threshold"] == 0.5 and not lines
     controls = [item.case for item in made.items if item.source >= 0]
     assert {case: controls.count(case) for case in controls} == {"reversed": 8, "still": 8, "other goal": 8}
-    assert found["auc"]["count"] == len(made.items) - len(controls) > 48
+    hacked = sum(item.case == "hacked" for item in made.items)
+    assert found["auc"]["count"] == len(made.items) - len(controls) - hacked > 48 and hacked == 8
 
 
 @pytest.mark.parametrize(
@@ -84,11 +85,11 @@ def test_who_says_nothing_about_the_goal_is_refused_in_the_benchs_words(
 
 
 class CopiesSome(Says):
-    """Right, but that every third answer is the one before."""
+    """Right, but that every fourth answer is the one before."""
 
     def answers(self, asked: Sequence[tuple[Item, bool]]) -> list[Verdict | Score]:
         values = [0.9 * item.truth[0] + 1e-4 * place for place, (item, _) in enumerate(asked)]
-        values[2::3] = values[1::3][: len(values[2::3])]
+        values[3::4] = values[2::4][: len(values[3::4])]
         return [Score(status=Status.OK, value=value, stamp=STAMP) for value in values]
 
 

@@ -397,8 +397,8 @@ def test_known_turns_chunks_and_episodes_are_the_benchs(monkeypatch: pytest.Monk
     episodes = known("number_line", 4, False)
     assert {item.success for item in episodes} == {True, False}
     driven = Counter(item.case for item in known("push_block", 16, False))
-    controls = {case: driven.pop(case) for case in ("reversed", "still", "other goal")}
-    assert set(controls.values()) == {8}, "a few successes are shown again"
+    controls = {case: driven.pop(case) for case in ("reversed", "still", "other goal", "hacked")}
+    assert set(controls.values()) == {8}, "a few successes are shown again, and what fooled judges"
     assert set(driven) == set(CASES) and driven["success"] == 8 and driven.total() <= 32
     assert {item.kind for item in known("push_block", 6, True)} == {"turn"}
 
