@@ -146,7 +146,7 @@ def most_doubtful(verdicts: Sequence[Verdict], disagreement: NDArray[np.float64]
         the order in which they were drawn.
     """
     is_decided = [verdict.label is not None and not verdict.is_split for verdict in verdicts]
-    return np.lexsort((-disagreement, is_decided))[:num]
+    return np.lexsort((-disagreement, np.array(is_decided)))[:num]
 
 
 def make_teacher(

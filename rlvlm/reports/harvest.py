@@ -54,9 +54,7 @@ def harvest(runs: Sequence[Path], out: Path) -> int:
         )
     make_output_folder(out)
     env = make_env(task, task_env(task), 0)
-    is_drawn_once = isinstance(env, PixelEnv)
-    if is_drawn_once:
-        env.close()
+    if isinstance(env, PixelEnv):
         raise UsageError(f"{task} cannot draw its past again, and a suite keeps states", "use an env that can")
     episodes, rows = [], []
     for episode in distinct.episodes:

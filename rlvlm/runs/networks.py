@@ -56,7 +56,8 @@ def main_memory(
         is_replica = role.is_served and role.name != JUDGE_ROLE
         if not (role.is_own or role.learns or is_replica or role.gpu_setting):
             continue
-        on_gpu = role.gpus > 0 or (is_replica and config.engine.colocated and algo.gpus_per_learner > 0)
+        # a replica that asks for no GPU of its own is colocated with the learners
+        on_gpu = role.gpus > 0 or (is_replica and not role.gpu_setting and algo.gpus_per_learner > 0)
         needs = plan(size, policy, algo if role.learns else replace(algo, shard=False), on_gpu=on_gpu)
         # on their way to a GPU the weights are read into main memory, as many as the process holds
         taken = needs.total if role.learns and not on_gpu else needs.weights

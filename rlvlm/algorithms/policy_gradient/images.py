@@ -25,7 +25,7 @@ def put_images(images: Mapping[bytes, Frames], episodes: Sequence[TokenEpisode])
     played_by = _keys(episodes)
     packed = [
         # rendered images become several times smaller, without loss: the learner must see what was acted on
-        (key, image.shape, zlib.compress(np.ascontiguousarray(image), 1))
+        (key, image.shape, zlib.compress(image.tobytes(), 1))
         for key, image in images.items()
         if key in played_by
     ]
