@@ -85,7 +85,13 @@ class Reference:
 
 
 def ask(
-    judge: Judge | KnowsItems, made: TaskItems, num_frames: int, seed: int, log: Callable[[str], None] = lambda _: None
+    judge: Judge | KnowsItems,
+    made: TaskItems,
+    num_frames: int,
+    seed: int,
+    log: Callable[[str], None] = lambda _: None,
+    *,
+    is_person: bool = False,
 ) -> Iterator[list[Answer]]:
     """Yields the answers to the items of a task, block by block; pairs are asked in both orders, far apart.
 
@@ -97,6 +103,8 @@ def ask(
         num_frames: of an episode, at most, evenly spread.
         seed: of the order.
         log: takes a line.
+        is_person: whether people answer, whose pages say how long each answer took; of others the time of a block is
+            shared out evenly.
 
     Raises:
         JudgeUnavailable: it answers nothing of a block.
@@ -113,14 +121,14 @@ def ask(
         for begin in range(0, len(questions), ASKED_AT_ONCE):
             block = [questions[place] for place in order[begin : begin + ASKED_AT_ONCE]]
             try:
-                yield _ask(judge, made, block, num_frames)
+                yield _ask(judge, made, block, num_frames, is_person)
             except UnsupportedQuestion as error:  # of this kind of question; the other may do
                 log(f"{made.task}: {'pairs' if compares else 'scores'} are left out: {first_line(error)}")
                 break
 
 
 def _ask(
-    judge: Judge | KnowsItems, made: TaskItems, block: Sequence[tuple[int, bool]], num_frames: int
+    judge: Judge | KnowsItems, made: TaskItems, block: Sequence[tuple[int, bool]], num_frames: int, is_person: bool
 ) -> list[Answer]:
     asked = [(made.items[place], swapped) for place, swapped in block]
     said: Sequence[Verdict | Score]
@@ -157,7 +165,7 @@ def _ask(
             value=answer.value if isinstance(answer, Score) and answer.value is not None else np.nan,
             p=answer.probabilities if isinstance(answer, Verdict) else None,
             text=answer.text[:500],
-            latency_s=elapsed,
+            latency_s=answer.latency_s if is_person else elapsed,
             tokens=answer.usage.tokens_in + answer.usage.tokens_out if answer.usage else np.nan,
             cost_usd=np.nan if answer.usage is None or answer.usage.cost_usd is None else answer.usage.cost_usd,
             colours=tuple(_mean_colour(side[-1]) for side in sides),

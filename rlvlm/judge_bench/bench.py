@@ -100,7 +100,7 @@ def measure(  # noqa: PLR0913, C901 - what a bench is made of
         found.made[task] = made
         answers = found.answers[task] = []
         try:
-            for block in ask(judge, made, num_frames, seed, log):
+            for block in ask(judge, made, num_frames, seed, log, is_person=config.is_human):
                 answers += block  # at once, so that paid answers are kept if a later block fails
                 if is_stopped():
                     found.is_whole = False

@@ -84,4 +84,5 @@ def test_a_person_is_measured_stopped_and_resumed(tmp_path: Path, monkeypatch: p
     row = json.loads((tmp_path / "bench" / "bench.json").read_text())
     assert row["judge"]["judge"] == "human" and row["bench"]["is_whole"]
     assert set(asked.values()) == {1} and len(list(LabelStore(tmp_path / "bench" / "answers").answers())) == len(asked)
+    assert row["figures"]["cost"]["answers_per_s"] == pytest.approx(1 / 3), "their own seconds, also of what was kept"
     assert (tmp_path / "bench" / "bench.html").stat().st_size > 10_000
