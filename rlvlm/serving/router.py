@@ -29,6 +29,8 @@ class FewestRequestsRouter(RequestRouter):
     ) -> list[list[RunningReplica]]:
         """The one with the fewest requests, the longest unused among equals; none while all of them are full."""
         assert pending_request is not None, "Serve's generator passes it"
+        # where the chosen one turns out to be full, Serve waits before it asks again, instead of without a pause
+        pending_request.routing_context.should_backoff = True
         key = pending_request.metadata.internal_request_id
         self._under_way.pop(key, None)  # a replica that was full or died: this is the next try
         for other, (_, request) in list(self._under_way.items()):
