@@ -127,6 +127,17 @@ def test_each_weighting_teaches_each_form_of_answer(folder: Path, tmp_path: Path
     assert np.isfinite(measured[metrics.SFT_LOSS]) and 0 < measured[metrics.SFT_EFFECTIVE] <= 1
 
 
+def test_a_policy_that_cannot_read_its_word_is_refused(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rlvlm.policies.vla.pocket._WORDS", 4)  # as a tokenizer that cuts long instructions
+    label(folder / "push_block", tmp_path / "labels.parquet")
+    config = job(folder, "tokens", labels=str(tmp_path / "labels.parquet"), weighting="condition", updates=1)
+    config.acting(policy=replace(config.policy, conditioned=True))
+    with pytest.raises(UsageError, match="the policy reads nothing behind 'push the"):
+        run_sft(config, 1, tmp_path / "out")
+
+
 def test_actions_are_scaled_by_what_counts(folder: Path, tmp_path: Path) -> None:
     data, file = folder / "push_block", tmp_path / "labels.parquet"
     label(data, file)  # the second of three episodes fails, to the judge

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from rlvlm.algorithms.policy_gradient.algorithm_config import TokenConfig
 from rlvlm.algorithms.policy_gradient.player import take_vla
@@ -27,9 +28,10 @@ from rlvlm.algorithms.sft_folders import (
 from rlvlm.algorithms.sft_replies import demonstrate, split, warn_of_length
 from rlvlm.core import metrics
 from rlvlm.core.episodes import TokenEpisode
+from rlvlm.core.errors import UsageError
 from rlvlm.demonstrations.weighting import Weights
 from rlvlm.envs.env import ChunkEnv
-from rlvlm.policies.advantage_prompt import told
+from rlvlm.policies.advantage_prompt import positive, told
 from rlvlm.policies.vla.policy import VLAPolicy
 from rlvlm.policies.vlm.policy import VLMPolicy
 
@@ -137,6 +139,13 @@ def _chunks(config: TokenConfig, policy: VLAPolicy, env: ChunkEnv, log: Callable
     good = np.arange(len(shown.actions)) if weights is None else np.flatnonzero(weights.is_good())
     policy.learn_statistics(replace(shown, obs=shown.obs.at(good.tolist()), actions=shown.actions[good]), env)
     if weights is not None and sft.weighting == "condition":
+        for text in sorted(set(shown.obs.texts)):
+            plain, asked = policy.read([text]), policy.read(positive([text]))
+            if torch.equal(plain, asked):  # a tokenizer with an end to what it reads
+                raise UsageError(
+                    f"sft.weighting condition has no effect: the policy reads nothing behind {text!r}",
+                    "choose another --sft.weighting, or import the data with a shorter sentence",
+                )
         texts = told(shown.obs.texts, weights.judged, _noise(config.seed))
         shown = replace(shown, obs=replace(shown.obs, texts=texts))
     measured = {} if weights is None else weights.metrics()

@@ -146,10 +146,10 @@ class VLAConfig:
             raise ValueError(f"policy.head {self.head} has no effect with policy.model {self.model}; leave one out")
         if self.flow != FlowConfig() and self.head != "flow":
             raise ValueError(f"policy.flow has no effect with policy.head {self.head}; add --policy.head flow")
-        if self.conditioned and (self.model or self.is_own):
+        if self.conditioned and self.is_own:
             raise ValueError(
-                "policy.conditioned is of VLAs that the run makes: a checkpoint comes trained, and a policy of your "
-                "own reads its instructions itself; leave it out"
+                "policy.conditioned has no effect on a policy of your own, which reads its instructions itself; leave "
+                "it out"
             )
         if self.settings and not self.is_own:
             raise ValueError("policy.settings has no effect without a policy.head of your own, as my_file:NAME")

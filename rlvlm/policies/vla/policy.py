@@ -191,8 +191,11 @@ class VLAPolicy(nn.Module):
     def inputs(self, obs: Observations) -> tuple[Tensor, Tensor, Tensor]:
         """Images, words and proprioception of `obs`, whose images it was shown, on its device."""
         images = torch.from_numpy(np.stack(self.images.get(obs.images))).to(self.device)
-        texts = positive(obs.texts) if self.config.conditioned else obs.texts
-        return images, self.read(texts), torch.from_numpy(obs.proprio).to(self.device)
+        return images, self.read(self.asked(obs)), torch.from_numpy(obs.proprio).to(self.device)
+
+    def asked(self, obs: Observations) -> tuple[str, ...]:
+        """The instructions of `obs` as the policy is asked when it plays, see `advantage_prompt`."""
+        return positive(obs.texts) if self.config.conditioned else obs.texts
 
     def shown_inputs(
         self, env: ChunkEnv, obs: Observations, images: Frames | None = None

@@ -93,4 +93,4 @@ class LeRobotPolicy(FlowPolicy):
         network: Any = self.network
         denoised = network.horizon * self.flow.num_learned
         proprio = torch.from_numpy(self.scales["proprio"].normalised(obs.proprio))
-        return [num + denoised for num in network.num_tokens(network.read(obs.texts), proprio)]
+        return [num + denoised for num in network.num_tokens(network.read(self.asked(obs)), proprio)]

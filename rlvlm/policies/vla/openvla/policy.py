@@ -77,7 +77,7 @@ class OpenVLAPolicy(TokenVLA):
         """See `Policy`; the longest is what it costs: prompt, patches of all cameras, proprioception and chunk."""
         side = self._encoder_px // self.network.config.towers[0].patch_px
         others = self._config.cameras * side**2 + (self._proprio_scale is not None) + self._config.has_stop
-        return [len(self._ids(text)) + others + self._num_tokens for text in obs.texts]
+        return [len(self._ids(text)) + others + self._num_tokens for text in self.asked(obs)]
 
     def _ids(self, instruction: str) -> list[int]:
         if instruction not in self._prompts:

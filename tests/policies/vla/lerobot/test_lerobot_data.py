@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,10 +12,13 @@ import pytest
 import torch
 from tiny_lerobot import shrink_pi0, write_lerobot
 
-from rlvlm.algorithms.policy_gradient.supervised_start import start_chunks
+from rlvlm.algorithms.policy_gradient import supervised_start
+from rlvlm.algorithms.policy_gradient.supervised_start import Lessons
 from rlvlm.algorithms.sft_config import ChunkSFTConfig
+from rlvlm.algorithms.sft_preferences import losses_of_rows
 from rlvlm.core.errors import UsageError
 from rlvlm.envs.config import ChunkEnvConfig
+from rlvlm.policies.advantage_prompt import positive
 from rlvlm.policies.vla.build import build_policy
 from rlvlm.policies.vla.config import VLAConfig
 from rlvlm.policies.vla.lerobot.config import LeRobotConfig
@@ -39,16 +43,17 @@ def start(folder: Path, kind: str, checkpoint: Path) -> tuple[LeRobotPolicy, lis
     settings: Any = SimpleNamespace(
         sft=ChunkSFTConfig(demonstrations=str(folder)),
         task="push_block",
+        kind="chunks",
         env_settings=ChunkEnvConfig(episode_steps=32),
         seed=0,
     )
     learned: list[Demonstrations] = []
 
-    def learn(shown: Demonstrations, weights: Any) -> float:
-        learned.append(shown)
+    def learn(lessons: Lessons) -> float:
+        learned.append(lessons.shown)
         return 0.0
 
-    start_chunks(settings, policy, env, learn, told)
+    supervised_start.start(settings, policy, env, learn, told)
     return policy, learned
 
 
@@ -85,6 +90,12 @@ def test_a_checkpoint_is_fine_tuned_by_its_own_statistics(
             error = policy.network.velocity(cache, x, t) - (eps - target)
             expected.append(error[:, : env.chunk_steps, :7].square().mean())
     torch.testing.assert_close(found, torch.stack(expected).mean(), atol=1e-4, rtol=1e-5)
+    single, beside = losses_of_rows(imitation.loss, rows)  # as pairs of segments are learned
+    assert single.shape == (2,) and (single > 0).all() and abs(beside.item()) < 1e-5
+    policy.config = replace(policy.config, conditioned=True)
+    shown_word = replace(shown.obs, texts=positive(shown.obs.texts))
+    words = policy.shown_inputs(env, shown_word, shown.images)[1]
+    assert torch.equal(policy.read(policy.asked(shown.obs)), words)
     optimizer = torch.optim.Adam(policy.acting_parameters(), 1e-3)
     losses = []
     for _ in range(8):
