@@ -198,6 +198,7 @@ def test_lerobot_loads_what_is_written_and_makes_the_same_chunk(made: Path, tmp_
     assert (same / "model.safetensors").read_bytes() == (made / "model.safetensors").read_bytes()
     np.savez(tmp_path / "inputs.npz", **inputs())
     for learns in ("expert", "lora"):
+        torch.manual_seed(0)  # of the adapter
         loaded = load(made, learns=learns, faults=FAULTS.get(kind, ()))
         with torch.no_grad():
             for weight in loaded.network.parameters():
@@ -438,6 +439,7 @@ def test_a_value_head_sees_the_observation_and_stays_out_of_lerobots_folder(fold
 @pytest.mark.slow
 @EACH_KIND
 def test_a_folder_written_back_is_what_was_trained(folder: Path, tmp_path: Path) -> None:
+    torch.manual_seed(0)  # of the adapter
     loaded = load(folder, learns="lora", lora_rank=2)
     with torch.no_grad():
         for name, weight in loaded.network.named_parameters():
@@ -458,12 +460,12 @@ def test_a_folder_written_back_is_what_was_trained(folder: Path, tmp_path: Path)
         found = denoised(again, again.network.prefix(*observed(again)), noise)
         before = load(folder)
         assert (denoised(before, before.network.prefix(*observed(before)), noise) - expected).abs().max() > 0.01
-    torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)  # sums of the merged weights are rounded otherwise
     save_adapter(loaded.adapter, tmp_path / "adapter")
     gone_on = load(folder, learns="lora", adapter=str(tmp_path / "adapter"))
     with torch.no_grad():
         found = denoised(gone_on, gone_on.network.prefix(*observed(gone_on)), noise)
-    torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
 
 
 @EACH_KIND
