@@ -163,7 +163,9 @@ def make_items(suite: Suite, task: str, config: EnvConfig, size_px: int, seed: i
     scored = _turns(env, known, 2 * suite.videos, rng) if asks_turns else _videos(known, suite.videos)
     items += [*scored, *_score_controls(scored, len(items), suite.controls, elsewhere, goals)]
     items += _retests(items, 2 * suite.controls, cameras, rng)
-    items += [_hacked_item(env, episode) for episode in suite.hacked if bool(episode.action) == asks_turns]
+    # without a success there is nothing that they should score below
+    hacked = suite.hacked if known else ()
+    items += [_hacked_item(env, episode) for episode in hacked if bool(episode.action) == asks_turns]
     size = None if isinstance(env, TurnEnv) else size_px  # turns are drawn as their policies see them
     made = _task_items(task, items, lambda snapshots, camera: env.draw_sized(snapshots, size, camera), env.close)
     return replace(made, note=note)

@@ -1,6 +1,7 @@
 """`rlvlm judge-bench harvest`: a suite of the episodes that runs kept because they fooled the judge."""
 
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -53,19 +54,18 @@ def harvest(runs: Sequence[Path], out: Path) -> int:
             "only runs with --reward.source judged keep them, and only where the judge called a failure a success",
         )
     make_output_folder(out)
-    env = make_env(task, task_env(task), 0)
-    if isinstance(env, PixelEnv):
-        raise UsageError(f"{task} cannot draw its past again, and a suite keeps states", "use an env that can")
     episodes, rows = [], []
-    for episode in distinct.episodes:
-        frames = env.draw_sized(episode.snapshots, IMAGE_PX, "")
-        named = replace(episode, trick=trick_of(episode, frames))
-        episodes.append(named)
-        if sum(row.title.startswith(named.trick) for row in rows) < _SHOWN:
-            title = f"{named.trick}: {named.progress:.2f} of the way"
-            shown = spread(frames, COLUMNS)
-            rows.append(Row(title=title, images=shown, labels=("",) * len(shown)))
-    env.close()
+    with closing(make_env(task, task_env(task), 0)) as env:
+        if isinstance(env, PixelEnv):
+            raise UsageError(f"{task} cannot draw its past again, and a suite keeps states", "use an env that can")
+        for episode in distinct.episodes:
+            frames = env.draw_sized(episode.snapshots, IMAGE_PX, "")
+            named = replace(episode, trick=trick_of(episode, frames))
+            episodes.append(named)
+            if sum(row.title.startswith(named.trick) for row in rows) < _SHOWN:
+                title = f"{named.trick}: {named.progress:.2f} of the way"
+                shown = spread(frames, COLUMNS)
+                rows.append(Row(title=title, images=shown, labels=("",) * len(shown)))
     file = out / f"{task.replace('/', '-')}{SUFFIX}"
     digest = write_suite(file, task, episodes)
     write_whole(out / "tricks.png", to_png(np.asarray(contact_sheet(f"{task}: what fooled judges", rows))))

@@ -135,6 +135,14 @@ def test_a_run_keeps_what_fooled_its_judge_and_a_suite_is_made_of_it(tmp_path: P
     json.dumps(row, allow_nan=False)
 
 
+def test_the_suite_that_ships_is_found_by_its_name() -> None:
+    suite = find_suite("hacked_push_block")
+    assert suite.tasks == ("push_block",) and len(suite.hacked) == 150
+    assert {shown.judge for shown in suite.hacked} == {"hand distance", "motion", "pocket:scorer"}
+    with pytest.raises(UsageError, match=r"gym_cards, hacked_push_block\) nor a task"):
+        find_suite("hacked_push_blok")
+
+
 def test_runs_without_such_episodes_are_refused(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text(config_text(replace(recipe("push_block"), out=tmp_path)))
     (tmp_path / "command.txt").write_text("python -m rlvlm.run push_block\n")
