@@ -15,6 +15,7 @@ from rlvlm.core import metrics
 from rlvlm.core.judging import Label, Query, Status, Verdict
 from rlvlm.core.steps import Pair
 from rlvlm.envs.images import FrameStore
+from rlvlm.judges.cache import CachedJudge
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.judges.human import HumanJudge
 from rlvlm.judges.votes import BothOrders
@@ -171,7 +172,7 @@ def test_who_is_asked_about_what() -> None:
     assert most_doubtful([left] * 4, np.zeros(4), 2).tolist() == [0, 1]
 
 
-def test_both_orders_say_that_they_disagree() -> None:
+def test_both_orders_say_that_they_disagree_and_a_store_remembers_it(tmp_path: Path) -> None:
     class Biased(FakeJudge):
         """Names the left side, whatever is shown."""
 
@@ -180,8 +181,11 @@ def test_both_orders_say_that_they_disagree() -> None:
 
     (pair,) = draw_pairs(tiny_episodes(2), 1, 1, np.random.default_rng(0))
     left, right = (FrameStore(TinyEnv(), 96).frames(side.snapshots) for side in (pair.left, pair.right))
-    (said,) = BothOrders(Biased()).compare([Query(goal="", left=left, right=right)])
-    assert said.votes == ("left", "right") and said.is_split and said.status is Status.NO_PREFERENCE
+    for _ in range(2):  # the second time from the store: a resumed run chooses the same queries for the person
+        judge = CachedJudge(BothOrders(Biased()), LabelStore(tmp_path / "labels"))
+        (said,) = judge.compare([Query(goal="", left=left, right=right)])
+        assert said.votes == ("left", "right") and said.is_split and said.status is Status.NO_PREFERENCE
+    assert judge.hits == 1
     assert not verdict(Label.TIE).is_split
 
 
