@@ -112,13 +112,14 @@ def test_a_plan_of_cards_in_name(
 
 
 def documented() -> list[str]:
-    """Commands and settings in README and docs that name GPUs, each in one line."""
+    """Commands and settings in README and docs that name GPUs of a run, each in one line; --job is of `rlvlm sft`."""
     found: dict[str, None] = {}
     for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
         text = page.read_text().replace("\\\n", " ")
         for piece in re.findall(r"`([^`\n]+)`|^ *((?:python -m rlvlm|rlvlm).*)$", text, re.MULTILINE):
             command = re.sub(r"\s+#.*|\.\.\.|,.*", "", " ".join("".join(piece).split()))
-            if re.search(r"--[a-z.-]*gpus|--engine.colocated", command) and re.search(r"gpus\S* \d|colocated", command):
+            is_named = re.search(r"--(?!job\.)[a-z.-]*gpus|--engine.colocated", command)
+            if is_named and re.search(r"gpus\S* \d|colocated", command):
                 found[command] = None
     return list(found)
 
