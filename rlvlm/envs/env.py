@@ -180,7 +180,7 @@ class TurnEnv(Env[Turn, str]):
     """
 
     promised = (*Env.promised, "action_names", "image_px")
-    page = "docs/turn_envs.md"
+    page = "examples/press_button.py"
     action_names: tuple[str, ...]
     """Every word that an action may be, in a fixed order."""
     image_px: tuple[int, int]

@@ -393,6 +393,8 @@ def load_teacher(reference: str) -> type[Teacher]:
     if not (isinstance(own, type) and issubclass(own, Teacher)):
         fix = "derive it from rlvlm.preferences.teachers.Teacher"
         raise UsageError(f"reward.teacher {reference} is no Teacher", fix)
+    if own.answer is Teacher.answer:
+        raise UsageError(f"reward.teacher {reference} has no method answer", "give it answer(questions) -> answers")
     check_call(own.build, f"reward.teacher {reference}: build", by_name=("judge", "frames", "goal", "seed"))
     return own
 

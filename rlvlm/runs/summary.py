@@ -236,7 +236,9 @@ def what_to_change(config: RunConfig, summary: Mapping[str, Any]) -> list[str]:
         "The true reward, to compare with: the same command with `--reward.source environment`, into a folder beside "
         "this one. Where it ends no higher, no label helps: look at the env and at the number of steps.": not beside,
         f"The judge: {_percent(right)} of its labels are right. `rlvlm judge-bench {config.task}` tries others, other "
-        "prompts and both orders.": is_wrong,
+        "prompts and both orders.": is_wrong and reward.asks_judge,
+        f"The teacher, {reward.teacher}: {_percent(right)} of its labels are right; with fewer than half they teach "
+        "the opposite.": is_wrong and not reward.asks_judge,
         "The reward model: `--reward.model state`, where the observation holds what the images show.": (
             reward.model != "state"
         ),

@@ -209,6 +209,8 @@ class NeedsModel:
 class Whole(NeedsModel):
     def __init__(self): pass
 NUMBER = 5
+from rlvlm.preferences.teachers import Teacher
+class Mute(Teacher): pass
 """
 
 
@@ -222,6 +224,7 @@ NUMBER = 5
         ("reward.source", "Whole", ""),
         ("reward.teacher", "three", "is no Teacher"),
         ("reward.teacher", "NUMBER", "is no Teacher"),
+        ("reward.teacher", "Mute", "has no method answer"),
         ("judge.backend", "three", "takes images, goal, step; a judge"),
         ("judge.backend", "NUMBER", "cannot load the judge"),
     ],

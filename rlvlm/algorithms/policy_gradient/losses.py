@@ -136,8 +136,9 @@ def total_loss(config: LossConfig, batch: MiniBatch) -> LossTerms:
 
     Raises:
         ValueError: the reference is missing, or given without a weight.
-        UsageError: a loss of the user's own gave no metrics, or another shape than the ratios have. Whether it is
-            finite the learner looks at, once a step: here it would wait for the GPU.
+        UsageError: a loss of the user's own gave no metrics, or another shape than the ratios have; or entropies are
+            weighed, and the policy gives none. Whether the loss is finite the learner looks at, once a step: here it
+            would wait for the GPU.
     """
     if (batch.reference is None) != (config.kl_weight == 0):
         raise ValueError(f"kl_weight {config.kl_weight} and log-probs of a reference go together: give both or neither")
@@ -151,7 +152,11 @@ def total_loss(config: LossConfig, batch: MiniBatch) -> LossTerms:
     if batch.reference is not None:
         rest = rest + config.kl_weight * (k3(batch.log_probs, batch.reference) * weights).sum()
     if config.entropy_weight:
-        assert batch.entropies is not None, "asked for"
+        if batch.entropies is None:
+            raise UsageError(
+                f"algo.loss.entropy_weight is {config.entropy_weight:g}, and this policy gives no entropies",
+                "return them from log_probs, or set --algo.loss.entropy-weight 0",
+            )
         # entropy of actions alone: a thought that is drawn more evenly explores nothing
         rest = rest - config.entropy_weight * (batch.entropies * weights * batch.is_action).sum()
     value = policy.new_zeros(())

@@ -227,6 +227,8 @@ def test_impossible_settings_are_refused() -> None:
         total_loss(LossConfig(kl_weight=1.0), MiniBatch(**batch))
     with pytest.raises(UsageError, match="no algo.loss.policy 'linear'"):
         total_loss(LossConfig(policy="linear"), MiniBatch(**batch))
+    with pytest.raises(UsageError, match="this policy gives no entropies"):
+        total_loss(LossConfig(entropy_weight=0.1), MiniBatch(**batch))
 
 
 BAD_LOSSES: dict[str, tuple[Any, str]] = {
