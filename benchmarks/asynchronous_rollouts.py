@@ -105,7 +105,7 @@ class SleepingTables(PushBlocks):
 
 
 def chunks_a_second(rollout: Any, step_s: float) -> float:
-    """Of one rollout of 64 envs."""
+    """Chunks a second of one rollout of 64 envs."""
     SleepingTables.seconds = step_s
     algo = chunk_defaults(rollout=rollout, env_workers=8, groups=8, group_size=8)
     config = PolicyGradientAlgorithmConfig(algo=algo)

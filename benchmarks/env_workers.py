@@ -31,13 +31,13 @@ class SleepingTables(PushBlocks):
     """They take their time for every chunk, and no core."""
 
     def step(self, rows: Any, chunks: Any) -> ChunkStep:
-        """Of `rows`, one after the other."""
+        """Steps `rows`, one after the other."""
         time.sleep(CHUNK_S * len(rows))
         return super().step(rows, chunks)
 
 
 class SleepingPushBlock(PushBlock):
-    """Of such tables."""
+    """An env of such tables."""
 
     def many(self) -> PushBlocks:
         """Asleep most of the time."""
@@ -57,11 +57,11 @@ class Trial:
     envs: int = 16
     """Episodes side by side."""
     chunks: int = 4
-    """Of each, in a round."""
+    """Chunks of each, in a round."""
     rounds: int = 3
     image_px: int = 128
     nodes: int = 1
-    """Of the simulated cluster, on this machine."""
+    """Nodes of the simulated cluster, on this machine."""
 
 
 def main(trial: Trial) -> None:

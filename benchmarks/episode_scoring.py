@@ -40,9 +40,9 @@ class Trial:
     task: str = "push_block"
     """A task in chunks."""
     groups: int = 32
-    """Of 8 episodes, in a rollout."""
+    """Groups of 8 episodes in a rollout."""
     demonstrations: int = 20
-    """Of the supervised start, which is of no matter."""
+    """Episodes of the supervised start, which does not matter here."""
 
 
 class SlowJudge:

@@ -42,7 +42,7 @@ class Window:
     env_steps: int
     cpu_s: float
     session_s: float
-    """Of these, in feedback sessions."""
+    """Seconds of these in feedback sessions."""
     tree_mb: float
 
     @property

@@ -82,7 +82,7 @@ class Settings:
     out: tyro.conf.Positional[Path] = Path("judge_table")
     """Folder of the rows."""
     suite: str = "tiny"
-    """Of `rlvlm judge-bench`."""
+    """Suite of `rlvlm judge-bench`."""
     clip_pairs: int = 10
     """Pairs of each task in CLIP's row, which is also shown the last image of an episode alone."""
 

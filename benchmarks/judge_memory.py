@@ -19,7 +19,7 @@ from rlvlm.judges.config import JudgeConfig
 from rlvlm.serving.replica import measured
 
 MARGIN = 0.05
-"""Of the card, for the CUDA context and what fragments."""
+"""Share of the GPU's memory for the CUDA context and what fragments."""
 
 
 @dataclass(frozen=True, kw_only=True)

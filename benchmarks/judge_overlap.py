@@ -92,11 +92,13 @@ def main() -> None:
                 TeacherQueue(teacher(), ahead=False).put(session)[0] for session in sessions(found, size, rounds + 1)
             ][1:]
             result[f"{size} queries"] = {
-                "wait_s": round(statistics.median(one.wait_s for one in held), 3),
-                "judge_busy": round(statistics.median(judge_s(one) / one.wait_s for one in held), 3),
+                "wait_s": round(statistics.median(session.wait_s for session in held), 3),
+                "judge_busy": round(statistics.median(judge_s(session) / session.wait_s for session in held), 3),
             }
         held = hold_ahead(TeacherQueue(teacher(), ahead=True), found, 100, rounds)
-        result["100 queries, one session late"] = {"wait_s": round(statistics.median(one.wait_s for one in held), 4)}
+        result["100 queries, one session late"] = {
+            "wait_s": round(statistics.median(session.wait_s for session in held), 4)
+        }
     print(json.dumps(result, indent=2))
 
 

@@ -90,7 +90,7 @@ class Settings:
     only: tuple[str, ...] = tuple(TASKS)
     """Tasks."""
     seeds: int = 3
-    """Of each point."""
+    """Seeds of each point."""
     points: int | None = None
     """Points of each task's grid, drawn at random, always the same; None runs all."""
     run: tuple[str, ...] = ()

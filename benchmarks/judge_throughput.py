@@ -83,9 +83,9 @@ class Config:
     """Pairs per round and way."""
     rounds: int = 5
     gpus: float = 0.0
-    """Of each judge's process."""
+    """Share of a GPU of each judge's process."""
     replicas: int = 1
-    """Of each served judge; above 1 it may use more cores than the reference's one server does."""
+    """Replicas of each served judge; above 1 it may use more cores than the reference's one server does."""
     scenes: str = "drawer_open"
     seed: int = 0
     ways: tuple[Literal["reference", "two_stage", "direct"], ...] = ("reference", "two_stage", "direct")

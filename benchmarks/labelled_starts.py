@@ -52,9 +52,9 @@ class Table:
     episodes: int = 500
     """Recorded."""
     seeds: int = 2
-    """Of the supervised start."""
+    """Seeds of the supervised start."""
     updates: int = 400
-    """Of the supervised start."""
+    """Updates of the supervised start."""
     tested: int = 200
     """Held-out episodes, greedy and sampled."""
     pocket: bool = True

@@ -28,7 +28,7 @@ class Trial:
     px: int = 256
     rounds: int = 5
     chunks: int = 4
-    """Of 8 env steps, in each round."""
+    """Chunks of 8 env steps in each round."""
 
 
 def theirs(trial: Trial):

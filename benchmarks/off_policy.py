@@ -53,7 +53,7 @@ class Config:
     temperatures: tuple[float, ...] = ()
     """At which other engines sample, in units of the trainer's; 1 is the policy itself."""
     episodes: int = 200
-    """Of each evaluation."""
+    """Episodes of each evaluation."""
     out: Path | None = None
     """File for the figures, as JSON."""
 
@@ -145,8 +145,8 @@ def train(config: Config, seed: int, loss: dict[str, Any], algo: dict[str, Any],
         "greedy": end[0],
         "sampled": end[1],
         "first ratio error": rounds[0].get(metrics.UPDATE_FIRST_RATIO, float("nan")),
-        "truncated": float(np.mean([one.get(metrics.ENGINE_TRUNCATED, 0.0) for one in rounds])),
-        "steps per update": float(np.mean([one.get(metrics.UPDATE_STEPS, 0.0) for one in rounds])),
+        "truncated": float(np.mean([row.get(metrics.ENGINE_TRUNCATED, 0.0) for row in rounds])),
+        "steps per update": float(np.mean([row.get(metrics.UPDATE_STEPS, 0.0) for row in rounds])),
     }
 
 
@@ -156,9 +156,9 @@ def main(show: Callable[[str], None] = print) -> None:
     ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="error")
     once = {"rounds": 1, "env_runners": 1} if config.staleness else {}
     variants: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, float]]] = {
-        f"staleness {one}": ({}, {**once, "staleness": one}, {}) for one in config.staleness
+        f"staleness {staleness}": ({}, {**once, "staleness": staleness}, {}) for staleness in config.staleness
     }
-    engines = {f"noise {one:g}": {"noise": one} for one in config.noise}
+    engines = {f"noise {noise:g}": {"noise": noise} for noise in config.noise}
     engines |= {f"temperature {temperature:g}": {"temperature": temperature} for temperature in config.temperatures}
     for name, other in engines.items():
         for correction in ("none", "token"):

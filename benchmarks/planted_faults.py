@@ -35,7 +35,7 @@ def main(settings: Settings) -> None:
     lines = ["| what is wrong | named | grade |", "|---|---|---|"]
     for planted in PLANTED.values():
         row = summarise(bench(suite, made, planted.judge()))
-        grades = {(one.task, one.kind): one.grade for one in predict_row(row, runs)}
+        grades = {(expected.task, expected.kind): expected.grade for expected in predict_row(row, runs)}
         wanted = [(planted.pairs, "pairs"), (planted.scores, "scores")]
         said = "; ".join(f"{task}, {kind}: {grades[task, kind]}" for task, kind in wanted if (task, kind) in grades)
         found = [fault["name"] for fault in row["faults"] if fault["name"] in planted.names]

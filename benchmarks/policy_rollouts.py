@@ -79,10 +79,10 @@ SCALE = 1 / 50
 class Config:
     tasks: tuple[str, ...] = ("number_line", "doorkey_6x6")
     turns: int = 512
-    """Of each rollout and update, as in the recipes; of (a) a sixteenth."""
+    """Turns of each rollout and update, as in the recipes; (a) takes a sixteenth."""
     rounds: int = 3
     sft_updates: int = 100
-    """Of the supervised start: replies should be as long as they are in a run."""
+    """Updates of the supervised start: replies should be as long as they are in a run."""
     replicas: tuple[int, ...] = (1, 2)
     staleness: tuple[int, ...] = ()
     """Values of `algo.staleness` that are compared with an engine and a learner that sleep."""
@@ -158,7 +158,7 @@ class GenerateEngine(PolicyEngine):
     ) -> list[SampledReply]:
         """One after the other."""
         asked = zip(obs.texts, obs.images, seeds, strict=True)
-        return [self._generate(*one, max_new_tokens, temperature) for one in asked]
+        return [self._generate(*request, max_new_tokens, temperature) for request in asked]
 
     @torch.no_grad()
     def _generate(self, prompt: str, image: bytes, seed: int, max_new_tokens: int, temperature: float) -> SampledReply:
@@ -344,7 +344,7 @@ def step_parts(config: Config, algorithm: PolicyGradient) -> dict[str, float]:
 
 def reply_tokens(runner: Any) -> float:
     """Mean length of a reply."""
-    replies = [answer["ids"] for one in runner.sample(num_turns=2) for answer in one.answers]
+    replies = [answer["ids"] for episode in runner.sample(num_turns=2) for answer in episode.answers]
     return round(float(np.mean([len(ids) for ids in replies])), 1)
 
 

@@ -44,7 +44,7 @@ class Trial:
     every: int = 5_000
     """Env steps between evaluations."""
     episodes: int = 200
-    """Of an evaluation, greedy and sampled each."""
+    """Episodes of an evaluation, greedy and sampled each."""
     image_px: int = 64
     """Side of the image that the network sees."""
     lr: float = 3e-4

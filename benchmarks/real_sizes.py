@@ -220,7 +220,9 @@ def measured(config: Config, learner: TokenLearner, sample: Callable[[], list[To
         acting = peak()
         reset_peak()
         # rewards of a random model are all alike, and would teach nothing
-        learner.learn([replace(one, rewards=rng.normal(size=len(one)).astype(np.float32)) for one in episodes], 0.0)
+        learner.learn(
+            [replace(episode, rewards=rng.normal(size=len(episode)).astype(np.float32)) for episode in episodes], 0.0
+        )
         synchronise()
         ended = time.perf_counter()
         decisions = sum(map(len, episodes))
@@ -232,7 +234,7 @@ def measured(config: Config, learner: TokenLearner, sample: Callable[[], list[To
     return {
         "parameters": sum(param.numel() for param in learner.policy.parameters()),
         "trained": sum(param.numel() for param in learner.policy.parameters() if param.requires_grad),
-        "env_steps_per_rollout": sum(one.num_steps for one in episodes),
+        "env_steps_per_rollout": sum(episode.num_steps for episode in episodes),
         "decisions_per_s": round(decisions / sampling, 2),
         "sampled_tokens_per_s": round(tokens / sampling, 1),
         "rollout_s": round(sampling, 2),

@@ -139,9 +139,9 @@ def compare(task: str, names: list[str], rounds: int, steps: int, core: int) -> 
         "matmul_gflops": round(statistics.median(matmul), 1),
     }
     for clock in ("wall", "cpu"):
-        speeds = {one.name: statistics.median(row[clock] for row in one.rounds) for one in contestants}
+        speeds = {peer.name: statistics.median(row[clock] for row in peer.rounds) for peer in contestants}
         result[f"steps_per_{clock}_s"] = {name: round(speed, 1) for name, speed in speeds.items()}
-        ours = next(one.rounds for one in contestants if one.name == "rlvlm")
+        ours = next(peer.rounds for peer in contestants if peer.name == "rlvlm")
         result[f"{clock}_ratio"] = {
             one.name: round(
                 statistics.median(mine[clock] / theirs[clock] for mine, theirs in zip(ours, one.rounds, strict=True)), 2

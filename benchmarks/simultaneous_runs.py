@@ -69,7 +69,7 @@ class Meetings:
                 if i != j:
                     met = (one.reaches & (other.listens - one.listens)) | (one.folders & other.folders)
                     self.attachments |= {(str(what), i, j) for what in met}
-        self.at_once = max(self.at_once, sum(bool(one.listens) for one in moment))
+        self.at_once = max(self.at_once, sum(bool(listener.listens) for listener in moment))
 
 
 def look(pid: int) -> Seen:

@@ -26,7 +26,7 @@ WIDTHS: dict[str, dict[str, int]] = {
         "hidden_size": 3584, "intermediate_size": 18944, "num_attention_heads": 28, "num_key_value_heads": 4
     },
 }  # fmt: skip
-"""Of a layer, from the published configs."""
+"""Sizes of a layer, from the published configs."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -48,11 +48,11 @@ class Trial:
     """One run."""
 
     seed: int = 0
-    """Of everything, the starts of training too: to go on from a `--start` that GRPO made, take another one."""
+    """Seed of everything, the starts of training too: to go on from a `--start` that GRPO made, take another one."""
     cpu_s: float = 300.0
     """Most processor time, demonstrations and imitation included, evaluations not."""
     max_episodes: int = 10_000_000
-    """Of training."""
+    """Episodes of training, at most."""
     until: float = 0.95
     """Success, sampled and greedy, at which it stops."""
     every: int = 20
@@ -93,7 +93,9 @@ def main(task: str, trial: Trial) -> None:
 
     def success(is_greedy: bool) -> float:
         player = chunk_player(ChunkSampler(policy=policy, env=viewer, algo=trial.grpo), is_greedy)
-        return float(np.mean([one.is_success for one in player.play(range(FIRST_SEED, FIRST_SEED + trial.episodes))]))
+        return float(
+            np.mean([episode.is_success for episode in player.play(range(FIRST_SEED, FIRST_SEED + trial.episodes))])
+        )
 
     episodes, env_steps, updates = 0, 0, 0
     rollouts_s = update_s = 0.0

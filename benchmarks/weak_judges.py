@@ -46,7 +46,7 @@ class Judge:
     """A simulated judge of pairs."""
 
     accuracy: float
-    """Of decided answers, with `hard` pairs counted in."""
+    """Share of decided answers that are right, with `hard` pairs counted in."""
     undecided: float = 0.0
     left: float = 0.0
     """Share of decided answers that name the left side without looking."""
@@ -85,7 +85,7 @@ class Way:
     ties_count: bool = False
     """Whether a pair without a preference trains as one half."""
     smoothing: Callable[[float], float] = lambda accuracy: 0.0
-    """Of labels, from how often decided ones are right."""
+    """Smoothing of labels, from how often decided ones are right."""
 
 
 WAYS = {

@@ -141,7 +141,7 @@ class LabelledQuestion:
     mode: ScoreMode
     goal: str
     images: tuple[int, ...]
-    """Of the dataset, in order of time."""
+    """Indices into the dataset, in order of time."""
     answer: str
     action: str = ""
 

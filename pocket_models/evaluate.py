@@ -330,7 +330,7 @@ def success_figures(whole: FloatArray, success: NDArray[np.bool_], halves: Float
 
 def scores_of(judge: Judge, clips: Sequence[Clip]) -> FloatArray:
     """[N] what a judge gives, NaN where it gives none."""
-    return np.array([np.nan if one.value is None else one.value for one in judge.score(clips)], np.float32)
+    return np.array([np.nan if score.value is None else score.value for score in judge.score(clips)], np.float32)
 
 
 def reply_figures(engine: PolicyEngine, task: PolicyTask, count: int, seed: int, max_new_tokens: int) -> Figures:
@@ -347,7 +347,10 @@ def reply_figures(engine: PolicyEngine, task: PolicyTask, count: int, seed: int,
     for begin in range(0, len(missing), engine.max_batch):
         rows = missing[begin : begin + engine.max_batch]
         engine.show([images[row] for row in rows], env.draw(np.stack([moments[row].snapshot for row in rows])))
-    obs, seeds = Observations(texts=tuple(one.prompt for one in moments), images=tuple(images)), range(len(moments))
+    obs, seeds = (
+        Observations(texts=tuple(moment.prompt for moment in moments), images=tuple(images)),
+        range(len(moments)),
+    )
     sampled = engine.reply(obs, seeds, max_new_tokens=max_new_tokens)
     greedy = engine.reply(obs, seeds, max_new_tokens=max_new_tokens, greedy=True)
     actions = []
@@ -375,7 +378,7 @@ def reply_figures(engine: PolicyEngine, task: PolicyTask, count: int, seed: int,
 
 
 def _mean(values: FloatArray) -> float:
-    """Of those that are numbers; NaN where there are none."""
+    """Mean of the values that are numbers; NaN where there are none."""
     return float(np.nanmean(values)) if np.isfinite(values).any() else float("nan")
 
 

@@ -36,7 +36,7 @@ class PolicyTask:
     """One task that the pocket policy learns to read."""
 
     name: str
-    """Of a task in turns."""
+    """Name of a task in turns."""
     plan: str
     """Regular expression whose group is the part of an expert's thought that gives the action away."""
     plans: Callable[[NDArray[np.int64]], list[str]] | None = None
@@ -45,7 +45,7 @@ class PolicyTask:
     phrases: tuple[str, ...] = ()
     """Pieces of thoughts that become one token each: shorter replies are sampled faster."""
     share: float = 1.0
-    """Of the training's moments, compared with the other tasks."""
+    """Share of the training's moments, compared with the other tasks."""
 
 
 def visible_things(key: NDArray[np.int64]) -> list[str]:
@@ -174,7 +174,7 @@ class PolicyDataset:
             keys = np.stack([moment.key for moment in distinct.values()])
             columns, sizes = readable_columns(keys)
             group = ImageGroup(task=task.name, start=len(frames), values=keys[:, columns], sizes=sizes)
-            frames += [resize(env.draw(one.snapshot[None])[0], image_processor) for one in distinct.values()]
+            frames += [resize(env.draw(moment.snapshot[None])[0], image_processor) for moment in distinct.values()]
             self._groups.append(group)
             self._rows.append(np.array([row_of[moment.image] for moment in moments]))
             self.held_out[task.name] = np.array([row_of[moment.image] for moment in unseen])

@@ -61,7 +61,7 @@ class TurnTask:
     splits_starts: bool
     """Whether it has starts enough that some are kept from the training."""
     share: float
-    """Of the turns that are played."""
+    """Share of the turns that are played."""
 
 
 TURN_TASKS = (

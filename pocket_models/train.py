@@ -56,7 +56,7 @@ class TrainConfig:
     vision_from: Path | None = None
     """Folder of a model of the same shapes whose vision encoder training goes on from."""
     seed: int = 0
-    """Of data, weights and batches."""
+    """Seed of data, weights and batches."""
     vision_steps: int
     """Steps that train the vision encoder alone, at most; 0 leaves it as it is."""
     enough: float = 0.997

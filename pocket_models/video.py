@@ -88,7 +88,7 @@ class Clips:
             return cls(frames=saved["frames"], places=saved["places"], success=saved["success"], **names)
 
     def of_suite(self, suite: str) -> "Clips":
-        """Those of one suite."""
+        """Clips of one suite."""
         rows = [row for row, task in enumerate(self.tasks) if suite_of(task) == suite]
         return replace(
             self,
@@ -207,9 +207,9 @@ class PlayConfig:
     out: Path
     """File of the clips."""
     tasks: tuple[str, ...] = VIDEO_TASKS
-    """Of LIBERO, each of which asks for one thing in or on another."""
+    """Tasks of LIBERO, each of which asks for one thing in or on another."""
     episodes: int = 60
-    """Of each task."""
+    """Episodes of each task."""
     held_out: bool = False
     """Whether they begin from the starts that are kept for evaluation."""
     moved: float = 0.02
@@ -233,7 +233,7 @@ def play(config: PlayConfig) -> Clips:
         played += [_episode(env, scene, first + index, rng) for index in range(config.episodes)]
         targets.add(scene.goals[0][2])
         instructions += [scene.instruction] * config.episodes
-        _LOGGER.info("%s: %d of %d succeeded", task, sum(one[2] for one in played[-config.episodes :]), config.episodes)
+        _LOGGER.info("%s: %d of %d succeeded", task, sum(row[2] for row in played[-config.episodes :]), config.episodes)
         env.close()
         del env, scene
         gc.collect()  # a compiled task is hundreds of megabytes, and refers to itself

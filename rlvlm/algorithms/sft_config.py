@@ -163,7 +163,7 @@ class JobConfig:
     """Whether several share out weights, gradients and AdamW's averages (FSDP2), so that a policy fits that no single
     GPU holds."""
     compute_dtype: Literal["same", "bfloat16"] = "same"
-    """Of sharded learners: bfloat16 gathers and computes in it; same: as the weights are."""
+    """What sharded learners compute in. bfloat16: they gather in it too; same: as the weights are."""
     microbatch_tokens: int = 0
     """Tokens that go through the policy at once, those of images and prompts included; 0: 64 turns, or all chunks."""
     save_every: int = 50

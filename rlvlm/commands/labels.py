@@ -74,21 +74,21 @@ class AskArguments:
     person can be held against them; auto: the first where a run asks people, else the second. Of recorded data it
     is pairs of frames and of ends of episodes."""
     max_questions: int | None = None
-    """Of those that other judges answered, drawn at random, >= 1; by default all."""
+    """Questions drawn at random from those that other judges answered, >= 1; by default all."""
     agreement: int = 1
     """Different people who answer each of these questions, >= 1."""
     goal: str = ""
-    """Of recorded data: what people are asked about, in place of the episodes' own sentences."""
+    """Goal that people are asked about, in place of recorded episodes' own sentences."""
     camera: str = ""
-    """Of recorded data: whose images are shown; by default the first that is not a wrist's."""
+    """Camera of recorded data whose images are shown; by default the first that is not a wrist's."""
     every: int = 10
-    """Of recorded data: frames from one that may be shown to the next, >= 1."""
+    """Frames of recorded data from one that may be shown to the next, >= 1."""
     pairs: int = 4
-    """Of recorded data: pairs of frames of an episode, >= 1."""
+    """Pairs of frames of a recorded episode, >= 1."""
     trust: bool = False
     """Import the task that recorded data of ours name as MODULE:NAME, which runs its code."""
     seed: int = 0
-    """Of what is drawn at random."""
+    """Seed of what is drawn at random."""
 
     def __post_init__(self) -> None:
         check_least(self, "--", 1, "agreement", "every", "pairs")

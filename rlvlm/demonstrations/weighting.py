@@ -61,7 +61,7 @@ class Weights:
         return cls(values=rows[:, 0], judged=rows[:, 1], episodes=rows[:, 2].astype(np.int64))
 
     def at(self, rows: Any) -> "Weights":
-        """Those of some answers, by numbers or as a mask [M]."""
+        """Weights of some answers, by numbers or as a mask [M]."""
         return Weights(**{name: part[rows] if len(part := getattr(self, name)) else part for name in self.__slots__})
 
     @property

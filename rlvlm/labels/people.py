@@ -30,7 +30,7 @@ from rlvlm.labels.store import LabelStore
 PREFIX = "human:"
 """Begins the judge's name in the stamp of a person's answer."""
 FOLDER = "people"
-"""Of a label store; holds the lines, and a lock file for each judge that asks."""
+"""Folder within a label store; holds the lines, and a lock file for each judge that asks."""
 UNDO_S = 10.0
 """How long an answer can be taken back, in seconds."""
 NAME_RULE = "1 to 32 letters, digits, dots, underscores or hyphens"
@@ -83,11 +83,11 @@ class Said:
     question: str
     """`Question.id`, in the order in which it was asked."""
     ticket: str
-    """Of the showing; the same answer sent twice has the same."""
+    """Number of the showing; the same answer sent twice has the same."""
     name: str
-    """Of the person."""
+    """The person's name."""
     client: str
-    """Of the page in the browser that sent it."""
+    """Number of the page in the browser that sent it."""
     choice: Choice
     """In the order in which the question was asked, whichever way it was shown."""
     seconds: float
@@ -162,7 +162,7 @@ class PersonFigures:
     median_s: float
     """NaN where there are none."""
     equal: int
-    """Of the pairs."""
+    """Pairs called equal."""
     pairs: int
     repeats: int
     """Pairs that were shown again, left and right exchanged."""

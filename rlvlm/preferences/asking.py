@@ -32,7 +32,7 @@ class Session:
     wait_s: float = 0.0
     """How long the agent stood still for them, seconds."""
     indices: list[int] | None = None
-    """Of the questions within the session, where this is a part of it; None: all, in order."""
+    """Indices of the questions within the session, where this is a part of it; None: all, in order."""
     by_person: bool = False
     """Whether a person answers these questions."""
 
@@ -102,7 +102,7 @@ class TeacherQueue:
 
     @property
     def num_open(self) -> int:
-        """Those of them that were put to a person."""
+        """Queries put to a person and not handed back yet."""
         return sum(len(each.answers) - len(each.used) for each in self._open)
 
     @property

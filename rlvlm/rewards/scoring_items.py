@@ -58,4 +58,4 @@ class ScoredItem:
     env_return: float = 0.0
     """True reward of the turn, or true return of the episode or segment."""
     used_step: int | None = None
-    """Of a segment: env steps done when the score began to train."""
+    """Env steps done when the score of a segment began to train."""

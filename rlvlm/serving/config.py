@@ -14,7 +14,7 @@ MIB = 2**20
 DEFAULT_PORT = 8123
 """Outside 10002 to 19999, where Ray's workers listen."""
 LABEL_PORT = 8731
-"""Of the page on which people answer."""
+"""Port of the page on which people answer."""
 LOOPBACK_NAMES = ("127.0.0.1", "localhost", "::1")
 
 

@@ -6,7 +6,7 @@ from typing import Literal
 from rlvlm.core.checks import check_least, check_positive
 
 _GPU_UNITS = 1_024
-"""Of the widest layer from which on a GPU is worth its transfers and kernel launches."""
+"""Units of the widest layer from which on a GPU is worth its transfers and kernel launches."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

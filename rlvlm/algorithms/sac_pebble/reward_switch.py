@@ -44,7 +44,7 @@ class RewardSetup:
     make_judge: Callable[[], Judge] | None = None
     """Called once, in the process that asks, if a judge is asked; must pickle."""
     make_person: Callable[[], Person] | None = None
-    """Likewise of who shows queries to a person, if one is asked."""
+    """Called once, in the process that asks, if a person is asked; must pickle."""
     goal_picture: Frames | None = None
     """[1, H, W, 3] the goal reached, shown to that person; a judge that is shown it comes with it."""
     total_steps: int | None = None
