@@ -105,14 +105,18 @@ MISTAKES = [
     ("data import letters --task number_line --out d", 2, "name a JSON array of chats"),
     ("data import nowhere --task push_block --form libero --out d", 2, "name a file or a data set"),
     ("sft --from somewhere", 2, "name a task"),
-    ("sft push_block --from d", 2, "--sft.demonstrations"),
+    ("sft push_block --from d", 2, "is not a folder of demonstrations"),
     ("sft drawer_open --from d", 2, "it needs no demonstrations: rlvlm run drawer_open"),
     ("sft number_line", 2, "name a folder of demonstrations with --from"),
     ("sft number_line --from letters", 2, "is not a folder of demonstrations"),
     ("sft number_line --from other", 2, "holds demonstrations of ez_points, not of number_line"),
     ("sft number_line --sft.updates 0", 2, "sft.updates must be > 0"),
     ("sft number_line --from demos --job.max-reply-tokens 0", 2, "job.max_reply_tokens must be >= 1, got 0"),
-    ("sft number_line --from demos --sft.turns 5 --sft.p-wrong 0.1", 2, "sft.turns, sft.p_wrong would have no effect"),
+    (
+        "sft number_line --from demos --sft.turns 5 --sft.p-wrong 0.1",
+        2,
+        "--sft.turns, --sft.p-wrong: no effect with --from",
+    ),
 ]
 
 

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from rlvlm.commands import score
 from rlvlm.commands.arguments import run_form
 from rlvlm.core.checks import check_least
 from rlvlm.core.console.signals import StopRequest
@@ -232,6 +231,8 @@ def _of_other_judges(store: "LabelStore") -> list[Any]:
 
 
 def _ask_about_data(arguments: AskArguments) -> str:
+    from rlvlm.commands import score  # reads recordings, which `labels show` does not
+
     data = score.ScoreArguments(
         data=arguments.place,
         judge=JudgeConfig(backend="human", human=HumanConfig(agreement=arguments.agreement)),

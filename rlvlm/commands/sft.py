@@ -62,10 +62,10 @@ def command(words: Sequence[str], prog: str) -> int:
     if arguments.source == Path():
         fix = f"rlvlm collect {task} --out DIR, then {prog} {task} --from DIR"
         raise UsageError("name a folder of demonstrations with --from", fix)
+    run = _as_run(own, arguments, f"{prog} {task}")
     from rlvlm.demonstrations.folder import open_folder
 
     open_folder(arguments.source).check_task(task)  # a wrong name is reported before anything heavy is imported
-    run = _as_run(own, arguments, f"{prog} {task}")
     check_before_run(run)
     from rlvlm.algorithms.sft_job import run_sft
     from rlvlm.runs.build import algorithm_settings
@@ -97,10 +97,13 @@ def _as_run(own: Any, arguments: SFTArguments[Any, Any, Any], prog: str) -> Any:
         )  # fmt: skip
     except ValueError as error:
         raise UsageError(str(error), f"{prog} --help") from error
-    for name in differences(flat(own), flat(run)):
-        if name.startswith("sft.") and (why := run.why_unused(name)) is not None:
-            raise UsageError(
-                f"--{name.replace('_', '-')} has no effect with {why.replace('sft.demonstrations', '--from')}",
-                "leave it out; rlvlm collect plays more episodes, with mistakes by --wrong-actions",
-            )
+    set_here = [name for name in differences(flat(own), flat(run)) if name.startswith("sft.")]
+    idle = {name: why for name in set_here if (why := run.why_unused(name)) is not None}
+    if idle:
+        names = ", ".join(f"--{name.replace('_', '-')}" for name in idle)
+        whys = " and ".join(dict.fromkeys(why.replace("sft.demonstrations", "--from") for why in idle.values()))
+        raise UsageError(
+            f"{names}: no effect with {whys}",
+            "leave it out; rlvlm collect plays more episodes, with mistakes by --wrong-actions",
+        )
     return run

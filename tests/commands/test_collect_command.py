@@ -144,7 +144,7 @@ def test_a_job_says_how_much_it_learns_from_and_how_to_train_on(
         ("--sft.weighting filter", "sft.weighting needs sft.labels"),
         ("--sft.labels none.parquet --sft.weighting filter", "none.parquet"),
         ("--sft.labels none.parquet --sft.weighting condition", "one has no effect without the other"),
-        ("--sft.turns 7", "--sft.turns has no effect with --from"),
+        ("--sft.turns 7", "--sft.turns: no effect with --from"),
         ("--sft.demonstrations other", "--from names the demonstrations"),
         ("--sft.start-from other", r"no effect beside\s+sft\.start_from"),
         ("--job.shard", "job.shard needs job.num_workers >= 2"),

@@ -1,5 +1,6 @@
 """The whole algorithm on RLlib: rounds, evaluation, and a continuation that repeats to the bit."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -77,7 +78,8 @@ def build(local_ray: None) -> Iterator[Build]:
 def numbers(algorithm: PolicyGradient) -> dict[str, float]:
     """What it reports, but for what a clock says."""
     numbers = {name: value for name, value in algorithm.report().items() if np.isfinite(value)}
-    for clock in (metrics.ROLLOUT_S, metrics.ROLLOUT_WAIT_S, metrics.UPDATE_S, metrics.REWARD_WAIT_S):
+    clocks = (metrics.ROLLOUT_S, metrics.ROLLOUT_WAIT_S, metrics.UPDATE_S, metrics.REWARD_WAIT_S, metrics.SFT_WALL_S)
+    for clock in clocks:
         assert numbers.pop(clock, 0.0) >= 0
     return numbers
 
@@ -296,12 +298,19 @@ def test_a_die_whose_noise_is_measured_teaches_nothing(build: Build, tmp_path: P
 
 
 class WaveringJudge(FakeJudge):
-    """Likes dark images, and is of another mind each time it is asked."""
+    """Likes dark images, and is of another mind each time it is asked about the same clip."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._asked = Counter[bytes]()
 
     def score(self, clips: Sequence[Clip]) -> list[Score]:
-        self.num_asked += 1
-        change = 0.02 * (-1) ** self.num_asked
-        return [replace(one, value=1 - (one.value or 0.0) + change) for one in super().score(clips)]
+        scores = []
+        for clip, score in zip(clips, super().score(clips), strict=True):
+            self._asked[clip.frames.tobytes()] += 1
+            change = 0.02 * (-1) ** self._asked[clip.frames.tobytes()]
+            scores.append(replace(score, value=1 - (score.value or 0.0) + change))
+        return scores
 
 
 def test_a_judge_is_asked_twice_for_its_noise_though_its_answers_are_remembered(build: Build, tmp_path: Path) -> None:

@@ -137,7 +137,7 @@ def test_two_learners_have_the_gradient_of_one_and_go_on_to_the_bit(make: Any, t
     alike = 1e-4 if head == "tokens" else 0.2
     assert two.report()[metrics.SFT_LOSS] == pytest.approx(one.report()[metrics.SFT_LOSS], rel=alike)
     two._policy.load_trained_state(started[0])  # alike to the last digit from here on
-    two._share_policy()
+    two._learners.begin_as(two._policy, two.rollouts.bucket_bytes)
     two._learners.call_all("begin")
     update = update_of(one, 0)
     for algorithm in (one, two):
