@@ -491,8 +491,11 @@ def print_summary(folder: RunFolder, console: RunConsole) -> None:
         )
     console.line(f"{summary['exit_reason']}: {summary['env_steps']:,} steps in {summary['wall_s']:.0f} s, {success}")
     if folder.config().max_queries and not summary["queries"] and summary["exit_reason"] == "done":
-        counts = [int(row.get(metrics.QUERIES_LOOK_ALIKE, 0)) for row in folder.metrics.read()]
-        console.line("no query was asked, so no reward was learned")
+        rows = folder.metrics.read()
+        counts = [int(row.get(metrics.QUERIES_LOOK_ALIKE, 0)) for row in rows]
+        waiting = int(rows[-1].get(metrics.QUERIES_OPEN, 0)) if rows else 0
+        why = f"{waiting:,} queries wait for a person, and none was answered" if waiting else "no query was asked"
+        console.line(f"{why}, so no reward was learned")
         if counts and counts[-1]:
             console.line(f"{counts[-1]:,} pairs were drawn, and both sides of each looked alike: nothing had moved yet")
     if summary["exit_reason"] == "done":

@@ -404,6 +404,8 @@ def label_page(
         )
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, name="label-page", daemon=True)
         thread.start()
+        while not server.started and thread.is_alive():  # a link is good as soon as it is printed
+            time.sleep(0.01)
         host, port = (config.allowed_hosts or (config.host,))[0], listener.getsockname()[1]
         for name in config.people:
             query = urlencode({"token": token.decode(), "name": name})
