@@ -107,10 +107,8 @@ def _train(  # noqa: PLR0913, PLR0917 - what `run_sft` has put together
         log(f"going on after update {tree['imitation']['num_updates']} of {sft.updates}")
     learners.begin_as(policy, _BUCKET_BYTES)
     learners.call_all("begin_imitation", lessons.shown, sft, lessons.weights, tree and tree["imitation"])
-    done, began = (
-        tree["imitation"]["num_updates"] if tree else 0,
-        time.monotonic() - measured.get(metrics.SFT_WALL_S, 0),
-    )
+    done = tree["imitation"]["num_updates"] if tree else 0
+    began = time.monotonic() - measured.get(metrics.SFT_WALL_S, 0)
     while done < sft.updates:
         done = min(done + save_every, sft.updates)
         measured[metrics.SFT_LOSS] = learners.call("imitator.train", done)
