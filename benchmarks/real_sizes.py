@@ -5,6 +5,7 @@
     python benchmarks/real_sizes.py smolvla          # SmolVLA 450M, its expert alone; pi0 and pi05 with 3.3 billion too
     python benchmarks/real_sizes.py judge            # Qwen3-VL-8B compares images, in bfloat16 and in NF4
     python benchmarks/real_sizes.py judge --small    # tiny sizes: what a CPU can try
+    python benchmarks/real_sizes.py pi0 --folder /dev/shm --write-only    # the checkpoint alone, in /dev/shm/pi0
 
 The engine and the learner of a run, in one process and without Ray. Weights are drawn, so nothing is learned; how fast
 and how large is the same. The tokenizer has a token per byte, so prompts are some four times as long as with the
@@ -92,15 +93,24 @@ class Config:
     """Turns of each env in a rollout."""
     folder: Path | None = None
     """Where the weights are written, e.g. in /dev/shm; a temporary one by default."""
+    write_only: bool = False
+    """Whether the weights stay in a folder below `folder` that is called like the part, and nothing is measured."""
     out: Path | None = None
 
 
 def main() -> None:
     config = tyro.cli(Config, description=__doc__)
     torch.manual_seed(0)
+    writers = {"policy": write_policy, "vla": write_vla, "judge": write_judge}
+    write = writers.get(config.part, write_flow)
+    if config.write_only:
+        if config.folder is None:
+            raise SystemExit("--write-only needs --folder DIR, where the weights stay")
+        print(write(config, config.folder / config.part))
+        return
+    runners = {"policy": run_policy, "vla": run_vla, "judge": run_judge}
     with TemporaryDirectory(dir=config.folder) as root:
-        parts = {"policy": run_policy, "vla": run_vla, "judge": run_judge}
-        report = parts.get(config.part, run_flow)(config, Path(root))
+        report = runners.get(config.part, run_flow)(config, write(config, Path(root) / "model"))
     report["card"] = torch.cuda.get_device_name(0) if torch.cuda.is_available() else "CPU"
     text = json.dumps(report, indent=2)
     print(text)
@@ -108,15 +118,19 @@ def main() -> None:
         config.out.write_text(text + "\n")
 
 
-def run_policy(config: Config, root: Path) -> dict[str, Any]:
-    """A chat VLM that acts in text, and PPO with a value head."""
+def write_policy(config: Config, folder: Path) -> Path:
+    """A random Qwen2.5-VL-3B."""
     text = {**WIDTHS["qwen2.5-vl-3b"], **DEPTHS["qwen2.5-vl-3b"]}
     sections, vision = [16, 24, 24], {**VISION, "out_hidden_size": text["hidden_size"]}
     if config.small:
         text, sections = dict(_SMALL), [4, 2, 2]
         vision = {"depth": 2, "hidden_size": 64, "out_hidden_size": 64, "num_heads": 2, "intermediate_size": 64}
     text["rope_parameters"] = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": sections}
-    folder = write_vlm(Qwen2_5_VLConfig, text, vision, root / "model", patch_px=14)
+    return write_vlm(Qwen2_5_VLConfig, text, vision, folder, patch_px=14)
+
+
+def run_policy(config: Config, folder: Path) -> dict[str, Any]:
+    """A chat VLM that acts in text, and PPO with a value head."""
     algo = PolicyGradientConfig(
         num_envs=config.rows, rollout_turns=config.rows * config.turns, minibatch_turns=config.rows * config.turns // 4,
         epochs=1, max_reply_tokens=64, microbatch_tokens=8_192,
@@ -143,9 +157,8 @@ def _make_policy(env: Any, *, policy: PolicyConfig) -> Any:
     return load_policy(policy, len(env.action_names))
 
 
-def run_vla(config: Config, root: Path) -> dict[str, Any]:
-    """A VLA that acts in chunks of tokens, and GRPO without a critic."""
-    folder = root / "model"
+def write_vla(config: Config, folder: Path) -> Path:
+    """A random OpenVLA-OFT 7B."""
     with new_weights():
         network = OpenVLANetwork(CheckpointConfig.from_dict(SMALL if config.small else {"model_type": "openvla"}))
     network.save_pretrained(folder)
@@ -160,30 +173,43 @@ def run_vla(config: Config, root: Path) -> dict[str, Any]:
     tokenizer.save(str(folder / "tokenizer.json"))
     del network
     free()
+    return folder
+
+
+def run_vla(config: Config, folder: Path) -> dict[str, Any]:
+    """A VLA that acts in chunks of tokens, and GRPO without a critic."""
     return run_chunks(config, VLAConfig(model=str(folder), openvla=OpenVLAConfig(device=device())))
 
 
-def run_flow(config: Config, root: Path) -> dict[str, Any]:
-    """A flow policy in LeRobot's layout, with one noisy step of ten, and GRPO without a critic."""
-    kind, folder, changes = config.part, root / "model", {}
-    if config.small:
-        shrink_pi0(operator)
-    else:
+def write_flow(config: Config, folder: Path) -> Path:
+    """A random flow policy in LeRobot's layout."""
+    kind, changes = config.part, {}
+    if not config.small:
         pixels = {"image_resolution": (224, 224)}
         changes = REAL_SIZES if kind == "smolvla" else {**{name: REAL_SIZES[name] for name in PI_REAL}, **pixels}
     env = make_env("push_block", task_env("push_block"), 0)
     changes = {**changes, "chunk_size": max(env.chunk_steps, changes.get("chunk_size", 0))}
     write_settings(folder, env, kind, VLM if config.small else REAL_VLM, **changes)
-    wants = LeRobotConfig(device=device(), image_px=32 if config.small else 256)
-    network = outline(folder, wants).to(torch.bfloat16).to_empty(device=device())
+    network = outline(folder, _lerobot(config)).to(torch.bfloat16).to_empty(device=device())
     with torch.no_grad():
         for weight in network.parameters():
             weight.normal_(std=0.02)
     save_file(network.state_dict(), folder / "model.safetensors")
     del network
     free()
+    return folder
+
+
+def run_flow(config: Config, folder: Path) -> dict[str, Any]:
+    """A flow policy with one noisy step of ten, and GRPO without a critic."""
     flow = FlowConfig(steps=10, learn="one", noise=0.5, start_std=1.0)
-    return run_chunks(config, VLAConfig(model=str(folder), head="flow", lerobot=wants, flow=flow))
+    return run_chunks(config, VLAConfig(model=str(folder), head="flow", lerobot=_lerobot(config), flow=flow))
+
+
+def _lerobot(config: Config) -> LeRobotConfig:
+    if config.small and config.part != "smolvla":
+        shrink_pi0(operator)
+    return LeRobotConfig(device=device(), image_px=32 if config.small else 256)
 
 
 def run_chunks(config: Config, policy: VLAConfig) -> dict[str, Any]:
@@ -245,15 +271,19 @@ def measured(config: Config, learner: TokenLearner, sample: Callable[[], list[To
     }
 
 
-def run_judge(config: Config, root: Path) -> dict[str, Any]:
-    """A chat VLM that compares pairs of images of 300 pixels."""
+def write_judge(config: Config, folder: Path) -> Path:
+    """A random Qwen3-VL-8B."""
     text, vision = dict(QWEN3_VL_8B["text_config"]), dict(QWEN3_VL_8B["vision_config"])
     if config.small:
         rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [4, 2, 2], "mrope_interleaved": True}
         text = {**_SMALL, "rope_parameters": rope}
         vision = {"depth": 2, "hidden_size": 64, "out_hidden_size": 64, "num_heads": 2, "intermediate_size": 84}
         vision |= {"patch_size": 16, "num_position_embeddings": 16, "deepstack_visual_indexes": [0]}
-    folder = write_vlm(Qwen3VLConfig, text, vision, root / "model", patch_px=16)
+    return write_vlm(Qwen3VLConfig, text, vision, folder, patch_px=16)
+
+
+def run_judge(config: Config, folder: Path) -> dict[str, Any]:
+    """A chat VLM that compares pairs of images of 300 pixels."""
     found: dict[str, Any] = {}
     for quantization in ("none",) if config.small else ("none", "nf4"):
         for prompt in ("direct", "single_stage"):
