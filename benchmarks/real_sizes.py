@@ -18,7 +18,7 @@ import operator
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -39,7 +39,11 @@ from rlvlm.algorithms.policy_gradient.algorithm import PolicyGradientAlgorithmCo
 from rlvlm.algorithms.policy_gradient.chunks import ChunkRunner
 from rlvlm.algorithms.policy_gradient.config import PolicyGradientConfig, chunk_defaults
 from rlvlm.algorithms.policy_gradient.learner import TokenLearner
+from rlvlm.algorithms.policy_gradient.memory_plan import Workload, plan, size_of
+from rlvlm.algorithms.policy_gradient.slots import make_slot
 from rlvlm.algorithms.policy_gradient.turns import Actor, TurnRunner
+from rlvlm.algorithms.sft_config import ReplySFTConfig
+from rlvlm.algorithms.sft_replies import demonstrate
 from rlvlm.core.episodes import TokenEpisode
 from rlvlm.core.judging import Query
 from rlvlm.envs.config import ChunkEnvConfig
@@ -51,10 +55,12 @@ from rlvlm.policies.vla.flow.config import FlowConfig
 from rlvlm.policies.vla.lerobot.config import LeRobotConfig
 from rlvlm.policies.vla.lerobot.loading import outline
 from rlvlm.policies.vla.openvla.network import CheckpointConfig, OpenVLANetwork
+from rlvlm.policies.vlm.backbone import prompt_ids
 from rlvlm.policies.vlm.config import PolicyConfig
 from rlvlm.policies.vlm.engine import PolicyEngine
 from rlvlm.policies.vlm.loading import load_policy
 from rlvlm.rewards.config import ChunkRewardConfig
+from rlvlm.vlms.devices import use_expandable_segments
 from tests.tiny_lerobot import REAL_SIZES, REAL_VLM, VLM, shrink_pi0, write_settings
 from tests.tiny_openvla import SMALL, STATISTICS, WORDS
 from tests.tiny_vlm import IMAGE, build_tokenizer
@@ -91,6 +97,8 @@ class Config:
     """Envs that are played at once, or episodes of a VLA in all."""
     turns: int = 4
     """Turns of each env in a rollout."""
+    quantization: Literal["none", "nf4"] = "none"
+    """Of the policy's frozen weights."""
     folder: Path | None = None
     """Where the weights are written, e.g. in /dev/shm; a temporary one by default."""
     write_only: bool = False
@@ -100,6 +108,7 @@ class Config:
 
 def main() -> None:
     config = tyro.cli(Config, description=__doc__)
+    use_expandable_segments()  # as a run does
     torch.manual_seed(0)
     writers = {"policy": write_policy, "vla": write_vla, "judge": write_judge}
     write = writers.get(config.part, write_flow)
@@ -135,10 +144,11 @@ def run_policy(config: Config, folder: Path) -> dict[str, Any]:
         num_envs=config.rows, rollout_turns=config.rows * config.turns, minibatch_turns=config.rows * config.turns // 4,
         epochs=1, max_reply_tokens=64, microbatch_tokens=8_192,
     )  # fmt: skip
-    policy = PolicyConfig(model=str(folder), device=device(), learns="lora")
+    policy = PolicyConfig(model=str(folder), device=device(), learns="lora", quantization=config.quantization)
+    env = task_env("number_line")
     settings = (
         PolicyGradientAlgorithmConfig()
-        .envs(task="number_line", env_settings=task_env("number_line"))
+        .envs(task="number_line", env_settings=env)
         .acting(make_policy=partial(_make_policy, policy=policy))
         .learning(algo=algo, total_steps=10_000)
         .debugging(seed=0)
@@ -147,10 +157,41 @@ def run_policy(config: Config, folder: Path) -> dict[str, Any]:
     learner = TokenLearner(config=settings, module_spec=settings.get_multi_rl_module_spec(spaces=runner.get_spaces()))
     learner.build()
     learner.watch()
+    reset_peak()
+    sft = ReplySFTConfig(turns=64, updates=config.updates)
+    learner.begin_imitation(demonstrate(make_slot("number_line", env.for_demonstrations()), sft, 0), sft)
+    assert learner.imitator is not None, "begun"
+    learner.imitator.train(sft.updates)
+    started = peak()
     learner.begin()
     runner.actor = Actor(PolicyEngine(learner.policy, config.rows), algo.max_reply_tokens, 1.0)
     runner.action_tokens = learner.policy.action_tokens
-    return measured(config, learner, lambda: runner.sample(num_turns=config.turns))
+    found = measured(config, learner, lambda: runner.sample(num_turns=config.turns))
+    # what a run's memory check says of it, before anything is loaded
+    slot = make_slot("number_line", env)
+    slot.begin(0)
+    tokens = len(prompt_ids(learner.policy.processor, slot.turn.prompt, slot.env.image_px))
+    work = Workload(prompt_tokens=tokens, sft_rows=sft.batch_size, is_sampled=True)
+    planned = plan(size_of(policy, folder), policy, algo, on_gpu=device() == "cuda", workload=work)
+    gib = {name: round(value / 2**30, 2) for name, value in asdict(planned).items()}
+    images = learner.policy.images.nbytes / 2**30
+    return found | {
+        "prompt_tokens": tokens,
+        "start_gib": round(started, 2),
+        "reserved_gib": round(torch.cuda.max_memory_reserved() / 2**30, 2) if device() == "cuda" else 0.0,
+        "process_gib": round(process_bytes() / 2**30, 2),
+        "images_gib": round(images, 2),
+        "planned_gib": round(planned.total / 2**30, 2),
+        "planned": gib,
+    }
+
+
+def process_bytes() -> int:
+    """Bytes of the GPU in use by the driver's own count: this process's, where no other is on the card."""
+    if not torch.cuda.is_available():
+        return 0
+    free_bytes, total = torch.cuda.mem_get_info()
+    return total - free_bytes
 
 
 def _make_policy(env: Any, *, policy: PolicyConfig) -> Any:

@@ -67,10 +67,9 @@ class Imitator:
         elif weights is not None:
             self._counts = torch.from_numpy(weights.values[prepared.shown])
         self._parameters = policy.acting_parameters()
-        # one call cannot take slices and whole tensors
-        foreach = False if is_sharded(self._parameters) else None
+        # one call cannot take slices and whole tensors, and takes memory for all of them at once
         self._optimizer = torch.optim.AdamW(
-            self._parameters, betas=sft.betas, weight_decay=sft.weight_decay, foreach=foreach
+            self._parameters, betas=sft.betas, weight_decay=sft.weight_decay, foreach=False
         )
         self._epoch: list[list[int]] = []
         self._losses: list[float] = []

@@ -41,6 +41,11 @@ class SeenImages(Generic[Image]):
     def __len__(self) -> int:
         return len(self._images)
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all of them."""
+        return self._bytes
+
     def missing(self, keys: Sequence[bytes]) -> list[int]:
         """Indices in `keys` whose image is not here, the first of each key only; the others count as used just now."""
         wanted: dict[bytes, int] = {}

@@ -5,19 +5,24 @@ ask.
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rlvlm.core.errors import ModelUnavailable
+from rlvlm.envs.registry import make_env
 from rlvlm.policies.vla.config import VLAConfig
 from rlvlm.policies.vlm.config import PolicyConfig
 from rlvlm.runs.config import JUDGE_ROLE, Role, RunConfig
+
+if TYPE_CHECKING:  # torch
+    from rlvlm.algorithms.policy_gradient.memory_plan import Workload
 
 _PROCESS_GIB = 1.0
 """Main memory of a process that has imported Ray, torch and transformers, before it loads anything."""
 
 
 def learner_memory(config: RunConfig) -> str:
-    """What a learner takes of its GPU by the rule in `memory_plan`, in words; empty where the policy is small, or the
-    files of its model are not here.
+    """What a learner's process takes of its GPU by the rule in `memory_plan`, in words; empty where the policy is
+    small, or the files of its model are not here.
     """
     policy, algo = config.large_policy, config.algo
     if policy is None:
@@ -28,7 +33,42 @@ def learner_memory(config: RunConfig) -> str:
         folder = model_folder(policy)
     except ModelUnavailable:
         return ""
-    return words_of(plan(size_of(policy, folder), policy, algo, on_gpu=True))
+    return words_of(plan(size_of(policy, folder), policy, algo, on_gpu=True, workload=workload_of(config)))
+
+
+def workload_of(config: RunConfig) -> "Workload":
+    """What goes through a learner's policy beside updates, in a run with a large policy."""
+    from rlvlm.algorithms.policy_gradient.memory_plan import Workload
+
+    policy, algo, sft = config.large_policy, config.algo, getattr(config, "sft", None)
+    plays_elsewhere = config.num_learners or config.num_engine_replicas or algo.env_runners
+    return Workload(
+        prompt_tokens=_prompt_tokens(config) if isinstance(policy, PolicyConfig) else 0,
+        sft_rows=sft.batch_size if sft is not None and (config.plays_expert or sft.demonstrations) else 0,
+        is_sampled=not plays_elsewhere,
+    )
+
+
+def _prompt_tokens(config: RunConfig) -> int:
+    """Tokens of the first prompt of a task in turns with its image; 0 where the tokenizer is not here."""
+    from transformers import AutoConfig
+
+    from rlvlm.policies.vlm.backbone import prompt_ids
+    from rlvlm.vlms.processors import load_processor
+
+    policy = config.large_policy
+    folder = Path(policy.model).expanduser()
+    if not (folder / "tokenizer_config.json").is_file():  # of the hub: fetched later
+        return 0
+    env = make_env(config.task, config.env, config.seed)
+    try:
+        turn, _ = env.reset(seed=config.seed)
+        processor = load_processor(folder, AutoConfig.from_pretrained(folder, trust_remote_code=False), policy)
+        return len(prompt_ids(processor, turn.prompt, env.image_px))
+    except ModelUnavailable:
+        return 0  # what loads the policy says so
+    finally:
+        env.close()
 
 
 def main_memory(

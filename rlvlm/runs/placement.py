@@ -288,6 +288,8 @@ def own_gpu(config: RunConfig) -> Iterator[None]:
                 raise
             index = None
             logger.warning("%s; it computes on the CPU", error)
+    if index is not None:
+        devices.use_expandable_segments()
     try:
         with devices.own_gpu(index):
             yield

@@ -15,7 +15,7 @@ from rlvlm.pocket.models import shipped_folder, weights_folder
 from rlvlm.policies.vlm.config import check_family
 from rlvlm.runs.config import RunConfig
 from rlvlm.runs.environment import gpu_names
-from rlvlm.runs.networks import model_folder
+from rlvlm.runs.networks import model_folder, workload_of
 from rlvlm.runs.settings import changed_leaves, option_words
 from rlvlm.serving.config import check_environment
 
@@ -119,8 +119,9 @@ def _check_memory(config: RunConfig) -> None:
     # a learner with a share of a GPU may use that share of its memory
     max_bytes = gpu_bytes * min(1.0, share)
     size = size_of(policy, model_folder(policy))
-    if fix := fix_of(size, policy, algo, max_bytes):
-        needs = words_of(plan(size, policy, algo, on_gpu=True))
+    workload = workload_of(config)
+    if fix := fix_of(size, policy, algo, max_bytes, workload):
+        needs = words_of(plan(size, policy, algo, on_gpu=True, workload=workload))
         raise MachineError(
             f"a learner of {policy.model} takes {needs}, and its GPU has {max_bytes / 2**30:.0f} GiB", fix
         )

@@ -30,7 +30,7 @@ from rlvlm.serving.fair_queue import FairQueue
 from rlvlm.serving.replica import Heartbeat, Replica
 from rlvlm.serving.weights import FETCH_TIMEOUT_S, Weights, check_probe, feed_buckets, load_weights, write_adapter
 from rlvlm.vlms.config import EngineConfig
-from rlvlm.vlms.devices import free_card, torch_device
+from rlvlm.vlms.devices import free_card, torch_device, use_expandable_segments
 
 BATCH_WAIT_S = 0.002
 """How long a request waits for others to share its batch."""
@@ -85,6 +85,7 @@ class PolicyReplica(Replica):
         build: PolicyBuilder = load_policy,
         takes_turns: bool = False,
     ) -> None:
+        use_expandable_segments()
         super().__init__("policy", config.device, placement, section="engine")
         self._sync_error = 0.0
         self._digest: str | None = ""

@@ -8,7 +8,7 @@ import torch
 
 from rlvlm.core.episodes import Observations
 from rlvlm.core.errors import MachineError
-from rlvlm.policies.vlm.engine import PolicyEngine, _draw
+from rlvlm.policies.vlm.engine import PolicyEngine, draw
 from rlvlm.policies.vlm.policy import VLMPolicy
 from tests.tiny_policy import FAMILIES, requests, tiny_policy
 
@@ -23,8 +23,8 @@ def test_a_number_picks_where_it_falls_in_the_distribution() -> None:
     table = torch.tensor([[0.5, 0.0, 0.25, 0.25]]).clamp_min(1e-45).log()
     table[0, 1] = -1e9
     for number, expected in ((0.0, 0), (0.49, 0), (0.51, 2), (0.74, 2), (0.76, 3), (0.999999, 3)):
-        assert _draw(table, torch.tensor([number], dtype=torch.float64)).item() == expected
-    assert _draw(table, None).item() == 0
+        assert draw(table, torch.tensor([number], dtype=torch.float64)).item() == expected
+    assert draw(table, None).item() == 0
 
 
 @pytest.mark.slow

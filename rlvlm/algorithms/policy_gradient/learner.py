@@ -173,7 +173,7 @@ class TokenLearner(ManualLearner):
         groups = [{"params": self._acting, "lr": algo.lr}, {"params": own_values, "lr": algo.value_lr}]
         self._optimizer = torch.optim.Adam(
             [group for group in groups if group["params"]], betas=algo.betas, eps=algo.adam_eps,
-            foreach=False if is_sharded(self._parameters) else None,  # one call cannot take slices and whole tensors
+            foreach=False,  # one call cannot take slices and whole tensors, and takes memory for all of them at once
         )  # fmt: skip
         self.num_updates, self._lr_scale = 0, 1.0
 

@@ -1,8 +1,9 @@
-"""GPU memory of a learner, by the shapes of a model alone: no weight is loaded. `runs.preflight` asks.
+"""GPU memory of a learner's process, by the shapes of a model alone: no weight is loaded. `runs.preflight` asks.
 
-With P parameters that learn, F that are frozen, N learners that share them out (1 where each holds all), H and I a
-layer's widths, L layers and T tokens at once:
+What it holds all the time, with P parameters that learn, F that are frozen, N learners that share them out (1 where
+each holds all):
 
+    context    of CUDA and its libraries, outside of torch
     weights    (w P + f F) / N        w 4 in float32; f 2 beside an adapter, 4 in float32, 0.52 of layers in NF4
     gradients  4 P / N
     Adam       8 P / N
@@ -10,17 +11,25 @@ layer's widths, L layers and T tokens at once:
                                       changes places with, where divergence from it is charged for
     passing    what is gathered of a sharded policy at once, its embeddings and two blocks, and its gradient; of whole
                learners that are several, the vector in which gradients are summed, twice
-    activations  T a (L H + 4 I + 8.3 H) with gradient checkpointing, T a L (4 I + 8.3 H) without; a 4 or 2
-               and three slices of log-probs
+    images     the cache of encoded images, full
 
-While it loads, a learner takes no more: of what is shared out it reads its own slices alone.
+What comes and goes, of which only the largest counts:
 
-The bytes of a block, 4 I + 8.3 H numbers a token, are those that `benchmarks/update_memory.py` counts at the widths of
-Qwen2.5-VL-3B and 7B, within 1 %. What the allocator loses and CUDA takes for itself is `MARGIN`.
+    start      a step of the supervised start
+    sampling   keys and values of all rows, beside what reading the prompts takes; in evaluations too
+    update     a step of an update: activations and log-probs, or Adam's own of the largest parameter
+
+and `reserve`, what the allocator holds beside that. While it loads, a learner takes no more: of what is shared out it
+reads its own slices alone.
+
+Activations of a chat VLM are counted (`policies.vlm.activations`). Of a VLA, with I and H a layer's widths, L layers,
+they are a (L H + 4 I + 8.3 H) for each token with gradient checkpointing and a L (4 I + 8.3 H) without, a 4 or 2: the
+numbers of a block that `benchmarks/update_memory.py` counts at the widths of Qwen2.5-VL-3B and 7B, within 1 %.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -31,18 +40,26 @@ from rlvlm.algorithms.policy_gradient.config import PolicyGradientConfig
 from rlvlm.policies.vla.config import VLAConfig
 from rlvlm.policies.vla.lerobot.loading import outline
 from rlvlm.policies.vla.openvla.network import CheckpointConfig, OpenVLANetwork
+from rlvlm.policies.vlm.activations import Activations, activations_of
 from rlvlm.policies.vlm.config import PolicyConfig
 from rlvlm.policies.vlm.policy import is_vision
-from rlvlm.vlms.blocks import LARGE, blocks_of
+from rlvlm.vlms.blocks import LARGE, blocks_of, recompute_blocks
 from rlvlm.vlms.loading import takes_nf4
 from rlvlm.vlms.lora import LoraConfig, add_adapter
 
-MARGIN = 0.1
+MARGIN = 0.05
 """Share of a card that a plan leaves free."""
+_CONTEXT = 0.7 * 2**30
+"""Bytes of CUDA's context and libraries that a process holds beside what torch has reserved."""
+_RESERVE = 0.1
+"""Allowance for what lies unused between tensors of unlike sizes, of what comes and goes. With segments that grow
+(`vlms.devices.use_expandable_segments`) no more than pages of 2 MiB is lost to one; without them it was 25 to 35 %."""
 _NF4_BYTES = 0.52
 """A weight of 4 bits, with its part of doubly quantised constants."""
 _SLICES_BYTES = 3 * 2**27
-"""Logits of a slice of tokens, their log-softmax and its gradient."""
+"""Logits of a slice of a VLA's tokens, their log-softmax and its gradient."""
+_MIN_CACHE_MIB = 128
+"""Room for encoded images that is advised where memory is short."""
 _LEARNERS = (2, 4, 8, 16)
 _GIB = 2**30
 
@@ -61,12 +78,10 @@ class ModelSize:
     """Weights of the largest block."""
     outside: int
     """Weights outside of all blocks: embeddings and the output head."""
-    layers: int
-    """Layers of the language model."""
-    width: int
-    """H of a layer."""
-    inner_width: int
-    """I of a layer."""
+    largest: int
+    """Weights of the largest parameter that learns."""
+    activations: Callable[[str, str], Activations]
+    """By the type of what the model computes in, `float32` or `bfloat16`, and of an adapter beside it."""
 
     @property
     def total(self) -> int:
@@ -75,26 +90,78 @@ class ModelSize:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class MemoryPlan:
-    """Bytes on the GPU of one learner."""
+class Workload:
+    """What goes through the policy of a learner's process beside updates."""
 
+    prompt_tokens: int = 0
+    """Of one prompt with its image; 0 where that is not known: then rows count by `algo.microbatch_tokens` alone, and
+    sampling is left out."""
+    sft_rows: int = 0
+    """Answers of a step of the supervised start; 0 without one."""
+    is_sampled: bool = False
+    """Whether this process samples and evaluates, too."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MemoryPlan:
+    """Bytes on the GPU of one learner's process, by what they are for; see the module."""
+
+    context: float
     weights: float
     gradients: float
     adam: float
     copies: float
     passing: float
-    activations: float
+    images: float
+    start: float
+    sampling: float
+    update: float
+    reserve: float
 
     @property
     def total(self) -> float:
-        """The most at one time."""
-        return sum(asdict(self).values())
+        """The most at one time: the start, sampling and updates take turns."""
+        phases = (self.start, self.sampling, self.update)
+        return sum(asdict(self).values()) - sum(phases) + max(phases)
 
 
 def size_of(policy: PolicyConfig | VLAConfig, folder: Path) -> ModelSize:
     """The size of the model in `folder`, with what `policy` has learn of it; reads its `config.json` alone."""
     with torch.device("meta"):  # shapes without memory: the model's weights are never read
-        return measured(*_NETWORKS[type(policy)](policy, folder))
+        network, text = _NETWORKS[type(policy)](policy, folder)
+        size = measured(network, text)
+    recomputes = policy.loading.recompute
+    recomputes = size.total >= LARGE if recomputes is None else recomputes
+    rule = size.activations if recomputes else _rule(text, recomputes=False)
+    return replace(size, activations=_counted(network, recomputes) if isinstance(policy, PolicyConfig) else rule)
+
+
+def _rule(text: Any, *, recomputes: bool) -> Callable[[str, str], Activations]:
+    """Activations of a network whose language model has the config `text`, see the module."""
+    block = 4 * text.intermediate_size + 8.3 * text.hidden_size
+    # with checkpointing each layer's input and one block's activations are kept, without it those of all blocks
+    inputs = text.num_hidden_layers * text.hidden_size
+    kept, most = (inputs, inputs + block) if recomputes else 2 * (text.num_hidden_layers * block,)
+
+    def activations(dtype: str, _: str) -> Activations:
+        size = 2 if dtype == "bfloat16" else 4
+        return Activations(update=size * most, kept=size * kept)
+
+    return activations
+
+
+def _counted(network: nn.Module, recomputes: bool) -> Callable[[str, str], Activations]:
+    """Activations of a chat VLM on the meta device, counted once for each precision."""
+    recompute_blocks(network, recomputes)
+
+    @cache
+    def activations(dtype: str, adapter_dtype: str) -> Activations:
+        for name, parameter in network.named_parameters():
+            wanted = adapter_dtype if "lora_" in name else dtype
+            parameter.grad, parameter.data = None, parameter.data.to(getattr(torch, wanted))
+        return activations_of(network, recomputes=recomputes)
+
+    return activations
 
 
 def _vla_network(policy: VLAConfig, folder: Path) -> tuple[nn.Module, Any]:
@@ -146,23 +213,30 @@ def measured(network: nn.Module, text: Any) -> ModelSize:
         ),
         block=max(inside, default=0),
         outside=counts[True] + counts[False] - sum(inside),
-        layers=text.num_hidden_layers,
-        width=text.hidden_size,
-        inner_width=text.intermediate_size,
+        largest=max((param.numel() for param in network.parameters() if param.requires_grad), default=0),
+        activations=_rule(text, recomputes=True),
     )
 
 
-def plan(size: ModelSize, policy: PolicyConfig | VLAConfig, algo: PolicyGradientConfig, *, on_gpu: bool) -> MemoryPlan:
-    """Maximum memory of one learner.
+def plan(
+    size: ModelSize,
+    policy: PolicyConfig | VLAConfig,
+    algo: PolicyGradientConfig,
+    *,
+    on_gpu: bool,
+    workload: Workload = Workload(),
+) -> MemoryPlan:
+    """Maximum memory of one learner's process.
 
-    Activations count where `algo.microbatch_tokens` bounds the tokens at once; else they are left out, and the plan is
-    a lower bound.
+    What comes and goes counts where the number of tokens at once is known, by `algo.microbatch_tokens` or by
+    `workload`; else it is left out, and the plan is a lower bound.
 
     Args:
         size: of the policy's model.
         policy: how it is loaded.
         algo: how it learns.
         on_gpu: whether weights beside an adapter or an action expert are bfloat16 where nothing else is said.
+        workload: what else it is used for.
     """
     wants = policy.loading
     # bytes of a number: adapters and the action experts of LeRobot are always float32, and what they stand beside is
@@ -180,54 +254,94 @@ def plan(size: ModelSize, policy: PolicyConfig | VLAConfig, algo: PolicyGradient
     copies = 4 * own * (algo.shrinkage and algo.advantage.values == "policy")
     if algo.loss.kl_weight:
         copies += 4 * own * (2 if algo.shard else 1)  # the start lies in main memory where it is no slice
-    compute = 2 if algo.compute_dtype == "bfloat16" or is_coarse else 4
+    casts = algo.compute_dtype == "bfloat16"  # and the adapter, too
+    compute = 2 if casts or is_coarse else 4
     passing = 0.0
     if algo.shard:
         learns = size.learned / max(1, size.learned + size.frozen)
         passing = compute * (size.outside + 2 * size.block) + (compute + 4) * learns * (size.outside + size.block)
     elif algo.num_learners > 1:
         passing = 8 * own
-    # with checkpointing each layer's input and one block's activations are kept, without it those of all blocks
+    taken = size.activations("bfloat16" if compute == 2 else "float32", "bfloat16" if casts else "float32")
     recomputes = size.total >= LARGE if wants.recompute is None else wants.recompute
-    block = 4 * size.inner_width + 8.3 * size.width
-    kept = size.layers * size.width + block if recomputes else size.layers * block
-    activations = algo.microbatch_tokens * compute * kept + (_SLICES_BYTES if recomputes else 0)
+    longest = workload.prompt_tokens + algo.max_reply_tokens if workload.prompt_tokens else 0
+
+    def learning(rows: int) -> float:
+        """Bytes of a step of so many rows that go through the policy at once, or of fewer by `microbatch_tokens`."""
+        tokens = min(filter(None, (algo.microbatch_tokens, rows * longest)), default=0)
+        replies = tokens * (algo.max_reply_tokens / longest if longest else 1.0)
+        logits = taken.logits * min(replies, taken.slice_tokens or replies)
+        if tokens and recomputes and not taken.logits:
+            logits = _SLICES_BYTES
+        return max(taken.update * tokens, taken.kept * tokens + logits)
+
+    rows = min(algo.minibatch_turns, algo.microbatch_turns or algo.minibatch_turns)
+    # Adam's root and quotient of one parameter at a time
+    update = max(learning(algo.minibatch_turns if algo.microbatch_tokens else rows), 8 * size.largest / spread)
+    sampling = 0.0
+    if workload.is_sampled and longest:
+        drawing = taken.drawing * algo.num_envs
+        reading = (taken.prefill - taken.cache) * algo.num_envs * workload.prompt_tokens
+        sampling = taken.cast + taken.cache * algo.num_envs * longest + max(reading, drawing)
+    start = learning(workload.sft_rows) if workload.sft_rows else 0.0
+    images = getattr(policy, "cache_mib", 0) * 2**20
     return MemoryPlan(
+        context=_CONTEXT * on_gpu,
         weights=in_common / spread,
         gradients=4 * own,
         adam=8 * own,
         copies=copies,
         passing=passing,
-        activations=activations,
+        images=images,
+        start=start,
+        sampling=sampling,
+        update=update,
+        reserve=_RESERVE * max(start, sampling, update) * on_gpu,
     )
 
 
 def fix_of(
-    size: ModelSize, policy: PolicyConfig | VLAConfig, algo: PolicyGradientConfig, card_bytes: float
+    size: ModelSize,
+    policy: PolicyConfig | VLAConfig,
+    algo: PolicyGradientConfig,
+    card_bytes: float,
+    workload: Workload = Workload(),
 ) -> str | None:
     """The setting to change so that a learner fits a card of `card_bytes`; None where it fits as it is."""
 
     def fits(policy: PolicyConfig | VLAConfig, algo: PolicyGradientConfig) -> bool:
-        return plan(size, policy, algo, on_gpu=True).total <= (1 - MARGIN) * card_bytes
+        # learners elsewhere do not sample
+        work = replace(workload, is_sampled=workload.is_sampled and not algo.num_learners)
+        return plan(size, policy, algo, on_gpu=True, workload=work).total <= (1 - MARGIN) * card_bytes
 
     if fits(policy, algo):
         return None
-    # the cheapest change first: smaller micro-batches take longer and change nothing else
-    fewer = algo.microbatch_tokens // 2
-    while fewer >= 512:
-        if fits(policy, replace(algo, microbatch_tokens=fewer)):
-            return f"--algo.microbatch-tokens {fewer}"
-        fewer //= 2
+    for setting, smaller, other in _changes(policy, algo, workload):
+        if fits(smaller, other):
+            return setting
     otherwise = "a smaller --policy.model, or a larger card"
-    if getattr(policy, "quantization", "") == "nf4":  # which is not shared out
-        return otherwise
-    # then more GPUs, of which each holds a share
-    for count in _LEARNERS:
+    is_smallest = getattr(policy, "quantization", "") == "nf4" or not policy.smaller
+    return otherwise if is_smallest else f"{policy.smaller}, {otherwise}"
+
+
+def _changes(
+    policy: PolicyConfig | VLAConfig, algo: PolicyGradientConfig, workload: Workload
+) -> Iterator[tuple[str, PolicyConfig | VLAConfig, PolicyGradientConfig]]:
+    """Settings that take less memory and change nothing else, the cheapest first, and what is configured then."""
+    # fewer at once take longer
+    tokens = algo.microbatch_tokens // 2
+    while tokens >= 512:
+        yield f"--algo.microbatch-tokens {tokens}", policy, replace(algo, microbatch_tokens=tokens)
+        tokens //= 2
+    if isinstance(policy, PolicyConfig) and policy.cache_mib > _MIN_CACHE_MIB:
+        yield f"--policy.cache-mib {_MIN_CACHE_MIB}", replace(policy, cache_mib=_MIN_CACHE_MIB), algo
+    if workload.is_sampled and not algo.num_envs % 4:
+        yield f"--algo.num-envs {algo.num_envs // 4}", policy, replace(algo, num_envs=algo.num_envs // 4)
+    # then more GPUs, of which each holds a share; 4-bit weights are not shared out
+    for count in () if getattr(policy, "quantization", "") == "nf4" else _LEARNERS:
         if count > algo.num_learners * algo.shard and count <= algo.minibatch_turns:
             wider = replace(algo, num_learners=count, shard=True, gpus_per_learner=1.0)
-            if fits(policy, wider):
-                return f"--algo.shard --algo.num-learners {count} --algo.gpus-per-learner 1"
-    return f"{policy.smaller}, {otherwise}" if policy.smaller else otherwise
+            yield f"--algo.shard --algo.num-learners {count} --algo.gpus-per-learner 1", policy, wider
 
 
 def words_of(plan: MemoryPlan) -> str:

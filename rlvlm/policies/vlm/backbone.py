@@ -162,10 +162,7 @@ class Backbone:
                 raise UsageError(
                     f"a prompt must not hold tokens of the chat's format, got {prompt[:80]!r}", "say it in plain words"
                 )
-            content = [{"type": "image"}, {"type": "text", "text": prompt}]
-            chat = self.processor.apply_chat_template([{"role": "user", "content": content}])
-            # how many tokens an image makes depends on its size alone, so a black one stands for it
-            ids = self.processor(text=[chat], images=[[np.zeros((*size_px, 3), np.uint8)]])["input_ids"][0].numpy()
+            ids = prompt_ids(self.processor, prompt, size_px)
             _remember(self._prompts, (prompt, size_px), ids)
         return ids
 
@@ -245,8 +242,7 @@ class Backbone:
 
     def next_token_log_probs(self, hidden: Tensor, temperature: float) -> Tensor:
         """[..., V] float32 log-probs of the token after `hidden` [..., D]; banned tokens have none."""
-        logits = self.model.get_output_embeddings()(hidden).float() / temperature
-        return logits.index_fill(-1, self.banned_ids.to(logits.device), _NEVER).log_softmax(-1)
+        return table_of(self.model.get_output_embeddings(), self.banned_ids, hidden, temperature)
 
     def chosen_log_probs(
         self, hidden: Tensor, tokens: Tensor, temperature: float, *, with_entropies: bool, in_slices: bool
@@ -269,8 +265,7 @@ class Backbone:
 
         if not in_slices:
             return compute(hidden, tokens)
-        # slices of equal memory, whatever the vocabulary
-        size = max(1, _LOGITS_AT_ONCE // self.model.get_output_embeddings().weight.shape[0])
+        size = slice_tokens(self.model.get_output_embeddings().weight.shape[0])
         parts = [
             checkpoint(compute, *part, use_reentrant=False) if torch.is_grad_enabled() else compute(*part)
             for part in zip(hidden.split(size), tokens.split(size), strict=True)
@@ -296,6 +291,27 @@ class Backbone:
         unused = range(len(tokenizer), self.model.get_output_embeddings().weight.shape[0])
         banned = {*tokenizer.all_special_ids, *added, *unused, self.image_id} - {self.stop_id}
         return torch.tensor(sorted(banned))
+
+
+def prompt_ids(processor: Any, prompt: str, size_px: tuple[int, int]) -> IntArray:
+    """[P] ids of one user turn with an image of `size_px` (H, W) and `prompt`, by a `processor` as `Backbone`'s."""
+    content = [{"type": "image"}, {"type": "text", "text": prompt}]
+    chat = processor.apply_chat_template([{"role": "user", "content": content}])
+    # how many tokens an image makes depends on its size alone, so a black one stands for it
+    return processor(text=[chat], images=[[np.zeros((*size_px, 3), np.uint8)]])["input_ids"][0].numpy()
+
+
+def table_of(head: Any, banned_ids: Tensor, hidden: Tensor, temperature: float) -> Tensor:
+    """[..., V] float32 log-probs by the output `head` of the token after `hidden` [..., D]; `banned_ids` have none."""
+    logits = head(hidden).float() / temperature
+    return logits.index_fill(-1, banned_ids.to(logits.device), _NEVER).log_softmax(-1)
+
+
+def slice_tokens(vocabulary: int) -> int:
+    """Tokens whose log-probs are computed at once where memory is short: slices are of equal memory, whatever the
+    vocabulary.
+    """
+    return max(1, _LOGITS_AT_ONCE // vocabulary)
 
 
 def turn_end(processor: Any, stops: int | Sequence[int] | None) -> int:

@@ -181,7 +181,7 @@ class PolicyEngine:
     def _act(self, obs: Observations, seeds: Sequence[int], greedy: bool) -> list[SampledReply]:
         check_window(self.policy, self.policy.prompts(obs), max_tokens=0)
         log_probs, values = self.policy.act_log_probs(obs)
-        chosen = _draw(log_probs, None if greedy else _uniforms(seeds, 1)[0])
+        chosen = draw(log_probs, None if greedy else _uniforms(seeds, 1)[0])
         picked = log_probs.gather(-1, chosen[:, None])[:, 0]
         return [
             SampledReply(
@@ -218,7 +218,7 @@ class PolicyEngine:
         is_open = torch.ones(len(obs), dtype=torch.bool, device=policy.device)
         for step in range(max_new_tokens):
             table = policy.backbone.next_token_log_probs(state, temperature)
-            tokens = _draw(table, None if noise is None else noise[step])
+            tokens = draw(table, None if noise is None else noise[step])
             log_probs.append(table.gather(-1, tokens[:, None])[:, 0])
             chosen.append(tokens)
             is_open = is_open & (tokens != policy.stop_id)
@@ -284,7 +284,7 @@ def _uniforms(seeds: Sequence[int], steps: int) -> Tensor:
     return torch.from_numpy(np.stack(rows, 1))
 
 
-def _draw(log_probs: Tensor, uniforms: Tensor | None) -> Tensor:
+def draw(log_probs: Tensor, uniforms: Tensor | None) -> Tensor:
     """[B] ids: of the likeliest, or where `uniforms` [B] falls in the cumulative distribution.
 
     Tokens without probability add nothing to the sum, so they are never the first to exceed a number.

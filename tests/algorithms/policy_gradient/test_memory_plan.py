@@ -1,18 +1,24 @@
 """What a learner takes of its GPU: by hand, against models in memory, and what is said where it does not fit."""
 
+import json
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
+from transformers import DynamicCache
 
 from benchmarks.memory_plan import write_config
-from benchmarks.update_memory import WIDTHS, bytes_per_token_and_layer
+from benchmarks.update_memory import WIDTHS, bytes_per_token_and_layer, saved_bytes
 from rlvlm.algorithms.policy_gradient.config import LossConfig, PolicyGradientConfig
-from rlvlm.algorithms.policy_gradient.memory_plan import ModelSize, fix_of, plan, size_of, words_of
+from rlvlm.algorithms.policy_gradient.memory_plan import ModelSize, Workload, fix_of, plan, size_of, words_of
 from rlvlm.core.errors import MachineError
 from rlvlm.policies.vla.config import OpenVLAConfig, VLAConfig
+from rlvlm.policies.vlm.activations import Activations
 from rlvlm.policies.vlm.config import PolicyConfig
 from rlvlm.policies.vlm.loading import load_policy
 from rlvlm.runs import preflight
@@ -23,16 +29,19 @@ from tests.policies.vla.openvla.test_openvla import load as load_openvla
 from tests.tiny_openvla import write_openvla
 from tests.tiny_vlm import save_tiny_vlm
 
+TAKEN = Activations(update=70, kept=50, logits=9, slice_tokens=4, cast=13, prefill=11, cache=6, drawing=100)
 SIZE = ModelSize(
-    learned=1_000, frozen=0, frozen_nf4=0, block=200, outside=400, layers=3, width=10, inner_width=20
+    learned=1_000, frozen=0, frozen_nf4=0, block=200, outside=400, largest=100, activations=lambda *_: TAKEN
 )  # fmt: skip
 FULL = PolicyConfig(model="x/y", learns="all", recompute=False)
 
 
 def test_a_small_model_by_hand() -> None:
-    one = plan(SIZE, FULL, PolicyGradientConfig(shrinkage=False), on_gpu=True)
+    one = plan(SIZE, FULL, PolicyGradientConfig(shrinkage=False), on_gpu=False)
     assert (one.weights, one.gradients, one.adam, one.copies, one.passing) == (4_000, 4_000, 8_000, 0, 0)
-    assert one.activations == 0 and one.total == 16_000
+    # Adam's root and quotient of the largest parameter; how many tokens there are is not known
+    assert (one.update, one.start, one.sampling) == (800, 0, 0)
+    assert one.total == 16_800 + FULL.cache_mib * 2**20
     several = plan(
         SIZE,
         FULL,
@@ -41,8 +50,48 @@ def test_a_small_model_by_hand() -> None:
     )
     assert (several.weights, several.gradients, several.adam) == (1_000, 1_000, 2_000)
     assert several.copies == 1_000 + 2_000 and several.passing == 2 * 800 + 6 * 600
-    tokens = plan(SIZE, FULL, PolicyGradientConfig(microbatch_tokens=7), on_gpu=True)
-    assert tokens.activations == 7 * 4 * 3 * (80 + 83)
+    by_tokens = plan(SIZE, FULL, PolicyGradientConfig(microbatch_tokens=700), on_gpu=True)
+    assert by_tokens.update == 700 * 70
+
+
+def test_what_comes_and_goes_by_hand() -> None:
+    algo = PolicyGradientConfig(num_envs=4, minibatch_turns=8, microbatch_turns=2, max_reply_tokens=10)
+    work = Workload(prompt_tokens=30, sft_rows=5, is_sampled=True)
+    found = plan(SIZE, FULL, algo, on_gpu=True, workload=work)
+    assert found.update == 2 * 40 * 70 and found.start == 5 * 40 * 70
+    # copies of an adapter, keys and values of four rows, and reading the prompts, which takes more than a draw
+    assert found.sampling == 13 + 4 * 40 * 6 + 4 * 30 * 5
+    assert found.reserve == pytest.approx(0.1 * found.start)
+    held = found.context + found.weights + found.gradients + found.adam + found.copies + found.images
+    assert found.total == pytest.approx(held + found.start * 1.1)
+    bounded = plan(SIZE, FULL, replace(algo, microbatch_tokens=100), on_gpu=True, workload=work)
+    assert bounded.start == bounded.update == 100 * 70
+    # where little is computed in a block, log-probs of a slice count beside what is kept
+    little = replace(SIZE, activations=lambda *_: replace(TAKEN, update=50, logits=900))
+    assert plan(little, FULL, algo, on_gpu=True, workload=work).update == 2 * 40 * 50 + 900 * 4
+
+
+@pytest.mark.parametrize("learns", ["all", "lora"])
+@pytest.mark.parametrize("recomputes", [False, True])
+def test_what_is_counted_without_memory_is_what_a_pass_keeps(tmp_path: Path, learns: Any, recomputes: bool) -> None:
+    save_tiny_vlm(tmp_path, "qwen2_5_vl")
+    policy = PolicyConfig(model=str(tmp_path), learns=learns, device="cpu", recompute=recomputes)
+    counted = size_of(policy, tmp_path).activations("float32", "float32")
+    model = load_policy(policy).model
+    base = model.get_base_model() if learns == "lora" else model
+    width = base.config.get_text_config().hidden_size
+
+    def read() -> Tensor:
+        inputs = torch.randn(8, 512, width, requires_grad=True)
+        return base.model.language_model(inputs_embeds=inputs, use_cache=False).last_hidden_state
+
+    kept = saved_bytes(read, model)
+    # live memory has what somebody else holds, too: the inputs are not of it, the result is
+    assert counted.kept * 8 * 512 == pytest.approx(kept, rel=0.1)
+    assert counted.update >= counted.kept > 0 and counted.prefill > counted.cache > 0
+    cache: Any = DynamicCache(config=base.config.get_text_config())
+    base.model.language_model(inputs_embeds=torch.randn(1, 8, width), past_key_values=cache, use_cache=True)
+    assert counted.cache * 8 == sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers)
 
 
 @pytest.mark.parametrize("learns", ["all", "lora"])
@@ -72,7 +121,7 @@ def test_what_does_not_fit_is_told_what_to_change(tmp_path: Path) -> None:
     folder = write_config("qwen2.5-vl-7b", tmp_path / "7b")
     policy = PolicyConfig(model=str(folder), learns="all")
     size = size_of(policy, folder)
-    assert size.total == pytest.approx(8.29e9, rel=0.01) and size.layers == 28
+    assert size.total == pytest.approx(8.29e9, rel=0.01)
     card, algo = 80 * 2**30, PolicyGradientConfig(compute_dtype="same")
     assert fix_of(size, policy, algo, card) == "--algo.shard --algo.num-learners 4 --algo.gpus-per-learner 1"
     four = replace(algo, num_learners=4, shard=True)
@@ -94,7 +143,7 @@ def test_a_run_that_cannot_fit_its_card_is_refused_before_it_starts(
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    for card, is_enough in ((2**30, True), (2**21, False)):
+    for card, is_enough in ((2**32, True), (2**21, False)):
         monkeypatch.setattr(devices, "card_bytes", lambda card=card: card)
         if is_enough:
             preflight._check_memory(config)
@@ -104,4 +153,27 @@ def test_a_run_that_cannot_fit_its_card_is_refused_before_it_starts(
             assert caught.value.fix.startswith("--policy.learns lora")
     assert not caplog.records, "nothing is said of a GPU that is the run's to take"
     preflight._check_memory(override(config, {"policy.device": "cpu"}))
-    assert words_of(plan(SIZE, FULL, PolicyGradientConfig(), on_gpu=True)).startswith("0.0 GiB")
+    assert words_of(plan(SIZE, FULL, PolicyGradientConfig(), on_gpu=True)) == "1.7 GiB (context 0.7, images 1.0)"
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA card, alone")
+@pytest.mark.parametrize("quantization", ["none", "nf4"])
+def test_the_plan_is_what_the_driver_says_of_the_process(tmp_path: Path, quantization: str) -> None:
+    out = tmp_path / "report.json"
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.real_sizes",
+        "policy",
+        "--quantization",
+        quantization,
+        "--updates",
+        "2",
+    ]
+    subprocess.run([*command, "--folder", str(tmp_path), "--out", str(out)], check=True, timeout=500)
+    found = json.loads(out.read_text())
+    # of the cache of images only what was shown is taken
+    planned = found["planned_gib"] - found["planned"]["images"] + found["images_gib"]
+    assert 0.8 * planned <= found["process_gib"] <= planned, found

@@ -1,0 +1,153 @@
+"""Memory that a chat VLM takes while it samples and learns, counted on tensors without memory (the meta device).
+
+The model itself runs, forwards and backwards, adapter, gradient checkpointing and casts included, and every tensor that
+comes and goes is counted. So nothing is fitted to a family or a size. `algorithms.policy_gradient.memory_plan` asks.
+"""
+
+import weakref
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from rlvlm.policies.vlm.backbone import slice_tokens, table_of
+from rlvlm.policies.vlm.engine import draw
+from rlvlm.vlms.lora import cast_adapters
+
+_ROWS, _TOKENS = 8, 512
+"""Of the batch that is counted; large enough that what does not grow with it is small."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Activations:
+    """Bytes beside the weights while a model is used, each for one token or one row."""
+
+    update: float
+    """The most at once of a pass forwards and backwards, for each token."""
+    kept: float
+    """Kept between the two for the backward pass, for each token; part of `update`."""
+    logits: float = 0.0
+    """Of log-probs and their gradient, for each token of a reply."""
+    slice_tokens: int = 0
+    """Tokens whose log-probs are computed at once; 0: all."""
+    cast: float = 0.0
+    """Copies of an adapter with which is sampled (`cast_adapters`), all of it."""
+    prefill: float = 0.0
+    """The most at once while prompts are read, for each token, `cache` included."""
+    cache: float = 0.0
+    """Keys and values, for each token."""
+    drawing: float = 0.0
+    """Of one token's draw, for each reply."""
+
+
+class LiveBytes(TorchDispatchMode):
+    """Counts the bytes of tensors that come and go while the context is open, each storage once.
+
+    Args:
+        known: tensors that were there before, which do not count.
+    """
+
+    def __init__(self, *known: Tensor) -> None:
+        super().__init__()
+        self._seen = {tensor.untyped_storage()._cdata for tensor in known}
+        self.now, self.peak = 0, 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ARG002
+        found = func(*args, **(kwargs or {}))
+        for tensor in (found,) if isinstance(found, Tensor) else tree_leaves(found):
+            if isinstance(tensor, Tensor) and (key := tensor.untyped_storage()._cdata) not in self._seen:
+                self._seen.add(key)
+                self.now += tensor.untyped_storage().nbytes()
+                weakref.finalize(tensor.untyped_storage(), self._forget, key, tensor.untyped_storage().nbytes())
+        self.peak = max(self.peak, self.now)
+        return found
+
+    def _forget(self, key: int, size: int) -> None:
+        self._seen.discard(key)  # a storage to come may lie there
+        self.now -= size
+
+
+def activations_of(model: Any, *, recomputes: bool) -> Activations:
+    """Memory of `model` beside its weights.
+
+    Args:
+        model: an `AutoModelForImageTextToText` on the meta device, in the precision in which it computes, perhaps with
+            an adapter. Its parameters that learn are given gradients.
+        recomputes: whether its blocks were made to (`recompute_blocks`); log-probs are then computed in slices.
+    """
+    from transformers import DynamicCache
+
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    language = getattr(base.model, "language_model", None) or base.model.text_model
+    config, head = base.config.get_text_config(), base.get_output_embeddings()
+    num_tokens, vocabulary = _ROWS * _TOKENS, head.weight.shape[0]
+    size = slice_tokens(vocabulary)
+    with torch.device("meta"), mock.patch.object(functional, "scaled_dot_product_attention", _flash_attention):
+        for parameter in model.parameters():
+            if parameter.requires_grad:  # gradients are counted by who learns
+                parameter.grad = torch.empty_like(parameter)
+        embedded = torch.empty(_ROWS, _TOKENS, config.hidden_size, dtype=head.weight.dtype)
+        states = torch.empty(size, config.hidden_size, dtype=head.weight.dtype)
+        banned, positions = torch.zeros(1, dtype=torch.long), torch.zeros(1, _TOKENS, dtype=torch.long)
+        grads = [param.grad for param in model.parameters() if param.grad is not None]
+        known = [*model.parameters(), *model.buffers(), *grads, embedded, states, positions, banned]
+
+        def read(inputs: Tensor, cache: Any = None) -> Tensor:
+            return language(
+                inputs_embeds=inputs, position_ids=positions, attention_mask=None, past_key_values=cache,
+                use_cache=cache is not None,
+            ).last_hidden_state  # fmt: skip
+
+        with LiveBytes(*known) as update:
+            hidden = read(embedded.requires_grad_())
+            kept = update.now
+            hidden.backward(torch.empty_like(hidden))
+        del hidden
+        with LiveBytes(*known) as logits:
+            output = partial(functional.linear, weight=head.weight.detach(), bias=head.bias)
+            chosen = table_of(output, banned, states.requires_grad_(), 1.0).gather(-1, banned.expand(size, 1))
+            chosen.backward(torch.empty_like(chosen))
+        with torch.no_grad():
+            with LiveBytes(*known) as prefill, cast_adapters(model):
+                cast, cache = prefill.now, DynamicCache(config=config)
+                read(embedded, cache)
+                in_cache = prefill.now - cast
+            with LiveBytes(*known) as drawing:
+                draw(table_of(head, banned, states, 1.0), torch.zeros(size, dtype=torch.float64))
+    return Activations(
+        update=update.peak / num_tokens,
+        kept=kept / num_tokens,
+        logits=logits.peak / size,
+        slice_tokens=size if recomputes else 0,
+        cast=cast,
+        prefill=(prefill.peak - cast) / num_tokens,
+        cache=in_cache / num_tokens,
+        drawing=drawing.peak / size,
+    )
+
+
+class _FlashAttention(torch.autograd.Function):
+    """Attention's shapes as fused kernels have them, which every GPU has: no [tokens, tokens] is kept. The meta device
+    would choose the one that writes it down.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        out, sums = torch.empty_like(query), query.new_empty(query.shape[:-1], dtype=torch.float32)
+        ctx.save_for_backward(query, key, value, out, sums)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:  # noqa: ARG004
+        query, key, value, _, _ = ctx.saved_tensors
+        return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
+
+
+def _flash_attention(query: Tensor, key: Tensor, value: Tensor, *_: Any, **unused: Any) -> Tensor:
+    return _FlashAttention.apply(query, key, value)  # pyright: ignore[reportReturnType]
