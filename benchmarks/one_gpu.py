@@ -187,7 +187,7 @@ def vla(config: Config) -> dict[str, Any]:
     )
     options = "--algo.rounds 1 --algo.groups 4 --algo.group-size 8 --algo.warm-up 0 --steps 2048"
     options += " --eval.episodes 8 --env.episode-steps 32 --algo.microbatch-turns 8"
-    options += " --algo.minibatches 2 --reward.source mixture --reward.mixture.novelty 1"
+    options += " --algo.minibatches 2 --reward.source judged --reward.teacher progress --reward.noise 0.2"
     base = [*rlvlm("run"), "push_block", *shlex.split(options), "--policy.model"]
     taken = None if config.small else subprocess.Popen([PYTHON, "-c", ballast])
     time.sleep(0 if config.small else 8)
