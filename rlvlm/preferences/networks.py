@@ -1,6 +1,7 @@
 """The networks of a learned reward and what each looks at: images, or state and action. Used by the ensemble.
 
-All give one number in [-BOUND, BOUND] per step. A choice between them is a choice of `RewardInput`, nothing else.
+All give one number per step, in [-BOUND, BOUND] unless rewards are normalised. A choice between them is a choice of
+`RewardInput`, nothing else.
 """
 
 import math
@@ -37,6 +38,13 @@ def bounded(values: Tensor) -> Tensor:
 
 class RewardNetwork(nn.Module):
     """From rows `[M, ...]` to rewards `[M]`."""
+
+    is_bounded = True
+    """Whether they lie in [-BOUND, BOUND]."""
+
+    def rewards(self, values: Tensor) -> Tensor:
+        """Rewards `[M]` of what the last layer gives, `values` `[M, 1]`."""
+        return bounded(values.squeeze(-1)) if self.is_bounded else values.squeeze(-1)
 
     def calibrate(self, rows: Tensor, /) -> None:
         """Gets the first rows that are fitted, before any update; pixels need nothing, for their range is known."""
@@ -88,7 +96,7 @@ class ImageNetwork(RewardNetwork):
 
     def forward(self, images: Tensor) -> Tensor:
         """Rewards `[M]` of `images` `[M, H, W, 3]` uint8."""
-        return bounded(self.layers[-1](self.features(images)).squeeze(-1))
+        return self.rewards(self.layers[-1](self.features(images)))
 
 
 class ResNetNetwork(RewardNetwork):
@@ -123,7 +131,7 @@ class ResNetNetwork(RewardNetwork):
 
     def forward(self, images: Tensor) -> Tensor:
         """Rewards `[M]` of `images` `[M, H, W, 3]` uint8."""
-        return bounded(self.head(self.features(images)).squeeze(-1))
+        return self.rewards(self.head(self.features(images)))
 
 
 class StateNetwork(RewardNetwork):
@@ -161,7 +169,7 @@ class StateNetwork(RewardNetwork):
 
     def forward(self, rows: Tensor) -> Tensor:
         """Rewards `[M]` of `rows` `[M, D + A]`."""
-        return bounded(self.layers(self.features(rows)).squeeze(-1))
+        return self.rewards(self.layers(self.features(rows)))
 
 
 class ImageInput:

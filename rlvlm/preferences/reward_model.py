@@ -23,12 +23,14 @@ from rlvlm.preferences.config import RewardModelConfig
 from rlvlm.preferences.dataset import Examples, Steps
 from rlvlm.preferences.ensemble import Ensemble
 from rlvlm.preferences.losses import PREFERENCE, Objective
-from rlvlm.preferences.networks import RewardInput
+from rlvlm.preferences.networks import RewardInput, bounded
 from rlvlm.rewards.source import Labelling, RewardSource
 
 _FIX = "lower reward_model.lr in the run's config.yaml, then `rlvlm resume`"
 
 
+_MIN_SPREAD = 1e-3
+"""Smallest standard deviation that rewards are divided by: with less the model says nothing yet."""
 ENOUGH = math.log(100)
 """Log of the odds at which answers count as better than chance: random ones ever get there in one run of a hundred."""
 
@@ -132,6 +134,10 @@ class RewardModel:
         self._objective = objective
         self._rng = torch.Generator().manual_seed(seed)
         self.ensemble = Ensemble(inputs, config.ensemble, self._rng, device)
+        self._is_normalised = config.output == "normalised"
+        for member in self.ensemble.members:
+            member.is_bounded = not self._is_normalised
+        self._centre, self._spread = 0.0, 1.0
         self._adam = torch.optim.Adam(self.ensemble.parameters(), config.lr)
         self.num_fits = 0
         self.evidence = Evidence()
@@ -141,6 +147,17 @@ class RewardModel:
     def is_trusted(self) -> bool:
         """Whether its rewards say something about what the teacher will say, more than chance would."""
         return self.num_fits > 0 and (self.evidence.is_enough or not self._config.hold_out_every)
+
+    def agent_rewards(self, rewards: FloatArray) -> FloatArray:
+        """What the agent gets for the members' mean rewards `[N]`, in [-BOUND, BOUND]."""
+        if not self._is_normalised:
+            return rewards
+        return bounded(torch.from_numpy((rewards - self._centre) / self._spread)).numpy()
+
+    @property
+    def spread(self) -> float:
+        """Rewards of the networks that are one reward of the agent's."""
+        return self._spread
 
     def fit(self, examples: Examples) -> dict[str, float]:
         """Predicts the examples that are new, then trains on all, at least one, but those that are held out.
@@ -173,6 +190,9 @@ class RewardModel:
         self.ensemble.forget()  # what was read before is of other weights
         held_out = whole.part(is_held_out)
         report |= self._train(whole.part(~is_held_out), held_out)
+        if self._is_normalised:
+            labelled = self.ensemble.mean_returns(whole.rows, torch.arange(len(whole.rows))[:, None, None])
+            self._centre, self._spread = float(labelled.mean()), max(float(labelled.std(correction=0)), _MIN_SPREAD)
         # a finite loss can still step to weights that are not: the last step is looked at too
         weights = {f"weights {number}": weight for number, weight in enumerate(self.ensemble.parameters())}
         check_finite("the fitted reward model", _FIX, weights)
@@ -190,6 +210,7 @@ class RewardModel:
         """Weights, Adam's state and generator, as arrays and numbers."""
         return {
             "members": self.ensemble.get_state(),
+            "scale": np.array([self._centre, self._spread]),
             "adam": optimizer_state(self._adam),
             "rng": self._rng.get_state().numpy().copy(),
             "num_fits": self.num_fits,
@@ -200,6 +221,7 @@ class RewardModel:
     def set_state(self, state: dict[str, Any]) -> None:
         """Restores what `get_state` returned."""
         self.ensemble.set_state(state["members"])
+        self._centre, self._spread = map(float, state.get("scale", (0.0, 1.0)))  # older runs have none
         load_optimizer(self._adam, state["adam"])
         self._rng.set_state(torch.tensor(state["rng"]))
         self.num_fits = int(state["num_fits"])
@@ -300,11 +322,11 @@ class LearnedReward(RewardSource):
 
     def label(self, transitions: Transitions) -> FloatArray:
         """Rewards `[B]`."""
-        return self._model.ensemble.rewards(Steps.of(transitions))
+        return self._model.agent_rewards(self._model.ensemble.rewards(Steps.of(transitions)))
 
     def label_leading(self, transitions: Transitions) -> FloatArray:
         """Rewards `[M]` of as many of the leading rows as can be labelled within a good half second, M >= 1."""
-        return self._model.ensemble.leading_rewards(Steps.of(transitions))
+        return self._model.agent_rewards(self._model.ensemble.leading_rewards(Steps.of(transitions)))
 
 
 class Disagreement(RewardSource):
@@ -329,4 +351,4 @@ class Disagreement(RewardSource):
 
     def label(self, transitions: Transitions) -> FloatArray:
         """Bonuses `[B]`, >= 0, in reward units."""
-        return self._model.ensemble.predict(Steps.of(transitions)).std(axis=0)
+        return self._model.ensemble.predict(Steps.of(transitions)).std(axis=0) / self._model.spread

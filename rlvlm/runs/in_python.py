@@ -94,7 +94,9 @@ def learned_reward(run: RunFolder, *, trust: bool = False) -> Callable[[Frames],
         sized = [np.asarray(Image.fromarray(image).resize((size_px, size_px))) for image in images]
         with torch.no_grad():
             rows = torch.from_numpy(np.stack(sized))
-            return torch.stack([member(rows) for member in model.ensemble.members]).mean(dim=0).numpy()
+            return model.agent_rewards(
+                torch.stack([member(rows) for member in model.ensemble.members]).mean(dim=0).numpy()
+            )
 
     return rewards
 

@@ -71,7 +71,7 @@ def general(task: str) -> RunConfig:
         env=env,
         reward=StepRewardConfig(model="state"),
         feedback=FeedbackConfig(first_step=2_000, every_steps=1_000, queries=400),
-        reward_model=RewardModelConfig(batch_size=64, lr=1e-3),
+        reward_model=RewardModelConfig(batch_size=64, lr=1e-3, output="normalised"),
         algo=SACConfig(is_calibrated=True),
         eval=EvalConfig(episodes=20),
     )

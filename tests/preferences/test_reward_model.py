@@ -7,7 +7,17 @@ import numpy as np
 import pytest
 import torch
 from oracles import bradley_terry
-from tiny_episodes import score, some_steps, steps_of, tiny_episode, tiny_episodes, transitions_of, truth, verdict
+from tiny_episodes import (
+    one_step,
+    score,
+    some_steps,
+    steps_of,
+    tiny_episode,
+    tiny_episodes,
+    transitions_of,
+    truth,
+    verdict,
+)
 
 from rlvlm.core import metrics
 from rlvlm.core.errors import NumericsError
@@ -356,3 +366,33 @@ def test_the_reward_is_the_mean_of_the_members_and_its_version_counts_fits() -> 
     np.testing.assert_allclose(rewards, (one + two + three) / 3, rtol=1e-6)
     assert rewards.shape == (20,) and rewards.dtype == np.float32 and rewards.any()
     assert source.version == 1 and source.is_trusted
+
+
+def mark_labels(width: float, num: int) -> Examples:
+    """Perfect labels of pairs of steps, the block within `width` of the mark at .6: nearer is better."""
+    blocks = 0.6 + width * np.random.default_rng(0).uniform(-1, 1, (num, 2))
+    pairs = [Pair(left=one_step(-abs(a - 0.6), a), right=one_step(-abs(b - 0.6), b)) for a, b in blocks]
+    examples = Examples(num_sides=2)
+    examples.add(decided(pairs, truth(pairs), "drop"))
+    return examples
+
+
+@pytest.mark.slow
+def test_normalised_rewards_tell_near_from_nearer() -> None:
+    labels, near = mark_labels(0.6, 800), mark_labels(0.06, 400)
+    right, models = {}, {}
+    for output in ("bounded", "normalised"):
+        config = RewardModelConfig(lr=1e-3, batch_size=64, stop_accuracy=1.0, hold_out_every=0, output=output)
+        model = models[output] = RewardModel(StateInput(4, 2), config, seed=0)
+        for _ in range(10):
+            model.fit(labels)
+        returns = model.agent_rewards(model.ensemble.rewards(near.steps())).reshape(-1, 2)
+        right[output] = ((returns[:, 1] > returns[:, 0]) == (near.targets > 0.5)).mean()
+    assert right["normalised"] > 0.95 > right["bounded"], right
+
+    model = models["normalised"]
+    again = RewardModel(StateInput(4, 2), config, seed=1)
+    again.set_state(model.get_state())
+    rewards = again.agent_rewards(again.ensemble.rewards(labels.steps()))
+    np.testing.assert_array_equal(rewards, model.agent_rewards(model.ensemble.rewards(labels.steps())))
+    assert abs(rewards.mean()) < 0.1 and 0.8 < rewards.std() <= 1 and np.abs(rewards).max() <= BOUND
