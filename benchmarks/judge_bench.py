@@ -23,7 +23,8 @@ from rlvlm.judges.config import JudgeConfig
 from rlvlm.pocket.models import weights_folder
 from rlvlm.preferences.config import THEIR_TASKS
 from rlvlm.preferences.teachers import SHARES
-from rlvlm.reports.judge_bench import bench_judge, cells
+from rlvlm.reports.bench_row import cells
+from rlvlm.reports.judge_bench import bench_judge
 from rlvlm.vlms.config import ApiConfig
 
 COLUMNS = (

@@ -12,9 +12,9 @@ import tyro
 
 from rlvlm.envs.registry import task_env
 from rlvlm.judge_bench.bench import summarise
-from rlvlm.judge_bench.items import make_items
 from rlvlm.judge_bench.prediction import predict, predict_row, read_curve
 from rlvlm.judge_bench.suites import SUITES
+from rlvlm.judge_bench.task_items import make_items
 from rlvlm.testing.planted import PLANTED, bench, honest
 
 SIZE_PX = 100

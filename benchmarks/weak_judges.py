@@ -24,9 +24,10 @@ from numpy.typing import NDArray
 from rlvlm.core.steps import Segment
 from rlvlm.envs.images import FrameStore
 from rlvlm.envs.registry import make_env, task_env
-from rlvlm.judge_bench.items import Item, make_items
+from rlvlm.judge_bench.items import Item
 from rlvlm.judge_bench.prediction import worth_of
 from rlvlm.judge_bench.suites import Suite
+from rlvlm.judge_bench.task_items import make_items
 from rlvlm.preferences.config import RewardModelConfig
 from rlvlm.preferences.dataset import Examples
 from rlvlm.preferences.networks import reward_input

@@ -84,7 +84,7 @@ def command(words: Sequence[str], prog: str) -> int:
     """
     if words and words[0] == "compare":
         arguments = parse(CompareArguments, words[1:], f"{prog} compare")
-        from rlvlm.reports.judge_bench import compare_benches
+        from rlvlm.reports.bench_row import compare_benches
 
         return compare_benches(arguments.rows)
     if words and words[0] == "harvest":

@@ -17,9 +17,10 @@ from rlvlm.envs.registry import task_env
 from rlvlm.judge_bench.asking import Answer, Reference, ask
 from rlvlm.judge_bench.faults import Fault, Graded, grade
 from rlvlm.judge_bench.figures import cost_figures, pooled, teacher_table
-from rlvlm.judge_bench.items import Item, TaskItems, make_items, recorded_items
+from rlvlm.judge_bench.items import Item, TaskItems
 from rlvlm.judge_bench.remedies import remedies
 from rlvlm.judge_bench.suites import VERSION, Suite, is_recording
+from rlvlm.judge_bench.task_items import make_items, recorded_items
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.judges.judge import Judge
 from rlvlm.judges.prompts import check_goal

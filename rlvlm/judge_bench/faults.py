@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from rlvlm.judge_bench.asking import Answer
 from rlvlm.judge_bench.changes import FADED
+from rlvlm.judge_bench.controls import RETESTS
 from rlvlm.judge_bench.figures import (
     Figures,
     outcome_of,
@@ -20,7 +21,7 @@ from rlvlm.judge_bench.figures import (
     share,
     success_table,
 )
-from rlvlm.judge_bench.items import HACKED, RETESTS, Item
+from rlvlm.judge_bench.items import HACKED, Item
 from rlvlm.judges.agreement import ALIKE, best_threshold, kept_leads
 
 MIN_ITEMS = 12
@@ -51,7 +52,7 @@ _RETESTED = {
     "reworded": "the goal is put in other words",
     "other camera": "another camera shows it",
 }
-"""`items.RETESTS` in words."""
+"""`controls.RETESTS` in words."""
 _PAID = {
     "reversed": ("scores a success as high when it is shown backwards", True),
     "other goal": ("scores a success as high under another goal of the scene", True),

@@ -8,7 +8,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from rlvlm.judge_bench.asking import Answer
-from rlvlm.judge_bench.items import CASES, FAILURES, HACKED, NUM_BINS, RETESTS, Item
+from rlvlm.judge_bench.controls import FAILURES, RETESTS
+from rlvlm.judge_bench.items import CASES, HACKED, NUM_BINS, Item
 from rlvlm.judges.agreement import (
     area_under_curve,
     best_threshold,

@@ -13,8 +13,9 @@ from rlvlm.judge_bench.asking import Answer, KnowsItems, ask
 from rlvlm.judge_bench.faults import grade
 from rlvlm.judge_bench.figures import Figures
 from rlvlm.judge_bench.hacked import shipped_suite
-from rlvlm.judge_bench.items import TaskItems, make_items, recorded_items
+from rlvlm.judge_bench.items import TaskItems
 from rlvlm.judge_bench.suites import Suite
+from rlvlm.judge_bench.task_items import make_items, recorded_items
 from rlvlm.judges.judge import Judge
 
 _CONTROLS = 8

@@ -17,7 +17,8 @@ from rlvlm.core.errors import JudgeUnavailable, UsageError
 from rlvlm.core.steps import FloatArray, Frames, spread
 from rlvlm.demonstrations.trajectory import CorruptEpisode, RobotTrajectory, SuccessRule
 from rlvlm.judge_bench.asking import ASKED_AT_ONCE, Answer, ask
-from rlvlm.judge_bench.items import Item, TaskItems, shrink
+from rlvlm.judge_bench.items import Item, TaskItems
+from rlvlm.judge_bench.task_items import shrink
 from rlvlm.judges.agreement import best_threshold
 from rlvlm.judges.judge import Judge
 from rlvlm.judges.prompts import check_goal

@@ -96,8 +96,6 @@ SUITES = {
 """`tiny` takes two minutes with a small model on two cores."""
 _HACKED = "hacked_"
 """Begins the names of suites of hacked episodes that ship, before that of the task."""
-
-
 PERSON_QUESTIONS = 40
 """Asked of a person by default, which takes about five minutes."""
 

@@ -12,8 +12,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from rlvlm.judge_bench.asking import Answer
+from rlvlm.judge_bench.controls import FAILURES
 from rlvlm.judge_bench.figures import Floats
-from rlvlm.judge_bench.items import CASES, FAILURES, NUM_BINS, Item
+from rlvlm.judge_bench.items import CASES, NUM_BINS, Item
 from rlvlm.judge_bench.prediction import ExpectedSuccess, fit_curves
 from rlvlm.reports.judge_figures import THEIRS, shares_of, shorten
 from rlvlm.runs.plots import COLOURS, INK, OUTCOMES, STYLE

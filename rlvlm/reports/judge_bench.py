@@ -1,31 +1,24 @@
-"""`rlvlm judge-bench`: a row, a table on the terminal, and a page that shows the worst answers."""
+"""`rlvlm judge-bench`: opens the judge, has it measured, and writes row, answers and page."""
 
 import json
 import math
 import time
-from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
-from matplotlib.figure import Figure
-
 from rlvlm.core.console.signals import StopRequest
-from rlvlm.core.console.tables import plain_console, plain_table
+from rlvlm.core.console.tables import plain_console
 from rlvlm.core.disk import make_output_folder, write_json, write_whole
 from rlvlm.core.errors import EXIT_DONE, EXIT_PREEMPTED, UsageError
-from rlvlm.core.steps import Frames, spread
+from rlvlm.core.steps import Frames
 from rlvlm.demonstrations.trajectory import SuccessRule
 from rlvlm.envs.registry import find_task, task_goal
-from rlvlm.judge_bench.asking import Answer, Reference
+from rlvlm.judge_bench.asking import Reference
 from rlvlm.judge_bench.bench import measure, require_goals, summarise
-from rlvlm.judge_bench.changes import changed
-from rlvlm.judge_bench.figures import outcome_of
-from rlvlm.judge_bench.items import CASES, Item, TaskItems
-from rlvlm.judge_bench.prediction import CURVE_FILE, ExpectedSuccess, predict_row, read_curve
-from rlvlm.judge_bench.rows import PAIR_NAMES, ROW_FILE, SCORE_NAMES, number_cell, read_row, share_cell
+from rlvlm.judge_bench.prediction import CURVE_FILE, predict_row, read_curve
+from rlvlm.judge_bench.rows import ROW_FILE
 from rlvlm.judge_bench.suites import Suite, find_suite, for_person, is_recording
 from rlvlm.judges.build import build_judge, check_goal_image, check_reachable
 from rlvlm.judges.cache import CachedJudge
@@ -34,27 +27,13 @@ from rlvlm.judges.goal_image import read_goal_image, with_goal_image
 from rlvlm.judges.judge import Judge
 from rlvlm.labels.images import image_digest
 from rlvlm.labels.store import LabelStore
-from rlvlm.reports.bench_figures import ASKED_FOR, draw_bench
+from rlvlm.reports.bench_figures import draw_bench
+from rlvlm.reports.bench_page import WorstAnswers, bench_page
+from rlvlm.reports.bench_row import print_row
 from rlvlm.runs.folder import find_folder
 from rlvlm.runs.in_python import StepPolicy, load_policy
-from rlvlm.runs.plots import to_svg
-from rlvlm.runs.records import encode_png
 from rlvlm.serving.config import PageConfig
 from rlvlm.serving.label_page import person_judge
-from rlvlm.templates import inline, render
-
-TASK_HEADS = ("pairs right", "undecided", "order kept", "AUC of success", "VOC")
-"""Columns of the tables with a line per task."""
-GRADE_HEADS = ("task", "asked for", "for training", "worth", "expected success")
-"""Columns of the table that says whether to train; the grade stands where a phone shows it."""
-_TAKEN = {"assumed": "all are taken for successes", "none": "none is taken for a success"}
-MAX_WORST = 8
-"""Wrong answers shown of each kind."""
-_CARD_PX = 160
-_SHOWN = 4
-"""Images of an episode on the page."""
-_TOLERANCE = 3.0
-"""Grey levels by which fields of two machines' images may differ: renderers round and smooth differently."""
 
 
 def bench_judge(  # noqa: PLR0913 - the command's options
@@ -200,348 +179,8 @@ def _with_player(suite: Suite, player: Path | None, goal: str) -> Suite:
     return replace(suite, goal=goal or run.goal, player=policy.act)
 
 
-def print_row(row: Mapping[str, Any]) -> None:
-    """Prints a row: figures of all tasks, one line per task, and what is wrong."""
-    console = plain_console(soft_wrap=True)
-    console.print(f"\n{_name(row)} on {row['bench']['suite']}", style="bold")
-    if not row["bench"]["is_whole"]:
-        console.print("stopped before the end: the figures below cover the answers given until then")
-    facts = [fact for table in cells(row).values() for fact in table.items() if fact[1] != "-"]
-    console.print(plain_table(("", ""), facts, words=("",)))
-    console.print(plain_table(("task", *TASK_HEADS), task_lines(row), words=("task",)))
-    for fault in row["faults"]:
-        console.print(f"fault: {fault['name']} ({fault['evidence']})", style="bold")
-    if not row["faults"]:
-        console.print("no known fault was found")
-    for place, way in enumerate(row["remedies"]):
-        # they come best first, and only the best is worth its settings
-        advice = f" ({way['settings']})" if way["settings"] and not place else ""
-        console.print(f"{way_of_asking(way)}{advice}")
-    console.print("\nGood enough to train with?", style="bold")
-    if row["prediction"]:
-        console.print(plain_table(GRADE_HEADS, grade_lines(row), words=GRADE_HEADS))
-    for line in grade_notes(row):
-        console.print(line)
-
-
-def grade_lines(row: Mapping[str, Any]) -> list[tuple[str, ...]]:
-    """Cells under `GRADE_HEADS` of what was predicted, one line per task and kind of question."""
-    found = []
-    for expected in (ExpectedSuccess(**prediction) for prediction in row["prediction"]):
-        success = "-"
-        if expected.success is not None:
-            interval = f"({expected.low:.2f} to {expected.high:.2f})"
-            success = f"{expected.success:.2f} {interval}, from {expected.before:.2f}, {expected.count} runs"
-        worth = f"{100 * expected.worth:.0f} % ({100 * expected.worth_low:.0f} to {100 * expected.worth_high:.0f})"
-        found.append((expected.task, ASKED_FOR[expected.kind], expected.grade, worth, success))
-    return found
-
-
-def grade_notes(row: Mapping[str, Any]) -> list[str]:
-    """What the columns of `grade_lines` mean, and what the grades of tasks without runs rest on."""
-    rule = row["bench"].get("success")  # rows of older benches have none
-    notes = [f"The data do not say which episodes succeeded: with --success {rule}, {_TAKEN[rule]}."] if rule else []
-    if not row["prediction"]:
-        return [*notes, "Nothing can be said: neither pairs nor successes beside failures were asked about."]
-    notes += [
-        "Worth, with its 90 % interval: how often a judge is right that always decides and says as much; 50 % is "
-        "chance, below it misleads."
-    ]
-    if any(prediction["grade"] == "can be fooled" for prediction in row["prediction"]):
-        notes.append("Can be fooled: it pays for what a policy can do without reaching the goal, see its faults.")
-    for fault in (fault for fault in row["faults"] if fault.get("is_limiting")):  # rows of older benches have none
-        where = f" on {', '.join(fault['tasks'])}" if fault["tasks"] else ""
-        notes.append(
-            f"Uncertain at best{where}: it {fault['name']}, and no run is known with a judge that errs like this."
-        )
-    for kind, name in ASKED_FOR.items():
-        grades = ("probably good enough", "uncertain", "probably too weak")  # the others do not rest on other tasks
-        unproven = [
-            prediction
-            for prediction in row["prediction"]
-            if prediction["kind"] == kind and prediction["success"] is None
-        ]
-        unproven = [prediction for prediction in unproven if prediction["grade"] in grades]
-        if not unproven:
-            continue
-        never, always = unproven[0]["never"], unproven[0]["always"]
-        limits = [] if never is None else [f"none learned up to a worth of {100 * never:.0f} %"]
-        limits += [] if always is None else [f"all learned from {100 * always:.0f} % on"]
-        of_all = f"of all runs known {', '.join(limits)}" if limits else "nor of another task"
-        what = f"{name.capitalize()} without an expected success"
-        notes.append(f"{what}: no training runs of the task are known with such a judge; {of_all}.")
-    return notes
-
-
-def way_of_asking(way: Mapping[str, Any]) -> str:
-    """What a label costs and says where pairs are asked in one way (`judge_bench.remedies`)."""
-    says = (
-        f"labels worth those of a judge that is right in {100 * way['worth']:.0f} %, {way['undecided']:.0%} undecided"
-    )
-    if way["calls"] is None:
-        return f"asking {way['name']}: {says}: no number of questions teaches"
-    return f"asking {way['name']}: {says}: {way['calls']:.1f} questions say as much as a label that is certain"
-
-
-def _name(row: Mapping[str, Any]) -> str:
-    judge = row["judge"]
-    return " ".join(filter(None, (judge["judge"], judge["prompt"])))
-
-
-def cells(row: Mapping[str, Any]) -> dict[str, dict[str, str]]:
-    """A row's figures as text by what they are, table by table; `-` where nothing was asked."""
-    pairs, scores, cost = (row["figures"][name] for name in ("pairs", "scores", "cost"))
-    # [10, 3] right, wrong and the rest of the pairs whose gap lies in each tenth, the hardest first
-    bins = np.array(pairs.get("by_difficulty", np.zeros((10, 3))))
-    hard, easy = bins[:3].sum(0), bins[7:].sum(0)
-    false = scores.get("false_positives", {})
-    compared = {
-        PAIR_NAMES["accuracy"]: share_cell(pairs.get("accuracy")),
-        "  the hardest, gaps below 0.3": _plain_share(hard[0], hard[0] + hard[1]),
-        "  the easiest, from 0.7 on": _plain_share(easy[0], easy[0] + easy[1]),
-        PAIR_NAMES["undecided"]: share_cell(pairs.get("undecided")),
-        PAIR_NAMES["unread"]: share_cell(pairs.get("unread")),
-        PAIR_NAMES["said_left"]: share_cell(pairs.get("said_left")),
-        PAIR_NAMES["consistent"]: share_cell(pairs.get("consistent")),
-        "chooses between equal images": share_cell(pairs.get("same_image")),
-        "same label for another task": share_cell(pairs.get("other_task")),
-        **{f"same label: {case}": share_cell(value) for case, value in pairs.get("steady", {}).items()},
-        PAIR_NAMES["ece"]: number_cell(pairs.get("ece")),
-    }
-    scored = {
-        SCORE_NAMES["auc"]: number_cell(scores.get("auc")),
-        "AUC against hacked episodes": number_cell(scores.get("hacked_auc")),
-        "best threshold": number_cell(scores.get("threshold")),
-        SCORE_NAMES["ece"]: number_cell(scores.get("ece")),
-        "unread scores": share_cell(scores.get("unread")),
-        **{f"called success: {case}": share_cell(value) for case, value in false.items()},
-        **{f"still a success: {case}": share_cell(value) for case, value in scores.get("kept", {}).items()},
-        **{f"same verdict: {case}": share_cell(value) for case, value in scores.get("steady", {}).items()},
-        "VOC, order along an episode": number_cell(scores.get("voc")),
-        "rank correlation with progress": number_cell(scores.get("progress")),
-    }
-    spent = {
-        "answers per second": number_cell(cost["answers_per_s"], 3),
-        "tokens per answer": number_cell(cost["tokens"], 0),
-        "USD per 1,000 answers": number_cell(cost["usd_per_1000"]),
-        "memory": f"{cost['memory_bytes'] / 2**30:.1f} GiB",
-        "memory of the GPU": "-" if not cost["gpu_bytes"] else f"{cost['gpu_bytes'] / 2**30:.1f} GiB",
-    }
-    return {"comparisons": compared, "scores": scored, "cost": spent}
-
-
-def task_lines(row: Mapping[str, Any]) -> list[tuple[str, ...]]:
-    """One line of cells per task."""
-    return [
-        (
-            task,
-            share_cell(figures["pairs"].get("accuracy")),
-            share_cell(figures["pairs"].get("undecided")),
-            share_cell(figures["pairs"].get("consistent")),
-            number_cell(figures["scores"].get("auc")),
-            number_cell(figures["scores"].get("voc")),
-        )
-        for task, figures in row["tasks"].items()
-    ]
-
-
-def _plain_share(hits: float, count: float) -> str:
-    return f"{100 * hits / count:.1f} %" if count else "-"
-
-
 def _plain(value: Any) -> Any:
     """Without the numbers that JSON does not know."""
     if isinstance(value, dict):
         return {name: _plain(item) for name, item in value.items()}
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-class WorstAnswers:
-    """Collects the worst answers with their images, task by task, since an env is only there while it is asked about.
-
-    Args:
-        num_frames: most images of an episode that the judge was shown.
-    """
-
-    def __init__(self, num_frames: int) -> None:
-        self._num_frames = num_frames
-        self._pairs: list[tuple[float, dict[str, Any]]] = []
-        self._scores: list[tuple[float, dict[str, Any]]] = []
-
-    def add(self, made: TaskItems, answers: Sequence[Answer]) -> None:
-        """Looks at the answers to a task."""
-        judged = [(made.items[answer.item], answer) for answer in answers]
-        # of wrong labels the widest gaps, of each pair one order
-        wrong = {
-            answer.item: (item, answer)
-            for item, answer in judged
-            if item.case == "pair" and outcome_of(item, answer) == "wrong"
-        }
-        widest = sorted(wrong.values(), key=lambda pair: -abs(pair[0].gap))[:MAX_WORST]
-        # drawn now, a few more than are shown in the end: the task's env is closed when the next one begins
-        self._pairs += [(abs(item.gap), _pair_card(made, item, answer)) for item, answer in widest]
-        # of scores of episodes, turns and controls those that are farthest from the truth, 0 or 1
-        scored = [
-            (abs(answer.value - item.success), item, answer)
-            for item, answer in judged
-            if item.kind in ("video", "turn") and math.isfinite(answer.value) and item.case != "jump"
-        ]
-        farthest = sorted(scored, key=lambda row: -row[0])[:MAX_WORST]
-        self._scores += [(miss, self._score_card(made, item, answer)) for miss, item, answer in farthest]
-
-    @property
-    def pairs(self) -> list[dict[str, Any]]:
-        """Cards of pairs, the worst first."""
-        return [card for _, card in sorted(self._pairs, key=lambda row: -row[0])[:MAX_WORST]]
-
-    @property
-    def scores(self) -> list[dict[str, Any]]:
-        """Cards of scores, the worst first."""
-        return [card for _, card in sorted(self._scores, key=lambda row: -row[0])[:MAX_WORST]]
-
-    def _score_card(self, made: TaskItems, item: Item, answer: Answer) -> dict[str, Any]:
-        (side,) = item.sides
-        shown = side[-1:] if self._num_frames == 1 else spread(side, min(_SHOWN, self._num_frames))
-        (frames,) = changed(item, [made.draw(shown, item.camera)])
-        truth = "a success" if item.success else "no success"
-        kind = item.case if item.case in CASES else f"control: {item.case}"
-        return {
-            "title": f"{answer.task}: {item.goal}",
-            "said": f"scored {answer.value:.2f}; {truth} ({kind}, progress {item.truth[0]:.2f})",
-            "pictures": _small(frames),
-            "text": answer.text,
-        }
-
-
-def bench_page(
-    row: Mapping[str, Any], worst: WorstAnswers, teaches: Mapping[str, Figure], answered: Mapping[str, Figure]
-) -> str:
-    """The page's HTML: the figures and faults of `summarise`, the images of `draw_bench` by what they show, and the
-    worst answers with theirs.
-    """
-    bins = row["figures"]["pairs"].get("by_difficulty", [])
-    difficulty = [
-        (f"{place / 10:.1f} to {(place + 1) / 10:.1f}", _plain_share(right, right + wrong), right, wrong, rest)
-        for place, (right, wrong, rest) in enumerate(bins)
-    ]
-    means = row["figures"]["scores"].get("means", {})
-    return render(
-        "judge_bench.html.j2",
-        title=f"{_name(row)} on {row['bench']['suite']}",
-        facts={
-            name: [fact for fact in table.items() if fact[1] != "-"]
-            for name, table in cells(row).items()
-            if set(table.values()) != {"-"}
-        },
-        faults=row["faults"],
-        ways=[way_of_asking(way) for way in row["remedies"]],
-        grade_heads=GRADE_HEADS,
-        grades=grade_lines(row),
-        grade_notes=grade_notes(row),
-        teaches=[(name, inline(to_svg(figure), "svg+xml")) for name, figure in teaches.items()],
-        answered=[(name, inline(to_svg(figure), "svg+xml")) for name, figure in answered.items()],
-        is_whole=row["bench"]["is_whole"],
-        left_out=row["bench"]["left_out"],
-        truth=row["bench"].get("truth", {}),
-        task_heads=("task", *TASK_HEADS),
-        tasks=task_lines(row),
-        difficulty=difficulty,
-        means=[(case, f"{value:.2f}") for case, value in means.items()],
-        worst_pairs=worst.pairs,
-        worst_scores=worst.scores,
-    )
-
-
-def _pair_card(made: TaskItems, item: Item, answer: Answer) -> dict[str, Any]:
-    order = (1, 0) if answer.swapped else (0, 1)
-    sides = []
-    for name, place in zip(("left", "right"), order, strict=True):
-        (image,) = _small(made.draw(item.sides[place][-1:], ""))
-        sides.append({"name": name, "picture": image, "truth": item.truth[place], "is_said": answer.label == name})
-    sure = "" if answer.p is None else f", {100 * max(answer.p[:2]):.0f} % sure"
-    return {
-        "title": f"{answer.task}: {item.goal}",
-        "said": f"said {answer.label}{sure}",
-        "sides": sides,
-        "text": answer.text,
-    }
-
-
-def _small(frames: Frames) -> list[str]:
-    """Encoded images of at most `_CARD_PX` or a little more."""
-    step = max(1, max(frames.shape[1:3]) // _CARD_PX)
-    return [f"data:image/png;base64,{encode_png(np.ascontiguousarray(frame[::step, ::step]))}" for frame in frames]
-
-
-def compare_benches(paths: Sequence[Path]) -> int:
-    """Prints the rows of several judges side by side, and returns the exit code.
-
-    Figures of all tasks together only where all judges were asked about the same tasks; then those of each task that
-    they have in common. `paths` are rows, or folders with one.
-
-    Raises:
-        UsageError: a file is no row, or two rows are about other items.
-    """
-    rows = list(map(_printable, paths))
-    if len(rows) < 2:
-        raise UsageError("name at least two rows", "rlvlm judge-bench compare A/bench.json B/bench.json")
-    console = plain_console(soft_wrap=True)
-    for path, row in zip(paths[1:], rows[1:], strict=True):
-        for line in differences(rows[0], row):
-            console.print(f"{path} against {paths[0]}: {line}")
-    # a figure of all tasks together says nothing where one judge was asked about easier ones
-    common = [task for task in rows[0]["tasks"] if all(task in row["tasks"] for row in rows)]
-    if all(row["tasks"].keys() == rows[0]["tasks"].keys() for row in rows):
-        tables = [{name: cell for table in cells(row).values() for name, cell in table.items()} for row in rows]
-        names = dict.fromkeys(name for table in tables for name in table)
-        heads = ("", *(f"{_name(row)[:40]} [{number}]" for number, row in enumerate(rows, start=1)))
-        lines = [(name, *(table.get(name, "-") for table in tables)) for name in names]
-        console.print(plain_table(heads, [line for line in lines if set(line[1:]) != {"-"}], words=("",)))
-    elif not common:
-        console.print("they have no task in common")
-    by_task = [{task: figures for task, *figures in task_lines(row)} for row in rows]
-    lines = [(task, f"[{number}]", *of[task]) for task in common for number, of in enumerate(by_task, start=1)]
-    if lines:
-        console.print(plain_table(("task", "judge", *TASK_HEADS), lines, words=("task", "judge")))
-    for number, row in enumerate(rows, start=1):
-        said = "; ".join(fault["name"] for fault in row["faults"]) or "no fault found"
-        console.print(f"[{number}] {_name(row)}, {row['bench']['suite']}: {said}")
-    return EXIT_DONE
-
-
-def _printable(path: Path) -> Mapping[str, Any]:
-    """The row in a file or folder.
-
-    Raises:
-        UsageError: it cannot be read, or lacks what is printed.
-    """
-    row = read_row(path)
-    try:
-        shown = cells(row), task_lines(row), _name(row), differences(row, row), f"{row['bench']['suite']}"
-        assert shown and all(isinstance(fault["name"], str) for fault in row["faults"])
-    except (AssertionError, ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
-        raise UsageError(
-            f"{path} is not a row of judge-bench: {error!r}", "make one with `rlvlm judge-bench`"
-        ) from error
-    return row
-
-
-def differences(row: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
-    """Why two rows are not about the same items, in words; empty where they are, images equal within a tolerance."""
-    found = []
-    ours, theirs = row["manifest"], other["manifest"]
-    if ours.keys() != theirs.keys():
-        found.append(f"other tasks ({', '.join(sorted(ours.keys() ^ theirs.keys()))})")
-    changed = [task for task in ours if task in theirs and ours[task]["digest"] != theirs[task]["digest"]]
-    if changed:
-        found.append(f"other items of {', '.join(changed)}: another number, form of score, seed, version or machine")
-    for task in ours:
-        if task in theirs and task not in changed:
-            # items agree to the bit; images only about so, as each machine draws them anew
-            looks = np.array(ours[task]["looks"], float), np.array(theirs[task]["looks"], float)
-            if looks[0].shape != looks[1].shape or (looks[0].size and np.abs(looks[0] - looks[1]).max() > _TOLERANCE):
-                found.append(f"other images of {task}: another size, look or renderer")
-    for name in ("frames", "score"):
-        if row["bench"][name] != other["bench"][name]:
-            found.append(f"{name} {other['bench'][name]} and not {row['bench'][name]}")
-    return found

@@ -35,8 +35,8 @@ from rlvlm.envs.config import ChunkEnvConfig
 from rlvlm.envs.libero.env import to_robosuite
 from rlvlm.envs.push_block import PushBlock
 from rlvlm.envs.registry import make_env, task_env
-from rlvlm.judge_bench.items import recorded_items
 from rlvlm.judge_bench.suites import SUITES
+from rlvlm.judge_bench.task_items import recorded_items
 
 GRIPPERS = np.array([False] * 6 + [True])
 GREEN, RED = "push the green block onto the pad", "push the red block onto the pad"

@@ -11,23 +11,16 @@ from rlvlm.demonstrations.trajectory import CorruptEpisode, RobotTrajectory
 from rlvlm.envs.registry import task_env
 from rlvlm.judge_bench.asking import Answer, Reference
 from rlvlm.judge_bench.bench import Measured, measure, summarise
+from rlvlm.judge_bench.controls import FAILURES, RETESTS
 from rlvlm.judge_bench.faults import grade
 from rlvlm.judge_bench.figures import pair_figures, pooled, score_figures, teacher_table
-from rlvlm.judge_bench.items import (
-    FAILURES,
-    LEAST_GAP,
-    RETESTS,
-    Item,
-    TaskItems,
-    draw_gap_pairs,
-    make_items,
-    recorded_items,
-)
+from rlvlm.judge_bench.items import MIN_GAP, Item, TaskItems, draw_gap_pairs
 from rlvlm.judge_bench.prediction import predict_row, read_curve
 from rlvlm.judge_bench.suites import SUITES, Suite, find_suite
+from rlvlm.judge_bench.task_items import make_items, recorded_items
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.preferences.teachers import read_shares
-from rlvlm.reports.judge_bench import compare_benches, differences
+from rlvlm.reports.bench_row import compare_benches, differences
 from rlvlm.rewards.scorers import read_scores
 from rlvlm.testing import fooled
 
@@ -87,7 +80,7 @@ def test_items_are_the_same_each_time_and_cover_what_they_promise(made):
     assert again.digest == first.digest and again.looks == first.looks
     assert make_items(SMALL, "push_block", task_env("push_block"), PX, 1, False).digest != first.digest
     pairs = [item for item in first.items if item.case == "pair"]
-    assert min(abs(item.gap) for item in pairs) >= LEAST_GAP and len(pairs) == SMALL.pairs
+    assert min(abs(item.gap) for item in pairs) >= MIN_GAP and len(pairs) == SMALL.pairs
     assert np.ptp([abs(item.gap) for item in pairs]) > 0.4
     cases = {item.case for item in first.items}
     assert {"success", "near miss", "failure", "cut short", "track", "same image", "jump", "faded"} <= cases

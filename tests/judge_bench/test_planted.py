@@ -12,9 +12,10 @@ from rlvlm.judge_bench.asking import Answer
 from rlvlm.judge_bench.bench import summarise
 from rlvlm.judge_bench.changes import changed
 from rlvlm.judge_bench.faults import grade
-from rlvlm.judge_bench.items import Item, TaskItems, make_items
+from rlvlm.judge_bench.items import Item, TaskItems
 from rlvlm.judge_bench.prediction import predict, predict_row, read_curve
 from rlvlm.judge_bench.suites import SUITES
+from rlvlm.judge_bench.task_items import make_items
 from rlvlm.testing.planted import PLANTED, ItemJudge, bench, honest
 
 TINY = SUITES["tiny"]

@@ -410,11 +410,11 @@ def test_known_turns_chunks_and_episodes_are_the_benchs(monkeypatch: pytest.Monk
 
         return make
 
-    monkeypatch.setattr("rlvlm.judge_bench.items.make_env", unscripted("red"))
+    monkeypatch.setattr("rlvlm.judge_bench.task_items.make_env", unscripted("red"))
     others = known("push_block", 16, False)
     red = [item for item in others if "red" in item.goal]
     assert len(red) < len(others) and not any(item.success for item in red), "there nobody but chance has played"
-    monkeypatch.setattr("rlvlm.judge_bench.items.make_env", unscripted(""))
+    monkeypatch.setattr("rlvlm.judge_bench.task_items.make_env", unscripted(""))
     assert known("push_block", 16, False) == []
 
 
