@@ -317,7 +317,7 @@ def update_rates(config: Config, algorithm: PolicyGradient) -> dict[str, float]:
 
 
 _PASSES = ("_values", "_log_probs", "_token_values")
-_TIMED = ("reply", "_backward", "show", *_PASSES)
+_TIMED = ("reply", "backward", "show", *_PASSES)
 
 
 def step_parts(config: Config, algorithm: PolicyGradient) -> dict[str, float]:
@@ -325,7 +325,7 @@ def step_parts(config: Config, algorithm: PolicyGradient) -> dict[str, float]:
     clock, learner = Clock(), algorithm._learners.local
     assert learner is not None, "the algorithm has one learner, in this process"
     clock.wrap(algorithm.rollouts.engine, "reply", "sampling replies")
-    clock.wrap(learner, "_backward", "gradients")
+    clock.wrap(learner.gradients, "backward", "gradients")
     clock.wrap(algorithm._policy, "show", "encoding images")
     for method in _PASSES:
         clock.wrap(learner.batches, method, "other passes of the model")
@@ -336,7 +336,7 @@ def step_parts(config: Config, algorithm: PolicyGradient) -> dict[str, float]:
     total = clock.now() - began
     parts = {name: seconds / total for name, seconds in clock.cpu_s.items()}
     shares = {name: round(share, 4) for name, share in (parts | {"the rest": 1 - sum(parts.values())}).items()}
-    for owner in (algorithm.rollouts.engine, algorithm._policy, learner, learner.batches):
+    for owner in (algorithm.rollouts.engine, algorithm._policy, learner.gradients, learner.batches):
         for method in [name for name in vars(owner) if name in _TIMED]:
             delattr(owner, method)
     return shares | {"gradient steps of an update": steps / config.rounds}

@@ -9,7 +9,6 @@ each step together, see `algorithms.learners`.
 import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -17,22 +16,20 @@ import numpy as np
 import ray
 import torch
 from ray.rllib.core import DEFAULT_MODULE_ID
-from ray.rllib.core.rl_module.torch import TorchRLModule
 from torch import Tensor
 
-from rlvlm.algorithms.learners import ManualLearner, add_up_gradients, all_reduce, check_weights, largest, local_shard
+from rlvlm.algorithms.learners import ManualLearner, all_reduce, check_weights
 from rlvlm.algorithms.policy_gradient import losses
 from rlvlm.algorithms.policy_gradient.advantages import find_estimator
 from rlvlm.algorithms.policy_gradient.batch import Batch, BatchMaker
 from rlvlm.algorithms.policy_gradient.config import PolicyGradientConfig
+from rlvlm.algorithms.policy_gradient.gradients import FIX, OWN, Gradients, pack
 from rlvlm.algorithms.policy_gradient.images import StoredImages, show_images
 from rlvlm.algorithms.sft import Imitator
 from rlvlm.algorithms.sft_config import ChunkSFTConfig, ReplySFTConfig
 from rlvlm.algorithms.sft_replies import held_out_loss
 from rlvlm.algorithms.sharding import (
-    clip_gradients,
     fetch_bucket,
-    gathered,
     is_sharded,
     load_optimizer_tree,
     local,
@@ -43,66 +40,21 @@ from rlvlm.algorithms.sharding import (
     shard,
 )
 from rlvlm.core import metrics
-from rlvlm.core.episodes import Answer, Observations, TokenEpisode
-from rlvlm.core.errors import NumericsError, UsageError
+from rlvlm.core.episodes import TokenEpisode
 from rlvlm.demonstrations.weighting import Weights
 from rlvlm.envs.registry import make_env
 from rlvlm.policies.buckets import Bucket, fill_from_buckets
-from rlvlm.policies.protocol import SHOWN_AT_ONCE, Imitation, Policy, Prediction, look
+from rlvlm.policies.protocol import Imitation, Policy
 from rlvlm.policies.weights import slice_like
 from rlvlm.vlms.devices import card_of, free_card
-from rlvlm.vlms.skeleton import skeleton_of, skeletons
+from rlvlm.vlms.skeleton import skeleton_of
 
 logger = logging.getLogger(__name__)
 
-_LOG_RATIO_BOUND = 2.0
-"""Log-ratios of replies are clipped to this when an update's divergence is measured, or one rare token decides."""
-_GAIN_CLIP = 0.2
-"""Ratios are clipped to this distance from 1 when an update is tested."""
 _LR_FACTOR = 1.3
 """By how much the step size changes after an update that moved the policy too little or too far."""
 _LR_RANGE = (1e-3, 10.0)
 """Bounds of the step size, in units of the first one."""
-_FIX = "lower algo.lr and algo.value_lr in the run's config.yaml, then `rlvlm resume`"
-_OWN = "loss/"
-"""Before the names of what a loss itself measures."""
-_SUMS = (
-    metrics.UPDATE_POLICY_LOSS, metrics.UPDATE_VALUE_LOSS, metrics.UPDATE_KL, metrics.UPDATE_CLIPPED,
-    metrics.UPDATE_FIRST_RATIO, metrics.UPDATE_ENTROPY, "tokens", "turns", "entropy_tokens", "loss",
-)  # fmt: skip
-"""Figures that micro-batches and learners add up."""
-
-
-class PolicyModule(TorchRLModule):
-    """A `Policy` as an RLlib module: trained weights travel and are saved, a frozen base does not.
-
-    `model_config` holds `make_policy`, and `is_sharded`: whether learners share the policy out. It then has no weights
-    until they have.
-    """
-
-    policy: Any
-
-    def setup(self) -> None:
-        """Builds the policy; RLlib calls it once."""
-        with skeletons(self.model_config.get("is_sharded", False)):
-            self.policy = self.model_config["make_policy"]()
-
-    def get_state(self, *args: Any, **unused: Any) -> dict[str, Any]:
-        """The trained weights, as float32 arrays by name; RLlib's own way would copy a frozen base too.
-
-        Sharded, it answers only where all learners are asked at once, as RLlib does not once they play; before that it
-        has nothing.
-        """
-        state = {} if any(parameter.is_meta for parameter in self.policy.parameters()) else self.policy.trained_state()
-        return {name: gathered(value).float().numpy().copy() for name, value in state.items()}
-
-    def set_state(self, state: Mapping[str, Any]) -> None:
-        """Restores what `get_state` returned.
-
-        Raises:
-            ValueError: the weights are of another policy.
-        """
-        self.policy.load_trained_state({name: torch.tensor(np.asarray(value)) for name, value in state.items()})
 
 
 class TokenLearner(ManualLearner):
@@ -110,6 +62,7 @@ class TokenLearner(ManualLearner):
 
     policy: Policy
     batches: BatchMaker
+    gradients: Gradients
     log: Callable[[str], None] = staticmethod(logger.info)
     """Takes a line on the supervised start."""
     _algo: PolicyGradientConfig
@@ -130,7 +83,6 @@ class TokenLearner(ManualLearner):
         self._order = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(4,)))
         self._has_critic = find_estimator(algo.advantage.estimator).has_critic and algo.advantage.values == "policy"
         self.shrinkage = algo.shrinkage and self._has_critic
-        self._value_warm_up = algo.value_warm_up if self._has_critic else 0
         self._latest: dict[str, float] = {}
         self._start_optimizer()
 
@@ -144,6 +96,7 @@ class TokenLearner(ManualLearner):
             self._start_optimizer()  # of the slices: what `build` made was of weights that are no longer there
         self._env = make_env(self.config.task, self.config.env_settings, self.config.seed or 0) if env is None else env
         self.batches = BatchMaker(self.policy, self._env, self._algo)
+        self.gradients = Gradients(self.policy, self._env, self._algo, self._has_critic, self.batches.has_token_values)
 
     def begin(self) -> None:
         """Starts anew from the policy as it is now, which is kept: evaluations and losses compare with it."""
@@ -169,7 +122,7 @@ class TokenLearner(ManualLearner):
     def _start_optimizer(self) -> None:
         algo = self._algo
         self._acting, own_values = self.policy.acting_parameters(), self.policy.value_parameters()
-        self._parameters = [*self._acting, *own_values]
+        self.parameters = [*self._acting, *own_values]
         groups = [{"params": self._acting, "lr": algo.lr}, {"params": own_values, "lr": algo.value_lr}]
         self._optimizer = torch.optim.Adam(
             [group for group in groups if group["params"]], betas=algo.betas, eps=algo.adam_eps,
@@ -209,7 +162,8 @@ class TokenLearner(ManualLearner):
         is_tested = torch.zeros_like(gains, dtype=torch.bool)  # an env that was tested may have gained exactly 0
         readings: list[dict[str, float]] = []
         for rows, is_test in self._minibatches(batch):
-            readings.append(self._backward(batch, rows, gains if is_test else None))
+            tested = gains if is_test else None
+            readings.append(self.gradients.backward(batch, rows, self.parameters, self.num_updates, tested))
             is_tested[batch.slots[rows]] |= is_test
             divergence = readings[-1][metrics.UPDATE_KL]
             if target is not None and divergence > 2 * target:
@@ -220,7 +174,7 @@ class TokenLearner(ManualLearner):
         kept = self._shrink(before, all_reduce(gains)[is_tested])
         self.policy.forget_stale_images()
         self.num_updates += 1
-        check_weights(self._parameters, _FIX)
+        check_weights(self.parameters, FIX)
         self._follow([reading[metrics.UPDATE_KL] for reading in readings], target)
         self._note(readings, batch, kept)
 
@@ -278,139 +232,6 @@ class TokenLearner(ManualLearner):
             for rows in torch.randperm(num, generator=self._generator).split(size):
                 yield rows, False
 
-    def _backward(self, batch: Batch, rows: Tensor, gains: Tensor | None = None) -> dict[str, float]:
-        """Leaves the gradient of `rows`, of all learners together, in the parameters; returns what it found.
-
-        Args:
-            batch: of the update.
-            rows: of this step, which go through the policy in micro-batches; each learner goes through its share.
-            gains: of each env, where the policy before the step is tested on these rows: its gain is added.
-        """
-        algo = self._algo
-        self._optimizer.zero_grad()
-        sums = torch.zeros(len(_SUMS), dtype=torch.float64, device=self.policy.device)
-        own_sums: dict[str, Tensor] = {}  # what the loss itself measures on this learner's share
-        is_warming_up = self.num_updates < self._value_warm_up
-        # Weights are of the whole update, of which a minibatch is an estimate.
-        # The mean over turns is taken anew of each minibatch; a sum over the update is split between its minibatches.
-        scale = len(batch.answers) / len(rows) if algo.loss.average == "turn" else algo.minibatches or 1.0
-        parts = self._micro_batches(batch, local_shard(rows))
-        num_parts = self._agree(len(parts))
-        for number in range(num_parts):
-            # Learners that gather weights together make equally many passes: the last of some count for nothing.
-            part = parts[number] if number < len(parts) else rows[:1]
-            obs, answers = batch.obs.at(part.tolist()), [batch.answers[row] for row in part.tolist()]
-            now = self._predict(obs, answers, int(batch.lengths[part.tolist()].max()))
-            own = partial(narrow, rows=part, width=now.log_probs.shape[1])
-            old_log_probs, weights, advantages = own(batch.log_probs), own(batch.weights) * scale, own(batch.advantages)
-            mini = losses.MiniBatch(
-                log_probs=now.log_probs,
-                old_log_probs=old_log_probs,
-                weights=weights,
-                is_action=own(batch.is_action),
-                advantages=advantages,
-                action_size=batch.action_size,
-                values=now.values if now.token_values is None else now.token_values,
-                old_values=own(batch.values),
-                returns=own(batch.returns) if self._has_critic and batch.returns is not None else None,
-                entropies=now.entropies,
-                reference=None if batch.reference is None else own(batch.reference),
-                obs=obs,
-                answers=answers,
-                extras={name: own(column) for name, column in batch.extras.items()},
-            )
-            policy_loss, value_loss, rest, clipped, measured = losses.total_loss(algo.loss, mini)
-            value_loss = value_loss * (len(part) / len(rows))  # a mean over the part, the policy's is a sum
-            # a critic that knows nothing yet would have the policy learn its mistakes
-            total = value_loss if is_warming_up else policy_loss + value_loss + rest
-            if number >= len(parts):  # a backward pass gathers weights too
-                (total * 0.0).backward()
-                continue
-            total.backward()
-            with torch.no_grad():
-                is_token = weights > 0
-                log_ratio = torch.where(is_token, now.log_probs - old_log_probs, 0.0)
-                if gains is not None:
-                    gain = losses.surrogate_gain(log_ratio, advantages.view(len(part), -1), is_token, _GAIN_CLIP)
-                    gains.index_add_(0, batch.slots[part].to(gains.device), gain)
-                # KL(old || new) at each sampled token by k3: r - 1 - log r, r = new / old
-                bound = math.inf if batch.chunk_elements else _LOG_RATIO_BOUND
-                near = log_ratio.clamp(-bound, bound)
-                entropies = log_ratio[:0] if now.entropies is None else now.entropies.detach()
-                looked_at = is_token[: len(entropies)]
-                found = (
-                    policy_loss, value_loss, (near.exp() - 1 - near).sum(), clipped * is_token.sum(),
-                    (log_ratio.exp() - 1).abs().sum(), (entropies * looked_at).sum(), is_token.sum(), len(part),
-                    looked_at.sum(), total,
-                )  # fmt: skip
-                sums += torch.stack([torch.as_tensor(term, device=sums.device).double() for term in found])
-                for name, mean in measured.items():
-                    own_sums[name] = own_sums.get(name, 0.0) + mean * len(part)
-        add_up_gradients(self._parameters)
-        reading = dict(zip(_SUMS, all_reduce(sums).tolist(), strict=True))
-        norm = clip_gradients(self._parameters, algo.max_grad_norm)  # of the sum: each learner's own would differ
-        if not (math.isfinite(reading["loss"]) and math.isfinite(norm)):
-            raise NumericsError(
-                f"the loss ({reading['loss']}; algo.loss.policy {algo.loss.policy}) or its gradient ({norm}) is not "
-                f"finite after {self.num_updates} updates",
-                _FIX,
-                {"advantages": batch.advantages[rows.to(batch.advantages.device)].float().cpu().numpy()},
-            )
-        tokens = max(reading["tokens"], 1.0)
-        answers = (
-            tokens / batch.chunk_elements if batch.chunk_elements else reading["turns"]
-        )  # the last chunk may be cut
-        return reading | {
-            metrics.UPDATE_KL: reading[metrics.UPDATE_KL] / answers,
-            metrics.UPDATE_CLIPPED: reading[metrics.UPDATE_CLIPPED] / tokens,
-            metrics.UPDATE_FIRST_RATIO: reading[metrics.UPDATE_FIRST_RATIO] / tokens,
-            metrics.UPDATE_ENTROPY: reading[metrics.UPDATE_ENTROPY] / max(reading["entropy_tokens"], 1.0),
-            metrics.UPDATE_GRADIENT: norm,
-            # not added up: a small minibatch leaves some learners without rows, and so without names to add up
-            **{f"{_OWN}{name}": float(total) / max(1, sum(map(len, parts))) for name, total in own_sums.items()},
-        }
-
-    def _predict(self, obs: Observations, answers: Sequence[Answer], longest: int) -> Prediction:
-        """The policy's present prediction of some answers, the longest of which has so many elements.
-
-        Raises:
-            UsageError: it says something of another shape.
-        """
-        look(self.policy, self._env, obs, self._agree)  # others may have played
-        found = self.policy.log_probs(
-            obs,
-            answers,
-            temperature=self._algo.temperature,
-            detach_values=self._algo.is_value_detached,
-            with_entropies=self._algo.loss.entropy_weight > 0,
-            with_token_values=self.batches.has_token_values,
-        )
-        if list(found.log_probs.shape) != [len(answers), longest]:
-            raise UsageError(
-                f"the policy {type(self.policy).__name__} gave log-probs of shape {list(found.log_probs.shape)} for "
-                f"{len(answers)} answers of {longest} elements at most",
-                "give one for each element that it sampled, [B, N]",
-            )
-        return found
-
-    def _agree(self, count: int) -> int:
-        """`count`, or the largest of all learners' where they gather weights together."""
-        return largest(count) if self._algo.shard else count
-
-    def _micro_batches(self, batch: Batch, rows: Tensor) -> list[Tensor]:
-        """`rows` in the parts that go through the policy at once."""
-        algo = self._algo
-        if not algo.microbatch_tokens:
-            return [part for part in rows.split(algo.microbatch_turns or max(1, len(rows))) if len(part)]
-        lengths: list[int] = []
-        parts = [part.tolist() for part in rows.split(SHOWN_AT_ONCE) if len(part)]
-        for number in range(self._agree(len(parts))):
-            part = parts[number] if number < len(parts) else []
-            # how many tokens an image makes is known once it was looked at
-            look(self.policy, self._env, batch.obs.at(part or [0]), self._agree)
-            lengths += self.policy.lengths(batch.obs.at(part), [batch.answers[row] for row in part]) if part else []
-        return [rows[part] for part in pack(lengths, algo.microbatch_tokens)]
-
     @torch.no_grad()
     def _shrink(self, before: Sequence[Tensor], gains: Tensor) -> float:
         """Takes back the part of the update that may be chance; returns the share that stays.
@@ -419,7 +240,7 @@ class TokenLearner(ManualLearner):
             before: of what acts before the update; none where updates are not shrunk.
             gains: of the envs on which the update was tested.
         """
-        if not before or self.num_updates < self._value_warm_up:
+        if not before or self.gradients.is_warming_up(self.num_updates):
             return 1.0
         # theta <- theta_before + kept (theta - theta_before)
         kept = losses.james_stein_share(gains)
@@ -461,7 +282,7 @@ class TokenLearner(ManualLearner):
             metrics.UPDATE_TURNS: float(len(batch.answers)),
         }
         self._latest |= batch.mismatch
-        for name in {name for reading in readings for name in reading if name.startswith(_OWN)}:
+        for name in {name for reading in readings for name in reading if name.startswith(OWN)}:
             self._latest[name] = float(np.mean([reading[name] for reading in readings if name in reading]))
         if follows:  # what was aimed at is the last
             self._latest |= {name: readings[-1][name] for name in (metrics.UPDATE_KL, metrics.UPDATE_CLIPPED)}
@@ -526,7 +347,7 @@ class TokenLearner(ManualLearner):
             {name: torch.as_tensor(np.array(value)).to(own[name].dtype) for name, value in tree["trained"].items()}
         )
         self.begin()  # a fresh optimiser, whose state has the shape of what is loaded into it
-        load_optimizer_tree(self._optimizer, tree["adam"], self._parameters)
+        load_optimizer_tree(self._optimizer, tree["adam"], self.parameters)
         self._keep_start(
             {name: slice_like(torch.tensor(np.array(value)), own[name]) for name, value in tree["start"].items()}
         )
@@ -534,26 +355,3 @@ class TokenLearner(ManualLearner):
         self._order.bit_generator.state = tree["order"]
         self.num_updates, self._lr_scale = tree["num_updates"], tree["lr_scale"]
         self._latest = dict(tree["latest"])
-
-
-def narrow(column: Tensor, rows: Tensor, width: int) -> Tensor:
-    """[B] or [B, N] the `rows` of a batch's column, which is padded to the longest answer of the rollout: of those that
-    have tokens the first `width`, as many as the longest answer of these rows has.
-    """
-    column = column[rows.to(column.device)]
-    return column[:, :width] if column.ndim == 2 else column
-
-
-def pack(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
-    """Indices in `lengths` [B], the longest first, in parts whose longest times their number is at most `max_tokens`.
-
-    That is what a part costs, for shorter rows are padded; one that is longer than `max_tokens` is a part of its own.
-    """
-    # longest first: the first of a part is then its longest, and decides what the rest are padded to
-    parts: list[list[int]] = []
-    for index in sorted(range(len(lengths)), key=lambda index: -lengths[index]):
-        if parts and lengths[parts[-1][0]] * (len(parts[-1]) + 1) <= max_tokens:
-            parts[-1].append(index)
-        else:
-            parts.append([index])
-    return parts

@@ -18,13 +18,7 @@ from rlvlm.algorithms.policy_gradient.player import take_vla
 from rlvlm.algorithms.policy_gradient.slots import make_slot
 from rlvlm.algorithms.sft_chunks import demonstrate as demonstrate_chunks
 from rlvlm.algorithms.sft_chunks import read_demonstrations
-from rlvlm.algorithms.sft_folders import (
-    WEIGHT,
-    check_sft_manifest,
-    load_demonstrations,
-    load_trained,
-    sft_manifest_of,
-)
+from rlvlm.algorithms.sft_folders import WEIGHT, check_sft_manifest, load_demonstrations, load_trained, sft_manifest_of
 from rlvlm.algorithms.sft_replies import demonstrate, split, warn_of_length
 from rlvlm.core import metrics
 from rlvlm.core.episodes import TokenEpisode

@@ -12,32 +12,24 @@ import asyncio
 import base64
 import logging
 import math
-import os
 import random
 import re
 import time
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass, replace
-from email.utils import mktime_tz, parsedate_tz
 from http import HTTPStatus
 from typing import Any, Literal, TypeVar
-from urllib.parse import urlsplit
-from urllib.request import getproxies, proxy_bypass
 
-from tenacity import (
-    AsyncRetrying,
-    RetryCallState,
-    retry_if_exception_type,
-    stop_before_delay,
-    wait_random_exponential,
-)
+from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, stop_before_delay, wait_random_exponential
 
 from rlvlm.core.errors import ModelUnavailable
 from rlvlm.core.judging import Usage
 from rlvlm.vlms.chats import TOP_P, Chat, ChatReply, ChatRequest, Message, Refused, TransientError, images_of
 from rlvlm.vlms.config import ApiConfig
 from rlvlm.vlms.engines.budget import Budget
+from rlvlm.vlms.engines.http_client import Proxy, make_http_client
 from rlvlm.vlms.engines.loop import LoopThread
+from rlvlm.vlms.engines.remote_replies import failure_of, read_reply, retry_after_s, retry_delay_s
 from rlvlm.vlms.engines.secret import read_key
 from rlvlm.vlms.stills import to_png
 
@@ -55,16 +47,9 @@ TEMPLATE_TOKENS = 100
 _MAX_REASON_CHARS = 500
 _TALKATIVE = ("httpcore2", "httpx2", "openai")
 """Loggers whose finer lines hold images and headers."""
-_PASSING = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.CONFLICT, HTTPStatus.TOO_EARLY, HTTPStatus.TOO_MANY_REQUESTS)
 _LIMIT_NAMES = ("max_tokens", "max_completion_tokens")
 _TOO_LARGE = re.compile(r"too large|maximum|at most|exceed", re.IGNORECASE)
 """Words about a limit's value; another name for it would not help."""
-# finish reasons of a complete reply, in OpenAI's own API and its copies; every other reason is a fault or a block
-_WHOLE = ("stop", "stop_sequence", "eos", "eos_token", "end_turn")
-_CUT = ("length", "max_tokens", "model_length")
-_BLOCKED = ("content_filter", "safety", "recitation", "blocklist", "prohibited_content", "spii", "sensitive")
-_END_TOKEN = re.compile(rb"\s*|<[^\s<>]{1,40}>")
-"""A token behind the content that is no part of it: `<|im_end|>`, `</s>`."""
 
 
 class _NotTaken(TransientError):
@@ -121,13 +106,13 @@ class RemoteEngine:
         self._key = read_key(api, usual=own.key_names, is_needed=not api.base_url)
         self._sdk = openai
         url = api.base_url or own.url
-        self._proxy = _Proxy.of(url)
+        self._proxy = Proxy.of(url)
         self._client = openai.AsyncOpenAI(
             api_key=self._key.reveal() or "none",  # the client insists on one
             base_url=url,
             timeout=api.timeout_s,
             max_retries=0,  # each try must pass the budget
-            http_client=_http_client(openai, url, self._proxy),
+            http_client=make_http_client(openai, url, self._proxy),
         )
         self._model = model
         self._config = api
@@ -236,7 +221,7 @@ class RemoteEngine:
             code = str(said.get("code")) if isinstance(said, Mapping) else ""
             status = int(code) if re.fullmatch("[45][0-9][0-9]", code) else HTTPStatus.BAD_GATEWAY
             raise self._failure(status, said, str(said), sent)
-        return replace(_reply(completion, choice), is_sampled=temperature > 0)
+        return replace(read_reply(completion, choice), is_sampled=temperature > 0)
 
     def _failure(
         self, status: int, said: Any, message: str, sent: Mapping[str, Any], headers: Mapping[str, str] | None = None
@@ -273,7 +258,7 @@ class RemoteEngine:
                 return Refused(f"blocked by the provider: {reason}")
             if "api key" in reason.lower():  # Gemini's way of saying 401
                 return failure_of(HTTPStatus.UNAUTHORIZED, reason, section=section)
-        asked_s = _retry_delay_s(body.get("details"))
+        asked_s = retry_delay_s(body.get("details"))
         return failure_of(
             status,
             reason,
@@ -332,69 +317,6 @@ class RemoteEngine:
         return replace(usage, cost_usd=self.budget.price(usage.tokens_in, usage.tokens_out))
 
 
-def failure_of(
-    status: int, reason: str, *, retry_after_s: float | None = None, code: str = "", section: str = "judge.api"
-) -> Exception:
-    """The exception for an HTTP error status.
-
-    Args:
-        status: of the answer.
-        reason: the server's words, untrusted.
-        retry_after_s: how long it wants to be left alone.
-        code: its machine-readable reason, if any.
-        section: where the settings of this API stand on the command line.
-    """
-    answer = f"HTTP {status}: {reason}"
-    if status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
-        return ModelUnavailable(
-            f"the API does not accept the key ({answer})", f"check --{section}.key-file or --{section}.key-env"
-        )
-    if status == HTTPStatus.NOT_FOUND:
-        return ModelUnavailable(
-            f"the API has no such model or address ({answer})", f"check the model's name and --{section}.base-url"
-        )
-    if status == HTTPStatus.PAYMENT_REQUIRED or code == "insufficient_quota":
-        return ModelUnavailable(
-            f"the account of the API has nothing left ({answer})", "top it up, then go on with `rlvlm resume`"
-        )
-    if status in _PASSING or status >= HTTPStatus.INTERNAL_SERVER_ERROR:
-        return TransientError(answer, retry_after_s)
-    return Refused(answer)
-
-
-def retry_after_s(headers: Any) -> float | None:
-    """Seconds that a `Retry-After` header asks for, as a number or a date; None where it is absent or unreadable.
-
-    Args:
-        headers: of the answer, any mapping with lower-case look-up.
-    """
-    for name, unit in (("retry-after-ms", 1e-3), ("retry-after", 1.0)):
-        value = headers.get(name) or ""
-        try:
-            seconds = float(value) * unit
-        except ValueError:
-            try:
-                date = parsedate_tz(value)
-                seconds = mktime_tz(date) - time.time() if date else -1.0
-            except (ValueError, OverflowError):  # a day that no calendar has
-                seconds = -1.0
-        if 0 <= seconds < float("inf"):
-            return seconds
-    return None
-
-
-def _retry_delay_s(details: Any) -> float | None:
-    """Seconds in the `RetryInfo` among an error's details, as Google's servers say it; None where there is none."""
-    try:
-        for detail in details:
-            if str(detail.get("@type", "")).endswith("RetryInfo"):
-                delay_s = float(str(detail["retryDelay"]).removesuffix("s"))
-                return max(0.0, delay_s) if math.isfinite(delay_s) else None
-    except (KeyError, TypeError, ValueError, AttributeError):
-        pass
-    return None
-
-
 def _turn(turn: Message) -> dict[str, Any]:
     """A turn in OpenAI's words; plain text stays plain, which is all that some servers read."""
     if all(part["type"] == "text" for part in turn["content"]):
@@ -412,130 +334,3 @@ def _names(name: str, named: str, reason: str) -> bool:
     """Whether a server blames this parameter: by name, or else in its words, where these are not about the chat."""
     in_words = not named and "messages" not in reason and re.search(rf"\b{name}\b", reason)
     return named == name or bool(in_words)
-
-
-def _reply(completion: Any, choice: Any) -> ChatReply:
-    """The reply in a completion's choice, untrusted: whatever lacks its parts is a failed try.
-
-    Raises:
-        TransientError: there is no reply in it.
-        Refused: the provider blocked the question or the answer.
-    """
-    message = getattr(choice, "message", None)
-    if message is None:
-        raise TransientError("the answer is not what this API promises: it holds no choices")
-    refusal, content = getattr(message, "refusal", None), getattr(message, "content", None)
-    ending = str(getattr(choice, "finish_reason", None) or "").lower()
-    if ending.startswith(_BLOCKED):
-        raise Refused(f"blocked by the provider: {ending[:40]}")
-    if isinstance(content, list):  # parts, some of which are thoughts
-        texts = [part.get("text") for part in content if isinstance(part, Mapping) and part.get("type") == "text"]
-        strings = [text for text in texts if isinstance(text, str)]
-        content = "".join(strings) if len(strings) == len(texts) else texts
-    text = refusal or content or ""
-    if not isinstance(text, str):
-        raise TransientError("the answer is not what this API promises: its content is no text")
-    # some servers give no reason; their reply is one if it says something
-    if not (refusal or ending in _WHOLE + _CUT or (not ending and text)):
-        raise TransientError(f"the reply broke off: finish_reason {ending[:40] or 'is empty, and so is the reply'}")
-    counted = getattr(completion, "usage", None)
-    tokens_in, tokens_out = getattr(counted, "prompt_tokens", None), getattr(counted, "completion_tokens", None)
-    usage = None
-    if isinstance(tokens_in, int) and isinstance(tokens_out, int):
-        usage = Usage(tokens_in=tokens_in, tokens_out=tokens_out)
-    return ChatReply(
-        text=text,
-        is_whole=ending not in _CUT,
-        is_refusal=bool(refusal),
-        first_tokens=_first_tokens(choice, text),
-        usage=usage,
-    )
-
-
-def _first_tokens(choice: Any, text: str) -> tuple[tuple[str, float], ...] | None:
-    """The likeliest first tokens of the answer; None where a server gives none, or none that belong to it.
-
-    Some servers list the tokens of everything that was generated, the thoughts among them, and show the content alone:
-    it is looked for from the end. Where the thoughts stand in the content, the answer is what is behind them.
-    """
-    # bytes where they are given: a token may be half a character
-    answer = text.rpartition("</think>")[2].strip().encode()
-    try:
-        entries = list(choice.logprobs.content)
-        pieces = [bytes(entry.bytes) if entry.bytes else str(entry.token).encode() for entry in entries]
-        starts = [0]
-        for piece in pieces:
-            starts.append(starts[-1] + len(piece))
-        whole, end = b"".join(pieces), len(pieces)
-        while not whole[: starts[end]].rstrip().endswith(answer) and end and _END_TOKEN.fullmatch(pieces[end - 1]):
-            end -= 1
-        written = whole[: starts[end]].rstrip()
-        if answer.startswith(written.lstrip()) and written.lstrip():  # all of it, or the first tokens alone
-            begin = len(written) - len(written.lstrip())
-        elif answer and written.endswith(answer):
-            begin = len(written) - len(answer)
-        else:
-            return None
-        first = max(index for index in range(end) if starts[index] <= begin)
-        if whole[starts[first] : begin].strip():  # it begins within a token, whose probability is of more than it
-            return None
-        top: Sequence[Any] = entries[first].top_logprobs
-        return tuple((str(entry.token), math.exp(min(entry.logprob, 0.0))) for entry in top) or None
-    except (AttributeError, IndexError, TypeError, ValueError):
-        return None
-
-
-@dataclass(frozen=True, slots=True)
-class _Proxy:
-    """The proxy that the environment names for a server."""
-
-    url: str = ""
-    """Empty where there is none, and where NO_PROXY leaves the server out. May hold a password."""
-
-    @classmethod
-    def of(cls, server: str) -> "_Proxy":
-        """The one on the way to this server."""
-        parts, proxies = urlsplit(server), getproxies()
-        url = proxies.get(parts.scheme) or proxies.get("all") or ""
-        if not url or proxy_bypass(parts.netloc):
-            return cls()
-        return cls(url if "://" in url else f"http://{url}")
-
-    @property
-    def words(self) -> str:
-        """For messages, without the password."""
-        if not self.url:
-            return ""
-        scheme, _, rest = self.url.partition("://")
-        return f" through the proxy {scheme}://{rest.rpartition('@')[2]} of the environment"
-
-
-def _http_client(sdk: Any, url: str, proxy: _Proxy) -> Any:
-    """HTTP client for this server.
-
-    Raises:
-        ModelUnavailable: its proxy or the file of certificates is unfit.
-    """
-    import httpx2  # the openai client's own
-
-    try:
-        httpx2.URL(url)
-    except httpx2.InvalidURL as error:
-        raise ModelUnavailable(f"{url} is no address: {error}", "correct the base-url") from None
-    try:
-        # by hand: left to itself the client builds a way to every proxy of the environment, also for servers that
-        # NO_PROXY leaves out, and breaks on one that it cannot use
-        way = httpx2.AsyncHTTPTransport(proxy=proxy.url or None, limits=sdk.DEFAULT_CONNECTION_LIMITS)
-    except (ImportError, ValueError, httpx2.InvalidURL):  # their words may hold the proxy's password
-        raise ModelUnavailable(
-            f"the model cannot be reached{proxy.words}: only http:// and https:// proxies can be used, and socks5:// "
-            "where the package socksio is installed",
-            f"set HTTPS_PROXY to such a proxy, or add {urlsplit(url).hostname} to NO_PROXY",
-        ) from None
-    except OSError as error:
-        file = os.environ.get("SSL_CERT_FILE") or os.environ.get("SSL_CERT_DIR")
-        raise ModelUnavailable(
-            f"the model cannot be reached: the certificates cannot be read{f' from {file}' * bool(file)}: {error}",
-            "correct SSL_CERT_FILE or SSL_CERT_DIR, or unset it",
-        ) from error
-    return sdk.DefaultAsyncHttpxClient(follow_redirects=False, transport=way)  # a key goes where it was sent

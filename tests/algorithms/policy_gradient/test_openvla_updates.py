@@ -88,7 +88,7 @@ def test_rows_a_few_at_a_time_have_the_gradient_of_all_at_once(checkpoint: Path)
     for size in (0, 3):
         learner, runner = make(checkpoint, minibatches=1, kl_target=None, microbatch_turns=size)
         batch = learner.batches.make(sample(learner, runner))
-        learner._backward(batch, torch.arange(len(batch.answers)))
+        learner.gradients.backward(batch, torch.arange(len(batch.answers)), learner.parameters, 0)
         grads = {name: p.grad for name, p in learner.policy.named_parameters() if p.grad is not None}
         gradients.append(grads)
     assert gradients[0].keys() == gradients[1].keys()

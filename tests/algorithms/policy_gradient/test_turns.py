@@ -110,12 +110,12 @@ def test_micro_batches_give_the_gradient_of_the_whole(make: Any):
     for algorithm in (whole, parts, tokens):
         learner = algorithm._learner
         batch = learner.batches.make(played(algorithm))
-        learner._backward(batch, torch.arange(8))
-        gradients.append([parameter.grad.clone() for parameter in learner._parameters if parameter.grad is not None])
+        learner.gradients.backward(batch, torch.arange(8), learner.parameters, 0)
+        gradients.append([parameter.grad.clone() for parameter in learner.parameters if parameter.grad is not None])
     for others in gradients[1:]:
         for left, right in zip(gradients[0], others, strict=True):
             torch.testing.assert_close(left, right, rtol=1e-4, atol=1e-6)
-    packed = learner._micro_batches(batch, torch.arange(8))
+    packed = learner.gradients.micro_batches(batch, torch.arange(8))
     assert 1 < len(packed) < 8 and sorted(torch.cat(packed).tolist()) == list(range(8))
     for part in packed:
         padded = learner.policy.pad(batch.obs.at(part.tolist()), [batch.answers[row]["ids"] for row in part.tolist()])

@@ -22,7 +22,7 @@ from rlvlm.serving.config import PlacementConfig
 from rlvlm.vlms.chats import Refused, TransientError
 from rlvlm.vlms.config import ApiConfig
 from rlvlm.vlms.engines.budget import Budget, BudgetSpent, Spent
-from rlvlm.vlms.engines.remote import failure_of, retry_after_s
+from rlvlm.vlms.engines.remote_replies import failure_of, retry_after_s
 from rlvlm.vlms.engines.secret import Secret, read_key
 from rlvlm.vlms.stills import to_png
 

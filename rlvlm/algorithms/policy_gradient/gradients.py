@@ -1,0 +1,215 @@
+"""The gradient of an update's loss: rows go through the policy in micro-batches, and learners add theirs up."""
+
+import math
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rlvlm.algorithms.learners import add_up_gradients, all_reduce, largest, local_shard
+from rlvlm.algorithms.policy_gradient import losses
+from rlvlm.algorithms.policy_gradient.batch import Batch
+from rlvlm.algorithms.policy_gradient.config import PolicyGradientConfig
+from rlvlm.algorithms.sharding import clip_gradients
+from rlvlm.core import metrics
+from rlvlm.core.episodes import Answer, Observations
+from rlvlm.core.errors import NumericsError, UsageError
+from rlvlm.policies.protocol import SHOWN_AT_ONCE, Policy, Prediction, look
+
+_LOG_RATIO_BOUND = 2.0
+"""Log-ratios of replies are clipped to this when an update's divergence is measured, or one rare token decides."""
+_GAIN_CLIP = 0.2
+"""Ratios are clipped to this distance from 1 when an update is tested."""
+FIX = "lower algo.lr and algo.value_lr in the run's config.yaml, then `rlvlm resume`"
+OWN = "loss/"
+"""Before the names of what a loss itself measures."""
+_SUMS = (
+    metrics.UPDATE_POLICY_LOSS, metrics.UPDATE_VALUE_LOSS, metrics.UPDATE_KL, metrics.UPDATE_CLIPPED,
+    metrics.UPDATE_FIRST_RATIO, metrics.UPDATE_ENTROPY, "tokens", "turns", "entropy_tokens", "loss",
+)  # fmt: skip
+"""Figures that micro-batches and learners add up."""
+
+
+class Gradients:
+    """Computes the gradient of an update's loss over some of its turns, in micro-batches, of all learners together.
+
+    Args:
+        policy: that learns.
+        env: of the task; draws what the policy has not seen.
+        algo: the loss, and what goes through the policy at once.
+        has_critic: whether the policy's values learn too.
+        has_token_values: whether they are of each token.
+    """
+
+    def __init__(
+        self, policy: Policy, env: Any, algo: PolicyGradientConfig, has_critic: bool, has_token_values: bool
+    ) -> None:
+        self._policy, self._env, self._algo = policy, env, algo
+        self._has_critic, self._has_token_values = has_critic, has_token_values
+
+    def is_warming_up(self, num_updates: int) -> bool:
+        """Whether the critic learns alone, after so many updates."""
+        return self._has_critic and num_updates < self._algo.value_warm_up
+
+    def backward(
+        self, batch: Batch, rows: Tensor, parameters: Sequence[nn.Parameter], num_updates: int, gains: Tensor | None = None
+    ) -> dict[str, float]:
+        """Leaves the gradient of `rows`, of all learners together, in `parameters`; returns the figures of the step.
+
+        Args:
+            batch: of the update.
+            rows: of this step, which go through the policy in micro-batches; each learner goes through its share.
+            parameters: that learn.
+            num_updates: so far; the critic alone learns in the first ones, see `is_warming_up`.
+            gains: of each env, where the policy before the step is tested on these rows: its gain is added.
+        """
+        algo = self._algo
+        for parameter in parameters:
+            parameter.grad = None
+        sums = torch.zeros(len(_SUMS), dtype=torch.float64, device=self._policy.device)
+        own_sums: dict[str, Tensor] = {}  # what the loss itself measures on this learner's share
+        is_warming_up = self.is_warming_up(num_updates)
+        # Weights are of the whole update, of which a minibatch is an estimate.
+        # The mean over turns is taken anew of each minibatch; a sum over the update is split between its minibatches.
+        scale = len(batch.answers) / len(rows) if algo.loss.average == "turn" else algo.minibatches or 1.0
+        parts = self.micro_batches(batch, local_shard(rows))
+        num_parts = self._largest(len(parts))
+        for number in range(num_parts):
+            # Learners that gather weights together make equally many passes: the last of some count for nothing.
+            part = parts[number] if number < len(parts) else rows[:1]
+            obs, answers = batch.obs.at(part.tolist()), [batch.answers[row] for row in part.tolist()]
+            now = self._predict(obs, answers, int(batch.lengths[part.tolist()].max()))
+            own = partial(narrow, rows=part, width=now.log_probs.shape[1])
+            old_log_probs, weights, advantages = own(batch.log_probs), own(batch.weights) * scale, own(batch.advantages)
+            mini = losses.MiniBatch(
+                log_probs=now.log_probs,
+                old_log_probs=old_log_probs,
+                weights=weights,
+                is_action=own(batch.is_action),
+                advantages=advantages,
+                action_size=batch.action_size,
+                values=now.values if now.token_values is None else now.token_values,
+                old_values=own(batch.values),
+                returns=own(batch.returns) if self._has_critic and batch.returns is not None else None,
+                entropies=now.entropies,
+                reference=None if batch.reference is None else own(batch.reference),
+                obs=obs,
+                answers=answers,
+                extras={name: own(column) for name, column in batch.extras.items()},
+            )
+            policy_loss, value_loss, rest, clipped, measured = losses.total_loss(algo.loss, mini)
+            value_loss = value_loss * (len(part) / len(rows))  # a mean over the part, the policy's is a sum
+            # a critic that knows nothing yet would have the policy learn its mistakes
+            total = value_loss if is_warming_up else policy_loss + value_loss + rest
+            if number >= len(parts):  # a backward pass gathers weights too
+                (total * 0.0).backward()
+                continue
+            total.backward()
+            with torch.no_grad():
+                is_token = weights > 0
+                log_ratio = torch.where(is_token, now.log_probs - old_log_probs, 0.0)
+                if gains is not None:
+                    gain = losses.surrogate_gain(log_ratio, advantages.view(len(part), -1), is_token, _GAIN_CLIP)
+                    gains.index_add_(0, batch.slots[part].to(gains.device), gain)
+                # KL(old || new) at each sampled token by k3: r - 1 - log r, r = new / old
+                bound = math.inf if batch.chunk_elements else _LOG_RATIO_BOUND
+                near = log_ratio.clamp(-bound, bound)
+                entropies = log_ratio[:0] if now.entropies is None else now.entropies.detach()
+                looked_at = is_token[: len(entropies)]
+                found = (
+                    policy_loss, value_loss, (near.exp() - 1 - near).sum(), clipped * is_token.sum(),
+                    (log_ratio.exp() - 1).abs().sum(), (entropies * looked_at).sum(), is_token.sum(), len(part),
+                    looked_at.sum(), total,
+                )  # fmt: skip
+                sums += torch.stack([torch.as_tensor(term, device=sums.device).double() for term in found])
+                for name, mean in measured.items():
+                    own_sums[name] = own_sums.get(name, 0.0) + mean * len(part)
+        add_up_gradients(parameters)
+        reading = dict(zip(_SUMS, all_reduce(sums).tolist(), strict=True))
+        norm = clip_gradients(parameters, algo.max_grad_norm)  # of the sum: each learner's own would differ
+        if not (math.isfinite(reading["loss"]) and math.isfinite(norm)):
+            raise NumericsError(
+                f"the loss ({reading['loss']}; algo.loss.policy {algo.loss.policy}) or its gradient ({norm}) is not "
+                f"finite after {num_updates} updates",
+                FIX,
+                {"advantages": batch.advantages[rows.to(batch.advantages.device)].float().cpu().numpy()},
+            )
+        tokens = max(reading["tokens"], 1.0)
+        answers = (
+            tokens / batch.chunk_elements if batch.chunk_elements else reading["turns"]
+        )  # the last chunk may be cut
+        return reading | {
+            metrics.UPDATE_KL: reading[metrics.UPDATE_KL] / answers,
+            metrics.UPDATE_CLIPPED: reading[metrics.UPDATE_CLIPPED] / tokens,
+            metrics.UPDATE_FIRST_RATIO: reading[metrics.UPDATE_FIRST_RATIO] / tokens,
+            metrics.UPDATE_ENTROPY: reading[metrics.UPDATE_ENTROPY] / max(reading["entropy_tokens"], 1.0),
+            metrics.UPDATE_GRADIENT: norm,
+            # not added up: a small minibatch leaves some learners without rows, and so without names to add up
+            **{f"{OWN}{name}": float(total) / max(1, sum(map(len, parts))) for name, total in own_sums.items()},
+        }
+
+    def _predict(self, obs: Observations, answers: Sequence[Answer], longest: int) -> Prediction:
+        """The policy's present prediction of some answers, the longest of which has so many elements.
+
+        Raises:
+            UsageError: it says something of another shape.
+        """
+        look(self._policy, self._env, obs, self._largest)  # others may have played
+        found = self._policy.log_probs(
+            obs,
+            answers,
+            temperature=self._algo.temperature,
+            detach_values=self._algo.is_value_detached,
+            with_entropies=self._algo.loss.entropy_weight > 0,
+            with_token_values=self._has_token_values,
+        )
+        if list(found.log_probs.shape) != [len(answers), longest]:
+            raise UsageError(
+                f"the policy {type(self._policy).__name__} gave log-probs of shape {list(found.log_probs.shape)} for "
+                f"{len(answers)} answers of {longest} elements at most",
+                "give one for each element that it sampled, [B, N]",
+            )
+        return found
+
+    def _largest(self, count: int) -> int:
+        """`count`, or the largest of all learners' where they gather weights together."""
+        return largest(count) if self._algo.shard else count
+
+    def micro_batches(self, batch: Batch, rows: Tensor) -> list[Tensor]:
+        """`rows` in the parts that go through the policy at once."""
+        algo = self._algo
+        if not algo.microbatch_tokens:
+            return [part for part in rows.split(algo.microbatch_turns or max(1, len(rows))) if len(part)]
+        lengths: list[int] = []
+        parts = [part.tolist() for part in rows.split(SHOWN_AT_ONCE) if len(part)]
+        for number in range(self._largest(len(parts))):
+            part = parts[number] if number < len(parts) else []
+            # how many tokens an image makes is known once it was looked at
+            look(self._policy, self._env, batch.obs.at(part or [0]), self._largest)
+            lengths += self._policy.lengths(batch.obs.at(part), [batch.answers[row] for row in part]) if part else []
+        return [rows[part] for part in pack(lengths, algo.microbatch_tokens)]
+
+
+def narrow(column: Tensor, rows: Tensor, width: int) -> Tensor:
+    """[B] or [B, N] the `rows` of a batch's column, which is padded to the longest answer of the rollout: of those that
+    have tokens the first `width`, as many as the longest answer of these rows has.
+    """
+    column = column[rows.to(column.device)]
+    return column[:, :width] if column.ndim == 2 else column
+
+
+def pack(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
+    """Indices in `lengths` [B], the longest first, in parts whose longest times their number is at most `max_tokens`.
+
+    That is what a part costs, for shorter rows are padded; one that is longer than `max_tokens` is a part of its own.
+    """
+    # longest first: the first of a part is then its longest, and decides what the rest are padded to
+    parts: list[list[int]] = []
+    for index in sorted(range(len(lengths)), key=lambda index: -lengths[index]):
+        if parts and lengths[parts[-1][0]] * (len(parts[-1]) + 1) <= max_tokens:
+            parts[-1].append(index)
+        else:
+            parts.append([index])
+    return parts

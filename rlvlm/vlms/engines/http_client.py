@@ -1,0 +1,65 @@
+"""The HTTP client of the openai package for one server, with the proxy that the environment names for it."""
+
+import os
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
+
+from rlvlm.core.errors import ModelUnavailable
+
+
+@dataclass(frozen=True, slots=True)
+class Proxy:
+    """The proxy that the environment names for a server."""
+
+    url: str = ""
+    """Empty where there is none, and where NO_PROXY leaves the server out. May hold a password."""
+
+    @classmethod
+    def of(cls, server: str) -> "Proxy":
+        """The one on the way to this server."""
+        parts, proxies = urlsplit(server), getproxies()
+        url = proxies.get(parts.scheme) or proxies.get("all") or ""
+        if not url or proxy_bypass(parts.netloc):
+            return cls()
+        return cls(url if "://" in url else f"http://{url}")
+
+    @property
+    def words(self) -> str:
+        """For messages, without the password."""
+        if not self.url:
+            return ""
+        scheme, _, rest = self.url.partition("://")
+        return f" through the proxy {scheme}://{rest.rpartition('@')[2]} of the environment"
+
+
+def make_http_client(sdk: Any, url: str, proxy: Proxy) -> Any:
+    """HTTP client for this server.
+
+    Raises:
+        ModelUnavailable: its proxy or the file of certificates is unfit.
+    """
+    import httpx2  # the openai client's own
+
+    try:
+        httpx2.URL(url)
+    except httpx2.InvalidURL as error:
+        raise ModelUnavailable(f"{url} is no address: {error}", "correct the base-url") from None
+    try:
+        # by hand: left to itself the client builds a way to every proxy of the environment, also for servers that
+        # NO_PROXY leaves out, and breaks on one that it cannot use
+        way = httpx2.AsyncHTTPTransport(proxy=proxy.url or None, limits=sdk.DEFAULT_CONNECTION_LIMITS)
+    except (ImportError, ValueError, httpx2.InvalidURL):  # their words may hold the proxy's password
+        raise ModelUnavailable(
+            f"the model cannot be reached{proxy.words}: only http:// and https:// proxies can be used, and socks5:// "
+            "where the package socksio is installed",
+            f"set HTTPS_PROXY to such a proxy, or add {urlsplit(url).hostname} to NO_PROXY",
+        ) from None
+    except OSError as error:
+        file = os.environ.get("SSL_CERT_FILE") or os.environ.get("SSL_CERT_DIR")
+        raise ModelUnavailable(
+            f"the model cannot be reached: the certificates cannot be read{f' from {file}' * bool(file)}: {error}",
+            "correct SSL_CERT_FILE or SSL_CERT_DIR, or unset it",
+        ) from error
+    return sdk.DefaultAsyncHttpxClient(follow_redirects=False, transport=way)  # a key goes where it was sent
