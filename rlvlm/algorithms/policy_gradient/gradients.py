@@ -54,7 +54,12 @@ class Gradients:
         return self._has_critic and num_updates < self._algo.value_warm_up
 
     def backward(
-        self, batch: Batch, rows: Tensor, parameters: Sequence[nn.Parameter], num_updates: int, gains: Tensor | None = None
+        self,
+        batch: Batch,
+        rows: Tensor,
+        parameters: Sequence[nn.Parameter],
+        num_updates: int,
+        gains: Tensor | None = None,
     ) -> dict[str, float]:
         """Leaves the gradient of `rows`, of all learners together, in `parameters`; returns the figures of the step.
 
