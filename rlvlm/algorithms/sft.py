@@ -4,7 +4,7 @@ What is shown is gathered by `sft_replies` and `sft_chunks`; how an answer is im
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from rlvlm.algorithms.sft_preferences import SegmentPairs, losses_of_rows, prefe
 from rlvlm.algorithms.sharding import clip_gradients, is_sharded, load_optimizer_tree, optimizer_tree
 from rlvlm.core.errors import NumericsError, UsageError
 from rlvlm.core.progress import count_progress
+from rlvlm.core.state import Stateful
 from rlvlm.demonstrations.weighting import Weights
 from rlvlm.policies.protocol import Imitation, Policy
 
@@ -26,7 +27,7 @@ _MEGA = 8
 """Batches that are sorted by length together: more save padding, fewer mix better."""
 
 
-class Imitator:
+class Imitator(Stateful):
     """Teaches `policy` what it was shown. What a loss is, `Policy.imitation` says.
 
     Several learners take each step together, on equal policies, demonstrations and random numbers.
@@ -45,6 +46,8 @@ class Imitator:
     Raises:
         UsageError: see `Policy.imitation`.
     """
+
+    STATE = {"num_updates": "num_updates", "losses": "_losses", "rng": "_rng", "epoch": "_epoch"}
 
     def __init__(  # noqa: PLR0913 - all that a supervised start depends on
         self,
@@ -145,35 +148,27 @@ class Imitator:
             total += loss.detach().cpu()
         return float(all_reduce(total))
 
-    def save_tree(self) -> dict[str, Any]:
+    def get_state(self) -> dict[str, Any]:
         """All that an exact continuation needs beside the policy's weights, as a state tree; of several learners that
         draw for themselves (a flow's noise) each goes on with other draws.
         """
-        return {
-            "num_shown": len(self._prepared),
-            "num_updates": self.num_updates,
-            "losses": self._losses,
-            "rng": self._rng.bit_generator.state,
-            "epoch": self._epoch,
-            "adam": optimizer_tree(self._optimizer),
-        }
+        own = {"num_shown": len(self._prepared), "adam": optimizer_tree(self._optimizer)}
+        return super().get_state() | own
 
-    def load_tree(self, tree: Mapping[str, Any]) -> None:
-        """Restores what `save_tree` returned.
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Restores what `get_state` returned.
 
         Raises:
             UsageError: it is of other demonstrations.
         """
-        if tree["num_shown"] != len(self._prepared):
+        if state["num_shown"] != len(self._prepared):
             raise UsageError(
-                f"it stopped with {tree['num_shown']:,} demonstrated answers to learn from, and there are "
+                f"it stopped with {state['num_shown']:,} demonstrated answers to learn from, and there are "
                 f"{len(self._prepared):,} now",
                 "go on with the same demonstrations and settings, or start anew in another folder",
             )
-        load_optimizer_tree(self._optimizer, tree["adam"], self._parameters)
-        self._rng.bit_generator.state = tree["rng"]
-        self._epoch = [list(batch) for batch in tree["epoch"]]
-        self._losses, self.num_updates = list(tree["losses"]), tree["num_updates"]
+        load_optimizer_tree(self._optimizer, state["adam"], self._parameters)
+        super().set_state(state)
 
 
 def grouped_by_length(lengths: Sequence[int], batch: int, rng: np.random.Generator) -> Iterator[list[int]]:

@@ -124,7 +124,7 @@ def _train(  # noqa: PLR0913, PLR0917 - what `run_sft` has put together
                 f"; held out: loss {measured[metrics.SFT_HELD_OUT_LOSS]:.3f}, "
                 f"{measured[metrics.SFT_EXACT_ACTION]:.0%} of actions as demonstrated"
             )
-        state = {"imitation": learners.call("imitator.save_tree"), "measured": measured}
+        state = {"imitation": learners.call("imitator.get_state"), "measured": measured}
         save_tree(checkpoint, state, policy_file(policy))
         log(line)
     return measured

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlvlm.core import metrics
+from rlvlm.core.state import Stateful
 
 logger = logging.getLogger(__name__)
 
@@ -18,8 +19,10 @@ _MIN_EPISODES = 40
 """Before that, a sparse reward may simply not have been met: at 5 % success, one run in eight meets none in 40."""
 
 
-class RewardSignalMonitor:
+class RewardSignalMonitor(Stateful):
     """Looks at everything that was given as reward since the start of a run, until two of it differ."""
+
+    STATE = {"bounds": "_bounds", "num_episodes": "_num_episodes", "is_settled": "_is_settled"}
 
     def __init__(self) -> None:
         self._bounds: dict[str, list[float]] = {}
@@ -57,18 +60,18 @@ class RewardSignalMonitor:
                 what, self._num_episodes, reward,
             )  # fmt: skip
 
-    def get_state(self) -> dict[str, Any]:
-        """Everything, for a checkpoint."""
-        return {"bounds": self._bounds, "num_episodes": self._num_episodes, "is_settled": self._is_settled}
 
-    def set_state(self, state: Mapping[str, Any]) -> None:
-        """Restores what `get_state` returned."""
-        self._bounds = {what: list(bounds) for what, bounds in state["bounds"].items()}
-        self._num_episodes, self._is_settled = state["num_episodes"], state["is_settled"]
-
-
-class TrainingStats:
+class TrainingStats(Stateful):
     """Counters, the newest facts and means of the last episodes."""
+
+    STATE = {
+        "recent": "_recent",
+        "facts": "_facts",
+        "env_steps": "env_steps",
+        "num_episodes": "_num_episodes",
+        "rewards_of_running": "_rewards_of_running",
+        "signal": "signal",
+    }
 
     def __init__(self) -> None:
         self.env_steps = 0
@@ -123,22 +126,7 @@ class TrainingStats:
             numbers |= {metrics.TRAIN_EPISODE_RETURN: float(means[0]), metrics.TRAIN_EPISODE_SUCCESS: float(means[1])}
         return numbers | self._facts
 
-    def get_state(self) -> dict[str, Any]:
-        """Everything, for a checkpoint."""
-        return {
-            "recent": list(self._recent),
-            "facts": self._facts,
-            "env_steps": self.env_steps,
-            "num_episodes": self._num_episodes,
-            "rewards_of_running": self._rewards_of_running,
-            "signal": self.signal.get_state(),
-        }
-
-    def set_state(self, state: Mapping[str, Any]) -> None:
+    def set_state(self, state: dict[str, Any]) -> None:
         """Restores what `get_state` returned."""
-        self._recent = deque(state["recent"], maxlen=_RECENT_EPISODES)
-        self._facts = dict(state["facts"])
-        self._rewards_of_running = state["rewards_of_running"]
-        self.signal.set_state(state["signal"])
-        self.env_steps, self._num_episodes = state["env_steps"], state["num_episodes"]
+        super().set_state(state)
         self._steps_taken = self.env_steps

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlvlm.core import metrics
+from rlvlm.core.state import Stateful
 from rlvlm.core.steps import Trajectory
 from rlvlm.envs.env import StepEnv
 from rlvlm.envs.images import FrameStore
@@ -34,7 +35,7 @@ _LEARNING: dict[str, Any] = {"preference": (PairQueries, PREFERENCE), "score": (
 """By source: what is asked about, and what the answers say about rewards."""
 
 
-class FeedbackLoop:
+class FeedbackLoop(Stateful):
     """Learns a reward from a teacher's answers while the agent learns from the reward.
 
     Source: Lee et al. 2021 (PEBBLE), arXiv:2106.05091, algorithm 1, lines 9-19; Wang et al. 2024 (RL-VLM-F),
@@ -56,6 +57,16 @@ class FeedbackLoop:
         total_steps: env steps of the run, at whose end the teacher is not asked; None where it has no end.
         has_progress: whether the env measures progress; else answers are held against true returns.
     """
+
+    STATE = {
+        "rng": "_rng",
+        "asking": "_asking",
+        "model": "_model",
+        "subject": "_queries",
+        "tally": "_counts",
+        "num_sessions": "num_sessions",
+        "next_step": "_next_step",
+    }
 
     def __init__(
         self,
@@ -192,33 +203,18 @@ class FeedbackLoop:
             if self._recent
             else {},
         }
-        return {
-            "rng": self._rng.bit_generator.state,
-            "asking": self._asking.get_state(),
-            "model": self._model.get_state(),
-            "subject": self._queries.get_state(),
-            "recent": recent,
-            "tally": self._counts.get_state(),
-            "num_sessions": self.num_sessions,
-            "next_step": self._next_step,
-        }
+        return super().get_state() | {"recent": recent}
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Restores what `get_state` returned, in a loop built from the same configs; undrained records are gone."""
-        self._rng.bit_generator.state = state["rng"]
-        self._asking.set_state(state["asking"])
-        self._model.set_state(state["model"])
-        self._queries.set_state(state["subject"])
+        super().set_state(state)
         ends = np.cumsum(state["recent"]["lengths"])[:-1].astype(int)
         parts = {name: np.split(array, ends) for name, array in state["recent"]["arrays"].items()}
         self._recent.clear()
         for index, terminated in enumerate(state["recent"]["terminated"]):
             columns = {name: part[index] for name, part in parts.items()}
             self._recent.append(Trajectory(**columns, terminated=bool(terminated)))
-        self._counts.set_state(state["tally"])
         self._records = []
-        self.num_sessions = int(state["num_sessions"])
-        self._next_step = int(state["next_step"])
 
     def _open_metrics(self) -> dict[str, float]:
         """How many questions are open, where a person is asked."""

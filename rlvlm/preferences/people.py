@@ -76,6 +76,13 @@ class MixedTeacher(Teacher):
     """
 
     asks_person = True
+    STATE = {
+        "judge": "_judge",
+        "person": "_person",
+        "num_asked": "_num_asked",
+        "num_answered": "_num_answered",
+        "seconds": "_seconds",
+    }
 
     def __init__(self, judge: Teacher, person: Teacher, config: MixedConfig) -> None:
         self._judge = judge
@@ -104,21 +111,6 @@ class MixedTeacher(Teacher):
     def note_used(self, answers: Sequence[Verdict]) -> None:
         self._num_answered += len(answers)
         self._seconds += sum(answer.latency_s for answer in answers)
-
-    def get_state(self) -> dict[str, Any]:
-        return {
-            "judge": self._judge.get_state(),
-            "person": self._person.get_state(),
-            "num_asked": self._num_asked,
-            "num_answered": self._num_answered,
-            "seconds": self._seconds,
-        }
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        self._judge.set_state(state["judge"])
-        self._person.set_state(state["person"])
-        self._num_asked, self._num_answered = int(state["num_asked"]), int(state["num_answered"])
-        self._seconds = float(state["seconds"])
 
     def _defer(self, questions: Sequence[Pair], verdicts: Sequence[Verdict]) -> list[Verdict | Deferred]:
         config, num_waiting = self._config, self._num_asked - self._num_answered

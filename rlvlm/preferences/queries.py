@@ -19,6 +19,7 @@ from rlvlm.core import metrics
 from rlvlm.core.errors import UsageError
 from rlvlm.core.judging import Score, Status, Verdict
 from rlvlm.core.plugins import find_registered
+from rlvlm.core.state import Stateful
 from rlvlm.core.steps import FloatArray, Pair, Segment, Trajectory
 from rlvlm.envs.images import FrameStore
 from rlvlm.preferences.config import FeedbackConfig
@@ -254,7 +255,7 @@ def choose(
     return [candidates[index] for index in indices.tolist()]
 
 
-class PairQueries:
+class PairQueries(Stateful):
     """Pairs of segments that a teacher compares: draws those whose sides look different, keeps the decided ones.
 
     Args:
@@ -264,6 +265,7 @@ class PairQueries:
     """
 
     count = metrics.COMPARISONS
+    STATE = {"examples": "examples"}
 
     def __init__(self, frames: FrameStore, model: RewardModel, config: FeedbackConfig) -> None:
         self._frames = frames
@@ -292,14 +294,8 @@ class PairQueries:
         """Keeps the labels that train; returns how many these are."""
         return self.examples.add(decided(questions, answers, self._config.ties))
 
-    def get_state(self) -> dict[str, Any]:
-        return {"examples": self.examples.get_state()}
 
-    def set_state(self, state: dict[str, Any]) -> None:
-        self.examples.set_state(state["examples"])
-
-
-class ScoreQueries:
+class ScoreQueries(Stateful):
     """Single frames that a teacher scores: draws those whose image was not scored before, keeps the scored ones.
 
     Source: the VLM Score baseline of Wang et al. 2024 (RL-VLM-F), arXiv:2402.03681. Departures: frames are drawn one by
@@ -311,6 +307,7 @@ class ScoreQueries:
     """
 
     count = metrics.SCORES
+    STATE = {"examples": "examples"}
 
     def __init__(self, frames: FrameStore, model: RewardModel, config: FeedbackConfig) -> None:
         self._frames = frames
@@ -349,10 +346,10 @@ class ScoreQueries:
         # sorted, since a set's order changes from process to process and checkpoints are to be equal
         asked = np.frombuffer(b"".join(sorted(self._asked)), np.uint8)
         asked = asked.reshape(len(self._asked), len(asked) // max(len(self._asked), 1))
-        return {"examples": self.examples.get_state(), "asked": asked}
+        return super().get_state() | {"asked": asked}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        self.examples.set_state(state["examples"])
+        super().set_state(state)
         self._asked = {row.tobytes() for row in state["asked"]}
 
     def _keys(self, frames: Sequence[Segment]) -> list[bytes]:

@@ -11,6 +11,7 @@ from typing import Any
 
 from rlvlm.core import metrics
 from rlvlm.core.judging import Label, Score, Status, Verdict
+from rlvlm.core.state import Stateful
 from rlvlm.core.steps import Pair, Segment, Trajectory
 from rlvlm.envs.images import FrameStore
 from rlvlm.judges.agreement import label_outcome
@@ -102,8 +103,10 @@ def record_answers(
     return records
 
 
-class FeedbackCounts:
+class FeedbackCounts(Stateful):
     """Counts of the whole run, each kind of answer apart."""
+
+    STATE = {"counts": "_counts", "recent": "_health"}
 
     def __init__(self) -> None:
         self._counts: Counter[str] = Counter()
@@ -164,13 +167,6 @@ class FeedbackCounts:
                 metrics.LABELS_UNDECIDED: (undecided, self._counts[metrics.QUERIES]),
             }
         return counts | {name: hits / count for name, (hits, count) in shares.items() if count}
-
-    def get_state(self) -> dict[str, Any]:
-        return {"counts": dict(self._counts), "recent": self._health.get_state()}
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        self._counts = Counter({name: int(count) for name, count in state["counts"].items()})
-        self._health.set_state(state["recent"])
 
 
 class ScoreLog:

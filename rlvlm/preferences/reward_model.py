@@ -7,7 +7,6 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
@@ -17,8 +16,8 @@ from torch import Tensor
 from rlvlm.core import metrics
 from rlvlm.core.errors import NumericsError
 from rlvlm.core.finite import check_finite
+from rlvlm.core.state import Stateful
 from rlvlm.core.steps import FloatArray, Transitions
-from rlvlm.core.torch_state import load_optimizer, optimizer_state
 from rlvlm.preferences.config import RewardModelConfig
 from rlvlm.preferences.dataset import Examples, Steps
 from rlvlm.preferences.ensemble import Ensemble
@@ -53,11 +52,13 @@ def log_odds(num_right: int, num: int) -> float:
     return (num + 1) * math.log(2) + float(betaln(num_right + 1, num - num_right + 1)) + math.log(upper_half)
 
 
-class Evidence:
+class Evidence(Stateful):
     """Counts how many answers were predicted, each by a model that had not seen it, and remembers that it was enough.
 
     Once it was enough it stays so: later answers can be harder without being random.
     """
+
+    STATE = {"num_right": "num_right", "num": "num", "is_enough": "is_enough"}
 
     def __init__(self) -> None:
         self.num_right = self.num = 0
@@ -69,15 +70,6 @@ class Evidence:
             self.num_right, self.num = self.num_right + bool(right), self.num + 1
             # looked at after every answer: Ville's inequality holds for the whole path
             self.is_enough = self.is_enough or log_odds(self.num_right, self.num) >= ENOUGH
-
-    def get_state(self) -> dict[str, Any]:
-        """The counts."""
-        return {"num_right": self.num_right, "num": self.num, "is_enough": self.is_enough}
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        """Restores what `get_state` returned."""
-        self.num_right, self.num = int(state["num_right"]), int(state["num"])
-        self.is_enough = bool(state["is_enough"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +88,7 @@ class _ExampleTensors:
         return _ExampleTensors(self.rows, self.indices[chosen], self.targets[chosen])
 
 
-class RewardModel:
+class RewardModel(Stateful):
     """Fits an ensemble whose members see the same examples in different orders, and says whether it can be trusted.
 
     Weights and Adam's state live on from fit to fit.
@@ -122,6 +114,16 @@ class RewardModel:
         device: where it fits and reads.
     """
 
+    STATE = {
+        "members": "ensemble",
+        "adam": "_adam",
+        "rng": "_rng",
+        "num_fits": "num_fits",
+        "evidence": "evidence",
+        "num_seen": "_num_seen",
+        "scale": "_scale",
+    }
+
     def __init__(
         self,
         inputs: RewardInput,
@@ -137,7 +139,7 @@ class RewardModel:
         self._is_normalised = config.output == "normalised"
         for member in self.ensemble.members:
             member.is_bounded = not self._is_normalised
-        self._centre, self._spread = 0.0, 1.0
+        self._scale = [0.0, 1.0]  # what is taken off the networks' rewards, then what they are divided by
         self._adam = torch.optim.Adam(self.ensemble.parameters(), config.lr)
         self.num_fits = 0
         self.evidence = Evidence()
@@ -152,12 +154,13 @@ class RewardModel:
         """What the agent gets for the members' mean rewards `[N]`, in [-BOUND, BOUND]."""
         if not self._is_normalised:
             return rewards
-        return bounded(torch.from_numpy((rewards - self._centre) / self._spread)).numpy()
+        centre, spread = self._scale
+        return bounded(torch.from_numpy((rewards - centre) / spread)).numpy()
 
     @property
     def spread(self) -> float:
         """Rewards of the networks that are one reward of the agent's."""
-        return self._spread
+        return self._scale[1]
 
     def fit(self, examples: Examples) -> dict[str, float]:
         """Predicts the examples that are new, then trains on all, at least one, but those that are held out.
@@ -192,7 +195,7 @@ class RewardModel:
         report |= self._train(whole.part(~is_held_out), held_out)
         if self._is_normalised:
             labelled = self.ensemble.mean_returns(whole.rows, torch.arange(len(whole.rows))[:, None, None])
-            self._centre, self._spread = float(labelled.mean()), max(float(labelled.std(correction=0)), _MIN_SPREAD)
+            self._scale = [float(labelled.mean()), max(float(labelled.std(correction=0)), _MIN_SPREAD)]
         # a finite loss can still step to weights that are not: the last step is looked at too
         weights = {f"weights {number}": weight for number, weight in enumerate(self.ensemble.parameters())}
         check_finite("the fitted reward model", _FIX, weights)
@@ -206,27 +209,9 @@ class RewardModel:
             metrics.REWARD_NUM_PREDICTED_RIGHT: float(self.evidence.num_right),
         }
 
-    def get_state(self) -> dict[str, Any]:
-        """Weights, Adam's state and generator, as arrays and numbers."""
-        return {
-            "members": self.ensemble.get_state(),
-            "scale": np.array([self._centre, self._spread]),
-            "adam": optimizer_state(self._adam),
-            "rng": self._rng.get_state().numpy().copy(),
-            "num_fits": self.num_fits,
-            "evidence": self.evidence.get_state(),
-            "num_seen": self._num_seen,
-        }
-
     def set_state(self, state: dict[str, Any]) -> None:
-        """Restores what `get_state` returned."""
-        self.ensemble.set_state(state["members"])
-        self._centre, self._spread = map(float, state.get("scale", (0.0, 1.0)))  # older runs have none
-        load_optimizer(self._adam, state["adam"])
-        self._rng.set_state(torch.tensor(state["rng"]))
-        self.num_fits = int(state["num_fits"])
-        self.evidence.set_state(state["evidence"])
-        self._num_seen = int(state["num_seen"])
+        """Restores what `get_state` returned; older runs have no scale."""
+        super().set_state({"scale": [0.0, 1.0]} | state)
 
     def _train(self, given: _ExampleTensors, held_out: _ExampleTensors) -> dict[str, float]:
         """Epochs over `given` until the objective has enough or they are used up; returns what the last one gave."""

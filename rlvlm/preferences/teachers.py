@@ -19,6 +19,7 @@ from rlvlm.core.errors import UsageError
 from rlvlm.core.foreign import read_json
 from rlvlm.core.judging import Clip, Label, Query, Score, Stamp, Status, Verdict
 from rlvlm.core.plugins import check_call, is_reference, load_object
+from rlvlm.core.state import Stateful
 from rlvlm.core.steps import FloatArray, Frames, Pair, Segment, Trajectory
 from rlvlm.envs.images import FrameStore
 from rlvlm.judges.agreement import MIN_GAP
@@ -35,7 +36,7 @@ class Deferred:
     """What the judge said, which is recorded and does not train; None where no judge was asked."""
 
 
-class Teacher:
+class Teacher(Stateful):
     """Answers questions. One of your own overrides `answer`, and what else it needs."""
 
     _stamp = Stamp(judge="teacher", revision="", prompt="", decoding="")
@@ -84,10 +85,12 @@ class Teacher:
 
     def get_state(self) -> dict[str, Any]:
         """State that a restored teacher needs to give the same answers from here on."""
-        return {} if self._rng is None else {"rng": self._rng.bit_generator.state}
+        own = {} if self._rng is None else {"rng": self._rng.bit_generator.state}
+        return own | super().get_state()
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Restores what `get_state` returned."""
+        super().set_state(state)
         if self._rng is not None:
             self._rng.bit_generator.state = state["rng"]
 
@@ -206,6 +209,7 @@ class SimulatedTeacher(Teacher):
     RECENT_EPISODES = 10
     """Episodes whose mean reward gives what a segment of the current policy is worth, as in B-Pref."""
     SKIPPED = "skipped: neither side is good enough to judge"
+    STATE = {"reward_per_step": "_reward_per_step"}
 
     def __init__(self, config: SimulatedTeacherConfig, seed: int, name: str = "simulated") -> None:
         self._config = config
@@ -265,13 +269,6 @@ class SimulatedTeacher(Teacher):
             else:
                 verdicts.append(self.verdict(Label.RIGHT if prefers_right and not biased else Label.LEFT))
         return [replace(verdict, latency_s=config.seconds) for verdict in verdicts]
-
-    def get_state(self) -> dict[str, Any]:
-        return {**super().get_state(), "reward_per_step": self._reward_per_step}
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        super().set_state(state)
-        self._reward_per_step = float(state["reward_per_step"])
 
 
 NUM_BINS = 10

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from rlvlm.core.state import Stateful
 from rlvlm.core.steps import FloatArray, Transitions
 from rlvlm.rewards.growing import GrowingArray
 from rlvlm.rewards.source import Labelling, RewardSource, SourceContext
@@ -75,11 +76,13 @@ class VisitedStates:
         return np.partition(np.concatenate(found, axis=1), rank, axis=1)[:, rank]
 
 
-class RunningSpread:
+class RunningSpread(Stateful):
     """Standard deviation of all numbers seen so far.
 
     Source: Chan, Golub, LeVeque 1983, "Algorithms for computing the sample variance", the rule for joining two sets.
     """
+
+    STATE = {"count": "_count", "mean": "_mean", "squares": "_squares"}
 
     def __init__(self) -> None:
         self._count = 0
@@ -99,12 +102,6 @@ class RunningSpread:
         self._squares += float(((values - values.mean()) ** 2).sum()) + shift**2 * self._count * len(values) / total
         self._mean += shift * len(values) / total
         self._count = total
-
-    def get_state(self) -> dict[str, Any]:
-        return {"count": self._count, "mean": self._mean, "squares": self._squares}
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        self._count, self._mean, self._squares = int(state["count"]), float(state["mean"]), float(state["squares"])
 
 
 class NoveltyReward(RewardSource):

@@ -14,6 +14,7 @@ import numpy as np
 from rlvlm.core.errors import JudgeUnavailable, UsageError, first_line
 from rlvlm.core.foreign import read_json
 from rlvlm.core.judging import Clip, Score, Stamp, Status, Usage
+from rlvlm.core.state import Stateful
 from rlvlm.core.steps import FloatArray, Frames
 from rlvlm.judges.health import JudgeHealth
 from rlvlm.judges.judge import Judge
@@ -133,7 +134,7 @@ class ScoreMemory:
             self._known[key.tobytes()] = score
 
 
-class JudgeScorer:
+class JudgeScorer(Stateful):
     """Asks a judge, about things that are alike once.
 
     Args:
@@ -141,6 +142,8 @@ class JudgeScorer:
         draw: makes images [N, H, W, 3] of snapshots [N, S].
         remembers: as of `ScoreMemory`.
     """
+
+    STATE = {"num_asked": "num_asked", "memory": "_memory"}
 
     def __init__(self, judge: Judge, draw: Callable[[FloatArray], Frames], *, remembers: bool) -> None:
         self._memory = ScoreMemory(judge, fewest=_MIN_SCORES, remembers=remembers)
@@ -161,23 +164,16 @@ class JudgeScorer:
 
         return self._memory.score([item.key for item in items], draw_clips)
 
-    def get_state(self) -> dict[str, Any]:
-        """See `Scorer`."""
-        return {"num_asked": self.num_asked, "memory": self._memory.get_state()}
 
-    def set_state(self, state: dict[str, Any]) -> None:
-        """See `Scorer`."""
-        self.num_asked = int(state["num_asked"])
-        self._memory.set_state(state["memory"])
-
-
-class FallbackScorer:
+class FallbackScorer(Stateful):
     """Asks a second scorer about what the first has no score for, or about everything where the first does not answer.
 
     Args:
         first: usually asked.
         fallback: asked where that one gives nothing.
     """
+
+    STATE = {"num_asked": "num_asked", "first": "_first", "last": "_fallback"}
 
     def __init__(self, first: Scorer, fallback: Scorer) -> None:
         self._first = first
@@ -205,18 +201,8 @@ class FallbackScorer:
                 scores[index] = score
         return scores
 
-    def get_state(self) -> dict[str, Any]:
-        """See `Scorer`."""
-        return {"num_asked": self.num_asked, "first": self._first.get_state(), "last": self._fallback.get_state()}
 
-    def set_state(self, state: dict[str, Any]) -> None:
-        """See `Scorer`."""
-        self.num_asked = int(state["num_asked"])
-        self._first.set_state(state["first"])
-        self._fallback.set_state(state["last"])
-
-
-class SimulatedScorer:
+class SimulatedScorer(Stateful):
     """A scorer that looks at nothing: a function says what an item scores.
 
     Args:
@@ -225,6 +211,8 @@ class SimulatedScorer:
         judge: name in the stamp.
         settings: what else the stamp says.
     """
+
+    STATE = {"num_asked": "num_asked"}
 
     def __init__(
         self, value: Callable[[ScoringItem, np.random.Generator], float], seed: int, judge: str, settings: str = ""
@@ -243,14 +231,6 @@ class SimulatedScorer:
             scores.append(Score(status=Status.OK, value=value, stamp=self._stamp))
         self.num_asked += len(items)
         return scores
-
-    def get_state(self) -> dict[str, Any]:
-        """See `Scorer`."""
-        return {"num_asked": self.num_asked}
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        """See `Scorer`."""
-        self.num_asked = int(state["num_asked"])
 
 
 def random_scorer(seed: int) -> SimulatedScorer:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Self
 
+from rlvlm.core.state import Stateful
 from rlvlm.core.steps import FloatArray, Transitions
 from rlvlm.envs.images import FrameStore
 from rlvlm.judges.judge import Judge
@@ -43,8 +44,11 @@ class SourceContext:
     """k of the novelty reward."""
 
 
-class RewardSource:
-    """Gives each transition its reward. Never falls back to the env's reward when a judge fails."""
+class RewardSource(Stateful):
+    """Gives each transition its reward. Never falls back to the env's reward when a judge fails.
+
+    `STATE` names what it remembers, see `Stateful`.
+    """
 
     # the safe default for a source of one's own: a function of the transition alone
     labelling = Labelling.ON_ARRIVAL
@@ -69,10 +73,3 @@ class RewardSource:
         What a source with `Labelling.ON_CHANGE` said before has to be said anew, a piece at a time.
         """
         return self.label(transitions)
-
-    def get_state(self) -> dict[str, Any]:
-        """State for an exact continuation, as a tree of numbers and arrays; empty where all is in the config."""
-        return {}
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        """Restores what `get_state` returned."""

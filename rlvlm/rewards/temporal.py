@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from rlvlm.core.episodes import TokenEpisode
+from rlvlm.core.state import Stateful
 from rlvlm.core.steps import FloatArray, Frames
-from rlvlm.core.torch_state import load_network, load_optimizer, network_state, optimizer_state
 
 _SIDE, _WIDTH = 12, 48
 """Pixels per side of the image that the network sees, and its width."""
@@ -19,7 +19,7 @@ _KEPT, _EPOCHS, _BATCH = 160, 4, 4
 """Episodes remembered, passes over them after each rollout, and episodes per step, as in the reference."""
 
 
-class TemporalNovelty:
+class TemporalNovelty(Stateful):
     """Surprise at each action, in [0, 1] over the episodes of a rollout; 0 for replies that could not be read.
 
     Source: the temporal predictor of the VLM_PPO repository. Departures: a small GRU in the place of a second LoRA
@@ -32,6 +32,8 @@ class TemporalNovelty:
         seed: of the network and of the order in which it learns.
         lr: Adam's step size.
     """
+
+    STATE = {"network": "_network", "adam": "_optimizer", "order": "_order"}
 
     def __init__(self, num_actions: int, draw: Callable[[FloatArray], Frames], seed: int, lr: float = 3e-3) -> None:
         self._draw = draw
@@ -72,20 +74,14 @@ class TemporalNovelty:
 
     def get_state(self) -> dict[str, Any]:
         """Network, optimiser, what it remembers, and its chance."""
-        return {
-            "network": network_state(self._network),
-            "adam": optimizer_state(self._optimizer),
-            "kept": [{"image": image.numpy(), "actions": actions.numpy()} for image, actions in self._kept],
-            "order": self._order.get_state().numpy(),
-        }
+        kept = [{"image": image.numpy(), "actions": actions.numpy()} for image, actions in self._kept]
+        return super().get_state() | {"kept": kept}
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Restores what `get_state` returned."""
-        load_network(self._network, state["network"])
-        load_optimizer(self._optimizer, state["adam"])
+        super().set_state(state)
         self._kept.clear()
         self._kept.extend((torch.as_tensor(kept["image"]), torch.as_tensor(kept["actions"])) for kept in state["kept"])
-        self._order.set_state(torch.as_tensor(state["order"]))
 
     def _seen(self, episode: TokenEpisode) -> tuple[Tensor, Tensor]:
         """The first image [3 * side * side], small, and the actions [T]; one past the last for an unreadable reply."""

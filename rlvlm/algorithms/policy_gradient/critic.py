@@ -19,8 +19,8 @@ from rlvlm.algorithms.policy_gradient.config import CriticConfig
 from rlvlm.core import metrics
 from rlvlm.core.episodes import TokenEpisode
 from rlvlm.core.errors import UsageError
+from rlvlm.core.state import Stateful
 from rlvlm.core.steps import FloatArray
-from rlvlm.core.torch_state import load_network, load_optimizer, network_state, optimizer_state
 from rlvlm.envs.env import ChunkEnv
 
 _WIDE = 5.0
@@ -30,7 +30,7 @@ _LEAST_STD = 1e-4
 _WEIGHT_DECAY = 1e-3
 
 
-class Critic:
+class Critic(Stateful):
     """Predicts an episode's score before each of its chunks.
 
     Args:
@@ -41,6 +41,8 @@ class Critic:
     Raises:
         UsageError: the env's snapshots name images, and say nothing of its state.
     """
+
+    STATE = {"network": "_network", "adam": "_optimizer", "generator": "_generator", "latest": "_latest"}
 
     def __init__(self, config: CriticConfig, env: ChunkEnv, seed: int) -> None:
         if env.pixels is not None and not env.landmarks(np.zeros((1, env.snapshot_size), np.float32)).size:
@@ -150,20 +152,13 @@ class Critic:
 
     def get_state(self) -> dict[str, Any]:
         """Everything that an exact continuation needs."""
-        return {
-            "network": network_state(self._network),
-            "adam": optimizer_state(self._optimizer),
+        return super().get_state() | {
             "scale": [self._middle.numpy(), self._spread.numpy()],
             "memory": [self._scores, self._lengths, self._features],
-            "generator": self._generator.get_state().numpy(),
-            "latest": self._latest,
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Restores what `get_state` returned."""
-        load_network(self._network, state["network"])
-        load_optimizer(self._optimizer, state["adam"])
+        super().set_state(state)
         self._middle, self._spread = (torch.from_numpy(np.array(value)) for value in state["scale"])
         self._scores, self._lengths, self._features = (np.array(value) for value in state["memory"])
-        self._generator.set_state(torch.from_numpy(np.array(state["generator"])))
-        self._latest = dict(state["latest"])

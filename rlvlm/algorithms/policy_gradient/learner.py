@@ -180,7 +180,7 @@ class TokenLearner(ManualLearner):
 
     def begin_imitation(
         self, shown: Any, sft: ReplySFTConfig | ChunkSFTConfig, weights: Weights | None = None,
-        tree: Mapping[str, Any] | None = None,
+        tree: dict[str, Any] | None = None,
     ) -> None:  # fmt: skip
         """Gets the supervised start ready, see `Imitator`; `tree` is what another one was saved as."""
 
@@ -196,7 +196,7 @@ class TokenLearner(ManualLearner):
         rng = np.random.default_rng(np.random.SeedSequence(self.config.seed, spawn_key=(sft.stream,)))
         self.imitator = Imitator(self.policy, self._env, shown, sft, rng, self.log, weights=weights, at_once=at_once)
         if tree is not None:
-            self.imitator.load_tree(tree)
+            self.imitator.set_state(tree)
 
     def held_out_loss(self, episodes: Sequence[TokenEpisode], sft: ReplySFTConfig) -> float:
         """See `sft_replies`."""

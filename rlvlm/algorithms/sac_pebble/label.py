@@ -6,6 +6,7 @@ from torch import Tensor
 
 from rlvlm.algorithms.sac_pebble.replay import Replay
 from rlvlm.core.errors import NumericsError
+from rlvlm.core.state import Stateful
 from rlvlm.core.steps import FloatArray, Transitions
 from rlvlm.rewards.source import Labelling, RewardSource
 
@@ -48,13 +49,15 @@ def label_on_draw(replay: Replay, rows: Tensor, source: RewardSource, bonus_weig
     return replay.rewards[rows] + bonus_weight * replay.bonuses[rows] if bonus_weight else None
 
 
-class Relabelling:
+class Relabelling(Stateful):
     """Brings a replay up to date with a source that has changed, piece by piece between two turns of acting.
 
     Pieces are cut by what there is to look at, never by the clock, so a run repeats to the bit. Until the last piece is
     done, draws mix rewards from before and after the change; a replay of fewer rows than one piece never does. Should
     the source change again before that, the rows that waited longest come first: the cursor goes on where it stood.
     """
+
+    STATE = {"next_row": "_next_row", "end": "_end", "num_waiting": "num_waiting"}
 
     def __init__(self, replay: Replay) -> None:
         self._replay = replay
@@ -93,14 +96,6 @@ class Relabelling:
             self._next_row = piece.stop
             self.num_waiting -= len(labels)
             rows_due -= len(labels)
-
-    def get_state(self) -> dict[str, int]:
-        """Where the cursor stands."""
-        return {"next_row": self._next_row, "end": self._end, "num_waiting": self.num_waiting}
-
-    def set_state(self, state: dict[str, int]) -> None:
-        """Restores what `get_state` returned."""
-        self._next_row, self._end, self.num_waiting = state["next_row"], state["end"], state["num_waiting"]
 
 
 def _labels(source: RewardSource, transitions: Transitions) -> FloatArray:
