@@ -56,7 +56,7 @@ def main(trial: Trial) -> None:
     }
     made = {
         label: LiberoEnv(
-            LiberoConfig(episode_steps=10_000, physics=physics, look="light"), 0, trial.suite, str(trial.number)
+            LiberoConfig(episode_steps=10_000, physics=physics, render_style="light"), 0, trial.suite, str(trial.number)
         )
         for label, (physics, _) in variants.items()
     }

@@ -226,7 +226,7 @@ def play(config: PlayConfig) -> Clips:
     for task in config.tasks:
         suite, _, number = task.partition("/")
         settings = replace(
-            task_env(task), moved=config.moved, look="light", physics="fast", episode_steps=_EPISODE_STEPS
+            task_env(task), moved=config.moved, render_style="light", physics="fast", episode_steps=_EPISODE_STEPS
         )
         # the env's own scene, which says where things are; it is the one that the env has made
         env, scene = make_env(task, settings, 0), shared_scene(suite, int(number), settings.mesh_cell)

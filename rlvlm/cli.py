@@ -41,21 +41,21 @@ _MEANT = {"train": "run", "learn": "run", "start": "run", "play": "eval", "test"
 """Words that others use for our commands, none of which is spelled like them."""
 
 
-def main(words: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code."""
-    given = [expand_home(word) for word in (sys.argv[1:] if words is None else words)]
+    given = [expand_home(word) for word in (sys.argv[1:] if argv is None else argv)]
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())  # `python -m rlvlm.run my_file:TASK` finds it there, and so should `rlvlm`
-    return guarded(lambda: run_word(given))
+    return guarded(lambda: run_command(given))
 
 
-def run_word(words: Sequence[str]) -> int:
+def run_command(argv: Sequence[str]) -> int:
     """Hands over to the file of the first word.
 
     Raises:
         UsageError: there is none.
     """
-    if not words or words[0] in ("-h", "--help"):
+    if not argv or argv[0] in ("-h", "--help"):
         table = Table(box=None, show_header=False, padding=(0, 2))
         for name, text in COMMANDS.items():
             table.add_row(f"[bold]rlvlm {name}[/bold]", text.replace("[", r"\["))
@@ -64,7 +64,7 @@ def run_word(words: Sequence[str]) -> int:
         console.print(table)
         console.print("\nStart with [bold]rlvlm run drawer_open --smoke[/bold]; options: rlvlm run drawer_open --help")
         return EXIT_DONE
-    name = words[0]
+    name = argv[0]
     if name == "--version":
         print(f"rlvlm {importlib.metadata.version('rlvlm')}")  # noqa: T201 - what was asked for, and nothing else
         return EXIT_DONE
@@ -74,7 +74,7 @@ def run_word(words: Sequence[str]) -> int:
         raise UsageError(f"there is no command {name!r}; commands: {', '.join(COMMANDS)}", hint)
     # imported when it is called: some commands need torch and ray, and `rlvlm --help` is not to wait
     module = importlib.import_module(f"rlvlm.commands.{name.replace('-', '_')}")
-    return module.command(words[1:], f"rlvlm {name}")
+    return module.command(argv[1:], f"rlvlm {name}")
 
 
 if __name__ == "__main__":

@@ -53,7 +53,7 @@ class PolicyFile:
     """Name of its builder, e.g. `squashed_gaussian`."""
     weights: Mapping[str, "torch.Tensor"]
     """By name, as in a `state_dict`."""
-    card: Mapping[str, Any] = field(default_factory=dict)
+    meta: Mapping[str, Any] = field(default_factory=dict)
     """Further arguments of the builder, as JSON."""
 
 
@@ -90,7 +90,7 @@ def save_tree(folder: Path, tree: dict[str, Any], policy: PolicyFile, owner: Any
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
         (partial / _STATE).write_text(json.dumps(state))
-        (partial / _CARD).write_text(json.dumps({"kind": policy.kind, "card": dict(policy.card)}, indent=1))
+        (partial / _CARD).write_text(json.dumps({"kind": policy.kind, "card": dict(policy.meta)}, indent=1))
         np.savez(partial / _ARRAYS, allow_pickle=False, **arrays)
         write_tensors(weights, partial / POLICY_FILE)
         if needed := PIXELS.known(arrays.values()):
@@ -167,10 +167,12 @@ def load_policy_file(folder: Path, kind: str = "") -> PolicyFile:
     for name in (POLICY_FILE, _CARD):
         check_file(folder / name, digests[name])
     with corrupt_if_unreadable(folder):
-        card = json.loads((folder / _CARD).read_bytes())
-        if kind and card["kind"] != kind:
-            raise ValueError(f"its policy is a {card['kind']}, not a {kind}")
-        return PolicyFile(kind=card["kind"], card=card["card"], weights=load_safetensors(folder / POLICY_FILE))
+        described = json.loads((folder / _CARD).read_bytes())
+        if kind and described["kind"] != kind:
+            raise ValueError(f"its policy is a {described['kind']}, not a {kind}")
+        return PolicyFile(
+            kind=described["kind"], meta=described["card"], weights=load_safetensors(folder / POLICY_FILE)
+        )
 
 
 @contextmanager

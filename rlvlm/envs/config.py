@@ -124,4 +124,6 @@ _RENAMED = {"plays_on": "continue_after_success", "shows_last": "prompt_last_act
 def current_settings(env: Mapping[str, Any]) -> dict[str, Any]:
     """Settings of an env that an older file names, under the names and values of today; others as they are."""
     settings = {_RENAMED.get(name, name): value for name, value in env.items()}
+    if settings.get("look") in ("auto", "benchmark", "light"):  # LIBERO's; a setting of one's own may have that name
+        settings["render_style"] = settings.pop("look")
     return settings | ({"rules": "strict"} if settings.get("rules") == "mended" else {})

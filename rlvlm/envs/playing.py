@@ -20,12 +20,12 @@ class Slot:
 
     Args:
         env: of any kind; played by this slot alone.
-        place: of the slot among those side by side.
+        index: of the slot among those side by side.
     """
 
-    def __init__(self, env: Env[Any, Any], place: int = 0) -> None:
+    def __init__(self, env: Env[Any, Any], index: int = 0) -> None:
         self.env: Any = env
-        self.place = place
+        self.index = index
 
     def begin(self, start: int) -> None:
         """A new episode from `start`: a seed, or of envs in chunks the number of an initial state."""
@@ -92,7 +92,7 @@ Act = Callable[[Sequence[S]], Sequence[Any]]
 
 def play(slots: Sequence[S], starts: Iterable[int], act: Act[S], envs: ChunkEnvs | None = None) -> Iterator[S]:
     """Plays a whole episode from each start, as many at once as there are slots, and yields each slot as its episode
-    ends, before another begins in it; its `place` is the episode's number.
+    ends, before another begins in it; its `index` is the episode's number.
 
     Args:
         slots: of one task.
@@ -106,12 +106,12 @@ def play(slots: Sequence[S], starts: Iterable[int], act: Act[S], envs: ChunkEnvs
     while True:
         begun = list(zip(free, waiting, strict=False))  # as far as both reach
         first = envs.begin(np.array([start for _, (_, start) in begun], np.int64)) if envs and begun else None
-        for slot, (place, start) in begun:
-            slot.place = place
+        for slot, (index, start) in begun:
+            slot.index = index
             if first is None:
                 slot.begin(start)
             else:
-                slot.open(start, first.row(place), {})
+                slot.open(start, first.row(index), {})
         free = free[len(begun) :]
         running += [slot for slot, _ in begun]
         if not running:
@@ -132,6 +132,6 @@ def play(slots: Sequence[S], starts: Iterable[int], act: Act[S], envs: ChunkEnvs
 def _drive(envs: ChunkEnvs, answered: Sequence[tuple[Slot, Any]]) -> None:
     """Gives each slot's chunk to its row of `envs`, and the result to the slot."""
     chunks = np.stack([answer.actions for _, answer in answered])
-    came = envs.step(np.array([slot.place for slot, _ in answered]), chunks)
+    came = envs.step(np.array([slot.index for slot, _ in answered]), chunks)
     for row, (slot, answer) in enumerate(answered):
         slot.keep(answer, *ChunkEnv.answer_alone(came, slot.start, row))

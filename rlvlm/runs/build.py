@@ -85,7 +85,7 @@ def _running_engine(config: Any) -> Iterator[MakeEngine]:
         # all envs ask at once, and each replica answers its share in one pass
         batch_size=-(-config.algo.num_envs // engine.num_replicas),
         vllm=engine.vllm if engine.backend == "vllm" else None,
-        takes_turns=engine.colocated,
+        shares_gpus=engine.colocated,
     ) as app:
         yield partial(ServedEngine, app, config=engine)
 

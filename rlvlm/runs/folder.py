@@ -92,7 +92,7 @@ class RunFolder:
         self.ledger = path / "api_spending.json"
         self.log = path / "run.log"
         self.panel = path / "judge_panel.html"
-        self.card = path / "README.md"
+        self.readme = path / "README.md"
         self.crash = path / "crash.txt"
         self.numerics = path / "numerics"
 

@@ -130,7 +130,7 @@ def layout_of(config: RunConfig, machines: Sequence[Node], *, is_here: bool = Tr
 def _given_share() -> float | None:
     """The GPUs that this process was given before it looked for one; None where it may look for one itself.
 
-    A worker of Ray's, as the run of a sweep is, has what Ray gave it. A process that is shown fewer cards than Ray has
+    A worker of Ray's, as the run of a sweep is, has what Ray gave it. A process that is shown fewer GPUs than Ray has
     here, as under `ray job submit --entrypoint-num-gpus 1`, was given those.
     """
     if not ray.is_initialized():
@@ -138,7 +138,7 @@ def _given_share() -> float | None:
     if ray.get_runtime_context().get_actor_id() is not None:
         return ray.get_runtime_context().get_assigned_resources().get("GPU", 0.0)
     here = next((node.gpus for node in nodes() if node.is_own), [])
-    seen = len(devices.visible_cards()) or torch.cuda.device_count()
+    seen = len(devices.visible_gpus()) or torch.cuda.device_count()
     return float(seen) if torch.cuda.is_available() and 0 < seen < len(here) else None
 
 
@@ -227,16 +227,16 @@ def book_gpu(share: float, wanted: str = "") -> tuple[Any, str]:
 
     Args:
         share: of one GPU, in (0, 1].
-        wanted: a card's id, where it must be that one.
+        wanted: a GPU's id, where it must be that one.
 
     Returns:
-        What holds it, to be ended with `ray.kill`, and the card's id.
+        What holds it, to be ended with `ray.kill`, and the GPU's id.
 
     Raises:
         MachineError: Ray has none left here.
     """
     node = ray.get_runtime_context().get_node_id()
-    # Ray chooses the card: the wrong ones are held until the wanted one comes, and given back then
+    # Ray chooses the GPU: the wrong ones are held until the wanted one comes, and given back then
     held: list[Any] = []
     try:
         while share > 0 and ray.available_resources().get("GPU", 0.0) + 1e-9 >= share:
@@ -245,10 +245,10 @@ def book_gpu(share: float, wanted: str = "") -> tuple[Any, str]:
                 ray.remote(_Booking).options(num_cpus=0, num_gpus=share, scheduling_strategy=strategy).remote()
             )
             held.append(booking)
-            (card,) = ray.get(booking.ids.remote(), timeout=_BOOKING_S)
-            if wanted in ("", card):
+            (gpu,) = ray.get(booking.ids.remote(), timeout=_BOOKING_S)
+            if wanted in ("", gpu):
                 held.pop()
-                return booking, card
+                return booking, gpu
     except RayError as error:
         logger.debug("no GPU was booked: %s", error)
     finally:
@@ -279,7 +279,7 @@ def own_gpu(config: RunConfig) -> Iterator[None]:
     index: int | None = int(named or 0) if share else None
     booking = None
     if share and _given_share() is None:
-        seen = devices.visible_cards() or [str(number) for number in range(torch.cuda.device_count())]
+        seen = devices.visible_gpus() or [str(number) for number in range(torch.cuda.device_count())]
         try:
             booking, gpu = book_gpu(share, seen[int(named)] if named else "")
             index = seen.index(gpu)

@@ -105,7 +105,7 @@ def _check_memory(config: RunConfig) -> None:
     """
     policy, algo = config.large_policy, config.algo
     if policy is None or os.environ.get("RAY_ADDRESS"):
-        return  # without a model of one's own everything is small; a cluster's cards are not seen from here
+        return  # without a model of one's own everything is small; a cluster's GPUs are not seen from here
     if not gpu_names():
         return
     from rlvlm.algorithms.policy_gradient.memory_plan import fix_of, plan, size_of, words_of
@@ -113,7 +113,7 @@ def _check_memory(config: RunConfig) -> None:
     from rlvlm.vlms import devices
 
     share = algo.gpus_per_learner if algo.num_learners else layout_of(config, nodes()).own_share
-    gpu_bytes = devices.card_bytes()
+    gpu_bytes = devices.gpu_memory()
     if not share or gpu_bytes is None:
         return
     # a learner with a share of a GPU may use that share of its memory

@@ -303,7 +303,7 @@ def _mean(values: Sequence[float]) -> float | None:
     return round(float(np.mean(values)), 4) if values else None
 
 
-def run_card(  # one page, one argument per source of facts
+def run_readme(  # one page, one argument per source of facts
     config: RunConfig, summary: Mapping[str, Any], environment: Mapping[str, Any], command: str, files: list[str]
 ) -> str:
     """The card's Markdown, of what `summary.json`, `environment.json` and `command.txt` say; `files` are those that

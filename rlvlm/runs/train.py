@@ -41,7 +41,7 @@ from rlvlm.runs.ray_session import ray_session
 from rlvlm.runs.records import Recorder
 from rlvlm.runs.scores import DECODINGS, evaluation_rank, evaluation_row
 from rlvlm.runs.settings import differences, flat
-from rlvlm.runs.summary import run_card, summarise
+from rlvlm.runs.summary import run_readme, summarise
 from rlvlm.runs.trackers import Trackers
 from rlvlm.runs.video import write_videos
 from rlvlm.serving.apps import start_judge
@@ -216,8 +216,8 @@ class Training:
         write_judge_page(folder, config)
         write_episodes_page(folder, config, self._algorithm)
         files = sorted(str(file.relative_to(folder.path)) for file in folder.path.rglob("*") if file.is_file())
-        card = run_card(config, summary, folder.environment(), folder.command(), files)
-        write_whole(folder.card, card)  # last, since it links to the others
+        card = run_readme(config, summary, folder.environment(), folder.command(), files)
+        write_whole(folder.readme, card)  # last, since it links to the others
         self._trackers.close()
 
     def _try_to_save(self, is_best: bool) -> None:
@@ -499,6 +499,6 @@ def print_summary(folder: RunFolder, console: RunConsole) -> None:
         if counts and counts[-1]:
             console.line(f"{counts[-1]:,} pairs were drawn, and both sides of each looked alike: nothing had moved yet")
     if summary["exit_reason"] == "done":
-        console.line(f"look at {folder.card}")
+        console.line(f"look at {folder.readme}")
     else:
         console.line(f"saved; resume with: {folder.resume_command}")

@@ -22,10 +22,10 @@ from rlvlm.policies.vlm.config import PolicyConfig
 from rlvlm.policies.vlm.loading import load_policy
 from rlvlm.policies.vlm.vllm import check_policy
 from rlvlm.serving.app_file import AppFile
-from rlvlm.serving.card_turns import card_turns
 from rlvlm.serving.client import IN_FLIGHT, ServedJudge
 from rlvlm.serving.config import PlacementConfig, check_engine, check_environment
 from rlvlm.serving.deployments import bind_judge, bind_policy
+from rlvlm.serving.gpu_leases import gpu_leases
 from rlvlm.serving.ingress import bind_gateway
 from rlvlm.serving.judge_replica import Builder
 from rlvlm.serving.policy_replica import PolicyBuilder
@@ -94,7 +94,7 @@ def running_policy(  # noqa: PLR0913 - what a deployment has
     batch_size: int,
     build: PolicyBuilder = load_policy,
     vllm: EngineConfig | None = None,
-    takes_turns: bool = False,
+    shares_gpus: bool = False,
 ) -> Iterator[str]:
     """The name of a Serve app whose replicas hold `policy`, while the context is open.
 
@@ -108,8 +108,8 @@ def running_policy(  # noqa: PLR0913 - what a deployment has
         check_policy(policy)
         check_engine(vllm, placement, "engine", "engine.backend vllm")
     app = _unique("policy", name)
-    application = bind_policy(policy, num_actions, placement, batch_size, build, vllm, takes_turns)
-    with card_turns(app, placement.num_replicas) if takes_turns else nullcontext():
+    application = bind_policy(policy, num_actions, placement, batch_size, build, vllm, shares_gpus)
+    with gpu_leases(app, placement.num_replicas) if shares_gpus else nullcontext():
         _start(application, app, placement, "policy", "engine")
         logger.info("the policy answers in app %s, %d replicas", app, placement.num_replicas)
         try:

@@ -72,7 +72,7 @@ def bind_policy(
     batch_size: int,
     build: PolicyBuilder = load_policy,
     vllm: EngineConfig | None = None,
-    takes_turns: bool = False,
+    shares_gpus: bool = False,
 ) -> serve.Application:
     """The deployment of a policy, bound and ready for `serve.run`.
 
@@ -83,16 +83,16 @@ def bind_policy(
         batch_size: turns that go through the model together.
         build: makes the policy inside each replica. It must pickle. Not used on vLLM.
         vllm: its settings, where the policy's chat VLM is to run on it.
-        takes_turns: on the learners' GPUs, see `card_turns`.
+        shares_gpus: on the learners' GPUs, see `gpu_leases`.
     """
     name = f"policy-{policy.model.rstrip('/').rpartition('/')[2] or 'pocket'}"
     ongoing = max(MAX_ONGOING_REQUESTS, 2 * batch_size)  # an asynchronous rollout asks for its replies one by one
     if vllm is not None:
         options = _options(name, placement, vllm.interpreter, ongoing)
         on_vllm = serve.deployment(**options)(VllmPolicyReplica)
-        return on_vllm.bind(policy, vllm, placement, batch_size, takes_turns)
+        return on_vllm.bind(policy, vllm, placement, batch_size, shares_gpus)
     in_torch = serve.deployment(**_options(name, placement, "", ongoing))(PolicyReplica)
-    return in_torch.bind(policy, num_actions, placement, batch_size, build, takes_turns)
+    return in_torch.bind(policy, num_actions, placement, batch_size, build, shares_gpus)
 
 
 def _options(
@@ -114,7 +114,7 @@ def _options(
         max_queued_requests=MAX_QUEUED_REQUESTS,
         backpressure_config=BackpressureConfig(status_code=429, retry_after_s=RETRY_AFTER_S),
         request_router_config=RequestRouterConfig(request_router_class=FewestRequestsRouter),  # pyright: ignore[reportArgumentType]
-        # more tries would only repeat a missing file or a card that is too small
+        # more tries would only repeat a missing file or a GPU that is too small
         max_constructor_retry_count=3,
         health_check_period_s=HEALTH_PERIOD_S,
         health_check_timeout_s=HEALTH_TIMEOUT_S,

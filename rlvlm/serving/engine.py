@@ -15,9 +15,9 @@ from rlvlm.policies.protocol import SeenImages
 from rlvlm.policies.vlm.engine import check_window
 from rlvlm.policies.vlm.policy import VLMPolicy
 from rlvlm.policies.vlm.vllm import Sampling, TokenRules
-from rlvlm.serving.card_turns import begin_turn
 from rlvlm.serving.client import REFUSED, AppClient
 from rlvlm.serving.config import ServedEngineConfig
+from rlvlm.serving.gpu_leases import begin_lease
 from rlvlm.serving.policy_replica import ReplyCall, ReplyReceipt
 from rlvlm.serving.weights import Weights, pack_weights
 
@@ -153,17 +153,17 @@ class ServedEngine:
         return {metrics.ENGINE_SYNC_ERROR: self._sync_error, metrics.ENGINE_RETRIES: float(self._num_retries)}
 
     @property
-    def shares_cards(self) -> bool:
+    def shares_gpus(self) -> bool:
         """Whether the replicas sample on the learners' GPUs."""
         return self._is_colocated
 
     def sleep(self) -> None:
         """Has every replica leave the learners' GPUs; returns once they have."""
-        begin_turn(self._app, is_engines=False)
+        begin_lease(self._app, is_engines=False)
 
-    def wake(self, cards: Sequence[tuple[str, str]]) -> None:
+    def wake(self, gpus: Sequence[tuple[str, str]]) -> None:
         """Has every replica take the GPU of a learner; returns once they have."""
-        begin_turn(self._app, is_engines=True, cards=tuple(cards))
+        begin_lease(self._app, is_engines=True, gpus=tuple(gpus))
 
     def close(self) -> None:
         """Ends the threads that wait for answers."""

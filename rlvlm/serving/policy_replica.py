@@ -24,13 +24,13 @@ from rlvlm.policies.vlm.engine import PolicyEngine
 from rlvlm.policies.vlm.loading import load_policy
 from rlvlm.policies.vlm.policy import VLMPolicy
 from rlvlm.policies.vlm.vllm import Sampling, TokenRules, VllmSampler
-from rlvlm.serving.card_turns import TurnTaker
 from rlvlm.serving.config import PlacementConfig
 from rlvlm.serving.fair_queue import FairQueue
+from rlvlm.serving.gpu_leases import LeaseHolder
 from rlvlm.serving.replica import Heartbeat, Replica
 from rlvlm.serving.weights import FETCH_TIMEOUT_S, Weights, check_probe, feed_buckets, load_weights, write_adapter
 from rlvlm.vlms.config import EngineConfig
-from rlvlm.vlms.devices import free_card, torch_device, use_expandable_segments
+from rlvlm.vlms.devices import free_gpu, torch_device, use_expandable_segments
 
 BATCH_WAIT_S = 0.002
 """How long a request waits for others to share its batch."""
@@ -83,7 +83,7 @@ class PolicyReplica(Replica):
         placement: PlacementConfig,
         batch_size: int,
         build: PolicyBuilder = load_policy,
-        takes_turns: bool = False,
+        shares_gpus: bool = False,
     ) -> None:
         use_expandable_segments()
         super().__init__("policy", config.device, placement, section="engine")
@@ -92,13 +92,13 @@ class PolicyReplica(Replica):
         """Digest of the weights it was given; empty for those it was loaded with, None while it may have a mixture."""
         self._make = lambda device: PolicyEngine(build(replace(config, device=device), num_actions), batch_size)
         self._engine: PolicyEngine | None = None
-        self._turns = TurnTaker(self._wake, self._sleep) if takes_turns else None
+        self._turns = LeaseHolder(self._wake, self._sleep) if shares_gpus else None
         if self._turns is None:
             self._engine = self._load(lambda: self._make(self._device))
         self._batches = FairQueue(partial(self._run, self._answers), batch_size=batch_size, wait_s=BATCH_WAIT_S)
 
-    def _wake(self, card: str) -> None:
-        device = torch_device(card)
+    def _wake(self, gpu: str) -> None:
+        device = torch_device(gpu)
         if self._engine is not None:
             self._engine.policy.to(device)
             return
@@ -110,7 +110,7 @@ class PolicyReplica(Replica):
         assert self._engine is not None, "it was awake"
         self._engine.policy.to("cpu")
         self._engine.policy.images.clear()  # what was made of them lies on the GPU, too; they come with the requests
-        free_card()
+        free_gpu()
 
     async def ask(self, call: ReplyCall) -> ReplyReceipt | RunError:
         """The replies to one request, or the error that hit them: raised, Serve would log it as a fault of its own."""
@@ -193,7 +193,7 @@ class VllmPolicyReplica(Replica):
         settings: EngineConfig,
         placement: PlacementConfig,
         batch_size: int,
-        takes_turns: bool = False,
+        shares_gpus: bool = False,
     ) -> None:
         super().__init__("policy", config.device, placement, section="engine", is_elsewhere=True)
         clear_abandoned(_PREFIX)  # gigabytes that a killed replica left on this machine
@@ -207,10 +207,10 @@ class VllmPolicyReplica(Replica):
         self._under_way: dict[int, int] = {}
         # as a function, since a replica that takes turns learns its device at its first turn
         self._make = lambda device: VllmSampler(
-            replace(config, device=device), settings, max_requests=batch_size, sleeps=takes_turns
+            replace(config, device=device), settings, max_requests=batch_size, sleeps=shares_gpus
         )
         self._loaded: VllmSampler | None = None
-        self._turns = TurnTaker(self._wake, lambda: self._sampler.sleep()) if takes_turns else None
+        self._turns = LeaseHolder(self._wake, lambda: self._sampler.sleep()) if shares_gpus else None
         if self._turns is None:
             self._loaded = self._load(lambda: self._make(self._device))
         self._slots = FairQueue(self._ask_engine, batch_size=1, concurrency=2 * batch_size)
@@ -220,13 +220,13 @@ class VllmPolicyReplica(Replica):
         assert self._loaded is not None, "it is awake, or has a GPU of its own"
         return self._loaded
 
-    def _wake(self, card: str) -> None:
+    def _wake(self, gpu: str) -> None:
         if self._loaded is not None:
             self._loaded.wake()
             return
-        if card:
-            os.environ["CUDA_VISIBLE_DEVICES"] = card  # for the engine's own processes, which take the first they see
-        self._loaded = self._load(lambda: self._make("cuda" if card else "cpu"))
+        if gpu:
+            os.environ["CUDA_VISIBLE_DEVICES"] = gpu  # for the engine's own processes, which take the first they see
+        self._loaded = self._load(lambda: self._make("cuda" if gpu else "cpu"))
 
     def __del__(self) -> None:
         """Called by Serve when it stops the replica: takes the files of weights along."""

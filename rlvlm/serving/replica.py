@@ -295,7 +295,7 @@ def check_share(device: str, share: float, what: str, section: str) -> None:
     if 0 < share < 1 and peak > share * total:
         needed = min(1.0, peak / total + 0.1)
         raise ModelUnavailable(
-            f"the {what} holds {peak / GIB:.2f} of {total / GIB:.2f} GiB, its share is {share:g} of the card",
+            f"the {what} holds {peak / GIB:.2f} of {total / GIB:.2f} GiB, its share is {share:g} of the GPU",
             f"raise --{section}.num-gpus to {needed:.1f}, or --{what}.quantization nf4",
         )
 

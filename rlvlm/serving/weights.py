@@ -38,7 +38,7 @@ _POLL_S = 0.002
 _BOUND = 1e-3
 _COARSE_BOUND = 0.1
 """Largest mean distance between the log-probs of a token, in nats, that two copies of equal weights may show: in
-float32, and in the coarser types, where kernels differ from card to card."""
+float32, and in the coarser types, where kernels differ from GPU to GPU."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -105,28 +105,28 @@ def pick_device(device: str, section: str) -> torch.device:
     return chosen
 
 
-def free_card() -> None:
+def free_gpu() -> None:
     """Gives back what torch holds of this process's GPU without using it."""
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         torch.cuda.empty_cache()
 
 
-def visible_cards() -> list[str]:
+def visible_gpus() -> list[str]:
     """Ids of the GPUs that this process may see, in torch's order; none where nothing says so, and it sees them all."""
     return [gpu for gpu in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if gpu]
 
 
-def card_of(device: torch.device) -> str:
+def gpu_id(device: torch.device) -> str:
     """The id of a GPU that torch calls `device` here, as CUDA_VISIBLE_DEVICES has it; empty for a CPU."""
     if device.type != "cuda":
         return ""
-    seen, number = visible_cards(), device.index or 0
+    seen, number = visible_gpus(), device.index or 0
     return seen[number] if seen else str(number)
 
 
 def torch_device(gpu: str) -> str:
     """Torch's name of the GPU of that id here; the CPU for none."""
-    seen = visible_cards()
+    seen = visible_gpus()
     # Ray counts GPUs by the node, torch by what this process may see
     return f"cuda:{seen.index(gpu) if gpu in seen else int(gpu)}" if gpu else "cpu"
 
@@ -144,7 +144,7 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def card_bytes() -> int | None:
+def gpu_memory() -> int | None:
     """Memory of the smallest GPU that torch sees here, in bytes; None where it sees none."""
     if not torch.cuda.is_available():
         return None

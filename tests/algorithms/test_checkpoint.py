@@ -17,7 +17,7 @@ from rlvlm.policies.squashed_gaussian import SquashedGaussian
 @pytest.fixture
 def policy():
     network = SquashedGaussian(3, 2, (8, 5), torch.Generator().manual_seed(0))
-    return PolicyFile(kind="squashed_gaussian", weights=network.state_dict(), card={"note": [1, "a"]})
+    return PolicyFile(kind="squashed_gaussian", weights=network.state_dict(), meta={"note": [1, "a"]})
 
 
 TREE = {
@@ -57,7 +57,7 @@ def test_the_policy_can_be_read_alone(tmp_path, policy):
     (tmp_path / "one" / "arrays.npz").unlink()
     (tmp_path / "one" / "state.json").unlink()
     got = load_policy_file(tmp_path / "one")
-    assert (got.kind, got.card) == (policy.kind, policy.card)
+    assert (got.kind, got.meta) == (policy.kind, policy.meta)
     torch.testing.assert_close(got.weights, dict(policy.weights), rtol=0, atol=0)
 
 

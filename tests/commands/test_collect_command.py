@@ -10,7 +10,7 @@ from tiny_run import box_words
 
 from rlvlm.algorithms import sft_job
 from rlvlm.algorithms.sft_folders import sft_manifest_of, write_sft_manifest
-from rlvlm.cli import main, run_word
+from rlvlm.cli import main, run_command
 from rlvlm.commands.arguments import parse_run
 from rlvlm.core.errors import UsageError
 from rlvlm.demonstrations.folder import open_folder
@@ -109,10 +109,10 @@ def test_a_script_that_fails_is_no_teacher(tmp_path: Path, capsys: pytest.Captur
 
 def test_demonstrations_and_policies_of_other_prompts_are_not_mixed(tmp_path: Path) -> None:
     source, out = str(tmp_path / "demos"), tmp_path / "out"
-    assert run_word(["collect", "empty_random_5x5", "--episodes", "1", "--out", source]) == 0
+    assert run_command(["collect", "empty_random_5x5", "--episodes", "1", "--out", source]) == 0
     words = ["sft", "empty_random_5x5", "--from", source, "--out", str(out)]
     with pytest.raises(UsageError, match="collected with env.prompt_last_action False, not True"):
-        run_word([*words, "--env.prompt-last-action"])
+        run_command([*words, "--env.prompt-last-action"])
     assert not out.exists()
     names = open_folder(tmp_path / "demos").action_names
     out.mkdir()
@@ -120,7 +120,7 @@ def test_demonstrations_and_policies_of_other_prompts_are_not_mixed(tmp_path: Pa
         out, sft_manifest_of("empty_random_5x5", MiniGridConfig(prompt_last_action=True), PolicyConfig(), names)
     )
     with pytest.raises(UsageError, match="trained with other settings: .*env.prompt_last_action was True, not False"):
-        run_word(words)
+        run_command(words)
 
 
 def test_a_job_says_how_much_it_learns_from_and_how_to_train_on(
@@ -129,8 +129,8 @@ def test_a_job_says_how_much_it_learns_from_and_how_to_train_on(
     """What the job does meanwhile is tested in `tests/algorithms/test_sft_job.py`."""
     monkeypatch.setattr(sft_job, "run_sft", lambda *settings: {"sft/held_out_loss": 0.5})
     source, out = str(tmp_path / "demos"), tmp_path / "a policy"
-    assert run_word(["collect", "number_line", "--episodes", "3", "--out", source]) == 0
-    assert run_word(["sft", "number_line", "--from", source, "--out", str(out), "--sft.updates", "7"]) == 0
+    assert run_command(["collect", "number_line", "--episodes", "3", "--out", source]) == 0
+    assert run_command(["sft", "number_line", "--from", source, "--out", str(out), "--sft.updates", "7"]) == 0
     said = capsys.readouterr()
     assert "7 updates into" in said.err
     assert "held out loss 0.500" in said.out
@@ -153,7 +153,7 @@ def test_a_job_says_how_much_it_learns_from_and_how_to_train_on(
 def test_a_job_without_sense_is_refused_before_it_starts(tmp_path: Path, options: str, message: str) -> None:
     assert main(["collect", "number_line", "--episodes", "2", "--out", str(tmp_path / "demos")]) == 0
     with pytest.raises(UsageError, match=message):
-        run_word(
+        run_command(
             ["sft", "number_line", "--from", str(tmp_path / "demos"), "--out", str(tmp_path / "o"), *options.split()]
         )
     assert not (tmp_path / "o").exists()
@@ -161,6 +161,6 @@ def test_a_job_without_sense_is_refused_before_it_starts(tmp_path: Path, options
 
 def test_the_policy_and_its_lessons_are_those_of_the_tasks_recipe(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        run_word(["sft", "pick_place_can", "--help"])
+        run_command(["sft", "pick_place_can", "--help"])
     told = "".join(line.strip("│ ") for line in capsys.readouterr().out.splitlines())
     assert "(default: head)" in told and "(default: 800)" in told

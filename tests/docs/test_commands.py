@@ -10,7 +10,7 @@ import pytest
 import tyro
 
 import rlvlm
-from rlvlm.cli import run_word
+from rlvlm.cli import run_command
 from rlvlm.commands.arguments import parse_run
 from rlvlm.core.errors import RunError
 from rlvlm.runs.settings import flat
@@ -66,7 +66,7 @@ def test_the_command_line_understands(
                 else:
                     with monkeypatch.context() as patch:
                         patch.setattr(tyro, "cli", parse_alone)
-                        run_word(one)
+                        run_command(one)
                         misunderstood.append(f"{shlex.join(one)}: did something")
             except ParsedError:
                 pass

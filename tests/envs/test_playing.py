@@ -35,7 +35,7 @@ def test_slots_are_filled_again_and_starts_taken_when_a_slot_is_free(num_slots: 
     for slot in play([number_line() for _ in range(num_slots)], starts(), act):
         assert slot.is_over and len(slot.seen) == len(slot.infos) == len(slot.answers) + 1 == len(slot.rewards) + 1
         assert len(taken) <= min(4, len(ended) + num_slots), "none is begun before its slot is free"
-        ended[slot.place] = [slot.start, slot.answers, np.concatenate(slot.snapshots).tolist()]
+        ended[slot.index] = [slot.start, slot.answers, np.concatenate(slot.snapshots).tolist()]
     assert max(under_way) == min(num_slots, 4) and taken == [7, 8, 9, 7]
     assert [ended[place][0] for place in range(4)] == taken and ended[0] == ended[3]
 

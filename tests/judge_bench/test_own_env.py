@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from api_server import ApiServer, Call, Response
 
-from rlvlm.cli import run_word
+from rlvlm.cli import run_command
 from rlvlm.core.errors import UsageError
 
 FLIPPED = {"0": "1", "1": "0"} | dict([NAMES := ("The first is brighter.", "The second is brighter."), NAMES[::-1]])
@@ -41,7 +41,7 @@ def bench(task: str, out: Path, address: str, *words: str) -> dict:
         "--judge.image-px",
         "48",
     )
-    run_word(["judge-bench", task, *judge, "--out", str(out), *words])
+    run_command(["judge-bench", task, *judge, "--out", str(out), *words])
     return json.loads((out / "bench.json").read_text())
 
 

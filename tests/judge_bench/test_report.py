@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rlvlm.cli import run_word
+from rlvlm.cli import run_command
 from rlvlm.core.errors import EXIT_PREEMPTED, UsageError
 from rlvlm.judge_bench.prediction import COLUMNS
 
@@ -32,7 +32,7 @@ def interrupted(images, goal):
 
 
 def bench(out: Path, *words: str) -> dict:
-    run_word(["judge-bench", TASK, "--pairs", "30", "--judge.image-px", "32", "--out", str(out), *words])
+    run_command(["judge-bench", TASK, "--pairs", "30", "--judge.image-px", "32", "--out", str(out), *words])
     return json.loads((out / "bench.json").read_text())
 
 
@@ -54,24 +54,24 @@ def test_a_judge_of_ones_own_gets_a_row_a_page_and_its_answers(tmp_path, capsys)
     oracle = bench(tmp_path / "oracle", "--reference", "oracle")
     assert oracle["manifest"] == row["manifest"]  # the same questions, whoever is asked
     capsys.readouterr()
-    run_word(["judge-bench", "compare", str(tmp_path / "oracle"), str(tmp_path / "dim" / "bench.json")])
+    run_command(["judge-bench", "compare", str(tmp_path / "oracle"), str(tmp_path / "dim" / "bench.json")])
     said = capsys.readouterr().out
     assert "other items" not in said and "frames 4 and not 8" in said and "[1] oracle" in said
     assert "accuracy on decided pairs" in said and said.count(f"\n{TASK} ") == 2, "a line of each judge"
     # of a judge that was asked about more, only what both were asked is compared
     more = {name: row[name] | {"drawer_open": row[name][TASK]} for name in ("tasks", "manifest")}
     (tmp_path / "more.json").write_text(json.dumps(row | more))
-    run_word(["judge-bench", "compare", str(tmp_path / "oracle"), str(tmp_path / "more.json")])
+    run_command(["judge-bench", "compare", str(tmp_path / "oracle"), str(tmp_path / "more.json")])
     said = capsys.readouterr().out
     assert "other tasks (drawer_open)" in said and "accuracy on decided pairs" not in said
     assert said.count(f"\n{TASK} ") == 2 and "\ndrawer_open " not in said
     with pytest.raises(UsageError, match="not a row"):
-        run_word(["judge-bench", "compare", str(tmp_path), str(tmp_path)])
+        run_command(["judge-bench", "compare", str(tmp_path), str(tmp_path)])
 
 
 def test_what_was_answered_before_a_signal_is_kept(tmp_path, capsys):
     words = ["--judge.backend", "tests.judge_bench.test_report:interrupted"]
-    code = run_word(["judge-bench", TASK, "--judge.image-px", "32", "--out", str(tmp_path), *words])
+    code = run_command(["judge-bench", TASK, "--judge.image-px", "32", "--out", str(tmp_path), *words])
     row = json.loads((tmp_path / "bench.json").read_text())
     assert code == EXIT_PREEMPTED and not row["bench"]["is_whole"]
     assert row["figures"]["cost"]["answers"] == 64 and "stopped before the end" in capsys.readouterr().out

@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 import pytest
 from api_server import ApiServer
 
-from rlvlm.cli import run_word
+from rlvlm.cli import run_command
 from rlvlm.core.errors import JudgeUnavailable, UsageError
 from rlvlm.core.judging import Score, Stamp, Status
 from rlvlm.core.steps import Frames
@@ -125,7 +125,7 @@ def score(data: Path, *words: str, judge: str = "dim") -> tuple[list[dict], dict
     """The rows of the table, and the JSON beside it."""
     out = data.with_name(f"{data.name}.labels")
     backend = f"tests.reports.test_score:{judge}"
-    run_word(["score", str(data), "--judge.backend", backend, "--every", "4", "--frames", "4", *words])
+    run_command(["score", str(data), "--judge.backend", backend, "--every", "4", "--frames", "4", *words])
     return pq.read_table(out / "labels.parquet").to_pylist(), json.loads((out / "score.json").read_text())
 
 
@@ -250,12 +250,12 @@ def test_a_budget_holds_across_calls_and_what_was_paid_for_is_kept(tmp_path: Pat
         words = ["score", str(data), "--judge.backend", "openai", "--judge.model", "m", "--judge.score", "rating"]
         words += ["--judge.api.base-url", address, "--every", "1", "--preflight", "0", "--judge.api.max-requests"]
         with pytest.raises(JudgeUnavailable, match=r"budget of 30 requests is spent; what was answered before") as left:
-            run_word([*words, "30"])
+            run_command([*words, "30"])
         rows = pq.read_table(tmp_path / "data.labels" / "labels.parquet").to_pylist()
         assert sum(row["status"] == "ok" for row in rows) >= len(server.calls) > 20 and len(server.calls) <= 30
         assert "the same command" in left.value.fix
         assert "Stopped before" in (tmp_path / "data.labels" / "score.html").read_text()
-        run_word([*words, "200"])
+        run_command([*words, "200"])
     rows = pq.read_table(tmp_path / "data.labels" / "labels.parquet").to_pylist()
     assert len(rows) == 5 * 14 and {row["status"] for row in rows} == {"ok"}
     asked = [(call.text, *(image.tobytes() for image in call.images)) for call in server.calls]

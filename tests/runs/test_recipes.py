@@ -70,12 +70,12 @@ def test_who_is_no_pocket_model_sees_what_the_benchmark_draws() -> None:
 
     def looks(settings: dict[str, object]) -> tuple[str, str]:
         config = override(pocket, settings)
-        return config.policy_env.look, config.judge_env.look
+        return config.policy_env.render_style, config.judge_env.render_style
 
     assert looks({}) == looks(judged) == ("light", "light")
     assert looks({"policy.model": "a/b"}) == ("benchmark", "light")
     assert looks(large) == looks(judged | {"serve.app": "qwen3vl-8b"}) == ("light", "benchmark")
-    assert looks(large | {"env.look": "light", "policy.model": "a/b"}) == ("light", "light")
+    assert looks(large | {"env.render_style": "light", "policy.model": "a/b"}) == ("light", "light")
     assert override(pocket, {"policy.model": "a/b"}).why_unused("env.mesh_cell") is not None
     assert pocket.why_unused("env.mesh_cell") is None
 
@@ -180,6 +180,7 @@ def test_a_config_from_before_kinds_is_read_as_what_it_was(task: str, algorithm:
     [
         ("drawer_open", {"image_px": "picture_px"}),
         ("push_block", {"max_kl": "largest_kl", "min_auc": "least_auc", "continue_after_success": "plays_on"}),
+        ("libero_object/0", {"render_style": "look"}),
         ("push_block", {"  lerobot:": "  smolvla:", "    faults: []": "    patches: exact"}),
         ("number_line", {"max_invalid_share": "most_unreadable", "shrinkage": "is_shrunk", "strict": "mended"}),
     ],

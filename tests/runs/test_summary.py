@@ -18,7 +18,7 @@ from rlvlm.runs.kinds import StepsRun
 from rlvlm.runs.plots import write_plots
 from rlvlm.runs.records import score_row
 from rlvlm.runs.scores import DECODINGS
-from rlvlm.runs.summary import run_card, summarise, summarise_decodings
+from rlvlm.runs.summary import run_readme, summarise, summarise_decodings
 from rlvlm.runs.train import print_summary
 
 STATE = RunState(env_steps=4_000, wall_s=240.0, peak_rss_mb=1234.4)
@@ -71,7 +71,7 @@ def test_scores_count_as_queries_and_are_measured_against_the_truth(
 
 def card(folder: RunFolder, config: RunConfig, reason: str, files: list[str]) -> str:
     summary = summarise(folder, config, STATE, reason)
-    return run_card(config, summary, folder.environment(), folder.command(), files)
+    return run_readme(config, summary, folder.environment(), folder.command(), files)
 
 
 def test_the_card_says_what_came_of_the_run_and_how_to_do_it_again(filled: RunFolder, config: RunConfig) -> None:

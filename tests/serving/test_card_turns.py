@@ -10,16 +10,16 @@ from rlvlm.core.errors import UsageError
 from rlvlm.runs.recipes import recipe
 from rlvlm.runs.settings import override
 from rlvlm.serving.config import ServedEngineConfig
-from rlvlm.vlms.devices import card_of, torch_device
+from rlvlm.vlms.devices import gpu_id, torch_device
 
 
 def test_cards_have_the_names_that_this_process_sees_them_by(monkeypatch: pytest.MonkeyPatch) -> None:
-    # by hand: of the cards 4, 2 and 7 torch calls 2 the second
+    # by hand: of the gpus 4, 2 and 7 torch calls 2 the second
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,2,7")
-    assert card_of(torch.device("cuda", 1)) == "2" and torch_device("2") == "cuda:1"
+    assert gpu_id(torch.device("cuda", 1)) == "2" and torch_device("2") == "cuda:1"
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
-    assert card_of(torch.device("cuda")) == "0" and torch_device("3") == "cuda:3"
-    assert card_of(torch.device("cpu")) == "" and torch_device("") == "cpu"
+    assert gpu_id(torch.device("cuda")) == "0" and torch_device("3") == "cuda:3"
+    assert gpu_id(torch.device("cpu")) == "" and torch_device("") == "cpu"
 
 
 def test_what_cannot_be_shared_is_refused_and_the_plan_books_no_card_for_it() -> None:

@@ -65,7 +65,7 @@ def two_replicas(folder: Path, config: ServedEngineConfig) -> Iterator[str]:
 
     save_tiny_vlm(folder, "qwen3_vl")
     policy = PolicyConfig(model=str(folder), device="cpu", learns="all", seed=1)
-    with running_policy(policy, 0, config.placement, "tiny", batch_size=2, takes_turns=config.colocated) as app:
+    with running_policy(policy, 0, config.placement, "tiny", batch_size=2, shares_gpus=config.colocated) as app:
         yield app
 
 
@@ -78,7 +78,7 @@ def app(served: None, folder: Path) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def sleepers(served: None, folder: Path) -> Iterator[str]:
-    """Two that share the learners' cards."""
+    """Two that share the learners' gpus."""
     with two_replicas(folder, COLOCATED) as app:
         yield app
 
@@ -395,7 +395,7 @@ def fails_to_load(config: PolicyConfig, num_actions: int) -> VLMPolicy:
 
 def test_one_that_cannot_load_at_its_turn_says_why(served: None, folder: Path) -> None:
     placement = replace(COLOCATED, num_replicas=1).placement
-    with running_policy(PolicyConfig(), 0, placement, "turns", 8, fails_to_load, takes_turns=True) as app:
+    with running_policy(PolicyConfig(), 0, placement, "turns", 8, fails_to_load, shares_gpus=True) as app:
         engine, _ = engine_of(app, folder, COLOCATED)
         with pytest.raises(ModelUnavailable, match="cannot wake: .*the card is full"):
             engine.wake([])

@@ -7,7 +7,7 @@ import pytest
 from ray.rllib.algorithms.utils import _get_learner_bundles
 
 from rlvlm.algorithms.policy_gradient.algorithm import PolicyGradientAlgorithmConfig
-from rlvlm.cli import run_word
+from rlvlm.cli import run_command
 from rlvlm.commands.arguments import parse_run
 from rlvlm.core.errors import UsageError
 from rlvlm.runs.kinds import StepsRun
@@ -77,7 +77,7 @@ def test_sources_that_would_ask_nothing_are_named_once_before_they_run(tmp_path:
         "title: short\ntasks: [drawer_open]\nseeds: [0]\nbudget: {steps: 3000}\n"
         "sources: {oracle: {title: oracle, settings: {reward.teacher: oracle}}}\n"
     )
-    assert run_word(["sweep", str(file), "--plan"]) == 0
+    assert run_command(["sweep", str(file), "--plan"]) == 0
     assert "drawer_open, oracle: nothing would be asked" in capsys.readouterr().out
 
 

@@ -116,8 +116,8 @@ class PolicyGradient(BaseAlgorithm):
         self.rollouts.show_to(self._labeller)
         engine = self.rollouts.engine
         if engine is not None and self.config.make_engine is not None:
-            if engine.shares_cards:
-                engine.wake(self._cards())
+            if engine.shares_gpus:
+                engine.wake(self._gpus())
             engine.use(engine.pack(0))
         self._critic: Critic | None = None
         if estimator.has_critic and algo.advantage.values == "state":
@@ -219,15 +219,15 @@ class PolicyGradient(BaseAlgorithm):
             self._version += 1
             self._update_s = time.monotonic() - began
 
-    def _cards(self) -> list[tuple[str, str]]:
+    def _gpus(self) -> list[tuple[str, str]]:
         """The learners' GPUs."""
-        return [(node, gpu) for node, gpu in self._learners.call_all("card") if gpu]
+        return [(node, gpu) for node, gpu in self._learners.call_all("gpu") if gpu]
 
     @contextmanager
     def _engine_asleep(self) -> Iterator[None]:
         """While the context is open the learners have their GPUs for themselves."""
         engine = self.rollouts.engine
-        if engine is None or not engine.shares_cards:
+        if engine is None or not engine.shares_gpus:
             yield
             return
         engine.sleep()
@@ -235,8 +235,8 @@ class PolicyGradient(BaseAlgorithm):
             yield
         finally:
             # first the learners give back what they hold unused: the engine needs that memory
-            self._learners.call_all("free_card")
-            engine.wake(self._cards())
+            self._learners.call_all("free_gpu")
+            engine.wake(self._gpus())
 
     def _warn_of_mismatch(self) -> None:
         """Says once that the engine is not quite the policy that is trained."""

@@ -141,11 +141,11 @@ def play_chunks(
     played: dict[int, TokenEpisode] = {}
     for indices in envs.batches(state_ids):
         slots = [ChunkSlot(sampler.env, task) for _ in indices]
-        ended = {slot.place: slot for slot in play(slots, state_ids[indices].tolist(), act, envs)}
+        ended = {slot.index: slot for slot in play(slots, state_ids[indices].tolist(), act, envs)}
         own = {indices[row]: slot for row, slot in ended.items() if row not in envs.lost}
         for index, slot in own.items():
-            slot.place, slot.group = int(index), int(groups[index])
-            played[slot.place] = slot.episode()
+            slot.index, slot.group = int(index), int(groups[index])
+            played[slot.index] = slot.episode()
         if own:
             rewards = np.concatenate([played[index].env_rewards for index in own])
             check_finite(f"the env {task}", _FIX, {"rewards": rewards}, {"state_ids": state_ids[indices]})

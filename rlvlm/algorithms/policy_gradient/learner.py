@@ -46,7 +46,7 @@ from rlvlm.envs.registry import make_env
 from rlvlm.policies.buckets import Bucket, fill_from_buckets
 from rlvlm.policies.protocol import Imitation, Policy
 from rlvlm.policies.weights import slice_like
-from rlvlm.vlms.devices import card_of, free_card
+from rlvlm.vlms.devices import free_gpu, gpu_id
 from rlvlm.vlms.skeleton import skeleton_of
 
 logger = logging.getLogger(__name__)
@@ -304,13 +304,13 @@ class TokenLearner(ManualLearner):
         policy: Any = self.policy
         policy.load_statistics(text)
 
-    def card(self) -> tuple[str, str]:
+    def gpu(self) -> tuple[str, str]:
         """The node of this learner in Ray, and its GPU there; empty on a CPU."""
-        return ray.get_runtime_context().get_node_id(), card_of(self.policy.device)
+        return ray.get_runtime_context().get_node_id(), gpu_id(self.policy.device)
 
-    def free_card(self) -> None:
+    def free_gpu(self) -> None:
         """Gives back what it holds of its GPU without using it."""
-        free_card()
+        free_gpu()
 
     def forget_images(self) -> None:
         """Forgets everything computed from images: a run that resumes from a checkpoint has none either."""

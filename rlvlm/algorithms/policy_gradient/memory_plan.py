@@ -48,7 +48,7 @@ from rlvlm.vlms.loading import takes_nf4
 from rlvlm.vlms.lora import LoraConfig, add_adapter
 
 MARGIN = 0.05
-"""Share of a card that a plan leaves free."""
+"""Share of a GPU that a plan leaves free."""
 _CONTEXT = 0.7 * 2**30
 """Bytes of CUDA's context and libraries that a process holds beside what torch has reserved."""
 _RESERVE = 0.1
@@ -304,22 +304,22 @@ def fix_of(
     size: ModelSize,
     policy: PolicyConfig | VLAConfig,
     algo: PolicyGradientConfig,
-    card_bytes: float,
+    gpu_memory: float,
     workload: Workload = Workload(),
 ) -> str | None:
-    """The setting to change so that a learner fits a card of `card_bytes`; None where it fits as it is."""
+    """The setting to change so that a learner fits a GPU of `gpu_memory`; None where it fits as it is."""
 
     def fits(policy: PolicyConfig | VLAConfig, algo: PolicyGradientConfig) -> bool:
         # learners elsewhere do not sample
         work = replace(workload, is_sampled=workload.is_sampled and not algo.num_learners)
-        return plan(size, policy, algo, on_gpu=True, workload=work).total <= (1 - MARGIN) * card_bytes
+        return plan(size, policy, algo, on_gpu=True, workload=work).total <= (1 - MARGIN) * gpu_memory
 
     if fits(policy, algo):
         return None
     for setting, smaller, other in _changes(policy, algo, workload):
         if fits(smaller, other):
             return setting
-    otherwise = "a smaller --policy.model, or a larger card"
+    otherwise = "a smaller --policy.model, or a larger GPU"
     is_smallest = getattr(policy, "quantization", "") == "nf4" or not policy.smaller
     return otherwise if is_smallest else f"{policy.smaller}, {otherwise}"
 

@@ -188,7 +188,7 @@ def policy_file(policy: Any) -> PolicyFile:
     """Content of a policy's checkpoint: the weights that learn and, for a VLA, its config and its scale."""
     weights = {name: value.contiguous() for name, value in policy.trained_state().items()}
     meta = policy.meta()
-    return PolicyFile(kind=VLA_KIND if meta else VLM_KIND, weights=weights, card=meta)
+    return PolicyFile(kind=VLA_KIND if meta else VLM_KIND, weights=weights, meta=meta)
 
 
 def load_vlm(policy: VLMPolicy, folder: Path) -> None:
@@ -226,7 +226,7 @@ def load_vla(folder: Path, env: ChunkEnv) -> VLAPolicy:
     """
     file = load_policy_file(folder, VLA_KIND)
     with corrupt_if_unreadable(folder, _PLAYABLE):
-        policy = read_policy(file.card, env)
+        policy = read_policy(file.meta, env)
         policy.load_trained_state(file.weights)
         return policy
 
@@ -240,7 +240,7 @@ def take_vla(folder: Path, policy: VLAPolicy) -> None:
     """
     file = load_policy_file(folder, VLA_KIND)
     with corrupt_if_unreadable(folder, _PLAYABLE):
-        before, wanted = read_config(file.card).built_by(), policy.config.built_by()
+        before, wanted = read_config(file.meta).built_by(), policy.config.built_by()
     if odd := {name: value for name, value in before.items() if wanted.get(name) != value}:
         names = ", ".join(f"{name} {value}" for name, value in odd.items())
         raise UsageError(f"the policy of {folder.parent} was built with {names}", "give this run the same")
@@ -256,4 +256,4 @@ def take_vla(folder: Path, policy: VLAPolicy) -> None:
         )
     with corrupt_if_unreadable(folder, _PLAYABLE):
         policy.load_trained_state(file.weights)
-        policy.load_statistics(file.card["statistics"])
+        policy.load_statistics(file.meta["statistics"])

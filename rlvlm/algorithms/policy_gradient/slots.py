@@ -22,11 +22,11 @@ class TokenSlot(Slot):
     Args:
         env: played by this slot alone.
         task: its name, for the episodes.
-        place: of the slot among those side by side.
+        index: of the slot among those side by side.
     """
 
-    def __init__(self, env: Any, task: str, place: int = 0) -> None:
-        super().__init__(env, place)
+    def __init__(self, env: Any, task: str, index: int = 0) -> None:
+        super().__init__(env, index)
         self._task = task
 
     def open(self, start: int, obs: Any, info: dict[str, Any]) -> None:
@@ -73,7 +73,7 @@ class TokenSlot(Slot):
             task=self._task,
             seed=self.start,
             group=self.group,
-            slot=self.place,
+            slot=self.index,
             obs=Observations.joined(self.seen[first:]),
             # a judge looks at the episode from its start, even where only a later piece of it is learned from
             snapshots=np.concatenate(self.snapshots),

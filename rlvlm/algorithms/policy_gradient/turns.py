@@ -97,7 +97,7 @@ def play_turns(
         return actor.act(slots, [int(slot.rng.integers(2**63)) for slot in slots], greedy)
 
     slots = [make_slot() for _ in range(min(num_slots, len(seeds)))]
-    episodes = {slot.place: slot.episode() for slot in play(slots, seeds, act)}
+    episodes = {slot.index: slot.episode() for slot in play(slots, seeds, act)}
     return [episodes[number] for number in range(len(seeds))]
 
 

@@ -13,11 +13,11 @@ from rlvlm.envs.robosuite.config import PhysicsConfig
 class LiberoConfig(ChunkEnvConfig, PhysicsConfig):
     """LIBERO."""
 
-    drawing: ClassVar[tuple[str, ...]] = ("look", "mesh_cell")
+    drawing: ClassVar[tuple[str, ...]] = ("render_style", "mesh_cell")
     moved: float = 0.0
     """Things are moved by up to so much, metres, along both sides of the table, from where the benchmark's saved starts
     have them; there many of them never move, so a policy need not look."""
-    look: Literal["auto", "benchmark", "light"] = "auto"
+    render_style: Literal["auto", "benchmark", "light"] = "auto"
     """How images are drawn. benchmark: as the benchmark itself draws them, with every point of its meshes, shadows,
     reflections and smooth edges, which is what published checkpoints were trained on; light: without, 3 to 20 times as
     fast on a CPU. auto: light for pocket models, which were trained so, and benchmark for all others; policy and judge
@@ -32,8 +32,14 @@ class LiberoConfig(ChunkEnvConfig, PhysicsConfig):
         check_interval(self, "env", "(0, 0.1]", "mesh_cell")
 
     def for_model(self, is_pocket: bool) -> Self:
-        """See `EnvConfig`: with `look` decided."""
-        return self if self.look != "auto" else replace(self, look="light" if is_pocket else "benchmark")
+        """See `EnvConfig`: with `render_style` decided."""
+        return (
+            self if self.render_style != "auto" else replace(self, render_style="light" if is_pocket else "benchmark")
+        )
 
     def without_effect(self) -> Mapping[str, str]:
-        return {"mesh_cell": "env.look benchmark, as the benchmark draws"} if self.look == "benchmark" else {}
+        return (
+            {"mesh_cell": "env.render_style benchmark, as the benchmark draws"}
+            if self.render_style == "benchmark"
+            else {}
+        )

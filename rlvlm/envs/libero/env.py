@@ -148,7 +148,7 @@ class LiberoEnv(ChunkEnv):
 
     def __init__(self, config: LiberoConfig, seed: int, suite: str, number: str) -> None:
         ensure_renderer()  # before an hour of training, not after
-        self._scene = shared_scene(suite, int(number), config.mesh_cell if config.look == "light" else 0.0)
+        self._scene = shared_scene(suite, int(number), config.mesh_cell if config.render_style == "light" else 0.0)
         self._config = config
         self.grain = self._scene.grain  # finer where shadows and reflections are drawn
         self.goal = self._scene.instruction

@@ -72,7 +72,7 @@ class Engine(Protocol):
         ...
 
     @property
-    def shares_cards(self) -> bool:
+    def shares_gpus(self) -> bool:
         """Whether it samples on the learners' GPUs, and must sleep while they learn."""
         ...
 
@@ -80,7 +80,7 @@ class Engine(Protocol):
         """Leaves the learners' GPUs to them; returns once it has. Only where it shares them."""
         ...
 
-    def wake(self, cards: Sequence[tuple[str, str]]) -> None:
+    def wake(self, gpus: Sequence[tuple[str, str]]) -> None:
         """Takes the learners' GPUs, each given by its node in Ray and its id there. It begins asleep."""
         ...
 
@@ -117,14 +117,14 @@ class PolicyEngine:
         return {}
 
     @property
-    def shares_cards(self) -> bool:
+    def shares_gpus(self) -> bool:
         """The policy is the trainer's own."""
         return False
 
     def sleep(self) -> None:
         """There is nothing beside the policy."""
 
-    def wake(self, cards: Sequence[tuple[str, str]]) -> None:
+    def wake(self, gpus: Sequence[tuple[str, str]]) -> None:
         """There is nothing beside the policy."""
 
     def close(self) -> None:

@@ -397,7 +397,7 @@ def test_chunks_may_be_judged_one_by_one(build: Build) -> None:
 @pytest.mark.slow
 def test_judge_and_policy_each_see_their_own_look(local_ray: None) -> None:
     """A pocket policy plays what is drawn lightly, and a large judge is shown the shadows that it knows."""
-    light = LiberoConfig(episode_steps=16, look="light", mesh_cell=0.012)
+    light = LiberoConfig(episode_steps=16, render_style="light", mesh_cell=0.012)
     config = (
         PolicyGradientAlgorithmConfig(algo=chunk_defaults())
         .envs(task="libero_object/0", env_settings=light)
@@ -405,12 +405,12 @@ def test_judge_and_policy_each_see_their_own_look(local_ray: None) -> None:
         .rewards(
             reward=ChunkRewardConfig(source="judged"),
             make_judge=FakeJudge,
-            judge_env=replace(light, look="benchmark"),
+            judge_env=replace(light, render_style="benchmark"),
         )
     )
     algorithm = config.build_algo()
     assert isinstance(algorithm, PolicyGradient)
-    env = make_env("libero_object/0", replace(light, look="benchmark"), 0)
+    env = make_env("libero_object/0", replace(light, render_style="benchmark"), 0)
     start = env.snapshot()[None]
     np.testing.assert_array_equal(algorithm.draw_for_judge(start, 64), env.draw(start, 64))
     apart = np.abs(algorithm.draw(start, 64).astype(int) - env.draw(start, 64)).mean()

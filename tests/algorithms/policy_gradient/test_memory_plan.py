@@ -144,7 +144,7 @@ def test_a_run_that_cannot_fit_its_card_is_refused_before_it_starts(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     for card, is_enough in ((2**32, True), (2**21, False)):
-        monkeypatch.setattr(devices, "card_bytes", lambda card=card: card)
+        monkeypatch.setattr(devices, "gpu_memory", lambda card=card: card)
         if is_enough:
             preflight._check_memory(config)
         else:

@@ -89,7 +89,7 @@ def play(
             slot.begin(seed)
             if tuple(slot.turn.snapshot.astype(int)) == (current, target):
                 break
-        slot.place = place
+        slot.index = place
         slot.begin_piece(groups[place] if groups else place)
         plays.append(slot)
     running = list(plays)

@@ -274,7 +274,7 @@ def test_the_benchmarks_look_is_that_of_its_own_renderer(tmp_path: Path) -> None
     theirs = np.load(tmp_path / "theirs.npz")
     apart = {}
     for look in ("auto", "light"):
-        env = LiberoEnv(LiberoConfig(look=look), 0, suite, str(number))
+        env = LiberoEnv(LiberoConfig(render_style=look), 0, suite, str(number))
         env._scene.model.body_pos[:], env._scene.model.body_quat[:] = theirs["body_pos"], theirs["body_quat"]
         ours = np.concatenate(
             [env.draw(theirs["qpos"][None].astype(np.float32), 256, camera) for camera in env.cameras]

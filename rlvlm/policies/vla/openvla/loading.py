@@ -114,7 +114,7 @@ def _projector(folder: Path) -> dict[str, Tensor]:
     try:
         # a torch file is a pickle: only this loader, which makes nothing but tensors, may open it
         weights = torch.load(files[0], map_location="cpu", weights_only=True)
-        # saved from a model that was spread over several cards
+        # saved from a model that was spread over several GPUs
         named = {name.removeprefix("module."): value for name, value in weights.items()}
         if set(named) != {"fc1.weight", "fc1.bias", "fc2.weight", "fc2.bias"}:
             raise ValueError(f"it holds {', '.join(sorted(named))[:100]}")
