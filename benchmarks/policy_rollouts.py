@@ -255,7 +255,7 @@ def contest(config: Config, task: str) -> dict[str, Any]:
         algorithm = stack.enter_context(built(algorithm_of(config, run)))
         assert isinstance(algorithm, PolicyGradient)
         algorithm.prepare(lambda line: None)
-        policy, runner = algorithm._policy, algorithm.env_runner_group.local_env_runner
+        policy, runner = algorithm.policy, algorithm.env_runner_group.local_env_runner
         ways: dict[str, tuple[Engine, int, Sequence[psutil.Process]]] = {
             "generate": (GenerateEngine(policy), max(1, config.turns // 16 // run.algo.num_envs), ()),
             "engine": (PolicyEngine(policy, run.algo.num_envs), config.turns // run.algo.num_envs, ()),
@@ -306,11 +306,11 @@ def update_rates(config: Config, algorithm: PolicyGradient) -> dict[str, float]:
     """Env steps learned from per second, all epochs together."""
     pairs = []
     for number in range(config.rounds + 1):
-        algorithm._source._begin()
-        episodes, clock = algorithm._source._labelled(algorithm._source._ended()), Clock()
+        algorithm.source.begin()
+        episodes, clock = algorithm.source.labelled(algorithm.source.ended()), Clock()
         steps = sum(map(len, episodes))
         with clock.around("all"):
-            algorithm._learners.call_all("learn", episodes, 0.0)
+            algorithm.learners.call_all("learn", episodes, 0.0)
         if number:
             pairs.append((steps / clock.cpu_s["all"], steps / clock.wall_s["all"]))
     return medians(pairs)
@@ -322,11 +322,11 @@ _TIMED = ("reply", "backward", "show", *_PASSES)
 
 def step_parts(config: Config, algorithm: PolicyGradient) -> dict[str, float]:
     """Shares of a PPO step's processor time, engine in process."""
-    clock, learner = Clock(), algorithm._learners.local
+    clock, learner = Clock(), algorithm.learners.local
     assert learner is not None, "the algorithm has one learner, in this process"
     clock.wrap(algorithm.rollouts.engine, "reply", "sampling replies")
     clock.wrap(learner.gradients, "backward", "gradients")
-    clock.wrap(algorithm._policy, "show", "encoding images")
+    clock.wrap(algorithm.policy, "show", "encoding images")
     for method in _PASSES:
         clock.wrap(learner.batches, method, "other passes of the model")
     began, steps = clock.now(), 0.0
@@ -336,7 +336,7 @@ def step_parts(config: Config, algorithm: PolicyGradient) -> dict[str, float]:
     total = clock.now() - began
     parts = {name: seconds / total for name, seconds in clock.cpu_s.items()}
     shares = {name: round(share, 4) for name, share in (parts | {"the rest": 1 - sum(parts.values())}).items()}
-    for owner in (algorithm.rollouts.engine, algorithm._policy, learner.gradients, learner.batches):
+    for owner in (algorithm.rollouts.engine, algorithm.policy, learner.gradients, learner.batches):
         for method in [name for name in vars(owner) if name in _TIMED]:
             delattr(owner, method)
     return shares | {"gradient steps of an update": steps / config.rounds}

@@ -146,7 +146,7 @@ def keep(runner: Any, sample: Any) -> None:
 def measure_messages(env: str, config: Config) -> dict[str, float]:
     """What a turn of ten steps costs beside the steps: calls, the sample's way here, the weights' way there."""
     algorithm = build(env, config, 2, 0.0)
-    group, learner, runner_group = algorithm.env_runner_group, algorithm._learner, algorithm._runner_group
+    group, learner, runner_group = algorithm.env_runner_group, algorithm.learner, algorithm.runners
 
     def ask(do: Callable[..., Any], ids: Sequence[int] = (1,), **arguments: Any) -> list[Any]:
         return group.foreach_env_runner(

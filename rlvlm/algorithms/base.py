@@ -192,7 +192,7 @@ class BaseAlgorithm(Algorithm):
     _stats: TrainingStats
     _viewer: Any
     """An env that only draws; it is not played."""
-    _runner_group: Any = None
+    runners: Any = None
     """The group of runners that act, where the algorithm has one."""
 
     def setup(self, config: AlgorithmConfig) -> None:
@@ -291,7 +291,7 @@ class BaseAlgorithm(Algorithm):
 
     def restore_env_runners(self, env_runner_group: EnvRunnerGroup) -> list[int]:
         """Takes env runners back in that were lost and have been started again; RLlib asks before every round."""
-        return [] if self._runner_group is None else self._runner_group.revive()
+        return [] if self.runners is None else self.runners.revive()
 
     def cleanup(self) -> None:
         """Closes the envs and lets RLlib stop the rest."""

@@ -52,9 +52,7 @@ class Runner(Protocol[Sampled]):
         """Envs, running episodes and generators. Not `get_state`: RLlib calls its runners' `set_state` with weights."""
         ...
 
-    def load_tree(self, tree: dict[str, Any]) -> None:
-        """Restores what `save_tree` returned."""
-        ...
+    def load_tree(self, tree: dict[str, Any]) -> None: ...
 
 
 class LocalRunnerGroup(Generic[Sample]):

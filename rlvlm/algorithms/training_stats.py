@@ -127,6 +127,5 @@ class TrainingStats(Stateful):
         return numbers | self._facts
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Restores what `get_state` returned."""
         super().set_state(state)
         self._steps_taken = self.env_steps

@@ -72,19 +72,19 @@ class WrappedGymEnv(StepEnv):
     @property
     def source_class(self) -> type:
         """The class of the env that is wrapped."""
-        return type(self._env.unwrapped)
+        return type(self.inner.unwrapped)
 
     def __init__(self, config: GymnasiumConfig, seed: int, env_id: str) -> None:
         ensure_renderer()
         self.render_mode = None
         self._id = env_id
-        self._env = _make(env_id, max_episode_steps=-1)  # its own wrapper for time limits fails on what breaks a rule
+        self.inner = _make(env_id, max_episode_steps=-1)  # its own wrapper for time limits fails on what breaks a rule
         self._episode_steps = config.episode_steps
         spec = gym.spec(env_id.rpartition(":")[2])
         is_long_enough = config.episode_steps >= (spec.max_episode_steps or 0)
         self._threshold = spec.reward_threshold if is_long_enough else None
         self._return = 0.0
-        observed, acted = _checked_spaces(self._env, env_id)
+        observed, acted = _checked_spaces(self.inner, env_id)
         self._low, self._high, self._acted_shape = acted.low.ravel(), acted.high.ravel(), acted.shape
         low, high = (bound.ravel().astype(np.float32) for bound in (observed.low, observed.high))
         self.observation_space = gym.spaces.Box(low, high, dtype=np.float32)
@@ -92,7 +92,7 @@ class WrappedGymEnv(StepEnv):
         self._is_fixed = config.start == "fixed"
         self._start = ""  # the generator as the episode began, as JSON
         self._actions: list[FloatArray] = []
-        physics = getattr(self._env.unwrapped, "data", None)
+        physics = getattr(self.inner.unwrapped, "data", None)
         is_mujoco = hasattr(physics, "qpos") and hasattr(physics, "mocap_pos")
         images = DrawnScene(env_id, physics) if is_mujoco else StoredImage(self.source_class, config.view_px)
         self._images = images
@@ -140,10 +140,10 @@ class WrappedGymEnv(StepEnv):
 
     def scripted_action(self, obs: FloatArray) -> FloatArray | None:
         """[A] in [-1, 1]: what the env's own method `scripted_action(observation)` would do; None where it has none."""
-        script = getattr(self._env.unwrapped, "scripted_action", None)
+        script = getattr(self.inner.unwrapped, "scripted_action", None)
         if script is None:
             return None
-        came = self._ask("scripted_action", lambda: script(obs.reshape(self._env.observation_space.shape or ())))
+        came = self._ask("scripted_action", lambda: script(obs.reshape(self.inner.observation_space.shape or ())))
         action = np.asarray(came, np.float64)
         if action.shape != self._acted_shape or not np.isfinite(action).all():
             self._refuse(f"scripted_action() must return an action of shape {self._acted_shape}", came, whose="of ours")
@@ -152,7 +152,7 @@ class WrappedGymEnv(StepEnv):
 
     def snapshot(self) -> FloatArray:
         """[S]: a MuJoCo env's positions, or a digest of the image."""
-        return self._ask("render", lambda: self._images.take(self._env))
+        return self._ask("render", lambda: self._images.take(self.inner))
 
     def draw(self, snapshots: FloatArray, size_px: int) -> Frames:
         """Images [N, size_px, size_px, 3] of `snapshots` [N, S].
@@ -181,14 +181,14 @@ class WrappedGymEnv(StepEnv):
     def close(self) -> None:
         """Closes the env and what draws it."""
         self._images.close()
-        self._env.close()
+        self.inner.close()
 
     def _begin(self, chance: np.random.Generator, start: str) -> tuple[FloatArray, dict[str, Any]]:
         """Observation [D] and info of the env's own reset, with its chances drawn from `chance` in state `start`."""
         chance.bit_generator.state = json.loads(start)
-        self._env.unwrapped.np_random = chance  # a reset with a seed would make one that is not saved
+        self.inner.unwrapped.np_random = chance  # a reset with a seed would make one that is not saved
         self._start, self._actions, self._return = start, [], 0.0
-        came = self._ask("reset", self._env.reset)
+        came = self._ask("reset", self.inner.reset)
         if not (isinstance(came, tuple) and len(came) == 2 and isinstance(came[1], dict)):
             self._refuse("reset() must return (observation, info), info being a dict", came)
         return self._checked("reset", came[0]), came[1]
@@ -199,7 +199,7 @@ class WrappedGymEnv(StepEnv):
         # from [-1, 1] to the env's bounds: low + (a + 1) / 2 (high - low), in float64, which bounds may need
         share = (np.clip(action, -1.0, 1.0).astype(np.float64) + 1) / 2
         stretched = (self._low + share * (self._high - self._low)).reshape(self._acted_shape)
-        came = self._ask("step", lambda: self._env.step(stretched.astype(self._env.action_space.dtype)))
+        came = self._ask("step", lambda: self.inner.step(stretched.astype(self.inner.action_space.dtype)))
         if not (isinstance(came, tuple) and len(came) == 5):
             self._refuse("step() must return five: (observation, reward, terminated, truncated, info)", came)
         obs, reward, is_terminated, is_truncated, info = came
@@ -241,7 +241,7 @@ class WrappedGymEnv(StepEnv):
 
     def _checked(self, name: str, obs: Any) -> FloatArray:
         """[D] an observation that the method `name` gave; refuses one that is not as the observation space says."""
-        wanted = self._env.observation_space.shape
+        wanted = self.inner.observation_space.shape
         try:
             array = np.asarray(obs, np.float64)
         except (TypeError, ValueError):
@@ -253,7 +253,7 @@ class WrappedGymEnv(StepEnv):
             raise NumericsError(f"{what}; it must be finite", f"mend the env: {place_of(self.source_class)}")
         if not isinstance(obs, np.ndarray | np.generic):
             self._odd_obs = f"a {type(obs).__name__}"
-        elif obs.dtype != self._env.observation_space.dtype:
+        elif obs.dtype != self.inner.observation_space.dtype:
             self._odd_obs = str(obs.dtype)
         return array.astype(np.float32).ravel()
 

@@ -64,7 +64,6 @@ class Reference:
         self.stamp = Stamp(judge=name, revision="", prompt="none", decoding="")
 
     def answers(self, asked: Sequence[tuple[Item, bool]]) -> list[Verdict | Score]:
-        """See `KnowsItems`."""
         said: list[Verdict | Score] = []
         for item, swapped in asked:
             # chance follows from the question, so that the same suite always gives the same row

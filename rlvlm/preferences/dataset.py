@@ -112,7 +112,6 @@ class Examples:
         return {"sides": state, "targets": self.targets.copy()}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Restores what `get_state` returned."""
         self._sides, self._targets = {}, GrowingArray(())
         for name, sides in state["sides"].items():
             self._append(name, sides)

@@ -130,7 +130,6 @@ class Ensemble:
         return [network_state(member) for member in self.members]
 
     def set_state(self, state: list[dict[str, Any]]) -> None:
-        """Restores what `get_state` returned."""
         for member, weights in zip(self.members, state, strict=True):
             load_network(member, weights)
         self.forget()

@@ -89,7 +89,6 @@ class Teacher(Stateful):
         return own | super().get_state()
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Restores what `get_state` returned."""
         super().set_state(state)
         if self._rng is not None:
             self._rng.bit_generator.state = state["rng"]

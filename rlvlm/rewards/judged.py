@@ -49,7 +49,6 @@ class _ScoredImages(RewardSource):
         return self._memory.get_state()
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Restores what `get_state` returned."""
         self._memory.set_state(state)
 
 

@@ -180,7 +180,6 @@ class JudgeMonitor:
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Restores what `get_state` returned."""
         self._first = [list(row) for row in state["first"]]
         for kept, rows in ((self._recent, state["recent"]), (self._controls, state["controls"])):
             # the deque itself is kept, and with it its length from the config

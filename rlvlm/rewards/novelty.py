@@ -166,7 +166,6 @@ class NoveltyReward(RewardSource):
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Restores what `get_state` returned."""
         self._states = VisitedStates(state["states"].shape[1])
         self._states.append(state["states"])
         self._spread.set_state(state["spread"])

@@ -47,9 +47,7 @@ class Scorer(Protocol):
         """Everything that an exact continuation needs."""
         ...
 
-    def set_state(self, state: dict[str, Any]) -> None:
-        """Restores what `get_state` returned."""
-        ...
+    def set_state(self, state: dict[str, Any]) -> None: ...
 
 
 class ScoreMemory:
@@ -124,7 +122,6 @@ class ScoreMemory:
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Restores what `get_state` returned."""
         stamps = [Stamp(**stamp) for stamp in state["stamps"]]
         rows = zip(state["keys"], state["stamp"], state["usage"], *(state[name] for name in _COLUMNS), strict=True)
         self._known = {}

@@ -78,7 +78,6 @@ class TemporalNovelty(Stateful):
         return super().get_state() | {"kept": kept}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Restores what `get_state` returned."""
         super().set_state(state)
         self._kept.clear()
         self._kept.extend((torch.as_tensor(kept["image"]), torch.as_tensor(kept["actions"])) for kept in state["kept"])

@@ -60,7 +60,6 @@ class ItemJudge:
     stamp: Stamp = field(default_factory=lambda: Stamp(judge="planted", revision="", prompt="none", decoding=""))
 
     def answers(self, asked: Sequence[tuple[Item, bool]]) -> list[Verdict | Score]:
-        """See `KnowsItems`."""
         said: list[Verdict | Score] = []
         for item, swapped in asked:
             if item.kind != "pair":
@@ -78,7 +77,6 @@ class CopiesBefore(ItemJudge):
     """Answers as it did before, two times of three."""
 
     def answers(self, asked: Sequence[tuple[Item, bool]]) -> list[Verdict | Score]:
-        """See `KnowsItems`."""
         said = ItemJudge.answers(self, asked)
         return [said[place - place % 3] for place in range(len(said))]
 

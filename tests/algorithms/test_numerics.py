@@ -122,8 +122,8 @@ def break_env(name: str, algorithm: Any, place: str, odd: float, patch: pytest.M
 
 def a_parameter(name: str, algorithm: Any) -> torch.nn.Parameter:
     if name == "sac_pebble":
-        return next(algorithm._learner.networks.critic.parameters())
-    return next(param for param in algorithm._learner.policy.parameters() if param.requires_grad)
+        return next(algorithm.learner.networks.critic.parameters())
+    return next(param for param in algorithm.learner.policy.parameters() if param.requires_grad)
 
 
 def break_learner(name: str, algorithm: Any, place: str, odd: float, patch: pytest.MonkeyPatch) -> None:
@@ -131,7 +131,7 @@ def break_learner(name: str, algorithm: Any, place: str, odd: float, patch: pyte
     if place == "weight":
         parameter.data[(0,) * parameter.ndim] = odd
     elif name == "sac_pebble":
-        update = algorithm._learner._sac_update
+        update = algorithm.learner._sac_update
         critic_gradients = update.critic_gradients
 
         def odd_gradients(batch: Any, noise: Any) -> Any:
@@ -175,7 +175,7 @@ def test_it_is_met_within_the_round(
 def test_a_policy_that_is_not_finite_is_not_saved(trained: tuple[str, Any, Path]) -> None:
     name, algorithm, folder = trained
     algorithm.load_checkpoint(str(folder / "good"))
-    policy = algorithm._learner.networks.policy if name == "sac_pebble" else algorithm._learner.policy
+    policy = algorithm.learner.networks.policy if name == "sac_pebble" else algorithm.learner.policy
     parameter = next(param for param in policy.parameters() if param.requires_grad)
     parameter.data[(0,) * parameter.ndim] = math.nan
     with pytest.raises(NumericsError, match="the policy is not saved"):

@@ -98,8 +98,8 @@ def train(algorithm, rounds):
 def tree(algorithm):
     return copy.deepcopy(
         {
-            "crew": algorithm._runner_group.get_state(),
-            "learner": algorithm._learner.save_tree(),
+            "crew": algorithm.runners.get_state(),
+            "learner": algorithm.learner.save_tree(),
             "steps": algorithm.env_steps,
         }
     )
@@ -156,17 +156,17 @@ def test_two_runners_go_on_from_a_checkpoint_bit_for_bit_whoever_is_faster(pair,
 
 
 def test_runners_see_different_episodes_of_the_same_policy(pair):
-    runner_group = pair._runner_group
+    runner_group = pair.runners
     runner_group.start({"num_steps": 5, "random_actions": False})
     transitions = runner_group.collect().transitions
     first, second = np.split(transitions.actions, 2)
     assert first.shape == (5 * NUM_ENVS, 2) and not np.isin(first, second).any()
-    noise_free = pair._learner.networks.policy.act(torch.from_numpy(transitions.obs)).numpy()
+    noise_free = pair.learner.networks.policy.act(torch.from_numpy(transitions.obs)).numpy()
     assert np.corrcoef(noise_free.ravel(), transitions.actions.ravel())[0, 1] > 0
 
 
 def test_a_killed_runner_is_missed_until_it_is_back_though_it_died_again_as_it_began(pair, caplog, monkeypatch):
-    runner_group, call_runner, deaths = pair._runner_group, pair._runner_group._call_runner, []
+    runner_group, call_runner, deaths = pair.runners, pair.runners._call_runner, []
 
     def die_first(index, method, **arguments):
         if not deaths:
@@ -182,7 +182,7 @@ def test_a_killed_runner_is_missed_until_it_is_back_though_it_died_again_as_it_b
     wait_for_both(pair)
     assert deaths and "env runner 1 was lost again as soon as it had started" in caplog.text
     assert "env runner 1 was lost, with its episodes under way" in caplog.text
-    rewards = pair._learner.replay.rewards
+    rewards = pair.learner.replay.rewards
     assert len(rewards) == min(pair.env_steps, 1000) and rewards.isfinite().all()
 
 
@@ -192,7 +192,7 @@ def test_more_runners_than_the_cluster_can_hold_are_refused(build):
 
 
 def test_a_runner_that_hangs_is_replaced_and_named(pair, caplog, monkeypatch):
-    monkeypatch.setattr(pair._runner_group, "_max_still_s", 3.0)
+    monkeypatch.setattr(pair.runners, "_max_still_s", 3.0)
     pair.env_runner_group.foreach_env_runner(
         lambda runner: setattr(runner, "act", lambda **_: time.sleep(3600)),
         remote_worker_ids=[1],
@@ -207,7 +207,7 @@ def test_a_runner_that_hangs_is_replaced_and_named(pair, caplog, monkeypatch):
 
 
 def test_a_turn_may_last_as_long_as_it_makes_progress(pair, monkeypatch):
-    monkeypatch.setattr(pair._runner_group, "_max_still_s", 3.0)
+    monkeypatch.setattr(pair.runners, "_max_still_s", 3.0)
 
     def slow_down(runner):
         step = runner._step
@@ -223,7 +223,7 @@ def test_a_turn_may_last_as_long_as_it_makes_progress(pair, monkeypatch):
 
 def test_a_stopped_runner_is_replaced_once_and_ends_the_run_the_second_time(pair, caplog, monkeypatch):
     monkeypatch.setattr("rlvlm.algorithms.heartbeat.MAX_SILENCE_S", 3.0)
-    runner_group, wanted = pair._runner_group, rf"env runner 2 \(process {kill(pair, 2, signal.SIGSTOP)} on node"
+    runner_group, wanted = pair.runners, rf"env runner 2 \(process {kill(pair, 2, signal.SIGSTOP)} on node"
     began = time.monotonic()
     pair.train()
     assert re.search(wanted, caplog.text) and "no sign of life for 3 s" in caplog.text

@@ -72,7 +72,7 @@ def test_actions_are_stretched_to_the_bounds_of_the_env() -> None:
     for given, expected in bounds.items():
         env.reset()
         env.step(np.array(given, np.float32))
-        np.testing.assert_allclose(env._env.unwrapped.acted, expected)
+        np.testing.assert_allclose(env.inner.unwrapped.acted, expected)
     with pytest.raises(NumericsError, match="finite"):
         env.step(np.array([np.nan, 0], np.float32))
 
@@ -205,7 +205,7 @@ def test_images_are_kept_at_the_size_that_is_asked_for() -> None:
     for view_px, shape, column in ((300, (30, 60), 20), (32, (30, 32), 5)):
         env = make("SliderTest-v0", view_px=view_px)
         env.reset(seed=1)
-        env._env.unwrapped.place = 3.6  # bright up to column 21 of 60
+        env.inner.unwrapped.place = 3.6  # bright up to column 21 of 60
         snapshot = env.snapshot()[None]
         assert f"so {shape[1]} x {shape[0]} pixels of each are kept" in env.pixels.note
         frames = env.pixels.draw(snapshot, *shape)

@@ -90,7 +90,7 @@ def test_crashes_kills_and_a_hang_lose_no_step_and_damage_no_episode(local_ray) 
                     remote_worker_ids=[1], local_env_runner=False,
                 )  # fmt: skip
                 has_hung = bool(asked)
-    replay, restarts = algorithm._learner.replay, algorithm._runner_group._restarts
+    replay, restarts = algorithm.learner.replay, algorithm.runners._restarts
     told = algorithm.report()
     rows = replay.transitions(slice(0, len(replay)))
     algorithm.stop()

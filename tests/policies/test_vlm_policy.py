@@ -90,7 +90,7 @@ def test_a_detached_value_does_not_reach_the_backbone(policy: VLMPolicy) -> None
     policy.zero_grad()
     policy.read(*sample(policy, 2)[:2], detach_values=True).values.sum().backward()
     assert all(p.grad is None for p in policy.backbone_parameters())
-    assert any(p.grad is not None for p in policy.head_parameters())
+    assert any(p.grad is not None for p in policy.value_parameters())
     policy.zero_grad()
 
 
@@ -167,7 +167,7 @@ def test_an_adapter_alone_learns_and_earlier_weights_can_be_looked_through(tmp_p
 
 def test_trained_weights_travel(tmp_path: Path) -> None:
     first, second = (tiny_policy(tmp_path / name) for name in ("a", "b"))
-    for parameter in first.backbone_parameters() + first.head_parameters():
+    for parameter in first.acting_parameters() + first.value_parameters():
         parameter.data.add_(0.01)
     asked = sample(first)[:2]
     assert (first.read(*asked).log_probs - second.read(*asked).log_probs).abs().max() > 1e-4

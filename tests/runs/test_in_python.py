@@ -109,7 +109,7 @@ def test_a_vlm_that_acts_in_text_or_by_a_head(acts: str, tmp_path: Path) -> None
     config = of_task("number_line", tmp_path / "run", **{"policy.acts": acts})
     env = rlvlm.make_env(config.task, config.env, seed=0)
     trained = make_policy(config.policy, env)
-    for parameter in trained.value_parameters() + trained.head_parameters():
+    for parameter in [*trained.value_parameters(), *(trained.action_head or torch.nn.Identity()).parameters()]:
         torch.nn.init.normal_(parameter, std=0.01, generator=torch.Generator().manual_seed(5))
     run = run_with(config, policy_file(trained))
     [played] = open_players(config, run.checkpoints.best().algorithm).own.play([7])

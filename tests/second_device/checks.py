@@ -57,10 +57,10 @@ def sac(device: torch.device, folder: Path, *, model: str, update: str = "by_han
     algorithm = build()
     for _ in range(4):
         algorithm.train()
-    learner = algorithm._learner
+    learner = algorithm.learner
     where = {tensor.device for tensor in (*learner.networks.state_dict().values(), learner.replay.rewards)}
-    if algorithm._switch.learned is not None:
-        where |= {weight.device for weight in algorithm._switch._loop._model.ensemble.parameters()}
+    if algorithm.reward_switch.learned is not None:
+        where |= {weight.device for weight in algorithm.reward_switch._loop._model.ensemble.parameters()}
     assert where == {device}, where
     assert len(algorithm.evaluate_policy(2).episodes) == 2
     algorithm.save_checkpoint(str(folder / "saved"))
@@ -68,7 +68,7 @@ def sac(device: torch.device, folder: Path, *, model: str, update: str = "by_han
     again = build()
     again.load_checkpoint(str(folder / "saved"))
     again.train()
-    for mine, other in zip(learner.networks.parameters(), again._learner.networks.parameters(), strict=True):
+    for mine, other in zip(learner.networks.parameters(), again.learner.networks.parameters(), strict=True):
         np.testing.assert_array_equal(mine.detach().cpu(), other.detach().cpu())
 
 
@@ -87,7 +87,7 @@ def grpo(device: torch.device, folder: Path) -> None:
     )
     for _ in range(2):
         algorithm.train()
-    assert {weight.device for weight in algorithm._policy.parameters()} == {device}
+    assert {weight.device for weight in algorithm.policy.parameters()} == {device}
     algorithm.evaluate_policy(2)
     algorithm.save_checkpoint(str(folder / "saved"))
     algorithm.load_checkpoint(str(folder / "saved"))

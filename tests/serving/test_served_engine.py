@@ -325,7 +325,7 @@ def test_ppo_learns_the_same_whether_engines_sleep_while_learners_learn_or_have_
         turns = config.colocated
         algorithm: PolicyGradient = build(folder, make_engine=partial(ServedEngine, own, config=config))
         algorithm.train()
-        events = noted(algorithm.rollouts.engine, algorithm._learners)
+        events = noted(algorithm.rollouts.engine, algorithm.learners)
         algorithm.train()
         done = [event for event in events if event in ("sleep", "learn", "wake", "pack", "reply")]
         first_reply, last_reply = done.index("reply"), len(done) - done[::-1].index("reply")
@@ -334,11 +334,11 @@ def test_ppo_learns_the_same_whether_engines_sleep_while_learners_learn_or_have_
         report = algorithm.report()
         assert report[metrics.UPDATE_FIRST_RATIO] <= 1e-4, "trained on what was sampled"
         assert report[metrics.ENGINE_SYNC_ERROR] <= 1e-4 and report[metrics.UPDATES] == 2
-        weights = {name: value.clone() for name, value in algorithm._policy.trained_state().items()}
+        weights = {name: value.clone() for name, value in algorithm.policy.trained_state().items()}
         found.append((report[metrics.UPDATE_POLICY_LOSS], weights))
         if not turns:
             assert algorithm.evaluate_policy(2).episodes
-            rollout, _ = algorithm._source._play(algorithm._pack())
+            rollout, _ = algorithm.source._play(algorithm._pack())
             version = algorithm.rollouts.engine.version
             check_versions(rollout, version, 0)
             check_versions(rollout, version + 1, 1)
@@ -355,7 +355,7 @@ def test_replies_are_sampled_while_the_learner_learns_and_are_the_same(app: str,
     for waits in (False, True):
         algorithm = build(folder, make_engine=partial(ServedEngine, app, config=SERVED), staleness=1)
         if waits:
-            algorithm._source._pool = None  # each rollout ends before anything else begins
+            algorithm.source._pool = None  # each rollout ends before anything else begins
         for _ in range(3):
             algorithm.train()
         report = algorithm.report()

@@ -86,8 +86,8 @@ class PolicyGradient(BaseAlgorithm):
         torch.use_deterministic_algorithms(False)  # RLlib asks for it, and it forbids sampling on a GPU
         assert self.learner_group is not None and self.env_runner_group is not None, "RLlib has set both up"
         algo = self.config.algo
-        self._learners: Learners[TokenLearner] = Learners(self.learner_group, algo.threads)
-        self._learner = self._learners.local
+        self.learners: Learners[TokenLearner] = Learners(self.learner_group, algo.threads)
+        self.learner = self.learners.local
         kind = ROLLOUTS[self.config.kind]
         self._viewer: Any = make_env(self.config.task, kind.viewer_settings(self.config), self.config.seed)
         # a judge may look at other images than the policy, e.g. larger ones or from elsewhere
@@ -95,23 +95,23 @@ class PolicyGradient(BaseAlgorithm):
         if drawn is not None and drawn.for_evaluation() != self.config.env_settings.for_evaluation():
             self._judge_viewer = make_env(self.config.task, drawn.for_evaluation(), self.config.seed)
         # the player in this process: the learner's own policy, or a copy that takes over the learners' weights
-        self._policy: Any = self.config.policy_for(self._viewer) if self._learner is None else self._learner.policy
-        if self._learner is None:
-            self._learners.call_all("watch")
+        self.policy: Any = self.config.policy_for(self._viewer) if self.learner is None else self.learner.policy
+        if self.learner is None:
+            self.learners.call_all("watch")
         else:
-            self._learner.watch(self._viewer)
+            self.learner.watch(self._viewer)
         self._stats = TrainingStats()
         self._readable = ReadableMonitor(algo.max_invalid_share)
         self._version, self._is_prepared, self._is_warned, self._update_s = 0, False, False, 0.0
         self._buckets: list[Bucket] = []
         estimator = find_estimator(algo.advantage.estimator)
         self._is_compared = "groups" in estimator.needs
-        if estimator.has_critic and algo.advantage.values == "policy" and not self._policy.has_values:
+        if estimator.has_critic and algo.advantage.values == "policy" and not self.policy.has_values:
             raise UsageError(
                 f"the estimator {algo.advantage.estimator} needs a critic, and the policy has no value head",
                 "--policy.pocket.has-values, or --algo.advantage.values state",
             )
-        self.rollouts = kind(self.config, self._viewer, self._policy, self.env_runner_group)
+        self.rollouts = kind(self.config, self._viewer, self.policy, self.env_runner_group)
         self._labeller = self._make_labeller()
         self.rollouts.show_to(self._labeller)
         engine = self.rollouts.engine
@@ -124,7 +124,7 @@ class PolicyGradient(BaseAlgorithm):
             self._critic = Critic(algo.advantage.critic, self._viewer, self.config.seed)
         play = partial(self.rollouts.play, is_compared=self._is_compared)
         plays_elsewhere = bool(algo.env_runners or self.config.make_engine)
-        self._source = EpisodeSource(
+        self.source = EpisodeSource(
             algo, play, self._pack, self._labeller, self._is_compared, self._stats, plays_elsewhere
         )
         self.last_played: list[TokenEpisode] = []
@@ -152,9 +152,9 @@ class PolicyGradient(BaseAlgorithm):
         """A rollout, each turn's credit, some passes of updates."""
         self.prepare()
         done = self.env_steps  # step sizes fall by what was done before this rollout
-        episodes = self._source.next()  # rolled out, labelled, without the groups that teach nothing
+        episodes = self.source.next()  # rolled out, labelled, without the groups that teach nothing
         self._learn_from(episodes, done)
-        if watched := self.rollouts.watch(self._source.newest):
+        if watched := self.rollouts.watch(self.source.newest):
             self._readable.check(watched)
             self._stats.note(watched)
         self.log_round()
@@ -177,15 +177,15 @@ class PolicyGradient(BaseAlgorithm):
             lambda: self._make_scorer(partial(_without_memory, self.config.make_judge), remembers=False), log,
         )  # fmt: skip
         self._stats.note(found)
-        self._source.scorer_noise = found.get(metrics.JUDGE_PREFLIGHT_NOISE, self._source.scorer_noise)
+        self.source.scorer_noise = found.get(metrics.JUDGE_PREFLIGHT_NOISE, self.source.scorer_noise)
         # the supervised start takes the learners' memory, as an update does
         with self._engine_asleep():
             measured = self.rollouts.start(self._viewer, partial(self._imitate, log=log), log)
             if not measured:
-                self._learners.begin_as(self._policy, self.rollouts.bucket_bytes)
-            self._learners.call_all("begin")
+                self.learners.begin_as(self.policy, self.rollouts.bucket_bytes)
+            self.learners.call_all("begin")
         self._version += 1  # other weights than those that the engine was given when it was made
-        self._stats.note({**measured, **self.rollouts.validate(measured, self._version, self._learners, log)})
+        self._stats.note({**measured, **self.rollouts.validate(measured, self._version, self.learners, log)})
         self._is_prepared = True
         return self.rollouts.can_act
 
@@ -193,12 +193,12 @@ class PolicyGradient(BaseAlgorithm):
         """Has the learners imitate what was shown, with what each answer counts; the policy that plays here follows
         them. Returns the last loss.
         """
-        self._learners.begin_as(self._policy, self.rollouts.bucket_bytes)
-        if self._learner is not None:
-            self._learner.log = log  # of learners elsewhere it is in the run's log
+        self.learners.begin_as(self.policy, self.rollouts.bucket_bytes)
+        if self.learner is not None:
+            self.learner.log = log  # of learners elsewhere it is in the run's log
         sft = self.config.sft
-        self._learners.call_all("begin_imitation", lessons.shown, sft, lessons.weights)
-        loss = self._learners.call("imitator.train", sft.updates)
+        self.learners.call_all("begin_imitation", lessons.shown, sft, lessons.weights)
+        loss = self.learners.call("imitator.train", sft.updates)
         self._sync_weights()
         return loss
 
@@ -213,7 +213,7 @@ class PolicyGradient(BaseAlgorithm):
             ages = [self._version - float(episode.versions.mean()) for episode in learned if len(episode)]
             self._stats.note({metrics.STALENESS: float(np.mean(ages))})
             with self._engine_asleep():
-                self._learners.call_all("learn", learned, done / self.config.total_steps, self._source.images)
+                self.learners.call_all("learn", learned, done / self.config.total_steps, self.source.images)
             self._warn_of_mismatch()
             self._sync_weights()
             self._version += 1
@@ -221,7 +221,7 @@ class PolicyGradient(BaseAlgorithm):
 
     def _gpus(self) -> list[tuple[str, str]]:
         """The learners' GPUs."""
-        return [(node, gpu) for node, gpu in self._learners.call_all("gpu") if gpu]
+        return [(node, gpu) for node, gpu in self.learners.call_all("gpu") if gpu]
 
     @contextmanager
     def _engine_asleep(self) -> Iterator[None]:
@@ -235,14 +235,14 @@ class PolicyGradient(BaseAlgorithm):
             yield
         finally:
             # first the learners give back what they hold unused: the engine needs that memory
-            self._learners.call_all("free_gpu")
+            self.learners.call_all("free_gpu")
             engine.wake(self._gpus())
 
     def _warn_of_mismatch(self) -> None:
         """Says once that the engine is not quite the policy that is trained."""
         if self.rollouts.engine is None or self.config.algo.staleness or self._is_warned:
             return  # what is stale differs anyway
-        off = self._learners.call("report").get(metrics.UPDATE_FIRST_RATIO, 0.0)
+        off = self.learners.call("report").get(metrics.UPDATE_FIRST_RATIO, 0.0)
         if off > _MOST_OFF:
             self._is_warned = True
             logger.warning(
@@ -252,7 +252,7 @@ class PolicyGradient(BaseAlgorithm):
 
     def _sync_weights(self) -> None:
         """Has the policy that plays in this process be the learners', bucket by bucket; engines read the same ones."""
-        buckets = self._learners.sync_to(self._policy, self.rollouts.bucket_bytes)
+        buckets = self.learners.sync_to(self.policy, self.rollouts.bucket_bytes)
         self._buckets = [] if self.rollouts.engine is None else buckets
 
     def _pack(self) -> Any:
@@ -267,7 +267,7 @@ class PolicyGradient(BaseAlgorithm):
 
     def flush_pending(self) -> None:
         """Learns from what is under way, so that what is evaluated and saved next is of one moment."""
-        for episodes in self._source.rest():
+        for episodes in self.source.rest():
             self._learn_from(episodes, self.env_steps)
         if self.rollouts.engine is not None:
             self.rollouts.engine.use(self._pack())
@@ -277,12 +277,12 @@ class PolicyGradient(BaseAlgorithm):
         engine = {} if self.rollouts.engine is None else self.rollouts.engine.report()
         critic = {} if self._critic is None else self._critic.report()
         seconds = {
-            metrics.ROLLOUT_S: self._source.rollout_s,
-            metrics.ROLLOUT_WAIT_S: self._source.wait_s,
+            metrics.ROLLOUT_S: self.source.rollout_s,
+            metrics.ROLLOUT_WAIT_S: self.source.wait_s,
             metrics.UPDATE_S: self._update_s,
         }
         measured = {name: value for name, value in seconds.items() if value}
-        learned = self._learners.call("report")
+        learned = self.learners.call("report")
         return self._stats.report() | learned | critic | engine | self._labeller.report() | measured
 
     def finish(self) -> None:
@@ -343,17 +343,17 @@ class PolicyGradient(BaseAlgorithm):
         self.flush_pending()  # what is under way has no state of its own
         tree = {
             "runner": self.rollouts.group.get_state(),
-            "learner": self._learners.call("save_tree"),
-            "scale": self._policy.meta().get("statistics") or None,
+            "learner": self.learners.call("save_tree"),
+            "scale": self.policy.meta().get("statistics") or None,
             "tally": self._stats.get_state(),
             "labeller": self._labeller.get_state(),
-            "scorer_noise": self._source.scorer_noise,
+            "scorer_noise": self.source.scorer_noise,
             "critic": None if self._critic is None else self._critic.get_state(),
             "is_prepared": self._is_prepared,
             "version": self._version,
             "iteration": self._iteration,
         }
-        save_tree(Path(checkpoint_dir), tree, policy_file(self._policy), self)
+        save_tree(Path(checkpoint_dir), tree, policy_file(self.policy), self)
         self._forget_images()
 
     def load_checkpoint(self, checkpoint_dir: str) -> None:
@@ -367,16 +367,16 @@ class PolicyGradient(BaseAlgorithm):
         """
         tree = load_tree(Path(checkpoint_dir))
         self.rollouts.group.set_state(tree["runner"])
-        self._learners.call_all("load_tree", tree["learner"])
+        self.learners.call_all("load_tree", tree["learner"])
         self._sync_weights()
         if tree["scale"] is not None:
-            self._policy.load_statistics(tree["scale"])
-            self._learners.call_all("load_statistics", tree["scale"])
+            self.policy.load_statistics(tree["scale"])
+            self.learners.call_all("load_statistics", tree["scale"])
         self._stats.set_state(tree["tally"])
-        self._source.forget()
+        self.source.forget()
         self._labeller.set_state(tree["labeller"])
         if self.config.algo.advantage.scorer_noise == "measured":
-            self._source.scorer_noise = float(tree["scorer_noise"])
+            self.source.scorer_noise = float(tree["scorer_noise"])
         if self._critic is not None:
             self._critic.set_state(tree["critic"])
         self._is_prepared, self._version = tree["is_prepared"], tree["version"]
@@ -385,12 +385,12 @@ class PolicyGradient(BaseAlgorithm):
         self._forget_images()
 
     def _forget_images(self) -> None:
-        self._policy.images.clear()
-        self._learners.call_all("forget_images")
+        self.policy.images.clear()
+        self.learners.call_all("forget_images")
 
     def cleanup(self) -> None:
         """Closes the engine, too."""
-        self._source.close()
+        self.source.close()
         super().cleanup()
         if self.rollouts.engine is not None:
             self.rollouts.engine.close()

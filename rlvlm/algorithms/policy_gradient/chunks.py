@@ -349,7 +349,6 @@ class ChunkRunner(BaseRunner):
         }
 
     def load_tree(self, tree: dict[str, Any]) -> None:
-        """Restores what `save_tree` returned."""
         self._states.bit_generator.state = tree["states"]
         self._tokens.set_state(torch.as_tensor(tree["tokens"]))
         self._next_group = tree["next_group"]

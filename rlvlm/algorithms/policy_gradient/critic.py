@@ -158,7 +158,6 @@ class Critic(Stateful):
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Restores what `get_state` returned."""
         super().set_state(state)
         self._middle, self._spread = (torch.from_numpy(np.array(value)) for value in state["scale"])
         self._scores, self._lengths, self._features = (np.array(value) for value in state["memory"])

@@ -199,7 +199,6 @@ class TokenLearner(ManualLearner):
             self.imitator.set_state(tree)
 
     def held_out_loss(self, episodes: Sequence[TokenEpisode], sft: ReplySFTConfig) -> float:
-        """See `sft_replies`."""
         policy: Any = self.policy
         return held_out_loss(policy, self._env, episodes, sft.batch_size)
 

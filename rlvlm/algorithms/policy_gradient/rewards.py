@@ -393,7 +393,6 @@ class RunScorer:
         self._scorer, self._num_frames = scorer, num_frames
 
     def answers(self, asked: Sequence[tuple[Item, bool]]) -> list[Score]:
-        """See `KnowsItems`."""
         return self._scorer.score([scoring_item(item, self._num_frames) for item, _ in asked])
 
 

@@ -248,7 +248,6 @@ class ChunkRollouts:
         return chunk_player(sampler, play=self._play_held_out)
 
     def _play_held_out(self, state_ids: NDArray[np.int64], greedy: bool) -> list[TokenEpisode]:
-        """See `PlayHeldOut`."""
         states = {"state_ids": state_ids, "greedy": greedy}
         if self._runner is not None:
             return self._runner.evaluate(**states)[0]

@@ -167,7 +167,6 @@ class EnvSlot(TokenSlot):
         return {"env": self.env.get_state(), "seed": self.start, "turn": asdict(self.turn), "history": history}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Restores what `get_state` returned."""
         self.env.set_state(state["env"])
         turns = [Turn(snapshot=row["snapshot"], prompt=row["prompt"]) for row in state["history"]]
         first, *after = [*turns, Turn(**state["turn"])]

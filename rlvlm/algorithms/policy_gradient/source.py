@@ -79,13 +79,13 @@ class EpisodeSource:
         if self._algo.staleness:
             # s more than the one that is taken now: at the first call s + 1 are begun, then one for each that is taken
             while len(self._under_way) <= self._algo.staleness:
-                self._begin()  # with the weights as they are now, which will be `staleness` updates old
-            return self._filtered(self._labelled(self._ended()))
+                self.begin()  # with the weights as they are now, which will be `staleness` updates old
+            return self._filtered(self.labelled(self.ended()))
         episodes: list[TokenEpisode] = []
         kept: list[TokenEpisode] = []
         for _ in range(self._algo.rounds if self._is_compared and not self._algo.rollout_turns else 1):
-            self._begin()
-            episodes += self._labelled(self._ended())
+            self.begin()
+            episodes += self.labelled(self.ended())
             # groups that earlier rounds kept stay: thresholds look at one group at a time
             kept = self._filtered(episodes)
             if len(kept) >= self._algo.groups * self._algo.group_size:
@@ -96,7 +96,7 @@ class EpisodeSource:
         """The episodes of each rollout that is under way or waits for its scores; afterwards none is left."""
         while self._under_way:
             self.images = []
-            yield self._filtered(self._labelled(self._ended()))
+            yield self._filtered(self.labelled(self.ended()))
 
     def forget(self) -> None:
         """Forgets what is on its way, once it has come to its end: the player must not be in the middle of it."""
@@ -109,7 +109,7 @@ class EpisodeSource:
         if self._pool is not None:
             self._pool.shutdown(wait=False, cancel_futures=True)
 
-    def _begin(self) -> None:
+    def begin(self) -> None:
         """Begins a rollout with the weights as they are now: in the pool, or at once and in this thread."""
         weights = self._pack()  # here and not in the pool: the learner may change them next
 
@@ -124,7 +124,7 @@ class EpisodeSource:
             here.set_result(played())  # at once, as the policy of this process may be trained next
             self._under_way.append(here)
 
-    def _ended(self) -> list[TokenEpisode]:
+    def ended(self) -> list[TokenEpisode]:
         """The episodes of the oldest rollout under way; they count from now on."""
         began = time.monotonic()
         (episodes, images), seconds = self._under_way.popleft().result()
@@ -135,7 +135,7 @@ class EpisodeSource:
         self._stats.record(sum(int(episode.steps.sum()) for episode in episodes), ended)
         return episodes
 
-    def _labelled(self, episodes: list[TokenEpisode]) -> list[TokenEpisode]:
+    def labelled(self, episodes: list[TokenEpisode]) -> list[TokenEpisode]:
         """The episodes with their rewards; warns where these are all the same."""
         self.newest = self._labeller.label(episodes, self._stats.env_steps) if episodes else []
         # whole episodes alone: pieces of one that goes on would count its steps, but not its return

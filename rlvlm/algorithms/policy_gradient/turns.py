@@ -217,7 +217,6 @@ class TurnRunner(BaseRunner):
         return {"slots": [slot.get_state() for slot in self.slots], "noise": self._noise.bit_generator.state}
 
     def load_tree(self, tree: dict[str, Any]) -> None:
-        """Restores what `save_tree` returned."""
         for slot, saved in zip(self.slots, tree["slots"], strict=True):
             slot.set_state(saved)
         self._noise.bit_generator.state = tree["noise"]

@@ -115,24 +115,24 @@ class SACPebble(BaseAlgorithm):
         assert self.learner_group is not None and self.env_runner_group is not None, "RLlib has set both up"
         learners: Learners[SACLearner] = Learners(self.learner_group, self.config.sac.threads)
         assert learners.local is not None, "`validate` wants it in this process"
-        self._learner = learners.local
+        self.learner = learners.local
         # with env runners there is no local one: actors get the policy's weights with every turn
         local: Any = self.env_runner_group.local_env_runner
         if local is None:
-            self._runner_group = RemoteRunnerGroup(
+            self.runners = RemoteRunnerGroup(
                 self.env_runner_group,
-                lambda: self._learner.policy_values.cpu().numpy(),
+                lambda: self.learner.policy_values.cpu().numpy(),
                 join,
                 self.config.sample_timeout_s,
                 self.config.env_runner_restore_timeout_s,
             )
         else:
-            local.policy = self._learner.networks.policy
-            self._runner_group = LocalRunnerGroup(local)
+            local.policy = self.learner.networks.policy
+            self.runners = LocalRunnerGroup(local)
         self._viewer = make_env(self.config.task, self.config.env_settings, self.config.seed)
         neighbour, setup = self.config.sac.novelty_neighbour, self.config.reward_setup
-        self._switch = build_switch(setup, self.config.task, self._viewer, neighbour, self.config.seed)
-        self._relabelling = Relabelling(self._learner.replay)
+        self.reward_switch = build_switch(setup, self.config.task, self._viewer, neighbour, self.config.seed)
+        self._relabelling = Relabelling(self.learner.replay)
         self._stats = TrainingStats()
 
     def prepare(self, log: Callable[[str], None]) -> bool:
@@ -144,7 +144,7 @@ class SACPebble(BaseAlgorithm):
     def training_step(self) -> None:
         """One round of episodes: PEBBLE's algorithm 2, and plain SAC where the source never changes."""
         rewards, num_ended = [], 0
-        switch, learner = self._switch, self._learner
+        switch, learner = self.reward_switch, self.learner
         for sample in self._samples():
             switch.record(sample)
             rewards.append(add_labelled(learner.replay, sample.transitions, switch.source, switch.bonus))
@@ -168,14 +168,14 @@ class SACPebble(BaseAlgorithm):
 
         def start(num_steps: int) -> None:
             is_seeding = self.env_steps < self.config.sac.seed_steps
-            self._runner_group.start({"num_steps": num_steps, "random_actions": is_seeding})
+            self.runners.start({"num_steps": num_steps, "random_actions": is_seeding})
 
         # Actors act the next turn, with the policy as it is now, while the caller learns from this one. Of an
         # episode's first turn nothing can be begun ahead: rounds end with episodes, and a checkpoint may lie between.
         turns = self.config.sac.turns(self.config.env_settings.episode_steps)
         start(turns[0])
         for following in (*turns[1:], None):
-            sample = self._runner_group.collect()
+            sample = self.runners.collect()
             episodes = ((float(episode.env_rewards.sum()), bool(episode.success.any())) for episode in sample.episodes)
             self._stats.record(len(sample.transitions.env_rewards), episodes)
             if following:
@@ -184,7 +184,7 @@ class SACPebble(BaseAlgorithm):
 
     def _learn_reward(self) -> None:
         """Asks, fits and has everything relabelled; the first learned reward finds critics without a past."""
-        switch, learner = self._switch, self._learner
+        switch, learner = self.reward_switch, self.learner
         was_learned, version = switch.learned is not None, switch.source.version
         self._stats.note(switch.hold_session(self.env_steps))
         # no learned reward yet, or a session that changed nothing: all rows carry what they should
@@ -200,27 +200,27 @@ class SACPebble(BaseAlgorithm):
 
     def report(self) -> dict[str, float]:
         """The newest numbers by their names in `rlvlm.core.metrics`; returns and success are means of 10 episodes."""
-        numbers, replay = self._stats.report() | self._learner.report(), self._learner.replay
-        if self._switch.learned is not None:
+        numbers, replay = self._stats.report() | self.learner.report(), self.learner.replay
+        if self.reward_switch.learned is not None:
             numbers[metrics.REPLAY_STALE] = self._relabelling.num_waiting / max(len(replay), 1)
-        if self._switch.bonus is not None:
-            bonus_weight = self._switch.bonus_weight(self.env_steps)
+        if self.reward_switch.bonus is not None:
+            bonus_weight = self.reward_switch.bonus_weight(self.env_steps)
             numbers[metrics.REPLAY_BONUS] = bonus_weight * float(replay.bonuses.mean())
         return numbers
 
     def finish(self) -> None:
         """Waits for answers that are still to come; call it after the last step, before the last `drain_records`."""
-        self._stats.note(self._switch.finish_feedback(self.env_steps))
+        self._stats.note(self.reward_switch.finish_feedback(self.env_steps))
 
     def drain_records(self) -> list[Record]:
         """The queries asked since the last call; write them down before saving a checkpoint."""
-        return self._switch.drain_records(self.env_steps)
+        return self.reward_switch.drain_records(self.env_steps)
 
     def evaluate_policy(self, num_episodes: int) -> Evaluation:
         """Whole episodes of the deterministic policy, in an env of their own; training does not notice."""
-        source = self._switch.source
+        source = self.reward_switch.source
         asked = None if source.labelling is Labelling.ON_DRAW else source  # novelty's scale would move by being asked
-        player = StepsPlayer(self._learner.networks.policy, self._viewer, asked)
+        player = StepsPlayer(self.learner.networks.policy, self._viewer, asked)
         before = source.get_state()
         episodes = evaluate(player, num_episodes)
         source.set_state(before)  # a judge's answers here would be remembered by training, which then asks less
@@ -237,14 +237,14 @@ class SACPebble(BaseAlgorithm):
             MachineError: the disk is full or cannot be written.
         """
         tree = {
-            "runner": self._runner_group.get_state(),
-            "learner": self._learner.save_tree(),
-            "schedule": self._switch.get_state(),
+            "runner": self.runners.get_state(),
+            "learner": self.learner.save_tree(),
+            "schedule": self.reward_switch.get_state(),
             "relabelling": self._relabelling.get_state(),
             "iteration": self._iteration,
             **self._stats.get_state(),
         }
-        weights = self._learner.networks.policy.state_dict()
+        weights = self.learner.networks.policy.state_dict()
         save_tree(Path(checkpoint_dir), tree, PolicyFile(kind=KIND, weights=weights), self)
 
     def load_checkpoint(self, checkpoint_dir: str) -> None:
@@ -263,9 +263,9 @@ class SACPebble(BaseAlgorithm):
                 "in them",
                 "start anew; `rlvlm eval` still plays its policy",
             )
-        self._runner_group.set_state(tree["runner"])
-        self._learner.load_tree(tree["learner"])
-        self._switch.set_state(tree["schedule"])
+        self.runners.set_state(tree["runner"])
+        self.learner.load_tree(tree["learner"])
+        self.reward_switch.set_state(tree["schedule"])
         self._relabelling.set_state(tree["relabelling"])
         self._stats.set_state(tree)
         self._iteration = tree["iteration"]

@@ -76,7 +76,6 @@ class EpisodeBuffer:
         return {"starts": self._starts.copy(), "columns": columns}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Restores what `get_state` returned."""
         columns = state["columns"]
         count = len(columns["progress"]) if columns else 0
         self._steps = [{name: values[k] for name, values in columns.items()} for k in range(count)]

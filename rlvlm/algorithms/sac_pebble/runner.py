@@ -177,7 +177,6 @@ class StepEnvRunner(BaseRunner):
         }
 
     def load_tree(self, tree: dict[str, Any]) -> None:
-        """Restores what `save_tree` returned."""
         for env, env_state in zip(self._envs, tree["envs"], strict=True):
             env.set_state(env_state)
         self._obs = np.array(tree["obs"], np.float32)

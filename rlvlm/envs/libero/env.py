@@ -45,7 +45,7 @@ class LiberoEnvs(ChunkEnvs):
     """
 
     def __init__(self, scene: LiberoScene, config: LiberoConfig) -> None:
-        self._scene = scene
+        self.scene = scene
         self._episode_steps, self._moved_m = config.episode_steps, config.moved
         self._step_s = FAST_STEP_S if config.physics == "fast" else EXACT_STEP_S
         self._continue_after_success = config.continue_after_success
@@ -59,11 +59,11 @@ class LiberoEnvs(ChunkEnvs):
         """First observations of N new episodes."""
         distinct, inverse = np.unique(state_ids, return_inverse=True)
         starts = []  # a group of equal numbers is one start, settled once
-        with self._scene.turn:
+        with self.scene.turn:
             for state_id in distinct.tolist():
-                state = self._scene.start(state_id, self._moved_m)
+                state = self.scene.start(state_id, self._moved_m)
                 count_progress()
-                starts.append((state, self._scene.positions(), self._scene.arm.proprio(), self._scene.progress()))
+                starts.append((state, self.scene.positions(), self.scene.arm.proprio(), self.scene.progress()))
         states, positions, proprio, progress = zip(*starts, strict=True)
         self.states = [states[index] for index in inverse]
         self.ages = np.zeros(len(state_ids), np.int64)
@@ -73,7 +73,7 @@ class LiberoEnvs(ChunkEnvs):
 
     def step(self, rows: NDArray[np.intp], chunks: FloatArray) -> ChunkStep:
         """Drives the envs `rows` [n] by `chunks` [n, L, 7]."""
-        scene, num, length = self._scene, len(rows), chunks.shape[1]
+        scene, num, length = self.scene, len(rows), chunks.shape[1]
         trail = np.empty((num, length, scene.model.nq), np.float32)
         proprio = np.empty((num, _PROPRIO_SIZE), np.float32)
         rewards = np.zeros((num, length), np.float32)
@@ -120,7 +120,7 @@ class LiberoEnvs(ChunkEnvs):
         )
 
     def _observed(self, positions: FloatArray, proprio: FloatArray) -> Observations:
-        instructions = (self._scene.instruction,) * len(positions)
+        instructions = (self.scene.instruction,) * len(positions)
         return Observations(snapshots=positions.copy(), texts=instructions, proprio=proprio)
 
 
@@ -148,16 +148,16 @@ class LiberoEnv(ChunkEnv):
 
     def __init__(self, config: LiberoConfig, seed: int, suite: str, number: str) -> None:
         ensure_renderer()  # before an hour of training, not after
-        self._scene = shared_scene(suite, int(number), config.mesh_cell if config.render_style == "light" else 0.0)
+        self.scene = shared_scene(suite, int(number), config.mesh_cell if config.render_style == "light" else 0.0)
         self._config = config
-        self.grain = self._scene.grain  # finer where shadows and reflections are drawn
-        self.goal = self._scene.instruction
+        self.grain = self.scene.grain  # finer where shadows and reflections are drawn
+        self.goal = self.scene.instruction
         self.instructions = (self.goal,)
         self.episode_steps = config.episode_steps
-        self.snapshot_size = self._scene.model.nq  # joint positions
-        self.num_offsets = 3 * len(self._scene.named)
-        self.num_held_out = None if config.moved else self._scene.num_held_out
-        self._envs = LiberoEnvs(self._scene, config)
+        self.snapshot_size = self.scene.model.nq  # joint positions
+        self.num_offsets = 3 * len(self.scene.named)
+        self.num_held_out = None if config.moved else self.scene.num_held_out
+        self._envs = LiberoEnvs(self.scene, config)
         self._state_id = 0
         self._seen = np.empty(self.snapshot_size, np.float32)
         self._memory = ScriptMemory()
@@ -191,22 +191,22 @@ class LiberoEnv(ChunkEnv):
 
     def draw(self, snapshots: FloatArray, size_px: int, camera: str = "") -> Frames:
         """Images [N, size_px, size_px, 3], turned as those that published policies were trained on."""
-        return np.ascontiguousarray(self._scene.draw(snapshots, size_px, camera)[:, :, ::-1])
+        return np.ascontiguousarray(self.scene.draw(snapshots, size_px, camera)[:, :, ::-1])
 
     def landmarks(self, snapshots: FloatArray) -> FloatArray:
         """[N, K, 3]: the hand, and what the goals name."""
-        return self._scene.landmarks(snapshots)
+        return self.scene.landmarks(snapshots)
 
     def augment_scenes(self, snapshots: FloatArray, starts: FloatArray, rng: np.random.Generator) -> FloatArray:
         """[N, S]: the arm of `snapshots` among the things of `starts`, each moved by up to 3 cm."""
-        return self._scene.augment_scenes(snapshots, starts, rng)
+        return self.scene.augment_scenes(snapshots, starts, rng)
 
     def scripted_chunk(self, noise: float, rng: np.random.Generator) -> FloatArray | None:
         """[L, 7] of the script that picks up and puts down; None where a task asks for more.
 
         It acts upon what each of its actions leads to, so it plays them, and the env is set back.
         """
-        scene = self._scene
+        scene = self.scene
         with scene.turn:
             scene.load(self._envs.states[0])
             mujoco.mj_fwdPosition(scene.model, scene.data)
@@ -223,7 +223,7 @@ class LiberoEnv(ChunkEnv):
 
     def many(self) -> LiberoEnvs:
         """Envs of the same config."""
-        return LiberoEnvs(self._scene, self._config)
+        return LiberoEnvs(self.scene, self._config)
 
     def get_state(self) -> dict[str, Any]:
         """Physics and arm, how long the episode has lasted, and the generator."""
@@ -250,4 +250,4 @@ class LiberoEnv(ChunkEnv):
 
     def close(self) -> None:
         """Frees OpenGL; the next image opens it again."""
-        self._scene.close()
+        self.scene.close()

@@ -48,7 +48,7 @@ class _Jointed:
     """
 
     def __init__(self, scene: LiberoScene, verb: str, name: str) -> None:
-        self._scene, self._verb = scene, verb
+        self.scene, self._verb = scene, verb
         joint: Any = scene.model.joint(scene.env.get_object(name).joints[0])
         parent = getattr(scene.env.object_states_dict[name], "parent_name", name)
         self._ranges: Any = scene.env.get_object(parent).object_properties["articulation"]
@@ -65,7 +65,7 @@ class _Jointed:
 
     def points(self) -> Doubles:
         """[N, 3] of its surface, in the world."""
-        return surface_points(self._scene.model, self._scene.data, self._body)
+        return surface_points(self.scene.model, self.scene.data, self._body)
 
 
 class Knob(_Jointed):
@@ -203,7 +203,7 @@ class Script:
     """
 
     def __init__(self, scene: LiberoScene, memory: ScriptMemory) -> None:
-        self._scene = scene
+        self.scene = scene
         self._memory = memory
         inside = [goal[2] for goal in scene.goals if goal[0] == "in" and is_drawer(scene, goal[2])]
         self._goals = [*scene.goals, *(["open", drawer] for drawer in inside)]
@@ -223,7 +223,7 @@ class Script:
             place, grip = self._leg()
         memory.steps += 1
         action = np.zeros(7)
-        action[:3] = (place - self._scene.arm.place) * _GAIN
+        action[:3] = (place - self.scene.arm.place) * _GAIN
         action[3:6] = self._turning()
         action[:6] = np.clip(action[:6], -1.0, 1.0) + noise * rng.normal(size=6) * _ASIDE
         action[6] = grip
@@ -238,11 +238,11 @@ class Script:
             return bool(np.linalg.norm(self._turning()) < 0.2)
         if memory.leg in (TURN, TWIST):
             return bool(abs(self._across_now() @ memory.across) > 0.995)
-        return bool(np.linalg.norm(place - self._scene.arm.place) < _NEAR_M.get(memory.leg, 0.0))
+        return bool(np.linalg.norm(place - self.scene.arm.place) < _NEAR_M.get(memory.leg, 0.0))
 
     def _choose(self) -> None:
         """Takes up the first goal that is not reached, with a grasp for its thing."""
-        memory, scene = self._memory, self._scene
+        memory, scene = self._memory, self.scene
         # chosen anew whenever a leg comes to nothing, so what a mishap has undone is done again
         unmet = [index for index, goal in enumerate(self._goals) if not self._is_reached(goal)]
         unmet.sort(key=lambda index: _ORDER.index(self._goals[index][0]))
@@ -259,7 +259,7 @@ class Script:
 
     def _is_reached(self, goal: Sequence[str]) -> bool:
         """Whether nothing is to be done for it: a drawer is opened only for what is not in it yet."""
-        scene = self._scene
+        scene = self.scene
         if goal in scene.goals:
             return scene.is_reached(goal)
         is_full = all(scene.is_reached(other) for other in scene.goals if other[0] == "in" and other[2] == goal[1])
@@ -269,7 +269,7 @@ class Script:
         """Target of the hand now, and its gripper."""
         if self._verb in DRAWS:
             return self._drawing_leg()
-        memory, arm = self._memory, self._scene.arm
+        memory, arm = self._memory, self.scene.arm
         x, y, z = memory.place
         thing = self._goals[memory.goal][1]
         if memory.leg == APPROACH:  # level, or the hand would sweep things away on its way down
@@ -283,7 +283,7 @@ class Script:
         if memory.leg in (CARRY, LOWER):
             target, top, is_inside = self._target()
             # the thing and not the hand is to be there: it may have slid between the fingers since it was taken
-            hold = self._scene.place_of(thing) - arm.place
+            hold = self.scene.place_of(thing) - arm.place
             height = self._carrying_height()
             if memory.leg == LOWER:  # onto something it is set down; into something it is dropped from near its floor
                 drop = max(target[2] + memory.below - 0.02, target[2] + 0.03)
@@ -298,7 +298,7 @@ class Script:
         return np.array([x, y, max(z + 0.1, top + 0.22)]), OPEN
 
     def _begin_next_leg(self) -> None:
-        memory, scene = self._memory, self._scene
+        memory, scene = self._memory, self.scene
         here, thing = scene.arm.place.copy(), self._goals[memory.goal][1]
         hold = scene.place_of(thing) - here
         has_slipped = np.linalg.norm(hold - memory.offset) > _SLIPPED_M
@@ -324,8 +324,8 @@ class Script:
     def _target(self) -> tuple[Doubles, float, bool]:
         """Middle of where the thing should go, the height of its upper side, and whether that is the inside of it."""
         verb, _, target = self._goals[self._memory.goal]
-        place = self._scene.place_of(target).copy()
-        is_region = target in self._scene.env.object_sites_dict
+        place = self.scene.place_of(target).copy()
+        is_region = target in self.scene.env.object_sites_dict
         return place, float(place[2] if is_region else self._points(target)[:, 2].max()), verb == "in"
 
     @property
@@ -352,7 +352,7 @@ class Script:
 
     @property
     def _drawer(self) -> Drawer:
-        return Drawer(self._scene, *self._goals[self._memory.goal])
+        return Drawer(self.scene, *self._goals[self._memory.goal])
 
     def _carrying_height(self) -> float:
         memory = self._memory
@@ -362,12 +362,12 @@ class Script:
         return max(top + 0.05 + memory.below, memory.hover + 0.03)
 
     def _points(self, name: str) -> Doubles:
-        scene = self._scene
+        scene = self.scene
         return surface_points(scene.model, scene.data, scene.env.obj_body_id[name])
 
     def _across_now(self) -> Doubles:
         """[2] unit vector from finger to finger, seen from above."""
-        left, right = (self._scene.data.xpos[finger] for finger in self._fingers)
+        left, right = (self.scene.data.xpos[finger] for finger in self._fingers)
         return (left - right)[:2] / np.linalg.norm((left - right)[:2])
 
     def _turning(self) -> Doubles:
@@ -376,14 +376,14 @@ class Script:
         """
         if self._verb in DRAWS:
             pointing, fingers = self._drawer.pointing(), self._drawer.fingers()
-            left, right = (self._scene.data.xpos[finger] for finger in self._fingers)
+            left, right = (self.scene.data.xpos[finger] for finger in self._fingers)
             now: Doubles = (left - right) / np.linalg.norm(left - right)
             towards = fingers if fingers @ now >= 0 else -fingers  # which finger is where does not matter
             # a cross product turns the one direction into the other, by the sine of the angle between them
-            error: Doubles = np.cross(self._scene.arm.turn[:, 2], pointing) + np.cross(now, towards)
+            error: Doubles = np.cross(self.scene.arm.turn[:, 2], pointing) + np.cross(now, towards)
             return error / 0.5
         now, wanted = self._across_now(), np.array(self._memory.across)
         wanted = wanted if wanted @ now >= 0 else -wanted
         yaw = np.arctan2(now[0] * wanted[1] - now[1] * wanted[0], now @ wanted)
-        tilt = np.cross(self._scene.arm.turn[:, 2], [0.0, 0.0, -1.0])
+        tilt = np.cross(self.scene.arm.turn[:, 2], [0.0, 0.0, -1.0])
         return (np.array([0.0, 0.0, yaw]) + tilt) / 0.5

@@ -48,7 +48,7 @@ class MiniGridTurnEnv(TurnEnv):
     def __init__(self, config: MiniGridConfig, seed: int, name: str) -> None:
         env = gym.make(name, disable_env_checker=True).unwrapped
         assert isinstance(env, MiniGridEnv)
-        self._env, self._name = env, name
+        self.inner, self._name = env, name
         self.rules, self.split = config.rules, config.split
         self._max_turns = config.episode_steps
         self._shows_text, self._prompt_last_action = config.shows_text, config.prompt_last_action
@@ -76,9 +76,9 @@ class MiniGridTurnEnv(TurnEnv):
         self._done.append(_PASSED if action is None else action)
         self._last = "could not be read"
         if action is None:  # not one of the env's own actions: in some envs even "done" moves the agent
-            self._env.step_count += 1
-            return _INVALID, False, self._env.step_count >= self._env.max_steps
-        _, reward, terminated, truncated, _ = self._env.step(action)
+            self.inner.step_count += 1
+            return _INVALID, False, self.inner.step_count >= self.inner.max_steps
+        _, reward, terminated, truncated, _ = self.inner.step(action)
         is_in_vain = np.array_equal(before, self.snapshot())  # as a greedy policy cannot see, and would repeat
         self._last = f"was {self.action_names[action]}" + (" and changed nothing" if is_in_vain else "")
         self._is_success = bool(terminated) and float(reward) > 0  # lava and wrong objects end an episode, too
@@ -108,10 +108,10 @@ class MiniGridTurnEnv(TurnEnv):
         names = ", ".join(f'"{self.action_names[i]}"' for i in self._legal)
         stated = ""
         if self._shows_text or self._has_mission:
-            thing = self._env.carrying
+            thing = self.inner.carrying
             hand = f"the {thing.color} {thing.type}" if thing is not None else "nothing"
-            facing = _DIRECTIONS[int(self._env.agent_dir)]
-            stated = f" Mission: {self._env.mission}. It faces {facing} and carries {hand}."
+            facing = _DIRECTIONS[int(self.inner.agent_dir)]
+            stated = f" Mission: {self.inner.mission}. It faces {facing} and carries {hand}."
         if self._prompt_last_action and self._last:
             stated += f" Your last action {self._last}."
         return (
@@ -141,8 +141,8 @@ class MiniGridTurnEnv(TurnEnv):
     def draw(self, snapshots: FloatArray) -> Frames:
         """Images [N, H * 32, W * 32, 3] of the whole grid, lighter where the agent sees."""
         keys = self.image_key(snapshots)
-        grids = keys[:, :-3].reshape(len(keys), self._env.width, self._env.height, 3)
-        return paint(grids, keys[:, -3:], self._env.agent_view_size, self._env.see_through_walls)
+        grids = keys[:, :-3].reshape(len(keys), self.inner.width, self.inner.height, 3)
+        return paint(grids, keys[:, -3:], self.inner.agent_view_size, self.inner.see_through_walls)
 
     def get_state(self) -> dict[str, Any]:
         """The seed of the grid and all actions since: any env is exact again once they are repeated."""
@@ -186,11 +186,11 @@ class MiniGridTurnEnv(TurnEnv):
         self._grid_seed = grid_seed
         self._done: list[int] = []
         self._last = ""
-        self._env.reset(seed=grid_seed)
+        self.inner.reset(seed=grid_seed)
         # MiniGrid's reward counts steps against this; a shorter limit of ours is one for it too
-        self._env.max_steps = min(self._env.max_steps, self._max_turns)
+        self.inner.max_steps = min(self.inner.max_steps, self._max_turns)
         if self._has_mission:
-            self.goal = self._env.mission or OTHERS[0]
+            self.goal = self.inner.mission or OTHERS[0]
         self._is_success = False
         self._plan = self._new_plan()
         self._first_length = len(self._plan.actions) if self._plan is not None else 0
@@ -199,18 +199,18 @@ class MiniGridTurnEnv(TurnEnv):
         if not self.has_expert:
             return None
         if not self._is_exact:  # its mission asks for more than a square or a door, or something moves by itself
-            mission = read_mission(self._env)
-            return None if mission is None else plan_subgoals(self._env, mission)
-        thing = self._env.carrying
+            mission = read_mission(self.inner)
+            return None if mission is None else plan_subgoals(self.inner, mission)
+        thing = self.inner.carrying
         carried = None if thing is None else (OBJECT_TO_IDX[thing.type], COLOR_TO_IDX[thing.color])
         column, row, facing = (int(value) for value in self._agent())
         return plan_shortest(self._grid(), (column, row, facing), carried, self._wants_door)
 
     def _grid(self) -> NDArray[np.int64]:
-        return self._env.grid.encode().astype(np.int64)
+        return self.inner.grid.encode().astype(np.int64)
 
     def _agent(self) -> NDArray[np.int64]:
-        return np.array([*self._env.agent_pos, int(self._env.agent_dir)], np.int64)
+        return np.array([*self.inner.agent_pos, int(self.inner.agent_dir)], np.int64)
 
 
 _GRIDS = 8  # of which an env's are compared

@@ -125,7 +125,7 @@ class PickPlaceCan(TurnEnv):
         scene = _scenes.get(CAMERA)
         if scene is None:
             scene = _scenes[CAMERA] = CanScene()
-        self._scene = scene
+        self.scene = scene
         self.rules, self.split = config.rules, config.split
         self._max_turns, self._ticks, self._shows_text = config.episode_steps, config.move_ticks, config.shows_text
         self._step_s = FAST_STEP_S if config.physics == "fast" else EXACT_STEP_S
@@ -139,7 +139,7 @@ class PickPlaceCan(TurnEnv):
 
     def begin(self) -> None:
         """The can somewhere in the first bin, the hand above with open fingers."""
-        self._state = self._scene.start(self.np_random)
+        self._state = self.scene.start(self.np_random)
         self._turns = 0
         self._look()
 
@@ -149,7 +149,7 @@ class PickPlaceCan(TurnEnv):
         is_late = self._turns >= self._max_turns
         if action is None:
             return _INVALID, False, is_late
-        scene, name = self._scene, self.action_names[action]
+        scene, name = self.scene, self.action_names[action]
         scene.load(self._state)
         command = np.zeros(7, np.float32)
         command[:3], command[6] = self._moves.get(name, (0, 0, 0)), _GRIPPER.get(name, 0.0)
@@ -185,12 +185,12 @@ class PickPlaceCan(TurnEnv):
 
     def draw(self, snapshots: FloatArray) -> Frames:
         """Images [N, H, W, 3] of the camera at the wrist, the right way up, and of the second to its right."""
-        views = [self._scene.draw(snapshots, self.image_px[0], camera) for camera in self._cameras]
+        views = [self.scene.draw(snapshots, self.image_px[0], camera) for camera in self._cameras]
         return np.concatenate(views, axis=2)
 
     def image_key(self, snapshots: FloatArray) -> NDArray[np.int64]:
         """[N, P]: what can be seen of snapshots, in steps of a quarter of a millimetre (or of a milliradian)."""
-        return super().image_key(snapshots[:, self._scene.seen])
+        return super().image_key(snapshots[:, self.scene.seen])
 
     def get_state(self) -> dict[str, Any]:
         """Physics and arm, the turn, and the generator."""
@@ -239,7 +239,7 @@ class PickPlaceCan(TurnEnv):
 
     def _look(self) -> None:
         """Keeps what the state says of hand, can and task. Contacts are found anew, so it follows from the state."""
-        scene = self._scene
+        scene = self.scene
         scene.load(self._state)
         mujoco.mj_fwdPosition(scene.model, scene.data)
         self._positions = scene.positions()

@@ -28,9 +28,7 @@ class PredictsOffsets(Protocol):
 
     def shown_inputs(
         self, env: ChunkEnv, obs: Observations, images: Frames | None = None
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """See `VLAPolicy`."""
-        ...
+    ) -> tuple[Tensor, Tensor, Tensor]: ...
 
     def forward_with_offsets(self, images: Tensor, words: Tensor, proprio: Tensor) -> tuple[Tensor, Tensor]:
         """Output of `forward`, and [B, W] the offsets."""

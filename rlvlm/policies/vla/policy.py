@@ -212,7 +212,6 @@ class VLAPolicy(nn.Module):
         raise NotImplementedError(f"{type(self).__name__} has no value head")
 
     def lengths(self, obs: Observations, answers: Sequence[Answer]) -> list[int]:
-        """See `Policy`."""
         return [1] * len(answers)
 
     def meta(self) -> dict[str, Any]:
@@ -242,7 +241,6 @@ class VLAPolicy(nn.Module):
         load_weights(self.trained_state(), state)
 
     def with_weights(self, state: Mapping[str, Any]) -> AbstractContextManager[None]:
-        """See `Policy`."""
         return swap_weights(self.trained_state(), state)
 
     def shardable(self) -> Shardable:

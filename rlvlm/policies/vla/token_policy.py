@@ -96,7 +96,6 @@ class TokenVLA(VLAPolicy):
         with_entropies: bool = False,
         with_token_values: bool = False,
     ) -> Prediction:
-        """See `VLAPolicy`."""
         inputs, values = self.inputs(obs), None
         if self.has_values:
             logits, values = self.with_values(*inputs, detach=detach_values)
@@ -118,7 +117,6 @@ class TokenVLA(VLAPolicy):
         return self.with_values(*self.inputs(obs), detach=True)[1]
 
     def lengths(self, obs: Observations, answers: Sequence[Answer]) -> list[int]:
-        """See `Policy`."""
         return [len(answer["bins"]) for answer in answers]
 
     def learn_statistics(self, shown: Demonstrations, env: ChunkEnv) -> None:
@@ -131,7 +129,6 @@ class TokenVLA(VLAPolicy):
         return "" if self.scale is None else self.scale.write(_KEY)
 
     def load_statistics(self, text: str) -> None:
-        """See `VLAPolicy`."""
         self.scale = ActionScale.read(text, _KEY)
 
     def explored(self, env: ChunkEnv, min_range: float) -> NDArray[np.bool_]:

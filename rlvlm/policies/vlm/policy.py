@@ -115,11 +115,6 @@ class VLMPolicy(nn.Module):
         """Parameters of the value head that learn."""
         return list(self.value_head.parameters())
 
-    def head_parameters(self) -> list[nn.Parameter]:
-        """Parameters of the value head and the action head that learn."""
-        heads = [self.value_head] if self.action_head is None else [self.value_head, self.action_head]
-        return [parameter for head in heads for parameter in head.parameters()]
-
     def trained_state(self) -> dict[str, Tensor]:
         """Name and value of everything that learns, detached: what a checkpoint and a sync of weights carry."""
         return trainable_state(self)
@@ -146,7 +141,6 @@ class VLMPolicy(nn.Module):
         return swap_weights(self.trained_state(), state)
 
     def shardable(self) -> Shardable:
-        """See `Policy`."""
         heads = [self.value_head] if self.action_head is None else [self.value_head, self.action_head]
         return Shardable(root=self, methods=("log_probs", "values", "show", "imitation_loss"), heads=tuple(heads))
 

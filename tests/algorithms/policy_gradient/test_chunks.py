@@ -117,7 +117,7 @@ def test_a_collected_folder_teaches_what_the_run_would_have_shown_itself(build: 
     assert "was collected with env.episode_steps 40, not 32" in told[0]
     assert "20 demonstrations from" in told[1] and " by script-noise-0.05; left out" in told[1]
     assert "20 demonstrations by the task's expert" in " ".join(told)
-    for mine, theirs in zip(reading._policy.parameters(), playing._policy.parameters(), strict=True):
+    for mine, theirs in zip(reading.policy.parameters(), playing.policy.parameters(), strict=True):
         assert torch.equal(mine, theirs)
     assert reading.report()[metrics.SFT_DEMONSTRATIONS] == 20
 
@@ -131,7 +131,7 @@ def test_a_run_begins_with_the_policy_of_another(build: Build, tmp_path: Path) -
     after = build(seed=7, start_from=str(tmp_path / "step"))
     after.prepare(told.append)
     assert "starting from the policy of" in told[0] and not any("demonstrations by" in line for line in told)
-    for mine, theirs in zip(after._policy.parameters(), before._policy.parameters(), strict=True):
+    for mine, theirs in zip(after.policy.parameters(), before.policy.parameters(), strict=True):
         assert torch.equal(mine, theirs)
     again, once = (one.evaluate_policy(4).episodes for one in (after, before))
     assert all(np.array_equal(mine.snapshots, theirs.snapshots) for mine, theirs in zip(again, once, strict=True))
@@ -165,7 +165,7 @@ def test_a_policy_learns_from_images_that_were_kept_and_refuses_others(build: Bu
     looking, drawing = build(data=folder_of("images")), build()
     looking.prepare(told.append)
     drawing.prepare(told.append)
-    for mine, theirs in zip(looking._policy.parameters(), drawing._policy.parameters(), strict=True):
+    for mine, theirs in zip(looking.policy.parameters(), drawing.policy.parameters(), strict=True):
         assert torch.equal(mine, theirs)
     for odd, message in (
         (folder_of("large", image_px=24), "keeps images of 24 pixels, and the policy looks at 16"),
@@ -259,7 +259,7 @@ def test_rollouts_that_go_on_while_the_learner_learns_are_those_that_wait_for_it
     pair = [build(scores=scores, rounds=1, staleness=2, env_runners=1) for _ in range(2)]
     for algorithm, waits in zip(pair, (False, True), strict=True):
         if waits:
-            algorithm._source._pool = None  # each rollout ends before anything else begins
+            algorithm.source._pool = None  # each rollout ends before anything else begins
         algorithm.prepare(lambda line: None)
         ages = []
         for _ in range(5):
@@ -327,14 +327,14 @@ def test_a_judge_is_asked_twice_for_its_noise_though_its_answers_are_remembered(
 def test_figures_are_of_all_rounds_of_an_update(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
     algorithm = build(rounds=2)
     algorithm.prepare(lambda line: None)
-    source = algorithm._source
-    played, scored = [], source._labelled
+    source = algorithm.source
+    played, scored = [], source.labelled
 
     def record(episodes: list[TokenEpisode]) -> list[TokenEpisode]:
         played.extend(episodes)
         return scored(episodes)
 
-    monkeypatch.setattr(source, "_labelled", record)
+    monkeypatch.setattr(source, "labelled", record)
     groups = {one.group for one in source.next()}
     assert len(played) == 48 and len(groups) < 6, "one round did not find enough"
     report = algorithm.report()
@@ -367,11 +367,11 @@ def test_ppo_learns_chunks_by_a_value_head_of_the_policys_own(build: Build, tmp_
     own = {"advantage": AdvantageConfig(gamma=0.99), "has_values": True, "shrinkage": False}
     algorithm, other = build(**own), build(**own)
     algorithm.prepare(lambda line: None)
-    before = {name: value.clone() for name, value in algorithm._policy.trained_state().items()}
+    before = {name: value.clone() for name, value in algorithm.policy.trained_state().items()}
     algorithm.train()
     report = algorithm.report()
     assert report[metrics.UPDATE_FIRST_RATIO] <= 1e-5 and np.isfinite(report[metrics.UPDATE_VALUE_LOSS])
-    moved = {name for name, value in algorithm._policy.trained_state().items() if not torch.equal(value, before[name])}
+    moved = {name for name, value in algorithm.policy.trained_state().items() if not torch.equal(value, before[name])}
     assert any("value_head" in name for name in moved) and any("bins" in name for name in moved)
     algorithm.save_checkpoint(str(tmp_path / "half"))
     algorithm.train()
@@ -387,7 +387,7 @@ def test_chunks_may_be_judged_one_by_one(build: Build) -> None:
     algorithm = build(scores=reward, rounds=1)
     algorithm.prepare(lambda line: None)
     algorithm.train()
-    episodes, records = algorithm._source.newest, algorithm.drain_records()
+    episodes, records = algorithm.source.newest, algorithm.drain_records()
     assert len(records) == sum(map(len, episodes)) and all(len(one.item.snapshots) == 2 for one in records)
     assert [one.score.value for one in records] == pytest.approx(
         np.concatenate([episode.rewards for episode in episodes])

@@ -177,7 +177,7 @@ def test_a_run_with_workers_is_the_run_without_and_a_kill_costs_no_episode(local
             os.kill(pid_of(runner._workers[0]), signal.SIGKILL)
             algorithm.train()
             assert algorithm.report()[metrics.EPISODES] == 3 * 24, "groups that were lost are played anew"
-            assert min(one.num_steps for one in algorithm._source.newest) > 1, "and what was made up is left out"
+            assert min(one.num_steps for one in algorithm.source.newest) > 1, "and what was made up is left out"
         algorithm.stop()
     assert found[0] == found[1]
 
@@ -204,16 +204,16 @@ def test_one_half_is_sampled_for_while_the_other_steps_and_runs_repeat(
     for rollout in ("asynchronous", "asynchronous", "synchronous"):
         algorithm = algorithm_of(2, "tokens", rollout=rollout)
         algorithm.prepare(lambda line: None)
-        timed(algorithm._policy, "sample", 0.05)
+        timed(algorithm.policy, "sample", 0.05)
         spans.clear()
-        algorithm._source._begin()
-        played = algorithm._source._ended()
+        algorithm.source.begin()
+        played = algorithm.source.ended()
         sampled, stepped = ([span[1:] for span in spans if span[0] == name] for name in ("sample", "step"))
         overlaps = sum(begin < end_ and begin_ < end for begin, end in sampled for begin_, end_ in stepped)
         assert bool(overlaps) == (rollout == "asynchronous")
         assert sorted(episode.slot for episode in played) == list(range(24))
         # whatever they taught, the learner sees what was sampled
-        algorithm._learners.call("learn", [replace(episode, rewards=episode.gains) for episode in played], 0.0)
+        algorithm.learners.call("learn", [replace(episode, rewards=episode.gains) for episode in played], 0.0)
         report = algorithm.report()
         assert report[metrics.UPDATE_FIRST_RATIO] <= 1e-5
         found.append([report[name] for name in (metrics.ENV_STEPS, metrics.UPDATE_POLICY_LOSS, metrics.UPDATE_KL)])

@@ -65,7 +65,7 @@ def test_runners_play_side_by_side_and_one_that_is_lost_comes_back(make: Any, tm
     groups = [episode.group for episode in episodes]
     assert [groups.count(group) for group in dict.fromkeys(groups)] == [3] * 5 and max(groups) >= 1_000_000_000_000_000
     assert images  # drawn there, and not again here
-    algorithm._learner.learn(paid(episodes, 0), 0.0)
+    algorithm.learner.learn(paid(episodes, 0), 0.0)
     assert algorithm.report()[metrics.UPDATE_FIRST_RATIO] <= 1e-5  # they played the learner's own policy
     algorithm.train()
     assert algorithm.report()[metrics.EPISODES] == 15
@@ -100,19 +100,19 @@ def blind(learner: Any) -> None:
 def test_runners_play_evaluations_too_and_learners_draw_nothing_again(make: Any) -> None:
     algorithm = make(env_runners=2, num_learners=2)
     algorithm.prepare(lambda line: None)
-    algorithm._policy.images.clear()
+    algorithm.policy.images.clear()
     algorithm.learner_group.foreach_learner(blind)
     algorithm.train()
-    assert not len(algorithm._policy.images), "images went to a process that does not learn"
-    sampler = ChunkSampler(policy=algorithm._policy, env=algorithm._viewer)
+    assert not len(algorithm.policy.images), "images went to a process that does not learn"
+    sampler = ChunkSampler(policy=algorithm.policy, env=algorithm._viewer)
     here = play_held_out(sampler, algorithm._viewer.many(), np.arange(1_000_000, 1_000_005), greedy=True)
-    algorithm._policy.sample = None  # this process plays nothing
+    algorithm.policy.sample = None  # this process plays nothing
     evaluation = algorithm.evaluate_policy(5)
     assert len(evaluation.episodes) == 5 and metrics.EVAL_SAMPLED_SUCCESS in evaluation.metrics
     for own, other in zip(here, algorithm.last_played, strict=True):
         assert own.seed == other.seed
         np.testing.assert_allclose(own.snapshots, other.snapshots, atol=1e-4)
-    turn = {"num_groups": 3, "statistics": algorithm._policy.statistics, "players": algorithm.rollouts.group.alive()}
+    turn = {"num_groups": 3, "statistics": algorithm.policy.statistics, "players": algorithm.rollouts.group.alive()}
     algorithm.rollouts.group.start(turn)
     episodes, stored = algorithm.rollouts.group.collect()
     packed = [entry for images in ray.get(stored) for entry in images]
@@ -131,17 +131,17 @@ def test_two_learners_have_the_gradient_of_one_and_go_on_to_the_bit(make: Any, t
         algorithm.prepare(lambda line: None)
     # the supervised start, too: ten updates, whose gradients are summed in another order; a flow's noise is each
     # learner's own, so there the losses are alike and no more
-    started = [algorithm._policy.trained_state() for algorithm in (one, two)]
+    started = [algorithm.policy.trained_state() for algorithm in (one, two)]
     for name, value in started[0].items() if head == "tokens" else ():
         torch.testing.assert_close(started[1][name], value, atol=2e-3, rtol=0, msg=name)
     alike = 1e-4 if head == "tokens" else 0.2
     assert two.report()[metrics.SFT_LOSS] == pytest.approx(one.report()[metrics.SFT_LOSS], rel=alike)
-    two._policy.load_trained_state(started[0])  # alike to the last digit from here on
-    two._learners.begin_as(two._policy, two.rollouts.bucket_bytes)
-    two._learners.call_all("begin")
+    two.policy.load_trained_state(started[0])  # alike to the last digit from here on
+    two.learners.begin_as(two.policy, two.rollouts.bucket_bytes)
+    two.learners.call_all("begin")
     update = update_of(one, 0)
     for algorithm in (one, two):
-        algorithm._learners.call_all("learn", update, 0.0)
+        algorithm.learners.call_all("learn", update, 0.0)
     alone, *both = (
         answer.get() for algorithm in (one, two) for answer in algorithm.learner_group.foreach_learner(gradients)
     )
@@ -149,9 +149,9 @@ def test_two_learners_have_the_gradient_of_one_and_go_on_to_the_bit(make: Any, t
     for name, gradient in alone.items():
         for other in both:
             assert (other[name] - gradient).abs().max() <= 1e-5 * max(1.0, float(gradient.abs().max())), name
-    left, right = (tree["trained"] for tree in two._learners.call_all("save_tree"))
+    left, right = (tree["trained"] for tree in two.learners.call_all("save_tree"))
     assert all(torch.equal(value, right[name]) for name, value in left.items()), "they take the same step"
-    reports = one._learners.call("report"), two._learners.call("report")
+    reports = one.learners.call("report"), two.learners.call("report")
     for name, value in reports[0].items():
         assert reports[1][name] == pytest.approx(value, rel=1e-3, abs=1e-5), name
 
@@ -161,7 +161,7 @@ def test_two_learners_have_the_gradient_of_one_and_go_on_to_the_bit(make: Any, t
     two.save_checkpoint(str(tmp_path / "saved"))
     ends = []
     for _ in range(2):  # the second time from the checkpoint, back from where the first one led
-        two._learners.call_all("learn", update_of(two, 1), 0.0)
-        ends.append(two._learners.call("save_tree")["trained"])
+        two.learners.call_all("learn", update_of(two, 1), 0.0)
+        ends.append(two.learners.call("save_tree")["trained"])
         two.load_checkpoint(str(tmp_path / "saved"))
     assert all(torch.equal(value, ends[1][name]) for name, value in ends[0].items())

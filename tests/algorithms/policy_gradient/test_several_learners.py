@@ -51,10 +51,10 @@ def test_two_learners_have_the_gradient_of_one(make: Any, two: Any) -> None:
     one = make()
     for algorithm in (one, two):
         algorithm.prepare(lambda line: None)
-    one._source._begin()
-    rollout = one._source._labelled(one._source._ended())
-    one._learners.call_all("learn", rollout, 0.0)
-    two._learners.call_all("learn", rollout, 0.0)
+    one.source.begin()
+    rollout = one.source.labelled(one.source.ended())
+    one.learners.call_all("learn", rollout, 0.0)
+    two.learners.call_all("learn", rollout, 0.0)
     (alone,), both = of_all(one, gradients), of_all(two, gradients)
     assert len(both) == 2 and max(gradient.abs().max() for gradient in alone.values()) > 1e-3
     for name, gradient in alone.items():
@@ -62,7 +62,7 @@ def test_two_learners_have_the_gradient_of_one(make: Any, two: Any) -> None:
             assert (other[name] - gradient).abs().max() <= 1e-5 * max(1.0, float(gradient.abs().max())), name
     left, right = of_all(two, lambda learner: learner.save_tree()["trained"])
     assert all(torch.equal(value, right[name]) for name, value in left.items()), "they take the same step"
-    reports = one._learners.call("report"), two._learners.call("report")
+    reports = one.learners.call("report"), two.learners.call("report")
     for name, value in reports[0].items():
         assert reports[1][name] == pytest.approx(value, rel=1e-3, abs=1e-4), name
 
@@ -72,19 +72,19 @@ def test_learners_that_share_out_the_weights_play_save_and_go_on(make: Any, tmp_
     first.train()
     assert first.report()[metrics.UPDATE_FIRST_RATIO] <= 1e-4, "the learners must see what was sampled here"
     sizes = of_all(first, lambda learner: sum(p.to_local().nbytes for p in learner.policy.value_head.parameters()))
-    whole = sum(parameter.nbytes for parameter in first._policy.value_head.parameters())
+    whole = sum(parameter.nbytes for parameter in first.policy.value_head.parameters())
     assert sum(sizes) == whole and max(sizes) < 0.6 * whole
-    buckets, nothing = first._learners.call_all("put_weights", 1 << 16)
+    buckets, nothing = first.learners.call_all("put_weights", 1 << 16)
     assert nothing == [] and len(buckets) > 2, "weights travel once, however many learners there are"
     weights = {name: value for bucket in buckets for name, value in read_bucket(bucket, fetch_bucket(bucket))}
-    for name, value in first._policy.trained_state().items():
+    for name, value in first.policy.trained_state().items():
         assert torch.equal(value.cpu(), weights[name]), name
     first.save_checkpoint(str(tmp_path / "saved"))
     alone, ends = make(), []
     for algorithm in (first, first, alone):  # the second time back from where the first one led
         algorithm.load_checkpoint(str(tmp_path / "saved"))
         algorithm.train()
-        ends.append({name: value.clone() for name, value in algorithm._policy.trained_state().items()})
+        ends.append({name: value.clone() for name, value in algorithm.policy.trained_state().items()})
     for name, value in ends[0].items():
         assert torch.equal(ends[1][name], value), name
         torch.testing.assert_close(ends[2][name], value, atol=1e-4, rtol=1e-4, msg=name)
@@ -97,7 +97,7 @@ def test_what_one_learner_meets_is_told_and_ends_them_all(two: Any) -> None:
 
     of_all(two, poison)
     with pytest.raises(NumericsError, match="not finite"):
-        two._learners.call_all("learn", two._source.next(), 0.0)
+        two.learners.call_all("learn", two.source.next(), 0.0)
 
 
 def test_what_cannot_work_is_refused(make: Any) -> None:

@@ -40,7 +40,7 @@ def make(local_ray: Any, tmp_path: Path):
 
 
 def weights(algorithm: Any) -> dict[str, torch.Tensor]:
-    return {name: value.clone() for name, value in algorithm._learner.policy.trained_state().items()}
+    return {name: value.clone() for name, value in algorithm.learner.policy.trained_state().items()}
 
 
 def assert_equal_weights(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> None:
@@ -51,9 +51,9 @@ def assert_equal_weights(left: dict[str, torch.Tensor], right: dict[str, torch.T
 
 def played(algorithm: Any) -> list[Any]:
     """A rollout with its rewards."""
-    source = algorithm._source
-    source._begin()
-    return source._labelled(source._ended())
+    source = algorithm.source
+    source.begin()
+    return source.labelled(source.ended())
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def test_micro_batches_give_the_gradient_of_the_whole(make: Any):
     tokens = make(BI_LEVEL, microbatch_tokens=1400)
     gradients = []
     for algorithm in (whole, parts, tokens):
-        learner = algorithm._learner
+        learner = algorithm.learner
         batch = learner.batches.make(played(algorithm))
         learner.gradients.backward(batch, torch.arange(8), learner.parameters, 0)
         gradients.append([parameter.grad.clone() for parameter in learner.parameters if parameter.grad is not None])
@@ -157,10 +157,10 @@ def test_a_judge_and_judged_rewards_go_together(make: Any):
 
 def test_the_value_of_a_state_that_was_cut_off_is_the_critics(make: Any):
     algorithm = make(rollout_turns=40, num_envs=4)  # 10 turns an env: random replies meet the time limit
-    torch.nn.init.constant_(algorithm._learner.policy.value_head[-1].bias, 3.0)
+    torch.nn.init.constant_(algorithm.learner.policy.value_head[-1].bias, 3.0)
     episodes = played(algorithm)
     assert all(episode.is_over and not episode.terminated and len(episode) == 10 for episode in episodes)
-    batches, seen = algorithm._learner.batches, []
+    batches, seen = algorithm.learner.batches, []
     inner = batches._trajectories
     batches._trajectories = lambda *arguments: seen.append(inner(*arguments)) or seen[-1]
     batches.make(episodes)
@@ -210,7 +210,7 @@ def test_of_an_update_only_what_is_no_chance_is_kept(make: Any, pays: str, updat
         {"advantage": AdvantageConfig(gamma=0.0)}, {"acts": "head"}, num_envs=16, rollout_turns=64, minibatch_turns=8
     )
     algorithm.prepare(lambda line: None)
-    learner, die, kept = algorithm._learner, np.random.default_rng(0), []
+    learner, die, kept = algorithm.learner, np.random.default_rng(0), []
 
     def reward(episode: Any) -> np.ndarray:
         paid = [answer["ids"][0] == 1 if pays == "an action" else die.random() for answer in episode.answers]
@@ -232,7 +232,7 @@ def test_the_reference_stays_where_ppo_started(make: Any, tmp_path: Path, policy
     """That is the policy after its supervised start, not the model that this began with."""
     sft = ReplySFTConfig(turns=8, updates=2, batch_size=4, lr=1e-2)
     algorithm, resumed = (make(KL | {"shrinkage": False}, policy, sft) for _ in range(2))
-    learner = algorithm._learner
+    learner = algorithm.learner
     algorithm.prepare(lambda line: None)
     episodes, read = played(algorithm), learner.policy.log_probs
     before = learner.batches.make(episodes)
@@ -246,14 +246,14 @@ def test_the_reference_stays_where_ppo_started(make: Any, tmp_path: Path, policy
     assert moved.abs().max() > 1e-4, "the policy itself moves on"
     algorithm.save_checkpoint(str(tmp_path / "saved"))
     resumed.load_checkpoint(str(tmp_path / "saved"))
-    assert_equal_weights(resumed._learner.batches.start, learner.batches.start)
+    assert_equal_weights(resumed.learner.batches.start, learner.batches.start)
     assert_equal_weights(weights(resumed), weights(algorithm))
 
 
 def test_a_run_begins_from_what_was_taught_before(make: Any, tmp_path: Path):
     taught = make()
     taught.train()
-    save_trained(taught._learner.policy, tmp_path)
+    save_trained(taught.learner.policy, tmp_path)
     fresh = make(sft=ReplySFTConfig(start_from=str(tmp_path)))
     fresh.prepare(lambda line: None)
     assert_equal_weights(weights(fresh), weights(taught))
@@ -267,7 +267,7 @@ def test_a_run_begins_from_what_was_taught_before(make: Any, tmp_path: Path):
 def test_turns_that_are_alike_are_read_once_and_valued_alike(make: Any):
     algorithm = make(BI_LEVEL | KL)
     algorithm.prepare(lambda line: None)
-    batches, episodes = algorithm._learner.batches, played(algorithm)
+    batches, episodes = algorithm.learner.batches, played(algorithm)
     twins = [dataclasses.replace(episode, slot=episode.slot + 4) for episode in episodes]
     read: list[int] = []
     inner = batches._log_probs

@@ -95,15 +95,15 @@ def train(algorithm, iterations):
 
 
 def act(algorithm, num_steps):
-    algorithm._runner_group.start({"num_steps": num_steps, "random_actions": True})
-    return algorithm._runner_group.collect()
+    algorithm.runners.start({"num_steps": num_steps, "random_actions": True})
+    return algorithm.runners.collect()
 
 
 def tree(algorithm):
     return {
-        "runner": algorithm._runner_group.get_state(),
-        "learner": algorithm._learner.save_tree(),
-        "schedule": algorithm._switch.get_state(),
+        "runner": algorithm.runners.get_state(),
+        "learner": algorithm.learner.save_tree(),
+        "schedule": algorithm.reward_switch.get_state(),
         "steps": algorithm.env_steps,
         "iteration": algorithm.iteration,
     }
@@ -127,14 +127,14 @@ def test_updates_per_step_may_be_a_fraction(build, source, updates_per_step, exp
 
 def test_phases_of_a_run_on_preferences(build):
     algorithm = train(build(PREFERENCE), 2)  # 80 steps: novelty, labelled at the draw
-    assert algorithm._switch.learned is None and algorithm.drain_records() == []
-    assert torch.isnan(algorithm._learner.replay.rewards).all()
+    assert algorithm.reward_switch.learned is None and algorithm.drain_records() == []
+    assert torch.isnan(algorithm.learner.replay.rewards).all()
     train(algorithm, 1)  # the first session falls due at 100 steps
     records = algorithm.drain_records()
-    assert len(records) == 10 and algorithm._switch.learned is not None
+    assert len(records) == 10 and algorithm.reward_switch.learned is not None
     assert algorithm.report()[metrics.UPDATES] == 80 + 5  # and five to catch up
     train(algorithm, 4)  # 280 steps in a replay of 200: all rows carry the newest reward
-    replay, source = algorithm._learner.replay, algorithm._switch.source
+    replay, source = algorithm.learner.replay, algorithm.reward_switch.source
     assert len(replay) == 200 and source.version > 1
     np.testing.assert_allclose(replay.rewards.numpy(), source.label(replay.transitions(slice(0, 200))), atol=1e-5)
     assert algorithm.report()[metrics.QUERIES] == 10 * source.version
@@ -146,7 +146,7 @@ def exploring(**exploration):
 
 def test_what_is_trained_on_is_the_mean_of_the_members_and_a_falling_share_of_their_spread(build):
     algorithm = train(build(exploring(bonus="disagreement", weight=0.5, decay=0.01)), 2)
-    learner, schedule = algorithm._learner, algorithm._switch
+    learner, schedule = algorithm.learner, algorithm.reward_switch
     assert schedule.bonus is None and not learner.replay.bonuses.any()
     train(algorithm, 1)  # the session at 108 steps, a turn after 100, puts the learned reward in force
     trained_on = []
@@ -175,11 +175,11 @@ def test_what_is_trained_on_is_the_mean_of_the_members_and_a_falling_share_of_th
 
 def test_novelty_beside_the_learned_reward_still_knows_every_state(build):
     algorithm = train(build(exploring(bonus="novelty", weight=0.5, decay=0.0)), 4)
-    replay, schedule = algorithm._learner.replay, algorithm._switch
+    replay, schedule = algorithm.learner.replay, algorithm.reward_switch
     assert schedule.learned is not None and len(schedule.bonus.get_state()["states"]) == 160
     assert replay.bonuses.min() > 0, "those of before the session too"
     assert algorithm.report()[metrics.REPLAY_BONUS] == pytest.approx(0.5 * float(replay.bonuses.mean()))
-    assert train(build(exploring(bonus="none")), 4)._switch.get_state()["novelty"] is None
+    assert train(build(exploring(bonus="none")), 4).reward_switch.get_state()["novelty"] is None
 
 
 @pytest.mark.parametrize("bonus", ["disagreement", "novelty"])
@@ -188,7 +188,7 @@ def test_a_bonus_of_weight_zero_changes_nothing(build, bonus):
         train(build(exploring(**settings)), 6)
         for settings in ({}, {"bonus": bonus, "weight": 0.0}, {"bonus": bonus, "weight": 0.1})
     )
-    left, right, other = (algorithm._learner.save_tree() for algorithm in (plain, weightless, weighty))
+    left, right, other = (algorithm.learner.save_tree() for algorithm in (plain, weightless, weighty))
     assert not left["replay"]["columns"].pop("bonuses").any() and right["replay"]["columns"].pop("bonuses").any()
     assert_same(left, right)
     assert left["latest"] != other["latest"]
@@ -196,7 +196,7 @@ def test_a_bonus_of_weight_zero_changes_nothing(build, bonus):
 
 def test_a_judged_run_trains_on_the_judges_word_about_every_new_image(build):
     algorithm = train(build(StepRewardConfig(source="judged")), 3)
-    replay, env = algorithm._learner.replay, TinyEnv(MetaWorldConfig(robot="visible"))
+    replay, env = algorithm.learner.replay, TinyEnv(MetaWorldConfig(robot="visible"))
     brightness = env.draw(replay.transitions(slice(0, 120)).snapshots, 32).mean(axis=(1, 2, 3)) / 255
     np.testing.assert_allclose(replay.rewards.numpy(), 2 * brightness - 1, atol=1e-6)
     assert len(np.unique(brightness)) > 5
@@ -275,7 +275,7 @@ def test_evaluating_changes_nothing(build):
 @pytest.mark.parametrize("reward", [PREFERENCE, StepRewardConfig(source="judged")], ids=lambda reward: reward.source)
 def test_with_a_judge_the_true_reward_plays_no_part_in_training(build, reward):
     honest, scrambled = train(build(reward), 6), train(build(reward, task=f"{__name__}:SCRAMBLED"), 6)
-    left, right = honest._learner.save_tree(), scrambled._learner.save_tree()
+    left, right = honest.learner.save_tree(), scrambled.learner.save_tree()
     truth = [tree["replay"]["columns"].pop("env_rewards") for tree in (left, right)]
     assert not np.array_equal(*truth)
     assert_same(left, right)
@@ -328,7 +328,7 @@ def calibrated(build, teacher):
 @pytest.mark.slow
 def test_a_reward_from_labels_as_wrong_as_the_papers_takes_over_with_critics_that_begin_at_its_mean(build, tmp_path):
     algorithm = calibrated(build, "published")
-    learner, schedule = algorithm._learner, algorithm._switch
+    learner, schedule = algorithm.learner, algorithm.reward_switch
     critics = []
     restart = learner.restart_critics
 
@@ -364,10 +364,10 @@ def test_a_reward_from_labels_as_wrong_as_the_papers_takes_over_with_critics_tha
 @pytest.mark.parametrize("teacher", ["random", "simulated"])
 def test_a_coin_and_a_judge_of_places_never_reward_a_run(build, teacher):
     algorithm = calibrated(build, teacher)
-    algorithm._learner.restart_critics = None  # would end the run
+    algorithm.learner.restart_critics = None  # would end the run
     for _ in range(7):
         algorithm.train()
-        assert algorithm._switch.learned is None and torch.isnan(algorithm._learner.replay.rewards).all()
+        assert algorithm.reward_switch.learned is None and torch.isnan(algorithm.learner.replay.rewards).all()
     told = algorithm.report()
     assert told[metrics.REWARD_IS_TRUSTED] == 0 and told[metrics.REWARD_NUM_PREDICTED] == 550
     assert told[metrics.UPDATES] == 600, "it explored to the end"
@@ -378,13 +378,13 @@ def test_the_example_of_a_reward_of_ones_own_trains(build, name):
     own = f"{Path(__file__).parents[3] / 'examples' / 'own_reward.py'}:{name}"
     reward = StepRewardConfig(teacher=own, model="state") if name == "BrighterSide" else StepRewardConfig(source=own)
     algorithm = train(build(reward), 4)
-    replay = algorithm._learner.replay
+    replay = algorithm.learner.replay
     assert algorithm.report()[metrics.UPDATES] > 0
     if name == "BrighterSide":
         records = algorithm.drain_records()
         assert len(records) == 20 and {record.verdict.stamp.judge for record in records} == {"teacher"}
     else:
-        fresh = algorithm._switch.source.label(replay.transitions(slice(0, len(replay))))
+        fresh = algorithm.reward_switch.source.label(replay.transitions(slice(0, len(replay))))
         np.testing.assert_allclose(replay.rewards.numpy(), fresh, rtol=1e-6)
         assert fresh.std() > 0
 

@@ -82,7 +82,7 @@ def test_keeps_the_contract(env: LiberoEnv) -> None:
 
 @pytest.mark.slow
 def test_steps_as_robosuite_does(env: LiberoEnv) -> None:
-    scene = env._scene
+    scene = env.scene
     inner, controller = scene.env, scene.env.robots[0].controller
     start = scene.start(3, 0.0)
     actions = np.random.default_rng(0).uniform(-1, 1, (10, 7))
@@ -106,7 +106,7 @@ def test_steps_as_robosuite_does(env: LiberoEnv) -> None:
 
 @pytest.mark.slow
 def test_things_touch_where_robosuite_says_so(env: LiberoEnv) -> None:
-    scene, rng = env._scene, np.random.default_rng(0)
+    scene, rng = env.scene, np.random.default_rng(0)
     scene.load(scene.start(3, 0.0))
     things = [scene.env.get_object(name) for name in scene.env.obj_body_id]
     said = []
@@ -127,7 +127,7 @@ def test_success_is_the_benchmarks(env: LiberoEnv, continue_after_success: bool)
     """The can is put into the basket by hand, falls, and lies there: the episode ends with reward 1, or plays on."""
     env = make(continue_after_success=continue_after_success)
     env.reset(options={"state_id": 3})
-    scene = env._scene
+    scene = env.scene
     scene.load(env._envs.states[0])
     mujoco.mj_forward(scene.model, scene.data)
     address = int(scene.model.jnt_qposadr[scene.model.body_jntadr[scene.env.obj_body_id["alphabet_soup_1"]]])
@@ -184,7 +184,7 @@ def test_the_script_solves_held_out_states_and_goes_on_where_it_was(env: LiberoE
 
 @pytest.mark.slow
 def test_moved_things_are_elsewhere_and_stand_clear(env: LiberoEnv, monkeypatch: pytest.MonkeyPatch) -> None:
-    scene = env._scene
+    scene = env.scene
     things = scene.model.jnt_qposadr[scene._things]
 
     def places(state_id: int, moved_m: float) -> np.ndarray:
@@ -218,7 +218,7 @@ def test_held_out_states_have_saved_starts_of_their_own(env: LiberoEnv) -> None:
 
 @pytest.mark.slow
 def test_fast_physics_closes_the_gripper_as_quickly(env: LiberoEnv) -> None:
-    scene = env._scene
+    scene = env.scene
     start = scene.start(3, 0.0)
     closing = np.array([0, 0, 0, 0, 0, 0, 1], np.float32)
     fingers = []
@@ -235,7 +235,7 @@ def test_fast_physics_closes_the_gripper_as_quickly(env: LiberoEnv) -> None:
 def test_images_are_turned_as_the_published_ones(env: LiberoEnv) -> None:
     """The camera faces the robot, so the robot's left, where the basket is, would be right: published images mirror."""
     env.reset(options={"state_id": 3})
-    scene = env._scene
+    scene = env.scene
     with_basket = env.snapshot()
     address = int(scene.model.jnt_qposadr[scene.model.body_jntadr[scene.env.obj_body_id["basket_1"]]])
     assert with_basket[address + 1] > 0.2
@@ -275,7 +275,7 @@ def test_the_benchmarks_look_is_that_of_its_own_renderer(tmp_path: Path) -> None
     apart = {}
     for look in ("auto", "light"):
         env = LiberoEnv(LiberoConfig(render_style=look), 0, suite, str(number))
-        env._scene.model.body_pos[:], env._scene.model.body_quat[:] = theirs["body_pos"], theirs["body_quat"]
+        env.scene.model.body_pos[:], env.scene.model.body_quat[:] = theirs["body_pos"], theirs["body_quat"]
         ours = np.concatenate(
             [env.draw(theirs["qpos"][None].astype(np.float32), 256, camera) for camera in env.cameras]
         )
@@ -326,7 +326,7 @@ assert os.environ["MUJOCO_GL"] in ("egl", "osmesa")
 @pytest.mark.slow
 def test_what_went_wrong_before_a_state_was_loaded_does_not_end_its_episode(env: LiberoEnv) -> None:
     env.reset(options={"state_id": 3})
-    env._scene.data.warning.number[:] = 1  # as after a script's rehearsal that MuJoCo had to start over
+    env.scene.data.warning.number[:] = 1  # as after a script's rehearsal that MuJoCo had to start over
     assert not env.step(np.zeros((8, 7), np.float32))[3]
 
 
@@ -334,7 +334,7 @@ def test_what_went_wrong_before_a_state_was_loaded_does_not_end_its_episode(env:
 def test_landmarks_are_the_hand_and_what_the_goals_name(env: LiberoEnv) -> None:
     env.reset(options={"state_id": 3})
     env.step(np.tile(np.array([0.4, -0.2, -0.5, 0, 0, 0, OPEN], np.float32), (8, 1)))
-    scene = env._scene
+    scene = env.scene
     assert scene.goals == [["in", "alphabet_soup_1", "basket_1_contain_region"]]
     found = env.landmarks(env.snapshot()[None])[0]
     scene.load(env._envs.states[0])
@@ -350,7 +350,7 @@ def test_scenes_that_nobody_played_have_the_arm_of_one_moment_among_the_things_o
     moments = np.tile(env.snapshot(), (2, 1))
     scenes = env.augment_scenes(moments, np.stack(starts), np.random.default_rng(0))
     assert np.array_equal(scenes[:, :9], moments[:, :9])  # seven joints and two fingers come first
-    model = env._scene.model
+    model = env.scene.model
     shifts = (scenes - starts)[:, 9:].reshape(2, -1, 7)  # of things, each with a place and a quaternion
     assert shifts.shape[1] == 7 and model.nq == 58
     assert (shifts[..., 2:] == 0).all() and 0.02 < np.abs(shifts[..., :2]).max() <= 0.0301
@@ -361,7 +361,7 @@ def test_scenes_that_nobody_played_have_the_arm_of_one_moment_among_the_things_o
 @pytest.mark.slow
 def test_a_knob_that_is_turned_shows_in_the_landmarks() -> None:
     stove = LiberoEnv(LiberoConfig(episode_steps=40), 0, "libero_goal", "7")
-    scene = stove._scene
+    scene = stove.scene
     assert scene.goals == [["turnon", "flat_stove_1"]]
     before = stove.snapshot()
     after = before.copy()

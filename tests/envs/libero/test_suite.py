@@ -132,7 +132,7 @@ def test_no_more_tasks_stay_compiled_than_there_is_room_for(
     kept = [few._members[task] is envs[task] for task in (0, 7, 8) if task in envs]
     assert len(few._members) == 3 and kept, "a batch's tasks stay while it is looked at"
     held = list(suite._members)  # by the other tests
-    gone = weakref.ref(few.member(next(task for task in range(10) if task not in held))._scene)
+    gone = weakref.ref(few.member(next(task for task in range(10) if task not in held)).scene)
     for task in held[:3]:
         few.member(task)
     assert gone() is None

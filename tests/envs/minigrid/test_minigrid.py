@@ -50,7 +50,7 @@ def test_the_action_follows_from_the_thought_alone() -> None:
             )
             assert words is not None
             cell, facing, thing, target, side, next_cell = words.groups()
-            assert cell == f"{env._env.agent_pos[0]},{env._env.agent_pos[1]}"
+            assert cell == f"{env.inner.agent_pos[0]},{env.inner.agent_pos[1]}"
             turns = (sides.index(side) - sides.index(facing)) % 4
             acts = {"key": PICK_UP, "door": TOGGLE, "goal": FORWARD}[thing] if next_cell == target else FORWARD
             assert env.expert_action() in {0: (acts,), 1: (RIGHT,), 2: (LEFT, RIGHT), 3: (LEFT,)}[turns]
@@ -82,7 +82,7 @@ def test_images_are_minigrids_own_in_true_colours(task: str) -> None:
     for _ in range(40):
         turn, _, terminated, truncated, _ = env.step(env.action_text(int(rng.integers(7))))
         snapshots.append(turn.snapshot)
-        frames.append(env._env.get_frame(highlight=True, tile_size=32))
+        frames.append(env.inner.get_frame(highlight=True, tile_size=32))
         if terminated or truncated:
             env.reset()
     np.testing.assert_array_equal(env.draw(np.stack(snapshots)), frames)
@@ -125,7 +125,7 @@ def test_the_way_is_a_shortest_one(task: str) -> None:
     env = made(task)
     for seed in (2, 3):
         env.reset(seed=seed)
-        length, inner = 0, deepcopy(env._env)
+        length, inner = 0, deepcopy(env.inner)
         while not env.is_success():
             env.act(env.expert_action())
             length += 1
@@ -135,7 +135,7 @@ def test_the_way_is_a_shortest_one(task: str) -> None:
 def test_a_key_is_put_down_before_the_ball_is_picked_up() -> None:
     """Worked by hand: a corridor with a locked door, the key behind the agent, the ball behind the door."""
     env = made("minigrid/MiniGrid-UnlockPickup-v0")
-    inner = env._env
+    inner = env.inner
     inner.grid = Grid(7, 3)
     inner.grid.wall_rect(0, 0, 7, 3)
     inner.obj, inner.agent_pos, inner.agent_dir = Ball("red"), (2, 1), 0
@@ -174,7 +174,7 @@ def test_missions_of_several_steps_are_played_to_their_end(name: str) -> None:
         while not is_over:
             _, _, terminated, truncated, info = env.step(env.action_text(env.expert_action()))
             is_over = terminated or truncated
-        assert info["success"], (seed, env._env.mission)
+        assert info["success"], (seed, env.inner.mission)
 
 
 def test_a_mission_goes_on_from_wherever_somebody_else_has_led_it() -> None:
@@ -195,14 +195,14 @@ def test_a_mission_goes_on_from_wherever_somebody_else_has_led_it() -> None:
 
 def test_what_no_script_plays_says_so() -> None:
     env = made("minigrid/MiniGrid-Playground-v0")
-    assert not env.has_expert and read_mission(env._env) is None
+    assert not env.has_expert and read_mission(env.inner) is None
     with pytest.raises(UsageError, match="has_expert"):
         env.expert_action()
 
 
 def test_a_key_that_was_put_down_is_fetched_again_and_the_wrong_end_of_lava_is_no_success() -> None:
     env = made("doorkey_6x6")
-    while env._env.carrying is None:
+    while env.inner.carrying is None:
         env.act(env.expert_action())
     for action in (LEFT, DROP, LEFT):
         env.act(action)
@@ -229,7 +229,7 @@ def test_only_useful_actions_are_legal_and_text_is_told_where_wanted() -> None:
     assert env.read('{"action": "pick up"}').action is None
     assert "carries" not in env.prompt()
     told = made("doorkey_6x6", shows_text=True)
-    while told._env.carrying is None:
+    while told.inner.carrying is None:
         assert "carries nothing" in told.prompt()
         told.act(told.expert_action())
     assert "carries the" in told.prompt() and "use the key to open the door" in told.prompt()

@@ -56,7 +56,7 @@ def test_the_references_rules_pay_for_every_turn_and_never_end_early(env: PickPl
 def test_the_image_is_the_right_way_up(env: PickPlaceCan) -> None:
     """The camera looks ahead of the fingers: what lies further forward appears higher, further left to the left."""
     env.reset(seed=0)
-    scene = env._scene
+    scene = env.scene
     scene.load(env._state)
     mujoco.mj_kinematics(scene.model, scene.data)
     address = scene._address
@@ -101,7 +101,7 @@ def test_things_that_fall_far_away_make_no_new_image(env: PickPlaceCan) -> None:
     env.reset(seed=0)
     before, snapshot = env.image_key(env.snapshot()[None]), env.snapshot()
     env.act(0)
-    unseen = np.setdiff1d(np.arange(env.snapshot_size), env._scene.seen)
+    unseen = np.setdiff1d(np.arange(env.snapshot_size), env.scene.seen)
     snapshot[unseen] = env.snapshot()[unseen]
     assert len(unseen) == 21 and (env.image_key(snapshot[None]) == before).all()
     assert (env.draw(np.stack([snapshot])) == env.draw(snapshot[None])).all()

@@ -83,18 +83,6 @@ def entropy(std: Tensor) -> Tensor:
     return torch.where(std > 0, torch.where(std > 0, std, 1.0).log() + _HALF_LOG_2PI + 0.5, 0.0)
 
 
-def kl_divergence(mean: Tensor, std: Tensor, other_mean: Tensor, other_std: Tensor) -> Tensor:
-    """KL(Normal(mean, std) || Normal(other_mean, other_std)) in nats per element; 0 where a std is 0.
-
-    With equal stds it is (m - m')^2 / (2 s^2), and the log-ratio of a sample has twice that as its variance.
-    """
-    # ln(s' / s) + (s^2 + (m - m')^2) / (2 s'^2) - 1 / 2
-    both = (std > 0) & (other_std > 0)
-    std, other_std = torch.where(both, std, 1.0), torch.where(both, other_std, 1.0)
-    kl = (other_std / std).log() + (std.square() + (mean - other_mean).square()) / (2 * other_std.square()) - 0.5
-    return torch.where(both, kl, 0.0)
-
-
 def training_times(uniform: Tensor) -> Tensor:
     """pi0's times in [.001, 1], more of them near noise, from uniform numbers in [0, 1]: .999 Beta(1.5, 1) + .001."""
     # P(T < t) = t^1.5 of a Beta(1.5, 1), so T = u^(1 / 1.5)

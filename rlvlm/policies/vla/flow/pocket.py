@@ -53,7 +53,6 @@ class PocketFlowNetwork(PocketBody, VelocityNetwork):
         return self.see(images, words, proprio)
 
     def velocity(self, cache: Tensor, x: Tensor, t: Tensor) -> Tensor:
-        """See `VelocityNetwork`."""
         chunk = torch.cat([x.flatten(1), self._time(t)], dim=1)
         hidden = nn.functional.silu(self.from_seen(cache) + self.from_chunk(chunk))
         return self.to_velocity(nn.functional.silu(self.middle(hidden))).view_as(x)
@@ -67,10 +66,8 @@ class PocketFlowNetwork(PocketBody, VelocityNetwork):
         return torch.cat([angles.sin(), angles.cos()], dim=1)
 
     def state_values(self, cache: Tensor, detach: bool) -> Tensor:
-        """See `VelocityNetwork`."""
         assert self.value_head is not None, "asked of a policy with one"
         return self.value_head(cache.detach() if detach else cache)[:, 0]
 
     def predict_offsets(self, cache: Tensor) -> Tensor:
-        """See `VelocityNetwork`."""
         return self.offset_head(cache)

@@ -112,7 +112,6 @@ class FlowPolicy(VLAPolicy):
         return [] if self.network.value_head is None else list(self.network.value_head.parameters())
 
     def read(self, instructions: Sequence[str]) -> Tensor:
-        """See `VLAPolicy`."""
         return self.network.read(instructions).to(self.device)
 
     def normalised(self, images: Tensor, words: Tensor, proprio: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -195,7 +194,6 @@ class FlowPolicy(VLAPolicy):
         with_entropies: bool = False,
         with_token_values: bool = False,
     ) -> Prediction:
-        """See `VLAPolicy`."""
         (length, size), device = self._size, self.device
         states, first, drawn = (
             torch.from_numpy(np.stack([answer[name] for answer in answers])) for name in ("states", "first", "drawn")
@@ -219,7 +217,6 @@ class FlowPolicy(VLAPolicy):
         return self.network.state_values(self.network.prefix(*self.normalised(*self.inputs(obs))), detach=True)
 
     def learn_statistics(self, shown: Demonstrations, env: ChunkEnv) -> None:
-        """See `VLAPolicy`."""
         actions = shown.actions.reshape(-1, shown.actions.shape[-1])
         features = {"action": actions, "proprio": shown.obs.proprio}
         self.scales = {name: Scale.measure(values, self.flow.normalisation) for name, values in features.items()}
@@ -230,7 +227,6 @@ class FlowPolicy(VLAPolicy):
         return write_scales(self.scales) if self.scales else ""
 
     def load_statistics(self, text: str) -> None:
-        """See `VLAPolicy`."""
         scales = read_scales(text)
         if scales.keys() != {"action", "proprio"} or len(scales["action"].mean) != self._size[1]:
             raise ValueError(

@@ -140,7 +140,6 @@ class Pi0Network(LeRobotNetwork):
         return self.read_tokens(text, tokens, is_there, num_last=0, state=state)
 
     def velocity(self, cache: Prefix, x: Tensor, t: Tensor) -> Tensor:
-        """See `LeRobotNetwork`."""
         model: Any = self.model
         expert = model["paligemma_with_expert"]["gemma_expert"]["model"]
         tokens = model["action_in_proj"](x.float())

@@ -85,7 +85,6 @@ class LeRobotPolicy(FlowPolicy):
         save_lerobot(network, self.checkpoint, folder)
 
     def shardable(self) -> Shardable:
-        """See `Policy`."""
         return Shardable(root=self.network, methods=("prefix", "velocity", "state_values"))
 
     def lengths(self, obs: Observations, answers: Sequence[Answer]) -> list[int]:

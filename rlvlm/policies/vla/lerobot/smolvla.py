@@ -142,7 +142,6 @@ class SmolVLANetwork(LeRobotNetwork):
         return self.read_tokens(text, tokens, is_there, num_last=1, state=state.new_empty(len(words), 0, 0))
 
     def velocity(self, cache: Prefix, x: Tensor, t: Tensor) -> Tensor:
-        """See `LeRobotNetwork`."""
         model: Any = self.model
         expert = model["vlm_with_expert"]["lm_expert"]
         action = model["action_in_proj"](x.float())
