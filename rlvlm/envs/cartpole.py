@@ -47,6 +47,7 @@ class CartPole(StepEnv):
     """
 
     goal = "balance the brown pole on the black cart to be upright"
+    is_symmetric = True
     snapshot_size = 1
     grain = 0.25e-3  # radians: 0.03 of a pixel at the pole's tip at 200 pixels
 

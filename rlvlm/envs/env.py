@@ -59,6 +59,8 @@ class Env(gym.Env[Obs, Act]):
     """Whether the env can tell success; where it cannot, no episode has it, and returns are what is compared."""
     has_progress: bool = True
     """Whether progress is measured; where it only repeats `success`, answers are held against true returns."""
+    is_symmetric: bool = False
+    """Whether an image that is mirrored, left to right, shows a scene of this env with the same progress."""
     snapshot_size: int
     """S."""
     grain: float

@@ -214,6 +214,7 @@ class PushBlock(ChunkEnv):
     """
 
     goal = "push the block of the named colour onto the pad"
+    is_symmetric = True
     instructions = INSTRUCTIONS
     cameras = ("above",)
     chunk_steps = CHUNK_STEPS

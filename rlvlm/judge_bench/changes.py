@@ -34,7 +34,17 @@ def shifted(frames: Frames) -> Frames:
     return padded[:, : frames.shape[1], : frames.shape[2]]
 
 
-CHANGES: dict[str, Callable[[Frames], Frames]] = {"faded": faded, "brighter": brighter, "shifted": shifted}
+def mirrored(frames: Frames) -> Frames:
+    """The same images, left to right."""
+    return np.ascontiguousarray(frames[:, :, ::-1])
+
+
+CHANGES: dict[str, Callable[[Frames], Frames]] = {
+    "faded": faded,
+    "brighter": brighter,
+    "shifted": shifted,
+    "mirrored": mirrored,
+}
 """By name; besides there is `noise`."""
 _ONE_SIDED = {"faded": True, "brighter": False}
 """Changes to one side of a pair: the nearer one where true, else the farther one. A judge that goes by it errs."""

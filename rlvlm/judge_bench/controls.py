@@ -1,5 +1,6 @@
 """Controls and retests: items that are made of others, whose right answer follows from theirs."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -15,9 +16,12 @@ FAILURES = ("reversed", "undone", "other task", "other goal", "still", "noise")
 the instruction of another task, under another goal of the same scene, its first image alone, and noise in place of
 images. Besides there is `jump`, the first image until the last, which is the success's own: it was not played so, but
 the goal is reached in it."""
-RETESTS = ("brighter", "shifted", "reworded", "other camera")
+RETESTS = ("brighter", "shifted", "reworded", "other camera", "mirrored")
 """Changes that leave the truth as it is: a little more light (of a pair on the farther side alone), a shift by a few
-pixels, the goal in other words, and another camera where there is one."""
+pixels, the goal in other words, another camera where there is one, and left and right exchanged where neither the env
+nor the goal knows one from the other."""
+_SIDES = re.compile(r"\b(left|right|(counter|anti)?-?clockwise|east|west)", re.IGNORECASE)
+"""Words of a goal that knows left from right."""
 
 
 def pair_controls(pairs: Sequence[Item], count: int, elsewhere: str, rng: np.random.Generator) -> list[Item]:
@@ -68,8 +72,12 @@ def score_controls(scored: Sequence[Item], begin: int, count: int, elsewhere: st
     return controls
 
 
-def retests(items: Sequence[Item], count: int, cameras: Sequence[str], rng: np.random.Generator) -> list[Item]:
-    """All episodes or turns once more, and up to `count` pairs for each of `RETESTS`, each under one of these."""
+def retests(
+    items: Sequence[Item], count: int, cameras: Sequence[str], is_symmetric: bool, rng: np.random.Generator
+) -> list[Item]:
+    """All episodes or turns once more, and up to `count` pairs for each of `RETESTS`, each under one of these; some of
+    them mirrored besides.
+    """
     pairs = [index for index, item in enumerate(items) if item.case == "pair"]
     scored = [index for index, item in enumerate(items) if item.kind in ("video", "turn") and item.source < 0]
     changes: list[dict[str, Any]] = [
@@ -78,11 +86,20 @@ def retests(items: Sequence[Item], count: int, cameras: Sequence[str], rng: np.r
         {"case": "reworded"},
         *({"case": "other camera", "camera": camera} for camera in cameras),
     ]
-    chosen = rng.permutation(pairs)[: count * len(changes)].tolist()
+    order = rng.permutation(pairs).tolist()
     found = []
-    for indices in (chosen, scored):
+    for indices in (order[: count * len(changes)], scored):
         for number, index in enumerate(indices):
             change, item = changes[number % len(changes)], items[index]
             goal = f"{REWORDED}{item.goal}" if change["case"] == "reworded" else item.goal
             found.append(replace(item, goal=goal, source=index, **change))
+    if is_symmetric and count:
+        # pairs from the other end of the order: as a rule those that were not asked again above
+        sided = [*order[::-1][:count], *scored[:: len(changes)]]
+        found += [
+            replace(items[index], case="mirrored", change="mirrored", source=index)
+            for index in sided
+            if not _SIDES.search(items[index].goal)  # the name of an action knows them too, as in `turn left`
+            and not _SIDES.search(items[index].action)
+        ]
     return found

@@ -51,6 +51,7 @@ _RETESTED = {
     "shifted": "the images are moved by a few pixels",
     "reworded": "the goal is put in other words",
     "other camera": "another camera shows it",
+    "mirrored": "the images are mirrored",
 }
 """`controls.RETESTS` in words."""
 _PAID = {

@@ -11,7 +11,7 @@ from rlvlm.demonstrations.trajectory import SuccessRule
 from rlvlm.envs.registry import full_name, task_families
 from rlvlm.judge_bench.hacked import HackedEpisode, read_suite, shipped_suite, shipped_tasks
 
-VERSION = 3
+VERSION = 4
 """Version of the way items are made; it must rise with any change, so that rows are only compared with their like."""
 
 

@@ -83,7 +83,7 @@ def make_items(suite: Suite, task: str, config: EnvConfig, size_px: int, seed: i
     items = _image_items(suite, env.image_key, episodes, elsewhere, rng)
     scored = turn_items(env, known, 2 * suite.videos, rng) if asks_turns else video_items(known, suite.videos)
     items += [*scored, *score_controls(scored, len(items), suite.controls, elsewhere, goals)]
-    items += retests(items, 2 * suite.controls, cameras, rng)
+    items += retests(items, 2 * suite.controls, cameras, env.is_symmetric, rng)
     # without a success there is nothing that they should score below
     hacked = suite.hacked if known else ()
     items += [_hacked_item(env, episode) for episode in hacked if bool(episode.action) == asks_turns]
@@ -158,7 +158,7 @@ def recorded_items(
     items = _image_items(suite, lambda rows: rows.astype(np.int64), known, OTHER_GOAL, rng)
     scored = video_items(episodes, suite.videos)
     items += [*scored, *score_controls(scored, len(items), suite.controls, OTHER_GOAL, goals)]
-    items += retests(items, 2 * suite.controls, (), rng)
+    items += retests(items, 2 * suite.controls, (), False, rng)
     return _task_items(task, items, partial(_draw_recorded, films, size_px))
 
 

@@ -34,7 +34,7 @@ _GOOD, _MISS, _BAD, _CONTROL = "#2a9d8f", "#e9a23b", "#e76f51", "#8d6e97"
 _ROWS = (
     {"success": _GOOD, "nearer": _GOOD, "near miss": _MISS, "cut short": _BAD, "failure": _BAD, "farther": _BAD}
     | dict.fromkeys(FAILURES, _CONTROL)
-    | {"jump": _GOOD, "other camera": _GOOD}
+    | {"jump": _GOOD, "other camera": _GOOD, "mirrored": _GOOD}
 )
 """Cases and controls from top to bottom, and a colour for each: green where the goal is reached."""
 assert set(CASES) < set(_ROWS)

@@ -315,6 +315,11 @@ PLANTED: Mapping[str, Planted] = {
         judge=lambda: _when(lambda item: item.case == "shifted", guessing()),
         names=frozenset({"errs more often where the images are moved by a few pixels"}),
     ),
+    "mirrored": Planted(
+        what="guesses where the image is mirrored", pairs="push_block", scores="push_block",
+        judge=lambda: _when(lambda item: item.case == "mirrored", guessing()),
+        names=frozenset({"errs more often where the images are mirrored"}),
+    ),
     "half way": Planted(
         what="calls half of the way a success", scores="push_block",
         judge=lambda: ItemJudge(value=lambda item: 1.0 if item.case == "cut short" else true_value(item)),

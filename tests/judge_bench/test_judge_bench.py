@@ -8,7 +8,7 @@ import pytest
 
 from rlvlm.core.errors import UsageError
 from rlvlm.demonstrations.trajectory import CorruptEpisode, RobotTrajectory
-from rlvlm.envs.registry import task_env
+from rlvlm.envs.registry import make_env, task_env
 from rlvlm.judge_bench.asking import Answer, Reference
 from rlvlm.judge_bench.bench import Measured, measure, summarise
 from rlvlm.judge_bench.controls import FAILURES, RETESTS
@@ -94,10 +94,36 @@ def test_items_are_the_same_each_time_and_cover_what_they_promise(made):
         assert not item.progress or len(item.progress) == len(item.sides[0])
 
 
+@pytest.mark.parametrize(
+    ("task", "goal", "is_mirrored"),
+    [
+        ("push_block", "", True),
+        ("push_block", "push the block to the LEFT of the pad", False),
+        ("cartpole", "", True),
+        ("number_line", "", False),  # digits
+    ],
+)
+def test_items_are_mirrored_where_nothing_knows_left_from_right(task: str, goal: str, is_mirrored: bool) -> None:
+    suite = replace(SMALL, name=task, tasks=(task,), goal=goal)
+    items = make_items(suite, task, task_env(task), PX, 0, False).items
+    kinds = {item.kind for item in items if item.case == "mirrored"}
+    assert kinds == ({"pair", "video"} if is_mirrored else set())
+
+
+@pytest.mark.parametrize(("task", "across"), [("push_block", [0, 2, 4, 6]), ("cartpole", [0])])
+def test_a_mirrored_image_of_a_symmetric_env_is_that_of_a_mirrored_state(made, task: str, across: list[int]) -> None:
+    (states,) = next(item for item in made[task].items if item.case == "success").sides
+    turned = states.copy()
+    turned[:, across] *= -1
+    env = make_env(task, task_env(task), 0)
+    frames, mirrored = (env.draw_sized(shown, PX).astype(int) for shown in (states, turned))
+    assert env.is_symmetric and np.abs(frames[:, :, ::-1] - mirrored).max() <= 1
+
+
 def test_turns_are_asked_about_where_the_judge_rates_turns():
     """Nothing of a game of cards is physics: rows of two machines are about the same, or `VERSION` must be raised."""
     digest = make_items(SMALL, "number_line", task_env("number_line"), PX, 0, False).digest
-    assert digest == "28e05b5f4856b47bf3bb0a373625011e7beee0a9c78c0b9336b14e93417c492d"
+    assert digest == "380b62329403f97c70f2486a39d6a30c297a853021f960d045cf69fa6e6f33ab"
     items = make_items(replace(SMALL, pairs=4), "number_line", task_env("number_line"), PX, 0, True).items
     turns = [item for item in items if item.kind == "turn" and item.case in ("nearer", "farther")]
     assert {item.case for item in turns} == {"nearer", "farther"}

@@ -63,6 +63,7 @@ IMAGE = np.arange(10 * 10 * 3, dtype=np.uint8).reshape(1, 10, 10, 3)
         ("faded", -0.5, (True, False)),
         ("brighter", 0.5, (True, False)),  # the farther side
         ("shifted", 0.5, (True, True)),
+        ("mirrored", 0.5, (True, True)),
         ("", 0.5, (False, False)),
     ],
 )
@@ -76,6 +77,8 @@ def test_the_side_is_changed_that_a_judge_of_the_change_loses_by(
     if change == "shifted":
         expected: Frames = IMAGE[:, [0, *range(9)]][:, :, [0, *range(9)]]
         np.testing.assert_array_equal(shown[0], expected)
+    if change == "mirrored":
+        np.testing.assert_array_equal(shown[0], IMAGE[:, :, ::-1])
     if change == "brighter":
         np.testing.assert_array_equal(shown[0], np.minimum(IMAGE.astype(int) + 15, 255))
 

@@ -90,6 +90,7 @@ class RopeScene(MujocoScene):
     """
 
     goal = DEFORMABLE_GOALS["straighten_rope"][0]
+    is_symmetric = True
     _camera = Camera(position=(0.0, 0.0, 0.85), right=(1.0, 0.0, 0.0), up=(0.0, 1.0, 0.0), fovy_deg=45.0)
 
     def __init__(self, start: str) -> None:

@@ -131,6 +131,8 @@ class MujocoScene(ABC):
 
     goal: str
     """Fills the slot of the prompt."""
+    is_symmetric: bool = False
+    """As of `Env`."""
 
     def __init__(self, xml: str | Path, camera: Camera | None = None, substeps: int = 10) -> None:
         is_file = isinstance(xml, Path) or xml.endswith(".xml")
@@ -187,6 +189,7 @@ class SceneEnv(MujocoEnv):
 
     def __init__(self, scene: MujocoScene, config: EnvConfig, seed: int) -> None:
         super().__init__(scene.goal, scene.action_size, config)
+        self.is_symmetric = scene.is_symmetric
         self.snapshot_size = scene.model.nq + 7 * scene.model.nmocap
         self._scene = scene
         self._model, self._data = scene.model, mujoco.MjData(scene.model)
