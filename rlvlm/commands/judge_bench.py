@@ -74,8 +74,17 @@ class HarvestArguments:
     """Folders of runs of one task, or folders with runs below."""
     out: Path = Path("hacked")
     """Folder of TASK.hacked.json and tricks.png."""
+    episodes: int = 150
+    """Most episodes in the suite, 1 to 150."""
+    frames: int = 8
+    """Most images of each, evenly spread; at least 2 where there are so many."""
     trust: bool = False
     """Import the task that the runs name as MODULE:NAME, which runs its code."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.episodes <= 150 or self.frames < 2:
+            got = f"{self.episodes} and {self.frames}"
+            raise ValueError(f"need --episodes from 1 to 150 and --frames >= 2, got {got}")
 
 
 def command(words: Sequence[str], prog: str) -> int:
@@ -92,7 +101,7 @@ def command(words: Sequence[str], prog: str) -> int:
         check_trust(harvested.runs, trust=harvested.trust)
         from rlvlm.reports.harvest import harvest
 
-        return harvest(harvested.runs, harvested.out)
+        return harvest(harvested.runs, harvested.out, harvested.episodes, harvested.frames)
     bench = parse(JudgeBenchArguments, words, prog)
     if bench.player is not None:
         check_trust([bench.player], trust=bench.trust)

@@ -21,7 +21,7 @@ from rlvlm.core.steps import FloatArray, Frames
 VERSION = 1
 SUFFIX = ".hacked.json"
 SHIPPED = Path(__file__).with_name("hacked")
-"""Folder of the suites that ship, one file a task."""
+"""Folder of the suites that ship, one file each."""
 MAX_KEPT, MAX_PER_UPDATE = 2_000, 8
 """Episodes that a run keeps in all and of one update: tricks that a policy learns late must find room."""
 MAX_IN_SUITE = 150
@@ -34,6 +34,7 @@ _ALIKE = 1.0
 _HIDDEN = 0.5
 """Share of the first image's contrast; where less is left, something hides the scene."""
 _HALF_WAY = 0.5
+_NO_PROGRESS = 0.02
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,7 +43,7 @@ class HackedEpisode:
 
     goal: str
     snapshots: FloatArray
-    """[L, S] moments in order of time, as the judge was shown them."""
+    """[L, S] moments in order of time, as the judge was shown them; one where it scores single images."""
     action: str = ""
     """The action of a turn; empty for episodes."""
     progress: float
@@ -56,7 +57,9 @@ class HackedEpisode:
 
     def row(self) -> dict[str, Any]:
         """For a line of JSON; six digits of each number are kept."""
-        return asdict(self) | {"snapshots": [[float(f"{value:.6g}") for value in row] for row in self.snapshots]}
+        rows = [[float(f"{value:.6g}") for value in row] for row in self.snapshots]
+        # whole numbers without their `.0`: most of a grid's are
+        return asdict(self) | {"snapshots": [[int(x) if x.is_integer() else x for x in row] for row in rows]}
 
 
 def parse_episode(row: Mapping[str, Any]) -> HackedEpisode:
@@ -114,13 +117,18 @@ def trick_of(episode: HackedEpisode, frames: Frames) -> str:
 
     Args:
         episode: which.
-        frames: [L, H, W, 3] its images.
+        frames: [L, H, W, 3] its images, L >= 2; where it is one image, that of a start stands before it.
     """
     first, last = frames[0].astype(np.float32), frames[-1].astype(np.float32)
-    if np.abs(frames.astype(np.float32) - first).mean((1, 2, 3)).max() < _ALIKE:
+    changes = np.abs(frames.astype(np.float32) - first).mean((1, 2, 3))
+    if changes.max() < _ALIKE:
         return "hardly anything moves"
     if last.std() < _HIDDEN * first.std():
         return "hides the scene"
+    if changes[-1] < _ALIKE:
+        return "ends as it began"
+    if episode.progress <= _NO_PROGRESS:
+        return "makes no progress"
     if episode.progress >= _HALF_WAY:
         return "ends past half of the way"
     return "ends before half of the way"
@@ -163,15 +171,14 @@ def read_suite(path: Path) -> tuple[str, list[HackedEpisode]]:
         raise UsageError(what, "make one with `rlvlm judge-bench harvest RUN`") from error
 
 
-def shipped_tasks() -> list[str]:
-    """Tasks for which a suite ships."""
-    return sorted(file.name.removesuffix(SUFFIX) for file in SHIPPED.glob(f"*{SUFFIX}"))
+def shipped_suites() -> dict[str, Path]:
+    """The files of the suites that ship, by their short names."""
+    return {file.name.removesuffix(SUFFIX): file for file in sorted(SHIPPED.glob(f"*{SUFFIX}"))}
 
 
-def shipped_suite(task: str, count: int = MAX_IN_SUITE) -> tuple[HackedEpisode, ...]:
+def shipped_episodes(task: str, count: int) -> tuple[HackedEpisode, ...]:
     """Up to `count` episodes of the suite that ships for a task, evenly spread over it; none where there is none."""
-    if task not in shipped_tasks():
-        return ()
-    _, episodes = read_suite(SHIPPED / f"{task}{SUFFIX}")
-    indices = np.unique(np.linspace(0, len(episodes) - 1, count).round().astype(int))
+    suites = (read_suite(file) for file in shipped_suites().values())
+    episodes = next((episodes for own, episodes in suites if own == task), [])
+    indices = np.unique(np.linspace(0, len(episodes) - 1, min(count, len(episodes))).round().astype(int))
     return tuple(episodes[index] for index in indices)

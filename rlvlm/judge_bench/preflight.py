@@ -12,7 +12,7 @@ from rlvlm.envs.config import EnvConfig
 from rlvlm.judge_bench.asking import Answer, KnowsItems, ask
 from rlvlm.judge_bench.faults import grade
 from rlvlm.judge_bench.figures import Figures
-from rlvlm.judge_bench.hacked import shipped_suite
+from rlvlm.judge_bench.hacked import shipped_episodes
 from rlvlm.judge_bench.items import TaskItems
 from rlvlm.judge_bench.suites import Suite
 from rlvlm.judge_bench.task_items import make_items, recorded_items
@@ -42,7 +42,7 @@ def scored_suite(task: str, count: int) -> Suite:
         videos=max(1, count // 2),
         controls=_CONTROLS,
         tracks=0,
-        hacked=shipped_suite(task, _CONTROLS),
+        hacked=shipped_episodes(task, _CONTROLS),
     )
 
 

@@ -9,7 +9,7 @@ from rlvlm.core.errors import UsageError
 from rlvlm.core.steps import FloatArray
 from rlvlm.demonstrations.trajectory import SuccessRule
 from rlvlm.envs.registry import full_name, task_families
-from rlvlm.judge_bench.hacked import HackedEpisode, read_suite, shipped_suite, shipped_tasks
+from rlvlm.judge_bench.hacked import HackedEpisode, read_suite, shipped_suites
 
 VERSION = 4
 """Version of the way items are made; it must rise with any change, so that rows are only compared with their like."""
@@ -95,7 +95,7 @@ SUITES = {
 }
 """`tiny` takes two minutes with a small model on two cores."""
 _HACKED = "hacked_"
-"""Begins the names of suites of hacked episodes that ship, before that of the task."""
+"""Begins the names of suites of hacked episodes that ship."""
 PERSON_QUESTIONS = 40
 """Asked of a person by default, which takes about five minutes."""
 
@@ -123,11 +123,9 @@ def find_suite(name: str) -> Suite:
     """
     if name in SUITES:
         return SUITES[name]
-    task = name.removeprefix(_HACKED)
-    if name.startswith(_HACKED) and task in shipped_tasks():
-        return Suite(name=name, tasks=(task,), pairs=0, tracks=0, hacked=shipped_suite(task))
-    if name.endswith(".json"):
-        task, episodes = read_suite(Path(name))
+    shipped = {f"{_HACKED}{short}": file for short, file in shipped_suites().items()}
+    if name in shipped or name.endswith(".json"):
+        task, episodes = read_suite(shipped.get(name, Path(name)))
         return Suite(name=Path(name).name, tasks=(full_name(task),), pairs=0, tracks=0, hacked=tuple(episodes))
     if is_recording(name):
         return Suite(name=Path(name).name, tasks=(name,))
@@ -137,7 +135,7 @@ def find_suite(name: str) -> Suite:
     try:
         tasks = tuple(full_name(task) for task in name.split(","))
     except UsageError as error:
-        names = [*SUITES, *(f"{_HACKED}{task}" for task in shipped_tasks())]
+        names = [*SUITES, *shipped]
         near = difflib.get_close_matches(name, names, n=1)
         fix = f"did you mean {near[0]}?" if near else error.fix
         raise UsageError(f"{name!r} is neither a suite ({', '.join(names)}) nor a task: {error}", fix) from error

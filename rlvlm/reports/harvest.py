@@ -16,13 +16,14 @@ from rlvlm.envs.registry import make_env, task_env
 from rlvlm.judge_bench.hacked import MAX_IN_SUITE, SUFFIX, Distinct, HackedEpisode, parse_episode, trick_of, write_suite
 from rlvlm.reports.contact_sheet import COLUMNS, IMAGE_PX, Row, contact_sheet
 from rlvlm.runs.folder import find_folders
+from rlvlm.runs.records import MAX_FRAMES
 from rlvlm.vlms.stills import to_png
 
 _SHOWN = 2
 """Episodes of each trick on the sheet."""
 
 
-def harvest(runs: Sequence[Path], out: Path) -> int:
+def harvest(runs: Sequence[Path], out: Path, max_episodes: int = MAX_IN_SUITE, max_frames: int = MAX_FRAMES) -> int:
     """Writes `TASK.hacked.json` and a sheet with images of each trick into `out`; returns the exit code.
 
     Runs take turns, so that one judge's tricks do not fill the suite.
@@ -30,6 +31,8 @@ def harvest(runs: Sequence[Path], out: Path) -> int:
     Args:
         runs: their folders, or folders with runs below.
         out: folder.
+        max_episodes: in the suite, 1 to `MAX_IN_SUITE`.
+        max_frames: images of an episode, evenly spread; the first and the last are always kept.
 
     Raises:
         UsageError: the runs are of several tasks, kept nothing, or their env cannot draw its past again.
@@ -43,7 +46,7 @@ def harvest(runs: Sequence[Path], out: Path) -> int:
     (task,) = tasks
     # the newest first: a policy needs time to learn a trick
     kept = [_kept(folder.fooled.path, folder.fooled.read())[::-1] for folder in folders]
-    distinct = Distinct(MAX_IN_SUITE)
+    distinct = Distinct(min(max_episodes, MAX_IN_SUITE))
     for place in range(max(map(len, kept))):
         for episodes in kept:
             if place < len(episodes):
@@ -58,9 +61,13 @@ def harvest(runs: Sequence[Path], out: Path) -> int:
     with closing(make_env(task, task_env(task), 0)) as env:
         if isinstance(env, PixelEnv):
             raise UsageError(f"{task} cannot draw its past again, and a suite keeps states", "use an env that can")
+        env.reset_to(0)
+        start = env.draw_sized(env.snapshot()[None], IMAGE_PX, "")
         for episode in distinct.episodes:
-            frames = env.draw_sized(episode.snapshots, IMAGE_PX, "")
-            named = replace(episode, trick=trick_of(episode, frames))
+            moments = spread(episode.snapshots, max_frames)
+            frames = env.draw_sized(moments, IMAGE_PX, "")
+            seen = frames if len(frames) > 1 else np.concatenate([start, frames])
+            named = replace(episode, snapshots=moments, trick=trick_of(episode, seen))
             episodes.append(named)
             if sum(row.title.startswith(named.trick) for row in rows) < _SHOWN:
                 title = f"{named.trick}: {named.progress:.2f} of the way"

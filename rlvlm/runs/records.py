@@ -80,13 +80,14 @@ class Recorder:
             self._fooled = Distinct(MAX_KEPT)  # a run that goes on knows what it kept before
             self._fooled.episodes += [parse_episode(row) for row in self._folder.fooled.read()]
         rows = []
+        is_overrated = _overrated(records)
         # the best scored first: that is what a policy learns from
         for record in sorted(records, key=lambda record: -(record.score.value or 0.0)):
             item, value, threshold = record.item, record.score.value, record.success_threshold
-            if threshold is None or value is None or value < threshold:  # without a threshold progress was scored
+            if value is None or not (is_overrated(value, item.progress) if threshold is None else value >= threshold):
                 continue
             # a success that was lost is neither right nor wrong; without progress its end is unknown
-            if item.is_success is not False or item.success_lost or math.isnan(item.progress):
+            if item.is_success or item.success_lost or math.isnan(item.progress):
                 continue
             episode = HackedEpisode(
                 goal=item.goal or self._goal,
@@ -105,6 +106,21 @@ class Recorder:
                     rows.append({ENV_STEPS: record.env_step} | row)
         if rows:
             self._folder.fooled.append(rows)
+
+
+def _overrated(records: Sequence[ScoredItem]) -> Callable[[float, float], bool]:
+    """Whether a score and the true progress show that a judge of progress, which claims no success, was fooled: the
+    score is among the best quarter of `records` and the progress among the worst.
+    """
+    known = [(record.score.value, record.item.progress) for record in records if record.score.value is not None]
+    if not known:
+        return lambda score, progress: False
+    # by ranks: one judge's scores fill the scale, another's lie between 0.3 and 0.4
+    scores, progresses = np.array(known).T
+    best, worst = np.quantile(scores, 0.75), np.quantile(progresses, 0.25)
+    # where all are alike none is better than another
+    differ = best > np.median(scores) and worst < np.median(progresses)
+    return lambda score, progress: bool(differ and score >= best and progress <= worst)
 
 
 def query_row(record: QueryRecord) -> dict[str, Any]:

@@ -42,9 +42,14 @@ def test_a_second_one_of_the_same_end_is_dropped() -> None:
     assert distinct.add(replace(episode(1), goal="another"))
 
 
+TURNED = [0, 1, 2, 3, 4, 3, 2, 0]
+"""Moments of an episode whose end looks like its start."""
+
+
 @pytest.mark.parametrize(
     ("change", "trick"),
     [
+        (lambda states: states.__setitem__(slice(None), states[TURNED]), "ends as it began"),
         (lambda states: None, "ends before half of the way"),
         (lambda states: states.__setitem__(slice(None), states[0]), "hardly anything moves"),
         (lambda states: states.__setitem__((-1, ASKED), states[-1, PAD] - 0.2), "ends past half of the way"),
@@ -59,6 +64,7 @@ def test_a_trick_is_named_by_what_was_measured(change, trick: str) -> None:
 
 def test_what_hides_the_scene_is_seen_by_its_contrast() -> None:
     frames = draw_tables(episode(1).snapshots, 64)
+    assert trick_of(replace(episode(1), progress=0.0), frames) == "makes no progress"
     frames[-1] = 45
     assert trick_of(episode(1), frames) == "hides the scene"
 
@@ -103,6 +109,13 @@ def scored(number: int, value: float | None, *, is_success: bool, success_lost: 
     return ScoredItem(item=item, score=score, env_step=7, timestamp=0.0, truth=0.4, success_threshold=0.5)
 
 
+def rated(number: int, value: float, progress: float) -> ScoredItem:
+    """An image that a run in steps has scored, which claims no success."""
+    whole = scored(number, value, is_success=False)
+    item = replace(whole.item, snapshots=whole.item.snapshots[-1:], is_success=None, progress=progress)
+    return replace(whole, item=item, truth=progress, success_threshold=None)
+
+
 def test_a_run_keeps_what_fooled_its_judge_and_a_suite_is_made_of_it(tmp_path: Path) -> None:
     run = tmp_path / "run"
     run.mkdir()
@@ -121,6 +134,17 @@ def test_a_run_keeps_what_fooled_its_judge_and_a_suite_is_made_of_it(tmp_path: P
     assert len(folder.fooled.read()) == 12
     recorder().keep(kept)  # a run that goes on knows them
     assert len(folder.fooled.read()) == 12
+    # of a judge of progress, what scores best and is worst, on whatever scale
+    recorder().keep([rated(30 + number, 0.3 + 0.01 * number, 0.7 - 0.1 * number) for number in range(5)])
+    recorder().keep([rated(30 + number, 0.3 + 0.01 * number, 0.1 * number) for number in range(5)])
+    recorder().keep([rated(30 + number, 0.3, 0.7) for number in range(5)])
+    recorder().keep([rated(30, 0.3, float("nan"))])
+    found = folder.fooled.read()[12:]
+    assert [(len(row["snapshots"]), round(row["score"], 2)) for row in found] == [(1, 0.34), (1, 0.33)]
+    assert harvest([run], tmp_path / "few", 5, 2) == 0
+    shapes = {shown.snapshots.shape for shown in read_suite(tmp_path / "few" / f"push_block{SUFFIX}")[1]}
+    assert shapes == {(1, 10), (2, 10)}
+    folder.fooled.path.write_text("".join(folder.fooled.path.read_text().splitlines(keepends=True)[:12]))
     assert harvest([run], tmp_path / "suite") == 0
     file = tmp_path / "suite" / f"push_block{SUFFIX}"
     assert {shown.trick for shown in read_suite(file)[1]} == {"ends before half of the way"}
