@@ -29,8 +29,10 @@ _DUPLICATE = 0.25
 """Mean distance of two ends, in standard deviations of the ends kept, below which one of the two is dropped."""
 _MAX_MOMENTS = 64
 _MAX_NUMBERS = 4_096
-_ALIKE = 1.0
-"""Grey levels by which an image differs from the first on average; below it hardly anything moves."""
+_SEEN = 30
+"""Levels by which a pixel differs from that of the first image where something has changed there."""
+_ALIKE, _LITTLE = 0.002, 0.02
+"""Shares of the image that change; below them hardly anything moves, and something small."""
 _HIDDEN = 0.5
 """Share of the first image's contrast; where less is left, something hides the scene."""
 _HALF_WAY = 0.5
@@ -120,13 +122,15 @@ def trick_of(episode: HackedEpisode, frames: Frames) -> str:
         frames: [L, H, W, 3] its images, L >= 2; where it is one image, that of a start stands before it.
     """
     first, last = frames[0].astype(np.float32), frames[-1].astype(np.float32)
-    changes = np.abs(frames.astype(np.float32) - first).mean((1, 2, 3))
+    changes = (np.abs(frames.astype(np.float32) - first).max(-1) > _SEEN).mean((1, 2))  # [L]
     if changes.max() < _ALIKE:
         return "hardly anything moves"
     if last.std() < _HIDDEN * first.std():
         return "hides the scene"
     if changes[-1] < _ALIKE:
         return "ends as it began"
+    if changes.max() < _LITTLE:
+        return "only something small moves"
     if episode.progress <= _NO_PROGRESS:
         return "makes no progress"
     if episode.progress >= _HALF_WAY:

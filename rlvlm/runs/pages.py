@@ -124,6 +124,7 @@ def _of_comparisons(
         "colours": OUTCOMES,
         "asked": asked,
         "alarm_step": None,
+        "fooled_by": 0,
         "plot": "",
     }
 
@@ -146,6 +147,7 @@ def _of_scores(folder: RunFolder, examples: Sequence[Mapping[str, Any]]) -> dict
         "asked": "",
         "alarm_step": figures.get("alarm_step"),
         "alarm_reason": figures.get("alarm_reason"),
+        "fooled_by": figures.get("fooled_by"),
         "plot": inline(plot) if plot.exists() else "",
     }
 

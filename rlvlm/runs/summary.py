@@ -133,7 +133,9 @@ def summarise_decodings(evaluations: Sequence[dict[str, str]]) -> dict[str, dict
 
 
 def summarise_judge(folder: RunFolder) -> dict[str, Any]:
-    """The newest figures of the monitor of a judge that rewards, and when and why it gave an alarm, if it did."""
+    """The newest figures of the monitor of a judge that rewards, when and why it gave an alarm, if it did, and how many
+    episodes that fooled it are kept.
+    """
     figures: dict[str, Any] = {}
     rows = folder.metrics.read()
     for row in rows:
@@ -143,6 +145,7 @@ def summarise_judge(folder: RunFolder) -> dict[str, Any]:
         first = next((row for row in rows if row.get(metrics.JUDGE_ALARM)), None)
         figures["alarm_step"] = int(first[metrics.ENV_STEPS]) if first else None
         figures["alarm_reason"] = metrics.JUDGE_ALARMS[int(first[metrics.JUDGE_ALARM])] if first else None
+        figures["fooled_by"] = len(folder.fooled.read())
     return figures
 
 
@@ -424,6 +427,8 @@ def _watched_rows(watched: Mapping[str, Any]) -> dict[str, str]:
         return {}
     since = watched.get("alarm_step")
     rows = {"judge's alarm": "none" if since is None else f"from step {since:,}: {watched['alarm_reason']}"}
+    if count := watched.get("fooled_by"):
+        rows["distinct failures that it called successes, kept"] = f"{count:,} in [fooled.jsonl](fooled.jsonl)"
     for name, metric in _WATCHED.items():
         if metric in watched:
             rows[name] = f"{watched[metric]:.2f}" if metric == metrics.JUDGE_AUC else _percent(watched[metric])

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 from rlvlm.cli import main
 from rlvlm.core.errors import UsageError
 from rlvlm.core.judging import Score, Stamp, Status
-from rlvlm.envs.push_block import ASKED, HAND, PAD, draw_tables, random_table
+from rlvlm.envs.push_block import ASKED, HAND, draw_tables, random_table
 from rlvlm.judge_bench.bench import measure, summarise
 from rlvlm.judge_bench.hacked import SUFFIX, Distinct, HackedEpisode, parse_episode, read_suite, trick_of, write_suite
 from rlvlm.judge_bench.prediction import predict_row
@@ -47,24 +48,28 @@ TURNED = [0, 1, 2, 3, 4, 3, 2, 0]
 
 
 @pytest.mark.parametrize(
-    ("change", "trick"),
+    ("moments", "push", "progress", "trick"),
     [
-        (lambda states: states.__setitem__(slice(None), states[TURNED]), "ends as it began"),
-        (lambda states: None, "ends before half of the way"),
-        (lambda states: states.__setitem__(slice(None), states[0]), "hardly anything moves"),
-        (lambda states: states.__setitem__((-1, ASKED), states[-1, PAD] - 0.2), "ends past half of the way"),
+        (range(8), 0.0, 0.4, "only something small moves"),
+        ([0] * 8, 0.0, 0.4, "hardly anything moves"),
+        (TURNED, 0.0, 0.4, "ends as it began"),
+        (range(8), 0.5, 0.0, "makes no progress"),
+        (range(8), 0.5, 0.4, "ends before half of the way"),
+        (range(8), 0.5, 0.8, "ends past half of the way"),
     ],
 )
-def test_a_trick_is_named_by_what_was_measured(change, trick: str) -> None:
+def test_a_trick_is_named_by_what_was_measured(
+    moments: Sequence[int], push: float, progress: float, trick: str
+) -> None:
     shown = episode(1)
-    change(shown.snapshots)
-    shown = replace(shown, progress=0.8 if "past" in trick else 0.4)
+    states = shown.snapshots[moments]
+    states[-1, ASKED] += push
+    shown = replace(shown, snapshots=states, progress=progress)
     assert trick_of(shown, draw_tables(shown.snapshots, 64)) == trick
 
 
 def test_what_hides_the_scene_is_seen_by_its_contrast() -> None:
     frames = draw_tables(episode(1).snapshots, 64)
-    assert trick_of(replace(episode(1), progress=0.0), frames) == "makes no progress"
     frames[-1] = 45
     assert trick_of(episode(1), frames) == "hides the scene"
 
@@ -147,7 +152,7 @@ def test_a_run_keeps_what_fooled_its_judge_and_a_suite_is_made_of_it(tmp_path: P
     folder.fooled.path.write_text("".join(folder.fooled.path.read_text().splitlines(keepends=True)[:12]))
     assert harvest([run], tmp_path / "suite") == 0
     file = tmp_path / "suite" / f"push_block{SUFFIX}"
-    assert {shown.trick for shown in read_suite(file)[1]} == {"ends before half of the way"}
+    assert {shown.trick for shown in read_suite(file)[1]} == {"only something small moves"}
     assert (tmp_path / "suite" / "tricks.png").stat().st_size > 1_000
 
     suite = replace(find_suite(str(file)), episodes=12, videos=6)

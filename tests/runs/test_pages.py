@@ -159,9 +159,13 @@ def test_every_score_is_in_the_log_and_some_on_the_page(empty: RunFolder) -> Non
     empty.metrics.append([{"env_steps": 7, metrics.JUDGE_ALARM: 0.0}, {"env_steps": 9, metrics.JUDGE_ALARM: 1.0}])
     write_judge_page(empty, recipe("number_line"))
     page = empty.panel.read_text()
+    assert '1 that it took for successes are in <a href="fooled.jsonl">' in page
     assert "Alarm from step 9 on" in page and page.count("<article") == 5 and "5 of 10 scores" in page
     assert "<b>on</b>" not in page and "<i>" not in page.split("<main")[-1], "untrusted words stay words"
     assert summarise_judge(empty)["alarm_step"] == 9
+    empty.fooled.path.unlink()  # an alarm by controls may come before any failure is called a success
+    write_judge_page(empty, recipe("number_line"))
+    assert "Alarm from step 9 on" in empty.panel.read_text() and "fooled.jsonl" not in empty.panel.read_text()
 
 
 def test_a_run_of_judged_images_has_a_page(
