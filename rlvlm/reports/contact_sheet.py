@@ -36,14 +36,15 @@ class Row:
 
 
 def contact_sheet(title: str, rows: Sequence[Row]) -> Image.Image:
-    """The rows below one another under a title, as wide as the longest of them."""
+    """The rows below one another under a title, as wide as the longest of them or of their titles."""
     height, width = rows[0].images.shape[1:3]
-    columns = max(len(row.images) for row in rows)
     row_px = _TITLE_PX + height + _LABEL_PX
-    size = (_MARGIN_PX + columns * (width + _MARGIN_PX), _TITLE_PX + _MARGIN_PX + len(rows) * row_px + _MARGIN_PX)
-    page = Image.new("RGB", size, _PAPER)
-    draw = ImageDraw.Draw(page)
     large, small = ImageFont.load_default(size=16), ImageFont.load_default(size=12)
+    images_px = max(len(row.images) for row in rows) * (width + _MARGIN_PX)
+    title_px = _MARGIN_PX + round(max(large.getlength(title), *(small.getlength(row.title) for row in rows)))
+    height_px = _TITLE_PX + _MARGIN_PX + len(rows) * row_px + _MARGIN_PX
+    page = Image.new("RGB", (_MARGIN_PX + max(images_px, title_px), height_px), _PAPER)
+    draw = ImageDraw.Draw(page)
     draw.text((_MARGIN_PX, _MARGIN_PX // 2), title, fill=_INK, font=large)
     for number, row in enumerate(rows):
         top = _TITLE_PX + _MARGIN_PX + number * row_px

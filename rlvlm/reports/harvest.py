@@ -19,8 +19,8 @@ from rlvlm.runs.folder import find_folders
 from rlvlm.runs.records import MAX_FRAMES
 from rlvlm.vlms.stills import to_png
 
-_SHOWN = 2
-"""Episodes of each trick on the sheet."""
+_MAX_SHOWN = 16
+"""Episodes on the sheet, one of each trick with each judge."""
 
 
 def harvest(runs: Sequence[Path], out: Path, max_episodes: int = MAX_IN_SUITE, max_frames: int = MAX_FRAMES) -> int:
@@ -69,8 +69,9 @@ def harvest(runs: Sequence[Path], out: Path, max_episodes: int = MAX_IN_SUITE, m
             seen = frames if len(frames) > 1 else np.concatenate([start, frames])
             named = replace(episode, snapshots=moments, trick=trick_of(episode, seen))
             episodes.append(named)
-            if sum(row.title.startswith(named.trick) for row in rows) < _SHOWN:
-                title = f"{named.trick}: {named.progress:.2f} of the way"
+            what = f"{named.judge}: {named.trick}"
+            if len(rows) < _MAX_SHOWN and not any(row.title.startswith(what) for row in rows):
+                title = f"{what}, {named.progress:.2f} of the way, scored {named.score:.2f}"
                 shown = spread(frames, COLUMNS)
                 rows.append(Row(title=title, images=shown, labels=("",) * len(shown)))
     file = out / f"{task.replace('/', '-')}{SUFFIX}"
