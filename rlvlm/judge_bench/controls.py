@@ -76,8 +76,10 @@ def retests(
     items: Sequence[Item], count: int, cameras: Sequence[str], is_symmetric: bool, rng: np.random.Generator
 ) -> list[Item]:
     """All episodes or turns once more, and up to `count` pairs for each of `RETESTS`, each under one of these; some of
-    them mirrored besides.
+    them mirrored besides. Nothing where `count` is 0.
     """
+    if not count:  # a person is asked everything once
+        return []
     pairs = [index for index, item in enumerate(items) if item.case == "pair"]
     scored = [index for index, item in enumerate(items) if item.kind in ("video", "turn") and item.source < 0]
     changes: list[dict[str, Any]] = [
@@ -93,7 +95,7 @@ def retests(
             change, item = changes[number % len(changes)], items[index]
             goal = f"{REWORDED}{item.goal}" if change["case"] == "reworded" else item.goal
             found.append(replace(item, goal=goal, source=index, **change))
-    if is_symmetric and count:
+    if is_symmetric:
         # pairs from the other end of the order: as a rule those that were not asked again above
         sided = [*order[::-1][:count], *scored[:: len(changes)]]
         found += [

@@ -16,6 +16,8 @@ import pytest
 
 from rlvlm.core.console.signals import StopRequest
 from rlvlm.core.errors import EXIT_DONE, EXIT_PREEMPTED
+from rlvlm.envs.registry import task_env
+from rlvlm.judge_bench.items import make_items
 from rlvlm.judge_bench.suites import SUITES, find_suite, for_person
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.labels.store import LabelStore
@@ -27,7 +29,11 @@ def test_a_person_is_asked_about_forty_questions() -> None:
     for name, pairs in (("cartpole", 18), ("tiny", 3), ("paper7", 2), ("metaworld50", 2)):
         suite = for_person(find_suite(name))
         assert (suite.pairs, suite.videos, suite.controls, suite.tracks) == (pairs, 1, 0, 0)
-    assert for_person(SUITES["tiny"]) == replace(SUITES["tiny"], episodes=8, pairs=3, videos=1, controls=0, tracks=0)
+    suite = for_person(SUITES["tiny"])
+    assert suite == replace(SUITES["tiny"], episodes=8, pairs=3, videos=1, controls=0, tracks=0)
+    items = make_items(suite, "cartpole", task_env("cartpole"), 48, 0, False).items
+    # pairs are asked in both orders; nothing is asked again
+    assert [item.kind for item in items] == ["pair"] * 3 + ["video"] * 4
 
 
 @pytest.mark.slow
