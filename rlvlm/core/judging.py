@@ -141,6 +141,9 @@ class Verdict:
         decided = self.label in (Label.LEFT, Label.RIGHT)
         if decided != (self.status is Status.OK) or (self.label is Label.TIE) != (self.status is Status.NO_PREFERENCE):
             raise ValueError(f"label {self.label!r} does not go with status {self.status!r}")
+        if self.probabilities is not None:  # of a judge of one's own they are often NumPy's, which no file takes
+            left, right, tie = (float(share) for share in self.probabilities)
+            object.__setattr__(self, "probabilities", (left, right, tie))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -158,3 +161,7 @@ class Score:
     """As of a `Verdict`."""
     num_frames: int | None = field(default=None, compare=False)
     """Frames of the clip that the judge was shown; None where it does not say."""
+
+    def __post_init__(self) -> None:
+        if self.value is not None:  # see `Verdict`
+            object.__setattr__(self, "value", float(self.value))

@@ -81,6 +81,15 @@ ANSWERS = [
     Verdict(status=Status.FAILED, label=None, stamp=STAMP),
     Score(status=Status.OK, value=1 / 3, stamp=STAMP, usage=Usage(tokens_in=1, tokens_out=0)),
     Score(status=Status.INVALID, value=None, stamp=STAMP, text="?"),
+    # a judge of one's own often gives NumPy's numbers
+    Score(status=Status.OK, value=np.float32(0.25), stamp=STAMP),  # pyright: ignore[reportArgumentType]
+    Score(status=Status.OK, value=np.float64(0.3), stamp=STAMP),
+    Verdict(
+        status=Status.OK,
+        label=Label.LEFT,
+        stamp=STAMP,
+        probabilities=(np.float32(0.5), np.float32(0.25), np.float32(0.25)),  # pyright: ignore[reportArgumentType]
+    ),
 ]
 
 
