@@ -245,7 +245,8 @@ def teacher_table(items: Sequence[Item], answers: Sequence[Answer]) -> Figures:
     Returns:
         `pairs`: [10, 2, 3] counts of right, wrong, undecided by difficulty, and by whether the right side was shown on
         the left or on the right. `scores`: [11, K] lists of scores given at true progress 0 to 0.1, ..., 0.9 to 1 short
-        of success, and at success last. Kinds that were not asked are left out.
+        of success, and at success last; what has fooled judges is among the failures, since policies play it. Kinds
+        that were not asked are left out.
     """
     pairs = np.zeros((NUM_BINS, 2, 3), int)
     scores: list[list[float]] = [[] for _ in range(NUM_BINS + 1)]
@@ -255,7 +256,7 @@ def teacher_table(items: Sequence[Item], answers: Sequence[Answer]) -> Figures:
             pairs[difficulty_of(item), int(gain > 0), COLUMNS.get(outcome_of(item, answer), 2)] += 1
         elif (
             item.kind in ("video", "turn")
-            and item.case in (*CASES, "nearer", "farther")
+            and item.case in (*CASES, HACKED, "nearer", "farther")
             and math.isfinite(answer.value)
         ):
             # a failure may end at full progress, e.g. where a success was undone: it stays among the failures

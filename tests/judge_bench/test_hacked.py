@@ -15,7 +15,7 @@ from rlvlm.core.judging import Score, Stamp, Status
 from rlvlm.envs.push_block import ASKED, HAND, draw_tables, random_table
 from rlvlm.judge_bench.bench import measure, summarise
 from rlvlm.judge_bench.hacked import SUFFIX, Distinct, HackedEpisode, parse_episode, read_suite, trick_of, write_suite
-from rlvlm.judge_bench.prediction import predict_row
+from rlvlm.judge_bench.prediction import predict, predict_row
 from rlvlm.judge_bench.suites import find_suite
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.reports.harvest import harvest
@@ -162,6 +162,12 @@ def test_a_run_keeps_what_fooled_its_judge_and_a_suite_is_made_of_it(tmp_path: P
     assert "calls what has fooled judges successes" in {fault["name"] for fault in row["faults"]}
     assert [one.grade for one in predict_row(row, []) if one.is_asked] == ["can be fooled"]
     json.dumps(row, allow_nan=False)
+    # what is expected of training rests on them too: a policy plays them
+    plain = predict(
+        summarise(measure(replace(suite, hacked=()), fooled.hand_distance(config), config, num_frames=8))["teacher"], []
+    )
+    worths = [next(one.worth for one in found if one.is_asked) for found in (plain, predict(row["teacher"], []))]
+    assert worths[1] < worths[0] - 0.2
 
 
 def test_the_suite_that_ships_is_found_by_its_name() -> None:
