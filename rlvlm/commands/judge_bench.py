@@ -19,8 +19,9 @@ class JudgeBenchArguments:
     """How far can this judge be trusted, before anything is trained? Figures here; a page and a row in a folder."""
 
     suite: tyro.conf.Positional[str] = "tiny"
-    """tiny, paper7, metaworld50, libero, minigrid, gym_cards, hacked_push_block; or tasks, with commas between them; or
-    the folder of a LeRobot data set with `next.success`, `is_success` or `success`; or a file of `harvest`."""
+    """tiny, paper7, metaworld50, libero, minigrid, gym_cards; hacked_push_block, hacked_minigrid, hacked_drawer_open,
+    what policies fooled judges with; or tasks, with commas between them; or the folder of a LeRobot data set with
+    `next.success`, `is_success` or `success`; or a file of `harvest`."""
     judge: JudgeConfig = field(default_factory=JudgeConfig)
     reference: Literal["none", "oracle", "random", "left"] = "none"
     """Answers in place of the judge: the truth, chance, or always the first image (and 0.5)."""

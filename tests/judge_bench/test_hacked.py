@@ -3,6 +3,7 @@
 import json
 import sys
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,9 +14,11 @@ from rlvlm.cli import main
 from rlvlm.core.errors import UsageError
 from rlvlm.core.judging import Score, Stamp, Status
 from rlvlm.envs.push_block import ASKED, HAND, draw_tables, random_table
+from rlvlm.envs.registry import make_env, task_env
 from rlvlm.judge_bench.bench import measure, summarise
 from rlvlm.judge_bench.hacked import SUFFIX, Distinct, HackedEpisode, parse_episode, read_suite, trick_of, write_suite
 from rlvlm.judge_bench.prediction import predict, predict_row
+from rlvlm.judge_bench.preflight import scored_suite
 from rlvlm.judge_bench.suites import find_suite
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.reports.harvest import harvest
@@ -121,6 +124,7 @@ def rated(number: int, value: float, progress: float) -> ScoredItem:
     return replace(whole, item=item, truth=progress, success_threshold=None)
 
 
+@pytest.mark.slow
 def test_a_run_keeps_what_fooled_its_judge_and_a_suite_is_made_of_it(tmp_path: Path) -> None:
     run = tmp_path / "run"
     run.mkdir()
@@ -170,11 +174,27 @@ def test_a_run_keeps_what_fooled_its_judge_and_a_suite_is_made_of_it(tmp_path: P
     assert worths[1] < worths[0] - 0.2
 
 
-def test_the_suite_that_ships_is_found_by_its_name() -> None:
-    suite = find_suite("hacked_push_block")
-    assert suite.tasks == ("push_block",) and len(suite.hacked) == 150
-    assert {shown.judge for shown in suite.hacked} == {"hand distance", "motion", "pocket:scorer"}
-    with pytest.raises(UsageError, match=r"gym_cards, hacked_push_block\) nor a task"):
+@pytest.mark.parametrize(
+    ("name", "task", "frames", "judges"),
+    [
+        ("push_block", "push_block", 2, {"hand distance", "motion", "pocket:scorer"}),
+        ("minigrid", "empty_random_6x6", 4, {"biased", "contrast", "motion"}),
+        pytest.param("drawer_open", "drawer_open", 1, {"brightness", "redness"}, marks=pytest.mark.slow),
+    ],
+)
+def test_a_suite_that_ships_is_found_by_its_name_and_drawn(name: str, task: str, frames: int, judges: set[str]) -> None:
+    suite = find_suite(f"hacked_{name}")
+    assert suite.tasks == (task,) and {shown.judge for shown in suite.hacked} == judges
+    drawn = scored_suite(task, 32).hacked  # by a run's preflight
+    assert len(drawn) == 8 and {shown.snapshots[0].tobytes() for shown in drawn} <= {
+        shown.snapshots[0].tobytes() for shown in suite.hacked
+    }
+    with closing(make_env(task, task_env(task), 0)) as env:
+        assert env.draw_sized(suite.hacked[0].snapshots, 64).shape == (frames, 64, 64, 3)
+
+
+def test_a_suite_that_does_not_ship_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"gym_cards, .*hacked_push_block\) nor a task"):
         find_suite("hacked_push_blok")
 
 
