@@ -23,7 +23,7 @@ from rlvlm.envs.config import EnvConfig
 from rlvlm.judge_bench.items import Item, TaskItems
 from rlvlm.judge_bench.preflight import known_items, scored_suite
 from rlvlm.judge_bench.preflight import preflight as try_judge
-from rlvlm.judges.agreement import area_under_curve
+from rlvlm.judges.agreement import ALIKE, area_under_curve
 from rlvlm.rewards.config import TurnRewardConfig
 from rlvlm.rewards.judged import to_reward
 from rlvlm.rewards.monitor import JudgeMonitor
@@ -149,6 +149,12 @@ class RewardLabeller:
             f"AUC of success {area['value']:.2f} ({area['low']:.2f} to {area['high']:.2f}), best threshold "
             f"{threshold:.2f} (Youden's J {figures['youden']:.2f})"
         )
+        means = figures["means"]
+        lift = means.get("success", math.nan) - means.get("failure", math.nan)
+        if config.threshold is None and lift <= ALIKE:
+            # measured: of a judge without fault whose scores lay within .003 a run with a critic learned nothing
+            hint = "a critic's error may hide that; --reward.threshold calibrated makes 1 and 0 of them"
+            log(f"the judge scores successes only {lift:.3f} above failures: {hint}")
         if config.threshold == "calibrated":
             self._threshold = threshold
         # for turns the threshold says whether the turn came nearer, not whether it reached the goal

@@ -298,6 +298,23 @@ def test_a_threshold_makes_scores_binary_and_may_be_calibrated() -> None:
         assert again.monitor.success_threshold == plain.monitor.success_threshold
 
 
+@pytest.mark.parametrize(
+    ("lift", "settings", "is_said"), [(0.004, {}, True), (0.004, {"threshold": "calibrated"}, False), (0.1, {}, False)]
+)
+def test_scores_that_lie_close_together_are_said(lift: float, settings: dict[str, Any], is_said: bool) -> None:
+    known = tuple(
+        Item(kind="video", case="success" if success else "failure", goal="push", success=success,
+             sides=(whole(12 - place).snapshots,), truth=(float(success),))
+        for place, success in enumerate((True, True, False, False))
+    )  # fmt: skip
+    made = TaskItems(task="push_block", items=known, draw=lambda rows, _: rows, digest="", looks=())  # pyright: ignore[reportArgumentType] - nobody draws
+    order = [one.item for block in ask(Reference("random"), made, 2, 0) for one in block]
+    lines: list[str] = []
+    labeller, _ = judged([*np.array([0.4 + lift, 0.4 + lift, 0.4, 0.4])[order]], **settings)
+    labeller.preflight_on(made, 0, lines.append)
+    assert any("--reward.threshold calibrated" in line for line in lines) == is_said
+
+
 def test_noise_is_how_far_scores_of_one_episode_lie_apart(tmp_path: Path) -> None:
     known = [item_of(whole(steps)) for steps in (12, 11, 10)]
     answers: list[float | None] = [0.2, 0.9, None, 0.4, 0.7, 0.5]
