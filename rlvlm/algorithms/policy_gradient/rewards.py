@@ -152,7 +152,7 @@ class RewardLabeller:
         means = figures["means"]
         lift = means.get("success", math.nan) - means.get("failure", math.nan)
         if config.threshold is None and lift <= ALIKE:
-            # measured: of a judge without fault whose scores lay within .003 a run with a critic learned nothing
+            # measured: of a judge without fault whose scores lay within .007 a run with a critic learned nothing
             hint = "a critic's error may hide that; --reward.threshold calibrated makes 1 and 0 of them"
             log(f"the judge scores successes only {lift:.3f} above failures: {hint}")
         if config.threshold == "calibrated":
