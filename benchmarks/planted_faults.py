@@ -2,18 +2,22 @@
 
 Asks each judge of `rlvlm.testing.planted` about `tiny` and prints which faults the bench names and which grade it
 gives; then how often honest judges lose a grade to a fault that they do not have (`--honest`, draws of each).
+`--items FILE.zip --out DIR` asks about a frozen suite instead and writes an entry of each judge for the page of judges.
 """
 
 import sys
 from collections import Counter
 from dataclasses import dataclass
+from pathlib import Path
 
 import tyro
 
+from rlvlm.core.disk import write_whole
 from rlvlm.envs.registry import task_env
-from rlvlm.judge_bench.bench import summarise
+from rlvlm.judge_bench.bench import make_task, summarise
+from rlvlm.judge_bench.entries import entry_of, entry_text, read_questions
 from rlvlm.judge_bench.prediction import predict, predict_row, read_curve
-from rlvlm.judge_bench.suites import SUITES
+from rlvlm.judge_bench.suites import SUITES, find_suite
 from rlvlm.judge_bench.task_items import make_items
 from rlvlm.testing.planted import PLANTED, bench, honest
 
@@ -26,10 +30,27 @@ class Settings:
 
     honest: int = 0
     """Honest judges of each accuracy."""
+    items: Path | None = None
+    """A frozen suite."""
+    out: Path = Path("entries")
+    """Folder of the entries."""
+
+
+def write_entries(items: Path, out: Path) -> None:
+    """Asks each judge about a frozen suite and writes its entry."""
+    suite, questions = find_suite(str(items)), read_questions(items)
+    made = {task: make_task(suite, task, size_px=SIZE_PX, seed=0, asks_turns=False) for task in suite.tasks}
+    for name, planted in PLANTED.items():
+        text = entry_text(entry_of(bench(suite, made, planted.judge()), planted.what, questions))
+        write_whole(out / f"planted_{name.replace(' ', '_')}.json", text)
+        sys.stdout.write(f"{name}\n")
 
 
 def main(settings: Settings) -> None:
-    """Prints both tables."""
+    """Prints both tables, or writes entries."""
+    if settings.items is not None:
+        write_entries(settings.items, settings.out)
+        return
     suite, runs = SUITES["tiny"], read_curve()
     made = {task: make_items(suite, task, task_env(task), SIZE_PX, 0, False) for task in suite.tasks}
     lines = ["| what is wrong | named | grade |", "|---|---|---|"]

@@ -1,4 +1,4 @@
-"""`rlvlm judge-bench SUITE`, `rlvlm judge-bench compare A.json B.json` and `rlvlm judge-bench harvest RUN...`."""
+"""`rlvlm judge-bench SUITE`, and `rlvlm judge-bench compare`, `freeze` and `harvest`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -10,6 +10,7 @@ import tyro
 from rlvlm.commands.arguments import parse
 from rlvlm.core.trust import check_folder, foreign_code
 from rlvlm.demonstrations.trajectory import SuccessRule
+from rlvlm.judge_bench.archive import MAX_FRAMES
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.runs.folder import check_trust
 
@@ -21,7 +22,7 @@ class JudgeBenchArguments:
     suite: tyro.conf.Positional[str] = "tiny"
     """tiny, paper7, metaworld50, libero, minigrid, gym_cards; hacked_push_block, hacked_minigrid, hacked_drawer_open,
     what policies fooled judges with; or tasks, with commas between them; or the folder of a LeRobot data set with
-    `next.success`, `is_success` or `success`; or a file of `harvest`."""
+    `next.success`, `is_success` or `success`; or a file of `harvest` or `freeze`."""
     judge: JudgeConfig = field(default_factory=JudgeConfig)
     reference: Literal["none", "oracle", "random", "left"] = "none"
     """Answers in place of the judge: the truth, chance, or always the first image (and 0.5)."""
@@ -47,24 +48,73 @@ class JudgeBenchArguments:
     player: Path | None = None
     """Folder of a run of the task, or a checkpoint in it: its policy plays in place of the env's script. Without either
     the env is played at random."""
+    name: str = ""
+    """What a table of judges calls this one, in the entry that is written of a frozen suite; by default its stamp."""
     trust: bool = False
     """Import the task that the folder of --player, or the suite's file, names as MODULE:NAME, which runs its code."""
     seed: int = 0
     """Seed of items and of the order of asking; rows of different seeds are of different items."""
 
     def __post_init__(self) -> None:
-        if min(1 if self.frames is None else self.frames, 1 if self.pairs is None else self.pairs) < 1:
-            raise ValueError(f"--frames and --pairs must be >= 1, got {self.frames} and {self.pairs}")
-        if self.episodes is not None and self.episodes < 4:
-            raise ValueError(f"--episodes must be >= 4, one of each way of playing, got {self.episodes}")
+        check_counts(self.pairs, self.episodes)
+        if self.frames is not None and self.frames < 1:
+            raise ValueError(f"--frames must be >= 1, got {self.frames}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FreezeArguments:
+    """A suite as one file: pixels, questions and truth, with a hash of them. `judge-bench FILE` asks about it."""
+
+    suite: tyro.conf.Positional[str]
+    """As of `judge-bench`."""
+    out: Path
+    """File, whose name ends in .zip."""
+    frames: int = 8
+    """Most images of an episode, 1 to 64."""
+    pairs: int | None = None
+    """Pairs of each task; by default the suite's."""
+    episodes: int | None = None
+    """Episodes played of each task, >= 4; by default the suite's."""
+    image_px: int = 300
+    """Side of the images in pixels; envs in turns have their own."""
+    turns: bool = False
+    """Score single turns, as --judge.score utility does, in place of episodes."""
+    questions_only: bool = False
+    """Leave the images out: what was asked, with the same hash. A frozen suite's file may be named, too."""
+    success: SuccessRule | None = None
+    """What recorded episodes are taken for, where the data do not say which succeeded."""
+    goal: str = ""
+    """What the judge is asked about, in place of the one task's own goal."""
+    seed: int = 0
+    """Seed of the items."""
+
+    def __post_init__(self) -> None:
+        check_counts(self.pairs, self.episodes)
+        if not (1 <= self.frames <= MAX_FRAMES and self.image_px >= 16):
+            raise ValueError(
+                f"--frames is 1 to {MAX_FRAMES} and --image-px >= 16, got {self.frames} and {self.image_px}"
+            )
+
+
+def check_counts(pairs: int | None, episodes: int | None) -> None:
+    """Raises ValueError where a number of pairs or episodes is too small."""
+    if pairs is not None and pairs < 1:
+        raise ValueError(f"--pairs must be >= 1, got {pairs}")
+    if episodes is not None and episodes < 4:
+        raise ValueError(f"--episodes must be >= 4, one of each way of playing, got {episodes}")
 
 
 @dataclass(frozen=True)
 class CompareArguments:
-    """Several judges side by side, on the tasks that all were asked about."""
+    """Several judges side by side, on the tasks that all were asked about; or, with --out, a page of entries."""
 
     rows: tyro.conf.Positional[tuple[Path, ...]]
-    """Files bench.json, or folders with one."""
+    """Files bench.json, or folders with one; with --out files of entries (entry.json)."""
+    out: Path | None = None
+    """File of a page with a table that sorts, an entry a row."""
+    items: Path | None = None
+    """File of the frozen suite that the entries are about, its questions alone at least; by default the one .zip beside
+    the first entry."""
 
 
 @dataclass(frozen=True)
@@ -89,11 +139,13 @@ class HarvestArguments:
 
 
 def command(words: Sequence[str], prog: str) -> int:
-    """`judge-bench [SUITE] [--judge.* ...] [--out DIR]`, `judge-bench compare A.json B.json`, and `judge-bench harvest
-    RUN...`.
-    """
+    """`judge-bench [SUITE] [--judge.* ...] [--out DIR]`, and `judge-bench compare`, `freeze` and `harvest`."""
     if words and words[0] == "compare":
         arguments = parse(CompareArguments, words[1:], f"{prog} compare")
+        if arguments.out is not None:
+            from rlvlm.reports.judges_page import compare_entries
+
+            return compare_entries(arguments.rows, arguments.items, arguments.out)
         from rlvlm.reports.bench_row import compare_benches
 
         return compare_benches(arguments.rows)
@@ -103,14 +155,28 @@ def command(words: Sequence[str], prog: str) -> int:
         from rlvlm.reports.harvest import harvest
 
         return harvest(harvested.runs, harvested.out, harvested.episodes, harvested.frames)
+    if words and words[0] == "freeze":
+        frozen = parse(FreezeArguments, words[1:], f"{prog} freeze")
+        _check_suite(frozen.suite, trust=False)
+        from rlvlm.reports.judge_bench import freeze_bench
+
+        return freeze_bench(
+            frozen.suite,
+            frozen.out,
+            num_frames=frozen.frames,
+            num_pairs=frozen.pairs,
+            num_episodes=frozen.episodes,
+            size_px=frozen.image_px,
+            turns=frozen.turns,
+            questions_only=frozen.questions_only,
+            success=frozen.success,
+            goal=frozen.goal,
+            seed=frozen.seed,
+        )
     bench = parse(JudgeBenchArguments, words, prog)
     if bench.player is not None:
         check_trust([bench.player], trust=bench.trust)
-    if bench.suite.endswith(".json"):
-        from rlvlm.judge_bench.hacked import read_suite  # numpy
-
-        task, _ = read_suite(Path(bench.suite))
-        check_folder(Path(bench.suite), "", foreign_code([task]), {}, trust=bench.trust)
+    _check_suite(bench.suite, trust=bench.trust)
     from rlvlm.reports.judge_bench import bench_judge
 
     return bench_judge(
@@ -127,4 +193,14 @@ def command(words: Sequence[str], prog: str) -> int:
         goal=bench.goal,
         goal_image=bench.goal_image,
         player=bench.player,
+        name=bench.name,
     )
+
+
+def _check_suite(suite: str, *, trust: bool) -> None:
+    """Raises UsageError where a file of hacked episodes names code that is not trusted."""
+    if suite.endswith(".json"):
+        from rlvlm.judge_bench.hacked import read_suite  # numpy
+
+        task, _ = read_suite(Path(suite))
+        check_folder(Path(suite), "", foreign_code([task]), {}, trust=trust)

@@ -2,14 +2,16 @@
 
 A data set of LeRobot's, LIBERO's HDF5 files, a folder of ours, or MP4 videos. Videos have their sentences beside them:
 `clip.txt` beside `clip.mp4`, or one `metadata.csv` or `metadata.jsonl` with the columns `file_name`, `goal` and, where
-it is known, `success`, as Hugging Face's folders of videos have. Everything here may be somebody else's.
+it is known, `success`, as Hugging Face's folders of videos have; or they are the rows of a CSV or Parquet table beside
+them with the columns of RoboReward (`video`, `task`, `reward` 1 to 5) or Robometer (`frames`, `task`, `quality_label`,
+`partial_success`). Everything here may be somebody else's.
 """
 
 import csv
 import hashlib
 import io
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -23,7 +25,7 @@ from rlvlm.core.foreign import MAX_JSON_BYTES, open_regular, read_bytes
 from rlvlm.core.steps import FloatArray, Frames
 from rlvlm.demonstrations.films import film_frames, film_times
 from rlvlm.demonstrations.folder import DemonstrationFolder, open_folder
-from rlvlm.demonstrations.lerobot import json_objects, lerobot_cameras, read_lerobot
+from rlvlm.demonstrations.lerobot import DAMAGES, json_objects, lerobot_cameras, read_lerobot, read_table
 from rlvlm.demonstrations.libero_hdf5 import CAMERAS, read_libero
 from rlvlm.demonstrations.records import EpisodeRecord
 from rlvlm.demonstrations.trajectory import CorruptEpisode, CutConfig, RobotTrajectory
@@ -32,6 +34,15 @@ Form = Literal["lerobot", "libero", "folder", "videos"]
 Draw = Callable[[FloatArray, str], Frames]
 """Images [N, H, W, 3] of an env's snapshots [N, S], by the camera of that name; the first camera where it is empty."""
 _SUCCESS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False, "": None, "none": None}
+_QUALITIES = {"failure": 0.0, "suboptimal": 0.5, "successful": 1.0}
+"""Robometer's labels, by how much of the task is done."""
+_COLUMNS = {"file_name": "file_name", "video": "file_name", "frames": "file_name", "goal": "goal", "task": "goal"} | {
+    name: name for name in ("success", "reward", "quality_label", "partial_success")
+}
+"""Columns of a table that are read, and what they are here; the first of those that mean the same counts."""
+_NAMELESS = "it names no video: its column is file_name, video or frames"
+TABLES = (".csv", ".parquet")
+MAX_ROWS = 100_000
 _MAX_GOAL_BYTES = 64 * 2**10
 
 
@@ -122,7 +133,7 @@ def find_form(path: Path) -> Form:
         return "folder"
     if path.suffix in (".hdf5", ".h5") or any(path.glob("*.hdf5")):
         return "libero"
-    if path.suffix == ".mp4" and path.is_file() or any(path.glob("*.mp4")):
+    if path.suffix in (".mp4", *TABLES) and path.is_file() or any(path.glob("*.mp4")):
         return "videos"
     raise UsageError(
         f"{path} {'holds' if path.exists() else 'is not there: there are'} no recorded episodes that can be read",
@@ -172,63 +183,132 @@ def _draw_snapshots(draw: Draw, snapshots: FloatArray, camera: str, steps: NDArr
 
 def _read_videos(path: Path) -> Iterator[RobotTrajectory | CorruptEpisode]:
     root = path if path.is_dir() else path.parent
-    files = sorted(root.glob("*.mp4")) if path.is_dir() else [path]
-    about = _read_metadata(root)
-    for file in [*files, *(root / name for name in about if path.is_dir() and root / name not in files)]:
+    if path.suffix in TABLES and not path.is_dir():
+        rows = _read_rows(path)  # one video may be in several, under several goals
+    else:
+        about = {str(row["file_name"]): (where, row) for where, row in _read_metadata(root)}
+        files = sorted(root.glob("*.mp4")) if path.is_dir() else [path]
+        names = dict.fromkeys([*(file.name for file in files), *(about if path.is_dir() else ())])
+        rows = [about.get(name, (name, {"file_name": name})) for name in names]
+    for where, row in rows:
         try:
-            if not file.resolve().is_relative_to(root.resolve()):
-                raise ValueError("it lies outside of the folder")
-            times, _ = film_times(file)
-            row, sentence = about.get(file.name, {}), file.with_suffix(".txt")
-            goal = str(row.get("goal") or "")
-            if not goal and sentence.exists():
-                goal = read_bytes(sentence, _MAX_GOAL_BYTES).decode().strip()
-            said = str(row.get("success", "")).strip().lower()
-            if said not in _SUCCESS:
-                raise ValueError(f"its success is true, false or empty, got {said!r}")
-            digest = hashlib.sha256()
-            with open_regular(file) as stream:
-                for block in iter(partial(stream.read, 2**20), b""):
-                    digest.update(block)
+            yield _video(root, row)
         except (OSError, ValueError) as error:
-            yield CorruptEpisode(file=file, reason=str(error))
-            continue
-        yield RobotTrajectory(
-            name=file.name,
-            file=file,
-            instruction=goal,
-            actions=np.zeros((len(times), 0), np.float32),
-            proprio=np.zeros((len(times), 0), np.float32),
-            look=partial(_look_at_video, file),
-            success=_SUCCESS[said],
-            digest=digest.hexdigest(),
-        )
+            yield CorruptEpisode(file=root / str(row.get("file_name") or path.name), reason=f"{where}: {error}")
+
+
+def _video(root: Path, row: Mapping[str, Any]) -> RobotTrajectory:
+    """The episode of a row, whose video lies in `root` or below.
+
+    Raises:
+        OSError, ValueError: it cannot be read, or lies elsewhere.
+    """
+    if not isinstance(row.get("file_name"), str) or not row["file_name"]:
+        raise ValueError(_NAMELESS)
+    file = root / row["file_name"]
+    if not file.resolve().is_relative_to(root.resolve()):
+        raise ValueError("it lies outside of the folder")
+    times, _ = film_times(file)
+    goal, sentence = str(row.get("goal") or "").strip(), file.with_suffix(".txt")
+    if not goal and sentence.exists():
+        goal = read_bytes(sentence, _MAX_GOAL_BYTES).decode().strip()
+    success, quality = _labels(row)
+    digest = hashlib.sha256()
+    with open_regular(file) as stream:
+        for block in iter(partial(stream.read, 2**20), b""):
+            digest.update(block)
+    return RobotTrajectory(
+        name=row["file_name"],
+        file=file,
+        instruction=goal,
+        actions=np.zeros((len(times), 0), np.float32),
+        proprio=np.zeros((len(times), 0), np.float32),
+        look=partial(_look_at_video, file),
+        success=success,
+        quality=quality,
+        digest=digest.hexdigest(),
+    )
+
+
+def _labels(row: Mapping[str, Any]) -> tuple[bool | None, float | None]:
+    """Whether an episode succeeded, and how much of its task is done at its end, in [0, 1]; None where it is unknown.
+
+    Raises:
+        ValueError: a label is none of those that its column has.
+    """
+    said = {
+        name: "" if (value := row.get(name)) is None or value != value else str(value).strip().lower()  # noqa: PLR0124 - NaN
+        for name in ("success", "reward", "quality_label", "partial_success")
+    }
+    if said["success"] not in _SUCCESS:
+        raise ValueError(f"its success is true, false or empty, got {said['success']!r:.40}")
+    success, quality = _SUCCESS[said["success"]], None
+    if said["reward"]:
+        reward = float(said["reward"])
+        if reward not in (1, 2, 3, 4, 5):
+            raise ValueError(f"its reward is 1, 2, 3, 4 or 5, got {said['reward']!r:.40}")
+        quality = (reward - 1) / 4  # as RoboReward has it: only 5 is a success
+    if said["quality_label"]:
+        if said["quality_label"] not in _QUALITIES:
+            raise ValueError(f"its quality_label is one of {', '.join(_QUALITIES)}, got {said['quality_label']!r:.40}")
+        quality = _QUALITIES[said["quality_label"]]
+    if said["partial_success"]:
+        if not 0 <= (share := float(said["partial_success"])) <= 1:
+            raise ValueError(f"its partial_success is in [0, 1], got {said['partial_success']!r:.40}")
+        success = said["quality_label"] == "successful" if said["quality_label"] and success is None else success
+        quality = share
+    return (quality == 1.0 if success is None and quality is not None else success), quality
 
 
 def _look_at_video(file: Path, steps: NDArray[np.intp]) -> Frames:
     return film_frames(file, film_times(file)[0][steps])[:, None]
 
 
-def _read_metadata(root: Path) -> dict[str, dict[str, Any]]:
-    """The rows of `metadata.csv` or `metadata.jsonl` by `file_name`; empty where there is neither.
+def _read_metadata(root: Path) -> list[tuple[str, dict[str, Any]]]:
+    """The rows of `metadata.csv` or `metadata.jsonl` with their places; none where there is neither.
 
     Raises:
         UsageError: it cannot be read, or two rows are of one video.
     """
     file = next((root / name for name in ("metadata.csv", "metadata.jsonl") if (root / name).exists()), None)
     if file is None:
-        return {}
+        return []
+    rows = _read_rows(file)
+    if len({row["file_name"] for _, row in rows}) < len(rows):
+        raise UsageError(f"{file} cannot be read: two rows have one file_name", _FIX)
+    return rows
+
+
+_FIX = "its columns are file_name, goal and success; or video, task and reward; or frames, task and quality_label"
+
+
+def _read_rows(file: Path) -> list[tuple[str, dict[str, Any]]]:
+    """The rows of a table, by the names that `_COLUMNS` gives, each with its place.
+
+    Raises:
+        UsageError: it cannot be read, has no column of videos, or too many rows.
+    """
     try:
         if file.suffix == ".csv":
             text = read_bytes(file, MAX_JSON_BYTES).decode("utf-8-sig")
-            rows: list[Any] = list(csv.DictReader(io.StringIO(text, newline="")))
+            reader = csv.DictReader(io.StringIO(text, newline=""))
+            rows: list[tuple[str, Any]] = [(f"{file.name}, line {reader.line_num}", row) for row in reader]
         else:
-            rows = list(json_objects(file))
-        found = {str(row["file_name"]): dict(row) for row in rows}
-        if len(found) < len(rows):
-            raise ValueError("two rows have one file_name")
-    except (OSError, ValueError, KeyError, TypeError, csv.Error, RecursionError) as error:
-        raise UsageError(
-            f"{file} cannot be read: {type(error).__name__}: {error}", "its columns are file_name, goal and success"
-        ) from error
-    return found
+            found = (
+                read_table(file, _COLUMNS.__contains__).to_pylist() if file.suffix == ".parquet" else json_objects(file)
+            )
+            rows = [(f"{file.name}, row {number}", row) for number, row in enumerate(found, start=1)]
+        if len(rows) > MAX_ROWS:
+            raise ValueError(f"it has {len(rows):,} rows, at most {MAX_ROWS:,} are read")
+        named = []
+        for where, row in rows:
+            mine: dict[str, Any] = {}
+            for column, name in _COLUMNS.items():
+                if column in row:
+                    mine.setdefault(name, row[column])
+            if "file_name" not in mine:
+                raise ValueError(f"{where}: {_NAMELESS}, got {', '.join(map(str, row))[:200]}")
+            named.append((where, mine))
+    except (*DAMAGES, csv.Error) as error:
+        raise UsageError(f"{file} cannot be read: {type(error).__name__}: {error}", _FIX) from error
+    return named

@@ -68,6 +68,8 @@ class RobotTrajectory:
     """Makes the images [n, cameras, H, W, 3] before the steps [n], as they are in the file."""
     success: bool | None = True
     """None: the file does not say."""
+    quality: float | None = None
+    """How much of the task is done at the end, in [0, 1], as a person or a published table says; None: unknown."""
     is_late: bool = False
     """Whether the file had what was seen after an action beside it; it has been put right."""
     rewards: FloatArray | None = None

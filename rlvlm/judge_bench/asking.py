@@ -108,22 +108,30 @@ def ask(
     Raises:
         JudgeUnavailable: it answers nothing of a block.
     """
-    rng = np.random.default_rng((seed, zlib.crc32(made.task.encode())))  # no order is the same in two tasks
-    for compares in (True, False):
-        questions = [
-            (place, swapped)
-            for place, item in enumerate(made.items)
-            if (item.kind == "pair") == compares
-            for swapped in ((False, True) if compares else (False,))
-        ]
-        order = rng.permutation(len(questions))  # else a pair's two questions would follow each other
+    for kind, questions in asking_order(made, seed).items():
         for begin in range(0, len(questions), ASKED_AT_ONCE):
-            block = [questions[place] for place in order[begin : begin + ASKED_AT_ONCE]]
             try:
-                yield _ask(judge, made, block, num_frames, is_person)
+                yield _ask(judge, made, questions[begin : begin + ASKED_AT_ONCE], num_frames, is_person)
             except UnsupportedQuestion as error:  # of this kind of question; the other may do
-                log(f"{made.task}: {'pairs' if compares else 'scores'} are left out: {first_line(error)}")
+                log(f"{made.task}: {kind} are left out: {first_line(error)}")
                 break
+
+
+def asking_order(made: TaskItems, seed: int) -> dict[str, list[tuple[int, bool]]]:
+    """The questions about a task in the order of asking, `pairs` before `scores`: the place of each item, and whether
+    the sides of a pair are exchanged.
+    """
+    rng = np.random.default_rng((seed, zlib.crc32(made.task.encode())))  # no order is the same in two tasks
+    places = {
+        "pairs": [place for place, item in enumerate(made.items) if item.kind == "pair"],
+        "scores": [place for place, item in enumerate(made.items) if item.kind != "pair"],
+    }
+    questions = {
+        kind: [(place, swapped) for place in own for swapped in ((False, True) if kind == "pairs" else (False,))]
+        for kind, own in places.items()
+    }
+    # else a pair's two questions would follow each other
+    return {kind: [asked[place] for place in rng.permutation(len(asked))] for kind, asked in questions.items()}
 
 
 def _ask(

@@ -12,12 +12,16 @@ from typing import Any
 from rlvlm.core.errors import JudgeUnavailable, UsageError, first_line
 from rlvlm.core.judging import Stamp
 from rlvlm.demonstrations.lerobot import read_lerobot
+from rlvlm.demonstrations.recordings import Recordings
 from rlvlm.demonstrations.trajectory import CutConfig
 from rlvlm.envs.registry import task_env
+from rlvlm.judge_bench.archive import Archive, ArchiveWriter
 from rlvlm.judge_bench.asking import Answer, Reference, ask
 from rlvlm.judge_bench.faults import Fault, Graded, grade
 from rlvlm.judge_bench.figures import cost_figures, pooled, teacher_table
+from rlvlm.judge_bench.frozen import frozen_items, frozen_rows
 from rlvlm.judge_bench.items import Item, TaskItems
+from rlvlm.judge_bench.published import published_figures
 from rlvlm.judge_bench.remedies import remedies
 from rlvlm.judge_bench.suites import VERSION, Suite, is_recording
 from rlvlm.judge_bench.task_items import make_items, recorded_items
@@ -85,7 +89,14 @@ def measure(  # noqa: PLR0913, C901 - what a bench is made of
     found = Measured(suite=suite, stamp=judge.stamp, config=config, num_frames=num_frames, seed=seed)
     for place, name in enumerate(suite.tasks, start=1):
         task, began = name, time.perf_counter()
-        made = _made(suite, task, config, seed)
+        made = make_task(
+            suite,
+            task,
+            size_px=config.image_px,
+            seed=seed,
+            asks_turns=config.score == "utility",
+            is_pocket=config.ships_weights,
+        )
         task = made.task  # of a recording the name of its folder
         found.items_s += time.perf_counter() - began
         if made.note:
@@ -124,13 +135,73 @@ def measure(  # noqa: PLR0913, C901 - what a bench is made of
     return found
 
 
-def _made(suite: Suite, task: str, config: JudgeConfig, seed: int) -> TaskItems:
-    """The items of a task, or of a recording."""
+def make_task(
+    suite: Suite, task: str, *, size_px: int, seed: int, asks_turns: bool, is_pocket: bool = False
+) -> TaskItems:
+    """The items of a task, of a recording, or of a file.
+
+    Args:
+        suite: how many.
+        task: one of its tasks.
+        size_px: side of the images.
+        seed: of play and draws.
+        asks_turns: whether single turns are scored in place of episodes.
+        is_pocket: whether envs are drawn as pocket models know them.
+
+    Raises:
+        UsageError: there is no such task, a file is damaged, or nothing says which recorded episodes succeeded.
+        MachineError: the machine cannot draw it.
+    """
+    if suite.frozen is not None:
+        return frozen_items(suite.frozen, task, size_px).made
+    if suite.is_table:
+        return recorded_items(suite, Path(task).name, Recordings(path=Path(task), form="videos"), size_px, seed)
     if is_recording(task):
-        recordings = read_lerobot(Path(task), CutConfig())
-        return recorded_items(suite, Path(task).name, recordings, config.image_px, seed)
-    env = task_env(task).for_model(config.ships_weights)
-    return make_items(suite, task, env, config.image_px, seed, config.score == "utility")
+        return recorded_items(suite, Path(task).name, read_lerobot(Path(task), CutConfig()), size_px, seed)
+    return make_items(suite, task, task_env(task).for_model(is_pocket), size_px, seed, asks_turns)
+
+
+def freeze(  # noqa: PLR0913 - what is frozen, and how it is shown
+    suite: Suite,
+    path: Path,
+    *,
+    num_frames: int,
+    size_px: int,
+    asks_turns: bool,
+    seed: int,
+    has_pixels: bool = True,
+    log: Log = lambda _: None,
+) -> Archive:
+    """Writes the items of a suite and their images into one file, and returns its facts.
+
+    Args:
+        suite: what is frozen; tasks of which nothing can be asked are left out.
+        path: of the file.
+        num_frames: most images of an episode, 1 to 64.
+        size_px: side of the images; envs in turns have their own.
+        asks_turns: whether single turns are scored in place of episodes.
+        seed: of play and draws.
+        has_pixels: False writes the questions alone, with the hash of all.
+        log: takes a line per task.
+
+    Raises:
+        UsageError: nothing of it can be asked, or it is larger than would be read again.
+        MachineError: the machine cannot draw a task.
+    """
+    writer = ArchiveWriter(path, suite.name, frames=num_frames, turns=asks_turns, has_pixels=has_pixels)
+    with writer.writing():
+        for task in suite.tasks:
+            made = make_task(suite, task, size_px=size_px, seed=seed, asks_turns=asks_turns)
+            if made.items:
+                rows, groups = frozen_rows(made, num_frames)
+                writer.add(made.task, made.note, rows, groups)
+                log(f"{made.task}: {len(rows)} questions, {sum(map(len, groups))} images")
+            else:
+                log(f"{made.task}: left out, {_why_empty(made, is_recording(task))}")
+            made.close()
+        if not writer.archive.tasks:
+            raise UsageError(f"nothing of {suite.name} can be asked", "name another suite")
+    return writer.archive
 
 
 def _why_empty(made: TaskItems, is_recorded: bool) -> str:
@@ -158,8 +229,9 @@ def summarise(found: Measured) -> dict[str, Any]:
 
     Returns:
         `bench`: version, suite, seed, frames. `judge`: the stamp. `figures`: of all tasks together: `pairs`, `scores`,
-        `cost`. `tasks`: the first two of each, and its faults. `faults`: of all. `remedies`: ways of asking for
-        labels, the cheapest first. `teacher`: tables by task, and of all. `manifest`: digests and small images by task.
+        `published` (others' definitions), `cost`. `tasks`: the first two of each, and its faults. `faults`: of all.
+        `remedies`: ways of asking for labels, the cheapest first. `teacher`: tables by task, and of all. `manifest`:
+        digests and small images by task.
     """
     tables = {task: teacher_table(*found.rows([task])) for task in found.answers}
     graded = {task: grade(*found.rows([task]), found.num_frames) for task in found.answers}
@@ -175,6 +247,7 @@ def summarise(found: Measured) -> dict[str, Any]:
             "frames": found.num_frames,
             "score": found.config.score,
             "success": found.suite.success,
+            "frozen": "" if found.suite.frozen is None else found.suite.frozen.digest,
             "is_whole": found.is_whole,
             "left_out": found.left_out,
             "truth": {task: made.note for task, made in found.made.items() if made.note},
@@ -184,6 +257,7 @@ def summarise(found: Measured) -> dict[str, Any]:
         "figures": {
             "pairs": together.pairs,
             "scores": together.scores,
+            "published": published_figures(items, answers),
             "cost": cost_figures(answers) | {"memory_bytes": peak, "gpu_bytes": _gpu_bytes()},
         },
         "tasks": {task: asdict(own) for task, own in graded.items()},

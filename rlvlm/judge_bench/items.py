@@ -141,8 +141,30 @@ def draw_gap_pairs(progress: FloatArray, gaps: FloatArray, rng: np.random.Genera
     return np.stack([order[rank] for rank in ranks], axis=1)
 
 
-def track_items(episodes: Sequence[Episode], count: int) -> list[Item]:
-    """Images of successes, from the start to the first moment of success."""
+def clip_pairs(episodes: Sequence[Episode], sizes: Sequence[str], count: int, rng: np.random.Generator) -> list[Item]:
+    """Up to `count` pairs of whole clips of one goal and size, of which more is done in one than in the other."""
+    pairs: list[Item] = []
+    by_goal: dict[tuple[str, str], list[Episode]] = {}
+    for episode, size in zip(episodes, sizes, strict=False):
+        by_goal.setdefault((episode.goal, size), []).append(episode)
+    drawn: set[tuple[int, int]] = set()
+    several = [own for own in by_goal.values() if len({float(episode.progress[-1]) for episode in own}) > 1]
+    # goals by turns, so that one with a thousand clips is not all that is asked about
+    for turn in range(20 * count if several else 0):
+        own = several[turn % len(several)]
+        left, right = (own[place] for place in rng.choice(len(own), 2, replace=False))
+        is_new = (min(left.seed, right.seed), max(left.seed, right.seed)) not in drawn
+        if is_new and left.progress[-1] != right.progress[-1]:
+            drawn.add((min(left.seed, right.seed), max(left.seed, right.seed)))
+            sides, truth = (left.snapshots, right.snapshots), (float(left.progress[-1]), float(right.progress[-1]))
+            pairs.append(Item(kind="pair", case="pair", goal=left.goal, sides=sides, truth=truth))
+        if len(pairs) == count:
+            break
+    return pairs
+
+
+def track_items(episodes: Sequence[Episode], count: int, *, grows: bool = False) -> list[Item]:
+    """Images of successes, from the start to the first moment of success; or the clips up to them, where it `grows`."""
     items = []
     for number, episode in enumerate([episode for episode in episodes if episode.is_success][:count]):
         # what comes after the success is a success too, and has no order
@@ -153,7 +175,7 @@ def track_items(episodes: Sequence[Episode], count: int) -> list[Item]:
                 kind="image",
                 case="track",
                 goal=episode.goal,
-                sides=(episode.snapshots[[moment]],),
+                sides=(episode.snapshots[looked[: place + 1] if grows else [moment]],),
                 truth=(float(episode.progress[moment]),),
                 success=episode.successes[place],
                 track=number,
@@ -162,8 +184,8 @@ def track_items(episodes: Sequence[Episode], count: int) -> list[Item]:
     return items
 
 
-def video_items(episodes: Sequence[Episode], count: int) -> list[Item]:
-    """Up to `count` of each of `CASES`; those that play does not give are cut from successes."""
+def video_items(episodes: Sequence[Episode], count: int, *, is_cut: bool = True) -> list[Item]:
+    """Up to `count` of each of `CASES`; those that play does not give are cut from successes where `is_cut`."""
     found: dict[str, list[Item]] = {case: [] for case in CASES}
 
     def add(case: str, episode: Episode, last: int) -> None:
@@ -187,7 +209,7 @@ def video_items(episodes: Sequence[Episode], count: int) -> list[Item]:
             add("success", episode, last)
         elif not episode.is_success:  # one whose success was undone is neither
             add("near miss" if episode.progress[-1] >= _NEAR else "failure", episode, last)
-    for episode in episodes:
+    for episode in episodes if is_cut else ():
         if not episode.is_success:
             continue
         first = episode.successes.index(True)

@@ -7,8 +7,10 @@ from pathlib import Path
 
 from rlvlm.core.errors import UsageError
 from rlvlm.core.steps import FloatArray
+from rlvlm.demonstrations.recordings import MAX_ROWS, TABLES
 from rlvlm.demonstrations.trajectory import SuccessRule
 from rlvlm.envs.registry import full_name, task_families
+from rlvlm.judge_bench.archive import SUFFIX, Archive, open_archive
 from rlvlm.judge_bench.hacked import HackedEpisode, read_suite, shipped_suites
 
 VERSION = 4
@@ -40,6 +42,10 @@ class Suite:
     """What the judge is asked about in place of the task's own goal; empty: that one."""
     hacked: tuple[HackedEpisode, ...] = ()
     """Episodes of the one task that have fooled judges, asked about beside those that are played."""
+    is_table: bool = False
+    """Whether whole clips are asked about whose labels a table has, and nothing is cut of them."""
+    frozen: Archive | None = None
+    """The file whose items are asked about in place of new ones; how many they are is known there."""
     player: Callable[[FloatArray], FloatArray] | None = None
     """Plays envs in steps in their script's place: an action [A] in [-1, 1] for an observation [D]."""
 
@@ -110,13 +116,18 @@ def for_person(suite: Suite) -> Suite:
 
 
 def is_recording(name: str) -> bool:
-    """Whether `name` is the folder of a LeRobot data set."""
-    return (Path(name) / "meta" / "info.json").is_file()
+    """Whether `name` is the folder of a LeRobot data set, or a table of videos."""
+    return (Path(name) / "meta" / "info.json").is_file() or is_table(name)
+
+
+def is_table(name: str) -> bool:
+    """Whether `name` is a table of videos."""
+    return Path(name).suffix in TABLES and Path(name).is_file()
 
 
 def find_suite(name: str) -> Suite:
-    """The suite of that name; or of the tasks that `name` lists with commas between them, of a LeRobot data set, or
-    of a file of hacked episodes.
+    """The suite of that name; or of the tasks that `name` lists with commas between them, of a LeRobot data set, of
+    a table of videos, of a file of hacked episodes, or of a frozen suite.
 
     Raises:
         UsageError: there is neither.
@@ -127,6 +138,11 @@ def find_suite(name: str) -> Suite:
     if name in shipped or name.endswith(".json"):
         task, episodes = read_suite(shipped.get(name, Path(name)))
         return Suite(name=Path(name).name, tasks=(full_name(task),), pairs=0, tracks=0, hacked=tuple(episodes))
+    if name.endswith(SUFFIX):
+        archive = open_archive(Path(name))
+        return Suite(name=archive.suite, tasks=tuple(entry.task for entry in archive.tasks), frozen=archive)
+    if is_table(name):
+        return Suite(name=Path(name).name, tasks=(name,), videos=MAX_ROWS, tracks=8, is_table=True)
     if is_recording(name):
         return Suite(name=Path(name).name, tasks=(name,))
     if Path(name).is_dir():

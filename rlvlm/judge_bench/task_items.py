@@ -22,7 +22,17 @@ from rlvlm.envs.pixels import PixelEnv
 from rlvlm.envs.registry import make_env, task_families, task_goal
 from rlvlm.judge_bench.controls import pair_controls, retests, score_controls
 from rlvlm.judge_bench.hacked import HackedEpisode
-from rlvlm.judge_bench.items import HACKED, Draw, Item, TaskItems, draw_pairs, track_items, turn_items, video_items
+from rlvlm.judge_bench.items import (
+    HACKED,
+    Draw,
+    Item,
+    TaskItems,
+    clip_pairs,
+    draw_pairs,
+    track_items,
+    turn_items,
+    video_items,
+)
 from rlvlm.judge_bench.suites import VERSION, Suite
 from rlvlm.judges.prompts import OTHER_GOAL
 
@@ -119,12 +129,13 @@ def recorded_items(
 ) -> TaskItems:
     """The items of recorded episodes whose success is known, which no simulator can play.
 
-    Their progress is unknown: for a success the share of its time stands for it, and failures are in no pair.
+    Their progress is unknown: for a success the share of its time stands for it, and failures are in no pair. Of a
+    table of clips with labels whole clips are in pairs instead, and nothing is cut of them.
 
     Args:
         suite: how many.
         task: a name for them.
-        recordings: read to the end; torn ones are left out.
+        recordings: read to the end; torn ones are left out, which the note says.
         size_px: images are made so small that no side is longer.
         seed: of the draws.
 
@@ -132,16 +143,31 @@ def recorded_items(
         UsageError: nothing says which episodes succeeded.
     """
     rng = np.random.default_rng((_DRAWS, seed, zlib.crc32(task.encode())))
-    films = [film for film in recordings if isinstance(film, RobotTrajectory) and len(film.actions) > 1]
-    films = list(filter(_has_images, films))  # before a judge is asked, and paid, about the others
+    films: list[RobotTrajectory] = []
+    sizes: list[str] = []
+    torn: list[str] = []
+    for film in recordings:
+        if isinstance(film, CorruptEpisode):
+            torn.append(film.reason)
+        elif not (suite.goal or film.instruction).strip():
+            torn.append(f"{film.name}: its task is empty")
+        elif len(film.actions) > 1:
+            try:  # before a judge is asked, and paid, about the others
+                height, width = film.images(np.array([0])).shape[2:4]
+            except UsageError as error:
+                torn.append(f"{film.name}: {error}")
+                continue
+            films.append(film)
+            sizes.append(f"{width}x{height}")
     episodes = []
     for number, film in enumerate(films):
         is_success = film.known_success(suite.success)
+        quality = float(is_success) if film.quality is None else film.quality
         steps = np.unique(np.linspace(0, len(film.actions) - 1, _RECORDED_MOMENTS).astype(int))
         episode = Episode(
             seed=number,
             snapshots=np.stack([np.full(len(steps), number), steps], axis=1).astype(np.float32),
-            progress=np.linspace(0, 1, len(steps), dtype=np.float32) * is_success,
+            progress=np.linspace(0, 1, len(steps), dtype=np.float32) * np.float32(quality),
             rewards=np.zeros(len(steps) - 1, np.float32),
             is_success=is_success,
             goal=suite.goal or film.instruction,
@@ -154,21 +180,21 @@ def recorded_items(
     if not known:  # failures alone say nothing: any low score would be right
         episodes = []
 
-    # a snapshot (episode, step) is its own key: no two moments of a film are taken for one image
-    items = _image_items(suite, lambda rows: rows.astype(np.int64), known, OTHER_GOAL, rng)
-    scored = video_items(episodes, suite.videos)
+    if suite.is_table:
+        pairs = clip_pairs(episodes, sizes, suite.pairs, rng)
+        items = [*pairs, *track_items(known, suite.tracks, grows=True)]
+        goals = []  # a table has many scenes, and the goal of another one is another task
+    else:
+        # a snapshot (episode, step) is its own key: no two moments of a film are taken for one image
+        items = _image_items(suite, lambda rows: rows.astype(np.int64), known, OTHER_GOAL, rng)
+    scored = video_items(episodes, suite.videos, is_cut=not suite.is_table)
     items += [*scored, *score_controls(scored, len(items), suite.controls, OTHER_GOAL, goals)]
     items += retests(items, 2 * suite.controls, (), False, rng)
-    return _task_items(task, items, partial(_draw_recorded, films, size_px))
-
-
-def _has_images(film: RobotTrajectory) -> bool:
-    try:
-        film.images(np.array([0]))
-    except UsageError as error:
-        logger.warning("episode %s is left out: %s", film.name, error)
-        return False
-    return True
+    if len(set(sizes)) > 1:  # images of one camera are drawn together, and have one size
+        items = [replace(item, camera=sizes[int(item.sides[0][0, 0])]) for item in items]
+    made = _task_items(task, items, partial(_draw_recorded, films, size_px))
+    shown = "; ".join(torn[:3]).encode("ascii", "backslashreplace").decode()
+    return replace(made, note=f"{len(torn)} recorded episodes are left out: {shown}"[:500] if torn else "")
 
 
 def _draw_recorded(films: Sequence[RobotTrajectory], size_px: int, snapshots: FloatArray, _: str) -> Frames:
@@ -256,9 +282,9 @@ def _looks(draw: Draw, items: Sequence[Item]) -> tuple[tuple[int, ...], ...]:
     shown = [item for item in items if item.kind == "pair" and item.case == "pair"][:_LOOKS] or items[:_LOOKS]
     if not shown:
         return ()
-    frames = draw(np.concatenate([item.sides[0][-1:] for item in shown]), "").mean(-1)  # [N, H, W]
     found = []
-    for frame in frames:
+    for item in shown:
+        frame = draw(item.sides[0][-1:], item.camera)[0].mean(-1)  # [H, W]
         num = min(_FIELDS, *frame.shape)
         rows = np.array_split(frame, num, axis=0)
         found.append(tuple(int(field.mean().round()) for row in rows for field in np.array_split(row, num, axis=1)))

@@ -103,6 +103,7 @@ def bench_page(
         for place, (right, wrong, rest) in enumerate(bins)
     ]
     means = row["figures"]["scores"].get("means", {})
+    confusion: Sequence[Sequence[int]] = row["figures"].get("published", {}).get("confusion") or []
     return render(
         "judge_bench.html.j2",
         title=f"{judge_name(row)} on {row['bench']['suite']}",
@@ -125,6 +126,7 @@ def bench_page(
         tasks=task_lines(row),
         difficulty=difficulty,
         means=[(case, f"{value:.2f}") for case, value in means.items()],
+        confusion=[(f"{rating}", *counts) for rating, counts in enumerate(confusion, start=1)],
         worst_pairs=worst.pairs,
         worst_scores=worst.scores,
     )

@@ -149,7 +149,14 @@ def cells(row: Mapping[str, Any]) -> dict[str, dict[str, str]]:
         "memory": f"{cost['memory_bytes'] / 2**30:.1f} GiB",
         "memory of the GPU": "-" if not cost["gpu_bytes"] else f"{cost['gpu_bytes'] / 2**30:.1f} GiB",
     }
-    return {"comparisons": compared, "scores": scored, "cost": spent}
+    named = row["figures"].get("published", {})  # rows of older benches have none
+    published = {
+        "MAE of ratings 1 to 5": number_cell(named.get("mae")),
+        "Kendall's tau, mean over tasks": number_cell(named.get("kendall_tau")),
+        "preference accuracy by scores": share_cell(named.get("preference")),
+        "preference accuracy by comparisons": share_cell(named.get("compared")),
+    }
+    return {"comparisons": compared, "scores": scored, "by others' definitions": published, "cost": spent}
 
 
 def task_lines(row: Mapping[str, Any]) -> list[tuple[str, ...]]:

@@ -3,6 +3,7 @@
 import json
 import math
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -15,8 +16,10 @@ from rlvlm.core.errors import EXIT_DONE, EXIT_PREEMPTED, UsageError
 from rlvlm.core.steps import Frames
 from rlvlm.demonstrations.trajectory import SuccessRule
 from rlvlm.envs.registry import find_task, task_goal
+from rlvlm.judge_bench.archive import SUFFIX, Archive
 from rlvlm.judge_bench.asking import Reference
-from rlvlm.judge_bench.bench import measure, require_goals, summarise
+from rlvlm.judge_bench.bench import freeze, measure, require_goals, summarise
+from rlvlm.judge_bench.entries import ENTRY_FILE, entry_of, entry_text, read_questions
 from rlvlm.judge_bench.prediction import CURVE_FILE, predict_row, read_curve
 from rlvlm.judge_bench.rows import ROW_FILE
 from rlvlm.judge_bench.suites import Suite, find_suite, for_person, is_recording
@@ -25,7 +28,7 @@ from rlvlm.judges.cache import CachedJudge
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.judges.goal_image import read_goal_image, with_goal_image
 from rlvlm.judges.judge import Judge
-from rlvlm.labels.images import image_digest
+from rlvlm.labels.images import MAX_PIXELS, image_digest
 from rlvlm.labels.store import LabelStore
 from rlvlm.reports.bench_figures import draw_bench
 from rlvlm.reports.bench_page import WorstAnswers, bench_page
@@ -51,6 +54,7 @@ def bench_judge(  # noqa: PLR0913 - the command's options
     goal: str = "",
     goal_image: Path | None = None,
     player: Path | None = None,
+    name: str = "",
 ) -> int:
     """Measures a judge, prints its figures, writes row, answers and page into `out`, and returns the exit code.
 
@@ -70,6 +74,7 @@ def bench_judge(  # noqa: PLR0913 - the command's options
         goal: what the judge is asked about in place of the task's own goal phrase; empty: that one, or the player's.
         goal_image: file with an image of the goal, which the judge is shown with every question; None shows none.
         player: a trusted run's folder, or a checkpoint in it, whose policy plays in the script's place.
+        name: what a table of judges calls this one; empty: its stamp.
 
     Raises:
         UsageError: no such suite, nothing of it can be asked, or nothing can be written to `out`.
@@ -78,22 +83,23 @@ def bench_judge(  # noqa: PLR0913 - the command's options
     wanted = replace(_with_player(find_suite(suite), player, goal), success=success)
     if success and not any(map(is_recording, wanted.tasks)):
         raise UsageError("--success is for recorded data, and has no effect on tasks that are played", "leave it out")
-    if reference == "none":  # a goal that cannot be asked about is found before anything is loaded or played
+    if wanted.frozen is not None:
+        _check_frozen(wanted.frozen, config, reference, num_frames, (num_pairs, num_episodes, goal or None, player))
+    # a goal that cannot be asked about is found before anything is loaded or played
+    elif reference == "none":
         for task in (task for task in wanted.tasks if not is_recording(task)):
             require_goals(task, [wanted.goal or task_goal(task)])
     image = _goal_image(wanted, config, goal_image, reference)
     make_output_folder(out)
     curve_runs = read_curve(curve or CURVE_FILE)
-    if config.is_human and reference == "none":
+    if config.is_human and reference == "none" and wanted.frozen is None:
         wanted = for_person(wanted)
-    if num_pairs is not None:
-        wanted = replace(wanted, pairs=num_pairs)
-    if num_episodes is not None:
-        wanted = replace(wanted, episodes=num_episodes, videos=num_episodes // 3)
+    wanted = _sized(wanted, num_pairs, num_episodes)
     if reference == "none":
         check_reachable(config)  # before minutes are spent on playing episodes
     # the shipped judge was trained on single images
     frames = num_frames or (1 if config.knows_few_tasks and reference == "none" else 8)
+    frames = frames if wanted.frozen is None else min(frames, wanted.frozen.frames)
     worst = WorstAnswers(frames)
     console = plain_console(soft_wrap=True)
     stop = StopRequest()
@@ -121,11 +127,88 @@ def bench_judge(  # noqa: PLR0913 - the command's options
     write_json(out / ROW_FILE, row)
     lines = [json.dumps(_plain(asdict(answer))) for answer in found.rows()[1]]
     write_whole(out / "answers.jsonl", "".join(f"{line}\n" for line in lines))
+    if wanted.frozen is not None and found.is_whole:
+        entry = entry_of(found, name, read_questions(wanted.frozen.path))
+        write_whole(out / ENTRY_FILE, entry_text(entry))
     pictures = draw_bench(row, predictions, curve_runs, *found.rows())
     write_whole(out / "bench.html", bench_page(row, worst, *pictures))
     print_row(row)
     console.print(f"\nrow, answers and page: {out / 'bench.html'}")
     return EXIT_PREEMPTED if stop else EXIT_DONE
+
+
+def _check_frozen(
+    archive: Archive, config: JudgeConfig, reference: str, num_frames: int | None, changes: Sequence[object]
+) -> None:
+    """Raises UsageError where what was frozen cannot be asked so; `changes` are options that are of new items."""
+    if any(change is not None for change in changes):
+        what = "--pairs, --episodes, --goal and --player make new items, and a frozen suite has its own"
+        raise UsageError(what, "leave them out, or freeze another suite with them")
+    if num_frames is not None and num_frames > archive.frames:
+        what = f"--frames {num_frames}, and {archive.path} holds at most {archive.frames} images of an episode"
+        raise UsageError(what, "leave it out, or freeze the suite with more")
+    if reference == "none" and archive.turns != (config.score == "utility"):
+        held = "single turns, which --judge.score utility scores" if archive.turns else "episodes and no single turns"
+        raise UsageError(f"{archive.path} holds {held}", "another --judge.score, or freeze with or without --turns")
+
+
+def freeze_bench(  # noqa: PLR0913 - the command's options
+    suite: str,
+    out: Path,
+    *,
+    num_frames: int = 8,
+    num_pairs: int | None = None,
+    num_episodes: int | None = None,
+    size_px: int = 300,
+    turns: bool = False,
+    questions_only: bool = False,
+    success: SuccessRule | None = None,
+    goal: str = "",
+    seed: int = 0,
+) -> int:
+    """Freezes a suite into one file, prints its hash, and returns the exit code.
+
+    Args:
+        suite: name of a suite, or of tasks with commas between them, or of a file.
+        out: file, whose name ends in .zip.
+        num_frames: most images of an episode, 1 to 64.
+        num_pairs: of each task; None: the suite's.
+        num_episodes: as in `bench_judge`; None: the suite's.
+        size_px: side of the images.
+        turns: whether single turns are scored in place of episodes.
+        questions_only: leaves the images out; the hash stays.
+        success: as in `bench_judge`.
+        goal: likewise.
+        seed: of the items.
+
+    Raises:
+        UsageError: no such suite, nothing of it can be asked, or `out` cannot be written.
+    """
+    if out.suffix != SUFFIX:
+        raise UsageError(f"a frozen suite is a file whose name ends in {SUFFIX}, got {out}", f"--out {out}{SUFFIX}")
+    wanted = replace(_sized(_with_player(find_suite(suite), None, goal), num_pairs, num_episodes), success=success)
+    if wanted.frozen is not None and not questions_only:
+        raise UsageError(f"{suite} is frozen already", "name a suite, or write its questions with --questions-only")
+    make_output_folder(out.parent)
+    archive = freeze(
+        wanted,
+        out,
+        num_frames=num_frames if wanted.frozen is None else wanted.frozen.frames,
+        size_px=size_px if wanted.frozen is None else MAX_PIXELS,
+        asks_turns=turns if wanted.frozen is None else wanted.frozen.turns,
+        seed=seed,
+        has_pixels=not questions_only,
+        log=_say,
+    )
+    _say(f"{archive.suite}: SHA-256 {archive.digest}\n{out}: {out.stat().st_size / 1e6:.1f} MB")
+    return EXIT_DONE
+
+
+def _sized(suite: Suite, num_pairs: int | None, num_episodes: int | None) -> Suite:
+    """The suite with so many pairs, and episodes played, of each task; None: its own."""
+    if num_pairs is not None:
+        suite = replace(suite, pairs=num_pairs)
+    return suite if num_episodes is None else replace(suite, episodes=num_episodes, videos=num_episodes // 3)
 
 
 def _open_judge(

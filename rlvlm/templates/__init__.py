@@ -1,5 +1,6 @@
 """The pages: one base, one style sheet, one template per page. Whatever a page is given is escaped, so a model's text
-stays text; a page is one file that loads nothing and runs no scripts, but for the one on which people answer.
+stays text; a page is one file that loads nothing and runs no scripts, but for the one on which people answer and the
+one of many judges, which sorts.
 """
 
 import base64

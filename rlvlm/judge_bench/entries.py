@@ -1,0 +1,261 @@
+"""Entries of a table of judges: one small JSON file a judge, whose figures are computed anew from its answers.
+
+An entry is about a frozen suite: it names the hash, and has the answers in the order of asking. Questions, truth and
+colours come from the suite's file, so that no entry can say what was true. Everything here may be somebody else's.
+"""
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+from rlvlm.core.errors import UsageError
+from rlvlm.core.foreign import read_json
+from rlvlm.core.judging import Label, Stamp, Status
+from rlvlm.judge_bench.archive import MAX_FRAMES, Archive, open_archive
+from rlvlm.judge_bench.asking import Answer, asking_order
+from rlvlm.judge_bench.bench import Measured, summarise
+from rlvlm.judge_bench.figures import cost_figures
+from rlvlm.judge_bench.frozen import FrozenItems, frozen_items
+from rlvlm.judge_bench.prediction import predict_row, read_curve
+from rlvlm.judge_bench.suites import Suite
+from rlvlm.judges.config import JudgeConfig, ScoreMode
+
+VERSION = 1
+ENTRY_FILE = "entry.json"
+SHOWN = {"accuracy": "pairs", "undecided": "pairs", "consistent": "pairs", "auc": "scores", "voc": "scores"}
+"""Figures of an entry, and the kind of question that they are of."""
+COSTS = ("answers_per_s", "usd_per_1000")
+"""What an entry says of its own machine and bill: nothing else follows from no answer."""
+ALL = "all tasks"
+_MAX_BYTES = 4 * 2**20
+_LETTERS = {
+    "l": (Status.OK, Label.LEFT), "r": (Status.OK, Label.RIGHT), "t": (Status.NO_PREFERENCE, Label.TIE),
+    "x": (Status.INVALID, None), "f": (Status.FAILED, None),
+}  # fmt: skip
+"""Answers to pairs, one letter each: left, right, tie, unreadable, failed."""
+_NO_SCORES = {"x": Status.INVALID, "f": Status.FAILED}
+_DIGITS = 6
+_EXACT = 1e-5
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Questions:
+    """A frozen suite without its images."""
+
+    archive: Archive
+    tasks: Mapping[str, FrozenItems]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Entry:
+    """A judge in the table."""
+
+    name: str
+    row: Mapping[str, Any]
+    """As of `bench.summarise`, with `prediction`; all of it follows from the answers but for the cost."""
+    figures: Mapping[str, Any]
+    """As of `figures_of`."""
+    cost: Mapping[str, float | None]
+    """By `COSTS`; None where it was not reported."""
+
+
+def read_questions(path: Path) -> Questions:
+    """The questions of a frozen suite; its images are not needed.
+
+    Raises:
+        UsageError: it is damaged or was altered.
+    """
+    archive = open_archive(path)
+    return Questions(
+        archive=archive, tasks={entry.task: frozen_items(archive, entry.task, None) for entry in archive.tasks}
+    )
+
+
+def entry_of(found: Measured, name: str, questions: Questions) -> dict[str, Any]:
+    """What `ENTRY_FILE` holds of a judge that was asked about a whole frozen suite.
+
+    Args:
+        found: its answers.
+        name: what the table calls it; empty: its stamp.
+        questions: of the suite.
+    """
+    answers: dict[str, Any] = {}
+    letters = {str(label or status): letter for letter, (status, label) in _LETTERS.items()}
+    for task, given in found.answers.items():
+        pairs = [answer for answer in given if found.made[task].items[answer.item].kind == "pair"]
+        scores = [answer for answer in given if found.made[task].items[answer.item].kind != "pair"]
+        answers[task] = {"pairs": "".join(letters[answer.label or answer.status] for answer in pairs)}
+        if any(answer.p is not None for answer in pairs):
+            rounded = [None if answer.p is None else [round(float(p), 4) for p in answer.p] for answer in pairs]
+            answers[task]["p"] = rounded
+        answers[task]["scores"] = [
+            round(float(answer.value), _DIGITS) if math.isfinite(answer.value) else
+            ("f" if answer.status == Status.FAILED else "x")
+            for answer in scores
+        ]  # fmt: skip
+    cost = cost_figures(found.rows()[1])
+    value = {
+        "version": VERSION,
+        "name": name or " ".join(filter(None, (found.stamp.judge, found.stamp.prompt))),
+        "judge": asdict(found.stamp),
+        "suite": found.suite.name,
+        "digest": questions.archive.digest,
+        "frames": found.num_frames,
+        "seed": found.seed,
+        "score": found.config.score,
+        "cost": {key: cost[key] for key in COSTS},
+        "answers": answers,
+    }
+    # from what is written, and not from what was answered: numbers are rounded
+    return value | {"figures": figures_of(_row(_measured(value, questions)))}
+
+
+def entry_text(value: Mapping[str, Any]) -> str:
+    """An entry as JSON, with what belongs to one task on one line: a diff can be read."""
+    lines = []
+    for key, part in value.items():
+        text = json.dumps(part, allow_nan=False)
+        if key in ("figures", "answers"):
+            rows = ",\n".join(f"  {json.dumps(task)}: {json.dumps(own, allow_nan=False)}" for task, own in part.items())
+            text = f"{{\n{rows}\n }}"
+        lines.append(f" {json.dumps(key)}: {text}")
+    return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+def read_entry(path: Path, questions: Questions) -> Entry:
+    """A judge of the table, its figures computed from its answers.
+
+    Raises:
+        UsageError: it is no entry, is about other items, or its figures do not follow from its answers.
+    """
+    fix = "rlvlm judge-bench FILE.zip writes one"
+    try:
+        value = read_json(path, _MAX_BYTES)
+        if not isinstance(value, dict) or value.get("version") != VERSION:
+            raise ValueError(f"it is not of version {VERSION}")
+        if value["digest"] != questions.archive.digest:
+            asked = (
+                f"hash {str(value['digest'])[:12]!r}, and {questions.archive.path} has {questions.archive.digest[:12]}"
+            )
+            raise UsageError(f"{path} was asked about other items: {asked}", "ask the judge about that file")
+        name, cost = value["name"], {key: value["cost"][key] for key in COSTS}
+        if not (isinstance(name, str) and 0 < len(name) <= 120 and name.isprintable()):
+            raise ValueError("its name is no line of up to 120 characters")
+        if not all(number is None or (_is_number(number) and number >= 0) for number in cost.values()):
+            raise ValueError("its cost is no number >= 0")
+        row = _row(_measured(value, questions))
+        figures = figures_of(row)
+        for place, claimed, own in _different(value["figures"], figures, ()):
+            said = f"{', '.join(place)} is {claimed!r:.60}, and its answers give {own!r:.60}"
+            raise UsageError(f"{path}: its figures do not follow from its answers: {said}", fix)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise UsageError(f"{path} is no entry: {type(error).__name__}: {error}", fix) from error
+    return Entry(name=name, row=row, figures=figures, cost=cost)
+
+
+def figures_of(row: Mapping[str, Any]) -> dict[str, Any]:
+    """What an entry claims: of all tasks together, and of each, value and 95 % interval of `SHOWN` (None where nothing
+    was asked), and the grade of each kind of question; and the names of the faults.
+    """
+    parts = {ALL: row["figures"], **row["tasks"]}
+    found: dict[str, Any] = {"faults": sorted(fault["name"] for fault in row["faults"])}
+    for task, own in parts.items():
+        figures = {name: own[kind].get(name) for name, kind in SHOWN.items()}
+        found[task] = {
+            name: None if figure is None else [round(figure[end], _DIGITS) for end in ("value", "low", "high")]
+            for name, figure in figures.items()
+        }
+    for expected in row["prediction"]:
+        found[expected["task"]][f"grade of {expected['kind']}"] = expected["grade"]
+    return found
+
+
+def _row(found: Measured) -> dict[str, Any]:
+    row = summarise(found)
+    expected = [asdict(each) for each in predict_row(row, read_curve()) if each.is_asked]
+    return row | {"prediction": expected}
+
+
+def _measured(value: Mapping[str, Any], questions: Questions) -> Measured:
+    """The answers of an entry as the bench has them.
+
+    Raises:
+        ValueError, TypeError, KeyError: they do not fit the questions, or are none.
+    """
+    stamp = value["judge"]
+    if not all(isinstance(text, str) and len(text) <= 2_000 and text.isprintable() for text in stamp.values()):
+        raise ValueError("its judge is not described by lines of text")
+    archive, frames, seed = questions.archive, value["frames"], value["seed"]
+    if not (type(frames) is int and 1 <= frames <= min(MAX_FRAMES, archive.frames) and type(seed) is int and seed >= 0):
+        raise ValueError(f"frames is 1 to {archive.frames} and seed a number >= 0, got {frames!r:.20} and {seed!r:.20}")
+    if value["score"] not in get_args(ScoreMode) or (value["score"] == "utility") != archive.turns:
+        raise ValueError(f"score is none that the items can be asked with, got {value['score']!r:.40}")
+    config = JudgeConfig(score=value["score"])
+    suite = Suite(name=archive.suite, tasks=tuple(questions.tasks), frozen=archive)
+    found = Measured(suite=suite, stamp=Stamp(**stamp), config=config, num_frames=frames, seed=seed)
+    if value["answers"].keys() != questions.tasks.keys():
+        raise ValueError(f"it does not answer to each of {', '.join(questions.tasks)}, or to other tasks")
+    for task, frozen in questions.tasks.items():
+        found.made[task] = frozen.made
+        found.answers[task] = list(_answers(value["answers"][task], frozen, asking_order(frozen.made, seed)))
+    return found
+
+
+def _answers(
+    given: Mapping[str, Any], frozen: FrozenItems, order: Mapping[str, Sequence[tuple[int, bool]]]
+) -> Iterator[Answer]:
+    """The answers to a task; errors as of `_measured`."""
+    task, probabilities = frozen.made.task, given.get("p") or [None] * len(given["pairs"])
+    for kind in ("pairs", "scores"):
+        # a judge that only scores, or only compares, leaves the other kind out
+        if len(given[kind]) not in (0, len(order[kind])):
+            raise ValueError(f"{task} has {len(given[kind])} answers to {len(order[kind])} {kind}")
+        for place, ((item, swapped), said) in enumerate(zip(order[kind], given[kind], strict=False)):
+            colours = frozen.colours[item][::-1] if swapped else frozen.colours[item]
+            label, numeric, p = None, math.nan, None
+            if kind == "pairs":
+                (status, label), p = _LETTERS[said], _probabilities(probabilities[place])
+            elif isinstance(said, str):
+                status = _NO_SCORES[said]
+            elif _is_number(said) and 0 <= said <= 1:
+                status, numeric = Status.OK, float(said)
+            else:
+                raise ValueError(f"{task} has the score {said!r:.40}, which is none in [0, 1]")
+            yield Answer(
+                task=task,
+                item=item,
+                swapped=swapped,
+                status=str(status),
+                label=str(label or ""),
+                value=numeric,
+                p=p,
+                colours=colours,
+            )
+
+
+def _probabilities(said: Any) -> tuple[float, float, float] | None:
+    if said is None:
+        return None
+    if len(said) != 3 or not all(_is_number(p) and 0 <= p <= 1 for p in said):
+        raise ValueError(f"{said!r:.60} are no three probabilities")
+    left, right, tie = map(float, said)
+    return left, right, tie
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and math.isfinite(value)
+
+
+def _different(claimed: Any, own: Any, place: Sequence[str]) -> Iterator[tuple[Sequence[str], Any, Any]]:
+    """Where two values of JSON differ by more than rounding: the place, and both."""
+    if isinstance(own, dict) and isinstance(claimed, dict) and claimed.keys() == own.keys():
+        for key, part in own.items():
+            yield from _different(claimed[key], part, (*place, key))
+    elif isinstance(own, list) and isinstance(claimed, list) and len(own) == len(claimed):
+        for mine, theirs in zip(own, claimed, strict=True):
+            yield from _different(theirs, mine, place)
+    elif claimed != own and not (_is_number(claimed) and _is_number(own) and abs(claimed - own) <= _EXACT):  # type: ignore[operator]
+        yield place, claimed, own

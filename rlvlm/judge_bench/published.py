@@ -1,0 +1,119 @@
+"""Figures by which others' benches rank judges, by their definitions, of scores of whole episodes of known quality.
+
+RoboReward: a score in [0, 1] is the rating 1 + 4 score, and the error counts in ratings. Robometer: whether a judge
+puts the better of two episodes of a task above the other. Value-order correlation (GVL) is `voc` of `score_figures`.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from rlvlm.judge_bench.asking import Answer
+from rlvlm.judge_bench.figures import Figures, Floats, outcome_of, resampled
+from rlvlm.judge_bench.items import CASES, Item
+
+_NUM_RATINGS = 5
+_THIRDS = 3
+
+
+def published_figures(items: Sequence[Item], answers: Sequence[Answer]) -> Figures:
+    """Figures of `answers` [N] to `items` [N], those to whole episodes and to pairs.
+
+    Returns:
+        `mae`: mean distance of the rating from the true one, in [0, 4]. `confusion`: [5, 5] counts by true rating and
+        by the judge's. `kendall_tau`: see `ranking_tau`. `preference`: see `preference_accuracy`. `compared`: of all
+        answers to pairs the share that names the better side, a tie counting half. None where nothing was asked. Empty
+        where no episode was scored and no pair asked about.
+    """
+    rows = [
+        (item.goal, item.truth[0], answer.value)
+        for item, answer in zip(items, answers, strict=True)
+        if item.kind == "video" and item.case in CASES and np.isfinite(answer.value)
+    ]
+    outcomes = [outcome_of(item, answer) for item, answer in zip(items, answers, strict=True) if item.case == "pair"]
+    outcomes = [outcome for outcome in outcomes if outcome not in ("tie", "unknown")]
+    if not rows and not outcomes:
+        return {}
+    goals, table = [goal for goal, _, _ in rows], np.array([row[1:] for row in rows], float).reshape(-1, 2)
+    rated = ratings(table)
+    compared = np.array([{"right": 1.0, "undecided": 0.5}.get(outcome, 0.0) for outcome in outcomes])
+    return {
+        "mae": resampled(rated, lambda drawn: float(np.abs(drawn[:, 0] - drawn[:, 1]).mean())),
+        "confusion": confusion(rated).tolist() if rows else None,
+        "kendall_tau": ranking_tau(goals, table),
+        "preference": preference_accuracy(goals, table),
+        "compared": resampled(compared, lambda drawn: float(drawn.mean())),
+    }
+
+
+def ratings(shares: Floats) -> Floats:
+    """Ratings 1 to 5 of shares in [0, 1]; halves go to the even step, as in Robometer (0.125 is 1 and 0.375 is 3).
+
+    Source: RoboReward scores (rating - 1) / 4; Robometer's evaluation rounds 4 times the score by numpy's rule.
+    """
+    return 1 + np.round((_NUM_RATINGS - 1) * shares)
+
+
+def confusion(rated: Floats) -> Floats:
+    """[5, 5] how often each true rating, the row, was given each rating; of `rated` [N, 2] true ones and given ones."""
+    counts = np.zeros((_NUM_RATINGS, _NUM_RATINGS), int)
+    np.add.at(counts, tuple(rated.astype(int).T - 1), 1)
+    return counts
+
+
+def ranking_tau(goals: Sequence[str], table: Floats) -> float | None:
+    """Kendall's tau of the order in which scores put episodes, mean over tasks.
+
+    Where qualities are failure, suboptimal and successful (0, 0.5 and 1), tau-a over every tuple with one episode of
+    each quality that the task has, so that equal scores count 0. Finer qualities are cut into thirds, and tau-b is that
+    of the thirds and their mean scores.
+
+    Args:
+        goals: [N] tasks of the episodes.
+        table: [N, 2] true quality in [0, 1], and score.
+
+    Returns:
+        In [-1, 1]; None where no task has two qualities.
+
+    Source: Robometer's policy ranking.
+    """
+    from scipy.stats import kendalltau  # takes half a second
+
+    is_labelled = set(table[:, 0].tolist()) <= {0.0, 0.5, 1.0}
+    taus = []
+    for goal in dict.fromkeys(goals):
+        own = table[[place for place, other in enumerate(goals) if other == goal]]
+        levels = np.round(2 * own[:, 0]) if is_labelled else np.minimum((own[:, 0] * _THIRDS).astype(int), _THIRDS - 1)
+        scores = [own[levels == level, 1] for level in np.unique(levels)]
+        if len(scores) < 2:
+            continue
+        if is_labelled:
+            # the mean over all tuples is that over all pairs of two qualities, however many tuples there are
+            signs = [
+                np.sign(scores[high][:, None] - scores[low]).mean()
+                for high in range(len(scores))
+                for low in range(high)
+            ]
+            taus.append(float(np.mean(signs)))
+        else:
+            found: Any = kendalltau(np.arange(len(scores)), [part.mean() for part in scores])
+            tau = found.statistic
+            taus.append(0.0 if np.isnan(tau) else float(tau))  # equal means order nothing
+    return float(np.mean(taus)) if taus else None
+
+
+def preference_accuracy(goals: Sequence[str], table: Floats) -> float | None:
+    """Share of pairs of episodes of one task and of different quality in which the better one scores higher, over all.
+
+    Arguments as of `ranking_tau`; None where there is no such pair.
+
+    Source: Robometer's preference evaluation. Departure: equal scores count half; there the order of the two decides.
+    """
+    hits = count = 0.0
+    for goal in dict.fromkeys(goals):
+        quality, score = table[[place for place, other in enumerate(goals) if other == goal]].T
+        better = quality[:, None] > quality
+        margins = np.sign(score[:, None] - score)[better]
+        hits, count = hits + float((margins + 1).sum() / 2), count + len(margins)
+    return hits / count if count else None

@@ -1,0 +1,129 @@
+"""The page of many judges: one table of entries that sorts, in one file that loads nothing."""
+
+import base64
+import hashlib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rlvlm.core.disk import write_whole
+from rlvlm.core.errors import EXIT_DONE, UsageError
+from rlvlm.judge_bench.archive import SUFFIX
+from rlvlm.judge_bench.entries import ALL, Entry, Questions, read_entry, read_questions
+from rlvlm.templates import render
+
+_COLUMNS = {
+    "accuracy": "pairs right",
+    "undecided": "undecided",
+    "consistent": "order kept",
+    "auc": "AUC of success",
+    "voc": "VOC",
+}
+_TASK_COLUMNS = {"accuracy": "pairs", "auc": "scores"}
+"""Figures of each task, and the kind of question that they are of."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Head:
+    """A column; `first` is low where the smallest value, or the first word, comes first."""
+
+    name: str
+    task: str = ""
+    first: str = "high"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Cell:
+    value: float | str = ""
+    """What the column is sorted by; empty where nothing was asked."""
+    shown: str = "-"
+    low: float | None = None
+    high: float = 0.0
+    """Ends of the interval, in percent of the scale from 0 to 1."""
+    note: str = ""
+    grade: str = ""
+    details: Sequence[str] = ()
+    is_text: bool = False
+
+
+def compare_entries(paths: Sequence[Path], items: Path | None, out: Path) -> int:
+    """Writes the page of several entries, and returns the exit code.
+
+    Args:
+        paths: files of entries, all about one frozen suite.
+        items: the suite's file, with or without its images; None: the one .zip beside the first entry.
+        out: file of the page.
+
+    Raises:
+        UsageError: a file is damaged, entries are about other items, or figures do not follow from their answers.
+    """
+    if items is None:
+        beside = sorted(paths[0].parent.glob(f"*{SUFFIX}"))
+        if len(beside) != 1:
+            what = f"{paths[0].parent} has {len(beside)} files of frozen suites, and one says what was asked"
+            raise UsageError(what, f"--items FILE{SUFFIX}")
+        items = beside[0]
+    questions = read_questions(items)
+    write_whole(out, judges_page([read_entry(path, questions) for path in paths], questions))
+    return EXIT_DONE
+
+
+def judges_page(entries: Sequence[Entry], questions: Questions) -> str:
+    """The page's HTML: a row of each entry, those with the highest area under the curve first."""
+    tasks = list(questions.tasks)
+    heads = [_Head(name="judge", first="low"), *(_Head(name=name) for name in _COLUMNS.values())]
+    heads += [
+        _Head(name="faults", first="low"),
+        _Head(name="labels a second"),
+        _Head(name="USD per 1,000", first="low"),
+    ]
+    heads += [_Head(name=_COLUMNS[figure], task=task) for task in tasks for figure in _TASK_COLUMNS]
+    ordered = sorted(entries, key=lambda entry: (-_value(entry, "auc"), -_value(entry, "accuracy"), entry.name))
+    script = render("judges.js")
+    return render(
+        "judges.html.j2",
+        title=f"Judges on {questions.archive.suite}",
+        suite=questions.archive.suite,
+        digest=questions.archive.digest,
+        heads=heads,
+        rows=[_row(entry, tasks) for entry in ordered],
+        script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+    )
+
+
+def _value(entry: Entry, figure: str) -> float:
+    found = entry.figures[ALL][figure]
+    return -math.inf if found is None else found[0]
+
+
+def _row(entry: Entry, tasks: Sequence[str]) -> list[_Cell]:
+    faults = entry.figures["faults"]
+    row = [_Cell(value=entry.name, shown=entry.name, note=_stamp(entry), is_text=True)]
+    row += [_figure_cell(entry, ALL, figure) for figure in _COLUMNS]
+    row.append(_Cell(value=len(faults), shown=f"{len(faults)}", details=faults))
+    for cost, digits in (("answers_per_s", 1), ("usd_per_1000", 2)):
+        number = entry.cost[cost]
+        row.append(_Cell() if number is None else _Cell(value=number, shown=f"{number:,.{digits}f}"))
+    return row + [_figure_cell(entry, task, figure) for task in tasks for figure in _TASK_COLUMNS]
+
+
+def _stamp(entry: Entry) -> str:
+    judge = entry.row["judge"]
+    said = " ".join(filter(None, (judge["judge"], judge["prompt"])))
+    return "" if said == entry.name else said
+
+
+def _figure_cell(entry: Entry, task: str, figure: str) -> _Cell:
+    found = entry.figures[task][figure]
+    grade = entry.figures[task].get(f"grade of {_TASK_COLUMNS[figure]}", "") if figure in _TASK_COLUMNS else ""
+    if found is None:
+        return _Cell(grade=grade)
+    value, low, high = found
+    # a rank correlation goes from -1 to 1
+    ends = [100 * (end + 1) / 2 if figure == "voc" else 100 * end for end in (low, high)]
+    if figure in ("auc", "voc"):
+        shown, note = f"{value:.2f}", f"{low:.2f} to {high:.2f}"
+    else:
+        shown, note = f"{100 * value:.1f} %", f"{100 * low:.0f} to {100 * high:.0f}"
+    return _Cell(value=value, shown=shown, note=note, low=ends[0], high=ends[1], grade=grade)
