@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from rlvlm.core.console.tables import plain_console
 from rlvlm.core.disk import write_whole
 from rlvlm.core.errors import EXIT_DONE, UsageError
 from rlvlm.judge_bench.archive import SUFFIX
@@ -66,11 +67,12 @@ def compare_entries(paths: Sequence[Path], items: Path | None, out: Path) -> int
         items = beside[0]
     questions = read_questions(items)
     write_whole(out, judges_page([read_entry(path, questions) for path in paths], questions))
+    plain_console(soft_wrap=True).print(f"{len(paths)} judges: {out}")
     return EXIT_DONE
 
 
 def judges_page(entries: Sequence[Entry], questions: Questions) -> str:
-    """The page's HTML: a row of each entry, those with the highest area under the curve first."""
+    """The page's HTML: a row of each entry, those with the fewest faults first."""
     tasks = list(questions.tasks)
     heads = [_Head(name="judge", first="low"), *(_Head(name=name) for name in _COLUMNS.values())]
     heads += [
@@ -79,7 +81,8 @@ def judges_page(entries: Sequence[Entry], questions: Questions) -> str:
         _Head(name="USD per 1,000", first="low"),
     ]
     heads += [_Head(name=_COLUMNS[figure], task=task) for task in tasks for figure in _TASK_COLUMNS]
-    ordered = sorted(entries, key=lambda entry: (-_value(entry, "auc"), -_value(entry, "accuracy"), entry.name))
+    # a judge that a policy can fool may well have the highest figures
+    ordered = sorted(entries, key=lambda entry: (len(entry.figures["faults"]), -_area(entry), entry.name))
     script = render("judges.js")
     return render(
         "judges.html.j2",
@@ -92,8 +95,8 @@ def judges_page(entries: Sequence[Entry], questions: Questions) -> str:
     )
 
 
-def _value(entry: Entry, figure: str) -> float:
-    found = entry.figures[ALL][figure]
+def _area(entry: Entry) -> float:
+    found = entry.figures[ALL]["auc"]
     return -math.inf if found is None else found[0]
 
 
@@ -110,7 +113,7 @@ def _row(entry: Entry, tasks: Sequence[str]) -> list[_Cell]:
 
 def _stamp(entry: Entry) -> str:
     judge = entry.row["judge"]
-    said = " ".join(filter(None, (judge["judge"], judge["prompt"])))
+    said = " ".join(part for part in (judge["judge"], judge["prompt"]) if part not in ("", "none"))
     return "" if said == entry.name else said
 
 

@@ -23,6 +23,7 @@ from rlvlm.judge_bench.items import Item
 from rlvlm.judge_bench.published import confusion, preference_accuracy, ranking_tau, ratings
 from rlvlm.judge_bench.suites import find_suite
 from rlvlm.judges.config import JudgeConfig
+from tests.demonstrations.test_trajectories import write_lerobot
 
 BLUE, RED = "lift the blue cube", "lift the red cube"
 FRAMES = 6
@@ -126,6 +127,25 @@ def test_clips_of_two_sizes_are_asked_about_and_frozen(folder, tmp_path):
     freeze(suite, tmp_path / "sizes.zip", num_frames=4, size_px=300, asks_turns=False, seed=0)
     asked = summarise(measure(find_suite(str(tmp_path / "sizes.zip")), Light(), JudgeConfig(), num_frames=4))
     assert asked["figures"]["published"] == live["figures"]["published"]
+
+
+def test_episodes_of_lerobot_by_hand(tmp_path):
+    """Two successes, each with what is cut of it (3 and 5 stars), and a failure that looks like a quarter of one."""
+    shown = [(20 + 200 * end * np.arange(13) / 12).round().astype(np.uint8) for end in (1.0, 1.0, 0.25)]
+    robot = [
+        (
+            np.zeros((13, 7), np.float32),
+            np.ones((13, 8), np.float32),
+            np.tile(each[:, None, None, None, None], (1, 2, 8, 8, 3)),
+        )
+        for each in shown
+    ]
+    write_lerobot(tmp_path / "data", "v3.0", robot, "image", lost=[2])
+    found = summarise(measure(find_suite(str(tmp_path / "data")), Light(), JudgeConfig(), num_frames=4))["figures"]
+    published = found["published"]
+    assert published["mae"]["value"] == pytest.approx(1 / 7) and published["confusion"][0] == [0, 1, 0, 0, 0]
+    assert [published["confusion"][place][place] for place in range(5)] == [0, 0, 2, 0, 4]
+    assert published["preference"] == published["kendall_tau"] == found["scores"]["voc"]["value"] == 1
 
 
 BAD = [
