@@ -12,6 +12,7 @@ from rlvlm.judge_bench.controls import FAILURES, RETESTS
 from rlvlm.judge_bench.items import CASES, HACKED, NUM_BINS, Item
 from rlvlm.judges.agreement import (
     area_under_curve,
+    average_ranks,
     best_threshold,
     calibration_error,
     confidence,
@@ -52,9 +53,7 @@ def resampled(values: Floats, statistic: Callable[[Floats], float]) -> Figures |
 
 def rank_correlation(left: ArrayLike, right: ArrayLike) -> float:
     """Spearman's, in [-1, 1]; 0 where one of the two is constant, which orders nothing."""
-    from scipy.stats import rankdata  # takes half a second
-
-    ranks = rankdata(left), rankdata(right)
+    ranks = average_ranks(left), average_ranks(right)
     if any(np.ptp(rank) == 0 for rank in ranks):
         return 0.0
     return float(np.corrcoef(*ranks)[0, 1])

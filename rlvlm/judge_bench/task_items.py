@@ -34,6 +34,7 @@ from rlvlm.judge_bench.items import (
     video_items,
 )
 from rlvlm.judge_bench.suites import VERSION, Suite
+from rlvlm.judges.agreement import average_ranks
 from rlvlm.judges.prompts import OTHER_GOAL
 
 logger = logging.getLogger(__name__)
@@ -243,11 +244,9 @@ def _by_reward(episodes: Sequence[Episode]) -> list[Episode]:
     """The same with the rank of true rewards, as a share of all moments played, in place of progress. No reward led to
     the start, which is not looked at.
     """
-    from scipy.stats import rankdata  # takes half a second
-
     rewards = np.concatenate([episode.rewards for episode in episodes])
     # ranks and not values: one bonus at the end would make all other rewards look alike
-    ranks = ((rankdata(rewards) - 1) / max(len(rewards) - 1, 1)).astype(np.float32)
+    ranks = ((average_ranks(rewards) - 1) / max(len(rewards) - 1, 1)).astype(np.float32)
     parts = np.split(ranks, np.cumsum([len(episode.rewards) for episode in episodes])[:-1])
     return [
         replace(

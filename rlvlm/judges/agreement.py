@@ -20,6 +20,24 @@ MIN_GAP = 1e-6
 """Gaps in truth up to this are ties: rounding of positions makes some of 1e-7 where nothing moved."""
 
 
+def average_ranks(values: ArrayLike) -> Floats:
+    """[N] ranks of `values` [N] from 1 on, the mean of their places for equal ones; all NaN where one value is.
+
+    As `scipy.stats.rankdata`, which takes several times as long for a hundred values: bootstraps rank them thousands of
+    times.
+    """
+    found = np.asarray(values, np.float64)
+    if np.isnan(found).any():
+        return np.full(len(found), np.nan)
+    order = found.argsort()
+    rising = found[order]
+    # where each run of equal values begins and the next one does
+    bounds = np.flatnonzero(np.concatenate([[True], rising[1:] != rising[:-1], [True]]))
+    ranks = np.empty(len(found))
+    ranks[order] = np.repeat((bounds[:-1] + 1 + bounds[1:]) / 2, np.diff(bounds))
+    return ranks
+
+
 def area_under_curve(scores: ArrayLike, truths: ArrayLike) -> float:
     """Chance that a true case drawn at random scores above a false one, equal scores counting half.
 
@@ -32,14 +50,12 @@ def area_under_curve(scores: ArrayLike, truths: ArrayLike) -> float:
 
     Source: Hanley and McNeil 1982, Radiology 143(1): the area under the ROC curve is the Mann-Whitney statistic.
     """
-    from scipy.stats import rankdata  # takes half a second
-
     values, is_true = np.asarray(scores, np.float64), np.asarray(truths, bool)
     num_true, num_false = int(is_true.sum()), int((~is_true).sum())
     if not num_true or not num_false:
         return math.nan
     # AUC = (R - n(n + 1)/2) / (n m): R the ranks of the n true cases among all, m the false ones
-    return float((rankdata(values)[is_true].sum() - num_true * (num_true + 1) / 2) / (num_true * num_false))
+    return float((average_ranks(values)[is_true].sum() - num_true * (num_true + 1) / 2) / (num_true * num_false))
 
 
 def area_interval(area: float, num_true: int, num_false: int, confidence: float = 0.95) -> tuple[float, float]:

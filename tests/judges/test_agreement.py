@@ -2,10 +2,12 @@ import math
 
 import numpy as np
 import pytest
+from scipy.stats import rankdata
 
 from rlvlm.judges.agreement import (
     area_interval,
     area_under_curve,
+    average_ranks,
     best_threshold,
     calibration_error,
     kept_leads,
@@ -18,6 +20,14 @@ def test_area_by_hand():
     assert area_under_curve([0.9, 0.4, 0.1, 0.4, 0.8], [1, 1, 0, 0, 0]) == pytest.approx((3 + 1.5) / 6)
     assert area_under_curve([0.1, 0.9], [1, 0]) == 0
     assert math.isnan(area_under_curve([0.1, 0.9], [1, 1]))
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 75])
+def test_ranks_are_scipys(count):
+    rng = np.random.default_rng(count)
+    for values in (rng.random(count), rng.integers(3, size=count).astype(float), np.full(count, 2.0)):
+        np.testing.assert_array_equal(average_ranks(values), rankdata(values))
+    assert np.isnan(average_ranks([1.0, np.nan])).all()
 
 
 def test_scores_that_know_nothing_have_half_the_area():
