@@ -122,7 +122,7 @@ def is_recording(name: str) -> bool:
 
 def is_table(name: str) -> bool:
     """Whether `name` is a table of videos."""
-    return Path(name).suffix in TABLES and Path(name).is_file()
+    return Path(name).suffix in TABLES
 
 
 def find_suite(name: str) -> Suite:
