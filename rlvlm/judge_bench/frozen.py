@@ -11,7 +11,9 @@ from rlvlm.core.errors import UsageError
 from rlvlm.core.steps import FloatArray, Frames, spread
 from rlvlm.judge_bench.archive import FIX, MAX_FRAMES, MAX_TASK_BYTES, Archive
 from rlvlm.judge_bench.changes import CHANGES, changed
-from rlvlm.judge_bench.items import CASES, FAILURES, HACKED, RETESTS, Item, Kind, TaskItems, shrink
+from rlvlm.judge_bench.controls import FAILURES, RETESTS
+from rlvlm.judge_bench.items import CASES, HACKED, Item, Kind, TaskItems
+from rlvlm.judge_bench.task_items import shrink
 
 Colour = tuple[float, float, float]
 """Mean red, green and blue, 0 to 255."""

@@ -17,8 +17,8 @@ import pytest
 from rlvlm.core.console.signals import StopRequest
 from rlvlm.core.errors import EXIT_DONE, EXIT_PREEMPTED
 from rlvlm.envs.registry import task_env
-from rlvlm.judge_bench.items import make_items
 from rlvlm.judge_bench.suites import SUITES, find_suite, for_person
+from rlvlm.judge_bench.task_items import make_items
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.labels.store import LabelStore
 from rlvlm.reports.judge_bench import bench_judge
