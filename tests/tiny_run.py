@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from rlvlm.cli import main
+from rlvlm.envs.pixels import PIXELS
 
 WORDS = (
     "rlvlm.testing:TINY --steps 400 --reward.teacher oracle --reward.model state --seed 2 "
@@ -53,6 +54,17 @@ def interrupted(run: Path, copy: Path) -> Path:
     shutil.rmtree(max(copy.glob("checkpoints/step_*")))
     (copy / "summary.json").unlink()
     return copy
+
+
+def resumed(run: Path) -> Path:
+    """The run killed before its last checkpoint, and resumed: evaluations and weights at its end are the same."""
+    PIXELS.clear()  # as in a new process
+    killed = interrupted(run, run.with_name("killed"))
+    run_here("resume", str(killed))
+    assert table(run / "eval.csv", "wall_s") == table(killed / "eval.csv", "wall_s")
+    weights = [(each / "checkpoints/last/algorithm/policy.safetensors").read_bytes() for each in (run, killed)]
+    assert weights[0] == weights[1]
+    return killed
 
 
 def table(path: Path, *unsteady: str) -> list[dict[str, str]]:

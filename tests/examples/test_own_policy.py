@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tiny_run import interrupted, run_here, table
+from tiny_run import resumed, run_here
 
 from rlvlm.algorithms.policy_gradient.chunks import ChunkSampler, check_chunks, play_chunks
 from rlvlm.algorithms.policy_gradient.config import chunk_defaults
@@ -90,14 +90,10 @@ def test_what_is_no_such_policy_is_refused(head: str, settings: dict[str, str], 
 @pytest.mark.ray
 @pytest.mark.slow
 def test_it_trains_and_goes_on_exactly(local_ray: None, tmp_path: Path) -> None:
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
     words = (
         f"push_block --policy.head {OWN} --policy.settings width 32 --steps 6000 --sft.episodes 12 --sft.updates 60 "
         "--algo.groups 6 --algo.group-size 4 --algo.rounds 1 --eval.every-steps 2000 --eval.episodes 4 "
         "--track.checkpoint-every-steps 1000 --track.log-every-steps 1000"
     ).split()
-    run_here("run", *words, "--out", str(whole))
-    run_here("resume", str(interrupted(whole, killed)))
-    assert table(whole / "eval.csv", "wall_s") == table(killed / "eval.csv", "wall_s")
-    weights = [(run / "checkpoints/last/algorithm/policy.safetensors").read_bytes() for run in (whole, killed)]
-    assert weights[0] == weights[1]
+    run_here("run", *words, "--out", str(tmp_path / "whole"))
+    resumed(tmp_path / "whole")

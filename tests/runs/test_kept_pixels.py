@@ -6,7 +6,7 @@ For one in chunks see tests/examples.
 from pathlib import Path
 
 import pytest
-from tiny_run import WORDS, arrays, assert_same_run, interrupted, run_here, table
+from tiny_run import WORDS, arrays, assert_same_run, resumed, run_here
 
 from rlvlm.algorithms.checkpoint import load_tree
 from rlvlm.envs.pixels import PIXELS
@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.slow]
 def test_a_run_whose_env_cannot_redraw_is_resumed_to_the_last_digit(
     runners: int, local_ray: None, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    whole = tmp_path / "whole"
     judged = "--goal bright --judge.backend own_envs:brightness --reward.teacher judge --reward.model image"
     PIXELS.clear()
     run_here(
@@ -27,9 +27,7 @@ def test_a_run_whose_env_cannot_redraw_is_resumed_to_the_last_digit(
     )
     assert "48 x 48 pixels of each are kept" in capfd.readouterr().out
     assert (whole / "judge_panel.html").exists() and len(list((whole / "videos").iterdir())) == 2
-    PIXELS.clear()  # as in a new process
-    run_here("resume", str(interrupted(whole, killed)))
-    assert_same_run(whole, killed)
+    assert_same_run(whole, resumed(whole))
     # a checkpoint brings the images of all that it may still draw, and no others
     PIXELS.clear()
     load_tree(whole / "checkpoints/last/algorithm")
@@ -39,15 +37,11 @@ def test_a_run_whose_env_cannot_redraw_is_resumed_to_the_last_digit(
 
 
 def test_an_env_in_turns_resumes_in_the_middle_of_episodes(local_ray: None, tmp_path: Path) -> None:
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    whole = tmp_path / "whole"
     learning = "--steps 80 --algo.rollout-turns 20 --algo.num-envs 10 --algo.epochs 1 --sft.turns 32 --sft.updates 5"
     often = "--eval.every-steps 20 --eval.episodes 2 --track.checkpoint-every-steps 20"
     PIXELS.clear()
     run_here("run", "filmed_lamp:TASK", *learning.split(), *often.split(), "--out", str(whole))
-    PIXELS.clear()
-    run_here("resume", str(interrupted(whole, killed)))
-    assert table(whole / "eval.csv", "wall_s") == table(killed / "eval.csv", "wall_s")
-    weights = [(run / "checkpoints/last/algorithm/policy.safetensors").read_bytes() for run in (whole, killed)]
-    assert weights[0] == weights[1]
+    killed = resumed(whole)
     for file in ("episodes.html", "checkpoints/last/algorithm/pixels.bin"):
         assert (whole / file).read_bytes() == (killed / file).read_bytes()

@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 from PIL import Image
-from tiny_run import interrupted, run_here, start, table
+from tiny_run import resumed, run_here, start, table
 
 from rlvlm.algorithms.policy_gradient.player import load_vlm
 from rlvlm.algorithms.policy_gradient.slots import make_slot
@@ -38,12 +38,7 @@ def test_a_run_goes_on_to_the_bit_and_is_played_and_served(
     run_here("run", *WORDS, "--out", str(whole))
     said = capfd.readouterr().out
     assert "step       0/128" in said and "judge" not in said
-    broken = interrupted(whole, tmp_path / "broken")
-    run_here("resume", str(broken))
-    weights = [(run / "checkpoints/last/algorithm/policy.safetensors").read_bytes() for run in (whole, broken)]
-    assert weights[0] == weights[1]
-    assert table(whole / "eval.csv", "wall_s") == table(broken / "eval.csv", "wall_s")
-
+    resumed(whole)
     evaluations = table(whole / "eval.csv", "wall_s")
     assert [row["step"] for row in evaluations] == ["0", "64", "128"]
     assert all(row["strict_success_rate"] and row["sampled_strict_success_rate"] for row in evaluations)
