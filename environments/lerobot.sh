@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Builds an environment in which LeRobot runs, to compare with:
-#   environments/lerobot.sh                                           .envs/lerobot, LeRobot 0.4.4: SmolVLA
-#   PYTHON=python3.12 environments/lerobot.sh .envs/lerobot312        LeRobot 0.6.1: pi0, pi0.5 and data sets
+#   environments/lerobot.sh                                           .envs/lerobot, LeRobot 0.4.4: SmolVLA; and 0.3.3
+#                                                                     in .envs/lerobot033: data sets 2.1
+#   PYTHON=python3.12 environments/lerobot.sh .envs/lerobot312        LeRobot 0.6.1: pi0, pi0.5, data sets 3.0
 # LeRobot wants an older torch and transformers, so it never shares an environment with rlvlm. Release 0.4.4 is the last
 # one for Python 3.11 and refuses stock transformers for pi0. No run needs it: it makes the reference that
 # tests/policies/vla/lerobot holds our networks against, and opens the folders that rlvlm writes.
@@ -20,5 +21,9 @@ else
   imports='from lerobot.policies.smolvla.modeling_smolvla import SmolVLAPolicy'
 fi
 "$dir/bin/python" -m pip install --quiet --disable-pip-version-check "${packages[@]}"
+if [ "${packages[0]}" = "lerobot[smolvla]==0.4.4" ]; then
+  # the last release that writes data sets of version 2.1; what it imports for that is in the environment already
+  "$dir/bin/python" -m pip install --quiet --disable-pip-version-check --upgrade --no-deps --target "${dir}033" lerobot==0.3.3
+fi
 # what the comparison imports is imported, so that a package that is missing fails here
 "$dir/bin/python" -c "import lerobot; $imports; print('lerobot', lerobot.__version__, 'is ready')"

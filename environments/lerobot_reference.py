@@ -1,13 +1,16 @@
 """LeRobot's own outputs and files, to compare with ours. Runs in an environment of environments/lerobot.sh.
 
     .envs/lerobot/bin/python environments/lerobot_reference.py make FOLDER smolvla
+    .envs/lerobot312/bin/python environments/lerobot_reference.py make FOLDER pi0 relative
     .envs/lerobot/bin/python environments/lerobot_reference.py chunk FOLDER INPUTS.npz OUT.npz
     .envs/lerobot/bin/python environments/lerobot_reference.py shapes OUT.json smolvla
-    .envs/lerobot312/bin/python environments/lerobot_reference.py data FOLDER RECORDED.npz image
+    .envs/lerobot312/bin/python environments/lerobot_reference.py data FOLDER MADE.npz image
+    PYTHONPATH=.envs/lerobot033 .envs/lerobot/bin/python environments/lerobot_reference.py data FOLDER MADE.npz video
 
 `make` writes the checkpoint of tests/tiny_lerobot.py, its VLM's config and tokenizer in FOLDER/vlm. `chunk` reads
-`images` [B, cameras, H, W, 3] uint8, `texts` [B], `states` [B, P], `noise` [B, L, D] and `times` [K], and writes
-`velocities` [K, B, L, D] at the noise, `denoised` [B, L, D] and `actions` [B, L, A] in the env's units. `shapes` writes
+`images` [B, cameras, H, W, 3] uint8, `texts` [B], `states` [B, P], `noise` [B, L, D], `times` [K] and `demonstrated`
+[B, L, A] in the env's units, and writes `velocities` [K, B, L, D] at the noise, `denoised` [B, L, D], `actions`
+[B, L, A] in the env's units and `targets` [B, L, A], the demonstrated ones as a network learns them. `shapes` writes
 names and shapes of the weights of a policy of published size. `data` writes a data set, its images in Parquet (image)
 or in films (video), of episodes `actions_N` [T, A], `states_N` [T, P] and `images_N` [T, 2, H, W, 3], all with `text`.
 
@@ -27,8 +30,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from lerobot.configs.types import FeatureType, PolicyFeature
-from lerobot.policies.factory import make_pre_post_processors
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -42,6 +43,7 @@ from tiny_lerobot import (  # noqa: E402
     MEASURED,
     PI_SIZES,
     REAL_VLM,
+    RELATIVE,
     SIZES,
     VISION,
     VLM,
@@ -116,8 +118,11 @@ def shrink(kind: str, vlm: Path | None) -> None:
         processor.TokenizerProcessorStep = lambda **settings: step(**{**settings, "tokenizer_name": str(vlm)})
 
 
-def make(folder: Path, kind: str) -> None:
-    """The small random policy of tests/tiny_lerobot.py, as LeRobot builds and saves it."""
+def make(folder: Path, kind: str, relative: Path | None = None) -> None:
+    """The small random policy of tests/tiny_lerobot.py, as LeRobot builds and saves it, its actions relative or not."""
+    from lerobot.configs.types import FeatureType, PolicyFeature
+    from lerobot.policies.factory import make_pre_post_processors
+
     write_vlm(folder / "vlm", VLM, kind)
     shrink(kind, folder / "vlm")
     features = {
@@ -125,6 +130,7 @@ def make(folder: Path, kind: str) -> None:
     }
     action = features.pop("action")
     own = {"vlm_model_name": str(folder / "vlm"), **SIZES} if kind == "smolvla" else PI_SIZES
+    own |= RELATIVE if relative else {}
     config = of_lerobot(kind, "Config")(
         input_features=features, output_features={"action": action}, device="cpu", **own
     )
@@ -141,6 +147,8 @@ def make(folder: Path, kind: str) -> None:
 @torch.no_grad()
 def chunk(folder: Path, inputs: Path, out: Path) -> None:
     """LeRobot's outputs for `inputs`, through the processors of the folder."""
+    from lerobot.policies.factory import make_pre_post_processors
+
     kind = json.loads((folder / "config.json").read_text())["type"]
     shrink(kind, None)
     policy = of_lerobot(kind, "Policy").from_pretrained(folder, strict=True)
@@ -152,13 +160,15 @@ def chunk(folder: Path, inputs: Path, out: Path) -> None:
     batch = {"observation.state": torch.from_numpy(given["states"]).float(), "task": given["texts"].tolist()}
     for index, name in enumerate(policy.config.image_features):
         batch[name] = torch.from_numpy(given["images"][:, index]).permute(0, 3, 1, 2).float() / 255
+    targets = before({**batch, "action": torch.from_numpy(given["demonstrated"])})["action"]
     seen = before(batch)
     noise = torch.from_numpy(given["noise"]).float()
     observed, velocity = (smolvla if kind == "smolvla" else pi)(policy, seen)
     velocities = [velocity(noise, torch.full((len(noise),), float(time))) for time in given["times"]]
     denoised = policy.model.sample_actions(*observed, noise=noise)
     actions = after(policy.predict_action_chunk(seen, noise=noise))
-    np.savez(out, velocities=torch.stack(velocities).numpy(), denoised=denoised.numpy(), actions=actions.numpy())
+    found = {"velocities": torch.stack(velocities), "denoised": denoised, "actions": actions, "targets": targets}
+    np.savez(out, **{name: values.numpy() for name, values in found.items()})
 
 
 Observed = tuple[tuple[Any, ...], Callable[[Tensor, Tensor], Tensor]]
@@ -225,7 +235,7 @@ def shapes(out: Path, kind: str) -> None:
 
 
 def data(folder: Path, recorded: Path, dtype: Path) -> None:
-    """A data set of episodes with two cameras, as LeRobot writes it."""
+    """A data set of episodes with two cameras, as LeRobot writes it: version 3.0, or 2.1 by LeRobot 0.3."""
     from lerobot.datasets.lerobot_dataset import LeRobotDataset
 
     given = np.load(recorded)
@@ -242,15 +252,17 @@ def data(folder: Path, recorded: Path, dtype: Path) -> None:
     dataset = LeRobotDataset.create(
         "some/data", fps=20, features=features, root=folder, use_videos=str(dtype) == "video"
     )
-    number = 0
+    number, task = 0, str(given["text"])
+    writes_v21 = not hasattr(dataset, "finalize")
     while f"actions_{number}" in given:
         rows = zip(*(given[f"{name}_{number}"] for name in ("actions", "states", "images")), strict=True)
         for action, state, images in rows:
             frame = {"action": action, "observation.state": state, **dict(zip(cameras, images, strict=True))}
-            dataset.add_frame({**frame, "task": str(given["text"])})
+            dataset.add_frame(frame, task) if writes_v21 else dataset.add_frame({**frame, "task": task})
         dataset.save_episode()
         number += 1
-    dataset.finalize()
+    if not writes_v21:
+        dataset.finalize()
 
 
 if __name__ == "__main__":

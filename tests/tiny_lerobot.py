@@ -166,6 +166,7 @@ PI_CONFIG: dict[str, Any] = {
     "max_period": 4.0,
     "use_relative_actions": False,
     "relative_exclude_joints": ["gripper"],
+    "action_feature_names": None,
     "rtc_config": None,
     "empty_cameras": 0,
     "tokenizer_max_length": 48,
@@ -175,6 +176,10 @@ _PI05 = {"type": "pi05", "tokenizer_max_length": 200}
 _PI05_NORMS = {"VISUAL": "IDENTITY", "STATE": "QUANTILES", "ACTION": "QUANTILES"}
 CONFIGS = {"smolvla": CONFIG, "pi0": PI_CONFIG, "pi05": {**PI_CONFIG, **_PI05, "normalization_mapping": _PI05_NORMS}}
 """By the type of policy."""
+RELATIVE: dict[str, Any] = {
+    "use_relative_actions": True, "action_feature_names": ["main_shoulder.pos", "main_Gripper.pos", "elbow"]
+}  # fmt: skip
+"""Settings of a pi0 whose actions but the gripper's are relative to the state."""
 MEASURED = {"smolvla": STATISTICS, "pi0": STATISTICS, "pi05": QUANTILES}
 """The statistics of each."""
 
@@ -199,6 +204,7 @@ def inputs(num: int = 3) -> dict[str, np.ndarray]:
         "states": drawn.standard_normal((num, 5)).astype(np.float32),
         "noise": drawn.standard_normal((num, 6, 7)).astype(np.float32),
         "times": np.array([1.0, 0.8, 0.3, 0.0], np.float32),
+        "demonstrated": drawn.standard_normal((num, 6, 3)).astype(np.float32),
     }
 
 
@@ -272,7 +278,9 @@ def write_settings(folder: Path, env: Any, kind: str, layout: dict[str, Any], **
     }  # fmt: skip
     begin = [("rename_observations_processor", {"rename_map": {}}), ("to_batch_processor", {})]
     device, told = ("device_processor", {"device": "cpu", "float_dtype": None}), ("tokenizer_processor", words)
-    relative = ("relative_actions_processor", {"enabled": False, "exclude_joints": ["gripper"], "action_names": None})
+    is_relative = config.get("use_relative_actions", False)
+    apart = {"exclude_joints": ["gripper"], "action_names": config.get("action_feature_names")}
+    relative = ("relative_actions_processor", {"enabled": is_relative, **apart})
     scaled = ("normalizer_processor", norms)
     before: dict[str, list[tuple[str, dict[str, Any]]]] = {
         "smolvla": [*begin, ("smolvla_new_line_processor", {}), told, device, scaled],
@@ -280,7 +288,7 @@ def write_settings(folder: Path, env: Any, kind: str, layout: dict[str, Any], **
         "pi05": [*begin, relative, scaled, ("pi05_prepare_state_tokenizer_processor_step", {}), told, device],
     }
     restored = ("unnormalizer_processor", {**norms, "features": {"action": features["action"]}})
-    absolute = [] if kind == "smolvla" else [("absolute_actions_processor", {"enabled": False})]
+    absolute = [] if kind == "smolvla" else [("absolute_actions_processor", {"enabled": is_relative})]
     flat = {
         f"{feature}.{name}": values.astype(np.float32)
         for feature, about in measured.items()

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from rlvlm.core.episodes import Answer, Observations
 from rlvlm.core.finite import check_finite
+from rlvlm.core.steps import FloatArray
 from rlvlm.envs.env import ChunkEnv
 from rlvlm.policies.protocol import Imitation, Prediction
 from rlvlm.policies.vla.flow.config import FlowConfig
@@ -96,6 +97,8 @@ class FlowPolicy(VLAPolicy):
                 )
         self.network, self.flow = network, flow
         self.scales: dict[str, Scale] = {}
+        self.relative: NDArray[np.intp] = np.arange(0)
+        """Dimensions that the network has less the same number of the proprioception before the chunk."""
         self._size = chunk_steps, action_size
         is_real = torch.zeros(network.horizon, network.action_width, dtype=torch.bool)
         is_real[:chunk_steps, :action_size] = True
@@ -118,6 +121,12 @@ class FlowPolicy(VLAPolicy):
         """Inputs as the network takes them: proprioception in the units of the demonstrations' spread."""
         felt = self.scales["proprio"].normalised(proprio.cpu().numpy())
         return images, words, torch.from_numpy(felt).to(proprio.device)
+
+    def origin(self, proprio: FloatArray) -> FloatArray:
+        """[B, 1, A] float32 what the network's actions are relative to, in the env's units, of `proprio` [B, P]."""
+        origin = np.zeros((len(proprio), 1, self._size[1]), np.float32)
+        origin[:, 0, self.relative] = proprio[:, self.relative]
+        return origin
 
     def denoiser(self, cache: Any, temperature: float) -> Denoiser:
         """Denoises after `cache`; noise is multiplied by `temperature`."""
@@ -167,7 +176,7 @@ class FlowPolicy(VLAPolicy):
         found = {"actions": actions, "log-probs": log_probs}
         check_finite("the policy, sampled", "go on from the last checkpoint: `rlvlm resume`", found)
         return SampledChunks(
-            actions=self.scales["action"].restored(actions),
+            actions=self.scales["action"].restored(actions) + self.origin(obs.proprio),
             # copied, as no answer may keep the arrays of all
             answers=[
                 {"states": state.numpy().copy(), "first": np.array(number), "drawn": drawn.numpy().copy()}
@@ -238,7 +247,10 @@ class FlowPolicy(VLAPolicy):
     def explored(self, env: ChunkEnv, min_range: float) -> NDArray[np.bool_]:
         """See `VLAPolicy`; noise in a dimension that never changes would only blur what is learned."""
         scale = self.scales["action"]
-        return (scale.spread > 0) & (scale.share_used(env.action_low, env.action_high) >= min_range)
+        used = scale.range
+        # a chunk moves such a dimension a little, and demonstrations move it as far as its state goes
+        used[self.relative] = self.scales["proprio"].range[self.relative]
+        return (scale.spread > 0) & (used / (env.action_high - env.action_low) >= min_range)
 
     def imitation(
         self, shown: Demonstrations, env: ChunkEnv, sft: Any, rng: np.random.Generator, log: Callable[[str], None]
@@ -249,7 +261,8 @@ class FlowPolicy(VLAPolicy):
         """
         (length, size), network = self._size, self.network
         actions = torch.zeros(len(shown.actions), *self.is_real.shape)
-        actions[:, :length, :size] = torch.from_numpy(self.scales["action"].normalised(shown.actions))
+        own = shown.actions - self.origin(shown.obs.proprio)
+        actions[:, :length, :size] = torch.from_numpy(self.scales["action"].normalised(own))
         images, words, proprio = self.normalised(*self.shown_inputs(env, shown.obs, shown.images))
         offsets = None
         if network.predicts_offsets and shown.images is None:

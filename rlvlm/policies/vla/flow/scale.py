@@ -64,10 +64,10 @@ class Scale:
         """`values` [..., A] of the network, in the env's units; dimensions that never changed stay what they were."""
         return (values * self.spread + self.centre).astype(np.float32)
 
-    def share_used(self, low: FloatArray, high: FloatArray) -> FloatArray:
-        """[A] how much of the range from `low` to `high` [A] lies between the percentiles."""
-        used = np.asarray(self.q99, np.float32) - np.asarray(self.q01, np.float32)
-        return (used / (high - low)).astype(np.float32)
+    @property
+    def range(self) -> FloatArray:
+        """[A] distance between the percentiles."""
+        return np.asarray(self.q99, np.float32) - np.asarray(self.q01, np.float32)
 
     @classmethod
     def measure(cls, values: FloatArray, mode: str) -> "Scale":

@@ -30,13 +30,16 @@ from rlvlm.policies.vla.flow.scale import Scale, write_scales
 WEIGHTS = "model.safetensors"
 _PROCESSORS = ("policy_preprocessor", "policy_postprocessor")
 _NORMALISERS = {"policy_preprocessor": "normalizer_processor", "policy_postprocessor": "unnormalizer_processor"}
+_RELATIVE = {
+    "policy_preprocessor": "relative_actions_processor",
+    "policy_postprocessor": "absolute_actions_processor",
+}
+"""Steps that subtract the state from actions before they are scaled, and add it to restored ones, where enabled."""
 _STEPS = {
     *("rename_observations_processor", "to_batch_processor", "tokenizer_processor", "device_processor"),
-    *_NORMALISERS.values(),
+    *(*_NORMALISERS.values(), *_RELATIVE.values()),
 }
 """Steps of LeRobot's processors for every policy that is known here."""
-_IDLE_STEPS = {"relative_actions_processor", "absolute_actions_processor"}
-"""Steps that are there and do nothing, unless they are enabled."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,8 +54,6 @@ class Layout:
     """Setting with the number of Euler steps."""
     only: Mapping[str, Any]
     """Settings that may have no other value."""
-    added_later: Mapping[str, Any]
-    """The same of settings that LeRobot 0.4 did not have yet."""
     faults: frozenset[str]
     """Faults of LeRobot's releases that it may have been trained with, see `LeRobotConfig.faults`."""
 
@@ -61,7 +62,6 @@ _PI = {
     "image_size": "image_resolution",
     "num_steps": "num_inference_steps",
     "only": {"n_obs_steps": 1},
-    "added_later": {"use_relative_actions": False},
 }
 LAYOUTS = {
     "smolvla": Layout(
@@ -69,7 +69,6 @@ LAYOUTS = {
         image_size="resize_imgs_with_padding",
         num_steps="num_steps",
         only={"n_obs_steps": 1, "adapt_to_pi_aloha": False, "add_image_special_tokens": False},
-        added_later={},
         faults=frozenset({"shifted_patches"}),
     ),
     "pi0": Layout(step="pi0_new_line_processor", faults=frozenset({"dark_borders"}), **_PI),
@@ -197,6 +196,8 @@ class Checkpoint:
     """Normalisation of the P numbers of the state."""
     action: Statistics
     """Normalisation of the A numbers of an action."""
+    relative: tuple[bool, ...]
+    """A of them: whether LeRobot trained a number of an action less the same number of the state before its chunk."""
 
     @property
     def statistics(self) -> str:
@@ -301,12 +302,9 @@ def read_checkpoint(folder: Path) -> Checkpoint:
 def _checkpoint(folder: Path, files: dict[str, Any], scales: dict[str, dict[str, Statistics]]) -> Checkpoint:
     config: Any = files["config.json"]
     layout = LAYOUTS[config["type"]]
-    has = {name: config[name] for name in layout.only} | {
-        name: config.get(name, usual) for name, usual in layout.added_later.items()
-    }
-    for name, usual in {**layout.only, **layout.added_later}.items():
-        if has[name] != usual:
-            raise ValueError(f"its {name} is {has[name]}; only {usual} is done here")
+    for name, usual in layout.only.items():
+        if config[name] != usual:
+            raise ValueError(f"its {name} is {config[name]}; only {usual} is done here")
     if _ACTION not in scales["policy_postprocessor"] or _STATE not in scales["policy_preprocessor"]:
         raise ValueError(f"its processors scale no {_ACTION} or no {_STATE}")
     action, other = scales["policy_postprocessor"][_ACTION], scales["policy_preprocessor"].get(_ACTION)
@@ -339,19 +337,48 @@ def _checkpoint(folder: Path, files: dict[str, Any], scales: dict[str, dict[str,
         num_denoising_steps=int(config[layout.num_steps]),
         state=scales["policy_preprocessor"][_STATE],
         action=action,
+        relative=_relative(files, len(action.first), len(scales["policy_preprocessor"][_STATE].first)),
     )
+
+
+def _relative(files: Mapping[str, Any], size: int, state_size: int) -> tuple[bool, ...]:
+    """Whether LeRobot trained each of the `size` numbers of an action relative to the state, see `Checkpoint`."""
+    enabled: dict[str, Any] = {}
+    for name in _PROCESSORS:
+        steps = files[f"{name}.json"]["steps"]
+        names = [step["registry_name"] for step in steps]
+        for index, step in enumerate(steps):
+            if step["registry_name"] == _RELATIVE[name] and step["config"]["enabled"]:
+                # statistics are those of relative actions: subtracted before scaling, added after restoring
+                if (index < names.index(_NORMALISERS[name])) != (name == "policy_preprocessor"):
+                    raise ValueError(f"{name}.json has {_RELATIVE[name]} on the wrong side of {_NORMALISERS[name]}")
+                enabled[name] = step["config"]
+    says = [files["config.json"].get("use_relative_actions", False), *(name in enabled for name in _PROCESSORS)]
+    if says != [says[0]] * 3:
+        raise ValueError(
+            "whether its actions are relative to the state is not the same in use_relative_actions of config.json and "
+            f"in its two processors: {', '.join(map(str, says))}"
+        )
+    if not enabled:
+        return (False,) * size
+    if size > state_size:
+        raise ValueError(f"its actions of {size} numbers are relative to a state of {state_size}")
+    about = enabled["policy_preprocessor"]
+    # as LeRobot does: a name excludes every joint that contains it, and all numbers without a name are relative
+    excluded = [str(joint).lower() for joint in about["exclude_joints"] if joint]
+    named = [str(joint).lower() for joint in (about["action_names"] or [])[:size]]
+    mask = [not any(part in joint for part in excluded) for joint in named]
+    return (*mask, *(True for _ in range(size - len(mask))))
 
 
 def _read_scales(folder: Path, name: str, files: dict[str, Any]) -> dict[str, Statistics]:
     """Normalisation of each feature that is no image, by one of the two processors; `files` gets what is read."""
     processor = files[f"{name}.json"] = read_json(folder / f"{name}.json")
-    known = {*_STEPS, *_IDLE_STEPS, LAYOUTS[files["config.json"]["type"]].step}
+    known = {*_STEPS, LAYOUTS[files["config.json"]["type"]].step}
     for step in processor["steps"]:
         step_name = step.get("registry_name")
         if step_name not in known:
             raise ValueError(f"{name}.json has a step {str(step_name)[:80]!r}; known are {', '.join(sorted(known))}")
-        if step_name in _IDLE_STEPS and step["config"]["enabled"]:
-            raise ValueError(f"{name}.json has {step_name} enabled: actions relative to the state are not known here")
     [step] = [step for step in processor["steps"] if step["registry_name"] == _NORMALISERS[name]]
     config, statistics = step["config"], {}
     if "state_file" in step:

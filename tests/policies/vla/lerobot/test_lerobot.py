@@ -36,15 +36,20 @@ from tiny_lerobot import (
 )
 from transformers import SmolVLMConfig
 
+from rlvlm.core.episodes import Observations
 from rlvlm.core.errors import ModelUnavailable
+from rlvlm.policies.vla.config import VLAConfig
+from rlvlm.policies.vla.flow.config import FlowConfig
 from rlvlm.policies.vla.lerobot import pi0
 from rlvlm.policies.vla.lerobot.checkpoint import Statistics, read_checkpoint
 from rlvlm.policies.vla.lerobot.config import LeRobotConfig
 from rlvlm.policies.vla.lerobot.images import to_pixels
 from rlvlm.policies.vla.lerobot.loading import LoadedLeRobot, load_lerobot, outline, save_lerobot
 from rlvlm.policies.vla.lerobot.network import LeRobotNetwork
+from rlvlm.policies.vla.lerobot.policy import LeRobotPolicy
 from rlvlm.policies.vla.lerobot.prompts import NO_WORD, StatePrompts
 from rlvlm.policies.vla.lerobot.smolvla import SmolVLANetwork, SmolVLANetworkConfig
+from rlvlm.policies.vla.policy import Sampling
 from rlvlm.vlms.lora import save_adapter
 from rlvlm.vlms.skeleton import pending, skeletons
 
@@ -215,6 +220,47 @@ def test_lerobot_loads_what_is_written_and_makes_the_same_chunk(made: Path, tmp_
         assert np.abs(found["actions"] - reference(kind)["actions"]).max() > 0.1
         assert_equal_to_lerobot(changed, found)
         assert_equal_to_lerobot(load(saved, faults=FAULTS.get(kind, ())), found)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", WITH_LEROBOT[1:])
+def test_relative_actions_are_played_and_learned_as_lerobots_are(kind: str, tmp_path: Path) -> None:
+    lerobot(kind, "make", tmp_path / "made", kind, "relative")
+    given = inputs() | {"noise": np.zeros((3, 6, 7), np.float32)}  # from which greedy chunks are denoised
+    np.savez(tmp_path / "inputs.npz", **given)
+    space = {"cameras": ("front", "wrist"), "proprio_size": 5, "chunk_steps": 4}
+    env: Any = SimpleNamespace(**space, action_low=np.full(3, -4.0), action_high=np.full(3, 4.0))
+    policy = LeRobotPolicy(VLAConfig(model=str(tmp_path / "made"), head="flow", flow=FlowConfig(steps=5)), env)
+    policy.save_lerobot(tmp_path / "saved")
+    lerobot(kind, "chunk", tmp_path / "saved", tmp_path / "inputs.npz", tmp_path / "out.npz")
+    found = np.load(tmp_path / "out.npz")
+    seen = np.arange(3, dtype=np.float32)[:, None]
+    obs = Observations(texts=tuple(given["texts"]), proprio=given["states"], snapshots=seen)
+    policy.show(obs.images, given["images"])
+    np.testing.assert_allclose(policy.sample(obs, Sampling()).actions, found["actions"][:, :4], atol=1e-5, rtol=0)
+    origin, scale = policy.origin(obs.proprio), policy.scales["action"]
+    np.testing.assert_array_equal(origin[:, 0], given["states"][:, :3] * [1, 0, 1])
+    targets, changes = scale.normalised(given["demonstrated"] - origin), scale.spread > 0
+    np.testing.assert_allclose(targets[..., changes], found["targets"][..., changes], atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("folder", ["pi0"], indirect=True)
+@pytest.mark.parametrize(
+    ("names", "excluded", "expected"),
+    [
+        (["shoulder", "elbow", "left_Gripper.pos"], ["gripper"], (True, True, False)),
+        (None, ["gripper"], (True, True, True)),
+        (["left_gripper"], ["", "grip"], (False, True, True)),
+        (["a", "b", "c", "d"], [], (True, True, True)),
+    ],
+)
+def test_numbers_of_relative_actions_are_found_by_name(
+    folder: Path, tmp_path: Path, names: Any, excluded: list[str], expected: tuple[bool, ...]
+) -> None:
+    shutil.copytree(folder, tmp_path / "relative")
+    relative(action_names=names, exclude_joints=excluded)(tmp_path / "relative")
+    assert read_checkpoint(tmp_path / "relative").relative == expected
+    assert read_checkpoint(folder).relative == (False, False, False)
 
 
 @pytest.mark.slow
@@ -549,11 +595,32 @@ def weights(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], obje
     return apply
 
 
+def relative(**fields: Any) -> Callable[[Path], object]:
+    """Actions relative to the state, `fields` those of the step that makes them so."""
+
+    def apply(folder: Path) -> None:
+        config(use_relative_actions=True)(folder)
+        for name, index in (("policy_preprocessor", 5), ("policy_postprocessor", 1)):
+            about = {"enabled": True, **(fields if index == 5 else {})}
+            changed_json(f"{name}.json", lambda content, i=index, of=about: content["steps"][i]["config"].update(of))(
+                folder
+            )
+
+    return apply
+
+
 HEAD = "model.action_out_proj.bias"
 PI0_REFUSED: list[tuple[str, Callable[[Path], object]]] = [
-    ("actions relative to the state are not known here", changed_json(
+    ("relative to the state is not the same .* False, True, False", changed_json(
         "policy_preprocessor.json", lambda content: content["steps"][5]["config"].update(enabled=True))),
-    ("use_relative_actions is True", config(use_relative_actions=True)),
+    ("relative to the state is not the same .* True, False, False", config(use_relative_actions=True)),
+    ("absolute_actions_processor on the wrong side of unnormalizer_processor", lambda folder: (
+        relative()(folder),
+        changed_json("policy_postprocessor.json", lambda content: content["steps"].reverse())(folder))),
+    ("actions of 3 numbers are relative to a state of 2", lambda folder: (
+        relative()(folder),
+        changed_json("policy_preprocessor.json", lambda content: content["steps"][6]["config"].update(
+            norm_map={}, features={"observation.state": {"type": "STATE", "shape": [2]}}))(folder))),
     ("paligemma_variant is 'gemma_9b'", config(paligemma_variant="gemma_9b")),
     ("action_expert_variant is .*gemma_2b.*; known are", config(action_expert_variant=["gemma_2b"])),
     ("whole patches of SigLIP", config(image_resolution=[36, 36])),

@@ -1,5 +1,6 @@
 """A LeRobot checkpoint is fine-tuned on a LeRobot data set, by the checkpoint's own statistics."""
 
+import json
 import os
 import subprocess
 from dataclasses import replace
@@ -30,13 +31,16 @@ from tests.demonstrations.test_trajectories import GREEN, PX, Recorded, TwoEyes,
 from tests.demonstrations.test_trajectories import write_lerobot as write_data
 
 ROOT = Path(__file__).parents[4]
-LEROBOT = ROOT / ".envs/lerobot312/bin/python"
+WRITERS = {"v2.1": (".envs/lerobot", ".envs/lerobot033"), "v3.0": (".envs/lerobot312", ".envs/lerobot312")}
+"""Environment of LeRobot and the folder on its path, by the version of data sets that it writes."""
 
 
-def start(folder: Path, kind: str, checkpoint: Path) -> tuple[LeRobotPolicy, list[Demonstrations]]:
-    """A policy of this kind after a supervised start on `folder`, and what its learners were shown."""
+def start(folder: Path, kind: str, checkpoint: Path, **changes: Any) -> tuple[LeRobotPolicy, list[Demonstrations]]:
+    """A policy of this kind after a supervised start on `folder`, and what its learners were shown; `changes` are
+    fields of its config.json.
+    """
     env = TwoEyes(ChunkEnvConfig(episode_steps=32), seed=0)
-    write_lerobot(checkpoint, env, kind, chunk_size=env.chunk_steps + 2)
+    write_lerobot(checkpoint, env, kind, chunk_size=env.chunk_steps + 2, **changes)
     model = VLAConfig(model=str(checkpoint), head="flow", lerobot=LeRobotConfig(image_px=PX))
     policy = build_policy(model, env)
     assert isinstance(policy, LeRobotPolicy)
@@ -59,17 +63,23 @@ def start(folder: Path, kind: str, checkpoint: Path) -> tuple[LeRobotPolicy, lis
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("kind", "version", "dtype"), [("smolvla", "v2.1", "image"), ("pi0", "v3.0", "video"), ("pi05", "v3.0", "image")]
+    ("kind", "version", "dtype", "changes"),
+    [
+        ("smolvla", "v2.1", "image", {}),
+        ("pi0", "v3.0", "video", {}),
+        ("pi05", "v3.0", "image", {}),
+        ("pi0", "v3.0", "image", {"use_relative_actions": True, "action_feature_names": [*"abcdef", "gripper"]}),
+    ],
 )
 def test_a_checkpoint_is_fine_tuned_by_its_own_statistics(
-    tmp_path: Path, kind: str, version: str, dtype: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, kind: str, version: str, dtype: str, changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shrink_pi0(monkeypatch)
     recorded = [trajectory(20, seed=number) for number in range(3)]
     write_data(tmp_path / "set", version, recorded, dtype)
     folder, counts = take(tmp_path / "set", "lerobot", tmp_path / "shown")
     assert counts["added"] == 3
-    policy, [shown] = start(folder.path, kind, tmp_path / "checkpoint")
+    policy, [shown] = start(folder.path, kind, tmp_path / "checkpoint", **changes)
     # the tiny checkpoint has mean 0 and std .3, or quantiles of -.3 and .3: the same
     assert policy.scales["action"].spread.tolist() == pytest.approx([0.3] * 7) and shown.num_episodes == 3
     env = TwoEyes(ChunkEnvConfig(episode_steps=32), seed=0)
@@ -82,7 +92,9 @@ def test_a_checkpoint_is_fine_tuned_by_its_own_statistics(
         images, words, proprio = policy.normalised(*policy.shown_inputs(env, shown.obs, shown.images))
         cache = policy.network.prefix(images[rows], words[rows], proprio[rows])
         target = torch.zeros(2, policy.network.horizon, policy.network.action_width)
-        target[:, : env.chunk_steps, :7] = torch.from_numpy(shown.actions[rows.numpy()] / 0.3)
+        own = shown.actions[rows.numpy()]
+        own[:, :, :6] -= shown.obs.proprio[rows.numpy(), None, :6] * bool(changes)  # all but the gripper are relative
+        target[:, : env.chunk_steps, :7] = torch.from_numpy(own / 0.3)
         for _ in range(policy.flow.draws):
             eps = torch.from_numpy(rng.standard_normal(target.shape, np.float32))
             t = 0.999 * torch.from_numpy(rng.random(2, np.float32)) ** (2 / 3) + 0.001
@@ -128,11 +140,14 @@ def test_a_flow_takes_demonstrations_and_a_checkpoint_with_tokens_does_not() -> 
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not LEROBOT.exists(), reason="needs LeRobot: environments/lerobot.sh")
+@pytest.mark.parametrize("version", WRITERS)
 @pytest.mark.parametrize("dtype", ["image", "video"])
 def test_a_data_set_that_lerobot_wrote_feeds_a_checkpoint(
-    tmp_path: Path, dtype: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, version: str, dtype: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    environment, besides = (ROOT / folder for folder in WRITERS[version])
+    if not besides.exists():
+        pytest.skip("needs LeRobot: environments/lerobot.sh")
     shrink_pi0(monkeypatch)
     recorded = [trajectory(12, seed=number) for number in range(2)]
     large = [(*numbers, images.repeat(8, axis=2).repeat(8, axis=3)) for *numbers, images in recorded]  # AV1 needs 64
@@ -144,9 +159,10 @@ def test_a_data_set_that_lerobot_wrote_feeds_a_checkpoint(
     }
     np.savez(tmp_path / "recorded.npz", **arrays, text=GREEN)
     script = ROOT / "environments/lerobot_reference.py"
-    around = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": ""}
+    around = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(besides)}
     paths = str(tmp_path / "set"), str(tmp_path / "recorded.npz"), dtype
-    subprocess.run([LEROBOT, script, "data", *paths], check=True, timeout=300, env=around)
+    subprocess.run([environment / "bin/python", script, "data", *paths], check=True, timeout=300, env=around)
+    assert json.loads((tmp_path / "set/meta/info.json").read_text())["codebase_version"] == version
     folder, counts = take(tmp_path / "set", "lerobot", tmp_path / "shown", success="assumed", image_px=PX)
     assert counts == {"added": 2}
     policy, [shown] = start(folder.path, "pi05", tmp_path / "checkpoint")

@@ -1,23 +1,26 @@
 """A checkpoint of LeRobot as a flow policy: it acts in an env, its ratio is 1 before any update, and it learns."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 import pytest
 import torch
+from safetensors.numpy import load_file, save_file
 from tiny_lerobot import shrink_pi0, write_lerobot, write_settings
 
 from rlvlm.algorithms.policy_gradient.config import chunk_defaults
 from rlvlm.algorithms.policy_gradient.memory_plan import fix_of, plan, size_of
 from rlvlm.core.episodes import Observations
-from rlvlm.core.errors import UsageError
+from rlvlm.core.errors import ModelUnavailable, UsageError
 from rlvlm.envs.push_block import PushBlock
 from rlvlm.envs.registry import make_env, task_env
 from rlvlm.policies.vla.build import build_policy, read_policy
 from rlvlm.policies.vla.config import OpenVLAConfig, VLAConfig
 from rlvlm.policies.vla.flow.config import FlowConfig
 from rlvlm.policies.vla.lerobot.config import LeRobotConfig
+from rlvlm.policies.vla.lerobot.policy import LeRobotPolicy
 from rlvlm.policies.vla.policy import Sampling
 
 
@@ -84,6 +87,33 @@ def test_the_plan_of_pi0_in_its_published_size_by_hand(
     assert found.weights + found.gradients + found.adam == expected
     # the goal: the expert learns on a GPU of 24 GB, 22 GiB of them free
     assert (fix_of(size, config, chunk_defaults(microbatch_tokens=8_192), 22 * 2**30) is None) == (learns == "expert")
+
+
+@pytest.mark.parametrize("is_relative", [False, True])
+def test_a_checkpoint_whose_actions_are_far_from_the_envs_is_refused(
+    tmp_path: Path, is_relative: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shrink_pi0(monkeypatch)
+    env = make_env("push_block", task_env("push_block"), 0)
+    assert isinstance(env, PushBlock)
+    env.proprio_size = 7
+    folder = write_lerobot(tmp_path / "checkpoint", env, "pi0", chunk_size=8, use_relative_actions=is_relative)
+    policy = build_policy(config := VLAConfig(model=str(folder), head="flow"), env)
+    assert isinstance(policy, LeRobotPolicy)
+    # where actions are added to the state, it is the state that says how far demonstrations went
+    policy.scales["proprio"] = replace(policy.scales["proprio"], q01=(0.0,) * 7, q99=(0.1,) * 7)
+    assert policy.explored(env, 0.2).tolist() == [not is_relative] * 7
+    # joint angles: of the actions, or of the state that movements are added to
+    for file in folder.glob("*.safetensors"):
+        if file.name != "model.safetensors":
+            content = load_file(file)
+            content["observation.state.mean" if is_relative else "action.mean"][3] = 2.2
+            save_file(content, file)
+    with pytest.raises(
+        ModelUnavailable, match=r"dimension 3 .* is typically 2\.2 .* and the env takes -1 to 1"
+    ) as caught:
+        build_policy(config, env)
+    assert ("added to the state" in str(caught.value)) == is_relative and caught.value.fix
 
 
 def test_what_has_no_effect_or_no_head_is_refused() -> None:
