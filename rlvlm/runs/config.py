@@ -224,6 +224,9 @@ class RunConfig(ABC):
         """What a user should know before the run starts, of what differs by kind."""
         return []
 
+    def check_policy(self) -> None:  # noqa: B027 - most kinds have none
+        """Raises UsageError unless the files of a policy's model go with the env, which may be made for that."""
+
     @abstractmethod
     def check_objects(self) -> None:
         """Raises UsageError unless what settings name by `module:NAME`, a measured judge's table and the policy that

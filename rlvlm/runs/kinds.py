@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Self
 from rlvlm.algorithms.policy_gradient.config import PolicyGradientConfig, chunk_defaults, with_preset
 from rlvlm.algorithms.sac_pebble.config import SACConfig
 from rlvlm.algorithms.sft_config import ChunkSFTConfig, ReplySFTConfig
-from rlvlm.core.errors import UsageError
+from rlvlm.core.errors import ModelUnavailable, UsageError
 from rlvlm.core.plugins import is_reference
 from rlvlm.envs.config import ChunkEnvConfig, StepEnvConfig, TurnEnvConfig
 from rlvlm.envs.registry import few_starts, make_env
@@ -504,6 +504,20 @@ class ChunksRun(AnswersRun):
             from rlvlm.demonstrations.folder import open_folder
 
             open_folder(Path(self.sft.demonstrations).expanduser()).check_task(self.task)
+
+    def check_policy(self) -> None:
+        folder = Path(self.policy.model).expanduser()
+        if self.policy.head != "flow" or not self.policy.model or not folder.is_dir():
+            return  # a checkpoint of the hub is looked into when it is here
+        from rlvlm.policies.vla.lerobot.loading import fitted  # transformers is slow to import
+
+        env: Any = make_env(self.task, self.env, self.seed)
+        try:
+            fitted(folder, self.policy.lerobot, env)
+        except ModelUnavailable as error:
+            raise UsageError(str(error), error.fix) from error
+        finally:
+            env.close()
 
     def script_options(self) -> dict[str, Any]:
         return {"episodes": self.sft.episodes, "noise": self.sft.noise, "p_perturb": self.sft.p_perturb}

@@ -31,7 +31,8 @@ def check_before_run(config: RunConfig) -> None:
     Raises:
         UsageError: the judge knows nothing of this task, no player can play the wanted demonstrations, a folder or
             file that settings name is missing or holds something else, the hub does not have a policy's model or cannot
-            be reached, the judge's store is none that can be used, or the algorithm refuses its settings.
+            be reached, the judge's store is none that can be used, the policy's model does not go with the env, or the
+            algorithm refuses its settings.
         JudgeUnavailable: the judge's weights, key, client or environment are missing.
         MachineError: no renderer, a GPU is named that is not there or is too small for the policy, the dashboard's port
             is taken, or nothing answers at RAY_ADDRESS.
@@ -64,6 +65,7 @@ def check_before_run(config: RunConfig) -> None:
     backend = ensure_renderer()
     if failure := try_renderer(backend):
         raise MachineError(f"drawing with {backend} does not work: {failure}", FIX)
+    config.check_policy()
     from rlvlm.runs.build import algorithm_settings  # torch and RLlib, after all that can be checked without
     from rlvlm.vlms.devices import own_gpu
 

@@ -1,12 +1,16 @@
 """What can be known before Ray starts is said before, RAY_ADDRESS within seconds."""
 
+import json
 import shlex
 import socket
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from tiny_lerobot import write_lerobot
 
 from rlvlm.algorithms.sft_folders import sft_manifest_of, write_sft_manifest
 from rlvlm.commands.arguments import parse, parse_run
@@ -198,6 +202,40 @@ def test_what_can_be_known_before_ray_starts_is_said_before(
         check_before_run(parse_run(words.split(), "run").config)
     assert fix in caught.value.fix
     assert "--judge" in words or "--serve" in words or "--serve.num-gpus" not in caught.value.fix
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("made_for", "changes", "words", "what"),
+    [
+        ({}, {}, "", ""),
+        ({}, {"type": "act"}, "", "of type 'act', which is not known here yet"),
+        ({}, {"chunk_size": 6}, "", "chunks of 8 steps are to be run, the checkpoint makes 6"),
+        ({"proprio_size": 3}, {}, "", "the state of the checkpoint has 3 numbers, the env's has 2"),
+        ({"action_low": range(6)}, {}, "", "an action of the checkpoint has 6 numbers, the env's has 7"),
+        ({"cameras": ("above", "wrist")}, {}, "", "sees through 2 cameras .above, wrist., the env has above"),
+        ({}, {}, "--policy.lerobot.cameras wrist", "the env has above, and wrist were named"),
+        ({}, {}, "--policy.lerobot.faults dark_borders", "no effect on a policy of type smolvla"),
+        ({}, {}, "--policy.flow.kernel learned", "no head for learned noise"),
+        ({}, {}, "--policy.flow.noise nan", "policy.flow.noise must be in"),
+        ({}, {}, "--policy.openvla.cameras 2", "policy.openvla has no effect"),
+        ({}, {}, "--engine.num-replicas 2", "Unrecognized options: --engine.num-replicas"),
+    ],
+)
+def test_a_checkpoint_of_lerobot_that_does_not_go_with_the_run_is_refused_before_ray_starts(
+    made_for: dict[str, Any], changes: dict[str, Any], words: str, what: str, tmp_path: Path
+) -> None:
+    env = {"cameras": ("above",), "proprio_size": 2, "action_low": range(7)} | made_for
+    folder = write_lerobot(tmp_path / "checkpoint", SimpleNamespace(**env), chunk_size=8)
+    settings = json.loads((folder / "config.json").read_text()) | changes
+    (folder / "config.json").write_text(json.dumps(settings))
+    named = ["push_block", "--policy.head", "flow", "--policy.model", str(folder), *words.split()]
+    if not what:
+        check_before_run(parse_run(named, "run").config)
+        return
+    with pytest.raises(UsageError, match=what) as caught:
+        check_before_run(parse_run(named, "run").config)
+    assert caught.value.fix
 
 
 OWN = """

@@ -146,6 +146,11 @@ class VLAConfig:
             raise ValueError(f"policy.head {self.head} has no effect with policy.model {self.model}; leave one out")
         if self.flow != FlowConfig() and self.head != "flow":
             raise ValueError(f"policy.flow has no effect with policy.head {self.head}; add --policy.head flow")
+        if self.model and self.flow.kernel == "learned":
+            raise ValueError(
+                "policy.flow.kernel learned is not for a policy.model: a checkpoint of LeRobot has no head for learned "
+                "noise; use sde or cps"
+            )
         if self.conditioned and self.is_own:
             raise ValueError(
                 "policy.conditioned has no effect on a policy of your own, which reads its instructions itself; leave "

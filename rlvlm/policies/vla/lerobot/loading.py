@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError, safe_open
@@ -36,6 +37,7 @@ from rlvlm.vlms.skeleton import device_of
 logger = logging.getLogger(__name__)
 
 _AGAIN = "download the checkpoint again, or give --policy.model another one"
+_OTHER = "choose a checkpoint that was trained on this robot and these units"
 _MAX_TOKENIZER_BYTES = 64 * 2**20
 _MAX_LAYERS = 1_024
 _BROKEN = (OSError, ValueError, KeyError, TypeError, AttributeError, ArithmeticError, StrictDataclassError)
@@ -69,6 +71,20 @@ def load_lerobot(model: str, revision: str, wants: LeRobotConfig, env: ChunkEnv)
         ModelUnavailable: files are missing or broken, are of no policy that is known here, or do not go with the env.
     """
     folder, found = locate(model, revision, "policy")
+    checkpoint, config, prompts = fitted(folder, wants, env)
+    network = _network(checkpoint, config, wants)
+    network.prompts = prompts
+    adapter = _teach(network, wants)
+    logger.info("policy %s loaded on %s, revision %s", model, device_of(network), found[:12])
+    return LoadedLeRobot(network=network.train(), adapter=adapter, checkpoint=checkpoint, revision=found)
+
+
+def fitted(folder: Path, wants: LeRobotConfig, env: ChunkEnv) -> tuple[Checkpoint, Any, Prompts]:
+    """The checkpoint in `folder`, its network's config for `env` and its prompts; weights are not read.
+
+    Raises:
+        ModelUnavailable: as of `load_lerobot`, but for what is wrong with the weights.
+    """
     checkpoint = read_checkpoint(folder)
     config = _network_config(checkpoint, wants, _cameras(checkpoint, wants, env.cameras))
     numbers = {
@@ -79,19 +95,26 @@ def load_lerobot(model: str, revision: str, wants: LeRobotConfig, env: ChunkEnv)
         if takes != gives:
             raise ModelUnavailable(
                 f"{what} of the checkpoint has {takes} numbers, the env's has {gives}",
-                "choose a checkpoint that was trained on this robot and these units",
+                _OTHER,
             )
     if env.chunk_steps > (makes := config.sizes["chunk_steps"]):
         raise ModelUnavailable(
             f"chunks of {env.chunk_steps} steps are to be run, the checkpoint makes {makes}",
             f"give the env's chunk_steps at most {makes}",
         )
-    prompts = _prompts(checkpoint, wants)
-    network = _network(checkpoint, config, wants)
-    network.prompts = prompts
-    adapter = _teach(network, wants)
-    logger.info("policy %s loaded on %s, revision %s", model, device_of(network), found[:12])
-    return LoadedLeRobot(network=network.train(), adapter=adapter, checkpoint=checkpoint, revision=found)
+    # a typical action, by the statistics; far outside of what the env takes it has other units
+    relative, typical = np.flatnonzero(checkpoint.relative), checkpoint.action.scale.centre
+    typical[relative] += checkpoint.state.scale.centre[relative]
+    middle, width = (env.action_low + env.action_high) / 2, env.action_high - env.action_low
+    if (off := np.abs(typical - middle) / width).max() > 1:
+        worst = int(off.argmax())
+        raise ModelUnavailable(
+            f"dimension {worst} of the checkpoint's actions{', added to the state,' if worst in relative else ''} is "
+            f"typically {typical[worst]:.3g} by its statistics, and the env takes {env.action_low[worst]:.3g} to "
+            f"{env.action_high[worst]:.3g}: other units, such as positions for movements",
+            _OTHER,
+        )
+    return checkpoint, config, _prompts(checkpoint, wants)
 
 
 def outline(folder: Path, wants: LeRobotConfig) -> LeRobotNetwork:

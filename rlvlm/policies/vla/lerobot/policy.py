@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from rlvlm.core.episodes import Answer, Observations
-from rlvlm.core.errors import ModelUnavailable, UsageError
+from rlvlm.core.errors import UsageError
 from rlvlm.envs.env import ChunkEnv
 from rlvlm.policies.vla.config import VLAConfig
 from rlvlm.policies.vla.flow.policy import FlowPolicy
@@ -33,7 +33,6 @@ class LeRobotPolicy(FlowPolicy):
 
     Raises:
         ModelUnavailable: it cannot be loaded, or is not for such an env.
-        UsageError: it has no head for what is asked of it.
     """
 
     comes_trained = True
@@ -41,10 +40,6 @@ class LeRobotPolicy(FlowPolicy):
     """Files that are written back beside its weights."""
 
     def __init__(self, config: VLAConfig, env: ChunkEnv) -> None:
-        if config.flow.kernel == "learned":
-            raise UsageError(
-                "a checkpoint of LeRobot has no head for learned noise", "--policy.flow.kernel sde, or cps"
-            )
         loaded = load_lerobot(config.model, config.revision, config.lerobot, env)
         network: Any = loaded.network  # has all that a `VelocityNetwork` has
         super().__init__(network, config.flow, chunk_steps=env.chunk_steps, action_size=len(env.action_low))
@@ -58,26 +53,7 @@ class LeRobotPolicy(FlowPolicy):
             )  # fmt: skip
         self.load_statistics(loaded.checkpoint.statistics)
         self.relative = np.flatnonzero(loaded.checkpoint.relative)
-        self._check_units(env)
         self.is_real = self.is_real.to(self.device)
-
-    def _check_units(self, env: ChunkEnv) -> None:
-        """Checks that a typical action of the checkpoint, by its statistics, is one that `env` takes.
-
-        Raises:
-            ModelUnavailable: it is far outside of them, as positions are where the env takes movements.
-        """
-        typical = self.scales["action"].centre + self.origin(self.scales["proprio"].centre[None])[0, 0]
-        middle, width = (env.action_low + env.action_high) / 2, env.action_high - env.action_low
-        if (off := np.abs(typical - middle) / width).max() > 1:
-            worst = int(off.argmax())
-            kind = "added to the state" if worst in self.relative else "as they are"
-            raise ModelUnavailable(
-                f"dimension {worst} of the checkpoint's actions, {kind}, is typically {typical[worst]:.3g} by its "
-                f"statistics, and the env takes {env.action_low[worst]:.3g} to {env.action_high[worst]:.3g}: "
-                "other units, such as positions for movements",
-                "choose a checkpoint that was trained on this robot and these units",
-            )
 
     def learn_statistics(self, shown: Demonstrations, env: ChunkEnv) -> None:
         """Keeps the checkpoint's own, by which it was trained; see `VLAPolicy`.

@@ -78,7 +78,7 @@ PREPROCESSED = "policy_preprocessor_step_5_normalizer_processor.safetensors"
 
 def load(folder: Path, env: dict[str, Any] | None = None, **wants: Any) -> LoadedLeRobot:
     given: dict[str, Any] = {"cameras": ("front", "wrist"), "proprio_size": 5, "chunk_steps": 4, **(env or {})}
-    space: Any = SimpleNamespace(**{"action_low": np.zeros(3), **given})
+    space: Any = SimpleNamespace(**{"action_low": -np.ones(3), "action_high": np.ones(3), **given})
     return load_lerobot(str(folder), "", LeRobotConfig(**wants), space)
 
 
