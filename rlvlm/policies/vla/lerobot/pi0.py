@@ -8,6 +8,7 @@ before the actions and the time into each action; pi0.5 writes the state into th
 and gate of every norm of the expert.
 """
 
+import re
 from types import MappingProxyType
 from typing import Any
 
@@ -85,6 +86,8 @@ class Pi0Network(LeRobotNetwork):
     # two output heads of 790 million numbers in all
     unread = ("model.paligemma_with_expert.gemma_expert.lm_head.weight",)
     tied = MappingProxyType({f"{_PALIGEMMA}.lm_head.weight": f"{_PALIGEMMA}.model.language_model.embed_tokens.weight"})
+    # else transformers reports them as weights of another architecture
+    _keys_to_ignore_on_load_unexpected = [re.escape(name.removeprefix("model.")) for name in (*unread, *tied)]  # noqa: RUF012 - as transformers declares it
 
     def __init__(self, config: Pi0NetworkConfig) -> None:
         sizes = Sizes(**config.sizes)
