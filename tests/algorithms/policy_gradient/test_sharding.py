@@ -1,15 +1,18 @@
 """Learners that share out a policy's weights against one that holds them all, on one update of real models' classes."""
 
 import functools
+import operator
 import threading
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from tiny_lerobot import shrink_pi0, write_lerobot
 from torch import nn
 from transformers import AutoConfig, AutoModelForImageTextToText
 
@@ -19,12 +22,15 @@ from rlvlm.algorithms.policy_gradient.config import LossConfig, PolicyGradientCo
 from rlvlm.algorithms.policy_gradient.learner import TokenLearner
 from rlvlm.algorithms.policy_gradient.memory_plan import plan, size_of
 from rlvlm.algorithms.policy_gradient.turns import Actor, TurnRunner
-from rlvlm.algorithms.sharding import local, put_buckets
+from rlvlm.algorithms.sharding import gathered, local, put_buckets
 from rlvlm.core import metrics
 from rlvlm.envs.config import ChunkEnvConfig
+from rlvlm.envs.push_block import CHUNK_STEPS
 from rlvlm.envs.registry import make_env, task_env
 from rlvlm.policies.buckets import Bucket, fill_from_buckets
 from rlvlm.policies.vla.config import OpenVLAConfig, VLAConfig
+from rlvlm.policies.vla.flow.config import FlowConfig
+from rlvlm.policies.vla.lerobot.config import LeRobotConfig
 from rlvlm.policies.vlm.config import PolicyConfig
 from rlvlm.policies.vlm.engine import PolicyEngine
 from rlvlm.rewards.config import ChunkRewardConfig
@@ -59,15 +65,28 @@ def vlm(folder: str, learns: str, algo: dict[str, Any]) -> tuple[TokenLearner, l
     return learner, paid(runner.sample(num_turns=3))
 
 
-def vla(folder: str, learns: str, algo: dict[str, Any]) -> tuple[TokenLearner, list[Any]]:
+def vla(folder: str, learns: Any, algo: dict[str, Any]) -> tuple[TokenLearner, list[Any]]:
     """A learner of the tiny OpenVLA-OFT in `folder`, and two groups by the same policy."""
+    return chunks(VLAConfig(model=folder, openvla=OpenVLAConfig(image_px=40, lora_rank=2, learns=learns)), algo)
+
+
+def flow(folder: str, learns: Any, algo: dict[str, Any]) -> tuple[TokenLearner, list[Any]]:
+    """The same of the tiny SmolVLA, pi0 or pi0.5 in `folder`, with noise in every denoising step."""
+    shrink_pi0(SimpleNamespace(setitem=operator.setitem))  # in a process of its own
+    wants = LeRobotConfig(image_px=24, lora_rank=2, learns=learns)
+    policy = VLAConfig(model=folder, head="flow", lerobot=wants, flow=FlowConfig(steps=2, noise=0.7, start_std=1.0))
+    return chunks(policy, {"lr": 1e-3} | algo)  # a density changes faster than a probability
+
+
+def chunks(acts: VLAConfig, algo: dict[str, Any]) -> tuple[TokenLearner, list[Any]]:
+    """A learner of the policy that `acts`, and two groups by the same policy."""
     settings = {"warm_up": 0, "lr": 1e-2, "rounds": 1, "groups": 2, "group_size": 3, "minibatches": 2}
     settings |= {"loss": LossConfig(average="trajectory", kl_weight=0.1), "kl_target": None, "microbatch_turns": 2}
     settings |= {"adam_eps": 1e-3}  # the gradient of a key bias is rounding errors, of which Adam takes the sign
     config = (
         PolicyGradientAlgorithmConfig(algo=chunk_defaults())
         .envs(task="push_block", env_settings=ChunkEnvConfig(episode_steps=16))
-        .acting(policy=VLAConfig(model=folder, openvla=OpenVLAConfig(image_px=40, lora_rank=2, learns=learns)))  # pyright: ignore[reportArgumentType]
+        .acting(policy=acts)
         .learning(algo=chunk_defaults(**(settings | algo)))
         .rewards(reward=ChunkRewardConfig())
         .debugging(seed=0)
@@ -103,12 +122,14 @@ def updated(make: Any, *arguments: Any) -> dict[str, Any]:
     """What one learner of several says after an update: its numbers, its weights, and the bytes that it holds."""
     learner, episodes = make(*arguments)
     learner.learn(episodes, 0.0)
+    named = {name: weight for name, weight in learner.policy.named_parameters() if weight.grad is not None}
     held = [*learner.policy.parameters()]
     held += [one.grad for one in held if one.grad is not None]
     held += [value for state in learner._optimizer.state.values() for value in state.values() if value.ndim]
     return {
         "report": learner.report(),
         "weights": learner.save_tree()["trained"],
+        "gradients": {name: gathered(weight.grad) for name, weight in named.items()},
         "bytes": sum(local(one).nbytes for one in held),
     }
 
@@ -118,12 +139,22 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("models")
     save_tiny_vlm(root / "vlm", "qwen2_5_vl")
     write_openvla(root / "vla")
+    with pytest.MonkeyPatch.context() as patch:
+        shrink_pi0(patch)
+        env = make_env("push_block", task_env("push_block"), 0)
+        for kind in ("smolvla", "pi0", "pi05"):
+            write_lerobot(root / kind, env, kind, chunk_size=CHUNK_STEPS + 2)
     return root
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("make", "model"), [(vlm, "vlm"), (vla, "vla")], ids=["qwen2_5_vl", "openvla"])
-@pytest.mark.parametrize("learns", ["all", "lora"])
+@pytest.mark.parametrize(
+    ("make", "model", "learns"),
+    [
+        *((make, model, learns) for make, model in ((vlm, "vlm"), (vla, "vla")) for learns in ("all", "lora")),
+        *((flow, *case) for case in (("smolvla", "expert"), ("smolvla", "all"), ("pi0", "lora"), ("pi05", "expert"))),
+    ],
+)
 def test_shared_out_learners_take_the_step_of_one(folder: Path, make: Any, model: str, learns: str) -> None:
     path = str(folder / model)
     (alone,) = side_by_side(1, updated, make, path, learns, {})
@@ -132,6 +163,8 @@ def test_shared_out_learners_take_the_step_of_one(folder: Path, make: Any, model
     assert first["weights"].keys() == alone["weights"].keys()
     for name, value in alone["weights"].items():
         torch.testing.assert_close(first["weights"][name], value, atol=1e-5, rtol=1e-5, msg=name)
+    for name, value in alone["gradients"].items():
+        torch.testing.assert_close(first["gradients"][name], value, atol=1e-5, rtol=1e-4, msg=name)
     assert not any(value.numel() for value in second["weights"].values())
     for one in (first, second):
         for name in STEPS:
