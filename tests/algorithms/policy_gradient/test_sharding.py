@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from tiny_lerobot import shrink_pi0, write_lerobot
-from torch import nn
+from torch import distributed, nn
 from transformers import AutoConfig, AutoModelForImageTextToText
 
 from rlvlm.algorithms.policy_gradient.algorithm import PolicyGradientAlgorithmConfig
@@ -28,9 +28,11 @@ from rlvlm.envs.config import ChunkEnvConfig
 from rlvlm.envs.push_block import CHUNK_STEPS
 from rlvlm.envs.registry import make_env, task_env
 from rlvlm.policies.buckets import Bucket, fill_from_buckets
+from rlvlm.policies.vla.build import build_policy
 from rlvlm.policies.vla.config import OpenVLAConfig, VLAConfig
 from rlvlm.policies.vla.flow.config import FlowConfig
 from rlvlm.policies.vla.lerobot.config import LeRobotConfig
+from rlvlm.policies.vla.policy import Sampling
 from rlvlm.policies.vlm.config import PolicyConfig
 from rlvlm.policies.vlm.engine import PolicyEngine
 from rlvlm.rewards.config import ChunkRewardConfig
@@ -39,6 +41,7 @@ from tests.algorithms.policy_gradient.side_by_side import side_by_side
 from tests.algorithms.policy_gradient.tiny_runs import BI_LEVEL, make_policy
 from tests.peak_memory import peak_of
 from tests.published import SAVE, save_published
+from tests.state_trees import assert_same
 from tests.tiny_openvla import write_openvla
 from tests.tiny_vlm import save_tiny_vlm
 
@@ -296,6 +299,41 @@ def test_four_learners_go_on_as_two_and_then_as_one(folder: Path) -> None:
             assert report[name] == pytest.approx(expected[name], rel=1e-4, abs=1e-4), (count, name)
         assert {value.shape for value in several["trained"].values()} == {v.shape for v in one["trained"].values()}
     assert expected[metrics.UPDATES] == 3
+
+
+def saved_and_loaded(folder: str) -> tuple[Any, Any]:
+    """The checkpoint of a learner of a flow after an update, and that of another one that has loaded it."""
+    learner, episodes = flow(folder, "expert", algo := {"num_learners": 2, "shard": True})
+    learner.learn(episodes, 0.0)
+    trees = [learner.save_tree()]
+    distributed.broadcast_object_list(trees)  # only the first learner's is whole
+    other, _ = flow(folder, "expert", algo)
+    other.load_tree(trees[0])
+    return trees[0], other.save_tree()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["smolvla", "pi0"])
+def test_a_checkpoint_of_shared_out_flows_is_loaded_to_the_bit_and_saved_for_lerobot(
+    folder: Path, tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = str(folder / kind)
+    (saved, loaded), _ = side_by_side(2, saved_and_loaded, path)
+    assert_same(loaded, saved)
+    shrink_pi0(monkeypatch)
+    env = make_env("push_block", task_env("push_block"), 0)
+    obs, _ = env.reset_to(0)
+    wants: dict[str, Any] = {"head": "flow", "lerobot": LeRobotConfig(image_px=24)}
+    policy = build_policy(VLAConfig(model=path, **wants), env)
+    policy.show(obs.images, policy.draw(env, obs.snapshots))
+    untrained = policy.sample(obs, Sampling()).actions
+    policy.load_trained_state(saved["trained"])
+    policy.save_lerobot(tmp_path / "saved")
+    again = build_policy(VLAConfig(model=str(tmp_path / "saved"), **wants), env)
+    again.show(obs.images, policy.draw(env, obs.snapshots))
+    trained = policy.sample(obs, Sampling()).actions
+    np.testing.assert_allclose(again.sample(obs, Sampling()).actions, trained, atol=1e-6)
+    assert np.abs(trained - untrained).max() > 1e-3
 
 
 def start_of(folder: str, kl_weight: float, tree: Any) -> tuple[Any, list[str], int]:
