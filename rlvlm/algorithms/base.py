@@ -13,6 +13,7 @@ from tempfile import TemporaryDirectory, mkdtemp
 from typing import Any, ClassVar, NoReturn, Self
 
 import numpy as np
+from numpy.typing import NDArray
 from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.callbacks.callbacks import RLlibCallback
@@ -275,6 +276,10 @@ class BaseAlgorithm(Algorithm):
     def draw_for_judge(self, snapshots: FloatArray, size_px: int) -> Frames:
         """The same as `draw`, as the judge is shown it."""
         return self.draw(snapshots, size_px)
+
+    def paint_for_judge(self, image: NDArray[np.uint8], path: FloatArray) -> NDArray[np.uint8]:
+        """`image` [H, W, 3] of `draw_for_judge` with the hand's path through the moments `path` [P, S]."""
+        return self._viewer.draw_path(image, path)
 
     def report(self) -> dict[str, float]:
         """The newest numbers by their names in `rlvlm.core.metrics`."""

@@ -50,6 +50,9 @@ class JudgeBenchArguments:
     the env is played at random."""
     name: str = ""
     """What a table of judges calls this one, in the entry that is written of a frozen suite; by default its stamp."""
+    draw_path: bool = False
+    """Draw the path of the hand on the last image that the judge sees of each side, as --env.draw-path does in a run;
+    for tasks that are played and whose env knows where the hand is."""
     trust: bool = False
     """Import the task that the folder of --player, or the suite's file, names as MODULE:NAME, which runs its code."""
     seed: int = 0
@@ -194,6 +197,7 @@ def command(words: Sequence[str], prog: str) -> int:
         goal_image=bench.goal_image,
         player=bench.player,
         name=bench.name,
+        draw_path=bench.draw_path,
     )
 
 

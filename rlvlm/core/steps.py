@@ -1,6 +1,6 @@
 """Steps, episodes and parts of them, of envs that are stepped with a vector of numbers."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar
 
 import numpy as np
@@ -68,11 +68,17 @@ class Trajectory:
     def __len__(self) -> int:
         return len(self.env_rewards)
 
-    def segment(self, start: int, num_steps: int) -> "Segment":
-        """The `num_steps` steps from `start` on."""
+    def segment(self, start: int, num_steps: int, path_moments: int = 0) -> "Segment":
+        """The `num_steps` steps from `start` on, with so many moments of the way there."""
         # copied, as a view of 50 steps would keep all arrays of the episode in memory for as long as its query is kept
         steps = slice(start, start + num_steps)
-        return Segment(**{column.name: getattr(self, column.name)[steps].copy() for column in fields(Segment)})
+        names = [column.name for column in fields(Segment) if column.name != "path"]
+        own = {name: getattr(self, name)[steps].copy() for name in names}
+        if path_moments:
+            way = spread(self.snapshots[: start + num_steps], path_moments)
+            # segments are stacked, so all have as many: the first moment stands for those that are missing
+            own["path"] = np.concatenate([way[:1].repeat(path_moments - len(way), axis=0), way])
+        return Segment(**own)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -91,6 +97,9 @@ class Segment:
     """[L]."""
     progress: FloatArray
     """[L]."""
+    path: FloatArray = field(default_factory=lambda: np.empty((0, 0), np.float32))
+    """[P, S] moments of the episode up to the segment's last, spread evenly, along which a judge is shown the path of
+    the hand; P is 0 where it is shown none."""
 
     def __len__(self) -> int:
         return len(self.env_rewards)

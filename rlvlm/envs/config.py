@@ -19,6 +19,9 @@ class EnvConfig:
     """Fields that decide how images are drawn, and nothing else."""
     episode_steps: int = 250
     """Env steps per episode, >= 1; the limit is a truncation, not an end."""
+    draw_path: bool = False
+    """Whether the last image that a judge sees has the path of the hand, or of what moves in its place, drawn on it.
+    The policy and a learned reward see images without."""
 
     def __post_init__(self) -> None:
         check_least(self, "env", 1, "episode_steps")
@@ -30,7 +33,7 @@ class EnvConfig:
     def play_settings(self) -> dict[str, Any]:
         """Settings that demonstrations depend on, by name, however they are drawn."""
         settings = asdict(self.for_demonstrations())
-        return {name: value for name, value in settings.items() if name not in self.drawing}
+        return {name: value for name, value in settings.items() if name not in (*self.drawing, "draw_path")}
 
     def for_evaluation(self) -> Self:
         """The same as evaluations play it."""

@@ -26,6 +26,7 @@ from rlvlm.core.episodes import ChunkStep, Observations, Reply, Turn
 from rlvlm.core.errors import NumericsError, UsageError
 from rlvlm.core.progress import count_progress
 from rlvlm.core.steps import FloatArray, Frames
+from rlvlm.envs.hand_path import paint_path
 from rlvlm.envs.replies import read_legacy, read_reply, write_reply
 
 Obs = TypeVar("Obs")
@@ -63,6 +64,8 @@ class Env(gym.Env[Obs, Act]):
     """Whether an image that is mirrored, left to right, shows a scene of this env with the same progress."""
     snapshot_size: int
     """S."""
+    draws_path: bool = False
+    """Whether judges see the path of the hand (`EnvConfig.draw_path`)."""
     grain: float
     """Grain that snapshots are rounded to before they are drawn, in their units: equal keys give equal images."""
     promised: ClassVar[tuple[str, ...]] = ("goal", "snapshot_size")
@@ -109,6 +112,27 @@ class Env(gym.Env[Obs, Act]):
             size_px: side; of envs in turns the height that their own size is scaled to, where None leaves it.
             camera: of envs in chunks.
         """
+
+    def hand_path(self, snapshots: FloatArray, camera: str = "") -> FloatArray:
+        """`[N, 2]` where the hand was at each of `snapshots` `[N, S]`, in the image of the last of them: shares of the
+        image's width from its left and of its height from its top. Outside of [0, 1] where the hand was beside the
+        image, NaN where it was behind the camera.
+
+        Args:
+            snapshots: N >= 1 moments of one episode, in order of time.
+            camera: of envs in chunks; the first one by default.
+
+        Raises:
+            UsageError: the env does not know, as by default.
+        """
+        what = f"the env {type(self).__name__} ({place_of(type(self))}) does not know where a hand is in its images"
+        raise UsageError(what, "leave out --env.draw-path, or give the env a method hand_path (docs/judges.md)")
+
+    def draw_path(self, image: NDArray[np.uint8], snapshots: FloatArray, camera: str = "") -> NDArray[np.uint8]:
+        """A copy of `image` `[H, W, 3]`, drawn of the last of `snapshots` `[N, S]`, with the hand's path through them
+        all.
+        """
+        return paint_path(image, self.hand_path(snapshots, camera))
 
     @abstractmethod
     def get_state(self) -> dict[str, Any]:

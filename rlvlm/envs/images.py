@@ -8,6 +8,8 @@ from numpy.typing import NDArray
 from rlvlm.core.steps import FloatArray, Frames
 from rlvlm.envs.env import StepEnv
 
+_PATH_MOMENTS = 16
+
 
 class FrameStore:
     """Draws snapshots at one size and remembers the images used last.
@@ -33,6 +35,15 @@ class FrameStore:
         self._size_px = size_px
         self._images = np.empty((capacity, size_px, size_px, 3), np.uint8)
         self._slots: OrderedDict[bytes, int] = OrderedDict()  # least recently used first
+
+    @property
+    def path_moments(self) -> int:
+        """Moments that the path of the hand is drawn through on a judge's last image; 0: none is drawn."""
+        return _PATH_MOMENTS if self._env.draws_path else 0
+
+    def paint_path(self, image: NDArray[np.uint8], path: FloatArray) -> NDArray[np.uint8]:
+        """`image` [H, W, 3] with the hand's path through the moments `path` [P, S]; see `Env.draw_path`."""
+        return self._env.draw_path(image, path)
 
     @property
     def nbytes(self) -> int:

@@ -256,6 +256,10 @@ class PushBlock(ChunkEnv):
         """Images [N, size_px, size_px, 3] from above."""
         return draw_tables(snapshots, size_px)
 
+    def hand_path(self, snapshots: FloatArray, camera: str = "") -> FloatArray:
+        """[N, 2]: the camera looks straight down, and up in the image is away from the viewer."""
+        return 0.5 + snapshots[:, HAND] * np.array([0.5, -0.5], np.float32)
+
     def landmarks(self, snapshots: FloatArray) -> FloatArray:
         """[N, 3, 2]: the hand, the block that is asked for, and the pad."""
         return np.stack([snapshots[:, part] for part in (HAND, ASKED, PAD)], axis=1)

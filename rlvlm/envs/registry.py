@@ -328,6 +328,9 @@ def make_env(task: str, config: EnvConfig, seed: int) -> Any:
     if lacking := [name for name in getattr(env, "promised", ()) if not hasattr(env, name)]:
         what = f"the env {type(env).__name__} of {task} ({found.maker}) has no {', '.join(lacking)}"
         raise UsageError(what, "set it in the class, or in __init__: rlvlm/envs/env.py says what it is")
+    if config.draw_path:
+        env.hand_path(env.snapshot()[None])  # which refuses by the env's name where it knows of no hand
+        env.draws_path = True
     if isinstance(config, TurnEnvConfig) and config.prompt:
         try:
             env.template = Template(Path(config.prompt).expanduser().read_text())

@@ -203,6 +203,10 @@ def _draw(made: TaskItems, asked: Sequence[tuple[Item, bool]], num_frames: int) 
         for index in indices:
             item, swapped = asked[index]
             sides = [next(parts) for _ in item.sides]
+            if made.paint:
+                for number, side in enumerate(sides):
+                    path = item.side_path(len(sides) - 1 - number if swapped else number)
+                    side[-1] = made.paint(side[-1], path, camera)
             shown[index] = changed(item, sides[::-1] if swapped else sides)
             if swapped:
                 shown[index].reverse()

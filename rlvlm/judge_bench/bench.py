@@ -158,7 +158,8 @@ def make_task(
         return recorded_items(suite, Path(task).name, Recordings(path=Path(task), form="videos"), size_px, seed)
     if is_recording(task):
         return recorded_items(suite, Path(task).name, read_lerobot(Path(task), CutConfig()), size_px, seed)
-    return make_items(suite, task, task_env(task).for_model(is_pocket), size_px, seed, asks_turns)
+    env = replace(task_env(task).for_model(is_pocket), draw_path=suite.draw_path)
+    return make_items(suite, task, env, size_px, seed, asks_turns)
 
 
 def freeze(  # noqa: PLR0913 - what is frozen, and how it is shown
@@ -248,6 +249,7 @@ def summarise(found: Measured) -> dict[str, Any]:
             "score": found.config.score,
             "success": found.suite.success,
             "frozen": "" if found.suite.frozen is None else found.suite.frozen.digest,
+            "draw_path": found.suite.draw_path,
             "is_whole": found.is_whole,
             "left_out": found.left_out,
             "truth": {task: made.note for task, made in found.made.items() if made.note},

@@ -31,7 +31,11 @@ def pair_controls(pairs: Sequence[Item], count: int, elsewhere: str, rng: np.ran
     # twice as many under another instruction: only those whose own label is decided count
     chosen = rng.permutation(len(pairs))[: 2 * count].tolist()
     twice = [
-        replace(pairs[place], case="same image", sides=pairs[place].sides[:1] * 2, truth=pairs[place].truth[:1] * 2)
+        replace(
+            pairs[place],
+            case="same image",
+            **{name: getattr(pairs[place], name)[:1] * 2 for name in ("sides", "paths", "truth")},
+        )
         for place in chosen[:count]
     ]
     others = [

@@ -42,6 +42,8 @@ class Item:
     """The goal that the judge is asked about."""
     sides: tuple[FloatArray, ...]
     """One or two of [L, S], in order of time."""
+    paths: tuple[FloatArray, ...] = ()
+    """For each side the moments of its episode up to its last, [P, S]; empty where the sides have them all."""
     truth: tuple[float, ...]
     """The simulator's progress of each side at its end, in [0, 1]; 0 where the goal is not the scene's own."""
     progress: tuple[float, ...] = ()
@@ -57,6 +59,10 @@ class Item:
     camera: str = ""
     change: str = ""
     """What is done to the images, a key of `changes.CHANGES`; empty for nothing."""
+
+    def side_path(self, side: int) -> FloatArray:
+        """[P, S] moments along which the path of the hand may be drawn on the last image of a side."""
+        return (self.paths or self.sides)[side]
 
     @property
     def gap(self) -> float:
@@ -76,8 +82,17 @@ class TaskItems:
     looks: tuple[tuple[int, ...], ...]
     """Mean grey levels of 4 x 4 fields of a few images, by which two machines' images are compared."""
     close: Callable[[], None] = lambda: None
+    paint: Callable[[NDArray[np.uint8], FloatArray, str], NDArray[np.uint8]] | None = None
+    """Draws the hand's path through moments [P, S] on an image [H, W, 3] of a camera; None where judges see none."""
     note: str = ""
     """What stands for the truth where the env measures no progress; empty where it does."""
+
+    def draw_side(self, item: Item, side: int, shown: FloatArray) -> Frames:
+        """Images [L, H, W, 3] of moments `shown` [L, S] of a side, up to its last, as a judge sees them."""
+        frames = self.draw(shown, item.camera)
+        if self.paint:
+            frames[-1] = self.paint(frames[-1], item.side_path(side), item.camera)
+        return frames
 
     def closed(self) -> "TaskItems":
         """The same without the env, which takes a hundred megabytes: nothing is drawn any more."""
@@ -101,6 +116,7 @@ def draw_pairs(
     for place, goal in enumerate(goals):
         own = [episode for episode in episodes if episode.goal == goal]
         snapshots = np.concatenate([episode.snapshots[list(episode.looked)] for episode in own])
+        whence = [(episode, moment) for episode in own for moment in episode.looked]
         progress = np.concatenate([episode.progress[list(episode.looked)] for episode in own])
         # by what is drawn: two states that look alike may differ in progress, and no judge could rank them
         _, first = np.unique(image_key(snapshots), axis=0, return_index=True)
@@ -114,7 +130,9 @@ def draw_pairs(
                 if abs(progress[right] - progress[left]) >= MIN_GAP:
                     sides = (snapshots[[left]], snapshots[[right]])
                     truth = (float(progress[left]), float(progress[right]))
-                    pairs.append(Item(kind="pair", case="pair", goal=goal, sides=sides, truth=truth))
+                    origins = [whence[first[side]] for side in (left, right)]
+                    paths = tuple(episode.snapshots[: moment + 1] for episode, moment in origins)
+                    pairs.append(Item(kind="pair", case="pair", goal=goal, sides=sides, paths=paths, truth=truth))
             wanted = (place + 1) * count // len(goals) - len(pairs)
             if wanted <= 0:
                 break
@@ -176,6 +194,7 @@ def track_items(episodes: Sequence[Episode], count: int, *, grows: bool = False)
                 case="track",
                 goal=episode.goal,
                 sides=(episode.snapshots[looked[: place + 1] if grows else [moment]],),
+                paths=() if grows else (episode.snapshots[: moment + 1],),
                 truth=(float(episode.progress[moment]),),
                 success=episode.successes[place],
                 track=number,

@@ -46,6 +46,8 @@ class Suite:
     """Whether whole clips are asked about whose labels a table has, and nothing is cut of them."""
     frozen: Archive | None = None
     """The file whose items are asked about in place of new ones; how many they are is known there."""
+    draw_path: bool = False
+    """Whether the last image that a judge sees of a side has the path of the hand drawn on it."""
     player: Callable[[FloatArray], FloatArray] | None = None
     """Plays envs in steps in their script's place: an action [A] in [-1, 1] for an observation [D]."""
 

@@ -100,7 +100,7 @@ def make_items(suite: Suite, task: str, config: EnvConfig, size_px: int, seed: i
     items += [_hacked_item(env, episode) for episode in hacked if bool(episode.action) == asks_turns]
     size = None if isinstance(env, TurnEnv) else size_px  # turns are drawn as their policies see them
     made = _task_items(task, items, lambda snapshots, camera: env.draw_sized(snapshots, size, camera), env.close)
-    return replace(made, note=note)
+    return replace(made, note=note, paint=env.draw_path if env.draws_path else None)
 
 
 def _hacked_item(env: Env[Any, Any], episode: HackedEpisode) -> Item:

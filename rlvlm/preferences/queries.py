@@ -59,9 +59,10 @@ def draw_segments(lengths: Sequence[int], num: int, segment_steps: int, rng: np.
 
 
 def draw_pairs(
-    trajectories: Sequence[Trajectory], num: int, segment_steps: int, rng: np.random.Generator
+    trajectories: Sequence[Trajectory], num: int, segment_steps: int, rng: np.random.Generator, path_moments: int = 0
 ) -> list[Pair]:
-    """Pairs whose two sides are independent uniform draws from all segments of `trajectories`.
+    """Pairs whose two sides are independent uniform draws from all segments of `trajectories`; each has so many moments
+    of the way there.
 
     Raises:
         ValueError: no trajectory is as long as a segment.
@@ -70,7 +71,7 @@ def draw_pairs(
     RL-VLM-F: each frame is equally likely, the last one of an episode too, and not first an episode, then a frame.
     """
     drawn = draw_segments([len(trajectory) for trajectory in trajectories], 2 * num, segment_steps, rng)
-    sides = [trajectories[episode].segment(start, segment_steps) for episode, start in drawn]
+    sides = [trajectories[episode].segment(start, segment_steps, path_moments) for episode, start in drawn]
     return [Pair(left=left, right=right) for left, right in zip(sides[:num], sides[num:], strict=True)]
 
 
@@ -281,7 +282,7 @@ class PairQueries(Stateful):
         num_drawn = 0
         for _ in range(_ROUNDS):
             # again and again, but not for ever: episodes in which nothing moves have no pair worth asking
-            drawn = draw_pairs(recent, wanted - len(kept), config.segment_steps, rng)
+            drawn = draw_pairs(recent, wanted - len(kept), config.segment_steps, rng, self._frames.path_moments)
             num_drawn += len(drawn)
             kept += [pair for pair, is_dull in zip(drawn, look_alike(drawn, self._frames), strict=True) if not is_dull]
             if len(kept) == wanted:
@@ -329,7 +330,8 @@ class ScoreQueries(Stateful):
         ends = np.cumsum([len(trajectory) for trajectory in recent])
         episodes = ends.searchsorted(rows, side="right")
         steps = rows - (ends - [len(trajectory) for trajectory in recent])[episodes]
-        frames = [recent[episode].segment(int(step), 1) for episode, step in zip(episodes, steps, strict=True)]
+        way = self._frames.path_moments
+        frames = [recent[episode].segment(int(step), 1, way) for episode, step in zip(episodes, steps, strict=True)]
         ensemble = self._model.ensemble
         frames = choose(frames, num, sampling=config.sampling, ensemble=ensemble, known=self.examples)
         self._asked.update(self._keys(frames))  # at once: with `ahead` the next draw comes before the answers

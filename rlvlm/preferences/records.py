@@ -95,7 +95,9 @@ def record_answers(
             records.append(QueryRecord(**about, pair=question, verdict=answer))
             continue
         progress = float(question.progress[-1]) if has_progress else math.nan  # at its end, as the oracle scores it
-        item = ScoringItem(goal="", snapshots=question.snapshots, is_success=None, progress=progress)
+        item = ScoringItem(
+            goal="", snapshots=question.snapshots, path=question.path, is_success=None, progress=progress
+        )
         env_return = float(question.env_rewards.sum())
         records.append(
             ScoredItem(**about, item=item, score=answer, truth=progress, group=session, env_return=env_return)

@@ -126,10 +126,15 @@ class JudgeTeacher(Teacher):
 
 
 def draw_sides(questions: Sequence[Any], frames: FrameStore) -> Frames:
-    """Images [N, S, L, H, W, 3] of N questions with S sides of L steps each."""
+    """Images [N, S, L, H, W, 3] of N questions with S sides of L steps each, as a judge is shown them."""
     snapshots = np.array([[side.snapshots for side in sides_of(question)] for question in questions])
     images = frames.frames(snapshots.reshape(-1, snapshots.shape[-1]))
-    return images.reshape(*snapshots.shape[:3], *images.shape[1:])
+    images = images.reshape(*snapshots.shape[:3], *images.shape[1:])
+    for shown, question in zip(images, questions, strict=True):
+        for clip, side in zip(shown, sides_of(question), strict=True):
+            if len(side.path):
+                clip[-1] = frames.paint_path(clip[-1], side.path)
+    return images
 
 
 class OracleTeacher(Teacher):

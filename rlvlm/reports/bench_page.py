@@ -80,7 +80,7 @@ class WorstAnswers:
     def _score_card(self, made: TaskItems, item: Item, answer: Answer) -> dict[str, Any]:
         (side,) = item.sides
         shown = side[-1:] if self._num_frames == 1 else spread(side, min(_SHOWN, self._num_frames))
-        (frames,) = changed(item, [made.draw(shown, item.camera)])
+        (frames,) = changed(item, [made.draw_side(item, 0, shown)])
         truth = "a success" if item.success else "no success"
         kind = item.case if item.case in CASES else f"control: {item.case}"
         return {
@@ -136,7 +136,7 @@ def _pair_card(made: TaskItems, item: Item, answer: Answer) -> dict[str, Any]:
     order = (1, 0) if answer.swapped else (0, 1)
     sides = []
     for name, place in zip(("left", "right"), order, strict=True):
-        (image,) = _small(made.draw(item.sides[place][-1:], ""))
+        (image,) = _small(made.draw_side(item, place, item.sides[place][-1:]))
         sides.append({"name": name, "picture": image, "truth": item.truth[place], "is_said": answer.label == name})
     sure = "" if answer.p is None else f", {100 * max(answer.p[:2]):.0f} % sure"
     return {

@@ -107,7 +107,8 @@ def way_of_asking(way: Mapping[str, Any]) -> str:
 def judge_name(row: Mapping[str, Any]) -> str:
     """The judge that was measured, with its prompt."""
     judge = row["judge"]
-    return " ".join(filter(None, (judge["judge"], judge["prompt"])))
+    path = "with the hand's path" if row["bench"].get("draw_path") else ""
+    return " ".join(filter(None, (judge["judge"], judge["prompt"], path)))
 
 
 def cells(row: Mapping[str, Any]) -> dict[str, dict[str, str]]:

@@ -15,7 +15,7 @@ from rlvlm.core.disk import make_output_folder, write_json, write_whole
 from rlvlm.core.errors import EXIT_DONE, EXIT_PREEMPTED, UsageError
 from rlvlm.core.steps import Frames
 from rlvlm.demonstrations.trajectory import SuccessRule
-from rlvlm.envs.registry import find_task, task_goal
+from rlvlm.envs.registry import find_task, make_env, task_env, task_goal
 from rlvlm.judge_bench.archive import SUFFIX, Archive
 from rlvlm.judge_bench.asking import Reference
 from rlvlm.judge_bench.bench import freeze, measure, require_goals, summarise
@@ -55,6 +55,7 @@ def bench_judge(  # noqa: PLR0913 - the command's options
     goal_image: Path | None = None,
     player: Path | None = None,
     name: str = "",
+    draw_path: bool = False,
 ) -> int:
     """Measures a judge, prints its figures, writes row, answers and page into `out`, and returns the exit code.
 
@@ -75,12 +76,15 @@ def bench_judge(  # noqa: PLR0913 - the command's options
         goal_image: file with an image of the goal, which the judge is shown with every question; None shows none.
         player: a trusted run's folder, or a checkpoint in it, whose policy plays in the script's place.
         name: what a table of judges calls this one; empty: its stamp.
+        draw_path: whether the last image has the path of the hand drawn on it.
 
     Raises:
         UsageError: no such suite, nothing of it can be asked, or nothing can be written to `out`.
         JudgeUnavailable: the judge cannot be loaded, or answers nothing.
     """
-    wanted = replace(_with_player(find_suite(suite), player, goal), success=success)
+    wanted = replace(_with_player(find_suite(suite), player, goal), success=success, draw_path=draw_path)
+    if draw_path:
+        _check_paths(wanted, reference)
     if success and not any(map(is_recording, wanted.tasks)):
         raise UsageError("--success is for recorded data, and has no effect on tasks that are played", "leave it out")
     if wanted.frozen is not None:
@@ -243,6 +247,20 @@ def _goal_image(suite: Suite, config: JudgeConfig, file: Path | None, reference:
         raise UsageError(f"--goal-image is shown to a judge of one task, and {who}", "leave it out, or name one task")
     check_goal_image(config.backend, config.model, config.score)
     return read_goal_image(file, config.image_px)
+
+
+def _check_paths(suite: Suite, reference: str) -> None:
+    """Raises UsageError unless all tasks of a suite can be drawn with the path of the hand, for a judge that looks."""
+    if reference != "none":
+        raise UsageError(f"--draw-path is for a judge, and --reference {reference} sees no image", "leave it out")
+    for task in suite.tasks:
+        if suite.frozen or suite.is_table or is_recording(task):
+            what = f"--draw-path: {task} is recorded, and its images do not say where the hand is"
+            raise UsageError(what, "leave it out; it is for tasks that are played")
+        try:
+            make_env(task, replace(task_env(task), draw_path=True), 0).close()
+        except ValueError as error:
+            raise UsageError(f"--draw-path: {task}: {error}", "leave it out, or name other tasks") from error
 
 
 def _with_player(suite: Suite, player: Path | None, goal: str) -> Suite:

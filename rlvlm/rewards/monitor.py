@@ -115,7 +115,7 @@ class JudgeMonitor:
             return []
         ordinary = float(np.mean([value for _, value in known]))
         # a film of a success run backwards ends in a failure, which a judge that looks at the order knows
-        backwards = [replace(item, snapshots=item.snapshots[::-1]) for item, _ in chosen]
+        backwards = [replace(item, snapshots=item.snapshots[::-1], path=item.path[::-1]) for item, _ in chosen]
         goals = sorted({item.goal for item in items})
         others = [next((goal for goal in goals if goal != item.goal), OTHER_GOAL) for item, _ in chosen]
         elsewhere = [replace(item, goal=goal) for (item, _), goal in zip(chosen, others, strict=True)]

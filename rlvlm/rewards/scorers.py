@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rlvlm.core.errors import JudgeUnavailable, UsageError, first_line
 from rlvlm.core.foreign import read_json
@@ -31,6 +32,10 @@ _SCORE_ROWS = 11
 """Rows of a table of measured scores: ten bins of progress short of success, and success."""
 _COLUMNS = ("status", "value", "text", "latency_s", "question", "num_frames")
 """Fields of a score that a checkpoint has as they are."""
+
+
+Paint = Callable[[NDArray[np.uint8], FloatArray], NDArray[np.uint8]]
+"""Draws the hand's path through moments [P, S] on an image [H, W, 3], and returns the result."""
 
 
 class Scorer(Protocol):
@@ -138,13 +143,16 @@ class JudgeScorer(Stateful):
         judge: local or served.
         draw: makes images [N, H, W, 3] of snapshots [N, S].
         remembers: as of `ScoreMemory`.
+        paint: draws the hand's path through moments [P, S] on an image [H, W, 3]; needed for items that have one.
     """
 
     STATE = {"num_asked": "num_asked", "memory": "_memory"}
 
-    def __init__(self, judge: Judge, draw: Callable[[FloatArray], Frames], *, remembers: bool) -> None:
+    def __init__(
+        self, judge: Judge, draw: Callable[[FloatArray], Frames], *, remembers: bool, paint: Paint | None = None
+    ) -> None:
         self._memory = ScoreMemory(judge, fewest=_MIN_SCORES, remembers=remembers)
-        self._draw = draw
+        self._draw, self._paint = draw, paint
         self.num_asked = 0
 
     def score(self, items: Sequence[ScoringItem]) -> list[Score]:
@@ -156,6 +164,10 @@ class JudgeScorer(Stateful):
             asked = [items[index] for index in indices]
             frames = self._draw(np.concatenate([item.snapshots for item in asked]))
             parts = np.split(frames, np.cumsum([len(item.snapshots) for item in asked])[:-1])
+            for item, part in zip(asked, parts, strict=True):
+                if len(item.path):
+                    assert self._paint is not None, "whoever gives items a path can draw it"
+                    part[-1] = self._paint(part[-1], item.path)
             together = zip(asked, parts, strict=True)
             return [Clip(goal=item.goal, frames=part, action=item.action) for item, part in together]
 
@@ -311,6 +323,7 @@ def make_scorer(  # noqa: PLR0913 - all of them parts of a run
     seed: int,
     draw: Callable[[FloatArray], Frames],
     *,
+    paint: Paint | None = None,
     make_judge: Callable[[], Judge] | None = None,
     make_fallback_judge: Callable[[], Judge] | None = None,
     remembers: bool,
@@ -322,6 +335,7 @@ def make_scorer(  # noqa: PLR0913 - all of them parts of a run
         task: whose measured scores are meant.
         seed: of a control.
         draw: see `JudgeScorer`.
+        paint: see `JudgeScorer`.
         make_judge: makes the judge in this process; None where none is asked.
         make_fallback_judge: makes a judge that is asked where the first has no answer; None without one.
         remembers: see `JudgeScorer`.
@@ -338,7 +352,7 @@ def make_scorer(  # noqa: PLR0913 - all of them parts of a run
     if reward.teacher == "measured":
         return measured_scorer(read_scores(Path(reward.measured), task), seed, reward.measured)
     assert make_judge is not None, "the config has checked that there is a judge"
-    first = JudgeScorer(make_judge(), draw, remembers=remembers)
+    first = JudgeScorer(make_judge(), draw, remembers=remembers, paint=paint)
     if make_fallback_judge is None:
         return first
-    return FallbackScorer(first, JudgeScorer(make_fallback_judge(), draw, remembers=remembers))
+    return FallbackScorer(first, JudgeScorer(make_fallback_judge(), draw, remembers=remembers, paint=paint))

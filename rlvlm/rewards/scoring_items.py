@@ -1,12 +1,14 @@
 """Items that a judge scores, with the truth beside them for logs and monitors, and their scores."""
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from rlvlm.core.judging import Score
 from rlvlm.core.steps import FloatArray
+
+NO_PATH: FloatArray = np.empty((0, 0), np.float32)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -17,6 +19,8 @@ class ScoringItem:
     """Goal that the judge is asked about, e.g. `reach the green goal square`; empty where the run has one for all."""
     snapshots: FloatArray
     """[L, S] moments in order of time; the env draws them."""
+    path: FloatArray = field(default_factory=lambda: NO_PATH)
+    """[P, S] moments up to the last along which the path of the hand is drawn on its image; P is 0 where none is."""
     action: str = ""
     """Action between the first and the last moment, of a turn; empty where it could not be read, and of
     episodes."""
@@ -33,7 +37,9 @@ class ScoringItem:
         """Equal for questions about the same moments in the same words."""
         # goal and action are what the judge reads: other words about the same moments are another question
         about = repr((self.goal, self.action, self.snapshots.shape)).encode()
-        return hashlib.sha256(about + np.ascontiguousarray(self.snapshots).tobytes()).digest()
+        # and a path is another image
+        moments = (np.ascontiguousarray(rows).tobytes() for rows in (self.snapshots, self.path))
+        return hashlib.sha256(about + b"".join(moments)).digest()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

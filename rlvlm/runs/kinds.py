@@ -53,6 +53,11 @@ class StepsRun(RunConfig):
                 "the pocket judge knows single images only, so feedback.segment_steps must be 1, "
                 f"got {self.feedback.segment_steps}; longer segments need judge.backend transformers"
             )
+        if self.env.draw_path and self.reward.source == "judged":
+            raise ValueError(
+                "env.draw_path has no effect with reward.source judged, which scores each image once, however it was "
+                "come to; use reward.source preference or score"
+            )
 
     def without_effect(self) -> Iterator[tuple[Any, str, tuple[str, ...]]]:
         reward = self.reward
@@ -60,6 +65,7 @@ class StepsRun(RunConfig):
         yield not reward.asks_judge, f"{who}, which serves no judge", ("serve.*", "goal_image")
         yield reward.teacher != "mixed", who, ("reward.mixed_judge", "feedback.mixed.*")
         yield reward.source == "environment", "reward.source environment, which asks no judge", ("judge.*",)
+        yield not (reward.asks_judge or reward.may_ask_person), f"{who}, which looks at no image", ("env.draw_path",)
 
     def smoke(self) -> Self:
         return replace(
@@ -194,7 +200,7 @@ class AnswersRun(RunConfig):
 
     def without_effect(self) -> Iterator[tuple[Any, str, tuple[str, ...]]]:
         reward, algo, sft = self.reward, self.algo, self.sft
-        advantage, unasked = algo.advantage, ("judge.*", "serve.*", "goal_image")
+        advantage, unasked = algo.advantage, ("judge.*", "serve.*", "goal_image", "env.draw_path")
         unscored = (*unasked, "reward.num_frames", "reward.frame_px", "reward.flip_images", "reward.monitor.*")
         is_critic = (advantage.estimator, advantage.values) == ("gae", "state")
         by_other, who = reward.scores and not reward.asks_judge, f"reward.teacher {reward.teacher}"

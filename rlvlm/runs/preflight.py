@@ -304,7 +304,8 @@ def _check_folders(config: RunConfig) -> None:
 
 
 def _check_objects(config: RunConfig) -> None:
-    """Checks that a measured judge's table, and all that settings name by `module:NAME`, can be read.
+    """Checks that a measured judge's table, and all that settings name by `module:NAME`, can be read, and that the env
+    can draw what judges are to see.
 
     Raises:
         UsageError: says which cannot.
@@ -314,6 +315,8 @@ def _check_objects(config: RunConfig) -> None:
 
         read_row(Path(config.track.bench).expanduser())
     config.check_objects()
+    if config.env.draw_path:
+        make_env(config.task, config.judge_env, config.seed).close()  # which refuses where it knows of no hand
 
 
 def port_is_free(port: int) -> bool:
@@ -338,6 +341,7 @@ def bench_command(config: RunConfig) -> str:
     """The command that measures a run's judge at length, asked as the run asks it."""
     words = ["rlvlm", "judge-bench", config.task]
     words += ["--goal-image", str(config.goal_file)] if config.goal_file else []
+    words += ["--draw-path"] if config.env.draw_path else []
     if config.serve.app:  # its settings are known to the process that started it
         return f"{shlex.join(words)} with the --judge settings of the app {config.serve.app}"
     changed = changed_leaves({"judge": JudgeConfig()}, {"judge": config.judge})

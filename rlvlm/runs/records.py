@@ -18,6 +18,7 @@ from rlvlm.judge_bench.hacked import MAX_KEPT, MAX_PER_UPDATE, Distinct, HackedE
 from rlvlm.labels.records import Truth
 from rlvlm.labels.store import LabelStore
 from rlvlm.preferences.records import QueryRecord
+from rlvlm.rewards.scorers import Paint
 from rlvlm.rewards.scoring_items import ScoredItem, ScoringItem
 from rlvlm.runs.folder import RunFolder
 from rlvlm.runs.memory import release_free_memory
@@ -45,12 +46,15 @@ class Recorder:
         labels: opens the store where the judge's answers are kept.
         draw: makes the images of the examples.
         goal: the judge's, of scores of progress; other scored items bring their own.
+        paint: draws the hand's path on them, where the judge sees it.
     """
 
-    def __init__(self, folder: RunFolder, labels: Callable[[], LabelStore], draw: Draw, goal: str) -> None:
+    def __init__(
+        self, folder: RunFolder, labels: Callable[[], LabelStore], draw: Draw, goal: str, paint: Paint | None = None
+    ) -> None:
         self._folder = folder
         self._open_labels, self._labels = labels, None
-        self._draw = draw
+        self._draw, self._paint = draw, paint
         self._goal = goal
         self._fooled: Distinct | None = None
 
@@ -61,7 +65,7 @@ class Recorder:
         scored = [record for record in drained if not isinstance(record, QueryRecord)]
         if scored:
             self._folder.scores.append(score_row(record, index) for index, record in enumerate(scored))
-            self._folder.samples.append(scored_examples(scored, self._draw, self._goal))
+            self._folder.samples.append(scored_examples(scored, self._draw, self._goal, self._paint))
             self._keep_fooled(scored)
         if queries:
             # the store is opened once there is something to write: teachers of numbers have none
@@ -71,7 +75,7 @@ class Recorder:
             self._folder.queries.append(map(query_row, queries))
             # examples are chosen of each session by itself, so it does not matter how many were drained together
             for _, session in groupby(queries, key=lambda record: record.session):
-                self._folder.samples.append(compared_examples(list(session), self._draw))
+                self._folder.samples.append(compared_examples(list(session), self._draw, self._paint))
             release_free_memory()
 
     def _keep_fooled(self, records: Sequence[ScoredItem]) -> None:
@@ -183,13 +187,14 @@ def truths_of(records: Iterable[QueryRecord]) -> Iterator[Truth]:
             yield Truth(question=record.verdict.question, progress=record.progress, returns=record.returns)
 
 
-def compared_examples(records: Sequence[QueryRecord], draw: Draw) -> list[dict[str, Any]]:
+def compared_examples(records: Sequence[QueryRecord], draw: Draw, paint: Paint | None = None) -> list[dict[str, Any]]:
     """What the judge's page needs of a few of a session's queries; which are taken depends on their order alone."""
     rows = []
     for record in _some(records):
         verdict = record.verdict
         # Where segments are longer than a step, their last image stands for them.
-        left, right = draw(np.stack([side.snapshots[-1] for side in (record.pair.left, record.pair.right)]), PAIR_PX)
+        ends = draw(np.stack([side.snapshots[-1] for side in (record.pair.left, record.pair.right)]), PAIR_PX)
+        left, right = painted(ends[0], record.pair.left.path, paint), painted(ends[1], record.pair.right.path, paint)
         shares = None if verdict.probabilities is None else [round(p, 4) for p in verdict.probabilities]
         rows.append(
             {
@@ -214,7 +219,14 @@ def compared_examples(records: Sequence[QueryRecord], draw: Draw) -> list[dict[s
     return rows
 
 
-def scored_examples(records: Sequence[ScoredItem], draw: Draw, goal: str) -> list[dict[str, Any]]:
+def painted(image: NDArray[np.uint8], path: FloatArray, paint: Paint | None) -> NDArray[np.uint8]:
+    """`image` [H, W, 3] as the judge saw it: with the hand's path through the moments `path` [P, S], where P > 0."""
+    return paint(image, path) if paint and len(path) else image
+
+
+def scored_examples(
+    records: Sequence[ScoredItem], draw: Draw, goal: str, paint: Paint | None = None
+) -> list[dict[str, Any]]:
     """The same of scores: of turns and episodes, or of the progress of images and segments."""
     rows = []
     for record in _some(records):
@@ -231,10 +243,11 @@ def scored_examples(records: Sequence[ScoredItem], draw: Draw, goal: str) -> lis
             outcome = (
                 str(score.status) if score.value is None else outcome_of(score.value, item, record.success_threshold)
             )
+        *shown, last = draw(spread(item.snapshots, MAX_FRAMES), size_px)
         about = {"goal": item.goal or goal, "action": item.action, "ending": ending}
         row = {
             ENV_STEPS: record.env_step,
-            "frames": [encode_png(frame) for frame in draw(spread(item.snapshots, MAX_FRAMES), size_px)],
+            "frames": [encode_png(frame) for frame in (*shown, painted(last, item.path, paint))],
             "truth": None if math.isnan(record.truth) else round(record.truth, 4),
             "progress": None if math.isnan(item.progress) else round(item.progress, 4),
             "return": round(record.env_return, 4),

@@ -102,7 +102,9 @@ class Training:
             console.line(self._changes[-1])
         # opened late: a run whose teacher is no judge has no store
         labels = partial(label_store, folder, config)
-        self._recorder = Recorder(folder, labels, algorithm.draw_for_judge, config.judge_goal)
+        self._recorder = Recorder(
+            folder, labels, algorithm.draw_for_judge, config.judge_goal, algorithm.paint_for_judge
+        )
         # time and step of the last rounds: the speed shown is a recent one, as rounds get slower or faster
         self._recent = deque([(before.wall_s, before.env_steps)], maxlen=SPEED_ROUNDS)
         self._last_evaluation = Evaluation(episodes=[])

@@ -90,6 +90,10 @@ class TinyEnv(StepEnv):
         first = 0 if self._shows_robot else 2
         return np.rint(snapshots[:, first:] / _GRAIN).astype(np.int64)
 
+    def hand_path(self, snapshots: FloatArray, camera: str = "") -> FloatArray:
+        """[N, 2] the point, whether it is visible or not."""
+        return snapshots[:, :2] * np.array([1, -1], np.float32) + np.array([0, 1], np.float32)
+
     def get_state(self) -> dict[str, Any]:
         """Point, block, step count and generator."""
         generator = self.generator_text()

@@ -31,6 +31,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 
 from rlvlm.algorithms.base import BaseAlgorithm
@@ -137,14 +138,14 @@ class PolicyGradient(BaseAlgorithm):
             scorer = self._make_scorer(self.config.make_judge, remembers=self.rollouts.remembers)
         if reward.weights["novelty"]:
             novelty = TemporalNovelty(len(self._viewer.action_names), self._viewer.draw, self.config.seed)
-        return RewardLabeller(reward, scorer, novelty, self.config.goal)
+        return RewardLabeller(reward, scorer, novelty, self.config.goal, draws_path=self._judge_viewer.draws_path)
 
     def _make_scorer(self, make_judge: Callable[[], Judge] | None, remembers: bool) -> Scorer:
         """The scorer of turns or episodes; a judge is made by `make_judge`."""
         reward = self.config.reward
         return make_scorer(
             reward, self.config.task, self.config.seed,
-            lambda snapshots: self.draw_for_judge(snapshots, reward.frame_px),
+            lambda snapshots: self.draw_for_judge(snapshots, reward.frame_px), paint=self.paint_for_judge,
             make_judge=make_judge, make_fallback_judge=self.config.make_fallback_judge, remembers=remembers,
         )  # fmt: skip
 
@@ -325,6 +326,12 @@ class PolicyGradient(BaseAlgorithm):
         """The same as `draw`, as the judge is shown it."""
         frames = self.rollouts.draw(self._judge_viewer, snapshots, size_px)
         return flip_if_configured(frames, self.config.reward)
+
+    def paint_for_judge(self, image: NDArray[np.uint8], path: FloatArray) -> NDArray[np.uint8]:
+        """See the base: on an image that may be flipped."""
+        (drawn,) = flip_if_configured(image[None], self.config.reward)
+        (painted,) = flip_if_configured(self._judge_viewer.draw_path(drawn, path)[None], self.config.reward)
+        return painted
 
     def draw_all(self, snapshots: FloatArray, size_px: int) -> Frames:
         """Images [N, cameras * H, W, 3] of `snapshots` [N, D]: what a VLA sees, the first camera on top."""

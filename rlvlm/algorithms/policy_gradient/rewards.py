@@ -28,7 +28,7 @@ from rlvlm.rewards.config import TurnRewardConfig
 from rlvlm.rewards.judged import to_reward
 from rlvlm.rewards.monitor import JudgeMonitor
 from rlvlm.rewards.scorers import Scorer
-from rlvlm.rewards.scoring_items import ScoredItem, ScoringItem
+from rlvlm.rewards.scoring_items import NO_PATH, ScoredItem, ScoringItem
 from rlvlm.rewards.temporal import TemporalNovelty
 
 _TURN_CLAIM, _EPISODE_CLAIM = 0.875, 0.5
@@ -53,12 +53,20 @@ class RewardLabeller:
         scorer: scores turns or episodes; None where no scores are used.
         novelty: of what is done; None where it counts nothing.
         goal: what the judge is asked about in the place of the env's own goal; empty takes that.
+        draws_path: whether the judge sees the path of the hand.
     """
 
     def __init__(
-        self, config: TurnRewardConfig, scorer: Scorer | None, novelty: TemporalNovelty | None = None, goal: str = ""
+        self,
+        config: TurnRewardConfig,
+        scorer: Scorer | None,
+        novelty: TemporalNovelty | None = None,
+        goal: str = "",
+        *,
+        draws_path: bool = False,
     ) -> None:
         self._config, self._scorer, self._novelty, self._goal = config, scorer, novelty, goal
+        self._draws_path = draws_path
         # one thread: the draws of a simulated scorer depend on the order of questions
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="scores")
         self._waiting: list[tuple[list[Question], Future[list[Score]]]] = []
@@ -142,7 +150,7 @@ class RewardLabeller:
         """
         assert self._scorer is not None, "there is a scorer to be tried"
         config = self._config
-        judge = RunScorer(self._scorer, config.num_frames)
+        judge = RunScorer(self._scorer, config.num_frames, self._draws_path)
         figures = try_judge(judge, made, config.num_frames, seed, min_auc=config.monitor.min_auc, log=log)
         area, threshold = figures["auc"], figures["threshold"]
         log(
@@ -195,6 +203,7 @@ class RewardLabeller:
             replace(
                 whole,
                 snapshots=spread(episode.snapshots[: moment + 1], self._config.num_frames),
+                path=self._path(episode.snapshots[: moment + 1]),
                 is_success=episode.is_success and moment == steps,
                 success_lost=False,
             )
@@ -250,10 +259,15 @@ class RewardLabeller:
         return ScoringItem(
             goal=self._goal or episode.goals[-1],
             snapshots=spread(episode.snapshots, self._config.num_frames),
+            path=self._path(episode.snapshots),
             is_success=episode.is_success,
             success_lost=episode.success_lost,
             progress=float(episode.progress[-1]),
         )
+
+    def _path(self, moments: FloatArray) -> FloatArray:
+        """The `path` of an item that shows some of `moments` [N, S]."""
+        return moments if self._draws_path else NO_PATH
 
     def _turn(self, episode: TokenEpisode, t: int) -> ScoringItem | None:
         """The item that is scored for turn `t`; None where its reply could not be read."""
@@ -261,9 +275,11 @@ class RewardLabeller:
         reply = episode.replies[end - 1] if episode.replies else None
         if reply is not None and reply.action is None:
             return None
+        moments = episode.snapshots[end - int(episode.steps[t]) : end + 1]
         return ScoringItem(
             goal=self._goal or episode.goals[t],
-            snapshots=episode.snapshots[[end - int(episode.steps[t]), end]],
+            snapshots=moments[[0, -1]],
+            path=self._path(moments),
             action=episode.action_names[t] if episode.action_names else "",
             is_success=bool(episode.success[end - 1]),
             progress=float(episode.progress[end - 1]),
@@ -393,20 +409,22 @@ class RunScorer:
     Args:
         scorer: of the run.
         num_frames: most images of an episode that it is shown.
+        draws_path: whether it sees the path of the hand.
     """
 
-    def __init__(self, scorer: Scorer, num_frames: int) -> None:
-        self._scorer, self._num_frames = scorer, num_frames
+    def __init__(self, scorer: Scorer, num_frames: int, draws_path: bool = False) -> None:
+        self._scorer, self._num_frames, self._draws_path = scorer, num_frames, draws_path
 
     def answers(self, asked: Sequence[tuple[Item, bool]]) -> list[Score]:
-        return self._scorer.score([scoring_item(item, self._num_frames) for item, _ in asked])
+        return self._scorer.score([scoring_item(item, self._num_frames, self._draws_path) for item, _ in asked])
 
 
-def scoring_item(item: Item, num_frames: int) -> ScoringItem:
+def scoring_item(item: Item, num_frames: int, draws_path: bool = False) -> ScoringItem:
     """A known episode or turn of the bench, as a run asks about it."""
     return ScoringItem(
         goal=item.goal,
         snapshots=spread(item.sides[0], num_frames),
+        path=item.side_path(0) if draws_path else NO_PATH,
         action=item.action,
         is_success=item.success,
         progress=item.truth[0],
@@ -467,7 +485,7 @@ def preflight(  # noqa: PLR0913 - all of them parts of a run
         log(f"trying the judge on {num_known} {reward.per}s whose worth is known")
         found |= labeller.preflight_on(made, seed, log)
     if is_measured:
-        known = [scoring_item(item, reward.num_frames) for item in made.items if item.source < 0]
+        known = [scoring_item(item, reward.num_frames, env.draw_path) for item in made.items if item.source < 0]
         log(f"having {len(known)} {reward.per}s scored twice")
         noise = found[metrics.JUDGE_PREFLIGHT_NOISE] = labeller.measure_noise(known, make_forgetful())
         log(

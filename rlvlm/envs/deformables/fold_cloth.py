@@ -116,6 +116,7 @@ class ClothScene(MujocoScene):
     """
 
     goal = DEFORMABLE_GOALS["fold_cloth"][0]
+    hand = ("0",)  # the corner that the picker holds
     _camera = Camera(position=(0.0, 0.0, 0.42), right=(1.0, 0.0, 0.0), up=(0.0, 1.0, 0.0), fovy_deg=45.0)
 
     def __init__(self, start: str) -> None:

@@ -105,6 +105,7 @@ class WaterScene(MujocoScene):
     """
 
     goal = DEFORMABLE_GOALS["pass_water"][0]
+    hand = ("cup",)
     _camera = Camera(position=tuple(_EYE), right=(1.0, 0.0, 0.0), up=tuple(_UP), fovy_deg=_FOVY_DEG)
 
     def __init__(self, start: str) -> None:

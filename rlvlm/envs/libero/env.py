@@ -193,6 +193,10 @@ class LiberoEnv(ChunkEnv):
         """Images [N, size_px, size_px, 3], turned as those that published policies were trained on."""
         return np.ascontiguousarray(self.scene.draw(snapshots, size_px, camera)[:, :, ::-1])
 
+    def hand_path(self, snapshots: FloatArray, camera: str = "") -> FloatArray:
+        """[N, 2]: mirrored, as the images are."""
+        return self._scene.hand_path(snapshots, camera) * (-1, 1) + np.array((1, 0), np.float32)
+
     def landmarks(self, snapshots: FloatArray) -> FloatArray:
         """[N, K, 3]: the hand, and what the goals name."""
         return self.scene.landmarks(snapshots)

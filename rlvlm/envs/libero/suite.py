@@ -118,6 +118,11 @@ class LiberoSuite(ChunkEnv):
             keys[rows, 1 : 1 + member.snapshot_size] = member.image_key(positions)
         return keys
 
+    def hand_path(self, snapshots: FloatArray, camera: str = "") -> FloatArray:
+        """[N, 2] of snapshots of one task."""
+        [(_, member, positions)] = self._by_task(snapshots)
+        return member.hand_path(positions, camera)
+
     def landmarks(self, snapshots: FloatArray) -> FloatArray:
         """[N, 5, 3]: the hand, and up to four that the goals of each task name, the last of them again where there are
         fewer.

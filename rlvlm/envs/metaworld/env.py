@@ -96,6 +96,8 @@ class MetaWorldEnv(MujocoEnv):
         MachineError: no off-screen renderer works here.
     """
 
+    _hand = ("rightclaw", "leftclaw")
+
     def __init__(self, scene: MetaWorldTask, config: MetaWorldConfig, seed: int) -> None:
         super().__init__(scene.goal, 4, config)
         self._scene = scene
@@ -127,7 +129,7 @@ class MetaWorldEnv(MujocoEnv):
         self._shown = np.append(shown, np.arange(model.nq, self.snapshot_size))
         box = self._stock.sawyer_observation_space
         self._low, self._high = box.low, box.high
-        self._hand = self._data.body("hand").xpos  # windows into the simulator's memory
+        self._hand_place = self._data.body("hand").xpos  # windows into the simulator's memory
         self._claws = [self._data.body(name).xpos for name in ("rightclaw", "leftclaw")]
         self.observation_space = gym.spaces.Box(box.low.astype(np.float32), box.high.astype(np.float32))
         self._start_distance = 0.0
@@ -242,7 +244,7 @@ class MetaWorldEnv(MujocoEnv):
     def _observe(self) -> NDArray[np.float64]:
         """[39] the stock observation, clipped as in the stock step: now, one step ago, and zeros for the goal."""
         stock, now = self._stock, np.zeros(18)
-        now[:3] = self._hand
+        now[:3] = self._hand_place
         now[3] = min(np.linalg.norm(self._claws[0] - self._claws[1]) / 0.1, 1.0)  # fully open at 10 cm
         positions, turns = stock._get_pos_objects().reshape(-1, 3), stock._get_quat_objects().reshape(-1, 4)
         objects = np.concatenate([positions, turns], axis=1)  # one or two of them

@@ -144,6 +144,10 @@ class MiniGridTurnEnv(TurnEnv):
         grids = keys[:, :-3].reshape(len(keys), self.inner.width, self.inner.height, 3)
         return paint(grids, keys[:, -3:], self.inner.agent_view_size, self.inner.see_through_walls)
 
+    def hand_path(self, snapshots: FloatArray, camera: str = "") -> FloatArray:
+        """[N, 2]: the middle of the agent's cell."""
+        return (snapshots[:, -3:-1] + 0.5) / np.array([self._env.width, self._env.height], np.float32)
+
     def get_state(self) -> dict[str, Any]:
         """The seed of the grid and all actions since: any env is exact again once they are repeated."""
         actions = np.array(self._done, np.int64)

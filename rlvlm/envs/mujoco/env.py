@@ -44,6 +44,8 @@ class MujocoEnv(StepEnv):
     grain = KEY_GRAIN
     _model: mujoco.MjModel
     _data: mujoco.MjData
+    _hand: tuple[str, ...] = ()
+    """Bodies or sites whose middle is the hand; empty where there is none."""
 
     def __init__(self, goal: str, action_size: int, config: EnvConfig) -> None:
         ensure_renderer()  # before an hour of training, not after
@@ -64,9 +66,18 @@ class MujocoEnv(StepEnv):
         """
         if snapshots.ndim != 2 or snapshots.shape[1] != self.snapshot_size:
             raise ValueError(f"snapshots must have shape [N, {self.snapshot_size}], got {snapshots.shape}")
+        return self._open_renderer().draw(np.rint(snapshots / self.grain) * np.float32(self.grain), size_px)
+
+    def hand_path(self, snapshots: FloatArray, camera: str = "") -> FloatArray:
+        """See `Env.hand_path`."""
+        if not self._hand:
+            return super().hand_path(snapshots, camera)
+        return self._open_renderer().path(snapshots, self._hand)
+
+    def _open_renderer(self) -> Renderer:
         if self._renderer is None:
             self._renderer = self._make_renderer()
-        return self._renderer.draw(np.rint(snapshots / self.grain) * np.float32(self.grain), size_px)
+        return self._renderer
 
     def get_state(self) -> dict[str, Any]:
         """Physics, generator and step count."""
@@ -133,6 +144,8 @@ class MujocoScene(ABC):
     """Fills the slot of the prompt."""
     is_symmetric: bool = False
     """As of `Env`."""
+    hand: tuple[str, ...] = ()
+    """Names of the bodies or sites whose middle is the hand, for `--env.draw-path`; empty where there is none."""
 
     def __init__(self, xml: str | Path, camera: Camera | None = None, substeps: int = 10) -> None:
         is_file = isinstance(xml, Path) or xml.endswith(".xml")
@@ -191,7 +204,7 @@ class SceneEnv(MujocoEnv):
         super().__init__(scene.goal, scene.action_size, config)
         self.is_symmetric = scene.is_symmetric
         self.snapshot_size = scene.model.nq + 7 * scene.model.nmocap
-        self._scene = scene
+        self._scene, self._hand = scene, scene.hand
         self._model, self._data = scene.model, mujoco.MjData(scene.model)
         obs, _ = self.reset(seed=seed)  # a scene says how much it observes by observing
         self.observation_space = gym.spaces.Box(-np.inf, np.inf, obs.shape, np.float32)

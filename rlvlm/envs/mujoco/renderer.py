@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from rlvlm.core.errors import MachineError
 from rlvlm.core.steps import FloatArray, Frames
+from rlvlm.envs.hand_path import project
 from rlvlm.envs.rendering import FIX, ensure_renderer
 
 _MAX_GEOMS = 1_000
@@ -138,6 +139,26 @@ class Renderer:
                 egl, gl = importlib.import_module("OpenGL.EGL"), importlib.import_module("mujoco.egl")
                 egl.eglMakeCurrent(gl.EGL_DISPLAY, egl.EGL_NO_SURFACE, egl.EGL_NO_SURFACE, egl.EGL_NO_CONTEXT)
         return np.ascontiguousarray(frames[:, ::-1])  # OpenGL's first row is the lowest
+
+    def path(self, snapshots: FloatArray, hand: Sequence[str], camera: str = "") -> FloatArray:
+        """[N, 2] where the hand was at each of `snapshots` [N, S], in the image of the last of them that `camera`
+        takes; see `hand_path.project`. Nothing is drawn.
+
+        Args:
+            snapshots: as of `draw`.
+            hand: names of bodies or sites, whose middle it is.
+            camera: as of `draw`.
+        """
+        view, data = self._views[camera or next(iter(self._views))], self._data
+        sites = {self._model.site(index).name for index in range(self._model.nsite)}
+        points = np.empty((len(snapshots), 3))
+        with self._turn:
+            for point, row in zip(points, snapshots, strict=True):
+                self._pose(row)
+                places = [data.site(name).xpos if name in sites else data.body(name).xpos for name in hand]
+                point[:] = np.mean(places, axis=0)
+            place, axes = data.cam_xpos[view.fixedcamid], data.cam_xmat[view.fixedcamid].reshape(3, 3)
+            return project(points, place, axes, float(self._model.cam_fovy[view.fixedcamid]))
 
     def close(self) -> None:
         """Frees OpenGL; the next image opens it again."""

@@ -41,6 +41,8 @@ class PickPlaceConfig(TurnEnvConfig, PhysicsConfig):
         super().__post_init__()
         check_least(self, "env", 1, "move_ticks")
         check_interval(self, "env", "[32, 1024]", "view_px")
+        if self.draw_path and not self.second_view:
+            raise ValueError("env.draw_path needs env.second_view: the camera at the wrist moves with the hand")
         if self.split != "all" or self.prompt:
             raise ValueError(
                 f"env.split {self.split} and env.prompt {self.prompt or 'empty'}: the can lies anywhere, so no starts "

@@ -188,6 +188,12 @@ class PickPlaceCan(TurnEnv):
         views = [self.scene.draw(snapshots, self.image_px[0], camera) for camera in self._cameras]
         return np.concatenate(views, axis=2)
 
+    def hand_path(self, snapshots: FloatArray, camera: str = "") -> FloatArray:
+        """[N, 2] in the second view, on the right: in the wrist's the hand is always in the same place."""
+        path = self._scene.hand_path(snapshots, SECOND_CAMERA)
+        beside = np.abs(path - 0.5).max(axis=1, keepdims=True) > 0.5  # would lie in the other view, or below
+        return np.where(beside, np.nan, (path + (1, 0)) / (2, 1)).astype(np.float32)
+
     def image_key(self, snapshots: FloatArray) -> NDArray[np.int64]:
         """[N, P]: what can be seen of snapshots, in steps of a quarter of a millimetre (or of a milliradian)."""
         return super().image_key(snapshots[:, self.scene.seen])

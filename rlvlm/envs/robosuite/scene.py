@@ -192,6 +192,13 @@ class RobosuiteScene:
 
         Positions are rounded to the grain of image keys first, so that equal keys give equal images to the bit.
         """
+        return self._open_renderer().draw(np.rint(snapshots / self.grain) * np.float32(self.grain), size_px, camera)
+
+    def hand_path(self, snapshots: FloatArray, camera: str = "") -> FloatArray:
+        """[N, 2] of the point between the finger tips, of joint positions [N, S]; see `Env.hand_path`."""
+        return self._open_renderer().path(snapshots, (self.model.site(self.arm.site).name,), camera)
+
+    def _open_renderer(self) -> Renderer:
         if self._renderer is None:
             is_whole = self._mesh_cell == 0
             if not is_whole:
@@ -199,7 +206,7 @@ class RobosuiteScene:
                 shrink_textures(self.model, _TEXTURE_PX)
             hidden = self.model.geom_group == _COLLISION_GROUP
             self._renderer = Renderer(self.model, self._cameras, hidden, (), has_effects=is_whole, copies=False)
-        return self._renderer.draw(np.rint(snapshots / self.grain) * np.float32(self.grain), size_px, camera)
+        return self._renderer
 
     def close(self) -> None:
         """Frees OpenGL; the next image opens it again."""
