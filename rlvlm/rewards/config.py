@@ -214,6 +214,9 @@ class TurnRewardConfig:
     per: Literal["turn", "episode"] = "turn"
     """turn: the utility of each turn or chunk, from the image before it, the action and the image after it
     (`judge.score utility`); episode: one score of the images of the whole episode, given to its last turn."""
+    clip: Literal["turn", "growing"] = "turn"
+    """For `per turn`, what the judge is shown. growing: the images of the episode so far, with the other forms of
+    `judge.score`; a turn's reward is by how much the score rises, so an episode's add up to its last score."""
     is_centred: bool = True
     """Whether scores in [0, 1] become rewards in [-1, 1]."""
     unreadable: float = -1.0
@@ -261,7 +264,7 @@ class TurnRewardConfig:
         check_shares(self, "reward", "neutral", "false_positives")
         # What only a scorer reads. By its field's default: envs in turns and in chunks have another `per`.
         defaults = {field.name: field.default for field in fields(self)}
-        of_scorer = ("per", "teacher", "success_weight", "threshold", "without_answer", "neutral", "parts")
+        of_scorer = ("per", "clip", "teacher", "success_weight", "threshold", "without_answer", "neutral", "parts")
         idle = [] if self.scores else [name for name in of_scorer if getattr(self, name) != defaults[name]]
         threshold = self.threshold
         if self.false_positives != FALSE_POSITIVES and self.teacher != "biased":
@@ -295,8 +298,17 @@ class TurnRewardConfig:
         if self.without_answer != "neutral" and self.neutral != 0.5:
             raise ValueError("reward.neutral has no effect unless without_answer is neutral")
         # these simulate a judge of episodes: none of them says what a single turn is worth
-        if self.teacher in ("biased", "progress", "measured") and self.per == "turn":
-            raise ValueError(f"the {self.teacher} teacher is about whole episodes; set reward.per episode")
+        if self.teacher in ("biased", "progress", "measured") and self.rates_turns:
+            raise ValueError(
+                f"the {self.teacher} teacher is about episodes; set reward.per episode or reward.clip growing"
+            )
+        if self.clip == "growing" and (self.per != "turn" or self.without_answer == "neutral"):
+            raise ValueError(
+                f"reward.clip growing goes with reward.per turn, got {self.per}, and with reward.without_answer drop "
+                f"or stop, got {self.without_answer}: a gain needs both scores"
+            )
+        if self.success_weight and self.per == "turn":
+            raise ValueError("reward.success_weight is beside the score of a whole episode; set reward.per episode")
 
     @property
     def weights(self) -> dict[str, float]:
@@ -312,6 +324,11 @@ class TurnRewardConfig:
         return self.weights["judged"] != 0
 
     @property
+    def rates_turns(self) -> bool:
+        """Whether single turns are scored, and not episodes or their beginnings."""
+        return self.per == "turn" and self.clip == "turn"
+
+    @property
     def asks_judge(self) -> bool:
         """Whether a VLM is asked."""
         return self.scores and self.teacher == "judge"
@@ -321,7 +338,7 @@ class TurnRewardConfig:
         if self.source == "mixture":
             text = " + ".join(f"{getattr(self.mixture, name):g} {name}" for name in self.mixture.used)
         elif self.source == "judged":
-            text = f"{self.teacher} per {self.per}"
+            text = f"{self.teacher}{' gain' if self.clip == 'growing' else ''} per {self.per}"
         else:
             text = {"environment": "env reward", "success": "env success"}[self.source]
         return text + mark

@@ -167,11 +167,12 @@ class AnswersRun(RunConfig):
 
     def check(self) -> None:
         algo, reward, device = self.algo, self.reward, self.policy_device()
-        if reward.asks_judge and (self.judge.score == "utility") != (reward.per == "turn"):
-            wanted = "utility" if reward.per == "turn" else "progress, success, rating or video"
+        if reward.asks_judge and (self.judge.score == "utility") != reward.rates_turns:
+            wanted = "utility" if reward.rates_turns else "progress, success, rating or video"
             raise ValueError(
                 f"reward.per {reward.per} is asked with judge.score {wanted}, got {self.judge.score}: the utility is "
-                "that of one turn or chunk, the others are about a whole episode"
+                "that of one turn or chunk, the others are about an episode; with reward.clip growing a turn has the "
+                "gain of these"
             )
         if device.startswith("cuda:") and (self.num_engine_replicas or algo.num_learners):
             raise ValueError(

@@ -80,6 +80,13 @@ TABLE: list[tuple[str, dict[str, Any], str]] = [
             *(("biased", BY_EPISODE), ("progress", BY_EPISODE)),
         )
     ),
+    *(
+        (kind, judged(reward__teacher=teacher, reward__clip="growing") | BY_EPISODE | {"reward.per": "turn"}, "")
+        for kind in (TURNS, CHUNKS)
+        for teacher in ("judge", "progress")
+    ),
+    (CHUNKS, judged(reward__clip="growing") | BY_TURN, "reward.per turn is asked with judge.score progress"),
+    (CHUNKS, judged(reward__clip="growing") | BY_EPISODE, "goes with reward.per turn"),
     *((kind, mixed("environment", "judged") | per, "") for kind in (TURNS, CHUNKS) for per in (BY_TURN, BY_EPISODE)),
     (TURNS, mixed("environment", "novelty"), ""),
     (CHUNKS, mixed("environment", "novelty"), "reward.mixture.novelty"),

@@ -306,7 +306,7 @@ class PolicyGradient(BaseAlgorithm):
         Raises:
             JudgeUnavailable: it does not answer.
         """
-        if not self.config.reward.asks_judge or self.config.reward.per == "turn":
+        if not self.config.reward.asks_judge or self.config.reward.rates_turns:
             return list(episodes)
         return [
             replace(

@@ -72,9 +72,11 @@ class RewardLabeller:
         self._waiting: list[tuple[list[Question], Future[list[Score]]]] = []
         self._controls: Future[list[list[float]]] | None = None
         self._records: list[ScoredItem] = []
+        # by slot what a growing clip was worth when the last piece ended, of episodes under way
+        self._worth: dict[int, float] = {}
         self._facts: dict[str, float] = {}
         self._threshold = None if config.threshold == "calibrated" else config.threshold
-        success_threshold = _TURN_CLAIM if config.per == "turn" else self._threshold or _EPISODE_CLAIM
+        success_threshold = _TURN_CLAIM if config.rates_turns else self._threshold or _EPISODE_CLAIM
         self.monitor = JudgeMonitor(config.monitor, config.monitor.success_threshold or success_threshold)
 
     @property
@@ -167,7 +169,7 @@ class RewardLabeller:
             self._threshold = threshold
         # for turns the threshold says whether the turn came nearer, not whether it reached the goal
         is_open = config.monitor.success_threshold is None and self._threshold in (None, threshold)
-        if config.per == "episode" and is_open:
+        if not config.rates_turns and is_open:
             self.monitor.success_threshold = threshold
         return {metrics.JUDGE_PREFLIGHT_AUC: area["value"], metrics.JUDGE_PREFLIGHT_THRESHOLD: threshold}
 
@@ -230,6 +232,7 @@ class RewardLabeller:
             "scorer": None if self._scorer is None else self._scorer.get_state(),
             "novelty": None if self._novelty is None else self._novelty.get_state(),
             "threshold": self._threshold,
+            "worth": [[float(slot), worth] for slot, worth in self._worth.items()],
             "success_threshold": self.monitor.success_threshold,
             "facts": {name: value for name, value in self._facts.items() if name != metrics.REWARD_WAIT_S},
         }
@@ -241,6 +244,7 @@ class RewardLabeller:
         self._note_controls()
         self._waiting.clear()
         self._records = []
+        self._worth = {int(slot): float(worth) for slot, worth in state.get("worth", [])}
         self.monitor.set_state(state["monitor"])
         self._threshold, self.monitor.success_threshold = state["threshold"], float(state["success_threshold"])
         self._facts = dict(state["facts"])
@@ -275,6 +279,15 @@ class RewardLabeller:
         reply = episode.replies[end - 1] if episode.replies else None
         if reply is not None and reply.action is None:
             return None
+        if self._config.clip == "growing":
+            return ScoringItem(
+                goal=self._goal or episode.goals[t],
+                snapshots=spread(episode.snapshots[: end + 1], self._config.num_frames),
+                path=self._path(episode.snapshots[: end + 1]),
+                is_success=bool(episode.success[:end].any()),
+                success_lost=episode.success_lost and end == episode.num_steps,
+                progress=float(episode.progress[end - 1]),
+            )
         moments = episode.snapshots[end - int(episode.steps[t]) : end + 1]
         return ScoringItem(
             goal=self._goal or episode.goals[t],
@@ -289,7 +302,8 @@ class RewardLabeller:
         self, episode: TokenEpisode, given: dict[Hashable, tuple[ScoringItem, Score]], env_step: int
     ) -> FloatArray:
         """[T] the judge's rewards, NaN where there is none to be had; and notes what was said of what."""
-        config, per_turn = self._config, self._config.per == "turn"
+        config, per_turn, rates_turns = self._config, self._config.per == "turn", self._config.rates_turns
+        worth = self._worth.pop(episode.slot, 0.0) if episode.first_step else 0.0
         # turns that were not asked about are those whose reply could not be read
         rewards = np.full(len(episode), config.unreadable if per_turn and self._scorer is not None else 0.0)
         for t in range(len(episode) if given else 0):
@@ -302,13 +316,17 @@ class RewardLabeller:
                 # the judge's word and the env's own test, as a weighted mean that stays in [0, 1]
                 value = (value + config.success_weight * bool(item.is_success)) / (1.0 + config.success_weight)
             rewards[t] = float(to_reward(value)) if config.is_centred and math.isfinite(value) else value
+            if config.clip == "growing" and math.isfinite(value):  # the gain: an episode's add up to its last score
+                rewards[t], worth = rewards[t] - worth, float(rewards[t])
             record = ScoredItem(
                 item=item, score=score, env_step=env_step, timestamp=time.time(), group=episode.group,
                 env_return=float(episode.turn_rewards[t]) if per_turn else episode.env_return,
-                truth=_utility(item, float(episode.gains[t])) if per_turn else item.progress,
+                truth=_utility(item, float(episode.gains[t])) if rates_turns else item.progress,
                 success_threshold=self.monitor.success_threshold,
             )  # fmt: skip
             self._records.append(record)
+        if not episode.is_over:
+            self._worth[episode.slot] = worth
         return rewards
 
     def _value(self, score: Score) -> float:
@@ -353,7 +371,7 @@ class RewardLabeller:
         assert self._scorer is not None, "there is a scorer"
         items, scores = [item for item, _ in given.values()], [score for _, score in given.values()]
         self._controls = self._pool.submit(self.monitor.show_controls, self._scorer, items, scores)
-        if self._config.per == "turn":
+        if self._config.rates_turns:
             known = [
                 (asked[1].value, float(episode.gains[t]) > 0)
                 for episode in episodes
@@ -368,7 +386,7 @@ class RewardLabeller:
             if not episode.is_over:
                 continue
             asked = given.get(_key(episode, len(episode) - 1))
-            truth = bool(episode.success[-1]) if self._config.per == "turn" else episode.is_success
+            truth = bool(episode.success[-1]) if self._config.rates_turns else episode.is_success
             if asked is None:
                 ended.append((0.0, truth))
             elif asked[1].value is not None:
@@ -466,7 +484,8 @@ def preflight(  # noqa: PLR0913 - all of them parts of a run
     count = reward.monitor.preflight if reward.asks_judge or is_measured else 0
     if not count:
         return {}
-    made = known_items(scored_suite(task, count), env, reward.frame_px, seed, reward.per == "turn", goal)
+    kind = "turns" if reward.rates_turns else "episodes"
+    made = known_items(scored_suite(task, count), env, reward.frame_px, seed, reward.rates_turns, goal)
     made.close()  # the run's own viewer draws
     if not made.items:
         unknown = "the task has no expert or script that succeeds and fails"
@@ -477,16 +496,16 @@ def preflight(  # noqa: PLR0913 - all of them parts of a run
         if is_measured:
             fix = "--algo.advantage.scorer-noise with a number"
             raise UsageError(f"nothing to measure the judge's noise on: {unknown}", fix)
-        log(f"the judge is not tried on known {reward.per}s: {unknown}")
+        log(f"the judge is not tried on known {kind}: {unknown}")
         return {}
     found: dict[str, float] = {}
     if reward.asks_judge:
         num_known = sum(item.source < 0 for item in made.items)  # controls are made of some of these
-        log(f"trying the judge on {num_known} {reward.per}s whose worth is known")
+        log(f"trying the judge on {num_known} {kind} whose worth is known")
         found |= labeller.preflight_on(made, seed, log)
     if is_measured:
         known = [scoring_item(item, reward.num_frames, env.draw_path) for item in made.items if item.source < 0]
-        log(f"having {len(known)} {reward.per}s scored twice")
+        log(f"having {len(known)} {kind} scored twice")
         noise = found[metrics.JUDGE_PREFLIGHT_NOISE] = labeller.measure_noise(known, make_forgetful())
         log(
             f"an episode's score has a standard deviation of {noise:.3f}: groups whose own is not "

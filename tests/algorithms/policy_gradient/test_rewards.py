@@ -34,7 +34,7 @@ from rlvlm.judge_bench.preflight import known_items, scored_suite
 from rlvlm.judges.cache import CachedJudge, without_memory
 from rlvlm.labels.store import LabelStore
 from rlvlm.rewards.config import ChunkRewardConfig, MixtureConfig, MonitorConfig, TurnRewardConfig
-from rlvlm.rewards.scorers import JudgeScorer, SimulatedScorer, random_scorer
+from rlvlm.rewards.scorers import JudgeScorer, SimulatedScorer, progress_scorer, random_scorer
 from rlvlm.rewards.scoring_items import ScoringItem
 from rlvlm.rewards.temporal import TemporalNovelty
 from tests.algorithms.policy_gradient.by_hand import episode
@@ -144,6 +144,59 @@ def test_judged_rewards_by_hand() -> None:
     assert [record.truth for record in records] == [record.score.value for record in records] == [0.75, 1.0, 1.0]
     wrong = labelled(RewardLabeller(JUDGED, Distance()), play([(3, 5)], 2, right=False))
     assert wrong == [[-1, -1]], "paid by the judge and never by the truth"
+
+
+@pytest.mark.parametrize(("is_centred", "scale", "first"), [(False, 1.0, 0.0), (True, 2.0, -1.0)])
+def test_a_turn_is_worth_by_how_much_the_score_of_the_clip_so_far_rises(
+    is_centred: bool, scale: float, first: float
+) -> None:
+    config = TurnRewardConfig(
+        source="judged", teacher="progress", per="turn", clip="growing", is_centred=is_centred, unreadable=-0.5
+    )
+    rows, [one] = play([(1, 5)], 4, unreadable=1)
+
+    def rewards(labeller: RewardLabeller, episodes: Sequence[TokenEpisode]) -> list[float]:
+        labeller.show(episodes)
+        return labeller.label(episodes, 7)[0].rewards.tolist()
+
+    scorer = progress_scorer(0.0, 0)
+    labeller = RewardLabeller(config, scorer)
+    whole = rewards(labeller, [one])
+    steps = scale * np.diff(one.progress, prepend=0.0)
+    steps[0] += first
+    wanted = [steps[0], -0.5, steps[1] + steps[2], steps[3]]
+    assert whole == pytest.approx(wanted), "an episode's add up to its last score; what cannot be read costs its price"
+    assert [len(record.item.snapshots) for record in labeller.drain_records()] == [2, 4, 5]
+    assert sum(whole) + 0.5 == pytest.approx(scale * one.progress[-1] + first)
+    # in pieces, with a checkpoint between them, it is the same
+    pieces = [
+        replace(
+            one, steps=one.steps[part], played_at=one.played_at[part], gains=one.gains[part], goals=one.goals[part],
+            action_names=one.action_names[part], is_over=is_over, obs=one.obs.at(range(part.start, part.stop + 1)),
+            **{name: getattr(one, name)[:part.stop] for name in ("env_rewards", "success", "progress", "replies")},
+            snapshots=one.snapshots[: part.stop + 1],
+        )
+        for part, is_over in ((slice(0, 2), False), (slice(2, 4), one.is_over))
+    ]  # fmt: skip
+    before, after = RewardLabeller(config, scorer), RewardLabeller(config, scorer)
+    found = rewards(before, pieces[:1])
+    after.set_state(before.get_state())
+    assert found + rewards(after, pieces[1:]) == pytest.approx(wanted)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"per": "episode"}, "goes with reward.per turn"),
+        ({"without_answer": "neutral"}, "a gain needs both scores"),
+        ({"success_weight": 0.5}, "success_weight is beside the score of a whole episode"),
+        ({"clip": "turn", "teacher": "progress"}, "set reward.per episode or reward.clip growing"),
+        ({"source": "environment"}, "reward.clip have no effect without scores"),
+    ],
+)
+def test_a_growing_clip_without_sense_is_refused(settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        TurnRewardConfig(**{"source": "judged", "clip": "growing"} | settings)
 
 
 def test_a_reply_that_nobody_can_read_is_not_shown_to_the_judge() -> None:
@@ -467,7 +520,7 @@ def test_noise_is_measured_and_without_known_episodes_nothing_is() -> None:
     [
         ({"source": "mixture"}, "needs one at least"),
         ({"source": "judged", "mixture": MixtureConfig(judged=1.0)}, "weights go with the source mixture"),
-        ({"source": "judged", "teacher": "biased"}, "biased teacher is about whole episodes"),
+        ({"source": "judged", "teacher": "biased"}, "biased teacher is about episodes"),
         ({"threshold": 0.5}, "have no effect without scores"),
         ({"source": "judged", "noise": 0.1}, "goes with the teacher progress"),
         ({"source": "judged", "neutral": 0.1}, "no effect unless without_answer is neutral"),
