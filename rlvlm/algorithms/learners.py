@@ -115,7 +115,8 @@ class Learners(Generic[Learner]):
         sent = [ray.put(argument) for argument in arguments]  # once, however many learners read it
         # what they are to look at of an env that cannot draw it again: its images go with episodes and demonstrations
         shown = [each for argument in arguments for each in (argument if isinstance(argument, list) else [argument])]
-        packed = PIXELS.pack(each.obs.snapshots for each in shown if hasattr(each, "obs"))
+        # an episode's own, for in its observations several moments may stand in a row
+        packed = PIXELS.pack(getattr(each, "snapshots", each.obs.snapshots) for each in shown if hasattr(each, "obs"))
         actors = self._group._worker_manager.actors()  # RLlib's own calls wait for all, whatever happens to one
         pixels = ray.put(packed) if packed else None
         call = partial(_call, method=method, arguments=sent, pixels=pixels, first_alone=first_alone)

@@ -53,6 +53,8 @@ class SFTManifest:
     """Settings of the env, by name: prompts and starts depend on them."""
     conditioned: bool = False
     """As the policy's."""
+    history: int = 1
+    """As the policy's."""
 
     def lacks(self, wanted: "SFTManifest") -> list[str]:
         """Reasons why weights trained on this cannot be used for `wanted`, in words."""
@@ -62,6 +64,7 @@ class SFTManifest:
             *([f"it acts by {self.acts}, not by {wanted.acts}"] if self.acts != wanted.acts else []),
             *(["policy.new_words were others"] if self.new_words != wanted.new_words else []),
             *([f"policy.conditioned was {self.conditioned}"] if self.conditioned != wanted.conditioned else []),
+            *([f"policy.history was {self.history}"] if self.history != wanted.history else []),
         ]
 
     def differs(self, wanted: "SFTManifest") -> list[str]:
@@ -78,7 +81,7 @@ def sft_manifest_of(task: str, env: EnvConfig, policy: PolicyConfig, action_name
     """The manifest of `policy` trained in an env of `task`."""
     return SFTManifest(
         task=task, action_names=action_names, acts=policy.acts, new_words=policy.new_words, env=asdict(env),
-        conditioned=policy.conditioned,
+        conditioned=policy.conditioned, history=policy.history,
     )  # fmt: skip
 
 
@@ -112,9 +115,11 @@ def read_sft_manifest(folder: Path) -> SFTManifest | None:
     try:
         found = read_json(file)
         words = {name: tuple(found[name]) for name in ("action_names", "new_words")}
-        conditioned = bool(found.get("conditioned"))  # folders of 0.2 do not say
+        conditioned, history = bool(found.get("conditioned")), int(found.get("history", 1))  # those of 0.2 do not say
         env = current_settings(dict(found["env"]))
-        return SFTManifest(task=found["task"], acts=found["acts"], env=env, conditioned=conditioned, **words)
+        return SFTManifest(
+            task=found["task"], acts=found["acts"], env=env, conditioned=conditioned, history=history, **words
+        )
     except FileNotFoundError:
         return None
     except (OSError, ValueError, TypeError, KeyError) as error:

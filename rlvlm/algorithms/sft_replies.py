@@ -18,6 +18,7 @@ from rlvlm.core.episodes import Observations, Reply, TokenEpisode
 from rlvlm.core.errors import UsageError
 from rlvlm.demonstrations.collect import FIRST_SEED, ScriptedExpert, acting
 from rlvlm.envs.env import TurnEnv
+from rlvlm.envs.images import draw_history
 from rlvlm.envs.playing import play
 from rlvlm.policies.vlm.engine import Engine
 from rlvlm.policies.vlm.imitation import examples_of
@@ -115,7 +116,7 @@ def validate(
     for episode in episodes:
         *keys, _ = episode.obs.images
         if missing := engine.missing(keys):
-            engine.show([keys[index] for index in missing], env.draw(episode.snapshots[missing]))
+            engine.show([keys[index] for index in missing], draw_history(env, episode.obs.snapshots[missing]))
         actions = [reply.action for reply in episode.replies]
         turns += zip(episode.obs.texts[:-1], keys, actions, strict=True)
     if not turns:

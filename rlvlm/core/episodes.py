@@ -145,6 +145,20 @@ class Observations:
             texts=self.texts[part], proprio=self.proprio[part], snapshots=self.snapshots[part], images=self.images[part]
         )
 
+    def with_history(self, num: int) -> "Observations":
+        """The observations of one episode, in order and from its first, with the `num` - 1 moments before each:
+        snapshots [M, num * D] and keys in a row, the oldest first. The first moment stands for those before it.
+        """
+        if num == 1:
+            return self
+        rows = np.maximum(np.arange(len(self))[:, None] - np.arange(num)[::-1], 0)  # [M, num]
+        return Observations(
+            texts=self.texts,
+            proprio=self.proprio,
+            snapshots=self.snapshots[rows].reshape(len(self), -1),
+            images=tuple(b"".join(self.images[row] for row in seen) for seen in rows.tolist()),
+        )
+
     @staticmethod
     def joined(parts: Sequence["Observations"]) -> "Observations":
         """All of `parts`, one after the other."""

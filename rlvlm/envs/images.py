@@ -6,9 +6,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlvlm.core.steps import FloatArray, Frames
-from rlvlm.envs.env import StepEnv
+from rlvlm.envs.env import StepEnv, TurnEnv
 
 _PATH_MOMENTS = 16
+
+
+def draw_history(env: TurnEnv, snapshots: FloatArray) -> Frames:
+    """Images [N, H, W, 3] of `snapshots` [N, S]; of k moments in a row, [N, k * S], they are [N, k, H, W, 3]."""
+    moments = snapshots.reshape(-1, env.snapshot_size)
+    if len(moments) == len(snapshots):
+        return env.draw(snapshots)
+    # each moment is seen k times, and drawn once
+    distinct, inverse = np.unique(moments, axis=0, return_inverse=True)
+    frames = env.draw(distinct)[inverse.ravel()]
+    return frames.reshape(len(snapshots), -1, *frames.shape[1:])
 
 
 class FrameStore:

@@ -145,7 +145,8 @@ def open_person(config: RunConfig) -> HumanJudge:
 def turn_settings(config: TurnsRun, make_judge: MakeJudge | None, make_engine: MakeEngine | None) -> AlgorithmConfig:
     """See `algorithm_settings`."""
     settings = PolicyGradientAlgorithmConfig().envs(task=config.task, env_settings=config.env)
-    settings.acting(make_policy=partial(make_policy, config.policy.in_run(config.seed)))
+    policy = config.policy.in_run(config.seed)
+    settings.acting(policy=policy, make_policy=partial(make_policy, policy))
     if make_engine:
         settings.acting(make_engine=make_engine)
     return _with_rewards(settings, config, make_judge)
@@ -258,7 +259,7 @@ def turn_players(config: TurnsRun, checkpoint: Path) -> Players:
     torch.set_num_threads(algo.threads)
     # starts that training never had, where the env's split holds some out
     held_out = config.env.for_evaluation()
-    slots = partial(make_slot, config.task, held_out)
+    slots = partial(make_slot, config.task, held_out, config.policy.history)
     env = slots().env
     policy, start = (make_policy(config.policy, env) for _ in range(2))
     load_vlm(policy, checkpoint)
@@ -269,7 +270,8 @@ def turn_players(config: TurnsRun, checkpoint: Path) -> Players:
 
     who = {"policy": plays(policy)}
     if config.env.split != held_out.split:
-        who["seen starts"] = plays(policy, partial(make_slot, config.task, replace(held_out, split=config.env.split)))
+        seen = replace(held_out, split=config.env.split)
+        who["seen starts"] = plays(policy, partial(make_slot, config.task, seen, config.policy.history))
     if load_start(start, checkpoint):
         who["before training"] = plays(start)
     others = {f"{name}, {how}": player for name, both in who.items() for how, player in both.items()}

@@ -141,7 +141,7 @@ class TurnPolicy:
         """The reply, untrusted text that the env's `step` reads.
 
         Args:
-            image: [H, W, 3] uint8, as the env draws it.
+            image: [H, W, 3] uint8, as the env draws it; with `policy.history` k > 1 the last k, [k, H, W, 3].
             prompt: the user's words of this turn, those that the policy was trained with: `turn.prompt`.
             greedy: whether the likeliest token is taken each time; else replies are sampled as in training.
             seed: of the sampling.
@@ -151,8 +151,11 @@ class TurnPolicy:
             UsageError: the prompt is too long for the model.
         """
         pixels = np.asarray(image)
-        if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[2] != 3:
-            raise ValueError(f"image must be [H, W, 3] uint8, got {list(pixels.shape)} {pixels.dtype}")
+        history = self.model.config.history
+        several = (history,) if history > 1 else ()
+        if pixels.dtype != np.uint8 or pixels.shape[-1:] != (3,) or (*several, *pixels.shape[-3:]) != pixels.shape:
+            wanted = ", ".join(map(str, (*several, "H", "W", 3)))
+            raise ValueError(f"image must be [{wanted}] uint8, got {list(pixels.shape)} {pixels.dtype}")
         # an engine knows images by name; by content, an image that comes again is encoded once
         key = hashlib.sha256(repr(pixels.shape).encode() + pixels.tobytes()).digest()
         if self._engine.missing([key]):

@@ -50,7 +50,7 @@ def workload_of(config: RunConfig) -> "Workload":
 
 
 def _prompt_tokens(config: RunConfig) -> int:
-    """Tokens of the first prompt of a task in turns with its image; 0 where the tokenizer is not here."""
+    """Tokens of the first prompt of a task in turns with its images; 0 where the tokenizer is not here."""
     from transformers import AutoConfig
 
     from rlvlm.policies.vlm.backbone import prompt_ids
@@ -64,7 +64,7 @@ def _prompt_tokens(config: RunConfig) -> int:
     try:
         turn, _ = env.reset(seed=config.seed)
         processor = load_processor(folder, AutoConfig.from_pretrained(folder, trust_remote_code=False), policy)
-        return len(prompt_ids(processor, turn.prompt, env.image_px))
+        return len(prompt_ids(processor, turn.prompt, env.image_px, policy.history))
     except ModelUnavailable:
         return 0  # what loads the policy says so
     finally:

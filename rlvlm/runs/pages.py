@@ -163,6 +163,8 @@ def write_episodes_page(folder: RunFolder, config: RunConfig, algorithm: BaseAlg
     note = f"The first {len(cards)} of {len(played)} greedy episodes of the last evaluation"
     if played[0].replies:
         note += "; the thought is everything that the reply says before its action."
+        if (history := algorithm.config.history) > 1:
+            note += f" Each prompt shows the image of its turn and, before it, those of the {history - 1} turns before."
         if still := [episode for episode in played if stands_still(episode)]:
             unreadable = sum(episode.replies[-1].action is None for episode in still)
             note += (

@@ -185,7 +185,8 @@ class ServedEngine:
         assert self._weights is not None, "`use` comes first"
         policy = self._policy
         prompts = [
-            policy.encode(text, (frame.shape[0], frame.shape[1])) for text, frame in zip(obs.texts, frames, strict=True)
+            policy.encode(text, (frame.shape[-3], frame.shape[-2]), policy.config.history)
+            for text, frame in zip(obs.texts, frames, strict=True)
         ]
         check_window(policy, prompts, sampling.max_new_tokens)
         rules = TokenRules(

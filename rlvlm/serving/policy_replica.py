@@ -52,7 +52,7 @@ class ReplyCall:
     seeds: tuple[int, ...]
     """Seed of each reply."""
     frames: tuple[Frames, ...]
-    """[H, W, 3] the image of each."""
+    """[H, W, 3] the image of each, or [k, H, W, 3] where a prompt has k."""
     sampling: Sampling
     weights: Weights | None
     """Weights that must answer; None takes those that the policy was loaded with."""

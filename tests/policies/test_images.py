@@ -12,7 +12,7 @@ KIB = 1024
 
 
 def image(kib: int = 1) -> SeenImage:
-    return SeenImage(features=torch.zeros(1, kib, KIB // 4), grid=(1, 2, 2), size_px=(8, 8))
+    return SeenImage(features=torch.zeros(1, kib, KIB // 4), grids=((1, 2, 2),), size_px=(8, 8))
 
 
 def test_missing_images_are_named_once_in_order() -> None:

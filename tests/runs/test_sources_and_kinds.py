@@ -89,6 +89,7 @@ TABLE: list[tuple[str, dict[str, Any], str]] = [
     (CHUNKS, judged(reward__clip="growing") | BY_EPISODE, "goes with reward.per turn"),
     *((kind, mixed("environment", "judged") | per, "") for kind in (TURNS, CHUNKS) for per in (BY_TURN, BY_EPISODE)),
     (TURNS, mixed("environment", "novelty"), ""),
+    (TURNS, {"policy.history": 3, "sft.turns": 12, "sft.updates": 2}, ""),
     (CHUNKS, mixed("environment", "novelty"), "reward.mixture.novelty"),
 ]
 

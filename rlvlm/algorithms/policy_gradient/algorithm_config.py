@@ -77,10 +77,15 @@ class TokenConfig(BaseConfig):
 
         Args:
             policy: the config of a VLA or a VLM.
-            make_policy: makes another in its place.
+            make_policy: makes it, where loading by that config alone will not do.
             make_engine: makes what samples its replies elsewhere; None samples in the algorithm's process.
         """
         return self._take(policy=policy, make_policy=make_policy, make_engine=make_engine)
+
+    @property
+    def history(self) -> int:
+        """Images in a prompt of a policy that replies."""
+        return getattr(self.policy, "history", 1)
 
     def policy_for(self, env: Any) -> Any:
         """The policy, untrained or as it is loaded, for an env of the task."""

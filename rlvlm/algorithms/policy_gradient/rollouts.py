@@ -27,6 +27,7 @@ from rlvlm.core import metrics
 from rlvlm.core.episodes import Observations, TokenEpisode
 from rlvlm.core.steps import FloatArray, Frames
 from rlvlm.envs.config import EnvConfig
+from rlvlm.envs.images import draw_history
 from rlvlm.policies.buckets import Bucket
 from rlvlm.policies.vlm.config import BUCKET_MIB
 from rlvlm.policies.vlm.engine import Engine, PolicyEngine
@@ -59,7 +60,10 @@ class TurnRollouts:
                 slot.action_tokens = policy.action_tokens
         held_out = config.env_settings.for_evaluation()
         self._player = turn_player(
-            runner.actor, partial(make_slot, config.task, held_out), algo.num_envs, milestones=viewer.milestones
+            runner.actor,
+            partial(make_slot, config.task, held_out, config.history),
+            algo.num_envs,
+            milestones=viewer.milestones,
         )
         self._packed: tuple[int, Any] | None = None
         self._unseen: Sequence[TokenEpisode] = ()
@@ -75,11 +79,11 @@ class TurnRollouts:
         if config.make_engine is None:
             return PolicyEngine(self.policy, config.algo.num_envs)
         # a fixed turn and reply, by which replicas are compared with this policy whenever they take its weights over
-        slot = make_slot(config.task, config.env_settings)
+        slot = make_slot(config.task, config.env_settings, config.history)
         slot.begin(config.seed)
-        frame = slot.env.draw(slot.turn.snapshot[None])
-        self.policy.show([slot.image], frame)
-        obs = Observations(texts=(slot.turn.prompt,), images=(slot.image,))
+        frame = draw_history(slot.env, slot.obs.snapshots)
+        self.policy.show(slot.obs.images, frame)
+        obs = Observations(texts=slot.obs.texts, images=slot.obs.images)
         return config.make_engine(self.policy, obs, self.policy.write(slot.env.action_text(0)), frame)
 
     def show_to(self, labeller: RewardLabeller) -> None:

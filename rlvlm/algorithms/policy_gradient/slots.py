@@ -92,18 +92,32 @@ class TokenSlot(Slot):
 
 
 class EnvSlot(TokenSlot):
-    """A slot of an env that is talked to."""
+    """A slot of an env that is talked to.
+
+    Args:
+        env: played by this slot alone.
+        task: its name, for the episodes.
+        place: of the slot among those side by side.
+        history: images that the policy sees in a prompt, `PolicyConfig.history`.
+    """
 
     env: TurnEnv
     action_tokens: Callable[[Any, Any], NDArray[np.bool_]] | None = None
     """Which of a reply's ids make its action, by the span of characters; None: all do. Set where updates ask for it."""
-    image = b""
-    """Key of the present image: equal keys look the same."""
+
+    def __init__(self, env: TurnEnv, task: str, place: int = 0, history: int = 1) -> None:
+        super().__init__(env, task, place)
+        self._history = history
+        self._latest: list[Observations] = []
 
     @property
     def turn(self) -> Turn:
         """The turn that waits for a reply; after the episode's end its last state."""
         return self.shown
+
+    def open(self, start: int, obs: Any, info: dict[str, Any]) -> None:
+        self._latest = []  # nothing of the episode before is seen
+        super().open(start, obs, info)
 
     def begin(self, start: int, group: int = 0, at: int = 0) -> None:
         """A new episode from a reset with the seed `start`; `group` and `at` as of `begin_piece`."""
@@ -125,8 +139,10 @@ class EnvSlot(TokenSlot):
 
     def see(self, obs: Turn) -> Observations:
         """The turn as policies see it."""
-        self.image = self.env.image_key(obs.snapshot[None])[0].tobytes()
-        return Observations(texts=(obs.prompt,), images=(self.image,), snapshots=obs.snapshot[None])
+        image = self.env.image_key(obs.snapshot[None])[0].tobytes()
+        own = Observations(texts=(obs.prompt,), images=(image,), snapshots=obs.snapshot[None])
+        self._latest = [*self._latest, own][-self._history :]
+        return Observations.joined(self._latest).with_history(self._history).row(len(self._latest) - 1)
 
     def episode(self, only_newest: bool = False) -> TokenEpisode:
         """The episode as far as it has come, of which the piece is learned from, or its newest turn alone."""
@@ -155,7 +171,7 @@ class EnvSlot(TokenSlot):
         # tokens and log-probs are left out: what they are of was learned from before a checkpoint is made
         history = [
             {
-                "snapshot": seen.snapshots[0],
+                "snapshot": seen.snapshots[0][-self.env.snapshot_size :],  # what came before it stands before it
                 "prompt": seen.texts[0],
                 "reply": asdict(info["reply"]),
                 "env_reward": reward,
@@ -206,9 +222,9 @@ class ChunkSlot(TokenSlot):
         )
 
 
-def make_slot(task: str, settings: EnvConfig) -> EnvSlot:
+def make_slot(task: str, settings: EnvConfig, history: int = 1) -> EnvSlot:
     """A new env of `task` for demonstrations or evaluations; every episode in it begins with a seed of its own."""
-    return EnvSlot(make_env(task, settings, 0), task)
+    return EnvSlot(make_env(task, settings, 0), task, history=history)
 
 
 def distance_of(env: TurnEnv) -> float:

@@ -104,6 +104,7 @@ def _turns(config: TokenConfig, policy: VLMPolicy, log: Callable[[str], None]) -
     else:
         log(f"collecting {sft.turns:,} turns of the scripted expert")
         episodes = demonstrate(slot, sft, config.seed)
+    episodes = [replace(episode, obs=episode.obs.with_history(config.history)) for episode in episodes]
     learned, held_out = split(episodes, sft.held_out)
     log(f"{len(learned):,} episodes with {sum(map(len, learned)):,} turns to learn from, {len(held_out):,} held out")
     warn_of_length(policy, learned, config.algo.max_reply_tokens, log)

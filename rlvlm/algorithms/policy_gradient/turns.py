@@ -17,6 +17,7 @@ from ray.rllib.core import DEFAULT_MODULE_ID
 from rlvlm.algorithms.base import BaseRunner
 from rlvlm.algorithms.policy_gradient.slots import EnvSlot
 from rlvlm.core.episodes import Observations, SampledReply, TokenEpisode
+from rlvlm.envs.images import draw_history
 from rlvlm.envs.playing import play
 from rlvlm.envs.registry import make_env
 from rlvlm.policies.vlm.engine import Engine
@@ -69,7 +70,7 @@ class Actor:
         """Observations of `slots` now; draws and encodes what the engine does not have of it."""
         obs = Observations.joined([slot.obs for slot in slots])
         if missing := self._engine.missing(obs.images):
-            frames = slots[0].env.draw(obs.snapshots[missing])
+            frames = draw_history(slots[0].env, obs.snapshots[missing])
             self._engine.show([obs.images[index] for index in missing], frames)
         return obs
 
@@ -121,7 +122,8 @@ class TurnRunner(BaseRunner):
         self._noise = np.random.default_rng(np.random.SeedSequence(config.seed, spawn_key=(3,)))
         task, settings = config.task, config.env_settings
         self.slots = [
-            EnvSlot(make_env(task, settings, config.seed), task, index) for index in range(config.algo.num_envs)
+            EnvSlot(make_env(task, settings, config.seed), task, index, config.history)
+            for index in range(config.algo.num_envs)
         ]
         self._next_group = 0
         for slot in self.slots:

@@ -34,12 +34,13 @@ class SeenImage:
     features: Tensor
     """[layers, N, D] visual tokens; the last layer stands in for the image's tokens, the others are added within the
     language model (deep stack)."""
-    grid: tuple[int, int, int]
-    """Patches in time, height and width; zeros for models without such positions."""
+    grids: tuple[tuple[int, int, int], ...]
+    """Patches in time, height and width; zeros for models without such positions. One for each image: there are several
+    where a prompt has several, whose tokens stand in a row."""
     size_px: tuple[int, int]
-    """(H, W) of the image."""
+    """(H, W) of each image."""
     frame: NDArray[np.uint8] | None = None
-    """[H, W, 3], kept only where the vision encoder is trained, so that it can look again."""
+    """[H, W, 3], or [k, H, W, 3] of k images; kept only where the vision encoder is trained, to look again."""
 
     @property
     def nbytes(self) -> int:
@@ -139,22 +140,22 @@ class Backbone:
         self.banned_ids = self._banned(tokenizer)
         """[banned] tokens that a reply may not hold: those of images, padding and the chat's format, and ids without a
         token. They are masked when sampling and when recomputing, or the two distributions would differ."""
-        self._prompts: dict[tuple[str, tuple[int, int]], IntArray] = {}
-        self._positions: dict[tuple[bytes, Grid], Tensor] = {}
+        self._prompts: dict[tuple[str, tuple[int, int], int], IntArray] = {}
+        self._positions: dict[tuple[bytes, tuple[Grid, ...]], Tensor] = {}
 
     @property
     def device(self) -> torch.device:
         """Device of the weights."""
         return device_of(self.model)
 
-    def encode(self, prompt: str, size_px: tuple[int, int]) -> IntArray:
-        """[P] ids of one user turn with an image of `size_px` (H, W) and `prompt`, up to where the reply begins.
+    def encode(self, prompt: str, size_px: tuple[int, int], num_images: int = 1) -> IntArray:
+        """[P] ids of one user turn with images of `size_px` (H, W) and `prompt`, up to where the reply begins.
 
         Raises:
             UsageError: the words hold tokens of the chat's format: they could end the turn or add an image.
         """
         # an env asks the same few questions over and over, and tokenizing takes longer than looking up
-        ids = self._prompts.get((prompt, size_px))
+        ids = self._prompts.get((prompt, size_px, num_images))
         if ids is None:
             token_ids = self.processor.tokenizer(prompt, add_special_tokens=False)["input_ids"]
             # an env's words may come from anywhere, and could end the user's turn or put words into the model's mouth
@@ -162,20 +163,20 @@ class Backbone:
                 raise UsageError(
                     f"a prompt must not hold tokens of the chat's format, got {prompt[:80]!r}", "say it in plain words"
                 )
-            ids = prompt_ids(self.processor, prompt, size_px)
-            _remember(self._prompts, (prompt, size_px), ids)
+            ids = prompt_ids(self.processor, prompt, size_px, num_images)
+            _remember(self._prompts, (prompt, size_px, num_images), ids)
         return ids
 
-    def position_ids(self, prompt_ids: IntArray, grid: Grid) -> Tensor:
+    def position_ids(self, prompt_ids: IntArray, grids: tuple[Grid, ...]) -> Tensor:
         """[R, P] rotary positions of one prompt: time, height and width, or one row for models without these."""
-        key = prompt_ids.tobytes(), grid
+        key = prompt_ids.tobytes(), grids
         if key not in self._positions:
             ids = torch.tensor(prompt_ids)[None]
             positions = torch.arange(len(prompt_ids))[None]
             if hasattr(self.model.model, "get_rope_index"):
                 kinds = (ids == self.image_id).int()
                 positions = self.model.model.get_rope_index(
-                    ids, mm_token_type_ids=kinds, image_grid_thw=torch.tensor([grid])
+                    ids, mm_token_type_ids=kinds, image_grid_thw=torch.tensor(grids)
                 )[0][:, 0]
             _remember(self._positions, key, positions)
         return self._positions[key]
@@ -293,12 +294,13 @@ class Backbone:
         return torch.tensor(sorted(banned))
 
 
-def prompt_ids(processor: Any, prompt: str, size_px: tuple[int, int]) -> IntArray:
-    """[P] ids of one user turn with an image of `size_px` (H, W) and `prompt`, by a `processor` as `Backbone`'s."""
-    content = [{"type": "image"}, {"type": "text", "text": prompt}]
+def prompt_ids(processor: Any, prompt: str, size_px: tuple[int, int], num_images: int = 1) -> IntArray:
+    """[P] ids of one user turn with images of `size_px` (H, W) and `prompt`, by a `processor` as `Backbone`'s."""
+    content = [*[{"type": "image"}] * num_images, {"type": "text", "text": prompt}]
     chat = processor.apply_chat_template([{"role": "user", "content": content}])
     # how many tokens an image makes depends on its size alone, so a black one stands for it
-    return processor(text=[chat], images=[[np.zeros((*size_px, 3), np.uint8)]])["input_ids"][0].numpy()
+    black = [np.zeros((*size_px, 3), np.uint8)] * num_images
+    return processor(text=[chat], images=[black])["input_ids"][0].numpy()
 
 
 def table_of(head: Any, banned_ids: Tensor, hidden: Tensor, temperature: float) -> Tensor:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar, Literal, Self
 
+from rlvlm.core.checks import check_least
 from rlvlm.core.errors import ModelUnavailable
 from rlvlm.core.foreign import read_json
 from rlvlm.vlms.config import VLMConfig
@@ -59,6 +60,9 @@ class PolicyConfig(VLMConfig):
     conditioned: bool = False
     """Whether the policy is asked for what is better than expected, as one that has learned with `sft.weighting
     condition` has to be; see `policies.advantage_prompt`."""
+    history: int = 1
+    """Images in a prompt, >= 1: that of the turn and, before it, those of the turns before it, the oldest first. At an
+    episode's start the first image stands for those that there are not yet."""
     cache_mib: int = 1_024
     """Room for cached features of images, MiB."""
     recompute: bool | None = None
@@ -67,10 +71,7 @@ class PolicyConfig(VLMConfig):
 
     def __post_init__(self) -> None:
         VLMConfig.__post_init__(self)
-        if self.head_width < 1 or self.cache_mib < 1:
-            raise ValueError(
-                f"policy.head_width and cache_mib must be >= 1, got {self.head_width} and {self.cache_mib}"
-            )
+        check_least(self, "policy", 1, "head_width", "cache_mib", "history")
         if self.lora_rank < 1 or self.lora_alpha <= 0:
             raise ValueError(
                 f"need policy.lora_rank >= 1 and lora_alpha > 0, got {self.lora_rank} and {self.lora_alpha}"

@@ -40,7 +40,7 @@ def examples_of(policy: Any, env: TurnEnv, episodes: Sequence[TokenEpisode]) -> 
         *keys, _ = episode.obs.images
         missing = policy.images.missing(keys)  # how many tokens a turn has depends on its image
         if missing:
-            policy.show([keys[index] for index in missing], env.draw(episode.snapshots[missing]))
+            policy.show([keys[index] for index in missing], policy.draw(env, episode.obs.snapshots[missing]))
         for key, prompt, reply in zip(keys, episode.obs.texts[:-1], episode.replies, strict=True):
             number += 1
             if policy.action_head is not None and reply.action is None:

@@ -3,6 +3,7 @@
 Algorithms train it; `engine` samples from it.
 """
 
+import hashlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -17,6 +18,7 @@ from rlvlm.core.episodes import Answer, IntArray, Observations, TokenEpisode
 from rlvlm.core.errors import UsageError
 from rlvlm.core.steps import FloatArray, Frames
 from rlvlm.envs.env import TurnEnv
+from rlvlm.envs.images import draw_history
 from rlvlm.policies.advantage_prompt import positive
 from rlvlm.policies.protocol import SHOWN_AT_ONCE, Imitation, Prediction, SeenImages
 from rlvlm.policies.vlm.backbone import Backbone, Padded, SeenImage, pad
@@ -156,9 +158,9 @@ class VLMPolicy(nn.Module):
         self.forget_stale_images()
         self._looks_again = False
 
-    def encode(self, prompt: str, size_px: tuple[int, int]) -> IntArray:
-        """[P] ids of one user turn with an image of `size_px` (H, W) and `prompt`, up to where the reply begins."""
-        return self.backbone.encode(prompt, size_px)
+    def encode(self, prompt: str, size_px: tuple[int, int], num_images: int = 1) -> IntArray:
+        """[P] ids of one user turn with images of `size_px` (H, W) and `prompt`, up to where the reply begins."""
+        return self.backbone.encode(prompt, size_px, num_images)
 
     def write(self, text: str) -> IntArray:
         """[N] ids of a reply `text` as the policy would have sampled it: for training on demonstrations.
@@ -183,10 +185,14 @@ class VLMPolicy(nn.Module):
         return tokens_of_span(self.tokenizer, reply_ids, span)
 
     def show(self, keys: Sequence[bytes], frames: Frames) -> None:
-        """Encodes `frames` [N, H, W, 3] and keeps what the language model needs of them under `keys`.
+        """Encodes `frames` [N, H, W, 3] and keeps what the language model needs of them under `keys`; so of k images
+        under each key, [N, k, H, W, 3].
 
         Call it for the places that `images.missing` names, so that nothing is drawn or encoded twice.
         """
+        if frames.ndim == 5:
+            self._show_several(keys, frames)
+            return
         # so many at a time: an encoder's activations are larger than what is kept of them
         for begin in range(0, len(keys), SHOWN_AT_ONCE):
             part = list(frames[begin : begin + SHOWN_AT_ONCE])
@@ -195,18 +201,34 @@ class VLMPolicy(nn.Module):
             for key, frame, seen, grid in zip(keys[begin:], part, features, grids, strict=False):
                 # an encoder that learns makes other features of it after each update
                 kept = frame if self._looks_again else None
-                self.images.add(key, SeenImage(features=seen, grid=grid, size_px=frames.shape[1:3], frame=kept))
+                self.images.add(key, SeenImage(features=seen, grids=(grid,), size_px=frames.shape[1:3], frame=kept))
+
+    def _show_several(self, keys: Sequence[bytes], frames: Frames) -> None:
+        """The same of [N, k, H, W, 3]: an image that was seen in the prompt of a turn before is not encoded again."""
+        parts = [[hashlib.sha256(frame.tobytes()).digest() for frame in several] for several in frames]
+        names = [part for several in parts for part in several]
+        shown = dict(zip(names, frames.reshape(-1, *frames.shape[-3:]), strict=True))
+        known = {part: image for part, image in self.images.items().items() if part in shown}
+        if new := [part for part in shown if part not in known]:
+            self.show(new, np.stack([shown[part] for part in new]))
+            known |= self.images.items()
+        for key, own, several in zip(keys, parts, frames, strict=True):
+            seen = [known[part] for part in own]
+            kept = several if self._looks_again else None
+            grids = tuple(grid for image in seen for grid in image.grids)
+            features = torch.cat([image.features for image in seen], dim=1)
+            self.images.add(key, SeenImage(features=features, grids=grids, size_px=seen[0].size_px, frame=kept))
 
     def prompts(self, obs: Observations) -> list[IntArray]:
         """The ids of each prompt of `obs`, as `encode` gives them; its images were shown."""
         seen = self.images.get(obs.images)
         texts = positive(obs.texts) if self._is_conditioned else obs.texts
-        return [self.encode(text, image.size_px) for text, image in zip(texts, seen, strict=True)]
+        return [self.encode(text, image.size_px, len(image.grids)) for text, image in zip(texts, seen, strict=True)]
 
     def pad(self, obs: Observations, replies: Sequence[IntArray] = ()) -> Padded:
         """The batch of `obs` with their `replies`; none: of their prompts alone."""
         prompts, seen = self.prompts(obs), self.images.get(obs.images)
-        positions = [self.backbone.position_ids(ids, image.grid) for ids, image in zip(prompts, seen, strict=True)]
+        positions = [self.backbone.position_ids(ids, image.grids) for ids, image in zip(prompts, seen, strict=True)]
         return pad(prompts, positions, replies or [_NO_REPLY] * len(obs), self.backbone.pad_id, self.device)
 
     def hidden(self, padded: Padded, images: Sequence[bytes], cache: Any = None) -> Tensor:
@@ -257,8 +279,8 @@ class VLMPolicy(nn.Module):
         )
 
     def draw(self, env: Any, snapshots: FloatArray) -> Frames:
-        """[N, H, W, 3] the images of `snapshots` [N, D], in the env's own size."""
-        return env.draw(snapshots)
+        """[N, H, W, 3] the images of `snapshots` [N, D], in the env's own size; see `draw_history`."""
+        return draw_history(env, snapshots)
 
     def lengths(self, obs: Observations, answers: Sequence[Answer]) -> list[int]:
         """See `Policy`; an action head reads the prompt alone."""
@@ -390,11 +412,12 @@ class VLMPolicy(nn.Module):
             return seen
         # envs side by side show the same image: one pass of the encoder, whose gradients add up
         firsts = {key: image for key, image in zip(keys, seen, strict=True)}
-        features, _ = self.backbone.encode_images([image.frame for image in firsts.values() if image.frame is not None])
-        again = {
-            key: SeenImage(features=fresh, grid=image.grid, size_px=image.size_px)
-            for (key, image), fresh in zip(firsts.items(), features, strict=True)
-        }
+        kept = [image.frame for image in firsts.values() if image.frame is not None]
+        frames = [frame for each in kept for frame in each.reshape(-1, *each.shape[-3:])]
+        features, again = iter(self.backbone.encode_images(frames)[0]), {}
+        for key, image in firsts.items():
+            fresh = torch.cat([next(features) for _ in image.grids], dim=1)
+            again[key] = SeenImage(features=fresh, grids=image.grids, size_px=image.size_px)
         return [again[key] for key in keys]
 
 

@@ -118,7 +118,7 @@ class VllmSampler:
             replace(config.named(str(weights_folder("policy"))), dtype=dtype, adapter=""),
             settings,
             max_requests=max_requests,
-            max_images=1,
+            max_images=config.history,
             **options,
         )
         self._section = settings.section
@@ -210,7 +210,7 @@ class VllmSampler:
 
         Args:
             prompt_ids: [P] the whole prompt, image tokens expanded.
-            frame: [H, W, 3] the image.
+            frame: [H, W, 3] the image, or [k, H, W, 3] of k images.
             rules: of the trainer's tokenizer.
             sampling: how.
             seed: of this reply alone.
@@ -268,9 +268,13 @@ class VllmSampler:
         lora = self._adapters[version] if self._has_adapter else None
         # leaves e^-100 of a token's probability, which is none in float32
         bias = dict.fromkeys(rules.banned_ids, _BANNED_BIAS)
+        frames = list(frame.reshape(-1, *frame.shape[-3:]))
         try:
             output = await self._core.ask(
-                collapsed(expected, rules.image_id), [frame], sampling | {"logit_bias": bias, "detokenize": False}, lora
+                collapsed(expected, rules.image_id, len(frames)),
+                frames,
+                sampling | {"logit_bias": bias, "detokenize": False},
+                lora,
             )
         except (ValueError, RuntimeError) as error:
             raise ModelUnavailable(f"vLLM did not answer a prompt: {error}", "look at the replica's log") from error
@@ -307,9 +311,17 @@ def check_policy(config: PolicyConfig) -> None:
         raise UsageError("4-bit weights cannot learn themselves", "set --policy.learns lora")
 
 
-def collapsed(ids: Sequence[int], image_id: int) -> list[int]:
-    """The ids with each run of visual tokens as one: the engine puts in as many as the image takes."""
-    return [token for key, run in groupby(ids) for token in ([key] if key == image_id else run)]
+def collapsed(ids: Sequence[int], image_id: int, num_images: int = 1) -> list[int]:
+    """The ids with the visual tokens of each image as one: the engine puts in as many as the image takes.
+
+    Images are of one size; where nothing stands between two of them, their tokens are one run.
+    """
+    own = max(1, list(ids).count(image_id) // num_images)
+    return [
+        token
+        for key, run in groupby(ids)
+        for token in ([key] * max(1, len(list(run)) // own) if key == image_id else run)
+    ]
 
 
 def _rank_of(config: PolicyConfig) -> int:
