@@ -1,6 +1,7 @@
 """The path of the hand: where each family draws it, what is refused, and that no question mixes the two."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,12 @@ from rlvlm.demonstrations.playing import Style, play, player_of
 from rlvlm.envs.hand_path import paint_path, project
 from rlvlm.envs.images import FrameStore
 from rlvlm.envs.registry import make_env, task_env
+from rlvlm.judge_bench.asking import _draw
+from rlvlm.judge_bench.items import make_items
+from rlvlm.judge_bench.suites import Suite
+from rlvlm.judges.config import JudgeConfig
 from rlvlm.preferences.teachers import draw_sides
+from rlvlm.reports.judge_bench import bench_judge
 from rlvlm.rewards.scoring_items import ScoringItem
 from rlvlm.runs.preflight import check_before_run
 from rlvlm.runs.recipes import recipe
@@ -107,3 +113,34 @@ def test_a_judge_of_pairs_sees_the_path_on_the_last_image_alone() -> None:
     np.testing.assert_array_equal(drawn[0], without[0])
     np.testing.assert_array_equal(drawn[1], env.draw_path(without[1], tables))
     assert (drawn[1] != without[1]).any()
+
+
+def test_a_bench_paints_each_sides_own_path_on_its_last_image_and_refuses_what_it_cannot(tmp_path: Path) -> None:
+    suite = Suite(name="x", tasks=("push_block",), episodes=6, pairs=4, videos=2, controls=1, tracks=1)
+    shown = []
+    for draws in (False, True):
+        made = make_items(suite, "push_block", replace(task_env("push_block"), draw_path=draws), 32, 0, False)
+        asked = [(item, item.kind == "pair") for item in made.items if not item.change]
+        shown.append([side for sides in _draw(made, asked, 4) for side in sides])
+        assert (made.paint is not None) == draws
+    # with its sides exchanged, a pair shows the right one first
+    pair = next(item for item, _ in asked if item.kind == "pair")
+    env = opened("push_block")
+    image = env.draw(pair.sides[1][-1:], 32)[0]
+    index = [item for item, _ in asked].index(pair)
+    sides = _draw(made, asked[index : index + 1], 4)[0]
+    np.testing.assert_array_equal(sides[0][-1], env.draw_path(image, pair.paths[1]))
+    for plain, painted in zip(*shown, strict=True):
+        np.testing.assert_array_equal(plain[:-1], painted[:-1])
+        assert (plain[-1] != painted[-1]).any()
+    (tmp_path / "meta").mkdir()
+    (tmp_path / "meta" / "info.json").write_text("{}")
+    refused: list[tuple[str, dict[str, Any], str]] = [
+        (str(tmp_path), {}, "is recorded, and its images do not say where the hand is"),
+        ("push_block", {"reference": "oracle"}, "sees no image"),
+        ("pick_place_can", {}, "needs env.second_view"),
+        ("cartpole", {}, "does not know where a hand is"),
+    ]
+    for suite_name, options, words in refused:
+        with pytest.raises(UsageError, match=words):
+            bench_judge(suite_name, JudgeConfig(), tmp_path / "out", draw_path=True, **options)
