@@ -12,7 +12,8 @@ Gathering is a collective call, so every learner must go through the policy equa
 through a VLM's vision encoder, which looks once at each image (`policies.protocol.look`).
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -179,6 +180,24 @@ def clip_gradients(parameters: Sequence[nn.Parameter], max_norm: float) -> float
     for gradient in gradients:
         local(gradient).mul_(factor)
     return float(norm)
+
+
+@contextmanager
+def at_hand(optimizer: torch.optim.Optimizer, is_offloaded: bool) -> Iterator[None]:
+    """Within, the state of `optimizer` lies where its parameters do; outside, where it is offloaded, in main memory.
+    What is computed is the same.
+    """
+    for parameter, state in optimizer.state.items():
+        for name, value in state.items():
+            if value.ndim and not is_sharded([value]):  # the number of steps stays where it is
+                state[name] = rejoined(value.to(local(parameter).device), parameter)
+    try:
+        yield
+    finally:
+        for state in optimizer.state.values() if is_offloaded else ():
+            for name, value in state.items():
+                if value.ndim:
+                    state[name] = local(value).to("cpu")
 
 
 def sliced_state(states: Mapping[int, Mapping[str, Any]], parameters: Sequence[nn.Parameter]) -> dict[int, Any]:

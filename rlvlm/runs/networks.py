@@ -101,6 +101,7 @@ def main_memory(
         needs = plan(size, policy, algo if role.learns else replace(algo, shard=False), on_gpu=on_gpu)
         # on their way to a GPU the weights are read into main memory, as many as the process holds
         taken = needs.total if role.learns and not on_gpu else needs.weights
+        taken += needs.adam * (role.learns and on_gpu and algo.offload)
         for node in where[role.name]:
             own = found.setdefault(node, {})
             own[role.name] = own.get(role.name, 0.0) + _PROCESS_GIB + taken / 2**30

@@ -73,25 +73,33 @@ def sac(device: torch.device, folder: Path, *, model: str, update: str = "by_han
 
 
 def grpo(device: torch.device, folder: Path) -> None:
-    """The supervised start, two updates, both kinds of evaluation, a checkpoint."""
-    algorithm: Any = (
-        PolicyGradientAlgorithmConfig(algo=chunk_defaults())
-        .envs(task="push_block", env_settings=ChunkEnvConfig(episode_steps=32))
-        .acting(policy=VLAConfig())
-        .learning(
-            sft=ChunkSFTConfig(episodes=4, updates=4),
-            algo=chunk_defaults(groups=2, group_size=4),
+    """The supervised start, two updates, both kinds of evaluation, a checkpoint; all the same with Adam's averages in
+    main memory while nothing is learned.
+    """
+    learned = []
+    for offload in (False, True):
+        algorithm: Any = (
+            PolicyGradientAlgorithmConfig(algo=chunk_defaults())
+            .envs(task="push_block", env_settings=ChunkEnvConfig(episode_steps=32))
+            .acting(policy=VLAConfig())
+            .learning(
+                sft=ChunkSFTConfig(episodes=4, updates=4),
+                algo=chunk_defaults(groups=2, group_size=4, offload=offload),
+            )
+            .debugging(seed=0)
+            .build_algo()
         )
-        .debugging(seed=0)
-        .build_algo()
-    )
-    for _ in range(2):
+        for _ in range(2):
+            algorithm.train()
+        assert {weight.device for weight in algorithm.policy.parameters()} == {device}
+        algorithm.evaluate_policy(2)
+        algorithm.save_checkpoint(str(folder / "saved"))
+        algorithm.load_checkpoint(str(folder / "saved"))
         algorithm.train()
-    assert {weight.device for weight in algorithm.policy.parameters()} == {device}
-    algorithm.evaluate_policy(2)
-    algorithm.save_checkpoint(str(folder / "saved"))
-    algorithm.load_checkpoint(str(folder / "saved"))
-    algorithm.train()
+        averages = [state["exp_avg"].device for state in algorithm.learner._optimizer.state.values()]
+        assert averages and set(averages) == {torch.device("cpu") if offload else device}, averages
+        learned.append([weight.detach().cpu() for weight in algorithm.policy.parameters()])
+    assert all(map(torch.equal, *learned)), "offloading changes what is learned"
 
 
 CHECKS = {

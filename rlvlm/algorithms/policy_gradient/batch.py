@@ -12,6 +12,7 @@ from rlvlm.algorithms.learners import largest, map_sharded
 from rlvlm.algorithms.policy_gradient.advantages import Trajectories, estimate, find_estimator
 from rlvlm.algorithms.policy_gradient.config import PolicyGradientConfig
 from rlvlm.algorithms.policy_gradient.losses import find_policy_loss, k3, token_weights, truncated_importance
+from rlvlm.algorithms.sharding import rejoined
 from rlvlm.core import metrics
 from rlvlm.core.episodes import Answer, IntArray, Observations, TokenEpisode, answer_key
 from rlvlm.core.errors import NumericsError, UsageError
@@ -151,7 +152,9 @@ class BatchMaker:
         values = torch.tensor([float(episodes[e].values[t]) for t, e in rows.indices])
         reference = None
         if algo.loss.kl_weight:
-            with self.policy.with_weights(self.start):  # no second copy of the network: what learns is swapped
+            own = self.policy.trained_state()
+            start = {name: rejoined(value, own[name]) for name, value in self.start.items()}
+            with self.policy.with_weights(start):  # no second copy of the network: what learns is swapped
                 reference = _padded(self._each_once(obs, rows, self._log_probs)).to(device)
         extras = {name: column.to(device) for name, column in self._extras(episodes, rows.indices).items()}
         return Batch(

@@ -253,6 +253,10 @@ class PolicyGradientConfig:
     compute_dtype: Literal["same", "bfloat16"] = "same"
     """Compute type of sharded learners. bfloat16: weights are gathered and computed in it, and Adam changes the slices
     as they are, float32 where all weights learn; same: all as it is."""
+    offload: bool = False
+    """Whether Adam's averages, and the slices of the policy that `loss.kl_weight` compares with, lie in main memory
+    while nothing is learned: for a policy that samples on the GPU on which it learns, or beside `engine.colocated`.
+    They travel twice per update; what is learned is the same."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where a VLA learns in the run's own process. auto: a GPU that Ray or SLURM has assigned to it, else the CPU;
     cuda: the first that is visible. A VLM lies where policy.device says."""

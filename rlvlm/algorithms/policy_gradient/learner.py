@@ -29,6 +29,7 @@ from rlvlm.algorithms.sft import Imitator
 from rlvlm.algorithms.sft_config import ChunkSFTConfig, ReplySFTConfig
 from rlvlm.algorithms.sft_replies import held_out_loss
 from rlvlm.algorithms.sharding import (
+    at_hand,
     fetch_bucket,
     is_sharded,
     load_optimizer_tree,
@@ -109,9 +110,10 @@ class TokenLearner(ManualLearner):
     def _keep_start(self, weights: Mapping[str, Tensor]) -> None:
         """Keeps a copy of the weights that learning starts from, in main memory: they are read when they are saved.
 
-        A loss that charges for divergence has slices change places with them in each update, so these stay on the GPU.
+        A loss that charges for divergence has slices change places with them in each update, so these stay on the GPU
+        unless they are offloaded.
         """
-        is_swapped = self._algo.loss.kl_weight > 0
+        is_swapped = self._algo.loss.kl_weight > 0 and not self._algo.offload
         self.batches.start = {
             name: value.clone() if is_sharded([value]) and is_swapped
             else local(value).to("cpu", copy=True) if is_sharded([value])
@@ -145,6 +147,11 @@ class TokenLearner(ManualLearner):
             NumericsError: the loss or the gradient is not finite.
         """
         show_images(self.policy, images, episodes)
+        with at_hand(self._optimizer, self._algo.offload):
+            self._learn(episodes, progress)
+        self._optimizer.zero_grad()  # who samples next has their memory
+
+    def _learn(self, episodes: Sequence[TokenEpisode], progress: float) -> None:
         algo, batch = self._algo, self.batches.make(episodes)
         # Adam's first steps are as large as its rate says, whatever the gradient: the rate rises over some updates
         warmth = min(1.0, (self.num_updates + 1) / (algo.warm_up + 1))
@@ -328,9 +335,11 @@ class TokenLearner(ManualLearner):
     def save_tree(self) -> dict[str, Any]:
         """Everything a bit-identical continuation needs, as a state tree."""
         own = self.policy.trained_state()
+        with at_hand(self._optimizer, self._algo.offload):
+            adam = optimizer_tree(self._optimizer)
         return {
             "trained": {name: plain(value) for name, value in own.items()},
-            "adam": optimizer_tree(self._optimizer),
+            "adam": adam,
             "start": {name: plain(rejoined(value, own[name])) for name, value in self.batches.start.items()},
             "generator": self._generator.get_state().numpy(),
             "order": self._order.bit_generator.state,
@@ -346,7 +355,8 @@ class TokenLearner(ManualLearner):
             {name: torch.as_tensor(np.array(value)).to(own[name].dtype) for name, value in tree["trained"].items()}
         )
         self.begin()  # a fresh optimiser, whose state has the shape of what is loaded into it
-        load_optimizer_tree(self._optimizer, tree["adam"], self.parameters)
+        with at_hand(self._optimizer, self._algo.offload):
+            load_optimizer_tree(self._optimizer, tree["adam"], self.parameters)
         self._keep_start(
             {name: slice_like(torch.tensor(np.array(value)), own[name]) for name, value in tree["start"].items()}
         )

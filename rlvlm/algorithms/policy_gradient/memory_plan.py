@@ -5,15 +5,18 @@ each holds all):
 
     context    of CUDA and its libraries, outside of torch
     weights    (w P + f F) / N        w 4 in float32; f 2 beside an adapter, 4 in float32, 0.52 of layers in NF4
+    Adam       8 P / N                only in updates with `algo.offload`, and so is the start
+    images     the cache of encoded images, full
+
+While it learns:
+
     gradients  4 P / N
-    Adam       8 P / N
     copies     4 P / N                each of: before an update that may be taken back; the start and the weights it
                                       changes places with, where divergence from it is charged for
     passing    what is gathered of a sharded policy at once, its embeddings and two blocks, and its gradient; of whole
                learners that are several, the vector in which gradients are summed, twice
-    images     the cache of encoded images, full
 
-What comes and goes, of which only the largest counts:
+What comes and goes, by turns, so that only the most at one time counts:
 
     start      a step of the supervised start
     sampling   keys and values of all rows, beside what reading the prompts takes; in evaluations too
@@ -117,12 +120,17 @@ class MemoryPlan:
     sampling: float
     update: float
     reserve: float
+    is_offloaded: bool = False
+    """Whether `adam` is on the GPU only while it learns."""
 
     @property
     def total(self) -> float:
         """The most at one time: the start, sampling and updates take turns."""
-        phases = (self.start, self.sampling, self.update)
-        return sum(asdict(self).values()) - sum(phases) + max(phases)
+        learning = self.gradients + self.copies + self.passing + max(self.start, self.update)
+        held = self.context + self.weights + self.images + self.reserve
+        if self.is_offloaded:
+            return held + max(learning + self.adam, self.sampling)
+        return held + self.adam + max(learning, self.sampling)
 
 
 def size_of(policy: PolicyConfig | VLAConfig, folder: Path) -> ModelSize:
@@ -297,6 +305,7 @@ def plan(
         sampling=sampling,
         update=update,
         reserve=_RESERVE * max(start, sampling, update) * on_gpu,
+        is_offloaded=algo.offload,
     )
 
 
@@ -335,6 +344,8 @@ def _changes(
         tokens //= 2
     if isinstance(policy, PolicyConfig) and policy.cache_mib > _MIN_CACHE_MIB:
         yield f"--policy.cache-mib {_MIN_CACHE_MIB}", replace(policy, cache_mib=_MIN_CACHE_MIB), algo
+    if workload.is_sampled:
+        yield "--algo.offload", policy, replace(algo, offload=True)
     if workload.is_sampled and not algo.num_envs % 4:
         yield f"--algo.num-envs {algo.num_envs // 4}", policy, replace(algo, num_envs=algo.num_envs // 4)
     # then more GPUs, of which each holds a share; 4-bit weights are not shared out
