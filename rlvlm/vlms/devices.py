@@ -22,6 +22,7 @@ _ASSIGNS = {
 """Which setting makes Ray assign a GPU to the processes that compute a section's network outside of the run's own."""
 
 
+_ALLOCATOR, _EXPANDABLE = "PYTORCH_ALLOC_CONF", "expandable_segments:True"
 _given: tuple[int | None, bool] | None = None
 """The GPU that Ray has given this process, as torch counts those that it sees, None for a CPU; and whether settings say
 nothing against it. None: nothing was decided, as in a command without Ray."""
@@ -42,11 +43,17 @@ def use_expandable_segments() -> None:
     """Has torch's allocator in this process grow its segments instead of adding others, unless the user has set it up.
 
     Passes of unlike sizes otherwise leave gaps in which nothing fits: 3.6 to 4.4 GiB of a policy of 3 billion. Called
-    before CUDA is first used here. Not inherited by vLLM, whose sleep needs segments of its own: what starts processes
-    calls it after they have begun.
+    before CUDA is first used here. Processes that are started later inherit it; vLLM, whose sleep needs segments of its
+    own, takes it back (`vlms.engines.vllm`).
     """
-    if not {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"} & os.environ.keys():
-        os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
+    if not {_ALLOCATOR, "PYTORCH_CUDA_ALLOC_CONF"} & os.environ.keys():
+        os.environ[_ALLOCATOR] = _EXPANDABLE
+
+
+def use_own_segments() -> None:
+    """Takes `use_expandable_segments` back."""
+    if os.environ.get(_ALLOCATOR) == _EXPANDABLE:
+        del os.environ[_ALLOCATOR]
 
 
 def follow_ray(gpus: Sequence[str]) -> None:
@@ -103,6 +110,26 @@ def pick_device(device: str, section: str) -> torch.device:
             f"use --{section}.device cpu, or a CUDA build of torch where there is a GPU{_ASSIGNS.get(section, '')}",
         )
     return chosen
+
+
+def backward(loss: torch.Tensor, is_deterministic: bool) -> None:
+    """`loss.backward()`; its gradient is the same to the bit each time on a CPU, and on a GPU where that is asked for.
+
+    Attention in 16 bits otherwise sums the gradient of its queries in whatever order its blocks finish, so that no run
+    repeats and none resumes exactly. Sampling needs nothing of the kind, and calls what has no such form.
+
+    Raises:
+        RuntimeError: torch has no such form of an operation on a GPU; it names it.
+    """
+    if loss.device.type != "cuda" or not is_deterministic:
+        loss.backward()
+        return
+    os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # torch insists on it; what RLlib writes here it does not read
+    torch.use_deterministic_algorithms(True)
+    try:
+        loss.backward()
+    finally:
+        torch.use_deterministic_algorithms(False)
 
 
 def free_gpu() -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.update_memory import WIDTHS, bytes_per_token_and_layer, saved_bytes
-from rlvlm.algorithms.policy_gradient.gradients import pack
+from rlvlm.algorithms.policy_gradient.batch import pack
 from rlvlm.policies.vlm import backbone
 from rlvlm.policies.vlm.config import PolicyConfig
 from rlvlm.policies.vlm.engine import PolicyEngine

@@ -17,7 +17,7 @@ from rlvlm.core import metrics
 from rlvlm.core.episodes import Answer, IntArray, Observations, TokenEpisode, answer_key
 from rlvlm.core.errors import NumericsError, UsageError
 from rlvlm.core.steps import FloatArray
-from rlvlm.policies.protocol import Policy, look
+from rlvlm.policies.protocol import SHOWN_AT_ONCE, Policy, look
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -315,23 +315,48 @@ class BatchMaker:
         for row, key in enumerate(keys):
             known.setdefault(key, row)  # the first row of each kind
         firsts = list(known.values())
-        size = self._algo.microbatch_turns or max(1, len(firsts))
-        agree = largest if self._algo.shard else int  # learners that gather weights together must encode equally often
 
         @torch.no_grad()
         def all_of(some: Sequence[int]) -> list[Tensor]:
-            found: list[Tensor] = []
-            for begin in range(0, len(some), size):
-                part = some[begin : begin + size]
-                look(self.policy, self.env, obs.at(part), agree)
+            found: dict[int, Tensor] = {}
+            parts = self.micro_batches(obs, answers, some)
+            # the last passes of some learners count for nothing, see `micro_batches`
+            for part in parts + [list(some[:1])] * (self.agree(len(parts)) - len(parts)):
+                look(self.policy, self.env, obs.at(part), self.agree)
                 table = compute(obs.at(part), [answers[row] for row in part]).cpu()
-                found += (
-                    table if sizes is None else [cells[: sizes[row]] for row, cells in zip(part, table, strict=True)]
-                )
-            return found
+                found |= {
+                    row: cells if sizes is None else cells[: sizes[row]] for row, cells in zip(part, table, strict=True)
+                }
+            return [found[row] for row in some]
 
         computed = dict(zip([keys[row] for row in firsts], map_sharded(firsts, all_of), strict=True))
         return [computed[key] for key in keys]
+
+    def micro_batches(self, obs: Observations, answers: Sequence[Answer], rows: Sequence[int]) -> list[list[int]]:
+        """`rows` in the parts that go through the policy at once; learners that gather weights together call it
+        together, and must make equally many passes.
+
+        Args:
+            obs: M.
+            answers: M; empty ones where prompts alone are read.
+            rows: of them.
+        """
+        algo = self._algo
+        if not algo.microbatch_tokens:
+            size = algo.microbatch_turns or max(1, len(rows))
+            return [list(rows[begin : begin + size]) for begin in range(0, len(rows), size)]
+        lengths: list[int] = []
+        parts = [rows[begin : begin + SHOWN_AT_ONCE] for begin in range(0, len(rows), SHOWN_AT_ONCE)]
+        for number in range(self.agree(len(parts))):
+            part = parts[number] if number < len(parts) else []
+            # how many tokens an image makes is known once it was looked at
+            look(self.policy, self.env, obs.at(part or [0]), self.agree)
+            lengths += self.policy.lengths(obs.at(part), [answers[row] for row in part]) if part else []
+        return [[rows[index] for index in part] for part in pack(lengths, algo.microbatch_tokens)]
+
+    def agree(self, count: int) -> int:
+        """`count`, or the largest of all learners' where they gather weights together."""
+        return largest(count) if self._algo.shard else count
 
     def _values(self, obs: Observations, answers: Sequence[Answer]) -> Tensor:
         return self.policy.values(obs).float()
@@ -368,3 +393,18 @@ def mismatch_of(trainer: Tensor, engine: Tensor, counts: Tensor, cap: float) -> 
 
 def _padded(rows: Sequence[Tensor]) -> Tensor:
     return nn.utils.rnn.pad_sequence(list(rows), batch_first=True)
+
+
+def pack(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
+    """Indices in `lengths` [B], the longest first, in parts whose longest times their number is at most `max_tokens`.
+
+    That is what a part costs, for shorter rows are padded; one that is longer than `max_tokens` is a part of its own.
+    """
+    # longest first: the first of a part is then its longest, and decides what the rest are padded to
+    parts: list[list[int]] = []
+    for index in sorted(range(len(lengths)), key=lambda index: -lengths[index]):
+        if parts and lengths[parts[-1][0]] * (len(parts[-1]) + 1) <= max_tokens:
+            parts[-1].append(index)
+        else:
+            parts.append([index])
+    return parts

@@ -253,6 +253,9 @@ class PolicyGradientConfig:
     compute_dtype: Literal["same", "bfloat16"] = "same"
     """Compute type of sharded learners. bfloat16: weights are gathered and computed in it, and Adam changes the slices
     as they are, float32 where all weights learn; same: all as it is."""
+    deterministic: bool = False
+    """Whether gradients on a GPU are computed by kernels that give the same bits each time: only then do runs in
+    bfloat16 repeat, and resume, exactly. Slower; it fails where torch has no such kernel, which names it."""
     offload: bool = False
     """Whether Adam's averages, and the slices of the policy that `loss.kl_weight` compares with, lie in main memory
     while nothing is learned: for a policy that samples on the GPU on which it learns, or beside `engine.colocated`.

@@ -8,15 +8,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rlvlm.algorithms.learners import add_up_gradients, all_reduce, largest, local_shard
+from rlvlm.algorithms.learners import add_up_gradients, all_reduce, local_shard
 from rlvlm.algorithms.policy_gradient import losses
-from rlvlm.algorithms.policy_gradient.batch import Batch
+from rlvlm.algorithms.policy_gradient.batch import Batch, BatchMaker
 from rlvlm.algorithms.policy_gradient.config import PolicyGradientConfig
 from rlvlm.algorithms.sharding import clip_gradients
 from rlvlm.core import metrics
 from rlvlm.core.episodes import Answer, Observations
 from rlvlm.core.errors import NumericsError, UsageError
-from rlvlm.policies.protocol import SHOWN_AT_ONCE, Policy, Prediction, look
+from rlvlm.policies.protocol import Policy, Prediction, look
+from rlvlm.vlms.devices import backward
 
 _LOG_RATIO_BOUND = 2.0
 """Log-ratios of replies are clipped to this when an update's divergence is measured, or one rare token decides."""
@@ -40,14 +41,14 @@ class Gradients:
         env: of the task; draws what the policy has not seen.
         algo: the loss, and what goes through the policy at once.
         has_critic: whether the policy's values learn too.
-        has_token_values: whether they are of each token.
+        batches: that the learner makes; knows how rows are cut, and whether values are of each token.
     """
 
     def __init__(
-        self, policy: Policy, env: Any, algo: PolicyGradientConfig, has_critic: bool, has_token_values: bool
+        self, policy: Policy, env: Any, algo: PolicyGradientConfig, has_critic: bool, batches: BatchMaker
     ) -> None:
         self._policy, self._env, self._algo = policy, env, algo
-        self._has_critic, self._has_token_values = has_critic, has_token_values
+        self._has_critic, self._batches = has_critic, batches
 
     def is_warming_up(self, num_updates: int) -> bool:
         """Whether the critic learns alone, after so many updates."""
@@ -80,7 +81,7 @@ class Gradients:
         # The mean over turns is taken anew of each minibatch; a sum over the update is split between its minibatches.
         scale = len(batch.answers) / len(rows) if algo.loss.average == "turn" else algo.minibatches or 1.0
         parts = self.micro_batches(batch, local_shard(rows))
-        num_parts = self._largest(len(parts))
+        num_parts = self._batches.agree(len(parts))
         for number in range(num_parts):
             # Learners that gather weights together make equally many passes: the last of some count for nothing.
             part = parts[number] if number < len(parts) else rows[:1]
@@ -109,9 +110,9 @@ class Gradients:
             # a critic that knows nothing yet would have the policy learn its mistakes
             total = value_loss if is_warming_up else policy_loss + value_loss + rest
             if number >= len(parts):  # a backward pass gathers weights too
-                (total * 0.0).backward()
+                backward(total * 0.0, algo.deterministic)
                 continue
-            total.backward()
+            backward(total, algo.deterministic)
             with torch.no_grad():
                 is_token = weights > 0
                 log_ratio = torch.where(is_token, now.log_probs - old_log_probs, 0.0)
@@ -161,14 +162,14 @@ class Gradients:
         Raises:
             UsageError: it says something of another shape.
         """
-        look(self._policy, self._env, obs, self._largest)  # others may have played
+        look(self._policy, self._env, obs, self._batches.agree)  # others may have played
         found = self._policy.log_probs(
             obs,
             answers,
             temperature=self._algo.temperature,
             detach_values=self._algo.is_value_detached,
             with_entropies=self._algo.loss.entropy_weight > 0,
-            with_token_values=self._has_token_values,
+            with_token_values=self._batches.has_token_values,
         )
         if list(found.log_probs.shape) != [len(answers), longest]:
             raise UsageError(
@@ -178,23 +179,9 @@ class Gradients:
             )
         return found
 
-    def _largest(self, count: int) -> int:
-        """`count`, or the largest of all learners' where they gather weights together."""
-        return largest(count) if self._algo.shard else count
-
     def micro_batches(self, batch: Batch, rows: Tensor) -> list[Tensor]:
         """`rows` in the parts that go through the policy at once."""
-        algo = self._algo
-        if not algo.microbatch_tokens:
-            return [part for part in rows.split(algo.microbatch_turns or max(1, len(rows))) if len(part)]
-        lengths: list[int] = []
-        parts = [part.tolist() for part in rows.split(SHOWN_AT_ONCE) if len(part)]
-        for number in range(self._largest(len(parts))):
-            part = parts[number] if number < len(parts) else []
-            # how many tokens an image makes is known once it was looked at
-            look(self._policy, self._env, batch.obs.at(part or [0]), self._largest)
-            lengths += self._policy.lengths(batch.obs.at(part), [batch.answers[row] for row in part]) if part else []
-        return [rows[part] for part in pack(lengths, algo.microbatch_tokens)]
+        return [torch.tensor(part) for part in self._batches.micro_batches(batch.obs, batch.answers, rows.tolist())]
 
 
 def narrow(column: Tensor, rows: Tensor, width: int) -> Tensor:
@@ -203,18 +190,3 @@ def narrow(column: Tensor, rows: Tensor, width: int) -> Tensor:
     """
     column = column[rows.to(column.device)]
     return column[:, :width] if column.ndim == 2 else column
-
-
-def pack(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
-    """Indices in `lengths` [B], the longest first, in parts whose longest times their number is at most `max_tokens`.
-
-    That is what a part costs, for shorter rows are padded; one that is longer than `max_tokens` is a part of its own.
-    """
-    # longest first: the first of a part is then its longest, and decides what the rest are padded to
-    parts: list[list[int]] = []
-    for index in sorted(range(len(lengths)), key=lambda index: -lengths[index]):
-        if parts and lengths[parts[-1][0]] * (len(parts[-1]) + 1) <= max_tokens:
-            parts[-1].append(index)
-        else:
-            parts.append([index])
-    return parts

@@ -21,9 +21,9 @@ from torch import Tensor
 from rlvlm.algorithms.learners import ManualLearner, all_reduce, check_weights
 from rlvlm.algorithms.policy_gradient import losses
 from rlvlm.algorithms.policy_gradient.advantages import find_estimator
-from rlvlm.algorithms.policy_gradient.batch import Batch, BatchMaker
+from rlvlm.algorithms.policy_gradient.batch import Batch, BatchMaker, pack
 from rlvlm.algorithms.policy_gradient.config import PolicyGradientConfig
-from rlvlm.algorithms.policy_gradient.gradients import FIX, OWN, Gradients, pack
+from rlvlm.algorithms.policy_gradient.gradients import FIX, OWN, Gradients
 from rlvlm.algorithms.policy_gradient.images import StoredImages, show_images
 from rlvlm.algorithms.sft import Imitator
 from rlvlm.algorithms.sft_config import ChunkSFTConfig, ReplySFTConfig
@@ -97,7 +97,7 @@ class TokenLearner(ManualLearner):
             self._start_optimizer()  # of the slices: what `build` made was of weights that are no longer there
         self._env = make_env(self.config.task, self.config.env_settings, self.config.seed or 0) if env is None else env
         self.batches = BatchMaker(self.policy, self._env, self._algo)
-        self.gradients = Gradients(self.policy, self._env, self._algo, self._has_critic, self.batches.has_token_values)
+        self.gradients = Gradients(self.policy, self._env, self._algo, self._has_critic, self.batches)
 
     def begin(self) -> None:
         """Starts anew from the policy as it is now, which is kept: evaluations and losses compare with it."""
@@ -202,6 +202,7 @@ class TokenLearner(ManualLearner):
 
         rng = np.random.default_rng(np.random.SeedSequence(self.config.seed, spawn_key=(sft.stream,)))
         self.imitator = Imitator(self.policy, self._env, shown, sft, rng, self.log, weights=weights, at_once=at_once)
+        self.imitator.is_deterministic = self._algo.deterministic
         if tree is not None:
             self.imitator.set_state(tree)
 

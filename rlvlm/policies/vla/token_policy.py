@@ -117,7 +117,7 @@ class TokenVLA(VLAPolicy):
         return self.with_values(*self.inputs(obs), detach=True)[1]
 
     def lengths(self, obs: Observations, answers: Sequence[Answer]) -> list[int]:
-        return [len(answer["bins"]) for answer in answers]
+        return [len(answer.get("bins", ())) for answer in answers]
 
     def learn_statistics(self, shown: Demonstrations, env: ChunkEnv) -> None:
         """Bins of a token span what was demonstrated: no bin is spent on what is never done."""

@@ -285,7 +285,10 @@ class VLMPolicy(nn.Module):
     def lengths(self, obs: Observations, answers: Sequence[Answer]) -> list[int]:
         """See `Policy`; an action head reads the prompt alone."""
         is_read = self.action_head is None
-        return [len(ids) + is_read * len(answer["ids"]) for ids, answer in zip(self.prompts(obs), answers, strict=True)]
+        return [
+            len(ids) + is_read * len(answer.get("ids", ()))
+            for ids, answer in zip(self.prompts(obs), answers, strict=True)
+        ]
 
     def meta(self) -> dict[str, Any]:
         """Nothing: the run's config says what it was built by."""

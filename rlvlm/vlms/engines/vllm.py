@@ -283,6 +283,9 @@ def _import_vllm(settings: EngineConfig) -> Any:
     # set before the import, which reads them once; what the user has set stays
     os.environ.update({name: os.environ.get(name, value) for name, value in _SETTINGS.items()})
     os.environ["VLLM_CPU_KVCACHE_SPACE"] = str(math.ceil(settings.cache_gib))  # it reads whole numbers alone
+    from rlvlm.vlms.devices import use_own_segments  # torch, which vLLM brings
+
+    use_own_segments()
     if settings.eager:
         os.environ.setdefault("TORCH_COMPILE_DISABLE", "1")  # vLLM's sampler compiles itself all the same
     try:

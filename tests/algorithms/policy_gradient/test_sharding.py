@@ -292,7 +292,8 @@ def test_four_learners_go_on_as_two_and_then_as_one(folder: Path) -> None:
     for count in (4, 2, 1):
         path = str(folder / "vlm")
         ((expected, one),) = side_by_side(1, continued, vlm, path, "all", {}, one)
-        algo = {"num_learners": count, "shard": True, "offload": True} if count > 1 else {"offload": True}
+        algo = {"offload": True, "microbatch_tokens": 700}
+        algo |= {"num_learners": count, "shard": True} if count > 1 else {}
         (report, several), *others = side_by_side(count, continued, vlm, path, "all", algo, several)
         assert len(others) == count - 1
         for name in (*STEPS, metrics.UPDATES):

@@ -104,17 +104,28 @@ def test_every_family_is_taught_and_learns_by_an_adapter_alone(make: Any, family
 
 
 def test_micro_batches_give_the_gradient_of_the_whole(make: Any):
-    whole, parts = make(BI_LEVEL, microbatch_turns=8), make(BI_LEVEL, microbatch_turns=3)
-    tokens = make(BI_LEVEL, microbatch_tokens=1400)
+    both = BI_LEVEL | KL  # with the passes of the reference
+    whole, parts = make(both, microbatch_turns=8), make(both, microbatch_turns=3)
+    tokens = make(both, microbatch_tokens=1400)
     gradients = []
     for algorithm in (whole, parts, tokens):
         learner = algorithm.learner
-        batch = learner.batches.make(played(algorithm))
+        learner.begin()
+        episodes, sizes, pad = played(algorithm), [], learner.policy.pad
+
+        def measured(*arguments: Any, pad: Any = pad, sizes: list[int] = sizes) -> Any:
+            padded = pad(*arguments)
+            sizes.append(padded.ids.numel())
+            return padded
+
+        learner.policy.pad = measured
+        batch = learner.batches.make(episodes)
         learner.gradients.backward(batch, torch.arange(8), learner.parameters, 0)
         gradients.append([parameter.grad.clone() for parameter in learner.parameters if parameter.grad is not None])
     for others in gradients[1:]:
         for left, right in zip(gradients[0], others, strict=True):
             torch.testing.assert_close(left, right, rtol=1e-4, atol=1e-6)
+    assert 0 < max(sizes) <= 1400, "what is read before an update is bounded, too"
     packed = learner.gradients.micro_batches(batch, torch.arange(8))
     assert 1 < len(packed) < 8 and sorted(torch.cat(packed).tolist()) == list(range(8))
     for part in packed:
@@ -352,3 +363,20 @@ def test_what_another_engine_sampled_is_corrected_and_the_difference_reported(
     same = make({"loss": LossConfig(correction="token")})
     same.train()
     assert same.report()[metrics.ENGINE_KL] < 1e-8 and same.report()[metrics.ENGINE_TRUNCATED] == 0
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA card")
+def test_runs_in_bfloat16_repeat_and_resume_to_the_bit_on_a_gpu(make: Any, tmp_path: Path) -> None:
+    settings = {"learns": "lora", "lora_rank": 4, "device": "cuda", "dtype": "bfloat16", "recompute": True}
+    sft = ReplySFTConfig(turns=32, updates=4, batch_size=16)
+    first, again, resumed = (make(KL, settings, sft, rollout_turns=48) for _ in range(3))
+    for algorithm in (first, again):
+        algorithm.train()
+    first.save_checkpoint(str(tmp_path / "saved"))
+    resumed.load_checkpoint(str(tmp_path / "saved"))
+    for algorithm in (first, again, resumed):
+        algorithm._forget_images()
+        algorithm.train()
+    assert_equal_weights(weights(first), weights(again))
+    assert_equal_weights(weights(first), weights(resumed))

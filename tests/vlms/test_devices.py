@@ -1,0 +1,41 @@
+"""How torch's allocator is set up, and who keeps out of it."""
+
+import os
+
+import pytest
+
+from rlvlm.vlms.devices import follow_ray, own_gpu, use_expandable_segments, use_own_segments
+
+ALLOCATOR, LEGACY = "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"
+
+
+@pytest.mark.parametrize(
+    ("own", "expected"),
+    [
+        ({}, "expandable_segments:True"),
+        ({ALLOCATOR: "max_split_size_mb:64"}, "max_split_size_mb:64"),
+        ({LEGACY: "max_split_size_mb:64"}, None),
+    ],
+)
+def test_segments_grow_unless_the_user_says_otherwise(
+    monkeypatch: pytest.MonkeyPatch, own: dict[str, str], expected: str | None
+) -> None:
+    for name in (ALLOCATOR, LEGACY):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in own.items():
+        monkeypatch.setenv(name, value)
+    use_expandable_segments()
+    assert os.environ.get(ALLOCATOR) == expected
+    use_own_segments()  # as vLLM does
+    assert os.environ.get(ALLOCATOR) == own.get(ALLOCATOR)
+
+
+def test_a_worker_with_a_gpu_sets_its_allocator_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(ALLOCATOR, raising=False)
+    monkeypatch.delenv(LEGACY, raising=False)
+    with own_gpu(None):  # restores what this process has decided
+        follow_ray([])
+        assert ALLOCATOR not in os.environ
+        follow_ray(["0"])
+        assert os.environ[ALLOCATOR] == "expandable_segments:True"
+    monkeypatch.delenv(ALLOCATOR)
