@@ -24,11 +24,14 @@ def command(words: Sequence[str], prog: str) -> int:
     # before there is a folder: a run that cannot start leaves nothing behind
     check_before_run(arguments.config)
     if arguments.plan:
+        from rlvlm.runs.networks import envs_advice
         from rlvlm.runs.placement import plan_table
         from rlvlm.runs.ray_session import ray_session
 
         with ray_session() if os.environ.get("RAY_ADDRESS") else nullcontext():
             plain_console().print(plan_table(arguments.config))
+            if advice := envs_advice(arguments.config):
+                plain_console().print(advice)
         return EXIT_DONE
     folder = create_folder(arguments.config, [*prog.split(), *words], datetime.now())
     from rlvlm.runs.train import start_run  # torch and ray, after all that can be checked without

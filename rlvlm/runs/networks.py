@@ -16,6 +16,8 @@ from rlvlm.runs.config import JUDGE_ROLE, Role, RunConfig
 if TYPE_CHECKING:  # torch
     from rlvlm.algorithms.policy_gradient.memory_plan import Workload
 
+_MAX_AT_ONCE = 256
+"""Replies at once beyond which a replica is not advised to go, as vLLM by default does not."""
 _PROCESS_GIB = 1.0
 """Main memory of a process that has imported Ray, torch and transformers, before it loads anything."""
 
@@ -34,6 +36,41 @@ def learner_memory(config: RunConfig) -> str:
     except ModelUnavailable:
         return ""
     return words_of(plan(size_of(policy, folder), policy, algo, on_gpu=True, workload=workload_of(config)))
+
+
+def envs_advice(config: RunConfig) -> str:
+    """The setting that fills the memory of what samples in turns, in words; empty where nothing is left, or where not
+    enough is known: the card, the tokenizer, and a policy that computes on this machine.
+    """
+    policy, algo = config.large_policy, config.algo
+    if not isinstance(policy, PolicyConfig):
+        return ""
+    from rlvlm.algorithms.policy_gradient.memory_plan import MARGIN, plan, size_of
+    from rlvlm.vlms.devices import card_bytes
+
+    card, work = card_bytes(), workload_of(config)
+    copies = config.num_engine_replicas or 1
+    if card is None or not work.prompt_tokens or not (work.is_sampled or config.engine.num_gpus):
+        return ""
+    size, envs = size_of(policy, model_folder(policy)), algo.num_envs
+    if not work.is_sampled:  # an engine holds weights and what it samples with; vLLM takes a share of the card
+        card *= min(1.0, config.engine.num_gpus)
+        card *= config.engine.vllm.memory_share if config.engine.backend == "vllm" else 1.0
+
+    def fits(envs: int) -> bool:
+        each = replace(algo, num_envs=envs // copies, rollout_turns=0, num_learners=0, shard=False)
+        needs = plan(size, policy, each, on_gpu=True, workload=replace(work, is_sampled=True))
+        total = needs.total if work.is_sampled else needs.context + needs.weights + needs.images + needs.sampling
+        return total <= (1 - MARGIN) * card
+
+    while 2 * envs <= _MAX_AT_ONCE * copies and fits(2 * envs):
+        envs *= 2
+    if envs == algo.num_envs:
+        return ""
+    turns = f" --algo.rollout-turns {envs}" if algo.rollout_turns % envs else ""
+    return (
+        f"the GPU has room for {envs} envs at once, whose replies are sampled together: --algo.num-envs {envs}{turns}"
+    )
 
 
 def workload_of(config: RunConfig) -> "Workload":

@@ -6,10 +6,12 @@ from typing import Any
 import pytest
 
 from benchmarks.memory_plan import write_config
-from rlvlm.runs.networks import sent_bytes
+from rlvlm.runs.networks import envs_advice, sent_bytes
 from rlvlm.runs.ray_session import OBJECT_STORE_BYTES, store_room
 from rlvlm.runs.recipes import recipe
 from rlvlm.runs.settings import override
+from rlvlm.vlms import devices
+from tests.tiny_vlm import save_tiny_vlm
 
 GIB = 2**30
 
@@ -37,3 +39,22 @@ def test_a_store_is_never_larger_than_shared_memory_has_room(monkeypatch: pytest
         usage = type("Usage", (), {"free": free})
         monkeypatch.setattr("rlvlm.runs.ray_session.shutil.disk_usage", lambda _, usage=usage: usage)
         assert store_room(wanted) == expected
+
+
+@pytest.mark.slow
+def test_the_plan_advises_as_many_envs_as_the_card_has_room_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_tiny_vlm(tmp_path, "qwen2_5_vl")
+
+    def advice(card: int, **settings: Any) -> str:
+        monkeypatch.setattr(devices, "card_bytes", lambda: card)
+        named = {name.replace("__", "."): value for name, value in settings.items()}
+        return envs_advice(override(recipe("number_line"), {"policy.model": str(tmp_path)} | named))
+
+    many = "the GPU has room for 256 envs at once, whose replies are sampled together: --algo.num-envs 256"
+    assert advice(80 * GIB) == many
+    assert advice(2 * GIB) == "", "nothing is left beside an update"
+    served = {"engine__num_replicas": 2, "engine__num_gpus": 0.5}
+    assert advice(80 * GIB, **served).endswith("--algo.num-envs 512")
+    assert advice(80 * GIB, engine__num_replicas=1) == "", "replicas on CPUs"

@@ -152,7 +152,7 @@ def test_a_run_that_cannot_fit_its_card_is_refused_before_it_starts(
         if is_enough:
             preflight._check_memory(config)
         else:
-            with pytest.raises(MachineError, match="a learner of .* takes .* GiB") as caught:
+            with pytest.raises(MachineError, match="a learner of .* takes .* GiB .*, start 0") as caught:
                 preflight._check_memory(config)
             assert caught.value.fix.startswith("--policy.learns lora")
     assert not caplog.records, "nothing is said of a GPU that is the run's to take"
