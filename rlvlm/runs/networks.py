@@ -5,7 +5,7 @@ ask.
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rlvlm.core.errors import ModelUnavailable
 from rlvlm.envs.registry import make_env
@@ -48,14 +48,15 @@ def envs_advice(config: RunConfig) -> str:
     from rlvlm.algorithms.policy_gradient.memory_plan import MARGIN, plan, size_of
     from rlvlm.vlms.devices import card_bytes
 
+    engine: Any = getattr(config, "engine", None)  # of runs in turns, whose policy this is
     card, work = card_bytes(), workload_of(config)
     copies = config.num_engine_replicas or 1
-    if card is None or not work.prompt_tokens or not (work.is_sampled or config.engine.num_gpus):
+    if card is None or not work.prompt_tokens or not (work.is_sampled or engine.num_gpus):
         return ""
     size, envs = size_of(policy, model_folder(policy)), algo.num_envs
     if not work.is_sampled:  # an engine holds weights and what it samples with; vLLM takes a share of the card
-        card *= min(1.0, config.engine.num_gpus)
-        card *= config.engine.vllm.memory_share if config.engine.backend == "vllm" else 1.0
+        card *= min(1.0, engine.num_gpus)
+        card *= engine.vllm.memory_share if engine.backend == "vllm" else 1.0
 
     def fits(envs: int) -> bool:
         each = replace(algo, num_envs=envs // copies, rollout_turns=0, num_learners=0, shard=False)

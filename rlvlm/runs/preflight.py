@@ -62,8 +62,9 @@ def check_before_run(config: RunConfig) -> None:
         what = f"port {config.track.dashboard_port} for the Ray dashboard is taken"
         raise MachineError(what, f"choose another: --track.dashboard-port {free_port()}")
     # drawn in a process of its own, as a renderer that does not work may end the one that tries it
+    is_named = bool(os.environ.get("MUJOCO_GL", "").strip())  # else what was chosen has just been tried
     backend = ensure_renderer()
-    if failure := try_renderer(backend):
+    if is_named and (failure := try_renderer(backend)):
         raise MachineError(f"drawing with {backend} does not work: {failure}", FIX)
     config.check_policy()
     from rlvlm.runs.build import algorithm_settings  # torch and RLlib, after all that can be checked without

@@ -16,6 +16,7 @@ from rlvlm.algorithms.sft_folders import sft_manifest_of, write_sft_manifest
 from rlvlm.commands.arguments import parse, parse_run
 from rlvlm.commands.judge_bench import JudgeBenchArguments
 from rlvlm.core.errors import JudgeUnavailable, MachineError, RunError, UsageError
+from rlvlm.envs import rendering
 from rlvlm.judges import build
 from rlvlm.pocket.models import weights_folder
 from rlvlm.rewards.config import StepRewardConfig
@@ -36,6 +37,15 @@ def test_a_renderer_that_does_not_draw_stops_a_run_before_it_starts(monkeypatch:
         check_before_run(ORACLE)
     monkeypatch.setenv("MUJOCO_GL", "osmesa")
     check_before_run(ORACLE)
+
+
+def test_a_renderer_that_was_just_chosen_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[str] = []
+    for module in (preflight, rendering):
+        monkeypatch.setattr(module, "try_renderer", tried.append)
+    monkeypatch.setenv("MUJOCO_GL", "")  # given back after the test
+    check_before_run(ORACLE)
+    assert len(tried) == 1
 
 
 def test_a_taken_port_is_found_before_the_run() -> None:
