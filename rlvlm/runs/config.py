@@ -143,7 +143,7 @@ class RunConfig(ABC):
         if not isinstance(self.env, KIND_CONFIGS[self.kind]):
             if self.env is not None and type(self.env) is not EnvConfig:
                 raise ValueError(f"env is a {type(self.env).__name__}, which does not go with a run in {self.kind}")
-            steps = {} if self.env is None else {"episode_steps": self.env.episode_steps}
+            steps: dict[str, Any] = {} if self.env is None else {"episode_steps": self.env.episode_steps}
             object.__setattr__(self, "env", KIND_CONFIGS[self.kind](**steps))
         check_least(self, "", 1, "steps")
         if not 0 <= self.seed < 2**32:

@@ -46,10 +46,10 @@ def envs_advice(config: RunConfig) -> str:
     if not isinstance(policy, PolicyConfig):
         return ""
     from rlvlm.algorithms.policy_gradient.memory_plan import MARGIN, plan, size_of
-    from rlvlm.vlms.devices import card_bytes
+    from rlvlm.vlms.devices import gpu_memory
 
     engine: Any = getattr(config, "engine", None)  # of runs in turns, whose policy this is
-    card, work = card_bytes(), workload_of(config)
+    card, work = gpu_memory(), workload_of(config)
     copies = config.num_engine_replicas or 1
     if card is None or not work.prompt_tokens or not (work.is_sampled or engine.num_gpus):
         return ""

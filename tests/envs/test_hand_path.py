@@ -13,8 +13,8 @@ from rlvlm.envs.hand_path import paint_path, project
 from rlvlm.envs.images import FrameStore
 from rlvlm.envs.registry import make_env, task_env
 from rlvlm.judge_bench.asking import _draw
-from rlvlm.judge_bench.items import make_items
 from rlvlm.judge_bench.suites import Suite
+from rlvlm.judge_bench.task_items import make_items
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.preferences.teachers import draw_sides
 from rlvlm.reports.judge_bench import bench_judge

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rlvlm.cli import run_word
+from rlvlm.cli import run_command
 from rlvlm.core.errors import UsageError
 from rlvlm.judge_bench.asking import Reference
 from rlvlm.judge_bench.bench import freeze, measure, summarise
@@ -48,7 +48,7 @@ def questions(folder) -> Questions:
 @pytest.mark.slow
 def test_a_page_of_entries_sorts_and_runs_nothing_of_theirs(folder, tmp_path):
     page = tmp_path / "page.html"
-    run_word(["judge-bench", "compare", str(folder / "left.json"), str(folder / "script.json"), "--out", str(page)])
+    run_command(["judge-bench", "compare", str(folder / "left.json"), str(folder / "script.json"), "--out", str(page)])
     text = page.read_text()
     (script,) = re.findall(r"<script>(.*?)</script>", text, re.DOTALL)
     assert base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() in text.split("<title>")[0]
@@ -59,7 +59,8 @@ def test_a_page_of_entries_sorts_and_runs_nothing_of_theirs(folder, tmp_path):
 
 @pytest.mark.slow
 def test_a_bench_of_a_frozen_suite_leaves_an_entry(folder, questions, tmp_path):
-    run_word(["judge-bench", str(folder / "small.zip"), "--reference", "left", "--out", str(tmp_path), "--frames", "4"])
+    words = ["judge-bench", str(folder / "small.zip"), "--reference", "left", "--out", str(tmp_path), "--frames", "4"]
+    run_command(words)
     entry = json.loads((tmp_path / "entry.json").read_text())
     assert entry["figures"] == json.loads((folder / "left.json").read_text())["figures"]
     assert read_entry(tmp_path / "entry.json", questions).name == "left none"

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rlvlm.cli import run_word
+from rlvlm.cli import run_command
 from rlvlm.core.errors import UsageError
 from rlvlm.judge_bench.archive import ArchiveWriter, open_archive
 from rlvlm.judge_bench.bench import freeze, measure, summarise
@@ -47,7 +47,7 @@ def test_a_frozen_suite_is_asked_as_the_suite_itself(frozen, tmp_path):
     # the same suite is the same file, and its questions alone have the same hash
     again = freeze(SMALL, tmp_path / "again.zip", **HOW)
     assert (tmp_path / "again.zip").read_bytes() == frozen.read_bytes() and again.digest == rows[1]["bench"]["frozen"]
-    run_word(["judge-bench", "freeze", str(frozen), "--questions-only", "--out", str(tmp_path / "asked.zip")])
+    run_command(["judge-bench", "freeze", str(frozen), "--questions-only", "--out", str(tmp_path / "asked.zip")])
     asked = open_archive(tmp_path / "asked.zip")
     assert asked.digest == again.digest and frozen_items(asked, "push_block", None).made.items
     with pytest.raises(UsageError, match=r"asked.zip: 0.pixels .* it has no 0.pixels"):
@@ -150,12 +150,12 @@ def test_a_question_out_of_bounds_is_refused_with_its_line(tmp_path, bad):
 )
 def test_options_that_would_change_the_items_are_refused(frozen, tmp_path, words, message):
     with pytest.raises(UsageError, match=message):
-        run_word(["judge-bench", str(frozen), "--out", str(tmp_path), *words])
+        run_command(["judge-bench", str(frozen), "--out", str(tmp_path), *words])
 
 
 def test_what_cannot_be_frozen_leaves_no_file(tmp_path, monkeypatch):
     with pytest.raises(UsageError, match=r"name ends in .zip"):
-        run_word(["judge-bench", "freeze", "push_block", "--out", str(tmp_path / "a.tar")])
+        run_command(["judge-bench", "freeze", "push_block", "--out", str(tmp_path / "a.tar")])
     monkeypatch.setattr("rlvlm.judge_bench.frozen.MAX_TASK_BYTES", 10_000)
     with pytest.raises(UsageError, match="more than 10,000 bytes"):
         freeze(SMALL, tmp_path / "big.zip", **HOW)

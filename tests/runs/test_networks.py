@@ -48,7 +48,7 @@ def test_the_plan_advises_as_many_envs_as_the_card_has_room_for(
     save_tiny_vlm(tmp_path, "qwen2_5_vl")
 
     def advice(card: int, **settings: Any) -> str:
-        monkeypatch.setattr(devices, "card_bytes", lambda: card)
+        monkeypatch.setattr(devices, "gpu_memory", lambda: card)
         named = {name.replace("__", "."): value for name, value in settings.items()}
         return envs_advice(override(recipe("number_line"), {"policy.model": str(tmp_path)} | named))
 

@@ -146,7 +146,7 @@ class MiniGridTurnEnv(TurnEnv):
 
     def hand_path(self, snapshots: FloatArray, camera: str = "") -> FloatArray:
         """[N, 2]: the middle of the agent's cell."""
-        return (snapshots[:, -3:-1] + 0.5) / np.array([self._env.width, self._env.height], np.float32)
+        return (snapshots[:, -3:-1] + 0.5) / np.array([self.inner.width, self.inner.height], np.float32)
 
     def get_state(self) -> dict[str, Any]:
         """The seed of the grid and all actions since: any env is exact again once they are repeated."""
