@@ -195,7 +195,7 @@ class LiberoEnv(ChunkEnv):
 
     def hand_path(self, snapshots: FloatArray, camera: str = "") -> FloatArray:
         """[N, 2]: mirrored, as the images are."""
-        return self._scene.hand_path(snapshots, camera) * (-1, 1) + np.array((1, 0), np.float32)
+        return self.scene.hand_path(snapshots, camera) * (-1, 1) + np.array((1, 0), np.float32)
 
     def landmarks(self, snapshots: FloatArray) -> FloatArray:
         """[N, K, 3]: the hand, and what the goals name."""

@@ -190,7 +190,7 @@ class PickPlaceCan(TurnEnv):
 
     def hand_path(self, snapshots: FloatArray, camera: str = "") -> FloatArray:
         """[N, 2] in the second view, on the right: in the wrist's the hand is always in the same place."""
-        path = self._scene.hand_path(snapshots, SECOND_CAMERA)
+        path = self.scene.hand_path(snapshots, SECOND_CAMERA)
         beside = np.abs(path - 0.5).max(axis=1, keepdims=True) > 0.5  # would lie in the other view, or below
         return np.where(beside, np.nan, (path + (1, 0)) / (2, 1)).astype(np.float32)
 
