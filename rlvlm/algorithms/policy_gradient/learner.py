@@ -149,7 +149,8 @@ class TokenLearner(ManualLearner):
         show_images(self.policy, images, episodes)
         with at_hand(self._optimizer, self._algo.offload):
             self._learn(episodes, progress)
-        self._optimizer.zero_grad()  # who samples next has their memory
+        if self.policy.device.type == "cuda":
+            self._optimizer.zero_grad()  # who samples next has their memory
 
     def _learn(self, episodes: Sequence[TokenEpisode], progress: float) -> None:
         algo, batch = self._algo, self.batches.make(episodes)

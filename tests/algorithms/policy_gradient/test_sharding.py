@@ -243,6 +243,8 @@ def test_a_learner_loads_its_share_and_no_more(tmp_path: Path, learns: str) -> N
     config = AutoConfig.from_pretrained(folder)
     sizes = {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 8}
     text = {key: value for key, value in config.text_config.to_dict().items() if key != "layer_types"} | sizes
+    text["head_dim"] = 128
+    text["rope_parameters"] = text["rope_parameters"] | {"mrope_section": [32, 16, 16]}  # halves of a head
     config = type(config)(**(config.to_dict() | {"text_config": text}))
     config.vision_config.out_hidden_size = 512
     network = AutoModelForImageTextToText.from_config(config)

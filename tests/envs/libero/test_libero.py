@@ -25,7 +25,7 @@ OPEN, CLOSE = 1.0, 0.0
 
 
 def make(**changes: object) -> LiberoEnv:
-    settings = {"episode_steps": 40, "look": "light"} | changes
+    settings = {"episode_steps": 40, "render_style": "light"} | changes
     return LiberoEnv(LiberoConfig(**settings), 0, "libero_object", "0")  # pyright: ignore[reportArgumentType]
 
 

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow
 
 
 def make(**changes: object) -> LiberoSuite:
-    config = LiberoConfig(**{"episode_steps": 12, "moved": 0.02, "look": "light"} | changes)  # pyright: ignore[reportArgumentType]
+    config = LiberoConfig(**{"episode_steps": 12, "moved": 0.02, "render_style": "light"} | changes)  # pyright: ignore[reportArgumentType]
     return make_env("libero_object", config, 0)
 
 
