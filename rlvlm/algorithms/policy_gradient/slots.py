@@ -97,7 +97,7 @@ class EnvSlot(TokenSlot):
     Args:
         env: played by this slot alone.
         task: its name, for the episodes.
-        place: of the slot among those side by side.
+        index: of the slot among those side by side.
         history: images that the policy sees in a prompt, `PolicyConfig.history`.
     """
 
@@ -105,8 +105,8 @@ class EnvSlot(TokenSlot):
     action_tokens: Callable[[Any, Any], NDArray[np.bool_]] | None = None
     """Which of a reply's ids make its action, by the span of characters; None: all do. Set where updates ask for it."""
 
-    def __init__(self, env: TurnEnv, task: str, place: int = 0, history: int = 1) -> None:
-        super().__init__(env, task, place)
+    def __init__(self, env: TurnEnv, task: str, index: int = 0, history: int = 1) -> None:
+        super().__init__(env, task, index)
         self._history = history
         self._latest: list[Observations] = []
 
