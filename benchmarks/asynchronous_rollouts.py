@@ -58,10 +58,7 @@ class SleepingEngine:
     def _answer(self, image: bytes, seconds: float) -> SampledReply:
         time.sleep(seconds)
         ids = np.zeros(1, np.int64)
-        return SampledReply(
-            image=image, ids=ids, text='{"action": "+"}', log_probs=np.zeros(1, np.float32), value=0.0,
-            is_complete=True, version=0,
-        )  # fmt: skip
+        return SampledReply(answer={"ids": ids}, log_probs=np.zeros(1, np.float32), text='{"action": "+"}', image=image)
 
 
 class SleepingVLA:

@@ -32,7 +32,6 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +56,7 @@ from rlvlm.core.episodes import Observations, SampledReply
 from rlvlm.core.steps import FloatArray, Frames
 from rlvlm.policies.vlm.engine import Engine, PolicyEngine
 from rlvlm.policies.vlm.policy import VLMPolicy
-from rlvlm.runs.build import built, make_policy
+from rlvlm.runs.build import built
 from rlvlm.runs.config import RunConfig
 from rlvlm.runs.ray_session import ray_session
 from rlvlm.runs.recipes import recipe
@@ -181,10 +180,9 @@ class GenerateEngine(PolicyEngine):
         ids = made[0, inputs["input_ids"].shape[1] :].numpy()
         return SampledReply(
             image=image,
-            ids=ids,
+            answer={"ids": ids},
             text=policy.text_of(ids),
             log_probs=np.zeros(len(ids), np.float32),
-            value=0.0,
             is_complete=bool(ids[-1] == policy.stop_id),
             version=self.version,
         )
@@ -230,7 +228,7 @@ def algorithm_of(config: Config, run: RunConfig) -> PolicyGradientAlgorithmConfi
     return (
         PolicyGradientAlgorithmConfig()
         .envs(task=run.task, env_settings=run.env)
-        .acting(make_policy=partial(make_policy, run.policy))
+        .acting(policy=run.policy)
         .learning(
             algo=replace(run.algo, rollout_turns=config.turns),
             sft=replace(run.sft, updates=config.sft_updates),

@@ -165,7 +165,7 @@ def run_policy(config: Config, folder: Path) -> dict[str, Any]:
     started = peak()
     learner.begin()
     runner.actor = Actor(PolicyEngine(learner.policy, config.rows), algo.max_reply_tokens, 1.0)
-    runner.action_tokens = learner.policy.action_tokens
+    runner.action_elements = learner.policy.action_elements
     found = measured(config, learner, lambda: runner.sample(num_turns=config.turns))
     # what a run's memory check says of it, before anything is loaded
     slot = make_slot("number_line", env)

@@ -41,7 +41,7 @@ from rlvlm.core.episodes import Observations
 from rlvlm.envs.registry import task_env
 from rlvlm.pocket.models import weights_folder
 from rlvlm.policies.vlm.config import PolicyConfig
-from rlvlm.runs.build import built, make_policy
+from rlvlm.runs.build import built
 from rlvlm.serving.apps import running_policy
 from rlvlm.serving.config import PolicyVllmConfig, ServedEngineConfig
 from rlvlm.serving.engine import ServedEngine
@@ -133,7 +133,7 @@ def measured(config: Config, folder: str, learns: Literal["all", "lora"]) -> dic
         settings = (
             PolicyGradientAlgorithmConfig()
             .envs(task=_TASK, env_settings=task_env(_TASK))
-            .acting(make_policy=partial(make_policy, policy), make_engine=partial(ServedEngine, app, config=engine))
+            .acting(policy=policy, make_engine=partial(ServedEngine, app, config=engine))
             .learning(
                 algo=PolicyGradientConfig(
                     num_learners=config.learners, shard=config.learners > 1, num_envs=4, rollout_turns=16

@@ -45,7 +45,7 @@ class Imitator(Stateful):
             once; a unit is an answer, or with the weighting preference a pair of segments.
 
     Raises:
-        UsageError: see `Policy.imitation`.
+        UsageError: see `Policy.imitation`; or the policy has a use for none of them.
     """
 
     STATE = {"num_updates": "num_updates", "losses": "_losses", "rng": "_rng", "epoch": "_epoch"}
@@ -66,6 +66,12 @@ class Imitator(Stateful):
     ) -> None:
         self.policy, self._sft, self._rng, self._log, self._at_once = policy, sft, rng, log, at_once
         self._prepared = prepared = policy.imitation(shown, env, sft, own_stream(rng), log)
+        if not len(prepared):
+            raise UsageError(
+                "the policy has a use for none of the demonstrated answers; an action head learns actions that can be "
+                "read, and nothing else",
+                "look at them with rlvlm data show DIR, and collect others with rlvlm collect",
+            )
         self._counts, self._pairs = None, None
         if weights is not None and sft.weighting == "preference":
             own = weights.at(prepared.shown)

@@ -24,8 +24,8 @@ from rlvlm.demonstrations.records import to_token_episode
 from rlvlm.demonstrations.weighting import folder_weights
 from rlvlm.envs.config import EnvConfig, current_settings
 from rlvlm.envs.env import TurnEnv
-from rlvlm.policies.vlm.config import PolicyConfig
-from rlvlm.policies.vlm.policy import VLMPolicy
+from rlvlm.policies.reply_policy import ReplyPolicy
+from rlvlm.policies.vlm.config import HEAD_OF_ACTS, PolicyConfig
 
 MANIFEST_FILE, BODY_FILE, HEADS_FILE = "sft.json", "body.safetensors", "heads.safetensors"
 """What was learned from, and what was trained: the adapter (or all weights of the language model), and apart from it
@@ -45,8 +45,8 @@ class SFTManifest:
 
     task: str
     action_names: tuple[str, ...]
-    acts: str
-    """`text` or `head`, as the policy's."""
+    head: str
+    """As the policy's."""
     new_words: tuple[str, ...]
     """As the policy's; a vector that was learned for one word means nothing for another."""
     env: Mapping[str, Any]
@@ -61,7 +61,7 @@ class SFTManifest:
         lacking = [name for name in wanted.action_names if name not in self.action_names]
         return [
             *([f"its actions are not {', '.join(map(repr, lacking))}"] if lacking else []),
-            *([f"it acts by {self.acts}, not by {wanted.acts}"] if self.acts != wanted.acts else []),
+            *([f"policy.head was {self.head}, not {wanted.head}"] if self.head != wanted.head else []),
             *(["policy.new_words were others"] if self.new_words != wanted.new_words else []),
             *([f"policy.conditioned was {self.conditioned}"] if self.conditioned != wanted.conditioned else []),
             *([f"policy.history was {self.history}"] if self.history != wanted.history else []),
@@ -80,7 +80,7 @@ class SFTManifest:
 def sft_manifest_of(task: str, env: EnvConfig, policy: PolicyConfig, action_names: tuple[str, ...]) -> SFTManifest:
     """The manifest of `policy` trained in an env of `task`."""
     return SFTManifest(
-        task=task, action_names=action_names, acts=policy.acts, new_words=policy.new_words, env=asdict(env),
+        task=task, action_names=action_names, head=policy.head, new_words=policy.new_words, env=asdict(env),
         conditioned=policy.conditioned, history=policy.history,
     )  # fmt: skip
 
@@ -117,9 +117,8 @@ def read_sft_manifest(folder: Path) -> SFTManifest | None:
         words = {name: tuple(found[name]) for name in ("action_names", "new_words")}
         conditioned, history = bool(found.get("conditioned")), int(found.get("history", 1))  # those of 0.2 do not say
         env = current_settings(dict(found["env"]))
-        return SFTManifest(
-            task=found["task"], acts=found["acts"], env=env, conditioned=conditioned, history=history, **words
-        )
+        head = found["head"] if "head" in found else HEAD_OF_ACTS[found["acts"]]  # its name and values in 0.2
+        return SFTManifest(task=found["task"], head=head, env=env, conditioned=conditioned, history=history, **words)
     except FileNotFoundError:
         return None
     except (OSError, ValueError, TypeError, KeyError) as error:
@@ -185,7 +184,7 @@ def load_demonstrations(
     return kept
 
 
-def load_trained(policy: VLMPolicy, folder: Path) -> None:
+def load_trained(policy: ReplyPolicy, folder: Path) -> None:
     """Gives `policy` what `save_trained` wrote.
 
     Raises:
@@ -200,7 +199,7 @@ def load_trained(policy: VLMPolicy, folder: Path) -> None:
         ) from error
 
 
-def save_trained(policy: VLMPolicy, folder: Path) -> None:
+def save_trained(policy: ReplyPolicy, folder: Path) -> None:
     """Writes what is trained of `policy` into `folder`, the heads apart.
 
     Raises:

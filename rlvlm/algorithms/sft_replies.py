@@ -20,9 +20,8 @@ from rlvlm.demonstrations.collect import FIRST_SEED, ScriptedExpert, acting
 from rlvlm.envs.env import TurnEnv
 from rlvlm.envs.images import draw_history
 from rlvlm.envs.playing import play
+from rlvlm.policies.reply_policy import ReplyPolicy
 from rlvlm.policies.vlm.engine import Engine
-from rlvlm.policies.vlm.imitation import examples_of
-from rlvlm.policies.vlm.policy import VLMPolicy
 
 
 def demonstrate(slot: EnvSlot, config: ReplySFTConfig, seed: int) -> list[TokenEpisode]:
@@ -90,13 +89,15 @@ def split(episodes: Sequence[TokenEpisode], share: float) -> tuple[list[TokenEpi
 
 
 @torch.no_grad()
-def held_out_loss(policy: VLMPolicy, env: TurnEnv, episodes: Sequence[TokenEpisode], batch: int) -> float:
-    """The loss per turn of held-out episodes, `batch` turns at once; NaN of none that the policy has a use for."""
-    examples, loss = examples_of(policy, env, episodes), 0.0
-    for begin in range(0, len(examples), batch):
-        part = examples[begin : begin + batch]
-        loss += policy.imitation_loss(part, 0.0).item() * len(part)
-    return loss / len(examples) if examples else math.nan
+def held_out_loss(policy: ReplyPolicy, env: TurnEnv, episodes: Sequence[TokenEpisode], sft: ReplySFTConfig) -> float:
+    """The loss per turn of held-out episodes, `sft.batch_size` turns at once; NaN of none that the policy has a use
+    for. An action head's is that of actions alone.
+    """
+    plain, unused = dataclasses.replace(sft, reply_weight=0.0), np.random.default_rng(0)
+    prepared = policy.imitation(episodes, env, plain, unused, lambda line: None)
+    parts = torch.arange(len(prepared)).split(sft.batch_size) if len(prepared) else ()
+    loss = sum(prepared.loss(rows, None).item() * len(rows) for rows in parts)
+    return loss / len(prepared) if len(prepared) else math.nan
 
 
 def validate(
@@ -141,11 +142,11 @@ def validate(
     }
 
 
-def warn_of_length(policy: VLMPolicy, episodes: Sequence[TokenEpisode], most: int, log: Callable[[str], None]) -> None:
+def warn_of_length(
+    policy: ReplyPolicy, episodes: Sequence[TokenEpisode], most: int, log: Callable[[str], None]
+) -> None:
     """Logs where replies of `episodes` are longer than `most` tokens: the policy would learn what is then cut."""
-    if policy.action_head is not None:
-        return
-    lengths = np.array([len(policy.write(reply.text)) for episode in episodes for reply in episode.replies])
+    lengths = np.array([policy.num_elements(reply.text) for episode in episodes for reply in episode.replies])
     if lengths.max() > most:
         log(
             f"{np.mean(lengths > most):.0%} of the demonstrated replies are longer than "

@@ -312,6 +312,11 @@ def run_app(path: Path, replicas: int, num_gpus: float, trust: bool) -> AppFile:
             f"{folder.path} has no policy that looks at an image and answers: its env is in {config.kind}",
             "serve a run such as number_line's; others are played by rlvlm eval",
         )
+    if config.policy.is_own:
+        raise UsageError(
+            f"{folder.path} has a policy of its own, {config.policy.head}, and replicas hold chat VLMs",
+            "play it with rlvlm eval, or from Python (docs/python.md)",
+        )
     if config.policy.history > 1:
         raise UsageError(
             f"{folder.path} has a policy that sees {config.policy.history} images in a prompt, and a request has one",

@@ -54,29 +54,30 @@ class Reply:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SampledReply:
-    """A reply as a policy sampled it."""
+    """A reply as a policy sampled it: a text that the env reads, or the number of an action."""
 
-    image: bytes
-    """Key of the image that it answers."""
-    ids: IntArray
-    """[N] its tokens, with the end-of-turn token where the policy gave one; the action of an action head."""
-    text: str
-    """Its words, without special tokens: untrusted; empty of an action head."""
+    answer: Answer
+    """As its policy reads it. A chat VLM's is `ids` [N]: its tokens, with the end-of-turn token where there is one, or
+    the action of an action head."""
     log_probs: FloatArray
-    """[N] of each token under the weights and the temperature it was sampled with."""
-    value: float
-    """The value head's estimate at the last token of the prompt."""
-    is_complete: bool
-    """False where the reply was cut at the token limit."""
-    version: int
-    """Version of the weights that gave it."""
+    """[N] of each element under the weights and the temperature it was sampled with."""
+    text: str = ""
+    """Its words, without special tokens: untrusted; empty where `action` says all."""
     action: int | None = None
-    """What an action head picked; None where the action is read in the text."""
+    """Index of the action that was picked; None where it is read in the text."""
+    value: float = 0.0
+    """A critic's, before the reply; 0 without one."""
+    is_complete: bool = True
+    """False where the reply was cut at the token limit."""
+    image: bytes = b""
+    """Key of the image that it answers; the engine gives it."""
+    version: int = 0
+    """Version of the weights that gave it; the engine gives it."""
 
     @property
-    def answer(self) -> Answer:
-        """As its policy reads it."""
-        return {"ids": self.ids}
+    def ids(self) -> IntArray:
+        """[N] tokens of a chat VLM's answer."""
+        return self.answer["ids"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

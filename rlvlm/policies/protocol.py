@@ -198,8 +198,6 @@ class Policy(Protocol):
             rng: of all that is drawn for it.
             log: takes a line.
 
-        Raises:
-            UsageError: it has no use for any of them.
         """
         ...
 

@@ -38,16 +38,14 @@ from rlvlm.algorithms.sac_pebble.player import load_policy as load_actor
 from rlvlm.core.errors import JudgeUnavailable
 from rlvlm.core.steps import Frames
 from rlvlm.demonstrations.collect import RandomPlayer, ScriptedExpert
-from rlvlm.envs.env import TurnEnv
 from rlvlm.envs.images import FrameStore
 from rlvlm.envs.registry import make_env
 from rlvlm.judges.goal_image import read_goal_image, with_goal_image
 from rlvlm.judges.human import HumanJudge
 from rlvlm.judges.judge import Judge
-from rlvlm.policies.vlm.config import PolicyConfig
+from rlvlm.policies.reply_policy import ReplyPolicy
 from rlvlm.policies.vlm.engine import PolicyEngine
-from rlvlm.policies.vlm.loading import load_policy
-from rlvlm.policies.vlm.policy import VLMPolicy
+from rlvlm.policies.vlm.loading import build_policy
 from rlvlm.runs.config import RunConfig
 from rlvlm.runs.folder import RunFolder, label_store
 from rlvlm.runs.kinds import AnswersRun, ChunksRun, StepsRun, TurnsRun
@@ -145,8 +143,7 @@ def open_person(config: RunConfig) -> HumanJudge:
 def turn_settings(config: TurnsRun, make_judge: MakeJudge | None, make_engine: MakeEngine | None) -> AlgorithmConfig:
     """See `algorithm_settings`."""
     settings = PolicyGradientAlgorithmConfig().envs(task=config.task, env_settings=config.env)
-    policy = config.policy.in_run(config.seed)
-    settings.acting(policy=policy, make_policy=partial(make_policy, policy))
+    settings.acting(policy=config.policy.in_run(config.seed))
     if make_engine:
         settings.acting(make_engine=make_engine)
     return _with_rewards(settings, config, make_judge)
@@ -172,11 +169,6 @@ def _with_rewards(
     )
     loss = replace(config.algo.loss, correction=config.correction)
     return settings.learning(algo=replace(config.algo, loss=loss), sft=config.sft, total_steps=config.steps)
-
-
-def make_policy(config: PolicyConfig, env: TurnEnv) -> VLMPolicy:
-    """The policy of `config`, for the actions of `env`; `partial(make_policy, config)` pickles."""
-    return load_policy(config, len(env.action_names))
 
 
 def goal_image(config: RunConfig) -> Frames | None:
@@ -261,10 +253,10 @@ def turn_players(config: TurnsRun, checkpoint: Path) -> Players:
     held_out = config.env.for_evaluation()
     slots = partial(make_slot, config.task, held_out, config.policy.history)
     env = slots().env
-    policy, start = (make_policy(config.policy, env) for _ in range(2))
+    policy, start = (build_policy(config.policy, env) for _ in range(2))
     load_vlm(policy, checkpoint)
 
-    def plays(who: VLMPolicy, slots: Callable[[], EnvSlot] = slots) -> dict[str, Player]:
+    def plays(who: ReplyPolicy, slots: Callable[[], EnvSlot] = slots) -> dict[str, Player]:
         actor = Actor(PolicyEngine(who, algo.num_envs), algo.max_reply_tokens, algo.temperature)
         return {how: turn_player(actor, slots, algo.num_envs, how == "greedy") for how in ("greedy", "sampled")}
 

@@ -9,6 +9,7 @@ from rlvlm.core.trust import foreign_code, is_trusted
 from rlvlm.core.yaml_text import read_yaml
 from rlvlm.envs.config import current_settings
 from rlvlm.envs.registry import find_task, own_settings
+from rlvlm.policies.vlm.config import HEAD_OF_ACTS
 from rlvlm.runs.config import RunConfig
 from rlvlm.runs.kinds import KINDS
 from rlvlm.runs.settings import read_settings, to_yaml
@@ -34,6 +35,7 @@ _RENAMED = {
     "reward.monitor.most_false_positives": "max_false_positives",
     "reward.monitor.claim": "success_threshold",
     "policy.smolvla": "lerobot",
+    "policy.acts": "head",
     "judge.picture_px": "image_px",
     "reward_model.picture_px": "image_px",
 }
@@ -63,11 +65,7 @@ def read_config_text(text: str, name: str = "the configuration") -> RunConfig:
             algo["preset"] = next(
                 (name for name, (sets, _) in PRESETS.items() if sets["estimator"] == estimator), "ppo"
             )
-        _drop_gone(tree, name)
-        for old, new in _RENAMED.items():
-            owner, last = _owner(tree, old)
-            if owner is not None and last in owner:
-                owner[new] = owner.pop(last)
+        _modernise(tree, name)
     if kind not in KINDS:
         raise UsageError(
             f"{name} is of a kind {kind!r}; known here: {', '.join(KINDS)}",
@@ -88,8 +86,8 @@ def read_config_text(text: str, name: str = "the configuration") -> RunConfig:
         raise UsageError(f"{name}: {error}", error.fix) from error
 
 
-def _drop_gone(tree: dict[str, Any], file: str) -> None:
-    """Leaves out settings that are gone and had no effect.
+def _modernise(tree: dict[str, Any], file: str) -> None:
+    """Gives settings their names of today, and leaves out those that are gone and had no effect.
 
     Raises:
         UsageError: one of them had.
@@ -101,6 +99,11 @@ def _drop_gone(tree: dict[str, Any], file: str) -> None:
                 f"{file} sets {name} {value}, which this version does not have",
                 "use the version of rlvlm that wrote it (environment.json names it)",
             )
+    for old, new in _RENAMED.items():
+        owner, last = _owner(tree, old)
+        if owner is not None and last in owner:
+            value = owner.pop(last)
+            owner[new] = HEAD_OF_ACTS.get(value, value) if last == "acts" else value
 
 
 def _owner(tree: dict[str, Any], name: str) -> tuple[dict[str, Any] | None, str]:

@@ -25,13 +25,13 @@ from rlvlm.core.steps import FloatArray, Frames
 from rlvlm.envs.env import ChunkEnv, TurnEnv
 from rlvlm.envs.images import FrameStore
 from rlvlm.envs.registry import make_env
+from rlvlm.policies.reply_policy import ReplyPolicy
 from rlvlm.policies.squashed_gaussian import SquashedGaussian
 from rlvlm.policies.vla.policy import Sampling, VLAPolicy
 from rlvlm.policies.vlm.engine import PolicyEngine
-from rlvlm.policies.vlm.policy import VLMPolicy
+from rlvlm.policies.vlm.loading import build_policy
 from rlvlm.preferences.networks import reward_input
 from rlvlm.preferences.reward_model import RewardModel
-from rlvlm.runs.build import make_policy
 from rlvlm.runs.checkpoints import newest_sound
 from rlvlm.runs.config import RunConfig
 from rlvlm.runs.folder import RunFolder, check_trust, choose_checkpoint, create_folder, find_folder
@@ -132,7 +132,7 @@ class TurnPolicy:
         temperature: of sampled replies.
     """
 
-    def __init__(self, model: VLMPolicy, env: TurnEnv, max_reply_tokens: int, temperature: float) -> None:
+    def __init__(self, model: ReplyPolicy, env: TurnEnv, max_reply_tokens: int, temperature: float) -> None:
         self.model = model
         self._env, self._engine = env, PolicyEngine(model)
         self._max_reply_tokens, self._temperature = max_reply_tokens, temperature
@@ -232,6 +232,6 @@ def load_policy(run: RunFolder | Path | str, *, trust: bool = False) -> StepPoli
     env = make_env(config.task, config.env.for_evaluation(), config.seed)
     if not isinstance(config, TurnsRun):
         return ChunkPolicy(load_vla(checkpoint, env), env)
-    model = make_policy(config.policy, env)
+    model = build_policy(config.policy, env)
     load_vlm(model, checkpoint)
     return TurnPolicy(model, env, config.algo.max_reply_tokens, config.algo.temperature)

@@ -19,8 +19,9 @@ from rlvlm.core.plugins import is_reference
 from rlvlm.envs.config import ChunkEnvConfig, StepEnvConfig, TurnEnvConfig
 from rlvlm.envs.registry import few_starts, make_env
 from rlvlm.pocket.models import TURN_TASKS, VIDEO_FRAME_PX, VIDEO_NUM_FRAMES, known_tasks
+from rlvlm.policies.own import find_own
 from rlvlm.policies.vla.config import VLAConfig
-from rlvlm.policies.vlm.config import PolicyConfig
+from rlvlm.policies.vlm.config import OWN_SETTINGS, PolicyConfig
 from rlvlm.preferences.config import FeedbackConfig, RewardModelConfig, check_learning, published_name
 from rlvlm.rewards.config import ChunkRewardConfig, StepRewardConfig, TurnRewardConfig
 from rlvlm.runs.config import Role, RunConfig, at_most
@@ -255,6 +256,8 @@ class AnswersRun(RunConfig):
 
         find_estimator(self.algo.advantage.estimator)
         find_policy_loss(self.algo.loss.policy)
+        if self.policy.is_own:
+            find_own(self.policy)
         if self.measured:
             read_scores(Path(self.measured), self.task)
 
@@ -285,13 +288,13 @@ class AnswersRun(RunConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class TurnsRun(AnswersRun):
-    """A VLM that acts in text, or by a head, turn by turn."""
+    """A VLM that acts in text, or by a head, or a network of the user's own, turn by turn."""
 
     kind: ClassVar[str] = "turns"
     env: TurnEnvConfig = None  # pyright: ignore[reportAssignmentType]
     """The task's env; by default as the task sets it up."""
     policy: PolicyConfig = field(default_factory=PolicyConfig)
-    """The VLM that acts."""
+    """The VLM, or another network, that acts."""
     engine: ServedEngineConfig = field(default_factory=ServedEngineConfig)
     """The engine that samples a VLM's replies."""
     sft: ReplySFTConfig = field(default_factory=ReplySFTConfig)
@@ -326,12 +329,23 @@ class TurnsRun(AnswersRun):
                 f"engine.colocated has at most one replica for each learner, got engine.num_replicas "
                 f"{engine.num_replicas} and {max(1, algo.num_learners)} learners; set both to the same number"
             )
+        if self.policy.is_own and engine.num_replicas:
+            raise ValueError(
+                f"policy.head {self.policy.head} samples in the run's own process, and engine.num_replicas is "
+                f"{engine.num_replicas}; leave it out"
+            )
         if algo.shard and self.policy.quantization != "none":
             raise ValueError(
                 f"policy.quantization {self.policy.quantization} does not go with algo.shard: 4-bit weights are not "
                 "shared out; leave it out, for slices of bfloat16 weights beside an adapter take as little from two "
                 "GPUs on, or leave out algo.shard, so that each learner holds all 4-bit weights"
             )
+
+    def without_effect(self) -> Iterator[tuple[Any, str, tuple[str, ...]]]:
+        yield from super().without_effect()
+        of_vlm = {setting.name for setting in fields(PolicyConfig)} - OWN_SETTINGS
+        idle = (*(f"policy.{name}" for name in sorted(of_vlm)), "sft.reply_weight")
+        yield self.policy.is_own, f"policy.head {self.policy.head}, which is no chat VLM", idle
 
     def smoke(self) -> Self:
         share = min(1.0, 32 / self.env.episode_steps)  # so that the wall time stays about the same
@@ -503,10 +517,6 @@ class ChunksRun(AnswersRun):
 
     def check_objects(self) -> None:
         super().check_objects()
-        if self.policy.is_own:
-            from rlvlm.policies.vla.build import find_own
-
-            find_own(self.policy)
         if self.sft.demonstrations:
             from rlvlm.demonstrations.folder import open_folder
 

@@ -235,7 +235,7 @@ def pick_place_can() -> RunConfig:
     )  # fmt: skip
     return replace(
         base,
-        policy=PolicyConfig(acts="head", train_vision=True, min_pixels=2 * 96 * 96, new_words=words.SENTENCES),
+        policy=PolicyConfig(head="actions", train_vision=True, min_pixels=2 * 96 * 96, new_words=words.SENTENCES),
         algo=replace(
             base.algo, loss=LossConfig(entropy_weight=0.01), num_envs=48, rollout_turns=768, minibatch_turns=128,
             epochs=3, lr=1e-4, min_lr_ratio=0.2, keeps_vision=True,

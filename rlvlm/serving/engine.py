@@ -12,8 +12,8 @@ from rlvlm.core.errors import ModelUnavailable
 from rlvlm.core.steps import Frames
 from rlvlm.policies.buckets import Bucket
 from rlvlm.policies.protocol import SeenImages
-from rlvlm.policies.vlm.engine import check_window
 from rlvlm.policies.vlm.policy import VLMPolicy
+from rlvlm.policies.vlm.sampling import check_window
 from rlvlm.policies.vlm.vllm import Sampling, TokenRules
 from rlvlm.serving.client import REFUSED, AppClient
 from rlvlm.serving.config import ServedEngineConfig

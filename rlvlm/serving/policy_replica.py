@@ -146,7 +146,8 @@ class PolicyReplica(Replica):
                     # in the model's thread, between two batches: no batch sees half of the old
                     # and half of the new weights
                     self._digest = None  # what is refused may have left a mixture: the next ones are loaded anew
-                    self._sync_error = load_weights(engine.policy, weights, self._heartbeat.fetching)
+                    policy: Any = engine.policy  # a chat VLM: policies of the user's own are not served
+                    self._sync_error = load_weights(policy, weights, self._heartbeat.fetching)
                     engine.use(version)
                     self._digest = digest
                 if self._digest is None:
@@ -309,8 +310,7 @@ class VllmPolicyReplica(Replica):
             )
         reply = SampledReply(
             image=call.obs.images[place],
-            ids=sampled.ids,
-            text="",
+            answer={"ids": sampled.ids},
             log_probs=sampled.log_probs,
             value=float("nan"),
             is_complete=sampled.is_complete,

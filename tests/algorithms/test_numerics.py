@@ -72,7 +72,7 @@ def build_grpo(folder: Path) -> Any:
 
 def build_vlm(folder: Path) -> Any:
     reward = TurnRewardConfig(source="judged", monitor=MonitorConfig(preflight=0))
-    acts = {"policy": {"acts": "head"}}  # every turn is one that a judge can be asked about
+    acts = {"policy": {"head": "actions"}}  # every turn is one that a judge can be asked about
     return build_ppo(folder / "model", reward=reward, make_judge=the_judge, **acts)
 
 

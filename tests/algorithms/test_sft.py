@@ -48,7 +48,7 @@ def test_the_loss_of_one_turn_is_minus_the_log_prob_of_its_reply(tmp_path: Path)
 
 
 def test_a_head_may_learn_from_what_is_said_too(tmp_path: Path):
-    policy, place = tiny_policy(tmp_path, config=PolicyConfig(learns="all", acts="head"), num_actions=2), slot()
+    policy, place = tiny_policy(tmp_path, config=PolicyConfig(learns="all", head="actions"), num_actions=2), slot()
     examples = examples_of(policy, place.env, demonstrate(place, ReplySFTConfig(turns=6), 0))
     with torch.no_grad():
         both, alone = (imitation_loss(policy, examples, weight) for weight in (0.5, 0.0))
@@ -109,7 +109,7 @@ def test_fine_tuning_makes_demonstrations_likelier_and_leaves_the_critic_alone(t
 
 @pytest.mark.slow
 def test_an_action_head_is_taught_the_action(tmp_path: Path):
-    policy = tiny_policy(tmp_path, config=PolicyConfig(learns="all", acts="head"), num_actions=2)
+    policy = tiny_policy(tmp_path, config=PolicyConfig(learns="all", head="actions"), num_actions=2)
     assert policy.action_head is not None
     last = policy.action_head[-1]
     assert isinstance(last, torch.nn.Linear)
@@ -117,10 +117,10 @@ def test_an_action_head_is_taught_the_action(tmp_path: Path):
     place = slot()
     config = ReplySFTConfig(updates=12, batch_size=16, lr=1e-3, held_out=0.0)
     episodes = demonstrate(place, ReplySFTConfig(turns=8), 0)
-    before, loss = check(policy, place, episodes, 8), held_out_loss(policy, place.env, episodes, 8)
+    before, loss = check(policy, place, episodes, 8), held_out_loss(policy, place.env, episodes, config)
     learn(policy, place, episodes, config)
     after = check(policy, place, episodes, 8)
-    assert held_out_loss(policy, place.env, episodes, 8) < loss
+    assert held_out_loss(policy, place.env, episodes, config) < loss
     assert after[metrics.SFT_VALID] == 1
     assert before[metrics.SFT_SAMPLED_EXACT_ACTION] < 1, "a head that starts even draws wrong actions, greedy or not"
 
@@ -140,7 +140,7 @@ def illegible(episodes: list[TokenEpisode], keeps: int) -> list[TokenEpisode]:
 
 @pytest.mark.parametrize("reply_weight", [0.0, 0.5])
 def test_a_head_is_taught_the_turns_whose_action_can_be_read_and_no_others(tmp_path: Path, reply_weight: float):
-    policy, place = tiny_policy(tmp_path, config=PolicyConfig(learns="all", acts="head"), num_actions=2), slot()
+    policy, place = tiny_policy(tmp_path, config=PolicyConfig(learns="all", head="actions"), num_actions=2), slot()
     episodes = demonstrate(place, ReplySFTConfig(turns=12), 0)
     readable = illegible(episodes, keeps=1)
     assert len(examples_of(policy, place.env, readable)) == len(episodes) < sum(map(len, episodes))
@@ -148,7 +148,7 @@ def test_a_head_is_taught_the_turns_whose_action_can_be_read_and_no_others(tmp_p
         updates=2, batch_size=1, held_out=0.5, reply_weight=reply_weight
     )  # a turn alone: its own mean
     assert np.isfinite(learn(policy, place, readable, config))
-    with pytest.raises(UsageError, match="demonstrated turns to learn from none has an action that can be read"):
+    with pytest.raises(UsageError, match="a use for none of the demonstrated answers"):
         learn(policy, place, illegible(episodes, keeps=0), config)
 
 
@@ -158,7 +158,7 @@ def test_garbage_counts_as_neither_valid_nor_exact(tmp_path: Path):
     measured = check(policy, place, episodes, 6)
     assert measured[metrics.SFT_VALID] == measured[metrics.SFT_EXACT_ACTION] == 0
     assert measured[metrics.SFT_SAMPLED_VALID] == measured[metrics.SFT_SAMPLED_EXACT_ACTION] == 0
-    assert np.isfinite(held_out_loss(policy, place.env, episodes, 3))
+    assert np.isfinite(held_out_loss(policy, place.env, episodes, ReplySFTConfig(batch_size=3)))
     assert check(policy, place, [], 6) == {}
 
 

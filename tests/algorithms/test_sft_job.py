@@ -118,7 +118,7 @@ def test_each_weighting_teaches_each_form_of_answer(folder: Path, tmp_path: Path
     file = tmp_path / "labels.parquet"
     label(data, file)
     policy: dict[str, Any] = {"conditioned": weighting == "condition"}
-    policy |= {"acts": "head"} if kind == "head" else {}
+    policy |= {"head": "actions"} if kind == "head" else {}
     is_reply = kind in ("replies", "head")
     config = job(folder, "replies" if is_reply else kind, policy, labels=str(file), weighting=weighting, updates=3)
     if not is_reply:

@@ -8,7 +8,8 @@ import torch
 
 from rlvlm.core.episodes import Observations
 from rlvlm.core.errors import MachineError
-from rlvlm.policies.vlm.engine import PolicyEngine, draw
+from rlvlm.policies.reply_policy import draw
+from rlvlm.policies.vlm.engine import PolicyEngine
 from rlvlm.policies.vlm.policy import VLMPolicy
 from tests.tiny_policy import FAMILIES, requests, tiny_policy
 

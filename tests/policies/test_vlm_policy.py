@@ -89,7 +89,7 @@ def test_gradients_are_finite_and_stay_out_of_the_eyes(policy: VLMPolicy) -> Non
 def test_a_detached_value_does_not_reach_the_backbone(policy: VLMPolicy) -> None:
     policy.zero_grad()
     policy.read(*sample(policy, 2)[:2], detach_values=True).values.sum().backward()
-    assert all(p.grad is None for p in policy.backbone_parameters())
+    assert all(p.grad is None for p in policy.acting_parameters())
     assert any(p.grad is not None for p in policy.value_parameters())
     policy.zero_grad()
 
@@ -129,7 +129,7 @@ def test_demonstrations_end_as_replies_do(policy: VLMPolicy) -> None:
 
 @pytest.mark.parametrize("pooling", ["mean", "last"])
 def test_an_action_head_reads_a_batch_as_its_rows(tmp_path: Path, pooling) -> None:
-    config = PolicyConfig(learns="all", acts="head", pooling=pooling)
+    config = PolicyConfig(learns="all", head="actions", pooling=pooling)
     policy = tiny_policy(tmp_path, "qwen3_vl", config, num_actions=3)
     engine = PolicyEngine(policy)
     obs, seeds = requests(8)
@@ -147,7 +147,7 @@ def test_an_action_head_reads_a_batch_as_its_rows(tmp_path: Path, pooling) -> No
 
 def test_an_adapter_alone_learns_and_earlier_weights_can_be_looked_through(tmp_path: Path) -> None:
     policy = tiny_policy(tmp_path, "qwen2_5_vl", PolicyConfig(learns="lora", lora_rank=2))
-    assert policy.backbone_parameters()
+    assert policy.acting_parameters()
     assert all("lora_" in name or "_head" in name for name in policy.trained_state())
     assert not any("visual" in name for name in policy.trained_state())
     obs, tokens, _ = sample(policy)
@@ -206,14 +206,14 @@ def test_coarse_weights_sample_and_learn(tmp_path: Path, dtype, quantization) ->
 def test_gradients_through_4_bit_weights_are_those_of_the_weights_they_stand_for(tmp_path: Path) -> None:
     config = PolicyConfig(learns="lora", lora_rank=4, dtype="float32", quantization="nf4")
     policy = tiny_policy(tmp_path, "qwen3_vl", config)
-    for parameter in policy.backbone_parameters():
+    for parameter in policy.acting_parameters():
         parameter.data.normal_(std=0.01, generator=torch.Generator().manual_seed(3))
     asked = sample(policy)[:2]
 
     def gradients() -> list[torch.Tensor]:
         policy.zero_grad()
         policy.read(*asked).log_probs.sum().backward()
-        return [p.grad.clone() for p in policy.backbone_parameters() if p.grad is not None]
+        return [p.grad.clone() for p in policy.acting_parameters() if p.grad is not None]
 
     coarse = gradients()
     for module in list(policy.modules()):

@@ -19,9 +19,10 @@ from rlvlm.algorithms.sac_pebble.player import KIND
 from rlvlm.core.errors import UsageError
 from rlvlm.envs.env import FIRST_HELD_OUT_STATE
 from rlvlm.policies.squashed_gaussian import SquashedGaussian
-from rlvlm.policies.vla.build import build_policy
+from rlvlm.policies.vla.build import build_policy as build_vla
 from rlvlm.policies.vla.tokens import ActionScale
-from rlvlm.runs.build import make_policy, open_players
+from rlvlm.policies.vlm.loading import build_policy
+from rlvlm.runs.build import open_players
 from rlvlm.runs.checkpoints import RunState
 from rlvlm.runs.config import RunConfig
 from rlvlm.runs.folder import RunFolder, create_folder
@@ -65,7 +66,7 @@ def test_the_example_of_the_page_runs_as_written(
 def test_the_example_of_a_trained_policy_runs_as_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = rlvlm.override(rlvlm.recipe("number_line"), {"out": tmp_path / "run"})
     env = rlvlm.make_env("number_line", config.env, seed=0)
-    run = run_with(config, policy_file(make_policy(config.policy, env)))
+    run = run_with(config, policy_file(build_policy(config.policy, env)))
     exec(POLICY_EXAMPLE.replace("runs/number_line/<time>", str(run.path)), {})  # noqa: S102 - the page's own lines
     lines = capsys.readouterr().out.splitlines()
     assert 1 <= len(lines) <= 10 and all(line.split()[-1] in ("True", "False") for line in lines)
@@ -104,11 +105,11 @@ def test_a_network_that_acts_in_numbers(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("acts", ["text", "head"])
-def test_a_vlm_that_acts_in_text_or_by_a_head(acts: str, tmp_path: Path) -> None:
-    config = of_task("number_line", tmp_path / "run", **{"policy.acts": acts})
+@pytest.mark.parametrize("head", ["text", "actions"])
+def test_a_vlm_that_acts_in_text_or_by_a_head(head: str, tmp_path: Path) -> None:
+    config = of_task("number_line", tmp_path / "run", **{"policy.head": head})
     env = rlvlm.make_env(config.task, config.env, seed=0)
-    trained = make_policy(config.policy, env)
+    trained = build_policy(config.policy, env)
     for parameter in [*trained.value_parameters(), *(trained.action_head or torch.nn.Identity()).parameters()]:
         torch.nn.init.normal_(parameter, std=0.01, generator=torch.Generator().manual_seed(5))
     run = run_with(config, policy_file(trained))
@@ -137,7 +138,7 @@ def test_a_vla_that_acts_in_chunks(tmp_path: Path) -> None:
     env = rlvlm.make_env(config.task, config.env.for_evaluation(), seed=0)
     actions = np.random.default_rng(0).uniform(-1, 1, (50, len(env.action_low))).astype(np.float32)
     scale = ActionScale.of_actions(actions, env.scaled_actions)
-    fresh: Any = build_policy(config.policy, env)
+    fresh: Any = build_vla(config.policy, env)
     fresh.scale = scale
     run = run_with(config, policy_file(fresh))
     [played] = open_players(config, run.checkpoints.best().algorithm).own.play([FIRST_HELD_OUT_STATE])

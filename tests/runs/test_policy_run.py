@@ -19,7 +19,7 @@ from rlvlm.core.episodes import Observations
 from rlvlm.envs.registry import task_env
 from rlvlm.policies.vlm.config import PolicyConfig
 from rlvlm.policies.vlm.engine import PolicyEngine
-from rlvlm.runs.build import make_policy
+from rlvlm.policies.vlm.loading import build_policy
 from rlvlm.runs.folder import find_folder
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
@@ -99,7 +99,7 @@ def assert_served(run: Path, token_file: Path) -> None:
     assert child.returncode == 0
     assert not Path(curl.split("-d @")[1].split()[0]).exists()
 
-    policy = make_policy(PolicyConfig(device="cpu"), slot.env)
+    policy = build_policy(PolicyConfig(device="cpu"), slot.env)
     best = find_folder(run).checkpoints.best()
     assert best is not None
     load_vlm(policy, best.algorithm)

@@ -26,7 +26,6 @@ from rlvlm.policies.vlm.engine import PolicyEngine
 from rlvlm.policies.vlm.loading import load_policy
 from rlvlm.policies.vlm.policy import VLMPolicy
 from rlvlm.policies.vlm.vllm import check_policy, collapsed
-from rlvlm.runs.build import make_policy
 from rlvlm.serving.apps import running_policy
 from rlvlm.serving.config import PolicyVllmConfig, ServedEngineConfig
 from rlvlm.serving.engine import ServedEngine
@@ -186,7 +185,7 @@ class TestServed:
             settings = (
                 PolicyGradientAlgorithmConfig()
                 .envs(task="number_line", env_settings=task_env("number_line"))
-                .acting(make_policy=partial(make_policy, config), make_engine=partial(ServedEngine, app, config=ENGINE))
+                .acting(policy=config, make_engine=partial(ServedEngine, app, config=ENGINE))
                 .learning(
                     algo=PolicyGradientConfig(num_envs=8, rollout_turns=32, minibatch_turns=16, lr=3e-4),
                     sft=ReplySFTConfig(turns=0),
@@ -214,7 +213,7 @@ def test_what_vllm_cannot_be_given_is_refused_with_the_setting() -> None:
     check_policy(LORA)
     check_policy(PolicyConfig())
     with pytest.raises(UsageError, match="action head"):
-        check_policy(PolicyConfig(acts="head"))
+        check_policy(PolicyConfig(head="actions"))
     with pytest.raises(UsageError, match="vision encoder") as caught:
         check_policy(PolicyConfig(train_vision=True))
     assert "--policy.train-vision" in caught.value.fix

@@ -141,7 +141,7 @@ def test_the_command_of_a_run_makes_the_same_run() -> None:
     settings = {"feedback.ahead": True, "algo.hidden": [32, 16], "reward.teacher": "mistake"}
     sweep = replace(SWEEP, sources={"odd": SourceConfig(title="odd", settings=settings)}, smoke=True)
     member = {"algo.advantage.estimator": "gigpo", "algo.group_size": 4, "policy.lora_rank": 8}
-    head = {"algo.loss.entropy_weight": 0.01, "policy.acts": "head"}
+    head = {"algo.loss.entropy_weight": 0.01, "policy.head": "actions"}
     sources = {name: SourceConfig(title=name, settings=own) for name, own in (("gigpo", member), ("head", head))}
     acting = replace(sweep, tasks=("number_line",), sources=sources)
     for plan in expand(sweep) + expand(acting):

@@ -18,9 +18,9 @@ from rlvlm.core.steps import Frames
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.registry import find_task, make_env
 from rlvlm.judges.judge import Judge
-from rlvlm.policies.vla.build import build_policy
+from rlvlm.policies.vla.build import build_policy as build_vla
 from rlvlm.policies.vlm.engine import Engine
-from rlvlm.policies.vlm.loading import load_policy
+from rlvlm.policies.vlm.loading import build_policy
 from rlvlm.policies.vlm.policy import VLMPolicy
 from rlvlm.rewards.config import TurnRewardConfig
 
@@ -91,9 +91,7 @@ class TokenConfig(BaseConfig):
         """The policy, untrained or as it is loaded, for an env of the task."""
         if self.make_policy is not None:
             return self.make_policy(env)
-        if self.kind == "chunks":
-            return build_policy(self.policy, env)
-        return load_policy(self.policy, len(env.action_names))
+        return (build_vla if self.kind == "chunks" else build_policy)(self.policy, env)
 
     def learning(
         self, *, algo: PolicyGradientConfig = UNCHANGED, sft: Any = UNCHANGED, total_steps: int = UNCHANGED

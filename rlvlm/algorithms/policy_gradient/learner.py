@@ -209,7 +209,7 @@ class TokenLearner(ManualLearner):
 
     def held_out_loss(self, episodes: Sequence[TokenEpisode], sft: ReplySFTConfig) -> float:
         policy: Any = self.policy
-        return held_out_loss(policy, self._env, episodes, sft.batch_size)
+        return held_out_loss(policy, self._env, episodes, sft)
 
     def _minibatches(self, batch: Batch) -> Iterator[tuple[Tensor, bool]]:
         """Rows of each step, pass by pass, and whether all learners' update so far can be tested on them.

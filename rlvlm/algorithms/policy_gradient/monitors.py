@@ -72,14 +72,15 @@ def watch_replies(episodes: Sequence[TokenEpisode], max_reply_tokens: int) -> di
         occurred before in the same reply; share of different images for which the thought is the commonest one; and
         the entropy of the actions taken, in nats.
     """
-    replies = [answer["ids"].tolist() for episode in episodes for answer in episode.answers]
+    # a policy of the user's own may answer in no tokens, and repeats none then
+    replies = [answer["ids"].tolist() if "ids" in answer else [] for episode in episodes for answer in episode.answers]
     # an episode that goes on from an earlier rollout has replies of both; only those of this one have images here
     read = [
         pair
         for episode in episodes
         for pair in zip(episode.replies[episode.first_step :], episode.obs.images[:-1], strict=True)
     ]
-    lengths = [len(reply) for reply in replies]
+    lengths = [len(log_probs) for episode in episodes for log_probs in episode.log_probs]
     return {
         metrics.REPLY_INVALID: float(np.mean([reply.action is None for reply, _ in read])),
         metrics.REPLY_TOKENS: float(np.mean(lengths)),

@@ -21,9 +21,9 @@ from rlvlm.demonstrations.collect import Demonstrator, acting
 from rlvlm.envs.env import ChunkEnv
 from rlvlm.envs.playing import play
 from rlvlm.judges.agreement import wilson_interval
+from rlvlm.policies.reply_policy import ReplyPolicy
 from rlvlm.policies.vla.build import read_config, read_policy
 from rlvlm.policies.vla.policy import VLAPolicy
-from rlvlm.policies.vlm.policy import VLMPolicy
 
 VLM_KIND, VLA_KIND = "vlm", "vla"
 """Kinds of the policy's file in a checkpoint."""
@@ -191,7 +191,7 @@ def policy_file(policy: Any) -> PolicyFile:
     return PolicyFile(kind=VLA_KIND if meta else VLM_KIND, weights=weights, meta=meta)
 
 
-def load_vlm(policy: VLMPolicy, folder: Path) -> None:
+def load_vlm(policy: ReplyPolicy, folder: Path) -> None:
     """Gives `policy` what was trained by the time of the checkpoint in `folder`; what was not, it brings itself.
 
     Raises:

@@ -55,9 +55,9 @@ class TurnRollouts:
         self.engine: Engine | None = self._make_engine()
         self.bucket_bytes = self.engine.bucket_bytes
         runner.actor = Actor(self.engine, algo.max_reply_tokens, algo.temperature)
-        if algo.loss.entropy_weight or algo.loss.ratio == "weighted":  # else no token differs from the others
+        if algo.loss.entropy_weight or algo.loss.ratio == "weighted":  # else no element differs from the others
             for slot in runner.slots:
-                slot.action_tokens = policy.action_tokens
+                slot.action_elements = policy.action_elements
         held_out = config.env_settings.for_evaluation()
         self._player = turn_player(
             runner.actor,

@@ -102,8 +102,8 @@ class EnvSlot(TokenSlot):
     """
 
     env: TurnEnv
-    action_tokens: Callable[[Any, Any], NDArray[np.bool_]] | None = None
-    """Which of a reply's ids make its action, by the span of characters; None: all do. Set where updates ask for it."""
+    action_elements: Callable[[Any, Any], NDArray[np.bool_] | None] | None = None
+    """`ReplyPolicy.action_elements`; None: all do. Set where updates ask for it."""
 
     def __init__(self, env: TurnEnv, task: str, index: int = 0, history: int = 1) -> None:
         super().__init__(env, task, index)
@@ -149,12 +149,12 @@ class EnvSlot(TokenSlot):
         first = len(self.answers) - 1 if only_newest else self._first
         infos = self.infos[first + 1 :]
         read: list[Reply] = [info["reply"] for info in infos]
-        # which tokens make the action: all of them, unless the reply's parsed text says where it stands
+        # which elements make the action: all of them, unless the reply's parsed text says where it stands
         sampled = [answer for answer in self.answers[first:] if isinstance(answer, SampledReply)]
-        actions = masks = tuple(np.ones(len(answer.ids), bool) for answer in sampled)
-        if (mark := self.action_tokens) is not None and sampled and sampled[0].action is None:
-            pairs = zip(sampled, read, strict=True)
-            actions = tuple(mark(answer.ids, reply.action_span) for answer, reply in pairs)
+        actions = masks = tuple(np.ones(len(answer.log_probs), bool) for answer in sampled)
+        if (mark := self.action_elements) is not None and sampled:
+            marked = [mark(sample.answer, reply.action_span) for sample, reply in zip(sampled, read, strict=True)]
+            actions = tuple(all_ if own is None else own for own, all_ in zip(marked, masks, strict=True))
         return self._episode(
             first,
             played_at=self._first_round + np.arange(first, len(self.answers)) - self._first,

@@ -26,8 +26,8 @@ from rlvlm.core.errors import UsageError
 from rlvlm.demonstrations.weighting import Weights
 from rlvlm.envs.env import ChunkEnv
 from rlvlm.policies.advantage_prompt import positive, told
+from rlvlm.policies.reply_policy import ReplyPolicy
 from rlvlm.policies.vla.policy import VLAPolicy
-from rlvlm.policies.vlm.policy import VLMPolicy
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -94,7 +94,7 @@ def gather(config: TokenConfig, policy: Any, env: Any, log: Callable[[str], None
     return _turns(config, policy, log) if config.kind == "turns" else _chunks(config, policy, env, log)
 
 
-def _turns(config: TokenConfig, policy: VLMPolicy, log: Callable[[str], None]) -> Lessons:
+def _turns(config: TokenConfig, policy: ReplyPolicy, log: Callable[[str], None]) -> Lessons:
     sft = config.sft
     slot = make_slot(config.task, config.env_settings.for_demonstrations())
     if sft.demonstrations:

@@ -3,9 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from rlvlm.core.errors import UsageError
-from rlvlm.core.plugins import check_call, is_reference, load_object
 from rlvlm.envs.env import ChunkEnv
+from rlvlm.policies.own import make_own
 from rlvlm.policies.protocol import SeenImages
 from rlvlm.policies.vla.config import OpenVLAConfig, PocketVLAConfig, VLAConfig
 from rlvlm.policies.vla.flow.config import FlowConfig
@@ -34,13 +33,8 @@ def build_policy(config: VLAConfig, env: ChunkEnv) -> VLAPolicy:
         policy = load_openvla(
             config, num_cameras=len(env.cameras), proprio_size=env.proprio_size, num_tokens=num_tokens
         )
-    elif is_reference(config.head):
-        policy = find_own(config)(env, **config.settings)
-        if not isinstance(policy, VLAPolicy):
-            raise UsageError(
-                f"policy.head {config.head} gave a {type(policy).__name__}, and no VLAPolicy",
-                "derive it from rlvlm.policies.vla.policy.VLAPolicy",
-            )
+    elif config.is_own:
+        policy = make_own(config, env, VLAPolicy)
     else:
         shown = {"num_cameras": len(env.cameras), "proprio_size": env.proprio_size, "num_offsets": env.num_offsets}
         if config.head == "flow":
@@ -52,17 +46,6 @@ def build_policy(config: VLAConfig, env: ChunkEnv) -> VLAPolicy:
             policy = PocketVLA(config.pocket, num_tokens=num_tokens, **shown)
     policy.config, policy.images = config, SeenImages(config.cache_mib << 20)
     return policy
-
-
-def find_own(config: VLAConfig) -> Any:
-    """The class or function that makes a VLA of the user's own, named by `policy.head`.
-
-    Raises:
-        UsageError: there is no such function, or it takes other arguments.
-    """
-    make = load_object(config.head, "policy.head")
-    check_call(make, f"policy.head {config.head}", "env", by_name=tuple(config.settings))
-    return make
 
 
 def read_policy(meta: Mapping[str, Any], env: ChunkEnv) -> VLAPolicy:

@@ -5,6 +5,7 @@ from typing import Any, ClassVar, Literal
 
 from rlvlm.core.checks import check_least
 from rlvlm.core.plugins import is_reference
+from rlvlm.policies.own import check_head
 from rlvlm.policies.vla.flow.config import FlowConfig
 from rlvlm.policies.vla.lerobot.config import LeRobotConfig
 
@@ -138,12 +139,7 @@ class VLAConfig:
         idle = self.openvla if self.head == "flow" else self.lerobot
         if idle != type(idle)():
             raise ValueError(f"{idle.section} has no effect with policy.head {self.head}; leave one of them out")
-        if self.head not in HEADS and not is_reference(self.head):
-            raise ValueError(
-                f"policy.head must be one of {', '.join(HEADS)}, or one of your own as my_file:NAME, got {self.head!r}"
-            )
-        if self.model and self.is_own:
-            raise ValueError(f"policy.head {self.head} has no effect with policy.model {self.model}; leave one out")
+        check_head(self, HEADS)
         if self.flow != FlowConfig() and self.head != "flow":
             raise ValueError(f"policy.flow has no effect with policy.head {self.head}; add --policy.head flow")
         if self.model and self.flow.kernel == "learned":
@@ -151,13 +147,6 @@ class VLAConfig:
                 "policy.flow.kernel learned is not for a policy.model: a checkpoint of LeRobot has no head for learned "
                 "noise; use sde or cps"
             )
-        if self.conditioned and self.is_own:
-            raise ValueError(
-                "policy.conditioned has no effect on a policy of your own, which reads its instructions itself; leave "
-                "it out"
-            )
-        if self.settings and not self.is_own:
-            raise ValueError("policy.settings has no effect without a policy.head of your own, as my_file:NAME")
 
     @property
     def is_own(self) -> bool:

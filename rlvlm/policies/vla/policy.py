@@ -2,29 +2,26 @@
 chunk of actions out.
 
 `VLAPolicy` is what rollouts, the supervised start, learners and checkpoints need of one. A VLA of your own derives from
-it and gives `read`, `sample`, `log_probs` and `imitation`; `--policy.model my_file:NAME` then acts and learns by it.
+it and gives `read`, `sample`, `log_probs` and `imitation`; `--policy.head my_file:NAME` then acts and learns by it.
 `TokenVLA` (token_policy.py) answers in action tokens.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from rlvlm.core.episodes import Answer, IntArray, Observations
-from rlvlm.core.errors import UsageError
 from rlvlm.core.steps import FloatArray, Frames
 from rlvlm.envs.env import ChunkEnv
 from rlvlm.policies.advantage_prompt import positive
-from rlvlm.policies.protocol import Imitation, Prediction, SeenImages
+from rlvlm.policies.base import AnsweringPolicy
+from rlvlm.policies.protocol import Imitation, Prediction
 from rlvlm.policies.vla.config import VLAConfig
-from rlvlm.policies.weights import Shardable, load_weights, swap_weights, trainable_state
-from rlvlm.vlms.skeleton import device_of
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,7 +80,7 @@ class Demonstrations:
         return len(self.begins)
 
 
-class VLAPolicy(nn.Module):
+class VLAPolicy(AnsweringPolicy):
     """A network that acts in chunks.
 
     Elements of an answer lie env step by env step, an action's A dimensions side by side; an answer that draws each of
@@ -96,21 +93,6 @@ class VLAPolicy(nn.Module):
     """Side of the square images it looks at."""
     comes_trained: bool = False
     """Whether it can act as it is loaded: then nothing is demonstrated to it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.value_head: nn.Module | None = None
-        self.images: SeenImages[Frames] = SeenImages(VLAConfig().cache_mib << 20)
-
-    @property
-    def device(self) -> torch.device:
-        """Device of the weights."""
-        return device_of(self)
-
-    @property
-    def has_values(self) -> bool:
-        """Whether it has a value head."""
-        return self.value_head is not None
 
     # specific to each VLA
 
@@ -180,14 +162,6 @@ class VLAPolicy(nn.Module):
         """[N, cameras, H, W, 3] the images of `snapshots` [N, D] by every camera."""
         return env.draw_cameras(snapshots, self.image_px)
 
-    def show(self, keys: Sequence[bytes], frames: Frames) -> None:
-        """Keeps `frames` [N, cameras, H, W, 3] under `keys`."""
-        for key, frame in zip(keys, frames, strict=True):
-            self.images.add(key, frame)
-
-    def forget_stale_images(self) -> None:
-        """Pixels stay what they are, whatever is learned."""
-
     def inputs(self, obs: Observations) -> tuple[Tensor, Tensor, Tensor]:
         """Images, words and proprioception of `obs`, whose images it was shown, on its device."""
         images = torch.from_numpy(np.stack(self.images.get(obs.images))).to(self.device)
@@ -207,46 +181,6 @@ class VLAPolicy(nn.Module):
         words, proprio = self.read(obs.texts), torch.from_numpy(obs.proprio)
         return torch.from_numpy(drawn).to(self.device), words, proprio.to(self.device)
 
-    def values(self, obs: Observations) -> Tensor:
-        """[B] the value head before any answer."""
-        raise NotImplementedError(f"{type(self).__name__} has no value head")
-
-    def lengths(self, obs: Observations, answers: Sequence[Answer]) -> list[int]:
-        return [1] * len(answers)
-
     def meta(self) -> dict[str, Any]:
         """Content of its checkpoint beside the weights that learn, as JSON."""
         return {"config": asdict(self.config), "statistics": self.statistics}
-
-    def acting_parameters(self) -> list[nn.Parameter]:
-        """Parameters that learn, without the value head's."""
-        # by identity, for tensors compare by their values
-        own = {id(parameter) for parameter in self.value_parameters()}
-        return [parameter for parameter in self.parameters() if parameter.requires_grad and id(parameter) not in own]
-
-    def value_parameters(self) -> list[nn.Parameter]:
-        """Parameters of the value head that learn."""
-        return [] if self.value_head is None else list(self.value_head.parameters())
-
-    def trained_state(self) -> dict[str, Tensor]:
-        """The weights that learn, by name: all of a pocket VLA, the adapter of a large one."""
-        return trainable_state(self)
-
-    def load_trained_state(self, state: Mapping[str, Any]) -> None:
-        """Takes over what `trained_state` of an equal policy gave, as tensors or arrays.
-
-        Raises:
-            ValueError: they belong to another policy.
-        """
-        load_weights(self.trained_state(), state)
-
-    def with_weights(self, state: Mapping[str, Any]) -> AbstractContextManager[None]:
-        return swap_weights(self.trained_state(), state)
-
-    def shardable(self) -> Shardable:
-        """See `Policy`.
-
-        Raises:
-            UsageError: it is too small for that.
-        """
-        raise UsageError("only a large VLA is worth sharding", "leave out --algo.shard, or name a --policy.model")

@@ -16,8 +16,8 @@ from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from rlvlm.policies.reply_policy import draw
 from rlvlm.policies.vlm.backbone import slice_tokens, table_of
-from rlvlm.policies.vlm.engine import draw
 from rlvlm.vlms.lora import cast_adapters
 
 _ROWS, _TOKENS = 8, 512

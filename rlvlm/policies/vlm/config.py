@@ -1,13 +1,15 @@
 """Which chat VLM acts, how, and what of it learns; imports nothing heavy so that the command line starts at once."""
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import ClassVar, Literal, Self
 
 from rlvlm.core.checks import check_least
 from rlvlm.core.errors import ModelUnavailable
 from rlvlm.core.foreign import read_json
+from rlvlm.core.plugins import is_reference
+from rlvlm.policies.own import check_head
 from rlvlm.vlms.config import VLMConfig
 
 FAMILIES = {
@@ -17,6 +19,12 @@ FAMILIES = {
 }  # fmt: skip
 """Chat VLMs whose log-probs, taken apart as `backbone` does, are those of their own forward pass: by `model_type`."""
 
+HEADS = ("text", "actions")
+"""How a chat VLM may answer."""
+OWN_SETTINGS = frozenset({"head", "settings", "device", "seed", "history", "cache_mib"})
+"""Settings that a network of the user's own has, too."""
+HEAD_OF_ACTS = {"text": "text", "head": "actions"}
+"""`policy.head` by `policy.acts`, its name in an earlier 0.2."""
 LANGUAGE_LAYERS = r".*(language|text)_model.*_proj"
 """The linear layers of the language model's blocks, in every family: q, k, v, o, gate, up, down."""
 BUCKET_MIB = 256
@@ -35,8 +43,12 @@ class PolicyConfig(VLMConfig):
     dtype: Literal["auto", "bfloat16", "float32"] = "auto"
     """auto: float32 on a CPU and wherever all weights learn, for bfloat16 rounds most of Adam's steps away; bfloat16 on
     a GPU beside an adapter, which is float32 itself."""
-    acts: Literal["text", "head"] = "text"
-    """text: the action is read in the reply; head: a categorical head picks it and nothing is written."""
+    head: str = "text"
+    """How it answers. text: the action is read in the reply; actions: a categorical head picks it and nothing is
+    written; or a network of your own in place of a chat VLM as `module:NAME`, a class or function that is called with
+    the env and `settings`."""
+    settings: dict[str, str] = field(default_factory=dict)
+    """Settings of a network of your own: names and values by turns, e.g. `--policy.settings width 64`."""
     pooling: Literal["mean", "last"] = "last"
     """Input of an action head: the mean over all tokens of the prompt, or its last token."""
     head_width: int = 256
@@ -72,6 +84,7 @@ class PolicyConfig(VLMConfig):
     def __post_init__(self) -> None:
         VLMConfig.__post_init__(self)
         check_least(self, "policy", 1, "head_width", "cache_mib", "history")
+        check_head(self, HEADS)
         if self.lora_rank < 1 or self.lora_alpha <= 0:
             raise ValueError(
                 f"need policy.lora_rank >= 1 and lora_alpha > 0, got {self.lora_rank} and {self.lora_alpha}"
@@ -95,6 +108,11 @@ class PolicyConfig(VLMConfig):
     def named(self, pocket: str) -> Self:
         """This policy with its weights named, the folder `pocket` where none are; what learns stays what it was."""
         return replace(self, model=self.model or pocket, learns="lora" if self.has_adapter else "all")
+
+    @property
+    def is_own(self) -> bool:
+        """Whether a network of the user's own answers."""
+        return is_reference(self.head)
 
     @property
     def loading(self) -> Self:

@@ -1,29 +1,17 @@
-"""Sampling replies, many at once: what an engine is, and the one in process. The learner recomputes log-probs; the ones
-given here are a check.
+"""Sampling replies, many at once: what an engine is, and the one in process, for any `ReplyPolicy`.
 
-A batch goes through the language model once for its prompts and then once per token, with keys and values kept. Images
-are encoded when they are shown, not when they are asked about.
+Images are encoded when they are shown, not when they are asked about.
 """
 
 from collections.abc import Sequence
-from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any, Protocol
+from dataclasses import replace
+from typing import Any, Protocol
 
-import numpy as np
-import torch
-from torch import Tensor
-
-from rlvlm.core.episodes import IntArray, Observations, SampledReply
-from rlvlm.core.errors import UsageError
+from rlvlm.core.episodes import Observations, SampledReply
 from rlvlm.core.steps import Frames
 from rlvlm.policies.buckets import Bucket
-from rlvlm.policies.vlm.backbone import Padded
+from rlvlm.policies.reply_policy import ReplyPolicy, ReplySampling, check_replies
 from rlvlm.policies.vlm.config import BUCKET_MIB
-from rlvlm.policies.vlm.policy import VLMPolicy
-from rlvlm.vlms.lora import cast_adapters
-
-if TYPE_CHECKING:
-    from transformers import DynamicCache
 
 
 class Engine(Protocol):
@@ -97,7 +85,7 @@ class PolicyEngine:
         max_batch: replies that go through the model together; more are done in turn.
     """
 
-    def __init__(self, policy: VLMPolicy, max_batch: int = 64) -> None:
+    def __init__(self, policy: ReplyPolicy, max_batch: int = 64) -> None:
         self.policy = policy
         self.max_batch = max_batch
         self.bucket_bytes = BUCKET_MIB << 20
@@ -164,134 +152,13 @@ class PolicyEngine:
         if max_new_tokens < 1 or temperature <= 0:
             raise ValueError(f"need max_new_tokens >= 1 and temperature > 0, got {max_new_tokens} and {temperature}")
         replies: list[SampledReply] = []
-        is_head = self.policy.action_head is not None
-        # float32 adapters are cast to the layers' type once for all tokens, and not twice at each of them; a head is
-        # asked once
-        with nullcontext() if is_head else cast_adapters(self.policy.model):
-            for begin in range(0, len(obs), self.max_batch):
-                own = seeds[begin : begin + self.max_batch]
-                part = obs.at(range(begin, begin + len(own)))
-                if is_head:
-                    replies += self._act(part, own, greedy)
-                else:
-                    replies += self._reply(part, own, max_new_tokens, temperature, greedy)
+        for begin in range(0, len(obs), self.max_batch):
+            own = seeds[begin : begin + self.max_batch]
+            part = obs.at(range(begin, begin + len(own)))
+            sampled = self.policy.sample(
+                part, ReplySampling(seeds=own, greedy=greedy, temperature=temperature, max_new_tokens=max_new_tokens)
+            )
+            check_replies(sampled, len(own), self.policy)
+            pairs = zip(part.images, sampled, strict=True)
+            replies += [replace(reply, image=image, version=self.version) for image, reply in pairs]
         return replies
-
-    @torch.no_grad()
-    def _act(self, obs: Observations, seeds: Sequence[int], greedy: bool) -> list[SampledReply]:
-        check_window(self.policy, self.policy.prompts(obs), max_tokens=0)
-        log_probs, values = self.policy.act_log_probs(obs)
-        chosen = draw(log_probs, None if greedy else _uniforms(seeds, 1)[0])
-        picked = log_probs.gather(-1, chosen[:, None])[:, 0]
-        return [
-            SampledReply(
-                image=image,
-                ids=np.array([action], np.int64),
-                text="",
-                log_probs=np.array([log_prob], np.float32),
-                value=value,
-                is_complete=True,
-                version=self.version,
-                action=action,
-            )
-            for image, action, log_prob, value in zip(
-                obs.images, chosen.tolist(), picked.tolist(), values.tolist(), strict=True
-            )
-        ]
-
-    @torch.no_grad()
-    def _reply(
-        self, obs: Observations, seeds: Sequence[int], max_new_tokens: int, temperature: float, greedy: bool
-    ) -> list[SampledReply]:
-        policy = self.policy
-        check_window(policy, policy.prompts(obs), max_new_tokens)
-        noise = None if greedy else _uniforms(seeds, max_new_tokens)
-        padded = policy.pad(obs)
-        from transformers import DynamicCache  # slow to import, and players of chunks import this module too
-
-        cache = DynamicCache(config=policy.backbone.text_config)
-        hidden = policy.hidden(padded, obs.images, cache)
-        values = policy.prompt_values(hidden, padded).tolist()
-        # one token at a time for all replies together, until each has ended or is as long as it may be
-        state = hidden[:, -1]
-        chosen, log_probs = [], []
-        is_open = torch.ones(len(obs), dtype=torch.bool, device=policy.device)
-        for step in range(max_new_tokens):
-            table = policy.backbone.next_token_log_probs(state, temperature)
-            tokens = draw(table, None if noise is None else noise[step])
-            log_probs.append(table.gather(-1, tokens[:, None])[:, 0])
-            chosen.append(tokens)
-            is_open = is_open & (tokens != policy.stop_id)
-            # what would come after the last token is not needed
-            if step + 1 == max_new_tokens or not is_open.any():
-                break
-            state = self._decode_step(padded, tokens, step, cache)
-        # each ends with its first stop token, or where all were cut
-        ids = torch.stack(chosen, 1)  # [B, N]
-        is_stop = ids == policy.stop_id
-        lengths = torch.where(is_stop.any(1), is_stop.int().argmax(1) + 1, ids.shape[1]).tolist()
-        all_ids, all_log_probs = ids.cpu().numpy(), torch.stack(log_probs, 1).cpu().numpy()
-        replies = []
-        for row, (image, length, is_complete) in enumerate(
-            zip(obs.images, lengths, is_stop.any(1).tolist(), strict=True)
-        ):
-            # a view would keep the whole batch in memory as long as one of its replies
-            own = all_ids[row, :length].copy()
-            replies.append(
-                SampledReply(
-                    image=image,
-                    ids=own,
-                    text=policy.text_of(own),
-                    log_probs=all_log_probs[row, :length].copy(),
-                    value=values[row],
-                    is_complete=is_complete,
-                    version=self.version,
-                )
-            )
-        return replies
-
-    def _decode_step(self, padded: Padded, tokens: Tensor, step: int, cache: "DynamicCache") -> Tensor:
-        """[B, D] hidden states after one more token each. Finished replies go along; theirs are not used."""
-        # behind the largest position of the prompt, in which an image may count less than its tokens
-        positions = (padded.positions.amax((0, 2)) + 1 + step)[None, :, None].expand(len(padded.positions), -1, 1)
-        mask = padded.attention
-        if mask is not None:
-            mask = torch.cat([mask, mask.new_ones(len(tokens), step + 1)], 1)
-        return self.policy.backbone.decode_step(tokens, positions, mask, cache)
-
-
-def check_window(policy: VLMPolicy, prompts: Sequence[IntArray], max_tokens: int) -> None:
-    """Raises unless each of `prompts` fits into the policy's window together with `max_tokens` tokens of a reply.
-
-    Raises:
-        UsageError: one does not; a prompt is never cut.
-    """
-    longest, window = max(map(len, prompts), default=0), policy.backbone.window
-    if longest + max_tokens > window:
-        raise UsageError(
-            f"a prompt has {longest:,} tokens and its reply may have {max_tokens}; the model's window holds {window:,}",
-            "lower --policy.max-pixels (smaller images) or --algo.max-reply-tokens, or take a model with a larger "
-            "window",
-        )
-
-
-def _uniforms(seeds: Sequence[int], steps: int) -> Tensor:
-    """[steps, B] in [0, 1): one number per token, from the seed of each reply alone.
-
-    So a reply does not depend on what else is in its batch.
-    """
-    rows = [np.random.default_rng(seed).random(steps) for seed in seeds]
-    return torch.from_numpy(np.stack(rows, 1))
-
-
-def draw(log_probs: Tensor, uniforms: Tensor | None) -> Tensor:
-    """[B] ids: of the likeliest, or where `uniforms` [B] falls in the cumulative distribution.
-
-    Tokens without probability add nothing to the sum, so they are never the first to exceed a number.
-    """
-    if uniforms is None:
-        return log_probs.argmax(-1)
-    # in float64: a float32 sum over 150,000 tokens ends visibly beside 1
-    cumulative = log_probs.double().exp().cumsum(-1)
-    threshold = uniforms.to(cumulative.device)[:, None] * cumulative[:, -1:]
-    return (cumulative <= threshold).sum(-1).clamp_max(log_probs.shape[-1] - 1)

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from rlvlm.core.episodes import IntArray, Observations, TokenEpisode
-from rlvlm.core.errors import UsageError
 from rlvlm.envs.env import TurnEnv
 
 
@@ -34,33 +33,13 @@ def examples_of(policy: Any, env: TurnEnv, episodes: Sequence[TokenEpisode]) -> 
 
     A policy that acts by a head learns actions, so turns without one that can be read are left out.
     """
-    examples: list[Example] = []
-    number = -1
-    for episode in episodes:
-        *keys, _ = episode.obs.images
-        missing = policy.images.missing(keys)  # how many tokens a turn has depends on its image
-        if missing:
-            policy.show([keys[index] for index in missing], policy.draw(env, episode.obs.snapshots[missing]))
-        for key, prompt, reply in zip(keys, episode.obs.texts[:-1], episode.replies, strict=True):
-            number += 1
-            if policy.action_head is not None and reply.action is None:
-                continue
-            examples.append(Example(prompt, key, policy.write(reply.text), reply.action, number))
-    return examples
-
-
-def check_actions(episodes: Sequence[TokenEpisode]) -> None:
-    """Raises unless a policy that acts by a head has something to learn from `episodes`.
-
-    Raises:
-        UsageError: no turn has an action that can be read.
-    """
-    if not any(reply.action is not None for episode in episodes for reply in episode.replies):
-        raise UsageError(
-            f"of {sum(map(len, episodes)):,} demonstrated turns to learn from none has an action that can be read, and "
-            "an action head learns nothing else",
-            "look at them with rlvlm data show DIR, and collect others with rlvlm collect",
-        )
+    obs, replies = policy.demonstrated(episodes, env)  # how many tokens a turn has depends on its image
+    turns = zip(obs.texts, obs.images, replies, strict=True)
+    return [
+        Example(prompt, key, policy.write(reply.text), reply.action, number)
+        for number, (prompt, key, reply) in enumerate(turns)
+        if policy.action_head is None or reply.action is not None
+    ]
 
 
 def observations_of(examples: Sequence[Example]) -> Observations:

@@ -10,11 +10,33 @@ from typing import Any
 
 import torch
 
+from rlvlm.envs.env import TurnEnv
 from rlvlm.pocket.models import weights_folder
+from rlvlm.policies.own import make_own
+from rlvlm.policies.protocol import SeenImages
+from rlvlm.policies.reply_policy import ReplyPolicy
 from rlvlm.policies.vlm.config import PolicyConfig, check_family
 from rlvlm.policies.vlm.policy import VLMPolicy
+from rlvlm.vlms.devices import pick_device
 from rlvlm.vlms.files import fetched
 from rlvlm.vlms.lora import LoraConfig, add_adapter
+
+
+def build_policy(config: PolicyConfig, env: TurnEnv) -> ReplyPolicy:
+    """A policy for the prompts and actions of `env`: the chat VLM that `config` describes, or one of the user's own.
+
+    Raises:
+        ModelUnavailable: see `load_policy`.
+        UsageError: see `load_policy`; or `policy.head` names no such policy.
+    """
+    if not config.is_own:
+        return load_policy(config, len(env.action_names))
+    # its weights come from the run's seed, as a VLM's heads do
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(config.seed)
+        policy = make_own(config, env, ReplyPolicy)
+    policy.config, policy.images = config, SeenImages(config.cache_mib << 20)
+    return policy.to(pick_device(config.device, config.section))
 
 
 def load_policy(config: PolicyConfig, num_actions: int = 0) -> VLMPolicy:

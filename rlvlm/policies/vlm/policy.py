@@ -6,7 +6,7 @@ Algorithms train it; `engine` samples from it.
 import hashlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -14,26 +14,28 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from rlvlm.core.episodes import Answer, IntArray, Observations, TokenEpisode
+from rlvlm.core.episodes import Answer, IntArray, Observations, SampledReply, TokenEpisode
 from rlvlm.core.errors import UsageError
-from rlvlm.core.steps import FloatArray, Frames
+from rlvlm.core.steps import Frames
 from rlvlm.envs.env import TurnEnv
-from rlvlm.envs.images import draw_history
 from rlvlm.policies.advantage_prompt import positive
 from rlvlm.policies.protocol import SHOWN_AT_ONCE, Imitation, Prediction, SeenImages
+from rlvlm.policies.reply_policy import ReplyPolicy, ReplySampling
 from rlvlm.policies.vlm.backbone import Backbone, Padded, SeenImage, pad
 from rlvlm.policies.vlm.config import PolicyConfig
-from rlvlm.policies.vlm.imitation import Example, check_actions, examples_of, imitation_loss, lengths_of
-from rlvlm.policies.weights import Shardable, load_weights, swap_weights, trainable_state
+from rlvlm.policies.vlm.imitation import Example, examples_of, imitation_loss, lengths_of
+from rlvlm.policies.vlm.sampling import sample_actions, sample_replies
+from rlvlm.policies.weights import Shardable
 from rlvlm.vlms.blocks import recompute_blocks
+from rlvlm.vlms.lora import cast_adapters
 
 _NO_REPLY: IntArray = np.zeros(0, np.int64)
 _VISION = frozenset({"visual", "vision_tower", "vision_model", "multi_modal_projector", "connector", "image_newline"})
 """The families' names of the vision encoder, and of the layers between it and the language model."""
 
 
-class VLMPolicy(nn.Module):
-    """A chat VLM with a value head and, where `config.acts` is `head`, an action head. Always in eval mode: dropout
+class VLMPolicy(ReplyPolicy):
+    """A chat VLM with a value head and, where `config.head` is `actions`, an action head. Always in eval mode: dropout
     would make the log-probs of a reply differ from those it was sampled with.
 
     Args:
@@ -50,7 +52,7 @@ class VLMPolicy(nn.Module):
 
     def __init__(self, model: Any, processor: Any, config: PolicyConfig, num_actions: int = 0) -> None:
         super().__init__()
-        if config.acts == "head" and num_actions < 2:
+        if config.head == "actions" and num_actions < 2:
             raise ValueError(f"an action head needs >= 2 actions, got {num_actions}; give the env's action names")
         self.model = model
         self.processor = processor
@@ -67,7 +69,7 @@ class VLMPolicy(nn.Module):
         # twice as wide: the last token of the prompt beside the mean of the image, see `prompt_values`
         self.value_head = _head(2 * width, config.head_width, 1).to(self.device)
         self.action_head = (
-            _head(width, config.head_width, num_actions).to(self.device) if config.acts == "head" else None
+            _head(width, config.head_width, num_actions).to(self.device) if config.head == "actions" else None
         )
         # frozen, an encoder looks once at each image of a run, whose features are kept
         for name, parameter in model.named_parameters():
@@ -100,51 +102,15 @@ class VLMPolicy(nn.Module):
         """Device of the weights."""
         return self.backbone.device
 
-    def backbone_parameters(self) -> list[nn.Parameter]:
-        """Parameters of the chat VLM that learn: all of its language model, or its adapter."""
-        return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
-
-    @property
-    def has_values(self) -> bool:
-        """A chat VLM that is trained here always has a value head."""
-        return True
-
-    def acting_parameters(self) -> list[nn.Parameter]:
-        """Parameters that learn, without the value head's."""
-        return [*self.backbone_parameters(), *([] if self.action_head is None else self.action_head.parameters())]
-
-    def value_parameters(self) -> list[nn.Parameter]:
-        """Parameters of the value head that learn."""
-        return list(self.value_head.parameters())
-
-    def trained_state(self) -> dict[str, Tensor]:
-        """Name and value of everything that learns, detached: what a checkpoint and a sync of weights carry."""
-        return trainable_state(self)
-
     def load_trained_state(self, state: Mapping[str, Any]) -> None:
-        """Takes over what `trained_state` of a policy of the same kind gave.
-
-        Raises:
-            ValueError: a name or a shape is not that of this policy.
-        """
-        load_weights(self.trained_state(), state)
+        super().load_trained_state(state)
         # features of the weights before
         if self.config.train_vision:
             self.images.clear()
 
-    def with_weights(self, state: Mapping[str, Any]) -> AbstractContextManager[None]:
-        """Within, the policy has the weights that `trained_state` gave at another time: PPO's reference is read so.
-
-        Images keep the features they have, also where the vision encoder learns.
-
-        Raises:
-            ValueError: a name or a shape is not that of this policy.
-        """
-        return swap_weights(self.trained_state(), state)
-
     def shardable(self) -> Shardable:
-        heads = [self.value_head] if self.action_head is None else [self.value_head, self.action_head]
-        return Shardable(root=self, methods=("log_probs", "values", "show", "imitation_loss"), heads=tuple(heads))
+        heads = tuple(head for head in (self.value_head, self.action_head) if head is not None)
+        return Shardable(root=self, methods=("log_probs", "values", "show", "imitation_loss"), heads=heads)
 
     def forget_stale_images(self) -> None:
         """Forgets the features of all images where the vision encoder learns: call it after it has changed."""
@@ -178,11 +144,18 @@ class VLMPolicy(nn.Module):
         """The reply's words."""
         return decode(self.tokenizer, reply_ids)
 
-    def action_tokens(self, reply_ids: IntArray, span: tuple[int, int] | None) -> NDArray[np.bool_]:
-        """[N] True for the tokens that hold the action's value; all others belong to the thought. None without one."""
-        if span is None:
-            return np.zeros(len(reply_ids), bool)
-        return tokens_of_span(self.tokenizer, reply_ids, span)
+    def num_elements(self, text: str) -> int:
+        """Tokens of a reply `text`; an action head picks one action whatever is written."""
+        return len(self.write(text)) if self.action_head is None else 1
+
+    def action_elements(self, answer: Answer, span: tuple[int, int] | None) -> NDArray[np.bool_] | None:
+        """[N] True for the tokens that hold the action's value; all others belong to the thought. None: an action head
+        has no others.
+        """
+        if self.action_head is not None:
+            return None
+        ids = answer["ids"]
+        return np.zeros(len(ids), bool) if span is None else tokens_of_span(self.tokenizer, ids, span)
 
     def show(self, keys: Sequence[bytes], frames: Frames) -> None:
         """Encodes `frames` [N, H, W, 3] and keeps what the language model needs of them under `keys`; so of k images
@@ -278,10 +251,6 @@ class VLMPolicy(nn.Module):
             actions=self._actions(hidden, padded) if with_actions else None,
         )
 
-    def draw(self, env: Any, snapshots: FloatArray) -> Frames:
-        """[N, H, W, 3] the images of `snapshots` [N, D], in the env's own size; see `draw_history`."""
-        return draw_history(env, snapshots)
-
     def lengths(self, obs: Observations, answers: Sequence[Answer]) -> list[int]:
         """See `Policy`; an action head reads the prompt alone."""
         is_read = self.action_head is None
@@ -290,21 +259,15 @@ class VLMPolicy(nn.Module):
             for ids, answer in zip(self.prompts(obs), answers, strict=True)
         ]
 
-    def meta(self) -> dict[str, Any]:
-        """Nothing: the run's config says what it was built by."""
-        return {}
-
     def imitation(self, shown: Sequence[TokenEpisode], env: TurnEnv, sft: Any, rng: Any, log: Any) -> Imitation:
         """See `Policy`: of episodes in turns; `sft` is a `ReplySFTConfig`, and nothing is drawn."""
-        if self.action_head is not None:
-            check_actions(shown)
         examples = examples_of(self, env, shown)
 
         def loss(rows: Tensor, weights: Tensor | None) -> Tensor:
             with self._as_shown():
                 return self.imitation_loss([examples[row] for row in rows.tolist()], sft.reply_weight, weights)
 
-        shown_as = np.array([example.number for example in examples])
+        shown_as = np.array([example.number for example in examples], np.int64)
         with self._as_shown():
             return Imitation(loss=loss, shown=shown_as, lengths=lengths_of(self, examples))
 
@@ -320,6 +283,19 @@ class VLMPolicy(nn.Module):
     def imitation_loss(self, examples: Sequence[Example], reply_weight: float, weights: Tensor | None = None) -> Tensor:
         """See `imitation.imitation_loss`; learners that share the policy out call it together."""
         return imitation_loss(self, examples, reply_weight, weights)
+
+    def sample(self, obs: Observations, sampling: ReplySampling) -> list[SampledReply]:
+        """See `ReplyPolicy`: words, or the action of a head.
+
+        Raises:
+            MachineError: an image was not shown.
+            UsageError: a prompt and its reply would be longer than the model's window; a prompt is never cut.
+        """
+        if self.action_head is not None:
+            return sample_actions(self, obs, sampling)
+        # float32 adapters are cast to the layers' type once for all tokens, and not twice at each of them
+        with cast_adapters(self.model):
+            return sample_replies(self, obs, sampling)
 
     def log_probs(
         self,
@@ -373,7 +349,7 @@ class VLMPolicy(nn.Module):
             ValueError: this policy acts by text.
         """
         if self.action_head is None:
-            raise ValueError("this policy has no action head; set --policy.acts head")
+            raise ValueError("this policy has no action head; set --policy.head actions")
         padded = self.pad(obs)
         hidden = self.hidden(padded, obs.images)
         return self._actions(hidden, padded), self.prompt_values(hidden, padded, detach_values)
@@ -404,6 +380,7 @@ class VLMPolicy(nn.Module):
 
     def _value(self, states: Tensor, scenes: Tensor, detach: bool) -> Tensor:
         """The value head at `states` [..., D] beside the scenes [..., D] they belong to."""
+        assert self.value_head is not None, "a chat VLM always has one"
         seen = torch.cat((states, scenes), -1)
         # the sum over one number is that number, and no view: sharded learners need an output of its own
         return self.value_head((seen.detach() if detach else seen).float()).sum(-1)

@@ -300,7 +300,7 @@ def check_policy(config: PolicyConfig) -> None:
     Raises:
         UsageError: says what cannot, and the setting to change.
     """
-    if config.acts == "head":
+    if config.head != "text":
         raise UsageError("vLLM samples text, an action head picks no token", "leave out --engine.backend vllm")
     if config.train_vision:
         raise UsageError(

@@ -98,10 +98,7 @@ def play(
         for one in running:
             action = one.env.expert_action()
             text = "well" if number == unreadable else one.env.action_text(action if right else 1 - action)
-            reply = SampledReply(
-                image=b"", ids=np.zeros(1, np.int64), text=text, log_probs=np.zeros(1, np.float32), value=0,
-                is_complete=True, version=0,
-            )  # fmt: skip
+            reply = SampledReply(answer={"ids": np.zeros(1, np.int64)}, log_probs=np.zeros(1, np.float32), text=text)
             if one.play(reply):
                 ended.append(one)
         rows.append([one.episode(only_newest=True) for one in running])

@@ -63,7 +63,7 @@ def vlm(folder: str, learns: str, algo: dict[str, Any]) -> tuple[TokenLearner, l
     policy = config.policy_for(make_env(config.task, config.env_settings, 0))
     policy.value_head[-1].weight.data.normal_(generator=torch.Generator().manual_seed(2))
     runner.actor = Actor(PolicyEngine(policy, 3), 12, 1.0)
-    runner.action_tokens = policy.action_tokens
+    runner.action_elements = policy.action_elements
     learner = begun(config, runner, policy)
     return learner, paid(runner.sample(num_turns=3))
 

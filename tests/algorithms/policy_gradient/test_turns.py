@@ -57,7 +57,7 @@ def played(algorithm: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize(
-    ("algo", "acts"),
+    ("algo", "head"),
     [
         (KL_AND_ENTROPY, "text"),
         ({"loss": rl4vlm_parity().loss}, "text"),
@@ -66,11 +66,11 @@ def played(algorithm: Any) -> list[Any]:
         (grouped("grpo"), "text"),
         (grouped("rloo"), "text"),
         (grouped("gigpo"), "text"),
-        ({}, "head"),
+        ({}, "actions"),
     ],
 )
-def test_a_round_with_every_estimator_and_loss(make: Any, algo: dict[str, Any], acts: str):
-    algorithm = make(algo, {"acts": acts})
+def test_a_round_with_every_estimator_and_loss(make: Any, algo: dict[str, Any], head: str):
+    algorithm = make(algo, {"head": head})
     before = weights(algorithm)
     algorithm.train()
     report = algorithm.report()
@@ -83,11 +83,11 @@ def test_a_round_with_every_estimator_and_loss(make: Any, algo: dict[str, Any], 
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("acts", ["text", "head"])
-def test_every_family_is_taught_and_learns_by_an_adapter_alone(make: Any, family: str, acts: str):
+@pytest.mark.parametrize("head", ["text", "actions"])
+def test_every_family_is_taught_and_learns_by_an_adapter_alone(make: Any, family: str, head: str):
     algorithm = make(
-        {"shrinkage": False} | ({} if acts == "head" else KL),
-        {"learns": "lora", "lora_rank": 4, "acts": acts},
+        {"shrinkage": False} | ({} if head == "actions" else KL),
+        {"learns": "lora", "lora_rank": 4, "head": head},
         ReplySFTConfig(turns=8, updates=2, batch_size=4),
         family=family,
         rollout_turns=8,
@@ -139,7 +139,7 @@ def scorer() -> Judge:
 
 def test_a_real_judge_rewards_every_turn_and_goes_on_where_it_was(make: Any, tmp_path: Path):
     """The pocket scorer on the replies of a policy with random weights: most cannot be read and change nothing."""
-    judged = {"reward": TurnRewardConfig(source="judged"), "make_judge": scorer, "policy": {"acts": "head"}}
+    judged = {"reward": TurnRewardConfig(source="judged"), "make_judge": scorer, "policy": {"head": "actions"}}
     first, second = make(**judged), make(**judged)
     told: list[str] = []
     first.prepare(told.append)
@@ -218,7 +218,7 @@ def test_a_warm_up_of_the_critic_leaves_the_policy_where_it_was(make: Any):
 @pytest.mark.parametrize(("pays", "updates", "least", "most"), [("an action", 2, 0.8, 1.0), ("a die", 6, 0.0, 0.3)])
 def test_of_an_update_only_what_is_no_chance_is_kept(make: Any, pays: str, updates: int, least: float, most: float):
     algorithm = make(
-        {"advantage": AdvantageConfig(gamma=0.0)}, {"acts": "head"}, num_envs=16, rollout_turns=64, minibatch_turns=8
+        {"advantage": AdvantageConfig(gamma=0.0)}, {"head": "actions"}, num_envs=16, rollout_turns=64, minibatch_turns=8
     )
     algorithm.prepare(lambda line: None)
     learner, die, kept = algorithm.learner, np.random.default_rng(0), []

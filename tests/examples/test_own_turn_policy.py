@@ -1,0 +1,152 @@
+"""The example of a policy of one's own for envs in turns: small convolutions that pick actions; and what such a policy
+may not give.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tiny_run import resumed, run_here
+
+from rlvlm.algorithms.policy_gradient.slots import make_slot
+from rlvlm.algorithms.sft import Imitator
+from rlvlm.algorithms.sft_config import ReplySFTConfig
+from rlvlm.algorithms.sft_replies import demonstrate, held_out_loss, warn_of_length
+from rlvlm.core.episodes import Observations, SampledReply
+from rlvlm.core.errors import UsageError
+from rlvlm.envs.config import TurnEnvConfig
+from rlvlm.policies.reply_policy import ReplySampling, check_replies
+from rlvlm.policies.vlm.config import PolicyConfig
+from rlvlm.policies.vlm.engine import PolicyEngine
+from rlvlm.policies.vlm.loading import build_policy
+from rlvlm.runs.config_file import config_text, read_config_text
+from rlvlm.runs.recipes import recipe
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+OWN = str(EXAMPLES / "own_turn_policy.py") + ":SmallNet"
+CONFIG = PolicyConfig(head=OWN, settings={"width": "32"})
+LAMP = "press_button:TASK"
+
+
+@pytest.fixture(autouse=True)
+def on_the_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+
+
+def lamp() -> Any:
+    return make_slot(LAMP, TurnEnvConfig(episode_steps=4))
+
+
+def shown(policy: Any, place: Any, num: int) -> Observations:
+    """`num` first turns, whose images `policy` was shown."""
+    obs = []
+    for seed in range(num):
+        place.begin(seed)
+        obs.append(place.obs)
+    joined = Observations.joined(obs)
+    policy.show(joined.images, policy.draw(place.env, joined.snapshots))
+    return joined
+
+
+def test_an_answer_has_the_log_prob_it_was_drawn_with_whatever_else_is_in_its_batch() -> None:
+    place = lamp()
+    policy = build_policy(CONFIG, place.env)
+    obs = shown(policy, place, 6)
+    engine = PolicyEngine(policy, max_batch=4)
+    engine.use(3)
+    replies = engine.reply(obs, range(6), max_new_tokens=1, temperature=0.5)
+    [alone] = engine.reply(obs.at([5]), [5], max_new_tokens=1, temperature=0.5)
+    assert alone.action == replies[5].action and {reply.version for reply in replies} == {3}
+    assert len({reply.action for reply in replies}) > 1 and [reply.image for reply in replies] == list(obs.images)
+    found = policy.log_probs(obs, [reply.answer for reply in replies], temperature=0.5, with_entropies=True)
+    stored = np.stack([reply.log_probs for reply in replies])
+    np.testing.assert_allclose(found.log_probs.detach().numpy(), stored, atol=1e-5)
+    assert found.entropies is not None and found.entropies.shape == (6, 1)
+    likeliest = [engine.reply(obs, range(first, first + 6), max_new_tokens=1, greedy=True) for first in (0, 50)]
+    assert [reply.action for reply in likeliest[0]] == [reply.action for reply in likeliest[1]]
+
+
+@pytest.mark.slow
+def test_it_learns_from_demonstrations_what_can_be_read_in_them() -> None:
+    place, told = lamp(), []
+    torch.manual_seed(0)
+    policy = build_policy(CONFIG, place.env)
+    sft = ReplySFTConfig(turns=60, updates=60, batch_size=16, lr=3e-3)
+    episodes = demonstrate(place, sft, seed=0)
+    first, *others = episodes
+    unread = replace(first, replies=tuple(replace(reply, action=None) for reply in first.replies))
+    warn_of_length(policy, episodes, 1, told.append)
+    before = held_out_loss(policy, place.env, episodes, sft)
+    Imitator(policy, place.env, [unread, *others], sft, np.random.default_rng(0), told.append).train(sft.updates)
+    assert held_out_loss(policy, place.env, episodes, sft) < 0.2 * before
+    assert np.isnan(held_out_loss(policy, place.env, [unread], sft)) and "longer" not in "".join(told)
+    with pytest.raises(UsageError, match="a use for none of the demonstrated answers"):
+        Imitator(policy, place.env, [unread], sft, np.random.default_rng(0), told.append)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"log_probs": np.zeros((1, 1), np.float32)}, r"log_probs \[1, 1\], not \[N\]"),
+        ({"log_probs": np.zeros(0, np.float32)}, r"log_probs \[0\]"),
+        ({"action": None, "text": 3}, "neither an action nor a text, but 3"),
+        (None, "1 replies to 2 observations"),
+    ],
+)
+def test_replies_of_another_form_are_refused_by_name(change: dict[str, Any] | None, message: str) -> None:
+    right = SampledReply(answer={}, log_probs=np.zeros(1, np.float32), action=0)
+    policy = build_policy(CONFIG, lamp().env)
+    check_replies([right, right], 2, policy)
+    with pytest.raises(UsageError, match="the policy SmallNet sampled " + message):
+        check_replies([right] if change is None else [right, replace(right, **change)], 2, policy)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"head": "wide"}, "policy.head must be one of text, actions, or one of your own"),
+        ({"head": OWN, "settings": {"depth": "3"}}, "unexpected keyword argument 'depth'"),
+        ({"head": OWN.replace("SmallNet", "zlib")}, "policy.head"),
+        ({"head": "builtins:id"}, "gave a int, and no ReplyPolicy"),
+        ({"head": OWN, "model": "model"}, "no effect with policy.model"),
+        ({"head": OWN, "conditioned": True}, "policy.conditioned has no effect"),
+        ({"settings": {"width": "3"}}, "policy.settings has no effect"),
+    ],
+)
+def test_what_is_no_such_policy_is_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises((UsageError, ValueError), match=message):
+        build_policy(PolicyConfig(**settings), lamp().env)
+
+
+def test_sampling_repeats_by_seed_and_takes_the_likeliest_without_one() -> None:
+    table = torch.tensor([[0.2, 0.5, 0.3]]).log().expand(400, 3)
+    drawn = ReplySampling(seeds=range(400)).pick(table)
+    assert torch.equal(drawn, ReplySampling(seeds=range(400)).pick(table))
+    # 400 draws: the share of the likeliest has a standard deviation of 2.5 %
+    assert abs((drawn == 1).float().mean().item() - 0.5) < 0.1
+    assert ReplySampling(seeds=range(400), greedy=True).pick(table).unique().tolist() == [1]
+
+
+@pytest.mark.parametrize(("acts", "head"), [("head", "actions"), ("text", "text")])
+def test_files_of_before_name_the_head_otherwise(acts: str, head: str) -> None:
+    run = recipe("number_line")
+    run = replace(run, policy=replace(run.policy, head=head))
+    text = config_text(run)
+    assert f"head: {head}" in text
+    assert read_config_text(text.replace(f"head: {head}", f"acts: {acts}")) == run
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_it_trains_goes_on_exactly_and_is_played(local_ray: None, tmp_path: Path) -> None:
+    words = (
+        f"number_line --policy.head {OWN} --policy.settings width 32 --steps 512 --sft.turns 40 --sft.updates 8 "
+        "--eval.every-steps 256 --eval.episodes 4 --track.checkpoint-every-steps 128 --track.log-every-steps 128"
+    ).split()
+    run_here("run", *words, "--out", str(tmp_path / "whole"))
+    assert (tmp_path / "whole" / "episodes.html").stat().st_size > 1_000
+    run_here("eval", str(tmp_path / "whole"), "--episodes", "4")
+    resumed(tmp_path / "whole")
