@@ -27,6 +27,7 @@ PROTOCOLS = {
     "A reward source": "rlvlm.rewards.source.RewardSource",
     "A teacher": "rlvlm.preferences.teachers.Teacher",
     "A policy in chunks": "rlvlm.policies.vla.policy.VLAPolicy",
+    "A policy in turns": "rlvlm.policies.reply_policy.ReplyPolicy",
     "What every policy is": "rlvlm.policies.protocol.Policy",
     "What a loss sees": "rlvlm.algorithms.policy_gradient.losses.MiniBatch",
     "A loss": "rlvlm.algorithms.policy_gradient.losses.policy_loss",

@@ -55,29 +55,28 @@ class Engine(Protocol):
         """Replies to `obs`, in their order; see `PolicyEngine.reply`."""
         ...
 
+    # one in the learner's own process has nothing beside the policy
+
     def report(self) -> dict[str, float]:
         """Figures of the engine, by names of `rlvlm.core.metrics`."""
-        ...
+        return {}
 
     @property
     def shares_gpus(self) -> bool:
         """Whether it samples on the learners' GPUs, and must sleep while they learn."""
-        ...
+        return False
 
     def sleep(self) -> None:
         """Leaves the learners' GPUs to them; returns once it has. Only where it shares them."""
-        ...
 
     def wake(self, gpus: Sequence[tuple[str, str]]) -> None:
         """Takes the learners' GPUs, each given by its node in Ray and its id there. It begins asleep."""
-        ...
 
     def close(self) -> None:
         """Frees what the engine holds beside the policy."""
-        ...
 
 
-class PolicyEngine:
+class PolicyEngine(Engine):
     """Samples from `policy`, which may be in training elsewhere: weights are read when a batch is sampled.
 
     Args:
@@ -99,24 +98,6 @@ class PolicyEngine:
     def use(self, weights: int) -> None:
         """The weights are the policy's own; they are called so from now on."""
         self.version = weights
-
-    def report(self) -> dict[str, float]:
-        """Nothing that the policy does not say itself."""
-        return {}
-
-    @property
-    def shares_gpus(self) -> bool:
-        """The policy is the trainer's own."""
-        return False
-
-    def sleep(self) -> None:
-        """There is nothing beside the policy."""
-
-    def wake(self, gpus: Sequence[tuple[str, str]]) -> None:
-        """There is nothing beside the policy."""
-
-    def close(self) -> None:
-        """There is nothing beside the policy."""
 
     def missing(self, images: Sequence[bytes]) -> list[int]:
         """Places in `images` that must be shown before they can be asked about."""
