@@ -23,7 +23,7 @@ class Trial:
     suites: tuple[str, ...] = ("libero_spatial", "libero_object", "libero_goal", "libero_10")
     tasks: Annotated[tuple[int, ...], tyro.conf.arg(help="Numbers within each suite; empty: all.")] = ()
     episodes: int = 20
-    moved: float = 0.02
+    start_jitter_m: float = 0.02
     noise: float = 0.02
 
 
@@ -36,7 +36,7 @@ def main(trial: Trial) -> None:
 
 
 def row(task: str, trial: Trial) -> str:
-    env = make_env(task, replace(task_env(task), moved=trial.moved), 0)
+    env = make_env(task, replace(task_env(task), start_jitter_m=trial.start_jitter_m), 0)
     rng = np.random.default_rng(0)
     lengths, started = [], time.process_time()
     for state_id in range(FIRST_HELD_OUT_STATE, FIRST_HELD_OUT_STATE + trial.episodes):

@@ -47,11 +47,11 @@ class GaussianVLA(VLAPolicy):
         """[B, 1]: which vector; the same text is the same number in every process."""
         return torch.tensor([[zlib.crc32(text.encode()) % 64] for text in instructions], device=self.device)
 
-    def forward(self, images, words, proprio):
-        """The Gaussian [B, L, A] and the value [B] of images [B, C, H, W, 3], words [B, 1] and proprio [B, P]."""
+    def forward(self, images, token_ids, proprio):
+        """The Gaussian [B, L, A] and the value [B] of images [B, C, H, W, 3], token ids [B, 1] and proprio [B, P]."""
         pixels = images.flatten(0, 1).permute(0, 3, 1, 2).float() / 127.5 - 1  # [B * C, 3, H, W]
         seen = self.see(pixels).view(len(images), -1)
-        hidden = self.trunk(torch.cat([seen, self.hear(words[:, 0]), proprio], dim=1))
+        hidden = self.trunk(torch.cat([seen, self.hear(token_ids[:, 0]), proprio], dim=1))
         mean = self.mean(hidden).view(-1, *self.shape)
         return Normal(mean, self.log_std.exp().expand_as(mean)), self.value_head(hidden.detach())[:, 0]
 

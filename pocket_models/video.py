@@ -212,7 +212,7 @@ class PlayConfig:
     """Episodes of each task."""
     held_out: bool = False
     """Whether they begin from the starts that are kept for evaluation."""
-    moved: float = 0.02
+    start_jitter_m: float = 0.02
     """Things are shifted by up to so many metres."""
 
 
@@ -226,7 +226,11 @@ def play(config: PlayConfig) -> Clips:
     for task in config.tasks:
         suite, _, number = task.partition("/")
         settings = replace(
-            task_env(task), moved=config.moved, render_style="light", physics="fast", episode_steps=_EPISODE_STEPS
+            task_env(task),
+            start_jitter_m=config.start_jitter_m,
+            render_style="light",
+            physics="fast",
+            episode_steps=_EPISODE_STEPS,
         )
         # the env's own scene, which says where things are; it is the one that the env has made
         env, scene = make_env(task, settings, 0), shared_scene(suite, int(number), settings.mesh_cell)

@@ -129,4 +129,7 @@ def current_settings(env: Mapping[str, Any]) -> dict[str, Any]:
     settings = {_RENAMED.get(name, name): value for name, value in env.items()}
     if settings.get("look") in ("auto", "benchmark", "light"):  # LIBERO's; a setting of one's own may have that name
         settings["render_style"] = settings.pop("look")
+    # LIBERO's too, which is known by its own settings, or by those of all families that files of before kinds have
+    if "moved" in settings and settings.keys() & {"mesh_cell", "deals"}:
+        settings["start_jitter_m"] = settings.pop("moved")
     return settings | ({"rules": "strict"} if settings.get("rules") == "mended" else {})

@@ -302,7 +302,9 @@ def libero(task: str) -> ChunksRun:
     return ChunksRun(
         task=task,
         steps=600_000,
-        env=replace(env, moved=0.02, physics="fast", mesh_cell=0.012, episode_steps=env.episode_steps * 4 // 5),
+        env=replace(
+            env, start_jitter_m=0.02, physics="fast", mesh_cell=0.012, episode_steps=env.episode_steps * 4 // 5
+        ),
         policy=VLAConfig(pocket=PocketVLAConfig(image_px=64, dilated=1, predicts_offsets=True)),
         sft=ChunkSFTConfig(episodes=100, noise=0.02, p_perturb=0.1, label_width=0.05, updates=800),
         judge=judge,

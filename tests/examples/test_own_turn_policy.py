@@ -22,8 +22,6 @@ from rlvlm.policies.reply_policy import ReplySampling, check_replies
 from rlvlm.policies.vlm.config import PolicyConfig
 from rlvlm.policies.vlm.engine import PolicyEngine
 from rlvlm.policies.vlm.loading import build_policy
-from rlvlm.runs.config_file import config_text, read_config_text
-from rlvlm.runs.recipes import recipe
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 OWN = str(EXAMPLES / "own_turn_policy.py") + ":SmallNet"
@@ -128,15 +126,6 @@ def test_sampling_repeats_by_seed_and_takes_the_likeliest_without_one() -> None:
     # 400 draws: the share of the likeliest has a standard deviation of 2.5 %
     assert abs((drawn == 1).float().mean().item() - 0.5) < 0.1
     assert ReplySampling(seeds=range(400), greedy=True).pick(table).unique().tolist() == [1]
-
-
-@pytest.mark.parametrize(("acts", "head"), [("head", "actions"), ("text", "text")])
-def test_files_of_before_name_the_head_otherwise(acts: str, head: str) -> None:
-    run = recipe("number_line")
-    run = replace(run, policy=replace(run.policy, head=head))
-    text = config_text(run)
-    assert f"head: {head}" in text
-    assert read_config_text(text.replace(f"head: {head}", f"acts: {acts}")) == run
 
 
 @pytest.mark.ray

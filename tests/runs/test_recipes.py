@@ -168,7 +168,7 @@ def test_a_config_from_before_kinds_is_read_as_what_it_was(task: str, algorithm:
     text = config_text(config).replace(
         f"kind: {config.kind}\nalgorithm: {config.algorithm}\n", f"algorithm: {algorithm}\n"
     )
-    text = text.replace("  preset: ppo\n", "").replace("  preset: grpo\n", "")
+    text = text.replace("  preset: ppo\n", "").replace("  preset: grpo\n", "").replace("start_jitter_m", "moved")
     every = "env:\n  rules: mended\n  deals: any\n  robot: hidden\n  moved: 0.0\n  look: auto\n  view_px: 256\n"
     own = {line.split(":")[0] for line in text.splitlines()[text.splitlines().index("env:") + 1 :]}
     extra = "".join(f"{line}\n" for line in every.splitlines() if line.split(":")[0] not in own)
@@ -180,9 +180,11 @@ def test_a_config_from_before_kinds_is_read_as_what_it_was(task: str, algorithm:
     [
         ("drawer_open", {"image_px": "picture_px"}),
         ("push_block", {"max_kl": "largest_kl", "min_auc": "least_auc", "continue_after_success": "plays_on"}),
-        ("libero_object/0", {"render_style": "look"}),
+        ("libero_object/0", {"render_style": "look", "start_jitter_m": "moved"}),
         ("push_block", {"  lerobot:": "  smolvla:", "    faults: []": "    patches: exact"}),
         ("number_line", {"max_invalid_share": "most_unreadable", "shrinkage": "is_shrunk", "strict": "mended"}),
+        ("number_line", {"head: text": "acts: text"}),
+        ("pick_place_can", {"head: actions": "acts: head"}),
     ],
 )
 def test_a_config_with_names_of_before_is_read(task: str, names: dict[str, str]) -> None:

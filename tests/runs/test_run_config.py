@@ -103,7 +103,7 @@ def test_what_makes_no_sense_is_refused(task: str, settings: dict[str, object], 
         ("drawer_open", {"feedback.simulated.beta": float("inf")}),
         ("drawer_open", {"feedback.segment_steps": 4, "serve.app": "qwen3vl-8b"}),  # an attached judge may read clips
         ("points24", {"env.split": "training", "env.deals": "solvable"}),
-        ("libero_goal/8", {"env.moved": 0.01}),
+        ("libero_goal/8", {"env.start_jitter_m": 0.01}),
     ],
 )
 def test_what_makes_sense_is_taken_and_comes_back_from_its_text(task: str, settings: dict[str, object]) -> None:

@@ -14,7 +14,7 @@ class LiberoConfig(ChunkEnvConfig, PhysicsConfig):
     """LIBERO."""
 
     drawing: ClassVar[tuple[str, ...]] = ("render_style", "mesh_cell")
-    moved: float = 0.0
+    start_jitter_m: float = 0.0
     """Things are moved by up to so much, metres, along both sides of the table, from where the benchmark's saved starts
     have them; there many of them never move, so a policy need not look."""
     render_style: Literal["auto", "benchmark", "light"] = "auto"
@@ -28,7 +28,7 @@ class LiberoConfig(ChunkEnvConfig, PhysicsConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_interval(self, "env", "[0, 0.1]", "moved")
+        check_interval(self, "env", "[0, 0.1]", "start_jitter_m")
         check_interval(self, "env", "(0, 0.1]", "mesh_cell")
 
     def for_model(self, is_pocket: bool) -> Self:

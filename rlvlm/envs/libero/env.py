@@ -46,7 +46,7 @@ class LiberoEnvs(ChunkEnvs):
 
     def __init__(self, scene: LiberoScene, config: LiberoConfig) -> None:
         self.scene = scene
-        self._episode_steps, self._moved_m = config.episode_steps, config.moved
+        self._episode_steps, self._start_jitter_m = config.episode_steps, config.start_jitter_m
         self._step_s = FAST_STEP_S if config.physics == "fast" else EXACT_STEP_S
         self._continue_after_success = config.continue_after_success
         self.states: list[NDArray[np.float64]] = []
@@ -61,7 +61,7 @@ class LiberoEnvs(ChunkEnvs):
         starts = []  # a group of equal numbers is one start, settled once
         with self.scene.turn:
             for state_id in distinct.tolist():
-                state = self.scene.start(state_id, self._moved_m)
+                state = self.scene.start(state_id, self._start_jitter_m)
                 count_progress()
                 starts.append((state, self.scene.positions(), self.scene.arm.proprio(), self.scene.progress()))
         states, positions, proprio, progress = zip(*starts, strict=True)
@@ -156,7 +156,7 @@ class LiberoEnv(ChunkEnv):
         self.episode_steps = config.episode_steps
         self.snapshot_size = self.scene.model.nq  # joint positions
         self.num_offsets = 3 * len(self.scene.named)
-        self.num_held_out = None if config.moved else self.scene.num_held_out
+        self.num_held_out = None if config.start_jitter_m else self.scene.num_held_out
         self._envs = LiberoEnvs(self.scene, config)
         self._state_id = 0
         self._seen = np.empty(self.snapshot_size, np.float32)

@@ -30,11 +30,11 @@ class PredictsOffsets(Protocol):
         self, env: ChunkEnv, obs: Observations, images: Frames | None = None
     ) -> tuple[Tensor, Tensor, Tensor]: ...
 
-    def forward_with_offsets(self, images: Tensor, words: Tensor, proprio: Tensor) -> tuple[Tensor, Tensor]:
+    def forward_with_offsets(self, images: Tensor, token_ids: Tensor, proprio: Tensor) -> tuple[Tensor, Tensor]:
         """Output of `forward`, and [B, W] the offsets."""
         ...
 
-    def predict_offsets(self, images: Tensor, words: Tensor, proprio: Tensor) -> Tensor:
+    def predict_offsets(self, images: Tensor, token_ids: Tensor, proprio: Tensor) -> Tensor:
         """[B, W] the offsets alone."""
         ...
 

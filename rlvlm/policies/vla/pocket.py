@@ -83,12 +83,12 @@ class PocketBody(nn.Module):
         # the row behind the last is zero and never learns: it fills short instructions up
         return rows + [self._vocabulary] * (_WORDS - len(rows))
 
-    def see(self, images: Tensor, words: Tensor, proprio: Tensor) -> Tensor:
+    def see(self, images: Tensor, token_ids: Tensor, proprio: Tensor) -> Tensor:
         """[B, hidden] what the trunk makes of it all."""
         num, cameras = images.shape[:2]
         # the instruction is the mean of its words; what it asks for decides which filters look (FiLM)
-        counted = (words != self._vocabulary).sum(dim=1, keepdim=True).clamp(min=1)
-        said = self.words(words).sum(dim=1) / counted
+        counted = (token_ids != self._vocabulary).sum(dim=1, keepdim=True).clamp(min=1)
+        said = self.words(token_ids).sum(dim=1) / counted
         pixels = images.flatten(0, 1).permute(0, 3, 1, 2).float() / 127.5 - 1.0
         filters = said.repeat_interleave(cameras, dim=0)
         maps = functional.relu(_film(self.look(pixels), self.look_for(filters)))
@@ -126,24 +126,24 @@ class PocketVLA(PocketBody, TokenVLA):
         self.bins = nn.Parameter(torch.cos(middles[:, None] * torch.arange(config.token_width) * math.pi))
         self.bias = nn.Parameter(torch.zeros(self._num_tokens, NUM_BINS))
 
-    def forward(self, images: Tensor, words: Tensor, proprio: Tensor) -> Tensor:
-        """Logits [B, L * A, 256] of `images` [B, C, H, W, 3], `words` [B, 32] and `proprio` [B, P]."""
-        return self._act(self.see(images, words, proprio))
+    def forward(self, images: Tensor, token_ids: Tensor, proprio: Tensor) -> Tensor:
+        """Logits [B, L * A, 256] of `images` [B, C, H, W, 3], `token_ids` [B, 32] and `proprio` [B, P]."""
+        return self._act(self.see(images, token_ids, proprio))
 
-    def with_values(self, images: Tensor, words: Tensor, proprio: Tensor, detach: bool) -> tuple[Tensor, Tensor]:
+    def with_values(self, images: Tensor, token_ids: Tensor, proprio: Tensor, detach: bool) -> tuple[Tensor, Tensor]:
         """The logits, and [B] the value head's values; `detach` keeps its loss from the body."""
         assert self.value_head is not None, "asked of a policy with one"
-        hidden = self.see(images, words, proprio)
+        hidden = self.see(images, token_ids, proprio)
         return self._act(hidden), self.value_head(hidden.detach() if detach else hidden)[:, 0]
 
-    def forward_with_offsets(self, images: Tensor, words: Tensor, proprio: Tensor) -> tuple[Tensor, Tensor]:
+    def forward_with_offsets(self, images: Tensor, token_ids: Tensor, proprio: Tensor) -> tuple[Tensor, Tensor]:
         """The logits, and [B, num_offsets] the offsets from the hand to the things of the task, as it sees them."""
-        hidden = self.see(images, words, proprio)
+        hidden = self.see(images, token_ids, proprio)
         return self._act(hidden), self.offset_head(hidden)
 
-    def predict_offsets(self, images: Tensor, words: Tensor, proprio: Tensor) -> Tensor:
+    def predict_offsets(self, images: Tensor, token_ids: Tensor, proprio: Tensor) -> Tensor:
         """[B, num_offsets] the offsets alone."""
-        return self.offset_head(self.see(images, words, proprio))
+        return self.offset_head(self.see(images, token_ids, proprio))
 
     def _act(self, hidden: Tensor) -> Tensor:
         tokens = self.norm(self.queries(hidden).view(len(hidden), self._num_tokens, -1))

@@ -98,7 +98,7 @@ class VLAPolicy(AnsweringPolicy):
 
     def read(self, instructions: Sequence[str]) -> Tensor:
         """`[B, W]` int64: the instructions as the network takes them, on its device."""
-        raise NotImplementedError("each VLA has its own words")
+        raise NotImplementedError("each VLA has its own tokens")
 
     def sample(self, obs: Observations, sampling: Sampling) -> SampledChunks:
         """A chunk for each of `obs`, whose images it was shown.
@@ -163,7 +163,7 @@ class VLAPolicy(AnsweringPolicy):
         return env.draw_cameras(snapshots, self.image_px)
 
     def inputs(self, obs: Observations) -> tuple[Tensor, Tensor, Tensor]:
-        """Images, words and proprioception of `obs`, whose images it was shown, on its device."""
+        """Images, token ids and proprioception of `obs`, whose images it was shown, on its device."""
         images = torch.from_numpy(np.stack(self.images.get(obs.images))).to(self.device)
         return images, self.read(self.asked(obs)), torch.from_numpy(obs.proprio).to(self.device)
 
@@ -178,8 +178,8 @@ class VLAPolicy(AnsweringPolicy):
         3]; instructions are read as they are.
         """
         drawn = self.draw(env, obs.snapshots) if images is None else images
-        words, proprio = self.read(obs.texts), torch.from_numpy(obs.proprio)
-        return torch.from_numpy(drawn).to(self.device), words, proprio.to(self.device)
+        token_ids, proprio = self.read(obs.texts), torch.from_numpy(obs.proprio)
+        return torch.from_numpy(drawn).to(self.device), token_ids, proprio.to(self.device)
 
     def meta(self) -> dict[str, Any]:
         """Content of its checkpoint beside the weights that learn, as JSON."""

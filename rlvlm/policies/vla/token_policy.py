@@ -37,8 +37,8 @@ _KEY = "task"
 class TokenVLA(VLAPolicy):
     """A VLA whose answer is the bin of each dimension of each action: `bins` [L * A], action after action.
 
-    A member has `forward(images, words, proprio)`: logits [B, L * A, 256] of images [B, cameras, H, W, 3] uint8,
-    H = W = `image_px`, words [B, W] as `read` gives them, and proprio [B, P] float32, in env units.
+    A member has `forward(images, token_ids, proprio)`: logits [B, L * A, 256] of images [B, cameras, H, W, 3] uint8,
+    H = W = `image_px`, token_ids [B, W] as `read` gives them, and proprio [B, P] float32, in env units.
     """
 
     predicts_offsets: bool = False
@@ -46,7 +46,7 @@ class TokenVLA(VLAPolicy):
     scale: ActionScale | None = None
     """Scale of its actions; None until its demonstrations, or its checkpoint, give it one."""
 
-    def with_values(self, images: Tensor, words: Tensor, proprio: Tensor, detach: bool) -> tuple[Tensor, Tensor]:
+    def with_values(self, images: Tensor, token_ids: Tensor, proprio: Tensor, detach: bool) -> tuple[Tensor, Tensor]:
         """The logits, and [B] the value head's values; `detach` keeps its loss from the body."""
         raise NotImplementedError(f"{type(self).__name__} has no value head")
 
@@ -153,7 +153,7 @@ class TokenVLA(VLAPolicy):
         targets = soft_targets(sft.label_width).to(self.device)
         # a bell around a bin says that its neighbours are nearly as good, which is untrue of a gripper's two positions
         is_soft = torch.tensor(scale.scaled) & (torch.tensor(scale.high) > torch.tensor(scale.low))
-        images, words, proprio = self.shown_inputs(env, shown.obs, shown.images)
+        images, token_ids, proprio = self.shown_inputs(env, shown.obs, shown.images)
         offsets = None
         if self.predicts_offsets and shown.images is None:
             net = cast(PredictsOffsets, self)
@@ -162,7 +162,7 @@ class TokenVLA(VLAPolicy):
             log("the demonstrations keep images and no states: the policy does not learn to predict offsets from them")
 
         def loss(rows: Tensor, weights: Tensor | None) -> Tensor:
-            seen = images[rows], words[rows], proprio[rows]
+            seen = images[rows], token_ids[rows], proprio[rows]
             if offsets is None:
                 logits, beside = self(*seen), 0.0
             else:

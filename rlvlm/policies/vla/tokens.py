@@ -41,7 +41,7 @@ def decode(bins: NDArray[np.int64]) -> FloatArray:
     return CENTRES[np.clip(bins, 0, TOP_BIN)]
 
 
-def token_ids(bins: NDArray[np.int64], num_words: int = VOCABULARY) -> NDArray[np.int64]:
+def ids_of_bins(bins: NDArray[np.int64], num_words: int = VOCABULARY) -> NDArray[np.int64]:
     """Token ids of `bins`: the last of the tokenizer's `num_words` ids is bin 0. 31744 to 31999 with Llama 2's."""
     return num_words - 1 - bins
 

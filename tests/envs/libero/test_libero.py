@@ -76,7 +76,7 @@ def test_names_are_the_benchmarks(env: LiberoEnv) -> None:
 
 @pytest.mark.slow
 def test_keeps_the_contract(env: LiberoEnv) -> None:
-    settings = {"moved": 0.02, "episode_steps": 12}  # ends in the middle of a chunk
+    settings = {"start_jitter_m": 0.02, "episode_steps": 12}  # ends in the middle of a chunk
     check_chunk_env(make(**settings), make(**settings), num_chunks=2)
 
 
@@ -156,7 +156,7 @@ def test_success_is_the_benchmarks(env: LiberoEnv, continue_after_success: bool)
     ("suite", "number"), [("libero_goal", "7"), ("libero_goal", "0"), ("libero_90", "0"), ("libero_10", "6")]
 )
 def test_the_script_turns_a_knob_opens_and_shuts_a_drawer_and_puts_beside(suite: str, number: str) -> None:
-    one = LiberoEnv(LiberoConfig(episode_steps=220, moved=0.02), 0, suite, number)
+    one = LiberoEnv(LiberoConfig(episode_steps=220, start_jitter_m=0.02), 0, suite, number)
     one.reset(options={"state_id": FIRST_HELD_OUT_STATE})
     rng, success, ended = np.random.default_rng(0), False, False
     while not ended:
@@ -167,7 +167,7 @@ def test_the_script_turns_a_knob_opens_and_shuts_a_drawer_and_puts_beside(suite:
 
 @pytest.mark.slow
 def test_the_script_solves_held_out_states_and_goes_on_where_it_was(env: LiberoEnv) -> None:
-    one, rng = make(moved=0.02, episode_steps=280), np.random.default_rng(0)
+    one, rng = make(start_jitter_m=0.02, episode_steps=280), np.random.default_rng(0)
     for state_id in (FIRST_HELD_OUT_STATE, FIRST_HELD_OUT_STATE + 1):
         one.reset(options={"state_id": state_id})
         is_over, chunks = False, 0
@@ -213,7 +213,7 @@ def test_held_out_states_have_saved_starts_of_their_own(env: LiberoEnv) -> None:
     held_out = {arm(FIRST_HELD_OUT_STATE + index) for index in range(10)}
     assert (len(training), len(held_out)) == (40, 10) and not training & held_out
     assert env.num_held_out == 10 and arm(FIRST_HELD_OUT_STATE + 10) == arm(FIRST_HELD_OUT_STATE)
-    assert make(moved=0.01).num_held_out is None  # each number moves things elsewhere
+    assert make(start_jitter_m=0.01).num_held_out is None  # each number moves things elsewhere
 
 
 @pytest.mark.slow

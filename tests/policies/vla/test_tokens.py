@@ -12,7 +12,7 @@ from rlvlm.policies.vla.tokens import (
     ActionScale,
     decode,
     encode,
-    token_ids,
+    ids_of_bins,
 )
 
 
@@ -20,15 +20,15 @@ def test_by_hand() -> None:
     width = 2 / 255  # 256 edges from -1 to 1 are 255 intervals apart
     numbers = np.array([-1.0, -1.0 + 1.5 * width, 0.0, 1.0 - 0.5 * width, 1.0, 7.0], np.float32)
     assert encode(numbers).tolist() == [0, 1, 127, 254, 255, 255]
-    assert token_ids(encode(numbers)).tolist() == [31999, 31998, 31872, 31745, 31744, 31744]
+    assert ids_of_bins(encode(numbers)).tolist() == [31999, 31998, 31872, 31745, 31744, 31744]
     assert decode(np.array([0, 127, 254, 255])) == pytest.approx([-1 + width / 2, 0, 1 - width / 2, 1 - width / 2])
 
 
 def test_every_bin_comes_back_and_the_alias_means_the_top_bin() -> None:
     bins = np.arange(256)
     assert (np.diff(CENTRES) > 0).all(), "a higher bin is a larger action, and so a higher token a smaller one"
-    assert token_ids(bins).tolist() == list(range(31_999, 31_743, -1))
-    assert token_ids(bins, 300).tolist() == list(range(299, 43, -1))
+    assert ids_of_bins(bins).tolist() == list(range(31_999, 31_743, -1))
+    assert ids_of_bins(bins, 300).tolist() == list(range(299, 43, -1))
     again = encode(decode(bins))
     assert again[:ALIAS].tolist() == bins[:ALIAS].tolist()
     assert again[ALIAS] == TOP_BIN and decode(bins)[ALIAS] == decode(bins)[TOP_BIN]

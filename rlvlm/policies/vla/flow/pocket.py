@@ -48,9 +48,9 @@ class PocketFlowNetwork(PocketBody, VelocityNetwork):
         if self._has_noise:
             self.noise_head = nn.Linear(hidden + _TIME_WIDTH, numbers)
 
-    def prefix(self, images: Tensor, words: Tensor, proprio: Tensor) -> Tensor:
+    def prefix(self, images: Tensor, token_ids: Tensor, proprio: Tensor) -> Tensor:
         """[B, hidden] what the trunk makes of an observation."""
-        return self.see(images, words, proprio)
+        return self.see(images, token_ids, proprio)
 
     def velocity(self, cache: Tensor, x: Tensor, t: Tensor) -> Tensor:
         chunk = torch.cat([x.flatten(1), self._time(t)], dim=1)

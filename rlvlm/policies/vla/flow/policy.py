@@ -35,7 +35,7 @@ from rlvlm.policies.vla.policy import Demonstrations, SampledChunks, Sampling, V
 
 
 class VelocityNetwork(nn.Module):
-    """Network of a flow policy; inputs are images [B, cameras, height, width, 3] uint8, words [B, W] as
+    """Network of a flow policy; inputs are images [B, cameras, height, width, 3] uint8, token_ids [B, W] as
     `read` gives them, and normalised proprioception [B, P].
     """
 
@@ -50,9 +50,9 @@ class VelocityNetwork(nn.Module):
 
     def read(self, instructions: Sequence[str]) -> Tensor:
         """[B, W] int64: the instructions as it takes them."""
-        raise NotImplementedError("each network has its own words")
+        raise NotImplementedError("each network has its own tokens")
 
-    def prefix(self, images: Tensor, words: Tensor, proprio: Tensor) -> Any:
+    def prefix(self, images: Tensor, token_ids: Tensor, proprio: Tensor) -> Any:
         """Encoding of an observation, computed once a chunk; every denoising step reads it."""
         raise NotImplementedError("each network has its own body")
 
@@ -117,10 +117,10 @@ class FlowPolicy(VLAPolicy):
     def read(self, instructions: Sequence[str]) -> Tensor:
         return self.network.read(instructions).to(self.device)
 
-    def normalised(self, images: Tensor, words: Tensor, proprio: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def normalised(self, images: Tensor, token_ids: Tensor, proprio: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Inputs as the network takes them: proprioception in the units of the demonstrations' spread."""
         felt = self.scales["proprio"].normalised(proprio.cpu().numpy())
-        return images, words, torch.from_numpy(felt).to(proprio.device)
+        return images, token_ids, torch.from_numpy(felt).to(proprio.device)
 
     def origin(self, proprio: FloatArray) -> FloatArray:
         """[B, 1, A] float32 what the network's actions are relative to, in the env's units, of `proprio` [B, P]."""
@@ -263,13 +263,16 @@ class FlowPolicy(VLAPolicy):
         actions = torch.zeros(len(shown.actions), *self.is_real.shape)
         own = shown.actions - self.origin(shown.obs.proprio)
         actions[:, :length, :size] = torch.from_numpy(self.scales["action"].normalised(own))
-        images, words, proprio = self.normalised(*self.shown_inputs(env, shown.obs, shown.images))
+        images, token_ids, proprio = self.normalised(*self.shown_inputs(env, shown.obs, shown.images))
         offsets = None
         if network.predicts_offsets and shown.images is None:
             offsets = OffsetLoss(cast(PredictsOffsets, self), env, shown.obs, shown.begins, sft.scenes, rng, log)
 
         def loss(rows: Tensor, weights: Tensor | None) -> Tensor:
-            cache, total = network.prefix(images[rows], words[rows], proprio[rows]), torch.zeros((), device=self.device)
+            cache, total = (
+                network.prefix(images[rows], token_ids[rows], proprio[rows]),
+                torch.zeros((), device=self.device),
+            )
             target = actions[rows].to(self.device)
             weight = torch.ones(len(rows)) if weights is None else weights
             for _ in range(self.flow.draws):
@@ -284,6 +287,6 @@ class FlowPolicy(VLAPolicy):
 
         return Imitation(loss=loss, shown=np.arange(len(actions)))
 
-    def predict_offsets(self, images: Tensor, words: Tensor, proprio: Tensor) -> Tensor:
+    def predict_offsets(self, images: Tensor, token_ids: Tensor, proprio: Tensor) -> Tensor:
         """[B, W] offsets from the hand to the things of the task, of inputs as the env gives them."""
-        return self.network.predict_offsets(self.network.prefix(*self.normalised(images, words, proprio)))
+        return self.network.predict_offsets(self.network.prefix(*self.normalised(images, token_ids, proprio)))

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from rlvlm.policies.vla.lerobot.checkpoint import Sizes
 from rlvlm.policies.vla.lerobot.layers import normed
-from rlvlm.policies.vla.lerobot.prompts import NO_WORD, Prompts
+from rlvlm.policies.vla.lerobot.prompts import NO_TOKEN, Prompts
 from rlvlm.vlms.skeleton import device_of
 
 EXPERT_PARTS = (
@@ -72,28 +72,28 @@ class LeRobotNetwork(PreTrainedModel):
         """[B, W] int64: the instructions as `prefix` takes them."""
         return self.prompts.read(instructions)
 
-    def num_tokens(self, words: Tensor, proprio: Tensor) -> list[int]:
+    def num_tokens(self, token_ids: Tensor, proprio: Tensor) -> list[int]:
         """Tokens that stand before the actions of each of B observations: patches of all cameras, words and state.
 
         Args:
-            words: [B, W] as `read` gives them.
+            token_ids: [B, W] as `read` gives them.
             proprio: [B, P] normalised.
         """
-        is_word = self.prompts.completed(words, proprio) != NO_WORD
-        return (self.num_other_tokens + is_word.sum(dim=1)).tolist()
+        is_token = self.prompts.completed(token_ids, proprio) != NO_TOKEN
+        return (self.num_other_tokens + is_token.sum(dim=1)).tolist()
 
-    def prefix(self, images: Tensor, words: Tensor, proprio: Tensor) -> Prefix:
+    def prefix(self, images: Tensor, token_ids: Tensor, proprio: Tensor) -> Prefix:
         """Encodes B observations; once a chunk.
 
         Args:
             images: [B, cameras of the env, H, W, 3] uint8.
-            words: [B, W] as `read` gives them.
+            token_ids: [B, W] as `read` gives them.
             proprio: [B, P] normalised, P <= `Sizes.state_dims`.
         """
-        words = self.prompts.completed(words, proprio)
+        token_ids = self.prompts.completed(token_ids, proprio)
         if torch.is_grad_enabled() or len(images) <= self.at_once:
-            return self._prefix(images, words, proprio)
-        rows = (tensor.split(self.at_once) for tensor in (images, words, proprio))
+            return self._prefix(images, token_ids, proprio)
+        rows = (tensor.split(self.at_once) for tensor in (images, token_ids, proprio))
         parts = [self._prefix(*part) for part in zip(*rows, strict=True)]
         return Prefix(
             keys=tuple(torch.cat(layer) for layer in zip(*(part.keys for part in parts), strict=True)),
@@ -103,7 +103,7 @@ class LeRobotNetwork(PreTrainedModel):
             state=torch.cat([part.state for part in parts]),
         )
 
-    def _prefix(self, images: Tensor, words: Tensor, proprio: Tensor) -> Prefix:
+    def _prefix(self, images: Tensor, token_ids: Tensor, proprio: Tensor) -> Prefix:
         raise NotImplementedError("each network has its own prefix")
 
     def state_token(self, proprio: Tensor) -> Tensor:

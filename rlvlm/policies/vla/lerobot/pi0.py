@@ -22,7 +22,7 @@ from rlvlm.policies.vla.lerobot.checkpoint import Sizes
 from rlvlm.policies.vla.lerobot.images import to_pixels
 from rlvlm.policies.vla.lerobot.layers import Block, GemmaNorm, normed, time_features
 from rlvlm.policies.vla.lerobot.network import LeRobotNetwork, Prefix
-from rlvlm.policies.vla.lerobot.prompts import NO_WORD
+from rlvlm.policies.vla.lerobot.prompts import NO_TOKEN
 
 GEMMA: dict[str, dict[str, Any]] = {
     "gemma_2b": {"hidden_size": 2048, "intermediate_size": 16_384},
@@ -125,7 +125,7 @@ class Pi0Network(LeRobotNetwork):
         self.num_other_tokens += not config.is_adaptive
         self.post_init()
 
-    def _prefix(self, images: Tensor, words: Tensor, proprio: Tensor) -> Prefix:
+    def _prefix(self, images: Tensor, token_ids: Tensor, proprio: Tensor) -> Prefix:
         body: Any = self.model["paligemma_with_expert"]["paligemma"]["model"]  # pyright: ignore[reportIndexIssue]
         text, vision = body["language_model"], body["vision_tower"]["vision_model"]
         pixels = to_pixels(
@@ -133,13 +133,13 @@ class Pi0Network(LeRobotNetwork):
         ).flatten(0, 1)
         seen = body["multi_modal_projector"]["linear"](vision(pixels.to(vision.dtype)).last_hidden_state)
         seen = seen.unflatten(0, (len(images), -1)).flatten(1, 2)  # [B, cameras * patches, W]
-        said = text["embed_tokens"](words.clamp(min=0))
+        said = text["embed_tokens"](token_ids.clamp(min=0))
         # Gemma's scale, of words alone: PaliGemma divides image features by it, and pi0 was made without either
         tokens = torch.cat([seen, said * said.shape[-1] ** 0.5], dim=1)
-        is_word = words != NO_WORD
-        is_there = torch.cat([is_word.new_ones(seen.shape[:2]), is_word], dim=1)
+        is_token = token_ids != NO_TOKEN
+        is_there = torch.cat([is_token.new_ones(seen.shape[:2]), is_token], dim=1)
         has_token = not self.config.is_adaptive
-        state = self.state_token(proprio) if has_token else tokens.new_empty(len(words), 0, 0, dtype=torch.float32)
+        state = self.state_token(proprio) if has_token else tokens.new_empty(len(token_ids), 0, 0, dtype=torch.float32)
         return self.read_tokens(text, tokens, is_there, num_last=0, state=state)
 
     def velocity(self, cache: Prefix, x: Tensor, t: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""A checkpoint of LeRobot as a flow policy: its own statistics, its own words, and what is spread over learners."""
+"""A checkpoint of LeRobot as a flow policy: its own statistics, its own tokenizer, and what is spread over learners."""
 
 import logging
 from collections.abc import Sequence

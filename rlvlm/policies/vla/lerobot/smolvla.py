@@ -26,7 +26,7 @@ from rlvlm.policies.vla.lerobot.checkpoint import ExpertSizes, Sizes
 from rlvlm.policies.vla.lerobot.images import to_pixels
 from rlvlm.policies.vla.lerobot.layers import Block, time_features
 from rlvlm.policies.vla.lerobot.network import LeRobotNetwork, Prefix
-from rlvlm.policies.vla.lerobot.prompts import NO_WORD
+from rlvlm.policies.vla.lerobot.prompts import NO_TOKEN
 
 
 class SmolVLANetworkConfig(PreTrainedConfig):
@@ -126,20 +126,20 @@ class SmolVLANetwork(LeRobotNetwork):
         self.num_other_tokens = len(config.cameras) * side**2 + 1
         self.post_init()
 
-    def _prefix(self, images: Tensor, words: Tensor, proprio: Tensor) -> Prefix:
+    def _prefix(self, images: Tensor, token_ids: Tensor, proprio: Tensor) -> Prefix:
         body: Any = self.model["vlm_with_expert"]["vlm"]["model"]  # pyright: ignore[reportIndexIssue]
         text = body["text_model"]
         pixels = to_pixels(images[:, self.config.cameras], self._sizes.image_px).flatten(0, 1)
         seen = body["connector"](body["vision_model"](pixels.to(body["vision_model"].dtype)).last_hidden_state)
         seen = seen.unflatten(0, (len(images), -1)).flatten(1, 2)  # [B, cameras * patches, W]
-        said = text["embed_tokens"](words.clamp(min=0))
+        said = text["embed_tokens"](token_ids.clamp(min=0))
         state = self.state_token(proprio).to(said.dtype)
         # Gemma's scale, which came from pi0; the state has none
         tokens = torch.cat([seen * seen.shape[-1] ** 0.5, said * said.shape[-1] ** 0.5, state], dim=1)
-        is_word = words != NO_WORD
-        is_there = torch.cat([is_word.new_ones(seen.shape[:2]), is_word, is_word.new_ones(len(words), 1)], dim=1)
+        is_token = token_ids != NO_TOKEN
+        is_there = torch.cat([is_token.new_ones(seen.shape[:2]), is_token, is_token.new_ones(len(token_ids), 1)], dim=1)
         # the state, in the last place, is seen by itself alone
-        return self.read_tokens(text, tokens, is_there, num_last=1, state=state.new_empty(len(words), 0, 0))
+        return self.read_tokens(text, tokens, is_there, num_last=1, state=state.new_empty(len(token_ids), 0, 0))
 
     def velocity(self, cache: Prefix, x: Tensor, t: Tensor) -> Tensor:
         model: Any = self.model

@@ -15,7 +15,7 @@ from torch.nn import functional
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from rlvlm.policies.vla.openvla.vision import TOWERS, FusedVision, TowerSize
-from rlvlm.policies.vla.tokens import NUM_BINS, token_ids
+from rlvlm.policies.vla.tokens import NUM_BINS, ids_of_bins
 from rlvlm.vlms.skeleton import device_of
 
 STOP_ID = 2
@@ -121,8 +121,8 @@ class OpenVLANetwork(PreTrainedModel):
     def forward(
         self,
         pixels: Tensor,
-        words: Tensor,
-        is_word: Tensor,
+        token_ids: Tensor,
+        is_token: Tensor,
         proprio: Tensor | None,
         *,
         num_tokens: int,
@@ -132,8 +132,8 @@ class OpenVLANetwork(PreTrainedModel):
 
         Args:
             pixels: [B, cameras, 2, 3, H, W] as `images.to_pixels` gives them.
-            words: [B, W] ids of the prompt, the start token first, what is short filled up behind it.
-            is_word: [B, W] whether `words` holds a token of the prompt.
+            token_ids: [B, W] ids of the prompt, the start token first, what is short filled up behind it.
+            is_token: [B, W] whether `token_ids` holds a token of the prompt.
             proprio: [B, P] normalised to [-1, 1]; None where the model takes none.
             num_tokens: L * A places of a chunk.
             has_stop: whether the stop token follows them.
@@ -146,15 +146,15 @@ class OpenVLANetwork(PreTrainedModel):
             assert proprio is not None, "the policy hands it to a network that takes it"
             seen = torch.cat([seen, self.proprio_projector(proprio.to(seen.dtype))[:, None]], dim=1)
         table: Any = self.language_model.get_input_embeddings()
-        said = table(words)
+        said = table(token_ids)
         # parallel decoding (OFT): these positions stay empty, so one pass gives all tokens of the chunk
         blanks = torch.zeros_like(said[:, :1]).expand(-1, num_tokens, -1)
-        ends = [table(torch.full_like(words[:, :1], STOP_ID))] if has_stop else []
+        ends = [table(torch.full_like(token_ids[:, :1], STOP_ID))] if has_stop else []
         # in the order of training: start, patches, proprioception, prompt, chunk, stop
         sequence = torch.cat([said[:, :1], seen, said[:, 1:], blanks, *ends], dim=1)
-        there = torch.ones_like(is_word[:, :1])
+        there = torch.ones_like(is_token[:, :1])
         num_after = num_tokens + len(ends)
-        mask = torch.cat([there.expand(-1, 1 + seen.shape[1]), is_word[:, 1:], there.expand(-1, num_after)], dim=1)
+        mask = torch.cat([there.expand(-1, 1 + seen.shape[1]), is_token[:, 1:], there.expand(-1, num_after)], dim=1)
         # additive, over all pairs: transformers takes a mask of four dimensions as it is, and it is not causal
         closed = torch.zeros(mask.shape, dtype=sequence.dtype, device=sequence.device).masked_fill(
             ~mask, torch.finfo(sequence.dtype).min
@@ -170,7 +170,7 @@ class OpenVLANetwork(PreTrainedModel):
         before = hidden[:, first - 1 : first - 1 + num_tokens]
         logits = cast(Tensor, self.language_model.lm_head(before))
         # bins count downwards from the last word: row 0 is the most negative action's
-        return logits[..., token_ids(np.arange(NUM_BINS), self.config.num_words)]
+        return logits[..., ids_of_bins(np.arange(NUM_BINS), self.config.num_words)]
 
 
 class _Projector(nn.Module):

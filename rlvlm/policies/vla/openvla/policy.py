@@ -21,7 +21,7 @@ START_ID = 1
 EMPTY_ID = 29_871
 """Llama 2's empty word, with which every prompt ended in training."""
 _PAD = -1
-"""Stands in `words` where there is no word."""
+"""Stands in `token_ids` behind a prompt that is shorter than others."""
 
 
 class OpenVLAPolicy(TokenVLA):
@@ -88,22 +88,22 @@ class OpenVLAPolicy(TokenVLA):
             self._prompts[instruction] = [*start, *ids, *end]
         return self._prompts[instruction]
 
-    def forward(self, images: Tensor, words: Tensor, proprio: Tensor) -> Tensor:
-        """Logits [B, L * A, 256] of `images` [B, C, H, W, 3], `words` [B, W] and `proprio` [B, P]."""
+    def forward(self, images: Tensor, token_ids: Tensor, proprio: Tensor) -> Tensor:
+        """Logits [B, L * A, 256] of `images` [B, C, H, W, 3], `token_ids` [B, W] and `proprio` [B, P]."""
         # an update cuts its batches itself; rollouts and evaluations come with all of their envs
         if not torch.is_grad_enabled() and len(images) > self._config.at_once:
-            parts = (tensor.split(self._config.at_once) for tensor in (images, words, proprio))
+            parts = (tensor.split(self._config.at_once) for tensor in (images, token_ids, proprio))
             return torch.cat([self(*part) for part in zip(*parts, strict=True)])
         pixels = to_pixels(images[:, : self._config.cameras], self._config.images, self._encoder_px)
         felt = None
         if self._proprio_scale is not None:
             normal = self._proprio_scale.from_env(proprio.detach().cpu().numpy().astype(np.float32))
             felt = torch.from_numpy(normal).to(proprio.device)
-        is_word = words != _PAD
+        is_token = token_ids != _PAD
         return self.network(
             pixels,
-            words.clamp(min=0),
-            is_word,
+            token_ids.clamp(min=0),
+            is_token,
             felt,
             num_tokens=self._num_tokens,
             has_stop=self._config.has_stop,

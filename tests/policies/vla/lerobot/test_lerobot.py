@@ -47,7 +47,7 @@ from rlvlm.policies.vla.lerobot.images import to_pixels
 from rlvlm.policies.vla.lerobot.loading import LoadedLeRobot, load_lerobot, outline, save_lerobot
 from rlvlm.policies.vla.lerobot.network import LeRobotNetwork
 from rlvlm.policies.vla.lerobot.policy import LeRobotPolicy
-from rlvlm.policies.vla.lerobot.prompts import NO_WORD, StatePrompts
+from rlvlm.policies.vla.lerobot.prompts import NO_TOKEN, StatePrompts
 from rlvlm.policies.vla.lerobot.smolvla import SmolVLANetwork, SmolVLANetworkConfig
 from rlvlm.policies.vla.policy import Sampling
 from rlvlm.vlms.lora import save_adapter
@@ -404,8 +404,8 @@ def test_patches_have_positions_of_their_own(
 def test_prompts_end_with_a_new_line_and_are_cut_and_filled_up_behind(folder: Path) -> None:
     words = load(folder).network.read(["push it\n", "lift the red block", "push " * 20])
     assert words.tolist() == [
-        [3, 11, 2, *[NO_WORD] * 5],
-        [10, 4, 5, 6, 2, *[NO_WORD] * 3],
+        [3, 11, 2, *[NO_TOKEN] * 5],
+        [10, 4, 5, 6, 2, *[NO_TOKEN] * 3],
         [3] * 8,  # the new line is cut off as well
     ]
 
