@@ -1,11 +1,13 @@
 """Whole runs on one GPU with random weights of published sizes: memory of each process, seconds, exact resume.
 
     python benchmarks/one_gpu.py write sizes exact judge vla sac --models /dev/shm/models --out one_gpu
+    python benchmarks/one_gpu.py write exact --parts policy --deterministic    # is a resumed 3B the same to the digit?
     python benchmarks/one_gpu.py write exact --small    # tiny checkpoints: what a CPU can try
 
 Stages are played one after the other, and the commands of a stage beside each other; each ends after its time limit.
 `write` makes the checkpoints that the others use. Every half second the driver (nvidia-smi) is asked what each process
-holds on the GPU. `OUT/report.json` has seconds, exit codes and peaks by process, `OUT/NAME.log` what a command printed.
+holds on the GPU. `OUT/report.json` has seconds, exit codes and peaks by command and process, `OUT/NAME.log` what a
+command printed.
 """
 
 import json
@@ -41,6 +43,10 @@ class Config:
     """Longest time for a command."""
     cap_gib: float = 22.0
     """What the 7B VLA may use of the GPU; the rest is taken beforehand."""
+    parts: tuple[Literal["policy", "judge", "vla", "smolvla"], ...] = ("policy", "judge", "vla", "smolvla")
+    """Checkpoints that `write` makes."""
+    deterministic: bool = False
+    """Whether `exact` plays its runs with --algo.deterministic as well, beside those without."""
 
 
 @dataclass
@@ -48,6 +54,7 @@ class Watch(threading.Thread):
     """The most that each process below this one has held on the GPU, in MiB, as the driver says."""
 
     peaks: dict[tuple[int, str], int] = field(default_factory=dict)
+    """By the command that started it, as its process id, and by what the process calls itself."""
     total: int = 0
     is_over: bool = False
 
@@ -63,7 +70,10 @@ class Watch(threading.Thread):
                 with suppress(psutil.Error):
                     process = psutil.Process(pid)
                     name = " ".join(process.cmdline())[:60]
-                    key = (process.ppid() if name.startswith("ray::") else pid, name)
+                    above = [pid, *(parent.pid for parent in process.parents())]
+                    # the one right below us, or the process itself where it is somebody else's
+                    command = above[above.index(os.getpid()) - 1] if os.getpid() in above[1:] else pid
+                    key = (command, name)
                     self.peaks[key] = max(self.peaks.get(key, 0), mib)
             self.total = max([self.total, *(mib for _, mib in ask_driver("--query-gpu=index,memory.used"))])
             time.sleep(POLL_S)
@@ -108,13 +118,9 @@ def play(config: Config, stage: str) -> dict[str, Any]:
 
 
 def write(config: Config) -> dict[str, Any]:
-    parts = ("policy", "judge", "vla", "smolvla")
-    size = ["--small"] if config.small else []
     script = [PYTHON, "benchmarks/real_sizes.py"]
-    return beside(
-        config,
-        {f"write_{part}": [*script, part, "--folder", str(config.models), "--write-only", *size] for part in parts},
-    )
+    options = ["--folder", str(config.models), "--write-only", *(["--small"] if config.small else [])]
+    return beside(config, {f"write_{part}": [*script, part, *options] for part in config.parts})
 
 
 def sizes(config: Config) -> dict[str, Any]:
@@ -132,28 +138,51 @@ def sizes(config: Config) -> dict[str, Any]:
 
 
 def exact(config: Config) -> dict[str, Any]:
-    """Two undisturbed runs of the 3B and one that is killed at its first checkpoint and resumed."""
+    """Two undisturbed runs of the 3B, and one that is killed at its first checkpoint after an update and resumed."""
     options = (
-        "--policy.learns lora --policy.dtype auto --algo.num-envs 32 --algo.rollout-turns 64 --algo.minibatch-turns 32 "
-        "--algo.epochs 1 --algo.max-reply-tokens 24 --algo.microbatch-tokens 8192 --steps 256 --env.episode-steps 4 "
-        "--eval.every-steps 128 --eval.episodes 8 --sft.turns 64 --sft.updates 2 --sft.batch-size 16 "
-        "--track.checkpoint-every-steps 128 --track.log-every-steps 64 --algo.no-shrinkage --algo.max-kl 0"
+        "--policy.learns lora --policy.dtype auto --algo.num-envs 16 --algo.rollout-turns 32 --algo.minibatch-turns 32 "
+        "--algo.epochs 1 --algo.max-reply-tokens 24 --algo.microbatch-tokens 4096 --policy.cache-mib 128 --steps 96 "
+        "--env.episode-steps 4 --eval.every-steps 96 --eval.episodes 4 --sft.turns 32 --sft.updates 2 "
+        "--sft.batch-size 8 --track.checkpoint-every-steps 32 --track.log-every-steps 32 --algo.no-shrinkage "
+        "--algo.max-kl 0"
     )
-    runs = {name: config.out / "runs" / name for name in ("first", "second", "killed")}
     base = [*rlvlm("run"), "number_line", "--policy.model", str(config.models / "policy"), *shlex.split(options)]
-    commands = {f"exact_{name}": [*base, "--out", str(folder)] for name, folder in runs.items()}
-    rows = beside(config, commands, kills={"exact_killed": runs["killed"] / "checkpoints"})
-    rows |= beside(config, {"exact_resumed": [*rlvlm("cli"), "resume", str(runs["killed"])]})
-    first = figures(runs["first"])
-    for name in ("second", "killed"):
-        other = figures(runs[name])
-        differ = {key: (first[key], other.get(key)) for key in first if first[key] != other.get(key)}
-        rows[f"first against {name}"] = {
-            "values": len(first),
-            "differ": len(differ),
-            "which": dict([*differ.items()][:12]),
-        }
+    modes = {"": []} | ({"deterministic_": ["--algo.deterministic"]} if config.deterministic else {})
+    folders = {
+        f"{mode}{name}": config.out / "runs" / f"{mode}{name}"
+        for mode in modes
+        for name in ("first", "second", "killed")
+    }
+    commands = {
+        f"exact_{mode}{name}": [*base, *more, *out(config, f"{mode}{name}")]
+        for mode, more in modes.items()
+        for name in ("first", "second", "killed")
+    }
+    kills = {f"exact_{mode}killed": folders[f"{mode}killed"] / "checkpoints" for mode in modes}
+    rows = beside(config, commands, kills=kills)
+    resumed = {f"exact_{mode}resumed": [*rlvlm("cli"), "resume", str(folders[f"{mode}killed"])] for mode in modes}
+    rows |= beside(config, resumed)
+    for mode in modes:
+        first = figures(folders[f"{mode}first"])
+        for name in (f"{mode}second", f"{mode}killed"):
+            other = figures(folders[name])
+            differ = {key: (first[key], other.get(key)) for key in first if first[key] != other.get(key)}
+            rows[f"{mode}first against {name}"] = {
+                "values": len(first),
+                "differ": len(differ),
+                "which": dict([*differ.items()][:12]),
+            }
+    for name in resumed:
+        print(f"{name}: planned {planned(folders['killed'])}; the driver {rows[name]['gpu_gib']}", flush=True)
     return rows
+
+
+def planned(run: Path) -> str:
+    """The memory plan of a run's learner, part by part."""
+    from rlvlm.runs.folder import read_config
+    from rlvlm.runs.networks import learner_memory
+
+    return learner_memory(read_config(run / "config.yaml"))
 
 
 def judge(config: Config) -> dict[str, Any]:
@@ -228,7 +257,9 @@ def out(config: Config, name: str) -> list[str]:
 
 
 def beside(config: Config, commands: dict[str, list[str]], kills: dict[str, Path] | None = None) -> dict[str, Any]:
-    """Plays commands at the same time; one of `kills` is killed as soon as something complete lies in its folder."""
+    """Plays commands at the same time; one of `kills` is killed as soon as a checkpoint after step 0 lies there."""
+    watch = Watch()
+    watch.start()
     began = time.monotonic()
     processes = {}
     for name, command in commands.items():
@@ -240,7 +271,8 @@ def beside(config: Config, commands: dict[str, list[str]], kills: dict[str, Path
             if name in rows:
                 continue
             late = time.monotonic() - began > config.limit_s
-            due = kills is not None and name in kills and [*kills[name].glob("step_*")]
+            saved = kills[name].glob("step_*") if kills and name in kills else ()
+            due = any(int(folder.name.removeprefix("step_")) for folder in saved)
             if due or late:
                 with suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
@@ -250,6 +282,12 @@ def beside(config: Config, commands: dict[str, list[str]], kills: dict[str, Path
                 rows[name] = {"exit_code": process.returncode, "seconds": seconds, "late": late}
                 rows[name]["command"] = shlex.join(commands[name])
         time.sleep(POLL_S)
+    watch.is_over = True
+    watch.join()
+    for name, process in processes.items():
+        held = {what: round(mib / 1024, 2) for (command, what), mib in watch.peaks.items() if command == process.pid}
+        # where the driver counts processes by other ids than ours, as in a container: all on the card together
+        rows[name]["gpu_gib"] = held or {"all processes": round(watch.total / 1024, 2)}
     return rows
 
 
