@@ -7,7 +7,11 @@ from pathlib import Path
 import tyro
 
 from rlvlm.commands.arguments import parse
-from rlvlm.runs.folder import check_trust, find_folder
+from rlvlm.core.console.tables import plain_console
+from rlvlm.core.disk import check_links
+from rlvlm.core.errors import UsageError
+from rlvlm.runs.folder import check_trust, choose_checkpoint, find_folder
+from rlvlm.runs.preflight import check_before_play
 
 
 @dataclass(frozen=True)
@@ -29,8 +33,13 @@ class EvalArguments:
 def command(words: Sequence[str], prog: str) -> int:
     """`eval DIR [--episodes N] [--video] [--out DIR]`: a table of the episodes."""
     arguments = parse(EvalArguments, words, prog)
+    if arguments.episodes < 1:
+        raise UsageError(f"--episodes must be >= 1, got {arguments.episodes}", "leave it out for 10")
     check_trust([arguments.path], trust=arguments.trust)
     folder = find_folder(arguments.path)
+    check_links(arguments.out or folder.path)
+    checkpoint = choose_checkpoint(folder, arguments.path, plain_console(soft_wrap=True).print)
+    check_before_play(folder.config())
     from rlvlm.runs.evaluate import evaluate_run  # torch, after what can be said without it
 
-    return evaluate_run(folder, arguments.path, arguments.episodes, arguments.video, arguments.out)
+    return evaluate_run(folder, checkpoint, arguments.episodes, arguments.video, arguments.out)

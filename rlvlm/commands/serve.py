@@ -31,7 +31,7 @@ from rlvlm.envs.registry import make_env, task_env, task_goal
 from rlvlm.policies.vlm.config import PolicyConfig
 from rlvlm.runs.folder import check_trust, choose_checkpoint, find_folder
 from rlvlm.runs.kinds import TurnsRun
-from rlvlm.runs.preflight import port_is_free
+from rlvlm.runs.preflight import check_before_play, port_is_free
 from rlvlm.runs.ray_session import ray_session
 from rlvlm.serving.app_file import AppFile, PolicyEntry, read_app_file
 from rlvlm.serving.apps import running_apps, unhealthy
@@ -325,6 +325,8 @@ def run_app(path: Path, replicas: int, num_gpus: float, trust: bool) -> AppFile:
     from rlvlm.algorithms.policy_gradient.slots import make_slot
 
     checkpoint = choose_checkpoint(folder, path, print).algorithm.absolute()
+    if not os.environ.get("RAY_ADDRESS"):  # else replicas may see what this machine does not
+        check_before_play(config)
     # an env is needed once: for the names of its actions, and a first turn to show how to ask
     slot = make_slot(config.task, config.env.for_evaluation())
     names = slot.env.action_names

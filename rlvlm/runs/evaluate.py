@@ -9,11 +9,12 @@ from rich.table import Table
 
 from rlvlm.algorithms.evaluation import Evaluation, PlayedEpisode, evaluate, num_distinct
 from rlvlm.core.console.tables import plain_console, plain_table
-from rlvlm.core.disk import check_links, write_json
-from rlvlm.core.errors import EXIT_DONE, MachineError, UsageError
+from rlvlm.core.disk import write_json
+from rlvlm.core.errors import EXIT_DONE, MachineError
 from rlvlm.judges.agreement import wilson_interval
 from rlvlm.runs.build import film_draw, open_players
-from rlvlm.runs.folder import RunFolder, choose_checkpoint
+from rlvlm.runs.checkpoints import Checkpoint
+from rlvlm.runs.folder import RunFolder
 from rlvlm.runs.scores import evaluation_row
 from rlvlm.runs.video import write_videos
 
@@ -23,26 +24,24 @@ _MOST_SHOWN = 20
 """With more episodes than this no single one is listed."""
 
 
-def evaluate_run(folder: RunFolder, path: Path, episodes: int, with_video: bool, out: Path | None = None) -> int:
+def evaluate_run(
+    folder: RunFolder, checkpoint: Checkpoint, episodes: int, with_video: bool, out: Path | None = None
+) -> int:
     """Plays episodes with the deterministic policy, and with the players it is compared with, and prints the results.
 
     Args:
         folder: of the run.
-        path: the user's path: in a checkpoint, that one is played, otherwise the best.
+        checkpoint: of the run, which is played.
         episodes: >= 1.
         with_video: whether each episode is filmed.
         out: folder of `evaluation.json` and `videos/`; None takes the run's. Where it cannot be written, the figures
             are printed all the same.
 
     Raises:
-        UsageError: fewer than one episode, or the run has no checkpoint yet.
-        CorruptCheckpoint: the checkpoint that was named is damaged, or all are.
+        ModelUnavailable: the large model beside whose weights an adapter belongs cannot be loaded.
+        MachineError: `out` cannot be written to.
     """
-    if episodes < 1:
-        raise UsageError(f"--episodes must be >= 1, got {episodes}", "leave it out for 10")
-    check_links(out or folder.path)
     console = plain_console(soft_wrap=True)
-    checkpoint = choose_checkpoint(folder, path, console.print)
     config = folder.config()
     players = open_players(config, checkpoint.algorithm)
     last = max(checkpoint.step for checkpoint in folder.checkpoints.all())
@@ -90,7 +89,7 @@ def evaluate_run(folder: RunFolder, path: Path, episodes: int, with_video: bool,
                 for file in write_videos(out / "videos", played, checkpoint.step, draw, players.has_success):
                     console.print(f"video {file}")
     except OSError as error:
-        fix = f"rlvlm eval {shlex.quote(str(path))} --out DIR writes elsewhere"
+        fix = f"rlvlm eval {shlex.quote(str(folder.path))} --out DIR writes elsewhere"
         raise MachineError(f"the figures above could not be written to {out}: {error.strerror}", fix) from error
     return EXIT_DONE
 

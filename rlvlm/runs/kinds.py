@@ -513,7 +513,12 @@ class ChunksRun(AnswersRun):
         return found
 
     def folders(self) -> dict[str, tuple[str, str]]:
-        return super().folders() | {"sft.start_from": (self.sft.start_from, "algorithm/policy.safetensors")}
+        own = {
+            "policy.openvla.adapter": (self.policy.openvla.adapter, "adapter_config.json"),
+            "policy.lerobot.adapter": (self.policy.lerobot.adapter, "adapter_config.json"),
+            "sft.start_from": (self.sft.start_from, "algorithm/policy.safetensors"),
+        }
+        return super().folders() | own
 
     def check_objects(self) -> None:
         super().check_objects()
@@ -523,14 +528,13 @@ class ChunksRun(AnswersRun):
             open_folder(Path(self.sft.demonstrations).expanduser()).check_task(self.task)
 
     def check_policy(self) -> None:
-        folder = Path(self.policy.model).expanduser()
-        if self.policy.head != "flow" or not self.policy.model or not folder.is_dir():
+        if not self.policy.model or not Path(self.policy.model).expanduser().is_dir():
             return  # a checkpoint of the hub is looked into when it is here
-        from rlvlm.policies.vla.lerobot.loading import fitted  # transformers is slow to import
+        from rlvlm.policies.vla.build import check_checkpoint  # torch and transformers are slow to import
 
         env: Any = make_env(self.task, self.env, self.seed)
         try:
-            fitted(folder, self.policy.lerobot, env)
+            check_checkpoint(self.policy, env)
         except ModelUnavailable as error:
             raise UsageError(str(error), error.fix) from error
         finally:

@@ -77,6 +77,21 @@ def check_before_run(config: RunConfig) -> None:
         raise UsageError(str(error), f"rlvlm run {config.task} --help") from error
 
 
+def check_before_play(config: RunConfig) -> None:
+    """Raises what would otherwise stop those who only play a run's policy after they have begun to load it.
+
+    Raises:
+        UsageError: the policy's model or the adapter beside it is missing, or does not go with the env.
+        MachineError: a GPU is named that is not there.
+    """
+    _check_models(config, "policy.")
+    _check_folders(config, "policy.")
+    for section, network in config.networks().items():
+        if section.startswith("policy"):
+            check_network(section, *network)
+    config.check_policy()
+
+
 def _no_judge_yet() -> NoReturn:
     """Stands for the judge while settings are checked; it is never asked."""
     raise AssertionError("no judge is asked in a preflight")
@@ -272,13 +287,15 @@ def check_judge_knows(config: RunConfig) -> None:
         )
 
 
-def _check_models(config: RunConfig) -> None:
-    """Checks that every folder of a model is there and holds one; others are names of the hub or of pocket models.
+def _check_models(config: RunConfig, prefix: str = "") -> None:
+    """Checks that every folder of a model that a setting of that prefix names is there and holds one; others are names
+    of the hub or of pocket models.
 
     Raises:
         UsageError: says which does not.
     """
-    for setting, name in config.models().items():
+    named = {setting: name for setting, name in config.models().items() if setting.startswith(prefix)}
+    for setting, name in named.items():
         folder, fix = Path(name).expanduser(), "give the folder with config.json and the weights in *.safetensors"
         if name.startswith(("/", "./", "../", "~")) and not folder.is_dir():
             raise UsageError(f"{setting} {name} is not a folder", fix)
@@ -290,13 +307,14 @@ def _check_models(config: RunConfig) -> None:
                 check_family(folder)
 
 
-def _check_folders(config: RunConfig) -> None:
-    """Checks that every other folder that settings name is there and holds what it should.
+def _check_folders(config: RunConfig, prefix: str = "") -> None:
+    """Checks that every other folder that settings of that prefix name is there and holds what it should.
 
     Raises:
         UsageError: says which does not.
     """
-    for setting, (path, holds) in config.folders().items():
+    named = {setting: folder for setting, folder in config.folders().items() if setting.startswith(prefix)}
+    for setting, (path, holds) in named.items():
         folder, fix = Path(path).expanduser(), f"correct it, or leave out --{setting}"
         if path and not folder.is_dir():
             raise UsageError(f"{setting} {path} is not a folder", fix)

@@ -3,16 +3,21 @@
 import json
 import shlex
 import socket
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from tiny_lerobot import write_lerobot
+from tiny_openvla import SMALL, write_openvla
 
 from rlvlm.algorithms.sft_folders import sft_manifest_of, write_sft_manifest
+from rlvlm.commands import eval as eval_command
+from rlvlm.commands import serve
 from rlvlm.commands.arguments import parse, parse_run
 from rlvlm.commands.judge_bench import JudgeBenchArguments
 from rlvlm.core.errors import JudgeUnavailable, MachineError, RunError, UsageError
@@ -21,9 +26,11 @@ from rlvlm.judges import build
 from rlvlm.pocket.models import weights_folder
 from rlvlm.rewards.config import StepRewardConfig
 from rlvlm.runs import preflight
+from rlvlm.runs.checkpoints import RunState
 from rlvlm.runs.config import TrackConfig
+from rlvlm.runs.folder import create_folder
 from rlvlm.runs.kinds import StepsRun
-from rlvlm.runs.preflight import bench_command, check_before_run, cluster_address, port_is_free
+from rlvlm.runs.preflight import bench_command, check_before_play, check_before_run, cluster_address, port_is_free
 from rlvlm.runs.recipes import recipe
 from rlvlm.runs.settings import override
 
@@ -246,6 +253,70 @@ def test_a_checkpoint_of_lerobot_that_does_not_go_with_the_run_is_refused_before
     with pytest.raises(UsageError, match=what) as caught:
         check_before_run(parse_run(named, "run").config)
     assert caught.value.fix
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("made", "words", "what", "fix"),
+    [
+        ({}, "", "", ""),
+        (
+            {"config.json": {**SMALL, "model_type": "llama"}},
+            "",
+            "its model_type is 'llama', not 'openvla'",
+            "OpenVLA-OFT",
+        ),
+        ({"action_head--5_checkpoint.pt": 0}, "", "actions come from a regression head", "actions are tokens"),
+        ({"model.safetensors.index.json": {"weight_map": {"a": "a.bin"}}}, "", "names 'a.bin'", "download the model"),
+        ({"tokenizer.json": {}}, "", "tokenizer.json cannot be read", "download the checkpoint again"),
+        ({"dataset_statistics.json": {}}, "", "scales actions for no data set", "download the checkpoint again"),
+        ({}, "--policy.openvla.unnorm-key libero_goal", "none is 'libero_goal'", "--policy.openvla.unnorm-key NAME"),
+        (
+            {"dataset_statistics.json": {"libero_10": {"action": {"q01": [0.0] * 14, "q99": [1.0] * 14}}}},
+            *("", "actions have 14 dimensions, the env's 7", "trained on this env"),
+        ),
+        ({}, "--policy.openvla.cameras 2", "is to see 2 cameras, the env has 1", "lower --policy.openvla.cameras"),
+        ({}, "--policy.openvla.adapter /no/adapter", "policy.openvla.adapter /no/adapter is not a folder", "leave out"),
+    ],
+)
+def test_a_checkpoint_of_openvla_that_does_not_go_with_the_run_is_refused_before_ray_starts(
+    made: dict[str, Any], words: str, what: str, fix: str, tmp_path: Path
+) -> None:
+    folder = write_openvla(tmp_path / "checkpoint")
+    for name, content in made.items():
+        (folder / name).write_text(json.dumps(content))
+    named = parse_run(["push_block", "--policy.model", str(folder), *words.split()], "run").config
+    with pytest.raises(UsageError, match=what) if what else nullcontext() as caught:
+        check_before_run(named)
+    assert caught is None or fix in caught.value.fix
+
+
+@pytest.mark.parametrize("command", [eval_command.command, serve.command])
+@pytest.mark.parametrize(
+    ("setting", "value", "kind", "what"),
+    [
+        ("policy.model", "{gone}", UsageError, "policy.model .* is not a folder"),
+        ("policy.adapter", "{gone}", UsageError, "policy.adapter .* is not a folder"),
+        ("policy.device", "cuda:63", MachineError, "the policy wants cuda:63"),
+    ],
+)
+def test_a_policy_that_cannot_be_played_is_missed_before_it_is_loaded(
+    command: Callable[[list[str], str], int], setting: str, value: str, kind: type[RunError], what: str, tmp_path: Path
+) -> None:
+    settings = {setting: value.format(gone=tmp_path / "gone"), "out": tmp_path / "run"}
+    folder = create_folder(override(recipe("number_line"), settings), ["rlvlm"], datetime(2026, 1, 2))
+    with pytest.raises(UsageError, match="no checkpoint yet"):
+        command([str(folder.path)], "rlvlm")
+    state = RunState(env_steps=5, wall_s=1.0, peak_rss_mb=1.0)
+    folder.checkpoints.save(state, lambda path: path.mkdir(parents=True), is_best=True)
+    with pytest.raises(kind, match=what):
+        command([str(folder.path)], "rlvlm")
+
+
+def test_who_plays_needs_no_gpu_judge_or_demonstrations_of_the_training() -> None:
+    settings = {"algo.device": "cuda", "judge.backend": "transformers", "judge.model": "/no/judge"}
+    check_before_play(override(recipe("drawer_open"), settings))
+    check_before_play(override(recipe("push_block"), {"algo.device": "cuda", "sft.demonstrations": "/no/folder"}))
 
 
 OWN = """

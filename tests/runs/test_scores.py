@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -106,19 +107,20 @@ class OneStart:
         ]
 
 
+CHOSEN: Any = SimpleNamespace(step=5, algorithm=Path())
+
+
 @pytest.fixture
 def played(monkeypatch: pytest.MonkeyPatch) -> None:
     players = Players(own=OneStart(False), draw=lambda rows, size_px: rows, others={"random": OneStart(True)})
-    chosen = SimpleNamespace(step=5, algorithm=Path())
     monkeypatch.setattr(evaluate, "open_players", lambda *_: players)
-    monkeypatch.setattr(evaluate, "choose_checkpoint", lambda *_: chosen)
 
 
 def test_one_episode_played_forty_times_is_one_episode(
     folder: RunFolder, played: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder.checkpoints = SimpleNamespace(all=lambda: [SimpleNamespace(step=5)])
-    evaluate.evaluate_run(folder, folder.path, 40, False)
+    evaluate.evaluate_run(folder, CHOSEN, 40, False)
     said = capsys.readouterr().out
     compared = json.loads((folder.path / "evaluation.json").read_text())["compared"]
     own, varied = compared["policy"], compared["random"]
@@ -136,12 +138,12 @@ def test_what_cannot_be_written_was_printed_before(
     folder.checkpoints = SimpleNamespace(all=lambda: [SimpleNamespace(step=9)])
     (tmp_path / "a file").touch()
     with pytest.raises(MachineError, match="the figures above could not be written") as caught:
-        evaluate.evaluate_run(folder, folder.path, 3, False, tmp_path / "a file" / "below")
+        evaluate.evaluate_run(folder, CHOSEN, 3, False, tmp_path / "a file" / "below")
     said = capsys.readouterr().out
     assert "success at end, %" in said and "the best; the last is of step 9" in said
     assert "--out DIR" in caught.value.fix
     out = tmp_path / "elsewhere"
-    evaluate.evaluate_run(folder, folder.path, 3, False, out)
+    evaluate.evaluate_run(folder, CHOSEN, 3, False, out)
     assert (out / "evaluation.json").is_file() and not (folder.path / "evaluation.json").exists()
 
 

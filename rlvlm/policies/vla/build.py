@@ -1,6 +1,7 @@
 """From a `VLAConfig` to a policy in memory: what acts is chosen here and nowhere else."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from rlvlm.envs.env import ChunkEnv
@@ -22,7 +23,6 @@ def build_policy(config: VLAConfig, env: ChunkEnv) -> VLAPolicy:
         ModelUnavailable: the checkpoint cannot be loaded, or is not for such an env.
         UsageError: `policy.head` names no VLA.
     """
-    num_tokens = env.chunk_steps * len(env.action_low)
     if config.model and config.head == "flow":
         from rlvlm.policies.vla.lerobot.policy import LeRobotPolicy  # transformers and peft are slow to import
 
@@ -30,9 +30,7 @@ def build_policy(config: VLAConfig, env: ChunkEnv) -> VLAPolicy:
     elif config.model:
         from rlvlm.policies.vla.openvla.loading import load_openvla  # transformers and peft are slow to import
 
-        policy = load_openvla(
-            config, num_cameras=len(env.cameras), proprio_size=env.proprio_size, num_tokens=num_tokens
-        )
+        policy = load_openvla(config, env)
     elif config.is_own:
         policy = make_own(config, env, VLAPolicy)
     else:
@@ -43,9 +41,24 @@ def build_policy(config: VLAConfig, env: ChunkEnv) -> VLAPolicy:
             policy = FlowPolicy(network, config.flow, chunk_steps=env.chunk_steps, action_size=len(env.action_low))
             policy.image_px = config.pocket.image_px
         else:
-            policy = PocketVLA(config.pocket, num_tokens=num_tokens, **shown)
+            policy = PocketVLA(config.pocket, num_tokens=env.chunk_steps * len(env.action_low), **shown)
     policy.config, policy.images = config, SeenImages(config.cache_mib << 20)
     return policy
+
+
+def check_checkpoint(config: VLAConfig, env: ChunkEnv) -> None:
+    """Raises ModelUnavailable unless the checkpoint in the folder `config.model` goes with `env`, as far as can be said
+    without reading its weights.
+    """
+    folder = Path(config.model).expanduser()
+    if config.head == "flow":  # transformers is slow to import
+        from rlvlm.policies.vla.lerobot.loading import fitted
+
+        fitted(folder, config.lerobot, env)
+    else:
+        from rlvlm.policies.vla.openvla.loading import fitted
+
+        fitted(folder, config.openvla, env)
 
 
 def read_policy(meta: Mapping[str, Any], env: ChunkEnv) -> VLAPolicy:

@@ -7,6 +7,7 @@ torch's loader of weights alone; it makes nothing but tensors.
 import json
 import logging
 import pickle
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from rlvlm.core.errors import ModelUnavailable, first_line
 from rlvlm.core.foreign import read_json
+from rlvlm.envs.env import ChunkEnv
 from rlvlm.policies.vla.config import OpenVLAConfig, VLAConfig
 from rlvlm.policies.vla.openvla.network import CheckpointConfig, OpenVLANetwork
 from rlvlm.policies.vla.openvla.policy import OpenVLAPolicy
@@ -32,16 +34,29 @@ logger = logging.getLogger(__name__)
 _SECTION = "policy"
 _PROJECTOR = "proprio_projector"
 _AGAIN = "download the checkpoint again, or give --policy.model another one"
+_OTHER = "choose a checkpoint that was trained on this env"
 
 
-def load_openvla(config: VLAConfig, *, num_cameras: int, proprio_size: int, num_tokens: int) -> OpenVLAPolicy:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fitted:
+    """What a checkpoint's folder holds besides the weights of its network."""
+
+    settings: CheckpointConfig
+    projector: dict[str, Tensor]
+    """Weights of the proprioception projector; empty where they lie among the others, or where there is none."""
+    tokenizer: Tokenizer
+    scale: ActionScale
+    """Of actions."""
+    proprio_scale: ActionScale | None
+    """None where the checkpoint takes no proprioception."""
+
+
+def load_openvla(config: VLAConfig, env: ChunkEnv) -> OpenVLAPolicy:
     """The policy that `config.model` names, on its device.
 
     Args:
         config: names the checkpoint, what it is shown, and what of it learns.
-        num_cameras: that the env has.
-        proprio_size: P, numbers of proprioception that the env gives.
-        num_tokens: L * A action tokens of a chunk.
+        env: it is to act in.
 
     Raises:
         ModelUnavailable: the files are missing or broken, are no OpenVLA-OFT, do not go with the env, or hold a model
@@ -49,9 +64,29 @@ def load_openvla(config: VLAConfig, *, num_cameras: int, proprio_size: int, num_
     """
     folder, revision = locate(config.model, config.revision, _SECTION)
     wants = config.openvla
-    if num_cameras < wants.cameras:
+    found = fitted(folder, wants, env)
+    policy = OpenVLAPolicy(
+        _network(folder, found.settings, wants, found.projector),
+        found.tokenizer,
+        wants,
+        scale=found.scale,
+        proprio_scale=found.proprio_scale,
+        encoder_px=found.settings.image_sizes[0],
+        num_tokens=env.chunk_steps * len(env.action_low),
+    )
+    logger.info("policy %s loaded on %s, revision %s", config.model, policy.device, revision[:12])
+    return policy
+
+
+def fitted(folder: Path, wants: OpenVLAConfig, env: ChunkEnv) -> Fitted:
+    """The settings, statistics and tokenizer in `folder`, for `env`; the network's weights are not read.
+
+    Raises:
+        ModelUnavailable: as of `load_openvla`, but for what is wrong with the weights.
+    """
+    if len(env.cameras) < wants.cameras:
         raise ModelUnavailable(
-            f"the checkpoint is to see {wants.cameras} cameras, the env has {num_cameras}",
+            f"the checkpoint is to see {wants.cameras} cameras, the env has {len(env.cameras)}",
             f"lower --{wants.section}.cameras",
         )
     # seen by names of files, before 15 GB are read
@@ -60,32 +95,27 @@ def load_openvla(config: VLAConfig, *, num_cameras: int, proprio_size: int, num_
             f"{folder} has {heads[0]}: its actions come from a regression head and have no probabilities to learn from",
             "choose a checkpoint whose actions are tokens, such as those of SimpleVLA-RL and RLinf",
         )
+    check_shards(folder)
     settings = _settings(folder)
     projector = _projector(folder)
     takes = projector["fc1.weight"].shape[1] if projector else settings.proprio_size
-    if takes not in (0, proprio_size):
+    if takes not in (0, env.proprio_size):
         raise ModelUnavailable(
-            f"the checkpoint takes {takes} numbers of proprioception, the env gives {proprio_size}",
-            "choose a checkpoint that was trained on this env",
+            f"the checkpoint takes {takes} numbers of proprioception, the env gives {env.proprio_size}", _OTHER
         )
     statistics, key = _statistics(folder, settings, wants)
     scale = _scale(statistics, key, "action")
-    if len(scale.low) == 0 or num_tokens % len(scale.low):
+    if len(scale.low) != len(env.action_low):
         raise ModelUnavailable(
-            f"the checkpoint's actions have {len(scale.low)} dimensions, the env's chunks {num_tokens} numbers",
-            "choose a checkpoint that was trained on this env",
+            f"the checkpoint's actions have {len(scale.low)} dimensions, the env's {len(env.action_low)}", _OTHER
         )
-    policy = OpenVLAPolicy(
-        _network(folder, settings, wants, projector),
-        _tokenizer(folder),
-        wants,
+    return Fitted(
+        settings=settings,
+        projector=projector,
+        tokenizer=_tokenizer(folder),
         scale=scale,
         proprio_scale=_scale(statistics, key, "proprio") if takes else None,
-        encoder_px=settings.image_sizes[0],
-        num_tokens=num_tokens,
     )
-    logger.info("policy %s loaded on %s, revision %s", config.model, policy.device, revision[:12])
-    return policy
 
 
 def _settings(folder: Path) -> CheckpointConfig:
@@ -125,7 +155,6 @@ def _projector(folder: Path) -> dict[str, Tensor]:
 
 def _network(folder: Path, settings: CheckpointConfig, wants: OpenVLAConfig, projector: dict[str, Tensor]) -> Any:
     """The weights on their device, with an adapter where one learns; what is missing or left over is named."""
-    check_shards(folder)
     device = pick_device(wants.device, wants.section)
     # in bfloat16 most of Adam's steps would be rounded away
     dtype = torch.float32 if wants.learns == "all" else pick_dtype(wants.dtype, device)

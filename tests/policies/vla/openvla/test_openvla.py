@@ -4,6 +4,8 @@ import json
 import re
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,9 +27,13 @@ from tests.tiny_openvla import SMALL, STATISTICS, write_openvla
 TOKENS = 2 * 7
 
 
-def load(folder: Path, proprio_size: int = 3, num_tokens: int = TOKENS, **settings: object) -> OpenVLAPolicy:
+def load(
+    folder: Path, proprio_size: int = 3, chunk_steps: int = 2, action_size: int = 7, **settings: object
+) -> OpenVLAPolicy:
     config = VLAConfig(model=str(folder), openvla=OpenVLAConfig(**settings))  # pyright: ignore[reportArgumentType]
-    return load_openvla(config, num_cameras=2, proprio_size=proprio_size, num_tokens=num_tokens)
+    sizes = {"proprio_size": proprio_size, "chunk_steps": chunk_steps, "action_low": np.zeros(action_size)}
+    env: Any = SimpleNamespace(cameras=("above", "wrist"), **sizes)
+    return load_openvla(config, env)
 
 
 def seen(num: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -151,7 +157,7 @@ def test_a_batch_is_its_rows_one_by_one_and_every_place_sees_every_other(folder:
     for row in range(2):
         alone = policy(images[row : row + 1], policy.read(said[row : row + 1]), proprio[row : row + 1])[0]
         torch.testing.assert_close(together[row], alone, atol=1e-5, rtol=1e-5)
-    longer = load(folder, num_tokens=3 * 7)(images, policy.read(said), proprio)[:, :TOKENS]
+    longer = load(folder, chunk_steps=3)(images, policy.read(said), proprio)[:, :TOKENS]
     assert (longer - together).abs().max() > 1e-3  # a causal model could not know that more places follow
 
 
@@ -252,7 +258,7 @@ def test_what_does_not_go_together_is_refused_with_its_fix(
     folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     cases: list[tuple[str, dict[str, object]]] = [
-        ("12 numbers", {"num_tokens": 12}), ("3 cameras, the env has 2", {"cameras": 3}),
+        ("have 7 dimensions, the env's 14", {"action_size": 14}), ("3 cameras, the env has 2", {"cameras": 3}),
         ("none is 'bridge'", {"unnorm_key": "bridge"}),
     ]  # fmt: skip
     for words, settings in cases:
