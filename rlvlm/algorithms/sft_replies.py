@@ -10,6 +10,7 @@ from itertools import count
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from rlvlm.algorithms.policy_gradient.slots import EnvSlot
 from rlvlm.algorithms.sft_config import NO_EXPERT_FIX, ReplySFTConfig
@@ -20,6 +21,7 @@ from rlvlm.demonstrations.collect import FIRST_SEED, ScriptedExpert, acting
 from rlvlm.envs.env import TurnEnv
 from rlvlm.envs.images import draw_history
 from rlvlm.envs.playing import play
+from rlvlm.policies.protocol import Imitation
 from rlvlm.policies.reply_policy import ReplyPolicy
 from rlvlm.policies.vlm.engine import Engine
 
@@ -89,13 +91,17 @@ def split(episodes: Sequence[TokenEpisode], share: float) -> tuple[list[TokenEpi
 
 
 @torch.no_grad()
-def held_out_loss(policy: ReplyPolicy, env: TurnEnv, episodes: Sequence[TokenEpisode], sft: ReplySFTConfig) -> float:
-    """The loss per turn of held-out episodes, `sft.batch_size` turns at once; NaN of none that the policy has a use
-    for. An action head's is that of actions alone.
+def held_out_loss(
+    policy: ReplyPolicy, env: TurnEnv, episodes: Sequence[TokenEpisode], sft: ReplySFTConfig,
+    at_once: Callable[[Tensor, Imitation], list[Tensor]] = lambda units, _: [units],
+) -> float:  # fmt: skip
+    """Returns the loss per turn of held-out episodes, NaN of none that the policy has a use for. An action head's is
+    that of actions alone. They go through the policy as `Imitator` cuts its batches.
     """
     plain, unused = dataclasses.replace(sft, reply_weight=0.0), np.random.default_rng(0)
     prepared = policy.imitation(episodes, env, plain, unused, lambda line: None)
-    parts = torch.arange(len(prepared)).split(sft.batch_size) if len(prepared) else ()
+    batches = torch.arange(len(prepared))[:, None].split(sft.batch_size) if len(prepared) else ()
+    parts = [part.flatten() for batch in batches for part in at_once(batch, prepared)]
     loss = sum(prepared.loss(rows, None).item() * len(rows) for rows in parts)
     return loss / len(prepared) if len(prepared) else math.nan
 

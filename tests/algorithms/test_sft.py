@@ -15,6 +15,7 @@ from rlvlm.core.episodes import TokenEpisode
 from rlvlm.core.errors import UsageError
 from rlvlm.demonstrations.weighting import Weights
 from rlvlm.envs.registry import make_env, task_env
+from rlvlm.policies.protocol import Imitation
 from rlvlm.policies.vlm.config import PolicyConfig
 from rlvlm.policies.vlm.engine import PolicyEngine
 from rlvlm.policies.vlm.imitation import examples_of, imitation_loss, observations_of
@@ -150,6 +151,21 @@ def test_a_head_is_taught_the_turns_whose_action_can_be_read_and_no_others(tmp_p
     assert np.isfinite(learn(policy, place, readable, config))
     with pytest.raises(UsageError, match="a use for none of the demonstrated answers"):
         learn(policy, place, illegible(episodes, keeps=0), config)
+
+
+def test_what_is_held_out_goes_through_a_policy_in_parts_as_the_start_does(tmp_path: Path) -> None:
+    policy, place, sft = tiny_policy(tmp_path), slot(), ReplySFTConfig(turns=12, batch_size=100)
+    episodes = demonstrate(place, sft, 0)
+    seen: list[list[int]] = []
+
+    def in_fours(units: torch.Tensor, prepared: Imitation) -> list[torch.Tensor]:
+        seen.append([len(prepared), len(units), *prepared.lengths])
+        return list(units.split(4))
+
+    whole = held_out_loss(policy, place.env, episodes, sft)
+    assert held_out_loss(policy, place.env, episodes, sft, in_fours) == pytest.approx(whole, rel=1e-6)
+    ((num, at_once, *lengths),) = seen
+    assert num == at_once == len(lengths) == sum(len(episode.replies) for episode in episodes) and min(lengths) > 0
 
 
 def test_garbage_counts_as_neither_valid_nor_exact(tmp_path: Path):

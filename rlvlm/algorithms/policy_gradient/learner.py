@@ -191,25 +191,28 @@ class TokenLearner(ManualLearner):
         tree: dict[str, Any] | None = None,
     ) -> None:  # fmt: skip
         """Gets the supervised start ready, see `Imitator`; `tree` is what another one was saved as."""
-
-        def at_once(units: Tensor, prepared: Imitation) -> list[Tensor]:
-            algo, size = self._algo, units.shape[1]
-            if algo.microbatch_tokens and prepared.lengths:
-                # answers of a unit are padded to its longest
-                lengths = [size * max(prepared.lengths[row] for row in unit) for unit in units.tolist()]
-                return [units[part] for part in pack(lengths, algo.microbatch_tokens)]
-            at_once = max(1, algo.microbatch_turns // size) if algo.microbatch_turns else max(1, len(units))
-            return list(units.split(at_once))
-
         rng = np.random.default_rng(np.random.SeedSequence(self.config.seed, spawn_key=(sft.stream,)))
-        self.imitator = Imitator(self.policy, self._env, shown, sft, rng, self.log, weights=weights, at_once=at_once)
+        self.imitator = Imitator(
+            self.policy, self._env, shown, sft, rng, self.log, weights=weights, at_once=self._at_once
+        )
         self.imitator.is_deterministic = self._algo.deterministic
         if tree is not None:
             self.imitator.set_state(tree)
 
     def held_out_loss(self, episodes: Sequence[TokenEpisode], sft: ReplySFTConfig) -> float:
+        """The loss per turn of held-out episodes, of which no more go through the policy at once than in the start."""
         policy: Any = self.policy
-        return held_out_loss(policy, self._env, episodes, sft)
+        return held_out_loss(policy, self._env, episodes, sft, self._at_once)
+
+    def _at_once(self, units: Tensor, prepared: Imitation) -> list[Tensor]:
+        """Cuts `units` [U, A] of a supervised start into what goes through the policy at once."""
+        algo, size = self._algo, units.shape[1]
+        if algo.microbatch_tokens and prepared.lengths:
+            # answers of a unit are padded to its longest
+            lengths = [size * max(prepared.lengths[row] for row in unit) for unit in units.tolist()]
+            return [units[part] for part in pack(lengths, algo.microbatch_tokens)]
+        at_once = max(1, algo.microbatch_turns // size) if algo.microbatch_turns else max(1, len(units))
+        return list(units.split(at_once))
 
     def _minibatches(self, batch: Batch) -> Iterator[tuple[Tensor, bool]]:
         """Rows of each step, pass by pass, and whether all learners' update so far can be tested on them.
