@@ -23,7 +23,6 @@ from numpy.typing import NDArray
 from rlvlm.core.errors import UsageError
 from rlvlm.core.foreign import check_claim, open_regular, read_bytes, read_json
 from rlvlm.core.steps import Frames
-from rlvlm.demonstrations.films import film_frames, film_times
 from rlvlm.demonstrations.rlds import decoded
 from rlvlm.demonstrations.trajectory import CorruptEpisode, CutConfig, RobotTrajectory
 
@@ -331,6 +330,8 @@ def _filmed(film: _Film, steps: NDArray[np.intp]) -> Frames:
     Raises:
         ValueError: the film is torn, or its times do not fit the rows'.
     """
+    from rlvlm.demonstrations.films import film_frames, film_times  # PyAV is slow to import, and few have films
+
     stamps, tick_s = film_times(film.file)
     return film_frames(film.file, stamps[_frame_numbers(film, (stamps * tick_s).astype(np.float64))[steps]])
 

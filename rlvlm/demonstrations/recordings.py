@@ -23,7 +23,6 @@ from numpy.typing import NDArray
 from rlvlm.core.errors import UsageError
 from rlvlm.core.foreign import MAX_JSON_BYTES, open_regular, read_bytes
 from rlvlm.core.steps import FloatArray, Frames
-from rlvlm.demonstrations.films import film_frames, film_times
 from rlvlm.demonstrations.folder import DemonstrationFolder, open_folder
 from rlvlm.demonstrations.lerobot import DAMAGES, json_objects, lerobot_cameras, read_lerobot, read_table
 from rlvlm.demonstrations.libero_hdf5 import CAMERAS, read_libero
@@ -208,6 +207,8 @@ def _video(root: Path, row: Mapping[str, Any]) -> RobotTrajectory:
     file = root / row["file_name"]
     if not file.resolve().is_relative_to(root.resolve()):
         raise ValueError("it lies outside of the folder")
+    from rlvlm.demonstrations.films import film_times  # PyAV is slow to import, and few have films
+
     times, _ = film_times(file)
     goal, sentence = str(row.get("goal") or "").strip(), file.with_suffix(".txt")
     if not goal and sentence.exists():
@@ -261,6 +262,8 @@ def _labels(row: Mapping[str, Any]) -> tuple[bool | None, float | None]:
 
 
 def _look_at_video(file: Path, steps: NDArray[np.intp]) -> Frames:
+    from rlvlm.demonstrations.films import film_frames, film_times  # PyAV is slow to import, and few have films
+
     return film_frames(file, film_times(file)[0][steps])[:, None]
 
 

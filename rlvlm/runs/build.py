@@ -3,9 +3,11 @@
 What differs by policy or algorithm stands here; everything else of a run is the same for all.
 """
 
+import importlib
 import shutil
+import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -50,11 +52,31 @@ from rlvlm.runs.config import RunConfig
 from rlvlm.runs.folder import RunFolder, label_store
 from rlvlm.runs.kinds import AnswersRun, ChunksRun, StepsRun, TurnsRun
 from rlvlm.runs.records import Draw
-from rlvlm.serving.apps import running_policy
-from rlvlm.serving.client import ServedJudge
-from rlvlm.serving.engine import ServedEngine
 
 MakeJudge = Callable[[], Judge]
+
+
+@contextmanager
+def imported_meanwhile(config: RunConfig) -> Iterator[None]:
+    """Imports in a thread what the networks of a run need, while this one waits for Ray's processes in the context.
+
+    Nothing of Ray is among it: two threads that import one package at a time may see halves of it.
+    """
+
+    def load() -> None:
+        # what fails here fails again, and is said, where it is needed
+        with suppress(Exception):
+            importlib.import_module("torch._dynamo")  # of torch's optimisers
+            if config.large_policy is not None or config.kind == "turns":
+                importlib.import_module("transformers.modeling_utils")
+                importlib.import_module("rlvlm.policies.vlm.loading")
+
+    thread = threading.Thread(target=load, name="imports", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        thread.join()
 
 
 @contextmanager
@@ -71,6 +93,9 @@ def open_algorithm(config: RunConfig, make_judge: MakeJudge | None) -> Iterator[
 @contextmanager
 def _running_engine(config: Any) -> Iterator[MakeEngine]:
     """What makes the client of the replicas that sample for a policy in text; they stop when the context closes."""
+    from rlvlm.serving.apps import running_policy  # Serve is slow to import, and many runs need none
+    from rlvlm.serving.engine import ServedEngine
+
     engine = config.engine
     slot = make_slot(config.task, config.env)
     num_actions = len(slot.env.action_names)
@@ -190,6 +215,8 @@ def answering_judge(app: str, image: Frames | None) -> Judge:
     Raises:
         JudgeUnavailable: there is no such app, or it does not answer.
     """
+    from rlvlm.serving.client import ServedJudge  # slow to import, and few name one
+
     judge = ServedJudge(app)
     try:
         _ = judge.stamp

@@ -11,12 +11,12 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 
 import ray
+from ray._private.node import Node
 from ray._private.utils import write_ray_address
-from ray._private.worker import global_worker
 
 from rlvlm.core.console.signals import without_hangup
 from rlvlm.core.errors import MachineError, first_line
@@ -43,6 +43,9 @@ HEAD_GONE_S, CLUSTER_GONE_S = 5.0, 45.0
 nearly as long as Ray does, which then ends this process."""
 _NEVER = re.compile(r"(?:^(?:ModuleNotFoundError|ImportError): |failed to install properly: )(.+)$", re.MULTILINE)
 """What Ray logs, or the standard error of a process that it starts, of a package without which no try succeeds."""
+_IDLE = ("start_api_server", "start_monitor", "start_log_monitor")
+"""Methods of Ray's node that start, in this order, what only dashboards need, which without one counts usage for Ray's
+makers; what starts and stops machines; what copies the words of workers to drivers that want them."""
 _PREFIX = "rlvlm"
 _TOKEN = secrets.token_hex(32)
 """Token of every Ray that this process starts: Ray reads it once per process, and shows the next Ray the same."""
@@ -183,7 +186,7 @@ def start_ray(
         "worker_niceness": 0,
         "enable_metrics_collection": exports_metrics or dashboard_port is not None,
     }
-    first = time.monotonic()
+    first, is_alone = time.monotonic(), dashboard_port is None and node_ip is None
     said = _Said()
     for number in itertools.count():
         folder, begun = parent / f"r{number}", time.monotonic()
@@ -193,7 +196,7 @@ def start_ray(
         slow.start()
         logging.getLogger("ray").addHandler(said)
         try:
-            with without_hangup():
+            with without_hangup(), _no_idle_processes() if is_alone else nullcontext():
                 ray.init(
                     address="local",
                     # the judge's replica and Serve's own actors need a place each
@@ -230,14 +233,21 @@ def start_ray(
         finally:
             slow.cancel()
             logging.getLogger("ray").removeHandler(said)
-    if dashboard_port is None and node_ip is None:
-        # Three processes that Ray always starts, and that a run without a dashboard has no use for, some 160 MiB: the
-        # dashboard's, which then only counts usage for Ray's makers; the monitor, which would start and stop machines;
-        # the log monitor, which copies what workers print to drivers that want it.
-        node = global_worker.node
-        assert node is not None, "Ray has started"
-        for end in (node.kill_dashboard, node.kill_monitor, node.kill_log_monitor):
-            end(check_alive=False)
+
+
+@contextmanager
+def _no_idle_processes() -> Iterator[None]:
+    """While the context is open a Ray that starts leaves out three processes that a run without a dashboard has no use
+    for, some 160 MiB. It would wait for the first, for seconds of which each core is busy with imports.
+    """
+    kept = {name: getattr(Node, name) for name in _IDLE}
+    try:
+        for name in kept:
+            setattr(Node, name, lambda *_, **__: None)
+        yield
+    finally:
+        for name, start in kept.items():
+            setattr(Node, name, start)
 
 
 class _Said(logging.Handler):

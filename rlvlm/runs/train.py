@@ -26,16 +26,14 @@ from rlvlm.judges.goal_image import with_goal_image
 from rlvlm.judges.human import HumanJudge
 from rlvlm.judges.judge import Judge
 from rlvlm.labels.store import LabelStore
-from rlvlm.runs.build import film_draw, goal_image, open_algorithm
+from rlvlm.runs.build import film_draw, goal_image, imported_meanwhile, open_algorithm
 from rlvlm.runs.checkpoints import Checkpoint, RunState, newest_sound
 from rlvlm.runs.config import RunConfig
 from rlvlm.runs.folder import RunFolder, check_settings, label_store
 from rlvlm.runs.memory import MemoryWatch
 from rlvlm.runs.networks import sent_bytes
-from rlvlm.runs.pages import write_episodes_page, write_judge_page
 from rlvlm.runs.panels import PANEL_ROWS
 from rlvlm.runs.placement import own_gpu
-from rlvlm.runs.plots import write_plots
 from rlvlm.runs.preflight import bench_command, check_judge_knows
 from rlvlm.runs.ray_session import ray_session
 from rlvlm.runs.records import Recorder
@@ -43,9 +41,6 @@ from rlvlm.runs.scores import DECODINGS, evaluation_rank, evaluation_row
 from rlvlm.runs.settings import differences, flat
 from rlvlm.runs.summary import run_readme, summarise
 from rlvlm.runs.trackers import Trackers
-from rlvlm.runs.video import write_videos
-from rlvlm.serving.apps import start_judge
-from rlvlm.serving.monitoring import show_cache
 from rlvlm.vlms.config import ApiConfig
 from rlvlm.vlms.engines.remote import describe_server
 
@@ -202,6 +197,10 @@ class Training:
             self._trackers.close()
             return
         self._console.phase("writing plots, videos and pages")
+        from rlvlm.runs.pages import write_episodes_page, write_judge_page  # what draws is slow to import
+        from rlvlm.runs.plots import write_plots
+        from rlvlm.runs.video import write_videos
+
         # a run that was stopped will go on, and is filmed at its end
         films = list(self._last_evaluation.episodes[:NUM_VIDEOS]) if exit_reason == "done" else []
         try:
@@ -288,6 +287,9 @@ def judge_session(
         shown = goal_image(config)
         yield lambda: with_goal_image(HumanJudge(config.judge, open_store()), shown)
         return
+    from rlvlm.serving.apps import start_judge  # Serve is slow to import, and many runs ask no judge
+    from rlvlm.serving.monitoring import show_cache
+
     judge = replace(config.judge, api=reachable(config.judge.api, ledger))
     with start_judge(judge, config.serve, name=config.task) as running:
         if config.serve.app:
@@ -341,11 +343,12 @@ def open_training(
             console.line(f"{what}; go on with: {folder.resume_command}")
 
         workers = len(config.worker_places)
-        stack.enter_context(
-            ray_session(
-                port, num_workers=workers, log=console.phase, on_lost=tell_lost, weights_bytes=sent_bytes(config)
+        with imported_meanwhile(config):
+            stack.enter_context(
+                ray_session(
+                    port, num_workers=workers, log=console.phase, on_lost=tell_lost, weights_bytes=sent_bytes(config)
+                )
             )
-        )
         # booked before the others are placed, to whom Ray may give the very card that a setting names
         stack.enter_context(own_gpu(config))
         make_judge = stack.enter_context(judge_session(config, partial(label_store, folder, config), folder.ledger))

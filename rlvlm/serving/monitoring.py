@@ -9,7 +9,6 @@ from collections import Counter as Tally
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ray.serve import metrics as serve_metrics  # as Ray's own, plus the application, deployment and replica
 from ray.util import metrics as ray_metrics
 
 from rlvlm.core.judging import Score, Verdict
@@ -49,6 +48,9 @@ class ReplicaMetrics:
     """What one replica observes. Serve adds the tags application, deployment and replica."""
 
     def __init__(self) -> None:
+        # slow to import, and a run without replicas has none; as Ray's own, plus application, deployment and replica
+        from ray.serve import metrics as serve_metrics
+
         tags: Any = ("kind", "status", "run")  # Serve's own annotation allows one tag only
         self._answers = serve_metrics.Counter(ANSWERS, "Questions answered.", tag_keys=tags)
         self.batch_size = serve_metrics.Histogram(BATCH_SIZE, "Questions per batch.", SIZES, tag_keys=("kind",))

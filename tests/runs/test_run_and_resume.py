@@ -20,6 +20,7 @@ from rlvlm.algorithms.checkpoint import load_policy_file
 from rlvlm.cli import main
 from rlvlm.core.errors import JudgeUnavailable
 from rlvlm.runs import train
+from rlvlm.serving import apps
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
@@ -161,7 +162,7 @@ def test_a_judge_that_cannot_load_leaves_no_folder(
         raise JudgeUnavailable("the judge cannot be loaded", "name another")
 
     monkeypatch.setattr(train, "ray_session", lambda *_, **__: nullcontext())
-    monkeypatch.setattr(train, "start_judge", refuse)
+    monkeypatch.setattr(apps, "start_judge", refuse)
     out = tmp_path / "runs" / "run"
     assert main(["run", *WORDS, "--reward.teacher", "judge", "--judge.untrained", "ok", "--out", str(out)]) == 5
     assert "fix: name another" in capsys.readouterr().err
