@@ -151,8 +151,10 @@ class PolicyGradientConfig:
     rollout: Literal["synchronous", "asynchronous"] = "synchronous"
     """synchronous: all envs wait for the slowest reply of their row, and chunks for all envs' steps. asynchronous: each
     env that is talked to goes on as soon as its own reply is there, which needs `engine.num_replicas`; a rollout has as
-    many turns, more of them in envs whose replies are short, and no two runs are the same. Envs in chunks are played
-    in two halves, one being stepped while the policy samples for the other, which needs `env_workers`; runs repeat."""
+    many turns, more of them in envs whose replies are short, and no two runs are the same. With `staleness` replies are
+    by the newest weights there are, and what is unfinished at the end of a rollout, replies or groups, is carried over
+    into the next one; a checkpoint leaves it out. Envs in chunks are played in two halves, one being stepped while the
+    policy samples for the other, which needs `env_workers`; runs repeat."""
     rollout_turns: int = 512
     """Turns between updates, of all envs together; 0: whole episodes in groups, as envs in chunks always play."""
     groups: int = 32
@@ -242,8 +244,8 @@ class PolicyGradientConfig:
     """Updates by which what is learned from may be older than the policy, >= 0. 1: the next rollout is played and
     scored while the learner learns from the one before it. Rollouts are played by `env_runners` or
     `engine.num_replicas`; where the run's own process plays, only their scores are not waited for. 2: also
-    where now a rollout and now an update takes longer. Every rollout is exactly so old, so runs repeat. Checkpoints and
-    evaluations wait until nothing is under way."""
+    where now a rollout and now an update takes longer. Every rollout is exactly so old, so runs repeat; only
+    asynchronous ones may be newer. Checkpoints and evaluations wait until no rollout is under way."""
     num_learners: int = 0
     """Processes that take each step together, with the gradient of one; 0: one, in the run's own process. Of the loss
     guarded each judges by itself whether a ratio exceeds `max_ratio`, as micro-batches do."""

@@ -70,6 +70,8 @@ class RewardLabeller:
         # one thread: the draws of a simulated scorer depend on the order of questions
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="scores")
         self._waiting: list[tuple[list[Question], Future[list[Score]]]] = []
+        self._answered: dict[Hashable, tuple[ScoringItem, Score]] = {}
+        """Answers about turns of episodes that are not labelled yet."""
         self._controls: Future[list[list[float]]] | None = None
         self._records: list[ScoredItem] = []
         # by slot what a growing clip was worth when the last piece ended, of episodes under way
@@ -109,14 +111,20 @@ class RewardLabeller:
             RewardHacked: the judge is being fooled, and the config says to stop then.
         """
         began = time.monotonic()
-        wanted = {key for episode in episodes for key, _ in self._questions(episode)} if self._waiting else set()
-        given: dict[Hashable, tuple[ScoringItem, Score]] = {}
-        # questions are answered in the order in which they were asked, and later ones may be of the next rollout
-        while self._waiting and any(key in wanted for key, _ in self._waiting[0][0]):
-            questions, answers = self._waiting.pop(0)
-            given |= {
+        wanted = {key for episode in episodes for key, _ in self._questions(episode)} if self._scorer else set()
+        # Some that were asked may be of the next rollout, or of groups that are carried over into it. In place, for the
+        # thread that plays adds to the end of the list meanwhile.
+        index = 0
+        while index < len(self._waiting):
+            questions, answers = self._waiting[index]
+            if not any(key in wanted for key, _ in questions):
+                index += 1
+                continue
+            del self._waiting[index]
+            self._answered |= {
                 key: (item, score) for (key, item), score in zip(questions, answers.result(), strict=True)
             }  # fmt: skip
+        given = {key: self._answered.pop(key) for key in list(self._answered) if key in wanted}
         self._note_controls()  # those that the last call has shown
         waited = time.monotonic() - began
         novelty = self._novelties(episodes)
@@ -225,7 +233,10 @@ class RewardLabeller:
         return records
 
     def get_state(self) -> dict[str, Any]:
-        """Everything that an exact continuation needs; between rollouts only controls may be under way."""
+        """Everything that an exact continuation needs; between rollouts only controls may be under way, and questions
+        about what is carried over.
+        """
+        wait([answers for _, answers in self._waiting])  # the scorer counts what it was asked
         self._note_controls()
         return {
             "monitor": self.monitor.get_state(),
@@ -243,6 +254,7 @@ class RewardLabeller:
         wait([answers for _, answers in self._waiting])
         self._note_controls()
         self._waiting.clear()
+        self._answered.clear()
         self._records = []
         self._worth = {int(slot): float(worth) for slot, worth in state.get("worth", [])}
         self.monitor.set_state(state["monitor"])

@@ -66,6 +66,7 @@ class TurnRollouts:
             milestones=viewer.milestones,
         )
         self._packed: tuple[int, Any] | None = None
+        runner.use_newest = self._use_newest
         self._unseen: Sequence[TokenEpisode] = ()
 
     @staticmethod
@@ -106,6 +107,14 @@ class TurnRollouts:
         if self._packed is None or self._packed[0] != version:
             self._packed = version, self.engine.pack(version, buckets)
         return self._packed[1]
+
+    def _use_newest(self) -> None:
+        """Has replies that are asked for from here on be sampled with the newest weights that were packed, where the
+        learner has finished an update since this rollout began; called by the thread that plays it.
+        """
+        assert self.engine is not None, "made with it"
+        if self._packed is not None and self._packed[0] > self.engine.version:
+            self.engine.use(self._packed[1])
 
     def forget_packed(self) -> None:
         """The weights have changed without a new version: a checkpoint was loaded."""

@@ -3,11 +3,10 @@ the rollouts of a run, and `play_turns` whole episodes.
 """
 
 import itertools
-import math
-from collections import deque
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import gymnasium as gym
@@ -21,6 +20,8 @@ from rlvlm.envs.images import draw_history
 from rlvlm.envs.playing import play
 from rlvlm.envs.registry import make_env
 from rlvlm.policies.vlm.engine import Engine
+
+logger = logging.getLogger(__name__)
 
 _FIRST_TRAINING_SEED = 2**32
 """Seeds of training episodes lie here and above: evaluations, which count from 1,000,000, never share one."""
@@ -39,6 +40,11 @@ class Actor:
         self._engine = engine
         self._max_reply_tokens = max_reply_tokens
         self._temperature = temperature
+
+    @property
+    def version(self) -> int:
+        """Version of the weights that the next replies are sampled with."""
+        return self._engine.version
 
     def act(self, slots: Sequence[EnvSlot], seeds: Sequence[int], greedy: bool = False) -> list[SampledReply]:
         """A reply to the present turn of every slot, in their order; an action head's action is one token.
@@ -102,6 +108,20 @@ def play_turns(
     return [episodes[number] for number in range(len(seeds))]
 
 
+@dataclass
+class _Group:
+    """Episodes from one seed that an asynchronous rollout plays, whichever envs are free."""
+
+    seed: int
+    number: int
+    version: int
+    """Version of the weights that its first turn was asked for with."""
+    num_waiting: int
+    """Episodes that no env has begun."""
+    episodes: list[TokenEpisode] = field(default_factory=list)
+    """Episodes that are over."""
+
+
 class TurnRunner(BaseRunner):
     """Envs that are talked to, played side by side by the policy that is trained, in its process.
 
@@ -116,6 +136,8 @@ class TurnRunner(BaseRunner):
     """Set by the algorithm: plays with the learner's policy."""
     show: Callable[[Sequence[TokenEpisode]], None] | None = None
     """Set by the algorithm: is handed each row of turns as soon as it was played."""
+    use_newest: Callable[[], None] = staticmethod(lambda: None)
+    """Set by the algorithm: has the actor ask for replies by the newest weights from here on."""
 
     def __init__(self, *, config: Any, worker_index: int = 0, **unused: Any) -> None:
         super().__init__(config=config, worker_index=worker_index)
@@ -126,6 +148,7 @@ class TurnRunner(BaseRunner):
             for index in range(config.algo.num_envs)
         ]
         self._next_group = 0
+        self._forget_asked()
         for slot in self.slots:
             slot.begin(self._fresh_seed())
 
@@ -137,8 +160,10 @@ class TurnRunner(BaseRunner):
         """
         for slot in self.slots:
             slot.begin_piece(self._new_group())
+        is_asynchronous = self.config.algo.rollout == "asynchronous"
+        total = num_turns * len(self.slots)
         episodes: list[TokenEpisode] = []
-        for slot in self._played(self.slots, num_turns):
+        for slot in self._as_answered(total) if is_asynchronous else self._row_by_row(num_turns):
             if slot.is_over:
                 episodes.append(slot.episode())
                 slot.begin(self._fresh_seed(), self._new_group(), int(episodes[-1].played_at[-1]) + 1)
@@ -146,12 +171,14 @@ class TurnRunner(BaseRunner):
         return episodes + [slot.episode() for slot in self.slots if slot.piece_len]
 
     def sample_groups(self, *, group_size: int) -> list[TokenEpisode]:
-        """One whole episode of every env; `group_size` neighbours start from the same seed."""
+        """As many whole episodes as there are envs; `group_size` neighbours start from the same seed."""
+        if self.config.algo.rollout == "asynchronous":
+            return self._groups_as_answered(group_size)
         # one seed for a group: its episodes differ by what the policy draws, and by nothing else
         starts = [(self._fresh_seed(), self._new_group()) for _ in range(len(self.slots) // group_size)]
         for index, slot in enumerate(self.slots):
             slot.begin(*starts[index // group_size])
-        for _ in self._played(self.slots, None):
+        for _ in self._row_by_row(None):
             continue
         return [slot.episode() for slot in self.slots]
 
@@ -159,35 +186,97 @@ class TurnRunner(BaseRunner):
         self._next_group += 1
         return self._next_group - 1
 
-    def _played(self, slots: Sequence[EnvSlot], num_turns: int | None) -> Iterator[EnvSlot]:
-        """Yields each of `slots` after each of its turns; in one that is over an episode may be begun, else it stays.
+    def _row_by_row(self, num_turns: int | None) -> Iterator[EnvSlot]:
+        """Yields each slot after each of its turns, `num_turns` of them; None: until all episodes are over."""
+        for _ in itertools.count() if num_turns is None else range(num_turns):
+            if not (running := [slot for slot in self.slots if not slot.is_over]):
+                return
+            self._play(running, self.actor.act(running, [self._reply_seed() for _ in running]))
+            yield from running
 
-        Row by row or, where the rollout is asynchronous, each as its reply comes.
+    def _as_answered(self, num_turns: int) -> Iterator[EnvSlot]:
+        """Yields a slot after each of `num_turns` turns, each played as soon as its reply is there.
 
-        Args:
-            slots: with an episode under way.
-            num_turns: of each slot, or as many of all together; None: until all episodes are over.
+        Replies under way that newer weights draw than the rollout began with are carried over into the next one, where
+        they are no older than any other; all others belong to this rollout, which waits for them.
         """
-        if self.config.algo.rollout == "synchronous":
-            for _ in itertools.count() if num_turns is None else range(num_turns):
-                if not (running := [slot for slot in slots if not slot.is_over]):
+        first, num_played = self.actor.version, 0
+        while True:
+            self.use_newest()
+            is_newer = self.actor.version > first
+            asked = {slot.index for slot, _ in self._asked.values()}
+            num_old = sum(version <= first for _, version in self._asked.values())
+            for slot in self.slots:
+                if slot.index not in asked and (is_newer or num_played + num_old < num_turns):
+                    self._ask(slot)
+                    num_old += not is_newer
+            if num_played == num_turns:
+                return
+            is_full = num_played + num_old == num_turns
+            awaited = [reply for reply, (_, version) in self._asked.items() if version <= first or not is_full]
+            for reply in wait(awaited, return_when=FIRST_COMPLETED).done:
+                is_old = self._asked[reply][1] <= first
+                if is_old or num_played + num_old < num_turns:
+                    num_played, num_old = num_played + 1, num_old - is_old
+                    yield self._take(reply)
+
+    def _groups_as_answered(self, group_size: int) -> list[TokenEpisode]:
+        """Episodes of the next groups that are over as a whole, as many as the envs hold; an env that has nothing left
+        to do for them begins the groups after them, as soon as there are newer weights than the rollout began with.
+
+        A group is as old as its first turn: what newer weights began is carried over, all others are waited for.
+        """
+        first, num_wanted = self.actor.version, len(self.slots) // group_size
+        whole: list[_Group] = []
+        while True:
+            self.use_newest()
+            self._begin_groups(first, len(whole), group_size)
+            asked = {slot.index for slot, _ in self._asked.values()}
+            for slot in self.slots:
+                if slot.index not in asked | self._free:
+                    self._ask(slot)
+            if len(whole) == num_wanted:
+                return [episode for group in whole for episode in group.episodes]
+            for reply in wait(self._asked, return_when=FIRST_COMPLETED).done:
+                slot = self._take(reply)
+                if slot.is_over:
+                    self._free.add(slot.index)
+                    self._groups[slot.group].episodes.append(slot.episode())
+            ended = [group for group in self._groups.values() if len(group.episodes) == group_size]
+            for group in sorted(ended, key=lambda group: group.version > first):  # those that are due come first
+                if group.version <= first or len(whole) + self._num_due(first) < num_wanted:
+                    whole.append(self._groups.pop(group.number))
+
+    def _begin_groups(self, first: int, num_whole: int, group_size: int) -> None:
+        """Has free envs begin what is left of the groups, and new groups, in a rollout that began with weights `first`
+        and has `num_whole` of its groups.
+        """
+        num_wanted, is_newer = len(self.slots) // group_size, self.actor.version > first
+        for index in sorted(self._free):
+            group = next((group for group in self._groups.values() if group.num_waiting), None)
+            if group is None:
+                num_due = self._num_due(first)
+                # what is carried over is due in the next rollout, which takes no more than this one
+                if (len(self._groups) - num_due if is_newer else num_whole + num_due) == num_wanted:
                     return
-                self._play(running, self.actor.act(running, [self._reply_seed() for _ in running]))
-                yield from running
-            return
-        left = math.inf if num_turns is None else num_turns * len(slots)
-        waiting, under_way = deque(slots), dict[Future[Any], EnvSlot]()
-        while under_way or (waiting and left):
-            while waiting and left:
-                slot = waiting.popleft()
-                under_way[self.actor.begin(slot, self._reply_seed())] = slot
-                left -= 1
-            for future in wait(under_way, return_when=FIRST_COMPLETED).done:
-                slot = under_way.pop(future)
-                self._play([slot], [self.actor.end(slot, future)])
-                yield slot
-                if not slot.is_over:
-                    waiting.append(slot)
+                group = _Group(self._fresh_seed(), self._new_group(), self.actor.version, group_size)
+                self._groups[group.number] = group
+            group.num_waiting -= 1
+            self._free.remove(index)
+            self.slots[index].begin(group.seed, group.number)
+
+    def _num_due(self, first: int) -> int:
+        """Groups that are not over and cannot be carried over from a rollout that began with weights `first`."""
+        return sum(group.version <= first for group in self._groups.values())
+
+    def _ask(self, slot: EnvSlot) -> None:
+        self._asked[self.actor.begin(slot, self._reply_seed())] = slot, self.actor.version
+
+    def _take(self, reply: Future[Any]) -> EnvSlot:
+        """Plays the turn that `reply` is the answer to; returns its slot."""
+        slot, _ = self._asked.pop(reply)
+        self._play([slot], [self.actor.end(slot, reply)])
+        return slot
 
     def _play(self, slots: Sequence[EnvSlot], replies: Sequence[SampledReply]) -> None:
         """Plays a turn of each of `slots`.
@@ -215,13 +304,32 @@ class TurnRunner(BaseRunner):
         return {DEFAULT_MODULE_ID: (snapshots, gym.spaces.Discrete(len(env.action_names)))}
 
     def save_tree(self) -> dict[str, Any]:
-        """Envs, running episodes and seeds to come: after `load_tree` the future is bit-identical."""
-        return {"slots": [slot.get_state() for slot in self.slots], "noise": self._noise.bit_generator.state}
+        """Envs, running episodes and seeds to come: after `load_tree` the future is bit-identical, unless an
+        asynchronous rollout has carried something over, which is left out.
+        """
+        return {
+            "slots": [slot.get_state() for slot in self.slots],
+            "noise": self._noise.bit_generator.state,
+            "carried_over": [len(self._asked), len(self._groups)],
+        }
 
     def load_tree(self, tree: dict[str, Any]) -> None:
         for slot, saved in zip(self.slots, tree["slots"], strict=True):
             slot.set_state(saved)
         self._noise.bit_generator.state = tree["noise"]
+        self._forget_asked()
+        replies, groups = tree.get("carried_over", (0, 0))
+        if replies or groups:
+            logger.warning(
+                "the checkpoint leaves out what was carried over to the next rollout (replies under way: %d, groups: "
+                "%d): it is sampled anew, so this run does not repeat the one that wrote it", replies, groups
+            )  # fmt: skip
+
+    def _forget_asked(self) -> None:
+        """Nothing is carried over into the next rollout."""
+        self._asked: dict[Future[Any], tuple[EnvSlot, int]] = {}
+        self._groups: dict[int, _Group] = {}
+        self._free = set(range(len(self.slots)))
 
     def stop(self) -> None:
         """Closes the envs."""

@@ -1,5 +1,8 @@
+import copy
 import dataclasses
-from concurrent.futures import Future
+import math
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +10,8 @@ import numpy as np
 import pytest
 import torch
 
+from rlvlm.algorithms.policy_gradient.algorithm import check_versions
+from rlvlm.algorithms.policy_gradient.batch import order_rows
 from rlvlm.algorithms.policy_gradient.config import AdvantageConfig, LossConfig, rl4vlm_parity
 from rlvlm.algorithms.sft_config import ReplySFTConfig
 from rlvlm.algorithms.sft_folders import save_trained, sft_manifest_of, write_sft_manifest
@@ -20,6 +25,7 @@ from rlvlm.policies.vlm.config import PolicyConfig
 from rlvlm.policies.vlm.engine import PolicyEngine
 from rlvlm.rewards.config import TurnRewardConfig
 from tests.algorithms.policy_gradient.tiny_runs import BI_LEVEL, KL, KL_AND_ENTROPY, build, grouped
+from tests.oracles import ppo_vlm as oracle
 from tests.tiny_policy import FAMILIES
 
 pytestmark = pytest.mark.ray
@@ -338,6 +344,103 @@ def test_asynchronous_envs_do_not_wait_for_the_slowest_reply(make: Any, algo: di
     assert ratio <= 1e-4, "the learner must see what the engine sampled"
     with pytest.raises(ValueError, match="algo.rollout asynchronous needs engine.num_replicas"):
         make({"rollout": "asynchronous"})
+
+
+class OwnEngine(PolicyEngine):
+    """Samples with a copy of the policy, which is given weights as an engine elsewhere is; each reply takes 5 ms."""
+
+    def __init__(self, policy: Any) -> None:
+        super().__init__(copy.deepcopy(policy))
+        self._trained, self._pool = policy, ThreadPoolExecutor(8)
+
+    def pack(self, version: int, buckets: Any = ()) -> Any:
+        return version, {name: value.clone() for name, value in self._trained.trained_state().items()}
+
+    def use(self, weights: Any) -> None:
+        self.version, state = weights
+        self.policy.load_trained_state(state)
+
+    def begin(self, *asked: Any, **settings: Any) -> list[Future[Any]]:
+        [reply] = self.reply(*asked, **settings)
+        return [self._pool.submit(lambda: time.sleep(0.005) or reply)]
+
+    def end(self, asked: list[Future[Any]]) -> Any:
+        return [future.result() for future in asked]
+
+
+def own_engine(policy: Any, *_: Any) -> OwnEngine:
+    return OwnEngine(policy)
+
+
+@pytest.mark.parametrize("correction", ["none", "token"])
+def test_what_is_carried_over_is_learned_from_as_the_oracle_says(make: Any, tmp_path: Path, correction: Any) -> None:
+    """The loss of turns, some of which older weights drew than others, number by number from what was kept of each."""
+    loss = LossConfig(correction=correction)
+    algorithm = make({"rollout": "asynchronous", "staleness": 1, "loss": loss}, make_engine=own_engine)
+    algorithm.prepare(lambda line: None)
+    learner, rollouts = algorithm.learner, algorithm.rollouts
+    runner, use_newest = rollouts._runner, rollouts._use_newest
+    learner.begin()
+
+    def update() -> Any:
+        with torch.no_grad():
+            for number, value in enumerate(learner.policy.trained_state().values()):
+                noise = torch.randn(value.shape, generator=torch.Generator().manual_seed(number))
+                value.add_(0.1 * value.std(correction=0) * noise)
+        algorithm._version += 1
+        return rollouts.pack(algorithm._version, [])
+
+    def update_once() -> None:
+        if rollouts.engine.version == version:
+            update()
+        use_newest()
+
+    weights = update()
+    version, runner.use_newest = algorithm._version, update_once  # as the learner would, in the middle of a rollout
+    rollouts.play(weights, is_compared=False)
+    assert len(runner._asked) == 4, "every env waits for a reply that will be of the next rollout"
+    runner.use_newest = use_newest
+    episodes, _ = rollouts.play(update(), is_compared=False)
+    episodes = algorithm.source.labelled(episodes)
+    check_versions(episodes, algorithm._version, 1)
+    assert {int(sampled) for episode in episodes for sampled in episode.versions} == {version + 1, version + 2}
+    batch, rows = learner.batches.make(episodes), order_rows(episodes)
+    log_probs = learner.policy.log_probs(batch.obs, batch.answers).log_probs.double()
+    credit, expected = credited(episodes, learner), torch.zeros((), dtype=torch.float64)
+    for row, (t, e) in enumerate(rows.indices):
+        for now, drawn in zip(log_probs[row], episodes[e].log_probs[t].tolist(), strict=False):
+            is_corrected = correction == "token"
+            counts = min(math.exp(now.item() - drawn), loss.correction_cap) if is_corrected else 1.0
+            ratio = torch.exp(now - (now.item() if is_corrected else drawn))
+            expected = expected + counts * oracle.pessimist(ratio, credit[e][t], loss.clip_low) / len(rows.indices)
+    wanted = torch.autograd.grad(expected, learner._acting, allow_unused=True)
+    found = learner.gradients.backward(batch, torch.arange(len(rows.indices)), learner.parameters, 9)
+    assert found[metrics.UPDATE_POLICY_LOSS] == pytest.approx(expected.item(), rel=1e-4, abs=1e-6)
+    scale = min(1.0, learner._algo.max_grad_norm / found[metrics.UPDATE_GRADIENT])
+    norm = torch.stack([part.norm() for part in wanted if part is not None]).norm()
+    for parameter, part in zip(learner._acting, wanted, strict=True):
+        assert part is None or (parameter.grad - scale * part).norm() <= 1e-3 * norm
+    # the whole of it, and from a checkpoint
+    algorithm.train()
+    algorithm.save_checkpoint(str(tmp_path / "saved"))
+    algorithm.load_checkpoint(str(tmp_path / "saved"))
+    algorithm.train()
+    assert algorithm.report()[metrics.STALENESS] <= 1
+
+
+def credited(episodes: Any, learner: Any) -> list[list[float]]:
+    """The oracle's advantages of each turn of `episodes`, whose critic is asked about the states that follow a cut."""
+    envs = []
+    for episode in episodes:
+        after = 0.0
+        if not episode.terminated:
+            after = learner.policy.values(episode.obs.at([len(episode)])).item()
+        following = [*episode.values[1:].tolist(), after]
+        ends = [*[False] * (len(episode) - 1), True]
+        columns = zip(episode.rewards.tolist(), episode.values.tolist(), following, ends, strict=True)
+        envs.append([dict(zip(("reward", "value", "next_value", "end"), each, strict=True)) for each in columns])
+    config = learner._algo.advantage
+    return oracle.turn_critic_credit(envs, config.gamma, config.gae_lambda)[0]
 
 
 def rounded_engine(policy: Any, *_: Any) -> RoundedEngine:

@@ -1,0 +1,114 @@
+"""Asynchronous rollouts that carry over what is unfinished, with a run's schedule and an engine that answers late."""
+
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rlvlm.algorithms.policy_gradient.algorithm import PolicyGradientAlgorithmConfig, check_versions
+from rlvlm.algorithms.policy_gradient.config import PolicyGradientConfig
+from rlvlm.algorithms.policy_gradient.rewards import RewardLabeller
+from rlvlm.algorithms.policy_gradient.source import EpisodeSource
+from rlvlm.algorithms.policy_gradient.turns import Actor, TurnRunner
+from rlvlm.algorithms.training_stats import TrainingStats
+from rlvlm.core.episodes import SampledReply, TokenEpisode
+from rlvlm.envs.registry import task_env
+from rlvlm.rewards.config import TurnRewardConfig
+
+ENVS, TURNS, GROUP_SIZE = 6, 3, 2
+
+
+class LateEngine:
+    """Answers `+` after up to 4 ms; a reply's only token is its number, and its log-prob follows from both."""
+
+    def __init__(self) -> None:
+        self.version = self.newest = 0
+        self.asked: list[int] = []
+        """Version of the weights that were to give each reply."""
+        self._rng, self._pool = np.random.default_rng(0), ThreadPoolExecutor(ENVS)
+
+    def missing(self, images: Any) -> list[int]:
+        return []
+
+    def begin(self, obs: Any, seeds: Any, **settings: Any) -> list[Future[SampledReply]]:
+        number = len(self.asked)
+        self.asked.append(self.version)
+        reply = SampledReply(
+            image=obs.images[0], ids=np.array([number]), text='{"action": "+"}', value=0.0, is_complete=True,
+            log_probs=np.array([-number - self.version / 8], np.float32), version=self.version,
+        )  # fmt: skip
+        seconds = self._rng.uniform(0, 0.004)
+        return [self._pool.submit(lambda: time.sleep(seconds) or reply)]
+
+    def end(self, asked: list[Future[SampledReply]]) -> list[SampledReply]:
+        return [future.result() for future in asked]
+
+
+def use_newest(engine: LateEngine) -> None:
+    engine.version = engine.newest
+
+
+@pytest.mark.parametrize("staleness", [0, 1, 2])
+@pytest.mark.parametrize("is_compared", [False, True])
+def test_every_reply_is_learned_from_once_and_in_time(
+    staleness: int, is_compared: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    algo = PolicyGradientConfig(
+        rollout="asynchronous", staleness=staleness, num_envs=ENVS, group_size=GROUP_SIZE, rounds=1,
+        rollout_turns=0 if is_compared else ENVS * TURNS,
+    )  # fmt: skip
+    config = PolicyGradientAlgorithmConfig().envs(task="number_line", env_settings=task_env("number_line"))
+    engine: Any = LateEngine()
+    runner, resumed = (TurnRunner(config=config.learning(algo=algo).debugging(seed=0)) for _ in range(2))
+    for each in (runner, resumed):
+        each.actor, each.use_newest = Actor(engine, 48, 1.0), partial(use_newest, engine)
+    carried: list[int] = []
+
+    def play(version: int) -> Any:
+        engine.version = version
+        episodes = runner.sample_groups(group_size=GROUP_SIZE) if is_compared else runner.sample(num_turns=TURNS)
+        carried.append(len(runner._asked))
+        return episodes, []
+
+    labeller = RewardLabeller(TurnRewardConfig(), None)
+    source = EpisodeSource(algo, play, lambda: engine.newest, labeller, False, TrainingStats(), True)
+    learned: list[TokenEpisode] = []
+    for update in range(12):
+        # an evaluation or a checkpoint comes between: nothing is under way but what was carried over
+        rollouts = list(source.rest()) if update in (6, 11) else [source.next()]
+        for episodes in rollouts:
+            check_versions(episodes, engine.newest, staleness)
+            if is_compared:
+                groups = [[*episodes[begin : begin + GROUP_SIZE]] for begin in range(0, ENVS, GROUP_SIZE)]
+                assert len(episodes) == ENVS and all(episode.is_over for episode in episodes)
+                assert all(len({(episode.group, episode.seed) for episode in group}) == 1 for group in groups)
+                assert len({group[0].group for group in groups}) == len(groups)
+            else:
+                assert sum(map(len, episodes)) == ENVS * TURNS
+            learned += episodes
+            time.sleep(0.003)
+            engine.newest += 1
+    ids = [int(answer["ids"][0]) for episode in learned for answer in episode.answers]
+    versions = [int(version) for episode in learned for version in episode.versions]
+    # what is not learned from is still under way, or of groups that are
+    rest = [int(reply.result().ids[0]) for reply in runner._asked]
+    if is_compared:
+        running = [answer for slot in runner.slots if slot.index not in runner._free for answer in slot.answers]
+        rest += [int(answer.ids[0]) for answer in running]
+        ended = [episode for group in runner._groups.values() for episode in group.episodes]
+        rest += [int(answer["ids"][0]) for episode in ended for answer in episode.answers]
+    assert sorted(ids + rest) == list(range(len(engine.asked))), "lost or counted twice"
+    assert versions == [engine.asked[number] for number in ids]
+    assert [float(log_probs[0]) for episode in learned for log_probs in episode.log_probs] == [
+        -number - version / 8 for number, version in zip(ids, versions, strict=True)
+    ], "the odds of another engine's reply"
+    assert any(len(set(episode.versions)) > 1 for episode in learned) == bool(staleness)
+    assert bool(sum(carried)) == bool(staleness)
+    # a checkpoint has none of it
+    resumed.load_tree(runner.save_tree())
+    assert ("it is sampled anew" in caplog.text) == bool(staleness)
+    again = resumed.sample_groups(group_size=GROUP_SIZE) if is_compared else resumed.sample(num_turns=TURNS)
+    assert min(int(answer["ids"][0]) for episode in again for answer in episode.answers) > max(ids + rest)
