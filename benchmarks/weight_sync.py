@@ -9,6 +9,11 @@ Models of Qwen2.5-VL's class with the proportions of its 3B config, random weigh
 out: learners gather tensor by tensor and write buckets, the run's own process reads them.
 in: the first replies with new weights, less the same replies with weights that are there; both replicas load them.
 error: of a fixed reply's log-probs in the replicas after it, nats a token, beside the trainer's.
+
+    python benchmarks/weight_sync.py --cast-mib 323 4096      # float32 weights of so many MiB for an engine in bfloat16
+
+sends them from this process to another one through Ray's object store, as they are or cast here, by turns: out is cast
+and put, in is fetched, checked and copied. The store has the size that a run plans for two versions in float32.
 """
 
 import contextlib
@@ -36,12 +41,15 @@ from rlvlm.algorithms.policy_gradient.algorithm import PolicyGradient, PolicyGra
 from rlvlm.algorithms.policy_gradient.config import PolicyGradientConfig
 from rlvlm.algorithms.policy_gradient.slots import make_slot
 from rlvlm.algorithms.sft_config import ReplySFTConfig
+from rlvlm.algorithms.sharding import fetch_bucket, into_store
 from rlvlm.core import metrics
 from rlvlm.core.episodes import Observations
 from rlvlm.envs.registry import task_env
 from rlvlm.pocket.models import weights_folder
+from rlvlm.policies.buckets import Bucket, fill_from_buckets, write_buckets
 from rlvlm.policies.vlm.config import PolicyConfig
 from rlvlm.runs.build import built
+from rlvlm.runs.ray_session import store_room
 from rlvlm.serving.apps import running_policy
 from rlvlm.serving.config import PolicyVllmConfig, ServedEngineConfig
 from rlvlm.serving.engine import ServedEngine
@@ -61,6 +69,8 @@ class Config:
     replicas: int = 2
     bucket_mib: int = 256
     rounds: int = 3
+    cast_mib: tuple[int, ...] = ()
+    """MiB of float32 weights that are sent to an engine in bfloat16, instead of all else."""
     out: Path | None = None
     """File for the figures, as JSON."""
 
@@ -69,9 +79,13 @@ def main() -> None:
     config = tyro.cli(Config, description=__doc__)
     torch.set_num_threads(1)
     cores = max(8, config.learners + config.replicas + 2)  # in Ray's books: those of the machine are shared
-    ray.init(num_cpus=cores, include_dashboard=False, log_to_driver=False, object_store_memory=3 << 30)
+    store_bytes = store_room(2 * max(config.cast_mib) << 20) if config.cast_mib else 3 << 30
+    ray.init(num_cpus=cores, include_dashboard=False, log_to_driver=False, object_store_memory=store_bytes)
     report: dict[str, Any] = {"machine": platform.processor() or platform.machine(), "cores": os.cpu_count()}
-    for millions in config.sizes:
+    for mib in config.cast_mib:
+        report[f"{mib} MiB"] = cast(config, mib)
+        print(f"{mib} MiB", json.dumps(report[f"{mib} MiB"]), flush=True)
+    for millions in () if config.cast_mib else config.sizes:
         with tempfile.TemporaryDirectory() as folder:
             count = save_model(Path(folder), *SIZES[millions])
             for learns in config.learns:
@@ -80,6 +94,45 @@ def main() -> None:
                 print(name, json.dumps(report[name]), flush=True)
     if config.out:
         config.out.write_text(json.dumps(report, indent=2) + "\n")
+
+
+class Engine:
+    """Holds weights in bfloat16."""
+
+    def __init__(self, shapes: dict[str, torch.Size]) -> None:
+        torch.set_num_threads(1)
+        self.own = {name: torch.zeros(shape, dtype=torch.bfloat16) for name, shape in shapes.items()}
+
+    def load(self, buckets: list[Bucket]) -> float:
+        """Seconds that it took."""
+        began = time.monotonic()
+        fill_from_buckets(self.own, buckets, fetch_bucket)
+        return time.monotonic() - began
+
+    def holds(self, name: str) -> torch.Tensor:
+        return self.own[name]
+
+
+def cast(config: Config, mib: int) -> dict[str, Any]:
+    """Medians of both ways, seconds; the first round is not counted."""
+    state = {f"model.{number}": part for number, part in enumerate(torch.randn(mib << 18).split(8 << 18))}
+    engine: Any = ray.remote(num_cpus=1)(Engine).remote({name: value.shape for name, value in state.items()})
+    ways: dict[str, Any] = {"as it is": lambda value: value, "cast": lambda value: value.to(torch.bfloat16)}
+    found = {way: [] for way in ways}
+    buckets: list[Bucket] = []
+    for number in range(config.rounds + 1):
+        for way, whole in ways.items():
+            began = time.monotonic()
+            # the version before lies there until this one takes its place
+            buckets = write_buckets(state, into_store, size=config.bucket_mib << 20, whole=whole)
+            out_s = time.monotonic() - began
+            seconds = out_s, ray.get(engine.load.remote(buckets))
+            found[way] += [seconds] if number else []
+            for name in (next(iter(state)), next(reversed(state))):
+                assert torch.equal(ray.get(engine.holds.remote(name)), state[name].to(torch.bfloat16)), "to the bit"
+    ray.kill(engine)
+    medians = {way: torch.tensor(rows).median(0).values.tolist() for way, rows in found.items()}
+    return {way: {"out": round(out_s, 3), "in": round(in_s, 3)} for way, (out_s, in_s) in medians.items()}
 
 
 def save_model(folder: Path, width: int, layers: int) -> int:
@@ -125,7 +178,7 @@ def measured(config: Config, folder: str, learns: Literal["all", "lora"]) -> dic
     slot.begin(0)
     image = slot.env.draw(slot.turn.snapshot[None])
     num = 2 * config.replicas
-    asked = Observations(texts=(slot.turn.prompt,) * num, images=(slot.image,) * num), range(num)
+    asked = Observations(texts=(slot.turn.prompt,) * num, images=slot.obs.images * num), range(num)
     with contextlib.ExitStack() as stack:
         count = len(slot.env.action_names)
         used = engine.vllm if config.backend == "vllm" else None
@@ -146,7 +199,7 @@ def measured(config: Config, folder: str, learns: Literal["all", "lora"]) -> dic
         algorithm: PolicyGradient = stack.enter_context(built(settings))
         algorithm.prepare(lambda line: None)
         served: Any = algorithm.rollouts.engine
-        served.show([slot.image], image)
+        served.show(list(slot.obs.images), image)
         found: dict[str, list[float]] = {"out": [], "in": []}
         mib = 0.0
         for number in range(config.rounds + 1):

@@ -60,6 +60,8 @@ class ServedEngine:
         self._policy = policy
         self._probe, self._frame = (obs, ids), frame
         self._by_tokens = config.backend == "vllm"
+        # as the policy has them, until an answer says what vLLM computes in, which its machine decides
+        self._vllm_dtype = "float32" if self._by_tokens else None
         self._num_replicas = config.num_replicas
         self._weights: Weights | None = None
         self._frames = SeenImages[Frames](policy.config.cache_mib << 20)
@@ -84,7 +86,7 @@ class ServedEngine:
             self._policy.show(obs.images, self._frame)
         return pack_weights(
             self._policy, version, obs, ids, self._frame,
-            buckets=buckets, bucket_bytes=self.bucket_bytes, for_vllm=self._by_tokens,
+            buckets=buckets, bucket_bytes=self.bucket_bytes, vllm_dtype=self._vllm_dtype,
         )  # fmt: skip
 
     def use(self, weights: Weights) -> None:
@@ -140,10 +142,12 @@ class ServedEngine:
         # the error is that of the newest weights; a version that is over says nothing about them
         if self.version != self._measured:
             self._sync_error, self._measured = 0.0, self.version
-        self._sync_error = max([self._sync_error, *(receipt.sync_error for receipt in receipts)])
         answers = [answer for receipt in receipts for answer in receipt.answers]
+        newest = [receipt for receipt in receipts if receipt.answers[0].version == self.version]
+        self._sync_error = max([self._sync_error, *(receipt.sync_error for receipt in newest)])
         if not self._by_tokens:
             return answers
+        self._vllm_dtype = receipts[-1].dtype
         # vLLM knows no value head; where a critic is used, the learner asks it about what was played.
         text_of = self._policy.text_of
         return [replace(answer, text=text_of(answer.ids), value=math.nan) for answer in answers]

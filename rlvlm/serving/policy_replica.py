@@ -69,6 +69,8 @@ class ReplyReceipt:
     answers: list[SampledReply]
     sync_error: float
     """How far this replica's log-probs of the fixed reply were off when it took the weights over, nats per token."""
+    dtype: str | None = None
+    """What vLLM computes in here; None of the policy itself."""
 
 
 class PolicyReplica(Replica):
@@ -250,7 +252,7 @@ class VllmPolicyReplica(Replica):
                     await self._leave(version)
             except RunError as error:
                 return error
-            return ReplyReceipt(answers=answers, sync_error=self._sync_errors[version])
+            return ReplyReceipt(answers=answers, sync_error=self._sync_errors[version], dtype=self._sampler.dtype)
 
     async def _take_weights(self, call: ReplyCall) -> None:
         """Returns once the engine holds the weights of `call`, which then is one of those under way.
@@ -357,7 +359,7 @@ class VllmPolicyReplica(Replica):
                 # before anything is sampled: a fixed reply must be as likely here as where the weights come from
                 probe = weights.probe
                 here = await self._sampler.read(probe.prompt_ids, probe.ids, probe.frame[0], rules, version)
-                distance = check_probe(weights, here, is_coarse=self._sampler.is_coarse)
+                distance = check_probe(weights, here, is_coarse=self._sampler.dtype != "float32")
             except RunError:  # it may hold them half: nothing may be asked of this version
                 await self._sampler.forget(version)
                 raise

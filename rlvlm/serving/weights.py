@@ -29,7 +29,7 @@ from rlvlm.core.errors import ModelUnavailable
 from rlvlm.core.steps import FloatArray, Frames
 from rlvlm.policies.buckets import Bucket, Content, digest_of, fill_from_buckets, read_bucket, write_buckets
 from rlvlm.policies.vlm.policy import VLMPolicy
-from rlvlm.policies.vlm.vllm_worker import FAILED
+from rlvlm.policies.vlm.vllm_worker import FAILED, MODEL
 from rlvlm.vlms.lora import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 
 FETCH_TIMEOUT_S = 300.0
@@ -63,7 +63,7 @@ class Weights:
 
     version: int
     buckets: tuple[Bucket, ...]
-    """Everything that learns; where there is an `adapter`, all of that in PEFT's names."""
+    """Everything that learns; where there is an `adapter`, all of that, in a policy's names or in PEFT's."""
     probe: Probe
     adapter: str = ""
     """`adapter_config.json` of PEFT, where the buckets hold an adapter for vLLM."""
@@ -83,7 +83,7 @@ def pack_weights(  # noqa: PLR0913 - a version, and what it is known by
     *,
     buckets: Sequence[Bucket] = (),
     bucket_bytes: int,
-    for_vllm: bool = False,
+    vllm_dtype: str | None = None,
 ) -> Weights:
     """The weights that `policy` has now, with what it says of a fixed reply.
 
@@ -95,15 +95,16 @@ def pack_weights(  # noqa: PLR0913 - a version, and what it is known by
         frame: [1, H, W, 3] its image, which `policy` was shown.
         buckets: the same weights where learners have put them into the store already.
         bucket_bytes: that a bucket holds at most.
-        for_vllm: an adapter goes in the names that other libraries know, and without our heads.
+        vllm_dtype: what engines on vLLM compute in, such as `bfloat16`; weights are cast to it here, once for all of
+            them. They are given no heads, and of an adapter all. None: engines are copies of `policy`.
     """
 
     def put(content: Content) -> Any:
         # in a tuple, or Ray would fetch the bytes for every request
         return (ray.put(content),)
 
-    adapter = ""
-    if for_vllm and policy.config.has_adapter:
+    adapter, state = "", policy.trained_state()
+    if vllm_dtype is not None and policy.config.has_adapter:
         import peft
 
         settings = {
@@ -112,11 +113,18 @@ def pack_weights(  # noqa: PLR0913 - a version, and what it is known by
         }
         adapter = json.dumps(settings, default=str)
         # also what of it does not learn: vLLM has none of it
+        state = peft.get_peft_model_state_dict(policy.model, save_embedding_layers=False)
+    elif vllm_dtype is not None:
+        state = {name: value for name, value in state.items() if name.startswith(MODEL)}
+    there = {
+        _peft_name(tensor.name) if adapter else tensor.name: tensor for bucket in buckets for tensor in bucket.tensors
+    }
+    if any(name not in there or there[name].dtype != (vllm_dtype or there[name].dtype) for name in state):
+        # rounded as vLLM would: to the nearest, ties to even
+        dtype = getattr(torch, vllm_dtype or "", None)
         buckets = write_buckets(
-            peft.get_peft_model_state_dict(policy.model, save_embedding_layers=False), put, size=bucket_bytes
+            state, put, size=bucket_bytes, whole=lambda value: value.detach().to(dtype or value.dtype).cpu()
         )
-    elif not buckets:
-        buckets = write_buckets(policy.trained_state(), put, size=bucket_bytes)
     # by what they say and not by their bytes alone: a dtype or kernel that differs would pass every checksum
     with torch.no_grad():
         log_probs = policy.read(obs, [ids]).log_probs[0].cpu().numpy()
@@ -184,13 +192,21 @@ def write_adapter(weights: Weights, folder: Path) -> None:
     # whole before a byte is written: vLLM must never find half an adapter
     try:
         state = {
-            name: value for bucket in weights.buckets for name, value in read_bucket(bucket, fetch(weights, bucket))
+            _peft_name(name): value
+            for bucket in weights.buckets
+            for name, value in read_bucket(bucket, fetch(weights, bucket))
+            if "lora_" in name  # the heads are the trainer's own
         }
     except ValueError as error:
         raise _refused(weights, str(error)) from error
     folder.mkdir(parents=True, exist_ok=True)
     (folder / ADAPTER_CONFIG).write_text(weights.adapter)
     safetensors.torch.save_file(state, folder / ADAPTER_WEIGHTS)
+
+
+def _peft_name(name: str) -> str:
+    """PEFT's name in its files of a weight of an adapter that has `name` in a policy, or in such a file."""
+    return name.removeprefix(MODEL).replace(".default.", ".")
 
 
 def feed_buckets(weights: Weights, folder: Path, readers: int, is_over: threading.Event) -> None:

@@ -3,7 +3,7 @@
 import asyncio
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,14 +13,20 @@ from unittest.mock import MagicMock
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
-from rlvlm.core.episodes import Observations
+from rlvlm.core.episodes import Observations, SampledReply
 from rlvlm.core.errors import ModelUnavailable
-from rlvlm.policies.buckets import Bucket, write_buckets
+from rlvlm.policies.buckets import Bucket, read_bucket, write_buckets
+from rlvlm.policies.vlm.config import PolicyConfig
+from rlvlm.policies.vlm.loading import load_policy
 from rlvlm.policies.vlm.vllm_worker import BucketLoader, described
 from rlvlm.serving import weights as weights_module
-from rlvlm.serving.policy_replica import VllmPolicyReplica
-from rlvlm.serving.weights import Probe, Weights, feed_buckets
+from rlvlm.serving.config import ServedEngineConfig
+from rlvlm.serving.engine import ServedEngine
+from rlvlm.serving.policy_replica import ReplyReceipt, VllmPolicyReplica
+from rlvlm.serving.weights import Probe, Weights, feed_buckets, write_adapter
+from tests.tiny_vlm import save_tiny_vlm
 
 STATE = {f"model.layer.{number}": torch.full((64,), float(number)) for number in range(8)} | {
     "value_head.0.weight": torch.ones(8)
@@ -99,10 +105,56 @@ def test_a_bucket_that_does_not_come_or_is_torn_ends_the_load_on_both_sides(
                 feeding.result(30)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("learns", ["all", "lora"])
+def test_vllm_is_sent_what_it_computes_in_and_an_adapter_once(
+    learns: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    config = PolicyConfig(
+        model=str(save_tiny_vlm(tmp_path / "model", "qwen3_vl")), device="cpu", learns=learns, lora_rank=4
+    )
+    policy = load_policy(config, num_actions=2)
+    frame = np.zeros((1, 32, 32, 3), np.uint8)
+    policy.show([b"image"], frame)
+    puts: list[Any] = []
+    monkeypatch.setattr(weights_module.ray, "put", lambda content: puts.append(content.copy()) or puts[-1])
+    monkeypatch.setattr(weights_module, "fetch", lambda _, bucket: bucket.where[0])
+    learners = write_buckets(policy.trained_state(), lambda content: (content.copy(),), size=1 << 20)
+    obs, ids = Observations(texts=("go",), images=(b"image",)), np.array([5, 6])
+    config = ServedEngineConfig(num_replicas=1, backend="vllm", bucket_mib=1)
+    engine = ServedEngine("app", policy, obs, ids, frame, config=config)
+    # learners have put it into the store in float32 already: nothing is put again for a CPU
+    plain = engine.pack(1, learners)
+    assert not puts
+    said = SampledReply(
+        image=b"image", ids=ids, text="", log_probs=np.zeros(2, np.float32), value=0.0, is_complete=True, version=0
+    )
+    answer = Future[ReplyReceipt]()
+    answer.set_result(ReplyReceipt(answers=[said], sync_error=0.0, dtype="bfloat16"))
+    engine.end([answer])
+    half = engine.pack(2, learners)
+    engine.close()
+    assert plain.buckets == tuple(learners)
+    assert 0 < sum(map(len, puts)) <= sum(len(bucket.where[0]) for bucket in learners) / 2
+    if learns == "all":
+        state = policy.trained_state()
+        sent = [pair for bucket in half.buckets for pair in read_bucket(bucket, bucket.where[0])]
+        assert {name for name, _ in sent} == {name for name in state if name.startswith("model.")}
+        assert all(torch.equal(value, state[name].to(torch.bfloat16)) for name, value in sent), "to the bit"
+        return
+    policy.model.save_pretrained(tmp_path / "peft")
+    saved = load_file(tmp_path / "peft" / "adapter_model.safetensors")
+    for weights, dtype in ((plain, torch.float32), (half, torch.bfloat16)):
+        write_adapter(weights, tmp_path / str(dtype))
+        written = load_file(tmp_path / str(dtype) / "adapter_model.safetensors")
+        assert written.keys() == saved.keys()
+        assert all(torch.equal(value, saved[name].to(dtype)) for name, value in written.items())
+
+
 class SlowSampler:
     """What a replica has of vLLM: workers of the real protocol, a load that takes a while, and no engine."""
 
-    num_workers, is_coarse, is_dead = 1, False, False
+    num_workers, dtype, is_dead = 1, "float32", False
 
     def __init__(self) -> None:
         self.version, self.loads, self.worker = -1, 0, Worker(0)

@@ -99,7 +99,6 @@ class VllmSampler:
         if dtype == "auto":  # as the trainer's: vLLM would take what the folder says
             dtype = "bfloat16" if torch.cuda.is_available() else "float32"
         self._sleeps = sleeps and torch.cuda.is_available()  # on a CPU vLLM cannot, and need not
-        self.is_coarse = dtype != "float32"
         # its kernels know a few ranks; an adapter of another takes those of the next larger one
         rank = next((rank for rank in _RANKS if rank >= _rank_of(config)), None)
         if rank is None:
@@ -121,6 +120,8 @@ class VllmSampler:
             max_images=config.history,
             **options,
         )
+        self.dtype = self._core.dtype
+        """What it computes in, such as `bfloat16`."""
         self._section = settings.section
         self._adapters: OrderedDict[int, Any] = OrderedDict()
         self._is_mixed = False

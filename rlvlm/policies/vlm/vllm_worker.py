@@ -18,7 +18,7 @@ from rlvlm.policies.buckets import Bucket, TensorPlace, read_bucket
 
 FAILED = "failed"
 """A file that says that no more buckets will come."""
-_MODEL = "model."
+MODEL = "model."
 """Prefix of a policy's names of its chat VLM's weights; the others belong to its heads, which vLLM does not have."""
 _POLL_S = 0.002
 
@@ -61,8 +61,8 @@ def _stream(folder: Path, buckets: Sequence[dict[str, Any]], rank: int) -> Itera
         content: Any = np.memmap(file, np.uint8, "r")
         for name, value in read_bucket(Bucket(tensors=tensors, sha256=bucket["sha256"], where=None), content):
             # heads are the trainer's own
-            if name.startswith(_MODEL):
-                yield name.removeprefix(_MODEL), value
+            if name.startswith(MODEL):
+                yield name.removeprefix(MODEL), value
         del content
         # the writer may delete it once every worker has said so
         file.with_name(f"{number}.read-{rank}").touch()
