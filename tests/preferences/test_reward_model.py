@@ -2,6 +2,7 @@ import math
 import random
 from collections.abc import Callable
 from functools import partial
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -232,14 +233,22 @@ def test_features_are_what_the_first_members_last_layer_reads() -> None:
     np.testing.assert_allclose(BOUND * np.tanh(values / BOUND), model.ensemble.predict(steps)[0], atol=1e-5)
 
 
-def test_the_first_fit_alone_sets_the_scale_of_the_inputs() -> None:
-    model = RewardModel(build_input("state"), RewardModelConfig(max_epochs=1, min_updates=0), seed=0)
-    scales = []
+@pytest.mark.parametrize("output", ["bounded", "normalised"])
+def test_inputs_are_scaled_by_the_first_fit_alone_or_normalised_by_each(
+    output: Literal["bounded", "normalised"],
+) -> None:
+    model = RewardModel(build_input("state"), RewardModelConfig(max_epochs=1, min_updates=0, output=output), seed=0)
+    scales, means = [], []
     for num in (8, 40):
-        model.fit(comparisons_of(telling_pairs(num)))
+        examples = comparisons_of(telling_pairs(num))
+        model.fit(examples)
+        steps = examples.steps()
         scales.append(model.get_state()["members"][0]["scale"])
-    np.testing.assert_array_equal(scales[0], scales[1])
-    assert not (scales[0] == 1).all()
+        rows = np.concatenate([steps.next_obs, steps.actions], axis=1)
+        means.append(np.maximum(rows.std(axis=0), 0.1))
+    np.testing.assert_allclose(scales[0], means[0], rtol=1e-5)
+    np.testing.assert_allclose(scales[1], means[output == "normalised"], rtol=1e-5)
+    assert not np.allclose(*means)
 
 
 def test_ties_alone_can_be_fitted() -> None:
@@ -250,23 +259,26 @@ def test_ties_alone_can_be_fitted() -> None:
     assert told[metrics.REWARD_ACCURACY] == 0 and told[metrics.REWARD_LOSS] == pytest.approx(math.log(2), abs=1e-3)
 
 
-@pytest.mark.parametrize("sees", ["image", "state"])
-def test_a_restored_model_goes_on_bit_for_bit_without_touching_the_global_generator(sees: str) -> None:
+@pytest.mark.parametrize(("sees", "output"), [("image", "bounded"), ("state", "bounded"), ("state", "normalised")])
+def test_a_restored_model_goes_on_bit_for_bit_without_touching_the_global_generator(
+    sees: str, output: Literal["bounded", "normalised"]
+) -> None:
     comparisons = comparisons_of(telling_pairs(20))
-    short = RewardModelConfig(image_px=16, max_epochs=3, min_updates=0)
+    short = RewardModelConfig(image_px=16, max_epochs=3, min_updates=0, output=output)
     torch.manual_seed(1)
     one = RewardModel(build_input(sees), short, seed=0)
     one.fit(comparisons)
     torch.manual_seed(2)
     other = RewardModel(build_input(sees), short, seed=1)
     other.set_state(one.get_state())
+    comparisons.add(decided(more := telling_pairs(30, seed=1), truth(more), "drop"))
     assert one.fit(comparisons) == other.fit(comparisons)
     steps = steps_of(*EPISODES)
     np.testing.assert_array_equal(one.ensemble.predict(steps), other.ensemble.predict(steps))
     assert one.num_fits == other.num_fits == 2
     torch.manual_seed(3)
     again = RewardModel(build_input(sees), short, seed=0)
-    again.fit(comparisons)
+    again.fit(comparisons_of(telling_pairs(20)))
     again.fit(comparisons)
     np.testing.assert_array_equal(one.ensemble.predict(steps), again.ensemble.predict(steps))
 
