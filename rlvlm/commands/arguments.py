@@ -16,6 +16,7 @@ from typing import Annotated, Any, Generic, TypeVar, get_type_hints
 import tyro
 
 from rlvlm.core.errors import EXIT_DONE, UsageError
+from rlvlm.core.foreign import visible
 from rlvlm.envs.registry import task_summary
 from rlvlm.runs.config import RunConfig
 from rlvlm.runs.recipes import RECIPES, recipe
@@ -241,7 +242,7 @@ def _with_most_used(config: Any, prefix: str = "") -> Any:
 
 def print_progress(line: str) -> None:
     """Shows a line on what a command is doing, beside its output."""
-    sys.stderr.write(f"{line}\n")
+    sys.stderr.write(f"{visible(line)}\n")
 
 
 def run_form(words: Sequence[str], prog: str, forms: Mapping[str, tuple[type, Callable[..., str]]]) -> int:
@@ -265,5 +266,5 @@ def run_form(words: Sequence[str], prog: str, forms: Mapping[str, tuple[type, Ca
         found = f"{prog} is followed by {', '.join(forms)}; got {wanted or 'nothing'}"
         raise UsageError(found, f"{prog} {near[0]} --help")
     kind, act = forms[wanted]
-    sys.stdout.write(act(parse(kind, words[1:], f"{prog} {wanted}")))
+    sys.stdout.write(visible(act(parse(kind, words[1:], f"{prog} {wanted}"))))
     return EXIT_DONE

@@ -1,4 +1,5 @@
-"""Files that somebody else made, read within bounds: what a file claims is held against its size before it is believed.
+"""Files that somebody else made, read within bounds: what a file claims is held against its size before it is believed,
+and their texts are shown and not obeyed.
 
 Demonstrations, benches, checkpoints and recorded data are read through here.
 """
@@ -6,6 +7,7 @@ Demonstrations, benches, checkpoints and recorded data are read through here.
 import json
 import math
 import os
+import re
 import stat
 import zipfile
 from pathlib import Path
@@ -19,6 +21,14 @@ _FREE_BYTES = 64 * 2**20
 """Bytes that arrays may take once unpacked, however small their file is."""
 _MAX_RATIO = 100
 """Bytes unpacked per byte of a file, beyond that; floats of a simulator shrink to a third, zeros to a thousandth."""
+
+# all but tab and line feed: escape sequences, marks that turn the direction of writing, halves of a pair
+_OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def visible(text: str) -> str:
+    """`text` with escapes for the characters that a terminal obeys: files of other people may have any."""
+    return _OBEYED.sub(lambda found: ascii(found[0])[1:-1], text)
 
 
 def open_regular(path: Path) -> BinaryIO:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from rlvlm.core.disk import write_whole
+from rlvlm.core.foreign import visible
 from rlvlm.demonstrations.folder import DemonstrationFolder
 from rlvlm.demonstrations.records import EpisodeRecord
 
@@ -138,12 +139,12 @@ def write_card(folder: DemonstrationFolder) -> Census:
         lists = {name: ", ".join(map(str, value)) for name, value in folder.chunks.items() if isinstance(value, list)}
         lines = [
             *(said, "", *players, "| instruction | episodes | successes |", "|---|---|---|"),
-            *(f"| {goal} | {number:,} | {counts.won[goal]:,} |" for goal, number in counts.goals.most_common()),
+            *(f"| {_cell(goal)} | {number:,} | {counts.won[goal]:,} |" for goal, number in counts.goals.most_common()),
             *("", *_table("not learned from", "episodes", counts.rejected), "| of the chunks | |", "|---|---|"),
-            *(f"| {name} | {value} |" for name, value in ({**folder.chunks} | lists).items()),
+            *(f"| {_cell(name)} | {_cell(value)} |" for name, value in ({**folder.chunks} | lists).items()),
             "",
         ]
-        what_for = f"`python -m rlvlm.run {folder.task} --sft.demonstrations DIR` learns from them."
+        what_for = f"`python -m rlvlm.run {_cell(folder.task)} --sft.demonstrations DIR` learns from them."
     else:
         lines = [
             f"{counts.episodes:,} episodes, {counts.steps:,} steps, {len(counts.images):,} distinct images; "
@@ -161,12 +162,17 @@ def write_card(folder: DemonstrationFolder) -> Census:
         "`episodes.jsonl` has one episode per line; its images lie in `pictures/` under the digests of their pixels,",
         f"its arrays in `arrays/` under its id. {what_for}",
     ]
-    write_whole(folder.path / "README.md", "\n".join([f"# Demonstrations of {folder.task}", "", *lines]) + "\n")
+    write_whole(folder.path / "README.md", "\n".join([f"# Demonstrations of {_cell(folder.task)}", "", *lines]) + "\n")
     return counts
 
 
 def _table(name: str, unit: str, counts: Counter[str]) -> list[str]:
     if not counts:
         return []
-    rows = [f"| `{key}` | {count:,} |" for key, count in counts.most_common()]
+    rows = [f"| `{_cell(key)}` | {count:,} |" for key, count in counts.most_common()]
     return [f"| {name} | {unit} |", "|---|---|", *rows, ""]
+
+
+def _cell(value: object) -> str:
+    """A cell of a table, whatever other people's texts hold: in one line, without the marks of cells and code."""
+    return visible(" ".join(str(value).split())).replace("|", r"\|").replace("`", "'")

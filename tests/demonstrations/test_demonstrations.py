@@ -9,6 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
+from rlvlm.commands import data
 from rlvlm.core.errors import UsageError
 from rlvlm.demonstrations.card import FilterConfig, census, select, split, write_card
 from rlvlm.demonstrations.collect import FIRST_SEED, PlayerReply, ScriptedExpert, collect, play
@@ -268,6 +269,18 @@ def test_chats_survive_what_a_model_may_write(tmp_path: Path) -> None:
     (tmp_path / "chats.jsonl").write_text("\n".join(lines) + "\n\n", encoding="utf-8")
     counts = import_chats(tmp_path / "chats.jsonl", folder, "me")
     assert counts["added"] == 4 and counts.total() == 5, "more marks than images is a chat of another form"
+
+
+def test_texts_of_others_break_no_table_of_the_card_and_rule_no_terminal(tmp_path: Path, capsys) -> None:
+    folder = create_folder(tmp_path / "d", "push_block", "chunks", chunks={"camera|s": "a\n`b`"})
+    folder.add(episode(task="push_block", kind="chunks", player="x`\x1b[31m", goal="a |\n| b\x1b]0;c\x07\ud800"))
+    write_card(folder)
+    lines = (tmp_path / "d/README.md").read_text().splitlines()
+    assert r"| `x'\x1b[31m` | 1 |" in lines and r"| a \| \| b\x1b]0;c\x07\ud800 | 1 | 1 |" in lines
+    assert r"| camera\|s | a 'b' |" in lines
+    create_folder(tmp_path / "t", "number_line", "turns", ("-", "+")).add(episode(step(), player="x\x1b[31m"))
+    assert data.command(["show", str(tmp_path / "t")], "rlvlm data") == 0
+    assert r"`x\x1b[31m`" in capsys.readouterr().out
 
 
 def test_folders_of_others_are_left_alone(tmp_path: Path) -> None:

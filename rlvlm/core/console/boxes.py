@@ -16,6 +16,7 @@ from rich.text import Text
 import rlvlm
 from rlvlm.core.console.screen import QuietConsole
 from rlvlm.core.errors import EXIT_DONE, FULL, MachineError, RunError, UsageError
+from rlvlm.core.foreign import visible
 
 # a line of a traceback; one that came from a Ray worker may begin with the worker's name and process in brackets
 _FRAME = re.compile(r'\s*(?:\(\w+, .*\)\s*)?File "(.+)", line (\d+), in (\w+)')
@@ -113,8 +114,8 @@ def users_place(error: BaseException) -> str:
 
 def show_failure(what: str, fix: str) -> None:
     """Draws the box: what happened, and below it how to mend it."""
-    text = Text(what.strip())
+    text = Text(visible(what.strip()))
     if fix:
         text.append("\n\nfix: ", style="bold green")
-        text.append(fix)
+        text.append(visible(fix))
     QuietConsole(stderr=True).print(Panel(text, title="rlvlm", title_align="left", border_style="red"))

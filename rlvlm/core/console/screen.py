@@ -1,16 +1,27 @@
 """Where a command shows its progress: an image that stays in place on a terminal, plain lines elsewhere."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from datetime import timedelta
 from typing import Self, TextIO
 
-from rich.console import Console, RenderableType
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.live import Live
+from rich.segment import Segment
 from rich.text import Text
+
+from rlvlm.core.foreign import visible
 
 
 class QuietConsole(Console):
-    """A console that falls silent where its reader goes away, as `| head` does; what it reports on goes on."""
+    """A console that obeys no control characters of what it shows, and falls silent where its reader goes away, as
+    `| head` does; what it reports on goes on.
+    """
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """As rich renders it, control characters of texts made visible; rich's own stand in segments of their own."""
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else segment._replace(text=visible(segment.text))
 
     def on_broken_pipe(self) -> None:
         """Writes nothing from here on. Rich's own end the process, and would send standard output elsewhere."""

@@ -8,6 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rlvlm.core.console.screen import QuietConsole
+from rlvlm.core.foreign import visible
 
 WIDTH = 160
 """Columns of a table in a file or a pipe."""
@@ -35,10 +36,11 @@ def plain_table(
         words: heads of the columns that begin at the left.
         wraps: heads of the columns that may take several lines.
     """
-    # a Text shows brackets as they are; rich would take a string's for markup
+    # a Text shows brackets as they are; rich would take a string's for markup. Control characters are made visible
+    # before widths are measured, of which they have none
     table = Table(box=None, padding=(0, 2, 0, 0), show_header=any(heads))
     for head in heads:
-        table.add_column(head, justify="left" if head in words else "right", no_wrap=head not in wraps)
+        table.add_column(visible(head), justify="left" if head in words else "right", no_wrap=head not in wraps)
     for row in rows:
-        table.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in row))
+        table.add_row(*(Text(visible(cell)) if isinstance(cell, str) else cell for cell in row))
     return table

@@ -3,6 +3,7 @@ import io
 import pytest
 from rich.text import Text
 
+from rlvlm.core.console.boxes import show_failure
 from rlvlm.core.console.screen import Screen
 from rlvlm.core.console.tables import plain_console, plain_table
 
@@ -34,3 +35,14 @@ def test_brackets_of_a_path_or_a_title_are_no_markup(capsys: pytest.CaptureFixtu
     console.print("look at /runs/[bold]/x")
     console.print(plain_table(("[red]",), [("[/b]",)]))
     assert capsys.readouterr().out.split() == ["look", "at", "/runs/[bold]/x", "[red]", "[/b]"]
+
+
+def test_control_characters_of_others_are_shown_and_not_obeyed(capsys: pytest.CaptureFixture[str]) -> None:
+    console = plain_console(soft_wrap=True)
+    console.print("a\x1b]0;title\x07b\u202ec\ud800\n\té")  # rich itself drops the bell
+    console.print(plain_table(("head\x9b31m",), [("\x1b[2J",)]))
+    show_failure("no \x1b[8mhidden", "the fix\x7f")
+    shown = capsys.readouterr()
+    assert shown.out.splitlines()[0] == r"a\x1b]0;titleb\u202ec\ud800"
+    assert shown.out.split()[1:] == ["é", r"head\x9b31m", r"\x1b[2J"]
+    assert r"no \x1b[8mhidden" in shown.err and r"the fix\x7f" in shown.err and "\x1b[8m" not in shown.err
