@@ -209,8 +209,9 @@ class RewardModelConfig:
     At 0 rewards grow until they reach their bound, where near and nearer are worth the same."""
     output: Literal["bounded", "normalised"] = "bounded"
     """bounded: networks end in a tanh, as in both papers, and perfect labels push most rewards to its ends;
-    normalised: they have no bound, and the agent gets their rewards centred and scaled by those of the labelled steps
-    (Christiano et al. 2017, sec. 2.2.1), then bounded alike. Tells near from nearer, not tried with images."""
+    normalised: they have no bound, states are scaled anew by all labelled steps before each fit, and the agent gets
+    their rewards centred and scaled by those of the labelled steps (Christiano et al. 2017, sec. 2.2.1), then bounded
+    alike. Tells near from nearer, not tried with images."""
     hold_out_every: int = 5
     """One score in this many is held out; a fit ends once these are met. 0 holds out none, and trusts every fit: else
     the agent explores until so many answers were predicted, before they trained, that chance would manage it in one run

@@ -1,5 +1,6 @@
 """How a command ends: the one place that turns failures into a boxed message with the fix, and an exit code."""
 
+import logging
 import os
 import re
 import sys
@@ -27,8 +28,17 @@ EXIT_UNREAD = 141
 """What shells use for a program whose reader went away, as `| head` does."""
 
 
+class _VisibleText(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        return visible(super().format(record))
+
+
 def open_streams() -> None:
-    """Gives a process that was started with standard output or error closed (`>&-`) streams without a reader."""
+    """Gives a process that was started with standard output or error closed (`>&-`) streams without a reader, and
+    shows control characters of warnings.
+    """
+    if logging.lastResort:  # warnings of a command that has no log go straight to standard error
+        logging.lastResort.setFormatter(_VisibleText())
     for descriptor, name in ((1, "stdout"), (2, "stderr")):
         # else the next file that is opened gets the number, and what libraries print goes into it
         try:

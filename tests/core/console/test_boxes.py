@@ -1,4 +1,5 @@
 import errno
+import logging
 import subprocess
 import sys
 import tempfile
@@ -75,6 +76,14 @@ def test_what_ends_well_returns_its_code(capsys: pytest.CaptureFixture[str]) -> 
     assert "[bold]" not in capsys.readouterr().err
     assert guarded(raising(SystemExit("no display"))) == 1, "as Python does with a text"
     assert "no display" in capsys.readouterr().err
+
+
+def test_a_warning_without_a_log_is_shown_and_not_obeyed(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])  # pytest's own, which keep it from the last resort
+    assert guarded(lambda: logging.getLogger("x").warning("%s is odd", "\x1b[2J") or 0) == 0
+    assert capsys.readouterr().err == "\\x1b[2J is odd\n"
 
 
 def test_a_message_is_not_read_as_markup(capsys: pytest.CaptureFixture[str]) -> None:
