@@ -47,7 +47,7 @@ class RewardNetwork(nn.Module):
         return bounded(values.squeeze(-1)) if self.is_bounded else values.squeeze(-1)
 
     def calibrate(self, rows: Tensor, /) -> None:
-        """Gets the first rows that are fitted, before any update; pixels need nothing, for their range is known."""
+        """Gets the rows that are fitted: the first, before any update, or each time. Pixels have a known range."""
 
     def features(self, rows: Tensor, /) -> Tensor:
         """`[M, E]` what it makes of them: the space in which rows are near or far."""
@@ -137,9 +137,9 @@ class ResNetNetwork(RewardNetwork):
 class StateNetwork(RewardNetwork):
     """Three hidden layers of 256 LeakyReLU units, bounded by a tanh.
 
-    Source: Lee et al. 2021 (PEBBLE), arXiv:2106.05091, app. B. Departure: inputs are centred and scaled by the first
-    rows that are fitted. Positions in metres differ by centimetres around offsets of half a metre; left as they are,
-    a fit of 100 updates orders far fewer held-out pairs.
+    Source: Lee et al. 2021 (PEBBLE), arXiv:2106.05091, app. B. Departure: inputs are centred and scaled by the rows
+    that are fitted. Positions in metres differ by centimetres around offsets of half a metre; left as they are, a fit
+    of 100 updates orders far fewer held-out pairs.
 
     Args:
         num_inputs: length of a row.
