@@ -9,12 +9,14 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from rlvlm.algorithms.learners import add_up_gradients, all_reduce, largest, local_shard, own_stream
 from rlvlm.algorithms.sft_config import ChunkSFTConfig, ReplySFTConfig
 from rlvlm.algorithms.sft_preferences import SegmentPairs, losses_of_rows, preference_loss
 from rlvlm.algorithms.sharding import clip_gradients, is_sharded, load_optimizer_tree, optimizer_tree
+from rlvlm.core.episodes import IntArray
 from rlvlm.core.errors import NumericsError, UsageError
 from rlvlm.core.progress import count_progress
 from rlvlm.core.state import Stateful
@@ -40,12 +42,14 @@ class Imitator(Stateful):
         sft: steps, batches and step sizes.
         rng: of batches and all else that is drawn.
         log: takes a line on how it goes.
-        weights: what each shown answer counts, in the order in which they were shown; None: all 1.
+        weights: what each shown answer counts, in the order in which they were shown; None: all 1. The more one counts,
+            the more often it is drawn: the expected gradient is that of a weighted loss, and a batch is full of answers
+            that count, however few they are.
         at_once: cuts what each learner goes through, units of answers [U, A], into parts that go through the policy at
             once; a unit is an answer, or with the weighting preference a pair of segments.
 
     Raises:
-        UsageError: see `Policy.imitation`; or the policy has a use for none of them.
+        UsageError: see `Policy.imitation`; or the policy has a use for none of them, or none counts.
     """
 
     STATE = {"num_updates": "num_updates", "losses": "_losses", "rng": "_rng", "epoch": "_epoch"}
@@ -72,12 +76,19 @@ class Imitator(Stateful):
                 "read, and nothing else",
                 "look at them with rlvlm data show DIR, and collect others with rlvlm collect",
             )
-        self._counts, self._pairs = None, None
+        self._counts: NDArray[np.float64] | None = None
+        self._pairs: SegmentPairs | None = None
         if weights is not None and sft.weighting == "preference":
             own = weights.at(prepared.shown)
             self._pairs = SegmentPairs(own.judged, own.episodes)
         elif weights is not None:
-            self._counts = torch.from_numpy(weights.values[prepared.shown])
+            self._counts = weights.values[prepared.shown].astype(np.float64)
+            if not self._counts.sum() > 0:
+                raise UsageError(
+                    f"none of the {len(prepared):,} answers that are learned from counts by the labels",
+                    "look at the page of `rlvlm score`, or choose another --sft.weighting",
+                )
+            self._counts /= self._counts.mean()
         self._parameters = policy.acting_parameters()
         # one call cannot take slices and whole tensors, and takes memory for all of them at once
         self._optimizer = torch.optim.AdamW(
@@ -126,21 +137,24 @@ class Imitator(Stateful):
         """[U, A] rows of the next update: pairs of segments, or single rows, of epochs of batches of like length where
         lengths differ, else drawn anew.
         """
-        lengths, size = self._prepared.lengths, self._sft.batch_size
+        lengths, size, counts = self._prepared.lengths, self._sft.batch_size, self._counts
         if self._pairs is not None:
             num = max(1, size // (2 * self._pairs.length))
             return torch.from_numpy(self._pairs.draw(num, self._rng)).flatten(1)
-        if not lengths:
+        if not lengths and counts is None:
             return torch.from_numpy(self._rng.integers(len(self._prepared), size=size))[:, None]
+        if not lengths:
+            return torch.from_numpy(self._rng.choice(len(self._prepared), size, p=counts / len(counts)))[:, None]
         if not self._epoch:
-            self._epoch = list(grouped_by_length(lengths, size, self._rng))
+            rows = np.arange(len(lengths)) if counts is None else rows_by_weight(counts, self._rng)
+            self._epoch = list(grouped_by_length(lengths, size, self._rng, rows))
         return torch.tensor(self._epoch.pop(0))[:, None]
 
     def _loss(self, units: Tensor) -> Tensor:
         """The mean loss of `units` [U, A]."""
         rows = units.flatten()
         if self._pairs is None:
-            return self._prepared.loss(rows, None if self._counts is None else self._counts[rows])
+            return self._prepared.loss(rows, None)
         losses, beside = losses_of_rows(self._prepared.loss, rows)
         return preference_loss(losses.view(len(units), 2, -1)) + beside
 
@@ -180,12 +194,27 @@ class Imitator(Stateful):
         super().set_state(state)
 
 
-def grouped_by_length(lengths: Sequence[int], batch: int, rng: np.random.Generator) -> Iterator[list[int]]:
-    """One epoch: indices of examples of like `lengths` [M] in batches, each index once; the last may be smaller.
+def rows_by_weight(weights: NDArray[np.float64], rng: np.random.Generator) -> IntArray:
+    """[M] rows of one epoch, in order: each as often as its weight says, rounded up or down by chance, so that it is
+    there that often on average (systematic resampling).
+
+    Args:
+        weights: [M] >= 0, mean 1.
+        rng: draws the one offset that all share.
+    """
+    # row i is taken once for each whole number that lies between the sum of the weights before it and that up to it
+    ends = np.floor(np.cumsum(weights) + rng.random()).astype(np.int64)
+    return np.repeat(np.arange(len(weights)), np.diff(ends, prepend=0))
+
+
+def grouped_by_length(
+    lengths: Sequence[int], batch: int, rng: np.random.Generator, rows: IntArray
+) -> Iterator[list[int]]:
+    """One epoch: `rows`, numbers of examples of like `lengths` [M], in batches; the last may be smaller.
 
     `rng` shuffles the examples, and then the batches.
     """
-    indices = rng.permutation(len(lengths)).tolist()
+    indices = rng.permutation(rows).tolist()
     batches: list[list[int]] = []
     for begin in range(0, len(indices), batch * _MEGA):
         mega = sorted(indices[begin : begin + batch * _MEGA], key=lambda index: lengths[index])

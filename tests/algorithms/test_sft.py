@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from rlvlm.algorithms.policy_gradient.slots import EnvSlot
-from rlvlm.algorithms.sft import Imitator, grouped_by_length
+from rlvlm.algorithms.sft import Imitator, grouped_by_length, rows_by_weight
 from rlvlm.algorithms.sft_config import ReplySFTConfig
 from rlvlm.algorithms.sft_replies import demonstrate, held_out_loss, split, validate, warn_of_length
 from rlvlm.core import metrics
@@ -178,27 +178,51 @@ def test_garbage_counts_as_neither_valid_nor_exact(tmp_path: Path):
     assert check(policy, place, [], 6) == {}
 
 
-@pytest.mark.slow
-def test_a_turn_that_counts_nothing_teaches_nothing_and_one_that_counts_twice_is_as_two(tmp_path: Path):
-    place = slot()
-    episodes = demonstrate(place, ReplySFTConfig(turns=12), 0)
-    total, config = sum(map(len, episodes)), ReplySFTConfig(updates=3, batch_size=4)
-    weights = np.ones(total, np.float32)
-    weights[len(episodes[0]) :] = 0
-    policies = [tiny_policy(tmp_path / name) for name in ("plain", "none", "first", "twice")]
-    before = [param.clone() for param in policies[1].acting_parameters()]
-    counts = [None, np.zeros(total, np.float32), weights, 2 * np.ones(total, np.float32)]
-    weighted = [None if own is None else Weights(values=own) for own in counts]
-    losses = [
-        learn(policy, place, episodes, config, weights=own) for policy, own in zip(policies, weighted, strict=True)
-    ]
-    assert losses[1] == 0 and losses[2] < losses[0]
-    decayed = [one * (1 - 1e-3 * 0.01) ** 3 for one in before]  # weight decay alone
-    for mine, was in zip(policies[1].acting_parameters(), decayed, strict=True):
-        torch.testing.assert_close(mine, was, atol=1e-3, rtol=1e-3)
+class Recorder:
+    """A policy of one number, which notes the rows that it is asked to imitate."""
+
+    def __init__(self, lengths: tuple[int, ...]) -> None:
+        self.number, self.lengths, self.rows = torch.nn.Parameter(torch.zeros(())), lengths, list[int]()
+
+    def imitation(self, *given: Any) -> Imitation:
+        return Imitation(loss=self.loss, shown=np.array([4, 3, 2, 1]), lengths=self.lengths)
+
+    def loss(self, rows: torch.Tensor, weights: torch.Tensor | None) -> torch.Tensor:
+        self.rows += rows.tolist()
+        return self.number * 0
+
+    def acting_parameters(self) -> list[torch.nn.Parameter]:
+        return [self.number]
+
+    def forget_stale_images(self) -> None: ...
+
+
+@pytest.mark.parametrize("lengths", [(), (5, 6, 5, 6)])
+def test_answers_are_drawn_as_often_as_they_count(lengths: tuple[int, ...]):
+    # of five shown answers the policy has no use for the first: rows 0 to 3 are the answers 4, 3, 2, 1
+    counts = np.array([9, 0, 3, 0, 1], np.float32)
+    policy: Any = Recorder(lengths)
+    config, rng = ReplySFTConfig(updates=250, batch_size=4), np.random.default_rng(0)
+    Imitator(policy, None, None, config, rng, print, weights=Weights(values=counts)).train(250)
+    assert np.bincount(policy.rows, minlength=4) / len(policy.rows) == pytest.approx([0.25, 0, 0.75, 0], abs=0.05)
+    with pytest.raises(UsageError, match="none of the 4 answers that are learned from counts"):
+        Imitator(policy, None, None, config, rng, print, weights=Weights(values=np.eye(5, dtype=np.float32)[0]))
+
+
+def test_rows_of_an_epoch_by_hand():
+    # sums of the weights .5, 2.25, 0, 1.25 are .5, 2.75, 2.75, 4; with an offset u a row is there once for each whole
+    # number that is passed: for u = .64 (the first draw of seed 0) 1.14, 3.39, 3.39, 4.64
+    assert rows_by_weight(np.array([0.5, 2.25, 0, 1.25]), np.random.default_rng(0)).tolist() == [0, 1, 1, 3]
+    assert rows_by_weight(np.ones(5), np.random.default_rng(1)).tolist() == [0, 1, 2, 3, 4]
+    many = [rows_by_weight(np.array([0.5, 1.5]), np.random.default_rng(seed)) for seed in range(400)]
+    assert np.bincount(np.concatenate(many)) / 400 == pytest.approx([0.5, 1.5], abs=0.08)
+
+
+def test_an_answer_that_counts_twice_is_as_two_to_the_loss(tmp_path: Path):
+    policy, place = tiny_policy(tmp_path), slot()
+    examples = examples_of(policy, place.env, demonstrate(place, ReplySFTConfig(turns=4), 0))[:4]
     with torch.no_grad():
-        examples = examples_of(policies[0], place.env, episodes)[:4]
-        plain, twice = (imitation_loss(policies[0], examples, 0.0, own) for own in (None, torch.full((4,), 2.0)))
+        plain, twice = (imitation_loss(policy, examples, 0.0, own) for own in (None, torch.full((4,), 2.0)))
     assert twice.item() == pytest.approx(2 * plain.item())
 
 
@@ -213,7 +237,7 @@ def test_replies_too_long_to_be_written_are_told_of(tmp_path: Path):
 
 
 def test_four_examples_by_hand():
-    batches = list(grouped_by_length([5, 1, 6, 2], 2, np.random.default_rng(0)))
+    batches = list(grouped_by_length([5, 1, 6, 2], 2, np.random.default_rng(0), np.arange(4)))
     assert sorted(sorted(batch) for batch in batches) == [[0, 2], [1, 3]]
 
 
@@ -223,7 +247,7 @@ def test_little_of_a_batch_is_padding():
     def padding(batches: list[list[int]]) -> int:
         return sum(max(lengths[i] for i in batch) - lengths[j] for batch in batches for j in batch)
 
-    grouped = list(grouped_by_length(lengths, 8, np.random.default_rng(3)))
+    grouped = list(grouped_by_length(lengths, 8, np.random.default_rng(3), np.arange(256)))
     plain = np.random.default_rng(3).permutation(256).reshape(-1, 8).tolist()
     assert sorted(place for batch in grouped for place in batch) == list(range(256)), "every example once"
     assert padding(grouped) < padding(plain) / 3
