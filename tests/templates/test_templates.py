@@ -46,3 +46,27 @@ def test_every_page_has_the_one_base_and_no_template_switches_escaping_off() -> 
         assert all(re.fullmatch(r"' class=\"\w+\"' \| safe", use) for use in re.findall(r"[^{ ]*'[^']*' \| safe", text))
         assert text.count("| safe") == len(re.findall(r"' class=\"\w+\"' \| safe", text)), file.name
     assert all(file.read_text().startswith('{% extends "base.html.j2" %}') for file in pages)
+
+
+def luminance(colour: str) -> float:
+    """As the guidelines for accessible content (WCAG 2.2) define it, of `#rgb` or `#rrggbb`."""
+    digits = colour[1:] if len(colour) == 7 else "".join(2 * digit for digit in colour[1:])
+    parts = [int(digits[place : place + 2], 16) / 255 for place in (0, 2, 4)]
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def test_words_can_be_read_by_day_and_by_night_and_tables_be_scrolled_by_keys() -> None:
+    folder = Path(rlvlm.templates.__file__).parent
+    style = (folder / "style.css").read_text()
+    light, dark = (dict(re.findall(r"--(\w+): (#\w+)", part)) for part in re.findall(r":root \{(.*?)\}", style, re.S))
+    for colours in (light, light | dark):
+        for paper in ("paper", "card", "tint", "warm"):
+            for ink in ("ink", "faint") if paper in ("paper", "card") else ("ink",):
+                low, high = sorted((luminance(colours[ink]), luminance(colours[paper])))
+                assert (high + 0.05) / (low + 0.05) >= 4.5, (ink, paper)
+    # marks have any colour, so what stands on them would be readable on some alone
+    assert not re.findall(r"background: var\(--mark\);[^}]*color:", style)
+    for file in folder.glob("*.html.j2"):
+        text = file.read_text()
+        assert "<th></th>" not in text and text.count('class="wide"') == text.count('class="wide" tabindex="0"'), file
