@@ -1,18 +1,21 @@
 """What labels of a known quality are worth to each weighting of the supervised start: the table in docs/experiments.
 
-    python benchmarks/labelled_starts.py --out starts                # about 40 minutes on two cores
-    python benchmarks/labelled_starts.py --out starts --no-pocket    # without the pocket scorer's labels
-    python benchmarks/labelled_starts.py --out starts --figure docs/assets/labelled_starts.svg
+    python benchmarks/labelled_starts.py --data starts/data --prepare           # the recording and its labels, once
+    python benchmarks/labelled_starts.py --data starts/data --out starts        # every learner: 70 of them
+    python benchmarks/labelled_starts.py --data starts/data --out starts --part 3 --parts 8   # one process of eight
+    python benchmarks/labelled_starts.py --out starts --figure docs/images/labelled_starts.svg
 
-`push_block`, 500 recorded episodes: 30 % by the script, as much by a noisy one, a fifth each by one that stops half-way
-and by chance. They are labelled by judges of an AUC of .5 to 1, whose noise is fixed for each episode and each frame,
-and by the pocket scorer; each weighting learns from each, on two seeds. Beside them: GRPO from the plain start, with as
-many episodes of its own. A result is one line of `results.jsonl`, and one that is there already is not run again.
+`push_block`, 500 recorded episodes: 30 % by the script, as much by a player of whose chunks 85 % are by chance, a fifth
+each by one that stops half-way and by chance alone. They are labelled by judges of an AUC of .5 to 1, whose noise is
+fixed for each episode and each frame, and by the pocket scorer; each weighting learns from each. Beside them: the
+script's episodes alone, all alike, and GRPO from either of two starts with as many episodes of its own. A result is a
+line of `results-PART.jsonl`, and one that is there already, in any part, is not run again.
 """
 
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -39,52 +42,65 @@ from rlvlm.runs.recipes import recipe
 
 TASK = "push_block"
 SHARES = {"script": 0.3, "noisy": 0.3, "half-way": 0.2, "random": 0.2}
-AUCS = (1.0, 0.7, 0.5, 0.85, 0.6)  # those that say most first, for a table that is stopped
+JUDGES = ("1", "0.7", "0.5", "pocket", "0.85", "0.6")
+"""AUC of the simulated ones; those that say most first, for a table that is stopped."""
 WEIGHTINGS = ("filter", "progress", "advantage", "condition", "preference")
+P_CHANCE = 0.85
+"""Share of the noisy player's chunks that are by chance, and imitated as if they were not."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
     """The table."""
 
-    out: Path
-    """Folder of the recording, its labels and the results."""
+    out: Path = Path("starts")
+    """Folder of the results."""
+    data: Path = Path("starts/data")
+    """Folder of the recording and its labels, which are made where they are missing; several processes share it."""
+    prepare: bool = False
+    """Make the recording and its labels, and do nothing else."""
+    part: int = 0
+    """Number of this process's part, from 0; every so many learners are its own."""
+    parts: int = 1
+    """Parts, each run by a process."""
     episodes: int = 500
     """Recorded."""
     seeds: int = 2
     """Seeds of the supervised start."""
-    updates: int = 400
+    updates: int = 600
     """Updates of the supervised start."""
-    tested: int = 200
+    tested: int = 300
     """Held-out episodes, greedy and sampled."""
     pocket: bool = True
     """Whether the pocket scorer labels too."""
     figure: Path | None = None
-    """Draw what is in `results.jsonl` into this file, and do nothing else."""
+    """Draw what is in `out` into this file, and do nothing else."""
 
 
 def record(path: Path, num: int) -> None:
     """Plays the mixture into a folder of demonstrations."""
-    env = make_env(TASK, recipe(TASK).env.for_demonstrations(), 0)
+    own: Any = recipe(TASK)
+    env, settings = make_env(TASK, own.env.for_demonstrations(), 0), asdict(own.env.for_demonstrations())
     assert isinstance(env, ChunkEnv), "its kind"
-    folder = create_folder(
-        path, TASK, "chunks", env=asdict(recipe(TASK).env.for_demonstrations()), chunks=asdict(form_of(env))
-    )
-    rng, middle = np.random.default_rng(0), (env.action_high + env.action_low) / 2
+    folder = create_folder(path, TASK, "chunks", env=settings, chunks=asdict(form_of(env)))
+    rng = np.random.default_rng(0)
     players = [player for player, share in SHARES.items() for _ in range(round(share * num))]
     for number, player in enumerate(players):
+        perturbed: list[bool] = []
 
-        def act(slots: Any, player: str = player) -> list[Any]:
-            if player == "random":
-                return [rng.uniform(env.action_low, env.action_high, (env.chunk_steps, len(middle))).astype(np.float32)]
-            chunk = env.scripted_chunk(0.15 if player == "noisy" else 0.05, rng)
+        def act(slots: Any, player: str = player, perturbed: list[bool] = perturbed) -> list[Any]:
+            before, chunk = slots[0].answers, env.scripted_chunk(0.05, rng)
             assert chunk is not None, "there is a script"
-            # what stops half-way stays where it is
-            return [
-                np.tile(middle, (env.chunk_steps, 1)).astype(np.float32)
-                if player == "half-way" and slots[0].answers
-                else chunk
-            ]
+            # the script goes astray now and then, as in the recipe's own start; nobody imitates those chunks
+            perturbed.append(player == "script" and bool(before) and rng.random() < own.sft.p_perturb)
+            if perturbed[-1]:
+                return [before[rng.integers(len(before))]]
+            # only the hand's movements are by chance: all that a recording has is imitated, and the rest moves nothing
+            if player == "random" or (player == "noisy" and rng.random() < P_CHANCE):
+                chunk[:, :2] = rng.uniform(-1.0, 1.0, (len(chunk), 2))
+            elif player == "half-way" and before:
+                chunk[:, :2] = 0.0  # it stays where it is
+            return [chunk]
 
         (slot,) = play([Slot(env)], [int(rng.integers(FIRST_HELD_OUT_STATE))], act)
         folder.add(
@@ -97,17 +113,20 @@ def record(path: Path, num: int) -> None:
                     "proprio": np.concatenate([obs.proprio for obs in slot.seen[:-1]]),
                     "actions": np.stack(slot.answers),
                     "steps": np.array([info["steps"] for info in slot.infos[1:]], np.int64),
+                    "perturbed": np.array(perturbed),
                     "progress": np.array([info["progress"] for info in slot.infos], np.float32),
                 },
             )
         )  # fmt: skip
 
 
-def label(data: Path, file: Path, auc: float) -> None:
-    """Labels of a judge whose scores of successes and failures have this area under the curve."""
+def label(data: Path, file: Path, auc: float | None) -> None:
+    """Labels of a judge whose scores of successes and failures have this area under the curve; None: who played is
+    known, and the script's episodes alone are worth anything.
+    """
     normal, noise = NormalDist(), np.random.default_rng(1)  # the same noise, whatever the judge is worth
     # z = d * truth + e with e ~ N(0, 1): P(z of a success > z of a failure) = Phi(d / sqrt 2)
-    distance = np.inf if auc == 1 else np.sqrt(2) * normal.inv_cdf(auc)
+    distance = np.inf if auc in (None, 1) else np.sqrt(2) * normal.inv_cdf(auc or 1)
 
     def said(truth: float, error: float) -> float:
         return truth if np.isinf(distance) else normal.cdf(distance * (truth - 0.5) + error)
@@ -120,102 +139,127 @@ def label(data: Path, file: Path, auc: float) -> None:
             {"episode": number, "frame": frame, "progress": said(float(truth), error), "status": "ok"}
             for frame, (truth, error) in enumerate(zip(progress, errors, strict=True))
         ]
-        rows.append({"episode": number, "success": said(float(episode.success), own), "status": "ok"})
-    recordings = Recordings(path=data, form="folder", make_draw=lambda folder: lambda snapshots, camera: snapshots)
-    write_labels(file, recordings_digest(recordings), rows)
+        is_good = episode.success if auc is not None else episode.player == "script"
+        rows.append({"episode": number, "success": said(float(is_good), own), "status": "ok"})
+    write_labels(file, recordings_digest(Recordings(path=data, form="folder", make_draw=_draw_nothing)), rows)
 
 
-def trials(table: Table) -> Iterator[dict[str, Any]]:
-    """What is run, by name: judge, weighting and seed."""
-    judges = [f"{auc:g}" for auc in AUCS] + ["pocket"] * table.pocket
-    for seed in range(table.seeds):
-        yield {"judge": "none", "weighting": "plain", "seed": seed}
-        yield {"judge": "none", "weighting": "grpo", "seed": seed}
-        for judge in judges:
-            for weighting in WEIGHTINGS:
-                yield {"judge": judge, "weighting": weighting, "seed": seed}
+def _draw_nothing(folder: Any) -> Any:
+    """Nobody looks: a digest is of numbers alone."""
 
 
-def run(table: Table, trial: dict[str, Any]) -> dict[str, Any]:
-    """Trains and tests one learner."""
+def trials(table: Table) -> list[dict[str, Any]]:
+    """What is run, by name: judge, weighting and seed; what says most comes first, and a start before its GRPO."""
+    named: list[tuple[str, str]] = [("script", "filter"), ("none", "plain")]
+    named += [(judge, weighting) for judge in JUDGES for weighting in WEIGHTINGS if table.pocket or judge != "pocket"]
+    return [
+        {"judge": judge, "weighting": weighting, "seed": seed}
+        for seed in range(table.seeds)
+        for judge, weighting in named
+    ]
+
+
+def run(table: Table, trial: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Trains and tests one learner, and from some of the starts GRPO too."""
     own: Any = recipe(TASK)
-    seed, weighting = trial["seed"], trial["weighting"]
-    data = table.out / "data"
+    judge, weighting, seed = trial.values()
     out = table.out / "-".join(map(str, trial.values()))
-    labels = table.out / f"{'1' if weighting in ('plain', 'grpo') else trial['judge']}.parquet"
-    if trial["judge"] == "pocket":
-        labels = table.out / "pocket.labels" / "labels.parquet"
-    is_plain = weighting in ("plain", "grpo")
-    sft = replace(
-        own.sft, demonstrations=str(data), labels=str(labels), updates=table.updates,
-        # all episodes alike, failures too: nobody has said which they are
-        **({"weighting": "filter", "min_worth": 0.0} if is_plain else {"weighting": weighting}),
-    )  # fmt: skip
+    began = time.monotonic()
+    settings: dict[str, Any] = {"weighting": weighting, "labels": str(labels_of(table, judge))}
+    if weighting == "plain":  # all episodes alike, failures too: nobody has said which they are
+        settings = {"weighting": "filter", "labels": str(labels_of(table, "1")), "min_worth": 0.0}
+    elif (judge, weighting) == ("pocket", "filter"):  # as the page of `rlvlm score` advises
+        page = json.loads((table.data / "pocket.labels" / "score.json").read_text())
+        settings["min_worth"] = round(page["threshold"], 3)
+    sft = replace(own.sft, demonstrations=str(table.data / "recording"), updates=table.updates, **settings)
     policy = replace(own.policy, conditioned=weighting == "condition")
-    if weighting == "grpo":
-        start = table.out / "-".join(map(str, (trial | {"weighting": "plain"}).values()))
-        steps = table.episodes * own.env.episode_steps
-        words = [TASK, "--sft.start-from", str(start), "--seed", str(seed), "--steps", str(steps), "--out", str(out)]
-        command = [sys.executable, "-m", "rlvlm.run", *words, "--eval.episodes", str(table.tested)]
-        subprocess.run([*command, "--algo.rounds", "1", "--eval.every-steps", str(10 * steps)], check=True)
-        last = json.loads((out / "metrics.jsonl").read_text().splitlines()[-1])
-        return {"greedy": last[metrics.EVAL_SUCCESS_RATE], "sampled": last[metrics.EVAL_SAMPLED_SUCCESS]}
     config = PolicyGradientAlgorithmConfig().envs(task=TASK, env_settings=own.policy_env).acting(policy=policy)
     measured = run_sft(config.learning(algo=own.algo, sft=sft).debugging(seed=seed), table.updates, out)
     env = make_env(TASK, own.policy_env.for_evaluation(), seed)
     assert isinstance(env, ChunkEnv), "its kind"
     player = chunk_player(ChunkSampler(policy=load_vla(out / "algorithm", env), env=env, algo=own.algo))
     evaluation, greedy = player.evaluate(table.tested)
-    return {
+    yield trial | {
         "greedy": float(np.mean([episode.is_success for episode in greedy])),
         "sampled": evaluation.metrics[metrics.EVAL_SAMPLED_SUCCESS],
         "effective": measured[metrics.SFT_EFFECTIVE], "counted": measured[metrics.SFT_COUNTED],
+        "seconds": round(time.monotonic() - began),
     }  # fmt: skip
+    if weighting in ("plain", "filter") and judge in ("none", "1"):
+        steps, after = table.episodes * own.env.episode_steps, f"{out}-grpo"
+        words = [TASK, "--sft.start-from", str(out), "--seed", str(seed), "--steps", str(steps), "--out", after]
+        words += ["--eval.episodes", str(table.tested), "--algo.rounds", "1", "--eval.every-steps", str(10 * steps)]
+        subprocess.run([sys.executable, "-m", "rlvlm.run", *words], check=True)
+        last = json.loads((Path(after) / "metrics.jsonl").read_text().splitlines()[-1])
+        ends = {"greedy": last[metrics.EVAL_SUCCESS_RATE], "sampled": last[metrics.EVAL_SAMPLED_SUCCESS]}
+        yield trial | {"weighting": f"{weighting} + grpo"} | ends
+
+
+def labels_of(table: Table, judge: str) -> Path:
+    """Where a judge's labels are."""
+    return table.data / ("pocket.labels/labels.parquet" if judge == "pocket" else f"{judge}.parquet")
+
+
+def prepare(table: Table) -> None:
+    """Makes the recording and its labels, where they are missing."""
+    data = table.data / "recording"
+    if not data.exists():
+        record(data, table.episodes)
+    for judge in ("script", *JUDGES):
+        if judge != "pocket" and not labels_of(table, judge).exists():
+            label(data, labels_of(table, judge), None if judge == "script" else float(judge))
+    if table.pocket and not labels_of(table, "pocket").exists():
+        words = ["score", str(data), "--out", str(table.data / "pocket.labels"), "--judge.model", "scorer"]
+        words += ["--judge.score", "success", "--every", "1"]
+        subprocess.run([sys.executable, "-m", "rlvlm.cli", *words], check=True)
 
 
 def draw(file: Path, rows: list[dict[str, Any]]) -> None:
-    """Success against the judge's worth, a line for each weighting."""
+    """Success against the judge's worth, a line for each weighting; thin bars from the worst seed to the best."""
     import matplotlib.pyplot as plt
 
+    def found(judge: str, weighting: str) -> list[float]:
+        return [row["greedy"] for row in rows if (row["judge"], row["weighting"]) == (judge, weighting)]
+
     figure, axes = plt.subplots(figsize=(6.4, 4))
-    for weighting in WEIGHTINGS:
-        means = [
-            [row["sampled"] for row in rows if (row["judge"], row["weighting"]) == (f"{auc:g}", weighting)]
-            for auc in sorted(AUCS)
-        ]
-        axes.plot(sorted(AUCS), [np.mean(part) for part in means], marker="o", label=weighting)
-    for weighting, style in (("plain", "--"), ("grpo", ":")):
-        values = [row["sampled"] for row in rows if row["weighting"] == weighting]
-        if values:
-            axes.axhline(float(np.mean(values)), linestyle=style, color="black", label=weighting)
-    axes.set(xlabel="AUC of the judge", ylabel="success, sampled", ylim=(0, None))
-    axes.legend()
+    aucs = sorted(float(judge) for judge in JUDGES if judge != "pocket")
+    for number, weighting in enumerate(WEIGHTINGS):
+        parts = [found(f"{auc:g}", weighting) or [np.nan] for auc in aucs]
+        means = np.array([np.mean(part) for part in parts])
+        beside = [means - [min(part) for part in parts], [max(part) for part in parts] - means]
+        across = np.array(aucs) + 0.004 * (number - 2)  # bars beside each other
+        axes.errorbar(across, means, beside, marker="o", elinewidth=0.8, label=weighting)
+    for judge, weighting, style in (("script", "filter", "-"), ("none", "plain", "--"), ("none", "plain + grpo", ":")):
+        if values := found(judge, weighting):
+            label = "the script's episodes alone" if judge == "script" else weighting
+            axes.axhline(float(np.mean(values)), linestyle=style, color="black", linewidth=1, label=label)
+    axes.set(xlabel="AUC of the judge", ylabel="success, greedy", ylim=(-0.02, None))
+    axes.legend(fontsize=8)
     figure.tight_layout()
     figure.savefig(file)
 
 
+def rows_of(folder: Path) -> list[dict[str, Any]]:
+    """All results of all parts."""
+    lines = [line for file in sorted(folder.glob("results-*.jsonl")) for line in file.read_text().splitlines()]
+    return [json.loads(line) for line in lines]
+
+
 def main(table: Table) -> None:
-    results = table.out / "results.jsonl"
-    rows = [json.loads(line) for line in results.read_text().splitlines()] if results.exists() else []
     if table.figure is not None:
-        draw(table.figure, rows)
+        draw(table.figure, rows_of(table.out))
         return
-    data = table.out / "data"
-    if not data.exists():
-        record(data, table.episodes)
-    for auc in AUCS:
-        label(data, table.out / f"{auc:g}.parquet", auc)
-    if table.pocket and not (table.out / "pocket.labels").exists():
-        words = ["score", str(data), "--out", str(table.out / "pocket.labels"), "--judge.model", "scorer"]
-        words += ["--judge.score", "success", "--every", "1"]
-        subprocess.run([sys.executable, "-m", "rlvlm.cli", *words], check=True)
-    for trial in trials(table):
-        if any(trial.items() <= row.items() for row in rows):
+    prepare(table)
+    if table.prepare:
+        return
+    table.out.mkdir(parents=True, exist_ok=True)
+    for trial in trials(table)[table.part :: table.parts]:
+        if any(trial.items() <= row.items() for row in rows_of(table.out)):
             continue
-        row = trial | run(table, trial)
-        print(json.dumps(row), flush=True)
-        with open(results, "a") as file:
-            file.write(json.dumps(row) + "\n")
+        for row in run(table, trial):
+            print(json.dumps(row), flush=True)
+            with open(table.out / f"results-{table.part}.jsonl", "a") as file:
+                file.write(json.dumps(row) + "\n")
 
 
 if __name__ == "__main__":

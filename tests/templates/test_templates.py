@@ -59,14 +59,17 @@ def luminance(colour: str) -> float:
 def test_words_can_be_read_by_day_and_by_night_and_tables_be_scrolled_by_keys() -> None:
     folder = Path(rlvlm.templates.__file__).parent
     style = (folder / "style.css").read_text()
-    light, dark = (dict(re.findall(r"--(\w+): (#\w+)", part)) for part in re.findall(r":root \{(.*?)\}", style, re.S))
+    light, dark = (
+        dict(re.findall(r"--([\w-]+): (#\w+)", part)) for part in re.findall(r":root \{(.*?)\}", style, re.S)
+    )
     for colours in (light, light | dark):
         for paper in ("paper", "card", "tint", "warm"):
-            for ink in ("ink", "faint") if paper in ("paper", "card") else ("ink",):
+            for ink in ("ink", "faint", "good-ink", "bad-ink") if paper in ("paper", "card") else ("ink",):
                 low, high = sorted((luminance(colours[ink]), luminance(colours[paper])))
                 assert (high + 0.05) / (low + 0.05) >= 4.5, (ink, paper)
     # marks have any colour, so what stands on them would be readable on some alone
     assert not re.findall(r"background: var\(--mark\);[^}]*color:", style)
     for file in folder.glob("*.html.j2"):
         text = file.read_text()
+        assert not re.search(r"[^-]color: ?var\(--(good|bad|mark)\)", text), file
         assert "<th></th>" not in text and text.count('class="wide"') == text.count('class="wide" tabindex="0"'), file
