@@ -141,10 +141,10 @@ class Imitator(Stateful):
         if self._pairs is not None:
             num = max(1, size // (2 * self._pairs.length))
             return torch.from_numpy(self._pairs.draw(num, self._rng)).flatten(1)
-        if not lengths and counts is None:
-            return torch.from_numpy(self._rng.integers(len(self._prepared), size=size))[:, None]
         if not lengths:
-            return torch.from_numpy(self._rng.choice(len(self._prepared), size, p=counts / len(counts)))[:, None]
+            num = len(self._prepared)
+            rows = self._rng.integers(num, size=size) if counts is None else self._rng.choice(num, size, p=counts / num)
+            return torch.from_numpy(rows)[:, None]
         if not self._epoch:
             rows = np.arange(len(lengths)) if counts is None else rows_by_weight(counts, self._rng)
             self._epoch = list(grouped_by_length(lengths, size, self._rng, rows))
