@@ -91,6 +91,7 @@ def ask(
     log: Callable[[str], None] = lambda _: None,
     *,
     is_person: bool = False,
+    most: int | None = None,
 ) -> Iterator[list[Answer]]:
     """Yields the answers to the items of a task, block by block; pairs are asked in both orders, far apart.
 
@@ -104,14 +105,16 @@ def ask(
         log: takes a line.
         is_person: whether people answer, whose pages say how long each answer took; of others the time of a block is
             shared out evenly.
+        most: only the first so many questions of each kind are asked; None: all.
 
     Raises:
         JudgeUnavailable: it answers nothing of a block.
     """
     for kind, questions in asking_order(made, seed).items():
-        for begin in range(0, len(questions), ASKED_AT_ONCE):
+        wanted = questions[:most]
+        for begin in range(0, len(wanted), ASKED_AT_ONCE):
             try:
-                yield _ask(judge, made, questions[begin : begin + ASKED_AT_ONCE], num_frames, is_person)
+                yield _ask(judge, made, wanted[begin : begin + ASKED_AT_ONCE], num_frames, is_person)
             except UnsupportedQuestion as error:  # of this kind of question; the other may do
                 log(f"{made.task}: {kind} are left out: {first_line(error)}")
                 break

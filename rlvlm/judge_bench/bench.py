@@ -23,7 +23,7 @@ from rlvlm.judge_bench.frozen import frozen_items, frozen_rows
 from rlvlm.judge_bench.items import Item, TaskItems
 from rlvlm.judge_bench.published import published_figures
 from rlvlm.judge_bench.remedies import remedies
-from rlvlm.judge_bench.suites import VERSION, Suite, is_recording
+from rlvlm.judge_bench.suites import VERSION, Suite, is_recording, questions_of_person
 from rlvlm.judge_bench.task_items import make_items, recorded_items
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.judges.judge import Judge
@@ -112,7 +112,9 @@ def measure(  # noqa: PLR0913, C901 - what a bench is made of
         found.made[task] = made
         answers = found.answers[task] = []
         try:
-            for block in ask(judge, made, num_frames, seed, log, is_person=config.is_human):
+            # what is frozen cannot be made smaller for a person, who is asked the first questions of it
+            most = questions_of_person(suite) if config.is_human and suite.frozen is not None else None
+            for block in ask(judge, made, num_frames, seed, log, is_person=config.is_human, most=most):
                 answers += block  # at once, so that paid answers are kept if a later block fails
                 if is_stopped():
                     found.is_whole = False

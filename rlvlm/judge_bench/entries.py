@@ -75,7 +75,7 @@ def read_questions(path: Path) -> Questions:
 
 
 def entry_of(found: Measured, name: str, questions: Questions) -> dict[str, Any]:
-    """What `ENTRY_FILE` holds of a judge that was asked about a whole frozen suite.
+    """What `ENTRY_FILE` holds of a judge that was asked about a frozen suite, a person about the first questions of it.
 
     Args:
         found: its answers.
@@ -200,7 +200,10 @@ def _measured(value: Mapping[str, Any], questions: Questions) -> Measured:
         raise ValueError(f"it does not answer to each of {', '.join(questions.tasks)}, or to other tasks")
     for task, frozen in questions.tasks.items():
         found.made[task] = frozen.made
-        found.answers[task] = list(_answers(value["answers"][task], frozen, asking_order(frozen.made, seed)))
+        order = asking_order(frozen.made, seed)
+        if found.stamp.judge.startswith("human"):  # people answer the first questions of each kind
+            order = {kind: order[kind][: len(value["answers"][task][kind])] for kind in order}
+        found.answers[task] = list(_answers(value["answers"][task], frozen, order))
     return found
 
 

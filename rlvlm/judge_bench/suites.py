@@ -117,6 +117,11 @@ def for_person(suite: Suite) -> Suite:
     return replace(suite, episodes=8, pairs=pairs, videos=1, controls=0, tracks=0)
 
 
+def questions_of_person(suite: Suite) -> int:
+    """Questions of each kind about each task, for about `PERSON_QUESTIONS` in all, at least 4."""
+    return max(4, PERSON_QUESTIONS // (2 * len(suite.tasks)))
+
+
 def is_recording(name: str) -> bool:
     """Whether `name` is the folder of a LeRobot data set, or a table of videos."""
     return (Path(name) / "meta" / "info.json").is_file() or is_table(name)

@@ -4,6 +4,7 @@ import base64
 import hashlib
 import json
 import re
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -64,6 +65,20 @@ def test_a_bench_of_a_frozen_suite_leaves_an_entry(folder, questions, tmp_path):
     entry = json.loads((tmp_path / "entry.json").read_text())
     assert entry["figures"] == json.loads((folder / "left.json").read_text())["figures"]
     assert read_entry(tmp_path / "entry.json", questions).name == "left none"
+
+
+@pytest.mark.slow
+def test_a_person_is_asked_the_first_forty_questions_and_nobody_else_may_stop_there(folder, questions, tmp_path):
+    person = JudgeConfig(backend="human", image_px=48)
+    found = measure(find_suite(str(folder / "small.zip")), fooled.brightness(person), person, num_frames=4)
+    found.stamp = replace(found.stamp, judge="human:anna")
+    entry, file = entry_of(found, "anna", questions), tmp_path / "entry.json"
+    file.write_text(entry_text(entry))
+    assert read_entry(file, questions).name == "anna"
+    assert {kind: len(given) for kind, given in entry["answers"][TASK].items()} == {"pairs": 20, "scores": 20}
+    file.write_text(entry_text(entry | {"judge": asdict(replace(found.stamp, judge="pocket:pocket"))}))
+    with pytest.raises(UsageError, match="20 answers to"):
+        read_entry(file, questions)
 
 
 def changed(*path: str | int, to: object):
