@@ -1,7 +1,7 @@
 """What labels of a known quality are worth to each weighting of the supervised start: the table in docs/experiments.
 
     python benchmarks/labelled_starts.py --data starts/data --prepare           # the recording and its labels, once
-    python benchmarks/labelled_starts.py --data starts/data --out starts        # every learner: 70 of them
+    python benchmarks/labelled_starts.py --data starts/data --out starts        # every learner, and GRPO from four
     python benchmarks/labelled_starts.py --data starts/data --out starts --part 3 --parts 8   # one process of eight
     python benchmarks/labelled_starts.py --out starts --figure docs/images/labelled_starts.svg
 
@@ -42,8 +42,9 @@ from rlvlm.runs.recipes import recipe
 
 TASK = "push_block"
 SHARES = {"script": 0.3, "noisy": 0.3, "half-way": 0.2, "random": 0.2}
-JUDGES = ("1", "0.7", "0.5", "pocket", "0.85", "0.6")
-"""AUC of the simulated ones; those that say most first, for a table that is stopped."""
+JUDGES = ("script", "none", "1", "0.7", "0.5", "pocket", "0.85", "0.6")
+"""Who labels: a simulated judge of that AUC, the pocket scorer; script: who played is known; none: all are alike. Those
+that say most first, for a table that is stopped."""
 WEIGHTINGS = ("filter", "progress", "advantage", "condition", "preference")
 P_CHANCE = 0.85
 """Share of the noisy player's chunks that are by chance, and imitated as if they were not."""
@@ -71,8 +72,8 @@ class Table:
     """Updates of the supervised start."""
     tested: int = 300
     """Held-out episodes, greedy and sampled."""
-    pocket: bool = True
-    """Whether the pocket scorer labels too."""
+    judges: tuple[str, ...] = JUDGES
+    """Who labels."""
     figure: Path | None = None
     """Draw what is in `out` into this file, and do nothing else."""
 
@@ -150,12 +151,12 @@ def _draw_nothing(folder: Any) -> Any:
 
 def trials(table: Table) -> list[dict[str, Any]]:
     """What is run, by name: judge, weighting and seed; what says most comes first, and a start before its GRPO."""
-    named: list[tuple[str, str]] = [("script", "filter"), ("none", "plain")]
-    named += [(judge, weighting) for judge in JUDGES for weighting in WEIGHTINGS if table.pocket or judge != "pocket"]
+    alone = {"script": ("filter",), "none": ("plain",)}
     return [
         {"judge": judge, "weighting": weighting, "seed": seed}
         for seed in range(table.seeds)
-        for judge, weighting in named
+        for judge in table.judges
+        for weighting in alone.get(judge, WEIGHTINGS)
     ]
 
 
@@ -205,13 +206,16 @@ def prepare(table: Table) -> None:
     data = table.data / "recording"
     if not data.exists():
         record(data, table.episodes)
-    for judge in ("script", *JUDGES):
-        if judge != "pocket" and not labels_of(table, judge).exists():
-            label(data, labels_of(table, judge), None if judge == "script" else float(judge))
-    if table.pocket and not labels_of(table, "pocket").exists():
-        words = ["score", str(data), "--out", str(table.data / "pocket.labels"), "--judge.model", "scorer"]
-        words += ["--judge.score", "success", "--every", "1"]
-        subprocess.run([sys.executable, "-m", "rlvlm.cli", *words], check=True)
+    for judge in table.judges:
+        file = labels_of(table, "1" if judge == "none" else judge)
+        if file.exists():
+            continue
+        if judge == "pocket":
+            words = ["score", str(data), "--out", str(file.parent), "--judge.model", "scorer"]
+            words += ["--judge.score", "success", "--every", "1"]
+            subprocess.run([sys.executable, "-m", "rlvlm.cli", *words], check=True)
+        else:
+            label(data, file, None if judge == "script" else 1.0 if judge == "none" else float(judge))
 
 
 def draw(file: Path, rows: list[dict[str, Any]]) -> None:
@@ -222,7 +226,7 @@ def draw(file: Path, rows: list[dict[str, Any]]) -> None:
         return [row["greedy"] for row in rows if (row["judge"], row["weighting"]) == (judge, weighting)]
 
     figure, axes = plt.subplots(figsize=(6.4, 4))
-    aucs = sorted(float(judge) for judge in JUDGES if judge != "pocket")
+    aucs = sorted(float(judge) for judge in JUDGES if judge[0].isdigit())
     for number, weighting in enumerate(WEIGHTINGS):
         parts = [found(f"{auc:g}", weighting) or [np.nan] for auc in aucs]
         means = np.array([np.mean(part) for part in parts])
