@@ -155,7 +155,7 @@ class LabelledQuestion:
 
 def build_dialogues(questions: Sequence[LabelledQuestion], tokenizer: Any) -> Dialogues:
     """Questions about equally many images, as token ids."""
-    builder = DialogueBuilder(tokenizer, IMAGE, TOKENS_PER_IMAGE)
+    builder = DialogueBuilder(tokenizer, IMAGE, IMAGE * TOKENS_PER_IMAGE)
     images = np.array([question.images for question in questions])
     return builder.build([(question.chat, question.answer) for question in questions], images)
 

@@ -85,7 +85,7 @@ class JudgeDataset:
         self._ends = np.cumsum([len(each.progress) for each in self._setups])
         topics = dict.fromkeys((each.goal, each.phrase) for each in self._setups)
         self.tokenizer = tokenizer or build_tokenizer(corpus(topics), phrases([phrase for _, phrase in topics]))
-        self._dialogues = DialogueBuilder(self.tokenizer, IMAGE, TOKENS_PER_IMAGE)
+        self._dialogues = DialogueBuilder(self.tokenizer, IMAGE, IMAGE * TOKENS_PER_IMAGE)
 
     def setup_of(self, row: int) -> Scenes:
         """The set-up that an image belongs to."""

@@ -184,7 +184,7 @@ class PolicyDataset:
         self._image_of_moment = np.concatenate(self._rows)
         self._replies = Replies(self._tasks, self._moments)
         self.tokenizer = tokenizer or self._build_tokenizer(rng)
-        self._dialogues = DialogueBuilder(self.tokenizer, IMAGE, TOKENS_PER_IMAGE)
+        self._dialogues = DialogueBuilder(self.tokenizer, IMAGE, IMAGE * TOKENS_PER_IMAGE)
 
     def _build_tokenizer(self, rng: np.random.Generator) -> Any:
         replies = [self._replies.draw(moment, self._envs[moment.task], rng) for moment in self._moments]

@@ -44,14 +44,17 @@ class Scenes:
     """[N, H, W, 3], no two alike."""
     progress: FloatArray
     """[N] in [0, 1]."""
+    success: NDArray[np.bool_]
+    """[N] whether the env calls it a success."""
     frames: NDArray[np.int64]
     """[M] the image that each frame of the episodes shows: what a uniform draw over frames would meet."""
     share: float = 1.0
     """How often the set-up is drawn in training, relative to the others."""
 
     def __post_init__(self) -> None:
-        if len(self.images) != len(self.progress):
-            raise ValueError(f"need one progress per image, got {len(self.progress)} for {len(self.images)}")
+        if not len(self.images) == len(self.progress) == len(self.success):
+            counts = f"{len(self.progress)} and {len(self.success)} for {len(self.images)}"
+            raise ValueError(f"need one progress and one success per image, got {counts}")
         if len(self.frames) == 0 or not 0 <= self.frames.min() <= self.frames.max() < len(self.images):
             raise ValueError(f"frames must name images 0 to {len(self.images) - 1}")
 
@@ -128,19 +131,21 @@ def collect(task: SceneTask, split: Split, seed: int) -> Iterator[Scenes]:
         rng = np.random.default_rng(first_seed)
         episodes = range(setup.episodes // shrink)
         played = [moment for episode in episodes for moment in _play(env, task, first_seed + episode, rng)]
-        snapshots = np.stack([snapshot for snapshot, _ in played])
-        progress = np.array([value for _, value in played], np.float32)
+        snapshots = np.stack([snapshot for snapshot, _, _ in played])
+        progress = np.array([value for _, value, _ in played], np.float32)
+        success = np.array([is_success for _, _, is_success in played])
         # frames that look alike are one image; `looks` says which image each frame shows
         _, first, looks = np.unique(env.image_key(snapshots), axis=0, return_index=True, return_inverse=True)
         count = setup.max_images // shrink
         # half of the images as a run meets them, half spread over progress: most frames show very little of it
         met = rng.choice(looks.ravel(), size=min(len(looks), count // 2), replace=False)
         kept = np.union1d(met, _spread(progress[first], count - len(np.unique(met)), rng))
-        images, progress = env.draw(snapshots[first[kept]], IMAGE_PX), progress[first[kept]]
+        kept_first = first[kept]
+        images, progress, success = env.draw(snapshots[kept_first], IMAGE_PX), progress[kept_first], success[kept_first]
         env.close()
         if split == "train":  # what is held out stays as a run would draw it
             images = np.concatenate([images, *(np.flip(images, axes) for axes in task.mirrors)])  # behind the others
-            progress = np.tile(progress, 1 + len(task.mirrors))
+            progress, success = (np.tile(values, 1 + len(task.mirrors)) for values in (progress, success))
         yield Scenes(
             task=task.name,
             name=setup.name,
@@ -148,13 +153,16 @@ def collect(task: SceneTask, split: Split, seed: int) -> Iterator[Scenes]:
             phrase=task.phrase,
             images=images,
             progress=progress,
+            success=success,
             frames=np.searchsorted(kept, met),
             share=setup.share,
         )
 
 
-def _play(env: StepEnv, task: SceneTask, seed: int, rng: np.random.Generator) -> Iterator[tuple[FloatArray, float]]:
-    """Yields snapshot and progress of every step of one episode.
+def _play(
+    env: StepEnv, task: SceneTask, seed: int, rng: np.random.Generator
+) -> Iterator[tuple[FloatArray, float, bool]]:
+    """Yields snapshot, progress and success of every step of one episode.
 
     The task's skill, slowed down and with noise, goes on to a random extent, then holds still or moves at random; some
     episodes move at random from the start.
@@ -182,7 +190,7 @@ def _play(env: StepEnv, task: SceneTask, seed: int, rng: np.random.Generator) ->
             action = pace * skilled + noise * rng.standard_normal(shape)
         obs, _, terminated, truncated, info = env.step(np.clip(action, -1, 1).astype(np.float32))
         is_over = terminated or truncated
-        yield info["snapshot"], info["progress"]
+        yield info["snapshot"], info["progress"], bool(info["success"])
 
 
 def _spread(progress: FloatArray, count: int, rng: np.random.Generator) -> NDArray[np.int64]:

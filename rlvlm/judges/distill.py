@@ -238,7 +238,7 @@ class LabelDataset:
         visual = shapes.vision_config
         tokens_per_image = (side_px // visual.patch_size // visual.spatial_merge_size) ** 2
         image_token = tokenizer.convert_ids_to_tokens(shapes.image_token_id)
-        self._dialogues = DialogueBuilder(tokenizer, image_token, tokens_per_image)
+        self._dialogues = DialogueBuilder(tokenizer, image_token, image_token * tokens_per_image)
         digests = sorted({digest for label in labels for digest in (label.left, label.right)})
         # made small once: resizing at every draw would cost more than the step
         images, indices = [], {}

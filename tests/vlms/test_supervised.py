@@ -45,7 +45,9 @@ def test_images_encoded_apart_give_the_models_own_logits() -> None:
         for text in ("First:", "a longer text than the other")
     ]
     images = np.array([[0, 1], [1, 0]])
-    batch = DialogueBuilder(tokenizer, "<|image_pad|>", 9).build([(chats[0], "1"), (chats[1], "-1")], images)
+    batch = DialogueBuilder(tokenizer, "<|image_pad|>", 9 * "<|image_pad|>").build(
+        [(chats[0], "1"), (chats[1], "-1")], images
+    )
     answers = [tokenizer.decode(row[row != IGNORED]) for row in batch.targets]
     assert answers == ["1<|im_end|>", "-1<|im_end|>"] and (batch.targets[0] == IGNORED).sum() > 20
     with torch.no_grad():
