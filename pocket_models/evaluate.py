@@ -145,11 +145,9 @@ def words(
         rng, answers = np.random.default_rng(seed), defaultdict[str, list[bool]](list)
         for form, case in itertools.product(("pair", "success"), ("own", "undoing", "other")):
             drawn = [question for _ in range(count) for question in questions.draw(form, 1, rng, case)]
-            drawn = [
-                one
-                for one in drawn
-                if one.case == case and (one.answer == "-1") == (form == "pair" and case == "other")
-            ]
+            # what no judge can see is not asked about, and a scene need not have every case
+            ties = form == "pair" and case == "other"
+            drawn = [question for question in drawn if question.case == case and (question.answer == "-1") == ties]
             frames = [questions.frames[list(question.rows)] for question in drawn]
             if form == "pair":
                 pairs = [
@@ -162,8 +160,9 @@ def words(
                 clips = [Clip(goal=one.goal, frames=shown) for one, shown in zip(drawn, frames, strict=True)]
                 given = ["yes" if score >= 0.5 else "no" for score in scores_of(asked, clips)]
             for question, answer in zip(drawn, given, strict=True):
-                for about in ("", f" {question.task}", f" {question.kind}" if case == "own" else ""):
-                    answers[f"{form} {case}{about}"].append(answer == question.answer)
+                kinds = (question.kind,) if case == "own" and question.kind else ()
+                for about in ((), (question.task,), kinds):
+                    answers[" ".join((form, case, *about))].append(answer == question.answer)
         found[share] = {key: float(np.mean(right)) for key, right in sorted(answers.items())}
     return found
 

@@ -23,6 +23,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from pocket_models.smollm_data import Form, Questions, build, dialogue_builder
 from pocket_models.smollm_scenes import read_scenes
+from rlvlm.core.checks import check_least, check_positive
 from rlvlm.pocket.models import SMOLLM2_FILE
 from rlvlm.vlms import smollm2
 from rlvlm.vlms.devices import pick_device
@@ -61,6 +62,12 @@ class SmolConfig:
     """Of weights and questions."""
     device: str = "auto"
     """auto, cpu or cuda."""
+
+    def __post_init__(self) -> None:
+        check_least(self, "", 2, "batch")
+        check_least(self, "", 1, "rank")
+        check_least(self, "", 0, "workers", "seed")
+        check_positive(self, "", "seconds", "lr")
 
 
 class _Stream(IterableDataset[dict[Form, Dialogues]]):
