@@ -23,6 +23,7 @@ from statistics import NormalDist
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import tyro
 
 from rlvlm.algorithms.policy_gradient.algorithm import PolicyGradientAlgorithmConfig
@@ -45,7 +46,9 @@ SHARES = {"script": 0.3, "noisy": 0.3, "half-way": 0.2, "random": 0.2}
 JUDGES = ("script", "none", "1", "0.7", "0.5", "pocket", "0.85", "0.6")
 """Who labels: a simulated judge of that AUC, the pocket scorer; script: who played is known; none: all are alike. Those
 that say most first, for a table that is stopped."""
-WEIGHTINGS = ("filter", "progress", "advantage", "condition", "preference")
+WEIGHTINGS = ("filter", "strict", "progress", "advantage", "condition", "preference")
+"""As of `--sft.weighting`; strict: filter, with the best `STRICT` of all episodes left."""
+STRICT = 0.15
 P_CHANCE = 0.85
 """Share of the noisy player's chunks that are by chance, and imitated as if they were not."""
 
@@ -169,6 +172,9 @@ def run(table: Table, trial: dict[str, Any]) -> Iterator[dict[str, Any]]:
     settings: dict[str, Any] = {"weighting": weighting, "labels": str(labels_of(table, judge))}
     if weighting == "plain":  # all episodes alike, failures too: nobody has said which they are
         settings = {"weighting": "filter", "labels": str(labels_of(table, "1")), "min_worth": 0.0}
+    elif weighting == "strict":
+        worths = pq.read_table(settings["labels"], columns=["success"])["success"].drop_null().to_numpy()
+        settings |= {"weighting": "filter", "min_worth": round(float(np.quantile(worths, 1 - STRICT)), 6)}
     elif (judge, weighting) == ("pocket", "filter"):  # as the page of `rlvlm score` advises
         page = json.loads((table.data / "pocket.labels" / "score.json").read_text())
         settings["min_worth"] = round(page["threshold"], 3)
@@ -231,7 +237,7 @@ def draw(file: Path, rows: list[dict[str, Any]]) -> None:
         parts = [found(f"{auc:g}", weighting) or [np.nan] for auc in aucs]
         means = np.array([np.mean(part) for part in parts])
         beside = [means - [min(part) for part in parts], [max(part) for part in parts] - means]
-        across = np.array(aucs) + 0.004 * (number - 2)  # bars beside each other
+        across = np.array(aucs) + 0.004 * (number - 2.5)  # bars beside each other
         axes.errorbar(across, means, beside, marker="o", elinewidth=0.8, label=weighting)
     for judge, weighting, style in (("script", "filter", "-"), ("none", "plain", "--"), ("none", "plain + grpo", ":")):
         if values := found(judge, weighting):
