@@ -145,7 +145,7 @@ def collect(task: SceneTask, split: Split, seed: int) -> Iterator[Scenes]:
         env.close()
         if split == "train":  # what is held out stays as a run would draw it
             images = np.concatenate([images, *(np.flip(images, axes) for axes in task.mirrors)])  # behind the others
-            progress, success = (np.tile(values, 1 + len(task.mirrors)) for values in (progress, success))
+            progress, success = np.tile(progress, 1 + len(task.mirrors)), np.tile(success, 1 + len(task.mirrors))
         yield Scenes(
             task=task.name,
             name=setup.name,

@@ -142,7 +142,7 @@ class Trainer:
             model.model.text_model.to(torch.bfloat16)
         self.model = add_adapter(model, LoraConfig(rank=config.rank, alpha=2.0 * config.rank, targets=_TARGETS))
         self.model.to(self.device)
-        self._body = self.model.get_base_model().model
+        self._body: Any = self.model.get_base_model().model
         self.reader = Reader(self.questions, model.config.text_config.hidden_size).to(self.device)
         self._frames = torch.from_numpy(self.questions.frames)
         self._frames = self._frames.to(self.device) if self.device.type == "cuda" else self._frames

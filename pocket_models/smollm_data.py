@@ -113,7 +113,7 @@ class Questions:
         """
         shares = np.array([setting.share for setting in self.settings])
         drawn = rng.choice(len(shares), size=count, p=shares / shares.sum())
-        cases = list(_CASES[form])
+        cases: list[Case] = list(_CASES[form])
         weights = np.array(list(_CASES[form].values()))
         length = int(rng.choice(_LENGTHS[form]))
         asked = [case or cases[place] for place in rng.choice(len(cases), size=count, p=weights / weights.sum())]
@@ -156,7 +156,7 @@ class Questions:
         size = rng.random() if rng.random() < 0.5 else 0.4 * rng.random() ** 2
         gaps = np.array([size * rng.choice([-1, 1])], np.float32)
         left, right = draw_gap_pairs(progress, gaps, rng)[0].tolist()
-        label = -1 if case == "other" else label_of(progress[left], progress[right], TIE_GAP)
+        label = -1 if case == "other" else label_of(float(progress[left]), float(progress[right]), TIE_GAP)
         rows = (setting.start + left, setting.start + right)
         return Question(form="pair", case=case, task=setting.task, goal=goal, rows=rows, answer=str(label))
 

@@ -8,6 +8,7 @@ import logging
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import tyro
@@ -155,8 +156,8 @@ def main() -> None:
     tasks = arguments.tasks or all_tasks()
 
     def both() -> Iterator[tuple[Split, Scenes]]:
-        for split, count in (("train", arguments.images), ("held_out", arguments.images)):
-            for scenes in draw_scenes(tasks, split, count, arguments.seed):
+        for split in get_args(Split):
+            for scenes in draw_scenes(tasks, split, arguments.images, arguments.seed):
                 yield split, scenes
 
     write_scenes(arguments.out, both())

@@ -140,7 +140,8 @@ PUSH = Words(
 """The goals of push_block, with a slot for the colour."""
 WORDS |= {
     f"push_block/{colour}": Words(
-        **{share: tuple(goal.format(colour=colour) for goal in getattr(PUSH, share)) for share in FRAMES}
+        taught=tuple(goal.format(colour=colour) for goal in PUSH.taught),
+        tried=tuple(goal.format(colour=colour) for goal in PUSH.tried),
     )
     for colour in ("red", "green", "blue", "yellow")
 }

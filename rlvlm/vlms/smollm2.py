@@ -233,7 +233,7 @@ def _value(stream: BinaryIO, kind: int) -> Any:
     return _number(stream, _NUMBERS[kind])
 
 
-def _tokenizer(about: dict[str, Any]) -> PreTrainedTokenizerFast:
+def _tokenizer(about: dict[str, Any]) -> Any:
     """The byte-level BPE of a GGUF file, single digits apart as SmolLM cuts them, with the tokens of images."""
     tokens = about["tokenizer.ggml.tokens"]
     merges: Any = [tuple(merge.split(" ", 1)) for merge in about["tokenizer.ggml.merges"]]
