@@ -53,8 +53,8 @@ class Scenes:
 
     def __post_init__(self) -> None:
         if not len(self.images) == len(self.progress) == len(self.success):
-            counts = f"{len(self.progress)} and {len(self.success)} for {len(self.images)}"
-            raise ValueError(f"need one progress and one success per image, got {counts}")
+            counts = f"{len(self.success)} and {len(self.progress)} for {len(self.images)}"
+            raise ValueError(f"need one success and one progress per image, got {counts}")
         if len(self.frames) == 0 or not 0 <= self.frames.min() <= self.frames.max() < len(self.images):
             raise ValueError(f"frames must name images 0 to {len(self.images) - 1}")
 
