@@ -19,7 +19,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
@@ -58,7 +57,6 @@ from rlvlm.policies.vla.openvla.network import CheckpointConfig, OpenVLANetwork
 from rlvlm.policies.vlm.backbone import prompt_ids
 from rlvlm.policies.vlm.config import PolicyConfig
 from rlvlm.policies.vlm.engine import PolicyEngine
-from rlvlm.policies.vlm.loading import load_policy
 from rlvlm.rewards.config import ChunkRewardConfig
 from rlvlm.vlms.devices import use_expandable_segments
 from tests.tiny_lerobot import REAL_SIZES, REAL_VLM, VLM, shrink_pi0, write_settings
@@ -149,7 +147,7 @@ def run_policy(config: Config, folder: Path) -> dict[str, Any]:
     settings = (
         PolicyGradientAlgorithmConfig()
         .envs(task="number_line", env_settings=env)
-        .acting(make_policy=partial(_make_policy, policy=policy))
+        .acting(policy=policy)
         .learning(algo=algo, total_steps=10_000)
         .debugging(seed=0)
     )
@@ -192,10 +190,6 @@ def process_bytes() -> int:
         return 0
     free_bytes, total = torch.cuda.mem_get_info()
     return total - free_bytes
-
-
-def _make_policy(env: Any, *, policy: PolicyConfig) -> Any:
-    return load_policy(policy, len(env.action_names))
 
 
 def write_vla(config: Config, folder: Path) -> Path:

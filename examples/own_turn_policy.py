@@ -42,11 +42,11 @@ class SmallNet(ReplyPolicy):
         return self.act_head(hidden), self.value_head(hidden.detach() if detach_values else hidden)[:, 0]
 
     @torch.no_grad()
-    def sample(self, obs, sampling):
+    def sample(self, obs, seeds, sampling):
         """An action for each of `obs`, drawn by the seed of each."""
         logits, values = self(obs)
         table = (logits / sampling.temperature).log_softmax(-1)
-        picked = sampling.pick(table)
+        picked = sampling.pick(table, seeds)
         found = table.gather(1, picked[:, None]).cpu().numpy()
         return [
             SampledReply(answer={"action": np.array([action])}, log_probs=row, action=action, value=value)

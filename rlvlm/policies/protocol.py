@@ -8,14 +8,15 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
+import torch
 from numpy.random import Generator
-from torch import Tensor, device
-from torch.nn import Parameter
+from torch import Tensor, nn
 
 from rlvlm.core.episodes import Answer, IntArray, Observations
-from rlvlm.core.errors import MachineError
+from rlvlm.core.errors import MachineError, UsageError
 from rlvlm.core.steps import FloatArray, Frames
-from rlvlm.policies.weights import Shardable
+from rlvlm.policies.weights import Shardable, load_weights, swap_weights, trainable_state
+from rlvlm.vlms.skeleton import device_of
 
 
 class _Sized(Protocol):
@@ -125,42 +126,28 @@ class Imitation:
         return len(self.shown)
 
 
-class Policy(Protocol):
-    """A VLM that writes, a VLM with an action head, or a VLA of any form.
+class Policy(nn.Module):
+    """A VLM that writes, a VLM with an action head, a VLA of any form, or a network of the user's own.
 
     An answer is a mapping of arrays that the policy alone reads; its N elements are what was drawn with a log-prob
-    each: tokens, or the numbers of a flow's denoising steps. A log-prob may be that of a density, and above 0.
+    each: tokens, or the numbers of a flow's denoising steps. A log-prob may be that of a density, and above 0. Policies
+    of envs in turns are `ReplyPolicy`, those of envs in chunks `VLAPolicy`: these say how each is sampled.
     """
 
-    images: SeenImages[Any]
-    """Encoded images, by key."""
+    config: Any
+    """What it was built by."""
 
-    @property
-    def device(self) -> device:
-        """Device of the weights."""
-        ...
+    def __init__(self) -> None:
+        super().__init__()
+        self.value_head: nn.Module | None = None
+        self.images: SeenImages[Any] = SeenImages(256 << 20)
+        """Encoded images, by key."""
 
-    @property
-    def has_values(self) -> bool:
-        """Whether it has a value head."""
-        ...
+    # specific to each policy
 
     def draw(self, env: Any, snapshots: FloatArray) -> Frames:
         """[N, ...] the images of `snapshots` [N, D] that it looks at, drawn by `env`."""
-        ...
-
-    def show(self, keys: Sequence[bytes], frames: Frames) -> None:
-        """Keeps what it needs of `frames` [N, ...], as `draw` gives them, under `keys`."""
-        ...
-
-    def lengths(self, obs: Observations, answers: Sequence[Answer]) -> list[int]:
-        """[B] tokens that the network goes through for each stored answer, those of images and prompts included.
-
-        Args:
-            obs: [B], whose images it was shown.
-            answers: B.
-        """
-        ...
+        raise NotImplementedError(f"{type(self).__name__} does not say what it looks at")
 
     def log_probs(
         self,
@@ -179,51 +166,31 @@ class Policy(Protocol):
             answers: B.
             temperature: that they were sampled with.
             detach_values: the value head's loss does not reach the body.
-            with_entropies: give entropies too.
+            with_entropies: give entropies too; without, they may be of a few answers.
             with_token_values: give a value before each element.
         """
-        ...
-
-    def values(self, obs: Observations) -> Tensor:
-        """[B] the value head before any answer."""
-        ...
+        raise NotImplementedError(f"{type(self).__name__} has no log-probs")
 
     def imitation(self, shown: Any, env: Any, sft: Any, rng: Generator, log: Callable[[str], None]) -> Imitation:
         """Gets ready to imitate demonstrations.
 
         Args:
-            shown: of the policy's kind: episodes in turns, or chunks.
+            shown: of the policy's kind: episodes in turns, whose turns `ReplyPolicy.demonstrated` gives, or
+                `Demonstrations` in chunks, whose statistics it has learned.
             env: draws what it sees.
-            sft: settings of the supervised start.
+            sft: settings of the supervised start, `ReplySFTConfig` or `ChunkSFTConfig`.
             rng: of all that is drawn for it.
             log: takes a line.
-
         """
-        ...
+        raise NotImplementedError(f"{type(self).__name__} cannot imitate")
 
-    def acting_parameters(self) -> list[Parameter]:
-        """Parameters that learn, without the value head's."""
-        ...
+    def values(self, obs: Observations) -> Tensor:
+        """[B] the value head before any answer."""
+        raise NotImplementedError(f"{type(self).__name__} has no value head")
 
-    def value_parameters(self) -> list[Parameter]:
-        """Parameters of the value head that learn."""
-        ...
-
-    def trained_state(self) -> dict[str, Tensor]:
-        """Name and value of everything that learns, detached: what a checkpoint and a sync of weights carry."""
-        ...
-
-    def load_trained_state(self, state: Mapping[str, Any]) -> None:
-        """Takes over what `trained_state` of a policy of the same kind gave, as tensors or arrays.
-
-        Raises:
-            ValueError: a name or a shape is not that of this policy.
-        """
-        ...
-
-    def with_weights(self, state: Mapping[str, Any]) -> AbstractContextManager[None]:
-        """Within, the policy has the weights that `trained_state` gave at another time: the reference is read so."""
-        ...
+    def meta(self) -> dict[str, Any]:
+        """Content of its checkpoint beside the weights that learn, as JSON; empty where the run's config says all."""
+        return {}
 
     def shardable(self) -> Shardable:
         """How its weights may be spread over several learners.
@@ -231,15 +198,65 @@ class Policy(Protocol):
         Raises:
             UsageError: they may not.
         """
-        ...
+        raise UsageError("only a large policy is worth sharding", "leave out --algo.shard, or name a --policy.model")
+
+    # as most have it
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the weights."""
+        return device_of(self)
+
+    @property
+    def has_values(self) -> bool:
+        """Whether it has a value head."""
+        return self.value_head is not None
+
+    def show(self, keys: Sequence[bytes], frames: Frames) -> None:
+        """Keeps what it needs of `frames` [N, ...], as `draw` gives them, under `keys`: here the pixels."""
+        for key, frame in zip(keys, frames, strict=True):
+            self.images.add(key, frame)
 
     def forget_stale_images(self) -> None:
-        """Forgets what it made of images where that changes as it learns: call it after an update."""
-        ...
+        """Forgets what it made of images where that changes as it learns: called after an update. Pixels stay."""
 
-    def meta(self) -> dict[str, Any]:
-        """Content of its checkpoint beside the weights that learn, as JSON."""
-        ...
+    def lengths(self, obs: Observations, answers: Sequence[Answer]) -> list[int]:
+        """[B] tokens that the network goes through for each stored answer, those of images and prompts included; 1
+        where all are alike.
+
+        Args:
+            obs: [B], whose images it was shown.
+            answers: B.
+        """
+        return [1] * len(answers)
+
+    def acting_parameters(self) -> list[nn.Parameter]:
+        """Parameters that learn, without the value head's."""
+        # by identity, for tensors compare by their values
+        own = {id(parameter) for parameter in self.value_parameters()}
+        return [parameter for parameter in self.parameters() if parameter.requires_grad and id(parameter) not in own]
+
+    def value_parameters(self) -> list[nn.Parameter]:
+        """Parameters of the value head that learn."""
+        return [] if self.value_head is None else list(self.value_head.parameters())
+
+    def trained_state(self) -> dict[str, Tensor]:
+        """Name and value of everything that learns, detached: what a checkpoint and a sync of weights carry."""
+        return trainable_state(self)
+
+    def load_trained_state(self, state: Mapping[str, Any]) -> None:
+        """Takes over what `trained_state` of a policy of the same kind gave, as tensors or arrays.
+
+        Raises:
+            ValueError: a name or a shape is not that of this policy.
+        """
+        load_weights(self.trained_state(), state)
+
+    def with_weights(self, state: Mapping[str, Any]) -> AbstractContextManager[None]:
+        """Within, the policy has the weights that `trained_state` gave at another time: the reference is read so.
+        Images keep the features they have.
+        """
+        return swap_weights(self.trained_state(), state)
 
 
 SHOWN_AT_ONCE = 64

@@ -5,7 +5,7 @@ A policy of your own derives from it and gives `sample`, `log_probs` and `imitat
 acts and learns by it. `VLMPolicy` (vlm/policy.py) writes, or picks an action by a head.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,73 +19,38 @@ from rlvlm.core.errors import UsageError
 from rlvlm.core.steps import FloatArray, Frames
 from rlvlm.envs.env import TurnEnv
 from rlvlm.envs.images import draw_history
-from rlvlm.policies.base import AnsweringPolicy
-from rlvlm.policies.protocol import Imitation, Prediction
+from rlvlm.policies.protocol import Policy
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReplySampling:
     """How replies are drawn."""
 
-    seeds: Sequence[int]
-    """[B] of each reply alone: it does not depend on what else is in the batch."""
-    greedy: bool = False
-    """Whether the likeliest reply is taken each time; log-probs are still those of `temperature`."""
-    temperature: float = 1.0
-    """> 0; logits are divided by it, nothing else is cut off or filtered."""
     max_new_tokens: int = 1
     """A longer reply is cut."""
+    temperature: float = 1.0
+    """> 0; logits are divided by it, nothing else is cut off or filtered."""
+    greedy: bool = False
+    """Whether the likeliest reply is taken each time; log-probs are still those of `temperature`, and vLLM's of 1."""
 
-    def uniforms(self, num: int) -> Tensor | None:
+    def uniforms(self, seeds: Sequence[int], num: int) -> Tensor | None:
         """[num, B] in [0, 1): so many numbers for each reply, from its own seed; None where nothing is drawn."""
         if self.greedy:
             return None
-        return torch.from_numpy(np.stack([np.random.default_rng(seed).random(num) for seed in self.seeds], 1))
+        return torch.from_numpy(np.stack([np.random.default_rng(seed).random(num) for seed in seeds], 1))
 
-    def pick(self, log_probs: Tensor) -> Tensor:
-        """[B] a number in [0, A) for each reply, by `log_probs` [B, A], which are those of `temperature`."""
-        uniforms = self.uniforms(1)
+    def pick(self, log_probs: Tensor, seeds: Sequence[int]) -> Tensor:
+        """[B] a number in [0, A) for each reply, by `log_probs` [B, A] at `temperature` and its own seed."""
+        uniforms = self.uniforms(seeds, 1)
         return draw(log_probs, None if uniforms is None else uniforms[0])
 
 
-class ReplyPolicy(AnsweringPolicy):
+class ReplyPolicy(Policy):
     """A network that answers turns."""
 
-    # specific to each policy
-
-    def sample(self, obs: Observations, sampling: ReplySampling) -> list[SampledReply]:
-        """B replies to `obs`, whose images it was shown."""
+    def sample(self, obs: Observations, seeds: Sequence[int], sampling: ReplySampling) -> list[SampledReply]:
+        """B replies to `obs`, whose images it was shown; each is drawn by its own seed, whatever is in the batch."""
         raise NotImplementedError("each policy has its own answers")
-
-    def log_probs(
-        self,
-        obs: Observations,
-        answers: Sequence[Answer],
-        *,
-        temperature: float = 1.0,
-        detach_values: bool = False,
-        with_entropies: bool = False,
-        with_token_values: bool = False,
-    ) -> Prediction:
-        """See `Policy`."""
-        raise NotImplementedError("each policy has its own answers")
-
-    def imitation(
-        self, shown: Sequence[TokenEpisode], env: TurnEnv, sft: Any, rng: np.random.Generator,
-        log: Callable[[str], None],
-    ) -> Imitation:  # fmt: skip
-        """Gets ready to imitate `shown`; see `Policy`.
-
-        Args:
-            shown: episodes; `demonstrated` gives their turns.
-            env: draws what it sees.
-            sft: settings of the supervised start, see `ReplySFTConfig`.
-            rng: of all that is drawn.
-            log: takes a line.
-        """
-        raise NotImplementedError("each policy has its own answers")
-
-    # common to all
 
     def draw(self, env: Any, snapshots: FloatArray) -> Frames:
         """[N, H, W, 3] the images of `snapshots` [N, D], in the env's own size; see `draw_history`."""
@@ -108,10 +73,6 @@ class ReplyPolicy(AnsweringPolicy):
     def action_elements(self, answer: Answer, span: tuple[int, int] | None) -> NDArray[np.bool_] | None:
         """[N] elements that make the action's value, which stands in the reply's text at `span`; None: all do."""
         return None
-
-    def meta(self) -> dict[str, Any]:
-        """Nothing: the run's config says what it was built by."""
-        return {}
 
 
 def draw(log_probs: Tensor, uniforms: Tensor | None) -> Tensor:

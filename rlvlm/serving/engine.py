@@ -12,9 +12,10 @@ from rlvlm.core.errors import ModelUnavailable
 from rlvlm.core.steps import Frames
 from rlvlm.policies.buckets import Bucket
 from rlvlm.policies.protocol import SeenImages
+from rlvlm.policies.reply_policy import ReplySampling
+from rlvlm.policies.vlm.engine import check_window
 from rlvlm.policies.vlm.policy import VLMPolicy
-from rlvlm.policies.vlm.sampling import check_window
-from rlvlm.policies.vlm.vllm import Sampling, TokenRules
+from rlvlm.policies.vlm.vllm import TokenRules
 from rlvlm.serving.client import REFUSED, AppClient
 from rlvlm.serving.config import ServedEngineConfig
 from rlvlm.serving.gpu_leases import begin_lease
@@ -129,7 +130,7 @@ class ServedEngine:
         greedy: bool = False,
     ) -> list[Future[ReplyReceipt]]:
         """Asks for the replies and returns at once; `end` has them once all pieces are done."""
-        sampling = Sampling(max_new_tokens=max_new_tokens, temperature=temperature, greedy=greedy)
+        sampling = ReplySampling(max_new_tokens=max_new_tokens, temperature=temperature, greedy=greedy)
         # as even as can be: the slowest replica decides when the rollout is done
         size = max(1, -(-len(obs) // self._num_replicas))
         parts = [range(begin, min(begin + size, len(obs))) for begin in range(0, len(obs), size)]
@@ -173,7 +174,7 @@ class ServedEngine:
         """Ends the threads that wait for answers."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    def _call(self, obs: Observations, seeds: Sequence[int], sampling: Sampling) -> ReplyCall:
+    def _call(self, obs: Observations, seeds: Sequence[int], sampling: ReplySampling) -> ReplyCall:
         frames = tuple(self._frames.get(obs.images))
         call = ReplyCall(
             key=uuid.uuid4().hex,
@@ -189,7 +190,7 @@ class ServedEngine:
         assert self._weights is not None, "`use` comes first"
         policy = self._policy
         prompts = [
-            policy.encode(text, (frame.shape[-3], frame.shape[-2]), policy.config.history)
+            policy.backbone.encode(text, (frame.shape[-3], frame.shape[-2]), policy.config.history)
             for text, frame in zip(obs.texts, frames, strict=True)
         ]
         check_window(policy, prompts, sampling.max_new_tokens)

@@ -37,7 +37,7 @@ from rlvlm.core.steps import Frames, spread
 from rlvlm.envs.replies import read_reply
 from rlvlm.judges.prompts import check_goal
 from rlvlm.judges.reading import parse_score
-from rlvlm.policies.vlm.vllm import Sampling
+from rlvlm.policies.reply_policy import ReplySampling
 from rlvlm.serving import messages as wire
 from rlvlm.serving.app_file import GatewayArgs
 from rlvlm.serving.client import AsyncAppClient
@@ -177,7 +177,7 @@ class Routes:
         # drawn here and sent back, so that any answer can be reproduced
         seed = secrets.randbits(62) if request.seed is None else request.seed
         obs = Observations(texts=(request.prompt,), images=(hashlib.sha256(frames.tobytes()).digest(),))
-        sampling = Sampling(
+        sampling = ReplySampling(
             max_new_tokens=config.max_reply_tokens, temperature=config.temperature, greedy=request.greedy
         )
         start = time.perf_counter()

@@ -7,7 +7,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,11 +19,12 @@ from rlvlm.core.disk import claim, clear_abandoned
 from rlvlm.core.episodes import IntArray, Observations, SampledReply
 from rlvlm.core.errors import ModelUnavailable, RunError
 from rlvlm.core.steps import Frames
+from rlvlm.policies.reply_policy import ReplySampling
 from rlvlm.policies.vlm.config import PolicyConfig
 from rlvlm.policies.vlm.engine import PolicyEngine
 from rlvlm.policies.vlm.loading import load_policy
 from rlvlm.policies.vlm.policy import VLMPolicy
-from rlvlm.policies.vlm.vllm import Sampling, TokenRules, VllmSampler
+from rlvlm.policies.vlm.vllm import TokenRules, VllmSampler
 from rlvlm.serving.config import PlacementConfig
 from rlvlm.serving.fair_queue import FairQueue
 from rlvlm.serving.gpu_leases import LeaseHolder
@@ -53,7 +54,7 @@ class ReplyCall:
     """Seed of each reply."""
     frames: tuple[Frames, ...]
     """[H, W, 3] the image of each, or [k, H, W, 3] where a prompt has k."""
-    sampling: Sampling
+    sampling: ReplySampling
     weights: Weights | None
     """Weights that must answer; None takes those that the policy was loaded with."""
     prompts: tuple[IntArray, ...] = ()
@@ -133,7 +134,7 @@ class PolicyReplica(Replica):
         """An answer to each turn, or why there is none; turns that are sampled alike go through the model together."""
         # weights are loaded once per version and not once per turn; seeds belong to turns, so company changes
         # no reply
-        alike: dict[tuple[int, str, Sampling], list[int]] = {}
+        alike: dict[tuple[int, str, ReplySampling], list[int]] = {}
         for place, (call, _) in enumerate(items):
             version, digest = (0, "") if call.weights is None else (call.weights.version, call.weights.digest)
             alike.setdefault((version, digest, call.sampling), []).append(place)
@@ -162,7 +163,7 @@ class PolicyReplica(Replica):
         return answers
 
     def _sample(
-        self, engine: PolicyEngine, items: Sequence[tuple[ReplyCall, int]], sampling: Sampling
+        self, engine: PolicyEngine, items: Sequence[tuple[ReplyCall, int]], sampling: ReplySampling
     ) -> Sequence[SampledReply]:
         # words and images alone: turns of different callers have snapshots of different width
         obs = Observations(
@@ -173,13 +174,7 @@ class PolicyReplica(Replica):
         for index in engine.missing(obs.images):
             call, place = items[index]
             engine.show([obs.images[index]], np.asarray(call.frames[place])[None])  # sizes may differ
-        return engine.reply(
-            obs,
-            seeds,
-            max_new_tokens=sampling.max_new_tokens,
-            temperature=sampling.temperature,
-            greedy=sampling.greedy,
-        )
+        return engine.reply(obs, seeds, **asdict(sampling))
 
 
 class VllmPolicyReplica(Replica):

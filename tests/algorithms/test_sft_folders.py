@@ -62,7 +62,7 @@ def test_what_was_taught_is_known_and_compared_by_hand(tmp_path: Path):
         "its task was a, not b", "env.split was all, not training", "env.prompt_last_action was True, not False",
     ]  # fmt: skip
     wanted = sft_manifest_of("a", MiniGridConfig(), PolicyConfig(head="actions", new_words=("x",)), ("left", "up"))
-    with pytest.raises(UsageError, match="actions are not 'up'; it acts by text, not by head; policy.new_words were"):
+    with pytest.raises(UsageError, match="actions are not 'up'; policy.head was text, not actions; policy.new"):
         check_sft_manifest(tmp_path, wanted, pytest.fail)
     (tmp_path / "sft.json").write_text("{}")
     with pytest.raises(UsageError, match="cannot read"):

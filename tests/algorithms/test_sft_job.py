@@ -1,7 +1,6 @@
 """`rlvlm sft` as a job: any policy, any number of learners, weighted, and exact after a stop."""
 
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from rlvlm.core.errors import UsageError
 from rlvlm.demonstrations.folder import open_folder
 from rlvlm.envs.registry import make_env, task_env
 from rlvlm.policies.vla.tokens import ActionScale
-from tests.algorithms.policy_gradient.tiny_runs import chunk_config, make_policy
+from tests.algorithms.policy_gradient.tiny_runs import chunk_config, policy_config
 from tests.runs.test_weighted_start import label
 
 pytestmark = pytest.mark.slow
@@ -47,9 +46,8 @@ def job(folder: Path, kind: str, policy: dict[str, Any] | None = None, **sft: An
         steps = task_env("push_block").episode_steps
         return chunk_config(head=kind, sft=ChunkSFTConfig(**settings), episode_steps=steps)
     settings = {"lr": 3e-3, "held_out": 0.2} | settings | {"demonstrations": str(folder / "number_line")}
-    make = partial(make_policy, folder=str(folder / "model"), **(policy or {}))
     config = PolicyGradientAlgorithmConfig().envs(task="number_line", env_settings=task_env("number_line"))
-    config.acting(make_policy=make)
+    config.acting(policy=policy_config(folder / "model", **(policy or {})))
     return config.learning(sft=ReplySFTConfig(**settings), algo=PolicyGradientConfig(max_reply_tokens=4))
 
 

@@ -121,11 +121,11 @@ def test_what_is_no_such_policy_is_refused(settings: dict[str, Any], message: st
 
 def test_sampling_repeats_by_seed_and_takes_the_likeliest_without_one() -> None:
     table = torch.tensor([[0.2, 0.5, 0.3]]).log().expand(400, 3)
-    drawn = ReplySampling(seeds=range(400)).pick(table)
-    assert torch.equal(drawn, ReplySampling(seeds=range(400)).pick(table))
+    drawn = ReplySampling().pick(table, range(400))
+    assert torch.equal(drawn, ReplySampling().pick(table, range(400)))
     # 400 draws: the share of the likeliest has a standard deviation of 2.5 %
     assert abs((drawn == 1).float().mean().item() - 0.5) < 0.1
-    assert ReplySampling(seeds=range(400), greedy=True).pick(table).unique().tolist() == [1]
+    assert ReplySampling(greedy=True).pick(table, range(400)).unique().tolist() == [1]
 
 
 @pytest.mark.ray

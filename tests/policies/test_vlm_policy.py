@@ -265,7 +265,7 @@ def test_new_words_are_one_token_each_and_begin_as_the_mean_of_their_parts(tmp_p
         before, after = (getattr(policy.model, side)().weight for policy in (plain, taught))
         torch.testing.assert_close(after[token], before[parts].mean(0))
     prompt = f"{words[0]}Then {words[1]}."
-    short, long = (policy.encode(prompt, (56, 56)) for policy in (taught, plain))
+    short, long = (policy.backbone.encode(prompt, (56, 56)) for policy in (taught, plain))
     assert len(parts) > 1 and len(short) < len(long)
     assert taught.text_of(taught.write(prompt)) == prompt
     assert len(taught.tokenizer) == len(plain.tokenizer) + 2, "what is one token already stays it"

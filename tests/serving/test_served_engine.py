@@ -25,10 +25,10 @@ from rlvlm.core.episodes import IntArray, Observations
 from rlvlm.core.errors import ModelUnavailable, RunError, UsageError
 from rlvlm.core.steps import Frames
 from rlvlm.policies.buckets import write_buckets
+from rlvlm.policies.reply_policy import ReplySampling
 from rlvlm.policies.vlm.config import PolicyConfig
 from rlvlm.policies.vlm.engine import PolicyEngine
 from rlvlm.policies.vlm.policy import VLMPolicy
-from rlvlm.policies.vlm.vllm import Sampling
 from rlvlm.serving.apps import running_policy
 from rlvlm.serving.config import PlacementConfig, ServedEngineConfig
 from rlvlm.serving.engine import ServedEngine
@@ -174,7 +174,7 @@ def test_weights_that_are_torn_are_refused(local_ray: None, tmp_path: Path) -> N
 
 
 def asked(replica: PolicyReplica, weights: Weights | None, frame: Frames, key: str = "") -> Any:
-    sampling = Sampling(max_new_tokens=4, temperature=1.0, greedy=True)
+    sampling = ReplySampling(max_new_tokens=4, temperature=1.0, greedy=True)
     obs = Observations(texts=("Go.",), images=(IMAGE,))
     return replica.ask(ReplyCall(key=key, obs=obs, seeds=(0,), frames=(frame[0],), sampling=sampling, weights=weights))
 

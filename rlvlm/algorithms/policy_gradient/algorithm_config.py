@@ -24,8 +24,6 @@ from rlvlm.policies.vlm.loading import build_policy
 from rlvlm.policies.vlm.policy import VLMPolicy
 from rlvlm.rewards.config import TurnRewardConfig
 
-MakePolicy = Callable[[Any], Any]
-"""Makes a policy for an env, in the process that trains it; it must pickle."""
 MakeEngine = Callable[[VLMPolicy, Observations, IntArray, Frames], Engine]
 """Makes what samples for a policy that is trained here, given a fixed turn, the ids of a reply to it and its image
 [1, H, W, 3] to compare by; it must pickle."""
@@ -46,7 +44,6 @@ class TokenConfig(BaseConfig):
         self.algo = algo or PolicyGradientConfig()
         self.sft: Any = None
         self.policy: Any = None
-        self.make_policy: MakePolicy | None = None
         self.make_engine: MakeEngine | None = None
         self.reward = TurnRewardConfig()
         self.goal = ""
@@ -66,21 +63,14 @@ class TokenConfig(BaseConfig):
         self.env_runner_cls = ChunkRunner if self.kind == "chunks" else TurnRunner
         return self
 
-    def acting(
-        self,
-        *,
-        policy: Any = UNCHANGED,
-        make_policy: MakePolicy = UNCHANGED,
-        make_engine: MakeEngine | None = UNCHANGED,
-    ) -> Self:
+    def acting(self, *, policy: Any = UNCHANGED, make_engine: MakeEngine | None = UNCHANGED) -> Self:
         """Chooses the policy.
 
         Args:
-            policy: the config of a VLA or a VLM.
-            make_policy: makes it, where loading by that config alone will not do.
+            policy: its config, of a VLA, a VLM or a network of the user's own.
             make_engine: makes what samples its replies elsewhere; None samples in the algorithm's process.
         """
-        return self._take(policy=policy, make_policy=make_policy, make_engine=make_engine)
+        return self._take(policy=policy, make_engine=make_engine)
 
     @property
     def history(self) -> int:
@@ -89,8 +79,6 @@ class TokenConfig(BaseConfig):
 
     def policy_for(self, env: Any) -> Any:
         """The policy, untrained or as it is loaded, for an env of the task."""
-        if self.make_policy is not None:
-            return self.make_policy(env)
         return (build_vla if self.kind == "chunks" else build_policy)(self.policy, env)
 
     def learning(
@@ -144,8 +132,8 @@ class TokenConfig(BaseConfig):
             ValueError: says which setting is wrong and what to do.
         """
         super().validate()
-        if self.make_policy is None and self.policy is None:
-            raise ValueError("there is no policy; call .acting(policy=VLAConfig()) or .acting(make_policy=...)")
+        if self.policy is None:
+            raise ValueError("there is no policy; call .acting(policy=VLAConfig()), or with a PolicyConfig in turns")
         algo, needs = self.algo, find_estimator(self.algo.advantage.estimator).needs
         env_runners = (self.num_env_runners or 0) if self.in_evaluation else algo.env_runners
         check_learners(self, algo.num_learners, algo.gpus_per_learner, env_runners)

@@ -6,7 +6,7 @@ it and gives `read`, `sample`, `log_probs` and `imitation`; `--policy.head my_fi
 `TokenVLA` (token_policy.py) answers in action tokens.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -19,8 +19,7 @@ from rlvlm.core.episodes import Answer, IntArray, Observations
 from rlvlm.core.steps import FloatArray, Frames
 from rlvlm.envs.env import ChunkEnv
 from rlvlm.policies.advantage_prompt import positive
-from rlvlm.policies.base import AnsweringPolicy
-from rlvlm.policies.protocol import Imitation, Prediction
+from rlvlm.policies.protocol import Policy
 from rlvlm.policies.vla.config import VLAConfig
 
 
@@ -80,7 +79,7 @@ class Demonstrations:
         return len(self.begins)
 
 
-class VLAPolicy(AnsweringPolicy):
+class VLAPolicy(Policy):
     """A network that acts in chunks.
 
     Elements of an answer lie env step by env step, an action's A dimensions side by side; an answer that draws each of
@@ -105,33 +104,6 @@ class VLAPolicy(AnsweringPolicy):
 
         Raises:
             NumericsError: the policy's numbers are not finite.
-        """
-        raise NotImplementedError("each VLA has its own answers")
-
-    def log_probs(
-        self,
-        obs: Observations,
-        answers: Sequence[Answer],
-        *,
-        temperature: float = 1.0,
-        detach_values: bool = False,
-        with_entropies: bool = False,
-        with_token_values: bool = False,
-    ) -> Prediction:
-        """See `Policy`; a chunk's elements share one value; entropies are of a few answers unless asked for."""
-        raise NotImplementedError("each VLA has its own answers")
-
-    def imitation(
-        self, shown: Demonstrations, env: ChunkEnv, sft: Any, rng: np.random.Generator, log: Callable[[str], None]
-    ) -> Imitation:
-        """Gets ready to imitate `shown`.
-
-        Args:
-            shown: M chunks; the policy has learned their statistics.
-            env: draws what it sees.
-            sft: settings of the supervised start, see `ChunkSFTConfig`.
-            rng: of all that is drawn.
-            log: takes a line.
         """
         raise NotImplementedError("each VLA has its own answers")
 

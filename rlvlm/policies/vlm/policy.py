@@ -23,8 +23,8 @@ from rlvlm.policies.protocol import SHOWN_AT_ONCE, Imitation, Prediction, SeenIm
 from rlvlm.policies.reply_policy import ReplyPolicy, ReplySampling
 from rlvlm.policies.vlm.backbone import Backbone, Padded, SeenImage, pad
 from rlvlm.policies.vlm.config import PolicyConfig
+from rlvlm.policies.vlm.engine import sample_actions, sample_replies
 from rlvlm.policies.vlm.imitation import Example, examples_of, imitation_loss, lengths_of
-from rlvlm.policies.vlm.sampling import sample_actions, sample_replies
 from rlvlm.policies.weights import Shardable
 from rlvlm.vlms.blocks import recompute_blocks
 from rlvlm.vlms.lora import cast_adapters
@@ -124,10 +124,6 @@ class VLMPolicy(ReplyPolicy):
         self.forget_stale_images()
         self._looks_again = False
 
-    def encode(self, prompt: str, size_px: tuple[int, int], num_images: int = 1) -> IntArray:
-        """[P] ids of one user turn with images of `size_px` (H, W) and `prompt`, up to where the reply begins."""
-        return self.backbone.encode(prompt, size_px, num_images)
-
     def write(self, text: str) -> IntArray:
         """[N] ids of a reply `text` as the policy would have sampled it: for training on demonstrations.
 
@@ -196,7 +192,9 @@ class VLMPolicy(ReplyPolicy):
         """The ids of each prompt of `obs`, as `encode` gives them; its images were shown."""
         seen = self.images.get(obs.images)
         texts = positive(obs.texts) if self._is_conditioned else obs.texts
-        return [self.encode(text, image.size_px, len(image.grids)) for text, image in zip(texts, seen, strict=True)]
+        return [
+            self.backbone.encode(text, image.size_px, len(image.grids)) for text, image in zip(texts, seen, strict=True)
+        ]
 
     def pad(self, obs: Observations, replies: Sequence[IntArray] = ()) -> Padded:
         """The batch of `obs` with their `replies`; none: of their prompts alone."""
@@ -284,7 +282,7 @@ class VLMPolicy(ReplyPolicy):
         """See `imitation.imitation_loss`; learners that share the policy out call it together."""
         return imitation_loss(self, examples, reply_weight, weights)
 
-    def sample(self, obs: Observations, sampling: ReplySampling) -> list[SampledReply]:
+    def sample(self, obs: Observations, seeds: Sequence[int], sampling: ReplySampling) -> list[SampledReply]:
         """See `ReplyPolicy`: words, or the action of a head.
 
         Raises:
@@ -292,10 +290,10 @@ class VLMPolicy(ReplyPolicy):
             UsageError: a prompt and its reply would be longer than the model's window; a prompt is never cut.
         """
         if self.action_head is not None:
-            return sample_actions(self, obs, sampling)
+            return sample_actions(self, obs, seeds, sampling)
         # float32 adapters are cast to the layers' type once for all tokens, and not twice at each of them
         with cast_adapters(self.model):
-            return sample_replies(self, obs, sampling)
+            return sample_replies(self, obs, seeds, sampling)
 
     def log_probs(
         self,

@@ -24,6 +24,7 @@ from rlvlm.core.errors import ModelUnavailable, UsageError, first_line
 from rlvlm.core.steps import FloatArray, Frames
 from rlvlm.pocket.models import weights_folder
 from rlvlm.policies.buckets import Bucket
+from rlvlm.policies.reply_policy import ReplySampling
 from rlvlm.policies.vlm.config import PolicyConfig
 from rlvlm.policies.vlm.vllm_worker import described
 from rlvlm.vlms.config import EngineConfig
@@ -48,18 +49,6 @@ class TokenRules:
     """May not be written."""
     image_id: int
     """Keeps a place for a visual token."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Sampling:
-    """How replies are sampled; nothing but this is cut off or filtered."""
-
-    max_new_tokens: int
-    """A longer reply is cut."""
-    temperature: float
-    """> 0; log-probs are those of this temperature."""
-    greedy: bool
-    """Take the likeliest token each time; log-probs are then those of temperature 1."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -205,8 +194,9 @@ class VllmSampler:
             self.version = None
 
     async def sample(
-        self, prompt_ids: IntArray, frame: Frames, rules: TokenRules, sampling: Sampling, *, seed: int, version: int
-    ) -> SampledTokens:
+        self, prompt_ids: IntArray, frame: Frames, rules: TokenRules, sampling: ReplySampling, *,
+        seed: int, version: int,
+    ) -> SampledTokens:  # fmt: skip
         """One reply.
 
         Args:

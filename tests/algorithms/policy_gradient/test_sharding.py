@@ -1,6 +1,5 @@
 """Learners that share out a policy's weights against one that holds them all, on one update of real models' classes."""
 
-import functools
 import operator
 import threading
 import time
@@ -38,7 +37,7 @@ from rlvlm.policies.vlm.engine import PolicyEngine
 from rlvlm.rewards.config import ChunkRewardConfig
 from rlvlm.vlms.blocks import blocks_of
 from tests.algorithms.policy_gradient.side_by_side import side_by_side
-from tests.algorithms.policy_gradient.tiny_runs import BI_LEVEL, make_policy
+from tests.algorithms.policy_gradient.tiny_runs import BI_LEVEL, policy_config
 from tests.peak_memory import peak_of
 from tests.published import SAVE, save_published
 from tests.state_trees import assert_same
@@ -55,7 +54,7 @@ def vlm(folder: str, learns: str, algo: dict[str, Any]) -> tuple[TokenLearner, l
     config = (
         PolicyGradientAlgorithmConfig()
         .envs(task="number_line", env_settings=task_env("number_line"))
-        .acting(make_policy=functools.partial(make_policy, folder=folder, learns=learns, recompute=True))
+        .acting(policy=policy_config(folder, learns=learns, recompute=True))
         .learning(algo=PolicyGradientConfig(**(settings | algo)), total_steps=100)
         .debugging(seed=0)
     )
@@ -200,7 +199,7 @@ def load(folder: str, learns: str, algo: dict[str, Any]) -> dict[str, float]:
     config = (
         PolicyGradientAlgorithmConfig()
         .envs(task="number_line", env_settings=task_env("number_line"))
-        .acting(make_policy=functools.partial(make_policy, folder=folder, learns=learns))
+        .acting(policy=policy_config(folder, learns=learns))
         .learning(algo=PolicyGradientConfig(**algo), total_steps=100)
         .debugging(seed=0)
     )

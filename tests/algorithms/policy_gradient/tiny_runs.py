@@ -1,6 +1,5 @@
 """Whole algorithms, small enough for seconds: on a random chat VLM and number_line, and on a VLA and push_block."""
 
-import functools
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +11,6 @@ from rlvlm.envs.registry import task_env
 from rlvlm.policies.vla.config import PocketVLAConfig, VLAConfig
 from rlvlm.policies.vla.flow.config import FlowConfig
 from rlvlm.policies.vlm.config import PolicyConfig
-from rlvlm.policies.vlm.loading import load_policy
-from rlvlm.policies.vlm.policy import VLMPolicy
 from rlvlm.rewards.config import TurnRewardConfig
 
 KL: dict[str, Any] = {"loss": LossConfig(kl_weight=0.05)}
@@ -50,9 +47,8 @@ def chunk_config(
     )
 
 
-def make_policy(env: Any, *, folder: str, **settings: Any) -> VLMPolicy:
-    config = PolicyConfig(**({"model": folder, "device": "cpu", "learns": "all", "seed": 1} | settings))
-    return load_policy(config, len(env.action_names))
+def policy_config(folder: Path | str, **settings: Any) -> PolicyConfig:
+    return PolicyConfig(**({"model": str(folder), "device": "cpu", "learns": "all", "seed": 1} | settings))
 
 
 def build(
@@ -84,9 +80,7 @@ def build(
     config = (
         PolicyGradientAlgorithmConfig()
         .envs(task="number_line", env_settings=task_env("number_line"))
-        .acting(
-            make_policy=functools.partial(make_policy, folder=str(folder), **(policy or {})), make_engine=make_engine
-        )
+        .acting(policy=policy_config(folder, **(policy or {})), make_engine=make_engine)
         .learning(
             algo=PolicyGradientConfig(**settings),
             sft=sft or ReplySFTConfig(turns=0),
