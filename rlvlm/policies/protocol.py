@@ -220,6 +220,9 @@ class Policy(nn.Module):
     def forget_stale_images(self) -> None:
         """Forgets what it made of images where that changes as it learns: called after an update. Pixels stay."""
 
+    def stop_training_vision(self) -> None:
+        """From now on an image encoder that has learned stays as it is; most policies have none that learns."""
+
     def lengths(self, obs: Observations, answers: Sequence[Answer]) -> list[int]:
         """[B] tokens that the network goes through for each stored answer, those of images and prompts included; 1
         where all are alike.

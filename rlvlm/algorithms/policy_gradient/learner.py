@@ -102,7 +102,7 @@ class TokenLearner(ManualLearner):
     def begin(self) -> None:
         """Starts anew from the policy as it is now, which is kept: evaluations and losses compare with it."""
         self.imitator = None  # and the images of its demonstrations
-        if self._algo.keeps_vision and hasattr(self.policy, "stop_training_vision"):
+        if self._algo.keeps_vision:
             self.policy.stop_training_vision()
         self._start_optimizer()
         self._keep_start(self.policy.trained_state())
