@@ -1,6 +1,6 @@
 """A policy of one's own for envs in turns: small convolutions that pick one of the env's actions.
 
-python -m rlvlm.run number_line --policy.head own_turn_policy:SmallNet --policy.settings width 128
+python -m rlvlm.run empty_random_6x6 --policy.head own_turn_policy:SmallNet --algo.lr 1e-3
 """
 
 import zlib
