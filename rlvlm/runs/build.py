@@ -106,7 +106,7 @@ def _running_engine(config: Any) -> Iterator[MakeEngine]:
         engine.placement,
         config.task,
         # all envs ask at once, and each replica answers its share in one pass
-        batch_size=-(-config.algo.num_envs // engine.num_replicas),
+        batch_size=-(-max(config.algo.num_envs, config.eval.num_envs) // engine.num_replicas),
         vllm=engine.vllm if engine.backend == "vllm" else None,
         shares_gpus=engine.colocated,
     ) as app:
@@ -168,7 +168,7 @@ def open_person(config: RunConfig) -> HumanJudge:
 def turn_settings(config: TurnsRun, make_judge: MakeJudge | None, make_engine: MakeEngine | None) -> AlgorithmConfig:
     """See `algorithm_settings`."""
     settings = PolicyGradientAlgorithmConfig().envs(task=config.task, env_settings=config.env)
-    settings.acting(policy=config.policy.in_run(config.seed))
+    settings.acting(policy=config.policy.in_run(config.seed), eval_envs=config.eval.num_envs)
     if make_engine:
         settings.acting(make_engine=make_engine)
     return _with_rewards(settings, config, make_judge)
@@ -274,7 +274,7 @@ def turn_players(config: TurnsRun, checkpoint: Path) -> Players:
 
     Where starts were held out from training, the policy is also played on those that were not.
     """
-    algo = config.algo
+    algo, num_envs = config.algo, config.eval.num_envs or config.algo.num_envs
     torch.set_num_threads(algo.threads)
     # starts that training never had, where the env's split holds some out
     held_out = config.env.for_evaluation()
@@ -284,8 +284,8 @@ def turn_players(config: TurnsRun, checkpoint: Path) -> Players:
     load_vlm(policy, checkpoint)
 
     def plays(who: ReplyPolicy, slots: Callable[[], EnvSlot] = slots) -> dict[str, Player]:
-        actor = Actor(PolicyEngine(who, algo.num_envs), algo.max_reply_tokens, algo.temperature)
-        return {how: turn_player(actor, slots, algo.num_envs, how == "greedy") for how in ("greedy", "sampled")}
+        actor = Actor(PolicyEngine(who, num_envs), algo.max_reply_tokens, algo.temperature)
+        return {how: turn_player(actor, slots, num_envs, how == "greedy") for how in ("greedy", "sampled")}
 
     who = {"policy": plays(policy)}
     if config.env.split != held_out.split:

@@ -31,9 +31,13 @@ class EvalConfig:
     """Env steps between evaluations."""
     episodes: int = 5
     """Episodes per evaluation, with the deterministic policy."""
+    num_envs: int = 0
+    """Envs in turns that evaluations play at once, whose replies are sampled as one batch: the more, the sooner the
+    episodes are played, as far as the GPU has room. 0: as many as rollouts, `algo.num_envs`."""
 
     def __post_init__(self) -> None:
         check_least(self, "eval", 1, "every_steps", "episodes")
+        check_least(self, "eval", 0, "num_envs")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

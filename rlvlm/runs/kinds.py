@@ -67,6 +67,7 @@ class StepsRun(RunConfig):
         yield reward.teacher != "mixed", who, ("reward.mixed_judge", "feedback.mixed.*")
         yield reward.source == "environment", "reward.source environment, which asks no judge", ("judge.*",)
         yield not (reward.asks_judge or reward.may_ask_person), f"{who}, which looks at no image", ("env.draw_path",)
+        yield True, "an env in steps, of which evaluations play one", ("eval.num_envs",)
 
     def smoke(self) -> Self:
         return replace(
@@ -490,6 +491,7 @@ class ChunksRun(AnswersRun):
         yield self.policy.model, "policy.model", of_model
         yield self.policy.is_own, f"policy.head {self.policy.head}", ("policy.pocket.*",)
         yield self.policy.head == "flow", "policy.head flow, which has no bins", ("sft.label_width",)
+        yield True, "an env in chunks, of which evaluations play all episodes at once", ("eval.num_envs",)
 
     def smoke(self) -> Self:
         share = min(1.0, 32 / self.env.episode_steps)  # so that the wall time stays about the same

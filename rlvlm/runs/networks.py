@@ -69,9 +69,12 @@ def envs_advice(config: RunConfig) -> str:
     if envs == algo.num_envs:
         return ""
     turns = f" --algo.rollout-turns {envs}" if algo.rollout_turns % envs else ""
-    return (
+    advice = (
         f"the GPU has room for {envs} envs at once, whose replies are sampled together: --algo.num-envs {envs}{turns}"
     )
+    if (episodes := min(envs, config.eval.episodes)) > max(algo.num_envs, config.eval.num_envs):
+        advice += f"; in evaluations alone, whose episodes stay the same: --eval.num-envs {episodes}"
+    return advice
 
 
 def workload_of(config: RunConfig) -> "Workload":
@@ -84,6 +87,7 @@ def workload_of(config: RunConfig) -> "Workload":
         prompt_tokens=_prompt_tokens(config) if isinstance(policy, PolicyConfig) else 0,
         sft_rows=sft.batch_size if sft is not None and (config.plays_expert or sft.demonstrations) else 0,
         is_sampled=not plays_elsewhere,
+        eval_envs=config.eval.num_envs,
     )
 
 

@@ -50,10 +50,13 @@ def test_the_plan_advises_as_many_envs_as_the_card_has_room_for(
     def advice(card: int, **settings: Any) -> str:
         monkeypatch.setattr(devices, "gpu_memory", lambda: card)
         named = {name.replace("__", "."): value for name, value in settings.items()}
-        return envs_advice(override(recipe("number_line"), {"policy.model": str(tmp_path)} | named))
+        return envs_advice(override(recipe("number_line"), {"policy.model": str(tmp_path), "eval.episodes": 8} | named))
 
     many = "the GPU has room for 256 envs at once, whose replies are sampled together: --algo.num-envs 256"
     assert advice(80 * GIB) == many
+    told = "; in evaluations alone, whose episodes stay the same: --eval.num-envs 100"
+    assert advice(80 * GIB, eval__episodes=100) == many + told
+    assert advice(80 * GIB, eval__episodes=100, eval__num_envs=100) == many
     assert advice(2 * GIB) == "", "nothing is left beside an update"
     served = {"engine__num_replicas": 2, "engine__num_gpus": 0.5}
     assert advice(80 * GIB, **served).endswith("--algo.num-envs 512")

@@ -125,6 +125,8 @@ def test_settings_that_are_gone_are_left_out_where_they_did_nothing_and_else_ref
     ("task", "settings", "idle", "why"),
     [
         ("push_block", {}, "judge.model serve.num_gpus reward.monitor.controls", "reward.source success"),
+        ("push_block", {}, "eval.num_envs", "an env in chunks"),
+        ("drawer_open", {}, "eval.num_envs", "an env in steps"),
         ("libero_object/0", {}, "reward.num_frames reward.frame_px", "reward.source success"),
         ("number_line", {}, "judge.batch_size reward.frame_px", "reward.source environment"),
         ("push_block", JUDGED | {"reward.teacher": "random"}, "judge.score reward.monitor.preflight", "reward.teacher"),

@@ -45,6 +45,7 @@ class TokenConfig(BaseConfig):
         self.sft: Any = None
         self.policy: Any = None
         self.make_engine: MakeEngine | None = None
+        self.eval_envs = 0
         self.reward = TurnRewardConfig()
         self.goal = ""
         self.make_judge: Callable[[], Judge] | None = None
@@ -63,14 +64,17 @@ class TokenConfig(BaseConfig):
         self.env_runner_cls = ChunkRunner if self.kind == "chunks" else TurnRunner
         return self
 
-    def acting(self, *, policy: Any = UNCHANGED, make_engine: MakeEngine | None = UNCHANGED) -> Self:
+    def acting(
+        self, *, policy: Any = UNCHANGED, make_engine: MakeEngine | None = UNCHANGED, eval_envs: int = UNCHANGED
+    ) -> Self:
         """Chooses the policy.
 
         Args:
             policy: its config, of a VLA, a VLM or a network of the user's own.
             make_engine: makes what samples its replies elsewhere; None samples in the algorithm's process.
+            eval_envs: in turns, played at once by evaluations; 0: as many as by rollouts.
         """
-        return self._take(policy=policy, make_engine=make_engine)
+        return self._take(policy=policy, make_engine=make_engine, eval_envs=eval_envs)
 
     @property
     def history(self) -> int:

@@ -103,6 +103,8 @@ class Workload:
     """Answers of a step of the supervised start; 0 without one."""
     is_sampled: bool = False
     """Whether this process samples and evaluates, too."""
+    eval_envs: int = 0
+    """Envs that evaluations play at once; 0: as many as rollouts."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -288,9 +290,10 @@ def plan(
     update = max(learning(algo.minibatch_turns if algo.microbatch_tokens else rows), 8 * size.largest / spread)
     sampling = 0.0
     if workload.is_sampled and longest:
-        drawing = taken.drawing * algo.num_envs
-        reading = (taken.prefill - taken.cache) * algo.num_envs * workload.prompt_tokens
-        sampling = taken.cast + taken.cache * algo.num_envs * longest + max(reading, drawing)
+        envs = max(algo.num_envs, workload.eval_envs)
+        drawing = taken.drawing * envs
+        reading = (taken.prefill - taken.cache) * envs * workload.prompt_tokens
+        sampling = taken.cast + taken.cache * envs * longest + max(reading, drawing)
     start = learning(workload.sft_rows) if workload.sft_rows else 0.0
     images = getattr(policy, "cache_mib", 0) * 2**20
     return MemoryPlan(
@@ -318,13 +321,15 @@ def fix_of(
 ) -> str | None:
     """The setting to change so that a learner fits a GPU of `gpu_memory`; None where it fits as it is."""
 
-    def fits(policy: PolicyConfig | VLAConfig, algo: PolicyGradientConfig) -> bool:
+    def fits(policy: PolicyConfig | VLAConfig, algo: PolicyGradientConfig, eval_envs: int = workload.eval_envs) -> bool:
         # learners elsewhere do not sample
-        work = replace(workload, is_sampled=workload.is_sampled and not algo.num_learners)
+        work = replace(workload, is_sampled=workload.is_sampled and not algo.num_learners, eval_envs=eval_envs)
         return plan(size, policy, algo, on_gpu=True, workload=work).total <= (1 - MARGIN) * gpu_memory
 
     if fits(policy, algo):
         return None
+    if fits(policy, algo, eval_envs=0):
+        return f"--eval.num-envs {algo.num_envs}"
     for setting, smaller, other in _changes(policy, algo, workload):
         if fits(smaller, other):
             return setting

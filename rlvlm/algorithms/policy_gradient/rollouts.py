@@ -62,7 +62,7 @@ class TurnRollouts:
         self._player = turn_player(
             runner.actor,
             partial(make_slot, config.task, held_out, config.history),
-            algo.num_envs,
+            config.eval_envs or algo.num_envs,
             milestones=viewer.milestones,
         )
         self._packed: tuple[int, Any] | None = None
@@ -78,7 +78,7 @@ class TurnRollouts:
         """The engine that samples replies: the policy of this process, or the result of the config's `make_engine`."""
         config = self.config
         if config.make_engine is None:
-            return PolicyEngine(self.policy, config.algo.num_envs)
+            return PolicyEngine(self.policy, max(config.algo.num_envs, config.eval_envs))
         # a fixed turn and reply, by which replicas are compared with this policy whenever they take its weights over
         slot = make_slot(config.task, config.env_settings, config.history)
         slot.begin(config.seed)

@@ -62,6 +62,8 @@ def test_what_comes_and_goes_by_hand() -> None:
     # copies of an adapter, keys and values of four rows, and reading the prompts, which takes more than a draw
     assert found.sampling == 13 + 4 * 40 * 6 + 4 * 30 * 5
     assert found.reserve == pytest.approx(0.1 * found.start)
+    evaluated = plan(SIZE, FULL, algo, on_gpu=True, workload=replace(work, eval_envs=12))
+    assert evaluated.sampling == 13 + 12 * 40 * 6 + 12 * 30 * 5
     held = found.context + found.weights + found.adam + found.images + found.reserve
     assert found.total == pytest.approx(held + found.gradients + found.copies + found.start)
     # with a long prompt sampling takes more than learning, and Adam's averages make room for it

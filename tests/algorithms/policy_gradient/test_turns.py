@@ -13,6 +13,7 @@ import torch
 from rlvlm.algorithms.policy_gradient.algorithm import check_versions
 from rlvlm.algorithms.policy_gradient.batch import order_rows
 from rlvlm.algorithms.policy_gradient.config import AdvantageConfig, LossConfig, rl4vlm_parity
+from rlvlm.algorithms.policy_gradient.rollouts import TurnRollouts
 from rlvlm.algorithms.sft_config import ReplySFTConfig
 from rlvlm.algorithms.sft_folders import save_trained, sft_manifest_of, write_sft_manifest
 from rlvlm.core import metrics
@@ -209,6 +210,29 @@ def test_evaluations_repeat_and_leave_training_alone(make: Any):
     watched.train()
     alone.train()
     assert_equal_weights(weights(watched), weights(alone))
+
+
+def test_evaluations_of_more_envs_at_once_play_the_same_in_fewer_batches(
+    make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes: list[int] = []
+    reply = PolicyEngine._reply
+
+    def counted(engine: PolicyEngine, obs: Any, *rest: Any) -> Any:
+        sizes.append(len(obs))
+        return reply(engine, obs, *rest)
+
+    monkeypatch.setattr(PolicyEngine, "_reply", counted)
+    algorithm, found = make(num_envs=2, rollout_turns=4), []
+    for eval_envs in (0, 6):
+        config = algorithm.config.copy(copy_frozen=False).acting(eval_envs=eval_envs)
+        algorithm.rollouts = TurnRollouts(config, algorithm._viewer, algorithm.policy, algorithm.env_runner_group)
+        sizes.clear()
+        evaluation = algorithm.evaluate_policy(6)
+        captions = [episode.captions for episode in evaluation.episodes]
+        found.append((max(sizes), len(sizes), captions, evaluation.metrics))
+    (small, many, *plain), (large, few, *wide) = found
+    assert (small, large) == (2, 6) and few < many and wide == plain
 
 
 def test_a_warm_up_of_the_critic_leaves_the_policy_where_it_was(make: Any):
