@@ -1,10 +1,12 @@
 """The one preflight of a run, before Ray starts: whatever would otherwise stop it after it has begun, with the fix."""
 
+import math
 import os
 import shlex
 import socket
+from dataclasses import replace
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from rlvlm.algorithms.sft_config import NO_EXPERT_FIX
 from rlvlm.core.errors import JudgeUnavailable, MachineError, ModelUnavailable, UsageError, first_line
@@ -13,7 +15,7 @@ from rlvlm.envs.rendering import FIX, ensure_renderer, try_renderer
 from rlvlm.judges.config import POCKET_FIX, JudgeConfig
 from rlvlm.pocket.models import shipped_folder, weights_folder
 from rlvlm.policies.vlm.config import check_family
-from rlvlm.runs.config import RunConfig
+from rlvlm.runs.config import JUDGE_ROLE, RunConfig
 from rlvlm.runs.environment import gpu_names
 from rlvlm.runs.networks import model_folder, workload_of
 from rlvlm.runs.settings import changed_leaves, option_words
@@ -116,33 +118,86 @@ def _check_env(config: RunConfig) -> None:
 
 
 def _check_memory(config: RunConfig) -> None:
-    """Checks that a learner of the policy fits its GPU, by the rule in `memory_plan`.
+    """Checks that a learner of the policy, each copy of it that plays, and the judge fit their GPUs or shares of one,
+    by the rule in `memory_plan`.
 
     Raises:
-        MachineError: it does not, with the setting to change.
+        MachineError: one does not, with the setting to change.
     """
     policy, algo = config.large_policy, config.algo
-    if policy is None or os.environ.get("RAY_ADDRESS"):
-        return  # without a model of one's own everything is small; a cluster's GPUs are not seen from here
-    if not gpu_names():
-        return
+    if os.environ.get("RAY_ADDRESS") or not gpu_names():
+        return  # a cluster's GPUs are not seen from here
+    if config.reward.asks_judge and not config.serve.app:
+        _check_judge_share(config)
+    if policy is None:
+        return  # without a model of one's own everything is small
     from rlvlm.algorithms.policy_gradient.memory_plan import fix_of, plan, size_of, words_of
     from rlvlm.runs.placement import layout_of, nodes  # ray, as every run needs it
     from rlvlm.vlms import devices
 
-    share = algo.gpus_per_learner if algo.num_learners else layout_of(config, nodes()).own_share
     gpu_bytes = devices.gpu_memory()
-    if not share or gpu_bytes is None:
+    if gpu_bytes is None:
+        return
+    size, workload = size_of(policy, model_folder(policy)), workload_of(config)
+    engine: Any = getattr(config, "engine", None)  # of runs in turns
+    for role in config.roles:  # engine replicas and env runners, which hold weights and what they sample with
+        if role.learns or role.name == JUDGE_ROLE or not role.gpus:
+            continue
+        alone = replace(algo, num_envs=-(-algo.num_envs // role.count), rollout_turns=0, num_learners=0, shard=False)
+        parts = plan(size, policy, alone, on_gpu=True, workload=replace(workload, is_sampled=True))
+        # at least: images are kept as far as there is room, and vLLM samples with what is left of it
+        is_vllm = role.is_served and engine.backend == "vllm"
+        needed = parts.context + parts.weights + (0 if is_vllm else parts.sampling)
+        what = f"{policy.model} in each of {role.name}"
+        _check_share(what, role.gpu_setting.split()[0], role.gpus, needed / max(1, int(role.gpus)), gpu_bytes)
+    share = algo.gpus_per_learner if algo.num_learners else layout_of(config, nodes()).own_share
+    if not share:
         return
     # a learner with a share of a GPU may use that share of its memory
     max_bytes = gpu_bytes * min(1.0, share)
-    size = size_of(policy, model_folder(policy))
-    workload = workload_of(config)
     if fix := fix_of(size, policy, algo, max_bytes, workload):
         needs = words_of(plan(size, policy, algo, on_gpu=True, workload=workload))
         raise MachineError(
             f"a learner of {policy.model} takes {needs}, and its GPU has {max_bytes / 2**30:.0f} GiB", fix
         )
+
+
+def _check_judge_share(config: RunConfig) -> None:
+    """Checks that the weights of a judge in a folder of this machine fit the share of a GPU that it asks for.
+
+    Raises:
+        MachineError: they do not.
+    """
+    from rlvlm.vlms import devices
+
+    judge, folder = config.judge, Path(config.judge.model).expanduser()
+    gpu_bytes = devices.gpu_memory()
+    if not config.serve.num_gpus or gpu_bytes is None or "/" not in judge.model or not folder.is_dir():
+        return
+    from safetensors import safe_open
+
+    count = 0
+    for file in folder.glob("*.safetensors"):
+        with safe_open(file, "pt") as opened:
+            count += sum(math.prod(opened.get_slice(name).get_shape()) for name in opened.keys())  # noqa: SIM118
+    # at least: what it computes with comes beside the weights
+    each = 0.5 if judge.quantization == "nf4" else 4 if judge.dtype == "float32" else 2
+    needed = each * count / max(1, judge.engine.tensor_parallel)
+    _check_share(f"the judge {judge.model}", "--serve.num-gpus", config.serve.num_gpus, needed, gpu_bytes)
+
+
+def _check_share(what: str, setting: str, share: float, needed: float, gpu_bytes: int) -> None:
+    """Raises MachineError where a process on `share` of a GPU cannot have the `needed` bytes."""
+    limit = gpu_bytes * min(1.0, share)
+    if not share or needed <= limit:
+        return
+    enough = math.ceil(20 * needed / gpu_bytes) / 20
+    fix = f"{setting} {enough:g}" if enough <= 1 else "a smaller model, 4-bit weights or a larger GPU"
+    raise MachineError(
+        f"{what} takes {needed / 2**30:.1f} GiB at least, and {setting} {share:g} is {limit / 2**30:.1f} GiB of the "
+        f"smallest GPU of this machine, which has {gpu_bytes / 2**30:.1f}",
+        fix,
+    )
 
 
 def cluster_address() -> str:

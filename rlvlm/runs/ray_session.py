@@ -7,6 +7,7 @@ import re
 import secrets
 import shutil
 import socket
+import sys
 import tempfile
 import threading
 import time
@@ -33,6 +34,7 @@ OBJECT_STORE_BYTES = 200 * 2**20
 """Room in the object store beside the weights of large policies: for queries and episodes the smallest sensible one
 will do.
 """
+_SHM = Path("/dev/shm")
 _SHARE_OF_SHM = 0.8
 """Share of what is free in /dev/shm that the store of a private Ray takes at most."""
 MAX_TEMP_PATH = 40
@@ -109,9 +111,16 @@ def ray_session(
 def store_room(weights_bytes: int) -> int:
     """Bytes of an object store that holds so many of weights, as far as /dev/shm has room: what does not fit there goes
     through the disk, which is several times as slow.
+
+    Raises:
+        MachineError: this is Linux without a /dev/shm, where Ray does not start.
     """
-    shm = Path("/dev/shm")
-    free = shutil.disk_usage(shm).free if shm.is_dir() else 0
+    if not _SHM.is_dir() and sys.platform == "linux":
+        raise MachineError(
+            f"there is no {_SHM}, where Ray keeps what processes share",
+            f"mount it (mount -t tmpfs tmpfs {_SHM}); a container has it unless it is told otherwise",
+        )
+    free = shutil.disk_usage(_SHM).free if _SHM.is_dir() else 0
     return max(OBJECT_STORE_BYTES, min(OBJECT_STORE_BYTES + weights_bytes, int(_SHARE_OF_SHM * free)))
 
 

@@ -1,11 +1,13 @@
 """Bytes of weights that are sent, and the object store that has room for them."""
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from benchmarks.memory_plan import write_config
+from rlvlm.core.errors import MachineError
 from rlvlm.runs.networks import envs_advice, sent_bytes
 from rlvlm.runs.ray_session import OBJECT_STORE_BYTES, store_room
 from rlvlm.runs.recipes import recipe
@@ -29,7 +31,7 @@ def test_the_store_has_room_for_two_versions_of_what_learners_send(tmp_path: Pat
     assert sent_bytes(recipe("number_line")) == sent_bytes(recipe("drawer_open")) == 0
 
 
-def test_a_store_is_never_larger_than_shared_memory_has_room(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_is_never_larger_than_shared_memory_has_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for free, wanted, expected in (
         (100 * GIB, 0, OBJECT_STORE_BYTES),
         (100 * GIB, 8 * GIB, OBJECT_STORE_BYTES + 8 * GIB),
@@ -39,6 +41,11 @@ def test_a_store_is_never_larger_than_shared_memory_has_room(monkeypatch: pytest
         usage = type("Usage", (), {"free": free})
         monkeypatch.setattr("rlvlm.runs.ray_session.shutil.disk_usage", lambda _, usage=usage: usage)
         assert store_room(wanted) == expected
+    for platform in ("darwin", "linux"):  # Ray of a Mac keeps it elsewhere, that of Linux does not start
+        monkeypatch.setattr("rlvlm.runs.ray_session._SHM", tmp_path / "none")
+        monkeypatch.setattr("rlvlm.runs.ray_session.sys.platform", platform)
+        with nullcontext() if platform == "darwin" else pytest.raises(MachineError, match="there is no .*none, where"):
+            assert store_room(8 * GIB) == OBJECT_STORE_BYTES
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from benchmarks.memory_plan import write_config
 from benchmarks.update_memory import WIDTHS, bytes_per_token_and_layer, saved_bytes
 from rlvlm.algorithms.policy_gradient.config import LossConfig, PolicyGradientConfig
 from rlvlm.algorithms.policy_gradient.memory_plan import ModelSize, Workload, fix_of, plan, size_of, words_of
+from rlvlm.commands.arguments import parse_run
 from rlvlm.core.errors import MachineError
 from rlvlm.policies.vla.config import OpenVLAConfig, VLAConfig
 from rlvlm.policies.vlm.activations import Activations
@@ -160,6 +162,37 @@ def test_a_run_that_cannot_fit_its_card_is_refused_before_it_starts(
     assert not caplog.records, "nothing is said of a GPU that is the run's to take"
     preflight._check_memory(override(config, {"policy.device": "cpu"}))
     assert words_of(plan(SIZE, FULL, PolicyGradientConfig(), on_gpu=True)) == "1.7 GiB (context 0.7, images 1.0)"
+
+
+@pytest.mark.parametrize(
+    ("words", "what", "fix"),
+    [
+        ("--engine.num-replicas 2 --engine.num-gpus 0.1", "the policy's replicas takes 0.7 GiB .* 0.1 is", "gpus 0.25"),
+        ("--engine.num-replicas 1 --engine.num-gpus 0.25", "", ""),
+        ("--reward.source judged --judge.model MODEL --judge.backend transformers --serve.num-gpus 0.0001",
+         "the judge .* takes 0.0 GiB at least, and --serve.num-gpus 0.0001 is 0.0 GiB of the smallest", "0.05"),
+    ],
+)  # fmt: skip
+def test_a_share_of_a_gpu_that_is_too_small_is_refused_before_anything_is_loaded(
+    words: str, what: str, fix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_tiny_vlm(tmp_path, "qwen2_5_vl")
+    words = f"number_line --policy.model {tmp_path} --policy.learns all {words.replace('MODEL', str(tmp_path))}"
+    config = parse_run(words.split(), "run").config
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(preflight, "gpu_names", lambda: ["a card"])
+    # unlike GPUs: the smallest decides, whichever a process is given
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    sizes = 40 * 2**30, int(3.5 * 2**30)
+    monkeypatch.setattr(
+        torch.cuda, "get_device_properties", lambda number: SimpleNamespace(total_memory=sizes[int(number)])
+    )
+    if not what:
+        return preflight._check_memory(config)
+    with pytest.raises(MachineError, match=what) as caught:
+        preflight._check_memory(config)
+    assert caught.value.fix.endswith(fix)
 
 
 @pytest.mark.gpu
