@@ -327,12 +327,13 @@ class VllmPolicyReplica(Replica):
         if self._sampler.holds(version):
             return
         loop, folder = asyncio.get_running_loop(), self._folder / f"version-{version}"
-        # adapters of several versions stand side by side in vLLM; whole weights overwrite those in use
         if weights.adapter:
             await loop.run_in_executor(None, write_adapter, weights, folder)
-        else:
-            async with self._idle:  # what began under one version ends under it
-                await self._idle.wait_for(lambda: not sum(self._under_way.values()))
+        # What began under one version ends under it: whole weights overwrite those in use, an adapter has the newest
+        # stand beside it and those before leave.
+        kept = self._sampler.version if weights.adapter else None
+        async with self._idle:
+            await self._idle.wait_for(lambda: not any(n for v, n in self._under_way.items() if v != kept))
         with self._heartbeat.waiting():
             try:
                 if weights.adapter:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import MagicMock
+from unittest.mock import AsyncMock, MagicMock
 
 import numpy as np
 import pytest
@@ -205,6 +205,36 @@ def test_a_caller_that_gives_up_during_a_sync_ends_neither_the_sync_nor_the_repl
     assert receipt.answers == ["a reply"] and sampler.loads == 1, "the second try found the load under way"
     assert sampler.worker.loaded.keys() == {f"layer.{number}" for number in range(8)}
     assert set(replica._under_way.values()) == {0}, "the next version waits for nobody"
+
+
+@pytest.mark.parametrize("adapter", ["", "{}"])
+def test_what_began_under_an_older_version_ends_before_its_weights_leave(
+    adapter: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    weights = replace(packed(), version=3, adapter=adapter)
+    weights = replace(weights, probe=replace(weights.probe, log_probs=np.zeros(1, np.float32)))
+    monkeypatch.setattr(weights_module, "fetch", lambda _, bucket: bucket.where[0])
+    sampler: Any = SlowSampler()
+    sampler.version, sampler.load_adapter = 2, AsyncMock()
+    replica: Any = VllmPolicyReplica.__new__(VllmPolicyReplica)
+    replica._loaded, replica._folder, replica._kept, replica._heartbeat = sampler, tmp_path, MagicMock(), MagicMock()
+    replica._sync_errors, replica._under_way = {}, {1: 1, 2: 1}
+
+    def is_loaded() -> bool:
+        return sampler.loads > 0 or sampler.load_adapter.called
+
+    async def synced() -> None:
+        replica._idle = asyncio.Condition()
+        syncing = asyncio.ensure_future(replica._sync_weights(SimpleNamespace(weights=weights, rules=object())))
+        await asyncio.sleep(0.1)
+        assert not is_loaded(), "a reply by version 1 is under way"
+        await replica._leave(1)
+        await asyncio.sleep(0.1)
+        assert is_loaded() == bool(adapter), "adapters of two versions stand side by side"
+        await replica._leave(2)
+        await asyncio.wait_for(syncing, 20)
+
+    asyncio.run(synced())
 
 
 @pytest.mark.parametrize("is_gone", [False, True])
