@@ -141,7 +141,9 @@ def replies_a_second(way: str, args: argparse.Namespace) -> float:
 
     def play(version: int) -> Any:
         engine.version = version
-        return runner.sample(num_turns=TURNS), []
+        return runner.sample_groups(group_size=args.group_size) if args.group_size else runner.sample(
+            num_turns=TURNS
+        ), []
 
     if way == "carried over":  # without newer weights an asynchronous rollout waits for all that it has begun
         runner.use_newest = use_newest
@@ -168,6 +170,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--spread", type=float, default=0.5)
+    parser.add_argument("--group-size", type=int, default=0, help="whole episodes in groups of so many; 0: turns")
     parser.add_argument("--update-s", type=float, default=UPDATE_S)
     args = parser.parse_args()
     ways = ("row by row", "each env by itself", "carried over")
@@ -177,7 +180,7 @@ def main() -> None:
             rates[way].append(replies_a_second(way, args))
     for way in ways:
         rate = statistics.median(rates[way])
-        print(f"{way:>18}: {rate:.2f} replies a second, {ENVS * TURNS / rate:.0f} s a rollout", flush=True)
+        print(f"{way:>18}: {rate:.2f} replies a second, {ENVS * TURNS / rate:.0f} s for {ENVS * TURNS}", flush=True)
     for rollout in ("synchronous", "asynchronous"):
         for share in (1, 2):
             rate = chunks_a_second(rollout, share * CHUNK_S)
