@@ -182,7 +182,7 @@ def planned(run: Path) -> str:
     from rlvlm.runs.folder import read_config
     from rlvlm.runs.networks import learner_memory
 
-    return learner_memory(read_config(run / "config.yaml"))
+    return learner_memory(read_config(run))
 
 
 def judge(config: Config) -> dict[str, Any]:

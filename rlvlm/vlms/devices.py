@@ -112,22 +112,24 @@ def pick_device(device: str, section: str) -> torch.device:
     return chosen
 
 
-def backward(loss: torch.Tensor, is_deterministic: bool) -> None:
-    """`loss.backward()`; its gradient is the same to the bit each time on a CPU, and on a GPU where that is asked for.
+@contextmanager
+def repeatable(device: torch.device, is_asked_for: bool) -> Iterator[None]:
+    """Has torch compute the same gradient to the bit each time: as it does on a CPU, and on a GPU where `is_asked_for`.
 
     Attention in 16 bits otherwise sums the gradient of its queries in whatever order its blocks finish, so that no run
-    repeats and none resumes exactly. Sampling needs nothing of the kind, and calls what has no such form.
+    repeats and none resumes exactly. The forward pass belongs inside too: recomputed activations must come from the
+    kernels that the first ones came from. Sampling needs nothing of the kind, and calls what has no such form.
 
     Raises:
         RuntimeError: torch has no such form of an operation on a GPU; it names it.
     """
-    if loss.device.type != "cuda" or not is_deterministic:
-        loss.backward()
+    if device.type != "cuda" or not is_asked_for:
+        yield
         return
     os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # torch insists on it; what RLlib writes here it does not read
     torch.use_deterministic_algorithms(True)
     try:
-        loss.backward()
+        yield
     finally:
         torch.use_deterministic_algorithms(False)
 

@@ -20,6 +20,7 @@ from rlvlm.policies.vlm.config import PolicyConfig
 from rlvlm.policies.vlm.engine import PolicyEngine
 from rlvlm.policies.vlm.imitation import examples_of, imitation_loss, observations_of
 from rlvlm.policies.vlm.policy import VLMPolicy
+from rlvlm.vlms.devices import repeatable
 from tests.tiny_policy import tiny_policy
 
 
@@ -62,6 +63,26 @@ def test_an_expert_never_errs_and_a_noisy_one_does():
     assert all(episode.success[-1] and not (episode.env_rewards < 0).any() for episode in sure)
     assert any((episode.env_rewards < 0).any() for episode in noisy)
     assert sum(map(len, sure)) >= 100
+
+
+def test_repeatable_kernels_are_asked_for_in_both_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # recomputed activations must come from the kernels that the first ones came from; a CPU has one of each
+    monkeypatch.setattr("rlvlm.algorithms.sft.repeatable", lambda _, on: repeatable(torch.device("cuda"), on))
+    policy, place, asked = tiny_policy(tmp_path), slot(), []
+    plain = policy.imitation_loss
+
+    def spy(*args: Any) -> torch.Tensor:
+        asked.append(torch.are_deterministic_algorithms_enabled())
+        loss = plain(*args)
+        loss.register_hook(lambda grad: asked.append(torch.are_deterministic_algorithms_enabled()))
+        return loss
+
+    monkeypatch.setattr(policy, "imitation_loss", spy)
+    sft = ReplySFTConfig(turns=2, updates=1)
+    imitator = Imitator(policy, place.env, demonstrate(place, sft, 0), sft, np.random.default_rng(0), print)
+    imitator.is_deterministic = True
+    imitator.train(1)
+    assert asked == [True, True] and not torch.are_deterministic_algorithms_enabled()
 
 
 def test_one_who_strays_shows_the_right_action_where_it_has_led():

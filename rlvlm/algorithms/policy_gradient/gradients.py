@@ -17,7 +17,6 @@ from rlvlm.core import metrics
 from rlvlm.core.episodes import Answer, Observations
 from rlvlm.core.errors import NumericsError, UsageError
 from rlvlm.policies.protocol import Policy, Prediction, look
-from rlvlm.vlms.devices import backward
 
 _LOG_RATIO_BOUND = 2.0
 """Log-ratios of replies are clipped to this when an update's divergence is measured, or one rare token decides."""
@@ -110,9 +109,9 @@ class Gradients:
             # a critic that knows nothing yet would have the policy learn its mistakes
             total = value_loss if is_warming_up else policy_loss + value_loss + rest
             if number >= len(parts):  # a backward pass gathers weights too
-                backward(total * 0.0, algo.deterministic)
+                (total * 0.0).backward()
                 continue
-            backward(total, algo.deterministic)
+            total.backward()
             with torch.no_grad():
                 is_token = weights > 0
                 log_ratio = torch.where(is_token, now.log_probs - old_log_probs, 0.0)
